@@ -128,6 +128,8 @@ def _copy(native: Any) -> Callable[..., Any]:
             (non_blocking or target.is_cpu == source.is_cpu)
             and target.dtype == source.dtype
             and target.size() == source.size()
+            and target.is_conj() == source.is_conj()
+            and target.is_neg() == source.is_neg()
             and target.is_contiguous()
             and source.is_contiguous()
         )

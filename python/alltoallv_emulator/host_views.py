@@ -33,7 +33,10 @@ def host_view(tensor: torch.Tensor) -> torch.Tensor:
         memory = _memory[tensor.dtype] = _all_memory(tensor.dtype)
     address = tensor.data_ptr()  # 0 if the tensor is empty
     place = (address - _LOWEST) // tensor.itemsize if address else 0
-    return memory.as_strided(tensor.size(), tensor.stride(), place).data  # .data: versions of its own for autograd
+    view = memory.as_strided(tensor.size(), tensor.stride(), place).data  # .data: versions of its own for autograd
+    if tensor.is_conj():
+        view = view.conj()
+    return torch._neg_view(view) if tensor.is_neg() else view
 
 
 def _all_memory(dtype: torch.dtype) -> torch.Tensor:

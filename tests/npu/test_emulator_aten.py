@@ -37,6 +37,9 @@ def cases() -> dict[str, Case]:
         "attention": lambda x, y, i: F.scaled_dot_product_attention(x[None], y[None], x[None]),
         # Not differentiable.
         "casts": lambda x, y, i: (x.to(torch.float16), x.int(), x.bool(), i.float(), x.to(torch.bfloat16).double()),
+        "conjugates": lambda x, y, i: [
+            call(torch.complex(x, y).conj()) for call in (torch.square, torch.imag, torch.clone, torch.Tensor.tolist)
+        ],
         "comparisons": lambda x, y, i: (x == y, x.isnan().any(), torch.equal(x, x), torch.allclose(x, y), x.argmax(1)),
         "sizes by value": lambda x, y, i: (x.nonzero(), i.unique(), x[x > 0], i.bincount(), i.repeat_interleave(2)),
         "factories": lambda x, y, i: (
