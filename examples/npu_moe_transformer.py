@@ -18,6 +18,7 @@ Without torch_npu the same program runs on CPU tensors, `alltoallv.npu_ops` in t
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import statistics
 import time
@@ -192,6 +193,16 @@ class Experts(nn.Module):
         return result
 
 
+@functools.cache
+def tables(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the cosines and sines of rotary positions, and what each position must not see."""
+    size = WIDTH // HEADS
+    angle = torch.arange(LENGTH).outer(10000.0 ** (-torch.arange(0, size, 2) / size))
+    angle = torch.cat([angle, angle], -1).view(1, LENGTH, 1, size)
+    hidden = torch.ones(LENGTH, LENGTH).triu(1).bool()
+    return angle.cos().to(device), angle.sin().to(device), hidden.to(device)
+
+
 class Block(nn.Module):
     def __init__(self, ranks: Ranks | None) -> None:
         super().__init__()
@@ -206,13 +217,11 @@ class Block(nn.Module):
 
     def turn(self, x: Tensor) -> Tensor:
         """Applies rotary positions to [batch, length, heads, size]."""
-        size = x.size(-1)
-        angle = torch.arange(LENGTH).outer(10000.0 ** (-torch.arange(0, size, 2) / size))
-        angle = torch.cat([angle, angle], -1).view(1, LENGTH, 1, size).to(x.device)
+        cos, sin, _ = tables(x.device)
         if not self.plain:
-            return ops.npu_rotary_mul(x, angle.cos(), angle.sin())
+            return ops.npu_rotary_mul(x, cos, sin)
         a, b = x.chunk(2, -1)
-        return x * angle.cos() + torch.cat([-b, a], -1) * angle.sin()
+        return x * cos + torch.cat([-b, a], -1) * sin
 
     def attend(self, x: Tensor) -> Tensor:
         q, k, v = (x @ self.qkv).view(-1, LENGTH, 3, HEADS, WIDTH // HEADS).unbind(2)
@@ -221,7 +230,7 @@ class Block(nn.Module):
             q, k, v = (one.transpose(1, 2) for one in (q, k, v))
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
         else:
-            mask = torch.ones(LENGTH, LENGTH, device=x.device).triu(1).bool()
+            mask = tables(x.device)[2]
             y = ops.npu_fusion_attention(q, k, v.contiguous(), HEADS, "BSND", atten_mask=mask, scale=scale)[0]
         return y.reshape(x.shape) @ self.out
 
