@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--emulate-npu", action="store_true", help="run a torch_npu program on emulated devices (docs/emulator.md)"
     )
-    parser.add_argument("program", help="Python script, or module with -m")
+    parser.add_argument("program", help="Python script, also one that is installed such as pytest, or module with -m")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the program")
 
 
@@ -56,6 +56,8 @@ def main(args: argparse.Namespace) -> int:
     if args.module:
         program = ["-m", args.program, *args.arguments]
     else:
+        if not os.path.exists(args.program) and _is_script(installed := Path(sys.executable).parent / args.program):
+            args.program = str(installed)
         if not os.path.exists(args.program):
             say(f"script {args.program!r} does not exist in {os.getcwd()!r}")
             return 2
@@ -88,6 +90,11 @@ def main(args: argparse.Namespace) -> int:
     except OSError as error:
         say(f"{error.filename or 'a rank'}: {error.strerror}")
         return 2
+
+
+def _is_script(path: Path) -> bool:
+    """Returns whether a file is a script, as those that pip installs beside the interpreter are."""
+    return path.is_file() and path.open("rb").read(2) == b"#!"
 
 
 def _variable(text: str) -> tuple[str, str]:
