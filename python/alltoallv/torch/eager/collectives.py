@@ -50,10 +50,14 @@ def _by_root(options: Any) -> Parameters:
     return Parameters(root=options.rootRank)
 
 
-def _split(options: Any, *sizes: Any) -> Parameters:
+_EVEN = Parameters(unit="element")
+
+
+def _split(options: Any, outputs: Any, inputs: Any) -> Parameters:
     """Returns the split sizes; if there are none, equal parts."""
-    even = not any(map(len, sizes))  # by length, for Megatron gives tensors
-    return Parameters(counts=(None, None) if even else sizes, unit="element")
+    if len(outputs) or len(inputs):  # by length, for Megatron gives tensors
+        return Parameters(counts=(outputs, inputs), unit="element")
+    return _EVEN
 
 
 @partial(Collective, outputs="tensor_list", inputs="tensor", method=Method(("allgather",), AllgatherOptions))

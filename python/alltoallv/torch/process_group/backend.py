@@ -17,7 +17,7 @@ same communicator. Errors of this rank's arguments are also the RuntimeError tha
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -82,43 +82,45 @@ class AllToAllVGroup(CarriedGroup):
 
 
 def _add(row: Collective, method: Method) -> None:
-    """Gives the group the methods of a collective."""
-    flat, tensors = method.flat, 2 if row.inputs else 1
+    """Gives the group the methods of a collective. What does not change from call to call is found here."""
+    name, options, parameters = method.names[0], method.options, method.parameters
+    outputs, inputs = _reader(row.outputs, method.flat), _reader(row.inputs, method.flat)
+    tensors = 2 if row.inputs else 1
     expected = tensors + method.arguments
 
     def call(self: AllToAllVGroup, *given: Any, opts: Any = None) -> TorchWork | None:
         if len(given) > expected:
             given, opts = given[:-1], given[-1]
-        opts = opts or method.options()
-        outs = _tensors(row.outputs, given[0], flat)
-        ins = _tensors(row.inputs, given[1], flat) if row.inputs else []
-        parameters = method.parameters(opts, *given[tensors:])
-        return self._run(method.names[0], row, outs, ins, opts, given, parameters)
+        opts = opts or options()
+        ins = inputs(given[1]) if tensors == 2 else []
+        return self._run(name, row, outputs(given[0]), ins, opts, given, parameters(opts, *given[tensors:]))
 
     def call_each(self: AllToAllVGroup, *given: Any, opts: Any = None) -> TorchWork:
         if len(given) > tensors:
             given, opts = given[:-1], given[-1]
-        opts = opts or method.options()
+        opts = opts or options()
         if not self._carries([x for each in given for x in each]):
             return self._hand_over(method.coalesced[0], *given, opts)
         calls = zip(*given, strict=True)
-        return self._all([call(self, *(x if flat else [x] for x in each), opts=opts) for each in calls])
+        return self._all([call(self, *(x if method.flat else [x] for x in each), opts=opts) for each in calls])
 
     for names, function in ((method.names, call), (method.coalesced, call_each)):
-        for name in names:
-            setattr(AllToAllVGroup, name, function)
+        for each in names:
+            setattr(AllToAllVGroup, each, function)
 
 
-def _tensors(name: str, given: Any, flat: bool) -> list[Tensor] | None:
-    """Returns the tensors of one side; None if the rank has tensors on several devices, which torch's engines take."""
-    is_list = name.endswith("_list")
-    if flat:
-        return given if is_list else [given]
-    if is_list and not given:  # on ranks other than the root
-        return []
-    if len(given) != 1:
-        return None
-    return given[0] if is_list else given
+def _reader(name: str, flat: bool) -> Callable[[Any], list[Tensor] | None]:
+    """Returns what finds the tensors of one side in an argument.
+
+    It returns None if the rank has tensors on several devices, which torch's engines take.
+    """
+    if name.endswith("_list"):  # without entries on ranks other than the root
+        return (lambda given: given) if flat else lambda given: _only(given) if given else []
+    return (lambda given: [given]) if flat else lambda given: given if len(given) == 1 else None
+
+
+def _only(given: list[list[Tensor]]) -> list[Tensor] | None:
+    return given[0] if len(given) == 1 else None
 
 
 class _Devices(list[str]):
