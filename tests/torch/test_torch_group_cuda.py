@@ -131,7 +131,7 @@ def test_several_ranks_on_one_gpu(ranks: Ranks, file: str) -> None:
                 for op in ("sum", "max"):
                     y = to_torch(inputs[rank]).cuda()
                     total = torch.empty_like(y)
-                    comm.reduce("all_reduce", name, total, y, op, [9000 // size] * size).run()
+                    comm.reduce("all_reduce", name, total, y, op, [9000 // size] * size, y.shape).run()
                     with np.errstate(all="ignore"):
                         expected = reference.all_reduce(inputs, op)[rank]
                     golden.assert_bits_equal(to_numpy(total.cpu()), expected, f"{op} of {name}")

@@ -109,13 +109,13 @@ def test_reductions(ranks: Ranks, file: str, length: int) -> None:
                     x = to_torch(inputs[rank])
                     out = torch.empty_like(x)
                     counts = [length // size + (j < length % size) for j in range(size)]
-                    comm.reduce("all_reduce", name, out, x, op, counts).run()
+                    comm.reduce("all_reduce", name, out, x, op, counts, x.shape).run()
                     golden.assert_bits_equal(
                         to_numpy(out), reference.all_reduce(inputs, op)[rank], f"all_reduce {op} of {name}"
                     )
                     counts = [length - 5 * (size - 1), *[5] * (size - 1)][::-1]
                     out = torch.empty(counts[rank], dtype=x.dtype)
-                    comm.reduce("reduce_scatter", name, out, x, op, counts).run()
+                    comm.reduce("reduce_scatter", name, out, x, op, counts, x.shape).run()
                     expected = reference.reduce_scatter(inputs, op, counts)[rank]
                     golden.assert_bits_equal(to_numpy(out), expected, f"reduce_scatter {op} of {name}")
 
@@ -177,7 +177,7 @@ def test_first_calls_are_checked(ranks: Ranks, file: str) -> None:
                 return comm.exchange("all_to_all_v", name, out, x, (sends, places, one, places), **more).run()
 
             def reduce(op: str) -> None:
-                comm.reduce("all_reduce", "int16", torch.empty(size * size).short(), x.short(), op, same).run()
+                comm.reduce("all_reduce", "int16", torch.empty(size * size).short(), x.short(), op, same, x.shape).run()
 
             texts = []
             zero = [0] * size
