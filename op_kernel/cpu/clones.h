@@ -59,6 +59,12 @@ inline Isa best_isa() {
 #endif
 }
 
+/// Whether two kernels are the same. With sanitizers GCC compares addresses of functions at run time only.
+template <auto kernel, auto other>
+inline constexpr bool is_same = false;
+template <auto kernel>
+inline constexpr bool is_same<kernel, kernel> = true;
+
 template <auto base_kernel, auto v3_kernel, auto v4_kernel, auto vbmi_kernel>
 struct ClonesOf;
 template <class... Args, void (*base_kernel)(Args...), void (*v3_kernel)(Args...), void (*v4_kernel)(Args...),
@@ -69,7 +75,7 @@ struct ClonesOf<base_kernel, v3_kernel, v4_kernel, vbmi_kernel> {
     ALLTOALLV_TARGET_V3 static void v3(Args... args) { v3_kernel(args...); }
     ALLTOALLV_TARGET_V4 static void v4(Args... args) { v4_kernel(args...); }
     ALLTOALLV_TARGET_VBMI static void vbmi(Args... args) { vbmi_kernel(args...); }
-    static constexpr decltype(&base) by_isa[] = {base, v3, v4, vbmi_kernel == v4_kernel ? v4 : vbmi};
+    static constexpr decltype(&base) by_isa[] = {base, v3, v4, is_same<v4_kernel, vbmi_kernel> ? v4 : vbmi};
 #else
     static constexpr decltype(&base) by_isa[] = {base, base, base, base};
 #endif

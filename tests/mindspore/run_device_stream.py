@@ -93,8 +93,14 @@ print("in a graph, too", flush=True)
 # What mint.distributed's collectives launch, in a group of its own.
 host = subgroups.connect("group", "group", list(range(size)), 60)
 group = Communicator(hccl.over(host.core, make_options("group", 60)))
-whole = size * COUNT * 4
-assert launch(lambda _, out, at: collectives.all_reduce(group, "float32", "sum", (out[0], whole)).run(stream=at)) == ""
+whole, shape = size * COUNT * 4, [size * COUNT]
+
+
+def total(inputs: Any, outputs: Any, at: int) -> None:
+    collectives.all_reduce(group, "float32", "sum", (outputs[0], whole), shape).run(stream=at)
+
+
+assert launch(total) == ""
 done(acl.aclrtSynchronizeStream(stream))
 assert (values(target, size * COUNT).reshape(size, -1) == size * np.arange(1, size + 1)[:, None]).all()
 piece = COUNT * 4
@@ -105,7 +111,7 @@ def gather(inputs: Any, outputs: Any, at: int) -> None:
 
 
 def scatter(inputs: Any, outputs: Any, at: int) -> None:
-    collectives.reduce_scatter(group, "float32", "max", (outputs[0], piece), [(inputs[0], whole)]).run(stream=at)
+    collectives.reduce_scatter(group, "float32", "max", (outputs[0], piece), [(inputs[0], whole)], shape).run(stream=at)
 
 
 assert launch(gather) == ""
