@@ -160,11 +160,11 @@ def test_reductions(ranks: Ranks, size: int) -> None:
                 arrays = [array.astype(golden.dtype_of(dtype)) for array in arrays]
                 x = on(device, arrays[rank])
                 out = on(device, golden.fill(own, numel, dtype))
-                calls.reduce(member, "all_reduce", out, x, op, even).run()
+                calls.reduce(member, "all_reduce", out, x, op, even, x.shape).run()
                 assert_bits_equal(bits(out), reference.all_reduce(arrays, op)[rank], f"{dtype} {op}")
                 for counts in (even, uneven):
                     part = on(device, golden.fill(own, counts[rank], dtype))
-                    calls.reduce(member, "reduce_scatter", part, x, op, counts).run()
+                    calls.reduce(member, "reduce_scatter", part, x, op, counts, x.shape).run()
                     expected = reference.reduce_scatter(arrays, op, counts)[rank]
                     assert_bits_equal(bits(part), expected, f"{dtype} {op} {counts}")
 
