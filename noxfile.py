@@ -46,6 +46,11 @@ REPEAT = ("--repeat", "until-pass:2") if os.environ.get("CI") else ()
 AARCH64_PACKAGES = ("g++-aarch64-linux-gnu", "libc6-dev-arm64-cross", "qemu-user")
 HOSTS_PACKAGES = ("iproute2", "util-linux")  # for network namespaces
 ASAN = "strict_string_checks=1:detect_stack_use_after_return=1:abort_on_error=0"
+# The sanitizer itself ends a process that has no descriptors, and needs memory for all that a test measures.
+ASAN_RUNS = "not descriptors and not scratch_is_small"
+# GCC's thread sanitizer does not know the widest address-space randomization of new kernels.
+UNRANDOMIZED = ("setarch", "--addr-no-randomize") if shutil.which("setarch") else ()
+PLAIN_ROOMS = ("comm", "matrix", "numpy", "operation", "quantized", "soak", "testing", "trace", "transport")
 
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
@@ -90,9 +95,11 @@ def tests(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def full(session: nox.Session) -> None:
-    """All tests of all environments, those too that are marked slow: an hour more."""
+    """All tests of all environments, those too that are marked slow: hours."""
     session.notify("includes")
     session.notify("sdist")
+    session.notify("sanitize_python")
+    session.notify("tsan_python")
     for name in ("tests", *FRAMEWORKS, "sanitize"):
         session.notify(name, posargs=["-m", "slow or not slow"])
 
@@ -188,13 +195,13 @@ def paddle(session: nox.Session) -> None:
     framework_tests(session, "tests/paddle tests/matrix tests/soak", "paddlepaddle==3.3.*")
 
 
-@nox.session(tags=["lane-a"])
+@nox.session(tags=["lane-b"])
 def jax(session: nox.Session) -> None:
     """The tests of alltoallv.jax."""
     framework_tests(session, "tests/jax", "jax==0.10.*")
 
 
-@nox.session(tags=["lane-a"])
+@nox.session(tags=["lane-b"])
 def hosts(session: nox.Session) -> None:
     """Ranks on several hosts, which are network namespaces: over TCP, and over MPI by MPICH and Open MPI."""
     bring_hosts(session)
@@ -229,37 +236,63 @@ def sanitize(session: nox.Session) -> None:
     """Address and undefined-behaviour sanitizers: tests/cpp, then those of tests/transport and tests/comm that move or
     map memory.
     """
-    build = ROOT / "build" / "sanitize"
-    cmake_args = " ".join([*STRICT, "-DALLTOALLV_SANITIZE=address,undefined"])
+    install_sanitized(session, "sanitize", "address,undefined")
+    ctest(session, ROOT / "build/sanitize", env={"ASAN_OPTIONS": ASAN})
+    # Ranks that are threads run the code of those that are processes, and every path calls the kernels that one path
+    # has called. The other files of tests/comm wait, most of the time, in code that these run too.
+    files = ("bootstrap", "late_reader", "late_writer", "loss", "mismatch", "resources", "shared_by_threads")
+    wanted = f"not processes and not (every_operation and (staged or inline)) and {ASAN_RUNS}"
+    sanitized_tests(session, "sanitize", ["tests/transport", *(f"tests/comm/test_{name}.py" for name in files)], wanted)
+
+
+@nox.session
+def sanitize_python(session: nox.Session) -> None:
+    """Address and undefined-behaviour sanitizers: all Python tests that need no framework; an hour or so."""
+    install_sanitized(session, "sanitize", "address,undefined")
+    sanitized_tests(session, "sanitize", [f"tests/{room}" for room in PLAIN_ROOMS], ASAN_RUNS)
+
+
+@nox.session
+def tsan_python(session: nox.Session) -> None:
+    """Thread sanitizer: the Python tests with ranks that are threads, in an interpreter that is not instrumented."""
+    install_sanitized(session, "tsan_python", "thread", "-DALLTOALLV_TESTS=OFF")
+    sanitized_tests(session, "tsan_python", [f"tests/{room}" for room in PLAIN_ROOMS], "threads and not fork")
+
+
+def install_sanitized(session: nox.Session, name: str, sanitizers: str, *arguments: str) -> None:
+    """Builds and installs the package with these sanitizers, under build/<name>."""
+    cmake_args = " ".join([*STRICT, f"-DALLTOALLV_SANITIZE={sanitizers}", *arguments])
     session.install(*BUILD_TOOLS, *PYTEST_PLUGINS)
     # Not stripped: a sanitizer's report would have no names.
-    env = {"CMAKE_ARGS": cmake_args, "SKBUILD_BUILD_DIR": str(build), "SKBUILD_INSTALL_STRIP": "false"}
+    env = {"CMAKE_ARGS": cmake_args, "SKBUILD_BUILD_DIR": str(ROOT / "build" / name), "SKBUILD_INSTALL_STRIP": "false"}
     session.install("--no-build-isolation", ".[testing]", env=env)
-    ctest(session, build, env={"ASAN_OPTIONS": ASAN})
-    runtimes = (runtime_library(name) for name in ("libasan.so", "libstdc++.so.6"))
+
+
+def sanitized_tests(session: nox.Session, name: str, tests: list[str], wanted: str) -> None:
+    """Runs Python tests on what `install_sanitized` has installed; any report of a sanitizer is an error.
+
+    What a dying process prints would be lost in pytest's capture, so that reports are files.
+    """
+    build, threads = ROOT / "build" / name, name.startswith("tsan")
     for report in build.glob("report.*"):
         report.unlink()
-    env = {
-        # CPython keeps memory to its end, tests end processes with SIGSEGV and ask for more memory than there is;
-        # what a dying process prints would be lost in pytest's capture.
-        "ASAN_OPTIONS": f"{ASAN}:detect_leaks=0:handle_segv=0:allocator_may_return_null=1:log_path={build}/report",
-        "LD_PRELOAD": " ".join(runtimes),
-        "PYTHONMALLOC": "malloc",
-    }
+    env = {"LD_PRELOAD": " ".join(map(runtime_library, ("libtsan.so" if threads else "libasan.so", "libstdc++.so.6")))}
+    if threads:
+        known = ROOT / "tests/tsan_suppressions.txt"
+        options = f"die_after_fork=0:handle_segv=0:exitcode=0:log_path={build}/report"
+        env["TSAN_OPTIONS"] = f"{options}:suppressions={known}"
+    else:
+        # CPython keeps memory to its end, tests end processes with SIGSEGV and ask for more memory than there is.
+        options = f"{ASAN}:detect_leaks=0:handle_segv=0:allocator_may_return_null=1:log_path={build}/report"
+        env |= {"ASAN_OPTIONS": options, "PYTHONMALLOC": "malloc"}
+    chosen = session.posargs or ("-m", "not slow", "-k", wanted)
     try:
-        # Ranks that are threads run the code of those that are processes, and every path calls the kernels that one
-        # path has called; the sanitizer itself ends a process that has no descriptor. The other files of tests/comm
-        # wait, most of the time, in code that these run too.
-        files = ("bootstrap", "late_reader", "late_writer", "loss", "mismatch", "resources", "shared_by_threads")
-        wanted = "not processes and not descriptors and not (every_operation and (staged or inline))"
-        chosen = session.posargs or ("-m", "not slow", "-k", wanted)
-        rooms = ("tests/transport", *(f"tests/comm/test_{name}.py" for name in files))
-        session.run("python", "-m", "pytest", *RERUN, *rooms, *chosen, env=env)
+        session.run(*UNRANDOMIZED, "python", "-m", "pytest", *RERUN, *tests, *chosen, env=env, external=True)
     finally:
         reports = [report.read_text(errors="replace") for report in build.glob("report.*")]
         print(*reports, sep="\n")
-    # What may be refused memory prints a warning, which is no error.
-    if any("ERROR: " in report or "runtime error: " in report for report in reports):
+    # What may be refused memory prints a warning of the address sanitizer, which is no error.
+    if any(word in report for report in reports for word in ("ERROR: ", "runtime error: ", "WARNING: ThreadSanitizer")):
         session.error("the sanitizers have something to report")
 
 
@@ -269,9 +302,7 @@ def tsan(session: nox.Session) -> None:
     # Those have one thread, or a peer that races on purpose.
     chosen = cpp_tests(lambda name: not re.search("kernel|half|quantize|broken|changed_row", name))
     build = configure_core(session, "tsan", chosen, "-DALLTOALLV_SANITIZE=thread")
-    # GCC's runtime does not know the widest address-space randomization of new kernels.
-    runner = ("setarch", "--addr-no-randomize") if shutil.which("setarch") else ()
-    ctest(session, build, "-R", f"^({'|'.join(chosen)})$", runner=runner)
+    ctest(session, build, "-R", f"^({'|'.join(chosen)})$", runner=UNRANDOMIZED)
 
 
 @nox.session(venv_backend="none", tags=["lane-b"])
