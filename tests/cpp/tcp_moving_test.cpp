@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "check.h"
+#include "int_exchange.h"
 #include "transport/tcp/tcp_communicator.h"
 #include "transport/tcp/tcp_connections.h"
 #include "transport/tcp/tcp_mesh.h"
@@ -71,19 +72,7 @@ void exchange(Communicator& comm, int64_t unit, bool learns) {
     for (int j = 0; j < size; ++j)
         for (int64_t k = 0; k < sends[static_cast<size_t>(j)]; ++k)
             input[static_cast<size_t>(sdispls[static_cast<size_t>(j)] + k)] = value(me, j, k);
-    Exchange x;
-    x.dtype = DType::int32;
-    x.input = input.data();
-    x.output = output.data();
-    x.send_counts = sends;
-    x.sdispls = sdispls;
-    if (!learns) x.recv_counts = recvs;
-    x.rdispls = rdispls;
-    x.allocate = [&](std::span<const int64_t> learnt) -> void* {
-        CHECK(std::equal(learnt.begin(), learnt.end(), recvs.begin(), recvs.end()));
-        return output.data();
-    };
-    comm.exchange(x, -1);
+    testing::exchange_ints(comm, input, output, {sends, sdispls, recvs, rdispls}, learns);
     for (int j = 0; j < size; ++j) {
         const auto i = static_cast<size_t>(j);
         for (int64_t k = 0; k < recvs[i]; ++k) CHECK_EQ(output[static_cast<size_t>(rdispls[i] + k)], value(j, me, k));

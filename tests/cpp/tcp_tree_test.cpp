@@ -13,6 +13,7 @@
 #include "check.h"
 #include "control/deadlock.h"
 #include "core/hooks.h"
+#include "int_exchange.h"
 #include "transport/tcp/tcp_communicator.h"
 
 using namespace alltoallv;
@@ -79,19 +80,7 @@ void exchange(Communicator& comm, bool learns, int wrong = -1) {
         for (int k = 0; k < count_of(j, me); ++k) expected.push_back(value(j, me, k));
     }
     std::vector<int32_t> output(expected.size() + 1);
-    Exchange x;
-    x.dtype = DType::int32;
-    x.input = input.data();
-    x.output = output.data();
-    x.send_counts = sends;
-    x.sdispls = sdispls;
-    if (!learns) x.recv_counts = recvs;
-    x.rdispls = rdispls;
-    x.allocate = [&](std::span<const int64_t> learnt) -> void* {
-        CHECK(std::equal(learnt.begin(), learnt.end(), recvs.begin(), recvs.end()));
-        return output.data();
-    };
-    comm.exchange(x, -1);
+    testing::exchange_ints(comm, input, output, {sends, sdispls, recvs, rdispls}, learns);
     output.resize(expected.size());
     CHECK(output == expected);
 }
