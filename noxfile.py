@@ -63,6 +63,7 @@ def lint(session: nox.Session) -> None:
     session.run("clang-format", "--dry-run", "-Werror", *cpp_files())
     session.run("mypy")
     session.run("lint-imports", env={"PYTHONPATH": "python"})
+    session.run("python", "docs/house.py", "--check")
 
 
 @nox.session(venv_backend="none")

@@ -48,7 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--emulate-npu", action="store_true", help="run a torch_npu program on emulated devices (docs/emulator.md)"
     )
     parser.add_argument("program", help="Python script, also one that is installed such as pytest, or module with -m")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the program")
+    rest = parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the program")
+    rest.required = False  # Python 3.11 and older say otherwise
 
 
 def main(args: argparse.Namespace) -> int:
