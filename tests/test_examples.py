@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
@@ -74,6 +75,20 @@ def check_moe_recovery(size: int, tmp_path: Path) -> None:
     assert others == [[]] * (size - 1)
 
 
+def check_several_hosts(size: int, tmp_path: Path) -> None:
+    """On one host; tests/hosts has two."""
+    for rank, lines in enumerate(run(size, "several_hosts.py")):
+        assert lines[0] == f"rank {rank} has the sum " + " ".join(hosts_sum(size))
+        assert lines[-1].endswith(f": rank 0 has elements: 3, rank {size - 1} has elements: 4")
+
+
+def hosts_sum(size: int) -> list[str]:
+    total = np.zeros(3)
+    for rank in range(size):
+        total += np.array([0.1, 0.2, 0.3]) * (rank + 1)
+    return [number.hex() for number in total.tolist()]
+
+
 def check_operator(size: int, tmp_path: Path) -> None:
     """Which chooses its ranks itself."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(EXAMPLES / "test_operator.py")]
@@ -87,6 +102,7 @@ CHECKS = {
     "sort_and_shuffle.py": check_sort_and_shuffle,
     "recovery.py": check_recovery,
     "moe_recovery.py": check_moe_recovery,
+    "several_hosts.py": check_several_hosts,
     "test_operator.py": check_operator,
 }
 OF_FRAMEWORKS = {  # run where the framework is

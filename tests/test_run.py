@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from alltoallv_tools.cli import job
+
 RUN = [sys.executable, "-m", "alltoallv", "run"]
 
 
@@ -211,6 +213,17 @@ time.sleep(100)
     pids = [int(pid) for line in result.stdout.splitlines() for pid in line.split()[1:]]
     assert len(pids) == 6
     assert wait_gone(pids) == []
+
+
+@pytest.mark.parametrize("keep_going", [False, True])
+def test_keep_going(monkeypatch, capfd, keep_going):
+    """A rank fails; with keep_going the other one may take longer than ranks may otherwise."""
+    monkeypatch.setattr(job, "FINISH_SECONDS", 0.2)
+    program = "import os, sys, time; os.environ['RANK'] == '1' and sys.exit(3); time.sleep(2); print('went on')"
+    assert job.Job([sys.executable, "-c", program], 2, keep_going=keep_going).run() == 3
+    out, error = capfd.readouterr()
+    assert out == ("[0] went on\n" if keep_going else "")
+    assert ("ending rank 0" in error) is not keep_going
 
 
 def test_grandchildren_go_with_a_job_that_ends_well(tmp_path):

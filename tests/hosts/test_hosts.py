@@ -90,6 +90,18 @@ def run_by_mpi(library: str, hosts: list[Host], folder: Path, program: str = "nu
     return ended.stdout
 
 
+def test_the_example_makes_its_hosts(hosts: list[Host]) -> None:
+    program = FOLDER.parents[1] / "examples" / "several_hosts.py"
+    ended = subprocess.run(
+        [sys.executable, str(program)], env=no_launcher(), capture_output=True, text=True, timeout=120, check=True
+    )
+    said = ended.stdout.splitlines()
+    sums = [line.split(" has the sum ")[1] for line in said if " has the sum " in line]
+    assert sums == ["0x1.0000000000000p+0 0x1.0000000000000p+1 0x1.8000000000000p+1"] * 4
+    assert sum("rank 0 has elements: 3, rank 3 has elements: 4" in line for line in said) == 4
+    assert sum("GB/s to a rank of the" in line for line in said) == 2
+
+
 @pytest.mark.slow  # a minute
 def test_three_hosts_of_two_ranks(hosts: list[Host], tmp_path_factory: pytest.TempPathFactory) -> None:
     expected = lines_of([None] * 6, tmp_path_factory.mktemp("one"))

@@ -51,6 +51,7 @@ class Job:
         stdin: int | None = None,  # the rank that reads this process's standard input
         log_dir: Path | None = None,  # also write each rank's output here
         bind: bool = False,  # bind each rank to its own processors
+        keep_going: bool = False,  # ranks run on after one has failed
     ) -> None:
         self._command = command
         self._size = size
@@ -60,6 +61,7 @@ class Job:
         self._stdin = stdin
         self._log_dir = log_dir
         self._bind = bind
+        self._keep_going = keep_going
         self._ranks: list[_Rank] = []
         self._screens: dict[TextIO, Screen] = {}
         self._selector = selectors.DefaultSelector()
@@ -211,7 +213,7 @@ class Job:
         if entry.code == 0 or entry.ended_by_us:
             return
         others = any(rank.code is None for rank in self._ranks)
-        first = self._stage == 0
+        first = self._stage == 0 and not self._keep_going
         hint = f"; the other ranks have {FINISH_SECONDS:g} s to finish" if first and others else ""
         self._pump(entry)
         say(f"rank {entry.rank} (pid {entry.process.pid}) {describe_exit(entry.code)}{hint}")

@@ -16,8 +16,9 @@ already. Its standard input is empty, but for the rank of --stdin. Its output ap
 "[rank] "; on a terminal also progress bars and prompts.
 
 The exit code is 0 if every rank's is; otherwise that of the first rank that failed (128 + number for a
-signal). The other ranks then have 5 seconds to report their own errors before they are ended. Ctrl-C
-interrupts all ranks and waits up to 5 seconds; a second Ctrl-C kills them. 124: --timeout has passed.
+signal). The other ranks then have 5 seconds to report their own errors before they are ended, or, with
+--keep-going, all the time they need. Ctrl-C interrupts all ranks and waits up to 5 seconds; a second Ctrl-C
+kills them. 124: --timeout has passed.
 
 examples:
   python -m alltoallv run -n 4 train.py --epochs 3
@@ -43,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stdin", type=int, metavar="RANK", help="the rank that reads the standard input")
     parser.add_argument("--log-dir", type=Path, metavar="DIR", help="write what a rank prints to DIR/rankN.log, too")
     parser.add_argument("--bind", action="store_true", help="give each rank processors of its own")
+    parser.add_argument("--keep-going", action="store_true", help="let the other ranks run on after one has failed")
     parser.add_argument("--no-prefix", action="store_true", help='leave out the "[rank] " before every line')
     parser.add_argument(
         "--emulate-npu", action="store_true", help="run a torch_npu program on emulated devices (docs/emulator.md)"
@@ -85,6 +87,7 @@ def main(args: argparse.Namespace) -> int:
         stdin=args.stdin,
         log_dir=args.log_dir,
         bind=args.bind,
+        keep_going=args.keep_going,
     )
     try:
         return job.run()
