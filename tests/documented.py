@@ -75,7 +75,7 @@ def compare(command: str, expected: str, folder: Path) -> None:
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     said = done.stdout
-    if command.startswith("torchrun"):  # its ranks share an output, unbuffered: they write lines and their ends apart
+    if command.startswith(("torchrun", "mpiexec")):  # their ranks write lines and the ends of lines apart
         said = re.sub(r"(?<=.)(?=rank \d+: )", "\n", said)
     wanted = [line for line in expected.splitlines() if line.strip()]
     got = [line.rstrip() for line in said.splitlines() if line.strip()]
