@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import functools
+import itertools
+from collections.abc import Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 import alltoallv.torch as at
+from alltoallv.testing import Ranks
 
 
 @contextlib.contextmanager
@@ -38,3 +43,36 @@ def carrier(group: dist.ProcessGroup) -> at.backend.Communicator:
 def operators(group: dist.ProcessGroup) -> int:
     """How many operators have run over shared memory."""
     return carrier(group).stats()["operators"]
+
+
+class Grouped:
+    """The fixture ``grouped``: ranks that have joined a group, which is a new one in every call."""
+
+    def __init__(self, ranks: Ranks, folder: Path) -> None:
+        self._ranks, self._files = ranks, (str(folder / f"group-{number}") for number in itertools.count())
+
+    def __call__(
+        self,
+        size: int,
+        way: Callable[..., contextlib.AbstractContextManager[Any]] = joined,
+        *,
+        seconds: float = 60.0,
+        fresh: bool = False,
+        outcomes: bool = False,
+        **options: Any,
+    ) -> Callable[..., list[Any]]:
+        """Returns a function that runs ``function(rank, size, group, *args)`` on all ranks.
+
+        ``way`` makes the group, with ``options``; the other arguments are those of `Ranks`.
+        """
+
+        def run(function: Callable[..., Any], *args: Any) -> list[Any]:
+            @functools.wraps(function)
+            def on_rank(rank: int, size: int, file: str) -> Any:
+                with way(rank, size, file, **options) as group:
+                    return function(rank, size, group, *args)
+
+            call = self._ranks(size, communicator=False, timeout=seconds, fresh=fresh, outcomes=outcomes)
+            return call(on_rank, next(self._files))
+
+        return run

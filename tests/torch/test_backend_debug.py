@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from backend_groups import joined
+from backend_groups import Grouped, joined
 
 from alltoallv.errors import PeerLostError, PeerMismatchError
 from alltoallv.testing import Ranks
@@ -56,52 +56,50 @@ def summed(group: dist.ProcessGroup | None = None) -> float:
     return float(x)
 
 
-def test_fewer_ranks(ranks: Ranks, tmp_path: Path) -> None:
+def test_fewer_ranks(grouped: Grouped) -> None:
     """``shrink_group`` of the default group and of another, and ``split_group``."""
 
-    def run(rank: int, size: int) -> None:
-        with joined(rank, size, str(tmp_path / "store")) as group:
-            if (smaller := group.split_group([0, 2])) is not None:
-                assert summed(smaller) == 2
-            some = dist.new_group([0, 2, 3])
-            if rank in (0, 3):
-                some = dist.shrink_group([1], group=some)  # rank 2 of the job
-                assert (dist.get_world_size(some), summed(some)) == (2, 2)
-                assert dist.get_process_group_ranks(some) == [0, 3]
-            dist.barrier()
-            assert summed() == size
-            if rank == 1:
-                return
-            for excluded in ([], [4], [0, 0], [0, 1, 2, 3]):
-                with pytest.raises(ValueError, match="rank"):
-                    dist.shrink_group(excluded)
-            shrunk = dist.shrink_group([1])
-            assert shrunk is dist.group.WORLD
-            assert shrunk.name() == "alltoallv"
-            assert (dist.get_rank(), dist.get_world_size(), summed()) == ([0, None, 1, 2][rank], 3, 3)
-            pair = dist.new_group([0, 2])
-            if dist.get_rank() != 1:
-                assert summed(pair) == 2
-            dist.barrier()
+    def run(rank: int, size: int, group: dist.ProcessGroup) -> None:
+        if (smaller := group.split_group([0, 2])) is not None:
+            assert summed(smaller) == 2
+        some = dist.new_group([0, 2, 3])
+        if rank in (0, 3):
+            some = dist.shrink_group([1], group=some)  # rank 2 of the job
+            assert (dist.get_world_size(some), summed(some)) == (2, 2)
+            assert dist.get_process_group_ranks(some) == [0, 3]
+        dist.barrier()
+        assert summed() == size
+        if rank == 1:
+            return
+        for excluded in ([], [4], [0, 0], [0, 1, 2, 3]):
+            with pytest.raises(ValueError, match="rank"):
+                dist.shrink_group(excluded)
+        shrunk = dist.shrink_group([1])
+        assert shrunk is dist.group.WORLD
+        assert shrunk.name() == "alltoallv"
+        assert (dist.get_rank(), dist.get_world_size(), summed()) == ([0, None, 1, 2][rank], 3, 3)
+        pair = dist.new_group([0, 2])
+        if dist.get_rank() != 1:
+            assert summed(pair) == 2
+        dist.barrier()
 
-    ranks(4, communicator=False, fresh=True)(run)
+    grouped(4, fresh=True)(run)
 
 
 @pytest.mark.parametrize("size", [3, 4])
-def test_fewer_ranks_after_a_loss(ranks: Ranks, tmp_path: Path, size: int) -> None:
-    def run(rank: int, size: int) -> None:
-        with joined(rank, size, str(tmp_path / "store")):
-            assert summed() == size
-            if rank == 1:
-                os.kill(os.getpid(), signal.SIGKILL)
-            with pytest.raises(PeerLostError):
-                dist.barrier()
-            dist.shrink_group([1], shrink_flags=1)  # SHRINK_ABORT
-            assert summed() == size - 1
-            dist.broadcast_object_list(told := [rank], src=size - 2)
-            assert told == [size - 1]
+def test_fewer_ranks_after_a_loss(grouped: Grouped, size: int) -> None:
+    def run(rank: int, size: int, group: dist.ProcessGroup) -> None:
+        assert summed() == size
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        with pytest.raises(PeerLostError):
+            dist.barrier()
+        dist.shrink_group([1], shrink_flags=1)  # SHRINK_ABORT
+        assert summed() == size - 1
+        dist.broadcast_object_list(told := [rank], src=size - 2)
+        assert told == [size - 1]
 
-    outcomes = ranks(size, communicator=False, fresh=True, outcomes=True)(run)
+    outcomes = grouped(size, fresh=True, outcomes=True)(run)
     assert [outcome.error is None for outcome in outcomes] == [rank != 1 for rank in range(size)], outcomes
 
 
@@ -113,23 +111,22 @@ CALLS: dict[str, Callable[[], object]] = {
 
 
 @pytest.mark.parametrize("way", CALLS)
-def test_abort_from_another_thread(ranks: Ranks, tmp_path: Path, way: str) -> None:
+def test_abort_from_another_thread(grouped: Grouped, tmp_path: Path, way: str) -> None:
     """It ends what waits for a peer, and what the peer calls later."""
 
-    def run(rank: int, size: int) -> None:
-        with joined(rank, size, str(tmp_path / "store")) as group:
-            dist.barrier()
-            told = dist.FileStore(str(tmp_path / "told"), size)
-            if rank == 0:
-                aborting = threading.Timer(0.1, group.abort)
-                aborting.start()
-                with pytest.raises(RuntimeError if way == "future" else PeerLostError, match="rank 0 aborted"):
-                    CALLS[way]()
-                aborting.join()
-                told.set("aborted", "")
-            else:
-                told.wait(["aborted"])
-                with pytest.raises(PeerLostError, match="rank 0 aborted"):
-                    dist.all_reduce(ones(4))
+    def run(rank: int, size: int, group: dist.ProcessGroup) -> None:
+        dist.barrier()
+        told = dist.FileStore(str(tmp_path / "told"), size)
+        if rank == 0:
+            aborting = threading.Timer(0.1, group.abort)
+            aborting.start()
+            with pytest.raises(RuntimeError if way == "future" else PeerLostError, match="rank 0 aborted"):
+                CALLS[way]()
+            aborting.join()
+            told.set("aborted", "")
+        else:
+            told.wait(["aborted"])
+            with pytest.raises(PeerLostError, match="rank 0 aborted"):
+                dist.all_reduce(ones(4))
 
-    ranks(2, communicator=False)(run)
+    grouped(2)(run)

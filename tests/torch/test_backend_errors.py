@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from backend_groups import carrier, joined, operators
+from backend_groups import Grouped, carrier, joined, operators
 
 from alltoallv.errors import (
     AllToAllVError,
@@ -25,124 +25,114 @@ from alltoallv.errors import (
 from alltoallv.testing import Ranks
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> str:
-    return str(tmp_path / "store")
-
-
-def test_ranks_that_disagree(ranks: Ranks, file: str) -> None:
+def test_ranks_that_disagree(grouped: Grouped) -> None:
     """Every rank gets the error, sync or async, nothing is written, and the group stays usable."""
 
-    def run(rank: int, size: int) -> None:
+    def run(rank: int, size: int, group: dist.ProcessGroup) -> None:
         last = rank == size - 1
-        with joined(rank, size, file):
-            out = torch.full((size,), -1.0)
-            x = torch.ones(3)
-            mistakes: list[Callable[[bool], dist.Work | None]] = [
-                lambda a: dist.all_reduce(torch.ones(4 if last else 3), async_op=a),
-                lambda a: dist.barrier(async_op=a) if last else dist.all_reduce(x, async_op=a),
-                lambda a: dist.all_gather(list(torch.ones(size, 2 + last)), torch.ones(2 + last), async_op=a),
-                lambda a: dist.all_to_all_single(
-                    out, torch.ones(size), [size] + [0] * (size - 1) if last else None, async_op=a
-                ),
-                lambda a: dist.reduce_scatter(torch.ones(1 + last), [torch.ones(1 + last)] * size, async_op=a),
-            ]  # fmt: skip
-            for number, mistake in enumerate(mistakes):
-                for async_op in (False, True):
-                    with pytest.raises(PeerMismatchError) as caught:  # noqa: PT012
-                        work = mistake(async_op)
-                        assert work is not None, number
-                        work.wait()
-                    assert f"rank {size - 1}" in str(caught.value) or "rank 0" in str(caught.value), number
-                    if async_op:
-                        assert isinstance(work.exception(), PeerMismatchError)
-                        assert work.is_completed()
-                        assert not work.is_success()
-            assert out.tolist() == [-1] * size
-            work = dist.all_reduce(torch.ones(4 if last else 3), async_op=True)
-            with pytest.raises(RuntimeError, match=r"PeerMismatchError: operator .* rank 2 has elements: 4"):
-                work.get_future().wait()
-            dist.all_reduce(x := torch.ones(3))
-            assert x.tolist() == [size] * 3
+        out = torch.full((size,), -1.0)
+        x = torch.ones(3)
+        mistakes: list[Callable[[bool], dist.Work | None]] = [
+            lambda a: dist.all_reduce(torch.ones(4 if last else 3), async_op=a),
+            lambda a: dist.barrier(async_op=a) if last else dist.all_reduce(x, async_op=a),
+            lambda a: dist.all_gather(list(torch.ones(size, 2 + last)), torch.ones(2 + last), async_op=a),
+            lambda a: dist.all_to_all_single(
+                out, torch.ones(size), [size] + [0] * (size - 1) if last else None, async_op=a
+            ),
+            lambda a: dist.reduce_scatter(torch.ones(1 + last), [torch.ones(1 + last)] * size, async_op=a),
+        ]  # fmt: skip
+        for number, mistake in enumerate(mistakes):
+            for async_op in (False, True):
+                with pytest.raises(PeerMismatchError) as caught:  # noqa: PT012
+                    work = mistake(async_op)
+                    assert work is not None, number
+                    work.wait()
+                assert f"rank {size - 1}" in str(caught.value) or "rank 0" in str(caught.value), number
+                if async_op:
+                    assert isinstance(work.exception(), PeerMismatchError)
+                    assert work.is_completed()
+                    assert not work.is_success()
+        assert out.tolist() == [-1] * size
+        work = dist.all_reduce(torch.ones(4 if last else 3), async_op=True)
+        with pytest.raises(RuntimeError, match=r"PeerMismatchError: operator .* rank 2 has elements: 4"):
+            work.get_future().wait()
+        dist.all_reduce(x := torch.ones(3))
+        assert x.tolist() == [size] * 3
 
-    ranks(3, communicator=False)(run)
+    grouped(3)(run)
 
 
-def test_mistakes_of_one_rank(ranks: Ranks, file: str) -> None:
+def test_mistakes_of_one_rank(grouped: Grouped) -> None:
     """A RuntimeError as from torch's engines, in our family; the peers fail too."""
 
-    def run(rank: int, size: int) -> None:
-        with joined(rank, size, file) as group:
-            good = torch.ones(4)
-            mistakes: list[tuple[type[Exception], str, Callable[[bool], object]]] = [
-                (
-                    InvalidTensorError,
-                    r"input has shape \(4,\), expected 2 times",
-                    lambda bad: dist.reduce_scatter_single(torch.empty(3 if bad else 2), good),
-                ),
-                (
-                    InvalidParamError,
-                    "tensor_list has 3 tensors, expected 2",
-                    lambda bad: dist.all_gather([torch.empty(4) for _ in range(3 if bad else 2)], good),
-                ),
-                (
-                    InvalidParamError,
-                    r"tensor_list\[0\] and tensor_list\[1\] overlap in memory",
-                    lambda bad: dist.all_gather(
-                        [torch.empty(4)] * 2 if bad else [torch.empty(4) for _ in range(2)], good
-                    ),
-                ),
-            ]
-            for kind, text, mistake in mistakes:
-                with pytest.raises(kind, match=text) as caught:
-                    mistake(rank == 1)
-                assert isinstance(caught.value, RuntimeError) == (rank == 1)
-                assert isinstance(caught.value, ValueError)
-            with pytest.raises(RuntimeError, match="root is 7, expected 0 <= root < 2"):
-                dist.broadcast(good, 7)
-            before = operators(group)
-            with pytest.raises(TypeError, match="torch"):  # which torch's wrapper finds before a backend is asked
-                dist.all_reduce([1, 2])
-            assert operators(group) == before
-            dist.all_reduce(x := torch.ones(2))
-            assert x.tolist() == [2, 2]
+    def run(rank: int, size: int, group: dist.ProcessGroup) -> None:
+        good = torch.ones(4)
+        mistakes: list[tuple[type[Exception], str, Callable[[bool], object]]] = [
+            (
+                InvalidTensorError,
+                r"input has shape \(4,\), expected 2 times",
+                lambda bad: dist.reduce_scatter_single(torch.empty(3 if bad else 2), good),
+            ),
+            (
+                InvalidParamError,
+                "tensor_list has 3 tensors, expected 2",
+                lambda bad: dist.all_gather([torch.empty(4) for _ in range(3 if bad else 2)], good),
+            ),
+            (
+                InvalidParamError,
+                r"tensor_list\[0\] and tensor_list\[1\] overlap in memory",
+                lambda bad: dist.all_gather([torch.empty(4)] * 2 if bad else [torch.empty(4) for _ in range(2)], good),
+            ),
+        ]
+        for kind, text, mistake in mistakes:
+            with pytest.raises(kind, match=text) as caught:
+                mistake(rank == 1)
+            assert isinstance(caught.value, RuntimeError) == (rank == 1)
+            assert isinstance(caught.value, ValueError)
+        with pytest.raises(RuntimeError, match="root is 7, expected 0 <= root < 2"):
+            dist.broadcast(good, 7)
+        before = operators(group)
+        with pytest.raises(TypeError, match="torch"):  # which torch's wrapper finds before a backend is asked
+            dist.all_reduce([1, 2])
+        assert operators(group) == before
+        dist.all_reduce(x := torch.ones(2))
+        assert x.tolist() == [2, 2]
 
-    ranks(2, communicator=False)(run)
+    grouped(2)(run)
 
 
-def test_late_rank(ranks: Ranks, file: str) -> None:
+def test_late_rank(grouped: Grouped, file: str) -> None:
     """The group's timeout, one set later, and one of a call."""
 
-    def run(rank: int, size: int) -> None:
-        with joined(rank, size, file, timeout=20) as group:
-            slow = dist.new_group(timeout=timedelta(seconds=1))
-            again = dist.new_group(timeout=timedelta(seconds=60))
-            dist.all_reduce(torch.ones(3), group=again)
-            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=1), again)
-            for sub in (slow, again):
-                over = Path(f"{file}-{sub.group_name}-over")
-                if rank == 0:
-                    started = time.monotonic()
-                    with pytest.raises(CommTimeoutError, match="rank 1"):
-                        dist.all_reduce(torch.ones(3), group=sub)
-                    assert 0.8 < time.monotonic() - started < 5
-                    over.touch()
-                while not over.exists():  # a call of another group would be a deadlock, and told as one
-                    time.sleep(0.01)
-                dist.barrier(group)
-                with pytest.raises(AllToAllVError, match="rank"):  # ended for good
-                    dist.all_reduce(torch.ones(3), group=sub)
+    def run(rank: int, size: int, group: dist.ProcessGroup) -> None:
+        slow = dist.new_group(timeout=timedelta(seconds=1))
+        again = dist.new_group(timeout=timedelta(seconds=60))
+        dist.all_reduce(torch.ones(3), group=again)
+        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=1), again)
+        for sub in (slow, again):
+            over = Path(f"{file}-{sub.group_name}-over")
             if rank == 0:
-                options = torch._C._distributed_c10d.BarrierOptions()
-                options.timeout = timedelta(seconds=1)
+                started = time.monotonic()
                 with pytest.raises(CommTimeoutError, match="rank 1"):
-                    group.barrier(options).wait()
-            else:
-                time.sleep(2)
-                with pytest.raises(AllToAllVError, match="rank 0"):
-                    dist.barrier()
+                    dist.all_reduce(torch.ones(3), group=sub)
+                assert 0.8 < time.monotonic() - started < 5
+                over.touch()
+            while not over.exists():  # a call of another group would be a deadlock, and told as one
+                time.sleep(0.01)
+            dist.barrier(group)
+            with pytest.raises(AllToAllVError, match="rank"):  # ended for good
+                dist.all_reduce(torch.ones(3), group=sub)
+        if rank == 0:
+            options = torch._C._distributed_c10d.BarrierOptions()
+            options.timeout = timedelta(seconds=1)
+            with pytest.raises(CommTimeoutError, match="rank 1"):
+                group.barrier(options).wait()
+        else:
+            time.sleep(2)
+            with pytest.raises(AllToAllVError, match="rank 0"):
+                dist.barrier()
 
-    ranks(2, communicator=False)(run)
+    grouped(2, timeout=20)(run)
 
 
 def test_killed_rank(ranks: Ranks, tmp_path: Path) -> None:
@@ -187,23 +177,22 @@ def test_killed_rank(ranks: Ranks, tmp_path: Path) -> None:
         assert all("rank 1" in text for text in outcome.result), outcome.result
 
 
-def test_rank_that_leaves(ranks: Ranks, file: str) -> None:
-    def run(rank: int, size: int) -> None:
-        with joined(rank, size, file) as group:
-            sub = dist.new_group()
-            core = carrier(sub)
-            dist.all_reduce(torch.ones(100_000), group=sub)
-            if rank == 0:
-                dist.destroy_process_group(sub)
-                assert not core.usable
-            else:
-                with pytest.raises(PeerLostError, match="rank 0"):
-                    dist.all_reduce(torch.ones(3), group=sub)
-            dist.barrier(group)
-            extra = dist.new_group()
-            if rank == 1:
-                extra.abort()
-            with pytest.raises(PeerLostError, match="aborted"):
-                dist.all_reduce(torch.ones(3), group=extra)
+def test_rank_that_leaves(grouped: Grouped) -> None:
+    def run(rank: int, size: int, group: dist.ProcessGroup) -> None:
+        sub = dist.new_group()
+        core = carrier(sub)
+        dist.all_reduce(torch.ones(100_000), group=sub)
+        if rank == 0:
+            dist.destroy_process_group(sub)
+            assert not core.usable
+        else:
+            with pytest.raises(PeerLostError, match="rank 0"):
+                dist.all_reduce(torch.ones(3), group=sub)
+        dist.barrier(group)
+        extra = dist.new_group()
+        if rank == 1:
+            extra.abort()
+        with pytest.raises(PeerLostError, match="aborted"):
+            dist.all_reduce(torch.ones(3), group=extra)
 
-    ranks(2, communicator=False)(run)
+    grouped(2)(run)

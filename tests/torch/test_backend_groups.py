@@ -11,16 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from backend_groups import carrier, joined, operators
+from backend_groups import Grouped, carrier, joined, operators
 
 import alltoallv.torch as at
 from alltoallv.testing import Ranks
 from alltoallv.torch.engines import rendezvous
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> str:
-    return str(tmp_path / "store")
 
 
 def test_ranks_do_not_meet_those_of_before() -> None:
@@ -107,101 +102,95 @@ def test_many_groups(ranks: Ranks, tmp_path: Path, world: str) -> None:
     ranks(2, communicator=False, timeout=60)(run, str(tmp_path / "port"))
 
 
-def test_split_group(ranks: Ranks, tmp_path: Path) -> None:
+def test_split_group(grouped: Grouped) -> None:
     """By torch's own function, of the default group and of another."""
 
-    def run(rank: int, size: int, file: str) -> None:
-        with joined(rank, size, file):
-            for parent in (None, dist.new_group([2, 0, 1])):
-                with pytest.raises(
-                    ValueError, match=r"split_ranks is \[\[0, 1\], \[1\]\], expected lists of ranks 0 to 2"
-                ):
-                    dist.split_group(parent, [[0, 1], [1]])
-                group = dist.split_group(parent, [[2, 0]], timeout=timedelta(seconds=40), group_desc="some")
-                assert (group is None) == (rank == 1)
-                if group is not None:
-                    assert dist.get_process_group_ranks(group) == [0, 2]
-                    assert (group.group_desc, group.timeout) == ("some", timedelta(seconds=40))
-                    dist.all_reduce(x := torch.tensor([rank + 1]), group=group)
-                    assert x.item() == 4
-                    dist.broadcast(x := torch.tensor([rank]), 2, group=group)
-                    assert x.item() == 2
-                    dist.destroy_process_group(group)
+    def run(rank: int, size: int, group: dist.ProcessGroup) -> None:
+        for parent in (None, dist.new_group([2, 0, 1])):
+            with pytest.raises(ValueError, match=r"split_ranks is \[\[0, 1\], \[1\]\], expected lists of ranks 0 to 2"):
+                dist.split_group(parent, [[0, 1], [1]])
+            group = dist.split_group(parent, [[2, 0]], timeout=timedelta(seconds=40), group_desc="some")
+            assert (group is None) == (rank == 1)
+            if group is not None:
+                assert dist.get_process_group_ranks(group) == [0, 2]
+                assert (group.group_desc, group.timeout) == ("some", timedelta(seconds=40))
+                dist.all_reduce(x := torch.tensor([rank + 1]), group=group)
+                assert x.item() == 4
+                dist.broadcast(x := torch.tensor([rank]), 2, group=group)
+                assert x.item() == 2
+                dist.destroy_process_group(group)
 
-    ranks(3, communicator=False)(run, str(tmp_path / "store"))
+    grouped(3)(run)
 
 
 @pytest.mark.parametrize("backend", ["alltoallv", "cpu:alltoallv"])
-def test_only_devices_that_are_there(ranks: Ranks, tmp_path: Path, backend: str) -> None:
+def test_only_devices_that_are_there(grouped: Grouped, backend: str) -> None:
     """Torch puts tensors of its own on the devices that a group claims, here those of `ShardedTensor.gather`."""
 
-    def run(rank: int, size: int, file: str) -> None:
+    def run(rank: int, size: int, group: dist.ProcessGroup) -> None:
         from torch.distributed._shard import sharded_tensor
         from torch.distributed._shard.sharding_spec import ChunkShardingSpec
 
-        with joined(rank, size, file, backend=backend) as group:
-            named = dist.BackendConfig(dist.Backend(dist.get_backend_config(group))).get_device_backend_map()
-            assert list(named) == [device.type for device in group._device_types]
-            assert ("cuda" in named) == (torch.cuda.is_available() and backend == "alltoallv")
-            if "cuda" not in named:
-                spec = ChunkShardingSpec(dim=0, placements=["rank:0/cpu", "rank:1/cpu"])
-                sharded = sharded_tensor.full(spec, (4, 4), float(rank))
-                sharded.gather(0, whole := torch.empty(4, 4)) if rank == 0 else sharded.gather(0)
-                assert rank or whole.tolist() == [[0.0] * 4] * 2 + [[1.0] * 4] * 2
+        named = dist.BackendConfig(dist.Backend(dist.get_backend_config(group))).get_device_backend_map()
+        assert list(named) == [device.type for device in group._device_types]
+        assert ("cuda" in named) == (torch.cuda.is_available() and backend == "alltoallv")
+        if "cuda" not in named:
+            spec = ChunkShardingSpec(dim=0, placements=["rank:0/cpu", "rank:1/cpu"])
+            sharded = sharded_tensor.full(spec, (4, 4), float(rank))
+            sharded.gather(0, whole := torch.empty(4, 4)) if rank == 0 else sharded.gather(0)
+            assert rank or whole.tolist() == [[0.0] * 4] * 2 + [[1.0] * 4] * 2
 
-    ranks(2, communicator=False)(run, str(tmp_path / "store"))
-
-
-def test_functions_use_the_backends_communicator(ranks: Ranks, file: str) -> None:
-    def run(rank: int, size: int) -> None:
-        with joined(rank, size, file) as group:
-            sub = dist.new_group([0, 1])
-            assert at.from_group(group) is carrier(group)
-            before = operators(sub), operators(group)
-            out = at.all_to_all_v(torch.arange(3) + 10 * rank, [1, 2], [rank + 1] * 2, group=sub)
-            assert out.tolist() == [[0, 10], [1, 2, 11, 12]][rank]
-            at.all_gather_into_tensor(both := torch.empty(2).long(), torch.tensor([rank]))
-            assert both.tolist() == [0, 1]
-            dist.all_reduce(both, group=sub)
-            assert (operators(sub), operators(group)) == (before[0] + 2, before[1] + 1)
-
-    ranks(2, communicator=False)(run)
+    grouped(2, backend=backend)(run)
 
 
-def test_groups_of_some_ranks(ranks: Ranks, file: str) -> None:
-    def run(rank: int, size: int) -> None:
-        with joined(rank, size, file) as group:
-            for members in ([0, 1], [3, 1], [2], [0, 1, 2, 3]):
-                sub = dist.new_group(members)
-                x = torch.ones(3)
-                if rank in members:
-                    dist.all_reduce(x, group=sub)
-                    dist.broadcast(y := torch.tensor([rank]), src=members[-1], group=sub)
-                    assert y.item() == members[-1]
-                    assert x[0].item() == len(members)
-                    dist.destroy_process_group(sub)
-                else:
-                    with warnings.catch_warnings(record=True) as caught:
-                        warnings.simplefilter("always")
-                        assert dist.all_reduce(x, group=sub) is None
-                        assert at.all_gather_into_tensor(torch.empty(3), x, group=sub) is None
-                    assert len(caught) == 2
-                    assert x[0].item() == 1
-            pairs, _ = dist.new_subgroups(2)
-            dist.all_reduce(x := torch.tensor([rank]), group=pairs)
-            assert x.item() == (1 if rank < 2 else 5)
-            assert isinstance(group, at.backend.AllToAllVGroup)
-            half = group.split_group([1, 3])
-            other = group.split_group([0, 2])
-            mine = half if rank % 2 else other
-            assert (half is None) != (other is None)
-            assert mine is not None
-            mine.allreduce([x := torch.tensor([rank])]).wait()
-            assert x.item() == (4 if rank % 2 else 2)
-            mine.shutdown()
-            dist.barrier()
+def test_functions_use_the_backends_communicator(grouped: Grouped) -> None:
+    def run(rank: int, size: int, group: dist.ProcessGroup) -> None:
+        sub = dist.new_group([0, 1])
+        assert at.from_group(group) is carrier(group)
+        before = operators(sub), operators(group)
+        out = at.all_to_all_v(torch.arange(3) + 10 * rank, [1, 2], [rank + 1] * 2, group=sub)
+        assert out.tolist() == [[0, 10], [1, 2, 11, 12]][rank]
+        at.all_gather_into_tensor(both := torch.empty(2).long(), torch.tensor([rank]))
+        assert both.tolist() == [0, 1]
+        dist.all_reduce(both, group=sub)
+        assert (operators(sub), operators(group)) == (before[0] + 2, before[1] + 1)
 
-    ranks(4, communicator=False)(run)
+    grouped(2)(run)
+
+
+def test_groups_of_some_ranks(grouped: Grouped) -> None:
+    def run(rank: int, size: int, group: dist.ProcessGroup) -> None:
+        for members in ([0, 1], [3, 1], [2], [0, 1, 2, 3]):
+            sub = dist.new_group(members)
+            x = torch.ones(3)
+            if rank in members:
+                dist.all_reduce(x, group=sub)
+                dist.broadcast(y := torch.tensor([rank]), src=members[-1], group=sub)
+                assert y.item() == members[-1]
+                assert x[0].item() == len(members)
+                dist.destroy_process_group(sub)
+            else:
+                with warnings.catch_warnings(record=True) as caught:
+                    warnings.simplefilter("always")
+                    assert dist.all_reduce(x, group=sub) is None
+                    assert at.all_gather_into_tensor(torch.empty(3), x, group=sub) is None
+                assert len(caught) == 2
+                assert x[0].item() == 1
+        pairs, _ = dist.new_subgroups(2)
+        dist.all_reduce(x := torch.tensor([rank]), group=pairs)
+        assert x.item() == (1 if rank < 2 else 5)
+        assert isinstance(group, at.backend.AllToAllVGroup)
+        half = group.split_group([1, 3])
+        other = group.split_group([0, 2])
+        mine = half if rank % 2 else other
+        assert (half is None) != (other is None)
+        assert mine is not None
+        mine.allreduce([x := torch.tensor([rank])]).wait()
+        assert x.item() == (4 if rank % 2 else 2)
+        mine.shutdown()
+        dist.barrier()
+
+    grouped(4)(run)
 
 
 def test_again_in_the_same_processes(ranks: Ranks, tmp_path: Path) -> None:

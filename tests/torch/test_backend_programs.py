@@ -8,17 +8,16 @@ from __future__ import annotations
 import random
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from backend_groups import joined, operators
+from backend_groups import Grouped, operators
 from torch import Tensor
 
-from alltoallv.testing import Ranks, reference
+from alltoallv.testing import reference
 
 PROGRAMS = 100  # per world size
 STEPS = 10
@@ -197,17 +196,16 @@ def program(number: int, groups: list[Group]) -> Counter[str]:
 
 
 @pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow), 4])
-def test_same_results_as_gloo(ranks: Ranks, tmp_path: Path, size: int) -> None:
-    def run(rank: int, size: int, file: str) -> dict[str, int]:
-        with joined(rank, size, file) as world:
-            groups = [Group(m, dist.new_group(m, sort_ranks=False), dist.new_group(m, backend="gloo", sort_ranks=False))
-                      for m in MEMBERS[size]]  # fmt: skip
-            total = sum((program(1000 * size + number, groups) for number in range(PROGRAMS)), Counter[str]())
-            ran = sum(operators(group.ours) for group in groups if rank in group.members)
-            assert ran == total.total(), (ran, total)
-            assert operators(world) == 0
+def test_same_results_as_gloo(grouped: Grouped, size: int) -> None:
+    def run(rank: int, size: int, world: dist.ProcessGroup) -> dict[str, int]:
+        groups = [Group(m, dist.new_group(m, sort_ranks=False), dist.new_group(m, backend="gloo", sort_ranks=False))
+                  for m in MEMBERS[size]]  # fmt: skip
+        total = sum((program(1000 * size + number, groups) for number in range(PROGRAMS)), Counter[str]())
+        ran = sum(operators(group.ours) for group in groups if rank in group.members)
+        assert ran == total.total(), (ran, total)
+        assert operators(world) == 0
         return dict(total)
 
-    found = ranks(size, communicator=False, timeout=120)(run, str(tmp_path / "store"))
+    found = grouped(size, seconds=120)(run)
     print(f"{PROGRAMS} programs on {size} ranks, steps compared on each rank: {found}")
     assert all(counts["gloo"] > PROGRAMS and counts["reference"] > PROGRAMS / 2 for counts in found)

@@ -7,21 +7,14 @@ import signal
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-from backend_groups import carrier, joined, operators
+from backend_groups import Grouped, carrier, operators
 
 import alltoallv.torch as at
 from alltoallv.errors import CommTimeoutError, InvalidParamError, PeerLostError, PeerMismatchError
-from alltoallv.testing import Ranks
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> str:
-    return str(tmp_path / "store")
 
 
 def column(value: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -31,165 +24,161 @@ def column(value: float) -> tuple[torch.Tensor, torch.Tensor]:
     return whole, whole[:, 1]
 
 
-def test_rooted_collectives(ranks: Ranks, file: str) -> None:
+def test_rooted_collectives(grouped: Grouped) -> None:
     """Values, also of strided and uneven tensors, through the group and through functions of ours."""
 
-    def run(rank: int, size: int) -> None:
-        with joined(rank, size, file) as group:
-            for functions in (dist, at):
-                for root in range(size):
-                    here = rank == root
-                    whole, x = column(10.0 * rank)
-                    functions.reduce(x, root)
-                    sums = sum(column(10.0 * j)[1] for j in range(size))
-                    assert torch.equal(x, sums if here else column(10.0 * rank)[1])
+    def run(rank: int, size: int, group: dist.ProcessGroup) -> None:
+        for functions in (dist, at):
+            for root in range(size):
+                here = rank == root
+                whole, x = column(10.0 * rank)
+                functions.reduce(x, root)
+                sums = sum(column(10.0 * j)[1] for j in range(size))
+                assert torch.equal(x, sums if here else column(10.0 * rank)[1])
+                assert (whole[:, ::2] == -7).all()
+                outs = [column(77) for _ in range(size)] if here else []
+                functions.gather(column(10.0 * rank)[1], [out for _, out in outs] or None, root)
+                for j, (whole, out) in enumerate(outs):
+                    assert torch.equal(out, column(10.0 * j)[1])
                     assert (whole[:, ::2] == -7).all()
-                    outs = [column(77) for _ in range(size)] if here else []
-                    functions.gather(column(10.0 * rank)[1], [out for _, out in outs] or None, root)
-                    for j, (whole, out) in enumerate(outs):
-                        assert torch.equal(out, column(10.0 * j)[1])
-                        assert (whole[:, ::2] == -7).all()
-                    whole, x = column(77)
-                    parts = [column(10.0 * j)[1] for j in range(size)]
-                    functions.scatter(x, parts if here else None, root)
-                    assert torch.equal(x, parts[rank])
-                    assert (whole[:, ::2] == -7).all()
-                    z = torch.tensor([1 + 2j * rank])
-                    functions.reduce(z, root)
-                    assert not here or z.item() == size + 1j * size * (size - 1)
-                bits = torch.tensor([0b111 & ~(1 << rank)])
-                functions.all_reduce(bits, dist.ReduceOp.BAND)
-                assert bits.item() == 0
-                functions.all_reduce(odd := torch.tensor([rank == 1, True]), dist.ReduceOp.BXOR)
-                assert odd.tolist() == [True, size % 2 == 1]
-            # Uneven: of ours alone, torch checks nothing here either.
-            outs = [torch.empty(j + 1) for j in range(size)] if rank == 0 else None
-            dist.gather(torch.full((rank + 1,), rank + 0.5), outs, 0)
-            assert outs is None or [out.tolist() for out in outs] == [[0.5], [1.5] * 2, [2.5] * 3]
-            work = dist.scatter(
-                torch.empty(rank), list(torch.ones(3).split([0, 1, 2])) if rank == 2 else None, 2, async_op=True
-            )
-            assert work is not None
-            work.wait()
-            big = torch.arange(300_000.0) + rank / 3
-            dist.all_reduce(every := big.clone())
-            dist.reduce(big, 1)
-            assert rank != 1 or torch.equal(big, every)  # the same bits
-            before = operators(group)
-            with pytest.raises((RuntimeError, ValueError), match="'avg' is not defined for dtype int32"):
-                dist.reduce(torch.ones(2).int(), 0, dist.ReduceOp.AVG)
-            with pytest.raises((RuntimeError, ValueError), match="op is 'PREMUL_SUM', expected sum"):
-                dist.all_reduce(torch.ones(2), dist._make_nccl_premul_sum(2.0))
-            assert operators(group) == before
-            group.monitored_barrier(timedelta(seconds=30))
+                whole, x = column(77)
+                parts = [column(10.0 * j)[1] for j in range(size)]
+                functions.scatter(x, parts if here else None, root)
+                assert torch.equal(x, parts[rank])
+                assert (whole[:, ::2] == -7).all()
+                z = torch.tensor([1 + 2j * rank])
+                functions.reduce(z, root)
+                assert not here or z.item() == size + 1j * size * (size - 1)
+            bits = torch.tensor([0b111 & ~(1 << rank)])
+            functions.all_reduce(bits, dist.ReduceOp.BAND)
+            assert bits.item() == 0
+            functions.all_reduce(odd := torch.tensor([rank == 1, True]), dist.ReduceOp.BXOR)
+            assert odd.tolist() == [True, size % 2 == 1]
+        # Uneven: of ours alone, torch checks nothing here either.
+        outs = [torch.empty(j + 1) for j in range(size)] if rank == 0 else None
+        dist.gather(torch.full((rank + 1,), rank + 0.5), outs, 0)
+        assert outs is None or [out.tolist() for out in outs] == [[0.5], [1.5] * 2, [2.5] * 3]
+        work = dist.scatter(
+            torch.empty(rank), list(torch.ones(3).split([0, 1, 2])) if rank == 2 else None, 2, async_op=True
+        )
+        assert work is not None
+        work.wait()
+        big = torch.arange(300_000.0) + rank / 3
+        dist.all_reduce(every := big.clone())
+        dist.reduce(big, 1)
+        assert rank != 1 or torch.equal(big, every)  # the same bits
+        before = operators(group)
+        with pytest.raises((RuntimeError, ValueError), match="'avg' is not defined for dtype int32"):
+            dist.reduce(torch.ones(2).int(), 0, dist.ReduceOp.AVG)
+        with pytest.raises((RuntimeError, ValueError), match="op is 'PREMUL_SUM', expected sum"):
+            dist.all_reduce(torch.ones(2), dist._make_nccl_premul_sum(2.0))
+        assert operators(group) == before
+        group.monitored_barrier(timedelta(seconds=30))
 
-    ranks(3, communicator=False)(run)
+    grouped(3)(run)
 
 
-def test_disagreements_at_a_root(ranks: Ranks, file: str) -> None:
+def test_disagreements_at_a_root(grouped: Grouped) -> None:
     """An error on every rank, that names the odd one, before anything is written; then the group goes on."""
 
-    def run(rank: int, size: int) -> None:
+    def run(rank: int, size: int, group: dist.ProcessGroup) -> None:
         odd, root = rank == 1, rank == 0
         ints = torch.int32 if odd else torch.float32
-        with joined(rank, size, file):
-            outs = [torch.full((4,), -1.0) for _ in range(size)] if root else None
-            mistakes: list[Callable[[], object]] = [
-                lambda: dist.reduce(torch.ones(4 + odd), 0),
-                lambda: dist.reduce(torch.ones(4), 0, dist.ReduceOp.MAX if odd else dist.ReduceOp.SUM),
-                lambda: dist.reduce(torch.ones(4, dtype=ints), 0),
-                lambda: dist.reduce(torch.ones(4), int(odd)),
-                lambda: dist.gather(torch.ones(4 + odd), outs, 0),
-                lambda: dist.gather(torch.ones(4, dtype=ints), outs, 0),
-                lambda: dist.scatter(torch.ones(4 + odd), [torch.ones(4)] * size if root else None, 0),
-                lambda: dist.all_reduce(torch.ones(4)) if odd else dist.reduce(torch.ones(4), 0),
-                lambda: dist.barrier() if odd else dist.gather(torch.ones(4), outs, 0),
-            ]
-            for number, mistake in enumerate(mistakes):
-                with pytest.raises(PeerMismatchError, match="rank 1") as caught:
-                    mistake()
-                assert "rank 0" in str(caught.value), number
-            assert outs is None or all((out == -1).all() for out in outs)
-            dist.all_reduce(x := torch.ones(3))
-            assert x.tolist() == [size] * 3
+        outs = [torch.full((4,), -1.0) for _ in range(size)] if root else None
+        mistakes: list[Callable[[], object]] = [
+            lambda: dist.reduce(torch.ones(4 + odd), 0),
+            lambda: dist.reduce(torch.ones(4), 0, dist.ReduceOp.MAX if odd else dist.ReduceOp.SUM),
+            lambda: dist.reduce(torch.ones(4, dtype=ints), 0),
+            lambda: dist.reduce(torch.ones(4), int(odd)),
+            lambda: dist.gather(torch.ones(4 + odd), outs, 0),
+            lambda: dist.gather(torch.ones(4, dtype=ints), outs, 0),
+            lambda: dist.scatter(torch.ones(4 + odd), [torch.ones(4)] * size if root else None, 0),
+            lambda: dist.all_reduce(torch.ones(4)) if odd else dist.reduce(torch.ones(4), 0),
+            lambda: dist.barrier() if odd else dist.gather(torch.ones(4), outs, 0),
+        ]
+        for number, mistake in enumerate(mistakes):
+            with pytest.raises(PeerMismatchError, match="rank 1") as caught:
+                mistake()
+            assert "rank 0" in str(caught.value), number
+        assert outs is None or all((out == -1).all() for out in outs)
+        dist.all_reduce(x := torch.ones(3))
+        assert x.tolist() == [size] * 3
 
-    ranks(3, communicator=False)(run)
+    grouped(3)(run)
 
 
-def test_messages(ranks: Ranks, file: str) -> None:
+def test_messages(grouped: Grouped) -> None:
     """With tags, from any source, in batches, beside collectives, to strided tensors."""
 
-    def run(rank: int, size: int) -> None:
-        with joined(rank, size, file) as group:
-            after, before = (rank + 1) % size, (rank - 1) % size
-            ops = [dist.P2POp(dist.isend, torch.tensor([rank]), after)]
-            ops.append(dist.P2POp(dist.irecv, got := torch.empty(1).long(), before))
-            for work in dist.batch_isend_irecv(ops):
-                work.wait()
-            assert got.item() == before
-            late = [torch.empty(n + 1) for n in range(4)]
-            works = [dist.irecv(x, before, tag=n) for n, x in enumerate(late)]
-            dist.all_reduce(torch.ones(2))  # which a pending receive does not hold up
-            works += [dist.isend(torch.full((n + 1,), 10.0 * rank + n), after, tag=n) for n in reversed(range(4))]
-            for work in works:
-                assert work is not None
-                work.wait()
-                assert work.is_completed()
-            assert [x[0].item() for x in late] == [10.0 * before + n for n in range(4)]
-            if rank == 0:
-                sources = [dist.recv(x := torch.empty(200_000), tag=3) for _ in range(2)]
-                assert sorted(sources) == [1, 2]
-                assert (x == sources[1]).all()
-            else:
-                dist.send(torch.full((200_000,), float(rank)), 0, tag=3)
-            whole, x = column(77)
-            if rank == 1:
-                assert at.recv(x, 0, group) == 0
-                assert torch.equal(x, column(5)[1])
-                assert (whole[:, ::2] == -7).all()
-                with pytest.raises(InvalidParamError, match="dst is 3, expected one of the group's ranks"):
-                    at.send(x, 3, group)
-            elif rank == 0:
-                at.send(column(5)[1], 1, group)
-            if rank == 2:
-                work = at.irecv(x := torch.empty(3), None, group, 9)
-                assert work is not None
-                assert work.result()[0] is x
-                assert work._source_rank() == 1
-            elif rank == 1:
-                handle = at.isend(torch.ones(3), 2, group, 9)
-                assert handle is not None
-                handle.wait()
+    def run(rank: int, size: int, group: dist.ProcessGroup) -> None:
+        after, before = (rank + 1) % size, (rank - 1) % size
+        ops = [dist.P2POp(dist.isend, torch.tensor([rank]), after)]
+        ops.append(dist.P2POp(dist.irecv, got := torch.empty(1).long(), before))
+        for work in dist.batch_isend_irecv(ops):
+            work.wait()
+        assert got.item() == before
+        late = [torch.empty(n + 1) for n in range(4)]
+        works = [dist.irecv(x, before, tag=n) for n, x in enumerate(late)]
+        dist.all_reduce(torch.ones(2))  # which a pending receive does not hold up
+        works += [dist.isend(torch.full((n + 1,), 10.0 * rank + n), after, tag=n) for n in reversed(range(4))]
+        for work in works:
+            assert work is not None
+            work.wait()
+            assert work.is_completed()
+        assert [x[0].item() for x in late] == [10.0 * before + n for n in range(4)]
+        if rank == 0:
+            sources = [dist.recv(x := torch.empty(200_000), tag=3) for _ in range(2)]
+            assert sorted(sources) == [1, 2]
+            assert (x == sources[1]).all()
+        else:
+            dist.send(torch.full((200_000,), float(rank)), 0, tag=3)
+        whole, x = column(77)
+        if rank == 1:
+            assert at.recv(x, 0, group) == 0
+            assert torch.equal(x, column(5)[1])
+            assert (whole[:, ::2] == -7).all()
+            with pytest.raises(InvalidParamError, match="dst is 3, expected one of the group's ranks"):
+                at.send(x, 3, group)
+        elif rank == 0:
+            at.send(column(5)[1], 1, group)
+        if rank == 2:
+            work = at.irecv(x := torch.empty(3), None, group, 9)
+            assert work is not None
+            assert work.result()[0] is x
+            assert work._source_rank() == 1
+        elif rank == 1:
+            handle = at.isend(torch.ones(3), 2, group, 9)
+            assert handle is not None
+            handle.wait()
 
-    ranks(3, communicator=False)(run)
+    grouped(3)(run)
 
 
-def test_messages_that_do_not_fit(ranks: Ranks, file: str) -> None:
+def test_messages_that_do_not_fit(grouped: Grouped) -> None:
     """An error on both, in the same words; the third rank has none, and everything goes on."""
 
-    def run(rank: int, size: int) -> list[str]:
+    def run(rank: int, size: int, group: dist.ProcessGroup) -> list[str]:
         texts = []
-        with joined(rank, size, file):
-            for sent, expected in ((torch.ones(6), torch.zeros(4)), (torch.ones(4).int(), torch.zeros(4))):
-                for async_op in (False, True):
-                    if rank == 2:
-                        continue
-                    with pytest.raises(PeerMismatchError) as caught:  # noqa: PT012
-                        if async_op:
-                            work = dist.isend(sent, 1) if rank == 0 else dist.irecv(expected, 0)
-                            assert work is not None
-                            work.wait()
-                        elif rank == 0:
-                            dist.send(sent, 1)
-                        else:
-                            dist.recv(expected, 0)
-                    texts.append(str(caught.value))
-                    assert not expected.any()
-            dist.all_reduce(x := torch.ones(3))
-            assert x.tolist() == [size] * 3
+        for sent, expected in ((torch.ones(6), torch.zeros(4)), (torch.ones(4).int(), torch.zeros(4))):
+            for async_op in (False, True):
+                if rank == 2:
+                    continue
+                with pytest.raises(PeerMismatchError) as caught:  # noqa: PT012
+                    if async_op:
+                        work = dist.isend(sent, 1) if rank == 0 else dist.irecv(expected, 0)
+                        assert work is not None
+                        work.wait()
+                    elif rank == 0:
+                        dist.send(sent, 1)
+                    else:
+                        dist.recv(expected, 0)
+                texts.append(str(caught.value))
+                assert not expected.any()
+        dist.all_reduce(x := torch.ones(3))
+        assert x.tolist() == [size] * 3
         return texts
 
-    first, second, third = ranks(3, communicator=False)(run)
+    first, second, third = grouped(3)(run)
     assert first == second
     assert len(first) == 4
     assert third == []
@@ -198,51 +187,47 @@ def test_messages_that_do_not_fit(ranks: Ranks, file: str) -> None:
 
 
 @pytest.mark.parametrize("operator", ["recv", "send", "any"])
-def test_a_message_that_nobody_answers(ranks: Ranks, file: str, operator: str) -> None:
+def test_a_message_that_nobody_answers(grouped: Grouped, operator: str) -> None:
     """The timeout says who did not come."""
 
-    def run(rank: int, size: int) -> float:
-        with joined(rank, size, file, timeout=20):
-            dist.barrier()
-            begin = time.monotonic()
-            if rank == 0:
-                dist.distributed_c10d._set_pg_timeout(timedelta(seconds=1))
-                waits = {"recv": lambda: dist.recv(torch.ones(2), 1), "send": lambda: dist.send(torch.ones(2), 1)}
-                with pytest.raises(
-                    CommTimeoutError, match=r"rank 0 waited 1\.\d s in (recv|send) of 2 float32 .*rank 1"
-                ):
-                    waits.get(operator, lambda: dist.recv(torch.ones(2)))()
-            else:  # computes meanwhile, then meets the end of the group, which is the same error
-                time.sleep(2)
-                with pytest.raises(CommTimeoutError, match="rank 0 waited"):
-                    dist.barrier()
-            return time.monotonic() - begin
+    def run(rank: int, size: int, group: dist.ProcessGroup) -> float:
+        dist.barrier()
+        begin = time.monotonic()
+        if rank == 0:
+            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=1))
+            waits = {"recv": lambda: dist.recv(torch.ones(2), 1), "send": lambda: dist.send(torch.ones(2), 1)}
+            with pytest.raises(CommTimeoutError, match=r"rank 0 waited 1\.\d s in (recv|send) of 2 float32 .*rank 1"):
+                waits.get(operator, lambda: dist.recv(torch.ones(2)))()
+        else:  # computes meanwhile, then meets the end of the group, which is the same error
+            time.sleep(2)
+            with pytest.raises(CommTimeoutError, match="rank 0 waited"):
+                dist.barrier()
+        return time.monotonic() - begin
 
-    assert all(seconds < 5 for seconds in ranks(2, communicator=False)(run))
+    assert all(seconds < 5 for seconds in grouped(2, timeout=20)(run))
 
 
 @pytest.mark.parametrize("operator", ["recv", "isend", "gather"])
-def test_a_lost_peer_ends_the_wait(ranks: Ranks, file: str, operator: str) -> None:
-    def run(rank: int, size: int) -> float:
-        with joined(rank, size, file) as group:
-            x, comm = torch.ones(100_000), carrier(group)
-            if rank == 1:
-                dist.barrier()
-                os.kill(os.getpid(), signal.SIGKILL)
-            work = dist.isend(x, 1, tag=5) if operator == "isend" else None
+def test_a_lost_peer_ends_the_wait(grouped: Grouped, operator: str) -> None:
+    def run(rank: int, size: int, group: dist.ProcessGroup) -> float:
+        x, comm = torch.ones(100_000), carrier(group)
+        if rank == 1:
             dist.barrier()
-            begin = time.monotonic()
-            with pytest.raises(PeerLostError, match="rank 1 was lost"):  # noqa: PT012
-                if work is not None:
-                    work.wait()
-                elif operator == "recv":
-                    dist.recv(x, 1)
-                else:
-                    dist.gather(x, [x.clone() for _ in range(size)] if rank == 0 else None, 0)
-            assert not comm.usable
-            return time.monotonic() - begin
+            os.kill(os.getpid(), signal.SIGKILL)
+        work = dist.isend(x, 1, tag=5) if operator == "isend" else None
+        dist.barrier()
+        begin = time.monotonic()
+        with pytest.raises(PeerLostError, match="rank 1 was lost"):  # noqa: PT012
+            if work is not None:
+                work.wait()
+            elif operator == "recv":
+                dist.recv(x, 1)
+            else:
+                dist.gather(x, [x.clone() for _ in range(size)] if rank == 0 else None, 0)
+        assert not comm.usable
+        return time.monotonic() - begin
 
-    outcomes = ranks(3, communicator=False, fresh=True, outcomes=True)(run)
+    outcomes = grouped(3, fresh=True, outcomes=True)(run)
     assert outcomes[1].error is not None
     for outcome in (outcomes[0], outcomes[2]):
         assert outcome.error is None, outcome

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import fused_cases
 import fused_trouble
 import pytest
-from backend_groups import joined
+import torch.distributed as dist
+from backend_groups import Grouped
 from operators import families
 
 from alltoallv.testing import Ranks
@@ -47,16 +47,15 @@ def check_gradients(group: str, rank: int, size: int) -> None:
 
 
 @pytest.mark.parametrize(("size", "backend"), [(2, "gloo"), (4, "alltoallv")])
-def test_fused_operators_compute_their_formulas(ranks: Ranks, tmp_path: Path, size: int, backend: str) -> None:
-    def check(rank: int, size: int, file: str, backend: str) -> None:
+def test_fused_operators_compute_their_formulas(grouped: Grouped, size: int, backend: str) -> None:
+    def check(rank: int, size: int, group: dist.ProcessGroup) -> None:
         import torch
 
         os.environ["ALLTOALLV_NPU_LIMITS"] = "relax"
-        with joined(rank, size, file, backend=backend) as group:
-            for cases in fused_cases.FAMILIES.values():
-                for case in cases:
-                    case.call(torch.device("cpu"), group.group_name, rank, size)
-            check_gradients(group.group_name, rank, size)
-            fused_trouble.check(torch.device("cpu"), group.group_name, rank, size)
+        for cases in fused_cases.FAMILIES.values():
+            for case in cases:
+                case.call(torch.device("cpu"), group.group_name, rank, size)
+        check_gradients(group.group_name, rank, size)
+        fused_trouble.check(torch.device("cpu"), group.group_name, rank, size)
 
-    ranks(size, communicator=False)(check, str(tmp_path / "store"), backend)
+    grouped(size, backend=backend)(check)

@@ -8,6 +8,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from backend_groups import Grouped
 from engine_groups import caught, staged, to_numpy, to_torch, views
 
 import alltoallv.torch as at
@@ -19,11 +20,6 @@ from alltoallv.testing.golden import assert_bits_equal, dtype_of
 from alltoallv.torch.quantized import rows as quantized_rows
 
 F32 = np.float32
-
-
-@pytest.fixture
-def file(tmp_path: Any) -> str:
-    return str(tmp_path / "meet")
 
 
 def inputs_of(seed: int, ranks: int, count: int, name: str) -> list[Any]:
@@ -168,14 +164,13 @@ def operation_troubles(comm: Any, place: str = "cpu") -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_the_operation_over_a_group(ranks: Any, file: str, size: int) -> None:
-    def run(rank: int, size: int) -> None:
-        with views(rank, size, file, check="always") as comm:
-            operation_cases(comm)
-            if size == 2:
-                operation_troubles(comm)
+def test_the_operation_over_a_group(grouped: Grouped, size: int) -> None:
+    def run(rank: int, size: int, comm: Any) -> None:
+        operation_cases(comm)
+        if size == 2:
+            operation_troubles(comm)
 
-    ranks(size, communicator=False)(run)
+    grouped(size, views, check="always")(run)
 
 
 def every_case(comm: Any, place: str = "cpu") -> int:
@@ -187,12 +182,11 @@ def every_case(comm: Any, place: str = "cpu") -> int:
 
 
 @pytest.mark.parametrize(("size", "way"), [(1, views), (2, staged), (3, views)])
-def test_over_an_engine(ranks: Any, file: str, size: int, way: Any) -> None:
-    def run(rank: int, size: int) -> int:
-        with way(rank, size, file) as comm:
-            return every_case(comm)
+def test_over_an_engine(grouped: Grouped, size: int, way: Any) -> None:
+    def run(rank: int, size: int, comm: Any) -> int:
+        return every_case(comm)
 
-    assert ranks(size, communicator=False)(run) == [20] * size
+    assert grouped(size, way)(run) == [20] * size
 
 
 def scattered(comm: Any, counts: list[int], tail: tuple[int, ...], **how: Any) -> None:
@@ -237,43 +231,41 @@ def rows_cases(comm: Any, place: str = "cpu") -> None:
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_parts_and_rows(ranks: Any, file: str, size: int) -> None:
+def test_parts_and_rows(grouped: Grouped, size: int) -> None:
     """Uneven counts, ranks that send or get nothing, rows that are empty."""
     parts = [[0] * size, [4, 0, 5][-size:], [901, 1, 300][:size]]
 
-    def run(rank: int, size: int) -> None:
-        with views(rank, size, file) as comm:
-            for counts in parts:
-                scattered(comm, counts, (33,), group_size=32)
-                scattered(comm, counts, (3, 5), bits=4, op="avg", group_size=1 << 40)
-            rows_cases(comm)
+    def run(rank: int, size: int, comm: Any) -> None:
+        for counts in parts:
+            scattered(comm, counts, (33,), group_size=32)
+            scattered(comm, counts, (3, 5), bits=4, op="avg", group_size=1 << 40)
+        rows_cases(comm)
 
-    ranks(size, communicator=False)(run)
+    grouped(size, views)(run)
 
 
-def test_disagreement_about_rows(ranks: Any, file: str) -> None:
+def test_disagreement_about_rows(grouped: Grouped) -> None:
     """Ranks that differ in rows or parts hear of it, as of what does not fit; the communicator stays usable."""
 
-    def run(rank: int, size: int) -> list[str]:
-        with views(rank, size, file) as comm:
-            x, to = torch.ones(2, 64), {"group": comm}
-            told = [
-                caught(lambda: at.quantized_all_to_all(x, [1, 1], group_size=32 if rank else None, **to)),
-                caught(lambda: at.quantized_all_to_all(x, [1, 1], [1, 1], group_size=40 - 8 * rank, **to)),
-                caught(lambda: at.quantized_all_to_all(x, [1, 1] if rank else [0, 2], [rank, 1], **to)),
-                caught(lambda: at.quantized_reduce_scatter(x, [1, 1] if rank else [2, 0], **to)),
-            ]
-            assert [type(error) for error in told] == [PeerMismatchError] * 4, told
-            y = x * (1e6 if rank else 1)
-            for call in (
-                lambda: at.quantized_all_to_all(y, [1, 1], overflow="raise", out_dtype=torch.float16, **to),
-                lambda: at.quantized_reduce_scatter(y, overflow="raise", out_dtype=torch.float16, **to),
-            ):
-                assert isinstance(caught(call), ValueOverflowError)
-            assert at.quantized_reduce_scatter(x, **to).eq(2).all()
-            return [str(error) for error in told]
+    def run(rank: int, size: int, comm: Any) -> list[str]:
+        x, to = torch.ones(2, 64), {"group": comm}
+        told = [
+            caught(lambda: at.quantized_all_to_all(x, [1, 1], group_size=32 if rank else None, **to)),
+            caught(lambda: at.quantized_all_to_all(x, [1, 1], [1, 1], group_size=40 - 8 * rank, **to)),
+            caught(lambda: at.quantized_all_to_all(x, [1, 1] if rank else [0, 2], [rank, 1], **to)),
+            caught(lambda: at.quantized_reduce_scatter(x, [1, 1] if rank else [2, 0], **to)),
+        ]
+        assert [type(error) for error in told] == [PeerMismatchError] * 4, told
+        y = x * (1e6 if rank else 1)
+        for call in (
+            lambda: at.quantized_all_to_all(y, [1, 1], overflow="raise", out_dtype=torch.float16, **to),
+            lambda: at.quantized_reduce_scatter(y, overflow="raise", out_dtype=torch.float16, **to),
+        ):
+            assert isinstance(caught(call), ValueOverflowError)
+        assert at.quantized_reduce_scatter(x, **to).eq(2).all()
+        return [str(error) for error in told]
 
-    told = ranks(2, communicator=False)(run)
+    told = grouped(2, views)(run)
     assert told[0] == told[1]
     assert "rank 0 has int8 codes in groups of 64, rank 1 has int8 codes in groups of 32" in told[0][0]
     assert "rank 0 has int8 codes in groups of 40, rank 1 has int8 codes in groups of 32" in told[0][1]
@@ -281,14 +273,14 @@ def test_disagreement_about_rows(ranks: Any, file: str) -> None:
     assert "quantized_reduce_scatter" in told[0][3]
 
 
-def test_rows_as_on_an_accelerator(ranks: Any, file: str) -> None:
+def test_rows_as_on_an_accelerator(grouped: Grouped) -> None:
     """With torch operators as kernels, where shared memory has its own."""
 
-    def run(rank: int, size: int) -> None:
+    def run(rank: int, size: int, comm: Any) -> None:
         rows = mock.patch.object(
             quantized_rows, "HostRows", lambda *how: quantized_rows.DeviceRows(*how, torch.device("cpu"))
         )
-        with views(rank, size, file) as comm, np.errstate(all="ignore"), rows:
+        with np.errstate(all="ignore"), rows:
             rows_cases(comm)
             large = torch.full((2, 40), 7e4)
             error = caught(
@@ -296,52 +288,50 @@ def test_rows_as_on_an_accelerator(ranks: Any, file: str) -> None:
             )
             assert isinstance(error, ValueOverflowError)
 
-    ranks(2, communicator=False)(run)
+    grouped(2, views)(run)
 
 
-def test_overflow_raises_everywhere(ranks: Any, file: str) -> None:
+def test_overflow_raises_everywhere(grouped: Grouped) -> None:
     """Also on ranks whose part fits; the communicator stays usable."""
 
-    def run(rank: int, size: int) -> None:
-        with views(rank, size, file) as comm:
-            x = torch.zeros(1000)
-            x[3] = 60000.0
-            for gather in ("full", "quantized"):
-                how = Quantization(gather=gather, overflow="raise")  # type: ignore[arg-type]
-                request = QuantizedReduction("quantized_all_reduce", "float32", "float16", (1000,), how)
-                out = torch.empty(1000, dtype=torch.float16)
-                error = caught(comm.quantized_reduce(request, out, x).run)
-                assert isinstance(error, ValueOverflowError), error
-                assert isinstance(caught(comm.quantized_reduce(request, out, x).submit), ValueOverflowError)
-            comm.quantized_reduce(request, out, x * 0).run()
-            assert (out == 0).all()
+    def run(rank: int, size: int, comm: Any) -> None:
+        x = torch.zeros(1000)
+        x[3] = 60000.0
+        for gather in ("full", "quantized"):
+            how = Quantization(gather=gather, overflow="raise")  # type: ignore[arg-type]
+            request = QuantizedReduction("quantized_all_reduce", "float32", "float16", (1000,), how)
+            out = torch.empty(1000, dtype=torch.float16)
+            error = caught(comm.quantized_reduce(request, out, x).run)
+            assert isinstance(error, ValueOverflowError), error
+            assert isinstance(caught(comm.quantized_reduce(request, out, x).submit), ValueOverflowError)
+        comm.quantized_reduce(request, out, x * 0).run()
+        assert (out == 0).all()
 
-    ranks(2, communicator=False)(run)
+    grouped(2, views)(run)
 
 
-def test_disagreement(ranks: Any, file: str) -> None:
+def test_disagreement(grouped: Grouped) -> None:
     """Named in words, before anything is written."""
 
-    def run(rank: int, size: int) -> list[str]:
+    def run(rank: int, size: int, comm: Any) -> list[str]:
         told = []
-        with views(rank, size, file) as comm:
-            x, out = torch.ones(256), torch.full((256,), -1.0)
-            base = {"format": "int8", "group_size": 128, "gather": "full", "op": "sum", "overflow": "saturate"}
-            for other in ({"format": "int4"}, {"group_size": 64}, {"gather": "quantized"}, {"op": "avg"}):
-                how = Quantization(**(base | other if rank else base))
-                request = QuantizedReduction("quantized_all_reduce", "float32", "float32", (256,), how)
-                error = caught(comm.quantized_reduce(request, out, x).run)
-                assert isinstance(error, PeerMismatchError)
-                told.append(str(error).split(": ", 1)[1])
-                assert (out == -1).all()
-            how = Quantization()
-            scale = np.array([0.5 + rank], F32)
-            request = QuantizedReduction("quantized_all_reduce", "int8", "float32", (256,), how, scale=scale)
-            told.append(str(caught(comm.quantized_reduce(request, out, x.to(torch.int8)).run)).split(": ", 1)[1])
+        x, out = torch.ones(256), torch.full((256,), -1.0)
+        base = {"format": "int8", "group_size": 128, "gather": "full", "op": "sum", "overflow": "saturate"}
+        for other in ({"format": "int4"}, {"group_size": 64}, {"gather": "quantized"}, {"op": "avg"}):
+            how = Quantization(**(base | other if rank else base))
+            request = QuantizedReduction("quantized_all_reduce", "float32", "float32", (256,), how)
+            error = caught(comm.quantized_reduce(request, out, x).run)
+            assert isinstance(error, PeerMismatchError)
+            told.append(str(error).split(": ", 1)[1])
             assert (out == -1).all()
+        how = Quantization()
+        scale = np.array([0.5 + rank], F32)
+        request = QuantizedReduction("quantized_all_reduce", "int8", "float32", (256,), how, scale=scale)
+        told.append(str(caught(comm.quantized_reduce(request, out, x.to(torch.int8)).run)).split(": ", 1)[1])
+        assert (out == -1).all()
         return told
 
-    one, other = ranks(2, communicator=False)(run)
+    one, other = grouped(2, views)(run)
     assert one == other
     assert one == [
         "rank 0 has format int8, rank 1 has format int4",

@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from backend_groups import joined
+from backend_groups import Grouped
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import alltoallv.torch as at
 from alltoallv.errors import InvalidParamError
 from alltoallv.quantization.spec import Quantization
-from alltoallv.testing import Ranks
 
 
 def train(group: Any, rank: int, hook: at.QuantizedCommHook | None, steps: int = 30) -> list[float]:
@@ -43,19 +42,18 @@ def train(group: Any, rank: int, hook: at.QuantizedCommHook | None, steps: int =
 
 
 @pytest.mark.parametrize("backend", ["alltoallv", "gloo"])
-def test_ddp_hook(ranks: Ranks, tmp_path: Path, backend: str) -> None:
+def test_ddp_hook(grouped: Grouped, backend: str) -> None:
     """The models stay equal on all ranks, and learn as with float32 gradients."""
 
-    def check(rank: int, size: int, file: str) -> None:
-        with joined(rank, size, file, backend=backend) as group:
-            plain = train(group, rank, None)
-            for bits in (8, 4):
-                hook = at.QuantizedCommHook(group, bits=bits, group_size=32)
-                losses = train(group, rank, hook)
-                assert abs(np.mean(losses[-5:]) - np.mean(plain[-5:])) < (0.02 if bits == 8 else 0.2)
-            gc.collect()
+    def check(rank: int, size: int, group: dist.ProcessGroup) -> None:
+        plain = train(group, rank, None)
+        for bits in (8, 4):
+            hook = at.QuantizedCommHook(group, bits=bits, group_size=32)
+            losses = train(group, rank, hook)
+            assert abs(np.mean(losses[-5:]) - np.mean(plain[-5:])) < (0.02 if bits == 8 else 0.2)
+        gc.collect()
 
-    ranks(3, communicator=False)(check, str(tmp_path / "store"))
+    grouped(3, backend=backend)(check)
     with pytest.raises(InvalidParamError, match="bits is 3"):
         at.QuantizedCommHook(bits=3)
 
@@ -135,63 +133,61 @@ def not_yet_given(group: Any, run: Run) -> Tensor:
 
 @pytest.mark.parametrize("cap", [25, 0.002])
 @pytest.mark.parametrize("gather", ["full", "quantized"])
-def test_ddp_errors_follow_their_parameters(ranks: Ranks, tmp_path: Path, gather: str, cap: float) -> None:
+def test_ddp_errors_follow_their_parameters(grouped: Grouped, tmp_path: Path, gather: str, cap: float) -> None:
     """Nothing is lost but what the state holds: the sum of all averages, and the state, is that of all gradients.
 
     So it is for every parameter, after DDP has put its buckets together anew, and after a restart half way.
     """
 
-    def check(rank: int, size: int, file: str) -> None:
+    def check(rank: int, size: int, group: dist.ProcessGroup) -> None:
         how: dict[str, Any] = {"bits": 4, "group_size": 32, "gather": gather}
-        with joined(rank, size, file) as group:
-            run = Run(group, Observed(group, **how), bucket_cap_mb=cap)
-            asked, got = torch.zeros(()), torch.zeros(())
-            for number in range(8):
-                if number == 4:
-                    assert len(set(run.hook.layouts)) > 1, "DDP did not make other buckets"
-                    assert (len(set(run.hook.layouts[-2:])) == 1) == (cap > 1)
-                    torch.save(run.hook.state_dict(), f"{file}-{rank}")
-                    run = Run(group, Observed(group, **how), bucket_cap_mb=cap)
-                    run.hook.load_state_dict(torch.load(f"{file}-{rank}"))
-                given, made = run.step(number)
-                asked, got = asked + total(group, given) / size, got + total(group, made) / size
-                if number in (0, 3, 4, 5, 7):
-                    lacking = not_yet_given(group, run)
-                    assert lacking.abs().max() > 1e-3
-                    torch.testing.assert_close(got + lacking, asked, rtol=1e-5, atol=1e-5)
+        run = Run(group, Observed(group, **how), bucket_cap_mb=cap)
+        asked, got = torch.zeros(()), torch.zeros(())
+        for number in range(8):
+            if number == 4:
+                assert len(set(run.hook.layouts)) > 1, "DDP did not make other buckets"
+                assert (len(set(run.hook.layouts[-2:])) == 1) == (cap > 1)
+                torch.save(run.hook.state_dict(), tmp_path / f"{rank}")
+                run = Run(group, Observed(group, **how), bucket_cap_mb=cap)
+                run.hook.load_state_dict(torch.load(tmp_path / f"{rank}"))
+            given, made = run.step(number)
+            asked, got = asked + total(group, given) / size, got + total(group, made) / size
+            if number in (0, 3, 4, 5, 7):
+                lacking = not_yet_given(group, run)
+                assert lacking.abs().max() > 1e-3
+                torch.testing.assert_close(got + lacking, asked, rtol=1e-5, atol=1e-5)
 
-    ranks(2, communicator=False)(check, str(tmp_path / "store"))
+    grouped(2)(check)
 
 
-def test_ddp_resumes(ranks: Ranks, tmp_path: Path) -> None:
+def test_ddp_resumes(grouped: Grouped) -> None:
     """With buckets that stay as they are, a training that was interrupted has the bits of one that was not."""
 
-    def check(rank: int, size: int, file: str) -> None:
+    def check(rank: int, size: int, group: dist.ProcessGroup) -> None:
         options: dict[str, Any] = {"bucket_cap_mb": 0.002, "find_unused_parameters": True}
-        with joined(rank, size, file) as group:
-            hooks = [Observed(group, bits=4, group_size=32) for _ in range(2)]
-            run = Run(group, hooks[0], **options)
-            for number in range(3):
-                run.step(number)
-            assert len(set(run.hook.layouts)) > 1
-            hooks[1].load_state_dict(run.hook.state_dict())
-            other = Run(group, hooks[1], **options)
-            for number in range(3, 6):
-                for a, b in zip(run.step(number)[1], other.step(number)[1], strict=True):
-                    assert torch.equal(a, b)
-            saved = hooks[0].state_dict()
-            for wrong, message in (
-                (None, "the state is a NoneType"),
-                ({}, r"the state is \[\], expected a dict of shapes, group_size"),
-                (saved | {"group_size": 64}, "the state is of group_size 64, expected 32"),
-                (saved | {"shapes": saved["shapes"][::-1]}, "for parameter 0 in the order of the first step"),
-            ):
-                with pytest.raises(InvalidParamError, match=message):
-                    hooks[1].load_state_dict(wrong)
-            hook = Observed(group, bits=4, group_size=32)
-            hook.load_state_dict(saved | {"rank": 1 - rank if rank else 0})  # one rank has another's
-            error = InvalidParamError if rank else RuntimeError  # torch's, of its future
-            with pytest.raises(error, match="is of rank 0 of 2, expected that of this rank, 1 of 2"):
-                Run(group, hook, **options).step(0)
+        hooks = [Observed(group, bits=4, group_size=32) for _ in range(2)]
+        run = Run(group, hooks[0], **options)
+        for number in range(3):
+            run.step(number)
+        assert len(set(run.hook.layouts)) > 1
+        hooks[1].load_state_dict(run.hook.state_dict())
+        other = Run(group, hooks[1], **options)
+        for number in range(3, 6):
+            for a, b in zip(run.step(number)[1], other.step(number)[1], strict=True):
+                assert torch.equal(a, b)
+        saved = hooks[0].state_dict()
+        for wrong, message in (
+            (None, "the state is a NoneType"),
+            ({}, r"the state is \[\], expected a dict of shapes, group_size"),
+            (saved | {"group_size": 64}, "the state is of group_size 64, expected 32"),
+            (saved | {"shapes": saved["shapes"][::-1]}, "for parameter 0 in the order of the first step"),
+        ):
+            with pytest.raises(InvalidParamError, match=message):
+                hooks[1].load_state_dict(wrong)
+        hook = Observed(group, bits=4, group_size=32)
+        hook.load_state_dict(saved | {"rank": 1 - rank if rank else 0})  # one rank has another's
+        error = InvalidParamError if rank else RuntimeError  # torch's, of its future
+        with pytest.raises(error, match="is of rank 0 of 2, expected that of this rank, 1 of 2"):
+            Run(group, hook, **options).step(0)
 
-    ranks(2, communicator=False)(check, str(tmp_path / "store"))
+    grouped(2)(check)

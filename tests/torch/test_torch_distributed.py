@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from backend_groups import Grouped
 from engine_groups import DTYPES, staged, to_numpy, to_torch, views
 
 import alltoallv.torch as at
@@ -76,12 +77,8 @@ def check(comm: Any) -> None:
 
 
 @pytest.mark.parametrize("way", [views, staged])
-def test_over_an_engine(ranks: Ranks, tmp_path: Path, way: Any) -> None:
-    def run(rank: int, size: int) -> None:
-        with way(rank, size, str(tmp_path / "store")) as comm:
-            check(comm)
-
-    ranks(3, communicator=False)(run)
+def test_over_an_engine(grouped: Grouped, way: Any) -> None:
+    grouped(3, way)(lambda rank, size, comm: check(comm))
 
 
 ERRORS: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {

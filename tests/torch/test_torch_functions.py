@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from backend_groups import joined
+from backend_groups import Grouped, joined
 
 import alltoallv.torch as at
 from alltoallv import Communicator
@@ -39,82 +39,79 @@ def test_views(ranks: Ranks) -> None:
     ranks(2)(check)
 
 
-def test_process_groups(ranks: Ranks, tmp_path: Path) -> None:
+def test_process_groups(grouped: Grouped) -> None:
     """The default group, sub-groups and communicators side by side; names of dist.new_group as of Communicator."""
 
-    def check(rank: int, size: int, file: str) -> None:
-        with joined(rank, size, file, backend="gloo") as world:
-            halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
-            reverse = dist.new_group([3, 1, 0])
-            other = Communicator.from_env("other", timeout=30)
-            mine = halves[rank // 2]
-            x = torch.tensor([float(rank)])
-            with warnings.catch_warnings():
-                warnings.simplefilter("error")
-                for group, members in ((None, [0, 1, 2, 3]), (world, [0, 1, 2, 3]), (other, [0, 1, 2, 3])):
-                    assert at.functional.all_gather(x, group).tolist() == members
-                assert at.functional.all_gather(x, mine).tolist() == [rank // 2 * 2, rank // 2 * 2 + 1]
-                works = []
-                groups = [mine, other, world] if rank % 2 else [world, mine, other]
-                for group in groups:  # in another order on every second rank: they do not wait for each other
-                    n = dist.get_world_size(group) if group is not other else 4
-                    works.append(at.all_to_all_v(x.expand(n), [1] * n, [1] * n, group=group, async_op=True))
-                for group, (y, work) in zip(groups, works, strict=True):
-                    work.wait()
-                    assert y.tolist() == ([rank // 2 * 2, rank // 2 * 2 + 1] if group is mine else [0, 1, 2, 3])
-            if rank != 2:
-                ranks_of = dist.get_process_group_ranks(reverse)
-                assert at.functional.all_gather(x, reverse).tolist() == ranks_of
-            assert at.from_group(mine) is at.from_group(mine)
-            assert at.from_group(mine).size == 2
-            other.destroy()
+    def check(rank: int, size: int, world: dist.ProcessGroup) -> None:
+        halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+        reverse = dist.new_group([3, 1, 0])
+        other = Communicator.from_env("other", timeout=30)
+        mine = halves[rank // 2]
+        x = torch.tensor([float(rank)])
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for group, members in ((None, [0, 1, 2, 3]), (world, [0, 1, 2, 3]), (other, [0, 1, 2, 3])):
+                assert at.functional.all_gather(x, group).tolist() == members
+            assert at.functional.all_gather(x, mine).tolist() == [rank // 2 * 2, rank // 2 * 2 + 1]
+            works = []
+            groups = [mine, other, world] if rank % 2 else [world, mine, other]
+            for group in groups:  # in another order on every second rank: they do not wait for each other
+                n = dist.get_world_size(group) if group is not other else 4
+                works.append(at.all_to_all_v(x.expand(n), [1] * n, [1] * n, group=group, async_op=True))
+            for group, (y, work) in zip(groups, works, strict=True):
+                work.wait()
+                assert y.tolist() == ([rank // 2 * 2, rank // 2 * 2 + 1] if group is mine else [0, 1, 2, 3])
+        if rank != 2:
+            ranks_of = dist.get_process_group_ranks(reverse)
+            assert at.functional.all_gather(x, reverse).tolist() == ranks_of
+        assert at.from_group(mine) is at.from_group(mine)
+        assert at.from_group(mine).size == 2
+        other.destroy()
 
-    ranks(4, communicator=False)(check, str(tmp_path / "store"))
+    grouped(4, backend="gloo")(check)
 
 
-def test_a_rank_outside_the_group_is_warned(ranks: Ranks, tmp_path: Path) -> None:
-    def check(rank: int, size: int, file: str) -> None:
-        with joined(rank, size, file, backend="gloo"):
-            pair = dist.new_group([0, 1])
-            x = torch.ones(2)
-            calls = {
-                "all_to_all_v": lambda: at.all_to_all_v(x, [1, 1], group=pair),
-                "all_to_all_single": lambda: at.all_to_all_single(torch.empty(2), x, group=pair),
-                "all_to_all": lambda: at.all_to_all([torch.empty(1)] * 2, list(x.split(1)), group=pair),
-                "all_gather": lambda: at.all_gather_into_tensor(torch.empty(4), x, group=pair),
-                "exchange_counts": lambda: at.exchange_counts([1, 1], group=pair),
-                "global_scatter": lambda: at.global_scatter(x, [1, 1], [1, 1], group=pair),
-                "global_gather": lambda: at.global_gather(x, [1, 1], [1, 1], group=pair),
-                "async": lambda: at.all_to_all_single(torch.empty(2), x, group=pair, async_op=True),
-            }
-            if rank == 2:
-                for call in calls.values():
-                    with pytest.warns(UserWarning, match="not a member of the group"):
-                        assert call() is None
+def test_a_rank_outside_the_group_is_warned(grouped: Grouped) -> None:
+    def check(rank: int, size: int, group: dist.ProcessGroup) -> None:
+        pair = dist.new_group([0, 1])
+        x = torch.ones(2)
+        calls = {
+            "all_to_all_v": lambda: at.all_to_all_v(x, [1, 1], group=pair),
+            "all_to_all_single": lambda: at.all_to_all_single(torch.empty(2), x, group=pair),
+            "all_to_all": lambda: at.all_to_all([torch.empty(1)] * 2, list(x.split(1)), group=pair),
+            "all_gather": lambda: at.all_gather_into_tensor(torch.empty(4), x, group=pair),
+            "exchange_counts": lambda: at.exchange_counts([1, 1], group=pair),
+            "global_scatter": lambda: at.global_scatter(x, [1, 1], [1, 1], group=pair),
+            "global_gather": lambda: at.global_gather(x, [1, 1], [1, 1], group=pair),
+            "async": lambda: at.all_to_all_single(torch.empty(2), x, group=pair, async_op=True),
+        }
+        if rank == 2:
+            for call in calls.values():
                 with pytest.warns(UserWarning, match="not a member of the group"):
-                    assert at.all_to_all_v(x, [1, 1], group=pair, async_op=True) == (None, None)
-            else:
-                assert at.all_to_all_v(x, [1, 1], group=pair).tolist() == [1, 1]
+                    assert call() is None
+            with pytest.warns(UserWarning, match="not a member of the group"):
+                assert at.all_to_all_v(x, [1, 1], group=pair, async_op=True) == (None, None)
+        else:
+            assert at.all_to_all_v(x, [1, 1], group=pair).tolist() == [1, 1]
 
-    ranks(3, communicator=False)(check, str(tmp_path / "store"))
+    grouped(3, backend="gloo")(check)
 
 
-def test_graphs_name_process_groups(ranks: Ranks, tmp_path: Path) -> None:
-    def check(rank: int, size: int, file: str) -> None:
-        with joined(rank, size, file, backend="gloo") as world:
-            torch._dynamo.reset()
-            x = torch.ones(2, requires_grad=True)
-            call = torch.compile(
-                lambda x: at.functional.all_gather(at.all_to_all_v(x * 2, [1, 1], group=world), world),
-                fullgraph=True,
-                backend="aot_eager",
-            )
-            y = call(x)
-            assert y.tolist() == [2] * 4
-            y.sum().backward()
-            assert x.grad.tolist() == [4, 4]
+def test_graphs_name_process_groups(grouped: Grouped) -> None:
+    def check(rank: int, size: int, world: dist.ProcessGroup) -> None:
+        torch._dynamo.reset()
+        x = torch.ones(2, requires_grad=True)
+        call = torch.compile(
+            lambda x: at.functional.all_gather(at.all_to_all_v(x * 2, [1, 1], group=world), world),
+            fullgraph=True,
+            backend="aot_eager",
+        )
+        y = call(x)
+        assert y.tolist() == [2] * 4
+        y.sum().backward()
+        assert x.grad.tolist() == [4, 4]
 
-    ranks(2, communicator=False, timeout=120)(check, str(tmp_path / "store"))
+    grouped(2, backend="gloo", seconds=120)(check)
 
 
 def test_a_new_group_under_an_old_name(ranks: Ranks, tmp_path: Path) -> None:

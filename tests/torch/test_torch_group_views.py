@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import time
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from backend_groups import Grouped
 from engine_groups import DTYPES, caught, random_cases, staged, to_numpy, to_torch, views
 from replicated import check_gradients
 
@@ -32,62 +32,56 @@ from alltoallv.testing import Ranks, golden, reference
 from alltoallv.torch.engines.nccl import FIRST
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> str:
-    return str(tmp_path / "store")
-
-
-@pytest.mark.parametrize(("size", "check"), [(1, None), (2, None), (3, "staged"), (3, "always")])
-def test_random_exchanges(ranks: Ranks, file: str, size: int, check: str | None) -> None:
+@pytest.mark.parametrize(
+    ("size", "way", "options"), [(1, views, {}), (2, views, {}), (3, staged, {}), (3, views, {"check": "always"})]
+)
+def test_random_exchanges(grouped: Grouped, size: int, way: Any, options: dict[str, Any]) -> None:
     """Given and learnt counts, at once and asynchronous, before and after the checked calls."""
 
-    def run(rank: int, size: int, cases: list[golden.Case]) -> None:
-        way = staged(rank, size, file) if check == "staged" else views(rank, size, file, check=check)
-        with way as comm:
-            for number, case in enumerate(cases):
-                x, name = to_torch(case.inputs[rank]), case.dtype.name
-                sends, sdispls = case.send_counts[rank].tolist(), case.sdispls[rank].tolist()
-                recvs, rdispls = case.recv_counts[rank].tolist(), case.rdispls[rank].tolist()
-                out, expected = to_torch(case.outputs[rank]), case.expected[rank]
-                if number % 3 == 2:
-                    call = comm.learn("all_to_all_v", name, x, sends, sdispls)
-                    expected = reference.all_to_all_v(case.inputs, case.send_counts, case.sdispls)[rank]
-                else:
-                    call = comm.exchange("all_to_all_v", name, out, x, (sends, sdispls, recvs, rdispls))
-                if number % 2:
-                    pending = call.submit()
-                    assert pending.wait(20)
-                    assert pending.done()
-                    result = pending.result
-                else:
-                    result = call.run()
-                if number % 3 == 2:
-                    out, counts = result
-                    assert counts == recvs
-                golden.assert_bits_equal(to_numpy(out), expected, f"exchange {number}: {case!r}")
+    def run(rank: int, size: int, comm: Any, cases: list[golden.Case]) -> None:
+        for number, case in enumerate(cases):
+            x, name = to_torch(case.inputs[rank]), case.dtype.name
+            sends, sdispls = case.send_counts[rank].tolist(), case.sdispls[rank].tolist()
+            recvs, rdispls = case.recv_counts[rank].tolist(), case.rdispls[rank].tolist()
+            out, expected = to_torch(case.outputs[rank]), case.expected[rank]
+            if number % 3 == 2:
+                call = comm.learn("all_to_all_v", name, x, sends, sdispls)
+                expected = reference.all_to_all_v(case.inputs, case.send_counts, case.sdispls)[rank]
+            else:
+                call = comm.exchange("all_to_all_v", name, out, x, (sends, sdispls, recvs, rdispls))
+            if number % 2:
+                pending = call.submit()
+                assert pending.wait(20)
+                assert pending.done()
+                result = pending.result
+            else:
+                result = call.run()
+            if number % 3 == 2:
+                out, counts = result
+                assert counts == recvs
+            golden.assert_bits_equal(to_numpy(out), expected, f"exchange {number}: {case!r}")
 
-    ranks(size, communicator=False)(run, random_cases(size, 24))
+    grouped(size, way, **options)(run, random_cases(size, 24))
 
 
-def test_other_collectives(ranks: Ranks, file: str) -> None:
-    def run(rank: int, size: int) -> None:
-        with views(rank, size, file, check="always") as comm:
-            for name in DTYPES:
-                x = torch.arange(6).to(getattr(torch, name))
-                outputs = [torch.empty(j + rank, dtype=x.dtype) for j in range(size)]
-                inputs = [x[: rank + j].clone() for j in range(size)]
-                comm.exchange_lists("all_to_all", name, outputs, inputs).run()
-                for j, out in enumerate(outputs):
-                    golden.assert_bits_equal(to_numpy(out), to_numpy(x[: rank + j]), name)
-                gathered = torch.empty(6 * size, dtype=x.dtype)
-                layout = ([6] * size, [0] * size, [6] * size, [6 * j for j in range(size)])
-                comm.exchange("all_gather_into_tensor", name, gathered, x, layout).run()
-                golden.assert_bits_equal(to_numpy(gathered), to_numpy(torch.cat([x] * size)), name)
-            with pytest.raises(InvalidParamError, match="op 'avg' is not defined for dtype int32"):
-                at.all_reduce(x.int(), dist.ReduceOp.AVG, comm)
-            at.barrier(comm)
+def test_other_collectives(grouped: Grouped) -> None:
+    def run(rank: int, size: int, comm: Any) -> None:
+        for name in DTYPES:
+            x = torch.arange(6).to(getattr(torch, name))
+            outputs = [torch.empty(j + rank, dtype=x.dtype) for j in range(size)]
+            inputs = [x[: rank + j].clone() for j in range(size)]
+            comm.exchange_lists("all_to_all", name, outputs, inputs).run()
+            for j, out in enumerate(outputs):
+                golden.assert_bits_equal(to_numpy(out), to_numpy(x[: rank + j]), name)
+            gathered = torch.empty(6 * size, dtype=x.dtype)
+            layout = ([6] * size, [0] * size, [6] * size, [6 * j for j in range(size)])
+            comm.exchange("all_gather_into_tensor", name, gathered, x, layout).run()
+            golden.assert_bits_equal(to_numpy(gathered), to_numpy(torch.cat([x] * size)), name)
+        with pytest.raises(InvalidParamError, match="op 'avg' is not defined for dtype int32"):
+            at.all_reduce(x.int(), dist.ReduceOp.AVG, comm)
+        at.barrier(comm)
 
-    ranks(2, communicator=False)(run)
+    grouped(2, views, check="always")(run)
 
 
 def defined(op: str, dtype: str) -> bool:
@@ -97,12 +91,12 @@ def defined(op: str, dtype: str) -> bool:
 
 
 @pytest.mark.parametrize("length", [37, 9001])  # in one step, and in two
-def test_reductions(ranks: Ranks, file: str, length: int) -> None:
+def test_reductions(grouped: Grouped, length: int) -> None:
     """Those that NCCL has, and those that are added in the order of ranks: every dtype and operation."""
 
-    def run(rank: int, size: int) -> None:
+    def run(rank: int, size: int, comm: Any) -> None:
         rng = np.random.default_rng(length)
-        with views(rank, size, file) as comm, np.errstate(all="ignore"):
+        with np.errstate(all="ignore"):
             for name in DTYPES:
                 inputs = [golden.fill(rng, length, name) for _ in range(size)]
                 for op in (op for op in OPS if defined(op, name)):
@@ -119,93 +113,88 @@ def test_reductions(ranks: Ranks, file: str, length: int) -> None:
                     expected = reference.reduce_scatter(inputs, op, counts)[rank]
                     golden.assert_bits_equal(to_numpy(out), expected, f"reduce_scatter {op} of {name}")
 
-    ranks(3, communicator=False)(run)
+    grouped(3, views)(run)
 
 
-def test_gradients(ranks: Ranks, file: str) -> None:
+def test_gradients(grouped: Grouped) -> None:
     """First and second derivatives with gaps, permutations and overlapping send regions; learnt counts."""
 
-    def run(rank: int, size: int) -> None:
-        with views(rank, size, file) as comm:
-            sends = [[1, 2], [0, 1]][rank]
-            recvs = [[1, 0], [2, 1]][rank]
-            check_gradients(
-                comm,
-                [4, 2],
-                (),
-                lambda x: at.all_to_all_v(x, sends, recvs, sdispls=[0, 0], rdispls=[[1, 0], [0, 3]][rank], group=comm),
-            )
-            check_gradients(comm, [3, 1], (2,), lambda x: at.all_to_all_v(x, sends, unit="row", group=comm))
-            x = torch.ones(3, requires_grad=True)
-            out, work = at.all_to_all_v(x, [1, 2], [1 + rank] * 2, group=comm, async_op=True)
-            work.wait()
-            (out * 3).sum().backward()
-            assert x.grad is not None
-            assert x.grad.tolist() == [3, 3, 3]
+    def run(rank: int, size: int, comm: Any) -> None:
+        sends = [[1, 2], [0, 1]][rank]
+        recvs = [[1, 0], [2, 1]][rank]
+        check_gradients(
+            comm,
+            [4, 2],
+            (),
+            lambda x: at.all_to_all_v(x, sends, recvs, sdispls=[0, 0], rdispls=[[1, 0], [0, 3]][rank], group=comm),
+        )
+        check_gradients(comm, [3, 1], (2,), lambda x: at.all_to_all_v(x, sends, unit="row", group=comm))
+        x = torch.ones(3, requires_grad=True)
+        out, work = at.all_to_all_v(x, [1, 2], [1 + rank] * 2, group=comm, async_op=True)
+        work.wait()
+        (out * 3).sum().backward()
+        assert x.grad is not None
+        assert x.grad.tolist() == [3, 3, 3]
 
-    ranks(2, communicator=False)(run)
-
-
-def test_compiled(ranks: Ranks, file: str) -> None:
-    def run(rank: int, size: int) -> None:
-        with views(rank, size, file) as comm:
-
-            @torch.compile(fullgraph=True, backend="aot_eager")
-            def step(x: torch.Tensor, sends: torch.Tensor) -> torch.Tensor:
-                return at.all_to_all_v(x * 2, sends, unit="row", group=comm) + 1
-
-            for n in (1, 2, 3):
-                x = torch.full((size * n, 2), float(rank), requires_grad=True)
-                out = step(x, torch.tensor([n] * size))
-                assert out[:, 0].tolist() == [2.0 * j + 1 for j in range(size) for _ in range(n)]
-                out.sum().backward()
-                assert torch.equal(x.grad, torch.full_like(x, 2))
-
-    ranks(2, communicator=False)(run)
+    grouped(2, views)(run)
 
 
-def test_first_calls_are_checked(ranks: Ranks, file: str) -> None:
+def test_compiled(grouped: Grouped) -> None:
+    def run(rank: int, size: int, comm: Any) -> None:
+
+        @torch.compile(fullgraph=True, backend="aot_eager")
+        def step(x: torch.Tensor, sends: torch.Tensor) -> torch.Tensor:
+            return at.all_to_all_v(x * 2, sends, unit="row", group=comm) + 1
+
+        for n in (1, 2, 3):
+            x = torch.full((size * n, 2), float(rank), requires_grad=True)
+            out = step(x, torch.tensor([n] * size))
+            assert out[:, 0].tolist() == [2.0 * j + 1 for j in range(size) for _ in range(n)]
+            out.sum().backward()
+            assert torch.equal(x.grad, torch.full_like(x, 2))
+
+    grouped(2, views)(run)
+
+
+def test_first_calls_are_checked(grouped: Grouped) -> None:
     """Breaches and failures of the first calls are errors on every rank; then a failing rank ends the communicator."""
     domain = "domain 'torch-views'"
 
-    def run(rank: int, size: int) -> list[str]:
-        with views(rank, size, file) as comm:
-            x, out, one = torch.arange(float(size)), torch.full((size,), -1.0), [1] * size
-            places, same = list(range(size)), [size] * size
+    def run(rank: int, size: int, comm: Any) -> list[str]:
+        x, out, one = torch.arange(float(size)), torch.full((size,), -1.0), [1] * size
+        places, same = list(range(size)), [size] * size
 
-            def exchange(sends: list[int] = one, x: torch.Tensor = x, name: str = "float32", **more: Any) -> Any:
-                return comm.exchange("all_to_all_v", name, out, x, (sends, places, one, places), **more).run()
+        def exchange(sends: list[int] = one, x: torch.Tensor = x, name: str = "float32", **more: Any) -> Any:
+            return comm.exchange("all_to_all_v", name, out, x, (sends, places, one, places), **more).run()
 
-            def reduce(op: str) -> None:
-                comm.reduce("all_reduce", "int16", torch.empty(size * size).short(), x.short(), op, same, x.shape).run()
+        def reduce(op: str) -> None:
+            comm.reduce("all_reduce", "int16", torch.empty(size * size).short(), x.short(), op, same, x.shape).run()
 
-            texts = []
-            zero = [0] * size
-            for kind, attempt in (
-                (PeerMismatchError, lambda: exchange(zero if rank == 1 else one)),
-                (PeerMismatchError, lambda: exchange(x=x.int(), name="int32") if rank == 1 else exchange()),
-                (PeerMismatchError, lambda: learn(comm, x, [2] * size) if rank == 1 else exchange()),
-                (InvalidTensorError, lambda: fail(comm) if rank == 1 else exchange()),
-                (PeerMismatchError, lambda: reduce("max" if rank == 1 else "sum")),
-            ):
-                error = caught(attempt)
-                assert isinstance(error, kind), error
-                assert (out == -1).all()
-                texts.append(
-                    str(error).removeprefix("operator #4 all_to_all_v of domain 'torch-views' failed on rank 1: ")
-                )
-            for _ in range(FIRST):
-                exchange()
-            assert out.tolist() == [rank] * size
-            stats = comm.stats()
-            assert (stats["operators"], stats["failed_operators"], stats["bytes_nccl"]) == (FIRST, 5, FIRST * size * 4)
-            error = caught(lambda: fail(comm) if rank == 1 else wait_until_ended(comm, exchange))
-            assert isinstance(error, InvalidTensorError if rank == 1 else PeerLostError), error
-            assert "the test made it so" in str(error)
-            assert not comm.usable
-            record = comm.flight_record()["ranks"][0]["operators"]
-            assert [one["state"] for one in record[:6]] == ["failed"] * (5 - (rank == 1)) + ["done"] * (1 + (rank == 1))
-            return texts
+        texts = []
+        zero = [0] * size
+        for kind, attempt in (
+            (PeerMismatchError, lambda: exchange(zero if rank == 1 else one)),
+            (PeerMismatchError, lambda: exchange(x=x.int(), name="int32") if rank == 1 else exchange()),
+            (PeerMismatchError, lambda: learn(comm, x, [2] * size) if rank == 1 else exchange()),
+            (InvalidTensorError, lambda: fail(comm) if rank == 1 else exchange()),
+            (PeerMismatchError, lambda: reduce("max" if rank == 1 else "sum")),
+        ):
+            error = caught(attempt)
+            assert isinstance(error, kind), error
+            assert (out == -1).all()
+            texts.append(str(error).removeprefix("operator #4 all_to_all_v of domain 'torch-views' failed on rank 1: "))
+        for _ in range(FIRST):
+            exchange()
+        assert out.tolist() == [rank] * size
+        stats = comm.stats()
+        assert (stats["operators"], stats["failed_operators"], stats["bytes_nccl"]) == (FIRST, 5, FIRST * size * 4)
+        error = caught(lambda: fail(comm) if rank == 1 else wait_until_ended(comm, exchange))
+        assert isinstance(error, InvalidTensorError if rank == 1 else PeerLostError), error
+        assert "the test made it so" in str(error)
+        assert not comm.usable
+        record = comm.flight_record()["ranks"][0]["operators"]
+        assert [one["state"] for one in record[:6]] == ["failed"] * (5 - (rank == 1)) + ["done"] * (1 + (rank == 1))
+        return texts
 
     def fail(comm: Any) -> None:
         error = InvalidTensorError("the test made it so")
@@ -220,7 +209,7 @@ def test_first_calls_are_checked(ranks: Ranks, file: str) -> None:
             time.sleep(0.01)
         call()
 
-    found = ranks(3, communicator=False)(run)
+    found = grouped(3, views)(run)
     assert found[0] == found[1] == found[2]
     head = f"operator #{{}} of {domain}: rank 0 {{}}, rank 1 {{}}".format
     assert found[0] == [
@@ -278,11 +267,11 @@ def test_ranks_in_trouble(ranks: Ranks, file: str) -> None:
     ranks(2, communicator=False)(run)
 
 
-def test_host_tensors_are_refused_by_the_front_end(ranks: Ranks, file: str) -> None:
-    def run(rank: int, size: int) -> None:
-        with views(rank, size, file) as comm, mock.patch.object(type(comm), "reaches_host", False):
+def test_host_tensors_are_refused_by_the_front_end(grouped: Grouped) -> None:
+    def run(rank: int, size: int, comm: Any) -> None:
+        with mock.patch.object(type(comm), "reaches_host", False):
             error = caught(lambda: at.all_to_all_v(torch.ones(1), [1], [1], group=comm))
             assert isinstance(error, InvalidTensorError)
             assert "the tensors lie on cpu, expected a device of nccl" in str(error)
 
-    ranks(1, communicator=False)(run)
+    grouped(1, views)(run)

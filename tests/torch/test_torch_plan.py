@@ -2,38 +2,34 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
-from backend_groups import joined
+import torch.distributed as dist
+from backend_groups import Grouped
 
 import alltoallv.torch as at
 from alltoallv import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError
-from alltoallv.testing import Ranks
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_a_plan_repeats_the_exchange(ranks: Ranks, size: int, tmp_path: Path) -> None:
-    def program(comm: Communicator, file: str) -> None:
-        rank = comm.rank
-        with joined(rank, comm.size, file, backend="gloo") as world:
-            group = at.from_group(world)
-            sends = [(rank + j) % 3 for j in range(size)]
-            plan = at.Plan(sends, sends, torch.int32, rdispls=[4 * j for j in range(size)], group=group)
-            for step in range(3):
-                x = torch.arange(sum(sends), dtype=torch.int32) + 100 * rank + 1000 * step
-                out = torch.full((4 * size,), -1, dtype=torch.int32)
-                assert plan(x, out) is out
-                expected = at.all_to_all_v(
-                    x, sends, sends, rdispls=[4 * j for j in range(size)], out=torch.full_like(out, -1), group=group
-                )
-                assert torch.equal(out, expected)
-                made = plan(x)
-                assert torch.equal(made, torch.where(out == -1, 0, out)[: made.numel()])
+def test_a_plan_repeats_the_exchange(grouped: Grouped, size: int) -> None:
+    def program(rank: int, size: int, world: dist.ProcessGroup) -> None:
+        group = at.from_group(world)
+        sends = [(rank + j) % 3 for j in range(size)]
+        plan = at.Plan(sends, sends, torch.int32, rdispls=[4 * j for j in range(size)], group=group)
+        for step in range(3):
+            x = torch.arange(sum(sends), dtype=torch.int32) + 100 * rank + 1000 * step
+            out = torch.full((4 * size,), -1, dtype=torch.int32)
+            assert plan(x, out) is out
+            expected = at.all_to_all_v(
+                x, sends, sends, rdispls=[4 * j for j in range(size)], out=torch.full_like(out, -1), group=group
+            )
+            assert torch.equal(out, expected)
+            made = plan(x)
+            assert torch.equal(made, torch.where(out == -1, 0, out)[: made.numel()])
 
-    ranks(size)(program, str(tmp_path / "store"))
+    grouped(size, backend="gloo")(program)
 
 
 def test_what_it_refuses() -> None:
