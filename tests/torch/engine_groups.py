@@ -119,10 +119,10 @@ def random_cases(size: int, count: int) -> list[golden.Case]:
     ]
 
 
-def run_case(comm: Any, case: golden.Case, number: int) -> None:
-    """One exchange; ``number`` decides how it is asked for, alike on all ranks or not."""
+def run_case(comm: Any, case: golden.Case, number: int, place: str = "cpu") -> None:
+    """One exchange of tensors in ``place``; ``number`` decides how it is asked for, alike on all ranks or not."""
     r = comm.rank
-    x = to_torch(case.inputs[r])
+    x = to_torch(case.inputs[r]).to(place)
     arguments: dict[str, Any] = {"sdispls": case.sdispls[r], "group": comm}
     expected = case.expected[r]
     if number % 4 == 2:  # the operator allocates: gaps are zero
@@ -136,12 +136,13 @@ def run_case(comm: Any, case: golden.Case, number: int) -> None:
         expected = reference.all_to_all_v(case.inputs, case.send_counts, case.sdispls)[r]
     else:
         arguments |= {"recv_counts": case.recv_counts[r], "rdispls": case.rdispls[r]}
-        arguments["out"] = to_torch(case.outputs[r])
+        arguments["out"] = to_torch(case.outputs[r]).to(place)
     if number % 5 == 4:
         out, work = at.all_to_all_v(x, case.send_counts[r], **arguments, async_op=True)
         assert work.wait()
         out = work.result() if out is None else out
     else:
         out = at.all_to_all_v(x, case.send_counts[r], **arguments)
-    golden.assert_bits_equal(to_numpy(out), expected, f"exchange {number} on rank {r}: {case!r}")
-    golden.assert_bits_equal(to_numpy(x), case.inputs[r], f"input of exchange {number}")
+    assert out.device.type == place
+    golden.assert_bits_equal(to_numpy(out.cpu()), expected, f"exchange {number} on rank {r}: {case!r}")
+    golden.assert_bits_equal(to_numpy(x.cpu()), case.inputs[r], f"input of exchange {number}")

@@ -12,11 +12,11 @@ from backend_groups import Grouped
 from engine_groups import caught, staged, to_numpy, to_torch, views
 
 import alltoallv.torch as at
-from alltoallv import QuantAllReduceParam, QuantType
-from alltoallv.errors import InvalidParamError, InvalidTensorError, PeerMismatchError, ValueOverflowError
+from alltoallv.errors import PeerMismatchError, ValueOverflowError
 from alltoallv.quantization.spec import Quantization, QuantizedReduction
 from alltoallv.testing import quantized as q
 from alltoallv.testing.golden import assert_bits_equal, dtype_of
+from alltoallv.testing.operations import check_quantized
 from alltoallv.torch.quantized import rows as quantized_rows
 
 F32 = np.float32
@@ -111,66 +111,18 @@ def reduce_scatter_cases(comm: Any, place: str) -> None:
 
 
 def operation_cases(comm: Any, place: str = "cpu") -> None:
-    """The ATB-shaped operation: shared scales, then scales of its own with error feedback."""
-    rank, size = comm.rank, comm.size
-    rng = np.random.default_rng(3)
-    for kind, channels in ((QuantType.PER_TENSOR, 1), (QuantType.PER_CHANNEL, 48)):
-        operation = at.QuantAllReduceOperation(QuantAllReduceParam(rank=rank, rank_size=size, quant_type=kind), comm)
-        for shape in ((135, 48), (2, 3, 48)):
-            inputs = [rng.integers(-128, 128, shape).astype(np.int8) for _ in range(size)]
-            scale = rng.uniform(-1, 1, channels).astype(np.float16)
-            offset = rng.uniform(-1, 1, 1).astype(np.float16)
-            wanted = q.shared_scale_all_reduce(inputs, scale, float(offset[0]))[0]
-            given = [to_torch(array).to(place) for array in (inputs[rank], scale, offset)]
-            for out in (None, torch.full(shape, 3.0, dtype=torch.float16, device=place)):
-                y = operation(*given, out=out)
-                assert out in (None, y)
-                assert y.device == given[0].device
-                assert_bits_equal(to_numpy(y.cpu()), wanted)
-    param = QuantAllReduceParam(rank=rank, rank_size=size, quant_type=QuantType.DYNAMIC, gather="quantized")
-    operation, state = at.QuantAllReduceOperation(param, comm), at.ErrorFeedback()
-    errors, gather_error = [np.zeros(1500, F32) for _ in range(size)], np.zeros(1500, F32)
-    for step in range(2):
-        xs = [rng.normal(size=1500).astype(F32) for _ in range(size)]
-        wanted = q.quantized_all_reduce(xs, gather="quantized", errors=errors, gather_error=gather_error)[rank]
-        y = operation(to_torch(xs[rank]).to(place), error_feedback=state)
-        assert_bits_equal(to_numpy(y.cpu()), wanted, f"step {step}")
+    """The ATB-shaped operation."""
 
+    def array(tensor: torch.Tensor) -> Any:
+        assert tensor.device.type == place
+        return to_numpy(tensor.cpu())
 
-def operation_troubles(comm: Any, place: str = "cpu") -> None:
-    """What one rank does wrong all ranks hear, and may go on."""
-    rank, size = comm.rank, comm.size
-    param = QuantAllReduceParam(rank=rank, rank_size=size)
-    operation = at.QuantAllReduceOperation(param, comm)
-    x, scale, offset = (torch.ones(n, dtype=torch.int8, device=place) for n in (32, 1, 1))
-    scale, offset = scale.half(), offset.half()
-    bad = x[: 24 if rank == 0 else 32]
-    told = [
-        caught(lambda: operation(bad, scale, offset)),
-        caught(lambda: operation(x, scale * (rank + 1), offset)),
-        caught(
-            lambda: operation(x, scale, offset, out=torch.empty(16 * (rank + 1), dtype=torch.float16, device=place))
-        ),
-        caught(lambda: at.QuantAllReduceOperation(QuantAllReduceParam(rank=0, rank_size=size), comm)(x, scale, offset)),
-    ]
-    assert "multiple of 16" in str(told[0])
-    assert "has scale 1, rank 1 has scale 2" in str(told[1])
-    assert "output has shape [16], expected [32]" in str(told[2])
-    assert "rank and rank_size are 0 and 2, expected 1 and 2" in str(told[3])
-    assert [type(error) for error in told] == [
-        InvalidTensorError, PeerMismatchError, InvalidTensorError, InvalidParamError
-    ]  # fmt: skip
-    assert operation(x, scale, offset).eq(2 * size).all()
+    check_quantized(comm, lambda x: to_torch(x).to(place), array, at.ErrorFeedback())
 
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_the_operation_over_a_group(grouped: Grouped, size: int) -> None:
-    def run(rank: int, size: int, comm: Any) -> None:
-        operation_cases(comm)
-        if size == 2:
-            operation_troubles(comm)
-
-    grouped(size, views, check="always")(run)
+    grouped(size, views, check="always")(lambda rank, size, comm: operation_cases(comm))
 
 
 def every_case(comm: Any, place: str = "cpu") -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,12 @@ from engine_groups import DTYPES, staged, to_numpy, to_torch, views
 
 import alltoallv.torch as at
 from alltoallv import Communicator
+from alltoallv._calls.reductions import COMPLEX, FLOATS, OTHERS
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.testing import Ranks, golden, reference
+from alltoallv.torch.eager.reductions import REDUCE_OPS
 
-OPS = {"sum": "SUM", "avg": "AVG", "min": "MIN", "max": "MAX", "prod": "PRODUCT"}
 REDUCED = [name for name in DTYPES if not name.startswith(("float8", "complex"))]
-FLOATS = ("float16", "bfloat16", "float32", "float64")
 COUNTS = [2, 0, 5]  # rows that each rank gives or gets
 
 
@@ -38,7 +39,7 @@ def finished(call: Callable[..., Any], *args: Any, group: Any, async_op: bool) -
 
 
 def check(comm: Any) -> None:
-    """Every function, dtype and operation; outputs are full of something else before, and some not contiguous."""
+    """Every function and dtype; outputs are full of something else before, and some not contiguous."""
     r, size = comm.rank, comm.size
 
     def same(tensor: torch.Tensor, expected: np.ndarray[Any, Any]) -> bool:
@@ -55,20 +56,13 @@ def check(comm: Any) -> None:
             wide = to_torch(np.repeat(even[r], 2, axis=1))[:, ::2]  # not contiguous
             finished(at.broadcast, wide, src, **later)
             assert same(wide, even[src]), dtype
-    for number, (dtype, op) in enumerate((d, o) for d in REDUCED for o in OPS if o != "avg" or d in FLOATS):
-        later, reduce_op = {"group": comm, "async_op": bool(number % 2)}, getattr(dist.ReduceOp, OPS[op])
-        even = inputs_of(dtype, [size] * size)
-        x = to_torch(even[r])
-        finished(at.all_reduce, x, reduce_op, **later)
-        assert same(x, reference.all_reduce(even, op)[r]), (dtype, op)
-        out = torch.ones(1, 2).to(x.dtype)
-        finished(at.reduce_scatter_tensor, out, to_torch(even[r]), reduce_op, **later)
-        assert same(out, reference.reduce_scatter(even, op)[r]), (dtype, op)
-        counts = COUNTS[:size]
-        whole = inputs_of(dtype, [sum(counts)] * size)
-        out = torch.ones(counts[r], 2).to(x.dtype)
-        finished(at.reduce_scatter, out, list(to_torch(whole[r]).split(counts)), reduce_op, **later)
-        assert same(out, reference.reduce_scatter(whole, op, counts)[r]), (dtype, op)
+        gathered = torch.ones(size * size, 2).to(wide.dtype)
+        finished(at.all_gather_into_tensor, gathered, to_torch(even[r]), **later)
+        assert same(gathered, np.concatenate(even)), dtype
+        if dtype in REDUCED:
+            out = torch.ones(1, 2).to(wide.dtype)
+            finished(at.reduce_scatter_tensor, out, to_torch(even[r]), **later)
+            assert same(out, reference.reduce_scatter(even)[r]), dtype
     z = torch.full((3,), 1 + 2j) * (r + 1)
     at.all_reduce(z, group=comm)
     assert z.tolist() == [(1 + 2j) * (size * (size + 1) // 2)] * 3
@@ -79,6 +73,38 @@ def check(comm: Any) -> None:
 @pytest.mark.parametrize("way", [views, staged])
 def test_over_an_engine(grouped: Grouped, way: Any) -> None:
     grouped(3, way)(lambda rank, size, comm: check(comm))
+
+
+def defined(op: str, dtype: str) -> bool:
+    if op in ("band", "bor", "bxor"):
+        return dtype in OTHERS
+    return dtype in FLOATS or (dtype in OTHERS and op != "avg") or (dtype in COMPLEX and op in ("sum", "avg"))
+
+
+@pytest.mark.parametrize(("way", "length"), [(views, 37), (views, 9001), (staged, 37)])  # in one step, and in two
+def test_reductions(grouped: Grouped, way: Any, length: int) -> None:
+    """Those that an engine has, and those that are added in the order of ranks: every dtype and operation."""
+
+    def run(rank: int, size: int, comm: Any) -> None:
+        rng = np.random.default_rng(length)
+        parts = [length - 5 * (size - 1), *[5] * (size - 1)][::-1]
+        with np.errstate(all="ignore"):
+            for number, (name, (kind, op)) in enumerate(itertools.product(DTYPES, REDUCE_OPS.items())):
+                if not defined(op, name):
+                    continue
+                inputs = [golden.fill(rng, length, name) for _ in range(size)]
+                later = {"group": comm, "async_op": bool(number % 2)}
+                x = to_torch(inputs[rank])
+                out = torch.empty(parts[rank], dtype=x.dtype)
+                finished(at.reduce_scatter, out, list(x.split(parts)), kind, **later)
+                expected = reference.reduce_scatter(inputs, op, parts)[rank]
+                golden.assert_bits_equal(to_numpy(out), expected, f"reduce_scatter {op} of {name}")
+                finished(at.all_reduce, x, kind, **later)
+                golden.assert_bits_equal(
+                    to_numpy(x), reference.all_reduce(inputs, op)[rank], f"all_reduce {op} of {name}"
+                )
+
+    grouped(3, way)(run)
 
 
 ERRORS: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {

@@ -4,56 +4,31 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from backend_groups import joined
-from engine_groups import DTYPES, caught, random_cases, to_numpy, to_torch
-from test_quantized_engine import every_case, operation_cases, operation_troubles, rows_cases
+from backend_groups import Grouped, joined
+from engine_groups import DTYPES, caught, random_cases, run_case, to_numpy, to_torch
+from test_quantized_engine import every_case, operation_cases, rows_cases
 
 import alltoallv.torch as at
 from alltoallv import QuantAllReduceParam, QuantType
 from alltoallv.errors import InvalidTensorError, PeerMismatchError
-from alltoallv.testing import Ranks, golden, reference
+from alltoallv.testing import golden, reference
 from alltoallv.torch.engines.nccl import FIRST
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device and a torch built for it")
 needs_nccl = pytest.mark.skipif(not dist.is_nccl_available(), reason="this torch has no NCCL")
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> str:
-    return str(tmp_path / "store")
-
-
 @contextlib.contextmanager
-def on_gpu(rank: int, size: int, file: str, backend: str) -> Iterator[dist.ProcessGroup]:
+def on_gpu(rank: int, size: int, file: str, backend: str) -> Iterator[Any]:
     torch.cuda.set_device(0)
-    with joined(rank, size, file, backend=backend) as group:
-        yield group
-
-
-def run_case(case: golden.Case, rank: int, number: int) -> None:
-    x = to_torch(case.inputs[rank]).cuda()
-    arguments: dict[str, Any] = {"sdispls": case.sdispls[rank]}
-    expected = case.expected[rank]
-    if number % 3 == 2:
-        expected = reference.all_to_all_v(case.inputs, case.send_counts, case.sdispls)[rank]
-    else:
-        arguments |= {"recv_counts": case.recv_counts[rank], "rdispls": case.rdispls[rank]}
-        arguments["out"] = to_torch(case.outputs[rank]).cuda()
-    if number % 2:
-        out, work = at.all_to_all_v(x, case.send_counts[rank], **arguments, async_op=True)
-        work.wait()
-        out = work.result() if out is None else out
-    else:
-        out = at.all_to_all_v(x, case.send_counts[rank], **arguments)
-    assert out.is_cuda
-    golden.assert_bits_equal(to_numpy(out.cpu()), expected, f"exchange {number}: {case!r}")
+    with joined(rank, size, file, backend=backend) as group, np.errstate(all="ignore"):
+        yield at.from_group(group, device="cuda")
 
 
 def gradients() -> None:
@@ -75,68 +50,63 @@ def gradients() -> None:
 
 
 @needs_nccl
-def test_nccl_alone(ranks: Ranks, file: str) -> None:
+def test_nccl_alone(grouped: Grouped) -> None:
     """World size 1 honours displacements; nothing waits for the GPU when counts are lists."""
 
-    def run(rank: int, size: int, cases: list[golden.Case]) -> None:
-        with on_gpu(rank, size, file, "cpu:gloo,cuda:nccl") as group:
-            comm = at.from_group(group, device="cuda")
-            assert comm.backend == "nccl"
-            assert at.from_group(group).backend == "shm"
-            for number, case in enumerate(cases):
-                run_case(case, rank, number)
-            gradients()
-            for name in DTYPES:
-                x = torch.arange(5).to(getattr(torch, name)).cuda()
-                gathered = torch.empty_like(x)
-                at.all_gather_into_tensor(gathered, x)
-                golden.assert_bits_equal(to_numpy(gathered.cpu()), to_numpy(x.cpu()), name)
-            x, out = torch.ones(4, device="cuda"), torch.empty(4, device="cuda")
-            assert comm.stats()["operators"] > FIRST
-            torch.cuda.synchronize()
-            torch.cuda.set_sync_debug_mode("error")
-            try:
-                at.all_to_all_v(x, [4], [4], out=out)
-                at.all_to_all_single(out, x)
-                at.all_to_all([out], [x])
-            finally:
-                torch.cuda.set_sync_debug_mode("default")
-            assert out.tolist() == [1, 1, 1, 1]
-            error = caught(lambda: at.all_to_all_v(x, [4], [4], out=torch.empty(4)))
-            assert isinstance(error, InvalidTensorError)
-            assert "expected one device" in str(error)
+    def run(rank: int, size: int, comm: Any, cases: list[golden.Case]) -> None:
+        assert comm.backend == "nccl"
+        assert at.from_group(comm.group).backend == "shm"
+        for number, case in enumerate(cases):
+            run_case(comm, case, number, "cuda")
+        gradients()
+        for name in DTYPES:
+            x = torch.arange(5).to(getattr(torch, name)).cuda()
+            gathered = torch.empty_like(x)
+            at.all_gather_into_tensor(gathered, x)
+            golden.assert_bits_equal(to_numpy(gathered.cpu()), to_numpy(x.cpu()), name)
+        x, out = torch.ones(4, device="cuda"), torch.empty(4, device="cuda")
+        assert comm.stats()["operators"] > FIRST
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            at.all_to_all_v(x, [4], [4], out=out)
+            at.all_to_all_single(out, x)
+            at.all_to_all([out], [x])
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert out.tolist() == [1, 1, 1, 1]
+        error = caught(lambda: at.all_to_all_v(x, [4], [4], out=torch.empty(4)))
+        assert isinstance(error, InvalidTensorError)
+        assert "expected one device" in str(error)
 
-    ranks(1, communicator=False, timeout=120)(run, random_cases(1, 24))
+    grouped(1, on_gpu, backend="cpu:gloo,cuda:nccl", seconds=120)(run, random_cases(1, 24))
 
 
-def test_several_ranks_on_one_gpu(ranks: Ranks, file: str) -> None:
+def test_several_ranks_on_one_gpu(grouped: Grouped) -> None:
     """Through host memory, and checked there."""
 
-    def run(rank: int, size: int, cases: list[golden.Case]) -> None:
-        with on_gpu(rank, size, file, "gloo") as group:
-            comm = at.from_group(group, device="cuda")
-            assert comm.backend == "shm"
-            for number, case in enumerate(cases):
-                run_case(case, rank, number)
-            gradients()
-            x = torch.arange(3.0 * size, device="cuda")
-            out = torch.full_like(x, -1)
-            sends = [3] * size if rank else [2] * size
-            error = caught(lambda: at.all_to_all_v(x, sends, [3] * size, out=out))
-            assert isinstance(error, PeerMismatchError)
-            assert out.tolist() == [-1] * 3 * size
-            rng = np.random.default_rng(7)
-            for name in ("float16", "bfloat16", "float32", "int16", "uint32", "bool"):
-                inputs = [golden.fill(rng, 9000, name) for _ in range(size)]
-                for op in ("sum", "max"):
-                    y = to_torch(inputs[rank]).cuda()
-                    total = torch.empty_like(y)
-                    comm.reduce("all_reduce", name, total, y, op, [9000 // size] * size, y.shape).run()
-                    with np.errstate(all="ignore"):
-                        expected = reference.all_reduce(inputs, op)[rank]
-                    golden.assert_bits_equal(to_numpy(total.cpu()), expected, f"{op} of {name}")
+    def run(rank: int, size: int, comm: Any, cases: list[golden.Case]) -> None:
+        assert comm.backend == "shm"
+        for number, case in enumerate(cases):
+            run_case(comm, case, number, "cuda")
+        gradients()
+        x = torch.arange(3.0 * size, device="cuda")
+        out = torch.full_like(x, -1)
+        sends = [3] * size if rank else [2] * size
+        error = caught(lambda: at.all_to_all_v(x, sends, [3] * size, out=out))
+        assert isinstance(error, PeerMismatchError)
+        assert out.tolist() == [-1] * 3 * size
+        rng = np.random.default_rng(7)
+        for name in ("float16", "bfloat16", "float32", "int16", "uint32", "bool"):
+            inputs = [golden.fill(rng, 9000, name) for _ in range(size)]
+            for op in ("sum", "max"):
+                y = to_torch(inputs[rank]).cuda()
+                total = torch.empty_like(y)
+                comm.reduce("all_reduce", name, total, y, op, [9000 // size] * size, y.shape).run()
+                expected = reference.all_reduce(inputs, op)[rank]
+                golden.assert_bits_equal(to_numpy(total.cpu()), expected, f"{op} of {name}")
 
-    ranks(2, communicator=False, timeout=120)(run, random_cases(2, 24))
+    grouped(2, on_gpu, backend="gloo", seconds=120)(run, random_cases(2, 24))
 
 
 def quantized_cases(comm: Any) -> None:
@@ -146,25 +116,17 @@ def quantized_cases(comm: Any) -> None:
 
 
 @needs_nccl
-def test_quantized_over_nccl_alone(ranks: Ranks, file: str) -> None:
-    def run(rank: int, size: int) -> None:
-        with on_gpu(rank, size, file, "cpu:gloo,cuda:nccl") as group, np.errstate(all="ignore"):
-            comm = at.from_group(group, device="cuda")
-            quantized_cases(comm)
-            x = torch.linspace(-1, 1, 1000, device="cuda")
-            param = QuantAllReduceParam(rank=rank, rank_size=size, quant_type=QuantType.DYNAMIC)
-            assert torch.equal(at.QuantAllReduceOperation(param)(x), at.quantized_all_reduce(x))
-            error = caught(lambda: at.QuantAllReduceOperation(param, comm)(x.cpu()))
-            assert isinstance(error, InvalidTensorError)
+def test_quantized_over_nccl_alone(grouped: Grouped) -> None:
+    def run(rank: int, size: int, comm: Any) -> None:
+        quantized_cases(comm)
+        x = torch.linspace(-1, 1, 1000, device="cuda")
+        param = QuantAllReduceParam(rank=rank, rank_size=size, quant_type=QuantType.DYNAMIC)
+        assert torch.equal(at.QuantAllReduceOperation(param)(x), at.quantized_all_reduce(x))
+        error = caught(lambda: at.QuantAllReduceOperation(param, comm)(x.cpu()))
+        assert isinstance(error, InvalidTensorError)
 
-    ranks(1, communicator=False, timeout=300)(run)
+    grouped(1, on_gpu, backend="cpu:gloo,cuda:nccl", seconds=300)(run)
 
 
-def test_quantized_by_several_ranks_on_one_gpu(ranks: Ranks, file: str) -> None:
-    def run(rank: int, size: int) -> None:
-        with on_gpu(rank, size, file, "gloo") as group, np.errstate(all="ignore"):
-            comm = at.from_group(group, device="cuda")
-            quantized_cases(comm)
-            operation_troubles(comm, "cuda")
-
-    ranks(2, communicator=False, timeout=300)(run)
+def test_quantized_by_several_ranks_on_one_gpu(grouped: Grouped) -> None:
+    grouped(2, on_gpu, backend="gloo", seconds=300)(lambda rank, size, comm: quantized_cases(comm))

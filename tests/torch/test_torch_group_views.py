@@ -10,20 +10,17 @@ import time
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from backend_groups import Grouped
-from engine_groups import DTYPES, caught, random_cases, staged, to_numpy, to_torch, views
+from engine_groups import caught, random_cases, staged, to_numpy, to_torch, views
 from replicated import check_gradients
 
 import alltoallv.torch as at
-from alltoallv._calls.reductions import COMPLEX, FLOATS, OPS, OTHERS
 from alltoallv.errors import (
     BackendUnavailableError,
     CommTimeoutError,
-    InvalidParamError,
     InvalidTensorError,
     PeerLostError,
     PeerMismatchError,
@@ -62,58 +59,6 @@ def test_random_exchanges(grouped: Grouped, size: int, way: Any, options: dict[s
             golden.assert_bits_equal(to_numpy(out), expected, f"exchange {number}: {case!r}")
 
     grouped(size, way, **options)(run, random_cases(size, 24))
-
-
-def test_other_collectives(grouped: Grouped) -> None:
-    def run(rank: int, size: int, comm: Any) -> None:
-        for name in DTYPES:
-            x = torch.arange(6).to(getattr(torch, name))
-            outputs = [torch.empty(j + rank, dtype=x.dtype) for j in range(size)]
-            inputs = [x[: rank + j].clone() for j in range(size)]
-            comm.exchange_lists("all_to_all", name, outputs, inputs).run()
-            for j, out in enumerate(outputs):
-                golden.assert_bits_equal(to_numpy(out), to_numpy(x[: rank + j]), name)
-            gathered = torch.empty(6 * size, dtype=x.dtype)
-            layout = ([6] * size, [0] * size, [6] * size, [6 * j for j in range(size)])
-            comm.exchange("all_gather_into_tensor", name, gathered, x, layout).run()
-            golden.assert_bits_equal(to_numpy(gathered), to_numpy(torch.cat([x] * size)), name)
-        with pytest.raises(InvalidParamError, match="op 'avg' is not defined for dtype int32"):
-            at.all_reduce(x.int(), dist.ReduceOp.AVG, comm)
-        at.barrier(comm)
-
-    grouped(2, views, check="always")(run)
-
-
-def defined(op: str, dtype: str) -> bool:
-    if op in ("band", "bor", "bxor"):
-        return dtype in OTHERS
-    return dtype in FLOATS or (dtype in OTHERS and op != "avg") or (dtype in COMPLEX and op in ("sum", "avg"))
-
-
-@pytest.mark.parametrize("length", [37, 9001])  # in one step, and in two
-def test_reductions(grouped: Grouped, length: int) -> None:
-    """Those that NCCL has, and those that are added in the order of ranks: every dtype and operation."""
-
-    def run(rank: int, size: int, comm: Any) -> None:
-        rng = np.random.default_rng(length)
-        with np.errstate(all="ignore"):
-            for name in DTYPES:
-                inputs = [golden.fill(rng, length, name) for _ in range(size)]
-                for op in (op for op in OPS if defined(op, name)):
-                    x = to_torch(inputs[rank])
-                    out = torch.empty_like(x)
-                    counts = [length // size + (j < length % size) for j in range(size)]
-                    comm.reduce("all_reduce", name, out, x, op, counts, x.shape).run()
-                    golden.assert_bits_equal(
-                        to_numpy(out), reference.all_reduce(inputs, op)[rank], f"all_reduce {op} of {name}"
-                    )
-                    counts = [length - 5 * (size - 1), *[5] * (size - 1)][::-1]
-                    out = torch.empty(counts[rank], dtype=x.dtype)
-                    comm.reduce("reduce_scatter", name, out, x, op, counts, x.shape).run()
-                    expected = reference.reduce_scatter(inputs, op, counts)[rank]
-                    golden.assert_bits_equal(to_numpy(out), expected, f"reduce_scatter {op} of {name}")
-
-    grouped(3, views)(run)
 
 
 def test_gradients(grouped: Grouped) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -11,8 +12,15 @@ import numpy.typing as npt
 import pytest
 
 import alltoallv
-from alltoallv import AllToAllVOperation, AllToAllVParam, Communicator, QuantAllReduceOperation, QuantAllReduceParam
-from alltoallv.errors import AllToAllVError
+from alltoallv import (
+    AllToAllVOperation,
+    AllToAllVParam,
+    Communicator,
+    QuantAllReduceOperation,
+    QuantAllReduceParam,
+    QuantType,
+)
+from alltoallv.errors import AllToAllVError, PeerMismatchError
 from alltoallv.extras import extra
 from alltoallv.quantization.feedback import Feedback
 from alltoallv.testing import quantized, reference
@@ -40,7 +48,7 @@ def check_operations(
     assert front_end.AllToAllVOperation is alltoallv.AllToAllVOperation
     assert front_end.QuantAllReduceOperation is alltoallv.QuantAllReduceOperation
     _exchange(comm, tensor, array)
-    _reduce(comm, tensor, array, feedback)
+    check_quantized(comm, tensor, array, feedback)
 
 
 def _exchange(comm: Communicator, tensor: Callable[[Array], Any], array: Callable[[Any], Array]) -> None:
@@ -82,32 +90,41 @@ def _exchange(comm: Communicator, tensor: Callable[[Array], Any], array: Callabl
     assert_bits_equal(array(operation(x)), expected.astype(np.float32))
 
 
-def _reduce(
-    comm: Communicator, tensor: Callable[[Array], Any], array: Callable[[Any], Array], feedback: Feedback[Any]
+def check_quantized(
+    comm: Any, tensor: Callable[[Array], Any], array: Callable[[Any], Array], feedback: Feedback[Any]
 ) -> None:
+    """Checks `QuantAllReduceOperation` alone; the arguments are those of `check_operations`."""
     rank, size = comm.rank, comm.size
     rng = np.random.default_rng(1)
-    param = QuantAllReduceParam(rank=rank, rank_size=size)
-    operation = QuantAllReduceOperation(param, comm)
-    codes = [rng.integers(-100, 101, (5, 32)).astype(np.int8) for _ in range(size)]
-    scale, offset = (rng.uniform(-1, 1, 1).astype(np.float16) for _ in range(2))
-    given = tensor(codes[rank]), tensor(scale), tensor(offset)
-    wanted = quantized.shared_scale_all_reduce(codes, scale, float(offset[0]))[0]
-    for out in (None, tensor(np.zeros_like(wanted))):
-        y = operation(*given, out=out)
-        assert type(y) is type(given[0])
-        assert out is None or y is out
-        assert_bits_equal(array(y), wanted)
-    for change, code, message in (
-        ((given[0], scale.tolist(), given[2]), 5, "scale is a list, expected a.*, as x"),
-        ((tensor(codes[rank].astype(np.float32)), *given[1:]), 13, "float32"),
-        ((tensor(codes[rank][:, :8]), *given[1:]), 8, "multiple of 16"),
+    for kind, channels in ((QuantType.PER_CHANNEL, 48), (QuantType.PER_TENSOR, 1)):
+        operation = QuantAllReduceOperation(QuantAllReduceParam(rank=rank, rank_size=size, quant_type=kind), comm)
+        for shape in ((2, 3, 48), (135, 48)):
+            codes = [rng.integers(-128, 128, shape).astype(np.int8) for _ in range(size)]
+            scale = rng.uniform(-1, 1, channels).astype(np.float16)
+            offset = rng.uniform(-1, 1, 1).astype(np.float16)
+            given = tensor(codes[rank]), tensor(scale), tensor(offset)
+            wanted = quantized.shared_scale_all_reduce(codes, scale, float(offset[0]))[0]
+            for out in (None, tensor(np.zeros_like(wanted))):
+                y = operation(*given, out=out)
+                assert type(y) is type(given[0])
+                assert out is None or y is out
+                assert_bits_equal(array(y), wanted)
+    elsewhere = QuantAllReduceOperation(QuantAllReduceParam(rank=0, rank_size=size + 1), comm)
+    for made, change, code, message in (
+        (operation, (given[0], scale.tolist(), given[2]), 5, "scale is a list, expected a.*, as x"),
+        (operation, (tensor(codes[rank].astype(np.float32)), *given[1:]), 13, "float32"),
+        (operation, (tensor(codes[rank][:, :8]), *given[1:]), 8, "multiple of 16"),
+        (partial(operation, out=tensor(wanted[1:])), given, 8, r"output has shape \[134, 48\], expected \[135, 48\]"),
+        (elsewhere, given, 1, f"rank and rank_size are 0 and {size + 1}, expected 0 and {size}"),
     ):
         with pytest.raises(AllToAllVError, match=message) as caught:
-            operation(*(change if rank == 0 else given))
+            _ = made(*change) if rank == 0 else operation(*given)
         assert caught.value.code == code, message
+    if size > 1:
+        with pytest.raises(PeerMismatchError, match="rank 0 has scale 0, rank 1 has scale 1"):
+            operation(given[0], tensor(np.full(1, rank, np.float16)), given[2])
     dynamic = QuantAllReduceOperation(
-        QuantAllReduceParam(rank=rank, rank_size=size, quant_type=16, gather="quantized"), comm
+        QuantAllReduceParam(rank=rank, rank_size=size, quant_type=QuantType.DYNAMIC, gather="quantized"), comm
     )
     errors, gather_error = [np.zeros(1500, np.float32) for _ in range(size)], np.zeros(1500, np.float32)
     for _ in range(2):
