@@ -15,8 +15,7 @@ import alltoallv.paddle as ap
 from alltoallv import Communicator
 from alltoallv._calls.regions import as_bytes
 from alltoallv.errors import InvalidParamError, PeerMismatchError
-from alltoallv.paddle.adapter import ADAPTER
-from alltoallv.paddle.tensors import _NAMES, allocate, region
+from alltoallv.paddle.tensors import _NAMES, ADAPTER, allocate, region
 from alltoallv.testing import Ranks, reference
 
 DTYPES = [name for name in _NAMES.values() if name not in ("uint16", "uint32", "uint64")]  # which no operator has

@@ -10,7 +10,7 @@ from quantized_front_ends import COUNTS, check_quantized, slopes_and_gradient
 import alltoallv.paddle as ap
 from alltoallv import Communicator
 from alltoallv.errors import InvalidParamError
-from alltoallv.paddle.adapter import ADAPTER
+from alltoallv.paddle.tensors import ADAPTER
 from alltoallv.testing import Ranks
 
 

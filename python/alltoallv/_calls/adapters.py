@@ -20,10 +20,10 @@ T = TypeVar("T")
 
 # The modules with the adapters. One is imported when such a tensor is met: no framework is imported before that.
 _HOMES = {
-    "numpy": "alltoallv.numpy.adapter",
+    "numpy": "alltoallv.numpy.arrays",
     "torch": "alltoallv.torch.quantized.adapter",
     "mindspore": "alltoallv.mindspore.adapter",
-    "paddle": "alltoallv.paddle.adapter",
+    "paddle": "alltoallv.paddle.tensors",
 }
 _found: dict[type, Adapter[Any]] = {}
 

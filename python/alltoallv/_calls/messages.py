@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from alltoallv import _core
 from alltoallv._calls.adapters import Adapter
@@ -30,6 +31,20 @@ class Message:
 
     def submit(self, timeout: float = -1.0) -> _core.MessageWork:
         return self.core.post(*self.about, timeout)
+
+
+class P2POp:
+    """One message of a batch; a framework's class says how it refuses an ``op`` that is no isend or irecv."""
+
+    refusal: ClassVar[type[Exception]]
+    expected: ClassVar[str]
+
+    def __init__(self, op: Callable[..., Any] | str, tensor: Any, peer: int, group: Any = None, tag: int = 0) -> None:
+        name = op if isinstance(op, str) else getattr(op, "__name__", "")
+        if name not in ("isend", "irecv"):
+            raise self.refusal(f"{self.expected}, but got {op}")
+        self.op, self.tensor, self.peer, self.group, self.tag = op, tensor, peer, group, tag
+        self.sends = name == "isend"
 
 
 def send(comm: Communicator, dtype: str, tensor: Region, dst: int, tag: int, *, waits: bool) -> Message:

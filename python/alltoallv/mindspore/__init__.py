@@ -43,12 +43,18 @@ from alltoallv.mindspore.collectives import (
     scatter,
 )
 from alltoallv.mindspore.dispatcher import MoEDispatcher
-from alltoallv.mindspore.exchange import all_gather_into_tensor, all_to_all_single, all_to_all_v, exchange_counts
+from alltoallv.mindspore.exchange import (
+    all_gather_into_tensor,
+    all_to_all_single,
+    all_to_all_v,
+    exchange_counts,
+    global_gather,
+    global_scatter,
+)
 from alltoallv.mindspore.graph import AllToAllV, DynamicAllToAllV
 from alltoallv.mindspore.group import init, new_group
 from alltoallv.mindspore.installation import install, uninstall
 from alltoallv.mindspore.messages import irecv, isend, recv, send
-from alltoallv.mindspore.moe import global_gather, global_scatter
 from alltoallv.mindspore.quantized import (
     ErrorFeedback,
     quantized_all_reduce,
@@ -60,7 +66,7 @@ from alltoallv.mindspore.tensors import empty
 from alltoallv.mindspore.work import CommHandle
 
 # A graph cannot hold these functions: MindSpore then reports that instead of reading their source.
-_OURS = "collectives", "comm_func", "dispatcher", "front_end", "group", "messages", "moe", "quantized", "tensors"
+_OURS = "collectives", "comm_func", "dispatcher", "front_end", "group", "messages", "quantized", "tensors"
 _MINT = "mint.checks", "mint.groups", "mint.messages", "mint.objects"
 _SHARED = "_calls.exchanges", "_calls.expert_rows", "atb.operations", "atb.quant_operations", "quantization.functions"
 for _module in ("mindspore", "mindspore.distributed", *(f"mindspore.{_name}" for _name in (*_OURS, *_MINT)), *_SHARED):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from mindspore import Tensor, ops
 
@@ -158,19 +158,18 @@ def irecv(tensor: Tensor, src: int = 0, group: str = WORLD, tag: int = 0) -> tup
 class P2POp(dist.P2POp):
     """One message of `batch_isend_irecv`; to receive, ``tensor`` may also be a shape, with ``recv_dtype``."""
 
+    refusal: ClassVar[type[Exception]] = ValueError
+
     def __init__(
         self, op: Any, tensor: Any, peer: int, group: str | None = None, tag: int = 0, *, recv_dtype: Any = None
     ) -> None:
-        name = op if isinstance(op, str) else getattr(op, "__name__", "")
-        if name not in ("isend", "irecv"):
-            raise ValueError(f"Expected ``op`` to be of type ``isend`` or `irecv``, but got {op}")
         if isinstance(tensor, tuple):
             if recv_dtype is None:
                 raise ValueError("recv_dtype is None, expected a dtype where tensor is a shape")
             tensor = empty(tensor, recv_dtype)
-        elif name == "irecv" and isinstance(tensor, Tensor):
-            tensor = empty(tuple(tensor.shape), tensor.dtype)
         super().__init__(op, tensor, peer, group, tag)
+        if not self.sends:
+            self.tensor = empty(tuple(tensor.shape), tensor.dtype)
         self.recv_dtype = recv_dtype
 
 

@@ -12,7 +12,6 @@ from mindspore.graph import jit_trace
 
 from alltoallv._calls.declared import Made
 from alltoallv._calls.exchanges import Exchanges
-from alltoallv._calls.linear import Map
 from alltoallv.communicator import Communicator
 from alltoallv.mindspore import group as groups
 from alltoallv.mindspore.adapter import ADAPTER, LATE
@@ -43,38 +42,17 @@ def check_async(async_op: Any) -> None:
 
 class _FrontEnd(Exchanges[Tensor, Group, CommHandle]):
     adapter, messenger, quick = LATE, ADAPTER, Tensor
-
-    def enter(self, group: Group) -> Communicator:
-        return enter(group)
-
-    def host(self, comm: Communicator) -> Communicator:
-        return on_host(comm)
-
-    def rank_in(self, group: Group, rank: Any, name: str) -> Any:
-        return groups.rank_in(group, rank, name)
-
-    def check_async(self, async_op: Any) -> None:
-        check_async(async_op)
+    enter, host, rank_in = staticmethod(enter), staticmethod(on_host), staticmethod(groups.rank_in)
+    check_async, tracks, numbers = staticmethod(check_async), staticmethod(tracks), staticmethod(Tensor.from_numpy)
+    apply, assign = staticmethod(apply), staticmethod(assign)
 
     def check(self, name: str, x: Any) -> Tensor:
         check_tensor(name, x)
         core_name(x.dtype)
         return x
 
-    def tracks(self, *tensors: Tensor) -> bool:
-        return tracks(*tensors)
-
-    def apply(self, input: Tensor, call: Map[Tensor]) -> Tensor:
-        return apply(input, call)
-
-    def assign(self, name: str, output: Tensor, values: Tensor, kept: npt.NDArray[np.bool_] | None) -> None:
-        assign(name, output, values, kept)
-
     def taken(self, x: Tensor, index: npt.NDArray[np.int64]) -> Tensor:
         return ops.gather(x.reshape(-1), Tensor(index), 0)
-
-    def numbers(self, values: npt.NDArray[np.int64]) -> Tensor:
-        return Tensor.from_numpy(values)
 
     def prepare(
         self,

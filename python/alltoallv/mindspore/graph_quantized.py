@@ -170,18 +170,13 @@ def steps() -> Quantized[Any]:
     """Returns the quantized collectives whose calls return their steps."""
 
     class Prepared(Quantized[Any]):
-        adapter = adapters.find("x", np.empty(0))
-
-        def communicator(self, group: Any) -> Communicator | None:
-            return groups.resolve(group)
-
         def reductions(self) -> type[ReductionCall[Any]]:
             return _Reduction
 
         def exchanges(self) -> type[RowsCall[Any]]:
             return _Rows
 
-    return Prepared()
+    return Prepared(adapters.find("x", np.empty(0)), groups.resolve)
 
 
 def shaped(shape: Sequence[int], dtype: Any) -> Any:

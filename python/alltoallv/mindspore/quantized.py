@@ -9,7 +9,6 @@ from mindspore import Tensor, ops
 from alltoallv._calls.adapters import Adapter
 from alltoallv._calls.counts import Counts
 from alltoallv._calls.experts import exchange_counts
-from alltoallv._calls.linear import Map
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError
 from alltoallv.mindspore import device_quantized
@@ -89,16 +88,13 @@ def _check_timeout(timeout: float | None) -> None:
 
 
 class _Quantized(Quantized[Tensor]):
-    adapter = ADAPTER
+    apply = staticmethod(apply)
 
     def reductions(self) -> type[ReductionCall[Tensor]]:
         return _QueuedReduction if in_queue() else ReductionCall
 
     def exchanges(self) -> type[RowsCall[Tensor]]:
         return _QueuedRows if in_queue() else RowsCall
-
-    def communicator(self, group: Any) -> Communicator:
-        return enter(group)
 
     def multiply(self, x: Tensor, weight: Tensor) -> Tensor:
         return ops.matmul(x, weight.T)
@@ -113,11 +109,8 @@ class _Quantized(Quantized[Tensor]):
             exclude("input requires grad", **given)
         return tracks(input) and not present(given)
 
-    def apply(self, input: Tensor, call: Map[Tensor]) -> Tensor:
-        return apply(input, call)
 
-
-_functions = _Quantized()
+_functions = _Quantized(ADAPTER, enter)
 quantized_all_reduce = _functions.quantized_all_reduce
 quantized_reduce_scatter = _functions.quantized_reduce_scatter
 quantized_all_to_all = _functions.quantized_all_to_all

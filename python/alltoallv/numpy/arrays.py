@@ -1,8 +1,9 @@
-"""Checks of NumPy arrays before they reach the core."""
+"""Checks NumPy arrays before they reach the core, and shows them to the shared calls."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,15 @@ import numpy.typing as npt
 
 from alltoallv import _core, communicator, memory
 from alltoallv._calls import regions
+from alltoallv._calls.adapters import Adapter
 from alltoallv._calls.counts import Counts
 from alltoallv._calls.reductions import check_reduction
 from alltoallv._calls.regions import Region
 from alltoallv.communicator import Communicator
-from alltoallv.dtypes import core_name
+from alltoallv.dtypes import core_name, numpy_dtype
 from alltoallv.errors import InvalidParamError, InvalidTensorError
+from alltoallv.numpy.work import Work
+from alltoallv.quantization.feedback import ErrorFeedback
 
 Array = npt.NDArray[Any]
 
@@ -95,3 +99,50 @@ def new_output(shape: tuple[int, ...], dtype: np.dtype[Any], has_gaps: bool) -> 
 def row_size(array: Array) -> int:
     """Returns the number of elements per row of dimension 0."""
     return _core.row_size(array.shape)
+
+
+class _Arrays(Adapter[Array]):
+    kind, tensor, feedback, handle = "a NumPy array", np.ndarray, ErrorFeedback, Work
+
+    def check(self, name: str, x: Array) -> None:
+        if not isinstance(x, np.ndarray):
+            raise InvalidTensorError(f"{name} is a {type(x).__name__}, expected a NumPy array", 5)
+        core_name(x.dtype)
+
+    read = staticmethod(as_input)  # accepts a list, too
+
+    def contiguous(self, x: Array) -> Array:
+        return as_input("x", x)
+
+    def writable(self, x: Array) -> bool:
+        return x.flags.c_contiguous and x.flags.writeable
+
+    def name(self, dtype: Any) -> str:
+        return core_name(numpy_dtype(dtype))
+
+    def dtype(self, x: Array) -> str:
+        return core_name(x.dtype)
+
+    address, region = staticmethod(address), staticmethod(region)
+
+    def listed(self, name: str, tensors: Any) -> Sequence[Array]:
+        given: Sequence[Array] = tensors  # any kind of sequence: its length is checked
+        return given
+
+    def new(self, shape: Sequence[int], like: Array, *, zero: bool = False) -> Array:
+        return new_output(tuple(shape), like.dtype, zero)
+
+    def from_block(self, block: _core.Block, shape: Sequence[int], like: Array) -> Array:
+        return memory.from_block(block, shape, like.dtype)
+
+    def check_output(self, name: str, x: Array, like: Array | None = None) -> str:
+        return core_name(check_output(name, x, None if like is None else like.dtype).dtype)
+
+    def allocate(self, shape: Sequence[int], dtype: str, like: Array) -> Array:
+        return memory.empty(shape, numpy_dtype(dtype))
+
+    def values(self, x: Array) -> Array:
+        return x
+
+
+ADAPTER: Adapter[Any] = _Arrays()

@@ -17,8 +17,7 @@ from alltoallv._calls.expert_rows import ExpertRows
 from alltoallv._calls.guard import guard
 from alltoallv.communicator import Communicator
 from alltoallv.dtypes import core_name
-from alltoallv.numpy.adapter import ADAPTER
-from alltoallv.numpy.arrays import Array, as_input, resolve, row_size
+from alltoallv.numpy.arrays import ADAPTER, Array, as_input, resolve, row_size
 from alltoallv.numpy.work import Work, ending
 
 

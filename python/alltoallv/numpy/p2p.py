@@ -9,8 +9,7 @@ import numpy.typing as npt
 from alltoallv import _core
 from alltoallv._calls import messages
 from alltoallv.communicator import Communicator
-from alltoallv.numpy.adapter import ADAPTER
-from alltoallv.numpy.arrays import Array, as_input, check_apart, check_output, resolve
+from alltoallv.numpy.arrays import ADAPTER, Array, as_input, check_apart, check_output, resolve
 from alltoallv.numpy.work import Work
 
 

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from alltoallv.communicator import Communicator
-from alltoallv.numpy.adapter import ADAPTER
-from alltoallv.numpy.arrays import Array, resolve
+from alltoallv.numpy.arrays import ADAPTER, Array, resolve
 from alltoallv.quantization.feedback import ErrorFeedback as ErrorFeedback
 from alltoallv.quantization.functions import Quantized
 
 
 class _Quantized(Quantized[Array]):
-    adapter = ADAPTER
-
-    def communicator(self, group: Any) -> Communicator:
-        return resolve(group)
-
     def multiply(self, x: Array, weight: Array) -> Array:
         product: Array = x @ weight.T
         return product
@@ -27,7 +18,7 @@ class _Quantized(Quantized[Array]):
         return np.concatenate(parts)
 
 
-_functions = _Quantized()
+_functions = _Quantized(ADAPTER, resolve)
 quantized_all_reduce = _functions.quantized_all_reduce
 quantized_reduce_scatter = _functions.quantized_reduce_scatter
 quantized_all_to_all = _functions.quantized_all_to_all

@@ -29,10 +29,16 @@ from alltoallv.paddle.collectives import (
     reduce_scatter,
     scatter,
 )
-from alltoallv.paddle.exchange import all_to_all_v, alltoall, alltoall_single, exchange_counts
+from alltoallv.paddle.exchange import (
+    all_to_all_v,
+    alltoall,
+    alltoall_single,
+    exchange_counts,
+    global_gather,
+    global_scatter,
+)
 from alltoallv.paddle.group import new_group
 from alltoallv.paddle.messages import P2POp, batch_isend_irecv, irecv, isend, recv, send
-from alltoallv.paddle.moe import global_gather, global_scatter
 from alltoallv.paddle.objects import (
     all_gather_object,
     broadcast_object_list,

@@ -1,4 +1,4 @@
-"""Paddle's groups, tensors and tasks; `alltoallv.paddle` describes what all its functions share."""
+"""Paddle's groups, tensors, gradients and tasks; `alltoallv.paddle` describes what all its functions share."""
 
 from __future__ import annotations
 
@@ -8,29 +8,43 @@ import numpy as np
 import numpy.typing as npt
 import paddle
 from paddle import Tensor
+from paddle.autograd import PyLayer
 from paddle.distributed import ReduceOp
 
 from alltoallv._calls.exchanges import Exchanges
 from alltoallv._calls.linear import Map
-from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError
-from alltoallv.paddle.adapter import ADAPTER
-from alltoallv.paddle.autograd import apply
 from alltoallv.paddle.group import Group, rank_in, resolve
-from alltoallv.paddle.tensors import check_tensor, core_name
+from alltoallv.paddle.tensors import ADAPTER, check_tensor, core_name
 from alltoallv.paddle.work import Done, Task
 
 _OPS = {getattr(ReduceOp, name): name.lower() for name in ("SUM", "AVG", "MIN", "MAX", "PROD")}
 
 
+class _Applied(PyLayer):
+    """Fills its context only after the call has succeeded: Paddle never frees that of a forward that has raised."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, call: Map[Tensor]) -> Tensor:
+        output = call.run(input)
+        ctx.call = call
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        gradient: Tensor = ctx.call.back(grad, apply)
+        return gradient
+
+
+def apply(input: Tensor, call: Map[Tensor]) -> Tensor:
+    """Runs the call and records its gradient."""
+    return _Applied.apply(input, call)
+
+
 class _FrontEnd(Exchanges[Tensor, Group, Task]):
     adapter = ADAPTER
-
-    def enter(self, group: Group) -> Communicator | None:
-        return resolve(group)
-
-    def rank_in(self, group: Group, rank: Any, name: str) -> Any:
-        return rank_in(group, rank, name)
+    enter, rank_in, apply = staticmethod(resolve), staticmethod(rank_in), staticmethod(apply)
+    numbers = staticmethod(paddle.to_tensor)
 
     def ended(self, result: Any) -> Task:
         return Done(result)
@@ -52,14 +66,8 @@ class _FrontEnd(Exchanges[Tensor, Group, Task]):
     def check_tracked_output(self) -> None:
         raise InvalidParamError("out is given for an input that wants a gradient, expected one or the other")
 
-    def apply(self, input: Tensor, call: Map[Tensor]) -> Tensor:
-        return apply(input, call)
-
     def taken(self, x: Tensor, index: npt.NDArray[np.int64]) -> Tensor:
         return paddle.gather(x.reshape([-1]), paddle.to_tensor(index))
-
-    def numbers(self, values: npt.NDArray[np.int64]) -> Tensor:
-        return paddle.to_tensor(values)
 
 
 front_end = _FrontEnd()

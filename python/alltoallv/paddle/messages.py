@@ -10,6 +10,7 @@ from typing import Any
 
 from paddle import Tensor
 
+from alltoallv._calls import messages
 from alltoallv.paddle.front_end import front_end
 from alltoallv.paddle.group import Group
 from alltoallv.paddle.work import Task
@@ -40,21 +41,23 @@ def irecv(tensor: Tensor, src: int | None = None, group: Group = None) -> Task |
     return recv(tensor, 0 if src is None else src, group, sync_op=False)
 
 
-class P2POp:
+class P2POp(messages.P2POp):
     """One message of `batch_isend_irecv`: ``op`` is `isend` or `irecv`, from here or from Paddle, or its name.
 
     Raises:
         RuntimeError: ``op`` is something else; the text is Paddle's.
     """
 
+    refusal, expected = (
+        RuntimeError,
+        (
+            "Invalid ``op`` function. Expected ``op`` to be of type ``paddle.distributed.isend`` or "
+            "``paddle.distributed.irecv``"
+        ),
+    )
+
     def __init__(self, op: Callable[..., Any] | str, tensor: Tensor, peer: int, group: Group = None) -> None:
-        name = op if isinstance(op, str) else getattr(op, "__name__", "")
-        if name not in ("isend", "irecv"):
-            raise RuntimeError(
-                "Invalid ``op`` function. Expected ``op`` to be of type ``paddle.distributed.isend`` or "
-                "``paddle.distributed.irecv``."
-            )
-        self.op, self.tensor, self.peer, self.group = isend if name == "isend" else irecv, tensor, peer, group
+        super().__init__(op, tensor, peer, group)
 
 
 def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[Task]:
@@ -67,5 +70,5 @@ def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[Task]:
         raise RuntimeError(
             "Invalid ``p2p_op_list``. Each op is expected to to be of type ``paddle.distributed.P2POp``."
         )
-    tasks = [op.op(op.tensor, op.peer, op.group) for op in p2p_op_list]
+    tasks = [(isend if op.sends else irecv)(op.tensor, op.peer, op.group) for op in p2p_op_list]
     return [task for task in tasks if task is not None]

@@ -7,22 +7,16 @@ from typing import Any
 import paddle
 from paddle import Tensor
 
-from alltoallv._calls.linear import Map
-from alltoallv.communicator import Communicator
-from alltoallv.paddle.adapter import ADAPTER
-from alltoallv.paddle.autograd import apply
+from alltoallv.paddle.front_end import apply
 from alltoallv.paddle.group import resolve
-from alltoallv.paddle.tensors import check_tensor
+from alltoallv.paddle.tensors import ADAPTER, check_tensor
 from alltoallv.quantization.feedback import ErrorFeedback as ErrorFeedback
 from alltoallv.quantization.functions import Quantized
 from alltoallv.quantization.requests import exclude
 
 
 class _Quantized(Quantized[Tensor]):
-    adapter = ADAPTER
-
-    def communicator(self, group: Any) -> Communicator | None:
-        return resolve(group)
+    apply = staticmethod(apply)
 
     def multiply(self, x: Tensor, weight: Tensor) -> Tensor:
         return paddle.matmul(x, weight, transpose_y=True)
@@ -40,11 +34,8 @@ class _Quantized(Quantized[Tensor]):
         exclude("input wants a gradient", **given)
         return True
 
-    def apply(self, input: Tensor, call: Map[Tensor]) -> Tensor:
-        return apply(input, call)
 
-
-_functions = _Quantized()
+_functions = _Quantized(ADAPTER, resolve)
 quantized_all_reduce = _functions.quantized_all_reduce
 quantized_reduce_scatter = _functions.quantized_reduce_scatter
 quantized_all_to_all = _functions.quantized_all_to_all

@@ -1,4 +1,4 @@
-"""Passes Paddle tensors to the core as contiguous host memory of a known dtype."""
+"""Passes Paddle tensors to the core and to the shared calls, as contiguous host memory of a known dtype."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ import paddle
 from paddle import Tensor
 
 from alltoallv import _core, memory
+from alltoallv._calls.adapters import Adapter
 from alltoallv._calls.regions import Region
 from alltoallv.errors import BackendUnavailableError, InvalidTensorError
+from alltoallv.paddle.work import Done, Task
+from alltoallv.quantization.feedback import ErrorFeedback
 
 T = TypeVar("T")
 _NAMES: dict[Any, str] = {
@@ -32,20 +35,20 @@ def core_name(dtype: Any) -> str:
         raise InvalidTensorError(f"dtype is {dtype}, expected one of {', '.join(_NAMES.values())}", 13) from None
 
 
-def check_tensor(name: str, tensor: object) -> None:
+def check_tensor(name: str, x: object) -> None:
     """Refuses everything but dense tensors in host memory that hold values."""
     if not paddle.in_dynamic_mode():
         raise RuntimeError(
             "alltoallv.paddle is only supported in dygraph mode: call paddle.disable_static() first, and use "
             "paddle.jit.to_static with full_graph=False"
         )
-    if not isinstance(tensor, Tensor):
-        raise TypeError(f"{name} is a {type(tensor).__name__}, expected a paddle.Tensor")
-    if not tensor.is_dense():
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} is a {type(x).__name__}, expected a paddle.Tensor")
+    if not x.is_dense():
         raise InvalidTensorError(f"{name} is a sparse tensor, expected a dense one", 7)
-    if not tensor.place.is_cpu_place():
+    if not x.place.is_cpu_place():
         raise BackendUnavailableError(
-            f"{name} lies on {tensor.place}, which this release does not serve for Paddle tensors: "
+            f"{name} lies on {x.place}, which this release does not serve for Paddle tensors: "
             "use paddle.set_device('cpu')"
         )
 
@@ -93,3 +96,38 @@ def allocate(shape: Sequence[int], dtype: Any, *, zero: bool = False) -> Tensor:
 
 def _itemsize(dtype: Any) -> int:
     return _core.dtypes[core_name(dtype)].size
+
+
+class _Tensors(Adapter[Tensor]):
+    kind, tensor, feedback, handle = "a Paddle tensor", Tensor, ErrorFeedback, Task
+    done, tracks_writes = Done, True
+
+    def contiguous(self, x: Tensor) -> Tensor:
+        return x if x.stop_gradient and x.is_contiguous() else x.detach().contiguous()
+
+    def address(self, x: Tensor) -> int:
+        address: int = x.data_ptr()
+        return address
+
+    def writable(self, x: Tensor) -> bool:
+        return bool(x.is_contiguous())
+
+    check, name, region = staticmethod(check_tensor), staticmethod(core_name), staticmethod(region)
+
+    def allocate(self, shape: Sequence[int], dtype: str, like: Tensor) -> Tensor:
+        return allocate(shape, dtype)
+
+    def new(self, shape: Sequence[int], like: Tensor, *, zero: bool = False) -> Tensor:
+        return allocate(shape, like.dtype, zero=zero)
+
+    def from_block(self, block: _core.Block, shape: Sequence[int], like: Tensor) -> Tensor:
+        return from_block(block, shape, like.dtype)
+
+    def writes(self, x: Tensor) -> None:
+        x._bump_inplace_version()  # a backward pass that needs the old values then raises an error
+
+    def values(self, x: Tensor) -> Any:
+        return x.astype("float32").numpy()
+
+
+ADAPTER = _Tensors()

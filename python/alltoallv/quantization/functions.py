@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar, Generic, TypeVar
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
 
 from alltoallv import _core
 from alltoallv._calls.adapters import Adapter
@@ -34,10 +35,12 @@ Call = ReductionCall[A] | RowsCall[A]
 class Quantized(Generic[A]):
     """A front end's quantized collectives. The methods below are what each framework defines for itself."""
 
-    adapter: ClassVar[Adapter[Any]]
+    def __init__(self, adapter: Adapter[Any], communicator: Callable[[Any], Communicator | None]) -> None:
+        """Makes the public functions: plain ones, which help() shows as such.
 
-    def __init__(self) -> None:
-        """Makes the public functions: plain ones, which help() shows as such."""
+        ``communicator`` returns a group's communicator, or None on a rank outside of it.
+        """
+        self.adapter, self.communicator = adapter, communicator
 
         @described(signature.quantized_all_reduce)
         def quantized_all_reduce(
@@ -163,10 +166,6 @@ class Quantized(Generic[A]):
         self.quantized_reduce_scatter = quantized_reduce_scatter
         self.quantized_all_to_all = quantized_all_to_all
         self.quantized_linear_all_reduce = quantized_linear_all_reduce
-
-    def communicator(self, group: Any) -> Communicator | None:
-        """Returns the group's communicator, or None on a rank outside of it."""
-        raise NotImplementedError
 
     def reductions(self) -> type[ReductionCall[A]]:
         """Returns the class of a reduction that is ready to run."""

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from mindspore import Tensor
 
+from alltoallv._calls import messages as calls
 from alltoallv._calls.signature import described
 from alltoallv.mindspore import messages
 from alltoallv.mindspore.group import Group
@@ -29,7 +30,7 @@ isend = as_mint(messages.isend, message=True)
 irecv = as_mint(messages.irecv, message=True)
 
 
-class P2POp:
+class P2POp(calls.P2POp):
     """One message of `batch_isend_irecv`.
 
     Args:
@@ -44,22 +45,17 @@ class P2POp:
         NotImplementedError: ``tag`` is not 0.
     """
 
+    refusal: ClassVar[type[Exception]] = TypeError
+    expected = "Expected op to be of type isend or irecv"
+
     def __init__(self, op: str | Callable[..., Any], tensor: Tensor, peer: int, group: Group = None, tag: int = 0):
-        name = op if isinstance(op, str) else getattr(op, "__name__", "")
-        if name not in ("isend", "irecv"):
-            raise TypeError(f"Expected op to be of type isend or irecv, but got {op}")
+        super().__init__(op, tensor, peer, group, tag)
         if not isinstance(tensor, Tensor):
             raise TypeError(f"Expected tensor to be Tensor, but got {type(tensor)}.")
         if not isinstance(peer, int):
             raise TypeError(f"For P2POp, the peer must be int, but got {type(peer)}")
         if tag != 0:
             raise NotImplementedError("tag is not support yet.")
-        self.op, self.tensor, self.peer, self.group, self.tag = op, tensor, peer, group, tag
-
-    @property
-    def sends(self) -> bool:
-        """True for an ``isend``."""
-        return (self.op if isinstance(self.op, str) else self.op.__name__) == "isend"
 
 
 class _All(CommHandle):
@@ -100,5 +96,5 @@ def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[CommHandle]:
             raise TypeError(f"The elements in p2p_op_list must be type of P2POp, but got {type(op)}.")
         if op.group != p2p_op_list[0].group:
             raise TypeError("The group name in p2p_op_list must be consistent.")
-    starts = [(messages.isend if op.sends else messages.irecv, op) for op in p2p_op_list]
-    return [_All([start(op.tensor, op.peer, op.group, op.tag) for start, op in starts])]
+    started = ((messages.isend if op.sends else messages.irecv)(op.tensor, op.peer, op.group) for op in p2p_op_list)
+    return [_All(list(started))]
