@@ -1,374 +1,350 @@
-"""Moves rows to their experts and back over host memory, as `alltoallv._calls.routing` says.
-
-The dispatchers of NumPy and MindSpore use it.
-"""
+"""Moves rows to their experts and back, as `alltoallv._calls.routing` says, for the tensors of every front end."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from alltoallv import _core, memory
 from alltoallv._calls import headers
-from alltoallv._calls.counts import packed, scaled, split_layout
-from alltoallv._calls.dispatching import OPERATOR, DispatchState
+from alltoallv._calls.counts import packed
+from alltoallv._calls.dispatching import OPERATOR
 from alltoallv._calls.guard import guard
-from alltoallv._calls.handle import Handle
-from alltoallv._calls.headers import Headers
-from alltoallv._calls.pieces import Piece, arrivals, follow, pieces
-from alltoallv._calls.routing import PAYLOADS, Numbers, Routing
-from alltoallv.communicator import Communicator
-from alltoallv.dtypes import core_name
-from alltoallv.errors import InvalidTensorError
+from alltoallv._calls.headers import Bytes, Headers
+from alltoallv._calls.pieces import Piece, follow, following, places
+from alltoallv._calls.routing import Arrival, Numbers, Routing, Sending
 
-Array = npt.NDArray[Any]
-_FLOATS = ("float32", "float16", "bfloat16")
+T = TypeVar("T", bound=Any)  # a matrix of the front end, or a vector of indices
+Received = Callable[[], tuple[T, list[int]]]  # waits for rows of bytes; returns them, and how many came from each rank
 
 
 @dataclass(eq=False)
-class Route:
-    """Says which row goes where. `spread` sends rows along it and `collect` brings them back."""
+class Arrived(Generic[T]):
+    """Holds what has arrived: rows ``[rows, d]`` and weights ``[rows]``, or codes and their scales."""
 
-    communicator: Communicator
-    tokens: int
-    k: int
-    order: Numbers
-    source: Numbers
-    ranks: list[list[int]]
-    token: Numbers
-
-
-class Arrived(NamedTuple):
-    """Holds what has arrived: rows ``[rows, ...]`` and weights ``[rows]``, or codes and their scales."""
-
-    rows: Array
-    weights: Array | None
-    state: DispatchState[Array]
+    rows: T
+    weights: T | None
+    scales: T | None
+    sending: Sending
+    headers: Headers
+    token: Numbers  # of every pair, on the rank that it came from
+    arrival: Arrival
 
 
-def dispatch(
-    comm: Communicator, routing: Routing, tokens: Array, ids: Numbers, weights: Array | None, begins: bool
-) -> Callable[[], Arrived]:
-    """Sends tokens ``[n, ...]`` with choices and weights ``[n, k]`` to their experts; the result receives rows."""
-    with guard(comm, OPERATOR):
-        routing.check_ids(ids)
-        about = f"{tokens.dtype} {tokens.shape[1:]} {None if weights is None else weights.dtype}"
-        sending = routing.send(ids, weights, comm.size, about)
-        order, tail, k = sending.order, tokens.shape[1:], ids.shape[1]
-        columns = [_bytes(sending.tags)]
-        if weights is not None:
-            columns.append(_bytes(weights.reshape(-1))[order])
-        coded = encode(tokens, routing.payload)
-    going = _send(comm, coded, order, sending.sends, k, columns, sending.signature, begins)
+class RowMover(ABC, Generic[T]):
+    """Moves rows of a front end's tensors: matrices, whose rows travel as bytes. Subclasses know the tensors."""
 
-    def finish() -> Arrived:
-        parsed = going.parse()
-        experts, token = parsed.columns[0].view(np.int32).astype(np.int64).T
-        arrival = routing.receive(experts, comm.size, comm.rank)
-        ranks = [sending.sends, parsed.pairs, parsed.tokens, parsed.choices]
-        route = Route(comm, len(ids), k, order, arrival.source, ranks, token)
-        state, count = state_of(route, arrival, routing, ids), len(arrival.source)
-        made = None if weights is None else _weights(parsed.columns[1], weights, route)
-        rows = memory.empty((count, *tail), np.dtype(np.int8) if routing.codes else tokens.dtype)
-        if routing.codes:
-            state.scales = np.empty(count, np.float32)
-        for values, index, where in going.arrivals(parsed, route):
-            if state.scales is None:
-                decode(values[:, : coded.shape[1]], routing.payload, index, rows, where)
+    def __init__(self, comm: Any, apart: bool) -> None:
+        self.comm, self.apart = comm, apart  # apart: peers are on other hosts, so that tokens follow their headers
+
+    @abstractmethod
+    def room(self, rows: int, columns: int, dtype: Any) -> T:
+        """Returns an uninitialized matrix."""
+
+    @abstractmethod
+    def as_bytes(self, rows: T) -> T:
+        """Returns contiguous rows as rows of bytes."""
+
+    @abstractmethod
+    def as_values(self, rows: T, dtype: Any) -> T:
+        """Returns rows of bytes as rows of values."""
+
+    @abstractmethod
+    def on_device(self, numbers: npt.NDArray[Any]) -> T:
+        """Returns indices or bytes where the rows are."""
+
+    @abstractmethod
+    def on_host(self, rows: T) -> Bytes:
+        """Returns rows of bytes in host memory."""
+
+    @abstractmethod
+    def floats(self, weights: T) -> npt.NDArray[Any]:
+        """Returns weights in host memory as numbers that can be compared."""
+
+    @abstractmethod
+    def gather(self, rows: T, source: T, out: T, where: T | None = None) -> None:
+        """Sets row i of ``out``, or row ``where[i]``, to row ``source[i]``, or to zeros if that is -1."""
+
+    @abstractmethod
+    def fuses(self, rows: T, gates: T | None) -> bool:
+        """Returns whether `encode` can multiply these rows by these gates."""
+
+    @abstractmethod
+    def weighed(self, rows: T, source: T, gates: T | None) -> T:
+        """Returns rows ``source`` times their gates in float32 or the wider dtype, in the dtype of the rows."""
+
+    @abstractmethod
+    def code_bytes(self, rows: T, payload: str) -> int:
+        """Returns the bytes of a row as a scale and codes; raises InvalidTensorError if its dtype has none."""
+
+    @abstractmethod
+    def encode(self, rows: T, payload: str, out: T, source: T | None = None, gates: T | None = None) -> None:
+        """Sets row i of ``out`` to the scale and codes of row i, or of row ``source[i]`` times its gate."""
+
+    @abstractmethod
+    def decode(self, coded: T, payload: str | None, source: T, out: T, where: T | None) -> None:
+        """Does what `gather` does with the values of the rows."""
+
+    @abstractmethod
+    def split(self, coded: T, length: int) -> tuple[T, T]:
+        """Returns the int8 codes and the float32 scales of rows that `encode` made, as rows of bytes."""
+
+    @abstractmethod
+    def add(self, coded: T, payload: str | None, places: T, out: T) -> None:
+        """Sets row t of ``out`` to the sum of rows ``places[t]``, in float32 or wider, rounded once; -1 adds zeros."""
+
+    @abstractmethod
+    def exchange(self, buffer: T, sends: list[int], recvs: list[int] | None, begins: bool) -> Received[T]:
+        """Sends rows of bytes to the ranks; without ``recvs``, learns them. ``begins``: in the background."""
+
+    def dispatch(
+        self, routing: Routing, tokens: T, ids: Numbers, weights: T | None, about: str, begins: bool
+    ) -> Callable[[], Arrived[T]]:
+        """Sends tokens ``[n, d]`` with choices and weights ``[n, k]`` to their experts; the result receives rows.
+
+        ``about``: what else all ranks agree on.
+        """
+        with guard(self.comm, OPERATOR):
+            routing.check_ids(ids)
+            by_weight = self.floats(weights) if weights is not None and routing.weighs else None
+            sending = routing.send(ids, by_weight, self.comm.size, about)
+            columns = [sending.tags.view(np.uint8)]
+            if weights is not None:
+                columns.append(self._column(weights)[sending.order])
+            rows = _Coded(self, tokens, routing.payload)
+        going = _Going(self, rows, sending.order, sending.sends, ids.shape, columns, sending.signature, begins)
+
+        def finish() -> Arrived[T]:
+            parsed = going.parse()
+            experts, token = np.ascontiguousarray(parsed.columns[0].view(np.int32).T, np.int64)
+            arrival = routing.receive(experts, self.comm.size, self.comm.rank)
+            count, length = len(arrival.source), tokens.shape[1]
+            out = self.room(count, length, "int8" if routing.codes else tokens.dtype)
+            scales = self.room(count, 1, "float32") if routing.codes else None
+            for values, index, where in going.arrivals(parsed, token, arrival.source):
+                if scales is None:
+                    self.decode(values, routing.payload, index, out, where)
+                    continue
+                codes, each = self.split(values, length)
+                self.gather(each, index, self.as_bytes(scales), where)
+                self.gather(codes, index, self.as_bytes(out), where)
+            made = None if weights is None else self._weights(parsed.columns[1], weights, arrival.source)
+            return Arrived(out, made, None if scales is None else scales.reshape(-1), sending, parsed, token, arrival)
+
+        return finish
+
+    def spread(
+        self, tokens: T, weights: T | None, order: Numbers, source: Numbers, token: Numbers, sends: list[int], k: int
+    ) -> tuple[T, T | None]:
+        """Sends tokens ``[n, d]`` and weights ``[n, k]`` along a known route; returns rows and weights ``[rows]``.
+
+        The rows travel as values, never as codes.
+        """
+        with guard(self.comm, OPERATOR):
+            columns = [] if weights is None else [self._column(weights)[order]]
+            rows = _Coded(self, tokens, None)
+        width = sum(column.shape[1] for column in columns)
+        going = _Going(self, rows, order, sends, (len(tokens), k), columns, width, False)
+        parsed, out = going.parse(), self.room(len(source), tokens.shape[1], tokens.dtype)
+        for values, index, where in going.arrivals(parsed, token, source):
+            self.decode(values, None, index, out, where)
+        return out, None if weights is None else self._weights(parsed.columns[0], weights, source)
+
+    def collect(
+        self, way: Sequence[Piece], rows: T, weights: T | None, gates: T | None, payload: str | None, begins: bool
+    ) -> Callable[[], tuple[T, T | None]]:
+        """Brings rows ``[r, d]`` back in pieces, and sums them over each token's choices, in their order: ``[n, d]``.
+
+        Weights ``[r]`` come back as ``[n, k]``. ``gates`` ``[r]`` multiply the rows before they travel.
+        """
+
+        def send(piece: Piece) -> Callable[[], tuple[T, T | None]]:
+            with guard(self.comm, OPERATOR):
+                source = self.on_device(piece.rows)
+                parts: list[tuple[T, T | None]] = [(self._chosen(rows, payload, source, gates), None)]
+                if weights is not None:
+                    parts.append((self.as_bytes(weights.reshape(-1, 1)), source))
+                buffer, columns = self.side_by_side(parts)
+            exchange = self.exchange(buffer, piece.sends, piece.recvs, begins)
+
+            def received() -> tuple[T, T | None]:
+                came, _ = exchange()
+                return came[:, columns[0]], None if weights is None else self.as_values(
+                    came[:, columns[1]], weights.dtype
+                )
+
+            return received
+
+        sent = [send(piece) for piece in way] if begins else None
+
+        def finish() -> tuple[T, T | None]:
+            tokens, k = way[-1].tokens.stop, way[0].places.shape[1]
+            total = self.room(tokens, rows.shape[1], rows.dtype)
+            flat = None if weights is None else self.room(tokens, k, weights.dtype)
+            for number, piece in enumerate(way):
+                values, others = sent[number]() if sent else send(piece)()
+                places = self.on_device(piece.places)
+                self.add(values, payload, places, total[piece.tokens])
+                if flat is not None and others is not None:
+                    flat[piece.tokens] = self.placed(others, places.reshape(-1)).reshape(-1, k)
+            return total, flat
+
+        return finish
+
+    def placed(self, rows: T, source: T) -> T:
+        """Returns a matrix whose row i is row ``source[i]``, or zeros where that is -1."""
+        result = self.room(len(source), rows.shape[1], rows.dtype)
+        self.gather(rows, source, result)
+        return result
+
+    def side_by_side(self, parts: Sequence[tuple[T, T | None]]) -> tuple[T, list[slice]]:
+        """Copies rows of bytes, or chosen ones, of all parts into one buffer; returns it with the parts' columns."""
+        columns, begin = [], 0
+        for part, _ in parts:
+            columns.append(slice(begin, begin + part.shape[1]))
+            begin += headers.row_bytes(part.shape[1])
+        first, index = parts[0]
+        if index is None and len(parts) == 1 and first.shape[1] == begin:
+            return first, columns
+        buffer = self.room(len(first if index is None else index), begin, "uint8")
+        for (part, index), place in zip(parts, columns, strict=True):
+            if index is None:
+                buffer[:, place] = part
             else:
-                _gather(_as_rows(values[:, :4], np.dtype(np.float32), ()), index, state.scales, where)
-                _gather(_as_rows(values[:, 4 : 4 + _length(tail)], rows.dtype, tail), index, rows, where)
-        return Arrived(rows, made, state)
+                self.gather(part, index, buffer[:, place])
+        return buffer, columns
 
-    return finish
+    def _chosen(self, rows: T, payload: str | None, source: T, gates: T | None) -> T:
+        """Returns rows ``source`` times their gates as rows of bytes."""
+        if payload is None:
+            return self.as_bytes(self.weighed(rows, source, gates))
+        width = self.code_bytes(rows, payload)
+        out = self.room(len(source), width, "uint8")
+        if self.fuses(rows, gates):
+            self.encode(rows, payload, out, source, gates)
+        else:
+            self.encode(self.weighed(rows, source, gates), payload, out)
+        return out
+
+    def _column(self, weights: T) -> Bytes:
+        """Returns the weights of all pairs as a column of headers."""
+        return self.on_host(self.as_bytes(weights.reshape(-1, 1)))
+
+    def _weights(self, column: Bytes, like: T, source: Numbers) -> T:
+        """Returns the weight of every row of the experts."""
+        weights = self.as_values(self.on_device(column), like.dtype)
+        made: T = self.placed(weights, self.on_device(source)).reshape(-1)
+        return made
 
 
-class _Going(NamedTuple):
-    """Holds tokens under way as rows of bytes, each once to every rank that has an expert of it."""
+class _Coded(Generic[T]):
+    """This rank's tokens as rows of bytes, coded as far as they are needed."""
 
-    comm: Communicator
-    rows: Array
-    which: list[Numbers]
-    signature: int
-    widths: list[int]  # of the columns of the headers
-    stride: int
-    exchange: Callable[[], tuple[Array, list[int]]]
+    def __init__(self, mover: RowMover[T], tokens: T, payload: str | None) -> None:
+        self._mover, self._tokens, self._payload, self._done = mover, tokens, payload, 0
+        self.rows = mover.as_bytes(tokens) if payload is None else self._room(payload)
+
+    def _room(self, payload: str) -> T:
+        made: T = self._mover.room(len(self._tokens), self._mover.code_bytes(self._tokens, payload), "uint8")
+        return made
+
+    def until(self, end: int) -> T:
+        """Returns rows of bytes, of which those before ``end`` are valid."""
+        new = slice(self._done, end)
+        if self._payload is not None and end > self._done:
+            self._mover.encode(self._tokens[new], self._payload, self.rows[new])
+            self._done = end
+        return self.rows
+
+
+class _Going(Generic[T]):
+    """Tokens under way as rows of bytes, each once to every rank that has an expert of it.
+
+    They stand behind headers of their pairs, or follow them in pieces, while the next ones are coded. Then this rank's
+    own do not travel.
+    """
+
+    def __init__(
+        self,
+        mover: RowMover[T],
+        coded: _Coded[T],
+        order: Numbers,
+        sends: list[int],
+        shape: tuple[int, ...],
+        columns: list[Bytes],
+        signature: int,
+        begins: bool,
+    ) -> None:
+        self._mover, self._coded, self._comm = mover, coded, mover.comm
+        self._widths, self._signature = [column.shape[1] for column in columns], signature
+        (tokens, k), self._width = shape, coded.rows.shape[1]
+        with guard(self._comm, OPERATOR):
+            self._stride = headers.row_bytes(self._width)
+            self._which = headers.distinct(order // k, sends)
+            made = headers.encode(columns, sends, (signature, tokens, k), self._stride)
+            now = self._which
+            if follow(mover.apart, tokens, self._stride):
+                now = [these[:0] for these in now]
+            else:
+                coded.until(tokens)
+            buffer, counts = self._behind(made, now)
+        self._exchange = cache(mover.exchange(buffer, counts, None, begins))
+
+    def _behind(self, made: Sequence[Bytes], which: Sequence[Numbers]) -> tuple[T, list[int]]:
+        """Returns, for every rank, its header and then its rows, in one buffer, and how many rows these are."""
+        counts = [len(header) + len(these) for header, these in zip(made, which, strict=True)]
+        buffer = self._mover.room(sum(counts), self._stride, "uint8")
+        for header, these, begin in zip(made, which, packed(counts), strict=True):
+            end = begin + len(header)
+            if len(header):
+                buffer[begin:end] = self._mover.on_device(header)
+            place = buffer[end : end + len(these), : self._width]
+            self._mover.gather(self._coded.rows, self._mover.on_device(these), place)
+        return buffer, counts
 
     def parse(self) -> Headers:
         """Returns what the headers say that arrive."""
-        received, recvs = self.exchange()
-        with guard(self.comm, OPERATOR):
-            return headers.decode(received.__getitem__, recvs, self.widths, self.signature, self.comm.rank)
+        received, recvs = self._exchange()
 
-    def arrivals(self, parsed: Headers, route: Route) -> Iterator[tuple[Array, Numbers, Numbers | None]]:
-        """Yields what `alltoallv._calls.pieces.arrivals` says."""
-        about = route.token, route.source, self.comm.rank, self.which, self.stride, self.comm.backend == "tcp"
-        return arrivals(self.exchange()[0], parsed, *about, self._begin)
+        def fetch(which: Numbers) -> Bytes:
+            return self._mover.on_host(received[self._mover.on_device(which)])
 
-    def _begin(self, which: list[Numbers], recvs: list[int]) -> Callable[[], Array]:
-        with guard(self.comm, OPERATOR):
-            buffer = memory.empty((sum(map(len, which)), self.stride), np.uint8)
-            _gather(self.rows, np.concatenate(which), buffer[:, : self.rows.shape[1]])
-        exchange = _exchange(self.comm, buffer, [*map(len, which)], recvs, True)
-        return lambda: exchange()[0]
+        with guard(self._comm, OPERATOR):
+            return headers.decode(fetch, recvs, self._widths, self._signature, self._comm.rank)
 
+    def arrivals(self, parsed: Headers, token: Numbers, source: Numbers) -> Iterator[tuple[T, T, T | None]]:
+        """Yields rows of bytes, the index of one for each of the experts' rows ``where``, and ``where``.
 
-def _send(
-    comm: Communicator,
-    rows: Array,
-    order: Numbers,
-    sends: list[int],
-    k: int,
-    columns: list[Array],
-    signature: int,
-    begins: bool,
-) -> _Going:
-    """Sends tokens as rows of bytes, with headers of their pairs or behind them."""
-    with guard(comm, OPERATOR):
-        stride, width = headers.row_bytes(rows.shape[1]), rows.shape[1]
-        made = headers.encode(columns, sends, (signature, len(rows), k), stride)
-        which = headers.distinct(order // k, sends)
-        now = [these[:0] for these in which] if follow(comm.backend == "tcp", len(rows), stride) else which
-        counts = [len(header) + len(these) for header, these in zip(made, now, strict=True)]
-        buffer = memory.empty((sum(counts), stride), np.uint8)
-        for part, header, these in zip(np.split(buffer, packed(counts)[1:]), made, now, strict=True):
-            part[: len(header)] = header
-            _gather(rows, these, part[len(header) :, :width])
-    exchange = _exchange(comm, buffer, counts, None, begins)
-    return _Going(comm, rows, which, signature, [column.shape[1] for column in columns], stride, cache(exchange))
+        -1 stands for zeros, and None for all rows of the experts in their order.
+        """
+        place, rank = self._mover.on_device, self._comm.rank
+        received = self._exchange()[0][:, : self._width]
+        late = [follow(self._mover.apart, tokens, self._stride) for tokens in parsed.tokens]
+        index = headers.lines(parsed, token)
+        if not any(late):
+            yield received, place(np.append(index, -1)[source]), None
+            return
+        begun = [
+            (self._begin(piece.until, piece.going, piece.recvs), piece)
+            for piece in following(parsed, token, self._which, late, rank, self._stride)
+        ]
+        there = places(source, len(token))
+        pairs = np.append(np.repeat(late, parsed.pairs), False)
+        now = np.flatnonzero(~pairs[source])
+        yield received, place(np.append(index, -1)[source[now]]), place(now)
+        if late[rank]:
+            own = slice(packed(parsed.pairs)[rank], packed(parsed.pairs)[rank] + parsed.pairs[rank])
+            yield self._coded.rows, place(token[own]), place(there[own])
+        for exchange, piece in begun:
+            yield exchange()[0][:, : self._width], place(piece.rows), place(there[piece.pairs])
 
-
-def _weights(column: Array, like: Array, route: Route) -> Array:
-    """Returns the gate weight of every row of the experts."""
-    return _placed(_as_rows(column, like.dtype, ()), route.source)
-
-
-def state_of(route: Any, arrival: Any, routing: Routing, ids: Numbers) -> DispatchState[Any]:
-    """Returns the state without its weights; its arrays are NumPy's."""
-    counts, source = arrival.counts, arrival.source
-    recvs = route.ranks[1]
-    sources = np.repeat(np.arange(len(recvs)), recvs)
-    flat = ids.reshape(-1)
-    return DispatchState(
-        counts.tolist(), arrival.received.tolist(), None, np.repeat(np.arange(len(counts)), counts),
-        np.where(source < 0, -1, sources[source]) if len(sources) else source,
-        np.bincount(flat, minlength=routing.num_experts),
-        np.bincount(flat[np.asarray(route.order)], minlength=routing.num_experts), route,
-    )  # fmt: skip
-
-
-def spread(route: Route, tokens: Array, weights: Array | None) -> tuple[Array, Array | None]:
-    """Sends tokens ``[n, ...]`` and weights ``[n, k]`` along a known route; returns rows and weights ``[rows]``.
-
-    The rows travel as values, never as codes.
-    """
-    columns = [] if weights is None else [_bytes(weights.reshape(-1))[route.order]]
-    width = sum(column.shape[1] for column in columns)
-    rows = _bytes(tokens)
-    going = _send(route.communicator, rows, route.order, route.ranks[0], route.k, columns, width, False)
-    parsed, out = going.parse(), memory.empty((len(route.source), *tokens.shape[1:]), tokens.dtype)
-    for values, index, where in going.arrivals(parsed, route):
-        decode(values[:, : rows.shape[1]], None, index, out, where)
-    return out, None if weights is None else _weights(parsed.columns[0], weights, route)
-
-
-def collect(
-    route: Route,
-    rows: Array,
-    weights: Array | None,
-    payload: str | None = None,
-    begins: bool = False,
-    gates: Array | None = None,
-) -> Callable[[], tuple[Array, Array | None]]:
-    """Brings rows back and sums them over each token's choices, in their order: ``[n, ...]``.
-
-    Weights ``[rows]`` come back as ``[n, k]``. ``gates`` ``[rows]`` multiply the rows before they travel.
-    """
-    comm, tail, dtype = route.communicator, rows.shape[1:], rows.dtype
-    with guard(comm, OPERATOR):
-        row = _length(tail) * rows.itemsize
-        way = pieces(route.order, route.source, route.ranks, route.token, route.tokens, route.k, row)
-
-    def send(piece: Piece) -> Callable[[], tuple[Array, Array | None]]:
-        with guard(comm, OPERATOR):
-            parts = [encode(rows, payload, piece.rows, gates)]
-            if weights is not None:
-                parts.append(_bytes(weights[piece.rows]))
-            buffer, columns = _side_by_side(parts)
-        exchange = _exchange(comm, buffer, piece.sends, piece.recvs, begins)
-
-        def received() -> tuple[Array, Array | None]:
-            came, _ = exchange()
-            return came[:, columns[0]], None if weights is None else _as_rows(came[:, columns[1]], weights.dtype, ())
-
-        return received
-
-    sent = [send(piece) for piece in way] if begins else None
-
-    def finish() -> tuple[Array, Array | None]:
-        total = memory.empty((route.tokens, *tail), dtype)
-        flat = None if weights is None else np.empty((route.tokens, route.k), weights.dtype)
-        for number, piece in enumerate(way):
-            values, others = sent[number]() if sent else send(piece)()
-            _sum(values, payload, piece.places, total[piece.tokens])
-            if flat is not None and others is not None:
-                flat[piece.tokens] = _placed(others, piece.places.reshape(-1)).reshape(-1, route.k)
-        return total, flat
-
-    return finish
-
-
-def _sum(coded: Array, payload: str | None, places: Numbers, out: Array) -> None:
-    """Sets row t of ``out`` to the sum of rows ``places[t]``, in float32 or wider, rounded once; -1 adds zeros."""
-    length = _length(out.shape[1:])
-    if payload is not None:
-        chosen = coded.ctypes.data, coded.strides[0], places.ctypes.data, places.shape[1], len(places)
-        _core.sum_quantized_rows(*_format(payload, length, out.dtype), *chosen, length, out.ctypes.data)
-        return
-    rows = _as_rows(coded, out.dtype, out.shape[1:])
-    known = _core.dtypes.get(name := core_name(rows.dtype))
-    if known and known.arithmetic != "none":
-        about = rows.strides[0], places.ctypes.data, places.shape[1], len(places), length
-        _core.sum_rows(name, out.ctypes.data, rows.ctypes.data, *about)
-        return
-    wide = sum_dtype(rows.dtype)  # of float8 and long doubles
-    total, *others = (_placed(rows, np.ascontiguousarray(choice)).astype(wide) for choice in places.T)
-    for each in others:
-        total += each
-    out[...] = total.astype(out.dtype)
-
-
-def _weighed(rows: Array, source: Numbers, weights: Array | None) -> Array:
-    """Returns `weighted` of the rows ``source``."""
-    if weights is None:
-        return _placed(rows, source)
-    name, wide = core_name(rows.dtype), sum_dtype(rows.dtype, weights.dtype)
-    if name not in _FLOATS or wide != np.float32:
-        return weighted(rows[source], weights[source])
-    out, each = memory.empty((len(source), *rows.shape[1:]), rows.dtype), weights[source].astype(np.float32)
-    about = source.ctypes.data, each.ctypes.data, len(source), _length(rows.shape[1:])
-    _core.weigh_rows(name, out.ctypes.data, rows.ctypes.data, *about)
-    return out
-
-
-def weighted(rows: Array, weights: Array | None) -> Array:
-    """Multiplies each row by its weight in float32 or the wider dtype; the product has the dtype of the rows."""
-    if weights is None:
-        return rows
-    wide = sum_dtype(rows.dtype, weights.dtype)
-    each = weights.astype(wide).reshape(-1, *[1] * (rows.ndim - 1))
-    product: Array = rows.astype(wide, copy=False) * each
-    return product.astype(rows.dtype, copy=False)
-
-
-def sum_dtype(*dtypes: np.dtype[Any]) -> np.dtype[Any]:
-    """Returns the dtype in which values of these dtypes are added and multiplied: at least float32."""
-    return np.result_type(np.float32, *dtypes)
-
-
-def encode(rows: Array, payload: str | None, source: Numbers | None = None, gates: Array | None = None) -> Array:
-    """Returns one row of bytes per row, or per row ``source`` times its gate: the values, or a scale and the codes."""
-    name, length = core_name(rows.dtype), _length(rows.shape[1:])
-    if payload is None or (gates is not None and sum_dtype(rows.dtype, gates.dtype) != np.float32):
-        rows, source, gates = rows if source is None else _weighed(rows, source, gates), None, None
-    if payload is None:
-        return _bytes(rows)
-    if name not in _FLOATS:
-        raise InvalidTensorError(f"rows have dtype {rows.dtype}, expected one of {', '.join(_FLOATS)} for codes", 13)
-    rows, about = np.ascontiguousarray(rows), _format(payload, length, rows.dtype)
-    each = None if gates is None else gates[source].astype(np.float32)
-    count = len(rows) if source is None else len(source)
-    coded = memory.empty((count, _core.quantized_row_bytes(length, *about[:2])), np.uint8)
-    chosen = [0 if these is None else these.ctypes.data for these in (source, each)]
-    _core.quantize_rows(*about, rows.ctypes.data, count, length, coded.ctypes.data, *chosen)
-    return coded
-
-
-def decode(coded: Array, payload: str | None, index: Numbers, out: Array, where: Numbers | None) -> None:
-    """Sets row ``where[i]`` of ``out``, row i without ``where``, to what `encode` made row ``index[i]`` of.
-
-    -1 stands for zeros.
-    """
-    if payload is None:
-        return _gather(coded, index, out, where)
-    length = _length(out.shape[1:])
-    place = out.ctypes.data, coded.strides[0], index.ctypes.data, 0 if where is None else where.ctypes.data
-    about = _format(payload, length, out.dtype)
-    _core.dequantize_rows(*about, coded.ctypes.data, len(index), length, "saturate", *place)
-
-
-def _format(payload: str, length: int, dtype: np.dtype[Any]) -> tuple[int, int, str]:
-    return PAYLOADS[payload], max(length, 1), core_name(dtype)
-
-
-def _length(tail: Sequence[int]) -> int:
-    return int(np.prod(tail, dtype=np.int64))
-
-
-def _bytes(rows: Array) -> Array:
-    flat = np.ascontiguousarray(rows).reshape(-1).view(np.uint8)
-    return flat.reshape(len(rows), _length(rows.shape[1:]) * rows.itemsize)
-
-
-def _as_rows(rows: Array, dtype: np.dtype[Any], tail: Sequence[int]) -> Array:
-    return np.ascontiguousarray(rows).reshape(-1).view(dtype).reshape(len(rows), *tail)
-
-
-def _placed(rows: Array, source: Numbers) -> Array:
-    """Returns an array whose row i is row ``source[i]``, or zeros where that is -1."""
-    result = memory.empty((len(source), *rows.shape[1:]), rows.dtype)
-    _gather(rows, source, result)
-    return result
-
-
-def _gather(rows: Array, source: Numbers, out: Array, where: Numbers | None = None) -> None:
-    size = _length(rows.shape[1:]) * rows.itemsize
-    about = rows.ctypes.data, rows.strides[0], source.ctypes.data, len(source), size
-    _core.gather_rows(out.ctypes.data, out.strides[0], *about, 0 if where is None else where.ctypes.data)
-
-
-def _side_by_side(parts: Sequence[Array]) -> tuple[Array, list[slice]]:
-    """Copies the rows of all parts into one buffer; returns it with the columns of each part."""
-    columns, begin = [], 0
-    for part in parts:
-        columns.append(slice(begin, begin + part.shape[1]))
-        begin += headers.row_bytes(part.shape[1])
-    if len(parts) == 1 and parts[0].shape[1] == begin:
-        return parts[0], columns
-    buffer = memory.empty((len(parts[0]), begin), np.uint8)
-    for part, place in zip(parts, columns, strict=True):
-        buffer[:, place] = part
-    return buffer, columns
-
-
-def _exchange(
-    comm: Communicator, buffer: Array, sends: list[int], recvs: list[int] | None, begins: bool
-) -> Callable[[], tuple[Array, list[int]]]:
-    """Sends rows of bytes to the ranks; the result returns those received and how many came from each rank."""
-    stride, place = buffer.shape[1], buffer.ctypes.data
-    if recvs is None:
-        send = scaled(sends, stride)
-        plan = _core.Plan(comm.core, OPERATOR, "uint8", send, packed(send), [], [], 0, stride)
-
-        def made(block: _core.Block, received: Sequence[int]) -> tuple[Array, list[int]]:
-            rows = [count // stride for count in received]
-            return memory.from_block(block, (sum(rows), stride), np.dtype(np.uint8)), rows
-
-        if begins:
-            learning = plan.submit_learning(place)
-            return Handle(comm, learning.work, (buffer,), lambda: made(*learning.take())).result
-        learnt = made(*plan.run_learning(place))
-        return lambda: learnt
-    received = memory.empty((sum(recvs), stride), np.uint8)
-    plan = _core.Plan(comm.core, OPERATOR, "uint8", *split_layout(sends, recvs, stride), 0, stride)
-    known = received, recvs
-    if begins:
-        work = plan.submit(place, received.ctypes.data)
-        return Handle(comm, work, (buffer, received), lambda: known).result
-    plan.run(place, received.ctypes.data)
-    return lambda: known
+    def _begin(self, until: int, which: list[Numbers], recvs: list[int]) -> Received[T]:
+        with guard(self._comm, OPERATOR):
+            self._coded.until(until)
+            buffer, sends = self._behind([np.zeros((0, self._stride), np.uint8)] * len(which), which)
+        return self._mover.exchange(buffer, sends, recvs, True)

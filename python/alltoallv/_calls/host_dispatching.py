@@ -2,23 +2,69 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar, overload
 
 import numpy as np
 
-from alltoallv._calls import dispatch, routing
 from alltoallv._calls import experts as counted
-from alltoallv._calls.dispatch import Array, Arrived, Route
+from alltoallv._calls import routing
+from alltoallv._calls.array_rows import Array, ArrayMover
 from alltoallv._calls.dispatching import OPERATOR, Dispatched, Dispatching, DispatchState, Pending
 from alltoallv._calls.guard import guard
+from alltoallv._calls.pieces import pieces
 from alltoallv._calls.routing import Numbers, Routing
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidTensorError
 
 A = TypeVar("A")  # the framework's tensor
+
+
+@dataclass(eq=False)
+class Route:
+    """Says which row goes where. `spread` sends rows along it and `collect` brings them back."""
+
+    communicator: Communicator
+    tokens: int
+    k: int
+    order: Numbers
+    source: Numbers
+    ranks: list[list[int]]
+    token: Numbers
+
+    def spread(self, tokens: Array, weights: Array | None) -> tuple[Array, Array | None]:
+        """Sends tokens ``[n, ...]`` and weights ``[n, k]`` to the experts; returns rows and weights ``[rows]``."""
+        way = self.order, self.source, self.token, self.ranks[0], self.k
+        rows, made = ArrayMover(self.communicator).spread(_matrix(tokens), weights, *way)
+        return rows.reshape(len(rows), *tokens.shape[1:]), made
+
+    def collect(
+        self,
+        rows: Array,
+        weights: Array | None,
+        payload: str | None = None,
+        begins: bool = False,
+        gates: Array | None = None,
+    ) -> Callable[[], tuple[Array, Array | None]]:
+        """Brings rows and weights back, which ``gates`` multiply before; the result receives both."""
+        matrix = _matrix(rows)
+        with guard(self.communicator, OPERATOR):
+            row = matrix.shape[1] * matrix.itemsize
+            way = pieces(self.order, self.source, self.ranks, self.token, self.tokens, self.k, row)
+        arriving = ArrayMover(self.communicator).collect(way, matrix, weights, gates, payload, begins)
+
+        def finish() -> tuple[Array, Array | None]:
+            total, flat = arriving()
+            return total.reshape(len(total), *rows.shape[1:]), flat
+
+        return finish
+
+
+def _matrix(rows: Array) -> Array:
+    return rows.reshape(len(rows), math.prod(rows.shape[1:]))
 
 
 class HostDispatching(Dispatching[A]):
@@ -36,8 +82,10 @@ class HostDispatching(Dispatching[A]):
         """Returns the values of an argument as a NumPy array; raises InvalidTensorError if it is no tensor."""
 
     @abstractmethod
-    def arrived(self, tokens: Any, weights: Any, made: Arrived) -> Dispatched[A]:
-        """Returns what a dispatch of tokens with weights returns once its rows have arrived."""
+    def arrived(
+        self, tokens: Any, gate_weights: Any, rows: Array, weights: Array | None, state: DispatchState[Any]
+    ) -> Dispatched[A]:
+        """Returns what a dispatch returns once rows and weights have arrived; ``state`` has no weights yet."""
 
     @abstractmethod
     def again(self, tokens: Any, weights: Any, route: Route) -> tuple[A, A | None]:
@@ -108,8 +156,31 @@ class HostDispatching(Dispatching[A]):
             if weights is not None and weights.dtype.kind in "biuc":
                 raise InvalidTensorError(f"gate_weights has dtype {weights.dtype}, expected a floating-point one", 13)
             weights = None if weights is None else weights.reshape(shape)
-        arriving = dispatch.dispatch(comm, self.routing, x, ids.reshape(shape).astype(np.int64), weights, begins)
-        return lambda: self.arrived(tokens, gate_weights, arriving())
+        about = f"{x.dtype} {x.shape[1:]} {None if weights is None else weights.dtype}"
+        ids = ids.reshape(shape).astype(np.int64)
+        arriving = ArrayMover(comm).dispatch(self.routing, _matrix(x), ids, weights, about, begins)
+
+        def finish() -> Dispatched[A]:
+            made = arriving()
+            sending, told, arrival = made.sending, made.headers, made.arrival
+            ranks = [sending.sends, told.pairs, told.tokens, told.choices]
+            route = Route(comm, *shape, sending.order, arrival.source, ranks, made.token)
+            counts, source, flat = arrival.counts, arrival.source, ids.reshape(-1)
+            state: DispatchState[Any] = DispatchState(
+                counts=counts.tolist(),
+                received=arrival.received.tolist(),
+                weights=None,
+                experts=np.repeat(np.arange(len(counts)), counts),
+                sources=np.append(np.repeat(np.arange(comm.size), told.pairs), -1)[source],
+                chosen=np.bincount(flat, minlength=self.num_experts),
+                kept=np.bincount(flat[sending.order], minlength=self.num_experts),
+                route=route,
+                scales=made.scales,
+            )
+            rows = made.rows.reshape(len(made.rows), *x.shape[1:])
+            return self.arrived(tokens, gate_weights, rows, made.weights, state)
+
+        return finish
 
     def combine(self, expert_outputs: Any, state: DispatchState[A], *, async_op: bool = False) -> Any:
         """Brings the rows back to their tokens and adds the k results of each.
@@ -139,7 +210,7 @@ class HostDispatching(Dispatching[A]):
         with guard(route.communicator, OPERATOR):
             rows, gates = self.weighted(expert_outputs, state)
             array = self.array("expert_outputs", rows)
-        arriving = dispatch.collect(route, array, None, self.routing.combine_payload, begins, gates)
+        arriving = route.collect(array, None, self.routing.combine_payload, begins, gates)
         return lambda: self.combined(rows, route, arriving()[0])
 
     def __call__(

@@ -6,16 +6,15 @@ a rank works on one while the next travels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from alltoallv._calls.counts import packed
-from alltoallv._calls.headers import Headers
+from alltoallv._calls.headers import Headers, numbered
 from alltoallv._calls.routing import Numbers, chunk_ends
 
-T = TypeVar("T")
 PIECE_BYTES = 16 << 20  # about what a rank sends or receives in one piece
 FOLLOWING_BYTES = 1 << 20  # about what a rank sends to all in one piece from host to host
 
@@ -88,43 +87,41 @@ def follow(apart: bool, tokens: int, row: int) -> bool:
     return apart and tokens * row > FOLLOWING_BYTES
 
 
-def arrivals(
-    received: T,
-    parsed: Headers,
-    token: Numbers,
-    source: Numbers,
-    rank: int,
-    which: Sequence[Numbers],
-    row: int,
-    apart: bool,
-    begin: Callable[[list[Numbers], list[int]], Callable[[], T]],
-) -> Iterator[tuple[T, Numbers, Numbers | None]]:
-    """Yields received rows, the index of one for each of the experts' rows ``where``, and ``where``.
+class Following(NamedTuple):
+    """One of the exchanges in which tokens follow their headers."""
 
-    -1 stands for zeros, and None for all rows of the experts in their order. ``received`` came with the headers.
-    ``which`` are this rank's tokens for every rank; ``begin`` sends some of them and receives so many from every rank.
+    until: int  # this rank's tokens that have gone after this piece
+    going: list[Numbers]  # this rank's tokens for every rank
+    recvs: list[int]
+    pairs: Numbers  # the pairs whose tokens arrive, in the order of their rows
+    rows: Numbers  # the received row of each
+
+
+def following(
+    parsed: Headers, token: Numbers, which: Sequence[Numbers], late: Sequence[bool], rank: int, row: int
+) -> list[Following]:
+    """Divides the tokens of the ranks that are ``late``, whose tokens follow their headers; a rank's own do not travel.
+
+    Args:
+        token: The pairs' tokens.
+        which: This rank's tokens for every rank.
+        row: Bytes of a token.
     """
-    found = [np.unique(part, return_inverse=True) for part in np.split(token, packed(parsed.pairs)[1:])]
-    lines = [line + first for (_, line), first in zip(found, parsed.firsts, strict=True)]
-    index = np.append(np.concatenate(lines), -1)[source]
-    late = [follow(apart, n, row) for n in parsed.tokens]
-    if not any(late):
-        yield received, index, None
-        return
     behind = [n if follows else 0 for n, follows in zip(parsed.tokens, late, strict=True)]
     count = -(-max(behind) * row // FOLLOWING_BYTES)
     ends = [[0, *chunk_ends(n, count)] for n in behind]
-    begun = []
+    mine, ends[rank] = ends[rank], [0] * (count + 1)
+    found = [numbered(part) for part in np.split(token, packed(parsed.pairs)[1:])]
+    made = []
     for piece in range(count):
-        spans = [np.searchsorted(each, end[piece : piece + 2]) for (each, _), end in zip(found, ends, strict=True)]
-        recvs = [int(last - first) for first, last in spans]
-        going = [tokens[slice(*np.searchsorted(tokens, ends[rank][piece : piece + 2]))] for tokens in which]
-        about = [(line, *span, place) for (_, line), span, place in zip(found, spans, packed(recvs), strict=True)]
+        span = slice(piece, piece + 2)
+        spans = [np.searchsorted(each, end[span]).tolist() for (each, _), end in zip(found, ends, strict=True)]
+        recvs = [last - first for first, last in spans]
+        going = [tokens[slice(*np.searchsorted(tokens, mine[span]))] for tokens in which]
+        going[rank] = going[rank][:0]
+        about = [(line, *ends, place) for (_, line), ends, place in zip(found, spans, packed(recvs), strict=True)]
         pairs = np.flatnonzero(np.concatenate([(line >= first) & (line < last) for line, first, last, _ in about]))
         rows = np.concatenate([line - first + place for line, first, _, place in about])[pairs]
-        begun.append((begin(going, recvs), pairs, rows))
-    there = places(source, len(token))
-    now = np.flatnonzero(~np.append(np.repeat(late, parsed.pairs), False)[source])
-    yield received, index[now], now
-    for finish, pairs, rows in begun:
-        yield finish(), rows, there[pairs]
+        order = np.argsort(rows, kind="stable")
+        made.append(Following(mine[piece + 1], going, recvs, pairs[order], rows[order]))
+    return made

@@ -92,6 +92,11 @@ class Routing:
             raise InvalidParamError(f"placement has experts of {len(self.placement)} ranks, expected {size}")
         return self.placement
 
+    @property
+    def weighs(self) -> bool:
+        """Returns whether weights decide which pairs are dropped."""
+        return self.capacity is not None and self.drop == "lightest"
+
     def room(self, tokens: int, k: int) -> int | None:
         """Returns how many rows a rank with that many tokens may send to one expert; None: any number."""
         if self.capacity is None or isinstance(self.capacity, int):
@@ -117,7 +122,7 @@ class Routing:
             order = order[~lost[order]]
         room = self.room(*ids.shape)
         if room is not None:
-            order = order[_within(flat, order, room, weights if self.drop == "lightest" else None)[order]]
+            order = order[_within(flat, order, room, weights if self.weighs else None)[order]]
         ends = np.cumsum([len(part) for part in parts])
         sent = flat[order]
         owners = np.searchsorted(ends, sent, side="right")
@@ -187,6 +192,12 @@ def check_outputs(shape: Sequence[int], rows: int) -> None:
     """Raises InvalidTensorError if the experts' output has another number of rows than was dispatched."""
     if len(shape) == 0 or shape[0] != rows:
         raise InvalidTensorError(f"expert_outputs has shape {tuple(shape)}, expected {rows} rows, as dispatched")
+
+
+def check_coded(name: str, dtype: object) -> None:
+    """Raises InvalidTensorError if rows of a dtype of that name cannot travel as codes."""
+    if name not in ("float32", "float16", "bfloat16"):
+        raise InvalidTensorError(f"rows have dtype {dtype}, expected float32, float16 or bfloat16 for codes", 13)
 
 
 def chunk_ends(tokens: int, chunks: int) -> list[int]:

@@ -12,8 +12,8 @@ from alltoallv._calls.dispatching import OPERATOR
 from alltoallv._calls.guard import guard
 from alltoallv.deep_ep.utils import EventHandle, EventOverlap
 from alltoallv.errors import InvalidParamError, InvalidTensorError
-from alltoallv.torch.api import rows
 from alltoallv.torch.api.moe_ops import moe_collect
+from alltoallv.torch.api.rows import TensorMover
 from alltoallv.torch.eager import group as groups
 from alltoallv.torch.eager.calls import AnyCommunicator
 
@@ -83,13 +83,14 @@ class _Buffer:
             rank, token = there.t().nonzero(as_tuple=True)
             here = ids[token] - rank[:, None] * local
             foreign = (here < 0) | (here >= local)
-            parts = _parts(x, token)
-            parts.append((rows.as_bytes(here.masked_fill(foreign, -1).long()), None))
+            mover = TensorMover(comm, values)
+            parts = _parts(mover, x, token)
+            parts.append((mover.as_bytes(here.masked_fill(foreign, -1).long()), None))
             if weights is not None:
-                parts.append((rows.as_bytes(weights[token].masked_fill(foreign, 0)), None))
+                parts.append((mover.as_bytes(weights[token].masked_fill(foreign, 0)), None))
             sends = there.sum(0).tolist()
-            buffer, columns = rows.side_by_side(parts)
-        received, recvs = rows.exchange(comm, buffer, sends, None, False)()
+            buffer, columns = mover.side_by_side(parts)
+        received, recvs = mover.exchange(buffer, sends, None, False)()
         more, k = max(worst - len(received), 0), ids.shape[1]
         made, columns = _received(x, received, columns, more)
         found = _padded(received[:, columns[0]].contiguous().view(torch.int64), more, -1)
@@ -107,9 +108,10 @@ class _Buffer:
         with guard(comm, OPERATOR):
             if len(values) != handle.tokens:
                 raise InvalidTensorError(f"x has {len(values)} rows, expected {handle.tokens}, as dispatched before")
-            buffer, columns = rows.side_by_side(_parts(x, handle.order // comm.size))
+            mover = TensorMover(comm, values)
+            buffer, columns = mover.side_by_side(_parts(mover, x, handle.order // comm.size))
         sends, recvs = handle.ranks.tolist()
-        received, _ = rows.exchange(comm, buffer, sends, recvs, False)()
+        received, _ = mover.exchange(buffer, sends, recvs, False)()
         return _received(x, received, columns, handle.rows - len(received))[0]
 
     def _collect(self, x: Tensor, handle: EPHandle, weights: Tensor | None, bias: Any) -> tuple[Tensor, Tensor | None]:
@@ -312,8 +314,8 @@ def _in_rank(ids: Tensor, experts: int, size: int) -> Tensor:
     return torch.stack([(ranks == rank).any(1) for rank in range(size)], 1)
 
 
-def _parts(x: Tokens, token: Tensor) -> list[rows.Part]:
-    return [(rows.as_bytes(part), token) for part in ((x,) if isinstance(x, Tensor) else x)]
+def _parts(mover: TensorMover, x: Tokens, token: Tensor) -> list[tuple[Tensor, Tensor | None]]:
+    return [(mover.as_bytes(part), token) for part in ((x,) if isinstance(x, Tensor) else x)]
 
 
 def _received(x: Tokens, received: Tensor, columns: list[slice], more: int) -> tuple[Tokens, list[slice]]:

@@ -10,10 +10,10 @@ import numpy as np
 from mindspore import Tensor, ops
 from mindspore.common._grad_function import _Function
 
-from alltoallv._calls import dispatch, routing
-from alltoallv._calls.dispatch import Array, Arrived, Route
+from alltoallv._calls import routing
+from alltoallv._calls.array_rows import Array, sum_dtype
 from alltoallv._calls.dispatching import Dispatched, DispatchState
-from alltoallv._calls.host_dispatching import HostDispatching
+from alltoallv._calls.host_dispatching import HostDispatching, Route
 from alltoallv._calls.regions import as_bytes
 from alltoallv.communicator import Communicator
 from alltoallv.dtypes import core_name as name_of
@@ -47,15 +47,16 @@ class MoEDispatcher(HostDispatching[Tensor]):
         check_tensor(name, x)
         return _array(x)
 
-    def arrived(self, tokens: Tensor, weights: Tensor | None, made: Arrived) -> Dispatched[Tensor]:
+    def arrived(
+        self, tokens: Any, gate_weights: Any, rows: Array, weights: Array | None, state: DispatchState[Any]
+    ) -> Dispatched[Tensor]:
         """Returns the arrived rows as tensors, with their gradient."""
-        state: DispatchState[Any] = made.state
-        rows, of_rows = _tensor(made.rows), _or_nothing(made.weights)
-        if tracks(tokens, weights) and not self.routing.codes:
-            rows, of_rows = _Arrived.apply(tokens, weights, state.route, rows, of_rows)
-        state.weights = None if weights is None else of_rows
+        made, of_rows = _tensor(rows), _or_nothing(weights)
+        if tracks(tokens, gate_weights) and not self.routing.codes:
+            made, of_rows = _Arrived.apply(tokens, gate_weights, state.route, made, of_rows)
+        state.weights = None if gate_weights is None else of_rows
         state.scales = None if state.scales is None else _tensor(state.scales)
-        return rows, state.counts, state
+        return made, state.counts, state
 
     def again(self, tokens: Tensor, weights: Tensor | None, route: Route) -> tuple[Tensor, Tensor | None]:
         """Dispatches rows and weights again by a known route."""
@@ -69,7 +70,7 @@ class MoEDispatcher(HostDispatching[Tensor]):
         routing.check_outputs(rows.shape, len(state.route.source))
         if weights is None:
             return rows, None
-        wide = getattr(mindspore, name_of(dispatch.sum_dtype(numpy_dtype(rows.dtype), numpy_dtype(weights.dtype))))
+        wide = getattr(mindspore, name_of(sum_dtype(numpy_dtype(rows.dtype), numpy_dtype(weights.dtype))))
         each = weights.astype(wide).reshape(-1, *[1] * (rows.ndim - 1))
         return (rows.astype(wide) * each).astype(rows.dtype), None
 
@@ -110,7 +111,7 @@ class _Spread(_Function):
     @staticmethod
     def forward(ctx: Any, tokens: Tensor, weights: Tensor | None, route: Route) -> tuple[Tensor, Tensor]:
         ctx.route, ctx.weighs = route, weights is not None
-        rows, made = dispatch.spread(route, _array(tokens), None if weights is None else _array(weights))
+        rows, made = route.spread(_array(tokens), None if weights is None else _array(weights))
         return _tensor(rows), _or_nothing(made)
 
     @staticmethod
@@ -125,7 +126,7 @@ class _Collect(_Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weights: Tensor | None, route: Route) -> tuple[Tensor, Tensor]:
         ctx.route, ctx.weighs = route, weights is not None
-        tokens, made = dispatch.collect(route, _array(rows), None if weights is None else _array(weights))()
+        tokens, made = route.collect(_array(rows), None if weights is None else _array(weights))()
         return _tensor(tokens), _or_nothing(made)
 
     @staticmethod

@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from alltoallv._calls import dispatch, routing
-from alltoallv._calls.dispatch import Arrived, Route
+from alltoallv._calls import routing
 from alltoallv._calls.dispatching import Dispatched
 from alltoallv._calls.dispatching import DispatchState as DispatchState
-from alltoallv._calls.host_dispatching import HostDispatching
+from alltoallv._calls.host_dispatching import HostDispatching, Route
 from alltoallv.communicator import Communicator
 from alltoallv.numpy.arrays import Array, as_input, resolve
 
@@ -49,15 +48,17 @@ class MoEDispatcher(HostDispatching[Array]):
         """Returns a contiguous array."""
         return as_input(name, x)
 
-    def arrived(self, tokens: Any, weights: Any, made: Arrived) -> Dispatched[Array]:
+    def arrived(
+        self, tokens: Any, gate_weights: Any, rows: Array, weights: Array | None, state: DispatchState[Any]
+    ) -> Dispatched[Array]:
         """Returns the dispatched arrays unchanged: arrays have no gradients."""
-        made.state.weights = made.weights
-        return made.rows, made.state.counts, made.state
+        state.weights = weights
+        return rows, state.counts, state
 
     def again(self, tokens: Any, weights: Any, route: Route) -> tuple[Array, Array | None]:
         """Dispatches rows and weights again by a known route."""
         given = None if weights is None else as_input("gate_weights", weights)
-        return dispatch.spread(route, as_input("tokens", tokens), given)
+        return route.spread(as_input("tokens", tokens), given)
 
     def weighted(self, expert_outputs: Any, state: DispatchState[Array]) -> tuple[Array, Array | None]:
         """Returns rows and weights separately: the combine multiplies them."""

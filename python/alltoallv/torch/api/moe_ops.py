@@ -12,22 +12,20 @@ are.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from functools import cache, lru_cache, partial
-from typing import Any, NamedTuple
+from functools import lru_cache, partial
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from alltoallv._calls import headers
 from alltoallv._calls.dispatching import OPERATOR
 from alltoallv._calls.guard import guard
-from alltoallv._calls.pieces import Piece, arrivals, follow, pieces
-from alltoallv._calls.routing import Numbers, Routing
-from alltoallv.torch.api import rows as row_bytes
-from alltoallv.torch.eager.calls import AnyCommunicator
+from alltoallv._calls.pieces import pieces
+from alltoallv._calls.routing import Routing
+from alltoallv.torch.api.rows import TensorMover
 from alltoallv.torch.eager.tensors import as_input
 from alltoallv.torch.graph.library import Operator, known
 from alltoallv.torch.graph.ops import communicator_of
@@ -49,129 +47,29 @@ def as_routing(text: str) -> Routing:
     return Routing(**fields)
 
 
-class _Going(NamedTuple):
-    """Holds tokens under way as rows of bytes, each once to every rank that has an expert of it."""
-
-    comm: AnyCommunicator
-    rows: Tensor
-    which: list[Numbers]
-    signature: int
-    widths: list[int]  # of the columns of the headers
-    stride: int
-    apart: bool
-    exchange: Callable[[], tuple[Tensor, list[int]]]
-
-    def parse(self) -> headers.Headers:
-        """Returns what the headers say that arrive."""
-        received, recvs = self.exchange()
-
-        def fetch(which: Numbers) -> headers.Bytes:
-            rows: headers.Bytes = received[torch.from_numpy(which).to(received.device)].cpu().numpy()
-            return rows
-
-        with guard(self.comm, OPERATOR):
-            return headers.decode(fetch, recvs, self.widths, self.signature, self.comm.rank)
-
-    def arrivals(
-        self, parsed: headers.Headers, token: Numbers, source: Numbers
-    ) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
-        """Yields what `alltoallv._calls.pieces.arrivals` says."""
-        about = token, source, self.comm.rank, self.which, self.stride, self.apart
-        for received, index, where in arrivals(self.exchange()[0], parsed, *about, self._begin):
-            device = received.device
-            placed = None if where is None else torch.from_numpy(where).to(device)
-            yield received[:, : self.rows.shape[1]], torch.from_numpy(index).to(device), placed
-
-    def _begin(self, which: list[Numbers], recvs: list[int]) -> Callable[[], Tensor]:
-        with guard(self.comm, OPERATOR):
-            buffer, sends = row_bytes.behind_headers(self.rows, [_no_rows(self.stride)] * len(which), which)
-        exchange = row_bytes.exchange(self.comm, buffer, sends, recvs, True)
-        return lambda: exchange()[0]
-
-
-def _no_rows(stride: int) -> headers.Bytes:
-    return np.zeros((0, stride), np.uint8)
-
-
-def _send(
-    comm: AnyCommunicator,
-    rows: Tensor,
-    pairs: tuple[Numbers, list[int], int],
-    columns: list[headers.Bytes],
-    signature: int,
-    begins: bool,
-) -> _Going:
-    """Sends tokens as rows of bytes; ``pairs``: their order, how many go to every rank, choices of each token."""
-    order, sends, k = pairs
-    apart = rows.is_cpu and comm.backend == "tcp"
-    with guard(comm, OPERATOR):
-        stride, which = headers.row_bytes(rows.shape[1]), headers.distinct(order // k, sends)
-        made = headers.encode(columns, sends, (signature, len(rows), k), stride)
-        now = [these[:0] for these in which] if follow(apart, len(rows), stride) else which
-        buffer, counts = row_bytes.behind_headers(rows, made, now)
-    exchange = cache(row_bytes.exchange(comm, buffer, counts, None, begins))
-    return _Going(comm, rows, which, signature, [column.shape[1] for column in columns], stride, apart, exchange)
-
-
-def _of_pairs(weights: Tensor, order: Numbers) -> headers.Bytes:
-    """Returns the weights as a column of the notes."""
-    column: headers.Bytes = row_bytes.as_bytes(weights.reshape(-1, 1)).cpu().numpy()[order]
-    return column
-
-
-def _weights(column: headers.Bytes, source: Tensor, like: Tensor) -> Tensor:
-    """Returns the weight of every row of the experts."""
-    weights = torch.from_numpy(column.reshape(-1)).view(like.dtype).view(-1, 1).to(like.device)
-    return row_bytes.placed(weights, source, False).view(-1)
-
-
 def begin_dispatch(
     tokens: Tensor, weights: Tensor | None, ids: Tensor, routing: Routing, group: str, begins: bool
 ) -> Callable[[], list[Tensor]]:
     """Sends tokens ``[n, d]`` with choices and weights ``[n, k]``; the result returns `moe_dispatch`'s results."""
     comm = communicator_of(group, tokens)
     with guard(comm, OPERATOR):
-        numbers = ids.detach().to("cpu", torch.int64).numpy()
-        routing.check_ids(numbers)
-        by_weight = (
-            weights.detach().to("cpu", torch.float64).numpy() if _weighs(routing) and weights is not None else None
-        )
-        about = f"{tokens.dtype} {tokens.shape[1]} {None if weights is None else weights.dtype}"
-        sending = routing.send(numbers, by_weight, comm.size, about)
-        x, length, device = as_input("tokens", tokens), tokens.shape[1], tokens.device
-        columns = [sending.tags.view(np.uint8)]
-        if weights is not None:
-            columns.append(_of_pairs(weights, sending.order))
-        coded = row_bytes.encode(x, routing.payload)
-    pairs = sending.order, sending.sends, ids.shape[1]
-    going = _send(comm, coded, pairs, columns, sending.signature, begins)
+        numbers, x = ids.detach().to("cpu", torch.int64).numpy(), as_input("tokens", tokens)
+        about = f"{x.dtype} {x.shape[1]} {None if weights is None else weights.dtype}"
+        mover = TensorMover(comm, x)
+    arriving = mover.dispatch(routing, x, numbers, weights, about, begins)
 
     def finish() -> list[Tensor]:
-        parsed = going.parse()
-        experts, token = parsed.columns[0].view(np.int32).astype(np.int64).T
-        arrival = routing.receive(experts, comm.size, comm.rank)
-        source, count = torch.from_numpy(arrival.source).to(device), len(arrival.source)
-        rows = row_bytes.room(x, (count, length), torch.int8 if routing.codes else x.dtype)
-        scales = row_bytes.room(x, (count if routing.codes else 0, 1), torch.float32)
-        for values, index, where in going.arrivals(parsed, token, arrival.source):
-            if routing.codes:
-                codes, each = row_bytes.split_codes(values, length)
-                row_bytes.gather(each, index, scales, where)
-                row_bytes.gather(codes, index, rows, where)
-            else:
-                row_bytes.decode_placed(values, routing.payload, index, rows, where)
-        made = _nothing(x, x.dtype) if weights is None else _weights(parsed.columns[1], source, weights)
+        made = arriving()
+        told, arrival = made.headers, made.arrival
+        beside = [_nothing(x, x.dtype) if made.weights is None else made.weights]
+        beside.append(_nothing(x, torch.float32) if made.scales is None else made.scales)
         ranks = torch.tensor(
-            [sending.sends, parsed.pairs, parsed.tokens, parsed.choices], dtype=torch.int64, device="cpu"
+            [made.sending.sends, told.pairs, told.tokens, told.choices], dtype=torch.int64, device="cpu"
         )
-        way = torch.from_numpy(sending.order).to(device), source, ranks, torch.from_numpy(token.copy()).to(device)
-        return [rows, made, scales.view(-1), *way, torch.from_numpy(np.stack([arrival.counts, arrival.received]))]
+        way = *map(mover.on_device, (made.sending.order, arrival.source)), ranks, mover.on_device(made.token)
+        return [made.rows, *beside, *way, torch.from_numpy(np.stack([arrival.counts, arrival.received]))]
 
     return finish
-
-
-def _weighs(routing: Routing) -> bool:
-    return routing.capacity is not None and routing.drop == "lightest"
 
 
 def _nothing(like: Tensor, dtype: torch.dtype) -> Tensor:
@@ -258,14 +156,10 @@ def moe_spread(
     """Sends tokens ``[n, d]``, weights ``[n, k]`` along a way; returns rows ``[r, d]``, weights ``[r]`` or ``[0]``."""
     comm = communicator_of(group, tokens)
     with guard(comm, OPERATOR):
-        x, pairs = row_bytes.as_bytes(as_input("tokens", tokens)), order.cpu().numpy()
-        columns = [] if weights is None else [_of_pairs(weights, pairs)]
-    width = sum(column.shape[1] for column in columns)
-    going = _send(comm, x, (pairs, ranks[0].tolist(), k), columns, width, False)
-    parsed, rows = going.parse(), row_bytes.room(tokens, (len(source), tokens.shape[1]), tokens.dtype)
-    for values, index, where in going.arrivals(parsed, token.cpu().numpy(), source.cpu().numpy()):
-        row_bytes.gather(values, index, row_bytes.as_bytes(rows), where)
-    return [rows, _nothing(tokens, tokens.dtype) if weights is None else _weights(parsed.columns[0], source, weights)]
+        x, mover = as_input("tokens", tokens), TensorMover(comm, tokens)
+        way = order.cpu().numpy(), source.cpu().numpy(), token.cpu().numpy(), ranks[0].tolist(), k
+    rows, made = mover.spread(x, weights, *way)
+    return [rows, _nothing(x, x.dtype) if made is None else made]
 
 
 def begin_collect(
@@ -284,41 +178,17 @@ def begin_collect(
     begins: bool = False,
 ) -> Callable[[], list[Tensor]]:
     """Sends the rows back; the result returns `moe_collect`'s results."""
-    comm, coded = communicator_of(group, rows), payload or None
+    comm = communicator_of(group, rows)
     with guard(comm, OPERATOR):
-        x, complete = as_input("rows", rows), len(order) == tokens * k
-        beside = None if weights is None else row_bytes.as_bytes(as_input("weights", weights).view(-1, 1))
-        sent = ranks if rows.is_cpu else ranks[:2]
-        known = order.cpu().numpy(), source.cpu().numpy(), sent.tolist(), token.cpu().numpy()
-        way = pieces(*known, tokens, k, x.shape[1] * x.itemsize)
-
-    def send(piece: Piece) -> Callable[[], tuple[Tensor, Tensor | None]]:
-        with guard(comm, OPERATOR):
-            which = torch.from_numpy(piece.rows).to(rows.device)
-            parts: list[row_bytes.Part] = [(row_bytes.encode_weighed(x, which, gates, coded), None)]
-            if beside is not None:
-                parts.append((beside, which))
-            buffer, columns = row_bytes.side_by_side(parts)
-        exchange = row_bytes.exchange(comm, buffer, piece.sends, piece.recvs, begins)
-
-        def received() -> tuple[Tensor, Tensor | None]:
-            came, _ = exchange()
-            return came[:, columns[0]], None if weights is None else came[:, columns[1]].view(weights.dtype)
-
-        return received
-
-    sent = [send(piece) for piece in way] if begins else None
+        x, beside = as_input("rows", rows), None if weights is None else as_input("weights", weights)
+        known = ranks if rows.is_cpu else ranks[:2]
+        way = order.cpu().numpy(), source.cpu().numpy(), known.tolist(), token.cpu().numpy()
+        made = pieces(*way, tokens, k, x.shape[1] * x.itemsize)
+    arriving = TensorMover(comm, x).collect(made, x, beside, gates, payload or None, begins)
 
     def finish() -> list[Tensor]:
-        total = row_bytes.room(x, (tokens, x.shape[1]), x.dtype)
-        flat = _nothing(x, x.dtype) if weights is None else weights.new_empty((tokens, k))
-        for number, piece in enumerate(way):
-            values, others = sent[number]() if sent else send(piece)()
-            places = torch.from_numpy(piece.places).to(rows.device)
-            row_bytes.add_decoded(values, coded, places, complete, total[piece.tokens])
-            if others is not None:
-                flat[piece.tokens] = row_bytes.placed(others, places.view(-1), complete).view(-1, k)
-        return [total, flat]
+        total, flat = arriving()
+        return [total, _nothing(x, x.dtype) if flat is None else flat]
 
     return finish
 
