@@ -17,7 +17,7 @@ from torch import Tensor
 import alltoallv.torch as at
 from alltoallv import Communicator
 from alltoallv.testing import golden, reference
-from alltoallv.torch.engines import hosts, rendezvous
+from alltoallv.torch.engines import rendezvous
 from alltoallv.torch.engines.nccl import NcclMember
 from alltoallv.torch.engines.staged import StagedMember
 
@@ -45,7 +45,7 @@ def _connected(rank: int, size: int, file: str, timeout: float) -> Iterator[tupl
         raw = dist.distributed_c10d._world.pg_map[group][1]
         meeting = rendezvous.meet(raw, rank, size, "views", 30)
         gather = rendezvous.gatherer(meeting, raw, rank, size, 30)
-        with hosts.connect(meeting, gather, rank, size, "views", timeout) as control:
+        with rendezvous.connect(meeting, gather, rank, size, "views", timeout) as control:
             yield group, control
 
 

@@ -12,7 +12,7 @@ from engine_groups import logged
 
 import alltoallv.torch as at
 from alltoallv.errors import BackendUnavailableError, CommTimeoutError, InvalidParamError, PeerMismatchError
-from alltoallv.torch.engines import hosts, rendezvous
+from alltoallv.torch.engines import rendezvous
 
 
 def test_who_carries_a_group(grouped: Grouped) -> None:
@@ -70,7 +70,7 @@ def test_ranks_without_a_store(grouped: Grouped) -> None:
 
         meeting = rendezvous.meet_over(gather, device="cpu")
         assert [one["device"] for one in meeting.who] == ["cpu"] * size
-        with hosts.connect(meeting, gather, rank, size, "no store", 20) as comm:
+        with rendezvous.connect(meeting, gather, rank, size, "no store", 20) as comm:
             assert at.all_to_all_v(torch.ones(2), [1, 1], group=comm).tolist() == [1, 1]
 
     grouped(2, backend="gloo")(run)

@@ -16,7 +16,7 @@ from alltoallv import communicator
 from alltoallv.communicator import BACKENDS, Communicator
 from alltoallv.errors import BackendUnavailableError, InvalidParamError, PeerMismatchError
 from alltoallv.torch.engines import device as devices
-from alltoallv.torch.engines import hosts, rendezvous
+from alltoallv.torch.engines import rendezvous
 from alltoallv.torch.engines.device import DeviceMember
 from alltoallv.torch.engines.hccl import HcclGroupMember, HcclMember
 from alltoallv.torch.engines.nccl import NcclMember
@@ -149,7 +149,7 @@ def _make(group: dist.ProcessGroup, timeout: float, device: str, wanted: str, ch
         number = f"{meeting.hosts} host{'s'[: meeting.hosts > 1]}"
         _log.info("group %r: %s tensors of %d ranks on %s go through %s", name, device, size, number, chosen)
     on_host = chosen in ("shm", "tcp")
-    made = hosts.connect(meeting, gather, rank, size, name, timeout, "off" if check == "off" and on_host else None)
+    made = rendezvous.connect(meeting, gather, rank, size, name, timeout, "off" if check == "off" and on_host else None)
     if on_host:
         return made if device == "cpu" else StagedMember(group, made)
     return HcclGroupMember(group, made, timeout, check) if chosen == "hccl" else NcclMember(group, chosen, made, check)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from alltoallv._calls.handle import Ended, Handle
 from alltoallv.torch.eager import profile
 
+Future: TypeAlias = torch.futures.Future[Any]
 _LONG = 1e9  # seconds
 
 
@@ -44,23 +46,18 @@ class Work(Handle):
         """Waits for the operator: its memory is the host's, which has no streams."""
         self.wait()
 
-    def get_future(self) -> torch.futures.Future[Any]:
+    def get_future(self) -> Future:
         """Returns a future of the output, completed by a thread that waits for the operator.
 
         It raises errors as RuntimeError, with their class and text in the message.
         """
-        outcome: torch.futures.Future[Any] = torch.futures.Future()
 
-        def complete() -> None:
-            try:
-                self.wait(_LONG)  # this thread has no stream of its own that anybody could use
-                outcome.set_result((self.result(), None))
-            except Exception as error:
-                outcome.set_result((None, error))
+        def result() -> Any:
+            self.wait(_LONG)  # this thread has no stream of its own that anybody could use
+            return self.result()
 
-        # torch's C++ would take a value of `set_exception` for a result; it recognizes an error that a callback raises.
-        future = outcome.then(unwrap)
-        threading.Thread(target=complete, name="alltoallv-future", daemon=True).start()
+        outcome, future = promise()
+        threading.Thread(target=settle, args=(outcome, result), name="alltoallv-future", daemon=True).start()
         return future
 
 
@@ -68,8 +65,22 @@ class Done(Ended, Work):
     """The handle of a call in a graph, which is done when it returns."""
 
 
-def unwrap(outcome: torch.futures.Future[Any]) -> Any:
-    """Returns the result in a future of (result, error), or raises the error."""
+def promise() -> tuple[Future, Future]:
+    """Returns a future to `settle`, and the one for the caller, which then has the result or raises the error."""
+    outcome: Future = torch.futures.Future()
+    # torch's C++ would take a value of `set_exception` for a result; it recognizes an error that a callback raises.
+    return outcome, outcome.then(_unwrap)
+
+
+def settle(outcome: Future, result: Callable[[], Any]) -> None:
+    """Completes a future of `promise` with what ``result()`` returns or raises."""
+    try:
+        outcome.set_result((result(), None))
+    except Exception as error:
+        outcome.set_result((None, error))
+
+
+def _unwrap(outcome: Future) -> Any:
     result, error = outcome.value()
     if error is not None:
         raise error.with_traceback(None)

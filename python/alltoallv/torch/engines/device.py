@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import time
 import weakref
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -81,7 +80,7 @@ class Launches(Protocol):
         """Compares a quantized reduction with those of the peers."""
 
 
-class DeviceMember(ABC):
+class DeviceMember:
     """This rank's membership in a group, for tensors on a device.
 
     Every collective takes contiguous tensors and returns a call, to run or to submit. Collective calls are made by all
@@ -93,26 +92,23 @@ class DeviceMember(ABC):
     host_core = None  # its calls are not for the core
     reaches_host = False  # whether it takes tensors in host memory
     keep = Communicator.keep  # this process keeps them, for all communicators
+    _launches: Launches
 
     def __init__(self, communicator: Communicator, backend: str, group: Any = None) -> None:
         """Takes ``communicator``, whose life and records this one shares, and ``group``, which is kept only weakly."""
         self.communicator = communicator
-        self.rank, self.size, self.domain, self.backend = (
-            communicator.rank,
-            communicator.size,
-            communicator.domain,
-            backend,
-        )
+        self.rank, self.size, self.domain = communicator.rank, communicator.size, communicator.domain
+        self.backend = backend
         self.name = f"{backend}:{self.domain}:{next(_numbers)}"  # stands for this object in graphs
         self._group = None if group is None else weakref.ref(group)
         by_name[self.name] = self
 
-    @abstractmethod
     def launches(self, device: torch.device, operator: str) -> Launches:
         """Returns what launches calls on tensors there.
 
         A refusal of this rank is announced to the peers as one of ``operator``.
         """
+        return self._launches
 
     @property
     def on_host(self) -> Communicator:
@@ -159,23 +155,15 @@ class DeviceMember(ABC):
         self, operator: str, dtype: str, output: Tensor, input: Tensor, layout: Layout, row: int = 1, root: int = 0
     ) -> DeviceCall:
         """Returns the exchange of a layout in elements; for the rest see `Call`."""
-
-        def run(wait: bool) -> tuple[None, Any]:
-            launches = self.launches(input.device, operator)
-            return None, launches.exchange(Call(operator, dtype, row, root), output, input, layout, wait)
-
-        return DeviceCall(run)
+        call = Call(operator, dtype, row, root)
+        return self._later(input, operator, lambda at, wait: (None, at.exchange(call, output, input, layout, wait)))
 
     def exchange_lists(
         self, operator: str, dtype: str, outputs: Sequence[Tensor], inputs: Sequence[Tensor]
     ) -> DeviceCall:
         """Returns the exchange that sends ``inputs[j]`` to rank j and receives ``outputs[j]`` from it."""
-
-        def run(wait: bool) -> tuple[None, Any]:
-            launches = self.launches(inputs[0].device, operator)
-            return None, launches.exchange_lists(Call(operator, dtype), outputs, inputs, wait)
-
-        return DeviceCall(run)
+        call = Call(operator, dtype)
+        return self._later(inputs[0], operator, lambda at, wait: (None, at.exchange_lists(call, outputs, inputs, wait)))
 
     def learn(
         self,
@@ -188,12 +176,8 @@ class DeviceMember(ABC):
         root: int = 0,
     ) -> DeviceCall:
         """Returns an exchange whose receive counts the peers announce; its result is the flat output and the counts."""
-
-        def run(wait: bool) -> tuple[tuple[Tensor, list[int]], Any]:
-            launches = self.launches(input.device, operator)
-            return launches.learn(Call(operator, dtype, row, root), input, sends, sdispls, wait)
-
-        return DeviceCall(run)
+        call = Call(operator, dtype, row, root)
+        return self._later(input, operator, lambda at, wait: at.learn(call, input, sends, sdispls, wait))
 
     def reduce(
         self,
@@ -210,15 +194,14 @@ class DeviceMember(ABC):
         The engine chooses the order of additions; what it does not reduce is added in rank order.
         """
 
-        def run(wait: bool) -> tuple[None, Any]:
+        def launch(at: Launches, wait: bool) -> tuple[None, Any]:
             flat, x = output.view(-1), input.view(-1)
-            launches = self.launches(x.device, operator)
-            done, work = launches.reduce(Call(operator, dtype, shape=shape), flat, x, op, counts, wait)
+            done, work = at.reduce(Call(operator, dtype, shape=shape), flat, x, op, counts, wait)
             if not done:
                 reduce_in_order(Steps(self, operator), self.rank, operator, flat, x, op, counts)
             return None, work
 
-        return DeviceCall(run)
+        return self._later(input, operator, launch)
 
     def quantized_reduce(
         self,
@@ -240,14 +223,16 @@ class DeviceMember(ABC):
         The call raises ValueOverflowError on every rank if a value does not fit and ``overflow`` is "raise".
         """
 
-        def run(wait: bool) -> tuple[None, None]:
-            launches = self.launches(input.device, request.operator)
-            launches.compare(request, error is not None, gather_error is not None)
+        def launch(at: Launches, wait: bool) -> tuple[None, None]:
+            at.compare(request, error is not None, gather_error is not None)
             flat = [None if x is None else x.detach().view(-1) for x in (output, input, error, gather_error)]
             reduce_quantized(Steps(self, request.operator), self.rank, self.size, request, *flat)
             return None, None
 
-        return DeviceCall(run)
+        return self._later(input, request.operator, launch)
+
+    def _later(self, like: Tensor, operator: str, launch: Callable[[Launches, bool], tuple[Any, Any]]) -> DeviceCall:
+        return DeviceCall(lambda wait: launch(self.launches(like.device, operator), wait))
 
     def __enter__(self) -> DeviceMember:
         return self

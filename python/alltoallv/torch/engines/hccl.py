@@ -154,12 +154,8 @@ class HcclMember(DeviceMember):
         super().__init__(communicator, "hccl", group)
         if group is None:
             self.name = communicator.name
-            self._launches: HcclLaunches | None = HcclLaunches(communicator)
+            self._launches = HcclLaunches(communicator)
             end_before_torch_npu()
-
-    def launches(self, device: torch.device, operator: str) -> HcclLaunches:
-        assert self._launches is not None
-        return self._launches
 
     @property
     def on_host(self) -> Communicator:
@@ -181,7 +177,7 @@ class HcclGroupMember(HcclMember):
     def __init__(self, group: dist.ProcessGroup, control: Communicator, timeout: float, check: str | None) -> None:
         super().__init__(control, group)  # until it is known which device this rank uses
         self._control, self._timeout, self.check = control, timeout, check or "first"
-        self._launches = None
+        self._made: HcclLaunches | None = None
         self._device: int | None = None
         self._lock = threading.Lock()
 
@@ -192,9 +188,9 @@ class HcclGroupMember(HcclMember):
     def launches(self, device: torch.device, operator: str) -> HcclLaunches:
         """Makes the launches at the first call, which is collective."""
         with self._lock:
-            if self._launches is None:
+            if self._made is None:
                 barrier_plan(self._control).compare()  # another rank's refusal is announced before HCCL begins
-                self._launches = self._make(self.group, device)
+                self._made = self._make(self.group, device)
         with guard(self, operator):
             if self.group not in dist.distributed_c10d._world.pg_map:
                 raise InvalidParamError("the process group has been destroyed, expected one in use")
@@ -202,7 +198,7 @@ class HcclGroupMember(HcclMember):
                 raise InvalidTensorError(
                     f"the tensors lie on {device}, expected npu:{self._device} as in the first call"
                 )
-        return self._launches
+        return self._made
 
     def _make(self, group: dist.ProcessGroup, device: torch.device) -> HcclLaunches:
         options = _core.HcclOptions()

@@ -43,10 +43,7 @@ class NcclMember(DeviceMember):
     def __init__(self, group: dist.ProcessGroup, backend: str, control: Communicator, check: str | None = None) -> None:
         super().__init__(control, backend, group)
         self.check = check or "first"
-        self._launches = NcclLaunches(self, control, self.check)
-
-    def launches(self, device: torch.device, operator: str) -> NcclLaunches:
-        return self._launches
+        self._launches: NcclLaunches = NcclLaunches(self, control, self.check)
 
     def fail(self, operator: str, error: BaseException) -> None:
         self._launches.fail(operator, error)
@@ -55,12 +52,8 @@ class NcclMember(DeviceMember):
         return dict(self._launches.stats)
 
     def flight_record(self) -> dict[str, Any]:
-        mine = {
-            "rank": self.rank,
-            "pid": os.getpid(),
-            "left": not self.usable,
-            "operators": list(self._launches.flight),
-        }
+        operators = list(self._launches.flight)
+        mine = {"rank": self.rank, "pid": os.getpid(), "left": not self.usable, "operators": operators}
         return {"domain": self.domain, "rank": self.rank, "size": self.size, "ranks": [mine]}
 
 
@@ -93,13 +86,8 @@ class NcclLaunches:
         """
         with self._lock:
             self._seq += 1
-            entry: dict[str, Any] = {
-                "seq": self._seq,
-                "operator": call.operator,
-                "dtype": call.dtype,
-                "state": "failed",
-            }
-            entry["start_ns"], entry["end_ns"] = time.monotonic_ns(), 0
+            entry: dict[str, Any] = {"seq": self._seq, "operator": call.operator, "dtype": call.dtype}
+            entry |= {"state": "failed", "start_ns": time.monotonic_ns(), "end_ns": 0}
             self.flight.append(entry)
             self.stats["failed_operators"] += 1
             told = None

@@ -1,4 +1,4 @@
-"""Lets the ranks of a group find each other, through the group's store or an engine that they have."""
+"""Brings the ranks of a group together, through its store or an engine that they have, and connects them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from typing import Any, NamedTuple, TypeVar
 import torch.distributed as dist
 
 from alltoallv import _core
+from alltoallv.communicator import Communicator
 from alltoallv.errors import CommTimeoutError, PeerLostError
+from alltoallv.launch.options import make_options
 
 T = TypeVar("T")
 
@@ -199,6 +201,30 @@ def gatherer(meeting: Meeting, of_group: dist.Store, rank: int, size: int, timeo
         return own_part().collect(key, _waiter(f"rank {rank}", timeout))
 
     return gather
+
+
+def connect(
+    meeting: Meeting, gather: Gather, rank: int, size: int, name: str, timeout: float, check: str | None = None
+) -> Communicator:
+    """Connects the ranks over shared memory on one host; over TCP between hosts, with shared memory inside each host.
+
+    Args:
+        gather: Lets ranks on several hosts find each other.
+        name: The group's name.
+        timeout: Seconds, here and in every operator.
+        check: See `Communicator.from_env`.
+
+    Raises:
+        CommTimeoutError: ranks did not come; the message names them.
+        BackendUnavailableError: hosts do not reach each other over TCP.
+    """
+    domain = f"torch-{name}".replace(":", "-")  # a colon would begin a size
+    options = make_options(domain.encode()[:128].decode(errors="ignore"), timeout, check)
+    options.rank, options.size = rank, size
+    options.job = "torch:" + meeting.key
+    if meeting.hosts == 1:
+        return Communicator(_core.communicator(options), options)
+    return Communicator(_core.engine_communicator(options, gather, None), options)
 
 
 _connections: weakref.WeakKeyDictionary[Any, tuple[Any, Any]] = weakref.WeakKeyDictionary()

@@ -27,9 +27,6 @@ class StagedMember(DeviceMember):
         super().__init__(control, control.backend, group)
         self._launches = StagedLaunches(control)
 
-    def launches(self, device: torch.device, operator: str) -> StagedLaunches:
-        return self._launches
-
 
 class StagedWork:
     """A call of the host's communicator, and the copies that follow it."""

@@ -11,9 +11,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Backend as TorchBackend
 from torch._C._distributed_c10d import FakeProcessGroup, _DistributedBackendOptions
 
-from alltoallv.communicator import Communicator
 from alltoallv.errors import BackendUnavailableError
-from alltoallv.torch.engines import hosts, rendezvous
+from alltoallv.torch.engines import rendezvous
 from alltoallv.torch.engines.rendezvous import Meeting
 
 _NATIVE = {"cuda": "nccl", "xpu": "xccl", "npu": "hccl"}
@@ -39,13 +38,6 @@ def meet(options: _DistributedBackendOptions, world: Meeting | None, counts: Cou
     group = f"{name} of ranks {ranks}"
     counts[group] += 1
     return Meeting([world.who[rank] for rank in ranks], f"{world.key}/{group}, {counts[group]}")
-
-
-def connect(options: _DistributedBackendOptions, meeting: Meeting) -> Communicator:
-    """Returns the communicator of all ranks that have met."""
-    rank, size, timeout = options.group_rank, options.group_size, options.timeout.total_seconds()
-    gather = rendezvous.gatherer(meeting, options.store, rank, size, timeout)
-    return hosts.connect(meeting, gather, rank, size, options.group_id, timeout)
 
 
 def stand_in(options: _DistributedBackendOptions) -> FakeProcessGroup:

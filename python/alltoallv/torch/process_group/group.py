@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import Work as TorchWork
 from torch._C._distributed_c10d import _DistributedBackendOptions
 
-from alltoallv.torch.engines.rendezvous import Meeting
+from alltoallv.torch.engines import rendezvous
 from alltoallv.torch.process_group import engines as engines
 from alltoallv.torch.process_group.work import Futures, WorkList, in_turn
 
@@ -46,10 +46,12 @@ class EngineGroup(dist.ProcessGroup):
         self._groups: Counter[str] = Counter()
         world = dist.group.WORLD
         met = (world.meeting, world._groups) if isinstance(world, EngineGroup) else (None, self._groups)
-        self.meeting: Meeting = engines.meet(options, *met)
+        self.meeting: rendezvous.Meeting = engines.meet(options, *met)
         # A place of this group alone: the group's own store may hold values of an earlier group.
         self._place = dist.PrefixStore(f"alltoallv/{self.meeting.key}", options.store)
-        self.communicator = engines.connect(options, self.meeting)
+        seconds = options.timeout.total_seconds()
+        gather = rendezvous.gatherer(self.meeting, options.store, rank, size, seconds)
+        self.communicator = rendezvous.connect(self.meeting, gather, rank, size, name, seconds)
         # Holds the group's name and timeout while there is no gloo.
         stand_in = engines.stand_in(options)
         self._cpu_options = stand_in.options  # all ways to set the group's timeout end here
@@ -167,15 +169,6 @@ class EngineGroup(dist.ProcessGroup):
         return child
 
     # The methods that torch's engines implement.
-
-    def send(self, tensors: list[Tensor], dst: int, tag: int) -> TorchWork:
-        return self._engine_work("send", tensors, dst, tag)
-
-    def recv(self, tensors: list[Tensor], src: int, tag: int) -> TorchWork:
-        return self._engine_work("recv", tensors, src, tag)
-
-    def recv_anysource(self, tensors: list[Tensor], tag: int) -> TorchWork:
-        return self._engine_work("recv_anysource", tensors, tag)
 
     def _start_coalescing(self, device: torch.device) -> None:
         if device.type != "cpu":

@@ -19,7 +19,7 @@ from torch._C._distributed_c10d import Work as TorchWork
 from alltoallv import _core
 from alltoallv._calls.protocol import Pending
 from alltoallv.errors import CommTimeoutError
-from alltoallv.torch.eager.work import unwrap
+from alltoallv.torch.eager.work import Future, promise, settle
 
 Result = list[Tensor] | list[list[Tensor]]
 _Place = tuple[int, ...]  # of a future: the place of the callback that began it, then its number in the group
@@ -109,26 +109,17 @@ class BackendWork(TorchWork):
     def synchronize(self) -> None:
         self.wait()
 
-    def get_future(self) -> torch.futures.Future[Any]:
+    def get_future(self) -> Future:
         """Returns a future of the outputs.
 
         It raises errors as RuntimeError, with their class and text in the message.
         """
-        outcome: torch.futures.Future[Any] = torch.futures.Future()
-        # DDP's C++ would take a value of `set_exception` for a result; it recognizes an error that a callback raises.
-        future = outcome.then(unwrap)
+        outcome, future = promise()
         if self.ended():
-            self.complete(outcome)
+            settle(outcome, self.result)
         else:
             self._futures.add(self, outcome)
         return future
-
-    def complete(self, outcome: torch.futures.Future[Any]) -> None:
-        """Waits, and sets the result or the error as the future's value."""
-        try:
-            outcome.set_result((self.result(), None))
-        except Exception as error:
-            outcome.set_result((None, error))
 
 
 class MessageWork(BackendWork):
@@ -171,7 +162,7 @@ class WorkList(TorchWork):
         for work in self._works:
             work.synchronize()
 
-    def get_future(self) -> torch.futures.Future[Any]:
+    def get_future(self) -> Future:
         """Returns a future of the list of the works' own results."""
         futures = torch.futures.collect_all([work.get_future() for work in self._works])
         return futures.then(lambda done: [future.value() for future in done.value()])
@@ -187,7 +178,7 @@ class Futures:
     def __init__(self, name: str) -> None:
         self._name = name
         self._changed = threading.Condition()
-        self._queue: deque[tuple[_Place, BackendWork, torch.futures.Future[Any]]] = deque()
+        self._queue: deque[tuple[_Place, BackendWork, Future]] = deque()
         self._places: set[_Place] = set()  # of futures whose callbacks have not returned
         self._numbers = itertools.count()
         self._threads: list[threading.Thread] = []
@@ -196,7 +187,7 @@ class Futures:
         self._closed = False
         _all.add(self)
 
-    def add(self, work: BackendWork, future: torch.futures.Future[Any]) -> None:
+    def add(self, work: BackendWork, future: Future) -> None:
         """Completes the future once the work has ended."""
         owner, inside = callbacks.get(threading.get_ident(), (None, ()))
         with self._changed:
@@ -253,7 +244,7 @@ class Futures:
                     ):  # no thread can be started: this one goes on after the callbacks
                         self._call_watcher()
             callbacks[threading.get_ident()] = self, place
-            work.complete(future)
+            settle(future, work.result)
             del callbacks[threading.get_ident()], work, future
             with self._changed:
                 self._places.discard(place)
