@@ -112,6 +112,7 @@ def dispatch(comm: Any, device: torch.device, rank: int, size: int) -> None:
             assert_bits_equal(bits(rows), wanted.reshape(rows.shape))
             _, work = at.quantized_all_to_all(x, sends[rank], known, async_op=True, **told)
             assert_bits_equal(bits(work.result()), wanted.reshape(rows.shape))
+    at.barrier(comm)  # a refusal may end the communicator, and with it what a slower rank still waits for
     large = torch.full((size, 64), 7e4).to(device)
     error = caught(
         lambda: at.quantized_all_to_all(large, [1] * size, overflow="raise", out_dtype=torch.float16, group=comm)
