@@ -71,4 +71,4 @@ $(VENV)/.installed: pyproject.toml
 
 clean:
 	rm -rf build dist demo-output $(VENV) .nox .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	rm -rf python/*.egg-info python/alltoallv/_core.pyi python/alltoallv/_core*.so python/alltoallv_emulator/lib
+	rm -rf python/*.egg-info python/alltoallv/_core.pyi python/alltoallv/_core*.so python/alltoallv_emulator/lib python/alltoallv_emulator/_host*.so

@@ -45,6 +45,10 @@ HcclResult HcclScatter(void* sendBuf, void* recvBuf, uint64_t recvCount, HcclDat
                        HcclComm comm, aclrtStream stream);
 HcclResult HcclBarrier(HcclComm comm, aclrtStream stream);
 
+/// Like HcclAlltoAllV, but for bytes in host memory, packed in the order of the ranks, and done when it returns.
+HcclResult AlltoallvEmulatorExchange(const void* input, const uint64_t* sends, const void* output,
+                                     const uint64_t* recvs, HcclComm comm);
+
 // --- reductions ---
 HcclResult HcclReduce(void* sendBuf, void* recvBuf, uint64_t count, HcclDataType dataType, HcclReduceOp op,
                       uint32_t root, HcclComm comm, aclrtStream stream);

@@ -34,6 +34,7 @@ void check_region(const Region& region) {
 }
 
 void check_regions(const Launch& l) {
+    if (l.at_once) return;
     for (const Region& region : l.inputs) check_region(region);
     for (const Region& region : l.outputs) check_region(region);
 }
@@ -102,17 +103,22 @@ int task(Comm& comm, const Launch& l, const std::optional<Fault>& fault, uint64_
     }
 }
 
-void enqueue(Checked call) {
-    const StreamPtr stream = call.stream;
+/// Makes the work of a call, which is the communicator's next.
+Stream::Task next_task(Checked call) {
     if (call.launch.run) call.ticket = call.comm->called++;
     // Runs also if a stream drops the task, or does not accept it.
     std::shared_ptr<void> done(nullptr, [comm = call.comm, collective = call.launch.run != nullptr](void*) {
         if (collective) ++comm->finished;
         --comm->pending;
     });
-    stream->enqueue([call = std::move(call), done = std::move(done)] {
+    return [call = std::move(call), done = std::move(done)] {
         return task(*call.comm, call.launch, call.fault, call.ticket);
-    });
+    };
+}
+
+void enqueue(Checked call) {
+    const StreamPtr stream = call.stream;
+    stream->enqueue(next_task(std::move(call)));
 }
 
 /// Throws Failure(HCCL_E_PARA) if the ranks have given different values.
@@ -172,14 +178,15 @@ HcclResult launch(const char* function, const std::function<Launch()>& make) {
     try {
         Launch l = make();
         const CommPtr comm = comm_of(l.comm);
-        check_given("stream", l.stream);
+        if (!l.at_once) check_given("stream", l.stream);
         check_count("count", l.count);
         check_regions(l);
         if (l.root >= static_cast<uint32_t>(comm->size()))
             throw Failure(HCCL_E_PARA,
                           "root is " + std::to_string(l.root) + ", expected less than " + std::to_string(comm->size()));
-        Checked call{comm, stream_of(l.stream), std::move(l), fault};
+        Checked call{comm, l.at_once ? nullptr : stream_of(l.stream), std::move(l), fault};
         ++comm->pending;
+        if (call.launch.at_once) return next_task(std::move(call))() == 0 ? HCCL_SUCCESS : comm->async_error();
         if (group_depth > 0)
             grouped.push_back(std::move(call));
         else

@@ -56,6 +56,7 @@ struct Launch {
     /// Runs on the stream, as one operator of the communicator's core.
     std::function<void(Comm& comm, const Turn& turn)> run{};
     std::vector<Message> messages{};  ///< instead of `run`, for a call in which not all ranks take part
+    bool at_once = false;             ///< runs in the calling thread, on host memory, without a stream
 };
 
 /// Most elements that HCCL accepts in one call.

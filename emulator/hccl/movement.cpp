@@ -131,6 +131,20 @@ HcclResult HcclAlltoAllV(const void* sendBuf, const void* sendCounts, const void
     });
 }
 
+HcclResult AlltoallvEmulatorExchange(const void* input, const uint64_t* sends, const void* output,
+                                     const uint64_t* recvs, HcclComm comm) {
+    return launch("HcclAlltoAllV", [&] {
+        const auto size = static_cast<size_t>(comm_of(comm)->size());
+        Arrays arrays(static_cast<int>(size));
+        arrays.send_counts = entries("sends", sends, size);
+        arrays.recv_counts = entries("recvs", recvs, size);
+        arrays.pack();
+        Launch l = all_to_all("HcclAlltoAllV", input, HCCL_DATA_TYPE_UINT8, output, comm, nullptr, arrays);
+        l.at_once = true;
+        return l;
+    });
+}
+
 HcclResult HcclAlltoAllVC(const void* sendBuf, const void* sendCountMatrix, HcclDataType sendType, const void* recvBuf,
                           HcclDataType recvType, HcclComm comm, aclrtStream stream) {
     return launch(__func__, [&] {

@@ -26,11 +26,17 @@ class Handles {
         return reinterpret_cast<void*>(next_);
     }
 
-    std::shared_ptr<Object> get(void* handle) const {
+    /// Returns null for an invalid handle.
+    std::shared_ptr<Object> find(void* handle) const {
         const std::lock_guard lock(mutex_);
         const auto found = objects_.find(reinterpret_cast<uint64_t>(handle));
-        if (found == objects_.end()) throw none(handle);
-        return found->second;
+        return found == objects_.end() ? nullptr : found->second;
+    }
+
+    std::shared_ptr<Object> get(void* handle) const {
+        std::shared_ptr<Object> object = find(handle);
+        if (!object) throw none(handle);
+        return object;
     }
 
     std::shared_ptr<Object> remove(void* handle) {

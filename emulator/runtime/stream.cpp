@@ -155,6 +155,11 @@ bool Stream::idle() const {
     return finished_ == enqueued_;
 }
 
+bool Stream::quiet() const {
+    const std::lock_guard lock(mutex_);
+    return finished_ == enqueued_ && failure_ == 0 && stopped_ == 0;
+}
+
 void Stream::run() {
     set_device(device_);
     std::unique_lock lock(mutex_);
@@ -205,6 +210,11 @@ StreamPtr stream_of(void* handle) {
         throw Failure(acl_error_rt_stream_context, "stream belongs to device " + std::to_string(stream->device()) +
                                                        ", this thread uses device " + std::to_string(device));
     return stream;
+}
+
+bool is_quiet(void* handle) {
+    const StreamPtr stream = streams().handles.find(handle);
+    return stream && stream->quiet();
 }
 
 StreamPtr remove_stream(void* handle) {

@@ -52,6 +52,9 @@ class Stream {
 
     bool idle() const;
 
+    /// True if it is idle and nothing of it has failed.
+    bool quiet() const;
+
     /// The value that aclrtSetStreamOverflowSwitch has set; it has no effect.
     std::atomic<uint32_t> overflow_switch{0};
 
@@ -99,6 +102,9 @@ void* add_stream(int device);
 /// Returns the stream of a handle; null means the default stream of this thread's device. Throws Failure for an invalid
 /// handle, or one of a device other than this thread's.
 StreamPtr stream_of(void* handle);
+
+/// True if the stream of the handle, of whatever device, is quiet; false for null and for an invalid handle.
+bool is_quiet(void* handle);
 
 /// Makes the handle invalid. The stream ends when its tasks have run.
 StreamPtr remove_stream(void* handle);

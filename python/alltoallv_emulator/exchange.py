@@ -10,33 +10,22 @@ import ctypes
 import functools
 import math
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from alltoallv_emulator import library_folder
-from alltoallv_emulator.host_views import host_view, synchronize, to_npu
 
 __all__ = ["all_to_all"]
-
-_UINT8 = 7  # HCCL_DATA_TYPE_UINT8
 
 
 @functools.cache
 def _function() -> Any:
-    function = ctypes.CDLL(str(library_folder() / "libhccl.so")).HcclAlltoAllV
-    counts, pointer, kind = ctypes.POINTER(ctypes.c_uint64), ctypes.c_void_p, ctypes.c_int
-    function.argtypes = [pointer, counts, counts, kind, pointer, counts, counts, kind, pointer, pointer]
+    function = ctypes.CDLL(str(library_folder() / "libhccl.so")).AlltoallvEmulatorExchange
+    pointer, counts = ctypes.c_void_p, ctypes.POINTER(ctypes.c_uint64)
+    function.argtypes = [pointer, counts, pointer, counts, pointer]
     return function
-
-
-def _regions(counts: Sequence[int], width: int) -> tuple[Any, Any]:
-    """Returns the numbers of bytes and the places of the ranks' rows, which are packed."""
-    nbytes = [count * width for count in counts]
-    array = ctypes.c_uint64 * len(counts)
-    return array(*nbytes), array(*accumulate(nbytes[:-1], initial=0))
 
 
 def all_to_all(
@@ -55,16 +44,13 @@ def all_to_all(
         RuntimeError: HCCL refuses the call, or it fails.
     """
     torch.npu.synchronize(device)  # calls of a communicator on other streams come first
+    rows = rows.contiguous()
     width = math.prod(rows.shape[1:]) * rows.itemsize
-    moved = to_npu(rows.reshape(-1).view(torch.uint8), device)
-    output = torch.empty(sum(recvs) * width, dtype=torch.uint8, device=device)
-    input_regions, output_regions = _regions(sends, width), _regions(recvs, width)
+    output = rows.new_empty(sum(recvs), *rows.shape[1:])
+    array = ctypes.c_uint64 * len(sends)
+    nbytes = [array(*(count * width for count in counts)) for counts in (sends, recvs)]
     comm = group._get_backend(device).get_hccl_comm(dist.get_rank())
-    result = _function()(
-        moved.data_ptr(), *input_regions, _UINT8, output.data_ptr(), *output_regions, _UINT8,
-        comm, torch.npu.current_stream(device).npu_stream,
-    )  # fmt: skip
+    result = _function()(rows.data_ptr(), nbytes[0], output.data_ptr(), nbytes[1], comm)
     if result != 0:
         raise RuntimeError(f"HcclAlltoAllV returned {result}, expected 0; its reason is on standard error")
-    synchronize(device)
-    return host_view(output).clone().view(rows.dtype).view(sum(recvs), *rows.shape[1:])
+    return output

@@ -23,7 +23,7 @@ import torch
 from torch.utils import _python_dispatch as modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-__all__ = ["install"]
+__all__ = ["check_waiting", "install", "waiting"]
 
 _REFUSED = (
     "begin_capture_to_if_node", "end_capture_to_conditional_node", "debug_dump", "super_kernel_optimize",
@@ -31,7 +31,7 @@ _REFUSED = (
 _FROM_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 _graphs: dict[int, _Recorder] = {}  # by the NPUGraph's id
 _capturing: list[_Recorder] = []  # at most one
-_waiting: list[_Recorder] = []  # those that wait for an event during a replay
+waiting: list[_Recorder] = []  # those that wait for an event during a replay
 _begins: list[int] = []  # where groups begin, as indices of the calls
 _updates: list[tuple[_Recorder, list[_Call]]] = []
 
@@ -148,13 +148,13 @@ class _Recorder(modes.TorchDispatchMode):
         """Runs the replay to its end, or to an event that has not been recorded."""
         with torch.no_grad(), torch.npu.stream(self.stream):
             for _ in self._rest:
-                _waiting.append(self)
+                waiting.append(self)
                 return
 
 
 def check_waiting() -> None:
     """Raises RuntimeError if a replay on the current stream waits for an event."""
-    if _waiting and any(recorder.stream == torch.npu.current_stream() for recorder in _waiting):
+    if waiting and any(recorder.stream == torch.npu.current_stream() for recorder in waiting):
         raise RuntimeError("the stream waits in a replay of an NPUGraph for an ExternalEvent, which was not recorded")
 
 
@@ -272,9 +272,9 @@ def _event_record(self: Any, stream: Any = None) -> None:
         raise NotImplementedError("ExternalEvent.record is called in a capture of an NPUGraph, expected outside")
     (stream or torch.npu.current_stream()).synchronize()
     self.happened = True
-    waiting = _waiting[:]
-    _waiting.clear()
-    for recorder in waiting:
+    stopped = waiting[:]
+    waiting.clear()
+    for recorder in stopped:
         recorder.advance()
 
 

@@ -10,7 +10,6 @@ from torch import Tensor
 from alltoallv.npu_ops import groups, limits
 from alltoallv.npu_ops.groups import Group
 from alltoallv.npu_ops.matmuls import product
-from alltoallv.npu_ops.moe import by_expert
 from alltoallv.npu_ops.registry import dtype_of, expect, operator
 
 _PER_TENSOR = 1
@@ -35,10 +34,14 @@ def _checked(
     group.agree(name, same, sends, recvs)
 
 
-def _by_expert(counts: Sequence[int], experts: int) -> tuple[Tensor, list[int]]:
-    """Returns where each row comes from in the order (rank, expert), and the number of each expert's rows."""
-    table = torch.tensor(list(counts), dtype=torch.long).view(-1, experts)
-    return by_expert(table), table.sum(0).tolist()
+def _transposed(rows: Tensor, counts: Sequence[int], inner: int) -> Tensor:
+    """Returns rows that lie by (a, b) in the order (b, a); ``counts`` are by (a, b), with ``inner`` values of b."""
+    parts = rows.split(list(counts))
+    return torch.cat([part for b in range(inner) for part in parts[b::inner]])
+
+
+def _of_experts(counts: Sequence[int], experts: int) -> list[int]:
+    return [sum(counts[expert::experts]) for expert in range(experts)]
 
 
 def _products(rows: Tensor, weight: Tensor, counts: list[int]) -> Tensor:
@@ -57,18 +60,16 @@ def _shared(mm_x: Tensor | None, mm_weight: Tensor | None, transposed: bool = Fa
     return product(mm_x, mm_weight.t() if transposed else mm_weight)
 
 
-def _first(
-    group: Group, x: Tensor, experts: int, sends: Sequence[int], recvs: Sequence[int]
-) -> tuple[Tensor, list[int]]:
-    """Sends rows to their experts; returns the rows of this rank's experts, by expert, and how many each has."""
-    order, counts = _by_expert(recvs, experts)
-    return group.all_to_all(x, _of_ranks(sends, experts), _of_ranks(recvs, experts))[order], counts
+def _first(group: Group, x: Tensor, experts: int, sends: Sequence[int], recvs: Sequence[int]) -> Tensor:
+    """Sends rows to their experts; returns the rows of this rank's experts, by expert."""
+    arrived = group.all_to_all(x, _of_ranks(sends, experts), _of_ranks(recvs, experts))
+    return _transposed(arrived, recvs, experts)
 
 
 def _last(group: Group, rows: Tensor, experts: int, sends: Sequence[int], recvs: Sequence[int]) -> Tensor:
     """Sends the rows of this rank's experts back to the ranks, which receive them by rank and expert."""
-    order, _ = _by_expert(sends, experts)
-    leaving = torch.empty_like(rows).index_copy(0, order, rows)
+    by_expert = [count for expert in range(experts) for count in sends[expert::experts]]
+    leaving = _transposed(rows, by_expert, group.size)
     return group.all_to_all(leaving, _of_ranks(sends, experts), _of_ranks(recvs, experts))
 
 
@@ -94,9 +95,10 @@ def alltoallv_gmm(
     weight = gmm_weight.mT if trans_gmm_weight else gmm_weight
     width = gmm_x.size(-1) * gmm_x.itemsize
     _checked(group, "npu_alltoallv_gmm", gmm_x, weight, send_counts, recv_counts, width)
-    rows, counts = _first(group, gmm_x, len(weight), send_counts, recv_counts)
+    rows = _first(group, gmm_x, len(weight), send_counts, recv_counts)
     shared = _shared(mm_x, mm_weight, trans_mm_weight).to(gmm_x.dtype)
-    return _products(rows, weight, counts).to(gmm_x.dtype), shared, rows if permute_out_flag else rows[:0]
+    y = _products(rows, weight, _of_experts(recv_counts, len(weight))).to(gmm_x.dtype)
+    return y, shared, rows if permute_out_flag else rows[:0]
 
 
 @operator("npu_gmm_alltoallv", ignores=("comm_mode",))
@@ -120,8 +122,7 @@ def gmm_alltoallv(
     weight = gmm_weight.mT if trans_gmm_weight else gmm_weight
     width = weight.size(-1) * gmm_x.itemsize
     _checked(group, "npu_gmm_alltoallv", gmm_x, weight, send_counts, recv_counts, width)
-    _, counts = _by_expert(send_counts, len(weight))
-    y = _products(gmm_x, weight, counts).to(gmm_x.dtype)
+    y = _products(gmm_x, weight, _of_experts(send_counts, len(weight))).to(gmm_x.dtype)
     shared = _shared(mm_x, mm_weight, trans_mm_weight).to(gmm_x.dtype)
     return _last(group, y, len(weight), send_counts, recv_counts), shared
 
@@ -159,7 +160,8 @@ def alltoallv_quant_gmm(
     group = groups.named(hcom, ep_world_size)
     width = gmm_x.size(-1) * gmm_x.itemsize
     _checked(group, "npu_alltoallv_quant_gmm", gmm_x, gmm_weight, send_counts, recv_counts, width)
-    rows, counts = _first(group, gmm_x, len(gmm_weight), send_counts, recv_counts)
+    rows = _first(group, gmm_x, len(gmm_weight), send_counts, recv_counts)
+    counts = _of_experts(recv_counts, len(gmm_weight))
     y = _products(rows, gmm_weight, counts).float() * gmm_x_scale * gmm_weight_scale
     shared = _quantized_shared(mm_x, mm_weight, mm_x_scale, mm_weight_scale, mm_y_dtype)
     kept = rows if permute_out_flag else rows[:0]
@@ -202,7 +204,7 @@ def quant_gmm_alltoallv(
     group, dtype = groups.named(hcom, ep_world_size), dtype_of(gmm_y_dtype, torch.bfloat16, "gmm_y_dtype")
     width = gmm_weight.size(-1) * dtype.itemsize
     _checked(group, "npu_quant_gmm_alltoallv", gmm_x, gmm_weight, send_counts, recv_counts, width)
-    _, counts = _by_expert(send_counts, len(gmm_weight))
+    counts = _of_experts(send_counts, len(gmm_weight))
     y = (_products(gmm_x, gmm_weight, counts).float() * gmm_x_scale * gmm_weight_scale).to(dtype)
     shared = _quantized_shared(mm_x, mm_weight, mm_x_scale, mm_weight_scale, mm_y_dtype)
     return _last(group, y, len(gmm_weight), send_counts, recv_counts), shared

@@ -107,10 +107,12 @@ class Operator:
         self._name, self.schema, self._formula = name, schema, formula
         self._schema = schema  # torch's own operators have this attribute, too
         self._takes = set(inspect.signature(formula.function).parameters)
-        self._defaults = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
         self._tensors = {a.name: str(a.type) in ("Tensor", "Optional[Tensor]") for a in schema.arguments}
+        defaults = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
+        self._defaults = {name: value for name, value in defaults.items() if name in self._takes}
         ignored = self._tensors if "*" in formula.ignores else formula.ignores
-        self._not_covered = [a for a in self._tensors if a not in self._takes and a not in ignored]
+        others = self._tensors.keys() - self._takes - set(ignored)
+        self._not_covered = {name: defaults.get(name) for name in others}  # they must have these values
         unknown = self._takes - {a.name for a in schema.arguments}
         if unknown:
             raise TypeError(f"npu::{name} has no argument {', '.join(sorted(unknown))}")
@@ -128,14 +130,16 @@ class Operator:
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        given = self._defaults | dict(zip(self._tensors, args, strict=False)) | kwargs
+        given = dict(zip(self._tensors, args, strict=False)) | kwargs
+        taken = self._defaults.copy()
         try:
-            for argument in self._not_covered:
-                default = self._defaults.get(argument)
-                value = given.get(argument, default)
-                same = value is default or (not isinstance(value, torch.Tensor) and value == default)
-                expect(same, argument, value, f"{default}")
-            taken = {argument: value for argument, value in given.items() if argument in self._takes}
+            for argument, value in given.items():
+                if argument in self._takes:
+                    taken[argument] = value
+                elif argument in self._not_covered:
+                    default = self._not_covered[argument]
+                    same = value is default or (not isinstance(value, torch.Tensor) and value == default)
+                    expect(same, argument, value, f"{default}")
             return self._formula.function(**taken)
         except (Refused, InvalidParamError) as error:
             text = f"npu::{self._name}: {error}"
