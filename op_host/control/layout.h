@@ -46,6 +46,7 @@ enum RowFlag : uint8_t {
     row_inline = 2,        // everything that this rank sends lies in the payload
     row_learns = 4,        // the peers announce the receive counts; `output` and the targets follow with `Flags::late`
     row_avoids_reads = 8,  // this rank avoids reading the peers' private memory: a mailbox or a ring is better
+    row_in_ring = 16,      // everything that this rank sends lies in the ring to the other of two ranks
 };
 
 /// A rank's announcement of one operator; Pair[W] and the payload follow.
@@ -189,7 +190,7 @@ class Layout {
         : size_(static_cast<size_t>(size)),
           inline_bytes_(round_up(inline_bytes < sizeof(ErrorText) ? sizeof(ErrorText) : inline_bytes, cache_line)),
           row_stride_(sizeof(Row) + round_up(size_ * sizeof(Pair), cache_line) + inline_bytes_),
-          ring_bytes_(ring_budget / std::max(size_ - 1, size_t{1}) / 4096 * 4096) {
+          ring_bytes_(size == 2 ? ring_of_two : ring_budget / std::max(size_ - 1, size_t{1}) / 4096 * 4096) {
         if (ring_bytes_ < min_ring) ring_bytes_ = min_ring;
         flags_ = sizeof(ControlHeader);
         rows_ = flags_ + size_ * sizeof(Flags);
@@ -235,6 +236,7 @@ class Layout {
 
   private:
     static constexpr size_t ring_budget = size_t{1} << 20;  // per rank, over all its receivers
+    static constexpr size_t ring_of_two = size_t{3} << 20;  // more than a processor's own caches, less than shared ones
     static constexpr size_t min_ring = size_t{16} << 10;
     static constexpr size_t max_piece = size_t{16} << 10;
 

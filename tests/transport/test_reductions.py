@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from alltoallv import Communicator
 from alltoallv import numpy as av
+from alltoallv.errors import PeerMismatchError
 from alltoallv.testing import golden, reference, run_ranks
 
 INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
@@ -24,6 +25,7 @@ FLOATS = ("float16", "bfloat16", "float32", "float64")
 OPS: tuple[Literal["sum", "avg", "min", "max", "prod"], ...] = ("sum", "avg", "min", "max", "prod")
 KINDS = [(name, op) for name in ("bool", *INTEGERS, *FLOATS) for op in OPS if op != "avg" or name in FLOATS]
 INLINE_LIMIT = 16384
+RING_FROM, RING_TO = 4096, 512 << 10  # bytes that two ranks hand over in one shot
 SCRATCH = 7 << 18  # bytes per rank, for two buffers of one piece per rank and three of a result
 SIZES = (1, 2, 3, 5)
 
@@ -39,7 +41,9 @@ def inputs_of(rng: np.random.Generator, size: int, shape: int | tuple[int, ...],
     return inputs
 
 
-def carrier(path: str, nbytes: int, in_arena: bool) -> str:
+def carrier(path: str, nbytes: int, in_arena: bool, size: int) -> str:
+    if size == 2 and path == "auto" and RING_FROM <= nbytes <= RING_TO:
+        return "bytes_staged"
     if nbytes <= INLINE_LIMIT and path in ("auto", "inline"):
         return "bytes_inline"
     return "bytes_pull" if in_arena and path == "auto" else "bytes_staged"
@@ -51,7 +55,7 @@ def reduce_both(communicator: Communicator, inputs: list[Array], op: Any, path: 
     digest = hashlib.sha256()
     expected = reference.all_reduce(inputs, op)[r]
     what = f"{op} of {inputs[0].dtype.name}{list(inputs[0].shape)} on rank {r} of {size}, {path}"
-    carried = carrier(path, inputs[0].nbytes, in_arena)
+    carried = carrier(path, inputs[0].nbytes, in_arena, size)
 
     def check(actual: Array, wanted: Array, name: str, before: Counters) -> None:
         golden.assert_bits_equal(actual, wanted, f"{name} {what}")
@@ -186,6 +190,33 @@ def test_shapes(launch: Launch) -> None:
 
     for size in (1, 2, 3):
         launch(size, reduce)
+
+
+def test_two_ranks_use_their_rings_in_turn(launch: Launch) -> None:
+    """Pieces of any length go round the rings, after others that lie there unread, and after refused operators."""
+
+    def call(communicator: Communicator) -> None:
+        r = communicator.rank
+        rng = np.random.default_rng(SEED)
+        for i in range(120):
+            counts = rng.integers(1, 60_000 if i % 3 else 400_000, 2)
+            inputs = [golden.fill(rng, int(counts.sum()), np.dtype("int32")) for _ in range(2)]
+            parts = [inputs[j][np.cumsum(counts)[r] - counts[r] :][: counts[r]] for j in range(2)]
+            what = i % 4
+            if what == 0:
+                golden.assert_bits_equal(av.all_reduce(inputs[r], group=communicator), reference.all_reduce(inputs)[r])
+            elif what == 1:
+                part = av.reduce_scatter(inputs[r], counts, group=communicator)
+                golden.assert_bits_equal(part, reference.reduce_scatter(inputs, "sum", counts.tolist())[r])
+            elif what == 2:
+                out = np.empty(2 * counts[r], np.int32)
+                av.all_to_all_v(inputs[r], counts, [counts[r]] * 2, out=out, group=communicator)
+                golden.assert_bits_equal(out, np.concatenate(parts))
+            else:
+                with pytest.raises(PeerMismatchError, match="has elements"):
+                    av.all_reduce(inputs[r][r:], group=communicator)
+
+    launch(2, call)
 
 
 @settings(max_examples=60)

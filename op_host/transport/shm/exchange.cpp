@@ -46,7 +46,10 @@ RowWords ShmCommunicator::fill_row(const Exchange& x, const ExchangeSummary& all
     } else {
         mine.output = announce_output(x.output, all.output_extent);
     }
-    if (x.moves && allows(Path::inlined) && all.to_peers <= inline_capacity(mine)) mine.flags |= row_inline;
+    if (hands_over(x, all, mine))
+        mine.flags |= row_in_ring;
+    else if (x.moves && allows(Path::inlined) && all.to_peers <= inline_capacity(mine))
+        mine.flags |= row_inline;
     row.digests = all.digests;
     row.root = x.root;
     row.count = x.row;
@@ -55,13 +58,14 @@ RowWords ShmCommunicator::fill_row(const Exchange& x, const ExchangeSummary& all
     return mine;
 }
 
-/// Fills the pairs, and copies data that travel with the row into the mailbox: peers that get the same region
-/// (all_gather) share one copy. A pair that is unchanged since the row's last operator is not written, so it stays in
-/// its reader's cache.
+/// Fills the pairs, and copies data that travel with the row into the mailbox or the ring: peers that get the same
+/// region (all_gather) share one copy. A pair that is unchanged since the row's last operator is not written, so it
+/// stays in its reader's cache.
 void ShmCommunicator::fill_pairs(const Exchange& x, uint8_t flags, Row& row) {
     const auto element = static_cast<int64_t>(size_of(x.dtype));
     const int64_t unit = x.byte_displs ? 1 : element;
     const bool learns = (flags & row_learns) != 0, inlined = (flags & row_inline) != 0;
+    const bool in_ring = (flags & row_in_ring) != 0;
     char* const payload = control_->payload(row);
     Pair* const pairs = row.pairs();
     int64_t used = 0;
@@ -82,6 +86,9 @@ void ShmCommunicator::fill_pairs(const Exchange& x, uint8_t flags, Row& row) {
             last = pair;
             pair.source = last_offset;
         }
+        if (in_ring && j != rank())
+            put_into_ring(static_cast<const char*>(x.input) + pair.source,
+                          static_cast<size_t>(pair.send_count * element));
         if (pairs[j] != pair) pairs[j] = pair;
     }
 }
@@ -100,6 +107,14 @@ size_t ShmCommunicator::timed_bytes(const Exchange& x, const ExchangeSummary& al
     if ((mine.flags & row_learns) != 0 || mine.output.segment() != 0) return 0;
     if (all.from_peers <= 4 * options_.inline_bytes || all.from_peers > copied_twice) return 0;
     return outgrows_caches(all.read + all.written) ? 0 : all.from_peers;
+}
+
+/// True if the data go through the ring of two ranks: into private memory, or while pushes are slow.
+bool ShmCommunicator::hands_over(const Exchange& x, const ExchangeSummary& all, const RowWords& mine) {
+    if (!x.moves || (mine.flags & row_learns) != 0 || !fits_ring(all.to_peers)) return false;
+    if (mine.output.segment() == 0) return true;  // the peer's output is assumed to be like this one
+    if (peer_writer_.streams()) peer_writer_.passed(all.to_peers);
+    return peer_writer_.streams();
 }
 
 /// Returns the mailbox bytes to use. If every rank has a processor, a second look at the peers costs less than a second
@@ -133,6 +148,7 @@ char* ShmCommunicator::learn_counts(const Exchange& x, RowWords& mine, Row& row,
 
 Path ShmCommunicator::path_of(const RowWords& sender, const RowWords& receiver) const {
     if (sender.flags & row_inline) return Path::inlined;
+    if (sender.flags & row_in_ring) return Path::staged;
     if (receiver.output.segment() != 0 && allows(Path::push)) return Path::push;
     if (sender.input.segment() != 0 && allows(Path::pull)) return Path::pull;
     // If the input is in the arena, the row has no address to read from.
@@ -163,6 +179,7 @@ uint64_t ShmCommunicator::exchange_in_turn(const Exchange& x, Row& row) {
     watch.pause();
     control_->publish(row);
     control_->agree();
+    if ((mine.flags & row_in_ring) != 0) settle_ring();
     const bool learns = (mine.flags & row_learns) != 0;
     if (!x.moves) {
         if (learns) x.allocate(control_->counts_from_peers(x.dtype));
@@ -182,6 +199,7 @@ uint64_t ShmCommunicator::exchange_in_turn(const Exchange& x, Row& row) {
         return output + (learns ? targets_[static_cast<size_t>(from)] : x.rdispls[static_cast<size_t>(from)] * unit);
     };
     const uint64_t seq = control_->seq();
+    const bool given = (mine.flags & (row_inline | row_in_ring)) != 0;
     uint64_t moved = 0;
     const bool outgrows = outgrows_caches(all.read + written);
     const Stores own = outgrows ? Stores::streaming : Stores::ordinary;
@@ -201,7 +219,7 @@ uint64_t ShmCommunicator::exchange_in_turn(const Exchange& x, Row& row) {
     // Step k pairs every rank with another receiver, so that the ranks do not all write one output at the same time.
     for (int k = 1; k < size(); ++k) {
         const int to = (rank() + k) % size(), from = (rank() - k + size()) % size();
-        if (const int64_t n = x.send_counts[static_cast<size_t>(to)]; n > 0 && (mine.flags & row_inline) == 0) {
+        if (const int64_t n = x.send_counts[static_cast<size_t>(to)]; n > 0 && !given) {
             if (read_once(control_->row(to).flags) & row_learns) await_late(to, seq);
             const RowWords receiver(control_->row(to), rank());
             check_counts(rank(), to, n, receiver.pair.recv_count);
@@ -245,7 +263,12 @@ uint64_t ShmCommunicator::exchange_in_turn(const Exchange& x, Row& row) {
                     touched = reads = true;
                     break;
                 case Path::staged:
-                    incoming_.push_back({from, &control_->ring(from, rank()), target, bytes});
+                    if ((sender.flags & row_in_ring) == 0)
+                        incoming_.push_back({from, &control_->ring(from, rank()), target, bytes});
+                    else if (fits_ring(bytes))
+                        take_from_ring(bytes, [&](const char* data) { std::memcpy(target, data, bytes); });
+                    else
+                        throw control_->broken(from, "its data do not fit the ring");
                     break;
                 default:  // the sender writes into this rank's output, and counts the bytes
                     awaited_[static_cast<size_t>(from)] = 1;

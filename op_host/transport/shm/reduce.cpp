@@ -9,6 +9,13 @@
 #include "transport/shm/two_shot.h"
 
 namespace alltoallv {
+namespace {
+
+/// Bytes up to which one shot of two ranks is faster than two: each computes all of the result.
+constexpr size_t paired_to = size_t{512} << 10;
+
+}  // namespace
+
 uint64_t ShmCommunicator::reduce_in_turn(const Reduction& r, Row& mine) {
     announce(mine, rank(), r);
     if (!r.moves) {
@@ -17,30 +24,58 @@ uint64_t ShmCommunicator::reduce_in_turn(const Reduction& r, Row& mine) {
         return 0;
     }
     const size_t bytes = static_cast<size_t>(total_count(r)) * size_of(r.dtype);
+    if (bytes <= paired_to && fits_ring(bytes)) return reduce_pair(r, mine);
     const bool small = allows(Path::inlined) && bytes <= options_.inline_bytes;
     return small ? reduce_small(r, mine) : reduce_two_shot(r, mine);
 }
 
-uint64_t ShmCommunicator::reduce_small(const Reduction& r, Row& mine) {
+/// Returns the bytes of the vector that rank `j` gets.
+ShmCommunicator::Part ShmCommunicator::result_part(const Reduction& r, int j) const {
     const size_t element = size_of(r.dtype);
-    const auto count_all = static_cast<size_t>(total_count(r));
-    if (count_all > 0) std::memcpy(control_->payload(mine), r.input, count_all * element);
+    if (r.op != OpKind::reduce_scatter) {
+        const bool gets = r.op != OpKind::reduce || r.root == j;
+        return {0, gets ? static_cast<size_t>(total_count(r)) * element : 0};
+    }
+    const auto own = r.counts.begin() + j;
+    const int64_t before = std::accumulate(r.counts.begin(), own, int64_t{0});
+    return {static_cast<size_t>(before) * element, static_cast<size_t>(*own) * element};
+}
+
+/// Reduces this rank's part from `sources_`.
+uint64_t ShmCommunicator::reduce_sources(const Reduction& r, const Part& part, Path path) {
+    if (part.bytes == 0) return 0;
+    kernel::reduce(r.dtype, r.reduce_op, r.output, sources_.data(), sources_.size(), part.bytes / size_of(r.dtype));
+    count(path, part.bytes);
+    return part.bytes;
+}
+
+uint64_t ShmCommunicator::reduce_small(const Reduction& r, Row& mine) {
+    if (total_count(r) > 0)
+        std::memcpy(control_->payload(mine), r.input, static_cast<size_t>(total_count(r)) * size_of(r.dtype));
     mine.flags |= row_inline;
     control_->publish(mine);
     control_->agree();
-    size_t first = 0, length = count_all;
-    if (r.op == OpKind::reduce_scatter) {
-        for (int j = 0; j < rank(); ++j) first += static_cast<size_t>(r.counts[static_cast<size_t>(j)]);
-        length = static_cast<size_t>(r.counts[static_cast<size_t>(rank())]);
-    } else if (!has_result(r)) {
-        length = 0;
-    }
-    if (length == 0) return 0;
+    const Part part = result_part(r, rank());
     sources_.clear();
-    for (int j = 0; j < size(); ++j) sources_.push_back(control_->payload(control_->row(j)) + first * element);
-    kernel::reduce(r.dtype, r.reduce_op, r.output, sources_.data(), sources_.size(), length);
-    this->count(Path::inlined, length * element);
-    return length * element;
+    for (int j = 0; j < size(); ++j) sources_.push_back(control_->payload(control_->row(j)) + part.begin);
+    return reduce_sources(r, part, Path::inlined);
+}
+
+/// Two ranks give each other their inputs before they agree.
+uint64_t ShmCommunicator::reduce_pair(const Reduction& r, Row& mine) {
+    const int peer = 1 - rank();
+    const auto* input = static_cast<const char*>(r.input);
+    const Part theirs = result_part(r, peer), own = result_part(r, rank());
+    put_into_ring(input + theirs.begin, theirs.bytes);
+    control_->publish(mine);
+    control_->agree();
+    settle_ring();
+    take_from_ring(own.bytes, [&](const char* of_peer) {
+        sources_ = {input + own.begin, of_peer};
+        if (peer == 0) std::swap(sources_[0], sources_[1]);
+        reduce_sources(r, own, Path::staged);
+    });
+    return own.bytes;
 }
 
 namespace {

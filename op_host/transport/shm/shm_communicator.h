@@ -92,6 +92,7 @@ class ShmCommunicator final : public ControlledCommunicator {
     RowWords fill_row(const Exchange& exchange, const ExchangeSummary& all, Row& row);
     void fill_pairs(const Exchange& exchange, uint8_t flags, Row& row);
     size_t timed_bytes(const Exchange& exchange, const ExchangeSummary& all, const RowWords& mine) const;
+    bool hands_over(const Exchange& exchange, const ExchangeSummary& all, const RowWords& mine);
     size_t inline_capacity(const RowWords& mine) const;
     char* learn_counts(const Exchange& exchange, RowWords& mine, Row& row, size_t& bytes);
     Location announce_output(const void* output, size_t bytes);
@@ -114,6 +115,21 @@ class ShmCommunicator final : public ControlledCommunicator {
     void copy_alone(char* to, const char* from, size_t bytes, Stores stores);
     void read_peer(int peer, char* to, uint64_t from, size_t bytes);
     void run_staged();
+    bool fits_ring(size_t bytes) const;
+    uint64_t place_in_ring(const Flag& used, size_t bytes) const;
+    char* ring_data(RingHeader& ring, uint64_t place) const {
+        return reinterpret_cast<char*>(&ring + 1) + place % control_->layout().ring_bytes();
+    }
+    void put_into_ring(const void* data, size_t bytes);
+    void settle_ring();
+    /// After agreement: calls `use` with the bytes that the other of two ranks has put there.
+    template <class Use>
+    void take_from_ring(size_t bytes, Use&& use) {
+        RingHeader& ring = control_->ring(1 - rank(), rank());
+        const uint64_t place = place_in_ring(ring.consumed, bytes);
+        use(static_cast<const char*>(ring_data(ring, place)));
+        control_->signal(ring.consumed, place + bytes);
+    }
     size_t filled(const Stream& stream, uint64_t produced, uint64_t consumed) const;
     size_t pump_out(Stream& stream);
     size_t pump_in(Stream& stream);
@@ -121,7 +137,10 @@ class ShmCommunicator final : public ControlledCommunicator {
     // reduce.cpp
     uint64_t reduce_in_turn(const Reduction& reduction, Row& mine);
     bool has_result(const Reduction& r) const { return r.op != OpKind::reduce || r.root == rank(); }
+    Part result_part(const Reduction& reduction, int rank) const;
+    uint64_t reduce_sources(const Reduction& reduction, const Part& part, Path path);
     uint64_t reduce_small(const Reduction& reduction, Row& mine);
+    uint64_t reduce_pair(const Reduction& reduction, Row& mine);
     uint64_t reduce_two_shot(const Reduction& reduction, Row& mine);
     bool find_all(std::vector<const char*>& addresses, Location Row::* where, size_t bytes);
     void cut_parts(size_t total, size_t unit);
@@ -143,6 +162,7 @@ class ShmCommunicator final : public ControlledCommunicator {
     uint64_t probe_word_ = 0;       // private memory that peers try to read
     const void* output_ = nullptr;  // of this operator, once peers may know its location in the arena
     size_t output_bytes_ = 0;
+    uint64_t put_ = 0;  // end of what this operator has put into the ring to the other of two ranks, or 0
     uint64_t steps_ = 0, rounds_ = 0;  // of two-shot reductions so far, equal on all ranks
     PeerWriter peer_writer_{10.0};     // roughly what streaming stores reach
     PeerWriter scratch_writer_{4.0};   // less than reading an input that is in no cache

@@ -103,8 +103,11 @@ class PeerWriter {
     /// Copies past the caches; call it if `streams()`.
     void stream(void* to, const void* from, size_t bytes) {
         kernel::copy_streaming(to, from, bytes);
-        policy_.passed(bytes);
+        passed(bytes);
     }
+
+    /// Counts bytes that went another way, because of `streams()`.
+    void passed(size_t bytes) { policy_.passed(bytes); }
 
     /// `make(at)` computes `bytes`: directly at `to`, or in `bounce`, from where they go past the caches.
     template <class Make>
