@@ -29,6 +29,8 @@ _KEPT = {
     "_local_scalar_dense", "record_stream", "is_pinned", "_pin_memory", "copy_",
 }  # fmt: skip
 
+_BASE_FORMATS = {0, 1, 2, 30}  # for others torch_npu copies by operators of CANN
+
 _libraries: list[Any] = []  # registrations live as long as these
 
 
@@ -121,6 +123,7 @@ def _to_copy(operator: Any) -> Callable[..., Any]:
 
 def _copy(native: Any) -> Callable[..., Any]:
     """Runs copy_ on torch_npu's stream if it only moves bytes and nobody waits; else the CPU's kernel on host views."""
+    format_of = torch.ops.npu.get_npu_format.default
 
     def run(keys: Any, target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
         graphs.check_waiting()
@@ -132,6 +135,7 @@ def _copy(native: Any) -> Callable[..., Any]:
             and target.is_neg() == source.is_neg()
             and target.is_contiguous()
             and source.is_contiguous()
+            and all(tensor.is_cpu or format_of(tensor) in _BASE_FORMATS for tensor in (target, source))
         )
         if moves:
             return native.call_boxed(keys, target, source, non_blocking)

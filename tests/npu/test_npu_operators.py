@@ -92,19 +92,28 @@ def test_refusals_leave_the_queue_alive(ranks: Ranks) -> None:
     ranks(1, communicator=False)(check)
 
 
-def test_a_format_is_remembered(ranks: Ranks) -> None:
-    def check(rank: int, size: int) -> None:
+def test_a_format_is_remembered(ranks: Ranks, tmp_path: Path) -> None:
+    """By torch_npu itself: its process group refuses an offset, and gives the result the format of the input."""
+
+    def check(rank: int, size: int, file: str) -> None:
         import torch
+        import torch.distributed as dist
         import torch_npu
 
-        device = use_device(rank)
-        x = torch.arange(8.0, device=device).view(2, 4)
-        cast = torch_npu.npu_format_cast(x, 29)
-        casts = (x, cast, cast.t(), torch_npu.npu_format_cast(cast, 2))
-        assert [int(torch_npu.get_npu_format(one)) for one in casts] == [2, 29, 29, 2]
-        assert torch.equal(cast.cpu(), x.cpu())
+        with group(rank, size, file) as (_, device):
+            x = torch.arange(8.0, device=device).view(2, 4)
+            cast, in_place = torch_npu.npu_format_cast(x, 29), torch_npu.npu_format_cast_(x.clone(), 29)
+            casts = (x, cast, cast.t(), cast[1:], in_place, torch_npu.npu_format_cast(cast, 2))
+            assert [int(torch_npu.get_npu_format(one)) for one in casts] == [2, 29, 29, 29, 29, 2]
+            for one in (cast, in_place, torch.empty_like(x).copy_(cast), cast.copy_(x, non_blocking=True)):
+                assert torch.equal(one.cpu(), x.cpu())
+            error = caught(lambda: dist.broadcast(cast[1:], 0))
+            assert "For a tensor of internal format, it's storage_offset must be 0" in str(error)
+            dist.all_reduce(cast)
+            assert int(torch_npu.get_npu_format(cast)) == 29
+            assert torch.equal(cast.cpu(), x.cpu())
 
-    ranks(1, communicator=False)(check)
+    ranks(1, communicator=False)(check, str(tmp_path / "store"))
 
 
 def test_the_schemas_are_torch_npus(ranks: Ranks) -> None:

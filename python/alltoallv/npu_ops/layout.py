@@ -16,6 +16,9 @@ _FORMATS = {0, 1, 2, 3, 4, 27, 29, 30, 32, 33}
 
 @operator("get_npu_format", on_host=False)
 def get_npu_format(input: Tensor) -> int:
+    """Returns the format's number; on an emulated NPU torch_npu keeps it."""
+    if input.device.type == "npu":
+        return int(torch.ops.npu.get_npu_format(input))
     return getattr(input.untyped_storage(), "npu_format", _ND)
 
 
@@ -25,6 +28,12 @@ def format_cast(input: Tensor, acl_format: int) -> Tensor:
     expect(input.storage_offset() == 0, "input", input, "a tensor at the beginning of its storage, as torch_npu does")
     if acl_format == get_npu_format(input):
         return input.view_as(input)
+    if input.device.type == "npu":
+        given = {"dtype": input.dtype, "device": input.device, "acl_format": acl_format}
+        result: Tensor = torch.ops.npu.npu_view_copy(
+            torch.ops.npu.empty_with_format(input.size(), **given), input, False
+        )
+        return result
     result = input.contiguous().clone()
     result.untyped_storage().npu_format = acl_format
     return result
@@ -48,9 +57,7 @@ def format_cast_like(input: Tensor, dst: Tensor) -> Tensor:
 
 @operator("npu_format_cast_.acl_format", ignores=("customize_dtype", "input_dtype"), on_host=False)
 def format_cast_(input: Tensor, acl_format: int) -> Tensor:
-    expect(acl_format in _FORMATS, "acl_format", acl_format, f"one of {sorted(_FORMATS)}")
-    input.untyped_storage().npu_format = acl_format
-    return input
+    return input.set_(format_cast(input, acl_format))
 
 
 @operator("npu_format_cast_", ignores=("customize_dtype", "input_dtype"), on_host=False)
