@@ -32,17 +32,17 @@ class Way:
     """One way to call the package, and what it is compared with.
 
     Attributes:
+        reason: why it falls short of a goal, where it does.
         peers: the quickest of them counts.
         limited: whether a copy of the same bytes is a limit; a reduction computes, and gathers what it summed.
-        reason: why it falls short of a goal, where it does.
     """
 
     run: str
     title: str
-    about: str
-    peers: tuple[str, ...]
-    limited: bool
-    reason: str
+    about: str = ""
+    reason: str = ""
+    peers: tuple[str, ...] = MPI
+    limited: bool = True
 
 
 CROWDED = "where ranks outnumber processors a rank is switched to and from more often than a copy is"
@@ -51,24 +51,18 @@ WAYS = (
         "plan",
         "A plan, into `empty()`",
         "`alltoallv.numpy.Plan` of uneven counts, made once; the output is memory that peers can write.",
-        MPI,
-        True,
         CROWDED,
     ),
     Way(
         "function",
         "The function, which allocates its output",
         "`alltoallv.numpy.all_to_all_v` of uneven counts.",
-        MPI,
-        True,
         f"outputs alternate, so that each call meets memory that left the caches; {CROWDED}",
     ),
     Way(
         "private",
         "The function, into an ordinary array",
         "`all_to_all_v(..., out=array)`: peers cannot write there, so the receiver reads.",
-        MPI,
-        True,
         "the kernel takes another process's pages one by one: 4 KiB cost 0.2 to 0.8 us more than in huge pages. With "
         "these on both sides a read keeps a copy's pace, but an array has them only where it fills 2 MiB, aligned to "
         "2 MiB. Open MPI makes the same calls, and is quicker or slower by such chance",
@@ -77,8 +71,6 @@ WAYS = (
         "cycle",
         "Buffers that a program writes and reads",
         "Between calls the send buffer is written anew and the output is read; the time of that alone is subtracted.",
-        MPI,
-        True,
         "lines lie in the other processor's cache when the exchange begins; on this machine one takes 60 to 350 ns "
         "from there, by spells",
     ),
@@ -86,35 +78,32 @@ WAYS = (
         "torch",
         "`alltoallv.torch.all_to_all_v`",
         "With the group's shared memory; gloo's `all_to_all_single` of the same tensors.",
-        ("gloo",),
-        True,
         CROWDED,
+        ("gloo",),
     ),
     Way(
         "allreduce",
         "`all_reduce`, float32",
         "Through NumPy.",
-        (*MPI, "gloo"),
-        False,
         "not known for 32 to 256 KiB: one shot instead of two, and scratch used in turn, do not help",
+        (*MPI, "gloo"),
+        limited=False,
     ),
     Way(
         "quantized",
         "`quantized_all_reduce`, int8 codes",
         "Peers sum in float32. Inside one host memory is as quick as codes are made; codes pay between hosts.",
-        (*MPI, "gloo"),
-        False,
         "inside a host, codes take longer to make than float32 to move: 74 us against 46 for our own float32 sum",
+        (*MPI, "gloo"),
+        limited=False,
     ),
-    Way("mindspore-gather", "MindSpore, `all_gather_into_tensor`", "", ("mindspore",), False, ""),
-    Way("mindspore-reduce", "MindSpore, `all_reduce`", "In place, with the copy before it.", ("mindspore",), False, ""),
-    Way(
-        "mindspore-quantized",
-        "MindSpore, `quantized_all_reduce`",
-        "Beside MindSpore's own sum in float32.",
-        ("mindspore",),
-        False,
-        "",
+    *(
+        Way(f"mindspore-{run}", f"MindSpore, `{name}`", about, "", ("mindspore",), limited=False)
+        for run, name, about in (
+            ("gather", "all_gather_into_tensor", ""),
+            ("reduce", "all_reduce", "In place, with the copy before it."),
+            ("quantized", "quantized_all_reduce", "Beside MindSpore's own sum in float32."),
+        )
     ),
 )
 OTHERS = {
@@ -327,8 +316,7 @@ def page(figures: Figures) -> str:
     """performance.md."""
     if not figures["runs"]:
         return "# Performance\n\nNothing has been measured.\n"
-    lines = ["# Performance", "", INTRODUCTION, *summary(figures), ""]
-    lines += [PICTURE, "", *describe(figures), ""]
+    lines = ["# Performance", "", INTRODUCTION, *summary(figures), "", PICTURE, "", *describe(figures), ""]
     lines += [
         "`python docs/measure.py` measures all of it and writes this page and [measured.json](measured.json);",
         "[bench.md](bench.md) has the columns, [tuning.md](tuning.md) what was tried and did not win.",
