@@ -7,9 +7,7 @@ ends, so that the findings survive a crash. Needs torch and torch_npu.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
-import os
 import random
 import statistics
 import sys
@@ -27,9 +25,10 @@ from alltoallv import AllToAllVParam, Communicator, QuantAllReduceParam
 from alltoallv.errors import PeerMismatchError
 from alltoallv.launch import detect as launch
 from alltoallv.launch import hccl
+from alltoallv.testing.data_path import variable
 from alltoallv.torch.engines.hccl import handle_of
 from alltoallv_tools.doctor import npu_programs
-from alltoallv_tools.doctor.npu_programs import LeftOut, same
+from alltoallv_tools.doctor.npu_programs import LeftOut, is_emulated, same
 
 TIMEOUT = 120.0
 LOCAL_SIZE = "ALLTOALLV_LOCAL_WORLD_SIZE"
@@ -160,20 +159,15 @@ def check_hosts(comm: Communicator, device: torch.device) -> None:
     """Runs the ranks as if each had its own host, so that they agree over TCP."""
     if comm.size < 2:
         return
-    before = os.environ.get(LOCAL_SIZE)
-    os.environ[LOCAL_SIZE] = "1"
-    try:
-        with Communicator.from_env("doctor hosts", backend="hccl", timeout=TIMEOUT) as apart:
-            control = apart.core.control
-            assert control is not None
-            assert control.backend == "tcp", control.backend
-            Exchanges(apart, device).check(torch.float32)
-            disagree(apart, device)
-    finally:
-        if before is None:
-            del os.environ[LOCAL_SIZE]
-        else:
-            os.environ[LOCAL_SIZE] = before
+    with (
+        variable(LOCAL_SIZE, "1"),
+        Communicator.from_env("doctor hosts", backend="hccl", timeout=TIMEOUT) as apart,
+    ):
+        control = apart.core.control
+        assert control is not None
+        assert control.backend == "tcp", control.backend
+        Exchanges(apart, device).check(torch.float32)
+        disagree(apart, device)
 
 
 def check_mismatch(comm: Communicator, device: torch.device) -> None:
@@ -219,7 +213,7 @@ def main() -> int:
     torch.npu.set_device(device)
     report: dict[str, Any] = {"torch": torch.__version__, "torch_npu": torch_npu.__version__, "cases": {}}
     report["soc"], report["devices"] = hccl.devices()
-    report["emulated"] = hasattr(ctypes.CDLL("libascendcl.so"), "AlltoallvEmulatorSet")
+    report["emulated"] = is_emulated()
     if report["emulated"]:
         from alltoallv_emulator import aten
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import os
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,9 +19,9 @@ from torch import Tensor
 import alltoallv.torch as at
 from alltoallv import Communicator
 from alltoallv.npu_ops import limits
+from alltoallv.testing.data_path import variable
 
 HIDDEN, TOKENS, ROWS = 1024, 8, 1024
-_TABLE = "RANK_TABLE_FILE"
 
 
 class LeftOut(Exception):
@@ -38,10 +37,14 @@ def same(got: Tensor, expected: Tensor) -> None:
         )
 
 
+def is_emulated() -> bool:
+    """Returns whether the devices are those of the emulator."""
+    return hasattr(ctypes.CDLL("libascendcl.so"), "AlltoallvEmulatorSet")
+
+
 def product(soc: str) -> limits.Product:
     """Returns the product whose limits hold: by the SoC, on emulated devices by ALLTOALLV_NPU_PRODUCT."""
-    emulated = hasattr(ctypes.CDLL("libascendcl.so"), "AlltoallvEmulatorSet")
-    return limits.product() if emulated else "A3" if "910_93" in soc else "A2"
+    return limits.product() if is_emulated() else "A3" if "910_93" in soc else "A2"
 
 
 def check_rank_table(comm: Communicator, device: torch.device) -> None:
@@ -49,21 +52,12 @@ def check_rank_table(comm: Communicator, device: torch.device) -> None:
     devices = [{"device_id": str(rank), "rank_id": str(rank)} for rank in range(comm.size)]
     server = {"server_id": "127.0.0.1", "device": devices}
     table = {"version": "1.0", "server_count": "1", "server_list": [server], "status": "completed"}
-    before = os.environ.get(_TABLE)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "table.json"
-        path.write_text(json.dumps(table))
-        os.environ[_TABLE] = str(path)
-        try:
-            with Communicator.from_env("doctor rank table", backend="hccl", timeout=120.0) as listed:
-                x = torch.arange(comm.size, dtype=torch.int32).to(device) + 10 * comm.rank
-                y = at.all_to_all_v(x, [1] * comm.size, [1] * comm.size, group=listed)
-                same(y, torch.arange(comm.size, dtype=torch.int32) * 10 + comm.rank)
-        finally:
-            if before is None:
-                del os.environ[_TABLE]
-            else:
-                os.environ[_TABLE] = before
+    with tempfile.TemporaryDirectory() as folder, variable("RANK_TABLE_FILE", path := f"{folder}/table.json"):
+        Path(path).write_text(json.dumps(table))
+        with Communicator.from_env("doctor rank table", backend="hccl", timeout=120.0) as listed:
+            x = torch.arange(comm.size, dtype=torch.int32).to(device) + 10 * comm.rank
+            y = at.all_to_all_v(x, [1] * comm.size, [1] * comm.size, group=listed)
+            same(y, torch.arange(comm.size, dtype=torch.int32) * 10 + comm.rank)
 
 
 def check_aclgraph(comm: Communicator, device: torch.device) -> None:

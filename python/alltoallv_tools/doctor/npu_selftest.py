@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from importlib.util import find_spec
 from typing import Any, Literal
 
 from alltoallv_tools.doctor import Check
-from alltoallv_tools.doctor.selftest import reasons
+from alltoallv_tools.doctor.selftest import on_ranks, reasons
 
 SECTION = "self-test on NPUs"
 SECONDS = 900
@@ -33,16 +31,9 @@ def run(devices: int | None = None) -> tuple[list[Check], dict[str, Any]]:
         if find_spec(module) is None:
             return [Check(SECTION, module, "no", "not installed", "pip install torch==2.13.0 torch_npu==2.13.0")], {}
     ranks = devices or count
-    command = [sys.executable, "-m", "alltoallv", "run", "-n", str(ranks), "--timeout", str(SECONDS), "--no-prefix"]
-    command += ["-m", "alltoallv_tools.doctor.npu"]
-    try:
-        result = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS + 60, check=False)
-        status, out, errors = result.returncode, result.stdout, result.stderr
-    except subprocess.TimeoutExpired as late:
-        status, out, errors = -1, _text(late.stdout), _text(late.stderr) + f"\n{late}"
-    except OSError as error:
-        return [Check(SECTION, "ranks", "no", str(error))], {}
-    found = last_report(out)
+    result = on_ranks(ranks, SECONDS, "alltoallv_tools.doctor.npu")
+    status, errors = result.returncode, result.stderr
+    found = last_report(result.stdout)
     found |= {"ranks": ranks, "exit_status": status, "stderr": errors[-20000:]}
     checks = [
         Check(SECTION, name, _status(case), case.get("error") or case.get("left_out") or f"{case['seconds']:.2f} s")
@@ -70,8 +61,3 @@ def last_report(out: str) -> dict[str, Any]:
                 continue
             return report
     return {"cases": {}}
-
-
-def _text(output: Any) -> str:
-    """Returns the output of a process that was ended, which can be bytes or None, as text."""
-    return output.decode(errors="replace") if isinstance(output, bytes) else output or ""

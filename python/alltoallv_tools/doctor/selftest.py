@@ -15,12 +15,7 @@ SECONDS = 60
 
 def run() -> tuple[list[Check], dict[str, Any]]:
     """Returns the checks, and the ranks' measurements: case -> bytes, seconds, carried, correct."""
-    command = [sys.executable, "-m", "alltoallv", "run", "-n", "2", "--timeout", str(SECONDS), "--no-prefix"]
-    command += ["-m", "alltoallv_tools.doctor.ranks"]
-    try:
-        result = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS + 20, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return [_failure(str(error))], {}
+    result = on_ranks(2, SECONDS, "alltoallv_tools.doctor.ranks")
     lines = [line for line in result.stdout.splitlines() if line.startswith("{")]
     if not lines:
         return [_failure(" | ".join(reasons(result.stderr)) or f"exit status {result.returncode}")], {}
@@ -29,6 +24,23 @@ def run() -> tuple[list[Check], dict[str, Any]]:
     if result.returncode != 0:
         checks.append(_failure(" | ".join(reasons(result.stderr)) or "a rank received wrong bytes"))
     return checks, measured
+
+
+def on_ranks(ranks: int, seconds: int, module: str) -> subprocess.CompletedProcess[str]:
+    """Runs a module on ranks. If they cannot start or do not end, the status is -1, with what they have printed."""
+    command = [sys.executable, "-m", "alltoallv", "run", "-n", str(ranks), "--timeout", str(seconds), "--no-prefix"]
+    command += ["-m", module]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=seconds + 60, check=False)
+    except subprocess.TimeoutExpired as late:
+        return subprocess.CompletedProcess(command, -1, _text(late.stdout), f"{_text(late.stderr)}\n{late}")
+    except OSError as error:
+        return subprocess.CompletedProcess(command, -1, "", str(error))
+
+
+def _text(output: Any) -> str:
+    """Returns the output of a process that was ended, which can be bytes or None, as text."""
+    return output.decode(errors="replace") if isinstance(output, bytes) else output or ""
 
 
 def judge(name: str, case: dict[str, Any]) -> Check:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -166,56 +166,34 @@ class Topology:
 # an idle link. docs/plan.md cites every number.
 _REACHED = 0.8
 
-PRESETS = {
-    topology.name: topology
-    for topology in (
-        Topology(
-            "atlas-a2",
-            (
-                Level("server", 8, 5.0, 196 * _REACHED, 28 * _REACHED),
-                Level("network", 0, 10.0, 25 * _REACHED),
-            ),
-            message_us=0.5,
-            start_us=20.0,
-            memory_gbps=1600 * _REACHED,
-            kernel_us=5.0,
-            source="8 NPUs in a full mesh of HCCS links of 56 GB/s both ways; one 200 Gbit/s RoCE port per NPU",
-        ),
-        Topology(
-            "atlas-a3",
-            (
-                Level("superpod", 768, 3.0, 196 * _REACHED),
-                Level("network", 0, 10.0, 25 * _REACHED),
-            ),
-            message_us=0.5,
-            start_us=20.0,
-            memory_gbps=1600 * _REACHED,
-            kernel_us=5.0,
-            source="CloudMatrix384: 392 GB/s per chip of two NPUs one way over UB, 400 Gbit/s RoCE per chip",
-        ),
-        Topology(
-            "h100",
-            (
-                Level("node", 8, 3.0, 450 * _REACHED),
-                Level("network", 0, 6.0, 50 * _REACHED),
-            ),
-            message_us=0.3,
-            start_us=15.0,
-            memory_gbps=3350 * _REACHED,
-            kernel_us=3.0,
-            source="NVLink 4, 900 GB/s both ways per GPU over NVSwitch; one 400 Gbit/s NDR port per GPU",
-        ),
-        Topology(
-            "h200",
-            (
-                Level("node", 8, 3.0, 450 * _REACHED),
-                Level("network", 0, 6.0, 50 * _REACHED),
-            ),
-            message_us=0.3,
-            start_us=15.0,
-            memory_gbps=4800 * _REACHED,
-            kernel_us=3.0,
-            source="links as h100; memory of 4.8 TB/s against 3.35",
-        ),
-    )
-}
+_A2 = Topology(
+    "atlas-a2",
+    (Level("server", 8, 5.0, 196 * _REACHED, 28 * _REACHED), Level("network", 0, 10.0, 25 * _REACHED)),
+    message_us=0.5,
+    start_us=20.0,
+    memory_gbps=1600 * _REACHED,
+    kernel_us=5.0,
+    source="8 NPUs in a full mesh of HCCS links of 56 GB/s both ways; one 200 Gbit/s RoCE port per NPU",
+)
+_A3 = replace(
+    _A2,
+    name="atlas-a3",
+    levels=(Level("superpod", 768, 3.0, 196 * _REACHED), Level("network", 0, 10.0, 25 * _REACHED)),
+    source="CloudMatrix384: 392 GB/s per chip of two NPUs one way over UB, 400 Gbit/s RoCE per chip",
+)
+_H100 = Topology(
+    "h100",
+    (Level("node", 8, 3.0, 450 * _REACHED), Level("network", 0, 6.0, 50 * _REACHED)),
+    message_us=0.3,
+    start_us=15.0,
+    memory_gbps=3350 * _REACHED,
+    kernel_us=3.0,
+    source="NVLink 4, 900 GB/s both ways per GPU over NVSwitch; one 400 Gbit/s NDR port per GPU",
+)
+_H200 = replace(
+    _H100,
+    name="h200",
+    memory_gbps=4800 * _REACHED,
+    source="links as h100; memory of 4.8 TB/s against 3.35",
+)
+PRESETS = {topology.name: topology for topology in (_A2, _A3, _H100, _H200)}
