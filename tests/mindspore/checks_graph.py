@@ -139,8 +139,7 @@ def check_errors_in_a_graph(comm: Communicator) -> None:
     cell = am.AllToAllV([1, 2], [1, 2], group=comm)
     nothing = am.AllToAllV([6, 0], [6, 6] if comm.rank == 0 else [0, 0], group=comm)
 
-    @ms.jit
-    def run(x):
+    def plus_one(x):
         return cell(x) + 1
 
     @ms.jit
@@ -148,7 +147,9 @@ def check_errors_in_a_graph(comm: Communicator) -> None:
         return nothing(x) + 1
 
     with pytest.raises(PeerMismatchError):
-        run(inputs(comm)).asnumpy()
+        ms.jit(plus_one)(inputs(comm)).asnumpy()
     with pytest.raises(InvalidParamError, match="cannot hand over empty tensors"):
         empty(inputs(comm)).asnumpy()
+    with pytest.raises(InvalidParamError, match=r"the input's shape is \[\?\] when MindSpore compiles the graph"):
+        ms.jit(ms.enable_dynamic(x=Tensor(shape=[None], dtype=ms.float32))(plus_one))(inputs(comm))
     near(am.all_to_all_v(inputs(comm), [1, 1], [1, 1], group=comm), [1 + comm.rank, 11 + comm.rank])

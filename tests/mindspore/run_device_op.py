@@ -1,4 +1,4 @@
-"""Run by msrun: exchanges through MindSpore's own queue, with consumers right behind."""
+"""Run by ``alltoallv run``: exchanges through MindSpore's own queue, with consumers right behind."""
 
 import ctypes
 import itertools
@@ -22,7 +22,7 @@ from alltoallv import (
     _core,
 )
 from alltoallv._calls.linear import Reduction, gathering
-from alltoallv.errors import PeerMismatchError, ValueOverflowError
+from alltoallv.errors import InvalidParamError, PeerMismatchError, ValueOverflowError
 from alltoallv.mindspore import autograd, device_op, device_quantized, distributed, tensors
 from alltoallv.mindspore.adapter import LATE
 from alltoallv.mindspore.device_op import build, exchange
@@ -191,6 +191,10 @@ def operations():
     yield from (ms.grad(lambda x, c=c: (c(x) ** 2).sum())(x) for c in (am.QuantAllReduceCell(dynamic, comm),))
 
 
+def of_any_rows(function, columns):
+    return ms.enable_dynamic(x=Tensor(shape=[None, columns], dtype=ms.float32))(function)
+
+
 def graphs():
     """The cells in graphs: rows, gaps, counts as tensors, ATB's operator, and the gradients of several exchanges."""
     x = Tensor(np.arange(18, dtype=np.float32).reshape(6, 3) + 100 * comm.rank)
@@ -225,12 +229,16 @@ def graphs():
     for cell in (rows, gaps, atb):
         yield ms.grad(ms.jit(squares_of(cell)))(given)
     yield ms.jit(ms.grad(twice))(given)
+    yield (ms.jit(of_any_rows(by_rows, 3)) if tensors.queued else by_rows)(given)
     yield with_counts(given, *tensors_of)
     yield rows(given.astype(ms.bfloat16)).astype(ms.float32)
 
 
 def quantized_graphs(group=None):
-    """The cells of quantized collectives in graphs, and their gradients; without the queue in PyNative."""
+    """The cells of quantized collectives in graphs, and their gradients; without the queue in PyNative.
+
+    In a ``group`` over HCCL one cell for each way in which its codes travel.
+    """
     made = ms.jit if tensors.queued else lambda function: function
     x = Tensor(np.random.default_rng(comm.rank).normal(size=(5, 64)).astype(np.float32))
     whole = Tensor(np.arange(-48, 48).reshape(6, 16).astype(np.int8))
@@ -247,15 +255,18 @@ def quantized_graphs(group=None):
         am.QuantizedAllToAll(*counts, bits=4, out_dtype=ms.float16, overflow="raise", group=group),
         am.QuantizedAllReduce(bits=4, gather="quantized", group_size=7, out_dtype=ms.float16, group=group),
     ]
-    for cell in cells if group else cells[4:]:
+    for cell in cells[2:] if group else cells[4:]:
         yield made(cell)(x)
-    for cell in () if group else cells[:4]:
-        yield ms.grad(made(squares_of(cell)))(x)
-    yield made(am.QuantizedAllReduce(scale=0.25, offset=1.5, group=group))(whole)
-    yield made(am.QuantizedAllReduce(comm_quant_scale_1=0.02, comm_quant_scale_2=0.03, group=group))(x)
     yield made(am.QuantAllReduceCell(shared, group or comm))(whole, scales, offset)
     if group:
         return
+    for cell in cells[:4]:
+        yield ms.grad(made(squares_of(cell)))(x)
+    yield made(am.QuantizedAllReduce(scale=0.25, offset=1.5))(whole)
+    yield made(am.QuantizedAllReduce(comm_quant_scale_1=0.02, comm_quant_scale_2=0.03))(x)
+    if tensors.queued:
+        with pytest.raises((RuntimeError, InvalidParamError), match=r"the input's shape is \[\?, 64\]"):
+            ms.jit(of_any_rows(squares_of(cells[1]), 64))(x)
     for cell in (
         am.QuantizedAllReduce(overflow="raise", out_dtype=ms.float16),
         am.QuantizedReduceScatter(5, [4, 1], overflow="raise", out_dtype=ms.float16),
@@ -307,11 +318,10 @@ def over_hccl():
     x = Tensor(np.random.default_rng(comm.rank).normal(size=(5, 60)).astype(np.float32))
     whole = Tensor(np.arange(-48, 48).reshape(6, 16).astype(np.int8))
     group = hccl if tensors.queued else comm
-    for bits in (8, 4):
-        for gather in ("full", "quantized"):
-            yield am.quantized_all_reduce(x, bits=bits, gather=gather, op="avg", group=group)
-        yield am.quantized_reduce_scatter(x, [4, 1], bits=bits, group=group)
-        yield am.quantized_all_to_all(x, [1, 4], [1, 1] if comm.rank == 0 else [4, 4], bits=bits, group=group)
+    for bits, gather in ((8, "full"), (4, "quantized")):
+        yield am.quantized_all_reduce(x, bits=bits, gather=gather, op="avg", group=group)
+    yield am.quantized_reduce_scatter(x, [4, 1], group=group)
+    yield am.quantized_all_to_all(x, [1, 4], [1, 1] if comm.rank == 0 else [4, 4], bits=4, group=group)
     yield am.quantized_all_reduce(whole, scale=0.25, offset=1.5, group=group)
     yield am.quantized_all_reduce(x, comm_quant_scale_1=0.02, comm_quant_scale_2=0.03, group=group)
     yield from quantized_graphs(group)

@@ -89,18 +89,3 @@ def test_errors_leave_the_communicator_usable(ranks: Ranks) -> None:
         ap.barrier(comm)
 
     ranks(2)(run)
-
-
-def test_ranks_of_a_paddle_group(ranks: Ranks) -> None:
-    def run(rank: int, size: int) -> None:
-        group, x = ap.new_group([1, 2]), paddle.full([2], float(rank))
-        if rank == 0:
-            with pytest.warns(UserWarning, match="is not in group"):
-                assert ap.broadcast(x, 2, group) is None
-            return
-        with pytest.raises(InvalidParamError, match="src is 0, expected one of the group's ranks"):
-            ap.broadcast(x, 0, group)
-        ap.broadcast(x, 2, group)
-        assert x.tolist() == [2.0, 2.0]
-
-    ranks(3, communicator=False)(run)

@@ -121,13 +121,18 @@ def test_ranks_of_the_job_in_a_group(ranks: Ranks) -> None:
         group = ap.new_group([1, 2])
         x = paddle.full([2], float(rank))
         if rank == 0:
-            with pytest.warns(UserWarning, match="is not in group"):
-                assert ap.reduce(x, 2, group=group) is None
-            with pytest.warns(UserWarning, match="is not in group"):
-                assert ap.send(x, 1, group) is None
+            for call in (
+                lambda: ap.reduce(x, 2, group=group),
+                lambda: ap.broadcast(x, 2, group),
+                lambda: ap.send(x, 1, group),
+            ):
+                with pytest.warns(UserWarning, match="is not in group"):
+                    assert call() is None
             return
         ap.reduce(x, 2, group=group)
         assert x.tolist() == [[1.0] * 2, [3.0] * 2][rank - 1]
+        ap.broadcast(x, 2, group)
+        assert x.tolist() == [3.0] * 2
         out: list[Any] = [0]
         ap.send_object_list([7], 2, group) if rank == 1 else ap.recv_object_list(out, 1, group)
         assert out == [7 * (rank - 1)]

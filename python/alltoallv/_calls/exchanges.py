@@ -12,12 +12,11 @@ import numpy.typing as npt
 
 from alltoallv import _core
 from alltoallv._calls import experts, linear, signature
-from alltoallv._calls.counts import Counts, Unit, packed
+from alltoallv._calls.counts import Counts, Unit, packed, read_request
 from alltoallv._calls.front_end import A, FrontEnd, G, H
 from alltoallv._calls.guard import guard
 from alltoallv._calls.linear import Learning, Linear, Map, Submitted, Transfer
 from alltoallv._calls.regions import check_apart, check_gather_apart
-from alltoallv._calls.request import read_request
 from alltoallv._calls.signature import described
 from alltoallv.communicator import Communicator
 

@@ -144,10 +144,7 @@ class AllToAllVParam(_core.AllToAllVParam):
             InvalidParamError: text that is not JSON (with the position), a missing key, or a value of a wrong
                 type.
         """
-        members = data if isinstance(data, Mapping) else parse_object(data)
-        for key in ("rank", "rankSize"):
-            if key not in members:
-                raise InvalidParamError(f"{key} is missing, expected an integer")
+        members = read_members(data)
         fields = {name: read(key, members[key]) for key, (name, read) in READERS.items() if key in members}
         return cls(**fields)
 
@@ -187,8 +184,16 @@ def restore(fields: dict[str, Any]) -> AllToAllVParam:
     return AllToAllVParam(**fields)
 
 
-def parse_object(text: str | bytes) -> dict[str, Any]:
-    """Parses JSON text that holds an object, and returns it."""
+def read_members(data: str | bytes | Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the members of a param's JSON form, with those that ATB demands."""
+    members = data if isinstance(data, Mapping) else _parse_object(data)
+    for key in ("rank", "rankSize"):
+        if key not in members:
+            raise InvalidParamError(f"{key} is missing, expected an integer")
+    return members
+
+
+def _parse_object(text: str | bytes) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:

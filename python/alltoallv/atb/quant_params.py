@@ -13,13 +13,12 @@ from alltoallv.atb.params import (
     KEYS,
     READERS,
     AllToAllVParam,
-    parse_object,
     read_int32,
+    read_members,
     read_str,
     refuse_unreadable,
     with_fields,
 )
-from alltoallv.errors import InvalidParamError
 from alltoallv.quantization.spec import Gather, Overflow, Quantization, SumOp, coding
 
 _GROUP = {key: name for key, name in KEYS.items() if name not in ("send_counts", "sdispls", "recv_counts", "rdispls")}
@@ -113,10 +112,7 @@ class QuantAllReduceParam:
         Raises:
             InvalidParamError: text that is not JSON, a missing key, or a value of a wrong type.
         """
-        members = data if isinstance(data, Mapping) else parse_object(data)
-        for key in ("rank", "rankSize"):
-            if key not in members:
-                raise InvalidParamError(f"{key} is missing, expected an integer")
+        members = read_members(data)
         fields: dict[str, Any] = {}
         for key, name in _GROUP.items():
             if key in members and key in READERS:

@@ -189,6 +189,16 @@ class _Differentiable(nn.Cell):
         return self.back(ops.depend(dout, out), recv, send, x), send * 0, recv * 0, like * 0
 
 
+def check_known(shape: Sequence[int | None]) -> None:
+    """Raises InvalidParamError for an input whose shape MindSpore does not know when it compiles a graph."""
+    if any(n is None or n < 0 for n in shape):
+        dims = ", ".join("?" if n is None or n < 0 else str(n) for n in shape)
+        raise InvalidParamError(
+            f"the input's shape is [{dims}] when MindSpore compiles the graph, expected known dimensions: "
+            "compile for each shape (no enable_dynamic or set_inputs), or call the function outside the graph"
+        )
+
+
 def make_operator(
     run: Callable[..., Array], shape: Callable[..., Any], dtype: Any = None, bprop: Callable[..., Any] | None = None
 ) -> ops.Custom:
@@ -213,7 +223,11 @@ def make_operator(
         out = run(*inputs)  # MindSpore reads the result through the buffer protocol, which has no bfloat16
         return out.astype(np.float32) if out.dtype.name == "bfloat16" else out
 
-    operator = ops.Custom(array, out_shape=shape, out_dtype=infer, bprop=bprop, func_type="pyfunc")
+    def known(x: Any, *others: Any) -> Any:
+        check_known(x)  # MindSpore itself fails without a reason
+        return shape(x, *others)
+
+    operator = ops.Custom(array, out_shape=known, out_dtype=infer, bprop=bprop, func_type="pyfunc")
     for effect in ("side_effect_io", "side_effect_backprop"):  # the second is for what the gradient calls
         operator.add_prim_attr(effect, True)
     return operator

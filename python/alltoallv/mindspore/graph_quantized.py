@@ -20,7 +20,7 @@ from alltoallv.errors import InvalidParamError, ValueOverflowError
 from alltoallv.mindspore import device_quantized, graph_op
 from alltoallv.mindspore import group as groups
 from alltoallv.mindspore.device_quantized import Moves
-from alltoallv.mindspore.graph_exchange import DTYPES_BY_NUMBER, EMPTY
+from alltoallv.mindspore.graph_exchange import DTYPES_BY_NUMBER, EMPTY, check_known
 from alltoallv.mindspore.tensors import core_name, numpy_dtype
 from alltoallv.quantization import requests
 from alltoallv.quantization.functions import Quantized
@@ -180,7 +180,8 @@ def steps() -> Quantized[Any]:
 
 
 def shaped(shape: Sequence[int], dtype: Any) -> Any:
-    """Returns an array of that shape and dtype, all zero, which takes no memory."""
+    """Returns an array of that shape and dtype, all zero, which takes no memory; refuses unknown dimensions."""
+    check_known(shape)
     return np.broadcast_to(np.zeros((), numpy_dtype(dtype)), tuple(shape))
 
 

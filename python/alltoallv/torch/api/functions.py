@@ -12,9 +12,8 @@ from torch.compiler import is_dynamo_compiling
 
 from alltoallv import _core
 from alltoallv._calls import experts, signature
-from alltoallv._calls.counts import Counts, Unit
+from alltoallv._calls.counts import Counts, Unit, read_request
 from alltoallv._calls.guard import guard
-from alltoallv._calls.request import read_request
 from alltoallv._calls.signature import described
 from alltoallv.errors import InvalidParamError
 from alltoallv.torch.eager import calls
