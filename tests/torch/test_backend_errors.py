@@ -26,21 +26,15 @@ from alltoallv.testing import Ranks
 
 
 def test_ranks_that_disagree(grouped: Grouped) -> None:
-    """Every rank gets the error, sync or async, nothing is written, and the group stays usable."""
+    """Every rank gets the error, sync or async, and the group stays usable; tests/matrix has the other collectives."""
 
     def run(rank: int, size: int, group: dist.ProcessGroup) -> None:
         last = rank == size - 1
-        out = torch.full((size,), -1.0)
-        x = torch.ones(3)
         mistakes: list[Callable[[bool], dist.Work | None]] = [
             lambda a: dist.all_reduce(torch.ones(4 if last else 3), async_op=a),
-            lambda a: dist.barrier(async_op=a) if last else dist.all_reduce(x, async_op=a),
+            lambda a: dist.barrier(async_op=a) if last else dist.all_reduce(torch.ones(3), async_op=a),
             lambda a: dist.all_gather(list(torch.ones(size, 2 + last)), torch.ones(2 + last), async_op=a),
-            lambda a: dist.all_to_all_single(
-                out, torch.ones(size), [size] + [0] * (size - 1) if last else None, async_op=a
-            ),
-            lambda a: dist.reduce_scatter(torch.ones(1 + last), [torch.ones(1 + last)] * size, async_op=a),
-        ]  # fmt: skip
+        ]
         for number, mistake in enumerate(mistakes):
             for async_op in (False, True):
                 with pytest.raises(PeerMismatchError) as caught:  # noqa: PT012
@@ -52,7 +46,6 @@ def test_ranks_that_disagree(grouped: Grouped) -> None:
                     assert isinstance(work.exception(), PeerMismatchError)
                     assert work.is_completed()
                     assert not work.is_success()
-        assert out.tolist() == [-1] * size
         work = dist.all_reduce(torch.ones(4 if last else 3), async_op=True)
         with pytest.raises(RuntimeError, match=r"PeerMismatchError: operator .* rank 2 has elements: 4"):
             work.get_future().wait()

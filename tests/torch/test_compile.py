@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from compiled import BACKENDS, OPTIONS, compiled, value_and_gradient
 from torch import Tensor
 
 import alltoallv.torch as at
@@ -15,27 +16,12 @@ from alltoallv import Communicator
 from alltoallv.errors import PeerMismatchError
 from alltoallv.testing import Ranks
 
-BACKENDS = pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
-OPTIONS: dict[str, Any] = {"timeout": 200, "comm_timeout": 150}  # the ranks compile, each at its pace
-
-
-def _compiled(function: Callable[..., Any], backend: str) -> Callable[..., Any]:
-    torch._dynamo.reset()
-    return torch.compile(function, fullgraph=True, backend=backend)
-
 
 def _check(function: Callable[..., Tensor], backend: str, calls: list[tuple[Any, ...]]) -> None:
     """Values and gradients of the compiled function are the function's, bit for bit."""
-    compiled = _compiled(function, backend)
-    for x, *rest in calls:
-        results = []
-        for call in (function, compiled):
-            leaf = x.clone().requires_grad_()
-            y = call(leaf, *rest)
-            (y * torch.arange(1.0, y.numel() + 1).view(y.shape)).sum().backward()
-            results.append((y.detach(), leaf.grad))
-        assert torch.equal(results[0][0], results[1][0])
-        assert torch.equal(results[0][1], results[1][1])
+    made = compiled(function, backend)
+    for given in calls:
+        assert all(map(torch.equal, value_and_gradient(made, *given), value_and_gradient(function, *given)))
 
 
 def _counts(comm: Communicator, seed: int) -> tuple[list[int], list[int]]:
@@ -99,7 +85,7 @@ def test_default_group_on_other_sizes(ranks: Ranks, size: int) -> None:
             lambda x, s, r: at.all_to_all_v(at.functional.all_reduce(x[:1]) * x, s, r), "aot_eager", [(x, sends, recvs)]
         )
         with torch.no_grad():
-            gathered = _compiled(lambda x: at.functional.all_gather(x * 3), "aot_eager")(x[:1])
+            gathered = compiled(lambda x: at.functional.all_gather(x * 3))(x[:1])
         assert torch.equal(gathered, at.functional.all_gather(x[:1] * 3))
         comm.destroy()
 
@@ -122,14 +108,14 @@ def test_one_graph_serves_many_counts(ranks: Ranks, kind: str) -> None:
             return at.all_to_all_v(x + 1, *counts, group=comm) * 2
 
         torch._dynamo.reset()
-        compiled = torch.compile(function, fullgraph=True, backend=backend)
+        made = torch.compile(function, fullgraph=True, backend=backend)
         for seed in range(20):
             sends, recvs = _counts(comm, seed)
             counts = (sends,) if kind == "learnt" else (sends, recvs)
             if kind == "tensors":
                 counts = tuple(map(torch.tensor, counts))
             x = torch.randn(sum(sends))
-            assert torch.equal(compiled(x, *counts), function(x, *counts))
+            assert torch.equal(made(x, *counts), function(x, *counts))
         return graphs
 
     assert max(ranks(2, **OPTIONS)(check)) <= 3
@@ -147,9 +133,9 @@ def test_every_collective_runs_in_order(ranks: Ranks, backend: str) -> None:
             at.all_to_all_v(x, [2, 2], group=comm)
             return torch.cat([c, a])
 
-        compiled = _compiled(function, backend)
+        made = compiled(function, backend)
         with torch.no_grad():
-            assert compiled(torch.ones(4)).tolist() == [2] * 6
+            assert made(torch.ones(4)).tolist() == [2] * 6
         own = next(rank for rank in comm.flight_record()["ranks"] if rank["rank"] == comm.rank)
         order = [operator["operator"] for operator in own["operators"]]
         assert order == ["all_reduce", "all_gather_into_tensor", "reduce_scatter", "all_to_all_v"]
@@ -161,10 +147,10 @@ def test_errors_surface(ranks: Ranks) -> None:
     """Counts are checked when the operator runs, and the communicator goes on."""
 
     def check(comm: Communicator) -> None:
-        compiled = _compiled(lambda x, s, r: at.all_to_all_v(x, s, r, group=comm), "aot_eager")
+        made = compiled(lambda x, s, r: at.all_to_all_v(x, s, r, group=comm))
         with pytest.raises(PeerMismatchError, match="rank 1 sends 2 elements to rank 1, which expects 3"):
-            compiled(torch.ones(4), [2, 2], [2, 2 + comm.rank])
-        assert compiled(torch.ones(4), [2, 2], [2, 2]).tolist() == [1, 1, 1, 1]
+            made(torch.ones(4), [2, 2], [2, 2 + comm.rank])
+        assert made(torch.ones(4), [2, 2], [2, 2]).tolist() == [1, 1, 1, 1]
 
     ranks(2, **OPTIONS)(check)
 
@@ -192,10 +178,10 @@ def test_collectives_that_write_into_tensors(ranks: Ranks, backend: str) -> None
             at.scatter(share, [x[:2], told[2:4]] if comm.rank == 1 else None, 1, group=comm)
             return [total, part, single, *whole, told, summed, share, *(gathered or [])]
 
-        compiled = _compiled(function, backend)
+        made = compiled(function, backend)
         for seed in range(3):
             x = torch.randn(5, generator=torch.Generator().manual_seed(seed + 10 * comm.rank))
-            for one, other in zip(function(x), compiled(x), strict=True):
+            for one, other in zip(function(x), made(x), strict=True):
                 assert torch.equal(one, other)
 
     ranks(2, **OPTIONS)(check)

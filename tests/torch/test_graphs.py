@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from compiled import OPTIONS, compiled, value_and_gradient
 from every_function import NO_GRADIENT, Function, functions_of, input_of
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -21,8 +22,6 @@ from alltoallv import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.testing import Ranks
 
-OPTIONS: dict[str, Any] = {"timeout": 200, "comm_timeout": 150}
-
 
 def _exported(function: Function, x: Tensor) -> Function:
     class Model(torch.nn.Module):
@@ -33,14 +32,9 @@ def _exported(function: Function, x: Tensor) -> Function:
     return made
 
 
-def _compiled(function: Function, x: Tensor, backend: str = "aot_eager") -> Function:
-    torch._dynamo.reset()
-    return torch.compile(function, fullgraph=True, backend=backend)
-
-
 WAYS: dict[str, Callable[[Function, Tensor], Function]] = {
-    "compile": _compiled,
-    "inductor": lambda function, x: _compiled(function, x, "inductor"),
+    "compile": lambda function, x: compiled(function),
+    "inductor": lambda function, x: compiled(function, "inductor"),
     "export": _exported,
     "make_fx": lambda function, x: make_fx(function)(x),
     "symbolic": lambda function, x: make_fx(function, tracing_mode="symbolic")(x),
@@ -94,13 +88,9 @@ def test_gradients(ranks: Ranks) -> None:
     def check(comm: Communicator) -> None:
         functions = functions_of(comm)
         for name in ("scattered", "there and back", "handle"):
-            gradients = []
-            for call in (functions[name], _compiled(functions[name], input_of(comm))):
-                leaf = input_of(comm).requires_grad_()
-                y = call(leaf)
-                (y * torch.arange(1.0, y.numel() + 1).view(y.shape)).sum().backward()
-                gradients.append(leaf.grad)
-            assert torch.equal(gradients[0], gradients[1]), name
+            x, ways = input_of(comm), (functions[name], compiled(functions[name]))
+            (_, gradient), (_, other) = (value_and_gradient(way, x) for way in ways)
+            assert torch.equal(gradient, other), name
 
     ranks(2, **OPTIONS)(check)
 
@@ -129,9 +119,9 @@ def test_what_has_no_graph(ranks: Ranks) -> None:
             with pytest.raises(InvalidTensorError, match="stands for other tensors"):
                 make_fx(lambda x: call(x) * 2)(x)  # noqa: B023
             torch._dynamo.reset()
-            compiled = torch.compile(lambda x: call(x) * 2, backend="aot_eager")  # noqa: B023
+            broken = torch.compile(lambda x: call(x) * 2, backend="aot_eager")  # noqa: B023
             with torch.no_grad():
-                assert torch.equal(compiled(x), expected * 2)
+                assert torch.equal(broken(x), expected * 2)
 
     ranks(2, **OPTIONS)(check)
 

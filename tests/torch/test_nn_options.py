@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from compiled import BACKENDS, compiled
+from compiled import OPTIONS as COMPILING
 from replicated import check_gradients
 from torch import Tensor
 
@@ -88,23 +90,22 @@ def test_gradients_pass_straight_through_codes(ranks: Ranks) -> None:
     ranks(2)(check)
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@BACKENDS
 def test_one_graph(ranks: Ranks, backend: str) -> None:
     """The whole layer, forward and backward, serves other routes without another graph."""
 
     def check(comm: Communicator) -> None:
-        torch._dynamo.reset()
         for options in ({"alignment": 4}, {"capacity": 1.0, "payload": "int8"}):
             dispatcher = at.nn.MoEDispatcher(EXPERTS, comm, **options)
 
             def layer(x: Tensor, ids: Tensor, weights: Tensor, dispatcher: Any = dispatcher) -> Tensor:
                 return dispatcher(x * 2, ids, weights, lambda rows, counts: rows * rows, shared=torch.neg) + 1
 
-            compiled = torch.compile(layer, fullgraph=True, backend=backend)
+            made = compiled(layer, backend)
             for seed in (comm.rank, comm.rank + 7):
                 tokens, ids, weights = problem(seed)
                 results = []
-                for function in (layer, compiled):
+                for function in (layer, made):
                     x, w = tokens.clone().requires_grad_(), weights.clone().requires_grad_()
                     y = function(x, ids, w)
                     y.square().sum().backward()
@@ -113,4 +114,4 @@ def test_one_graph(ranks: Ranks, backend: str) -> None:
                 for ours, expected in zip(*results, strict=True):
                     torch.testing.assert_close(ours, expected, rtol=bound, atol=0.0)
 
-    ranks(2, timeout=200, comm_timeout=150)(check)
+    ranks(2, **COMPILING)(check)

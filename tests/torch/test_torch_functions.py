@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from backend_groups import Grouped, joined
+from compiled import compiled
 
 import alltoallv.torch as at
 from alltoallv import Communicator
@@ -99,14 +100,8 @@ def test_a_rank_outside_the_group_is_warned(grouped: Grouped) -> None:
 
 def test_graphs_name_process_groups(grouped: Grouped) -> None:
     def check(rank: int, size: int, world: dist.ProcessGroup) -> None:
-        torch._dynamo.reset()
         x = torch.ones(2, requires_grad=True)
-        call = torch.compile(
-            lambda x: at.functional.all_gather(at.all_to_all_v(x * 2, [1, 1], group=world), world),
-            fullgraph=True,
-            backend="aot_eager",
-        )
-        y = call(x)
+        y = compiled(lambda x: at.functional.all_gather(at.all_to_all_v(x * 2, [1, 1], group=world), world))(x)
         assert y.tolist() == [2] * 4
         y.sum().backward()
         assert x.grad.tolist() == [4, 4]

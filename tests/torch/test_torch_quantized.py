@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from compiled import BACKENDS, OPTIONS, compiled, value_and_gradient
 from quantized_front_ends import COUNTS, check_quantized, slopes_and_gradient
 from torch import Tensor
 
@@ -19,7 +20,6 @@ from alltoallv.testing import quantized as reference
 from alltoallv.torch.quantized.adapter import ADAPTER
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-BACKENDS = pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 
 
 def vectors(size: int, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> list[Tensor]:
@@ -167,20 +167,13 @@ def test_compile(ranks: Ranks, backend: str) -> None:
             d = at.quantized_all_to_all(a * 5, sends, recvs, format="mxfp8", quantize_gradient=True, group=comm)
             return torch.cat([b.view(-1), c.view(-1), d.view(-1)])
 
-        torch._dynamo.reset()
-        compiled = torch.compile(function, fullgraph=True, backend=backend)
+        made = compiled(function, backend)
         sends = [[1, 3], [2, 2]]
         recvs = [row[comm.rank] for row in sends]
         for seed in range(2):
-            torch.manual_seed(seed)
-            leaves = [torch.randn(4, 8, generator=torch.Generator().manual_seed(seed)) for _ in range(2)]
-            results = []
-            for call, leaf in zip((function, compiled), leaves, strict=True):
-                leaf.requires_grad_()
-                y = call(leaf, sends[comm.rank], recvs)
-                (y * torch.arange(1.0, y.numel() + 1)).sum().backward()
-                results.append((y.detach(), leaf.grad))
-            assert torch.equal(results[0][0], results[1][0])
-            torch.testing.assert_close(results[0][1], results[1][1], rtol=1e-6, atol=0)  # may be fused
+            x = torch.randn(4, 8, generator=torch.Generator().manual_seed(seed))
+            (y, gradient), (z, other) = (value_and_gradient(f, x, sends[comm.rank], recvs) for f in (function, made))
+            assert torch.equal(y, z)
+            torch.testing.assert_close(gradient, other, rtol=1e-6, atol=0)  # may be fused
 
-    ranks(2, timeout=200, comm_timeout=150)(check)
+    ranks(2, **OPTIONS)(check)
