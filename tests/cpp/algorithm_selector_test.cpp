@@ -20,7 +20,7 @@ int run(AlgorithmSelector& selector, int calls, double usual, double other, size
     return others;
 }
 
-void the_quicker_is_taken_until_it_is_not() {
+TEST(the_quicker_is_taken_until_it_is_not) {
     AlgorithmSelector selector;
     const int tried = run(selector, 100, 10, 20);
     CHECK(0 < tried && tried < 50);
@@ -28,14 +28,14 @@ void the_quicker_is_taken_until_it_is_not() {
     CHECK(run(selector, 1000, 10, 20) < 500);
 }
 
-void one_slow_call_is_no_change() {
+TEST(one_slow_call_is_no_change) {
     AlgorithmSelector selector;
     run(selector, 10, 10, 20);
     CHECK(run(selector, 1, 1000, 20) == 0);
     CHECK(run(selector, 20, 10, 20) < 10);
 }
 
-void sizes_are_told_apart() {
+TEST(sizes_are_told_apart) {
     AlgorithmSelector selector;
     run(selector, 100, 10, 20);
     CHECK(run(selector, 100, 100, 50, 4 * size) > 50);
@@ -45,8 +45,5 @@ void sizes_are_told_apart() {
 }  // namespace
 
 int main(int argc, char** argv) {
-    return testing::run_all(argc, argv,
-                            {{"the quicker is taken until it is not", the_quicker_is_taken_until_it_is_not},
-                             {"one slow call is no change", one_slow_call_is_no_change},
-                             {"sizes are told apart", sizes_are_told_apart}});
+    return testing::run_all(argc, argv);
 }

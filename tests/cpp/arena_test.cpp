@@ -36,7 +36,7 @@ void empty_again() {
     CHECK_EQ(stats.quarantined_bytes, uint64_t{0});
 }
 
-void hands_out() {
+TEST(hands_out) {
     {
         const Block none = arena().allocate(0), one = arena().allocate(1), more = arena().allocate(100000);
         for (const Block* block : {&none, &one, &more}) {
@@ -56,7 +56,7 @@ void hands_out() {
     empty_again();
 }
 
-void reuses() {
+TEST(reuses) {
     const Budget budget(arena(), 64 * megabyte);
     char* first = nullptr;
     for (int i = 0; i < 5; ++i) {
@@ -98,7 +98,7 @@ bool gives_huge_pages() {
 }
 
 /// Segments lie in huge pages, here and where a peer maps them.
-void takes_huge_pages() {
+TEST(takes_huge_pages) {
     const Block block = arena().allocate(16 * megabyte);
     const Location at = arena().locate(block.data(), block.bytes());
     const size_t bytes = block.bytes();
@@ -114,7 +114,7 @@ void takes_huge_pages() {
 }
 
 /// Freed neighbours become one again, in any order of freeing.
-void merges() {
+TEST(merges) {
     const Budget budget(arena(), 8 * megabyte);
     std::mt19937 random(1);
     for (int round = 0; round < 20; ++round) {
@@ -131,7 +131,7 @@ void merges() {
     }
 }
 
-void keeps_to_the_budget() {
+TEST(keeps_to_the_budget) {
     const ArenaStats before = arena().stats();
     {
         const Budget budget(arena(), 10 * megabyte);
@@ -148,7 +148,7 @@ void keeps_to_the_budget() {
     empty_again();
 }
 
-void keeps_private_blocks() {
+TEST(keeps_private_blocks) {
     const Budget budget(arena(), megabyte);
     const char* place = nullptr;
     for (const size_t size : {40, 40, 30}) {  // the last one is smaller, and takes the same pages
@@ -162,7 +162,7 @@ void keeps_private_blocks() {
     CHECK(kept.data() == place && other.data() != place);
 }
 
-void outlives_communicators() {
+TEST(outlives_communicators) {
     std::optional<Block> block;
     {
         const Budget budget(arena(), 20 * megabyte);
@@ -174,7 +174,7 @@ void outlives_communicators() {
     empty_again();
 }
 
-void finds() {
+TEST(finds) {
     const Budget budget(arena(), 100 * megabyte);
     const Block a = arena().allocate(20 * megabyte), b = arena().allocate(30 * megabyte);
     for (const Block* block : {&a, &b}) {
@@ -206,7 +206,7 @@ void finds() {
 }
 
 /// While a late writer may come back, nothing that overlaps its target is handed out; afterwards it is.
-void quarantines() {
+TEST(quarantines) {
     const Budget budget(arena(), 8 * megabyte);
     std::atomic<bool> clear = false;
     std::optional<Block> block(arena().allocate(2 * megabyte));
@@ -243,7 +243,7 @@ void quarantines() {
 }
 
 /// A block whose pages cannot be shared again when it becomes clear comes back later.
-void mends_later() {
+TEST(mends_later) {
     const Budget budget(arena(), 8 * megabyte);
     bool clear = false;
     std::optional<Block> block(arena().allocate(2 * megabyte));
@@ -261,7 +261,7 @@ void mends_later() {
 }
 
 /// Blocks of several threads never overlap, whatever they do.
-void stress() {
+TEST(stress) {
     const Budget budget(arena(), 40 * megabyte);
     const int rounds = UNDER_SANITIZER ? 300 : 3000;
     std::vector<std::thread> users;
@@ -298,7 +298,7 @@ void stress() {
 }
 
 /// A child has an arena of its own: it neither hands out nor takes back what is the parent's.
-void forked() {
+TEST(forked) {
     const Budget budget(arena(), 20 * megabyte);
     std::optional<Block> block(arena().allocate(1000));
     std::memset(block->data(), 7, block->bytes());
@@ -321,7 +321,7 @@ void forked() {
     CHECK_EQ(static_cast<int>(block->data()[999]), 7);
 }
 
-void opted_out() {
+TEST(opted_out) {
     const pid_t child = testing::spawn("child", [] {
         setenv("ALLTOALLV_POOL", "0", 1);
         Arena without;
@@ -336,18 +336,5 @@ void opted_out() {
 
 int main(int argc, char** argv) {
     alarm(120);
-    return testing::run_all(argc, argv,
-                            {{"hands out", hands_out},
-                             {"reuses", reuses},
-                             {"takes huge pages", takes_huge_pages},
-                             {"merges", merges},
-                             {"keeps to the budget", keeps_to_the_budget},
-                             {"keeps private blocks", keeps_private_blocks},
-                             {"outlives communicators", outlives_communicators},
-                             {"finds", finds},
-                             {"quarantines", quarantines},
-                             {"mends_later", mends_later},
-                             {"stress", stress},
-                             {"forked", forked},
-                             {"opted out", opted_out}});
+    return testing::run_all(argc, argv);
 }

@@ -15,7 +15,7 @@ using namespace testing;
 
 namespace {
 
-void killed() {
+TEST(killed) {
     for (const int victim : {0, 1}) {
         const std::vector<int> statuses = run_processes(3, [&](int rank) {
             BootstrapOptions options = options_of(rank, 4);
@@ -37,7 +37,7 @@ void killed() {
 }
 
 /// A child forked while the domain opens inherits its sockets. That must not keep the name.
-void forked_meanwhile() {
+TEST(forked_meanwhile) {
     all_pass(run_processes(2, [](int rank) {
         BootstrapOptions options = options_of(rank, 2);
         pid_t child = 0;
@@ -62,7 +62,7 @@ void forked_meanwhile() {
     }));
 }
 
-void stopped_root() {
+TEST(stopped_root) {
     all_pass(run_processes(1, [](int) {
         const pid_t root = spawn("stopped root", [] {
             BootstrapOptions options = options_of(0, 2);
@@ -77,7 +77,7 @@ void stopped_root() {
     }));
 }
 
-void silent_and_malformed() {
+TEST(silent_and_malformed) {
     all_pass(run_processes(1, [](int) {
         const pid_t root = spawn("root", [] { check_membership(processes, options_of(0, 2)); });
         std::vector<UniqueFd> strangers;
@@ -105,7 +105,7 @@ UniqueFd connect_to_root() {
 }
 
 /// Who speaks our protocol and is no member is told why; the meeting goes on, or names it when nobody else comes.
-void refused() {
+TEST(refused) {
     for (const bool comes : {true, false}) {
         all_pass(run_processes(1, [comes](int) {
             const pid_t root = spawn("root", [comes] {
@@ -147,7 +147,7 @@ bool sanitizer_needs_descriptors() {
 }
 
 /// Far more strangers than the root has descriptors for, who come all the time and stay.
-void flood() {
+TEST(flood) {
     if (sanitizer_needs_descriptors()) return;
     all_pass(run_processes(1, [](int) {
         const pid_t root = spawn("root", [] {
@@ -176,7 +176,7 @@ void flood() {
 }
 
 /// Whatever listens on the name first and talks nonsense, ranks find their root.
-void nonsense_before_the_root() {
+TEST(nonsense_before_the_root) {
     all_pass(run_processes(1, [](int) {
         UniqueFd impostor = listen_abstract(socket_name(options_of(0, 2), 0));
         const pid_t peer = spawn("peer", [&] {
@@ -207,7 +207,7 @@ UniqueFd bound_socket(const std::string& name) {
 }
 
 /// Another user holds three of our names in three ways, then knocks at the fourth, where the root listens.
-void another_user() {
+TEST(another_user) {
     if (geteuid() != 0) {
         std::printf("  NOT RUN: becoming another user needs root, this is uid %u\n", geteuid());
         return;
@@ -257,7 +257,7 @@ void another_user() {
 }
 
 /// All the names that can be foreseen are held, some by listeners and some in silence: ranks meet on another.
-void another_user_has_all_names() {
+TEST(another_user_has_all_names) {
     if (geteuid() != 0) {
         std::printf("  NOT RUN: becoming another user needs root, this is uid %u\n", geteuid());
         return;
@@ -291,7 +291,7 @@ void another_user_has_all_names() {
 }
 
 /// Where a user namespace shows others as the same uid as this process, nobody is let in.
-void overflow_uid() {
+TEST(overflow_uid) {
     all_pass(run_processes(1, [](int) {
         if (geteuid() == 0) CHECK(setuid(1) == 0);
         if (unshare(CLONE_NEWUSER) != 0) {
@@ -307,7 +307,7 @@ void overflow_uid() {
 }
 
 /// Ranks with another secret do not even find each other.
-void secrets() {
+TEST(secrets) {
     const std::string plain = socket_name(options_of(0, 2), 0);
     BootstrapOptions options = options_of(0, 2);
     options.secret = "of the job";
@@ -322,7 +322,7 @@ void secrets() {
     CHECK(!equal(random_digest(), random_digest()));
 }
 
-void name_taken_by_ourselves() {
+TEST(name_taken_by_ourselves) {
     all_pass(run_processes(1, [](int) {
         UniqueFd listener = listen_abstract(socket_name(options_of(0, 2), 0));
         fails(processes, options_of(0, 2, 0.3), ErrorClass::comm_timeout,
@@ -330,7 +330,7 @@ void name_taken_by_ourselves() {
     }));
 }
 
-void no_descriptors_left() {
+TEST(no_descriptors_left) {
     if (sanitizer_needs_descriptors()) return;
     all_pass(run_processes(2, [](int rank) {  // rank 1 cannot take what it is sent: both fail, and say so
         if (rank == 0) {
@@ -348,18 +348,5 @@ void no_descriptors_left() {
 }  // namespace
 
 int main(int argc, char** argv) {
-    return run_all(argc, argv,
-                   {{"killed", killed},
-                    {"forked meanwhile", forked_meanwhile},
-                    {"stopped root", stopped_root},
-                    {"silent and malformed", silent_and_malformed},
-                    {"refused", refused},
-                    {"flood", flood},
-                    {"nonsense before the root", nonsense_before_the_root},
-                    {"another user", another_user},
-                    {"another user has all names", another_user_has_all_names},
-                    {"overflow uid", overflow_uid},
-                    {"secrets", secrets},
-                    {"name taken by ourselves", name_taken_by_ourselves},
-                    {"no descriptors left", no_descriptors_left}});
+    return run_all(argc, argv);
 }

@@ -12,7 +12,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-void one_at_a_time() {
+TEST(one_at_a_time) {
     CallQueue queue;
     int inside = 0, calls = 0;  // plain: the turns are what guards them
     std::vector<std::thread> callers;
@@ -42,7 +42,7 @@ void one_at_a_time() {
 }
 
 /// Both of two threads whose calls are there at once know of it, and nobody else.
-void overlapping() {
+TEST(overlapping) {
     CallQueue queue;
     auto first = std::make_unique<CallQueue::Turn>(queue, true);
     CHECK(!first->overlaps() && !first->is_joined());
@@ -60,7 +60,7 @@ void overlapping() {
     CHECK(!after.overlaps() && !after.is_joined());
 }
 
-void in_order() {
+TEST(in_order) {
     CallQueue queue;
     std::vector<int> order;
     std::vector<WorkPtr> works;
@@ -82,7 +82,7 @@ void in_order() {
     for (int i = 0; i < 40; ++i) CHECK_EQ(order[static_cast<size_t>(i)], i);
 }
 
-void works_tell() {
+TEST(works_tell) {
     CallQueue queue;
     std::atomic<bool> go = false;
     CHECK(!CallQueue::on_worker());
@@ -110,7 +110,7 @@ void works_tell() {
 }
 
 /// What a call holds is let go before its work counts as done: whoever waits may rely on it.
-void lets_go() {
+TEST(lets_go) {
     CallQueue queue;
     auto held = std::make_shared<int>(0);
     const WorkPtr work = queue.submit([held] {});
@@ -118,7 +118,7 @@ void lets_go() {
     CHECK_EQ(held.use_count(), 1L);
 }
 
-void destructor_finishes() {
+TEST(destructor_finishes) {
     int done = 0;
     WorkPtr last;
     {
@@ -135,7 +135,7 @@ void destructor_finishes() {
 }
 
 /// Who waits runs what is queued, in order and in turn; what nobody waits for is run all the same.
-void waiters_help() {
+TEST(waiters_help) {
     CallQueue queue(CallQueue::Waiters::help);
     queue.submit([] {})->wait(20);  // its thread dozes from now on
     const auto me = std::this_thread::get_id();
@@ -159,7 +159,7 @@ void waiters_help() {
 }
 
 /// The queue ends while another thread runs its last call.
-void helped_to_the_end() {
+TEST(helped_to_the_end) {
     std::atomic<bool> begun = false, done = false;
     WorkPtr work;
     std::thread helper;
@@ -179,7 +179,7 @@ void helped_to_the_end() {
 }
 
 /// Ctrl-C in a call that a waiter runs ends the wait with it, once, and the call with an error.
-void helper_interrupted() {
+TEST(helper_interrupted) {
     CallQueue queue(CallQueue::Waiters::help);
     for (int i = 0; i < 50; ++i) {
         queue.submit([] {})->wait(20);
@@ -204,7 +204,7 @@ void helper_interrupted() {
 }
 
 /// Ctrl-C while waiting for the turn: the call ends with it, and those behind it get theirs.
-void interrupted() {
+TEST(interrupted) {
     CallQueue queue;
     std::atomic<bool> go = false;
     std::atomic<int> interrupts = 0;
@@ -237,15 +237,5 @@ void interrupted() {
 
 int main(int argc, char** argv) {
     alarm(120);
-    return testing::run_all(argc, argv,
-                            {{"one at a time", one_at_a_time},
-                             {"in order", in_order},
-                             {"overlapping", overlapping},
-                             {"works tell", works_tell},
-                             {"lets go", lets_go},
-                             {"the destructor finishes", destructor_finishes},
-                             {"waiters help", waiters_help},
-                             {"helped to the end", helped_to_the_end},
-                             {"a helper is interrupted", helper_interrupted},
-                             {"interrupted", interrupted}});
+    return testing::run_all(argc, argv);
 }

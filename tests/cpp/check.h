@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -37,6 +38,12 @@
 /// CHECK that shows both sides, which must be strings or numbers.
 #define CHECK_EQ(left, right) testing::check_equal((left), (right), #left, __FILE__, __LINE__)
 
+/// Begins the function of a test that `run_all` runs.
+#define TEST(name)                                                                \
+    void name();                                                                  \
+    [[maybe_unused]] const bool name##_is_added = testing::add_test(#name, name); \
+    void name()
+
 namespace testing {
 
 inline std::string text(const std::string& value) {
@@ -52,6 +59,10 @@ void check_equal(const Left& left, const Right& right, const char* expression, c
     if (left == right) return;
     throw std::runtime_error(std::string(file) + ":" + std::to_string(line) + ": " + expression + " is " + text(left) +
                              ", expected " + text(right));
+}
+
+inline void check_contains(const std::string& text, const std::string& part) {
+    if (text.find(part) == std::string::npos) throw std::runtime_error("expected '" + part + "' in '" + text + "'");
 }
 
 /// Entries of a directory of /proc/self.
@@ -150,8 +161,21 @@ struct Test {
     std::function<void()> body;
 };
 
+/// The tests of this file, in its order.
+inline std::vector<Test>& tests() {
+    static std::vector<Test> all;
+    return all;
+}
+
+/// Adds a test under the name of its function, with spaces for underscores.
+inline bool add_test(std::string name, void (*body)()) {
+    std::ranges::replace(name, '_', ' ');
+    tests().push_back({std::move(name), body});
+    return true;
+}
+
 /// Runs the tests, or those whose name contains the first argument. For `return` from main.
-inline int run_all(int argc, char** argv, const std::vector<Test>& tests) {
+inline int run_all(int argc, char** argv, const std::vector<Test>& tests = testing::tests()) {
     int failed = 0;
     for (const Test& test : tests) {
         if (argc > 1 && test.name.find(argv[1]) == std::string::npos) continue;

@@ -21,7 +21,7 @@ Exchange exchange(const Counts& sends, const Counts& sdispls, const Counts& recv
     return x;
 }
 
-void regions_apart() {
+TEST(regions_apart) {
     const Counts sends{2, 0, 5}, sdispls{1, 90, 10}, recvs{0, 3, 4}, rdispls{70, 8, 0};
     const ExchangeSummary all = summarize(exchange(sends, sdispls, recvs, rdispls), 2);
     CHECK_EQ(all.input_extent, 4u * 15);
@@ -35,7 +35,7 @@ void regions_apart() {
 }
 
 /// As all_gather has it: they are read once, by whoever.
-void one_region_for_all() {
+TEST(one_region_for_all) {
     const Counts sends{3, 3, 3, 3}, sdispls(4, 0), recvs{3, 3, 3, 3}, rdispls{0, 3, 6, 9};
     for (int rank = 0; rank < 4; ++rank) {
         const ExchangeSummary all = summarize(exchange(sends, sdispls, recvs, rdispls), rank);
@@ -48,7 +48,7 @@ void one_region_for_all() {
     CHECK_EQ(summarize(exchange(skipping, sdispls, recvs, rdispls), 3).to_peers, 12u);
 }
 
-void learnt_counts_and_bytes() {
+TEST(learnt_counts_and_bytes) {
     const Counts sends{2, 1}, sdispls{100, 6};
     Exchange x = exchange(sends, sdispls, {}, {});
     x.byte_displs = true;
@@ -58,7 +58,7 @@ void learnt_counts_and_bytes() {
     CHECK_EQ(all.written + all.from_peers + all.output_extent, 0u);
 }
 
-void types_that_only_move() {
+TEST(types_that_only_move) {
     const auto type = moving_dtype("12 bytes #0a3f");
     CHECK(type && only_moves(*type));
     CHECK_EQ(size_of(*type), 12u);
@@ -74,9 +74,5 @@ void types_that_only_move() {
 }  // namespace
 
 int main(int argc, char** argv) {
-    return testing::run_all(argc, argv,
-                            {{"regions apart", regions_apart},
-                             {"one region for all", one_region_for_all},
-                             {"learnt counts and bytes", learnt_counts_and_bytes},
-                             {"types that only move", types_that_only_move}});
+    return testing::run_all(argc, argv);
 }

@@ -7,9 +7,10 @@
 #include <random>
 
 #include "base/unique_fd.h"
-#include "check.h"
+#include "errors.h"
 
 using namespace alltoallv;
+using testing::check_contains, testing::fails;
 
 namespace {
 
@@ -43,23 +44,6 @@ struct Planes {
     }
 };
 
-/// `call` must throw this class; returns the message.
-std::string fails(ErrorClass kind, const std::function<void()>& call) {
-    try {
-        call();
-    } catch (const Error& error) {
-        if (error.kind() == kind) return error.what();
-        throw;
-    }
-    throw std::runtime_error("no error, expected class " + std::to_string(static_cast<int>(kind)));
-}
-
-bool contains(const std::string& text, const std::string& part) {
-    if (text.find(part) != std::string::npos) return true;
-    std::fprintf(stderr, "'%s' lacks '%s'\n", text.c_str(), part.c_str());
-    return false;
-}
-
 /// Announces counts[j] for every rank j and expects expected[j] from it, then agrees.
 void agree(ControlPlane& control, const std::vector<int64_t>& counts, const std::vector<int64_t>& expected) {
     try {
@@ -86,7 +70,7 @@ void agree(ControlPlane& control) {
 }
 
 /// No two parts of the segment overlap, and what atomics live in is aligned, for every size.
-void layout() {
+TEST(layout) {
     for (const int size : {1, 2, 3, 7, 8, 48, 384}) {
         for (const size_t inline_bytes : {size_t{0}, size_t{1000}, size_t{16384}}) {
             const Layout layout(size, inline_bytes);
@@ -124,7 +108,7 @@ void layout() {
 }
 
 /// Over all ranks the digests are equal when all pairs agree, and differ with every single count that differs.
-void digests() {
+TEST(digests) {
     CHECK_EQ(pair_hash(3, 5, 0), uint64_t{0});
     CHECK(pair_hash(3, 5, 7) != pair_hash(5, 3, 7));
     std::mt19937_64 random(1);
@@ -146,7 +130,7 @@ void digests() {
     }
 }
 
-void agreement() {
+TEST(agreement) {
     Planes planes(3);
     planes.each([](ControlPlane& control) {
         const auto rank = static_cast<size_t>(control.rank());
@@ -155,35 +139,35 @@ void agreement() {
         for (int i = 0; i < 50; ++i) agree(control, sends[rank], receives);
         std::vector<int64_t> wrong = receives;
         if (rank == 1) ++wrong[2];
-        const std::string told = fails(ErrorClass::peer_mismatch, [&] { agree(control, sends[rank], wrong); });
-        CHECK(contains(told,
-                       "operator #51 all_to_all_v of domain 'd\"1': rank 2 sends 7 elements to rank 1, which "
-                       "expects 8"));
+        fails(ErrorClass::peer_mismatch,
+              "operator #51 all_to_all_v of domain 'd\"1': rank 2 sends 7 elements to rank 1, which expects 8",
+              [&] { agree(control, sends[rank], wrong); });
         agree(control, sends[rank], receives);
         if (rank == 2) {
             control.fail(OpKind::all_gather, invalid_param(std::string(2000, 'x')));
         } else {
-            const std::string passed_on = fails(ErrorClass::invalid_param, [&] { agree(control); });
-            CHECK(contains(passed_on, "operator #53 all_gather of domain 'd\"1' failed on rank 2: xxxx"));
+            fails(ErrorClass::invalid_param, "operator #53 all_gather of domain 'd\"1' failed on rank 2: xxxx",
+                  [&] { agree(control); });
         }
         agree(control);
         CHECK_EQ(control.seq(), uint64_t{54});
     });
 }
 
-void timeouts() {
+TEST(timeouts) {
     Planes planes(2, 0.2);
-    const std::string told = fails(ErrorClass::comm_timeout, [&] { agree(planes[0]); });
-    CHECK(contains(told, "rank 0 waited 0.2 s in operator #1 all_to_all_v of domain 'd\"1' for rank 1 (pid "));
-    CHECK(contains(told, "running, no operator yet)"));
+    const std::string told = fails(ErrorClass::comm_timeout,
+                                   "rank 0 waited 0.2 s in operator #1 all_to_all_v of domain 'd\"1' for rank 1 (pid ",
+                                   [&] { agree(planes[0]); });
+    check_contains(told, "running, no operator yet)");
     CHECK_EQ(planes[1].status(0).acked.load(), uint64_t{1});  // rank 0 has met the poison, rank 1 not yet
     CHECK_EQ(planes[0].status(1).acked.load(), uint64_t{0});
-    CHECK_EQ(fails(ErrorClass::comm_timeout, [&] { agree(planes[1]); }), told);  // the late one meets the same
+    CHECK_EQ(fails(ErrorClass::comm_timeout, told, [&] { agree(planes[1]); }), told);  // the late one meets the same
     CHECK_EQ(planes[0].status(1).acked.load(), uint64_t{1});
 }
 
 /// However many poison it at once, one cause wins and every rank tells that one.
-void first_poison_wins() {
+TEST(first_poison_wins) {
     for (int round = 0; round < 50; ++round) {
         Planes planes(4);
         std::vector<std::string> told(4);
@@ -193,15 +177,15 @@ void first_poison_wins() {
             const std::string name = "cause " + std::to_string(control.rank());
             control.poison(PoisonKind::aborted, name);
             control.poison(PoisonKind::timeout, "a second thought");
-            told[static_cast<size_t>(control.rank())] = fails(ErrorClass::peer_lost, [&] { agree(control); });
+            told[static_cast<size_t>(control.rank())] = fails(ErrorClass::peer_lost, "", [&] { agree(control); });
         });
         CHECK_EQ(calls.load(), 1);
         for (const std::string& text : told) CHECK_EQ(text, told[0]);
-        CHECK(contains(told[0], "operator #1 all_to_all_v of domain 'd\"1': cause "));
+        check_contains(told[0], "operator #1 all_to_all_v of domain 'd\"1': cause ");
     }
 }
 
-void acknowledges_when_idle() {
+TEST(acknowledges_when_idle) {
     Planes planes(2);
     planes[1].acknowledge_if_idle();
     CHECK_EQ(planes[0].status(1).acked.load(), uint64_t{0});  // nothing is wrong
@@ -217,7 +201,7 @@ void acknowledges_when_idle() {
 }
 
 /// A sleeper is woken, long before its slice of sleep is over would tell: 200 hand-overs.
-void doorbell() {
+TEST(doorbell) {
     Planes planes(2);
     const auto start = Clock::now();
     planes.each([](ControlPlane& control) {
@@ -234,42 +218,34 @@ void doorbell() {
     CHECK(std::chrono::duration<double>(Clock::now() - start).count() < 20);
 }
 
-void flight_recorder() {
+TEST(flight_recorder) {
     Planes planes(2);
     planes.each([](ControlPlane& control) {
         for (size_t i = 0; i < flight_length + 5; ++i) agree(control);
-        (void)fails(ErrorClass::peer_mismatch,
-                    [&] { agree(control, {1, 1}, {1, control.rank() == 0 ? int64_t{2} : int64_t{1}}); });
+        fails(ErrorClass::peer_mismatch, "",
+              [&] { agree(control, {1, 1}, {1, control.rank() == 0 ? int64_t{2} : int64_t{1}}); });
     });
     (void)planes[1].open(OpKind::barrier, DType::uint8, -1);
     const std::string record = planes[0].flight_record();
-    CHECK(contains(record, "{\"domain\": \"d\\\"1\", \"rank\": 0, \"size\": 2, \"ranks\": [{\"rank\": 0, \"pid\": " +
-                               std::to_string(getpid()) + ", \"left\": false, \"operators\": [{\"seq\": 7, "));
-    CHECK(contains(record,
+    check_contains(record, "{\"domain\": \"d\\\"1\", \"rank\": 0, \"size\": 2, \"ranks\": [{\"rank\": 0, \"pid\": " +
+                               std::to_string(getpid()) + ", \"left\": false, \"operators\": [{\"seq\": 7, ");
+    check_contains(record,
                    "{\"seq\": 69, \"operator\": \"all_to_all_v\", \"dtype\": \"float32\", \"state\": \"done\", "
-                   "\"bytes\": 4, \"start_ns\": "));
-    CHECK(contains(record,
+                   "\"bytes\": 4, \"start_ns\": ");
+    check_contains(record,
                    "{\"seq\": 70, \"operator\": \"all_to_all_v\", \"dtype\": \"float32\", \"state\": "
-                   "\"failed\", \"bytes\": 0, "));
-    CHECK(contains(record, "{\"seq\": 71, \"operator\": \"barrier\", \"dtype\": \"uint8\", \"state\": \"running\", "));
+                   "\"failed\", \"bytes\": 0, ");
+    check_contains(record, "{\"seq\": 71, \"operator\": \"barrier\", \"dtype\": \"uint8\", \"state\": \"running\", ");
     CHECK(record.find("\"seq\": 6,") == std::string::npos);
     planes[1].close(false, 0);
     planes[1].leave();
-    CHECK(contains(planes[0].flight_record(), "\"left\": true"));
-    CHECK(contains(planes[0].describe_rank(1), ", left, last operator #71 barrier)"));
+    check_contains(planes[0].flight_record(), "\"left\": true");
+    check_contains(planes[0].describe_rank(1), ", left, last operator #71 barrier)");
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
     alarm(120);
-    return testing::run_all(argc, argv,
-                            {{"layout", layout},
-                             {"digests", digests},
-                             {"agreement", agreement},
-                             {"timeouts", timeouts},
-                             {"the first poison wins", first_poison_wins},
-                             {"acknowledges when idle", acknowledges_when_idle},
-                             {"doorbell", doorbell},
-                             {"flight recorder", flight_recorder}});
+    return testing::run_all(argc, argv);
 }

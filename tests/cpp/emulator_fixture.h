@@ -51,9 +51,7 @@ inline aclrtStream new_stream() {
 
 /// The message reported last must contain `part`.
 inline void check_message(const std::string& part) {
-    const std::string message = aclGetRecentErrMsg();
-    if (message.find(part) == std::string::npos)
-        throw std::runtime_error("expected '" + part + "' in '" + message + "'");
+    check_contains(aclGetRecentErrMsg(), part);
 }
 
 }  // namespace testing

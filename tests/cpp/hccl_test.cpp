@@ -16,7 +16,7 @@ using namespace alltoallv;  // NOLINT
 namespace {
 
 /// Views of the same bytes, and the types themselves where HCCL has them.
-void wire_types_have_the_bytes_of_the_dtype() {
+TEST(wire_types_have_the_bytes_of_the_dtype) {
     for (size_t i = 0; i < dtype_table.size(); ++i) {
         const auto dtype = static_cast<DType>(i);
         const WireType wire = wire_type(dtype);
@@ -36,7 +36,7 @@ void wire_types_have_the_bytes_of_the_dtype() {
     CHECK(!reduction_of(ReduceOp::avg));
 }
 
-void results_become_codes_of_atb() {
+TEST(results_become_codes_of_atb) {
     CHECK(code_of(HCCL_SUCCESS) == ErrorType::NO_ERROR);
     CHECK(code_of(HCCL_E_PARA) == ErrorType::INVALID_PARAM);
     CHECK(code_of(HCCL_E_MEMORY) == ErrorType::OUT_OF_DEVICE_MEMORY);
@@ -61,7 +61,7 @@ struct AtbParam {
     uint8_t rsv[64] = {0};
 };
 
-void param_of_atb() {
+TEST(param_of_atb) {
     CHECK(from_atb(AtbParam()) == AllToAllVParam());
     int comm = 0;
     AtbParam atb{1,
@@ -97,8 +97,5 @@ void param_of_atb() {
 }  // namespace
 
 int main(int argc, char** argv) {
-    return testing::run_all(argc, argv,
-                            {{"wire types", wire_types_have_the_bytes_of_the_dtype},
-                             {"codes", results_become_codes_of_atb},
-                             {"the param of ATB", param_of_atb}});
+    return testing::run_all(argc, argv);
 }

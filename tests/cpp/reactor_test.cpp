@@ -51,7 +51,7 @@ std::pair<UniqueFd, UniqueFd> ringing_pair() {
     return ends;
 }
 
-void sees_death() {
+TEST(sees_death) {
     std::vector<double> delays;
     for (int i = 0; i < 5; ++i) {
         const pid_t child = fork();
@@ -84,7 +84,7 @@ void sees_death() {
     CHECK(delays[2] < 100);
 }
 
-void sees_hang_up() {
+TEST(sees_hang_up) {
     auto [ours, theirs] = socket_pair();
     std::atomic<uint32_t> events = 0;
     reactor().add(ours.get(), [&, fd = ours.get()](uint32_t got) {
@@ -96,7 +96,7 @@ void sees_hang_up() {
     CHECK((events.load(std::memory_order_acquire) & EPOLLHUP) != 0);
 }
 
-void remove_waits_for_callback() {
+TEST(remove_waits_for_callback) {
     for (int i = 0; i < 20; ++i) {
         const auto [ours, theirs] = ringing_pair();
         std::atomic<int> inside = 0, calls = 0;
@@ -118,7 +118,7 @@ void remove_waits_for_callback() {
     }
 }
 
-void callbacks_add_and_remove() {
+TEST(callbacks_add_and_remove) {
     const auto [first, first_end] = ringing_pair();
     const auto [second, second_end] = ringing_pair();
     std::atomic<int> done = 0;
@@ -136,7 +136,7 @@ void callbacks_add_and_remove() {
     eventually([&] { return watchers() == 0; });
 }
 
-void many_threads() {
+TEST(many_threads) {
     std::vector<std::thread> users;
     std::atomic<int> good = 0;
     for (int i = 0; i < 4; ++i) {
@@ -156,7 +156,7 @@ void many_threads() {
     CHECK_EQ(good.load(), 4);
 }
 
-void thread_comes_and_goes() {
+TEST(thread_comes_and_goes) {
     const int fds = testing::open_fds();
     {
         const auto [ours, theirs] = socket_pair();
@@ -168,7 +168,7 @@ void thread_comes_and_goes() {
     CHECK_EQ(testing::open_fds(), fds);
 }
 
-void refuses_and_survives() {
+TEST(refuses_and_survives) {
     const auto [ours, theirs] = ringing_pair();
     std::atomic<int> calls = 0;
     reactor().add(ours.get(), [&](uint32_t) {
@@ -195,7 +195,7 @@ void refuses_and_survives() {
     eventually([&] { return watchers() == 0; });
 }
 
-void takes_no_signals() {
+TEST(takes_no_signals) {
     static std::atomic<bool> elsewhere;
     static thread_local bool is_main = false;
     is_main = true;
@@ -215,7 +215,7 @@ void takes_no_signals() {
     signal(SIGUSR1, before);
 }
 
-void fork_starts_afresh() {
+TEST(fork_starts_afresh) {
     if (UNDER_THREAD_SANITIZER) {
         std::printf("  NOT RUN: the thread sanitizer allows no new thread in a child forked beside a thread\n");
         return;
@@ -240,7 +240,7 @@ void fork_starts_afresh() {
     reactor().remove(ours.get());
 }
 
-void exit_while_watching() {
+TEST(exit_while_watching) {
     struct Late {
         int fd;
         ~Late() { reactor().remove(fd); }  // as a static's destructor would, when the thread is gone
@@ -255,15 +255,5 @@ void exit_while_watching() {
 }  // namespace
 
 int main(int argc, char** argv) {
-    return testing::run_all(argc, argv,
-                            {{"sees the end of a process", sees_death},
-                             {"sees a hang-up", sees_hang_up},
-                             {"remove waits for the callback", remove_waits_for_callback},
-                             {"callbacks add and remove", callbacks_add_and_remove},
-                             {"many threads", many_threads},
-                             {"thread comes and goes", thread_comes_and_goes},
-                             {"refuses and survives", refuses_and_survives},
-                             {"takes no signals", takes_no_signals},
-                             {"fork starts afresh", fork_starts_afresh},
-                             {"exit while watching", exit_while_watching}});
+    return testing::run_all(argc, argv);
 }

@@ -10,10 +10,11 @@
 #include <thread>
 #include <vector>
 
-#include "check.h"
+#include "errors.h"
 #include "transport/tcp/tcp_communicator.h"
 
 using namespace alltoallv;
+using testing::check_contains, testing::fails;
 
 namespace {
 
@@ -34,12 +35,15 @@ CommunicatorOptions options_of(int rank, int size, double timeout = 20) {
     return options;
 }
 
+CommunicatorPtr join(const CommunicatorOptions& options, int port, const char* host = "127.0.0.1") {
+    return make_tcp_communicator(options, TcpAddress{host, port});
+}
+
 /// Runs `body` on every rank; what it throws fails the test, unless it is caught inside.
 void on_ranks(int size, const Body& body, double timeout = 20) {
     const int port = free_port();
     testing::all_pass(testing::run_threads(size, [&](int rank) {
-        const CommunicatorPtr comm =
-            make_tcp_communicator(options_of(rank, size, timeout), TcpAddress{"localhost", port});
+        const CommunicatorPtr comm = join(options_of(rank, size, timeout), port, "localhost");
         body(*comm);
         comm->destroy();
     }));
@@ -65,23 +69,6 @@ std::vector<int64_t> compare(Communicator& comm, std::vector<int64_t> sends, std
     return learnt;
 }
 
-std::string message_of(const std::function<void()>& call, ErrorClass kind) {
-    try {
-        call();
-    } catch (const Error& error) {
-        CHECK(error.kind() == kind);
-        return error.what();
-    }
-    CHECK(!"nothing was thrown");
-    return {};
-}
-
-bool contains(const std::string& text, const std::string& part) {
-    if (text.find(part) != std::string::npos) return true;
-    std::fprintf(stderr, "'%s' is not in: %s\n", part.c_str(), text.c_str());
-    return false;
-}
-
 int64_t count_of(int from, int to) {
     return (from * 7 + to * 3) % 5;
 }
@@ -98,10 +85,32 @@ std::vector<int64_t> recvs_of(const Communicator& comm) {
     return counts;
 }
 
-void test_agreement() {
+/// Compares counts on which all ranks agree.
+void agree(Communicator& comm) {
+    compare(comm, sends_of(comm), recvs_of(comm));
+}
+
+/// Rank `victim` is a process that is killed. The first test, before this process has had threads.
+TEST(loss) {
+    for (int victim = 0; victim < 3; ++victim) {
+        const int port = free_port();
+        std::vector<int> expected(3, 0);
+        expected[static_cast<size_t>(victim)] = 128 + SIGKILL;
+        const std::vector<int> statuses = testing::run_processes(3, [&](int rank) {
+            const CommunicatorPtr comm = join(options_of(rank, 3), port);
+            agree(*comm);
+            if (rank == victim) raise(SIGKILL);
+            fails(ErrorClass::peer_lost, "rank " + std::to_string(victim) + " was lost", [&] { agree(*comm); });
+            comm->destroy();
+        });
+        CHECK(statuses == expected);
+    }
+}
+
+TEST(agreement) {
     on_ranks(4, [](Communicator& comm) {
         for (int n = 0; n < 50; ++n) {
-            compare(comm, sends_of(comm), recvs_of(comm));
+            agree(comm);
             CHECK(compare(comm, sends_of(comm), {}) == recvs_of(comm));
             // Some learn, some know.
             CHECK(compare(comm, sends_of(comm), comm.rank() % 2 == 0 ? std::vector<int64_t>{} : recvs_of(comm)) ==
@@ -111,43 +120,42 @@ void test_agreement() {
 }
 
 /// Whoever is concerned, all ranks name the same pair; the communicator stays usable.
-void test_counts_that_differ() {
+TEST(counts_that_differ) {
     for (int size : {2, 3, 5})
         for (int wrong = 0; wrong < size; ++wrong)
             for (int of = 0; of < size; ++of)
                 on_ranks(size, [wrong, of](Communicator& comm) {
-                    compare(comm, sends_of(comm), recvs_of(comm));
+                    agree(comm);
                     std::vector<int64_t> recvs = recvs_of(comm);
                     if (comm.rank() == wrong) recvs[static_cast<size_t>(of)] += 9;
-                    const std::string text =
-                        message_of([&] { compare(comm, sends_of(comm), recvs); }, ErrorClass::peer_mismatch);
                     const int64_t sent = count_of(of, wrong);
-                    CHECK(contains(text, "operator #2 all_to_all_v of domain 'hosts': rank " + std::to_string(of) +
-                                             " sends " + std::to_string(sent) + " elements to rank " +
-                                             std::to_string(wrong) + ", which expects " + std::to_string(sent + 9)));
-                    compare(comm, sends_of(comm), recvs_of(comm));
+                    fails(ErrorClass::peer_mismatch,
+                          "operator #2 all_to_all_v of domain 'hosts': rank " + std::to_string(of) + " sends " +
+                              std::to_string(sent) + " elements to rank " + std::to_string(wrong) + ", which expects " +
+                              std::to_string(sent + 9),
+                          [&] { compare(comm, sends_of(comm), recvs); });
+                    agree(comm);
                     CHECK(comm.usable());
                 });
 }
 
 /// Some learn, so that no sum tells: the pair is found all the same, the first of several.
-void test_counts_that_differ_beside_learners() {
+TEST(counts_that_differ_beside_learners) {
     on_ranks(4, [](Communicator& comm) {
         std::vector<int64_t> recvs = recvs_of(comm);
         if (comm.rank() == 1) recvs.clear();
         if (comm.rank() == 2) recvs[3] += 1;
         if (comm.rank() == 3) recvs[0] += 2;
-        const std::string text = message_of([&] { compare(comm, sends_of(comm), recvs); }, ErrorClass::peer_mismatch);
-        CHECK(contains(text, "rank 3 sends " + std::to_string(count_of(3, 2)) + " elements to rank 2"));
+        fails(ErrorClass::peer_mismatch, "rank 3 sends " + std::to_string(count_of(3, 2)) + " elements to rank 2",
+              [&] { compare(comm, sends_of(comm), recvs); });
     });
 }
 
-void test_calls_that_differ() {
+TEST(calls_that_differ) {
     on_ranks(3, [](Communicator& comm) {
         const OpKind op = comm.rank() == 2 ? OpKind::all_to_all : OpKind::all_to_all_v;
-        std::string text =
-            message_of([&] { compare(comm, sends_of(comm), recvs_of(comm), op); }, ErrorClass::peer_mismatch);
-        CHECK(contains(text, "rank 0 calls all_to_all_v, rank 2 calls all_to_all"));
+        fails(ErrorClass::peer_mismatch, "rank 0 calls all_to_all_v, rank 2 calls all_to_all",
+              [&] { compare(comm, sends_of(comm), recvs_of(comm), op); });
 
         std::vector<int64_t> counts(3, 4);
         Reduction reduction;
@@ -155,8 +163,8 @@ void test_calls_that_differ() {
         reduction.counts = counts;
         comm.reduce(reduction, -1);
         reduction.reduce_op = comm.rank() == 1 ? ReduceOp::max : ReduceOp::sum;
-        text = message_of([&] { comm.reduce(reduction, -1); }, ErrorClass::peer_mismatch);
-        CHECK(contains(text, "rank 0 reduces with sum, rank 1 reduces with max"));
+        fails(ErrorClass::peer_mismatch, "rank 0 reduces with sum, rank 1 reduces with max",
+              [&] { comm.reduce(reduction, -1); });
 
         const float scale = comm.rank() == 1 ? 0.5f : 0.25f;
         QuantReduction quant;
@@ -165,27 +173,26 @@ void test_calls_that_differ() {
         quant.moves = false;
         quant.counts = {counts.data(), 1};
         quant.scale = {&scale, 1};
-        text = message_of([&] { comm.quant_reduce(quant, -1); }, ErrorClass::peer_mismatch);
-        CHECK(contains(text, "rank 0 has scale 0.25, rank 1 has scale 0.5"));
+        fails(ErrorClass::peer_mismatch, "rank 0 has scale 0.25, rank 1 has scale 0.5",
+              [&] { comm.quant_reduce(quant, -1); });
     });
 }
 
-void test_failure_of_one() {
+TEST(failure_of_one) {
     on_ranks(3, [](Communicator& comm) {
         for (int n = 0; n < 3; ++n) {
             if (comm.rank() == n) {
                 comm.fail(OpKind::all_to_all_v, invalid_param("sdispls is wrong"));
             } else {
-                const std::string text =
-                    message_of([&] { compare(comm, sends_of(comm), recvs_of(comm)); }, ErrorClass::invalid_param);
-                CHECK(contains(text, "failed on rank " + std::to_string(n) + ": sdispls is wrong"));
+                fails(ErrorClass::invalid_param, "failed on rank " + std::to_string(n) + ": sdispls is wrong",
+                      [&] { agree(comm); });
             }
         }
-        compare(comm, sends_of(comm), recvs_of(comm));
+        agree(comm);
     });
 }
 
-void test_a_late_rank_is_named() {
+TEST(a_late_rank_is_named) {
     std::atomic<int> timeouts{0};
     on_ranks(
         3,
@@ -193,84 +200,58 @@ void test_a_late_rank_is_named() {
             if (comm.rank() == 1) {
                 while (timeouts < 2) std::this_thread::sleep_for(std::chrono::milliseconds(10));
                 // It meets the failure at once.
-                CHECK(contains(
-                    message_of([&] { compare(comm, sends_of(comm), recvs_of(comm)); }, ErrorClass::comm_timeout),
-                    "for rank 1"));
+                fails(ErrorClass::comm_timeout, "for rank 1", [&] { agree(comm); });
                 return;
             }
-            const std::string text =
-                message_of([&] { compare(comm, sends_of(comm), recvs_of(comm)); }, ErrorClass::comm_timeout);
-            CHECK(contains(text, "rank 1 (pid "));
+            fails(ErrorClass::comm_timeout, "rank 1 (pid ", [&] { agree(comm); });
             CHECK(!comm.usable());
             ++timeouts;
         },
         0.5);
 }
 
-void test_abort_and_departure() {
+TEST(abort_and_departure) {
     on_ranks(3, [](Communicator& comm) {
-        compare(comm, sends_of(comm), recvs_of(comm));
+        agree(comm);
         if (comm.rank() == 2) return comm.abort("enough");
-        CHECK(contains(message_of([&] { compare(comm, sends_of(comm), recvs_of(comm)); }, ErrorClass::peer_lost),
-                       "rank 2 aborted: enough"));
+        fails(ErrorClass::peer_lost, "rank 2 aborted: enough", [&] { agree(comm); });
     });
     for (int leaver = 0; leaver < 3; ++leaver)
         on_ranks(3, [leaver](Communicator& comm) {
             if (comm.rank() == leaver) return comm.destroy();
-            CHECK(contains(message_of([&] { compare(comm, sends_of(comm), recvs_of(comm)); }, ErrorClass::peer_lost),
-                           "rank " + std::to_string(leaver) + " has left domain 'hosts'"));
+            fails(ErrorClass::peer_lost, "rank " + std::to_string(leaver) + " has left domain 'hosts'",
+                  [&] { agree(comm); });
         });
 }
 
-/// Rank `victim` is a process that is killed.
-void test_loss() {
-    for (int victim = 0; victim < 3; ++victim) {
-        const int port = free_port();
-        std::vector<int> expected(3, 0);
-        expected[static_cast<size_t>(victim)] = 128 + SIGKILL;
-        const std::vector<int> statuses = testing::run_processes(3, [&](int rank) {
-            const CommunicatorPtr comm = make_tcp_communicator(options_of(rank, 3), TcpAddress{"127.0.0.1", port});
-            compare(*comm, sends_of(*comm), recvs_of(*comm));
-            if (rank == victim) raise(SIGKILL);
-            const std::string text =
-                message_of([&] { compare(*comm, sends_of(*comm), recvs_of(*comm)); }, ErrorClass::peer_lost);
-            CHECK(contains(text, "rank " + std::to_string(victim) + " was lost"));
-            comm->destroy();
-        });
-        CHECK(statuses == expected);
-    }
-}
-
-void test_ranks_that_do_not_come() {
+TEST(ranks_that_do_not_come) {
     const int port = free_port();
     std::vector<std::thread> threads;
     for (int rank : {0, 2})
         threads.emplace_back([rank, port] {
-            const std::string text =
-                message_of([&] { make_tcp_communicator(options_of(rank, 4, 0.5), TcpAddress{"127.0.0.1", port}); },
-                           ErrorClass::comm_timeout);
-            CHECK(contains(text, "rank 1, rank 3 to join domain 'hosts'"));
+            fails(ErrorClass::comm_timeout, "rank 1, rank 3 to join domain 'hosts'",
+                  [&] { join(options_of(rank, 4, 0.5), port); });
         });
     for (std::thread& thread : threads) thread.join();
-    CHECK(contains(message_of([&] { make_tcp_communicator(options_of(1, 2, 0.3), TcpAddress{"127.0.0.1", port}); },
-                              ErrorClass::comm_timeout),
-                   "rank 1 waited 0.30 s for rank 0 of domain 'hosts' at 127.0.0.1:" + std::to_string(port)));
+    fails(ErrorClass::comm_timeout,
+          "rank 1 waited 0.30 s for rank 0 of domain 'hosts' at 127.0.0.1:" + std::to_string(port),
+          [&] { join(options_of(1, 2, 0.3), port); });
 }
 
 /// Two domains at one port, in opposite order of arrival: each meets its own.
-void test_domains_share_a_port() {
+TEST(domains_share_a_port) {
     const int port = free_port();
     testing::all_pass(testing::run_threads(4, [port](int thread) {
         CommunicatorOptions options = options_of(thread / 2, 2);
         options.domain = thread % 2 == 0 ? "one" : "two";
-        const CommunicatorPtr comm = make_tcp_communicator(options, TcpAddress{"127.0.0.1", port});
-        compare(*comm, sends_of(*comm), recvs_of(*comm));
+        const CommunicatorPtr comm = join(options, port);
+        agree(*comm);
         comm->destroy();
     }));
 }
 
 /// Silent, talkative and lying strangers at rank 0's port, all the time: the ranks meet, or the timeout holds.
-void test_strangers() {
+TEST(strangers) {
     const int port = free_port();
     const pid_t strangers = testing::spawn("strangers", [port] {
         const std::string texts[] = {"", "GET / HTTP/1.1\r\n\r\n", std::string(4096, '\xff')};
@@ -288,16 +269,14 @@ void test_strangers() {
         return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     };
     const double most = UNDER_SANITIZER ? 20 : 3;
-    CHECK(seconds_of([port] {
-              message_of([&] { make_tcp_communicator(options_of(0, 2, 0.5), TcpAddress{"127.0.0.1", port}); },
-                         ErrorClass::comm_timeout);
-          }) < most);
+    CHECK(seconds_of([port] { fails(ErrorClass::comm_timeout, "", [&] { join(options_of(0, 2, 0.5), port); }); }) <
+          most);
     CHECK(seconds_of([port] {
               testing::all_pass(testing::run_threads(3, [port](int rank) {
                   CommunicatorOptions options = options_of(rank, 3);
                   options.secret = "of the job";
-                  const CommunicatorPtr comm = make_tcp_communicator(options, TcpAddress{"127.0.0.1", port});
-                  compare(*comm, sends_of(*comm), recvs_of(*comm));
+                  const CommunicatorPtr comm = join(options, port);
+                  agree(*comm);
                   comm->destroy();
               }));
           }) < most);
@@ -306,20 +285,21 @@ void test_strangers() {
 }
 
 /// Who knows all names and not the secret is not let in; both sides are told.
-void test_another_secret() {
+TEST(another_secret) {
     const int port = free_port();
     testing::all_pass(testing::run_threads(2, [port](int rank) {
         CommunicatorOptions options = options_of(rank, 2, 1.0);
         options.secret = "secret of rank " + std::to_string(rank);
-        const std::string text = message_of([&] { make_tcp_communicator(options, TcpAddress{"127.0.0.1", port}); },
-                                            ErrorClass::comm_timeout);
-        CHECK(contains(text, "not know the domain's secret: are job, domain and ALLTOALLV_JOB_SECRET equal on all"));
+        const std::string text =
+            fails(ErrorClass::comm_timeout,
+                  "not know the domain's secret: are job, domain and ALLTOALLV_JOB_SECRET equal on all",
+                  [&] { join(options, port); });
         CHECK(text.find("secret of rank") == std::string::npos);
     }));
 }
 
 /// Rank 0's addresses travel by other means, such as HcclAllGather. All ranks get a communicator, or none does.
-void test_addresses_from_elsewhere() {
+TEST(addresses_from_elsewhere) {
     for (const bool spoilt : {false, true}) {
         std::vector<std::string> parts(3);
         std::barrier barrier(3);
@@ -337,10 +317,10 @@ void test_addresses_from_elsewhere() {
             const CommunicatorPtr comm = make_tcp_communicator(options_of(rank, 3, spoilt ? 0.5 : 20), gather, failure);
             CHECK((comm == nullptr) == spoilt);
             if (spoilt) {
-                CHECK(contains(failure, rank == 1 ? "for rank 0 of domain 'hosts' at 127.0.0.1:1" : "for rank 1 to"));
+                check_contains(failure, rank == 1 ? "for rank 0 of domain 'hosts' at 127.0.0.1:1" : "for rank 1 to");
                 return;
             }
-            compare(*comm, sends_of(*comm), recvs_of(*comm));
+            agree(*comm);
             comm->destroy();
         }));
     }
@@ -350,18 +330,5 @@ void test_addresses_from_elsewhere() {
 
 int main(int argc, char** argv) {
     alarm(120);
-    return testing::run_all(argc, argv,
-                            {{"loss", test_loss},
-                             {"agreement", test_agreement},
-                             {"counts that differ", test_counts_that_differ},
-                             {"counts that differ beside learners", test_counts_that_differ_beside_learners},
-                             {"calls that differ", test_calls_that_differ},
-                             {"failure of one", test_failure_of_one},
-                             {"a late rank is named", test_a_late_rank_is_named},
-                             {"abort and departure", test_abort_and_departure},
-                             {"ranks that do not come", test_ranks_that_do_not_come},
-                             {"domains share a port", test_domains_share_a_port},
-                             {"strangers", test_strangers},
-                             {"another secret", test_another_secret},
-                             {"addresses from elsewhere", test_addresses_from_elsewhere}});
+    return testing::run_all(argc, argv);
 }

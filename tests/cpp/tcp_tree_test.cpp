@@ -10,13 +10,14 @@
 #include <string>
 #include <vector>
 
-#include "check.h"
 #include "control/deadlock.h"
 #include "core/hooks.h"
+#include "errors.h"
 #include "int_exchange.h"
 #include "transport/tcp/tcp_communicator.h"
 
 using namespace alltoallv;
+using testing::fails;
 
 namespace {
 
@@ -104,17 +105,7 @@ void reduce(Communicator& comm) {
     CHECK(std::memcmp(data.data(), expected.data(), data.size() * sizeof(float)) == 0);
 }
 
-void fails(const std::function<void()>& call, ErrorClass kind, const std::string& part) {
-    try {
-        call();
-    } catch (const Error& error) {
-        if (error.kind() == kind && std::string(error.what()).find(part) != std::string::npos) return;
-        throw std::runtime_error("'" + part + "' is not in: " + error.what());
-    }
-    CHECK(!"nothing was thrown");
-}
-
-void test_calls_and_disagreements() {
+TEST(calls_and_disagreements) {
     const int port = free_port();
     on_hosts([port](int rank) {
         const CommunicatorPtr comm = join(rank, port);
@@ -122,19 +113,19 @@ void test_calls_and_disagreements() {
             exchange(*comm, round % 2 == 0);
             reduce(*comm);
         }
-        fails([&] { exchange(*comm, false, 37); }, ErrorClass::peer_mismatch,
-              "rank 20 sends " + std::to_string(count_of(20, 37)) + " elements to rank 37");
+        fails(ErrorClass::peer_mismatch, "rank 20 sends " + std::to_string(count_of(20, 37)) + " elements to rank 37",
+              [&] { exchange(*comm, false, 37); });
         if (rank == 39)
             comm->fail(OpKind::all_to_all_v, invalid_param("sdispls is wrong"));
         else
-            fails([&] { exchange(*comm, true); }, ErrorClass::invalid_param, "failed on rank 39: sdispls is wrong");
+            fails(ErrorClass::invalid_param, "failed on rank 39: sdispls is wrong", [&] { exchange(*comm, true); });
         exchange(*comm, true);
         comm->destroy();
     });
 }
 
 /// A leaf, and a leader that others report to.
-void test_loss() {
+TEST(loss) {
     for (const int victim : {39, 2}) {
         const int port = free_port();
         on_hosts(
@@ -142,26 +133,26 @@ void test_loss() {
                 const CommunicatorPtr comm = join(rank, port);
                 exchange(*comm, false);
                 if (rank == victim) _exit(lost);
-                fails([&] { exchange(*comm, false); }, ErrorClass::peer_lost,
-                      "rank " + std::to_string(victim) + " was lost");
+                fails(ErrorClass::peer_lost, "rank " + std::to_string(victim) + " was lost",
+                      [&] { exchange(*comm, false); });
                 comm->destroy();
             },
             victim);
     }
 }
 
-void test_departure() {
+TEST(departure) {
     const int port = free_port();
     on_hosts([port](int rank) {
         const CommunicatorPtr comm = join(rank, port);
         exchange(*comm, false);
-        if (rank != 1) fails([&] { exchange(*comm, false); }, ErrorClass::peer_lost, "rank 1 has left domain 'tree'");
+        if (rank != 1) fails(ErrorClass::peer_lost, "rank 1 has left domain 'tree'", [&] { exchange(*comm, false); });
         comm->destroy();
     });
 }
 
 /// Even ranks wait in one domain, odd ranks in the other. Nobody leaves before all are told.
-void test_deadlock() {
+TEST(deadlock) {
     if (UNDER_SANITIZER) {
         std::printf("not tried with a sanitizer: 40 processes must all look within 3 s\n");
         return;
@@ -177,7 +168,7 @@ void test_deadlock() {
         const CommunicatorPtr one = join(rank, port, "one"), two = join(rank, port, "two");
         exchange(*one, false);
         exchange(*two, false);
-        fails([&] { exchange(rank % 2 == 0 ? *one : *two, false); }, ErrorClass::deadlock, "of domain 'two'");
+        fails(ErrorClass::deadlock, "of domain 'two'", [&] { exchange(rank % 2 == 0 ? *one : *two, false); });
         ++*told;
         for (int i = 0; i < 5000 && *told < ranks; ++i) ::usleep(10'000);
         one->destroy();
@@ -198,9 +189,5 @@ int main(int argc, char** argv) {
         return 0;
     }
     alarm(240);
-    return testing::run_all(argc, argv,
-                            {{"calls and disagreements", test_calls_and_disagreements},
-                             {"loss", test_loss},
-                             {"departure", test_departure},
-                             {"deadlock", test_deadlock}});
+    return testing::run_all(argc, argv);
 }

@@ -6,7 +6,7 @@
 #include <memory>
 #include <optional>
 
-#include "check.h"
+#include "errors.h"
 #include "transport/shm/shm_communicator.h"
 
 namespace testing {
@@ -89,21 +89,6 @@ inline void fill(char* data, size_t bytes, uint64_t seed, int sender) {
         const uint64_t word = mix(key + at);
         std::memcpy(data + at, &word, std::min<size_t>(8, bytes - at));
     }
-}
-
-/// `call` must throw this class with a message that contains `part`.
-inline void fails(ErrorClass kind, const std::string& part, const std::function<void()>& call) {
-    std::optional<ErrorClass> found;
-    std::string message;
-    try {
-        call();
-    } catch (const Error& error) {
-        found = error.kind();
-        message = error.what();
-    }
-    if (found == kind && message.find(part) != std::string::npos) return;
-    throw std::runtime_error("expected '" + part + "' of class " + std::to_string(static_cast<int>(kind)) + ", got '" +
-                             message + "' of class " + (found ? std::to_string(static_cast<int>(*found)) : "none"));
 }
 
 inline void barrier(Communicator& communicator) {
