@@ -25,6 +25,13 @@ def check_ranks(ranks: Sequence[int], size: int) -> list[int]:
     return members
 
 
+def place_of(rank: object, members: Sequence[int], name: str) -> int:
+    """Returns the place among ``members``, ranks of the job, of ``rank``, which the argument ``name`` holds."""
+    if rank not in members:
+        raise InvalidParamError(f"{name} is {rank!r}, expected one of the group's ranks {list(members)}")
+    return sorted(members).index(rank)  # type: ignore[arg-type]
+
+
 def connect(name: str, domain: str, members: Sequence[int], timeout: float) -> Communicator:
     """Returns a new communicator of these ranks of the job; collective among them.
 

@@ -20,7 +20,7 @@ from alltoallv.mindspore import _needs as _needs
 # isort: split
 from mindspore.graph._utils.check_jit_forbidden_api import add_jit_forbidden_module as _forbid
 
-from alltoallv._calls.public import publish as _publish
+from alltoallv._calls.signature import publish as _publish
 from alltoallv.atb.operations import AllToAllVOperation
 from alltoallv.atb.quant_operations import QuantAllReduceOperation
 from alltoallv.mindspore.cells import (

@@ -142,16 +142,14 @@ send, isend = dist.send, dist.isend
 
 def recv(tensor: Tensor, src: int = 0, group: str = WORLD, tag: int = 0) -> Tensor:
     """Returns what rank ``src`` sends, in a new tensor like the given one."""
-    check_tensor("tensor", tensor)
-    output = empty(tuple(tensor.shape), tensor.dtype)
+    output = _like(tensor)
     dist.recv(output, src, group, tag)
     return output
 
 
 def irecv(tensor: Tensor, src: int = 0, group: str = WORLD, tag: int = 0) -> tuple[Tensor, CommHandle]:
     """Returns a new tensor like the given one; rank ``src`` has filled it when the handle's ``wait`` has returned."""
-    check_tensor("tensor", tensor)
-    output = empty(tuple(tensor.shape), tensor.dtype)
+    output = _like(tensor)
     return output, dist.irecv(output, src, group, tag)
 
 
@@ -169,7 +167,7 @@ class P2POp(dist.P2POp):
             tensor = empty(tensor, recv_dtype)
         super().__init__(op, tensor, peer, group, tag)
         if not self.sends:
-            self.tensor = empty(tuple(tensor.shape), tensor.dtype)
+            self.tensor = _like(tensor)
         self.recv_dtype = recv_dtype
 
 
@@ -228,9 +226,13 @@ def destroy_group(group: str) -> None:
     dist.destroy_process_group(group)
 
 
-def _copy(tensor: Any) -> Tensor:
+def _like(tensor: Any) -> Tensor:
     check_tensor("tensor", tensor)
-    output = empty(tuple(tensor.shape), tensor.dtype)
+    return empty(tuple(tensor.shape), tensor.dtype)
+
+
+def _copy(tensor: Any) -> Tensor:
+    output = _like(tensor)
     assign("output", output, tensor)
     return output
 

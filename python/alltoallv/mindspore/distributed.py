@@ -18,7 +18,7 @@ Outputs are contiguous tensors. Asynchronous calls return a `CommHandle`.
 
 from mindspore.mint.distributed.distributed import TCPStore
 
-from alltoallv._calls.public import publish as _publish
+from alltoallv._calls.signature import publish as _publish
 from alltoallv.mindspore import collectives, exchange
 from alltoallv.mindspore.mint.checks import as_mint, first_outputs
 from alltoallv.mindspore.mint.groups import (

@@ -134,10 +134,7 @@ def rank_in(group: Group, rank: int, name: str = "src") -> int:
         raise TypeError(f"The {name} must be int, but got {type(rank)}")
     if not isinstance(group, str) or group in WORLD:
         return rank
-    ranks = members(group)
-    if rank not in ranks:
-        raise InvalidParamError(f"{name} is {rank!r}, expected one of the group's ranks {ranks}")
-    return ranks.index(rank)
+    return subgroups.place_of(rank, members(group), name)
 
 
 def on_host(comm: Communicator) -> Communicator:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,8 @@ from alltoallv.communicator import Communicator
 from alltoallv.dtypes import core_name
 from alltoallv.numpy.arrays import ADAPTER, Array, as_input, resolve, row_size
 from alltoallv.numpy.work import Work, ending
+
+Output = TypeVar("Output", Array, Array | None)
 
 
 class _Exchanges(Exchanges[Array, Communicator | None, Work]):
@@ -153,7 +155,7 @@ def barrier(*, group: Communicator | None = None, async_op: bool = False, timeou
     return front_end.call(declared.barrier, comm, async_op, timeout=timeout)
 
 
-def finish(comm: Communicator, call: Ready, out: Array | None, keep: Any, async_op: bool) -> Any:
+def finish(comm: Communicator, call: Ready, out: Output, keep: Any, async_op: bool) -> Output | tuple[Output, Work]:
     """Runs a call that has passed its checks; returns the output, or ``(output, work)`` with ``async_op=True``."""
     if async_op:
         return out, Work(comm, call.submit(), (keep, out), lambda: out)

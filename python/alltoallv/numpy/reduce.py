@@ -57,8 +57,7 @@ def all_reduce(
         out = output_for(out, x.shape, x)
         check_same_or_apart(out, x)
         call = _reduction(comm, "all_reduce", x, op, out, even_parts(x.size, comm.size), timeout)
-    made: Array | tuple[Array, Work] = finish(comm, call, out, x, async_op)
-    return made
+    return finish(comm, call, out, x, async_op)
 
 
 @ending
@@ -97,8 +96,7 @@ def reduce_scatter(
         if np.may_share_memory(out, x):
             raise InvalidParamError("out and input overlap in memory, expected separate memory")
         call = _reduction(comm, "reduce_scatter", x, op, out, scaled(rows, row), timeout)
-    made: Array | tuple[Array, Work] = finish(comm, call, out, x, async_op)
-    return made
+    return finish(comm, call, out, x, async_op)
 
 
 def _reduction(

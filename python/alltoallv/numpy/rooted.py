@@ -20,8 +20,6 @@ from alltoallv.numpy.exchange import finish, front_end
 from alltoallv.numpy.reduce import Op, check_same_or_apart
 from alltoallv.numpy.work import Work, ending
 
-Result = Array | None | tuple[Array | None, Work]
-
 
 @ending
 def broadcast(array: Array, root: int = 0, *, group: Communicator | None = None, async_op: bool = False) -> Work | None:
@@ -65,8 +63,7 @@ def reduce(
             check_same_or_apart(out, x)
         call = rooted.reduce(comm, dtype, op, None if out is None else region(out), region(x), x.shape, root)
         call.timeout = limit
-    made: Result = finish(comm, call, out, x, async_op)
-    return made
+    return finish(comm, call, out, x, async_op)
 
 
 @ending
@@ -105,8 +102,7 @@ def gather(
             outputs = _split(out, sizes)
         call = rooted.gather(comm, core_name(x.dtype), outputs, region(x), root)
         call.timeout = limit
-    made: Result = finish(comm, call, out, x, async_op)
-    return made
+    return finish(comm, call, out, x, async_op)
 
 
 @ending
@@ -148,8 +144,8 @@ def scatter(
             inputs = _split(x, sizes)
         call = rooted.scatter(comm, core_name(out.dtype), region(out), inputs, root)
         call.timeout = limit
-    result = finish(comm, call, out, x, async_op)
-    return result[1] if async_op else None
+    made = finish(comm, call, out, x, async_op)
+    return made[1] if isinstance(made, tuple) else None
 
 
 def _parts(name: str, counts: Counts | None, shape: Sequence[int], size: int) -> tuple[tuple[int, ...], list[int]]:

@@ -14,7 +14,7 @@ Functions that return a new tensor have gradients of every order. Functions that
 
 import sys
 
-from alltoallv._calls.public import publish as _publish
+from alltoallv._calls.signature import publish as _publish
 from alltoallv.atb.operations import AllToAllVOperation
 from alltoallv.atb.quant_operations import QuantAllReduceOperation
 from alltoallv.paddle import _needs as _needs

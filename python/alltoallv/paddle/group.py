@@ -74,6 +74,4 @@ def rank_in(group: Group, rank: Any, name: str) -> Any:
     """
     if not isinstance(group, PaddleGroup):
         return rank
-    if rank not in group.ranks:
-        raise InvalidParamError(f"{name} is {rank!r}, expected one of the group's ranks {group.ranks}")
-    return sorted(group.ranks).index(rank)
+    return subgroups.place_of(rank, group.ranks, name)
