@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -119,14 +119,9 @@ def random_case(
         order = rng.permutation(world_size) if permuted else np.arange(world_size)
         return _layout(row, order, rng.integers(0, 6, world_size + 1) if gaps else np.zeros(world_size + 1, int))
 
-    sends = [layout(row) for row in counts]
-    receives = [layout(row) for row in counts.T]
-    sdispls = np.array([displs for displs, _ in sends])
-    if overlapping_sends:
-        for r, (_, total) in enumerate(sends):
-            sdispls[r] = [rng.integers(0, total - count + 1) for count in counts[r]]
-    rdispls = np.array([displs for displs, _ in receives])
-    return _case(rng, dtype, counts, sdispls, [n for _, n in sends], rdispls, [n for _, n in receives])
+    sends, receives = [layout(row) for row in counts], [layout(row) for row in counts.T]
+    anywhere = (lambda end: int(rng.integers(0, end + 1))) if overlapping_sends else None
+    return _case(rng, dtype, counts, sends, receives, anywhere)
 
 
 def cases(
@@ -147,14 +142,9 @@ def cases(
         order = st.one_of(st.just(list(range(size))), st.permutations(range(size)))
         sends = [_layout(row, draw(order), draw(gaps)) for row in counts]
         receives = [_layout(row, draw(order), draw(gaps)) for row in counts.T]
-        sdispls = np.array([displs for displs, _ in sends])
-        if draw(st.booleans()):  # send regions lie anywhere, and may overlap
-            for r, (_, total) in enumerate(sends):
-                sdispls[r] = [draw(st.integers(0, total - int(count))) for count in counts[r]]
-        rdispls = np.array([displs for displs, _ in receives])
+        anywhere = (lambda end: draw(st.integers(0, end))) if draw(st.booleans()) else None
         rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-        dtype = draw(st.sampled_from(dtypes))
-        return _case(rng, dtype, counts, sdispls, [n for _, n in sends], rdispls, [n for _, n in receives])
+        return _case(rng, draw(st.sampled_from(dtypes)), counts, sends, receives, anywhere)
 
     return build()
 
@@ -221,13 +211,16 @@ def _case(
     rng: np.random.Generator,
     dtype: str | npt.DTypeLike,
     send_counts: Counts,
-    sdispls: Counts,
-    input_sizes: list[int],
-    rdispls: Counts,
-    output_sizes: list[int],
+    sends: list[tuple[Counts, int]],
+    receives: list[tuple[Counts, int]],
+    anywhere: Callable[[int], int] | None,
 ) -> Case:
-    inputs = tuple(fill(rng, size, dtype) for size in input_sizes)
-    outputs = tuple(fill(rng, size, dtype) for size in output_sizes)
+    """Returns a case of regions as `_layout` has placed them; ``anywhere`` draws other places of the send regions."""
+    sdispls, rdispls = (np.array([displs for displs, _ in rows]) for rows in (sends, receives))
+    if anywhere:
+        for r, (_, total) in enumerate(sends):
+            sdispls[r] = [anywhere(total - int(count)) for count in send_counts[r]]
+    inputs, outputs = (tuple(fill(rng, size, dtype) for _, size in rows) for rows in (sends, receives))
     recv_counts = np.ascontiguousarray(send_counts.T)
     expected = tuple(reference.all_to_all_v(inputs, send_counts, sdispls, recv_counts, rdispls, outputs))
     return Case(inputs, send_counts, sdispls, recv_counts, rdispls, outputs, expected)
