@@ -119,8 +119,8 @@ def random_cases(size: int, count: int) -> list[golden.Case]:
     ]
 
 
-def run_case(comm: Any, case: golden.Case, number: int, place: str = "cpu") -> None:
-    """One exchange of tensors in ``place``; ``number`` decides how it is asked for, alike on all ranks or not."""
+def run_case(comm: Any, case: golden.Case, number: int, place: str = "cpu", *, alike: bool = True) -> None:
+    """One exchange of tensors in ``place``; ``number`` decides how it is asked for, ``alike`` on all ranks or not."""
     r = comm.rank
     x = to_torch(case.inputs[r]).to(place)
     arguments: dict[str, Any] = {"sdispls": case.sdispls[r], "group": comm}
@@ -132,7 +132,7 @@ def run_case(comm: Any, case: golden.Case, number: int, place: str = "cpu") -> N
         ]
         ends = [case.rdispls[r][j] + n for j, n in enumerate(case.recv_counts[r]) if n]
         expected = expected[: max(ends, default=0)]
-    elif number % 4 == 3 and (number // 4 + r) % 3:  # some or all ranks learn
+    elif number % 4 == 3 and (alike or (number // 4 + r) % 3):  # some or all ranks learn
         expected = reference.all_to_all_v(case.inputs, case.send_counts, case.sdispls)[r]
     else:
         arguments |= {"recv_counts": case.recv_counts[r], "rdispls": case.rdispls[r]}

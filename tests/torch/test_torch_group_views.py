@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from backend_groups import Grouped
-from engine_groups import caught, random_cases, staged, to_numpy, to_torch, views
+from engine_groups import caught, random_cases, run_case, staged, views
 from replicated import check_gradients
 
 import alltoallv.torch as at
@@ -25,7 +25,7 @@ from alltoallv.errors import (
     PeerLostError,
     PeerMismatchError,
 )
-from alltoallv.testing import Ranks, golden, reference
+from alltoallv.testing import Ranks, golden
 from alltoallv.torch.engines.nccl import FIRST
 
 
@@ -37,26 +37,7 @@ def test_random_exchanges(grouped: Grouped, size: int, way: Any, options: dict[s
 
     def run(rank: int, size: int, comm: Any, cases: list[golden.Case]) -> None:
         for number, case in enumerate(cases):
-            x, name = to_torch(case.inputs[rank]), case.dtype.name
-            sends, sdispls = case.send_counts[rank].tolist(), case.sdispls[rank].tolist()
-            recvs, rdispls = case.recv_counts[rank].tolist(), case.rdispls[rank].tolist()
-            out, expected = to_torch(case.outputs[rank]), case.expected[rank]
-            if number % 3 == 2:
-                call = comm.learn("all_to_all_v", name, x, sends, sdispls)
-                expected = reference.all_to_all_v(case.inputs, case.send_counts, case.sdispls)[rank]
-            else:
-                call = comm.exchange("all_to_all_v", name, out, x, (sends, sdispls, recvs, rdispls))
-            if number % 2:
-                pending = call.submit()
-                assert pending.wait(20)
-                assert pending.done()
-                result = pending.result
-            else:
-                result = call.run()
-            if number % 3 == 2:
-                out, counts = result
-                assert counts == recvs
-            golden.assert_bits_equal(to_numpy(out), expected, f"exchange {number}: {case!r}")
+            run_case(comm, case, number)
 
     grouped(size, way, **options)(run, random_cases(size, 24))
 
