@@ -97,10 +97,10 @@ void DynamicCodec::commit_feedback() {
 }
 
 template <class Run>
-void DynamicCodec::each_sum(size_t count, const std::vector<const char*>& slots, Run run) {
+void DynamicCodec::each_sum(size_t count, const std::vector<const char*>& slots, float* into, Run run) {
     // Whole groups; within a cut group any even number of elements.
     const size_t step = cuts_groups_ ? summed_at_once : std::max(summed_at_once / group_size_, size_t{1}) * group_size_;
-    sums_.resize(std::min(step, count));
+    if (into == nullptr) sums_.resize(std::min(step, count));
     const size_t codes_at = scale_bytes(count);
     for (size_t first = 0; first < count; first += step) {
         const size_t n = std::min(step, count - first);
@@ -111,9 +111,9 @@ void DynamicCodec::each_sum(size_t count, const std::vector<const char*>& slots,
             codes_[j] = slots[j] + codes_at + code;
             scales_at_[j] = slots[j];
         }
-        kernel::dequantize_sum(format, codes_.data(), scales_at_.data(), slots.size(), n, request_.average,
-                               sums_.data());
-        run(first, n, sums_.data());
+        float* sums = into == nullptr ? sums_.data() : into + first;
+        kernel::dequantize_sum(format, codes_.data(), scales_at_.data(), slots.size(), n, request_.average, sums);
+        run(first, n, sums);
     }
 }
 
@@ -125,7 +125,7 @@ void DynamicCodec::measure(const QuantRange& range, const std::vector<const char
     const size_t group = offset_in_part(range) / group_size_;
     if (magnitudes_.size() <= group) magnitudes_.resize(group + 1);
     const float* feedback = gather_error_at(range);
-    each_sum(range.count, slots, [&](size_t first, size_t n, const float* sums) {
+    each_sum(range.count, slots, nullptr, [&](size_t first, size_t n, const float* sums) {
         const float* lost = feedback == nullptr ? nullptr : feedback + first;
         magnitudes_[group] = std::max(magnitudes_[group], kernel::largest_magnitude(DType::float32, sums, n, lost));
     });
@@ -134,7 +134,10 @@ void DynamicCodec::measure(const QuantRange& range, const std::vector<const char
 bool DynamicCodec::reduce(const QuantRange& range, const std::vector<const char*>& slots, char* result) {
     bool fits = true;
     if (!request_.requantizes) {
-        each_sum(range.count, slots, [&](size_t first, size_t n, const float* sums) {
+        const bool direct =
+            request_.out_dtype == DType::float32 && reinterpret_cast<uintptr_t>(result) % alignof(float) == 0;
+        float* const into = direct ? reinterpret_cast<float*>(result) : nullptr;
+        each_sum(range.count, slots, into, [&](size_t first, size_t n, const float* sums) {
             fits &= kernel::cast(request_.out_dtype, request_.overflow, sums, n, result + out_bytes(first));
         });
         return fits;
@@ -147,7 +150,7 @@ bool DynamicCodec::reduce(const QuantRange& range, const std::vector<const char*
         scale = kernel::scale_of(request_.format, magnitudes_[offset_in_part(range) / group_size_]);
         std::memcpy(result, &scale, sizeof scale);
     }
-    each_sum(range.count, slots, [&](size_t first, size_t n, const float* sums) {
+    each_sum(range.count, slots, nullptr, [&](size_t first, size_t n, const float* sums) {
         float* lost = feedback == nullptr ? nullptr : feedback + first;
         if (cuts_groups_) {
             kernel::encode_group(request_.format, DType::float32, sums, n, scale,

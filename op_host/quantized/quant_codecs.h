@@ -101,9 +101,10 @@ class DynamicCodec final : public QuantCodec {
     }
     float* error_at(size_t first) const { return error_ == nullptr ? nullptr : error_ + first; }
     float* gather_error_at(const QuantRange& range) const;
-    /// Calls `run(first, count, sums)` for the sums of a piece; `first` is relative to its beginning.
+    /// Calls `run(first, count, sums)` for the sums of a piece, which are written to `into`, or to memory that stays in
+    /// the caches; `first` is relative to the piece's beginning.
     template <class Run>
-    void each_sum(size_t count, const std::vector<const char*>& slots, Run run);
+    void each_sum(size_t count, const std::vector<const char*>& slots, float* into, Run run);
 
     const std::vector<QuantPart>& parts_;
     size_t group_size_;  // at most the longest part
