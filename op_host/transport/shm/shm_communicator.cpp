@@ -53,7 +53,10 @@ CommunicatorPtr make_shm_communicator(const CommunicatorOptions& options) {
 }
 
 ShmCommunicator::ShmCommunicator(const CommunicatorOptions& options)
-    : ControlledCommunicator(options), allowed_(allowed_paths(options.path)), probe_word_(probe_pattern) {
+    : ControlledCommunicator(options),
+      allowed_(allowed_paths(options.path)),
+      probe_word_(probe_pattern),
+      peer_writer_(options.size == 2 ? 16.0 : 10.0) {
     check_rank(options.rank, options.size);
     if (options.copy_threads < 0)
         throw invalid_param("copy_threads is " + std::to_string(options.copy_threads) + ", expected at least 1, or 0");

@@ -164,7 +164,7 @@ class ShmCommunicator final : public ControlledCommunicator {
     size_t output_bytes_ = 0;
     uint64_t put_ = 0;  // end of what this operator has put into the ring to the other of two ranks, or 0
     uint64_t steps_ = 0, rounds_ = 0;  // of two-shot reductions so far, equal on all ranks
-    PeerWriter peer_writer_{10.0};     // roughly what streaming stores reach
+    PeerWriter peer_writer_;           // what is quicker: a ring between two ranks, else streaming stores
     PeerWriter scratch_writer_{4.0};   // less than reading an input that is in no cache
     PeerWriter codes_writer_{0.6};     // part of the own codes' speed
     AlgorithmSelector reads_;          // private memory: a system call, or two copies with shared memory between
