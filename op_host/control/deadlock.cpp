@@ -24,6 +24,14 @@ bool is_message(OpKind op) {
     return op == OpKind::send || op == OpKind::recv;
 }
 
+/// Returns the number of the last operator that this rank has begun, as far as every thread may know it.
+uint64_t last_operator(const ControlPlane& plane) {
+    uint64_t last = 0;
+    for (const FlightEntry& entry : plane.status(plane.rank()).flight)
+        last = std::max(last, entry.seq.load(std::memory_order_relaxed));
+    return last;
+}
+
 std::span<const WaitRecord::For> missing_of(const WaitRecord& record) {
     return {record.missing, record.ranks};
 }
@@ -134,6 +142,7 @@ void Deadlocks::add(ControlPlane& plane) {
 void Deadlocks::remove(ControlPlane& plane) {
     const std::lock_guard lock(mutex_);
     planes_.erase(&plane);
+    reasons_.erase(&plane);
     std::erase_if(waits_, [&](const auto& item) { return item.first.first == &plane; });
 }
 
@@ -232,8 +241,15 @@ void Deadlocks::look(const std::vector<uint64_t>& callers) {
     judge_known();
 }
 
-void Deadlocks::judge() {
+std::string Deadlocks::reason_to_leave(const ControlPlane& plane) {
     const std::lock_guard lock(mutex_);
+    const auto found = reasons_.find(&plane);
+    return found != reasons_.end() && found->second.first == last_operator(plane) ? found->second.second : "";
+}
+
+void Deadlocks::judge(const std::string& reason) {
+    const std::lock_guard lock(mutex_);
+    for (const ControlPlane* plane : planes_) reasons_[plane] = {last_operator(*plane), reason};
     if (mine_.empty()) return;
     hear();
     judge_known();

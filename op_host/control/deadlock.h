@@ -67,8 +67,13 @@ class Deadlocks {
     /// Publishes what this process waits for, and judges. `callers` are the program's threads that may make calls.
     void look(const std::vector<uint64_t>& callers);
 
-    /// Ends the domains in which ranks wait for each other, if what this process has published proves it.
-    void judge();
+    /// This process has been told of a deadlock: ends the other domains in which ranks wait for each other, as far as
+    /// what this process has published proves it. Others may wait for it where it does not know: see below.
+    void judge(const std::string& reason);
+
+    /// Returns the deadlock that this process was told of since its last operator in this domain; empty if there was
+    /// none. Ranks that still wait there must not take it for lost.
+    std::string reason_to_leave(const ControlPlane& plane);
 
   private:
     struct Told {
@@ -93,6 +98,7 @@ class Deadlocks {
     std::mutex mutex_;
     std::set<ControlPlane*> planes_;
     std::map<Place, Told> waits_;
+    std::map<const ControlPlane*, std::pair<uint64_t, std::string>> reasons_;  // with the last operator then
     uint64_t numbers_ = 0;
     int64_t next_look_ns_ = 0, since_ns_ = 0;
     std::vector<uint64_t> state_;  // of the last look: which threads wait, and in what

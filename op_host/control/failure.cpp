@@ -81,7 +81,7 @@ Error ControlPlane::poison_error(const std::string& what) const {
 void ControlPlane::throw_poison() const {
     const Error error = poison_error(describe_op());
     if (error.kind() == ErrorClass::deadlock)
-        Deadlocks::instance().judge();  // ranks that wait for this one must be informed before it continues
+        Deadlocks::instance().judge(error.what());  // ranks that wait for this one must learn it before it continues
     throw error;
 }
 
@@ -124,6 +124,8 @@ void ControlPlane::acknowledge_if_idle() {
 }
 
 void ControlPlane::leave() {
+    if (const std::string reason = Deadlocks::instance().reason_to_leave(*this); !reason.empty())
+        poison(PoisonKind::deadlock, reason);
     status(rank()).acked.store(1, std::memory_order_release);
     status(rank()).state.store(RankState::left, std::memory_order_release);
     doorbell_.ring();

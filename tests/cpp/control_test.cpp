@@ -200,6 +200,18 @@ TEST(acknowledges_when_idle) {
     CHECK_EQ(planes[1].status(0).acked.load(), uint64_t{1});
 }
 
+/// Who is told of a deadlock in one domain, and leaves others at once, says why there; but not after further operators.
+TEST(deadlocks_are_not_hidden) {
+    Planes first(2), second(2), used(2);
+    first[1].poison(PoisonKind::deadlock, "ranks wait for each other");
+    (void)fails(ErrorClass::deadlock, [&] { agree(first[0]); });
+    used.each([](ControlPlane& control) { agree(control); });
+    second[0].leave();
+    used[0].leave();
+    CHECK(contains(fails(ErrorClass::deadlock, [&] { agree(second[1]); }), "ranks wait for each other"));
+    CHECK(!used[1].poisoned());
+}
+
 /// A sleeper is woken, long before its slice of sleep is over would tell: 200 hand-overs.
 TEST(doorbell) {
     Planes planes(2);
