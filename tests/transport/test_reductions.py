@@ -42,7 +42,7 @@ def inputs_of(rng: np.random.Generator, size: int, shape: int | tuple[int, ...],
 
 
 def carrier(path: str, nbytes: int, in_arena: bool, size: int) -> str:
-    if size == 2 and path == "auto" and RING_FROM <= nbytes <= RING_TO:
+    if size == 2 and path == "auto" and RING_FROM < nbytes <= RING_TO:
         return "bytes_staged"
     if nbytes <= INLINE_LIMIT and path in ("auto", "inline"):
         return "bytes_inline"

@@ -17,7 +17,7 @@ constexpr size_t checked_chunk = size_t{1} << 20;
 constexpr size_t least_share = size_t{1} << 20;
 /// Bytes that a rank puts into a ring before it looks at the others.
 constexpr size_t ring_piece = size_t{32} << 10;
-/// Least bytes that are worth a place in a ring instead of the mailbox, beside the row.
+/// Bytes up to which the mailbox beside the row is better than a place in a ring.
 constexpr size_t ring_from = 4096;
 
 }  // namespace
@@ -148,7 +148,7 @@ void ShmCommunicator::run_staged() {
 /// True if two ranks hand over that many bytes in one piece, before they agree, through all of the ring in turn: lines
 /// that the peer read long ago have left its own caches, and writing them costs a fifth of taking them from there.
 bool ShmCommunicator::fits_ring(size_t bytes) const {
-    return size() == 2 && options_.path == "auto" && bytes >= ring_from && bytes <= control_->layout().ring_bytes() / 4;
+    return size() == 2 && options_.path == "auto" && bytes > ring_from && bytes <= control_->layout().ring_bytes() / 4;
 }
 
 /// Returns where the next piece begins, which both ranks compute alike. It does not go over the ring's end.
