@@ -89,6 +89,8 @@ def _replacement(name: str, operator: Any) -> Callable[..., Any] | None:
         return None  # changes the tensor, not its memory
     if name == "_to_copy":
         return _to_copy(operator)
+    if name in ("div_.Tensor", "div_.Scalar"):
+        return _div_(on_host(operator))
     return on_host(operator) if kernels else None
 
 
@@ -96,6 +98,17 @@ def _like_cpu(name: str) -> Callable[..., Any]:
     """Makes an operator's gradients those of the CPU, if torch_npu has its own."""
     kernel = torch.library.get_kernel(f"aten::{name}", "AutogradCPU")
     return kernel.call_boxed
+
+
+def _div_(on_floats: Callable[..., Any]) -> Callable[..., Any]:
+    """Divides integers in place as NPUs do, towards zero. ReduceOp.AVG needs it, and the CPU refuses it."""
+
+    def run(target: torch.Tensor, other: Any) -> Any:
+        if target.is_floating_point() or target.is_complex():
+            return on_floats(target, other)
+        return target.copy_(torch.div(target, other, rounding_mode="trunc"))
+
+    return run
 
 
 def _to_copy(operator: Any) -> Callable[..., Any]:

@@ -68,6 +68,9 @@ def test_collectives(size: int, ranks: Ranks, tmp_path: Path) -> None:
             flags = torch.tensor([rank == 0, True], device=device)
             dist.all_reduce(flags, op=dist.ReduceOp.MIN)
             assert flags.tolist() == [False, True]
+            average = torch.tensor([rank, -7 * n], device=device)
+            dist.all_reduce(average, op=dist.ReduceOp.AVG)  # torch_npu divides the sum, here of integers, in place
+            assert average.tolist() == [(n - 1) // 2, -7 * n]
             objects: list[Any] = [None] * n
             dist.all_gather_object(objects, {"rank": rank})
             assert objects == [{"rank": j} for j in range(n)]

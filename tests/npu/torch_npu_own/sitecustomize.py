@@ -6,14 +6,11 @@ be there; here a process ends within milliseconds, and the parent found it gone 
 
 from __future__ import annotations
 
+import sys
 import time
 from multiprocessing import util
 
 SECONDS = 3.0
 
-
-def _stay(_: object) -> None:
+if "--multiprocessing-fork" in sys.orig_argv:
     util.Finalize(None, time.sleep, args=(SECONDS,), exitpriority=100)  # before its sockets go
-
-
-util.register_after_fork(util, _stay)
