@@ -192,8 +192,11 @@ def main() -> None:
     sys.stdout.flush()
     store = dist.distributed_c10d._world.pg_map[group][1]  # rank 0 keeps it, and goes last
     store.set(f"ready/{comm.rank}", "")
+    store.wait(["ready/0", "ready/1", "ready/2"], timedelta(seconds=20))  # one that leaves early is lost, too
     if comm.rank == 0:
-        store.wait(["ready/1", "ready/2"], timedelta(seconds=20))
+        store.wait(["gone/1", "gone/2"], timedelta(seconds=20))
+    else:
+        store.set(f"gone/{comm.rank}", "")
     os._exit(0)  # torch's own group waits for the rank that has gone
 
 
