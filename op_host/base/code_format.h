@@ -21,6 +21,7 @@ inline constexpr std::string_view scale_names[] = {"float32", "e8m0", "e4m3"};
 /// Handling of a finite value that the output type cannot hold: it becomes the type's largest finite value; the same,
 /// and an error is raised; or it becomes inf.
 enum class Overflow : uint8_t { saturate, raise, infinity };
+inline constexpr std::string_view overflow_names[] = {"saturate", "raise", "infinity"};
 
 // clang-format off
 /// Columns: the enumerator, which is the name; bits of a code; bits of its mantissa (-1: an integer); bias of its

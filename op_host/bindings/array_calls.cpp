@@ -57,17 +57,15 @@ Target target_of(const ArrayPair& given, nb::handle like, nb::object output, con
 nb::object run(Communicator& communicator, Request request, const ArrayPair& given, Target target, bool async_op,
                double timeout) {
     const uintptr_t input = given.input.address, output = target.address;
-    if (!async_op) {
-        const Exchange exchange = request.exchange(given.input.dtype, pointer(input), pointer(output));
+    if (async_op) {
+        auto ready = std::make_shared<const ReadyExchange>(std::move(request), given.input.dtype, communicator.rank());
+        WorkPtr work = submit(communicator, std::move(ready), input, output, timeout);
+        return nb::make_tuple(std::move(target.array), std::move(work));
+    }
+    const Exchange exchange = request.exchange(given.input.dtype, pointer(input), pointer(output));
+    {
         const LockReleased released(communicator, given.input);
         communicator.exchange(exchange, timeout);
-    } else {
-        const auto ready =
-            std::make_shared<const ReadyExchange>(std::move(request), given.input.dtype, communicator.rank());
-        WorkPtr work = communicator.begin(ready->request().op, [ready, &communicator, input, output, timeout] {
-            ready->run(communicator, input, output, timeout);
-        });
-        return nb::make_tuple(std::move(target.array), std::move(work));
     }
     return std::move(target.array);
 }
@@ -270,7 +268,7 @@ nb::object quantized_all_reduce(Communicator& communicator, nb::handle input, nb
     const int64_t group = group_size.is_none() ? (codes ? usual_group(*codes) : 0)
                                                : PyLong_AsLongLongAndOverflow(group_size.ptr(), &group_overflow);
     const std::optional<size_t> gathers = word(gather, {"full", "quantized"}), averages = word(op, {"sum", "avg"}),
-                                handling = word(overflow, {"saturate", "raise", "infinity"});
+                                handling = word(overflow, overflow_names);
     if (!codes || group_overflow != 0 || !takes_group(*codes, group)) return nb::none();
     if (!gathers || !averages || !handling) return nb::none();
     const bool in_place = given->output && given->output->address == given->input.address;

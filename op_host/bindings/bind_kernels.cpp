@@ -91,24 +91,6 @@ void bind_shared_scale(nb::module_& m) {
         },
         "dtype"_a, "inputs"_a, "count"_a, "scales"_a, "n_scales"_a, "first"_a, "offset"_a, "overflow"_a, "out"_a,
         "isa"_a = nb::none(), ReleaseGil(), "False: a value did not fit and overflow is raise.");
-    m.def(
-        "kernel_quantize_scaled",
-        [](const std::string& dtype, uintptr_t input, size_t count, uintptr_t scales, size_t n_scales, size_t first,
-           uintptr_t codes, const std::optional<std::string>& isa) {
-            kernel::quantize_scaled(dtype_from_name(dtype), pointer(input), count,
-                                    {pointer<const float>(scales), n_scales, first}, pointer(codes),
-                                    isa_from_name(isa));
-        },
-        "dtype"_a, "input"_a, "count"_a, "scales"_a, "n_scales"_a, "first"_a, "codes"_a, "isa"_a = nb::none(),
-        ReleaseGil());
-    m.def(
-        "kernel_requantize_sum",
-        [](const std::vector<uintptr_t>& inputs, size_t count, uintptr_t ratios, size_t n_ratios, size_t first,
-           uintptr_t codes, const std::optional<std::string>& isa) {
-            kernel::requantize_sum(pointers<void>(inputs).data(), inputs.size(), count,
-                                   {pointer<const float>(ratios), n_ratios, first}, pointer(codes), isa_from_name(isa));
-        },
-        "inputs"_a, "count"_a, "ratios"_a, "n_ratios"_a, "first"_a, "codes"_a, "isa"_a = nb::none(), ReleaseGil());
 }
 
 void bind_rows(nb::module_& m) {

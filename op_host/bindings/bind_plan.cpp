@@ -81,10 +81,23 @@ void ReadyExchange::learn(Communicator& communicator, uintptr_t input, double ti
     communicator.exchange(exchange, timeout);
 }
 
+Plan plan_of(CommunicatorPtr communicator, Request request, const std::string& dtype) {
+    const int rank = communicator->rank();
+    return {std::move(communicator),
+            std::make_shared<const ReadyExchange>(std::move(request), dtype_from_name(dtype), rank)};
+}
+
+WorkPtr submit(Communicator& communicator, std::shared_ptr<const ReadyExchange> exchange, uintptr_t input,
+               uintptr_t output, double timeout) {
+    const OpKind op = exchange->request().op;
+    return communicator.begin(op, [exchange = std::move(exchange), &communicator, input, output, timeout] {
+        exchange->run(communicator, input, output, timeout);
+    });
+}
+
 LearningWork submit_learning(Communicator& communicator, std::shared_ptr<const ReadyExchange> exchange, uintptr_t input,
                              double timeout) {
     auto learnt = std::make_shared<Learnt>();
-    // The queue belongs to the communicator and ends before it, so a plain reference is enough.
     const OpKind op = exchange->request().op;
     WorkPtr work = communicator.begin(op, [exchange, &communicator, input, timeout, learnt] {
         exchange->learn(communicator, input, timeout, *learnt);
@@ -112,12 +125,9 @@ void bind_plan(nb::module_& m) {
             [](Plan* self, CommunicatorPtr communicator, const std::string& op, const std::string& dtype,
                Counts send_counts, Counts sdispls, Counts recv_counts, Counts rdispls, int64_t root, int64_t row,
                bool byte_displs) {
-                const int rank = communicator->rank();
                 const Counts lists[4] = {std::move(send_counts), std::move(sdispls), std::move(recv_counts),
                                          std::move(rdispls)};
-                new (self) Plan{std::move(communicator),
-                                std::make_shared<ReadyExchange>(request_of(op, lists, root, row, byte_displs),
-                                                                dtype_from_name(dtype), rank)};
+                new (self) Plan(plan_of(std::move(communicator), request_of(op, lists, root, row, byte_displs), dtype));
             },
             "communicator"_a, "op"_a, "dtype"_a, "send_counts"_a, "sdispls"_a, "recv_counts"_a, "rdispls"_a,
             "root"_a = 0, "row"_a = 1, "byte_displs"_a = false,
@@ -156,9 +166,7 @@ void bind_plan(nb::module_& m) {
         .def(
             "submit",
             [](const Plan& self, uintptr_t input, uintptr_t output, double timeout) {
-                return self.communicator->begin(
-                    self.data->request().op, [data = self.data, communicator = self.communicator.get(), input, output,
-                                              timeout] { data->run(*communicator, input, output, timeout); });
+                return submit(*self.communicator, self.data, input, output, timeout);
             },
             "input"_a, "output"_a, "timeout"_a = -1.0)
         .def(

@@ -86,9 +86,7 @@ void bind_request(nb::module_& m) {
             [](const Request& self, CommunicatorPtr communicator, const std::string& op, const std::string& dtype) {
                 Request named = self;
                 named.op = op_from_name(op);
-                const int rank = communicator->rank();
-                return Plan{std::move(communicator),
-                            std::make_shared<ReadyExchange>(std::move(named), dtype_from_name(dtype), rank)};
+                return plan_of(std::move(communicator), std::move(named), dtype);
             },
             "communicator"_a, "op"_a, "dtype"_a, "Ready to run.");
     m.def(

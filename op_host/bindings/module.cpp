@@ -22,9 +22,8 @@ ReduceOp reduce_op_from_name(const std::string& name) {
 }
 
 Overflow overflow_from_name(const std::string& name) {
-    if (name == "saturate") return Overflow::saturate;
-    if (name == "raise") return Overflow::raise;
-    if (name == "infinity") return Overflow::infinity;
+    for (size_t i = 0; i < std::size(overflow_names); ++i)
+        if (overflow_names[i] == name) return static_cast<Overflow>(i);
     throw invalid_param("overflow is '" + name + "', expected saturate, raise or infinity");
 }
 

@@ -72,6 +72,13 @@ struct LearningWork {
     std::shared_ptr<Learnt> learnt;
 };
 
+/// Makes the plan of a checked request for the elements of that dtype.
+Plan plan_of(CommunicatorPtr communicator, Request request, const std::string& dtype);
+
+/// Begins an exchange with a known output. The queue belongs to the communicator and ends before it.
+WorkPtr submit(Communicator& communicator, std::shared_ptr<const ReadyExchange> exchange, uintptr_t input,
+               uintptr_t output, double timeout);
+
 LearningWork submit_learning(Communicator& communicator, std::shared_ptr<const ReadyExchange> exchange, uintptr_t input,
                              double timeout);
 

@@ -4,22 +4,22 @@
 #include <cstdio>
 #include <cstring>
 #include <span>
+#include <string_view>
 
 #include "core/peer_names.h"
 
 namespace alltoallv {
 namespace {
 
-constexpr std::array mode_names{"dynamic scales", "a shared scale", "two shared scales"};
-constexpr std::array overflow_names{"saturate", "raise", "infinity"};
-constexpr std::array feedback_names{"no error feedback", "error feedback", "error feedback of the gather only",
-                                    "error feedback of both quantizations"};
+constexpr std::string_view mode_names[] = {"dynamic scales", "a shared scale", "two shared scales"};
+constexpr std::string_view feedback_names[] = {
+    "no error feedback", "error feedback", "error feedback of the gather only", "error feedback of both quantizations"};
 
 /// Returns "unknown" for values beyond the names, which a broken peer may announce.
 template <size_t N>
-std::string name_in(const std::array<const char*, N>& names, auto index) {
+std::string name_in(const std::string_view (&names)[N], auto index) {
     const auto i = static_cast<size_t>(index);
-    return i < N ? names[i] : "unknown";
+    return std::string(i < N ? names[i] : "unknown");
 }
 
 /// Any difference in one 32-bit word changes the digest: every step is a bijection of the previous state.
