@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import os
-
-import numpy as np
 from trouble import check_works, join
-
-from alltoallv.numpy import all_gather
 
 MB = 1 << 20
 BYTES = 64 * MB
@@ -23,10 +18,6 @@ def counts_of(rank: int, amount: int = BYTES) -> tuple[list[int], list[int]]:
     if rank == RECEIVER:
         recvs[SENDER] = amount
     return sends, recvs
-
-
-def pids_of(comm) -> list[int]:
-    return all_gather(np.array([os.getpid()]), group=comm).ravel().tolist()
 
 
 def all_again(comm, suffix: str) -> None:

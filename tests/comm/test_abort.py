@@ -6,14 +6,12 @@ import threading
 import time
 
 import numpy as np
-import pytest
-from trouble import LIMIT, attempt, check_works, join, wait_for
+from trouble import BOTH, LIMIT, attempt, check_works, join, wait_for
 
 import alltoallv
 from alltoallv import Communicator
 from alltoallv.numpy import all_to_all_v, barrier
 
-BOTH = pytest.mark.parametrize("threads", [False, True], ids=["processes", "threads"])
 REASON = "the loss became NaN in step 7 – naïvely"
 
 

@@ -10,12 +10,11 @@ import time
 
 import numpy as np
 import pytest
-from trouble import attempt, join, last_seq, wait_for
+from trouble import BOTH, attempt, join, last_seq, pids_of, wait_for
 
 from alltoallv import Communicator
-from alltoallv.numpy import all_gather, all_reduce, all_to_all_v, barrier, broadcast
+from alltoallv.numpy import all_reduce, all_to_all_v, barrier, broadcast
 
-BOTH = pytest.mark.parametrize("threads", [False, True], ids=["processes", "threads"])
 FIELDS = {"seq", "operator", "dtype", "state", "bytes", "start_ns", "end_ns"}
 
 
@@ -79,7 +78,7 @@ def test_where_everybody_is(ranks):
     """Asked for by one rank while another hangs: the recorder is for that."""
 
     def work(comm):
-        pids = all_gather(np.array([os.getpid()]), group=comm).ravel().tolist()
+        pids = pids_of(comm)
         if comm.rank == 1:
             time.sleep(1.0)
         if comm.rank == 0:

@@ -12,13 +12,12 @@ import time
 
 import numpy as np
 import pytest
-from trouble import attempt, check_works, held, join, on_threads, stamp, stamped
+from trouble import BOTH, attempt, check_works, held, join, on_threads, pids_of, stamp, stamped
 
 import alltoallv
 from alltoallv import Communicator
-from alltoallv.numpy import all_gather, all_reduce, all_to_all_v, barrier
+from alltoallv.numpy import all_reduce, all_to_all_v, barrier
 
-BOTH = pytest.mark.parametrize("threads", [False, True], ids=["processes", "threads"])
 CHILD_SECONDS = 20
 
 
@@ -174,7 +173,7 @@ def test_child_closes_what_it_inherits(ranks):
 @pytest.mark.parametrize("ending", ["SIGKILL", "_exit"])
 def test_parents_death_is_seen_although_the_child_lives(ranks, ending, tmp_path, prompt):
     def work(comm):
-        pids = all_gather(np.array([os.getpid()]), group=comm).ravel().tolist()
+        pids = pids_of(comm)
         if comm.rank == 1:
             if os.fork() == 0:
                 time.sleep(8)

@@ -10,8 +10,8 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
-from stopped import BYTES, FILL, FOREIGN, MB, OTHER, RECEIVER, SENDER, all_again, counts_of, pids_of
-from trouble import Place, attempt, join, mapped, process_state, stop, stop_myself, trap, wait_for, watching
+from stopped import BYTES, FILL, FOREIGN, MB, OTHER, RECEIVER, SENDER, all_again, counts_of
+from trouble import Place, attempt, join, mapped, pids_of, process_state, stop, stop_myself, trap, wait_for, watching
 
 import alltoallv
 from alltoallv.errors import CommTimeoutError

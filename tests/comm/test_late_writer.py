@@ -13,12 +13,13 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
-from stopped import BYTES, FILL, FOREIGN, MB, OTHER, RECEIVER, SENDER, all_again, counts_of, pids_of
+from stopped import BYTES, FILL, FOREIGN, MB, OTHER, RECEIVER, SENDER, all_again, counts_of
 from trouble import (
     attempt,
     check_works,
     join,
     mapped,
+    pids_of,
     process_state,
     shared_bytes,
     stop_myself,

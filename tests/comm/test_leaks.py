@@ -14,12 +14,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from trouble import attempt, check_works, held, join, on_threads, wait_for
+from trouble import attempt, check_works, held, join, on_threads, pids_of, wait_for
 
 import alltoallv
 from alltoallv import Communicator
 from alltoallv.errors import PeerLostError
-from alltoallv.numpy import all_gather, all_reduce, all_to_all_v, barrier
+from alltoallv.numpy import all_reduce, all_to_all_v, barrier
 
 MB = 1 << 20
 SLOW = pytest.mark.slow
@@ -177,7 +177,7 @@ def test_nothing_after_failures(ranks, fail):
         before = warm_up(rank, size)
         for k in range(2):
             comm = join(rank, size, f"{k}")
-            pids = all_gather(np.array([os.getpid()]), group=comm).ravel().tolist()
+            pids = pids_of(comm)
             kept = exchanges(comm)
             fail(comm, pids)
             comm.destroy()

@@ -10,10 +10,10 @@ import time
 
 import numpy as np
 import pytest
-from trouble import LIMIT, attempt, check_works, join, stamp, stamped, wait_for
+from trouble import BOTH, LIMIT, attempt, check_works, join, pids_of, stamp, stamped, wait_for
 
 import alltoallv
-from alltoallv.numpy import all_gather, all_reduce, all_to_all_v, barrier
+from alltoallv.numpy import all_reduce, all_to_all_v, barrier
 from alltoallv.testing import RankExit
 
 VICTIM = 1
@@ -50,7 +50,7 @@ ENDINGS = [(2, "SIGKILL"), (3, "SIGSEGV"), (3, "SIGTERM"), (3, "_exit"), (5, "SI
 @pytest.mark.parametrize(("size", "ending"), ENDINGS)
 def test_loss_while_peers_wait(ranks, size, ending, tmp_path, prompt):
     def work(comm):
-        pids = all_gather(np.array([os.getpid()]), group=comm).ravel().tolist()
+        pids = pids_of(comm)
         if comm.rank == VICTIM:
             time.sleep(0.3)
             stamp(tmp_path / "cause")
@@ -96,7 +96,7 @@ def test_loss_before_the_call(ranks, tmp_path, prompt):
     """The peers are busy elsewhere when it happens: their next call fails at once."""
 
     def work(comm):
-        pids = all_gather(np.array([os.getpid()]), group=comm).ravel().tolist()
+        pids = pids_of(comm)
         if comm.rank == VICTIM:
             time.sleep(0.3)  # peers may still be in the all_gather
             os.kill(os.getpid(), signal.SIGKILL)
@@ -131,7 +131,7 @@ def test_loss_is_seen_by_asynchronous_calls(ranks, tmp_path, prompt):
 
 def killed_during(comm, call, delay, cause):
     """Calls without end until the victim is killed; then the survivors go on."""
-    pids = all_gather(np.array([os.getpid()]), group=comm).ravel().tolist()
+    pids = pids_of(comm)
 
     def kill() -> None:
         stamp(cause)
@@ -202,7 +202,7 @@ def test_loss_in_other_operators(ranks, kind, tmp_path, prompt):
     check_killed(ranks(3, outcomes=True)(work), cause, prompt, f"SIGKILL during {kind}")
 
 
-@pytest.mark.parametrize("threads", [False, True], ids=["processes", "threads"])
+@BOTH
 def test_rank_that_returns_while_others_call(ranks, threads, tmp_path, prompt):
     def work(comm):
         barrier(group=comm)
@@ -222,7 +222,7 @@ def test_rank_that_returns_while_others_call(ranks, threads, tmp_path, prompt):
         prompt("a rank leaves while others wait", stamped(tmp_path / "cause"), failure.at)
 
 
-@pytest.mark.parametrize("threads", [False, True], ids=["processes", "threads"])
+@BOTH
 def test_leaving_after_the_last_operator_harms_nobody(ranks, threads):
     """The quickest rank may be gone while the others are still in the same operator."""
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from trouble import LIMIT, Failure, attempt, check_works, last_seq
+from trouble import BOTH, LIMIT, Failure, attempt, check_works, last_seq
 
 import alltoallv
 from alltoallv import Communicator, errors
@@ -89,7 +89,7 @@ def disagree(comm: Communicator, odd: int, n: int) -> list[tuple[str, str, Failu
     return found
 
 
-@pytest.mark.parametrize("threads", [False, True], ids=["processes", "threads"])
+@BOTH
 @pytest.mark.parametrize("n", [SMALL, LARGE])
 @pytest.mark.parametrize(
     ("size", "odd"),
@@ -150,7 +150,7 @@ def reductions_of(x, comm):
     yield lambda: scan(x, group=comm)
 
 
-@pytest.mark.parametrize("threads", [False, True], ids=["processes", "threads"])
+@BOTH
 def test_shapes_of_reductions(ranks, threads):
     def work(comm):
         for plain, deviating, *texts in SHAPES:
@@ -199,7 +199,7 @@ def test_two_ranks_fail_at_once(ranks):
     assert found[0].endswith(f"failed on rank 1: {found[1]}")
 
 
-@pytest.mark.parametrize("threads", [False, True], ids=["processes", "threads"])
+@BOTH
 def test_a_failing_rank_does_not_wait_for_late_peers(ranks, threads, prompt):
     def work(comm):
         x, counts = np.ones(2 * comm.size), [2] * comm.size

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from trouble import wait_for
+from trouble import BOTH, wait_for
 
 from alltoallv import Communicator, empty
 from alltoallv.errors import PeerMismatchError
@@ -32,7 +32,7 @@ def small_call(comm: Communicator, kind: str) -> Callable[[], Any]:
     return calls[kind]
 
 
-@pytest.mark.parametrize("threads", [False, True], ids=["processes", "threads"])
+@BOTH
 @pytest.mark.parametrize("kind", ["plan", "function", "all_reduce", "quantized_all_reduce", "broadcast", "barrier"])
 def test_a_call_that_waits_long_lets_other_threads_run(ranks, kind: str, threads: bool, tmp_path: Path) -> None:
     """Rank 2 comes only after a thread of rank 0, which waits for it, has run."""

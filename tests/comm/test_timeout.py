@@ -11,17 +11,12 @@ import time
 
 import numpy as np
 import pytest
-from trouble import LIMIT, attempt, check_works, join, process_state, wait_for
+from trouble import BOTH, LIMIT, attempt, check_works, join, pids_of, process_state, wait_for
 
 import alltoallv
-from alltoallv.numpy import all_gather, all_reduce, all_to_all_v, barrier
+from alltoallv.numpy import all_reduce, all_to_all_v, barrier
 
 LATE = 1
-BOTH = pytest.mark.parametrize("threads", [False, True], ids=["processes", "threads"])
-
-
-def pids_of(comm) -> list[int]:
-    return all_gather(np.array([os.getpid()]), group=comm).ravel().tolist()
 
 
 def barrier_only(comm) -> None:

@@ -21,13 +21,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from alltoallv import Communicator
-from alltoallv.numpy import all_reduce, all_to_all_v, barrier
+from alltoallv.numpy import all_gather, all_reduce, all_to_all_v, barrier
 from alltoallv.testing.data_path import data_path
 
 # From a cause to its error: milliseconds on an idle machine; these tests also run sanitized and emulated.
 LIMIT = 5.0
+
+#: A test of ranks that are processes, and once more with ranks that are threads.
+BOTH = pytest.mark.parametrize("threads", [False, True], ids=["processes", "threads"])
 
 _HANDLER = ctypes.CFUNCTYPE(None, ctypes.c_int)
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -69,6 +73,10 @@ def join(rank: int, size: int, suffix: str = "", domain: str = "default", **opti
     os.environ["ALLTOALLV_JOB_ID"] = f"{job}/{suffix}"
     with data_path(options.pop("path", None)):
         return Communicator.from_env(domain, **{"timeout": 15.0} | options)
+
+
+def pids_of(comm: Communicator) -> list[int]:
+    return all_gather(np.array([os.getpid()]), group=comm).ravel().tolist()
 
 
 def check_works(comm: Communicator) -> None:
