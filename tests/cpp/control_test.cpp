@@ -204,11 +204,11 @@ TEST(acknowledges_when_idle) {
 TEST(deadlocks_are_not_hidden) {
     Planes first(2), second(2), used(2);
     first[1].poison(PoisonKind::deadlock, "ranks wait for each other");
-    (void)fails(ErrorClass::deadlock, [&] { agree(first[0]); });
+    (void)fails(ErrorClass::deadlock, "ranks wait for each other", [&] { agree(first[0]); });
     used.each([](ControlPlane& control) { agree(control); });
     second[0].leave();
     used[0].leave();
-    CHECK(contains(fails(ErrorClass::deadlock, [&] { agree(second[1]); }), "ranks wait for each other"));
+    (void)fails(ErrorClass::deadlock, "ranks wait for each other", [&] { agree(second[1]); });
     CHECK(!used[1].poisoned());
 }
 
