@@ -41,8 +41,8 @@ def test_two_threads_at_once(ranks):
         told = [str(error) for error in errors if isinstance(error, PeerMismatchError)]  # else the peer aborted before
         assert all("two threads of rank" in text for text in told), told
         assert len(wrong) <= 1, f"{len(wrong)} results were mixed before an error came"  # of the call that was inside
-        return len(told)
         comm.destroy()
+        return len(told)
 
     assert any(ranks(2, communicator=False, fresh=True)(work))
 
