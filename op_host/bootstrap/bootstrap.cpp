@@ -72,9 +72,9 @@ class Joiner {
             sched_yield();
             found = connect_once();
         }
-        for (std::chrono::microseconds length(100); !found; length = std::min(2 * length, longest_pause)) {
-            pause(length);
-            found = connect_once();
+        for (const auto since = Clock::now(); !found; found = connect_once()) {
+            const auto waited = std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - since);
+            pause(std::clamp(waited / 8, shortest_pause, longest_pause));  // then it is at most an eighth late itself
         }
         Message message;
         if (try_send(socket_.get(), encode_hello(hello_of(options_))) == IoStatus::done && is_answered(message))
@@ -223,7 +223,8 @@ class Joiner {
 
     Peer& root() { return membership_.peers[0]; }
 
-    static constexpr std::chrono::microseconds longest_pause = std::chrono::milliseconds(20);
+    using Clock = std::chrono::steady_clock;
+    static constexpr std::chrono::microseconds shortest_pause{100}, longest_pause = std::chrono::milliseconds(20);
     static constexpr int rounds_per_look = 16;
     static constexpr int first_yields = 10;
 
