@@ -269,8 +269,8 @@ def coverage(session: nox.Session) -> None:
     sources = steps.build_counted(session)
     steps.ctest(session, steps.COUNTED / "core")
     env = {"PYTHONPATH": str(sources), "OMP_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    folders = "numpy operation quantized matrix trace testing planner comm transport soak"
-    tests = [*(f"tests/{folder}" for folder in folders.split()), "tests/test_launch.py", "tests/test_run.py"]
+    folders = "numpy operation quantized matrix trace testing planner comm transport soak launch"
+    tests = (f"tests/{folder}" for folder in folders.split())
     command = ("python", "-m", "pytest", *steps.PLUGINS)
     session.run(*command, *tests, *steps.selected(session), env=env, success_codes=[0, 1])
     for name in ("hosts", "torch", "npu", "mindspore", "paddle", "jax", "coverage_report"):

@@ -1,0 +1,163 @@
+"""How a job of the local launcher ends: failed ranks, signals, time limits; and that it leaves nothing behind."""
+
+from __future__ import annotations
+
+import re
+import signal
+import sys
+import time
+
+import pytest
+from started import is_alive, read_lines, run, start, wait_gone
+
+from alltoallv_tools.cli import job
+
+
+def test_failing_rank_lets_the_others_finish(tmp_path):
+    program = """
+import os, sys, time
+if os.environ["RANK"] == "1":
+    sys.exit(3)
+time.sleep(1)
+print("own error", flush=True)
+sys.exit(4)
+"""
+    result = run(tmp_path, program, "-n", "3")
+    assert result.returncode == 3
+    assert sorted(result.stdout.splitlines()) == [b"[0] own error", b"[2] own error"]
+    messages = result.stderr.decode().splitlines()
+    assert re.fullmatch(
+        r"alltoallv run: rank 1 \(pid \d+\) exited with code 3; the other ranks have 5 s to finish",
+        messages[0],
+    )
+    assert sorted(re.sub(r"pid \d+", "pid", m) for m in messages[1:]) == [
+        f"alltoallv run: rank {r} (pid) exited with code 4" for r in (0, 2)
+    ]
+
+
+def test_ranks_that_do_not_finish_are_ended(tmp_path):
+    program = """
+import os, signal, subprocess, sys, time
+rank = int(os.environ["RANK"])
+child = subprocess.Popen(["sleep", "100"])
+print(os.getpid(), child.pid, flush=True)
+if rank == 0:
+    time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGKILL)
+if rank == 2:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)   # only SIGKILL ends it
+time.sleep(100)
+"""
+    began = time.monotonic()
+    result = run(tmp_path, program, "-n", "3")
+    took = time.monotonic() - began
+    assert result.returncode == 128 + signal.SIGKILL
+    assert 5.9 < took < 20  # 5 s to finish, 1 s from SIGTERM to SIGKILL
+    error = result.stderr.decode()
+    assert "rank 0 (pid" in error
+    assert "was killed by SIGKILL; the other ranks have 5 s to finish" in error
+    assert re.search(r"ending ranks 1 \(pid \d+\), 2 \(pid \d+\) with SIGTERM", error)
+    assert re.search(r"ending rank 2 \(pid \d+\) with SIGKILL", error)
+    pids = [int(pid) for line in result.stdout.splitlines() for pid in line.split()[1:]]
+    assert len(pids) == 6
+    assert wait_gone(pids) == []
+
+
+@pytest.mark.parametrize("keep_going", [False, True])
+def test_keep_going(monkeypatch, capfd, keep_going):
+    """A rank fails; with keep_going the other one may take longer than ranks may otherwise."""
+    monkeypatch.setattr(job, "FINISH_SECONDS", 0.2)
+    program = "import os, sys, time; os.environ['RANK'] == '1' and sys.exit(3); time.sleep(2); print('went on')"
+    assert job.Job([sys.executable, "-c", program], 2, keep_going=keep_going).run() == 3
+    out, error = capfd.readouterr()
+    assert out == ("[0] went on\n" if keep_going else "")
+    assert ("ending rank 0" in error) is not keep_going
+
+
+def test_grandchildren_go_with_a_job_that_ends_well(tmp_path):
+    program = "import subprocess; print(subprocess.Popen(['sleep', '100'], start_new_session=False).pid)"
+    began = time.monotonic()
+    result = run(tmp_path, program, "-n", "2")
+    assert result.returncode == 0
+    assert time.monotonic() - began < 20
+    assert wait_gone([int(line.split()[1]) for line in result.stdout.splitlines()]) == []
+
+
+def test_ctrl_c_interrupts_the_ranks(tmp_path):
+    program = """
+import os, time
+try:
+    print("ready", flush=True)
+    time.sleep(100)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+    process = start(tmp_path, program, "-n", "2")
+    read_lines(process, 2)
+    process.send_signal(signal.SIGINT)
+    output, error = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert sorted(output.splitlines()) == [b"[0] interrupted", b"[1] interrupted"]
+    assert b"SIGINT: interrupting all ranks" in error
+
+
+def test_sigterm_interrupts_the_ranks_too_and_kills_after_five_seconds(tmp_path):
+    program = """
+import os, signal, time
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+print(os.getpid(), flush=True)
+time.sleep(100)
+"""
+    process = start(tmp_path, program, "-n", "2")
+    pids = [int(line.split()[1]) for line in read_lines(process, 2)]
+    began = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    _, error = process.communicate(timeout=30)
+    assert 4.9 < time.monotonic() - began < 15
+    assert process.returncode == 143
+    assert b"with SIGKILL" in error
+    assert wait_gone(pids) == []
+
+
+def test_second_ctrl_c_kills_at_once(tmp_path):
+    program = """
+import os, signal, time
+signal.signal(signal.SIGINT, lambda *_: print("no", flush=True))
+print(os.getpid(), flush=True)
+while True:
+    time.sleep(1)
+"""
+    process = start(tmp_path, program, "-n", "2")
+    pids = [int(line.split()[1]) for line in read_lines(process, 2)]
+    process.send_signal(signal.SIGINT)
+    assert sorted(read_lines(process, 2)) == [b"[0] no\n", b"[1] no\n"]
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)
+    assert time.monotonic() - began < 3
+    assert process.returncode == 130
+    assert wait_gone(pids) == []
+
+
+def test_nothing_outlives_a_killed_launcher(tmp_path):
+    program = """
+import os, subprocess, time
+child = subprocess.Popen(["sh", "-c", "trap '' HUP INT TERM; sleep 100; sleep 100"])
+print(os.getpid(), child.pid, flush=True)
+time.sleep(100)
+"""
+    process = start(tmp_path, program, "-n", "2")
+    pids = [int(pid) for line in read_lines(process, 2) for pid in line.split()[1:]]
+    assert all(map(is_alive, pids))
+    process.kill()
+    process.wait()
+    assert wait_gone(pids) == []
+    process.communicate()
+
+
+def test_timeout(tmp_path):
+    began = time.monotonic()
+    result = run(tmp_path, "import time; time.sleep(100)", "-n", "2", "--timeout", "1.5")
+    assert result.returncode == 124
+    assert 1.4 < time.monotonic() - began < 15
+    assert b"the job has not ended after 1.5 s (--timeout): ranks 0 (pid " in result.stderr
