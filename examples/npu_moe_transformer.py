@@ -42,8 +42,7 @@ class Ranks:
     """The ranks that share the experts, and the name of their group for operators that communicate."""
 
     def __init__(self, device: torch.device) -> None:
-        self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self.group = dist.group.WORLD
+        self.rank, self.size, self.group = dist.get_rank(), dist.get_world_size(), dist.group.WORLD
         self.name = self.group.group_name
         if device.type == "npu":
             self.name = self.group._get_backend(device).get_hccl_comm_name(self.rank)
@@ -71,10 +70,9 @@ class Scattered(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         arrived, weight = ctx.saved_tensors
-        ranks = ctx.ranks
-        given = ranks.name, ranks.size, ctx.recvs, ctx.sends
+        given = ctx.ranks.name, ctx.ranks.size, ctx.recvs, ctx.sends
         of_rows, _ = ops.npu_gmm_alltoallv(grad, weight, *given, trans_gmm_weight=True)
-        return of_rows, of_weights(arrived, grad, ctx.recvs, ranks), None, None, None
+        return of_rows, of_weights(arrived, grad, ctx.recvs, ctx.ranks), None, None, None
 
 
 class Gathered(torch.autograd.Function):
@@ -90,10 +88,9 @@ class Gathered(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         rows, weight = ctx.saved_tensors
-        ranks = ctx.ranks
-        given = ranks.name, ranks.size, ctx.recvs, ctx.sends
+        given = ctx.ranks.name, ctx.ranks.size, ctx.recvs, ctx.sends
         of_rows, _, arrived = ops.npu_alltoallv_gmm(grad, weight, *given, trans_gmm_weight=True, permute_out_flag=True)
-        return of_rows, of_weights(rows, arrived, ctx.sends, ranks), None, None, None
+        return of_rows, of_weights(rows, arrived, ctx.sends, ctx.ranks), None, None, None
 
 
 def of_weights(rows: Tensor, grad: Tensor, counts: list[int], ranks: Ranks) -> Tensor:
@@ -310,9 +307,7 @@ def measure(model: Model, ranks: Ranks, device: torch.device, turns: int) -> Non
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument(
-        "--measure", type=int, default=0, metavar="TURNS", help="compare a step's time with plain torch's"
-    )
+    parser.add_argument("--measure", type=int, default=0, metavar="TURNS", help="time steps, and plain torch's")
     parser.add_argument("--device", default="cpu", choices=["cpu", "npu"], help="where every rank computes")
     options = parser.parse_args()
     os.environ.setdefault("ALLTOALLV_NPU_LIMITS", "relax")  # the model is smaller than the devices allow

@@ -30,9 +30,8 @@ TEST(killed) {
             };
             fails(processes, options, ErrorClass::peer_lost, "rank " + std::to_string(victim) + " (pid ");
         });
-        for (int rank = 0; rank < 3; ++rank) {
+        for (int rank = 0; rank < 3; ++rank)
             CHECK_EQ(statuses[static_cast<size_t>(rank)], rank == victim ? 128 + SIGKILL : 0);
-        }
     }
 }
 
@@ -206,12 +205,14 @@ UniqueFd bound_socket(const std::string& name) {
     return fd;
 }
 
+bool is_root() {
+    if (geteuid() != 0) std::printf("  NOT RUN: becoming another user needs root, this is uid %u\n", geteuid());
+    return geteuid() == 0;
+}
+
 /// Another user holds three of our names in three ways, then knocks at the fourth, where the root listens.
 TEST(another_user) {
-    if (geteuid() != 0) {
-        std::printf("  NOT RUN: becoming another user needs root, this is uid %u\n", geteuid());
-        return;
-    }
+    if (!is_root()) return;
     all_pass(run_processes(1, [](int) {
         std::vector<std::string> names;
         for (int attempt = 0; attempt < 4; ++attempt) names.push_back(socket_name(options_of(0, 2), attempt));
@@ -258,10 +259,7 @@ TEST(another_user) {
 
 /// All the names that can be foreseen are held, some by listeners and some in silence: ranks meet on another.
 TEST(another_user_has_all_names) {
-    if (geteuid() != 0) {
-        std::printf("  NOT RUN: becoming another user needs root, this is uid %u\n", geteuid());
-        return;
-    }
+    if (!is_root()) return;
     all_pass(run_processes(1, [](int) {
         auto [ours, theirs] = socket_pair();
         const pid_t squatter = spawn("squatter", [&, at = theirs.get()] {

@@ -320,12 +320,10 @@ int main() {
                 const QuantFormat format{codes, group};
                 const size_t counts[] = {0, 1, group - 1, group, group + 1, 3 * group + random_below(group) + 1, 10007};
                 for (const size_t count : counts) {
-                    for (const DType dtype : float_types) {
+                    for (const DType dtype : float_types)
                         for (const bool feedback : {false, true}) test_quantize(format, dtype, count, feedback, isa);
-                    }
-                    for (const Overflow overflow : overflows) {
+                    for (const Overflow overflow : overflows)
                         test_sums(format, float_types[random_below(3)], overflow, 1 + random_below(5), count, isa);
-                    }
                 }
             }
         }

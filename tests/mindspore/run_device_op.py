@@ -39,12 +39,8 @@ for dtype, name in ((ms.float32, "float32"), (ms.bfloat16, "bfloat16")):
     ones = Tensor(np.ones(4000, np.float32)).astype(dtype)
     wrong = 0
     for step in range(100):
-        got = (
-            (exchange(plan, ones * float(step % 50 + comm.rank), [4000], module) + 1)
-            .asnumpy()
-            .astype(np.float32)
-            .reshape(2, -1)
-        )
+        came = exchange(plan, ones * float(step % 50 + comm.rank), [4000], module) + 1
+        got = came.asnumpy().astype(np.float32).reshape(2, -1)
         wrong += not (got == [[step % 50 + 1], [step % 50 + 2]]).all()
     print(name, "wrong", wrong, flush=True)
 square = Tensor(np.arange(4000, dtype=np.float32).reshape(40, 100) + comm.rank)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -132,3 +134,22 @@ def caught(call: Callable[[], object]) -> Exception:
     except Exception as error:
         return error
     raise AssertionError("nothing was raised")
+
+
+def zeros(size: int, device: torch.device) -> torch.Tensor:
+    return torch.zeros(size).to(device)
+
+
+def try_to(call: Callable[[], object]) -> None:
+    """Whatever comes of it is printed."""
+    try:
+        call()
+    except Exception as error:
+        print(type(error).__name__, error)
+
+
+def wait_for(file: Path) -> None:
+    """Until a peer has made it, or for long."""
+    end = time.monotonic() + 25
+    while not file.exists() and time.monotonic() < end:
+        time.sleep(0.02)

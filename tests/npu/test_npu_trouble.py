@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-from npu_ranks import caught, communicator, emulated, exchange, group, meet, use_device
+from npu_ranks import caught, communicator, emulated, exchange, group, meet, try_to, use_device, wait_for, zeros
 
 import alltoallv.torch as at
 from alltoallv import Communicator, _core
-from alltoallv.errors import BackendUnavailableError, CommTimeoutError, HcclError, InvalidTensorError, PeerLostError
+from alltoallv.errors import CommTimeoutError, HcclError, PeerLostError
 from alltoallv.testing import Ranks
 
 
@@ -30,10 +29,6 @@ def test_late_tasks_change_nothing(ranks: Ranks) -> None:
             assert exchange(comm, device) == list(range(size))
 
     ranks(2, communicator=False)(check)
-
-
-def zeros(size: int, device: torch.device) -> torch.Tensor:
-    return torch.zeros(size).to(device)
 
 
 def test_a_call_that_fails_ends_the_communicator_for_all(ranks: Ranks) -> None:
@@ -69,14 +64,6 @@ def test_a_call_that_fails_ends_the_communicator_for_all(ranks: Ranks) -> None:
 
     numbers = [(1, "PARA", 1), (4, "INTERNAL", 25), (24, "OOM", 26)]
     ranks(2, communicator=False, fresh=True, env={"HCCL_EXEC_TIMEOUT": "2"})(check, numbers)
-
-
-def try_to(call: Callable[[], object]) -> None:
-    """Whatever comes of it is printed."""
-    try:
-        call()
-    except Exception as error:
-        print(type(error).__name__, error)
 
 
 def test_an_error_behind_the_call_is_asked_for(ranks: Ranks) -> None:
@@ -169,13 +156,6 @@ def test_a_rank_that_comes_too_late_is_a_timeout_that_names_it(ranks: Ranks) -> 
         comm.destroy()
 
     ranks(2, communicator=False)(check)
-
-
-def wait_for(file: Path) -> None:
-    """Until a peer has made it, or for long."""
-    end = time.monotonic() + 25
-    while not file.exists() and time.monotonic() < end:
-        time.sleep(0.02)
 
 
 def test_a_rank_leaves_out_a_call_after_the_checked_ones(ranks: Ranks, tmp_path: Path) -> None:
@@ -278,111 +258,3 @@ def test_a_failing_call_in_a_group(ranks: Ranks, tmp_path: Path) -> None:
                 exchange(comm, device)
 
     ranks(2, communicator=False, fresh=True, env={"HCCL_EXEC_TIMEOUT": "2"})(check, str(tmp_path / "store"))
-
-
-def test_destroyed_with_much_left_to_do(ranks: Ranks) -> None:
-    """Longer than HCCL's refusal is met with patience: what is healthy is waited for."""
-
-    def check(rank: int, size: int) -> None:
-        device = use_device(rank)
-        comm = Communicator.from_env(backend="hccl", timeout=30)
-        x = torch.full((size,), 1.0 + rank).to(device)
-        torch.npu.synchronize()
-        with emulated(task_delay_us=6_000_000):
-            y = at.all_to_all_v(x, [1] * size, [1] * size, group=comm)
-        comm.destroy()
-        assert y.cpu().tolist() == [1.0 + j for j in range(size)]
-
-    ranks(2, communicator=False)(check)
-
-
-def test_what_is_stuck_on_the_device_is_left_there(ranks: Ranks, tmp_path: Path) -> None:
-    """To free its stream would mean to wait for HCCL's own time limit."""
-
-    def check(rank: int, size: int, done: Path) -> None:
-        device = use_device(rank)
-        comm = Communicator.from_env(backend="hccl", timeout=20, check="off")
-        x, y = zeros(size, device), zeros(size, device)
-        torch.npu.synchronize()
-        plan = _core.Plan(comm.core, "all_to_all_v", "float32", *([1] * size, list(range(size))) * 2)
-        if rank == 0:
-            with pytest.raises(CommTimeoutError):
-                plan.run(x.data_ptr(), y.data_ptr(), 1.0)
-            start = time.monotonic()
-            try_to(comm.destroy)
-            del plan, comm
-            assert time.monotonic() - start < 10
-            done.touch()
-        else:
-            wait_for(done)
-
-    ranks(2, communicator=False, fresh=True, env={"HCCL_EXEC_TIMEOUT": "20"})(check, tmp_path / "done")
-
-
-def test_a_forked_child_leaves_it_alone(ranks: Ranks) -> None:
-    def check(rank: int, size: int) -> None:
-        import gc
-        import os
-        import signal
-
-        device = use_device(rank)
-        comm = Communicator.from_env(backend="hccl", timeout=20)
-        exchange(comm, device)
-        child = os.fork()
-        if child == 0:
-            signal.alarm(15)  # ends it if it hangs
-            told = ""
-            try:
-                comm.core.reduce("all_reduce", "float32", "sum", 0, 0, [0])
-            except BackendUnavailableError as error:
-                told = str(error)
-            usable = comm.usable
-            del comm
-            gc.collect()
-            os._exit(0 if "before fork" in told and not usable else 1)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert exchange(comm, device) == list(range(size))
-        comm.destroy()
-
-    ranks(2, communicator=False, fresh=True)(check)
-
-
-def test_tensors_on_another_device(ranks: Ranks, tmp_path: Path) -> None:
-    """The peers hear of it, and all go on."""
-
-    def check(rank: int, size: int, file: str) -> None:
-        with group(rank, size, file, backend="gloo") as (world, device):
-            comm = at.from_group(world, device="npu", timeout=20)
-            exchange(comm, device)
-            other = use_device(rank + size) if rank == 1 else device  # the communicator was made for another
-            with pytest.raises(InvalidTensorError, match="expected npu:1"):
-                exchange(comm, other)
-            use_device(rank)
-            exchange(comm, device)
-
-    ranks(2, communicator=False, fresh=True)(check, str(tmp_path / "store"))
-
-
-def test_abort_and_use_after_destroy(ranks: Ranks) -> None:
-    def check(rank: int, size: int) -> None:
-        device = use_device(rank)
-        comm = Communicator.from_env('experts "a"', backend="hccl", timeout=20)
-        exchange(comm, device)
-        if rank == 0:
-            comm.abort("enough")
-        else:
-            time.sleep(0.5)
-        with pytest.raises(PeerLostError, match="enough"):
-            exchange(comm, device)
-        comm.destroy()
-        with pytest.raises(ValueError, match="destroyed"):
-            exchange(comm, device)
-        with communicator(rank) as (fresh, _):
-            assert exchange(fresh, device) == list(range(size))
-        record = comm.flight_record()
-        assert record["domain"] == comm.domain
-        first = record["ranks"][0]["operators"][0]
-        assert (first["operator"], first["state"], first["bytes"]) == ("all_to_all_v", "done", size * 4)
-        assert first["start_ns"] <= first["end_ns"]
-
-    ranks(2, communicator=False)(check)
