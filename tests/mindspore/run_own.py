@@ -22,6 +22,7 @@ def main() -> int:
     for name in NAMES:
         if not (folder / name).is_file():
             print(f"{name}: not in {folder}")
+            failed = True
             continue
         with tempfile.TemporaryDirectory() as scratch:
             job = msrun(Path(scratch), RANKS, HERE / "run_own_rank.py", str(folder / name), timeout=600)
