@@ -162,7 +162,7 @@ class ShmCommunicator final : public ControlledCommunicator {
     uint64_t probe_word_ = 0;       // private memory that peers try to read
     const void* output_ = nullptr;  // of this operator, once peers may know its location in the arena
     size_t output_bytes_ = 0;
-    uint64_t put_ = 0;  // end of what this operator has put into the ring to the other of two ranks, or 0
+    uint64_t put_ = 0;                 // end of what was last put into the ring to the other of two ranks
     uint64_t steps_ = 0, rounds_ = 0;  // of two-shot reductions so far, equal on all ranks
     PeerWriter peer_writer_;           // what is quicker: a ring between two ranks, else streaming stores
     PeerWriter scratch_writer_{4.0};   // less than reading an input that is in no cache
