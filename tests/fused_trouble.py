@@ -82,6 +82,21 @@ def check(device: torch.device, group: str, rank: int, size: int) -> None:
     operator = EXCHANGE
     counts = lambda one: {"recv_counts": [one["recv_counts"][0] + (rank == 1), *one["recv_counts"][1:]]}  # noqa: E731
     expect(call(operator, counts), PeerMismatchError, "rank 0 sends 0 rows of expert 0 to rank 1, which expects 1")
+
+    def moved(one: dict[str, Any]) -> dict[str, Any]:
+        """Rank 1 expects the same number of rows from rank 0, but not of the same experts."""
+        first, second, *others = one["recv_counts"]
+        return {"recv_counts": [first + 1, second - 1, *others] if rank == 1 else one["recv_counts"]}
+
+    expect(call(operator, moved), PeerMismatchError, "of expert 0 to rank 1, which expects")
+    expect(
+        call(operator, lambda one: {"gmm_x": one["gmm_x"][1:]} if rank == 1 else {}),
+        *(
+            (NotImplementedError, "rows, as many as send_counts says")
+            if rank == 1
+            else (PeerMismatchError, f"rank 1 refuses {operator}: npu::{operator}: gmm_x is")
+        ),
+    )
     expect(
         call(operator, ALLTOALLV_NPU_LIMITS="keep"), InvalidParamError, f"ep_world_size is {size}, expected one of 8,"
     )

@@ -85,10 +85,10 @@ void check_order(Comm& comm, uint64_t ticket) {
 int task(Comm& comm, const Launch& l, const std::optional<Fault>& fault, uint64_t ticket) {
     const auto failed = [&](int result, const char* message) {
         const int code = result <= HCCL_E_RESERVED ? result : HCCL_E_PARA;
-        comm.fail(static_cast<HcclResult>(code));
+        if (!l.at_once) comm.fail(static_cast<HcclResult>(code));
         report(l.function, code,
                "on rank " + std::to_string(comm.rank()) + " of '" + comm.spec().name + "': " + message);
-        return stream_code(code);
+        return l.at_once ? code : stream_code(code);
     };
     try {
         if (l.run) check_order(comm, ticket);
@@ -186,7 +186,7 @@ HcclResult launch(const char* function, const std::function<Launch()>& make) {
                           "root is " + std::to_string(l.root) + ", expected less than " + std::to_string(comm->size()));
         Checked call{comm, l.at_once ? nullptr : stream_of(l.stream), std::move(l), fault};
         ++comm->pending;
-        if (call.launch.at_once) return next_task(std::move(call))() == 0 ? HCCL_SUCCESS : comm->async_error();
+        if (call.launch.at_once) return static_cast<HcclResult>(next_task(std::move(call))());
         if (group_depth > 0)
             grouped.push_back(std::move(call));
         else

@@ -7,7 +7,9 @@ tensors any other group of torch.distributed, through `alltoallv.torch`. Both te
 from __future__ import annotations
 
 import json
+import math
 import struct
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,7 +21,9 @@ from alltoallv.errors import InvalidParamError, PeerMismatchError
 from alltoallv.npu_ops.registry import exchanges
 
 _BYTES = 4096  # in which a rank announces its call: a header, then JSON
-_HEADER = struct.Struct("qqq")  # the length of the text, and digests of the counts that it sends and expects
+# The length of the text, and digests of the counts that it sends and expects. In front of rows is no text, but a
+# negative digest of it.
+_HEADER = struct.Struct("qqq")
 _DIGESTS = 2**62  # they are smaller
 
 # The operator, its values, why the rank refuses, and the difference of its digests.
@@ -89,11 +93,7 @@ class Group:
 
         It also raises, as `check_counts` does, unless what each rank sends is what its receiver expects.
         """
-        each, ranks = len(sends) // self.size, range(self.size)
-        digests = [
-            sum(hash((self.rank, rank, *sends[rank * each : (rank + 1) * each])) for rank in ranks),
-            sum(hash((rank, self.rank, *recvs[rank * each : (rank + 1) * each])) for rank in ranks),
-        ]
+        digests = self._digests(sends, recvs)
         descriptors = self.gather_descriptors(operator, same, "", digests)
         for rank, (name, values, refusal, _) in enumerate(descriptors):
             if refusal:
@@ -111,20 +111,69 @@ class Group:
         if sum(difference for *_, difference in descriptors) % _DIGESTS:
             check_counts(self, operator, sends, recvs)
 
+    def exchange_agreed(
+        self, operator: str, same: dict[str, int], rows: Tensor, sends: Sequence[int], recvs: Sequence[int]
+    ) -> Tensor:
+        """Agrees on values and counts, as `agree`, and exchanges rows that lie by rank and by expert, like the counts.
+
+        NPUs' ranks meet once for both: each puts its digests in front of its rows. Only ranks that differ meet again.
+        """
+        each = len(sends) // self.size
+        to, of = ([sum(counts[i : i + each]) for i in range(0, len(counts), each)] for counts in (sends, recvs))
+        if self._device is None:
+            self.agree(operator, same, sends, recvs)
+            return self.all_to_all(rows, to, of)
+        call = ~zlib.crc32(json.dumps([operator, same]).encode())
+        header = _HEADER.pack(call, *self._digests(sends, recvs))
+        width = math.prod(rows.shape[1:]) * rows.itemsize
+        parts = rows.contiguous().view(-1).view(torch.uint8).split([count * width for count in to])
+        head = torch.frombuffer(bytearray(header), dtype=torch.uint8)
+        nbytes = [[len(header) + count * width for count in counts] for counts in (to, of)]
+        try:
+            packed = torch.cat([piece for part in parts for piece in (head, part)])
+            arrived = exchanges["npu"](self._group, self._device, packed, *nbytes)
+        except RuntimeError:
+            self.agree(operator, same, sends, recvs)  # says why, if it is a difference
+            raise
+        pieces = arrived.split([size for count in of for size in (len(header), count * width)])
+        found = [_HEADER.unpack(piece.numpy()) for piece in pieces[::2]]
+        if any(one[0] != call for one in found) or sum(sent - expected for _, sent, expected in found) % _DIGESTS:
+            self.agree(operator, same, sends, recvs)
+            raise PeerMismatchError(f"{operator}: the ranks differ in what they have sent, and then do not")
+        return torch.cat(pieces[1::2]).view(rows.dtype).view(sum(of), *rows.shape[1:])
+
+    def _digests(self, sends: Sequence[int], recvs: Sequence[int]) -> list[int]:
+        each, ranks = len(sends) // self.size, range(self.size)
+        return [
+            sum(hash((self.rank, rank, *sends[rank * each : (rank + 1) * each])) for rank in ranks) % _DIGESTS,
+            sum(hash((rank, self.rank, *recvs[rank * each : (rank + 1) * each])) for rank in ranks) % _DIGESTS,
+        ]
+
     def gather_descriptors(
         self, operator: str, values: dict[str, int], refusal: str, digests: Sequence[int] = (0, 0)
     ) -> list[_Descriptor]:
         """Announces this rank's call, its values and a refusal, if any; returns what every rank announces."""
         text = json.dumps([operator, values, refusal[: _BYTES // 8]]).encode()
-        data = _HEADER.pack(len(text), *(digest % _DIGESTS for digest in digests)) + text
+        data = _HEADER.pack(len(text), *digests) + text
         row = torch.frombuffer(bytearray(data.ljust(_BYTES, b"\0")), dtype=torch.int8)
         found: list[_Descriptor] = []
-        for whole in self.all_gather(row).numpy():
+        for whole in self._gathered(row).numpy():
             length, sent, expected = _HEADER.unpack_from(whole)
             told = whole[_HEADER.size : _HEADER.size + length].tobytes()
             name, given, why = (operator, values, refusal) if told == text else json.loads(told)
             found.append((name, given, why, sent - expected))
         return found
+
+    def _gathered(self, row: Tensor) -> Tensor:
+        """Gathers descriptors; again if a peer was in `exchange_agreed`, which learns so that the calls differ."""
+        try:
+            rows = self.all_gather(row)
+            if all(_HEADER.unpack_from(one)[0] >= 0 for one in rows.numpy()):
+                return rows
+        except RuntimeError:
+            if self._device is None:
+                raise
+        return self.all_gather(row)
 
 
 def refuse(hcom: Any, operator: str, why: str) -> None:

@@ -17,9 +17,9 @@ _QUANTIZED = ("gmm_x_quant_mode", "gmm_weight_quant_mode", "mm_x_quant_mode", "m
 
 
 def _checked(
-    group: Group, name: str, x: Tensor, weight: Tensor, sends: Sequence[int], recvs: Sequence[int], sent_width: int
-) -> None:
-    """Raises on all ranks for what the formula does not cover or the device refuses, and for counts that disagree.
+    group: Group, x: Tensor, weight: Tensor, sends: Sequence[int], recvs: Sequence[int], sent_width: int
+) -> dict[str, int]:
+    """Raises for what the formula does not cover or the device refuses; returns what must be equal on all ranks.
 
     ``sent_width`` is the number of bytes of a row that travels.
     """
@@ -28,10 +28,10 @@ def _checked(
     each, count = weight.size(0), weight.size(0) * group.size
     for argument, counts in (("send_counts", sends), ("recv_counts", recvs)):
         expect(len(counts) == count, argument, list(counts), f"{count} numbers, {each} for each rank")
+    expect(x.size(0) == sum(sends), "gmm_x", x, f"{sum(sends)} rows, as many as send_counts says")
     nbytes = sum(sends) * sent_width
     limits.check(limits.GroupedMatmul(group.size, each, x.size(1), weight.size(2), nbytes).breaches)
-    same = {"the number of experts of a rank": each, "H1": x.size(1), "N1": weight.size(2)}
-    group.agree(name, same, sends, recvs)
+    return {"the number of experts of a rank": each, "H1": x.size(1), "N1": weight.size(2)}
 
 
 def _transposed(rows: Tensor, counts: Sequence[int], inner: int) -> Tensor:
@@ -49,10 +49,6 @@ def _products(rows: Tensor, weight: Tensor, counts: list[int]) -> Tensor:
     return torch.cat([product(part, matrix) for part, matrix in zip(rows.split(counts), weight, strict=True)])
 
 
-def _of_ranks(counts: Sequence[int], experts: int) -> list[int]:
-    return [sum(counts[start : start + experts]) for start in range(0, len(counts), experts)]
-
-
 def _shared(mm_x: Tensor | None, mm_weight: Tensor | None, transposed: bool = False) -> Tensor:
     expect((mm_x is None) == (mm_weight is None), "mm_weight", mm_weight, "a matrix exactly where mm_x is given")
     if mm_x is None or mm_weight is None:
@@ -60,17 +56,26 @@ def _shared(mm_x: Tensor | None, mm_weight: Tensor | None, transposed: bool = Fa
     return product(mm_x, mm_weight.t() if transposed else mm_weight)
 
 
-def _first(group: Group, x: Tensor, experts: int, sends: Sequence[int], recvs: Sequence[int]) -> Tensor:
+def _first(
+    group: Group, name: str, same: dict[str, int], x: Tensor, experts: int, sends: Sequence[int], recvs: Sequence[int]
+) -> Tensor:
     """Sends rows to their experts; returns the rows of this rank's experts, by expert."""
-    arrived = group.all_to_all(x, _of_ranks(sends, experts), _of_ranks(recvs, experts))
-    return _transposed(arrived, recvs, experts)
+    return _transposed(group.exchange_agreed(name, same, x, sends, recvs), recvs, experts)
 
 
-def _last(group: Group, rows: Tensor, experts: int, sends: Sequence[int], recvs: Sequence[int]) -> Tensor:
+def _last(
+    group: Group,
+    name: str,
+    same: dict[str, int],
+    rows: Tensor,
+    experts: int,
+    sends: Sequence[int],
+    recvs: Sequence[int],
+) -> Tensor:
     """Sends the rows of this rank's experts back to the ranks, which receive them by rank and expert."""
     by_expert = [count for expert in range(experts) for count in sends[expert::experts]]
     leaving = _transposed(rows, by_expert, group.size)
-    return group.all_to_all(leaving, _of_ranks(sends, experts), _of_ranks(recvs, experts))
+    return group.exchange_agreed(name, same, leaving, sends, recvs)
 
 
 @operator("npu_alltoallv_gmm", ignores=("comm_mode",))
@@ -94,8 +99,8 @@ def alltoallv_gmm(
     group = groups.named(hcom, ep_world_size)
     weight = gmm_weight.mT if trans_gmm_weight else gmm_weight
     width = gmm_x.size(-1) * gmm_x.itemsize
-    _checked(group, "npu_alltoallv_gmm", gmm_x, weight, send_counts, recv_counts, width)
-    rows = _first(group, gmm_x, len(weight), send_counts, recv_counts)
+    same = _checked(group, gmm_x, weight, send_counts, recv_counts, width)
+    rows = _first(group, "npu_alltoallv_gmm", same, gmm_x, len(weight), send_counts, recv_counts)
     shared = _shared(mm_x, mm_weight, trans_mm_weight).to(gmm_x.dtype)
     y = _products(rows, weight, _of_experts(recv_counts, len(weight))).to(gmm_x.dtype)
     return y, shared, rows if permute_out_flag else rows[:0]
@@ -121,10 +126,10 @@ def gmm_alltoallv(
     group = groups.named(hcom, ep_world_size)
     weight = gmm_weight.mT if trans_gmm_weight else gmm_weight
     width = weight.size(-1) * gmm_x.itemsize
-    _checked(group, "npu_gmm_alltoallv", gmm_x, weight, send_counts, recv_counts, width)
+    same = _checked(group, gmm_x, weight, send_counts, recv_counts, width)
     y = _products(gmm_x, weight, _of_experts(send_counts, len(weight))).to(gmm_x.dtype)
     shared = _shared(mm_x, mm_weight, trans_mm_weight).to(gmm_x.dtype)
-    return _last(group, y, len(weight), send_counts, recv_counts), shared
+    return _last(group, "npu_gmm_alltoallv", same, y, len(weight), send_counts, recv_counts), shared
 
 
 def _check_modes(modes: dict[str, int | None]) -> None:
@@ -159,8 +164,8 @@ def alltoallv_quant_gmm(
     _check_modes(dict(zip(_QUANTIZED, modes, strict=True)))
     group = groups.named(hcom, ep_world_size)
     width = gmm_x.size(-1) * gmm_x.itemsize
-    _checked(group, "npu_alltoallv_quant_gmm", gmm_x, gmm_weight, send_counts, recv_counts, width)
-    rows = _first(group, gmm_x, len(gmm_weight), send_counts, recv_counts)
+    same = _checked(group, gmm_x, gmm_weight, send_counts, recv_counts, width)
+    rows = _first(group, "npu_alltoallv_quant_gmm", same, gmm_x, len(gmm_weight), send_counts, recv_counts)
     counts = _of_experts(recv_counts, len(gmm_weight))
     y = _products(rows, gmm_weight, counts).float() * gmm_x_scale * gmm_weight_scale
     shared = _quantized_shared(mm_x, mm_weight, mm_x_scale, mm_weight_scale, mm_y_dtype)
@@ -203,8 +208,8 @@ def quant_gmm_alltoallv(
     _check_modes(dict(zip(_QUANTIZED, modes, strict=True)))
     group, dtype = groups.named(hcom, ep_world_size), dtype_of(gmm_y_dtype, torch.bfloat16, "gmm_y_dtype")
     width = gmm_weight.size(-1) * dtype.itemsize
-    _checked(group, "npu_quant_gmm_alltoallv", gmm_x, gmm_weight, send_counts, recv_counts, width)
+    same = _checked(group, gmm_x, gmm_weight, send_counts, recv_counts, width)
     counts = _of_experts(send_counts, len(gmm_weight))
     y = (_products(gmm_x, gmm_weight, counts).float() * gmm_x_scale * gmm_weight_scale).to(dtype)
     shared = _quantized_shared(mm_x, mm_weight, mm_x_scale, mm_weight_scale, mm_y_dtype)
-    return _last(group, y, len(gmm_weight), send_counts, recv_counts), shared
+    return _last(group, "npu_quant_gmm_alltoallv", same, y, len(gmm_weight), send_counts, recv_counts), shared
