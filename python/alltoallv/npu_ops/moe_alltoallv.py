@@ -36,7 +36,7 @@ def _checked(
 
 def _transposed(rows: Tensor, counts: Sequence[int], inner: int) -> Tensor:
     """Returns rows that lie by (a, b) in the order (b, a); ``counts`` are by (a, b), with ``inner`` values of b."""
-    parts = rows.split(list(counts))
+    parts = rows.split_with_sizes(list(counts))
     return torch.cat([part for b in range(inner) for part in parts[b::inner]])
 
 
@@ -46,7 +46,9 @@ def _of_experts(counts: Sequence[int], experts: int) -> list[int]:
 
 def _products(rows: Tensor, weight: Tensor, counts: list[int]) -> Tensor:
     """Multiplies each expert's rows by its weight, in float32."""
-    return torch.cat([product(part, matrix) for part, matrix in zip(rows.split(counts), weight, strict=True)])
+    return torch.cat(
+        [product(part, matrix) for part, matrix in zip(rows.split_with_sizes(counts), weight, strict=True)]
+    )
 
 
 def _shared(mm_x: Tensor | None, mm_weight: Tensor | None, transposed: bool = False) -> Tensor:
