@@ -63,8 +63,8 @@ $(VENV)/.installed: pyproject.toml
 	  { echo "no C++ compiler: install one (Debian, Ubuntu: apt-get install g++) or set CXX" >&2; exit 1; }
 	@echo "making the environment $(VENV) and building; a few minutes the first time"
 	@$(PYTHON) -m venv $(VENV)
-	@pip install --quiet --upgrade pip
-	@pip install --quiet --editable ".[dev]"
+	@pip install -qq --upgrade pip
+	@pip install -qq --editable ".[dev]"
 	@# Without the backend's finder: it would come before PYTHONPATH, and there is nothing for it to rebuild.
 	@sed -i '/^import /d' $(VENV)/lib/python*/site-packages/_editable_skbc_alltoallv.pth
 	@touch $@
