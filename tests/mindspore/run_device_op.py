@@ -222,8 +222,8 @@ def graphs():
     given = x if sum(sends) == 6 else ms.ops.cat((x, x[:1]))
     for function, *more in ((by_rows,), (with_gaps,), (with_counts, *tensors_of), (of_atb,)):
         yield ms.jit(function)(given, *more)
-    for cell in (rows, gaps, atb):
-        yield ms.grad(ms.jit(squares_of(cell)))(given)
+    for cell, *more in ((rows,), (gaps,), (atb,), (dynamic, *tensors_of)):
+        yield ms.grad(ms.jit(squares_of(cell)))(given, *more)
     yield ms.jit(ms.grad(twice))(given)
     yield (ms.jit(of_any_rows(by_rows, 3)) if tensors.queued else by_rows)(given)
     yield with_counts(given, *tensors_of)
@@ -278,8 +278,8 @@ def quantized_graphs(group=None):
 
 
 def squares_of(cell):
-    def squares(x):
-        y = cell(x)
+    def squares(x, *counts):
+        y = cell(x, *counts)
         return (y * y).sum()
 
     return squares

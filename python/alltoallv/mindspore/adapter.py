@@ -49,6 +49,19 @@ class _Start(NamedTuple):
         self.start(self.input, self.output, stream)
 
 
+def refuse_timeout(timeout: float | None) -> None:
+    """Refuses a timeout for a call in MindSpore's queue."""
+    if timeout is not None:
+        raise InvalidParamError(f"timeout is {timeout}, expected None on Ascend: the group's counts")
+
+
+def learnt(comm: Communicator, sends: Sequence[int]) -> list[int]:
+    """Returns the receive counts that follow from all ranks' send counts, after the calls in MindSpore's queue."""
+    executor.sync()  # the ranks agree about those over the same communicator
+    counts: list[int] = exchange_counts(on_host(comm), sends).tolist()
+    return counts
+
+
 class Tensors(Adapter[Tensor]):
     """Accesses tensors through ``place``; if it ``settles``, its checks first wait until MindSpore has computed them.
 
@@ -98,8 +111,7 @@ class Tensors(Adapter[Tensor]):
     def enqueue(self, linear: Linear[Tensor], input: Tensor, output: Tensor | None) -> Tensor:
         """Adds the exchange to MindSpore's queue: it runs after earlier operators and before later ones."""
         with guard(linear.communicator, linear.operator):
-            if linear.timeout >= 0:
-                raise InvalidParamError(f"timeout is {linear.timeout}, expected None on Ascend: the group's counts")
+            refuse_timeout(linear.timeout if linear.timeout >= 0 else None)
             if isinstance(linear, Reduction) and linear.op == "avg":  # HCCL has sums
                 return self.enqueue(replace(linear, op="sum"), input, output) / linear.communicator.size
             plan, x = linear.plan(core_name(input.dtype)), as_input(input)
@@ -112,9 +124,7 @@ class Tensors(Adapter[Tensor]):
         return out
 
     def learn(self, transfer: Transfer[Tensor], input: Tensor) -> Sequence[int]:
-        executor.sync()  # the ranks agree about calls in the queue over the same communicator
-        recv_counts: list[int] = exchange_counts(on_host(transfer.communicator), transfer.layout[0]).tolist()
-        return recv_counts
+        return learnt(transfer.communicator, transfer.layout[0])
 
     name = staticmethod(core_name)
 

@@ -5,7 +5,6 @@ In a graph, bfloat16 needs the package ml_dtypes, and bfloat16 results pass thro
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import replace
 from inspect import signature
@@ -16,9 +15,8 @@ import numpy as np
 from mindspore import Tensor, nn, ops
 from mindspore.common._grad_function import _Function
 
-from alltoallv._calls import adapters
-from alltoallv._calls.counts import Counts, as_counts, even_parts, packed, shares
-from alltoallv._calls.guard import guard
+from alltoallv._calls.counts import Counts, as_counts, packed, shares
+from alltoallv._calls.linear import all_reduction
 from alltoallv.atb.member import connect
 from alltoallv.atb.operations import AllToAllVOperation
 from alltoallv.atb.params import AllToAllVParam
@@ -30,7 +28,7 @@ from alltoallv.mindspore import graph_quantized, quantized
 from alltoallv.mindspore import group as groups
 from alltoallv.mindspore.autograd import summed, tracks
 from alltoallv.mindspore.graph import AllToAllV
-from alltoallv.mindspore.graph_exchange import Array, Host, make_operator, plain_operator
+from alltoallv.mindspore.graph_exchange import ARRAYS, Array, Host, make_operator, plain_operator
 from alltoallv.mindspore.graph_quantized import Steps, StraightSteps, shaped
 from alltoallv.mindspore.group import Group
 from alltoallv.mindspore.tensors import core_name, in_queue, target
@@ -38,6 +36,7 @@ from alltoallv.quantization.functions import Quantized
 from alltoallv.quantization.spec import QuantizedReduction
 
 _OUTPUTS = {1: mindspore.float16, 0: mindspore.float32, 27: mindspore.bfloat16}  # key: ACL's number of the dtype
+_ON_ARRAYS: Quantized[Array] = Quantized(ARRAYS, groups.resolve)  # on what MindSpore passes in
 #: Arguments of the functions that are no options of the cells.
 _OTHERS = [
     "input",
@@ -191,11 +190,9 @@ class _Options(nn.Cell):
             dtype = mindspore.float16
         name = self.function
         if in_queue():
-            self.graph = StraightSteps(
-                lambda *like: getattr(graph_quantized.steps(), name)(shaped(*like), **given), back
-            )
+            self.graph = StraightSteps(lambda *like: getattr(graph_quantized.STEPS, name)(shaped(*like), **given), back)
         else:
-            self.graph = _Straight(lambda x: getattr(_on_arrays(), name)(x, **given), shape, dtype, back)
+            self.graph = _Straight(lambda x: getattr(_ON_ARRAYS, name)(x, **given), shape, dtype, back)
 
 
 class QuantizedAllReduce(_Options):
@@ -285,13 +282,7 @@ def _summed(group: Group, op: str) -> Callable[..., Any]:
         return graph_quantized.summing(group, op)
 
     def run(dout: Array) -> Array:
-        comm = groups.resolve(group)
-        with guard(comm, "all_reduce"):
-            x = np.ascontiguousarray(dout)
-            out = np.empty_like(x)
-        places = x.ctypes.data, out.ctypes.data
-        comm.core.reduce("all_reduce", x.dtype.name, op, *places, even_parts(x.size, comm.size), shape=x.shape)
-        return out
+        return all_reduction(ARRAYS, groups.resolve(group), dout.shape, op).run(dout)
 
     operator = make_operator(run, _same)
 
@@ -313,9 +304,3 @@ def _connected(param: Any, group: AllToAllVParam, communicator: Communicator | N
             f"as in the communicator '{comm.domain}'"
         )
     return comm
-
-
-@functools.cache
-def _on_arrays() -> Quantized[Array]:
-    """Returns the quantized collectives on the arrays that MindSpore passes in."""
-    return Quantized(adapters.find("x", np.empty(0)), groups.resolve)

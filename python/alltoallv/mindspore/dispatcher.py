@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mindspore
@@ -51,16 +51,16 @@ class MoEDispatcher(HostDispatching[Tensor]):
         self, tokens: Any, gate_weights: Any, rows: Array, weights: Array | None, state: DispatchState[Any]
     ) -> Dispatched[Tensor]:
         """Returns the arrived rows as tensors, with their gradient."""
-        made, of_rows = _tensor(rows), _or_nothing(weights)
+        pair = made, of_rows = _tensor(rows), _or_nothing(weights)
         if tracks(tokens, gate_weights) and not self.routing.codes:
-            made, of_rows = _Arrived.apply(tokens, gate_weights, state.route, made, of_rows)
+            made, of_rows = _Moved.apply(tokens, gate_weights, state.route, False, lambda: pair)
         state.weights = None if gate_weights is None else of_rows
         state.scales = None if state.scales is None else _tensor(state.scales)
         return made, state.counts, state
 
     def again(self, tokens: Tensor, weights: Tensor | None, route: Route) -> tuple[Tensor, Tensor | None]:
         """Dispatches rows and weights again by a known route."""
-        rows, made = _Spread.apply(tokens, weights, route)
+        rows, made = _Moved.apply(tokens, weights, route, False, None)
         return rows, None if weights is None else made
 
     def weighted(self, expert_outputs: Tensor, state: DispatchState[Tensor]) -> tuple[Tensor, None]:
@@ -77,7 +77,7 @@ class MoEDispatcher(HostDispatching[Tensor]):
     def combined(self, rows: Tensor, route: Route, tokens: Array) -> Tensor:
         """Returns the combined tokens as a tensor, with their gradient."""
         made = _tensor(tokens)
-        return _Combined.apply(rows, route, made) if tracks(rows) else made
+        return _Moved.apply(rows, None, route, True, lambda: (made, _or_nothing(None)))[0] if tracks(rows) else made
 
     def parts(self, tokens: Tensor, ends: Sequence[int]) -> list[Tensor]:
         """Splits rows at ``ends``."""
@@ -88,64 +88,28 @@ class MoEDispatcher(HostDispatching[Tensor]):
         return ops.concat([part for part in parts if part.shape[0]] or [parts[0]])
 
 
-class _Arrived(_Function):
-    """The gradient of a dispatch whose rows have arrived."""
+class _Moved(_Function):
+    """Sends tokens and weights to their experts, or back, where the rows of one token are added; each is the other's
+    gradient. ``made``, if it is given, returns what has been moved already.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, tokens: Tensor, weights: Tensor | None, route: Route, rows: Tensor, made: Tensor
+        ctx: Any, rows: Tensor, weights: Tensor | None, route: Route, back: bool, made: Callable[[], Any] | None
     ) -> tuple[Tensor, Tensor]:
-        ctx.route, ctx.weighs = route, weights is not None
-        ctx.shape = None if weights is None else weights.shape
-        return rows, made
+        ctx.route, ctx.back, ctx.shape = route, back, None if weights is None else weights.shape
+        if made is not None:
+            pair: tuple[Tensor, Tensor] = made()
+            return pair
+        arrays = _array(rows), None if weights is None else _array(weights)
+        moved, of_rows = route.collect(*arrays)() if back else route.spread(*arrays)
+        return _tensor(moved), _or_nothing(of_rows)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, weight_grad: Tensor) -> tuple[Any, ...]:
-        tokens, weights = _Collect.apply(grad, weight_grad if ctx.weighs else None, ctx.route)
-        return tokens, weights.reshape(ctx.shape) if ctx.weighs else None, None, None, None
-
-
-class _Spread(_Function):
-    """Sends tokens and weights to their experts by a known route."""
-
-    @staticmethod
-    def forward(ctx: Any, tokens: Tensor, weights: Tensor | None, route: Route) -> tuple[Tensor, Tensor]:
-        ctx.route, ctx.weighs = route, weights is not None
-        rows, made = route.spread(_array(tokens), None if weights is None else _array(weights))
-        return _tensor(rows), _or_nothing(made)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor, weight_grad: Tensor) -> tuple[Any, ...]:
-        tokens, weights = _Collect.apply(grad, weight_grad if ctx.weighs else None, ctx.route)
-        return tokens, weights if ctx.weighs else None, None
-
-
-class _Collect(_Function):
-    """Sends rows back to their tokens by a known route; the rows of one token are added."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, weights: Tensor | None, route: Route) -> tuple[Tensor, Tensor]:
-        ctx.route, ctx.weighs = route, weights is not None
-        tokens, made = route.collect(_array(rows), None if weights is None else _array(weights))()
-        return _tensor(tokens), _or_nothing(made)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor, weight_grad: Tensor) -> tuple[Any, ...]:
-        rows, weights = _Spread.apply(grad, weight_grad if ctx.weighs else None, ctx.route)
-        return rows, weights if ctx.weighs else None, None
-
-
-class _Combined(_Function):
-    """The gradient of a combine whose tokens have arrived."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, route: Route, tokens: Tensor) -> Tensor:
-        ctx.route = route
-        return tokens
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        return _Spread.apply(grad, None, ctx.route)[0], None, None
+        weighs = ctx.shape is not None
+        rows, weights = _Moved.apply(grad, weight_grad if weighs else None, ctx.route, not ctx.back, None)
+        return rows, weights.reshape(ctx.shape) if weighs else None, None, None, None
 
 
 def _array(tensor: Tensor) -> Array:

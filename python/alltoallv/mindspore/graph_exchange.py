@@ -19,9 +19,11 @@ import numpy.typing as npt
 from mindspore import Tensor, nn, ops
 from mindspore._c_expression.typing import TensorType, type_to_type_id
 
-from alltoallv import _core, memory
+from alltoallv import _core
+from alltoallv._calls import adapters
 from alltoallv._calls.counts import Layout, overlap, packed
 from alltoallv._calls.guard import guard
+from alltoallv._calls.linear import Transfer
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError
 from alltoallv.mindspore import graph_op
@@ -30,7 +32,7 @@ from alltoallv.mindspore.group import Group
 from alltoallv.mindspore.tensors import DTYPES, core_name, in_queue, numpy_dtype
 
 Array = npt.NDArray[Any]
-
+ARRAYS: adapters.Adapter[Array] = adapters.find("x", np.empty(0))  # of what MindSpore passes in
 DTYPES_BY_NUMBER: dict[int, Any] = {type_to_type_id(dtype): dtype for dtype in DTYPES}  # by MindSpore's number
 EMPTY = "MindSpore's graphs cannot hand over empty tensors: call all_to_all_v outside the graph"
 
@@ -71,13 +73,9 @@ class Host:
             room = math.prod(shape)
             summed = self.sums and overlap(recvs, rdispls)
             places, numel = (packed(recvs), sum(recvs)) if summed else (rdispls, room)
-            _core.check_exchange(x.size, numel, sends, sdispls, recvs, places, comm.size)
-            out = memory.empty((numel,), x.dtype)
-            if sum(recvs) < numel:
-                out.view(np.uint8)[...] = 0
-            plan = _core.Plan(comm.core, "all_to_all_v", x.dtype.name, sends, sdispls, recvs, places, 0, row)
-        x = np.ascontiguousarray(x)
-        plan.run(x.ctypes.data, out.ctypes.data)
+            layout = sends, sdispls, recvs, places
+            _core.check_exchange(x.size, numel, *layout, comm.size)
+        out = Transfer(ARRAYS, comm, "all_to_all_v", x.shape, (numel,), layout, row).run(x)
         if summed:
             parts = out.astype(np.float32) if x.dtype.name == "bfloat16" else out
             out = np.zeros(room, parts.dtype)
@@ -227,7 +225,4 @@ def make_operator(
         check_known(x)  # MindSpore itself fails without a reason
         return shape(x, *others)
 
-    operator = ops.Custom(array, out_shape=known, out_dtype=infer, bprop=bprop, func_type="pyfunc")
-    for effect in ("side_effect_io", "side_effect_backprop"):  # the second is for what the gradient calls
-        operator.add_prim_attr(effect, True)
-    return operator
+    return graph_op.in_order(ops.Custom(array, out_shape=known, out_dtype=infer, bprop=bprop, func_type="pyfunc"))

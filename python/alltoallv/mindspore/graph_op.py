@@ -58,7 +58,11 @@ def number_of(call: Callable[[Launch], None]) -> int:
 def operator() -> ops.Primitive:
     """Returns the operator, ``(x, send, recv, like, call, by_row)``; it is compiled at the first call."""
     device_op.build(target()).set_graph_entry(ctypes.cast(run, ctypes.c_void_p).value or 0)
-    made = ops.Primitive("Custom_alltoallv_exchange")
+    return in_order(ops.Primitive("Custom_alltoallv_exchange"))
+
+
+def in_order(made: Any) -> Any:
+    """Marks an operator as a side effect, so that a graph runs it in the order of the program, and always."""
     for effect in ("side_effect_io", "side_effect_backprop"):  # the second is for what the gradient calls
         made.add_prim_attr(effect, True)
     return made

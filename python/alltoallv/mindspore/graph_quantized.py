@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,7 +19,7 @@ from alltoallv.errors import InvalidParamError, ValueOverflowError
 from alltoallv.mindspore import device_quantized, graph_op
 from alltoallv.mindspore import group as groups
 from alltoallv.mindspore.device_quantized import Moves
-from alltoallv.mindspore.graph_exchange import DTYPES_BY_NUMBER, EMPTY, check_known
+from alltoallv.mindspore.graph_exchange import ARRAYS, DTYPES_BY_NUMBER, EMPTY, check_known
 from alltoallv.mindspore.tensors import core_name, numpy_dtype
 from alltoallv.quantization import requests
 from alltoallv.quantization.functions import Quantized
@@ -165,18 +164,15 @@ def _check_size(size: int) -> None:
         raise InvalidParamError(f"input or output is empty, but {EMPTY}")
 
 
-@functools.cache
-def steps() -> Quantized[Any]:
-    """Returns the quantized collectives whose calls return their steps."""
+class _Prepared(Quantized[Any]):
+    def reductions(self) -> type[ReductionCall[Any]]:
+        return _Reduction
 
-    class Prepared(Quantized[Any]):
-        def reductions(self) -> type[ReductionCall[Any]]:
-            return _Reduction
+    def exchanges(self) -> type[RowsCall[Any]]:
+        return _Rows
 
-        def exchanges(self) -> type[RowsCall[Any]]:
-            return _Rows
 
-    return Prepared(adapters.find("x", np.empty(0)), groups.resolve)
+STEPS = _Prepared(ARRAYS, groups.resolve)  # the quantized collectives whose calls return their steps
 
 
 def shaped(shape: Sequence[int], dtype: Any) -> Any:

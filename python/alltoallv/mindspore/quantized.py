@@ -8,17 +8,14 @@ from mindspore import Tensor, ops
 
 from alltoallv._calls.adapters import Adapter
 from alltoallv._calls.counts import Counts
-from alltoallv._calls.experts import exchange_counts
 from alltoallv.communicator import Communicator
-from alltoallv.errors import InvalidParamError
 from alltoallv.mindspore import device_quantized
-from alltoallv.mindspore.adapter import ADAPTER
+from alltoallv.mindspore.adapter import ADAPTER, learnt, refuse_timeout
 from alltoallv.mindspore.autograd import apply, tracks
 from alltoallv.mindspore.device_codes import Codes
 from alltoallv.mindspore.device_quantized import Moves, Rows
 from alltoallv.mindspore.front_end import check_async, enter
-from alltoallv.mindspore.group import on_host
-from alltoallv.mindspore.tensors import executor, in_queue
+from alltoallv.mindspore.tensors import in_queue
 from alltoallv.mindspore.work import CommHandle, Done
 from alltoallv.quantization import requests
 from alltoallv.quantization.feedback import ErrorFeedback as ErrorFeedback
@@ -34,7 +31,7 @@ class _QueuedReduction(ReductionCall[Tensor]):
     def __init__(
         self, adapter: Adapter[Tensor], comm: Communicator, made: requests.Reduction[Tensor], timeout: float | None
     ) -> None:
-        _check_timeout(timeout)
+        refuse_timeout(timeout)
         self.made, self.comm = made, comm
         if made.request.scale is None:
             Codes(made.request.quantization, 1)  # refuses formats
@@ -63,7 +60,7 @@ class _QueuedRows(RowsCall[Tensor]):
         options: Options,
         timeout: float | None = None,
     ) -> None:
-        _check_timeout(timeout)
+        refuse_timeout(timeout)
         self._adapter, self._comm, self._options, self._timeout = adapter, comm, options, timeout
         self.rows = made = requests.rows(adapter, comm, input, send_counts, recv_counts, options)
         self._tail = tuple(made.input.shape[1:])
@@ -73,18 +70,12 @@ class _QueuedRows(RowsCall[Tensor]):
     def run_counted(self) -> tuple[Tensor, list[int]]:
         recvs = self.rows.recvs
         if recvs is None:
-            executor.sync()  # the ranks agree about calls in the queue over the same communicator
-            recvs = exchange_counts(on_host(self._comm), self.rows.sends).tolist()
+            recvs = learnt(self._comm, self.rows.sends)
         return self._steps.exchange(self._pair, recvs).reshape(-1, *self._tail), recvs
 
     def submit(self) -> tuple[Tensor | None, CommHandle]:
         out = self.run()
         return None if self.rows.recvs is None else out, Done(out)
-
-
-def _check_timeout(timeout: float | None) -> None:
-    if timeout is not None:
-        raise InvalidParamError(f"timeout is {timeout}, expected None on Ascend: the group's counts")
 
 
 class _Quantized(Quantized[Tensor]):
