@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from operator_case import Case
 
+from operators.rotary import turned
+
 Array = np.ndarray[Any, Any]
 
 
@@ -72,7 +74,62 @@ def to_update(r: np.random.Generator) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def rotated_and_normalized(kv: Array, gamma: Array, cos: Array, sin: Array) -> tuple[Array, Array]:
+    first, last = kv[:, 0, :, : len(gamma)], kv[:, 0, :, len(gamma) :]
+    sorted_pairs = np.concatenate([last[..., ::2], last[..., 1::2]], -1)
+    normal = first / np.sqrt((first**2).mean(-1, keepdims=True) + 1e-5) * gamma
+    return turned(sorted_pairs, cos[:, 0], sin[:, 0]), normal
+
+
+def joined(
+    kv: Array, gamma: Array, cos: Array, sin: Array, index: Array, k_cache: Array, ckv_cache: Array,
+    cache_mode: str, is_output_kv: bool,
+) -> list[Any]:  # fmt: skip
+    values = rotated_and_normalized(kv, gamma, cos, sin)
+    caches = k_cache.copy(), ckv_cache.copy()
+    for cache, rows in zip(caches, values, strict=True):
+        for b, t in np.ndindex(rows.shape[:2]):
+            if cache_mode == "Norm":
+                cache[b, 0, index[b, t]] = rows[b, t]
+                continue
+            page = cache.shape[1]
+            per_page = "BLK" in cache_mode
+            place = index.reshape(2, -1)[b, t // page] + t % page if per_page else index.reshape(2, -1)[b, t]
+            if "NZ" in cache_mode:
+                whole = cache.reshape(len(cache), -1, page, 16)  # a view: the array has this order
+                whole[place // page, :, place % page] = rows[b, t].reshape(-1, 16)
+            else:
+                cache[place // page, place % page, 0] = rows[b, t]
+    outputs = [one[:, None] for one in values] if is_output_kv else [np.zeros(0)] * 2
+    return [*caches, *outputs, *caches]
+
+
+def to_join(mode: str, output: bool) -> Any:
+    def inputs(r: np.random.Generator) -> dict[str, Any]:
+        pages = mode != "Norm"
+        index = {"Norm": [[5, 0, 2], [1, 3, 4]], "PA_BLK_BNSD": [4, 8, 0, 12], "PA_BLK_NZ": [4, 8, 0, 12]}
+        return {
+            "kv": r.normal(size=(2, 1, 3, 48)), "gamma": r.normal(size=32), "cos": r.uniform(-1, 1, (2, 1, 3, 16)),
+            "sin": r.uniform(-1, 1, (2, 1, 3, 16)), "index": np.array(index.get(mode, [7, 0, 11, 3, 12, 5]), np.int64),
+            "k_cache": r.normal(size=(8, 2, 1, 16) if pages else (2, 1, 6, 16)), "is_output_kv": output,
+            "ckv_cache": r.normal(size=(8, 2, 1, 32) if pages else (2, 1, 6, 32)), "cache_mode": mode,
+        }  # fmt: skip
+
+    return inputs
+
+
 CASES = [
+    *(
+        Case("npu_kv_rmsnorm_rope_cache", to_join(mode, output), joined, writes=("k_cache", "ckv_cache"), note=mode)
+        for mode, output in (
+            ("Norm", False),
+            ("PA", True),
+            ("PA_BNSD", False),
+            ("PA_NZ", False),
+            ("PA_BLK_BNSD", False),
+            ("PA_BLK_NZ", True),
+        )
+    ),
     *(
         Case("npu_scatter_pa_kv_cache", to_scatter(mode), scatter, exact=True, writes=("key_cache", "value_cache"))
         for mode in (None, "Norm", "PA_NZ")

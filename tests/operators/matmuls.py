@@ -136,7 +136,26 @@ def weight_quantized_reference(
 
 
 ACTS = {1: lambda y: np.maximum(y, 0), 2: lambda y: gelu(y, "tanh"), 4: fast_gelu, 5: lambda y: y * sigmoid(y)}
+
+
+def batches(input: Array, weight: Array, perm_x1: Any = None, batch_split_factor: int = 1, **_: Any) -> Array:
+    y = np.einsum("mbk,bkn->mbn" if perm_x1 == [1, 0, 2] else "bmk,bkn->mbn", input, weight)
+    if batch_split_factor == 1:
+        return y
+    return np.stack([part.reshape(len(y), -1) for part in np.split(y, batch_split_factor, 1)])
+
+
 CASES = [
+    *(
+        Case("npu_transpose_batchmatmul", lambda r, s=shape, m=more: {
+            "input": r.normal(size=s), "weight": r.normal(size=(4, 6, 5)), **m,
+        }, batches, note=note)
+        for note, shape, more in (
+            ("", (4, 3, 6), {}),
+            ("permuted", (3, 4, 6), {"perm_x1": [1, 0, 2], "perm_x2": [0, 1, 2], "perm_y": [1, 0, 2]}),
+            ("split", (3, 4, 6), {"perm_x1": [1, 0, 2], "batch_split_factor": 2}),
+        )
+    ),
     *(
         Case("npu_linear", lambda r, b=bias: {
             "input": r.normal(size=(2, 3, 8)), "weight": r.normal(size=(5, 8)),

@@ -8,7 +8,7 @@ import numpy as np
 from operator_case import Case
 
 from operators.activations import sigmoid
-from operators.matmuls import int8, single
+from operators.matmuls import int8, single, whole
 from operators.packing import packed
 
 Array = np.ndarray[Any, Any]
@@ -99,7 +99,38 @@ def to_swiglu(groups: bool, left: bool, mode: int) -> Any:
     return inputs
 
 
+def grouped_swiglu(
+    x: Array, weight: Any, weight_scale: Any, x_scale: Array, group_list: Array, group_list_type: int
+) -> tuple[Array, Array]:
+    """In float64, as above; rows behind the last group are zeros."""
+    ends = np.cumsum(group_list) if group_list_type else group_list
+    results = [np.zeros((len(x), 4), np.int8), np.zeros(len(x))]
+    matrices, scales = (np.concatenate([np.atleast_2d(one) for one in given]) for given in (weight, weight_scale))
+    for start, end, matrix, scale in zip([0, *ends[:-1]], ends, matrices.reshape(-1, 6, 8), scales, strict=True):
+        rows = whole(x[start:end], matrix)
+        made = swiglu_quant(rows, scale, x_scale[start:end], True, 1)
+        for result, one in zip(results, made, strict=True):
+            result[start:end] = one
+    return results[0], results[1]
+
+
+def to_group(one: bool, sizes: bool) -> Any:
+    def inputs(r: np.random.Generator) -> dict[str, Any]:
+        weight, scale = int8(r, 2, 6, 8), single(r, 2, 8)
+        return {
+            "x": int8(r, 7, 6), "weight": [weight] if one else list(weight), "x_scale": single(r, 7),
+            "weight_scale": [scale] if one else list(scale), "group_list_type": int(sizes),
+            "group_list": np.array([2, 3] if sizes else [3, 7], np.int64),
+        }  # fmt: skip
+
+    return inputs
+
+
 CASES = [
+    *(
+        Case("npu_grouped_matmul_swiglu_quant_v2", to_group(*which), grouped_swiglu, dtypes=("int8",), note=note)
+        for note, which in (("ends", (True, False)), ("sizes, rows left over", (False, True)))
+    ),
     Case("npu_dynamic_quant", lambda r: {"input": r.normal(size=(2, 3, 8))}, lambda input: symmetric(input),
          exact=True),
     Case("npu_dynamic_quant", lambda r: {"input": np.zeros((2, 3, 8))},

@@ -31,7 +31,52 @@ def both(query: Array, key: Array, cos: Array, sin: Array) -> list[Array]:
     return [turned(query, cos, sin), turned(key, cos, sin)] * 2
 
 
+def by_position(
+    positions: Array, query: Array, key: Array, cos_sin_cache: Array, head_size: int, **known: Any
+) -> list[Array]:
+    """Every pair has the angle of its section's position: in order, or with interleave every third."""
+    sections, mode = known.get("mrope_section"), known.get("rotary_mode", "half").removesuffix("d")
+    tokens, pairs = positions.shape[-1], cos_sin_cache.shape[1] // 2
+    cos, sin = np.zeros((2, tokens, 1, 2 * pairs))
+    for token in range(tokens):
+        for pair in range(pairs):
+            place = positions[token] if positions.ndim == 1 else positions[0, token]
+            if sections and known["cache_mode"] == "interleave" and pair < 3 * sections[1]:
+                place = positions[pair % 3, token]
+            elif sections and known["cache_mode"] == "default":
+                place = positions[np.searchsorted(np.cumsum(sections), pair, "right"), token]
+            for both in (pair, pair + pairs) if mode == "half" else (2 * pair, 2 * pair + 1):
+                cos[token, 0, both], sin[token, 0, both] = cos_sin_cache[place, [pair, pair + pairs]]
+    results = []
+    for x in (query, key):
+        heads = x.reshape(tokens, -1, head_size)
+        made = np.concatenate([turned(heads[..., : 2 * pairs], cos, sin, mode), heads[..., 2 * pairs :]], -1)
+        results.append(made.reshape(x.shape))
+    return results
+
+
+def to_position(size: int, **more: Any) -> Any:
+    def inputs(r: np.random.Generator) -> dict[str, Any]:
+        rows = [len(more["mrope_section"])] if "mrope_section" in more else []
+        return {
+            "positions": r.integers(0, 9, (*rows, 5)), "query": r.normal(size=(5, 2 * size)), "head_size": size,
+            "key": r.normal(size=(5, size)), "cos_sin_cache": r.uniform(-1, 1, (9, 32)), **more,
+        }  # fmt: skip
+
+    return inputs
+
+
 CASES = [
+    *(
+        Case("npu_mrope", to_position(size, **more), by_position, note=note)
+        for note, size, more in (
+            ("one position", 32, {}),
+            ("interleaved, some places pass", 48, {"rotary_mode": "interleaved"}),
+            ("three sections", 32, {"mrope_section": [4, 6, 6], "cache_mode": "default"}),
+            ("four sections", 32, {"mrope_section": [4, 4, 4, 4], "cache_mode": "default"}),
+            ("sections interleaved", 32, {"mrope_section": [6, 5, 5], "cache_mode": "interleave"}),
+        )
+    ),
     *(
         Case("npu_rotary_mul", to_turn(rotary_mode=mode), lambda input, r1, r2, rotary_mode: turned(
             input, r1, r2, rotary_mode

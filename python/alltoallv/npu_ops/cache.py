@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from alltoallv.npu_ops.norms import rms_norm
 from alltoallv.npu_ops.registry import expect, operator
+from alltoallv.npu_ops.rotary import interleave_rope
 
 
 def _write(cache: Tensor, rows: Tensor, slots: Tensor, cache_mode: str | None) -> None:
@@ -79,3 +81,53 @@ def scatter_nd_update_(input: Tensor, indices: Tensor, updates: Tensor) -> Tenso
 @operator("npu_scatter_nd_update")
 def scatter_nd_update(input: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
     return scatter_nd_update_(input.clone(), indices, updates)
+
+
+def _write_paged(cache: Tensor, rows: Tensor, index: Tensor, cache_mode: str) -> None:
+    """Writes rows [batch, length, size] into pages [pages, page size, 1, size] at their places in all pages together.
+
+    ``index`` has the place of each row, or with BLK that of the first row of each page's worth of them. With NZ memory
+    has parts of 16 numbers, and of each part the rows of a page one after the other.
+    """
+    pages, page, _, size = cache.shape
+    batch, length = rows.shape[:2]
+    index = index.long()
+    if "BLK" in cache_mode:
+        starts = index.view(batch, -1).repeat_interleave(page, 1)[:, :length]
+        index = (starts + torch.arange(length) % page).flatten()
+    rows = rows.flatten(0, 1).to(cache.dtype)
+    if cache_mode.endswith("NZ"):
+        parts = cache.view(pages, size // 16, page, 16)
+        parts[index // page, :, index % page] = rows.view(len(rows), -1, 16)
+    else:
+        cache.view(pages * page, size)[index] = rows
+
+
+@operator("npu_kv_rmsnorm_rope_cache")
+def kv_rmsnorm_rope_cache(
+    kv: Tensor,
+    gamma: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    index: Tensor,
+    k_cache: Tensor,
+    ckv_cache: Tensor,
+    epsilon: float,
+    cache_mode: str,
+    is_output_kv: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Normalizes the first places of kv [batch, 1, length, size], rotates the others, and writes both to their caches.
+
+    The caches are changed, and returned with the rotated and normalized values, which are empty unless asked for.
+    """
+    modes = "Norm", "PA", "PA_BNSD", "PA_NZ", "PA_BLK_BNSD", "PA_BLK_NZ"
+    expect(cache_mode in modes, "cache_mode", cache_mode, " or ".join(modes))
+    expect(kv.dim() == 4 and kv.size(1) == 1, "kv", kv, "[batch, 1, length, size]")
+    normal = rms_norm(kv[..., : len(gamma)], gamma, epsilon)[0]
+    turned = interleave_rope(kv[..., len(gamma) :], cos, sin)
+    for cache, values in ((k_cache, turned), (ckv_cache, normal)):
+        if cache_mode == "Norm":
+            cache[:, 0].scatter_(1, index.long().unsqueeze(-1).expand(-1, -1, cache.size(-1)), values[:, 0])
+        else:
+            _write_paged(cache, values[:, 0], index, cache_mode)
+    return k_cache, ckv_cache, *((turned, normal) if is_output_kv else (kv.new_empty(0), kv.new_empty(0)))

@@ -31,6 +31,29 @@ def linear_backward(grad: Tensor, input: Tensor, weight: Tensor) -> tuple[Tensor
     return product(grad, weight).to(input.dtype), of_weight.to(weight.dtype)
 
 
+@operator("npu_transpose_batchmatmul")
+def transpose_batchmatmul(
+    input: Tensor,
+    weight: Tensor,
+    perm_x1: list[int] | None,
+    perm_x2: list[int] | None,
+    perm_y: list[int] | None,
+    batch_split_factor: int | None,
+) -> Tensor:
+    """Multiplies batches of matrices whose dimensions are permuted first; returns [m, batch, n].
+
+    With a split factor the batches are split into as many groups; the result is [factor, m, batch * n / factor].
+    """
+    expect(list(perm_y or [1, 0, 2]) == [1, 0, 2], "perm_y", perm_y, "[1, 0, 2]")
+    order, factor = [0, 1, 2], batch_split_factor or 1
+    y = product(input.permute(perm_x1 or order), weight.permute(perm_x2 or order)).to(input.dtype)
+    if factor == 1:
+        return y.transpose(0, 1).contiguous()
+    batch, rows, columns = y.shape
+    expect(batch % factor == 0, "batch_split_factor", factor, f"a divisor of the batch, {batch}")
+    return y.view(factor, -1, rows, columns).transpose(1, 2).reshape(factor, rows, -1)
+
+
 @operator("npu_bmmV2", ignores=("output_sizes",))
 def bmm_v2(input: Tensor, mat2: Tensor) -> Tensor:
     return product(input, mat2).to(input.dtype)

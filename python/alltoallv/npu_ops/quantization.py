@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from alltoallv.npu_ops.activations import swish_of_first
-from alltoallv.npu_ops.matmuls import ends_of, to_int8
+from alltoallv.npu_ops.matmuls import dequantize, ends_of, product, to_int8
 from alltoallv.npu_ops.packing import pack
 from alltoallv.npu_ops.registry import dtype_of, expect, operator
 
@@ -144,3 +144,32 @@ def dequant_swiglu_quant(
         shift = 0.0 if quant_offset is None else of_rows(quant_offset)
         y, scale = to_int8(values / of_rows(quant_scale) + shift), values.new_zeros(len(flat))
     return y.view(*x.shape[:-1], -1), scale.view(x.shape[:-1])
+
+
+@operator("npu_grouped_matmul_swiglu_quant_v2", ignores=("tuning_config",))
+def grouped_matmul_swiglu_quant_v2(
+    x: Tensor,
+    weight: list[Tensor],
+    weight_scale: list[Tensor],
+    x_scale: Tensor,
+    group_list: Tensor,
+    dequant_mode: int | None,
+    quant_mode: int | None,
+    group_list_type: int | None,
+) -> tuple[Tensor, Tensor]:
+    """Multiplies groups of int8 rows by their weights, applies scales and SwiGLU, and quantizes each row to int8.
+
+    Scales are those of the rows and of the weights' columns. Rows after the last group give zeros.
+    """
+    for name, mode in (("dequant_mode", dequant_mode), ("quant_mode", quant_mode)):
+        expect(not mode, name, mode, "0: a scale for each row, and for each column of the weights")
+    expect(x.dtype == torch.int8, "x", x, "int8")
+    ends = ends_of(group_list, group_list_type or 0)
+    each = [one for part in weight for one in (part if part.dim() == 3 else [part])]
+    scales = [one for part in weight_scale for one in (part if part.dim() == 2 else [part])]
+    expect(len(each) == len(scales) == len(ends), "weight", len(each), f"one for each of {len(ends)} groups")
+    values = torch.zeros(len(x), each[0].size(1))
+    for start, end, matrix, scale in zip([0, *ends], ends, each, scales, strict=False):
+        total = product(x[start:end], matrix)
+        values[start:end] = dequantize(total, scale, None, x_scale[start:end], None, torch.float32)
+    return quantize_rows(swish_of_first(values, -1), torch.int8)
