@@ -18,6 +18,7 @@ from alltoallv import numpy as av
 from alltoallv._calls import pieces
 from alltoallv.errors import InvalidParamError, InvalidTensorError, PeerLostError, PeerMismatchError
 from alltoallv.testing import Ranks
+from alltoallv.testing.quantized_formats import FORMATS
 
 EXPERTS, K, WIDTH, TOKENS = 8, 3, 5, 24
 Array = np.ndarray[Any, Any]
@@ -49,6 +50,8 @@ OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "alignment": ({}, {"alignment": 4}),
     "int8": ({}, {"payload": "int8"}),
     "int4 there, int8 back": ({"chunks": 2}, {"payload": "int4", "combine_payload": "int8"}),
+    "fp8 there, MXFP8 back": ({"chunks": 2}, {"payload": "fp8_e4m3", "combine_payload": "mxfp8_e5m2"}),
+    "NVFP4 there, MXFP4 back": ({}, {"payload": "nvfp4", "combine_payload": "mxfp4"}),
 }
 
 
@@ -141,6 +144,20 @@ def test_rows_state_and_their_ways(ranks: Ranks) -> None:
     assert first[3] == [0, 0, 0, 1, 1, 1, -1, -1, 0, 1, -1, -1]
     assert first[4] == [0] * 8 + [1] * 4
     assert second[0] == [10, 12, 20, 22]
+
+
+@pytest.mark.parametrize("payload", FORMATS)
+def test_rows_have_the_values_of_their_codes(payload: str) -> None:
+    """In every format, with a scale per row or per group, of which the last of a row is shorter."""
+    (comm,) = Communicator.threads(1)
+    tokens = np.random.default_rng(1).normal(size=(5, 70)).astype(np.float32)
+    rows, _, state = av.MoEDispatcher(2, comm, payload=payload).dispatch(tokens, np.zeros((5, 1), int))
+    size = FORMATS[payload].group_size or "token"
+    each = [av.quantized_all_reduce(row, format=payload, group_size=size, group=comm) for row in tokens]
+    assert rows.tobytes() == np.array(each).tobytes()
+    back = av.MoEDispatcher(2, comm, combine_payload=payload)
+    _, _, state = back.dispatch(tokens, np.zeros((5, 1), int))
+    assert back.combine(tokens, state).tobytes() == rows.tobytes()
 
 
 def test_codes_and_scales(ranks: Ranks) -> None:

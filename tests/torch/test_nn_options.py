@@ -24,6 +24,8 @@ OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "lightest": ({"chunks": 2}, {"capacity": 2, "drop": "lightest"}),
     "int8": ({"shared": lambda x: x * x}, {"payload": "int8", "combine_payload": "int8"}),
     "int4": ({"chunks": 3}, {"payload": "int4"}),
+    "float8": ({}, {"payload": "fp8_e4m3", "combine_payload": "mxfp8"}),
+    "float4": ({}, {"payload": "nvfp4", "combine_payload": "mxfp4"}),
     "elsewhere": ({}, {"placement": ((5, 1), (0, 2))}),  # 3 and 4 are lost
 }
 

@@ -14,7 +14,7 @@ from alltoallv._calls.dispatch import Received, RowMover
 from alltoallv._calls.dispatching import OPERATOR
 from alltoallv._calls.handle import Handle
 from alltoallv._calls.headers import Bytes
-from alltoallv._calls.routing import PAYLOADS, Numbers, check_coded
+from alltoallv._calls.routing import Numbers, check_coded, group_of
 from alltoallv.communicator import Communicator
 from alltoallv.dtypes import core_name
 
@@ -132,5 +132,5 @@ class ArrayMover(RowMover[Array]):
         return lambda: known
 
 
-def _format(payload: str, values: Array) -> tuple[int, int, str]:
-    return PAYLOADS[payload], max(values.shape[1], 1), core_name(values.dtype)
+def _format(payload: str, values: Array) -> tuple[str, int, str]:
+    return payload, group_of(payload, values.shape[1]), core_name(values.dtype)

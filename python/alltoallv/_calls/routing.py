@@ -18,12 +18,12 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 import numpy.typing as npt
 
+from alltoallv import _core
 from alltoallv._calls.counts import packed
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 
 Numbers = npt.NDArray[np.int64]
 Drop = Literal["last", "lightest"]
-PAYLOADS = {"int8": 8, "int4": 4}  # bits of a code; every row has one float32 scale, which travels beside its codes
 
 
 class Load(NamedTuple):
@@ -44,8 +44,8 @@ class Routing:
         drop: Which pairs are dropped beyond the capacity: ``"last"``, those of the last tokens, or ``"lightest"``,
             those with the smallest gate weights, of equal ones the last.
         alignment: The rows of every expert are filled up with zeros to a multiple of this.
-        payload, combine_payload: How rows travel to the experts and back: None as they are; ``"int8"`` or ``"int4"``
-            as codes, with a float32 scale for each row.
+        payload, combine_payload: How rows travel to the experts and back: None as they are, or as codes of a format,
+            ``"int8"``, ``"fp8_e4m3"``, ``"mxfp8"`` and others. A row has one scale, or those of the format's groups.
         codes: With ``payload="int8"``: give the experts the codes, and their scales in the state, not their values.
         placement: Which experts each rank has. None: neighbouring ones, ``num_experts // W`` each and one more on the
             first ``num_experts % W`` ranks. Experts that no rank has are lost: pairs that choose them are dropped.
@@ -72,8 +72,8 @@ class Routing:
             raise InvalidParamError(f"drop is {self.drop!r}, expected 'last' or 'lightest'")
         for name in ("payload", "combine_payload"):
             value = getattr(self, name)
-            if value is not None and value not in PAYLOADS:
-                raise InvalidParamError(f"{name} is {value!r}, expected None or one of {', '.join(PAYLOADS)}")
+            if value is not None and value not in _core.code_formats:
+                raise InvalidParamError(f"{name} is {value!r}, expected None or one of {', '.join(_core.code_formats)}")
         if self.codes and self.payload != "int8":
             raise InvalidParamError(f"codes is True with payload {self.payload!r}, expected 'int8'")
         placed = [expert for part in self.placement or () for expert in part]
@@ -192,6 +192,11 @@ def check_outputs(shape: Sequence[int], rows: int) -> None:
     """Raises InvalidTensorError if the experts' output has another number of rows than was dispatched."""
     if len(shape) == 0 or shape[0] != rows:
         raise InvalidTensorError(f"expert_outputs has shape {tuple(shape)}, expected {rows} rows, as dispatched")
+
+
+def group_of(payload: str, length: int) -> int:
+    """Returns how many elements of a row of ``length`` share a scale: all, unless the format says how many."""
+    return int(_core.code_formats[payload].group_size) or max(length, 1)
 
 
 def check_coded(name: str, dtype: object) -> None:

@@ -15,7 +15,7 @@ from alltoallv._calls.dispatch import Received, RowMover
 from alltoallv._calls.dispatching import OPERATOR
 from alltoallv._calls.guard import guard
 from alltoallv._calls.headers import Bytes
-from alltoallv._calls.routing import PAYLOADS, check_coded
+from alltoallv._calls.routing import check_coded, group_of
 from alltoallv.quantization.spec import Quantization
 from alltoallv.torch.eager import calls
 from alltoallv.torch.eager.calls import AnyCommunicator
@@ -115,7 +115,7 @@ class TensorMover(RowMover[Tensor]):
 
     def _codec(self, payload: str, values: Tensor) -> HostRows:
         length = values.shape[1]
-        how = Quantization(f"int{PAYLOADS[payload]}", group_size=max(length, 1))
+        how = Quantization(payload, group_of(payload, length))
         return HostRows(how, length) if self._cpu else DeviceRows(how, length, self._device)
 
     def split(self, coded: Tensor, length: int) -> tuple[Tensor, Tensor]:
