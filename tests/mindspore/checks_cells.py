@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import mindspore as ms
@@ -103,6 +104,8 @@ def check_cell_of_atb_finds_its_communicator(comm: Communicator) -> None:
     assert_bits_equal(
         am.QuantAllReduceCell(reduces)(Tensor(x)).asnumpy(), alltoallv.QuantAllReduceOperation(reduces)(x)
     )
+    with pytest.raises(InvalidParamError, match="nowhere"):  # as the operation, whose ranks are those of the table
+        am.QuantAllReduceCell(replace(reduces, rank_table_file="nowhere.json"))
 
 
 def squares_of(cell: nn.Cell) -> Callable[..., Any]:

@@ -85,6 +85,10 @@ class QuantAllReduceParam:
         op: SumOp = "avg" if self.all_reduce_type == "avg" else "sum"
         return Quantization.checked(coding(self.bits, None), self.group_size, self.gather, op, self.overflow)
 
+    def group(self) -> AllToAllVParam:
+        """Returns what the param says of the ranks, without counts."""
+        return AllToAllVParam(**{name: getattr(self, name) for name in _GROUP.values()})
+
     def core(self) -> _core.QuantAllReduceParam:
         """Returns the core's param.
 
@@ -93,9 +97,8 @@ class QuantAllReduceParam:
         """
         how = self.quantization
         refuse_unreadable({name: getattr(self, name) for name in _OWN.values()})
-        group = AllToAllVParam(**{name: getattr(self, name) for name in _GROUP.values()})
         return _core.QuantAllReduceParam(
-            group,
+            self.group(),
             self.all_reduce_type,
             int(self.quant_type),
             self.out_data_type,

@@ -71,7 +71,7 @@ class AllToAllVCell(AllToAllV):
 
     def __init__(self, param: AllToAllVParam, communicator: Communicator | None = None) -> None:
         operation = AllToAllVOperation(param, communicator)
-        comm = _connected(param, param, communicator)
+        comm = _connected(param, communicator)
         super().__init__(param.send_counts, param.recv_counts, sdispls=param.sdispls, rdispls=param.rdispls, group=comm)
         self.rows = self.rows.reshape(1, -1)
         self._operation = operation
@@ -106,10 +106,7 @@ class QuantAllReduceCell(nn.Cell):
     def __init__(self, param: QuantAllReduceParam, communicator: Communicator | None = None) -> None:
         super().__init__()
         self._operation = QuantAllReduceOperation(param, communicator)
-        group = AllToAllVParam(
-            **{name: getattr(param, name) for name in ("rank", "rank_size", "rank_root", "comm_mode", "comm_domain")}
-        )
-        self._comm, self._op = _connected(param, group, communicator), param.all_reduce_type
+        self._comm, self._op = _connected(replace(param, backend="auto").group(), communicator), param.all_reduce_type
         self.dynamic = param.quant_type == QuantType.DYNAMIC
         self.dtype = None if self.dynamic and param.out_data_type == -1 else _OUTPUTS[abs(param.out_data_type)]
         back = _summed(self._comm, self._op)
@@ -296,8 +293,8 @@ def _same(x: Any, *_others: Any) -> Any:
     return x
 
 
-def _connected(param: Any, group: AllToAllVParam, communicator: Communicator | None) -> Communicator:
-    comm = communicator or Communicator(connect(group, target() == "Ascend"))
+def _connected(param: AllToAllVParam, communicator: Communicator | None) -> Communicator:
+    comm = communicator or Communicator(connect(param, target() == "Ascend"))
     if (param.rank, param.rank_size) != (comm.rank, comm.size):
         raise InvalidParamError(
             f"rank and rank_size are {param.rank} and {param.rank_size}, expected {comm.rank} and {comm.size}, "
