@@ -227,8 +227,9 @@ def test_what_hccl_makes_when_the_time_is_up_is_destroyed(ranks: Ranks) -> None:
         device = use_device(rank)
         meet()
         before = memory_used(device)
-        late = ";HcclCommInitRootInfoConfig=delay:3500" if rank == 1 else ""
-        with emulated(faults="HcclCommDestroy=delay:500" + late):
+        # A machine under load starts ranks a second apart, and must not sleep through what is here for two.
+        late = ";HcclCommInitRootInfoConfig=delay:5000" if rank == 1 else ""
+        with emulated(faults="HcclCommDestroy=delay:2000" + late):
             with pytest.raises(
                 (CommTimeoutError, PeerLostError), match=r"HcclCommInitRootInfoConfig was not done after"
             ):
