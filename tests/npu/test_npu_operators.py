@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import importlib.util
 import os
+import re
 from pathlib import Path
 
 import fused_cases
@@ -125,7 +128,35 @@ def test_the_schemas_are_torch_npus(ranks: Ranks) -> None:
 
         theirs = {str(one) for one in torch._C._jit_get_all_schemas() if one.name.startswith("npu::")}
         ours = [text for texts in schemas().values() for text in texts]
-        assert [text for text in ours if text not in theirs] == []
+        assert [text for text in ours if text not in theirs and not text.startswith("atb::")] == []
         assert len(ours) == len(registry.formulas())
 
     ranks(1, communicator=False)(check)
+
+
+def test_the_schemas_of_atb_take_what_torch_npus_functions_take() -> None:
+    """The wheel has their library, which cannot be loaded without ATB; its symbols say the types in C++."""
+    import torch
+
+    from alltoallv.npu_ops import schemas
+
+    wheel = importlib.util.find_spec("torch_npu")
+    assert wheel is not None
+    assert wheel.origin is not None
+    symbols = (Path(wheel.origin).parent / "lib" / "libop_plugin_atb.so").read_bytes()
+    demangle = ctypes.CDLL("libstdc++.so.6").__cxa_demangle
+    demangle.restype, demangle.argtypes = ctypes.c_char_p, [ctypes.c_char_p, *[ctypes.c_void_p] * 3]
+    kinds = {"Tensor": "at::Tensor const&", "int": "long", "float": "double"}
+    kinds["Optional[Tensor]"] = "std::optional<at::Tensor> const&"
+    ours = [text for texts in schemas().values() for text in texts if text.startswith("atb::")]
+    assert len(ours) == 3
+    for text in ours:
+        schema = torch._C.parse_schema(text)
+        name = schema.name.removeprefix("atb::").encode()
+        found = re.search(rb"N3c104impl6detail24WrapFunction[^\0]*3atb%d%sE[^\0]*" % (len(name), name), symbols)
+        assert found is not None, text
+        types = [
+            "at::Tensor&" if one.alias_info is not None and one.alias_info.is_write else kinds[str(one.type)]
+            for one in schema.arguments
+        ]
+        assert f"void ({', '.join(types)})" in demangle(found.group(), None, None, None).decode(), text

@@ -30,7 +30,7 @@ def schemas() -> dict[str, list[str]]:
     """Returns the schemas of an operator and its overloads, as torch prints them, by name."""
     found: dict[str, list[str]] = {}
     for line in files(__name__).joinpath("schemas.txt").read_text().splitlines():
-        name = line.partition("(")[0].removeprefix("npu::").partition(".")[0]
+        name = line.partition("(")[0].partition("::")[2].partition(".")[0]
         found.setdefault(name, []).append(line)
     return found
 
