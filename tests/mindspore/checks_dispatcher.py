@@ -6,17 +6,20 @@ from typing import Any
 
 import mindspore as ms
 import numpy as np
+import pytest
 from mindspore import Tensor
 
 import alltoallv.mindspore as am
 from alltoallv import Communicator
 from alltoallv import numpy as av
+from alltoallv.errors import InvalidParamError
 
 EXPERTS, K, WIDTH, TOKENS = 5, 2, 7, 12
 OPTIONS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({}, {}),
     ({"chunks": 2}, {"capacity": 1.0, "alignment": 4}),
     ({"shared": lambda x: x * x}, {"payload": "int8", "combine_payload": "int8"}),
+    ({}, {"payload": "fp8_e4m3", "combine_payload": "mxfp4"}),
     ({}, {"placement": ((4, 1), (0,)), "capacity": 3, "drop": "lightest"}),
 ]
 
@@ -42,6 +45,15 @@ def check_dispatcher_has_the_bits_of_numpy(comm: Communicator) -> None:
         assert counts == other.dispatch(*given)[1]
         assert "payload" in options or np.array_equal(again.asnumpy(), rows.asnumpy())
         assert ours.load(state).chosen.sum() == comm.size * TOKENS * K
+
+
+def check_codes_of_a_dispatcher(comm: Communicator) -> None:
+    x, ids, _ = problem(comm.rank)
+    codes, _, state = am.MoEDispatcher(EXPERTS, comm, payload="int8", codes=True).dispatch(Tensor(x), Tensor(ids))
+    rows, _, _ = am.MoEDispatcher(EXPERTS, comm, payload="int8").dispatch(Tensor(x), Tensor(ids))
+    assert np.array_equal(codes.asnumpy().astype(np.float32) * state.scales.asnumpy()[:, None], rows.asnumpy())
+    with pytest.raises(InvalidParamError, match=r"payload 'fp8_e4m3', expected 'int8'"):
+        am.MoEDispatcher(EXPERTS, comm, payload="fp8_e4m3", codes=True)
 
 
 def check_gradients_of_a_dispatcher(comm: Communicator) -> None:

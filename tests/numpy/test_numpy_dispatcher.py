@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from alltoallv import Communicator
 from alltoallv import numpy as av
-from alltoallv._calls import pieces
+from alltoallv._calls import pieces, routing
 from alltoallv.errors import InvalidParamError, InvalidTensorError, PeerLostError, PeerMismatchError
 from alltoallv.testing import Ranks
 from alltoallv.testing.quantized_formats import FORMATS
@@ -160,12 +160,13 @@ def test_rows_have_the_values_of_their_codes(payload: str) -> None:
     assert back.combine(tokens, state).tobytes() == rows.tobytes()
 
 
-def test_codes_and_scales(ranks: Ranks) -> None:
+@pytest.mark.parametrize("payload", routing.CODES)
+def test_codes_and_scales(ranks: Ranks, payload: str) -> None:
     def check(comm: Communicator) -> None:
         tokens, ids, weights, _ = problem()
-        codes, _, state = av.MoEDispatcher(EXPERTS, comm, payload="int8", codes=True).dispatch(tokens, ids, weights)
-        rows, _, _ = av.MoEDispatcher(EXPERTS, comm, payload="int8").dispatch(tokens, ids, weights)
-        assert codes.dtype == np.int8
+        codes, _, state = av.MoEDispatcher(EXPERTS, comm, payload=payload, codes=True).dispatch(tokens, ids, weights)
+        rows, _, _ = av.MoEDispatcher(EXPERTS, comm, payload=payload).dispatch(tokens, ids, weights)
+        assert codes.dtype.name == routing.CODES[payload]
         assert np.array_equal(codes.astype(np.float32) * state.scales[:, None], rows)
 
     ranks(2)(check)

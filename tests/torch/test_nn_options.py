@@ -77,6 +77,21 @@ def test_gradients(ranks: Ranks, name: str) -> None:
     ranks(2)(check)
 
 
+def test_float8_codes_and_scales(ranks: Ranks) -> None:
+    """At once and in a graph."""
+
+    def check(comm: Communicator) -> None:
+        tokens, ids, _ = problem(comm.rank)
+        coded = at.nn.MoEDispatcher(EXPERTS, comm, payload="fp8_e5m2", codes=True)
+        rows, _, _ = at.nn.MoEDispatcher(EXPERTS, comm, payload="fp8_e5m2").dispatch(tokens, ids)
+        for call in (coded.dispatch, compiled(coded.dispatch, "eager")):
+            codes, _, state = call(tokens, ids)
+            assert codes.dtype == torch.float8_e5m2
+            assert torch.equal(codes.float() * state.scales[:, None], rows)
+
+    ranks(2)(check)
+
+
 def test_gradients_pass_straight_through_codes(ranks: Ranks) -> None:
     def check(comm: Communicator) -> None:
         tokens, ids, weights = problem(comm.rank)

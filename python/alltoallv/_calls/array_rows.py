@@ -16,7 +16,7 @@ from alltoallv._calls.handle import Handle
 from alltoallv._calls.headers import Bytes
 from alltoallv._calls.routing import Numbers, check_coded, group_of
 from alltoallv.communicator import Communicator
-from alltoallv.dtypes import core_name
+from alltoallv.dtypes import core_name, numpy_dtype
 
 Array = npt.NDArray[Any]
 _FLOATS = ("float32", "float16", "bfloat16")
@@ -34,7 +34,7 @@ class ArrayMover(RowMover[Array]):
         super().__init__(comm, comm.backend == "tcp")
 
     def room(self, rows: int, columns: int, dtype: Any) -> Array:
-        return memory.empty((rows, columns), np.dtype(dtype))
+        return memory.empty((rows, columns), numpy_dtype(dtype))
 
     def as_bytes(self, rows: Array) -> Array:
         flat = np.ascontiguousarray(rows).reshape(-1).view(np.uint8)

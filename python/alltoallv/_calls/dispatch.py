@@ -92,7 +92,7 @@ class RowMover(ABC, Generic[T]):
 
     @abstractmethod
     def split(self, coded: T, length: int) -> tuple[T, T]:
-        """Returns the int8 codes and the float32 scales of rows that `encode` made, as rows of bytes."""
+        """Returns the codes of 8 bits and the float32 scales of rows that `encode` made, as rows of bytes."""
 
     @abstractmethod
     def add(self, coded: T, payload: str | None, places: T, out: T) -> None:
@@ -124,7 +124,7 @@ class RowMover(ABC, Generic[T]):
             experts, token = np.ascontiguousarray(parsed.columns[0].view(np.int32).T, np.int64)
             arrival = routing.receive(experts, self.comm.size, self.comm.rank)
             count, length = len(arrival.source), tokens.shape[1]
-            out = self.room(count, length, "int8" if routing.codes else tokens.dtype)
+            out = self.room(count, length, routing.code_dtype or tokens.dtype)
             scales = self.room(count, 1, "float32") if routing.codes else None
             for values, index, where in going.arrivals(parsed, token, arrival.source):
                 if scales is None:

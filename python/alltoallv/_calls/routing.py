@@ -24,6 +24,7 @@ from alltoallv.errors import InvalidParamError, InvalidTensorError
 
 Numbers = npt.NDArray[np.int64]
 Drop = Literal["last", "lightest"]
+CODES = {"int8": "int8", "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}  # dtypes of codes for experts
 
 
 class Load(NamedTuple):
@@ -46,7 +47,8 @@ class Routing:
         alignment: The rows of every expert are filled up with zeros to a multiple of this.
         payload, combine_payload: How rows travel to the experts and back: None as they are, or as codes of a format,
             ``"int8"``, ``"fp8_e4m3"``, ``"mxfp8"`` and others. A row has one scale, or those of the format's groups.
-        codes: With ``payload="int8"``: give the experts the codes, and their scales in the state, not their values.
+        codes: With ``payload`` int8, fp8_e4m3 or fp8_e5m2: give the experts the codes, and their scales in the state,
+            not their values.
         placement: Which experts each rank has. None: neighbouring ones, ``num_experts // W`` each and one more on the
             first ``num_experts % W`` ranks. Experts that no rank has are lost: pairs that choose them are dropped.
     """
@@ -74,8 +76,8 @@ class Routing:
             value = getattr(self, name)
             if value is not None and value not in _core.code_formats:
                 raise InvalidParamError(f"{name} is {value!r}, expected None or one of {', '.join(_core.code_formats)}")
-        if self.codes and self.payload != "int8":
-            raise InvalidParamError(f"codes is True with payload {self.payload!r}, expected 'int8'")
+        if self.codes and self.payload not in CODES:
+            raise InvalidParamError(f"codes is True with payload {self.payload!r}, expected one of {', '.join(CODES)}")
         placed = [expert for part in self.placement or () for expert in part]
         if len(set(placed)) < len(placed) or not set(placed) <= set(range(self.num_experts)):
             raise InvalidParamError(
@@ -91,6 +93,11 @@ class Routing:
         if len(self.placement) != size:
             raise InvalidParamError(f"placement has experts of {len(self.placement)} ranks, expected {size}")
         return self.placement
+
+    @property
+    def code_dtype(self) -> str | None:
+        """Returns the dtype of the rows that experts get as codes; None: they get values."""
+        return CODES[str(self.payload)] if self.codes else None
 
     @property
     def weighs(self) -> bool:

@@ -17,6 +17,7 @@ from alltoallv._calls.host_dispatching import HostDispatching, Route
 from alltoallv._calls.regions import as_bytes
 from alltoallv.communicator import Communicator
 from alltoallv.dtypes import core_name as name_of
+from alltoallv.errors import InvalidParamError
 from alltoallv.mindspore.autograd import tracks
 from alltoallv.mindspore.front_end import enter
 from alltoallv.mindspore.tensors import as_input, check_tensor, numpy_dtype, region, settle
@@ -37,6 +38,12 @@ class MoEDispatcher(HostDispatching[Tensor]):
         options: ``capacity``, ``drop``, ``alignment``, ``payload``, ``combine_payload``, ``codes``, ``placement``;
             equal on all ranks. See `alltoallv._calls.routing.Routing`.
     """
+
+    def __init__(self, num_experts: int, group: Any = None, **options: Any) -> None:
+        super().__init__(num_experts, group, **options)
+        if self.routing.code_dtype not in (None, "int8"):
+            about = f"codes is True with payload {self.routing.payload!r}"
+            raise InvalidParamError(f"{about}, expected 'int8': MindSpore has no tensors of float8 on CPU")
 
     def member(self) -> Communicator:
         """Returns the dispatcher's communicator."""

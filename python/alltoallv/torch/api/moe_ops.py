@@ -107,7 +107,7 @@ def _dispatched(tokens: Tensor, weights: Tensor | None, ids: Tensor, routing: st
     sent = ids.shape[0] * ids.shape[1] if all_go else known(-1)
     local = len(about.placed(comm.size)[comm.rank])
     return [
-        tokens.new_empty((rows, tokens.shape[1]), dtype=torch.int8 if about.codes else tokens.dtype),
+        tokens.new_empty((rows, tokens.shape[1]), dtype=getattr(torch, about.code_dtype or "", tokens.dtype)),
         tokens.new_empty(0) if weights is None else weights.new_empty(rows),
         tokens.new_empty(rows if about.codes else 0, dtype=torch.float32),
         tokens.new_empty(sent, dtype=torch.int64),
