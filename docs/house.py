@@ -1,7 +1,7 @@
 """Draws docs/house.svg: the rooms of the house, how long each is, and who imports whom, read from the sources.
 
 A line leads from a room to one that it imports, unless this follows from other lines. ``--check`` fails instead if the
-picture is not that of the sources.
+picture is not that of the sources, or if two folders have a test file of one name, which pytest cannot import both.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -137,6 +138,11 @@ def main() -> int:
     if "--check" not in sys.argv:
         PICTURE.write_text(picture)
         return 0
+
+    names = Counter(path.name for path in files("tests", ".py") if path.name.startswith("test_"))
+    if twice := [name for name, times in names.items() if times > 1]:
+        print(f"tests has more than one {', '.join(twice)}, expected a name for each file that no other folder has")
+        return 1
 
     def lengthless(text: str) -> str:
         return re.sub(r"[\d,]+ lines", "", text)
