@@ -13,7 +13,6 @@ import torch.distributed as dist
 from backend_groups import Grouped, carrier, joined, operators
 from torch import Tensor
 
-import alltoallv.torch as at
 from alltoallv.errors import CommTimeoutError, PeerMismatchError
 from alltoallv.testing import Ranks
 
@@ -275,34 +274,3 @@ def test_functional_collectives(grouped: Grouped) -> None:
         assert y(x).tolist() == [3, 7, 11, 15]
 
     grouped(2)(run)
-
-
-def test_several_hosts_use_tcp(ranks: Ranks, file: str) -> None:
-    """Ranks that are told they have no host in common; tests of two real hosts are in test_two_hosts.py."""
-
-    def run(rank: int, size: int) -> None:
-        from alltoallv import _core
-
-        here = _core.this_place
-        _core.this_place = lambda: f"host-{rank // 2}"
-        try:
-            with joined(rank, size, file) as group:
-                assert isinstance(group, at.backend.AllToAllVGroup)
-                assert group.communicator.backend == "tcp"
-                dist.new_group([0, 1, 2])
-                dist.all_reduce(x := torch.tensor([rank]))
-                assert x.item() == 3
-                dist.all_to_all_single(y := torch.empty(3).long(), torch.arange(3) + 3 * rank)
-                assert y.tolist() == [rank, rank + 3, rank + 6]
-                dist.all_gather(xs := [torch.empty(1).long() for _ in range(size)], torch.tensor([rank]))
-                assert torch.cat(xs).tolist() == [0, 1, 2]
-                dist.all_gather_object(objects := [None] * size, rank)
-                assert objects == [0, 1, 2]
-                assert at.from_group(group).backend == "tcp"
-                out = at.all_to_all_v(torch.arange(3) + 10 * rank, [1, 1, 1])
-                assert out.tolist() == [rank, rank + 10, rank + 20]
-                dist.barrier()
-        finally:
-            _core.this_place = here
-
-    ranks(3, communicator=False)(run)

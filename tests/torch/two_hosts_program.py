@@ -155,6 +155,9 @@ def other_front_end(comm: Communicator) -> None:
         assert (x == (6.0 if rank == 2 else rank)).all()
     error = caught(lambda: dist.all_reduce(torch.ones(3 + (rank == 3)), group=group))
     assert isinstance(error, PeerMismatchError), error
+    dist.all_gather(parts := [torch.empty(2) for _ in range(4)], torch.full((2,), float(rank)), group=group)
+    assert torch.stack(parts).tolist() == [[j, j] for j in range(4)]
+    dist.barrier(group)
     said: list[object] = [None] * 4
     dist.all_gather_object(said, {"rank": rank}, group=group)
     assert said == [{"rank": j} for j in range(4)]
