@@ -15,6 +15,7 @@ import numpy as np
 
 from alltoallv import _core
 from alltoallv._calls.counts import even_parts, integer
+from alltoallv._calls.protocol import Member
 from alltoallv._calls.reductions import ReductionPlan, check_reduction
 from alltoallv._calls.regions import (
     Region,
@@ -28,6 +29,8 @@ from alltoallv._calls.regions import (
 from alltoallv.communicator import Communicator
 from alltoallv.dtypes import item_size
 from alltoallv.errors import InvalidParamError, InvalidTensorError
+
+_NOTHING: Region = (0, 0)
 
 
 @dataclass(slots=True)
@@ -59,6 +62,17 @@ def all_reduce(comm: Communicator, dtype: str, op: str, tensor: Region, shape: S
     return Ready(ReductionPlan(comm.core, "all_reduce", dtype, op, counts, shape), (tensor[0], tensor[0]))
 
 
+def reduce(
+    comm: Communicator, dtype: str, op: str, output: Region | None, input: Region, shape: Sequence[int], root: int
+) -> Ready:
+    """Combines all inputs, of that shape, in the root's ``output``, which may be its input; elsewhere it is None."""
+    check_rank("root", root, comm.size)
+    check_reduction(op, dtype)
+    counts = even_parts(count_of(input, dtype), comm.size)
+    plan = ReductionPlan(comm.core, "reduce", dtype, op, counts, shape, root)
+    return Ready(plan, (input[0], output[0] if output else 0))
+
+
 def reduce_scatter(
     comm: Communicator, dtype: str, op: str, output: Region, inputs: Sequence[Region], shape: Sequence[int] | None
 ) -> Ready:
@@ -68,20 +82,10 @@ def reduce_scatter(
     """
     check_reduction(op, dtype)
     if len(inputs) == 1:
-        if inputs[0][1] != comm.size * output[1]:
-            raise InvalidTensorError(
-                f"the input has {count_of(inputs[0], dtype)} elements, "
-                f"expected {comm.size} times the {count_of(output, dtype)} of the output",
-                9,
-            )
+        _check_whole(dtype, "input", inputs[0], "output", output, comm.size)
         inputs = [(inputs[0][0] + j * output[1], output[1]) for j in range(comm.size)]
     check_length("the list", inputs, comm.size)
-    if inputs[comm.rank][1] != output[1]:
-        raise InvalidTensorError(
-            f"the output has {count_of(output, dtype)} elements, "
-            f"expected the {count_of(inputs[comm.rank], dtype)} of entry {comm.rank} of the inputs",
-            9,
-        )
+    _check_part(dtype, "output", output, "inputs", inputs, comm.rank)
     for region in inputs:
         check_apart(output, region)
     given = [region for region in inputs if region[1]]
@@ -97,46 +101,65 @@ def reduce_scatter(
 def all_gather(comm: Communicator, dtype: str, outputs: Sequence[Region], input: Region) -> Ready:
     """Copies rank j's input, of any size, to ``outputs[j]``; a single output region holds all inputs, of one size."""
     if len(outputs) == 1:
-        if outputs[0][1] != comm.size * input[1]:
-            raise InvalidTensorError(
-                f"the output has {count_of(outputs[0], dtype)} elements, "
-                f"expected {comm.size} times the {count_of(input, dtype)} of the input",
-                9,
-            )
+        _check_whole(dtype, "output", outputs[0], "input", input, comm.size)
         check_gather_apart(outputs[0], input, comm.rank)
         layout = _core.Request.all_gather(comm.size, [count_of(input, dtype)]).layout
         return Ready(_core.Plan(comm.core, "all_gather_into_tensor", dtype, *layout), (input[0], outputs[0][0]))
     check_length("the list", outputs, comm.size)
     check_outputs_apart(outputs, "tensor_list")
-    if outputs[comm.rank][1] != input[1]:
-        raise InvalidTensorError(
-            f"the input has {count_of(input, dtype)} elements, "
-            f"expected the {count_of(outputs[comm.rank], dtype)} of entry {comm.rank} of the outputs",
-            9,
-        )
+    _check_part(dtype, "input", input, "outputs", outputs, comm.rank)
     for region in outputs:
         check_apart(region, input)
-    target, rdispls = lowest(outputs)
-    sends, recvs = [count_of(input, dtype)] * comm.size, [count_of(region, dtype) for region in outputs]
-    plan = _core.Plan(comm.core, "all_gather", dtype, sends, [0] * comm.size, recvs, rdispls, byte_displs=True)
-    return Ready(plan, (input[0], target))
+    return exchange_lists(comm, "all_gather", dtype, outputs, [input] * comm.size)
 
 
-def all_to_all(
-    comm: Communicator,
-    dtype: str,
-    outputs: Sequence[Region],
-    inputs: Sequence[Region],
-    timeout: float = -1.0,
-    name: str = "output_tensor_list",
-) -> Ready:
+def all_to_all(comm: Communicator, dtype: str, outputs: Sequence[Region], inputs: Sequence[Region], name: str) -> Ready:
     """Sends ``inputs[j]`` to rank j and receives ``outputs[j]``, of the list ``name``, from it; sizes may differ."""
     check_lists_apart(outputs, inputs, name)
+    return exchange_lists(comm, "all_to_all", dtype, outputs, inputs)
+
+
+def gather(comm: Communicator, dtype: str, outputs: Sequence[Region], input: Region, root: int) -> Ready:
+    """Copies rank j's input, of any size, to the root's ``outputs[j]``; other ranks have no outputs."""
+    check_rank("root", root, comm.size)
+    if comm.rank == root:
+        check_own("gather_list", dtype, outputs, input, comm)
+        check_outputs_apart(outputs, "gather_list")
+        for region in outputs:
+            if region != input:
+                check_apart(region, input)
+    else:
+        outputs = [_NOTHING] * comm.size
+    return exchange_lists(comm, "gather", dtype, outputs, _only(root, input, comm.size), root)
+
+
+def scatter(comm: Communicator, dtype: str, output: Region, inputs: Sequence[Region], root: int) -> Ready:
+    """Copies the root's ``inputs[j]``, of any size, to rank j's output; other ranks have no inputs."""
+    check_rank("root", root, comm.size)
+    if comm.rank == root:
+        check_own("scatter_list", dtype, inputs, output, comm)
+        for region in inputs:
+            if region != output:
+                check_apart(output, region)
+    else:
+        inputs = [_NOTHING] * comm.size
+    return exchange_lists(comm, "scatter", dtype, _only(root, output, comm.size), inputs, root)
+
+
+def exchange_lists(
+    comm: Communicator, operator: str, dtype: str, outputs: Sequence[Region], inputs: Sequence[Region], root: int = 0
+) -> Ready:
+    """Sends ``inputs[j]`` to rank j and receives ``outputs[j]`` from it, where they lie. The caller checks them."""
     source, sdispls = lowest(inputs)
     target, rdispls = lowest(outputs)
     sends, recvs = ([count_of(region, dtype) for region in regions] for regions in (inputs, outputs))
-    plan = _core.Plan(comm.core, "all_to_all", dtype, sends, sdispls, recvs, rdispls, byte_displs=True)
-    return Ready(plan, (source, target), timeout=timeout)
+    plan = _core.Plan(comm.core, operator, dtype, sends, sdispls, recvs, rdispls, root, byte_displs=True)
+    return Ready(plan, (source, target))
+
+
+def _only(rank: int, region: Region, size: int) -> list[Region]:
+    """Returns the list of an exchange with one rank alone."""
+    return [region if j == rank else _NOTHING for j in range(size)]
 
 
 def broadcast(comm: Communicator, dtype: str, tensor: Region, root: int) -> Ready:
@@ -185,6 +208,33 @@ def check_length(name: str, tensors: Sized, size: int) -> None:
         raise InvalidParamError(f"{name} is {tensors!r}, expected {size} tensors, one per rank")
     if len(tensors) != size:
         raise InvalidParamError(f"{name} has {len(tensors)} tensors, expected {size}, one per rank")
+
+
+def check_own(name: str, dtype: str, regions: Sequence[Region], own: Region, comm: Member) -> None:
+    """Raises unless a root's list has a region for every rank, its own as long as this rank's tensor."""
+    check_length(name, regions, comm.size)
+    if regions[comm.rank][1] != own[1]:
+        raise InvalidTensorError(
+            f"entry {comm.rank} of {name} has {count_of(regions[comm.rank], dtype)} elements, "
+            f"expected {count_of(own, dtype)}, those of this rank's tensor",
+            9,
+        )
+
+
+def _check_whole(dtype: str, name: str, whole: Region, other: str, part: Region, size: int) -> None:
+    if whole[1] != size * part[1]:
+        found, expected = count_of(whole, dtype), count_of(part, dtype)
+        raise InvalidTensorError(
+            f"the {name} has {found} elements, expected {size} times the {expected} of the {other}", 9
+        )
+
+
+def _check_part(dtype: str, name: str, part: Region, others: str, regions: Sequence[Region], rank: int) -> None:
+    if part[1] != regions[rank][1]:
+        found, expected = count_of(part, dtype), count_of(regions[rank], dtype)
+        raise InvalidTensorError(
+            f"the {name} has {found} elements, expected the {expected} of entry {rank} of the {others}", 9
+        )
 
 
 def check_one_dtype(dtypes: Iterable[str]) -> None:

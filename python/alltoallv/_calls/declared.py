@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from alltoallv import _core
-from alltoallv._calls import collectives, rooted
+from alltoallv._calls import collectives
 from alltoallv._calls.adapters import Adapter
 from alltoallv._calls.collectives import Ready, check_length, check_one_dtype, shape_of_list
 from alltoallv._calls.counts import packed
@@ -49,7 +49,7 @@ def reduce(tensors: Tensors, comm: Communicator, tensor: Any, op: str, root: int
     """Combines all ranks' tensors in the root's tensor."""
     dtype, mine = tensors.check_output("tensor", tensor), tensors.region(tensor)
     out = mine if comm.rank == root else None
-    return Made(rooted.reduce(comm, dtype, op, out, mine, tensor.shape, root), tensor)
+    return Made(collectives.reduce(comm, dtype, op, out, mine, tensor.shape, root), tensor)
 
 
 def broadcast(tensors: Tensors, comm: Communicator, tensor: Any, root: int, name: str = "tensor") -> Made:
@@ -63,7 +63,7 @@ def gather(tensors: Tensors, comm: Communicator, tensor: Any, gather_list: Any, 
     x, outs = tensors.read("tensor", tensor), list[Any]()
     if comm.rank == root:
         outs = outputs_of(tensors, comm, "gather_list", gather_list, x)
-    call = rooted.gather(comm, tensors.dtype(x), list(map(tensors.region, outs)), tensors.region(x), root)
+    call = collectives.gather(comm, tensors.dtype(x), list(map(tensors.region, outs)), tensors.region(x), root)
     return Made(call, outs, [x], "gather_list")
 
 
@@ -74,7 +74,7 @@ def scatter(
     dtype, parts = tensors.check_output("tensor", tensor), list[Any]()
     if comm.rank == root:
         parts = inputs_of(tensors, comm, name, given, tensor)
-    call = rooted.scatter(comm, dtype, tensors.region(tensor), list(map(tensors.region, parts)), root)
+    call = collectives.scatter(comm, dtype, tensors.region(tensor), list(map(tensors.region, parts)), root)
     return Made(call, tensor, parts)
 
 

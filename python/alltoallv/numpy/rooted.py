@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy.typing as npt
 
 from alltoallv import _core
-from alltoallv._calls import declared, rooted
+from alltoallv._calls import collectives, declared
 from alltoallv._calls.counts import Counts, as_counts
 from alltoallv._calls.guard import guard
 from alltoallv._calls.regions import Region
@@ -61,7 +61,7 @@ def reduce(
         else:
             out = output_for(out, x.shape, x)
             check_same_or_apart(out, x)
-        call = rooted.reduce(comm, dtype, op, None if out is None else region(out), region(x), x.shape, root)
+        call = collectives.reduce(comm, dtype, op, None if out is None else region(out), region(x), x.shape, root)
         call.timeout = limit
     return finish(comm, call, out, x, async_op)
 
@@ -99,8 +99,8 @@ def gather(
         else:
             shape, sizes = _parts("recv_counts", recv_counts, x.shape, comm.size)
             out = output_for(out, shape, x)
-            outputs = _split(out, sizes)
-        call = rooted.gather(comm, core_name(x.dtype), outputs, region(x), root)
+            outputs = declared.cut(region(out), sizes, out.itemsize)
+        call = collectives.gather(comm, core_name(x.dtype), outputs, region(x), root)
         call.timeout = limit
     return finish(comm, call, out, x, async_op)
 
@@ -141,8 +141,8 @@ def scatter(
             shape, sizes = _parts("send_counts", send_counts, given, comm.size)
             if x.size != math.prod(shape):
                 raise InvalidTensorError(f"input has {x.size} elements, expected {math.prod(shape)}", 9)
-            inputs = _split(x, sizes)
-        call = rooted.scatter(comm, core_name(out.dtype), region(out), inputs, root)
+            inputs = declared.cut(region(x), sizes, x.itemsize)
+        call = collectives.scatter(comm, core_name(out.dtype), region(out), inputs, root)
         call.timeout = limit
     made = finish(comm, call, out, x, async_op)
     return made[1] if isinstance(made, tuple) else None
@@ -154,12 +154,3 @@ def _parts(name: str, counts: Counts | None, shape: Sequence[int], size: int) ->
         return (size, *shape), [math.prod(shape)] * size
     rows, row = as_counts(name, counts, size), _core.row_size(shape)
     return (sum(rows), *shape[1:]), [n * row for n in rows]
-
-
-def _split(array: Array, sizes: Sequence[int]) -> list[Region]:
-    """Splits an array into regions of these numbers of elements, one after the other."""
-    at, regions = region(array)[0], []
-    for n in sizes:
-        regions.append((at, n * array.itemsize))
-        at += n * array.itemsize
-    return regions

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from alltoallv import _core
+from alltoallv._calls import collectives
 from alltoallv._calls.collectives import Ready
 from alltoallv._calls.counts import Layout
 from alltoallv._calls.protocol import Pending, Startable
 from alltoallv._calls.reductions import ReductionPlan, check_reduction
-from alltoallv._calls.regions import lowest
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.quantization import requests as quantized
@@ -100,7 +100,7 @@ def exchange(
 
 
 def exchange_lists(
-    comm: AnyCommunicator, operator: str, outputs: Sequence[Tensor], inputs: Sequence[Tensor]
+    comm: AnyCommunicator, operator: str, outputs: Sequence[Tensor], inputs: Sequence[Tensor], root: int = 0
 ) -> Operation:
     """Sends ``inputs[j]`` to rank j and receives ``outputs[j]`` from it, directly in their memory."""
     check_place(comm, *inputs, *outputs)
@@ -108,10 +108,8 @@ def exchange_lists(
     dtype = core_name(inputs[0].dtype)
     call: Startable
     if isinstance(comm, Communicator):
-        source, sdispls = lowest([region(x) for x in inputs])
-        target, rdispls = lowest([region(out) for out in outputs])
-        plan = _core.Plan(comm.core, operator, dtype, sends, sdispls, recvs, rdispls, byte_displs=True)
-        call = Ready(plan, (source, target))
+        regions = list(map(region, outputs)), list(map(region, inputs))
+        call = collectives.exchange_lists(comm, operator, dtype, *regions, root)
     else:
         call = comm.exchange_lists(operator, dtype, outputs, inputs)
     return Operation(comm, operator, call, inputs[0], sends, recvs, list(outputs), (inputs, outputs))

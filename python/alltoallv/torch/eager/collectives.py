@@ -19,15 +19,14 @@ from torch._C._distributed_c10d import (
 )
 
 from alltoallv import _core
-from alltoallv._calls import rooted
-from alltoallv._calls.collectives import Ready, barrier_plan, broadcast_layout, check_length, check_rank
+from alltoallv._calls.collectives import Ready, barrier_plan, broadcast_layout, check_length, check_own, check_rank
 from alltoallv._calls.regions import check_apart, check_gather_apart, check_lists_apart, check_outputs_apart
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidTensorError
 from alltoallv.torch.eager import calls
 from alltoallv.torch.eager import group as groups
 from alltoallv.torch.eager import reductions as reductions  # declares the others
-from alltoallv.torch.eager.calls import Operation, check_place
+from alltoallv.torch.eager.calls import Operation
 from alltoallv.torch.eager.declaration import COLLECTIVES as COLLECTIVES
 from alltoallv.torch.eager.declaration import Collective, Functional, Method, Parameters, Tensors
 from alltoallv.torch.eager.group import AnyCommunicator
@@ -187,17 +186,13 @@ def gather(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Param
     check_one_dtype(*ins, *given)
     copies: Copies = []
     x, spaces = as_input("tensor", ins[0]), [output_of(out, copies) for out in given]
-    check_place(comm, x, *spaces)
     if here:
-        check_length("gather_list", spaces, comm.size)
+        check_own("gather_list", core_name(x.dtype), list(map(region, spaces)), region(x), comm)
         x = apart([x], [out for out in spaces if region(out) != region(x)])[0]
-    if isinstance(comm, Communicator):
-        call = rooted.gather(comm, core_name(x.dtype), [region(out) for out in spaces], region(x), parameters.root)
-        recvs = [out.numel() for out in spaces]
-        return Operation(comm, "gather", call, x, [x.numel()], recvs, [given], (x, spaces), copies)
+        check_outputs_apart(list(map(region, spaces)), "gather_list")
     nothing = x.new_empty(0)
     sends = [x if j == parameters.root else nothing for j in range(comm.size)]
-    made = calls.exchange_lists(comm, "gather", spaces or [nothing] * comm.size, sends)
+    made = calls.exchange_lists(comm, "gather", spaces or [nothing] * comm.size, sends, parameters.root)
     return made.giving([given], copies)
 
 
@@ -210,17 +205,13 @@ def scatter(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Para
     check_one_dtype(*outs, *given)
     copies: Copies = []
     out, xs = output_of(outs[0], copies), [as_input("scatter_list", x) for x in given]
-    check_place(comm, out, *xs)
     if here:
-        check_length("scatter_list", xs, comm.size)
+        check_own("scatter_list", core_name(out.dtype), list(map(region, xs)), region(out), comm)
         xs = [x if region(x) == region(out) else apart([x], [out])[0] for x in xs]
-    if isinstance(comm, Communicator):
-        call = rooted.scatter(comm, core_name(out.dtype), region(out), [region(x) for x in xs], parameters.root)
-        sends = [x.numel() for x in xs]
-        return Operation(comm, "scatter", call, out, sends, [out.numel()], list(outs), (out, xs), copies)
     nothing = out.new_empty(0)
     recvs = [out if j == parameters.root else nothing for j in range(comm.size)]
-    return calls.exchange_lists(comm, "scatter", recvs, xs or [nothing] * comm.size).giving(outs, copies)
+    made = calls.exchange_lists(comm, "scatter", recvs, xs or [nothing] * comm.size, parameters.root)
+    return made.giving(outs, copies)
 
 
 @Collective

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import AllreduceOptions, ReduceOptions, ReduceScatterOptions
 
 from alltoallv import _core
-from alltoallv._calls import rooted
+from alltoallv._calls import collectives
 from alltoallv._calls.collectives import check_length, check_rank, shape_of_list
 from alltoallv._calls.counts import even_parts, scaled
 from alltoallv.communicator import Communicator
@@ -100,7 +100,7 @@ def reduce(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Param
     if isinstance(comm, Communicator):
         check_place(comm, x)
         target, dtype = region(x) if here else None, core_name(x.dtype)
-        call = rooted.reduce(comm, dtype, op, target, region(x), x.shape, parameters.root)
+        call = collectives.reduce(comm, dtype, op, target, region(x), x.shape, parameters.root)
         return Operation(comm, "reduce", call, x, [x.numel()], [x.numel()] if here else [], list(outs), x, copies)
     out = x if here else x.clone()  # an engine combines on every rank
     made = calls.reduce(comm, "all_reduce", out, out, op, even_parts(out.numel(), comm.size), out.shape)
