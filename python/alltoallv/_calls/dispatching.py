@@ -8,14 +8,12 @@ from dataclasses import dataclass, fields
 from typing import Any, Generic, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from alltoallv._calls import experts
 from alltoallv._calls.guard import guard
-from alltoallv._calls.protocol import Member
 from alltoallv._calls.routing import Load, Routing, chunk_ends
 from alltoallv.communicator import Communicator
-from alltoallv.errors import BackendUnavailableError, InvalidParamError, PeerLostError
+from alltoallv.errors import InvalidParamError, PeerLostError
 
 A = TypeVar("A")  # the framework's tensor
 T = TypeVar("T")
@@ -75,7 +73,7 @@ class Dispatching(ABC, Generic[A]):
     origin: Communicator | None = None  # of a dispatcher of survivors: the group before the first loss
 
     @abstractmethod
-    def member(self) -> Member:
+    def member(self) -> Communicator:
         """This rank in the dispatcher's group, in host memory."""
 
     @abstractmethod
@@ -96,10 +94,6 @@ class Dispatching(ABC, Generic[A]):
     def joined(self, parts: Sequence[A]) -> A:
         """Concatenates the rows of all parts."""
 
-    @abstractmethod
-    def gathered(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Returns the numbers of every rank, one row per rank."""
-
     @property
     def num_experts(self) -> int:
         """Returns the number of experts on all ranks together."""
@@ -117,7 +111,7 @@ class Dispatching(ABC, Generic[A]):
         Collective. ``load.kept.max() / load.kept.mean()`` says how uneven the work is.
         """
         mine = np.concatenate([np.asarray(state.chosen), np.asarray(state.kept)])
-        return Load(*self.gathered(mine).sum(0).reshape(2, -1))
+        return Load(*experts.gathered(self.member(), mine).sum(0).reshape(2, -1))
 
     def layer(
         self,
@@ -178,11 +172,8 @@ class Dispatching(ABC, Generic[A]):
             CommTimeoutError: a rank that lives did not call.
         """
         this: Any = self
-        group = this.member()
-        if not isinstance(group, Communicator):
-            raise BackendUnavailableError(f"the group has backend {group.backend!r}, expected one in shared memory")
         # Some see a rank that dies now before their dispatcher is made, others later; therefore all shrink one group.
-        origin, mine = this.origin or group, [*this.local_experts]
+        origin, mine = this.origin or this.member(), [*this.local_experts]
         while True:
             left = origin.shrink()
             try:

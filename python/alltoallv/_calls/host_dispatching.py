@@ -10,7 +10,6 @@ from typing import Any, Literal, TypeVar, overload
 
 import numpy as np
 
-from alltoallv._calls import experts as counted
 from alltoallv._calls import routing
 from alltoallv._calls.array_rows import Array, ArrayMover
 from alltoallv._calls.dispatching import OPERATOR, Dispatched, Dispatching, DispatchState, Pending
@@ -72,10 +71,6 @@ class HostDispatching(Dispatching[A]):
 
     def __init__(self, num_experts: int, group: Any = None, **options: Any) -> None:
         self.routing, self.group = Routing(num_experts, **options), group
-
-    @abstractmethod
-    def member(self) -> Communicator:
-        """Returns the dispatcher's communicator."""
 
     @abstractmethod
     def array(self, name: str, x: Any) -> Array:
@@ -240,7 +235,3 @@ class HostDispatching(Dispatching[A]):
             The tokens, as `combine` returns them.
         """
         return self.layer(tokens, expert_ids, gate_weights, experts, shared, chunks)
-
-    def gathered(self, numbers: Numbers) -> Numbers:
-        """Returns the numbers of every rank, one row per rank."""
-        return counted.gathered(self.member(), numbers)

@@ -7,12 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from alltoallv._calls import experts as counted
 from alltoallv._calls import routing
 from alltoallv._calls.dispatching import OPERATOR, Dispatching, Pending
 from alltoallv._calls.guard import guard
@@ -23,7 +20,6 @@ from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidTensorError
 from alltoallv.torch.api import moe_ops
 from alltoallv.torch.api.rows import sum_dtype
-from alltoallv.torch.eager import calls
 from alltoallv.torch.eager import group as groups
 from alltoallv.torch.eager.calls import AnyCommunicator
 from alltoallv.torch.eager.graphs import is_tracing
@@ -42,7 +38,7 @@ class DispatchState:
         received: ``counts`` without the rows of zeros.
         weights: Gate weight of every row, shape ``[rows]``, differentiable; None if none were given.
         scales: Scale of every row, float32, shape ``[rows]``, where rows come as codes; else None.
-        order, source, ranks, token: The way; see `alltoallv.torch.api.moe_ops`.
+        way: ``(order, source, ranks, token)``; see `alltoallv.torch.api.moe_ops`.
     """
 
     counts: Counted
@@ -50,10 +46,7 @@ class DispatchState:
     weights: Tensor | None
     scales: Tensor | None
     ids: Tensor
-    order: Tensor
-    source: Tensor
-    ranks: Tensor
-    token: Tensor
+    way: tuple[Tensor, Tensor, Tensor, Tensor]
     num_experts: int
     group: str
     communicator: AnyCommunicator | None  # kept alive with its name
@@ -67,8 +60,9 @@ class DispatchState:
     @property
     def sources(self) -> Tensor:
         """Rank that every row comes from: int64, shape ``[rows]``; ascending within an expert, -1 for rows of zeros."""
-        ranks, source = torch.arange(self.ranks.shape[1], device="cpu"), self.source.cpu()
-        return torch.cat([ranks.repeat_interleave(self.ranks[1]), torch.tensor([-1], device="cpu")])[source]
+        _, source, rows, _ = self.way
+        ranks = torch.arange(rows.shape[1], device="cpu").repeat_interleave(rows[1])
+        return torch.cat([ranks, torch.tensor([-1], device="cpu")])[source.cpu()]
 
     @property
     def chosen(self) -> Tensor:
@@ -78,7 +72,7 @@ class DispatchState:
     @property
     def kept(self) -> Tensor:
         """The rows that this rank sent to each expert: int64, shape ``[num_experts]``, on the CPU."""
-        return self.ids.reshape(-1).cpu()[self.order.cpu()].bincount(minlength=self.num_experts)
+        return self.ids.reshape(-1).cpu()[self.way[0].cpu()].bincount(minlength=self.num_experts)
 
 
 class MoEDispatcher(torch.nn.Module, Dispatching[Tensor]):
@@ -154,22 +148,11 @@ class MoEDispatcher(torch.nn.Module, Dispatching[Tensor]):
     def _state(
         self, made: list[Tensor], tokens: Tensor, ids: Tensor, weights: Tensor | None, comm: AnyCommunicator | None
     ) -> tuple[Tensor, Counted, DispatchState]:
-        rows, row_weights, scales, order, source, ranks, token, experts = made
+        rows, row_weights, scales, *way, experts = made
         counts, received = experts if comm is None else experts.tolist()
-        state = DispatchState(
-            counts,
-            received,
-            None if weights is None else row_weights,
-            scales if self.routing.codes else None,
-            ids,
-            order,
-            source,
-            ranks,
-            token,
-            self.routing.num_experts,
-            groups.name_of(self.group),
-            comm,
-        )
+        beside = None if weights is None else row_weights, scales if self.routing.codes else None
+        group = groups.name_of(self.group), comm
+        state = DispatchState(counts, received, *beside, ids, tuple(way), self.num_experts, *group)  # type: ignore[arg-type]
         return rows.reshape(rows.shape[0], *tokens.shape[1:]), counts, state
 
     def _again(
@@ -179,8 +162,7 @@ class MoEDispatcher(torch.nn.Module, Dispatching[Tensor]):
         if tokens.shape[0] != n:
             raise InvalidTensorError(f"tokens has {tokens.shape[0]} rows, expected {n}, as dispatched before")
         weights = None if weights is None else weights.reshape(n, k)
-        way = state.order, state.source, state.ranks, state.token
-        rows, made = moe_ops.moe_spread(tokens.reshape(n, math.prod(tail)), weights, *way, k, state.group)
+        rows, made = moe_ops.moe_spread(tokens.reshape(n, math.prod(tail)), weights, *state.way, k, state.group)
         other = replace(state, weights=None if weights is None else made, scales=None)
         return rows.reshape(rows.shape[0], *tail), state.counts, other
 
@@ -210,15 +192,15 @@ class MoEDispatcher(torch.nn.Module, Dispatching[Tensor]):
             raise TypeError(f"expert_outputs is a {type(outputs).__name__}, expected a torch.Tensor")
         _check_dtype("expert_outputs", outputs)
         if not is_tracing():
-            routing.check_outputs(outputs.shape, state.source.shape[0])
+            routing.check_outputs(outputs.shape, state.way[1].shape[0])
         tail = outputs.shape[1:]
         flat = outputs.reshape(outputs.shape[0], math.prod(tail))
         gates = state.weights
         if gates is not None and (is_tracing() or needs_grad(flat, gates)):  # collecting them has no gradient
             wide = sum_dtype(flat.dtype, gates.dtype)
             flat, gates = (flat.to(wide) * gates.to(wide)[:, None]).to(flat.dtype), None
-        way, payload = (state.order, state.source, state.ranks, state.token), self.routing.combine_payload or ""
-        return (flat, None, *way, gates, *state.ids.shape, payload, state.group), tail
+        payload = self.routing.combine_payload or ""
+        return (flat, None, *state.way, gates, *state.ids.shape, payload, state.group), tail
 
     @described(HostDispatching.__call__)
     def forward(
@@ -246,17 +228,7 @@ class MoEDispatcher(torch.nn.Module, Dispatching[Tensor]):
         """Returns the rows of all parts, concatenated."""
         return torch.cat(list(parts))
 
-    def gathered(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Returns the numbers of every rank, one row per rank."""
-        comm = self.member()
-        if isinstance(comm, Communicator):
-            return counted.gathered(comm, numbers)
-        mine = torch.from_numpy(np.stack([numbers] * comm.size))
-        gathered = torch.empty_like(mine)
-        calls.exchange(comm, "exchange_counts", gathered, mine, counted.layout(mine.numpy())).run()
-        return gathered.numpy()
-
-    def member(self) -> AnyCommunicator:
+    def member(self) -> Communicator:
         """This rank in the dispatcher's group, in host memory."""
         return groups.on_host(self._communicator())
 
