@@ -47,19 +47,14 @@ class P2POp:
         self.sends = name == "isend"
 
 
-def send(comm: Communicator, dtype: str, tensor: Region, dst: int, tag: int, *, waits: bool) -> Message:
-    """Returns a message to rank ``dst``; ``waits`` makes the call return only when it has been received."""
-    return _message("send", "dst", comm, dtype, tensor, dst, tag, waits)
-
-
-def recv(comm: Communicator, dtype: str, tensor: Region, src: int | None, tag: int, *, waits: bool) -> Message:
-    """Returns the receiving side of a message from rank ``src``, or from the rank that sends first with this tag."""
-    return _message("recv", "src", comm, dtype, tensor, ANY_RANK if src is None else src, tag, waits)
-
-
-def _message(
-    operator: str, name: str, comm: Communicator, dtype: str, tensor: Region, peer: int, tag: int, waits: bool
+def post(
+    operator: str, comm: Communicator, dtype: str, tensor: Region, peer: int | None, tag: int, *, waits: bool
 ) -> Message:
+    """Returns a ``"send"`` to rank ``peer``, or the ``"recv"`` of what it sends; None: from the rank that sends first.
+
+    ``waits`` makes the call return only when the message has been received.
+    """
+    name, peer = ("dst" if operator == "send" else "src"), ANY_RANK if peer is None else peer
     if not (operator == "recv" and peer == ANY_RANK):
         check_rank(name, peer, comm.size)
     if waits and peer == comm.rank:
@@ -87,5 +82,4 @@ def message(
     """Returns the ``"send"`` or ``"recv"`` of the argument ``name``, and the tensor that it uses."""
     x = adapter.read(name, tensor) if operator == "send" else tensor
     dtype = adapter.dtype(x) if operator == "send" else adapter.check_output(name, x)
-    make: Any = send if operator == "send" else recv
-    return make(comm, dtype, adapter.region(x), peer, tag, waits=waits), x
+    return post(operator, comm, dtype, adapter.region(x), peer, tag, waits=waits), x

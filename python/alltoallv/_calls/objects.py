@@ -88,16 +88,17 @@ def send(comm: Communicator, values: Sequence[Any], dst: int, tag: int = 0, time
     sizes = np.array([len(part) for part in parts], np.int64)
     for array in (sizes, np.frombuffer(b"".join(parts), np.uint8)):
         region = _core.buffer_address(array), array.nbytes
-        messages.send(comm, array.dtype.name, region, dst, tag, waits=True).run(timeout)
+        messages.post("send", comm, array.dtype.name, region, dst, tag, waits=True).run(timeout)
 
 
 def recv(comm: Communicator, number: int, src: int | None, tag: int = 0, timeout: float = -1.0) -> list[Any]:
     """Receives ``number`` objects of one rank, or of the rank that sends first."""
     sizes = np.empty(number, np.int64)
     place = _core.buffer_address(sizes), sizes.nbytes
-    source = messages.recv(comm, "int64", place, src, tag, waits=True).run(timeout).source
+    source = messages.post("recv", comm, "int64", place, src, tag, waits=True).run(timeout).source
     data = np.empty(sizes.sum(), np.uint8)
-    messages.recv(comm, "uint8", (_core.buffer_address(data), data.nbytes), source, tag, waits=True).run(timeout)
+    place = _core.buffer_address(data), data.nbytes
+    messages.post("recv", comm, "uint8", place, source, tag, waits=True).run(timeout)
     return loads(data.data, sizes.tolist())
 
 

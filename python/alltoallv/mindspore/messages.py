@@ -70,14 +70,13 @@ def _message(
     comm, rank = on_host(enter(group)), groups.rank_in(group, peer[1], peer[0])
     array = LATE.read("tensor", tensor).asnumpy().copy()
     dtype = LATE.check_output("tensor", tensor) if operator == "recv" else core_name(tensor.dtype)
-    make: Any = messages.recv if operator == "recv" else messages.send
 
     def done() -> Tensor:
         if operator == "recv":
             tensor.copy_(Tensor.from_numpy(array))
         return tensor
 
-    message = make(comm, dtype, (array.ctypes.data, array.nbytes), rank, tag, waits=waits)
+    message = messages.post(operator, comm, dtype, (array.ctypes.data, array.nbytes), rank, tag, waits=waits)
     if not waits:
         return CommHandle(comm, message.submit(), (array,), done)
     message.run()

@@ -109,7 +109,7 @@ def irecv(
 def prepare_send(comm: AnyCommunicator, tensor: Tensor, dst: int, tag: int, *, waits: bool) -> Operation:
     """Returns a message to rank ``dst`` of the communicator."""
     x = as_input("tensor", tensor)
-    call = messages.send(_of_messages(comm, x), core_name(x.dtype), region(x), dst, tag, waits=waits)
+    call = messages.post("send", _of_messages(comm, x), core_name(x.dtype), region(x), dst, tag, waits=waits)
     return Operation(comm, "send", call, x, [x.numel()], [], [tensor], x)
 
 
@@ -117,7 +117,7 @@ def prepare_recv(comm: AnyCommunicator, tensor: Tensor, src: int | None, tag: in
     """Returns the receiving side of a message from rank ``src`` of the communicator, or from any rank."""
     copies: Copies = []
     out = output_of(tensor, copies)
-    call = messages.recv(_of_messages(comm, out), core_name(out.dtype), region(out), src, tag, waits=waits)
+    call = messages.post("recv", _of_messages(comm, out), core_name(out.dtype), region(out), src, tag, waits=waits)
     return Operation(comm, "recv", call, out, [], [out.numel()], [tensor], out, copies)
 
 
