@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 
 from alltoallv.errors import InvalidParamError
 from alltoallv.launch.job import Launch
@@ -44,7 +45,7 @@ def detect(environ: Environ | None = None) -> Launch:
     for read in _READERS:
         launch = read(env)
         if launch is not None:
-            return launch
+            return replace(launch, rank_table=_table(env))
     for size, rank in (("WORLD_SIZE", "RANK"), ("RANK_SIZE", "RANK_ID")):
         if integer(env, size, 1) > 1:
             raise InvalidParamError(f"{size} is {env[size]!r} but {rank} is not set: expected both or neither")
@@ -71,7 +72,6 @@ def _own(env: Environ) -> Launch | None:
         optional(env, _LOCAL_SIZE),
         env.get("MASTER_ADDR", ""),
         integer(env, "MASTER_PORT", 0),
-        _table(env),
     )
 
 
@@ -92,7 +92,6 @@ def _torchrun(env: Environ) -> Launch | None:
         optional(env, "LOCAL_WORLD_SIZE"),
         address,
         port,
-        _table(env),
     )
 
 
@@ -120,7 +119,6 @@ def _msrun(env: Environ) -> Launch | None:
         local_size=optional(env, _LOCAL_SIZE) or launcher_number("RANK_ID", "--local_worker_num"),
         master_addr=address,
         master_port=port,
-        rank_table=_table(env),
     )
 
 
@@ -144,7 +142,6 @@ def _paddle(env: Environ) -> Launch | None:
         local_size=optional(env, "PADDLE_LOCAL_SIZE"),
         master_addr=address,
         master_port=int(port) if port.isdecimal() else 0,
-        rank_table=_table(env),
     )
 
 
@@ -161,7 +158,6 @@ def _openmpi(env: Environ) -> Launch | None:
         integer(env, "OMPI_COMM_WORLD_LOCAL_RANK", rank),
         f"openmpi:{job}:{pid_namespace()}",
         local_size=optional(env, "OMPI_COMM_WORLD_LOCAL_SIZE"),
-        rank_table=_table(env),
     )
 
 
@@ -187,7 +183,6 @@ def _pmi(env: Environ) -> Launch | None:
         f"pmi:{job}",
         local_size=optional(env, "MPI_LOCALNRANKS", "PMI_LOCAL_SIZE", _LOCAL_SIZE)
         or (_tasks_here(env) if slurm else None),
-        rank_table=_table(env),
         hosts=optional(env, "SLURM_STEP_NUM_NODES") if slurm else None,
     )
 
@@ -222,7 +217,6 @@ def _rank_table(env: Environ) -> Launch | None:
         f"rank_table:{where}:{table.digest}",
         local_size=len(local),
         master_addr=table.server_of(0).server_id,
-        rank_table=path,
     )
 
 
@@ -239,7 +233,6 @@ def _slurm(env: Environ) -> Launch | None:
         f"slurm:{env.get('SLURM_JOB_ID', '')}.{env['SLURM_STEP_ID']}",
         local_size=optional(env, _LOCAL_SIZE) or _tasks_here(env),
         master_addr=env.get("SLURM_LAUNCH_NODE_IPADDR", ""),
-        rank_table=_table(env),
         hosts=optional(env, "SLURM_STEP_NUM_NODES"),
     )
 

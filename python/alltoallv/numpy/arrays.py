@@ -96,11 +96,6 @@ def new_output(shape: tuple[int, ...], dtype: np.dtype[Any], has_gaps: bool) -> 
     return out
 
 
-def row_size(array: Array) -> int:
-    """Returns the number of elements per row of dimension 0."""
-    return _core.row_size(array.shape)
-
-
 class _Arrays(Adapter[Array]):
     kind, tensor, feedback, handle = "a NumPy array", np.ndarray, ErrorFeedback, Work
 

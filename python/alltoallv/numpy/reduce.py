@@ -15,7 +15,7 @@ from alltoallv._calls.reductions import ReductionPlan
 from alltoallv.communicator import Communicator
 from alltoallv.dtypes import core_name
 from alltoallv.errors import InvalidParamError, InvalidTensorError
-from alltoallv.numpy.arrays import Array, address, as_input, check_output, output_for, reduced_dtype, resolve, row_size
+from alltoallv.numpy.arrays import Array, address, as_input, check_output, output_for, reduced_dtype, resolve
 from alltoallv.numpy.exchange import finish
 from alltoallv.numpy.work import Work, ending
 
@@ -85,7 +85,7 @@ def reduce_scatter(
     with guard(comm, "reduce_scatter"):
         x = as_input("input", input)
         reduced_dtype(x, op)
-        row = row_size(x)
+        row = _core.row_size(x.shape)
         rows = shares("recv_counts", recv_counts, "input", x.shape[0], comm.size)
         shape = (rows[comm.rank], *x.shape[1:])
         if out is None:

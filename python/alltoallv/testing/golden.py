@@ -124,9 +124,7 @@ def random_case(
     return _case(rng, dtype, counts, sends, receives, anywhere)
 
 
-def cases(
-    *, max_world_size: int = 8, min_world_size: int = 1, dtypes: Sequence[str] = DTYPES, max_count: int = 20
-) -> SearchStrategy[Case]:
+def cases(*, max_world_size: int = 8, dtypes: Sequence[str] = DTYPES) -> SearchStrategy[Case]:
     """Returns a hypothesis strategy for every kind of exchange.
 
     It shrinks towards few ranks, zero counts and packed regions.
@@ -135,8 +133,8 @@ def cases(
 
     @st.composite
     def build(draw: st.DrawFn) -> Case:
-        size = draw(st.integers(min_world_size, max_world_size))
-        numbers = st.lists(st.one_of(st.just(0), st.integers(0, max_count)), min_size=size, max_size=size)
+        size = draw(st.integers(1, max_world_size))
+        numbers = st.lists(st.one_of(st.just(0), st.integers(0, 20)), min_size=size, max_size=size)
         counts = np.array([draw(numbers) for _ in range(size)], np.int64)
         gaps = st.lists(st.integers(0, 3), min_size=size + 1, max_size=size + 1)
         order = st.one_of(st.just(list(range(size))), st.permutations(range(size)))
