@@ -12,7 +12,6 @@ from alltoallv._calls.adapters import Adapter
 from alltoallv.atb.member import connect
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError
-from alltoallv.launch import hccl
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -57,7 +56,7 @@ class Operation(ABC):
         adapter.check(name, x)
         self._check_place(name, x, adapter)
         if self._npu and self._checks_device:
-            self._check_create(_core.DeviceInfo(*hccl.devices()))
+            self._check_create(_core.DeviceInfo(*_core.npu_devices()))
             self._checks_device = False
         return adapter.contiguous(x)
 

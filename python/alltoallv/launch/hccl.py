@@ -88,12 +88,3 @@ def shares_host(size: int) -> bool:
     """Returns whether ``size`` ranks are all of this job, or of one parent, and run on this host."""
     job = launch.detect()
     return job.launcher == "single" or job.local_size == job.size == size
-
-
-def devices() -> tuple[str, int]:
-    """Returns the name of the SoC and the number of visible NPUs; it is negative if the query failed.
-
-    Raises:
-        BackendUnavailableError: CANN is not installed, or incomplete.
-    """
-    return _core.npu_devices()

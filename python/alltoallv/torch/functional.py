@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from alltoallv._calls.counts import Counts
+from alltoallv._calls.counts import Counts, even_split
 from alltoallv.torch.api.functions import all_to_all_v
 from alltoallv.torch.eager import group as groups
 from alltoallv.torch.eager.group import Group
@@ -31,9 +31,7 @@ def all_to_all_single(
     size = groups.world_size(group)
     rows = input.shape[0]
     if input_split_sizes is None:
-        if rows % size:
-            raise ValueError(f"input has {rows} rows in dimension 0, which {size} ranks cannot share equally")
-        input_split_sizes = [rows // size] * size
+        input_split_sizes = even_split("input", rows, size)
     if output_split_sizes is None:
         output_split_sizes = [rows // size] * size
     return all_to_all_v(input, input_split_sizes, output_split_sizes, unit="row", group=group)
@@ -52,8 +50,7 @@ def reduce_scatter(input: Tensor, group: Group = None) -> Tensor:
         ValueError: dimension 0 does not divide by the number of ranks.
     """
     size = groups.world_size(group)
-    if input.shape[0] % size:
-        raise ValueError(f"input has {input.shape[0]} rows in dimension 0, which {size} ranks cannot share equally")
+    even_split("input", input.shape[0], size)
     output: Tensor = ops.reduce_scatter(input, size, group)
     return output
 

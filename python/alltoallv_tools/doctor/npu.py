@@ -21,10 +21,9 @@ import torch_npu  # type: ignore[import-not-found, unused-ignore]
 from torch import Tensor
 
 import alltoallv.torch as at
-from alltoallv import AllToAllVParam, Communicator, QuantAllReduceParam
+from alltoallv import AllToAllVParam, Communicator, QuantAllReduceParam, _core
 from alltoallv.errors import PeerMismatchError
 from alltoallv.launch import detect as launch
-from alltoallv.launch import hccl
 from alltoallv.testing.data_path import variable
 from alltoallv.torch.engines.hccl import handle_of
 from alltoallv_tools.doctor import npu_programs
@@ -212,7 +211,7 @@ def main() -> int:
     device = torch.device(f"npu:{job.local_rank}")
     torch.npu.set_device(device)
     report: dict[str, Any] = {"torch": torch.__version__, "torch_npu": torch_npu.__version__, "cases": {}}
-    report["soc"], report["devices"] = hccl.devices()
+    report["soc"], report["devices"] = _core.npu_devices()
     report["emulated"] = is_emulated()
     if report["emulated"]:
         from alltoallv_emulator import aten

@@ -17,12 +17,12 @@ REPORT = "alltoallv-npu-report.json"
 def run(devices: int | None = None) -> tuple[list[Check], dict[str, Any]]:
     """Returns the checks and rank 0's findings; see `alltoallv_tools.doctor.npu`."""
     try:  # the doctor also examines an installation without its extension
+        from alltoallv import _core
         from alltoallv.errors import BackendUnavailableError
-        from alltoallv.launch import hccl
     except ImportError as error:
         return [Check(SECTION, "extension", "no", str(error), "see versions")], {}
     try:
-        soc, count = hccl.devices()
+        soc, count = _core.npu_devices()
     except BackendUnavailableError as error:
         return [Check(SECTION, "CANN", "-", str(error))], {}
     if count < 1:

@@ -18,7 +18,7 @@ from alltoallv.communicator import Communicator
 from alltoallv.errors import AllToAllVError, InvalidParamError
 from alltoallv.quantization.spec import QuantizedReduction
 from alltoallv.torch.engines.quantized_reduction import reduce_quantized
-from alltoallv.torch.engines.reduction import reduce_in_order
+from alltoallv.torch.engines.reduction import Steps, reduce_in_order
 
 _numbers = itertools.count()
 by_name: weakref.WeakValueDictionary[str, DeviceMember] = weakref.WeakValueDictionary()
@@ -198,7 +198,7 @@ class DeviceMember:
             flat, x = output.view(-1), input.view(-1)
             done, work = at.reduce(Call(operator, dtype, shape=shape), flat, x, op, counts, wait)
             if not done:
-                reduce_in_order(Steps(self, operator), self.rank, operator, flat, x, op, counts)
+                reduce_in_order(Steps(self, operator), flat, x, op, counts)
             return None, work
 
         return self._later(input, operator, launch)
@@ -226,7 +226,7 @@ class DeviceMember:
         def launch(at: Launches, wait: bool) -> tuple[None, None]:
             at.compare(request, error is not None, gather_error is not None)
             flat = [None if x is None else x.detach().view(-1) for x in (output, input, error, gather_error)]
-            reduce_quantized(Steps(self, request.operator), self.rank, self.size, request, *flat)
+            reduce_quantized(Steps(self, request.operator), request, *flat)
             return None, None
 
         return self._later(input, request.operator, launch)
@@ -243,21 +243,6 @@ class DeviceMember:
     def __repr__(self) -> str:
         about = f"rank={self.rank}, size={self.size}, domain={self.domain!r}, backend={self.backend!r}"
         return f"{type(self).__name__}({about})"
-
-
-class Steps:
-    """Exchanges bytes as the steps of a reduction, under its name, on the current stream."""
-
-    def __init__(self, member: DeviceMember, operator: str) -> None:
-        self._member, self._operator = member, operator
-
-    def exchange(self, output: Tensor, input: Tensor, layout: Layout) -> None:
-        self._member.exchange(self._operator, "uint8", output, input, layout).run()
-
-    def gather(self, output: Tensor, input: Tensor) -> None:
-        """Concatenates every rank's input; the inputs have one length on all ranks."""
-        layout = _core.Request.all_gather(self._member.size, input.shape).layout
-        self._member.exchange("all_gather_into_tensor", "uint8", output, input, layout).run()
 
 
 class DeviceCall:

@@ -14,13 +14,11 @@ from alltoallv._calls.counts import packed
 from alltoallv.errors import ValueOverflowError
 from alltoallv.quantization.spec import QuantizedReduction
 from alltoallv.torch.engines.codecs import Codec, Dynamic, codec_for
-from alltoallv.torch.engines.reduction import Mover
+from alltoallv.torch.engines.reduction import Steps
 
 
 def reduce_quantized(
-    mover: Mover,
-    rank: int,
-    size: int,
+    steps: Steps,
     request: QuantizedReduction,
     output: Tensor,
     input: Tensor,
@@ -32,65 +30,65 @@ def reduce_quantized(
     Raises:
         ValueOverflowError: on every rank, if a value did not fit on any and ``overflow`` is "raise".
     """
-    codec = codec_for(request, size, output, input, error, gather_error)
+    codec = codec_for(request, steps.size, output, input, error, gather_error)
     if request.operator == "quantized_reduce_scatter":
         assert isinstance(codec, Dynamic)
-        _reduce_scatter(mover, rank, request.counts, codec, input.device)
+        _reduce_scatter(steps, request.counts, codec, input.device)
     elif request.count:
-        _all_reduce(mover, rank, size, request.count, codec, input.device)
+        _all_reduce(steps, request.count, codec, input.device)
     if request.quantization.overflow == "raise":
-        _share_misfits(mover, size, codec, request, input.device)
+        _share_misfits(steps, codec, request, input.device)
 
 
-def _all_reduce(mover: Mover, rank: int, size: int, count: int, codec: Codec, device: torch.device) -> None:
+def _all_reduce(steps: Steps, count: int, codec: Codec, device: torch.device) -> None:
     """Runs an all-reduce. Parts are equal shares of units; the last ranks have fewer."""
-    units = -(-count // codec.unit)
+    size, units = steps.size, -(-count // codec.unit)
     share = -(-units // size) * codec.unit
     outbox, inbox = (_bytes(size, codec.sent_bytes(share), device) for _ in range(2))
     codec.encode(outbox, 0, count, share)
-    _exchange(mover, inbox, outbox, [codec.sent_bytes(share)] * size, [codec.sent_bytes(share)] * size)
+    _exchange(steps, inbox, outbox, [codec.sent_bytes(share)] * size, [codec.sent_bytes(share)] * size)
     gathered = codec.gathered_bytes(share)
     mine = _bytes(1, gathered, device)
-    first = min(rank * share, count)
+    first = min(steps.rank * share, count)
     if own := min(share, count - first):
         codec.combine(inbox, first, own, share, mine, 0)
     # Equal parts are gathered in their final place.
     result = codec.result if size * share == count else None
     everything = _bytes(size, gathered, device) if result is None else result.view(size, gathered)
-    mover.gather(everything.view(-1), mine.view(-1))
+    steps.gather(everything.view(-1), mine.view(-1))
     if result is None:
         codec.decode(everything, 0, count, share)
 
 
-def _reduce_scatter(mover: Mover, rank: int, counts: Sequence[int], codec: Dynamic, device: torch.device) -> None:
+def _reduce_scatter(steps: Steps, counts: Sequence[int], codec: Dynamic, device: torch.device) -> None:
     """Runs a reduce-scatter; rank j's part has ``counts[j]`` elements."""
-    sizes = [codec.sent_bytes(count) for count in counts]
+    rank, sizes = steps.rank, [codec.sent_bytes(count) for count in counts]
     outbox = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
     for part, first, count in zip(outbox.split(sizes), packed(counts), counts, strict=True):
         if count:
             codec.encode(part.view(1, -1), first, count, count)
     inbox = _bytes(len(counts), sizes[rank], device)
     if any(counts):
-        _exchange(mover, inbox, outbox, [sizes[rank]] * len(counts), sizes)
+        _exchange(steps, inbox, outbox, [sizes[rank]] * len(counts), sizes)
     if own := counts[rank]:
         assert codec.result is not None
         codec.combine(inbox, 0, own, own, codec.result.view(1, -1), 0)
 
 
-def _share_misfits(mover: Mover, size: int, codec: Codec, request: QuantizedReduction, device: torch.device) -> None:
+def _share_misfits(steps: Steps, codec: Codec, request: QuantizedReduction, device: torch.device) -> None:
     mine = torch.zeros(4, dtype=torch.uint8, device=device)
     if codec.overflows:
         mine[0] = torch.cat(codec.overflows).amax()
-    told = _bytes(size, 4, device)
-    mover.gather(told.view(-1), mine)
+    told = _bytes(steps.size, 4, device)
+    steps.gather(told.view(-1), mine)
     if told[:, 0].any():
         raise ValueOverflowError(
             f"{request.operator}: a value does not fit into {request.out_dtype}, and overflow is 'raise'"
         )
 
 
-def _exchange(mover: Mover, output: Tensor, input: Tensor, recvs: list[int], sends: list[int]) -> None:
-    mover.exchange(output.view(-1), input.view(-1), (sends, packed(sends), recvs, packed(recvs)))
+def _exchange(steps: Steps, output: Tensor, input: Tensor, recvs: list[int], sends: list[int]) -> None:
+    steps.exchange(output.view(-1), input.view(-1), (sends, packed(sends), recvs, packed(recvs)))
 
 
 def _bytes(rows: int, columns: int, device: torch.device) -> Tensor:

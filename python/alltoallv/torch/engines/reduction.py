@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import reduce
 from itertools import accumulate
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from alltoallv import _core
 from alltoallv._calls.counts import Layout, packed
+
+if TYPE_CHECKING:
+    from alltoallv.torch.engines.device import DeviceMember
 
 _SMALL = 16384  # bytes; smaller inputs go to every rank in one step
 _BITS = {"band": torch.bitwise_and, "bor": torch.bitwise_or, "bxor": torch.bitwise_xor}
@@ -21,14 +25,20 @@ _UNSIGNED = {
 }
 
 
-class Mover(Protocol):
-    """Moves flat views of bytes."""
+class Steps:
+    """Exchanges flat views of bytes as the steps of a reduction, under its name, on the current stream."""
+
+    def __init__(self, member: DeviceMember, operator: str) -> None:
+        self._member, self.operator = member, operator
+        self.rank, self.size = member.rank, member.size
 
     def exchange(self, output: Tensor, input: Tensor, layout: Layout) -> None:
-        """Makes the exchange of a layout in bytes."""
+        self._member.exchange(self.operator, "uint8", output, input, layout).run()
 
     def gather(self, output: Tensor, input: Tensor) -> None:
         """Concatenates every rank's input; the inputs have one length on all ranks."""
+        layout = _core.Request.all_gather(self.size, input.shape).layout
+        self._member.exchange("all_gather_into_tensor", "uint8", output, input, layout).run()
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
@@ -44,26 +54,24 @@ def in_bytes(layout: Layout, itemsize: int) -> Layout:
     return sends, sdispls, recvs, rdispls
 
 
-def reduce_in_order(
-    mover: Mover, rank: int, operator: str, output: Tensor, input: Tensor, op: str, counts: Sequence[int]
-) -> None:
+def reduce_in_order(steps: Steps, output: Tensor, input: Tensor, op: str, counts: Sequence[int]) -> None:
     """Does all_reduce or reduce_scatter of flat tensors; ``counts[j]`` elements belong to rank j.
 
     Every rank gets the same bits, and shared memory gives these, too: 16-bit floats are added in float32 and rounded
     once, integers wrap, and a resulting NaN is the quiet one.
     """
-    size, total, own = len(counts), sum(counts), counts[rank]
-    first = packed(counts)[rank]
-    gathers = operator == "all_reduce"
+    size, total, own = steps.size, sum(counts), counts[steps.rank]
+    first = packed(counts)[steps.rank]
+    gathers = steps.operator == "all_reduce"
     if total * input.itemsize <= _SMALL:
         everything = input.new_empty(size * total)
-        mover.gather(as_bytes(everything), as_bytes(input))
+        steps.gather(as_bytes(everything), as_bytes(input))
         parts = everything.view(size, total)
         output.copy_(combine(parts if gathers else parts[:, first : first + own], op))
         return
     parts = input.new_empty(size * own)
     layout = (list(counts), packed(counts), [own] * size, packed([own] * size))
-    mover.exchange(as_bytes(parts), as_bytes(input), in_bytes(layout, input.itemsize))
+    steps.exchange(as_bytes(parts), as_bytes(input), in_bytes(layout, input.itemsize))
     mine = combine(parts.view(size, own), op)
     if not gathers:
         output.copy_(mine)
@@ -72,7 +80,7 @@ def reduce_in_order(
     padded = input.new_zeros(longest)
     padded[:own] = mine
     everything = input.new_empty(size * longest)
-    mover.gather(as_bytes(everything), as_bytes(padded))
+    steps.gather(as_bytes(everything), as_bytes(padded))
     for part, count, end in zip(everything.view(size, longest), counts, accumulate(counts), strict=True):
         output[end - count : end] = part[:count]
 
