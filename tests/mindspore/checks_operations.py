@@ -5,11 +5,11 @@ from __future__ import annotations
 import mindspore as ms
 import ml_dtypes
 import numpy as np
+from atb_front_ends import Array, check_operations
 from mindspore import Tensor
 
 import alltoallv.mindspore as am
 from alltoallv import Communicator
-from alltoallv.testing.operations import Array, check_operations
 
 
 def tensor(array: Array) -> Tensor:

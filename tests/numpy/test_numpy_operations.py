@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from atb_front_ends import check_operations
 
 import alltoallv.numpy as an
 from alltoallv import Communicator
 from alltoallv.testing import Ranks
-from alltoallv.testing.operations import check_operations
 
 
 @pytest.mark.parametrize("size", [1, 2])

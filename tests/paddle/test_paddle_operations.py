@@ -6,12 +6,12 @@ import ml_dtypes
 import numpy as np
 import paddle
 import pytest
+from atb_front_ends import Array, check_operations
 
 import alltoallv.numpy as an
 import alltoallv.paddle as ap
 from alltoallv import Communicator
 from alltoallv.testing import Ranks
-from alltoallv.testing.operations import Array, check_operations
 
 
 def tensor(array: Array) -> paddle.Tensor:

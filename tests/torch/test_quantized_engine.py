@@ -8,6 +8,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from atb_front_ends import check_quantized
 from backend_groups import Grouped
 from engine_groups import caught, staged, to_numpy, to_torch, views
 
@@ -16,7 +17,6 @@ from alltoallv.errors import PeerMismatchError, ValueOverflowError
 from alltoallv.quantization.spec import Quantization, QuantizedReduction
 from alltoallv.testing import quantized as q
 from alltoallv.testing.golden import assert_bits_equal, dtype_of
-from alltoallv.testing.operations import check_quantized
 from alltoallv.torch.quantized import rows as quantized_rows
 
 F32 = np.float32

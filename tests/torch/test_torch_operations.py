@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from atb_front_ends import check_operations
 from engine_groups import to_numpy, to_torch
 
 import alltoallv.torch as at
 from alltoallv import AllToAllVOperation, AllToAllVParam, Communicator
 from alltoallv.errors import InvalidTensorError
 from alltoallv.testing import Ranks
-from alltoallv.testing.operations import check_operations
 
 
 @pytest.mark.parametrize("size", [1, 2])
