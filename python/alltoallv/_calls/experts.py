@@ -78,28 +78,26 @@ def check_received(comm: Member, operator: str, received: Matrix, global_: Matri
 
 def agree(comm: Communicator, operator: str, local: Matrix, global_: Matrix) -> None:
     """Sends the counts to the peers over shared memory, and raises if theirs do not match."""
-    received = np.empty_like(global_)
-    plan = _core.Plan(comm.core, "exchange_counts", "int64", *layout(local))
-    plan.run(local.ctypes.data, received.ctypes.data)
-    check_received(comm, operator, received, global_)
+    check_received(comm, operator, _exchanged(comm, local), global_)
 
 
 def exchange_counts(comm: Communicator, send_counts: Counts) -> npt.NDArray[np.int64]:
     """Returns what every rank will send to this one, over shared memory: entry j is rank j's entry for this rank."""
     with guard(comm, "exchange_counts"):
-        x = read_counts(send_counts, comm.size)
-        received = np.empty(comm.size, np.int64)
-        plan = _core.Plan(comm.core, "exchange_counts", "int64", *layout(x.reshape(-1, 1)))
-    plan.run(x.ctypes.data, received.ctypes.data)
-    return received
+        counts = read_counts(send_counts, comm.size)
+    return _exchanged(comm, counts.reshape(-1, 1)).reshape(-1)
 
 
 def gathered(comm: Communicator, numbers: Sequence[int] | npt.NDArray[np.int64]) -> Matrix:
     """Returns the numbers of all ranks, equally many from each, one row per rank."""
-    mine = np.array([numbers] * comm.size, np.int64)
-    received = np.empty_like(mine)
-    plan = _core.Plan(comm.core, "exchange_counts", "int64", *layout(mine))
-    plan.run(mine.ctypes.data, received.ctypes.data)
+    return _exchanged(comm, np.array([numbers] * comm.size, np.int64))
+
+
+def _exchanged(comm: Communicator, rows: Matrix) -> Matrix:
+    """Sends row j to rank j, over shared memory; returns the rows that arrive."""
+    received = np.empty_like(rows)
+    plan = _core.Plan(comm.core, "exchange_counts", "int64", *layout(rows))
+    plan.run(rows.ctypes.data, received.ctypes.data)
     return received
 
 

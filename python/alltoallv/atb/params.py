@@ -158,8 +158,8 @@ class AllToAllVParam(_core.AllToAllVParam):
         members["rsv"] = list(self.rsv.rstrip(b"\0"))
         return json.dumps(members)
 
-    def __reduce__(self) -> tuple[Callable[..., AllToAllVParam], tuple[dict[str, Any]]]:
-        return restore, ({name: getattr(self, name) for name in KEYS.values()},)
+    def __reduce__(self) -> tuple[Callable[[], AllToAllVParam], tuple[()]]:
+        return functools.partial(AllToAllVParam, **{name: getattr(self, name) for name in KEYS.values()}), ()
 
 
 KEYS = {
@@ -177,11 +177,6 @@ KEYS = {
     "commDomain": "comm_domain",
     "rsv": "rsv",
 }
-
-
-def restore(fields: dict[str, Any]) -> AllToAllVParam:
-    """Restores a pickled param from the fields that ``__reduce__`` stored."""
-    return AllToAllVParam(**fields)
 
 
 def read_members(data: str | bytes | Mapping[str, Any]) -> Mapping[str, Any]:
