@@ -152,7 +152,8 @@ def exchange_lists(
     """Sends ``inputs[j]`` to rank j and receives ``outputs[j]`` from it, where they lie. The caller checks them."""
     source, sdispls = lowest(inputs)
     target, rdispls = lowest(outputs)
-    sends, recvs = ([count_of(region, dtype) for region in regions] for regions in (inputs, outputs))
+    itemsize = item_size(dtype)
+    sends, recvs = [nbytes // itemsize for _, nbytes in inputs], [nbytes // itemsize for _, nbytes in outputs]
     plan = _core.Plan(comm.core, operator, dtype, sends, sdispls, recvs, rdispls, root, byte_displs=True)
     return Ready(plan, (source, target))
 

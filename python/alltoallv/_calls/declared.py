@@ -13,7 +13,6 @@ from alltoallv import _core
 from alltoallv._calls import collectives
 from alltoallv._calls.adapters import Adapter
 from alltoallv._calls.collectives import Ready, check_length, check_one_dtype, shape_of_list
-from alltoallv._calls.counts import packed
 from alltoallv._calls.regions import Region
 from alltoallv.communicator import Communicator
 from alltoallv.dtypes import item_size
@@ -168,4 +167,8 @@ def outputs_of(tensors: Tensors, comm: Communicator, name: str, given: Any, like
 
 def cut(whole: Region, counts: Sequence[int], itemsize: int) -> list[Region]:
     """Returns consecutive regions of ``counts`` elements, from the beginning of ``whole`` on."""
-    return [(whole[0] + at * itemsize, n * itemsize) for at, n in zip(packed(counts), counts, strict=True)]
+    at, regions = whole[0], []
+    for count in counts:
+        regions.append((at, count * itemsize))
+        at += count * itemsize
+    return regions

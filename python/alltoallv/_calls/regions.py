@@ -51,7 +51,7 @@ def check_outputs_apart(outputs: Sequence[Region], name: str = "output_tensor_li
 
 def lowest(regions: Sequence[Region]) -> tuple[int, list[int]]:
     """Returns the lowest address of any byte, and each region's offset from there in bytes; 0 for empty ones."""
-    base = min((address for address, nbytes in regions if nbytes), default=0)
+    base = min([address for address, nbytes in regions if nbytes], default=0)
     return base, [address - base if nbytes else 0 for address, nbytes in regions]
 
 

@@ -187,9 +187,10 @@ def gather(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Param
     copies: Copies = []
     x, spaces = as_input("tensor", ins[0]), [output_of(out, copies) for out in given]
     if here:
-        check_own("gather_list", core_name(x.dtype), list(map(region, spaces)), region(x), comm)
-        x = apart([x], [out for out in spaces if region(out) != region(x)])[0]
-        check_outputs_apart(list(map(region, spaces)), "gather_list")
+        places, mine = list(map(region, spaces)), region(x)
+        check_own("gather_list", core_name(x.dtype), places, mine, comm)
+        check_outputs_apart(places, "gather_list")
+        x = apart([x], [out for out, place in zip(spaces, places, strict=True) if place != mine])[0]
     nothing = x.new_empty(0)
     sends = [x if j == parameters.root else nothing for j in range(comm.size)]
     made = calls.exchange_lists(comm, "gather", spaces or [nothing] * comm.size, sends, parameters.root)
