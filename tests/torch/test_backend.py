@@ -13,6 +13,7 @@ import torch.distributed as dist
 from backend_groups import Grouped, carrier, joined, operators
 from torch import Tensor
 
+import alltoallv.torch as at
 from alltoallv.errors import CommTimeoutError, PeerMismatchError
 from alltoallv.testing import Ranks
 
@@ -274,3 +275,28 @@ def test_functional_collectives(grouped: Grouped) -> None:
         assert y(x).tolist() == [3, 7, 11, 15]
 
     grouped(2)(run)
+
+
+def test_several_hosts_use_tcp(ranks: Ranks, file: str) -> None:
+    """Ranks that are told they have no host in common make their default group and one of its groups over TCP.
+
+    What groups on two real hosts do is tested in test_two_hosts.py.
+    """
+
+    def run(rank: int, size: int) -> None:
+        from alltoallv import _core
+
+        here = _core.this_place
+        _core.this_place = lambda: f"host-{rank // 2}"
+        try:
+            with joined(rank, size, file) as group:
+                assert isinstance(group, at.backend.AllToAllVGroup)
+                assert group.communicator.backend == "tcp"
+                for ranks_of in (group, dist.new_group([0, 1, 2])):
+                    dist.all_reduce(x := torch.tensor([rank]), group=ranks_of)
+                    assert x.item() == 3
+                dist.barrier()
+        finally:
+            _core.this_place = here
+
+    ranks(3, communicator=False)(run)
