@@ -33,7 +33,9 @@ def test_two_hosts(two_hosts: TwoHosts, tmp_path: Path) -> None:
             for rank, log in enumerate(logs):
                 host = hosts[rank // 2]
                 env = gloo_environment(hosts, rank, len(logs), 29500)
-                env["PYTHONPATH"] = os.pathsep.join([str(FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])])
+                env["PYTHONPATH"] = os.pathsep.join(
+                    filter(None, [str(FOLDER), str(FOLDER.parent), os.environ.get("PYTHONPATH")])
+                )
                 command = host.command(sys.executable, str(FOLDER / "two_hosts_program.py"))
                 with log.open("wb") as output:
                     processes.append(subprocess.Popen(command, env=env, stdout=output, stderr=subprocess.STDOUT))
