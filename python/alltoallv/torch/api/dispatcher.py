@@ -148,11 +148,19 @@ class MoEDispatcher(torch.nn.Module, Dispatching[Tensor]):
     def _state(
         self, made: list[Tensor], tokens: Tensor, ids: Tensor, weights: Tensor | None, comm: AnyCommunicator | None
     ) -> tuple[Tensor, Counted, DispatchState]:
-        rows, row_weights, scales, *way, experts = made
+        rows, row_weights, scales, order, source, ranks, token, experts = made
         counts, received = experts if comm is None else experts.tolist()
-        beside = None if weights is None else row_weights, scales if self.routing.codes else None
-        group = groups.name_of(self.group), comm
-        state = DispatchState(counts, received, *beside, ids, tuple(way), self.num_experts, *group)  # type: ignore[arg-type]
+        state = DispatchState(
+            counts,
+            received,
+            None if weights is None else row_weights,
+            scales if self.routing.codes else None,
+            ids,
+            (order, source, ranks, token),
+            self.routing.num_experts,
+            groups.name_of(self.group),
+            comm,
+        )
         return rows.reshape(rows.shape[0], *tokens.shape[1:]), counts, state
 
     def _again(

@@ -143,9 +143,17 @@ def moe_dispatch(tokens: Tensor, weights: Tensor | None, ids: Tensor, routing: s
     gradient=lambda call, grads, *way: _back(call, grads, way, call.tokens.shape[0], call.k),
     saves=_WAY,
 )
-def moe_spread(tokens: Tensor, weights: Tensor | None, *about: Any) -> list[Tensor]:
+def moe_spread(
+    tokens: Tensor,
+    weights: Tensor | None,
+    order: Tensor,
+    source: Tensor,
+    ranks: Tensor,
+    token: Tensor,
+    k: int,
+    group: str,
+) -> list[Tensor]:
     """Sends tokens ``[n, d]``, weights ``[n, k]`` along a way; returns rows ``[r, d]``, weights ``[r]`` or ``[0]``."""
-    order, source, ranks, token, k, group = about
     comm = communicator_of(group, tokens)
     with guard(comm, OPERATOR):
         x, mover = as_input("tokens", tokens), TensorMover(comm, tokens)
@@ -155,10 +163,21 @@ def moe_spread(tokens: Tensor, weights: Tensor | None, *about: Any) -> list[Tens
 
 
 def begin_collect(
-    rows: Tensor, weights: Tensor | None, *about: Any, begins: bool = False
+    rows: Tensor,
+    weights: Tensor | None,
+    order: Tensor,
+    source: Tensor,
+    ranks: Tensor,
+    token: Tensor,
+    gates: Tensor | None,
+    tokens: int,
+    k: int,
+    payload: str,
+    group: str,
+    *,
+    begins: bool = False,
 ) -> Callable[[], list[Tensor]]:
-    """Sends the rows back, with the arguments of `moe_collect`; the result returns its results."""
-    order, source, ranks, token, gates, tokens, k, payload, group = about
+    """Sends the rows back; the result returns `moe_collect`'s results."""
     comm = communicator_of(group, rows)
     with guard(comm, OPERATOR):
         x, beside = as_input("rows", rows), None if weights is None else as_input("weights", weights)
