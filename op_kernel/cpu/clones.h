@@ -33,6 +33,13 @@
 #define ALLTOALLV_TARGET_V4
 #endif
 
+/// For what clones call outside of their vector loops: one copy for all of them.
+#if ALLTOALLV_HAS_CLONES
+#define ALLTOALLV_SHARED __attribute__((noinline))
+#else
+#define ALLTOALLV_SHARED ALLTOALLV_INLINE
+#endif
+
 namespace alltoallv::kernel {
 
 /// x86-64, x86-64-v3 (AVX2), x86-64-v4 (AVX-512), v4 that permutes bytes; on other processors the compiler's target.

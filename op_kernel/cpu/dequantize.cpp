@@ -31,34 +31,30 @@ struct Term {
     const float* scales;
 };
 
+/// Sums one group; `b` may be null, `scale_b` is 0 then. Finite products have sums that make no NaN and keep an
+/// existing one. Vector loops leave it what is short or not finite.
+template <class Code, bool finite, bool resumes>
+ALLTOALLV_SHARED void add_group(const Bytes* a, float scale_a, const Bytes* b, float scale_b, size_t n, Bytes* sum) {
+    const auto product = [](const Bytes* codes, size_t k, float scale)
+                             ALLTOALLV_LAMBDA { return Code::decode(codes[k]) * scale; };
+    const auto keep = [=](size_t k, float total) ALLTOALLV_LAMBDA { store(sum, k, finite ? total : one_nan(total)); };
+    const auto with_a = [=](size_t k) ALLTOALLV_LAMBDA {
+        const float first = product(a, k, scale_a);
+        return resumes ? load<float>(sum, k) + first : first;
+    };
+    if (b == nullptr) {
+        ALLTOALLV_INDEPENDENT
+        for (size_t k = 0; k < n; ++k) keep(k, with_a(k));
+    } else {
+        ALLTOALLV_INDEPENDENT
+        for (size_t k = 0; k < n; ++k) keep(k, with_a(k) + product(b, k, scale_b));
+    }
+}
+
 /// Sums codes of one type. Sum::stream stores values past the caches; groups then have a multiple of 8 elements and
 /// begin at multiples of 32 bytes.
 template <class Code, Sum kind>
 struct Decoder {
-    ALLTOALLV_INLINE static float product(const Bytes* codes, size_t k, float scale) {
-        return Code::decode(codes[k]) * scale;
-    }
-
-    /// Sums one group; `scale_b` is 0 without `b`. Finite products have sums that make no NaN and keep an existing
-    /// one.
-    template <bool finite>
-    ALLTOALLV_INLINE static void add_group(const Bytes* a, float scale_a, const Bytes* b, float scale_b, size_t n,
-                                           Bytes* sum) {
-        const auto keep = [=](size_t k, float total)
-                              ALLTOALLV_LAMBDA { store(sum, k, finite ? total : one_nan(total)); };
-        const auto with_a = [=](size_t k) ALLTOALLV_LAMBDA {
-            const float first = product(a, k, scale_a);
-            return kind == Sum::resume ? load<float>(sum, k) + first : first;
-        };
-        if (b == nullptr) {
-            ALLTOALLV_INDEPENDENT
-            for (size_t k = 0; k < n; ++k) keep(k, with_a(k));
-        } else {
-            ALLTOALLV_INDEPENDENT
-            for (size_t k = 0; k < n; ++k) keep(k, with_a(k) + product(b, k, scale_b));
-        }
-    }
-
     template <Isa isa>
     ALLTOALLV_INLINE static void add_finite_group(const Bytes* a, float scale_a, const Bytes* b, float scale_b,
                                                   size_t n, Bytes* sum) {
@@ -76,8 +72,8 @@ struct Decoder {
         }
 #endif
         if (done == n) return;
-        add_group<true>(a + done, scale_a, b == nullptr ? nullptr : b + done, scale_b, n - done,
-                        sum + done * sizeof(float));
+        add_group<Code, true, kind == Sum::resume>(a + done, scale_a, b == nullptr ? nullptr : b + done, scale_b,
+                                                   n - done, sum + done * sizeof(float));
     }
 
     template <Isa isa>
@@ -91,7 +87,7 @@ struct Decoder {
             if (plain && magnitude_of(scale_a) <= Code::most_scale && magnitude_of(scale_b) <= Code::most_scale)
                 add_finite_group<isa>(codes_a, scale_a, codes_b, scale_b, n, to);
             else
-                add_group<false>(codes_a, scale_a, codes_b, scale_b, n, to);
+                add_group<Code, false, kind == Sum::resume>(codes_a, scale_a, codes_b, scale_b, n, to);
         });
     }
 };

@@ -32,6 +32,17 @@ struct Ahead {
     size_t bytes_each;
 };
 
+/// Computes the codes of one group. Vector loops leave it what is short or has an extreme scale.
+template <class Code>
+ALLTOALLV_SHARED void encode_group_of(const void* x, float inverse, size_t n, Bytes* codes) {
+    ALLTOALLV_INDEPENDENT
+    for (size_t k = 0; k < n; ++k) {
+        const auto bits = load<uint32_t>(x, k), magnitude = bits & 0x7FFFFFFFu;
+        const uint32_t flushed = if_greater(least_normal, magnitude, 0u, magnitude) | (bits & 0x80000000u);
+        codes[k] = static_cast<Bytes>(Code::encode(from_bits(Code::integer ? bits : flushed) * inverse));
+    }
+}
+
 /// Computes codes of one type.
 template <class Code, Isa isa>
 ALLTOALLV_INLINE void codes_of_groups(const void* x, size_t count, size_t group_size, const float* inverses,
@@ -41,9 +52,9 @@ ALLTOALLV_INLINE void codes_of_groups(const void* x, size_t count, size_t group_
             const Bytes* next = static_cast<const Bytes*>(ahead.at) + begin * ahead.bytes_each;
             for (size_t at = 0; at < n * ahead.bytes_each; at += 64) __builtin_prefetch(next + at);
             const float inverse = inverses[g];
+            const Bytes* from = static_cast<const Bytes*>(x) + begin * sizeof(float);
             size_t done = 0;
 #if ALLTOALLV_HAS_CLONES
-            const Bytes* from = static_cast<const Bytes*>(x) + begin * sizeof(float);
             if constexpr (isa == Isa::vbmi && !Code::integer) {
                 if (n >= 64 && encodes_sixty_fours<Code>(inverse)) {
                     done = n / 64 * 64;
@@ -58,12 +69,7 @@ ALLTOALLV_INLINE void codes_of_groups(const void* x, size_t count, size_t group_
                 }
             }
 #endif
-            ALLTOALLV_INDEPENDENT
-            for (size_t k = begin + done; k < begin + n; ++k) {
-                const auto bits = load<uint32_t>(x, k), magnitude = bits & 0x7FFFFFFFu;
-                const uint32_t flushed = if_greater(least_normal, magnitude, 0u, magnitude) | (bits & 0x80000000u);
-                codes[k] = static_cast<Bytes>(Code::encode(from_bits(Code::integer ? bits : flushed) * inverse));
-            }
+            if (done != n) encode_group_of<Code>(from + done * sizeof(float), inverse, n - done, codes + begin + done);
         });
     });
 }
