@@ -21,6 +21,8 @@ help:
 	@echo "make lint       ruff, clang-format, mypy        make format   rewrite to the style"
 	@echo "make clean      remove all that was built, .venv too"
 
+# Not the emulator, which the demo does not need.
+demo: PARTS := --target _core_stub
 demo: build
 	@python -m alltoallv demo
 
@@ -49,7 +51,7 @@ format: $(VENV)/.installed
 # Into the working tree. Ninja knows what changed: a second or two where nothing did.
 build: $(VENV)/.installed
 	@cmake -S . -B $(BUILD) -G Ninja -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python $(CMAKE_ARGS) > /dev/null
-	@cmake --build $(BUILD) -- --quiet
+	@cmake --build $(BUILD) $(PARTS) -- --quiet
 	@cmake --install $(BUILD) --component python --prefix python > /dev/null
 
 $(VENV)/.installed: pyproject.toml

@@ -11,7 +11,7 @@ using namespace alltoallv::emulator;
 
 namespace {
 
-void create(aclrtEvent* event) {
+void create_event(aclrtEvent* event) {
     check_pointer("event", event);
     (void)current_device();
     *event = add_event();
@@ -46,15 +46,15 @@ Record::Time time_of(aclrtEvent event, const char* name) {
 }  // namespace
 
 aclError aclrtCreateEvent(aclrtEvent* event) {
-    ACL_FUNCTION(create(event););
+    ACL_FUNCTION(create_event(event););
 }
 
 aclError aclrtCreateEventWithFlag(aclrtEvent* event, uint32_t) {
-    ACL_FUNCTION(create(event););
+    ACL_FUNCTION(create_event(event););
 }
 
 aclError aclrtCreateEventExWithFlag(aclrtEvent* event, uint32_t) {
-    ACL_FUNCTION(create(event););
+    ACL_FUNCTION(create_event(event););
 }
 
 aclError aclrtDestroyEvent(aclrtEvent event) {

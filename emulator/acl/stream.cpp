@@ -21,7 +21,7 @@ void synchronize(Stream& stream, double seconds) {
         throw Failure(code, "a task of stream " + std::to_string(stream.id()) + " has failed, see above");
 }
 
-void create(aclrtStream* stream) {
+void create_stream(aclrtStream* stream) {
     check_pointer("stream", stream);
     *stream = add_stream(current_device());
 }
@@ -42,12 +42,12 @@ Reports& reports() {
 }  // namespace
 
 aclError aclrtCreateStream(aclrtStream* stream) {
-    ACL_FUNCTION(create(stream););
+    ACL_FUNCTION(create_stream(stream););
 }
 
 /// Ignores priority and flag, which change when and how fast tasks run on a device, not their results.
 aclError aclrtCreateStreamWithConfig(aclrtStream* stream, uint32_t, uint32_t) {
-    ACL_FUNCTION(create(stream););
+    ACL_FUNCTION(create_stream(stream););
 }
 
 aclError aclrtDestroyStream(aclrtStream stream) {

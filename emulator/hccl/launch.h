@@ -36,7 +36,7 @@ struct Turn {
 };
 
 /// A message to or from a peer.
-struct Message {
+struct HcclMessage {
     bool sends;
     Region buffer;
     uint64_t count;
@@ -55,8 +55,8 @@ struct Launch {
     std::vector<Region> outputs{};  ///< written
     /// Runs on the stream, as one operator of the communicator's core.
     std::function<void(Comm& comm, const Turn& turn)> run{};
-    std::vector<Message> messages{};  ///< instead of `run`, for a call in which not all ranks take part
-    bool at_once = false;             ///< runs in the calling thread, on host memory, without a stream
+    std::vector<HcclMessage> messages{};  ///< instead of `run`, for a call in which not all ranks take part
+    bool at_once = false;                 ///< runs in the calling thread, on host memory, without a stream
 };
 
 /// Most elements that HCCL accepts in one call.
@@ -94,7 +94,7 @@ class Copied {
 };
 
 /// point_to_point.cpp: transfers all messages of a call, or of a group of calls, at the same time.
-void run_messages(Comm& comm, const std::vector<Message>& messages, double timeout);
+void run_messages(Comm& comm, const std::vector<HcclMessage>& messages, double timeout);
 
 /// For HcclGroupStart and HcclGroupEnd. The messages of a group in one communicator are one batch.
 void begin_group();

@@ -12,7 +12,7 @@ using namespace alltoallv::emulator;
 namespace {
 
 /// Transfers one message through its channel; both ends must have given the same count and type.
-void transfer(Comm& comm, const Message& m, double timeout) {
+void transfer(Comm& comm, const HcclMessage& m, double timeout) {
     const int from = m.sends ? comm.rank() : m.peer, to = m.sends ? m.peer : comm.rank();
     Communicator& channel = comm.channel(from, to);
     Agreed mine;
@@ -35,7 +35,7 @@ void transfer(Comm& comm, const Message& m, double timeout) {
 }
 
 /// Copies messages from this rank to itself: sends and receives match in their orders.
-void copy_to_self(const std::vector<Message>& sent, const std::vector<Message>& received) {
+void copy_to_self(const std::vector<HcclMessage>& sent, const std::vector<HcclMessage>& received) {
     if (sent.size() != received.size())
         throw Failure(HCCL_E_PARA, "the rank sends " + std::to_string(sent.size()) +
                                        " messages to itself and receives " + std::to_string(received.size()));
@@ -49,9 +49,9 @@ void copy_to_self(const std::vector<Message>& sent, const std::vector<Message>& 
 
 }  // namespace
 
-void alltoallv::emulator::run_messages(Comm& comm, const std::vector<Message>& messages, double timeout) {
-    std::map<std::pair<bool, int>, std::vector<Message>> by_channel;
-    for (const Message& m : messages) by_channel[{m.sends, m.peer}].push_back(m);
+void alltoallv::emulator::run_messages(Comm& comm, const std::vector<HcclMessage>& messages, double timeout) {
+    std::map<std::pair<bool, int>, std::vector<HcclMessage>> by_channel;
+    for (const HcclMessage& m : messages) by_channel[{m.sends, m.peer}].push_back(m);
     copy_to_self(by_channel[{true, comm.rank()}], by_channel[{false, comm.rank()}]);
     std::vector<std::exception_ptr> errors(by_channel.size());
     std::vector<std::thread> threads;
@@ -59,7 +59,7 @@ void alltoallv::emulator::run_messages(Comm& comm, const std::vector<Message>& m
         if (channel.second == comm.rank()) continue;
         threads.emplace_back([&comm, &queue = queue, &error = errors[threads.size()], timeout] {
             try {
-                for (const Message& m : queue) transfer(comm, m, timeout);
+                for (const HcclMessage& m : queue) transfer(comm, m, timeout);
             } catch (...) {
                 error = std::current_exception();
             }
@@ -72,10 +72,10 @@ void alltoallv::emulator::run_messages(Comm& comm, const std::vector<Message>& m
 
 namespace {
 
-Launch batch(const char* function, std::vector<Message> messages, HcclComm comm, aclrtStream stream) {
+Launch batch(const char* function, std::vector<HcclMessage> messages, HcclComm comm, aclrtStream stream) {
     const CommPtr c = comm_of(comm);
     Launch l{function, comm, stream};
-    for (const Message& m : messages) {
+    for (const HcclMessage& m : messages) {
         if (m.peer < 0 || m.peer >= c->size())
             throw Failure(HCCL_E_PARA, "the peer is " + std::to_string(m.peer) + ", expected less than " +
                                            std::to_string(c->size()));
@@ -86,7 +86,7 @@ Launch batch(const char* function, std::vector<Message> messages, HcclComm comm,
     return l;
 }
 
-Message message(bool sends, const char* name, void* buffer, uint64_t count, HcclDataType type, uint32_t peer) {
+HcclMessage message(bool sends, const char* name, void* buffer, uint64_t count, HcclDataType type, uint32_t peer) {
     return {sends, {name, buffer, count * size_of(type)}, count, type, static_cast<int>(peer)};
 }
 
@@ -110,7 +110,7 @@ HcclResult HcclBatchSendRecv(HcclSendRecvItem* sendRecvInfo, uint32_t itemNum, H
     return launch(__func__, [&] {
         check_given("sendRecvInfo", sendRecvInfo);
         if (itemNum == 0) throw Failure(HCCL_E_PARA, "itemNum is 0");
-        std::vector<Message> messages;
+        std::vector<HcclMessage> messages;
         for (uint32_t i = 0; i < itemNum; ++i) {
             const HcclSendRecvItem& item = sendRecvInfo[i];
             if (item.sendRecvType != HCCL_SEND && item.sendRecvType != HCCL_RECV)

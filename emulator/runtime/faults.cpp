@@ -32,14 +32,14 @@ struct Rule {
     }
 };
 
-struct State {
+struct Faults {
     std::mutex mutex;
     std::vector<Rule> rules;
     std::unordered_map<std::string, int> calls;
 };
 
-State& state() {
-    static auto* instance = new State;
+Faults& faults() {
+    static auto* instance = new Faults;
     return *instance;
 }
 
@@ -88,7 +88,7 @@ void set_faults(const std::string& rules) {
     std::istringstream stream(rules);
     for (std::string text; std::getline(stream, text, ';');)
         if (!text.empty()) parsed.push_back(parse(text));
-    State& s = state();
+    Faults& s = faults();
     const std::lock_guard lock(s.mutex);
     if (parsed.empty()) s.rules.clear();
     s.rules.insert(s.rules.end(), parsed.begin(), parsed.end());
@@ -97,7 +97,7 @@ void set_faults(const std::string& rules) {
 
 std::optional<Fault> fault_of(const char* function) {
     (void)settings();  // reads the rules of the environment
-    State& s = state();
+    Faults& s = faults();
     const std::lock_guard lock(s.mutex);
     if (s.rules.empty()) return std::nullopt;
     const int call = ++s.calls[function];

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <limits>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -12,8 +11,6 @@
 
 namespace alltoallv {
 namespace {
-
-constexpr int64_t int64_max = std::numeric_limits<int64_t>::max();
 
 void check_dtype_and_format(std::string_view name, const TensorDesc& desc) {
     check_nd(name, desc);

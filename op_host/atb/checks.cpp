@@ -5,7 +5,6 @@
 #include <array>
 #include <charconv>
 #include <filesystem>
-#include <limits>
 #include <system_error>
 
 #include "base/error.h"
@@ -14,7 +13,6 @@
 namespace alltoallv {
 namespace {
 
-constexpr int64_t int64_max = std::numeric_limits<int64_t>::max();
 constexpr std::array<std::string_view, 6> backends{"hccl", "shm", "gloo", "nccl", "mpi", "auto"};
 
 void check_reserved(const AllToAllVParam& param) {

@@ -93,7 +93,7 @@ void bind_shared_scale(nb::module_& m) {
         "isa"_a = nb::none(), ReleaseGil(), "False: a value did not fit and overflow is raise.");
 }
 
-void bind_rows(nb::module_& m) {
+void bind_row_kernels(nb::module_& m) {
     m.def(
         "gather_rows",
         [](uintptr_t out, size_t out_stride, uintptr_t input, size_t stride, uintptr_t index, size_t count,
@@ -152,7 +152,7 @@ void bind_kernels(nb::module_& m) {
         "dtype"_a, "op"_a, "out"_a, "inputs"_a, "count"_a, ReleaseGil(),
         "`count` elements of each input, in the order of the inputs; addresses, `out` may be one of them.");
     bind_groups(m);
-    bind_rows(m);
+    bind_row_kernels(m);
     bind_shared_scale(m);
 }
 

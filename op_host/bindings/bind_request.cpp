@@ -25,8 +25,8 @@ nb::tuple layout_of(const Request& request) {
     return nb::tuple(lists);
 }
 
-Request all_to_all_v(int size, const Counts& shape, nb::handle send_counts, nb::handle recv_counts, nb::handle sdispls,
-                     nb::handle rdispls, nb::handle unit, const std::optional<Counts>& out) {
+Request checked_request(int size, const Counts& shape, nb::handle send_counts, nb::handle recv_counts,
+                        nb::handle sdispls, nb::handle rdispls, nb::handle unit, const std::optional<Counts>& out) {
     const Shape target = out ? Shape(*out) : Shape();
     return read_all_to_all_v(size, shape, send_counts, recv_counts, sdispls, rdispls, unit, out ? &target : nullptr);
 }
@@ -35,7 +35,7 @@ Request all_to_all_v(int size, const Counts& shape, nb::handle send_counts, nb::
 
 void bind_request(nb::module_& m) {
     nb::class_<Request>(m, "Request", "What one rank's arguments ask of an exchange, checked.")
-        .def_static("all_to_all_v", &all_to_all_v, "size"_a, "shape"_a, "send_counts"_a.none(),
+        .def_static("all_to_all_v", &checked_request, "size"_a, "shape"_a, "send_counts"_a.none(),
                     "recv_counts"_a.none() = nb::none(), "sdispls"_a.none() = nb::none(),
                     "rdispls"_a.none() = nb::none(), "unit"_a.none() = nb::none(), "out"_a.none() = nb::none(),
                     "size: the number of ranks; shape, out: of the input, and of the output if there is one.")

@@ -10,7 +10,7 @@
 namespace alltoallv {
 namespace {
 
-struct Entry {
+struct Shared {
     std::mutex making;                         // two threads that request one domain must not both bootstrap it
     std::weak_ptr<Communicator> communicator;  // guarded by the registry's mutex
 };
@@ -19,7 +19,7 @@ using Key = std::tuple<std::string, std::string, int>;  // job, domain, rank of 
 
 struct Registry {
     std::mutex mutex;
-    std::map<Key, std::shared_ptr<Entry>> entries;
+    std::map<Key, std::shared_ptr<Shared>> entries;
 };
 
 Registry& registry() {
@@ -30,14 +30,14 @@ Registry& registry() {
 
 CommunicatorPtr find_or_make_communicator(const CommunicatorOptions& options, const CommunicatorFactory& make) {
     Registry& all = registry();
-    std::shared_ptr<Entry> entry;
+    std::shared_ptr<Shared> entry;
     {
         const std::lock_guard lock(all.mutex);
         std::erase_if(all.entries, [](const auto& item) {
             return item.second.use_count() == 1 && item.second->communicator.expired();
         });
         auto& slot = all.entries[Key(options.job, options.domain, options.threads ? options.rank : -1)];
-        if (!slot) slot = std::make_shared<Entry>();
+        if (!slot) slot = std::make_shared<Shared>();
         entry = slot;
     }
     const std::lock_guard making(entry->making);

@@ -1,15 +1,12 @@
 #include "core/regions.h"
 
 #include <algorithm>
-#include <limits>
 #include <vector>
 
 #include "base/error.h"
 
 namespace alltoallv {
 namespace {
-
-constexpr int64_t int64_max = std::numeric_limits<int64_t>::max();
 
 std::string entry(std::string_view array, size_t index) {
     return std::string(array) + "[" + std::to_string(index) + "]";

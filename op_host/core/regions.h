@@ -4,11 +4,14 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <string>
 #include <string_view>
 
 namespace alltoallv {
+
+inline constexpr int64_t int64_max = std::numeric_limits<int64_t>::max();
 
 /// Checks that there is one entry per rank.
 void check_length(std::string_view name, std::span<const int64_t> values, int world_size);

@@ -10,7 +10,7 @@
 namespace alltoallv {
 namespace {
 
-constexpr const char* advice =
+constexpr const char* cann_advice =
     "install CANN and run `source <CANN>/set_env.sh` (usually /usr/local/Ascend/ascend-toolkit/set_env.sh) before "
     "starting, so that LD_LIBRARY_PATH has its lib64; without an NPU, `python -m alltoallv run --emulate-npu`";
 
@@ -18,7 +18,7 @@ void* open_library(const std::string& name) {
     if (void* handle = dlopen(name.c_str(), RTLD_NOW | RTLD_GLOBAL)) return handle;
     const char* reason = dlerror();
     throw backend_unavailable("backend 'hccl' needs the library " + name + ", which cannot be loaded: " +
-                              (reason != nullptr ? reason : "no reason given") + "; " + advice);
+                              (reason != nullptr ? reason : "no reason given") + "; " + cann_advice);
 }
 
 template <class Function>
@@ -26,7 +26,7 @@ void find(void* handle, const std::string& library, const char* name, bool requi
     function = reinterpret_cast<Function>(dlsym(handle, name));
     if (function != nullptr || !required) return;
     throw backend_unavailable("backend 'hccl' needs the function " + std::string(name) + ", which " + library +
-                              " does not have: expected CANN 8.0 or later; " + advice);
+                              " does not have: expected CANN 8.0 or later; " + cann_advice);
 }
 
 HcclLibrary load() {

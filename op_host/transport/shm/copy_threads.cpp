@@ -12,7 +12,7 @@ namespace {
 
 /// Pauses before a helper sleeps: the copies of one exchange follow each other, and waking up takes as long as a copy
 /// of half a MiB.
-constexpr int spins = 2000;
+constexpr int idle_spins = 2000;
 
 }  // namespace
 
@@ -52,7 +52,7 @@ void CopyThreads::run(const std::function<void(size_t)>& share) {
 void CopyThreads::help(size_t which) {
     for (uint64_t seen = 0;; ++seen) {
         const auto due = [&] { return call_.load(std::memory_order_acquire) != seen || closing_.load(); };
-        for (int i = 0; i < spins && !due(); ++i) cpu_pause();
+        for (int i = 0; i < idle_spins && !due(); ++i) cpu_pause();
         if (!due()) {
             std::unique_lock lock(mutex_);
             called_.wait(lock, due);

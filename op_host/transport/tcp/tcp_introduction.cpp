@@ -19,8 +19,8 @@ void set_text(char (&to)[N], const std::string& text) {
 }  // namespace
 
 SteadyTime after_seconds(double seconds) {
-    using Clock = std::chrono::steady_clock;
-    return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+    const std::chrono::duration<double> time(seconds);
+    return SteadyTime::clock::now() + std::chrono::duration_cast<SteadyTime::duration>(time);
 }
 
 TcpHello introduce(const TcpMeetingOptions& options) {

@@ -11,7 +11,7 @@
 namespace alltoallv {
 namespace {
 
-constexpr int wait_ms = 10;
+constexpr int poll_ms = 10;
 constexpr size_t most_at_once = size_t{1} << 20;
 
 }  // namespace
@@ -68,7 +68,7 @@ bool TcpMesh::progress() {
         ready.push_back({connection.socket.get(), static_cast<short>(events), 0});
         ranks.push_back(static_cast<int>(j));
     }
-    if (!ready.empty() && ::poll(ready.data(), ready.size(), wait_ms) > 0)
+    if (!ready.empty() && ::poll(ready.data(), ready.size(), poll_ms) > 0)
         for (size_t i = 0; i < ready.size(); ++i)
             if (ready[i].revents != 0) pump(ranks[i], connections_[static_cast<size_t>(ranks[i])]);
     return pending_ == 0;
