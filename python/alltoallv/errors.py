@@ -21,14 +21,14 @@ class AllToAllVError(Exception):
         return type(self), (str(self), self.code)
 
 
-class InvalidParamError(AllToAllVError, ValueError):
-    """An argument has a value that the operator does not accept."""
+class InvalidParamError(AllToAllVError, ValueError, RuntimeError):
+    """An argument has a value that the operator does not accept. Also what torch's engines raise, a RuntimeError."""
 
     code = 1
 
 
-class InvalidTensorError(AllToAllVError, ValueError):
-    """A tensor has a number, dtype, shape or layout that the operator does not accept."""
+class InvalidTensorError(AllToAllVError, ValueError, RuntimeError):
+    """A tensor has a number, dtype, shape or layout that the operator does not accept. Also a RuntimeError."""
 
     code = 8
 

@@ -24,6 +24,8 @@ from alltoallv.errors import (
 )
 from alltoallv.testing import Ranks
 
+AVG, SUM = dist.ReduceOp.AVG, dist.ReduceOp.SUM
+
 
 def test_ranks_that_disagree(grouped: Grouped) -> None:
     """Every rank gets the error, sync or async, and the group stays usable; tests/matrix has the other collectives."""
@@ -56,32 +58,47 @@ def test_ranks_that_disagree(grouped: Grouped) -> None:
 
 
 def test_mistakes_of_one_rank(grouped: Grouped) -> None:
-    """A RuntimeError as from torch's engines, in our family; the peers fail too."""
+    """One class on all ranks, and a RuntimeError as from torch's engines, sync or async."""
 
     def run(rank: int, size: int, group: dist.ProcessGroup) -> None:
         good = torch.ones(4)
-        mistakes: list[tuple[type[Exception], str, Callable[[bool], object]]] = [
+        mistakes: list[tuple[type[Exception], str, Callable[[bool, bool], dist.Work | None]]] = [
             (
                 InvalidTensorError,
                 r"input has shape \(4,\), expected 2 times",
-                lambda bad: dist.reduce_scatter_single(torch.empty(3 if bad else 2), good),
+                lambda a, bad: dist.reduce_scatter_single(torch.empty(3 if bad else 2), good, async_op=a),
             ),
             (
                 InvalidParamError,
                 "tensor_list has 3 tensors, expected 2",
-                lambda bad: dist.all_gather([torch.empty(4) for _ in range(3 if bad else 2)], good),
+                lambda a, bad: dist.all_gather([torch.empty(4) for _ in range(3 if bad else 2)], good, async_op=a),
             ),
             (
                 InvalidParamError,
                 r"tensor_list\[0\] and tensor_list\[1\] overlap in memory",
-                lambda bad: dist.all_gather([torch.empty(4)] * 2 if bad else [torch.empty(4) for _ in range(2)], good),
+                lambda a, bad: dist.all_gather(
+                    [torch.empty(4)] * 2 if bad else list(torch.empty(2, 4)), good, async_op=a
+                ),
+            ),
+            (
+                InvalidParamError,
+                "op 'avg' is not defined for dtype int64",
+                lambda a, bad: dist.all_reduce(good.long(), AVG if bad else SUM, async_op=a),
+            ),
+            (
+                InvalidParamError,
+                "op 'avg' is not defined for dtype int64",
+                lambda a, bad: dist.reduce(good.long(), 0, AVG if bad else SUM, async_op=a),
             ),
         ]
         for kind, text, mistake in mistakes:
-            with pytest.raises(kind, match=text) as caught:
-                mistake(rank == 1)
-            assert isinstance(caught.value, RuntimeError) == (rank == 1)
-            assert isinstance(caught.value, ValueError)
+            for async_op in (False, True):
+                with pytest.raises(RuntimeError, match=text) as caught:  # noqa: PT012
+                    work = mistake(async_op, rank == 1)
+                    assert work is not None
+                    work.wait()
+                assert type(caught.value) is kind
+                assert "on rank 1: " in str(caught.value)
         with pytest.raises(RuntimeError, match="root is 7, expected 0 <= root < 2"):
             dist.broadcast(good, 7)
         before = operators(group)

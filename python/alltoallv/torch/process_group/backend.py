@@ -12,7 +12,7 @@ Tensors of accelerators go to the engine that the group's configuration names fo
 
 The core checks calls here, too: ranks that disagree about operator, dtype or sizes all raise
 `PeerMismatchError`, late and lost ranks are named, and `alltoallv.torch` functions called with such a group use the
-same communicator. Errors of this rank's arguments are also the RuntimeError that torch's own engines raise.
+same communicator.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from torch._C._distributed_c10d import Work as TorchWork
 from alltoallv import _core
 from alltoallv._calls.guard import guard
 from alltoallv.communicator import Communicator
-from alltoallv.errors import InvalidParamError, InvalidTensorError
+from alltoallv.errors import AllToAllVError, InvalidParamError, InvalidTensorError
 from alltoallv.torch.api.p2p import prepare_recv, prepare_send
 from alltoallv.torch.eager import collectives
 from alltoallv.torch.eager.calls import Operation
@@ -45,14 +45,6 @@ Prepare = Callable[..., Operation]  # `prepare_send` or `prepare_recv`
 
 
 _UNSET = timedelta(0)  # this timeout, or a smaller one, means the group's
-
-
-class BackendParamError(InvalidParamError, RuntimeError):
-    """Reports an argument that the collective does not accept."""
-
-
-class BackendTensorError(InvalidTensorError, RuntimeError):
-    """Reports a tensor that the collective does not accept."""
 
 
 class AllToAllVGroup(EngineGroup):
@@ -140,7 +132,7 @@ class AllToAllVGroup(EngineGroup):
             with guard(comm, row.operator):
                 operation = row.prepare(comm, outs, ins, parameters)
         except (InvalidParamError, InvalidTensorError) as error:
-            raise _as_torch(error, row.operator, comm) from None
+            raise _named(error, row.operator, comm) from None
         if async_op:
             return self._started(self._begun(BackendWork, operation, limit, self._futures))
         operation.run(limit)
@@ -155,7 +147,7 @@ class AllToAllVGroup(EngineGroup):
             operation = prepare(comm, tensors[0], peer, tag, waits=False)
             work = self._begun(MessageWork, operation, self._limit(), self._message_futures)
         except (InvalidParamError, InvalidTensorError) as error:
-            raise _as_torch(error, method.removesuffix("_anysource"), comm) from None
+            raise _named(error, method.removesuffix("_anysource"), comm) from None
         return self._started(work)
 
     def _begun(self, kind: type[BackendWork], operation: Operation, limit: float, futures: Futures) -> BackendWork:
@@ -187,12 +179,11 @@ class AllToAllVGroup(EngineGroup):
         return begun[0] if len(begun) == 1 else WorkList(begun)
 
 
-def _as_torch(error: InvalidParamError | InvalidTensorError, name: str, comm: Communicator) -> Exception:
-    """Returns the error with this rank's name, as an error that is also torch's RuntimeError."""
-    if str(error).startswith("operator #"):  # it is a peer's error, which has its name
+def _named(error: InvalidParamError | InvalidTensorError, name: str, comm: Communicator) -> AllToAllVError:
+    """Returns the error with this rank's name, or a peer's error, which has its name."""
+    if str(error).startswith("operator #"):
         return error
-    kind = BackendParamError if isinstance(error, InvalidParamError) else BackendTensorError
-    return kind(f"{name} on rank {comm.rank}: {error}", error.code)
+    return type(error)(f"{name} on rank {comm.rank}: {error}", error.code)
 
 
 def _add(row: Collective, method: Method) -> None:
