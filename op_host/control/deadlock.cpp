@@ -4,24 +4,19 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstring>
 #include <deque>
 
 #include "control/control.h"
-#include "control/peer_words.h"
 
 namespace alltoallv {
 namespace {
 
 constexpr int64_t between_looks_ns = 50'000'000;
+constexpr int64_t together_ns = 100'000'000;   // of waiting, in which a loss on its way ends the wait instead
 constexpr int64_t hearsay_ns = 3'000'000'000;  // older records of other processes are ignored
 
 int64_t now_ns() {
     return static_cast<int64_t>(flight_ns(Clock::now()));
-}
-
-bool is_message(OpKind op) {
-    return op == OpKind::send || op == OpKind::recv;
 }
 
 /// Returns the number of the last operator that this rank has begun, as far as every thread may know it.
@@ -32,88 +27,9 @@ uint64_t last_operator(const ControlPlane& plane) {
     return last;
 }
 
-std::span<const WaitRecord::For> missing_of(const WaitRecord& record) {
-    return {record.missing, record.ranks};
-}
-
 int64_t process_of(const RankStatus& status) {
     const int64_t place = status.place.load(std::memory_order_relaxed);
     return place << 32 | status.pid.load(std::memory_order_relaxed);
-}
-
-}  // namespace
-
-void write(WaitBoard& board, const std::vector<WaitRecord>& records) {
-    const uint64_t version = board.version.load(std::memory_order_relaxed);
-    board.version.store(version + 1, std::memory_order_relaxed);
-    board.records.store(records.size(), std::memory_order_release);
-    const size_t words = records.size() * sizeof(WaitRecord) / sizeof(uint64_t);
-    for (size_t i = 0; i < words; ++i) {
-        uint64_t word;
-        std::memcpy(&word, reinterpret_cast<const char*>(records.data()) + i * sizeof word, sizeof word);
-        board.words[i].store(word, std::memory_order_release);
-    }
-    board.version.store(version + 2, std::memory_order_release);
-}
-
-std::vector<WaitRecord> read(const WaitBoard& board) {
-    const uint64_t version = board.version.load(std::memory_order_acquire);
-    const uint64_t count = std::min<uint64_t>(board.records.load(std::memory_order_acquire), WaitBoard::most_records);
-    std::vector<WaitRecord> records(count);
-    for (size_t i = 0; i < count * sizeof(WaitRecord) / sizeof(uint64_t); ++i) {
-        const uint64_t word = board.words[i].load(std::memory_order_acquire);
-        std::memcpy(reinterpret_cast<char*>(records.data()) + i * sizeof word, &word, sizeof word);
-    }
-    if (version % 2 != 0 || board.version.load(std::memory_order_relaxed) != version) return {};
-    for (WaitRecord& record : records) {
-        record.ranks = std::min<uint16_t>(record.ranks, WaitRecord::most_ranks);
-        record.domain[sizeof record.domain - 1] = 0;
-    }
-    return records;
-}
-
-namespace {
-
-using Step = std::pair<const WaitRecord*, WaitRecord::For>;
-
-/// Returns the shortest path from the wait `from` through the waits `all` back to its process, or as far as it goes.
-std::vector<Step> way_back(const WaitRecord& from, const std::vector<WaitRecord>& all) {
-    std::deque<std::vector<Step>> ways;
-    std::set<const WaitRecord*> seen;
-    const auto add = [&](const std::vector<Step>& way, const WaitRecord& next) {
-        if (!seen.insert(&next).second) return;
-        for (const WaitRecord::For& whom : missing_of(next)) {
-            ways.push_back(way);
-            ways.back().emplace_back(&next, whom);
-        }
-    };
-    add({}, from);
-    for (; !ways.empty(); ways.pop_front()) {
-        const std::vector<Step> way = ways.front();
-        const WaitRecord::For whom = way.back().second;
-        const auto is = [&whom](const WaitRecord& record) { return record.process == whom.process; };
-        // For ranks that are threads of one process, waits with the same rank number count as the same thread.
-        const auto same = [&](const WaitRecord& record) { return is(record) && record.rank == whom.rank; };
-        const bool threads = whom.process == way.back().first->process && std::ranges::any_of(all, same);
-        if (threads ? same(from) : is(from)) return way;
-        for (const WaitRecord& next : all)
-            if (threads ? same(next) : is(next)) add(way, next);
-    }
-    return {{&from, from.missing[0]}};
-}
-
-std::string chain_text(const WaitRecord& from, const std::vector<WaitRecord>& all) {
-    std::string text = "ranks wait for each other: rank " + std::to_string(from.rank) + " waits";
-    int64_t expected = from.rank;
-    for (const auto& [record, whom] : way_back(from, all)) {
-        if (record != &from) text += ", which waits";
-        if (record->rank != expected) text += " as rank " + std::to_string(record->rank);
-        text += " in " + (is_message(record->op) ? "" : "operator #" + std::to_string(record->seq) + " ") +
-                std::string(name_of(record->op)) + " of domain '" + peer_text(record->domain, sizeof record->domain) +
-                "' for rank " + std::to_string(whom.rank);
-        expected = whom.rank;
-    }
-    return text;
 }
 
 Deadlocks* current = nullptr;
@@ -238,7 +154,7 @@ void Deadlocks::look(const std::vector<uint64_t>& callers) {
     }
     hear();
     publish();
-    judge_known();
+    judge_known(together_ns);
 }
 
 std::string Deadlocks::reason_to_leave(const ControlPlane& plane) {
@@ -252,7 +168,7 @@ void Deadlocks::judge(const std::string& reason) {
     for (const ControlPlane* plane : planes_) reasons_[plane] = {last_operator(*plane), reason};
     if (mine_.empty()) return;
     hear();
-    judge_known();
+    judge_known(0);
     mine_.clear();
 }
 
@@ -295,7 +211,18 @@ void Deadlocks::publish() {
     }
 }
 
-void Deadlocks::judge_known() {
+/// True if this wait ends by itself: its domain has been told of a loss, or is about to be.
+bool Deadlocks::ends_by_loss(const WaitRecord& record) const {
+    return std::ranges::any_of(planes_, [&](const ControlPlane* plane) {
+        if (plane->domain() != record.domain) return false;
+        if (plane->poisoned()) return plane->poison_told().kind != PoisonKind::deadlock;
+        const auto has_left = [&](int rank) { return rank >= 0 && rank < plane->size() && plane->has_left(rank); };
+        return has_left(record.rank) ||
+               std::ranges::any_of(missing_of(record), has_left, [](const WaitRecord::For& whom) { return whom.rank; });
+    });
+}
+
+void Deadlocks::judge_known(int64_t together) {
     // Processes that wait, in every operator, for a process that also stays in this set.
     Known stuck = known_;
     const auto is_stuck = [&](const WaitRecord& record) {
@@ -331,7 +258,8 @@ void Deadlocks::judge_known() {
         seen = std::min(seen, process.seen_ns);
         if (reach(id).contains(me)) cycle.insert(cycle.end(), process.records.begin(), process.records.end());
     }
-    if (since > seen) return;  // as far as is known, they did not all wait at one instant
+    if (seen - since < together) return;  // as far as is known, they did not all wait at one instant, or for so long
+    if (std::ranges::any_of(cycle, [this](const WaitRecord& record) { return ends_by_loss(record); })) return;
 
     for (ControlPlane* plane : planes_)
         for (const WaitRecord& record : cycle) {

@@ -4,11 +4,11 @@
 /// If all threads of a process wait for operators, the process publishes these operators and the ranks for which they
 /// wait in the segments of all its domains, with the time when this began and the time when it was last true. It also
 /// passes on the records of the peers that it waits for. If there was one instant at which each of several processes
-/// waited, in every operator, for another of them, they wait for ever: such a state cannot end by itself. No record is
-/// missed: in shared memory a peer's record is visible at once; between hosts it travels after the row that it waits
-/// with, with bounds of its times on the receiver's clock. A message whose peer has not made its half waits for a call
-/// of that peer, too, unless the peer has messages under way that no thread waits for, which its process moves by
-/// itself.
+/// waited, in every operator, for another of them, they wait for ever, unless one of them dies: they are told if that
+/// has lasted for 0.1 s and none is lost, so that a loss on its way comes first. No record is missed: in shared memory
+/// a peer's record is visible at once; between hosts it travels after the row that it waits with, with bounds of its
+/// times on the receiver's clock. A message whose peer has not made its half waits for a call of that peer, too, unless
+/// the peer has messages under way that no thread waits for, which its process moves by itself.
 #pragma once
 
 #include <chrono>
@@ -32,6 +32,17 @@ void write(WaitBoard& board, const std::vector<WaitRecord>& records);
 
 /// Returns nothing while the board is being written.
 std::vector<WaitRecord> read(const WaitBoard& board);
+
+inline std::span<const WaitRecord::For> missing_of(const WaitRecord& record) {
+    return {record.missing, record.ranks};
+}
+
+inline bool is_message(OpKind op) {
+    return op == OpKind::send || op == OpKind::recv;
+}
+
+/// Says who waits for whom from the wait `from` through the waits `all` back to its process.
+std::string chain_text(const WaitRecord& from, const std::vector<WaitRecord>& all);
 
 /// One object per process; thread-safe.
 class Deadlocks {
@@ -91,7 +102,8 @@ class Deadlocks {
     bool moves_messages() const;
     void publish();
     void hear();
-    void judge_known();
+    bool ends_by_loss(const WaitRecord& record) const;
+    void judge_known(int64_t together);
 
     const Deadlocks* of_parent_ = nullptr;  // before a fork
 

@@ -112,13 +112,21 @@ def test_three_hosts_of_two_ranks(hosts: list[Host], tmp_path_factory: pytest.Te
         assert read_lines(folder, 6) == expected
 
 
-def test_a_killed_rank_is_named_on_all_within_a_second(hosts: list[Host]) -> None:
-    ranks = HostRanks(FOLDER / "lost_program.py", [*hosts, hosts[0]], port=29_510)
+@pytest.mark.parametrize(
+    ("how", "lost"), [("kill", "3"), ("kill", "13"), ("kill", "02"), ("exit", "13"), ("exit", "02")]
+)
+def test_lost_ranks_are_named_on_all_within_a_second(hosts: list[Host], how: str, lost: str) -> None:
+    """One, and on both hosts at once: a rank of each, and the ranks over which each host's rows go."""
+    a, b, _ = hosts
+    ranks = HostRanks(FOLDER / "lost_program.py", [a, a, b, b], how, *lost, port=29_510)
     texts = ranks.outputs()
-    for rank in (0, 1, 2):
+    for rank in (rank for rank in range(4) if str(rank) not in lost):
         assert ranks.codes()[rank] == 0, texts[rank]
-        assert "rank 3 was lost" in texts[rank]
-        assert float(texts[rank].split("after ")[1].split()[0]) < 1.0, texts[rank]
+        for line in texts[rank].splitlines():
+            assert line.startswith("PeerLostError after "), texts[rank]
+            assert any(f": rank {other} " in line for other in lost), texts[rank]
+        assert texts[rank].count("PeerLostError") == 2, texts[rank]
+        assert how == "exit" or float(texts[rank].split("after ")[1].split()[0]) < 1.0, texts[rank]
 
 
 @pytest.mark.parametrize("lost", [(0,), (1,), (2, 3)], ids=["rank-0", "a-rank", "a-host"])
