@@ -9,6 +9,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -69,6 +71,26 @@ def test_ctrl_c_ends_quietly(tmp_path):
         top.send_signal(signal.SIGINT)
         _, errors = top.communicate(timeout=30)
     assert (top.returncode, errors) == (130, "")
+
+
+@pytest.mark.parametrize(("command", "children"), [("demo", 5), ("bench --peers=", 2), ("doctor", 1)])
+def test_ctrl_c_ends_a_command_with_its_processes(command, children):
+    """As a terminal does it: all processes of its group get SIGINT."""
+    with subprocess.Popen(
+        [*ALLTOALLV, *command.split()],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        listed = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        while len(started := listed.read_text().split()) < children:
+            assert process.poll() is None
+        time.sleep(0.2)  # Python in the ranks has begun to import
+        os.killpg(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+    assert (process.returncode, "Traceback" in errors) == (130, False), errors
+    assert [pid for pid in started if Path(f"/proc/{pid}").exists()] == []
 
 
 @pytest.mark.parametrize(

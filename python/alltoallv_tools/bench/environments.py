@@ -64,17 +64,20 @@ def find_or_make(name: str, say: Callable[[str], None]) -> Path:
             return python
         say(f"making an environment for {name} in {home}: {', '.join(REQUIREMENTS[name])}")
         shutil.rmtree(home, ignore_errors=True)
-        for command in (
-            [sys.executable, "-m", "venv", str(home)],
-            [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *REQUIREMENTS[name]],
-        ):
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode != 0:
-                shutil.rmtree(home, ignore_errors=True)
-                errors = [line for line in (done.stdout + done.stderr).splitlines() if "ERROR" in line]
-                reason = (errors or (done.stdout + done.stderr).strip().splitlines() or ["no reason given"])[-1]
-                raise Unavailable(f"no environment for {name}: {reason}")
-        _marker(name).write_text(_wanted(name))
+        home.mkdir()
+        pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *REQUIREMENTS[name]]
+        env = os.environ | {"TMPDIR": str(home)}  # what pip leaves when it is interrupted goes with the environment
+        try:
+            for command in ([sys.executable, "-m", "venv", str(home)], pip):
+                done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+                if done.returncode != 0:
+                    errors = [line for line in (done.stdout + done.stderr).splitlines() if "ERROR" in line]
+                    reason = (errors or (done.stdout + done.stderr).strip().splitlines() or ["no reason given"])[-1]
+                    raise Unavailable(f"no environment for {name}: {reason}")
+            _marker(name).write_text(_wanted(name))
+        except BaseException:  # also Ctrl-C
+            shutil.rmtree(home, ignore_errors=True)
+            raise
     return python
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -53,7 +54,8 @@ def main(args: argparse.Namespace) -> int:
     command += ["--repetitions", str(args.repetitions)]
     with tempfile.TemporaryDirectory() as folder:
         variables = os.environ | {"ALLTOALLV_TRACE": folder}
-        code = Job(command, args.nprocs, prefix=False, variables=variables).run()
+        # SIGTERM ends ranks without a traceback, which would say nothing of the user's program.
+        code = Job(command, args.nprocs, prefix=False, variables=variables, interrupt=signal.SIGTERM).run()
         if code == 0:
             trace = Path(args.output_dir, "trace.html")
             trace.write_text(page.html(read(Path(folder)), "the demo"), "utf-8")

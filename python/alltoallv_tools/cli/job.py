@@ -52,6 +52,7 @@ class Job:
         log_dir: Path | None = None,  # also write each rank's output here
         bind: bool = False,  # bind each rank to its own processors
         keep_going: bool = False,  # ranks run on after one has failed
+        interrupt: signal.Signals = signal.SIGINT,  # what ranks get at Ctrl-C
     ) -> None:
         self._command = command
         self._size = size
@@ -62,6 +63,7 @@ class Job:
         self._log_dir = log_dir
         self._bind = bind
         self._keep_going = keep_going
+        self._interrupt_signal = interrupt
         self._ranks: list[_Rank] = []
         self._screens: dict[TextIO, Screen] = {}
         self._selector = selectors.DefaultSelector()
@@ -232,7 +234,7 @@ class Job:
         for rank in self._ranks:
             if rank.code is None:
                 rank.ended_by_us = True
-                kill_group(rank.process.pid, signal.SIGINT)
+                kill_group(rank.process.pid, self._interrupt_signal)
         # Interrupted ranks have had time to finish when this stage ends: the next one kills.
         self._stage, self._deadline = 2, time.monotonic() + FINISH_SECONDS
 
