@@ -16,11 +16,11 @@ from collections.abc import Sequence
 # name -> (module, one line of help)
 _COMMANDS = {
     "run": ("alltoallv_tools.cli.run", "start N ranks of a Python program on this host"),
-    "demo": ("alltoallv_tools.cli.demo", "route real data between 4 ranks and check every bit"),
-    "bench": ("alltoallv_tools.cli.bench", "measure the collectives against peers"),
-    "trace": ("alltoallv_tools.cli.trace", "show what a job has moved, and who was late"),
-    "top": ("alltoallv_tools.cli.top", "show where the ranks of a running job are"),
-    "plan": ("alltoallv_tools.cli.plan", "predict times on clusters that are not at hand"),
+    "demo": ("alltoallv_tools.cli.demo", "send real data to experts on 4 ranks and back, and check every bit"),
+    "bench": ("alltoallv_tools.cli.bench", "measure the collectives beside MPI, gloo and MindSpore"),
+    "trace": ("alltoallv_tools.cli.trace", "show what a job has sent, and which ranks were late"),
+    "top": ("alltoallv_tools.cli.top", "show what the ranks of a running job do"),
+    "plan": ("alltoallv_tools.cli.plan", "predict times on a cluster that you do not have"),
     "doctor": ("alltoallv_tools.cli.doctor", "say what works on this machine and what is missing"),
 }
 

@@ -53,9 +53,9 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
 _BYTES = {"overhead": "0", "backend": "0", "kernels": "64K,1M,16M"}  # default sizes; all other subjects: 1K..64M
 
 _EPILOG = """\
-Peers run in jobs of their own, each in a Python environment that is made when --peers first names it
-(docs/bench.md). Without --peers those take part whose environment exists. Ctrl-C ends all processes; what has been
-measured until then is kept.
+The peers are other libraries: three MPIs, gloo and MindSpore. Each runs in processes and a Python environment of its
+own. bench makes the environment when --peers names a peer for the first time; without --peers it takes the peers whose
+environment exists. After Ctrl-C it still writes what it has measured. docs/bench.md explains all options and columns.
 
 examples:
   python -m alltoallv bench alltoallv --np 2,4 --bytes 1K..64M --api plan --peers mpich,openmpi,impi
@@ -67,30 +67,34 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of ``bench``."""
     parser.epilog = _EPILOG
-    parser.add_argument("collective", nargs="?", default="alltoallv", choices=(*_JOBS, "kernels"))
-    parser.add_argument("--np", help="world sizes, such as 2,4,8 (default: 2,4; backend: 2; overhead: 1)")
+    subjects = (*_JOBS, "kernels")
+    parser.add_argument("collective", nargs="?", default="alltoallv", choices=subjects, help="what to measure")
+    parser.add_argument("--np", help="numbers of ranks, such as 2,4,8 (default: 2,4; backend: 2; overhead: 1)")
     parser.add_argument(
-        "--bytes", help="payload of a rank: 1K,64K or 1K..64M (default: 1K..64M; overhead: 0; kernels: 64K,1M,16M)"
+        "--bytes",
+        help="bytes that a rank sends: 1K,64K or 1K..64M (default: 1K..64M; overhead: 0; kernels: 64K,1M,16M)",
     )
-    parser.add_argument("--dtype", help="as NumPy names it (default: float32)")
-    parser.add_argument("--pattern", choices=PATTERNS, help="how alltoallv's bytes divide (default: uneven)")
-    parser.add_argument("--api", choices=APIS, help="our interface (default: numpy)")
-    parser.add_argument("--output", choices=OUTPUTS, help="(default: allocated, where the interface can)")
+    parser.add_argument("--dtype", help="a dtype of NumPy (default: float32)")
+    parser.add_argument("--pattern", choices=PATTERNS, help="how a rank's bytes are divided (default: uneven)")
+    parser.add_argument("--api", choices=APIS, help="the interface of alltoallv that is called (default: numpy)")
+    parser.add_argument("--output", choices=OUTPUTS, help="where the output lies (default: allocated, if --api can)")
     parser.add_argument(
         "--variant",
         choices=VARIANTS,
-        help="between calls: nothing, the send buffer is rewritten, the output is read, both (default: plain)",
+        help="between calls: nothing, the input is written anew, the output is read, or both (default: plain)",
     )
-    parser.add_argument("--formats", help="of quantized: columns for them beside int8, such as fp8_e4m3,mxfp8")
-    parser.add_argument("--peers", help=f"comma-separated, of {', '.join(PEERS)} (default: those at hand)")
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="of kernels: C++ or Triton (default: cpu)")
-    parser.add_argument("--seconds", type=float, default=2.0, help="per line of the table (default: %(default)s)")
-    parser.add_argument("--no-bind", action="store_true", help="do not bind ranks to processors where there are enough")
-    parser.add_argument("--iters", type=_count, help="timed calls of each contender, in place of --seconds")
-    parser.add_argument("--warmup", type=_count, help="calls before each block of timed ones (default: 5 ms of them)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there, schema in docs/bench.md")
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the times there, a line per contender")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw them there, as PNG or SVG by its suffix")
+    parser.add_argument("--formats", help="with quantized: more formats, such as fp8_e4m3,mxfp8")
+    parser.add_argument("--peers", help=f"comma-separated, of {', '.join(PEERS)} (default: see below)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="with kernels: C++ or Triton (default: cpu)")
+    parser.add_argument(
+        "--seconds", type=float, default=2.0, help="time for a line of the table (default: %(default)s)"
+    )
+    parser.add_argument("--no-bind", action="store_true", help="do not give each rank a processor of its own")
+    parser.add_argument("--iters", type=_count, help="measure this many calls instead of --seconds")
+    parser.add_argument("--warmup", type=_count, help="calls before each block of measured ones (default: for 5 ms)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to a file, as docs/bench.md says")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the times to a file, a line for each library")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the times into a file .png or .svg")
 
 
 def main(args: argparse.Namespace) -> int:

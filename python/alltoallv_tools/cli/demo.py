@@ -15,14 +15,13 @@ from alltoallv_tools.trace import page
 from alltoallv_tools.trace.records import read
 
 _EPILOG = """\
-The 1,797 handwritten digits that scikit-learn ships are tokens. They begin on the ranks in order of their
-class, travel to the ranks of their experts (the nearest of 8 centroids) with all_to_all_v, are processed
-there, and travel back. Every rank compares every bit of what it gets with the result of one process. Rank 0
-prints who sent how much to whom, with times and bandwidths, and writes the traffic as DIR/traffic.png, and
-DIR/trace.html has every operator in time.
+Each of the 1,797 handwritten digits of scikit-learn is a token. all_to_all_v sends it to the rank of its expert
+(the nearest of 8 centroids), which processes it, and back. Every rank compares what it gets, bit for bit, with the
+result of one process. Rank 0 prints who sent how much to whom, with times and bandwidths. DIR/traffic.png shows
+this as a picture, and DIR/trace.html shows every operator of every rank in time.
 
-The exit code is 0 only if all tokens came back bit for bit. Needs scikit-learn and matplotlib. The program
-of a rank is the module alltoallv_tools.demo; examples/digits_dispatch.py starts it under other launchers.
+The exit code is 0 only if all tokens came back unchanged. The demo needs scikit-learn and matplotlib.
+examples/digits_dispatch.py is the same program for other launchers.
 """
 
 _NEXT = """

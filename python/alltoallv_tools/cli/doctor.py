@@ -13,13 +13,13 @@ from alltoallv import __version__
 from alltoallv_tools.doctor import Check, machine, npu_selftest, selftest, software
 
 _EPILOG = """\
-A line per check: ok; no: does not work, with what to do; -: absent or of no consequence. The last ones
-exchange data between two processes over each data path, and say which path "auto" takes.
+Each check prints a line: "ok" if something works, "no" with advice if it does not, "-" if it is absent and need not be
+there. The last checks exchange data between two processes over each data path, and say which one is taken by default.
 
---selftest also runs one process on every NPU, over HCCL, against what the definitions say, and writes everything to a
-file to send back (docs/ascend.md).
+--selftest also runs one process on every NPU, compares the results of HCCL with their definitions, and writes a report
+(docs/ascend.md).
 
-The exit code is 0 if the shm backend works here and, with --selftest, the NPUs pass; 1 otherwise.
+The exit code is 0 if shared memory works here and, with --selftest, the NPUs pass; 1 otherwise.
 """
 
 
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of ``doctor``."""
     parser.epilog = _EPILOG
     parser.add_argument("--selftest", action="store_true", help=f"test all NPUs and write {npu_selftest.REPORT}")
-    parser.add_argument("--devices", type=int, help="with --selftest: only so many NPUs")
+    parser.add_argument("--devices", type=int, help="with --selftest: test only this many NPUs")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of lines")
 
 

@@ -25,7 +25,7 @@ _NP, _TOPOLOGY, _PATTERN, _BYTES = "8,64,512,4096", "atlas-a2", "uniform", "64K.
 _PLOTTED = f"2..{MAX_RANKS}"
 
 _EPILOG = """\
-Times are microseconds, from the model of docs/plan.md. NP and BYTES may be lists and ranges: 8..64 ranks are
+Times are in microseconds; docs/plan.md explains the model. NP and BYTES are lists or ranges: 8..64 ranks are
 8,16,32,64, and 64K..1M bytes are 64K,256K,1M.
 
 examples:
@@ -41,24 +41,28 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of ``plan``."""
     parser.epilog = _EPILOG
-    parser.add_argument(
-        "--np", help=f"numbers of ranks, 2 to {MAX_RANKS} (default: {_NP}; in the plot of --plot: {_PLOTTED})"
-    )
+    parser.add_argument("--np", help=f"numbers of ranks, 2 to {MAX_RANKS} (default: {_NP}; with --plot: {_PLOTTED})")
     parser.add_argument(
         "--topology",
-        help=f"{', '.join(PRESETS)}, or a JSON file (default: {_TOPOLOGY}; in the plot of --plot: all of them)",
+        help=f"{', '.join(PRESETS)}, or a JSON file (default: {_TOPOLOGY}; with --plot: all)",
     )
-    parser.add_argument("--pattern", choices=patterns.NAMES, help=f"of all_to_all_v (default: {_PATTERN})")
-    parser.add_argument("--bytes", help=f"payload of a rank (default: {_BYTES})")
+    parser.add_argument(
+        "--pattern",
+        choices=patterns.NAMES,
+        help=f"how all_to_all_v divides the bytes among the ranks (default: {_PATTERN})",
+    )
+    parser.add_argument("--bytes", help=f"bytes that a rank sends (default: {_BYTES})")
     parser.add_argument(
         "--moe",
         metavar="MODEL",
-        help="what Ascend devices demand of a mixture of experts: tokens of a rank, hidden, experts, k, as NAME=NUMBER",
+        help="check a mixture of experts against the limits of Ascend's operators (see examples)",
     )
-    parser.add_argument("--fit", type=Path, metavar="FILE", help="fit a topology to what `bench --json` wrote")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="with --fit: write the topology there")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the predictions there")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw where quantizing starts to win, PNG or SVG")
+    parser.add_argument("--fit", type=Path, metavar="FILE", help="fit a topology to a file of `bench --json`")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="with --fit: write the topology to a file")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the predictions to a file")
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE", help="draw from which size quantizing is quicker, into a file .png or .svg"
+    )
 
 
 def main(args: argparse.Namespace) -> int:

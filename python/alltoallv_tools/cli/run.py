@@ -10,15 +10,15 @@ from pathlib import Path
 from alltoallv_tools.cli.job import Job, say
 
 _EPILOG = """\
-Every rank gets ALLTOALLV_RANK, ALLTOALLV_WORLD_SIZE, ALLTOALLV_LOCAL_RANK, ALLTOALLV_JOB_ID, and torchrun's
-RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT; OMP_NUM_THREADS unless it is set
-already. Its standard input is empty, but for the rank of --stdin. Its output appears line by line behind
-"[rank] "; on a terminal also progress bars and prompts.
+Every rank gets the variables ALLTOALLV_RANK, ALLTOALLV_WORLD_SIZE, ALLTOALLV_LOCAL_RANK and ALLTOALLV_JOB_ID,
+and those of torchrun: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT. OMP_NUM_THREADS
+is set too, unless you have set it. The standard input of all ranks but that of --stdin is empty. Each line that a
+rank prints appears behind "[rank] ". On a terminal, progress bars and prompts appear at once.
 
-The exit code is 0 if every rank's is; otherwise that of the first rank that failed (128 + number for a
-signal). The other ranks then have 5 seconds to report their own errors before they are ended, or, with
---keep-going, all the time they need. Ctrl-C interrupts all ranks and waits up to 5 seconds; a second Ctrl-C
-kills them. 124: --timeout has passed.
+If a rank fails, the other ranks have 5 seconds to end and are then ended; with --keep-going they run on.
+Ctrl-C interrupts all ranks, which then have 5 seconds to end; a second Ctrl-C kills them.
+The exit code is 0 if all ranks exit with 0, otherwise that of the first rank that failed (128 + number if a
+signal ended it), 124 after --timeout, and 130 after Ctrl-C.
 
 examples:
   python -m alltoallv run -n 4 train.py --epochs 3
@@ -37,19 +37,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-n", "--nprocs", "--nproc-per-node", type=_positive_int, required=True, metavar="N", help="number of ranks"
     )
     parser.add_argument("-m", "--module", action="store_true", help="the program is a module, as in python -m")
-    parser.add_argument("--timeout", type=_positive_float, metavar="SECONDS", help="end the job after this long")
+    parser.add_argument("--timeout", type=_positive_float, metavar="SECONDS", help="end the job after this time")
     parser.add_argument(
-        "--env", action="append", default=[], type=_variable, metavar="NAME=VALUE", help="set it for the ranks; repeat"
+        "--env",
+        action="append",
+        default=[],
+        type=_variable,
+        metavar="NAME=VALUE",
+        help="set this variable for the ranks (repeatable)",
     )
-    parser.add_argument("--stdin", type=int, metavar="RANK", help="the rank that reads the standard input")
-    parser.add_argument("--log-dir", type=Path, metavar="DIR", help="write what a rank prints to DIR/rankN.log, too")
+    parser.add_argument("--stdin", type=int, metavar="RANK", help="let this rank read the standard input")
+    parser.add_argument("--log-dir", type=Path, metavar="DIR", help="also write what rank N prints to DIR/rankN.log")
     parser.add_argument("--bind", action="store_true", help="give each rank processors of its own")
     parser.add_argument("--keep-going", action="store_true", help="let the other ranks run on after one has failed")
     parser.add_argument("--no-prefix", action="store_true", help='leave out the "[rank] " before every line')
     parser.add_argument(
         "--emulate-npu", action="store_true", help="run a torch_npu program on emulated devices (docs/emulator.md)"
     )
-    parser.add_argument("program", help="Python script, also one that is installed such as pytest, or module with -m")
+    parser.add_argument("program", help="a Python script, an installed one such as pytest, or with -m a module")
     rest = parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the program")
     rest.required = False  # Python 3.11 and older say otherwise
 

@@ -11,16 +11,16 @@ from alltoallv_tools.trace.records import read
 from alltoallv_tools.trace.watch import table
 
 _EPILOG = """\
-The job has been started with ALLTOALLV_TRACE=FOLDER. Ctrl-C ends the display, not the job.
+Start the job with ALLTOALLV_TRACE=FOLDER. Ctrl-C ends the display, not the job.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of ``top``."""
     parser.epilog = _EPILOG
-    parser.add_argument("folder", type=Path, help="the folder of the trace")
-    parser.add_argument("--seconds", type=float, default=1.0, help="between two looks (default: %(default)s)")
-    parser.add_argument("--once", action="store_true", help="show it once and end")
+    parser.add_argument("folder", type=Path, help="the folder of ALLTOALLV_TRACE")
+    parser.add_argument("--seconds", type=float, default=1.0, help="time between two updates (default: %(default)s)")
+    parser.add_argument("--once", action="store_true", help="show one table and end")
 
 
 def main(args: argparse.Namespace) -> int:

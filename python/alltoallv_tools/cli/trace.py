@@ -12,8 +12,8 @@ from alltoallv_tools.trace import flight, page, perfetto, story, torch_flight
 from alltoallv_tools.trace.records import read
 
 _EPILOG = """\
-Without options it says in words where the ranks are, or were when the job ended, and writes FOLDER/trace.html.
-The job may still be running. FILE - is standard output.
+The command says in words which operator each rank is in, or was in when the job ended. Without options it also
+writes the page FOLDER/trace.html. The job may still be running. With FILE "-" the output goes to standard output.
 
 example:
   ALLTOALLV_TRACE=traffic python -m alltoallv run -n 4 program.py
@@ -24,14 +24,16 @@ example:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of ``trace``."""
     parser.epilog = _EPILOG
-    parser.add_argument("folder", type=Path, help="the folder of the trace, or of flight records")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="the page (default: FOLDER/trace.html)")
-    parser.add_argument("--perfetto", type=Path, metavar="FILE", help="write JSON for ui.perfetto.dev there")
+    parser.add_argument("folder", type=Path, help="the folder of ALLTOALLV_TRACE or of ALLTOALLV_FLIGHT_DIR")
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="write the page to a file (default: FOLDER/trace.html)"
+    )
+    parser.add_argument("--perfetto", type=Path, metavar="FILE", help="write JSON for ui.perfetto.dev to a file")
     parser.add_argument(
         "--flight-recorder",
         type=Path,
         metavar="DIR",
-        help="write dumps for torchfrtrace there",
+        help="write dumps for torchfrtrace into a folder",
     )
 
 
