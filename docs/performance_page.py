@@ -45,7 +45,7 @@ class Way:
     limited: bool = True
 
 
-CROWDED = "where ranks outnumber processors a rank is switched to and from more often than a copy is"
+CROWDED = "where ranks outnumber processors, an exchange switches between ranks more often than a copy does"
 WAYS = (
     Way(
         "plan",
@@ -57,27 +57,27 @@ WAYS = (
         "function",
         "The function, which allocates its output",
         "`alltoallv.numpy.all_to_all_v` of uneven counts.",
-        f"outputs alternate, so that each call meets memory that left the caches; {CROWDED}",
+        f"each call writes into memory that has left the caches, because outputs alternate; {CROWDED}",
     ),
     Way(
         "private",
         "The function, into an ordinary array",
         "`all_to_all_v(..., out=array)`: peers cannot write there, so the receiver reads.",
-        "the kernel takes another process's pages one by one: 4 KiB cost 0.2 to 0.8 us more than in huge pages. With "
-        "these on both sides a read keeps a copy's pace, but an array has them only where it fills 2 MiB, aligned to "
-        "2 MiB. Open MPI makes the same calls, and is quicker or slower by such chance",
+        "the kernel reads another process's memory page by page, which costs 0.2 to 0.8 us more for 4 KiB than in huge "
+        "pages. An array has huge pages only where it fills aligned blocks of 2 MiB. Open MPI makes the same system "
+        "calls, and is quicker or slower by chance",
     ),
     Way(
         "cycle",
         "Buffers that a program writes and reads",
-        "Between calls the send buffer is written anew and the output is read; the time of that alone is subtracted.",
-        "lines lie in the other processor's cache when the exchange begins; on this machine one takes 60 to 350 ns "
-        "from there, by spells",
+        "Between calls the program writes the send buffer anew and reads the output; the time of this is subtracted.",
+        "the data lie in the other processor's cache when the exchange begins; on this machine a cache line takes 60 "
+        "to 350 ns from there, which changes from moment to moment",
     ),
     Way(
         "torch",
         "`alltoallv.torch.all_to_all_v`",
-        "With the group's shared memory; gloo's `all_to_all_single` of the same tensors.",
+        "Over shared memory, beside gloo's `all_to_all_single` of the same tensors.",
         CROWDED,
         ("gloo",),
     ),
@@ -85,14 +85,14 @@ WAYS = (
         "allreduce",
         "`all_reduce`, float32",
         "Through NumPy.",
-        "measured before two ranks used a ring in turn, which halves the time of 64 KiB (tuning.md); " + CROWDED,
+        CROWDED,
         (*MPI, "gloo"),
         limited=False,
     ),
     Way(
         "quantized",
         "`quantized_all_reduce`, int8 codes",
-        "Peers sum in float32. Inside one host memory is as quick as codes are made; codes pay between hosts.",
+        "Peers sum in float32. Codes pay between hosts; inside one host they take longer to make than float32 to move.",
         "inside a host, codes take longer to make than float32 to move: 74 us against 46 for our own float32 sum",
         (*MPI, "gloo"),
         limited=False,
@@ -163,7 +163,7 @@ def limit(row: Row) -> float | None:
 
 
 def shortfalls(figures: Figures) -> Iterator[Shortfall]:
-    """Where ours is behind the best peer, or below `OF_LIMIT` of a copy's pace."""
+    """Where ours is behind the best peer, or below `OF_LIMIT` of a copy's speed."""
     for way in WAYS:
         for row in rows(figures, way.run):
             figure, name = best(row, way.peers)
@@ -171,7 +171,7 @@ def shortfalls(figures: Figures) -> Iterator[Shortfall]:
                 yield Shortfall(way, row, figure, 1, f"times as fast as {name}")
             share = limit(row) if way.limited else None
             if share is not None and round(share, 2) < OF_LIMIT:
-                yield Shortfall(way, row, share, OF_LIMIT, "of a copy's pace")
+                yield Shortfall(way, row, share, OF_LIMIT, "of a copy's speed")
 
 
 def human(nbytes: int) -> str:
@@ -191,8 +191,8 @@ def span(figures: list[float]) -> str:
 
 
 def summary(figures: Figures) -> Iterator[str]:
-    """A line for each way: times as fast as the best peer, and the share of a copy's pace."""
-    yield "| way | beside the best of | small, to 256 KiB | from 1 MiB | of a copy's pace, from 4 MiB |"
+    """A line for each way: times as fast as the best peer, and the share of a copy's speed."""
+    yield "| way | compared with | up to 256 KiB | from 1 MiB | of a copy's speed, from 4 MiB |"
     yield "|---|---|---:|---:|---:|"
     for way in WAYS:
         if not (found := rows(figures, way.run)):
@@ -304,10 +304,11 @@ def describe(figures: Figures) -> Iterator[str]:
 
 
 INTRODUCTION = """\
-What a program gets on one host beside the best of three MPIs, gloo and MindSpore, and beside the limit: a copy of the
-same bytes within each rank, plain or with streaming stores, whichever is quicker. The goals are never to be behind the
-best MPI, and to reach 0.9 of a copy's pace; [what falls short](#what-falls-short) has its reason. All contenders of a
-table take turns in one run, so that ratios count, not times; a run with a wrong result is not kept.
+This page compares alltoallv on one host with the best of three MPIs, gloo and MindSpore, and with a limit: a copy of
+the same bytes within each rank, plain or with streaming stores, whichever is quicker. The goals are to be at least as
+fast as the best MPI and to reach 0.9 of a copy's speed; [the last section](#what-falls-short) lists what misses them,
+and why. All libraries of a table were measured in turns in one run, so compare the ratios; a run with a wrong result
+is not kept.
 """
 PICTURE = "![By way: times as fast as the best peer, over the bytes that a rank sends.](performance.png)"
 

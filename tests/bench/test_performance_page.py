@@ -65,7 +65,7 @@ def test_every_way_of_the_page_is_measured_beside_its_peers() -> None:
         (1024, {"mpich": 20, "openmpi": 12, "impi": 15, "copy": 1, "copy-nt": 1}, {}),
         (1024, {"mpich": 20, "openmpi": 9, "impi": 15}, {"2 x 1024: times as fast as openmpi": 0.9}),
         (4 << 20, {"mpich": 20, "copy": 9.5, "copy-nt": 12}, {}),
-        (4 << 20, {"mpich": 20, "copy": 12, "copy-nt": 8}, {f"2 x {4 << 20}: of a copy's pace": 0.8}),
+        (4 << 20, {"mpich": 20, "copy": 12, "copy-nt": 8}, {f"2 x {4 << 20}: of a copy's speed": 0.8}),
     ],
 )
 def test_what_is_behind_the_best_mpi_or_a_copy_falls_short(

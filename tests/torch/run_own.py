@@ -119,7 +119,7 @@ def page(ours: Outcomes, gloo: Outcomes) -> str:
         "",
         "`nox -s torch_own` writes this page. It runs the tests in distributed_test.py of torch "
         f"{torch.__version__} with {RANKS} ranks on backend `alltoallv` and on `gloo`.",
-        "Where a test's decorator asks for the backend, the answer is gloo. Tests that only MPI runs, run on both.",
+        "Decorators choose tests by backend: here they take `alltoallv` for gloo, and tests for MPI alone run too.",
         "",
         "| | " + " | ".join(kinds) + " |",
         "|---|---|---|---|",
