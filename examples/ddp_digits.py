@@ -148,7 +148,7 @@ def main() -> int:
     parser.add_argument("--np", type=int, default=4, help="ranks to start, where no launcher has (default: 4)")
     parser.add_argument("--backend", default="alltoallv", choices=["alltoallv", "gloo"], help="of torch.distributed")
     parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--seeds", type=int, default=5, help="runs of each kind, at least 2")
+    parser.add_argument("--seeds", type=int, default=3, help="runs of each kind, at least 2")
     parser.add_argument("--batch", type=int, default=128, help="digits per step, of all ranks together")
     parser.add_argument("--lr", type=float, default=0.05)
     parser.add_argument("--group-size", type=int, default=128, help="elements per scale")
