@@ -128,7 +128,7 @@ def train(group: Communicator, options: argparse.Namespace, say: bool) -> list[f
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--batch", type=int, default=128, help="digits per step, of all ranks together")
     parser.add_argument("--lr", type=float, default=0.5)
     options = parser.parse_args()
