@@ -285,6 +285,9 @@ def held() -> dict[str, list[str]]:
         except OSError:
             continue  # the descriptor of the listing itself
     maps = [line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines()]
+    ours = [m for m in maps if len(m) == 6 and "alltoallv" in m[5] and "memfd" in m[5]]
+    # Pages that were private for a time are mapped anew, and the kernel may show a mapping in parts from then on.
+    ends = {(m[0].partition("-")[2], m[4]) for m in ours}  # with inodes
     names = []
     for task in os.listdir("/proc/self/task"):
         try:
@@ -295,7 +298,7 @@ def held() -> dict[str, list[str]]:
     children = Path(f"/proc/self/task/{os.getpid()}/children")
     return {
         "descriptors": sorted(fds),
-        "mappings": sorted(m[5] for m in maps if len(m) == 6 and "alltoallv" in m[5] and "memfd" in m[5]),
+        "mappings": sorted(m[5] for m in ours if (m[0].partition("-")[0], m[4]) not in ends),
         "threads": sorted(name for name in names if name.startswith("alltoallv")),
         # A benchmark or a fuzzer that runs beside this process has files as well.
         "files": sorted(
