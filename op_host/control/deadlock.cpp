@@ -211,15 +211,24 @@ void Deadlocks::publish() {
     }
 }
 
-/// True if this wait ends by itself: its domain has been told of a loss, or is about to be.
+/// True if this wait ends by itself: its domain has been told of a loss, or is about to be. A lost communicator does
+/// not speak for one that was made in its domain afterwards.
 bool Deadlocks::ends_by_loss(const WaitRecord& record) const {
-    return std::ranges::any_of(planes_, [&](const ControlPlane* plane) {
-        if (plane->domain() != record.domain) return false;
-        if (plane->poisoned()) return plane->poison_told().kind != PoisonKind::deadlock;
-        const auto has_left = [&](int rank) { return rank >= 0 && rank < plane->size() && plane->has_left(rank); };
-        return has_left(record.rank) ||
-               std::ranges::any_of(missing_of(record), has_left, [](const WaitRecord::For& whom) { return whom.rank; });
-    });
+    bool told = false, usable = false;
+    for (const ControlPlane* plane : planes_) {
+        if (plane->domain() != record.domain) continue;
+        if (plane->poisoned()) {
+            told |= plane->poison_told().kind != PoisonKind::deadlock;
+            continue;
+        }
+        usable = true;
+        const auto has_left = [&](int64_t rank) {
+            return rank >= 0 && rank < plane->size() && plane->has_left(static_cast<int>(rank));
+        };
+        if (has_left(record.rank) || std::ranges::any_of(missing_of(record), has_left, &WaitRecord::For::rank))
+            return true;
+    }
+    return told && !usable;
 }
 
 void Deadlocks::judge_known(int64_t together) {

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 #include <deque>
+#include <set>
 
 #include "control/deadlock.h"
 #include "control/peer_words.h"
