@@ -23,8 +23,9 @@
 
 #if defined(__x86_64__) && !defined(ALLTOALLV_NO_CLONES)
 #define ALLTOALLV_HAS_CLONES 1
-#define ALLTOALLV_TARGET_V3 __attribute__((target("avx2,bmi,bmi2,f16c")))
-#define ALLTOALLV_TARGET_V4 __attribute__((target("avx2,bmi,bmi2,f16c,avx512f,avx512bw,avx512cd,avx512dq,avx512vl")))
+#define ALLTOALLV_TARGET_V3 __attribute__((target("avx2,bmi,bmi2,f16c,fma")))
+#define ALLTOALLV_TARGET_V4 \
+    __attribute__((target("avx2,bmi,bmi2,f16c,fma,avx512f,avx512bw,avx512cd,avx512dq,avx512vl")))
 #define ALLTOALLV_TARGET_VBMI \
     __attribute__((target("avx2,bmi,bmi2,f16c,fma,avx512f,avx512bw,avx512cd,avx512dq,avx512vl,avx512vbmi")))
 #else
@@ -52,12 +53,12 @@ inline Isa best_isa() {
         __builtin_cpu_init();
         unsigned a = 0, b = 0, c = 0, d = 0;  // __builtin_cpu_supports of older compilers does not know F16C
         const bool f16c = __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
-        const bool v3 =
-            f16c && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
+        const bool v3 = f16c && __builtin_cpu_supports("fma") && __builtin_cpu_supports("avx2") &&
+                        __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
         const bool v4 = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                         __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
                         __builtin_cpu_supports("avx512vl");
-        const bool vbmi = v4 && __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("fma");
+        const bool vbmi = v4 && __builtin_cpu_supports("avx512vbmi");
         return vbmi ? Isa::vbmi : v4 ? Isa::v4 : v3 ? Isa::v3 : Isa::base;
     }();
     return best;

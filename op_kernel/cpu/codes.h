@@ -40,9 +40,13 @@ struct Small {
     static constexpr float unit = static_cast<float>(1 << (15 - bias));
     static constexpr uint32_t most_scale = (111u + 127) << 23;  ///< below it, products with units and codes are finite
 
-    /// Upper 16 bits of encode()'s sum: the spare bits below the exponent, and the value for code 0.
+    /// In the upper 16 bits of encode()'s sum, the number of bits below the exponent.
     static constexpr int spare = 7 - mantissa;
-    static constexpr auto base = static_cast<int16_t>((least_normal >> 16) + (shift << 7));
+    /// Times the power of two of a value it is encode()'s rounder, with an even number of units more: so many that they
+    /// are the negative of code 0's upper bits, if the lowest 16 bits are a signed number of units.
+    static constexpr auto code_0 = ((least_normal >> 16) + (shift << 7)) >> spare;
+    static constexpr float rounder = from_bits((127u + shift) << 23 | (0x10000u - code_0));
+    static_assert(code_0 % 2 == 0);
 
     /// True if numbers below 2^-126, which count as 0, would get other codes by this inverse of a scale.
     ALLTOALLV_INLINE static bool flushes(float inverse) {

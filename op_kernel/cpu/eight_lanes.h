@@ -77,8 +77,7 @@ ALLTOALLV_TARGET_V3 inline void add_eights(const Bytes* a, float scale_a, const 
     }
 }
 
-/// Computes integer codes; for a small float, its magnitude's code in 16 bits, shifted left by Code::spare and with
-/// Code::base still to subtract.
+/// Computes integer codes; for a small float, its magnitude's code, shifted left by Code::spare.
 template <class Code>
 ALLTOALLV_TARGET_V3 inline __m256i eight_codes(__m256 values) {
     if constexpr (Code::integer) {
@@ -87,9 +86,9 @@ ALLTOALLV_TARGET_V3 inline __m256i eight_codes(__m256 values) {
         const __m256 x = _mm256_and_ps(values, _mm256_castsi256_ps(_mm256_set1_epi32(0x7FFFFFFF)));
         const __m256 power = _mm256_and_ps(values, _mm256_set1_ps(from_bits(infinity_bits)));
         const __m256i step = _mm256_max_epi32(_mm256_castps_si256(power), _mm256_set1_epi32(Code::least_normal));
-        const __m256i rounder = _mm256_add_epi32(step, _mm256_set1_epi32(Code::shift << 23));
-        const __m256i sum = _mm256_castps_si256(_mm256_add_ps(x, _mm256_castsi256_ps(rounder)));
-        return _mm256_madd_epi16(sum, _mm256_set1_epi32(1 << 16 | 1 << Code::spare));
+        const __m256 sum =
+            _mm256_fmadd_ps(_mm256_castsi256_ps(step), _mm256_set1_ps(Code::rounder), x);  // one rounding
+        return _mm256_madd_epi16(_mm256_castps_si256(sum), _mm256_set1_epi32(1 << 16 | 1 << Code::spare));
     }
 }
 
@@ -100,7 +99,7 @@ ALLTOALLV_TARGET_V3 inline __m256i sixteen_codes(__m256 a, __m256 b) {
     if constexpr (Code::integer)
         return words;
     else
-        return _mm256_srli_epi16(_mm256_sub_epi16(words, _mm256_set1_epi16(Code::base)), Code::spare);
+        return _mm256_srli_epi16(words, Code::spare);
 }
 
 ALLTOALLV_TARGET_V3 inline __m256i packed(__m256 a, __m256 b) {
@@ -112,9 +111,9 @@ ALLTOALLV_TARGET_V3 inline __m256i thirty_two_codes(__m256 a, __m256 b, __m256 c
     __m256i codes = _mm256_packs_epi16(sixteen_codes<Code>(a, b), sixteen_codes<Code>(c, d));
     if constexpr (!Code::integer) {  // saturation keeps the sign of bits that are treated as a number
         const __m256i signs = _mm256_packs_epi16(packed(a, b), packed(c, d));
-        const __m256i negative = _mm256_cmpgt_epi8(_mm256_setzero_si256(), signs);
-        codes = _mm256_min_epi8(codes, _mm256_set1_epi8(Code::most_code));
-        codes = _mm256_or_si256(codes, _mm256_and_si256(negative, _mm256_set1_epi8(Code::sign_mask)));
+        constexpr int to_sign = Code::sign_mask == 8 ? 4 : 0;  // bits of the upper code of two do not matter
+        const __m256i sign = _mm256_and_si256(_mm256_srli_epi16(signs, to_sign), _mm256_set1_epi8(Code::sign_mask));
+        codes = _mm256_or_si256(_mm256_min_epi8(codes, _mm256_set1_epi8(Code::most_code)), sign);
     }
     // Packing works in each half of a register, so words of four codes are in this order.
     return _mm256_permutevar8x32_epi32(codes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
