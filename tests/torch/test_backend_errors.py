@@ -111,6 +111,25 @@ def test_mistakes_of_one_rank(grouped: Grouped) -> None:
     grouped(2)(run)
 
 
+def test_a_rank_that_asks_for_gloo_alone(grouped: Grouped) -> None:
+    """It makes gloo together with the others, who are told; a rank that does nothing is waited for."""
+
+    def run(rank: int, size: int, group: dist.ProcessGroup) -> None:
+        sub, cpu = dist.new_group(), torch.device("cpu")
+        sparse = torch.eye(2).to_sparse()
+        alone: list[Callable[[], object]] = [lambda: sub._get_backend(cpu), lambda: dist.send(sparse, 0, group=sub)]
+        for ask in alone:
+            started = time.monotonic()
+            with pytest.raises(PeerMismatchError, match="rank 0 calls all_reduce, rank 1 calls handed_to_gloo"):
+                ask() if rank == 1 else dist.all_reduce(torch.ones(2), group=sub)
+            assert time.monotonic() - started < 5  # milliseconds on an idle machine
+        assert sub._get_backend(cpu).name() == "gloo"
+        dist.all_reduce(sparse, group=sub)
+        assert sparse.to_dense().diagonal().tolist() == [size] * 2
+
+    grouped(2)(run)
+
+
 def test_late_rank(grouped: Grouped, file: str) -> None:
     """The group's timeout, one set later, and one of a call."""
 

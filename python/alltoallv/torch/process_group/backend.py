@@ -27,7 +27,6 @@ from torch import Tensor
 from torch._C._distributed_c10d import AllgatherOptions, BarrierOptions, _DistributedBackendOptions
 from torch._C._distributed_c10d import Work as TorchWork
 
-from alltoallv import _core
 from alltoallv._calls.guard import guard
 from alltoallv.communicator import Communicator
 from alltoallv.errors import AllToAllVError, InvalidParamError, InvalidTensorError
@@ -161,17 +160,11 @@ class AllToAllVGroup(EngineGroup):
         self._pending.add(work)
         return self._kept(work)
 
-    def _limit(self) -> float:
-        seconds: float = self._cpu_options._timeout.total_seconds()
-        return seconds
-
     def _hand_over(self, method: str, *args: Any) -> TorchWork:
         """Calls the base class's method, after all ranks have agreed that gloo does the call."""
-        comm = self.communicator
         if device_kind(args) == "cpu":
             in_turn()
-            none = [0] * comm.size
-            _core.Plan(comm.core, "handed_to_gloo", "uint8", none, none, none, none).run(0, 0, self._limit())
+            self._agree_on_gloo()
         return super()._hand_over(method, *args)
 
     def _all(self, works: list[TorchWork | None]) -> TorchWork:

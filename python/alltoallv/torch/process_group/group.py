@@ -14,6 +14,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import Work as TorchWork
 from torch._C._distributed_c10d import _DistributedBackendOptions
 
+from alltoallv import _core
 from alltoallv.torch.engines import rendezvous
 from alltoallv.torch.process_group import engines as engines
 from alltoallv.torch.process_group.work import Futures, WorkList, in_turn
@@ -106,6 +107,8 @@ class EngineGroup(dist.ProcessGroup):
                     return self._engines  # it raises the error
                 name = "gloo" if device == "cpu" else engines.name_for(device, configured.get(device))
                 if name == "gloo":
+                    if self._gloo is None:
+                        self._agree_on_gloo()  # a rank alone would wait for the others until the timeout
                     self._gloo = engine = self._gloo or engines.gloo(self._options, self._place, self.timeout)
                     self._cpu_options, kind = engine.options, dist.ProcessGroup.BackendType.GLOO
                 else:
@@ -118,6 +121,16 @@ class EngineGroup(dist.ProcessGroup):
                         group._set_default_backend(kind)
                 self._made.add(device)
         return self._engines
+
+    def _agree_on_gloo(self) -> None:
+        """Waits until all ranks do this; raises an error that names them if they do something else."""
+        none = [0] * self.size()
+        core = self.communicator.core
+        _core.Plan(core, "handed_to_gloo", "uint8", none, none, none, none).run(0, 0, self._limit())
+
+    def _limit(self) -> float:
+        seconds: float = self._cpu_options._timeout.total_seconds()
+        return seconds
 
     @property
     def timeout(self) -> timedelta:
