@@ -7,8 +7,8 @@ ATB (``ErrorType``), so that a code means the same in both libraries.
 from __future__ import annotations
 
 
-class AllToAllVError(Exception):
-    """Base of the family. ``code`` is ATB's status number."""
+class AllToAllVError(RuntimeError):
+    """Base of the family; a RuntimeError, as what torch's engines raise. ``code`` is ATB's status number."""
 
     code: int = 3
 
@@ -21,14 +21,14 @@ class AllToAllVError(Exception):
         return type(self), (str(self), self.code)
 
 
-class InvalidParamError(AllToAllVError, ValueError, RuntimeError):
-    """An argument has a value that the operator does not accept. Also what torch's engines raise, a RuntimeError."""
+class InvalidParamError(AllToAllVError, ValueError):
+    """An argument has a value that the operator does not accept."""
 
     code = 1
 
 
-class InvalidTensorError(AllToAllVError, ValueError, RuntimeError):
-    """A tensor has a number, dtype, shape or layout that the operator does not accept. Also a RuntimeError."""
+class InvalidTensorError(AllToAllVError, ValueError):
+    """A tensor has a number, dtype, shape or layout that the operator does not accept."""
 
     code = 8
 

@@ -1,7 +1,7 @@
 """torch's own distributed_test.py, of its package, on backend alltoallv and on gloo: a page of what differs, and why.
 
-``python tests/torch/run_own.py PAGE [NAME ...]``; 3 ranks. The exit code is 1 if gloo passes what alltoallv does not,
-other than those of `REFUSED`. The tests' decorators are told that the backend is gloo, so that no more is left out than
+``python tests/torch/run_own.py PAGE [NAME ...]``; 3 ranks. The exit code is 1 if gloo passes what alltoallv
+does not. The tests' decorators are told that the backend is gloo, so that no more is left out than
 of gloo's own run; what only MPI's run has there is run on both.
 """
 
@@ -18,15 +18,6 @@ from typing import Any
 
 RANKS = 3
 OF_COMPLETE = "Only MPI supports"  # why tests are left out that any backend with all collectives could pass
-BY_NAME = "`dist.monitored_barrier` refuses all backends but gloo by name; use `barrier` or `group.monitored_barrier`"
-REFUSED = {
-    "test_monitored_barrier_failure_order": BY_NAME,
-    "test_monitored_barrier_gloo": BY_NAME,
-    "test_monitored_barrier_gloo_rank_0_timeout": "a timeout of 0 means the group's own timeout, and the test expects "
-    "the text of gloo's error",
-    "test_monitored_barrier_gloo_subgroup": BY_NAME,
-    "test_monitored_barrier_wait_all_ranks": BY_NAME,
-}
 Outcomes = dict[str, tuple[str, str]]  # by test: passed, failed or skipped; why
 
 
@@ -128,7 +119,7 @@ def page(ours: Outcomes, gloo: Outcomes) -> str:
     for better, worse in (("gloo", "alltoallv"), ("alltoallv", "gloo")):
         names = [name for name in ours if of[better][name][0] == "passed" != of[worse][name][0]]
         lines += ["", f"## Passed by {better}, not by {worse}", ""]
-        lines += [f"- {name}{f': {REFUSED[name]}' if name in REFUSED else ''}" for name in names] or ["None."]
+        lines += [f"- {name}" for name in names] or ["None."]
     lines += ["", "## Skipped", "", "| why | tests |", "|---|---|"]
     reasons: defaultdict[str, list[str]] = defaultdict(list)
     for name, (outcome, why) in ours.items():
@@ -146,7 +137,7 @@ def main() -> int:
         ours, gloo = (run(tests, backend, names) for backend in ("alltoallv", "gloo"))
     if not sys.argv[2:]:
         Path(target).write_text(page(ours, gloo))
-    worse = [name for name in names if gloo[name][0] == "passed" and ours[name][0] == "failed" and name not in REFUSED]
+    worse = [name for name in names if gloo[name][0] == "passed" and ours[name][0] == "failed"]
     print(f"gloo passes and alltoallv does not: {', '.join(worse) or 'none'}")
     return int(bool(worse))
 

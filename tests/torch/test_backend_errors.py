@@ -164,6 +164,33 @@ def test_late_rank(grouped: Grouped, file: str) -> None:
     grouped(2, timeout=20)(run)
 
 
+def test_monitored_barrier(grouped: Grouped, file: str) -> None:
+    """The function of torch, whose errors begin as gloo's."""
+
+    def run(rank: int, size: int, group: dist.ProcessGroup) -> None:
+        every, first, at_once = dist.new_group(), dist.new_group(), dist.new_group()
+        dist.monitored_barrier(timeout=timedelta(seconds=20))
+        dist.monitored_barrier(dist.new_group([0, 1]), 20.0)
+        over = Path(f"{file}-over")
+        if rank == 0:
+            with pytest.raises(
+                CommTimeoutError, match=r"^Ranks 1, 2 failed to pass monitoredBarrier: rank 0 waited 0.3 s"
+            ):
+                dist.monitored_barrier(every, timedelta(seconds=0.3), wait_all_ranks=True)
+            with pytest.raises(CommTimeoutError, match=r"^Rank 1 failed to pass monitoredBarrier: rank 0 waited 0.3 s"):
+                dist.monitored_barrier(first, timedelta(seconds=0.3))
+            with pytest.raises(CommTimeoutError, match=r"^Rank 0 timed out in monitoredBarrier: rank 0 waited"):
+                dist.monitored_barrier(at_once, timedelta(0))
+            over.touch()
+        while not over.exists():  # a call of another group would be a deadlock, and told as one
+            time.sleep(0.01)
+        if rank == 2:
+            with pytest.raises(CommTimeoutError, match=r"^Rank 2 successfully reached monitoredBarrier, but received"):
+                dist.monitored_barrier(every)
+
+    grouped(3)(run)
+
+
 def test_killed_rank(ranks: Ranks, tmp_path: Path) -> None:
     """While the others wait in a call, for a handle, and in DDP's backward pass; then a new group of the rest."""
 

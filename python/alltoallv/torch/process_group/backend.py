@@ -17,6 +17,7 @@ same communicator.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
@@ -29,14 +30,14 @@ from torch._C._distributed_c10d import Work as TorchWork
 
 from alltoallv._calls.guard import guard
 from alltoallv.communicator import Communicator
-from alltoallv.errors import AllToAllVError, InvalidParamError, InvalidTensorError
+from alltoallv.errors import AllToAllVError, CommTimeoutError, InvalidParamError, InvalidTensorError
 from alltoallv.torch.api.p2p import prepare_recv, prepare_send
 from alltoallv.torch.eager import collectives
 from alltoallv.torch.eager.calls import Operation
 from alltoallv.torch.eager.collectives import MOVABLE
 from alltoallv.torch.eager.declaration import NO_PARAMETERS, Collective, Method, Parameters
 from alltoallv.torch.eager.tensors import PLAIN
-from alltoallv.torch.process_group import engines, shrink
+from alltoallv.torch.process_group import engines, functions
 from alltoallv.torch.process_group.group import NAME, EngineGroup, device_kind
 from alltoallv.torch.process_group.work import BackendWork, Futures, MessageWork, WorkList, callbacks, in_turn
 
@@ -73,12 +74,26 @@ class AllToAllVGroup(EngineGroup):
         return self._kept(self._engine(device).barrier(opts))
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """Does a `barrier`, which names late ranks; ``dist.monitored_barrier`` itself insists on backend gloo."""
+        """Does a `barrier`. When ranks are late, the error begins as gloo's, on rank 0 with one or all of them."""
         opts = BarrierOptions()
         opts.asyncOp = False
         if timeout is not None:
-            opts.timeout = timeout
-        self.barrier(opts)
+            opts.timeout = max(timeout, timedelta(milliseconds=1))  # 0 would be the group's
+        try:
+            self.barrier(opts)
+        except CommTimeoutError as error:
+            late = re.findall(r"rank (\d+) \(", str(error))
+            if self.rank() != 0:
+                text = (
+                    f"Rank {self.rank()} successfully reached monitoredBarrier, but received errors while waiting for"
+                )
+                text += " send/recv from rank 0"
+            elif timeout is not None and timeout <= _UNSET:
+                text = "Rank 0 timed out in monitoredBarrier"
+            else:
+                named = late if wait_all_ranks else late[:1]
+                text = f"Rank{'s'[: len(named) > 1]} {', '.join(named)} failed to pass monitoredBarrier"
+            raise CommTimeoutError(f"{text}: {error}") from error
 
     # Messages, which concern only two ranks.
 
@@ -234,7 +249,7 @@ def _register() -> None:
             _add(row, row.method)
     dist.Backend.register_backend(NAME, AllToAllVGroup, extended_api=True, devices=["cpu"])
     dist.Backend.backend_capability[NAME] = _Devices()
-    shrink.install()
+    functions.install()
 
 
 _register()

@@ -18,10 +18,6 @@ from alltoallv.torch.engines.rendezvous import Meeting
 _NATIVE = {"cuda": "nccl", "xpu": "xccl", "npu": "hccl"}
 
 
-class EngineMissingError(BackendUnavailableError, RuntimeError):
-    """Reports a device without an engine; it is a RuntimeError, too, as in torch."""
-
-
 def meet(options: _DistributedBackendOptions, world: Meeting | None, counts: Counter[str]) -> Meeting:
     """Brings the ranks of a group together; no communication is needed if they met in the default group, ``world``.
 
@@ -89,7 +85,7 @@ def accelerator(
     It returns the engine and its ``ProcessGroup.BackendType``.
     """
     if not available(device, name):
-        raise EngineMissingError(
+        raise BackendUnavailableError(
             f"group {options.group_id!r} has no engine for {device} tensors: {name!r} is not available here; "
             "install the package that brings it, or name another, as in 'cpu:alltoallv,cuda:nccl'"
         )

@@ -60,6 +60,7 @@ class EngineGroup(dist.ProcessGroup):
         self._set_group_name(name)
         if world is None:
             try:
+                self._gloo = engines.gloo(options, self._place, self.timeout)  # all ranks are here now
                 self._engine("cpu")
             except BaseException:
                 self.communicator.destroy()
@@ -109,7 +110,8 @@ class EngineGroup(dist.ProcessGroup):
                 if name == "gloo":
                     if self._gloo is None:
                         self._agree_on_gloo()  # a rank alone would wait for the others until the timeout
-                    self._gloo = engine = self._gloo or engines.gloo(self._options, self._place, self.timeout)
+                        self._gloo = engines.gloo(self._options, self._place, self.timeout)
+                    engine = self._gloo
                     self._cpu_options, kind = engine.options, dist.ProcessGroup.BackendType.GLOO
                 else:
                     engine, kind = engines.accelerator(device, name, self._options, self._place, self._engine_options)

@@ -1,8 +1,8 @@
-"""Lets ``torch.distributed.shrink_group`` and ``split_group`` take groups of this backend.
+"""Lets functions of ``torch.distributed`` take groups of this backend that torch's own refuse.
 
-The last step of the first makes a group of torch's C++ class out of a C++ engine, which no Python group is, so that
-calls of the smaller group would never reach this backend; the second refuses groups without an accelerator. For such
-groups the same steps are done here, around a group of this backend.
+`monitored_barrier` takes gloo alone, by name. The last step of `shrink_group` makes a group of torch's C++ class out of
+a C++ engine, which no Python group is, so that calls of the smaller group would never reach this backend;
+`split_group` refuses groups without an accelerator. For groups of this backend the same steps are done here.
 """
 
 from __future__ import annotations
@@ -22,9 +22,31 @@ _c10d: Any = dist.distributed_c10d
 
 
 def install() -> None:
-    """Replaces both functions, if this torch has the first; other groups go to torch's."""
-    if not hasattr(_c10d, "shrink_group"):
-        return
+    """Replaces the functions that this torch has; other groups go to torch's."""
+    _install_monitored_barrier()
+    if hasattr(_c10d, "shrink_group"):
+        _install_shrink_and_split()
+
+
+def _install_monitored_barrier() -> None:
+    of_torch = _c10d.monitored_barrier
+
+    @functools.wraps(of_torch)
+    def monitored_barrier(
+        group: dist.ProcessGroup | None = None, timeout: timedelta | float | None = None, wait_all_ranks: bool = False
+    ) -> None:
+        target = dist.group.WORLD if group is None else group
+        if not isinstance(target, EngineGroup):
+            return of_torch(group, timeout, wait_all_ranks)
+        limit = timedelta(seconds=timeout) if isinstance(timeout, int | float) else timeout
+        if limit is not None:
+            _c10d._check_valid_timeout(limit)
+        return target.monitored_barrier(limit, wait_all_ranks)
+
+    _c10d.monitored_barrier = dist.monitored_barrier = monitored_barrier
+
+
+def _install_shrink_and_split() -> None:
     of_torch, split_of_torch = _c10d.shrink_group, _c10d.split_group
 
     @functools.wraps(of_torch)
