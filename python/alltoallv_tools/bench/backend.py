@@ -6,6 +6,7 @@ calls in the extension. A synchronous call cannot cost less than both together.
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -23,6 +24,9 @@ _SIZES = {
     "100 new_group": 0,
     "21 groups": 0,
 }
+MEGATRON = "Megatron's groups"
+if importlib.util.find_spec("megatron"):
+    _SIZES[MEGATRON] = 0
 CASES = [Case(name, nbytes, pattern="uniform") for name, nbytes in _SIZES.items()]
 PAIR = [0, 1]
 GROUPS = {"100 new_group": [PAIR] * 100, "21 groups": [[0], [1], PAIR] * 7}
@@ -129,6 +133,8 @@ class Calls:
         if case.collective in GROUPS:
             backend = "gloo" if self._name == "gloo" else "alltoallv"
             return Prepared(lambda: Groups(backend, GROUPS[case.collective]), lambda _: source, source, exact=False)
+        if case.collective == MEGATRON:
+            return Prepared(partial(MegatronGroups, self._name), lambda _: source, source, exact=False)
         if case.collective == "DDP step":
             return Prepared(_training_step(group), lambda _: source, source, exact=False)
         if case.collective == "functional all_reduce":
@@ -161,6 +167,31 @@ class Groups:
     def __del__(self) -> None:
         for group in getattr(self, "_groups", ()):
             self._destroy(group)
+
+
+class MegatronGroups(Groups):
+    """The groups that Megatron-core's initialize_model_parallel makes for tensor parallelism of all ranks."""
+
+    def __init__(self, name: str) -> None:
+        import torch.distributed as dist
+        from megatron.core import parallel_state
+
+        super().__init__("gloo", [])
+        new_group = dist.new_group
+
+        def of_backend(*args: Any, **kwargs: Any) -> Any:
+            kwargs["backend"] = "gloo" if name == "gloo" else "alltoallv"  # not the default group's, which is ours
+            group = new_group(*args, **kwargs)
+            if group is not dist.GroupMember.NON_GROUP_MEMBER:
+                self._groups.append(group)
+            return group
+
+        dist.new_group = of_backend
+        try:
+            parallel_state.initialize_model_parallel(dist.get_world_size(), create_gloo_process_groups=False)
+        finally:
+            dist.new_group = new_group
+            parallel_state.destroy_model_parallel()
 
 
 def _training_step(group: Any) -> Callable[[], Any]:
