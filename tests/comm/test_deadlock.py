@@ -55,6 +55,24 @@ def test_two_groups_in_opposite_order(ranks):
         check(failure, "in operator #1 barrier of domain '01b' for rank 0", ", which waits in ")
 
 
+def test_a_lost_predecessor_does_not_hide_a_deadlock(ranks):
+    """It is still referred to, in the domain of one that was made afterwards."""
+
+    def work(rank, size):
+        lost = groups(rank, (0, 1))[0]
+        if rank == 1:
+            lost.destroy()
+        else:
+            assert attempt(barrier, group=lost).name == "PeerLostError"
+        a, b = groups(rank, (0, 1), (0, 1))
+        failure = attempt(barrier, group=a if rank == 0 else b)
+        assert not lost.usable
+        return failure
+
+    for failure in ranks(2, fresh=True, communicator=False)(work):
+        check(failure, "in operator #1 barrier of domain '01a'", "in operator #1 barrier of domain '01b'")
+
+
 def test_three_ranks_in_a_circle(ranks):
     """Nobody is in all groups. A third one, beside the circle, goes on."""
 
