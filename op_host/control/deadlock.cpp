@@ -59,11 +59,18 @@ void Deadlocks::remove(ControlPlane& plane) {
     const std::lock_guard lock(mutex_);
     planes_.erase(&plane);
     reasons_.erase(&plane);
+    answers_.erase(&plane);
     std::erase_if(waits_, [&](const auto& item) { return item.first.first == &plane; });
 }
 
-void Deadlocks::Wait::still(OpKind op, const std::vector<int>& missing, Clock::time_point time) {
-    if (begun_ == Clock::time_point{}) begun_ = time;
+void Deadlocks::answer_by(const ControlPlane& plane, std::function<void()> answer) {
+    const std::lock_guard lock(mutex_);
+    answers_[&plane] = std::move(answer);
+}
+
+void Deadlocks::Wait::still(OpKind op, const std::vector<int>& missing, Clock::time_point time,
+                            Clock::time_point since) {
+    if (begun_ == Clock::time_point{}) begun_ = std::min(time, since);
     if (time - begun_ < long_wait) return;
     if (!waiting_) waiting_.emplace();
     waiting_->still(time);
@@ -209,6 +216,7 @@ void Deadlocks::publish() {
         write(plane->board(plane->rank()), records);
         if (plane->hosts) plane->hosts->look();
     }
+    for (const auto& [plane, answer] : answers_) answer();
 }
 
 /// True if this wait ends by itself: its domain has been told of a loss, or is about to be. A lost communicator does

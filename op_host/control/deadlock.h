@@ -12,6 +12,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -54,6 +55,9 @@ class Deadlocks {
     void add(ControlPlane& plane);
     void remove(ControlPlane& plane);
 
+    /// `answer` is called when this process has waited for long: it lets messages of peers be answered.
+    void answer_by(const ControlPlane& plane, std::function<void()> answer);
+
     /// One wait of the calling thread; it ends when this object is destroyed.
     class Wait {
       public:
@@ -62,8 +66,10 @@ class Deadlocks {
         Wait(const Wait&) = delete;
         Wait& operator=(const Wait&) = delete;
 
-        /// Reports that it still waited for calls of these ranks after `time`. Published after `long_wait`.
-        void still(OpKind op, const std::vector<int>& missing, Clock::time_point time);
+        /// Reports that it still waited for calls of these ranks after `time`. Published `long_wait` after its
+        /// beginning: the first report, or `since` if that was earlier.
+        void still(OpKind op, const std::vector<int>& missing, Clock::time_point time,
+                   Clock::time_point since = Clock::time_point::max());
         void ends();
 
       private:
@@ -109,6 +115,7 @@ class Deadlocks {
 
     std::mutex mutex_;
     std::set<ControlPlane*> planes_;
+    std::map<const ControlPlane*, std::function<void()>> answers_;
     std::map<Place, Told> waits_;
     std::map<const ControlPlane*, std::pair<uint64_t, std::string>> reasons_;  // with the last operator then
     uint64_t numbers_ = 0;

@@ -169,6 +169,19 @@ def test_ranks_that_wait_for_each_other_are_told_both_chains(hosts: list[Host]) 
         assert "barrier of domain 'second' for rank" in text, text
 
 
+def test_messages_that_nobody_takes_are_among_the_waits(hosts: list[Host]) -> None:
+    ranks = HostRanks(FOLDER / "crossed_messages_program.py", hosts[:2], port=29_547)
+    texts = ranks.outputs()
+    assert ranks.codes() == [0] * 2, "\n".join(texts)
+    calls = {"recv": ("recv", "barrier"), "send": ("send", "barrier"), "both": ("send", "send")}
+    for text in texts:
+        told = {line.split()[0]: line for line in text.splitlines() if not line.startswith("late ok")}
+        assert told.keys() == calls.keys(), text
+        for name, line in told.items():
+            assert float(line.split()[1]) < 5, line  # 0.7 s on an idle machine
+            assert all(f"{call} " in line for call in calls[name]), line
+
+
 def test_ranks_that_end_before_others_need_nothing_of_them(hosts: list[Host]) -> None:
     """Rank 0, over which rows go, destroys its communicator while others are still receiving its data."""
     ranks = HostRanks(FOLDER / "leaving_program.py", [*hosts, hosts[0]], port=29_520)

@@ -152,8 +152,15 @@ void TcpCommunicator::carry_by(Carriers carriers, std::vector<UniqueFd> for_mess
     if (!carriers_.within)
         for (int j = 0; j < size(); ++j)
             if (on_this_host(j)) first_on_host_[static_cast<size_t>(j)] = j;
-    messages_ = std::make_unique<TcpMessages>(*control_, std::move(for_messages), carriers_.within, carriers_.on_host,
+    messages_ = std::make_shared<TcpMessages>(*control_, std::move(for_messages), carriers_.within, carriers_.on_host,
                                               options_.timeout);
+    Deadlocks::instance().answer_by(*control_, [messages = std::weak_ptr(messages_)] {
+        try {
+            if (const auto there = messages.lock()) there->serve();
+        } catch (const Error&) {
+            // without a thread, peers' messages end by their timeout
+        }
+    });
 }
 
 MessageWorkPtr TcpCommunicator::post(const PeerMessage& message, double timeout, bool waits) {

@@ -99,7 +99,7 @@ class TcpCommunicator final : public ControlledCommunicator {
     std::vector<bool> on_this_host_;
     std::vector<int> first_on_host_;  // per rank: the first rank on its host
     Carriers carriers_;
-    std::unique_ptr<TcpMessages> messages_;
+    std::shared_ptr<TcpMessages> messages_;
     double timeout_ = -1;  // of the present operator
     std::vector<char> scratch_;
 };

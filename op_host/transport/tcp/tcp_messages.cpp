@@ -43,20 +43,26 @@ TcpMessages::~TcpMessages() {
 }
 
 MessageWorkPtr TcpMessages::start(const PeerMessage& message, double timeout) {
-    const auto work = std::make_shared<MessageWork>();
+    const auto work = std::make_shared<Pending>(shared_from_this());
     const std::lock_guard lock(mutex_);
     Post post{message, timeout < 0 ? timeout_ : timeout, work, Clock::now()};
     if (closing_ || (control_.poisoned() && !post.survives())) std::rethrow_exception(ended(post));
-    if (!thread_.joinable()) thread_ = quiet_thread("alltoallv-p2p", "messages", [this] { run(); });
+    serve();
     posts_.push_back(std::move(post));
+    control_.messages_under_way.fetch_add(1);
     const uint64_t one = 1;
     (void)!::write(bell_.get(), &one, sizeof one);
     return work;
 }
 
+void TcpMessages::serve() {
+    const std::lock_guard lock(thread_mutex_);
+    if (!closing_ && !thread_.joinable()) thread_ = quiet_thread("alltoallv-p2p", "messages", [this] { run(); });
+}
+
 void TcpMessages::close() {
     {
-        const std::lock_guard lock(mutex_);
+        const std::scoped_lock lock(mutex_, thread_mutex_);
         closing_ = true;
         const uint64_t one = 1;
         (void)!::write(bell_.get(), &one, sizeof one);
@@ -65,9 +71,11 @@ void TcpMessages::close() {
     const std::lock_guard lock(mutex_);
     const auto moves = [](const Post& post) { return post.carried && !post.carried->done(); };
     if (std::any_of(posts_.begin(), posts_.end(), moves)) within_->destroy();  // nothing moves after this
-    for (Post& post : posts_) post.work->finish(ended(post));
+    for (Post& post : posts_)
+        if (!post.work->done()) finish(post, ended(post));
     posts_.clear();
     for (Connection& connection : connections_) connection.socket.reset();
+    within_.reset();
 }
 
 void TcpMessages::run() {
@@ -81,6 +89,7 @@ void TcpMessages::run() {
         match();
         for (size_t j = 0; j < connections_.size(); ++j) speak(static_cast<int>(j));
         look();
+        tell_to_wait();
         posts_.remove_if([](const Post& post) { return post.work->done(); });
     }
 }
@@ -199,6 +208,8 @@ void TcpMessages::on_frame(int peer, const Frame& frame, std::string body) {
     }
     Post* const post = find(frame.type != Say::data, peer, frame.number);
     if (post == nullptr) return;
+    post->waits = frame.type == Say::wait;
+    if (frame.type == Say::wait) return;
     if (frame.type == Say::take && shares_memory(*post, peer)) {
         carry(*post, peer);
     } else if (frame.type == Say::take) {
@@ -311,6 +322,7 @@ void TcpMessages::finish(Post& post, std::exception_ptr error) {
             if (words.bytes > 0 && post.sends() && is_of(words.data))
                 words.own.append(words.data, std::exchange(words.bytes, 0));
     }
+    control_.messages_under_way.fetch_sub(1);
     post.work->finish(std::move(error));
 }
 

@@ -3,10 +3,11 @@
 ///
 /// A sender offers a message: tag, dtype, count, and the data if they are small. The receiver takes the first that fits
 /// one of its receives, in the order of both, or refuses it; its answer ends the send. Large data of a rank on the same
-/// host come through shared memory once they are taken. From the first message on, one thread serves all connections of
-/// the rank.
+/// host come through shared memory once they are taken. From the rank's first message on, or the first long wait of its
+/// process, one thread serves all connections.
 #pragma once
 
+#include <atomic>
 #include <deque>
 #include <list>
 #include <memory>
@@ -21,7 +22,7 @@
 
 namespace alltoallv {
 
-class TcpMessages {
+class TcpMessages : public std::enable_shared_from_this<TcpMessages> {
   public:
     /// `sockets`: by rank, non-blocking, empty for this one. `within`: of the ranks `on_host`, which share memory, or
     /// null. The control plane must outlive this, or its `close`.
@@ -31,10 +32,14 @@ class TcpMessages {
 
     MessageWorkPtr start(const PeerMessage& message, double timeout);
 
+    /// Starts the thread that serves all connections of the rank.
+    void serve();
+
     /// Ends pending messages with an error, and the thread.
     void close();
 
   private:
+    class Pending;
     struct Frame;
     struct Post;
     struct Offer;
@@ -43,6 +48,8 @@ class TcpMessages {
     void run();
     void wait_a_step();
     void look();
+    void tell_to_wait();
+    void tell_wait(const MessageWork& work, Deadlocks::Wait& told);
     bool shares_memory(const Post& post, int peer) const;
     void carry(Post& post, int peer);
     void drive_carried();
@@ -68,10 +75,11 @@ class TcpMessages {
     double timeout_;
     std::mutex mutex_;  // guards the members below
     std::vector<Connection> connections_;
-    std::list<Post> posts_;  // in the order of their calls
-    UniqueFd bell_;          // an eventfd: there is something to send, or to end
+    std::list<Post> posts_;    // in the order of their calls
+    UniqueFd bell_;            // an eventfd: there is something to send, or to end
+    std::mutex thread_mutex_;  // guards the next member
     std::thread thread_;
-    bool closing_ = false;
+    std::atomic<bool> closing_{false};  // changes while both mutexes are locked
 };
 
 }  // namespace alltoallv

@@ -10,7 +10,18 @@
 
 namespace alltoallv {
 
-enum class Say : uint32_t { offer, take, refuse, data, done };
+/// `wait`: the receiver has the offer, and has made no call that takes it.
+enum class Say : uint32_t { offer, take, refuse, data, done, wait };
+
+class TcpMessages::Pending final : public MessageWork {
+  public:
+    explicit Pending(std::shared_ptr<TcpMessages> owner) : owner_(std::move(owner)) {}
+
+    bool wait(double seconds) override;
+
+  private:
+    std::shared_ptr<TcpMessages> owner_;
+};
 
 /// The head of every message between two ranks; `bytes` follow. The number is that of the sender's message.
 struct TcpMessages::Frame {
@@ -26,11 +37,12 @@ struct TcpMessages::Frame {
 struct TcpMessages::Post {
     PeerMessage asked;
     double timeout;
-    MessageWorkPtr work;
+    std::shared_ptr<Pending> work;
     Clock::time_point started;
     int from = PeerMessage::any_rank;
-    uint64_t number = 0;  // once offered or matched
-    bool met = false;
+    uint64_t number = 0;       // once offered or matched
+    bool met = false;          // a receive that has an offer
+    bool waits = false;        // a send that the receiver has told to wait
     MessageWorkPtr carried{};  // its data, on their way through shared memory
 
     bool sends() const { return asked.op == OpKind::send; }
@@ -45,6 +57,8 @@ struct TcpMessages::Post {
 struct TcpMessages::Offer {
     Frame frame;
     std::string data;  // data that came with the offer
+    Clock::time_point came = Clock::now();
+    bool told = false;  // to wait
 };
 
 struct TcpMessages::Connection {
