@@ -81,7 +81,7 @@ def tests(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def full(session: nox.Session) -> None:
     """All tests of all environments, those too that are marked slow: hours."""
-    for name in ("includes", "sdist", "sanitize_python", "tsan_python"):
+    for name in ("includes", "sdist", "sanitize_python", "tsan_python", "aarch64_all"):
         session.notify(name)
     for name in ("tests", *FRAMEWORKS, "sanitize"):
         session.notify(name, posargs=["-m", "slow or not slow"])
@@ -249,12 +249,22 @@ def tsan(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", tags=["lane-b"])
 def aarch64(session: nox.Session) -> None:
-    """Cross-compile the core and run its self-tests under qemu-user."""
+    """Cross-compile the kernels and run their tests under qemu-user."""
+    _cross_compile(session, "^(half|kernel|quantize|rows)_")
+
+
+@nox.session(venv_backend="none")
+def aarch64_all(session: nox.Session) -> None:
+    """The same for all of the core and its self-tests."""
+    _cross_compile(session, "^(half|kernel|quantize|rows)_|^(?!emulator_).*selftest")
+
+
+def _cross_compile(session: nox.Session, tests: str) -> None:
     if os.uname().machine == "aarch64":
         session.skip("this machine is one: the session `cpp` has run the same tests natively")
     if not steps.has_debian(session, ("aarch64-linux-gnu-g++", "qemu-aarch64"), AARCH64_PACKAGES):
         session.skip(f"needs the Debian packages {' '.join(AARCH64_PACKAGES)}")
-    chosen = steps.cpp_tests("^(?!emulator_).*(selftest|kernel|half|quantize)")
+    chosen = steps.cpp_tests(tests)
     build = steps.configure_core(session, "aarch64", chosen, "-DCMAKE_TOOLCHAIN_FILE=cmake/aarch64-linux-gnu.cmake")
     steps.ctest(session, build, "-R", f"^({'|'.join(chosen)})$")
 
