@@ -83,7 +83,7 @@ def full(session: nox.Session) -> None:
     """All tests of all environments, those too that are marked slow: hours."""
     for name in ("includes", "sdist", "sanitize_python", "tsan_python", "aarch64_all"):
         session.notify(name)
-    for name in ("tests", *FRAMEWORKS, "sanitize"):
+    for name in ("tests", *FRAMEWORKS):
         session.notify(name, posargs=["-m", "slow or not slow"])
 
 
@@ -209,26 +209,19 @@ def torch_npu_tests(session: nox.Session) -> None:
     session.run("python", *command, "-p", "no:cacheprovider", *session.posargs, env=env)
 
 
-@nox.session(tags=["lane-a"])
+@nox.session(venv_backend="none", tags=["lane-a"])
 def sanitize(session: nox.Session) -> None:
-    """Address and undefined-behaviour sanitizers: tests/cpp, then those of tests/transport and tests/comm that move or
-    map memory.
-    """
-    steps.install_sanitized(session, "sanitize", "address,undefined")
-    steps.ctest(session, steps.ROOT / "build/sanitize", env={"ASAN_OPTIONS": steps.ASAN})
-    # Ranks that are threads run the code of those that are processes, and every path calls the kernels that one path
-    # has called. The other files of tests/comm wait, most of the time, in code that these run too.
-    files = ("bootstrap", "late_reader", "late_writer", "loss", "mismatch", "resources", "shared_by_threads")
-    wanted = f"not processes and not (every_operation and (staged or inline)) and {ASAN_RUNS}"
-    tests = ["tests/transport", *(f"tests/comm/test_{name}.py" for name in files)]
-    steps.sanitized_tests(session, "sanitize", tests, wanted)
+    """Address and undefined-behaviour sanitizers: tests/cpp."""
+    chosen = steps.cpp_tests("")
+    build = steps.configure_core(session, "sanitize", chosen, "-DALLTOALLV_SANITIZE=address,undefined")
+    steps.ctest(session, build, "-R", f"^({'|'.join(chosen)})$", env={"ASAN_OPTIONS": steps.ASAN})
 
 
 @nox.session
 def sanitize_python(session: nox.Session) -> None:
     """Address and undefined-behaviour sanitizers: all Python tests that need no framework; an hour or so."""
-    steps.install_sanitized(session, "sanitize", "address,undefined")
-    steps.sanitized_tests(session, "sanitize", [f"tests/{room}" for room in PLAIN_ROOMS], ASAN_RUNS)
+    steps.install_sanitized(session, "sanitize_python", "address,undefined")
+    steps.sanitized_tests(session, "sanitize_python", [f"tests/{room}" for room in PLAIN_ROOMS], ASAN_RUNS)
 
 
 @nox.session
