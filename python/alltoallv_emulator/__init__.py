@@ -38,7 +38,8 @@ def library_folder() -> Path:
     folder = Path(__file__).resolve().parent / "lib"
     for name in LIBRARY_NAMES:
         if not (folder / name).is_file():
-            raise FileNotFoundError(f"{folder / name} is missing: the package was installed without the emulator")
+            cure = "in a checkout, `make build` makes it"
+            raise FileNotFoundError(f"{folder / name} is missing: the package was built without the emulator; {cure}")
     return folder
 
 
