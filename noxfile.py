@@ -117,7 +117,7 @@ def frameworks(session: nox.Session) -> None:
     steps.framework_tests(session, "tests/frameworks")
 
 
-@nox.session(tags=["lane-b"])
+@nox.session(tags=["lane-a"])
 def triton_ascend(session: nox.Session) -> None:
     """The Triton kernels through Ascend's compiler, up to the assembler that only CANN has.
 
@@ -173,7 +173,7 @@ def paddle(session: nox.Session) -> None:
     steps.framework_tests(session, "tests/paddle tests/matrix tests/soak", "paddlepaddle==3.3.*")
 
 
-@nox.session(tags=["lane-b"])
+@nox.session(tags=["lane-a"])
 def jax(session: nox.Session) -> None:
     """The tests of alltoallv.jax."""
     steps.framework_tests(session, "tests/jax", "jax==0.10.*")

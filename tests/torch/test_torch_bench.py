@@ -16,7 +16,7 @@ REDUCED = {"ours-full", "ours-fp32", "gloo-bf16", "composed"}
 @pytest.mark.parametrize(
     ("arguments", "others"),
     [
-        ("alltoallv --api torch --variant rewritten", set()),
+        pytest.param("alltoallv --api torch --variant rewritten", set(), marks=pytest.mark.slow),
         pytest.param("alltoallv --api torch-plan --output private --variant cycle", set(), marks=pytest.mark.slow),
         pytest.param("allgather --api torch --output private --dtype int32", set(), marks=pytest.mark.slow),
         ("quantized --api torch", REDUCED),

@@ -67,7 +67,7 @@ def build(backend: str = "CPU", folder: str | None = None) -> Any:
     try:
         # MindSpore itself links the first of these so that nothing comes of it, and the others not at all.
         libraries = "-lmindspore_core -lmindspore_hardware_abstract -lmindspore_ops_host"
-        options: Any = {"backend": backend, "build_dir": folder, "ldflags": libraries}
+        options: Any = {"backend": backend, "build_dir": folder, "ldflags": libraries, "cflags": "-O1"}
         return ops.CustomOpBuilder("alltoallv_device_op", [source], **options).load().so_module
     except (RuntimeError, ValueError, OSError) as error:
         raise BackendUnavailableError(
