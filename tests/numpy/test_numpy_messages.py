@@ -33,6 +33,30 @@ def test_sendrecv(launch: Launch) -> None:
 VALUES = [None, {"a": [1, 2]}, "x" * 100_000]
 
 
+@pytest.mark.parametrize("words", [8, 20_000], ids=["small", "in pieces"])
+@pytest.mark.parametrize("source", [1, None], ids=["of a rank", "of any"])
+def test_receives_take_messages_of_a_tag_in_their_order(ranks: Ranks, words: int, source: int | None) -> None:
+    """Messages that arrive while the receives are looked at must not pass an earlier one by."""
+
+    def program(comm: Communicator) -> bool:
+        right = True
+        for _ in range(20):
+            av.barrier(group=comm)
+            if comm.rank == 0:
+                outs = [np.full(words, -1) for _ in range(30)]
+                works = [av.irecv(out, source, group=comm) for out in outs]
+                av.barrier(group=comm)
+            else:
+                av.barrier(group=comm)
+                works = [av.isend(np.full(words, number), 0, group=comm) for number in range(30)]
+            for work in works:
+                work.wait()
+            right &= comm.rank == 1 or all((out == number).all() for number, out in enumerate(outs))
+        return right
+
+    assert ranks(2, env={"ALLTOALLV_PATH": "staged"})(program) == [True, True]
+
+
 def test_objects(launch: Launch) -> None:
     def program(comm: Communicator) -> None:
         me, mine = comm.rank, VALUES[comm.rank]

@@ -30,6 +30,7 @@ PointToPoint::PointToPoint(ControlPlane& control, std::shared_ptr<Links> links, 
       timeout_(timeout),
       sent_(peers_.size()),
       arrived_(peers_.size()),
+      heard_(peers_.size()),
       reading_(peers_.size()),
       waiting_(peers_.size()) {}
 
@@ -154,6 +155,7 @@ void PointToPoint::run() {
 
 /// Moves the data that can be moved now. Returns true if anything has changed.
 bool PointToPoint::progress() {
+    ++pass_;
     bool changed = false;
     for (auto next = posts_.begin(); next != posts_.end();) {
         const auto post = next++;

@@ -12,6 +12,11 @@
 #include "transport/shm/point_to_point_post.h"
 
 namespace alltoallv {
+namespace {
+
+constexpr uint64_t still = ~uint64_t{0};
+
+}  // namespace
 
 bool PointToPoint::offer(Post& post) {
     const int to = post.asked.peer;
@@ -63,13 +68,15 @@ bool PointToPoint::take(Post& post) {
     return false;
 }
 
-/// Matches a receive with the first message of its tag.
+/// Matches a receive with the first message of its tag. Whatever becomes possible between an earlier receive and a
+/// later one waits for the next pass, in which the earlier one comes first.
 bool PointToPoint::take_from(Post& post, int from) {
     const auto i = static_cast<size_t>(from);
     const int me = control_.rank();
-    while (waiting_[i].size() < Channel::slots &&
+    while (heard_[i] != pass_ && waiting_[i].size() < Channel::slots &&
            slot(from, me, arrived_[i] + 1).number.load(std::memory_order_acquire) == arrived_[i] + 1)
         waiting_[i].push_back(++arrived_[i]);
+    heard_[i] = pass_;
     const auto found = std::find_if(waiting_[i].begin(), waiting_[i].end(),
                                     [&](uint64_t number) { return slot(from, me, number).tag == post.asked.tag; });
     if (found == waiting_[i].end()) return false;
@@ -77,7 +84,7 @@ bool PointToPoint::take_from(Post& post, int from) {
     const bool fits = message.dtype == post.asked.dtype && message.count == post.asked.count;
     const Location input = read_once(message.input);
     const bool in_pieces = fits && post.bytes() > 0 && staged(input);
-    if (in_pieces && reading_[i] != 0) return false;
+    if (in_pieces && reading_[i] >= pass_) return false;
     if (!fits) {
         message.expected_count = post.asked.count;
         message.expected_dtype = post.asked.dtype;
@@ -100,7 +107,7 @@ bool PointToPoint::take_from(Post& post, int from) {
     post.input = input;
     post.in_pieces = in_pieces;
     if (in_pieces) {
-        reading_[i] = 1;
+        reading_[i] = still;
         ring(from);
     }
     read(post);
@@ -115,7 +122,7 @@ bool PointToPoint::read(Post& post) {
     if (post.in_pieces) {
         const bool changed = read_pieces(post);
         if (post.moved < bytes) return changed;
-        reading_[static_cast<size_t>(post.from)] = 0;
+        reading_[static_cast<size_t>(post.from)] = pass_;
     } else if (bytes > 0 && post.input.segment() != 0) {
         const char* source = address_of(post);
         if (source == nullptr) return false;
