@@ -227,7 +227,7 @@ def sanitize_python(session: nox.Session) -> None:
 @nox.session
 def tsan_python(session: nox.Session) -> None:
     """Thread sanitizer: the Python tests with ranks that are threads, in an interpreter that is not instrumented."""
-    steps.install_sanitized(session, "tsan_python", "thread", "-DALLTOALLV_TESTS=OFF")
+    steps.install_sanitized(session, "tsan_python", "thread")
     steps.sanitized_tests(session, "tsan_python", [f"tests/{room}" for room in PLAIN_ROOMS], "threads and not fork")
 
 

@@ -68,9 +68,9 @@ def build_counted(session: nox.Session) -> Path:
     return sources
 
 
-def install_sanitized(session: nox.Session, name: str, sanitizers: str, *arguments: str) -> None:
+def install_sanitized(session: nox.Session, name: str, sanitizers: str) -> None:
     """Builds and installs the package with these sanitizers, under build/<name>."""
-    cmake_args = " ".join([*STRICT, f"-DALLTOALLV_SANITIZE={sanitizers}", *arguments])
+    cmake_args = f"-DALLTOALLV_WERROR=ON -DALLTOALLV_SANITIZE={sanitizers}"
     session.install(*BUILD_TOOLS, *PYTEST_PLUGINS)
     # Not stripped: a sanitizer's report would have no names.
     env = {"CMAKE_ARGS": cmake_args, "SKBUILD_BUILD_DIR": str(ROOT / "build" / name), "SKBUILD_INSTALL_STRIP": "false"}

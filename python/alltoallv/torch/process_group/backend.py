@@ -84,10 +84,8 @@ class AllToAllVGroup(EngineGroup):
         except CommTimeoutError as error:
             late = re.findall(r"rank (\d+) \(", str(error))
             if self.rank() != 0:
-                text = (
-                    f"Rank {self.rank()} successfully reached monitoredBarrier, but received errors while waiting for"
-                )
-                text += " send/recv from rank 0"
+                what = "but received errors while waiting for send/recv from rank 0"
+                text = f"Rank {self.rank()} successfully reached monitoredBarrier, {what}"
             elif timeout is not None and timeout <= _UNSET:
                 text = "Rank 0 timed out in monitoredBarrier"
             else:
