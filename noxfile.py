@@ -1,5 +1,7 @@
-"""The checks that ``make test`` runs, one session each: those of the tag ``first``, then two lanes side by side, which
-take about as long as each other.
+"""The checks that ``make test`` runs, one session each: those of the tag ``first``, then three lanes side by side.
+
+Lane c compiles with low priority. apt runs once at a time: what needs Debian packages is in lane b, and `hosts` comes
+long after `torch`, which installs the same ones.
 
 The first three use the environment that nox was started from, normally ``.venv`` (``make test`` or
 ``.venv/bin/nox -s tests``); the others make their own, or a build of their own under ``build/``.
@@ -179,7 +181,7 @@ def jax(session: nox.Session) -> None:
     steps.framework_tests(session, "tests/jax", "jax==0.10.*")
 
 
-@nox.session(tags=["lane-b"])
+@nox.session(tags=["lane-a"])
 def hosts(session: nox.Session) -> None:
     """Ranks on several hosts, which are network namespaces: over TCP, and over MPI by MPICH and Open MPI."""
     steps.bring_hosts(session)
@@ -209,7 +211,7 @@ def torch_npu_tests(session: nox.Session) -> None:
     session.run("python", *command, "-p", "no:cacheprovider", *session.posargs, env=env)
 
 
-@nox.session(venv_backend="none", tags=["lane-a"])
+@nox.session(venv_backend="none", tags=["lane-c"])
 def sanitize(session: nox.Session) -> None:
     """Address and undefined-behaviour sanitizers: tests/cpp."""
     chosen = steps.cpp_tests("")
@@ -231,7 +233,7 @@ def tsan_python(session: nox.Session) -> None:
     steps.sanitized_tests(session, "tsan_python", [f"tests/{room}" for room in PLAIN_ROOMS], "threads and not fork")
 
 
-@nox.session(venv_backend="none", tags=["lane-a"])
+@nox.session(venv_backend="none", tags=["lane-c"])
 def tsan(session: nox.Session) -> None:
     """Thread sanitizer: what has threads in tests/cpp, thread ranks among them."""
     # Those have one thread, or a peer that races on purpose.
@@ -332,7 +334,7 @@ def docs(session: nox.Session) -> None:
         steps.framework_tests(session, "tests/notebook", "nbclient>=0.10", "ipykernel>=6", "matplotlib>=3.8")
 
 
-@nox.session(tags=["lane-b"])
+@nox.session(tags=["lane-a"])
 def wheel(session: nox.Session) -> None:
     """Source distribution and wheel, of the build that the Python tests use; that wheel in a clean environment."""
     out = Path(session.create_tmp()) / "dist"

@@ -197,11 +197,12 @@ def cpp_tests(pattern: str) -> list[str]:
 
 
 def configure_core(session: nox.Session, name: str, tests: list[str], *arguments: str) -> Path:
-    """Builds the core and these of its tests, without Python, under build/<name>."""
+    """Builds the core and these of its tests, without Python, under build/<name>, while other sessions' tests wait."""
     build = ROOT / "build" / name
     arguments = ("-DALLTOALLV_PYTHON=OFF", *STRICT, *arguments)
     session.run("cmake", "-S", ".", "-B", str(build), "-G", "Ninja", *arguments)
-    session.run("cmake", "--build", str(build), "--parallel", str(len(os.sched_getaffinity(0))), "--target", *tests)
+    jobs = str(len(os.sched_getaffinity(0)))
+    session.run("nice", "cmake", "--build", str(build), "--parallel", jobs, "--target", *tests, external=True)
     return build
 
 
