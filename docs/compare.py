@@ -1,15 +1,17 @@
 """Compares this tree with another checkout of it, in which the core is built as well.
 
-python docs/compare.py OTHER                    every run of docs/measure.py that needs NumPy alone, without peers
+python docs/compare.py OTHER                    every run of docs/measure.py, without peers
 python docs/compare.py OTHER --only plan,calls  these runs
 
 The two trees take turns, a bench each, and the median of the turns counts. Prints a table in Markdown: how many times
-as fast a call is in this tree. A run that the other tree does not have is named and left out.
+as fast a call is in this tree. A run that the other tree does not have, or whose framework this Python does not have,
+is named and left out.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -17,29 +19,39 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from measure import DOCS, RUNS, Run, condense_row
+from measure import DOCS, RUNS, Run
 
 HERE = DOCS.parent
-KEYS = ("np", "collective", "nbytes")
-CHOSEN = {run.name: run for run in RUNS if not run.environment and not run.name.startswith(("mindspore", "kernels"))}
+CHOSEN = {run.name: run for run in RUNS}
+Times = dict[tuple[Any, ...], float]  # microseconds of a call, by ranks, call and bytes
 
 
-def times(run: Run, tree: Path, seconds: float) -> dict[tuple[Any, ...], float]:
-    """Microseconds of a call by world size, call and bytes.
+def times(run: Run, tree: Path, seconds: float) -> Times:
+    """What a run takes in a tree.
 
     Raises:
         subprocess.CalledProcessError: the tree's bench failed; ``stderr`` says why.
     """
     with tempfile.NamedTemporaryFile(suffix=".json") as raw:
-        arguments = [*run.arguments.split(), "--peers", "", "--seconds", str(seconds), "--json", raw.name]
+        peers = [] if run.name == "kernels" else ["--peers", ""]
+        arguments = [*run.arguments.split(), *peers, "--seconds", str(seconds), "--json", raw.name]
         command = [sys.executable, "-m", "alltoallv", "bench", *arguments]
         env = {**os.environ, "PYTHONPATH": str(tree / "python")}
         subprocess.run(command, check=True, env=env, capture_output=True, text=True)
-        rows = [condense_row(row) for row in json.load(raw)["rows"]]
-    return {tuple(row.get(key, "") for key in KEYS): row["us"] for row in rows}
+        return dict(itertools.chain.from_iterable(map(of_row, json.load(raw)["rows"])))
+
+
+def of_row(row: dict[str, Any]) -> Iterator[tuple[tuple[Any, ...], float]]:
+    if "kernel" in row:
+        for name in [name for name in row["times"] if name not in ("numpy", "copy")]:
+            found = row["times"][name]
+            yield (1, f"{row['kernel']}, {name}", row["nbytes"]), row["nbytes"] / found["GB/s"] / 1e3
+    else:
+        yield (row["np"], row["collective"], row["nbytes"]), row["times"]["ours"]["median_us"]
 
 
 def compare(run: Run, other: Path, turns: int, seconds: float) -> list[str]:
