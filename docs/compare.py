@@ -37,7 +37,7 @@ def times(run: Run, tree: Path, seconds: float) -> Times:
         subprocess.CalledProcessError: the tree's bench failed; ``stderr`` says why.
     """
     with tempfile.NamedTemporaryFile(suffix=".json") as raw:
-        peers = [] if run.name == "kernels" else ["--peers", ""]
+        peers = [] if run.name in ("kernels", "backend") else ["--peers", ""]
         arguments = [*run.arguments.split(), *peers, "--seconds", str(seconds), "--json", raw.name]
         command = [sys.executable, "-m", "alltoallv", "bench", *arguments]
         env = {**os.environ, "PYTHONPATH": str(tree / "python")}
@@ -46,12 +46,11 @@ def times(run: Run, tree: Path, seconds: float) -> Times:
 
 
 def of_row(row: dict[str, Any]) -> Iterator[tuple[tuple[Any, ...], float]]:
-    if "kernel" in row:
-        for name in [name for name in row["times"] if name not in ("numpy", "copy")]:
-            found = row["times"][name]
+    for name, found in row["times"].items():
+        if "kernel" in row and name not in ("numpy", "copy"):
             yield (1, f"{row['kernel']}, {name}", row["nbytes"]), row["nbytes"] / found["GB/s"] / 1e3
-    else:
-        yield (row["np"], row["collective"], row["nbytes"]), row["times"]["ours"]["median_us"]
+        elif name.startswith("ours"):
+            yield (row["np"], row["collective"] + name.removeprefix("ours"), row["nbytes"]), found["median_us"]
 
 
 def compare(run: Run, other: Path, turns: int, seconds: float) -> list[str]:
