@@ -19,13 +19,12 @@ from alltoallv import (
     QuantAllReduceOperation,
     QuantAllReduceParam,
     QuantType,
-    _core,
 )
 from alltoallv._calls.linear import Reduction, gathering
 from alltoallv.errors import InvalidParamError, PeerMismatchError, ValueOverflowError
 from alltoallv.mindspore import autograd, device_op, device_quantized, distributed, tensors
 from alltoallv.mindspore.adapter import LATE
-from alltoallv.mindspore.device_op import build, exchange
+from alltoallv.mindspore.device_op import build
 from alltoallv.mindspore.device_quantized import plan_of
 
 GRAPHS = "graphs" in sys.argv[2:]
@@ -34,24 +33,21 @@ if comm.rank == 0:
     build(folder=sys.argv[1])
 am.exchange_counts([0, 0])  # rank 1 loads what rank 0 has built
 module = build(folder=sys.argv[1])
-arrays = ([2000, 2000], [0, 2000], [2000, 2000], [0, 2000])
+device_op.build = lambda *_: module
+tensors.queued = True  # the functions as they go on Ascend
+halves = [2000, 2000]
 for dtype, name in ((ms.float32, "float32"), (ms.bfloat16, "bfloat16")):
-    plan = _core.Plan(comm.core, "all_to_all_v", name, *arrays)
     ones = Tensor(np.ones(4000, np.float32)).astype(dtype)
     wrong = 0
     for step in range(100):
-        came = exchange(plan, ones * float(step % 50 + comm.rank), [4000], module) + 1
+        came = am.all_to_all_v(ones * float(step % 50 + comm.rank), halves, halves) + 1
         got = came.asnumpy().astype(np.float32).reshape(2, -1)
         wrong += not (got == [[step % 50 + 1], [step % 50 + 2]]).all()
     print(name, "wrong", wrong, flush=True)
 square = Tensor(np.arange(4000, dtype=np.float32).reshape(40, 100) + comm.rank)
-plan = _core.Plan(comm.core, "all_to_all_v", "float32", *arrays)
 turned = [(np.arange(4000).reshape(40, 100) + j).T.reshape(-1)[2000 * comm.rank :][:2000] for j in range(2)]
-print("view", bool((exchange(plan, square.T, [4000], module).asnumpy() == np.concatenate(turned)).all()), flush=True)
-
-# The functions themselves, as they go on Ascend.
-device_op.build = lambda *_: module
-tensors.queued = True
+view = am.all_to_all_v(square.T, halves, halves, unit="element").asnumpy()
+print("view", bool((view == np.concatenate(turned)).all()), flush=True)
 
 
 def both(call):
@@ -334,13 +330,10 @@ print("over_hccl", both(over_hccl), flush=True)
 device_quantized.plan_of = plan_of
 hccl.destroy()
 
-tensors.queued = False
 try:
-    bad = ([2000, 2000], [0, 2000], [2000 + comm.rank, 2000], [0, 2001])
-    exchange(_core.Plan(comm.core, "all_to_all_v", "float32", *bad), square, [4001], module).asnumpy()
+    am.all_to_all_v(square, halves, [2000 + comm.rank, 2000], unit="element").asnumpy()
 except RuntimeError as error:
     print(str(error).splitlines()[0], flush=True)
-tensors.queued = True
 
 # Every name of mint.distributed as on Ascend: what runs in the queue, and what on the host.
 launches = itertools.count()

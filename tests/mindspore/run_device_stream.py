@@ -46,16 +46,16 @@ def values(address: ctypes.c_void_p, count: int) -> np.ndarray:
 
 def exchange(layout: list[list[int]]) -> str:
     plan = _core.Plan(comm.core, "all_to_all_v", "float32", *layout)
-    return launch(lambda inputs, outputs, stream: plan.run(inputs[0], outputs[0], stream=stream))
+    return launch(lambda places, stream: plan.run(*places[:2], stream=stream))
 
 
 def launch(run: Launch) -> str:
     """As LaunchKernel of device_op.cc; returns the error's text."""
     ticket = ticket_for(run)
-    entry = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 5, ctypes.c_uint64)(ENTRY)
+    entry = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 4, ctypes.c_uint64)(ENTRY)
     message = ctypes.create_string_buffer(1024)
-    places = ((ctypes.c_void_p * 1)(tensor.value) for tensor in (source, target))
-    failed = entry(ticket, *places, stream, ctypes.addressof(message), len(message))
+    places = (ctypes.c_void_p * 2)(source.value, target.value)
+    failed = entry(ticket, places, stream, ctypes.addressof(message), len(message))
     assert (failed != 0) == (message.value != b"")
     return message.value.decode()
 
@@ -96,8 +96,8 @@ group = Communicator(hccl.over(host.core, make_options("group", 60)))
 whole, shape = size * COUNT * 4, [size * COUNT]
 
 
-def total(inputs: Any, outputs: Any, at: int) -> None:
-    collectives.all_reduce(group, "float32", "sum", (outputs[0], whole), shape).run(stream=at)
+def total(places: Any, at: int) -> None:
+    collectives.all_reduce(group, "float32", "sum", (places[1], whole), shape).run(stream=at)
 
 
 assert launch(total) == ""
@@ -106,12 +106,12 @@ assert (values(target, size * COUNT).reshape(size, -1) == size * np.arange(1, si
 piece = COUNT * 4
 
 
-def gather(inputs: Any, outputs: Any, at: int) -> None:
-    collectives.all_gather(group, "float32", [(outputs[0], whole)], (inputs[0], piece)).run(stream=at)
+def gather(places: Any, at: int) -> None:
+    collectives.all_gather(group, "float32", [(places[1], whole)], (places[0], piece)).run(stream=at)
 
 
-def scatter(inputs: Any, outputs: Any, at: int) -> None:
-    collectives.reduce_scatter(group, "float32", "max", (outputs[0], piece), [(inputs[0], whole)], shape).run(stream=at)
+def scatter(places: Any, at: int) -> None:
+    collectives.reduce_scatter(group, "float32", "max", (places[1], piece), [(places[0], whole)], shape).run(stream=at)
 
 
 assert launch(gather) == ""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import mindspore
-from mindspore import Tensor, ops
+from mindspore import Tensor, mint, ops
 
 from alltoallv import _core
 from alltoallv._calls.adapters import Adapter
-from alltoallv._calls.collectives import Ready
 from alltoallv._calls.experts import exchange_counts
 from alltoallv._calls.guard import guard
 from alltoallv._calls.linear import Linear, Reduction, Transfer
@@ -36,17 +35,6 @@ from alltoallv.mindspore.tensors import (
 from alltoallv.mindspore.work import CommHandle, Done
 from alltoallv.quantization.feedback import ErrorFeedback
 from alltoallv.quantization.spec import QuantizedReduction
-
-
-class _Start(NamedTuple):
-    """A launch of ATB's operator on known addresses."""
-
-    start: Callable[[Region, Region, int], None]
-    input: Region
-    output: Region
-
-    def run(self, stream: int) -> None:
-        self.start(self.input, self.output, stream)
 
 
 def refuse_timeout(timeout: float | None) -> None:
@@ -115,12 +103,9 @@ class Tensors(Adapter[Tensor]):
             if isinstance(linear, Reduction) and linear.op == "avg":  # HCCL has sums
                 return self.enqueue(replace(linear, op="sum"), input, output) / linear.communicator.size
             plan, x = linear.plan(core_name(input.dtype)), as_input(input)
-            if output is None and linear.has_gaps():
-                output = ops.zeros(linear.shape_out, input.dtype)
-            if output is None:
-                return device_op.exchange(plan, x, linear.shape_out)
-            out = output
-        device_op.enqueue(lambda place: Ready(plan, (place(x)[0], place(out)[0])), [out], [x])
+            fresh = ops.zeros if linear.has_gaps() else mint.empty
+            out = fresh(linear.shape_out, dtype=input.dtype) if output is None else output
+            device_op.enqueue(lambda place, stream: plan.run(place(x)[0], place(out)[0], stream=stream), [out], [x])
         return out
 
     def learn(self, transfer: Transfer[Tensor], input: Tensor) -> Sequence[int]:
@@ -136,7 +121,7 @@ class Tensors(Adapter[Tensor]):
         return "npu" if target() == "Ascend" else "cpu"
 
     def launch(self, x: Tensor, out: Tensor, start: Callable[[Region, Region, int], None]) -> None:
-        device_op.enqueue(lambda place: _Start(start, place(x), place(out)), [out], [x])
+        device_op.enqueue(lambda place, stream: start(place(x), place(out), stream), [out], [x])
 
     def engine(self, x: Tensor, member: Any) -> Communicator:
         made: Communicator = member

@@ -47,7 +47,8 @@ class Call:
         """Runs the call, or submits it."""
         made = self.made
         if self._queued:
-            device_op.enqueue(lambda place: self._declare(place).call, made.outputs or made.inputs, made.inputs)
+            tensors = made.outputs or made.inputs, made.inputs
+            device_op.enqueue(lambda place, stream: self._declare(place).call.run(stream=stream), *tensors)
             return Done(made.result) if async_op else None
         if async_op:
             return CommHandle(self._comm, made.call.submit(), (made,), lambda: made.result)

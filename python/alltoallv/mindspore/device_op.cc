@@ -22,8 +22,7 @@ namespace alltoallv_mindspore {
 
 /// Runs or enqueues the collective of `context` with the addresses of its tensors. Returns 0, or another number if it
 /// failed and has written the error text.
-using Entry = int (*)(void* context, void* const* inputs, void* const* outputs, void* stream, char* message,
-                      uint64_t capacity);
+using Entry = int (*)(void* context, void* const* tensors, void* stream, char* message, uint64_t capacity);
 using Tensors = std::vector<ms::Tensor>;
 
 class Collective final : public ms::pynative::PyboostRunner {
@@ -35,43 +34,27 @@ class Collective final : public ms::pynative::PyboostRunner {
 
     void LaunchKernel() override {
         char message[1024] = "";
-        const std::vector<void*> read = addresses(inputs()), written = addresses(outputs());
-        if (entry_(context_, read.data(), written.data(), stream(), message, sizeof message) != 0) {
+        std::vector<void*> addresses;
+        for (const ms::Tensor& tensor : inputs()) addresses.push_back(tensor.GetDataPtr());
+        if (entry_(context_, addresses.data(), stream(), message, sizeof message) != 0) {
             message[sizeof message - 1] = '\0';
             throw std::runtime_error(message);
         }
     }
 
   private:
-    static std::vector<void*> addresses(const Tensors& tensors) {
-        std::vector<void*> found;
-        for (const ms::Tensor& tensor : tensors) found.push_back(tensor.GetDataPtr());
-        return found;
-    }
-
     Entry entry_;
     void* context_;
 };
 
-/// Exchanges `input` into a new tensor of that shape, which it returns.
-ms::Tensor exchange(const ms::Tensor& input, const std::vector<int64_t>& shape, uint64_t entry, uint64_t context) {
-    const ms::Tensor packed = input.is_contiguous() ? input : input.contiguous();  // on CPU the runtime does not
-    ms::Tensor output(input.data_type(), shape);
-    std::make_shared<Collective>(entry, context)->Run({packed}, {output});
-    return output;
+/// Runs a collective on contiguous tensors. `outputs` are those that it writes; elements that it leaves out keep their
+/// values.
+void write(const Tensors& tensors, const Tensors& outputs, uint64_t entry, uint64_t context) {
+    std::make_shared<Collective>(entry, context)->Run(tensors, outputs);
 }
 
-/// Runs a collective into contiguous tensors, whose other elements keep their values; `inputs` are contiguous, too.
-void write(const Tensors& inputs, const Tensors& outputs, uint64_t entry, uint64_t context) {
-    std::make_shared<Collective>(entry, context)->Run(inputs, outputs);
-}
-
-py::object call_exchange(const ms::Tensor& input, const std::vector<int64_t>& shape, uint64_t entry, uint64_t context) {
-    return ms::pynative::PyboostRunner::Call<1>(exchange, input, shape, entry, context);
-}
-
-py::object call_write(const Tensors& inputs, const Tensors& outputs, uint64_t entry, uint64_t context) {
-    return ms::pynative::PyboostRunner::Call<0>(write, inputs, outputs, entry, context);
+py::object call_write(const Tensors& tensors, const Tensors& outputs, uint64_t entry, uint64_t context) {
+    return ms::pynative::PyboostRunner::Call<0>(write, tensors, outputs, entry, context);
 }
 
 /// A launch of a graph's exchange, as graph_op.py reads it. `call` is the number of the exchange; `send` and `recv` are
@@ -190,9 +173,7 @@ MS_KERNEL_FACTORY_REG(NativeCpuKernelMod, Custom_alltoallv_exchange, alltoallv_m
 }  // namespace mindspore::kernel
 
 PYBIND11_MODULE(MS_EXTENSION_NAME, m) {
-    m.def("exchange", &alltoallv_mindspore::call_exchange, pybind11::arg("input"), pybind11::arg("shape"),
-          pybind11::arg("entry"), pybind11::arg("context"));
     m.def("set_graph_entry", &alltoallv_mindspore::set_graph_entry, pybind11::arg("entry"));
-    m.def("write", &alltoallv_mindspore::call_write, pybind11::arg("inputs"), pybind11::arg("outputs"),
+    m.def("write", &alltoallv_mindspore::call_write, pybind11::arg("tensors"), pybind11::arg("outputs"),
           pybind11::arg("entry"), pybind11::arg("context"));
 }

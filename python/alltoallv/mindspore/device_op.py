@@ -13,26 +13,24 @@ import itertools
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from mindspore import Tensor, ops
 
 from alltoallv.errors import BackendUnavailableError
 from alltoallv.mindspore.tensors import Place, executor, target
 
-Launch = Callable[[Any, Any, int], None]  # called with the addresses of inputs and outputs, and the stream
+Launch = Callable[[Any, int], None]  # called with the addresses of the tensors, and the stream
 _tickets = itertools.count(1)
 _waiting: dict[int, Launch] = {}  # by ticket, until MindSpore reaches the call
 _ADDRESSES = ctypes.POINTER(ctypes.c_void_p)
 
 
-@ctypes.CFUNCTYPE(
-    *(ctypes.c_int, ctypes.c_void_p, _ADDRESSES, _ADDRESSES, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64)
-)
-def _run(ticket: int, inputs: Any, outputs: Any, stream: int, message: int, capacity: int) -> int:
+@ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, _ADDRESSES, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64)
+def _run(ticket: int, addresses: Any, stream: int, message: int, capacity: int) -> int:
     """Runs a ticket's collective on MindSpore's thread, at any time, so it must live as long as the module."""
     try:
-        _waiting.pop(ticket)(inputs, outputs, stream or 0)
+        _waiting.pop(ticket)(addresses, stream or 0)
     except Exception as error:
         return tell(error, message, capacity)
     return 0
@@ -76,54 +74,22 @@ def build(backend: str = "CPU", folder: str | None = None) -> Any:
         ) from error
 
 
-class Plan(Protocol):
-    """Runs a collective from one address to another on a stream."""
+def enqueue(run: Callable[[Place, int], Any], outputs: Sequence[Tensor], inputs: Sequence[Tensor] = ()) -> None:
+    """Queues a collective: ``run`` is called with the places of these contiguous tensors, and with the stream.
 
-    def run(self, input: int, output: int, timeout: float = -1.0, stream: int = 0) -> Any: ...
-
-
-class Call(Protocol):
-    """Runs a collective whose addresses are known on a stream."""
-
-    def run(self, *, stream: int) -> Any: ...
-
-
-def exchange(plan: Plan, input: Tensor, shape: Sequence[int], module: Any = None) -> Tensor:
-    """Returns a new tensor of that shape, into which the plan writes all elements from ``input``.
-
-    On CPU it is complete, on an NPU it is in order on MindSpore's stream. All ranks make their calls in the same order.
-
-    Args:
-        module: The result of `build`; default: the module for this process's device.
+    Elements of the outputs that it does not write keep their values. On CPU it is complete, on an NPU it is in order on
+    MindSpore's stream. All ranks make their calls in the same order.
 
     Raises:
         RuntimeError: has the class and text of the collective's error; MindSpore keeps no more of it.
     """
-
-    def launch(inputs: Any, outputs: Any, stream: int) -> None:
-        plan.run(inputs[0] or 0, outputs[0] or 0, -1.0, stream)
-
-    made: Tensor = (module or build(target())).exchange(input, list(shape), ENTRY, ticket_for(launch))
-    _complete()
-    return made
-
-
-def enqueue(prepare: Callable[[Place], Call], outputs: Sequence[Tensor], inputs: Sequence[Tensor] = ()) -> None:
-    """Queues the call that ``prepare`` makes from the addresses of contiguous tensors; other output elements keep their
-    value.
-    """
     tensors = [*outputs, *inputs]
     sizes = [x.nbytes if x.size else 0 for x in tensors]
 
-    def launch(addresses: Any, _outputs: Any, stream: int) -> None:
+    def launch(addresses: Any, stream: int) -> None:
         places = {id(x): (addresses[k], sizes[k]) if sizes[k] else (0, 0) for k, x in enumerate(tensors)}
-        prepare(lambda x: places[id(x)]).run(stream=stream)
+        run(lambda x: places[id(x)], stream)
 
     build(target()).write(tensors, list(outputs), ENTRY, ticket_for(launch))
-    _complete()
-
-
-def _complete() -> None:
-    """Waits on CPU, where a built-in operator may otherwise read an output before it is written."""
     if target() == "CPU":
-        executor.sync()
+        executor.sync()  # a built-in operator may otherwise read an output before it is written

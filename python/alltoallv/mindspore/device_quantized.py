@@ -11,7 +11,7 @@ from typing import Any
 import mindspore
 import numpy as np
 import numpy.typing as npt
-from mindspore import Tensor, jit_class, ops
+from mindspore import Tensor, jit_class, mint, ops
 
 from alltoallv import _core
 from alltoallv._calls.counts import packed
@@ -19,7 +19,7 @@ from alltoallv.communicator import Communicator
 from alltoallv.errors import ValueOverflowError
 from alltoallv.mindspore import device_op
 from alltoallv.mindspore.device_codes import Codes, added, filled, narrowed, saturated, scaled
-from alltoallv.mindspore.tensors import core_name, executor
+from alltoallv.mindspore.tensors import Place, core_name, executor
 from alltoallv.quantization import requests
 from alltoallv.quantization.spec import QuantizedReduction
 
@@ -28,7 +28,7 @@ Array = npt.NDArray[np.float32]
 
 def plan_of(
     comm: Communicator, operator: str, dtype: Any, sends: Sequence[int], recvs: Sequence[int], digest: int
-) -> device_op.Plan:
+) -> _core.Plan:
     """Returns the plan of a move: an exchange in the order of ranks, or a gather of one tensor."""
     sdispls = [0] * len(sends) if operator == "all_gather" else packed(sends)
     layout = list(sends), sdispls, list(recvs), packed(recvs)
@@ -39,7 +39,7 @@ def plan_of(
 class Moves:
     """Moves tensors between the ranks in MindSpore's queue; the first move is preceded by ``agree``."""
 
-    def __init__(self, comm: Communicator, agree: Callable[[], Any], digest: int = 0) -> None:
+    def __init__(self, comm: Communicator, agree: Callable[[], Any] | None = None, digest: int = 0) -> None:
         self.comm, self.agree, self.digest, self.size = comm, agree, digest, comm.size
 
     def begin(self, scale: Tensor | None, offset: Tensor | None) -> None:
@@ -48,8 +48,16 @@ class Moves:
     def run(self, x: Tensor, sends: Sequence[int], recvs: Sequence[int], operator: str, count: int) -> Tensor:
         """Sends the elements of ``x`` in the order of ranks, and returns ``count`` elements that arrive."""
         plan = plan_of(self.comm, operator, x.dtype, sends, recvs, self.digest)
-        agree, self.agree = self.agree, _agreed
-        return device_op.exchange(_Agreed(agree, plan), x, [count])
+        agree, self.agree = self.agree, None
+        source, target = x.contiguous(), mint.empty((count,), dtype=x.dtype)
+
+        def launch(place: Place, stream: int) -> None:
+            if agree is not None:
+                agree()
+            plan.run(place(source)[0], place(target)[0], -1.0, stream)
+
+        device_op.enqueue(launch, [target], [source])
+        return target
 
     def refuse(self, flags: Tensor, text: str) -> None:
         """Raises ValueOverflowError if a flag is not 0; waits for them."""
@@ -71,21 +79,6 @@ class Moves:
         """Sends row j of ``[W, n]`` to rank j; returns the rows that arrive, ``[W, n]``."""
         counts = [x.shape[1]] * x.shape[0]
         return self.exchange(x, counts, counts).reshape(x.shape)
-
-
-class _Agreed:
-    """A plan that runs after the ranks have agreed."""
-
-    def __init__(self, agree: Callable[[], Any], plan: device_op.Plan) -> None:
-        self._agree, self._plan = agree, plan
-
-    def run(self, input: int, output: int, timeout: float = -1.0, stream: int = 0) -> None:
-        self._agree()
-        self._plan.run(input, output, timeout, stream)
-
-
-def _agreed() -> None:
-    pass
 
 
 def reduce(

@@ -37,7 +37,7 @@ class GraphMoves(Moves):
     """
 
     def __init__(self, comm: Communicator, agree: Callable[[Any], Any], operator: str, digest: int = 0) -> None:
-        super().__init__(comm, lambda: None, digest)
+        super().__init__(comm, digest=digest)
         self.operator, self.nothing = graph_op.operator(), Tensor([0], mindspore.int64)
         self.begins = graph_op.number_of(lambda call: agree(np.array(call.send[: call.send_size]) / _HALVES))
 

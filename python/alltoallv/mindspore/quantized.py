@@ -64,7 +64,7 @@ class _QueuedRows(RowsCall[Tensor]):
         self._adapter, self._comm, self._options, self._timeout = adapter, comm, options, timeout
         self.rows = made = requests.rows(adapter, comm, input, send_counts, recv_counts, options)
         self._tail = tuple(made.input.shape[1:])
-        self._steps = Rows(Moves(comm, lambda: None, made.digest()), made)
+        self._steps = Rows(Moves(comm, digest=made.digest()), made)
         self._pair = self._steps.encode(made.input)
 
     def run_counted(self) -> tuple[Tensor, list[int]]:
