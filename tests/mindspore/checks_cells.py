@@ -10,7 +10,8 @@ import mindspore as ms
 import ml_dtypes
 import numpy as np
 import pytest
-from checks_operations import array, tensor
+from adapters.mindspore_column import MindsporeColumn
+from atb_front_ends import check_operations
 from mindspore import Tensor, nn
 
 import alltoallv
@@ -21,6 +22,7 @@ from alltoallv.errors import AllToAllVError, InvalidParamError, PeerMismatchErro
 from alltoallv.testing.golden import assert_bits_equal
 
 COUNTS = [[2, 3], [1, 2]]
+column = MindsporeColumn()
 
 
 def jitted(cell: nn.Cell) -> Callable[..., Tensor]:
@@ -46,8 +48,18 @@ WAYS = (lambda cell: cell, jitted, in_graph_mode)
 
 def exchange_param(comm: Communicator, **more: Any) -> AllToAllVParam:
     sends, recvs = COUNTS[comm.rank], [row[comm.rank] for row in COUNTS]
-    fields = {"send_counts": sends, "sdispls": [1, 0], "recv_counts": recvs, "rdispls": [recvs[1], 0]}
-    return AllToAllVParam(rank=comm.rank, rank_size=comm.size, **(fields | more))
+    fields = {
+        "rank": comm.rank,
+        "send_counts": sends,
+        "sdispls": [1, 0],
+        "recv_counts": recvs,
+        "rdispls": [recvs[1], 0],
+    }
+    return AllToAllVParam(rank_size=comm.size, **(fields | more))
+
+
+def check_operations_of_atb(comm: Communicator) -> None:
+    check_operations(comm, am, column.tensor, column.array, am.ErrorFeedback())
 
 
 def check_cell_of_atb(comm: Communicator) -> None:
@@ -58,7 +70,7 @@ def check_cell_of_atb(comm: Communicator) -> None:
         x = (np.arange(6) + 10 * comm.rank).astype(dtype).reshape(2, 3)
         wanted = operation(x)
         for way in WAYS if dtype == "float32" else WAYS[:2]:
-            assert_bits_equal(array(way(cell)(tensor(x))), wanted)
+            assert_bits_equal(column.array(way(cell)(column.tensor(x))), wanted)
     x = (np.arange(6, dtype=np.float32) / 7 + comm.rank).reshape(2, 3)
     slopes = 2 * operation(x)
     back = an.all_to_all_v(slopes.reshape(-1), param.recv_counts, param.send_counts, sdispls=param.rdispls, group=comm)
@@ -86,12 +98,7 @@ def check_cell_of_atb_refuses_what_the_operation_does(comm: Communicator) -> Non
     with pytest.raises(InvalidParamError, match="recv_counts"):
         am.AllToAllVCell(exchange_param(comm, recv_counts=[1]), comm)
     with pytest.raises(InvalidParamError, match="as in the communicator"):
-        am.AllToAllVCell(AllToAllVParam(**{**_fields(exchange_param(comm)), "rank": 1 - comm.rank}), comm)
-
-
-def _fields(param: AllToAllVParam) -> dict[str, Any]:
-    names = ("rank", "rank_size", "send_counts", "sdispls", "recv_counts", "rdispls")
-    return {name: getattr(param, name) for name in names}
+        am.AllToAllVCell(exchange_param(comm, rank=1 - comm.rank), comm)
 
 
 def check_cell_of_atb_finds_its_communicator(comm: Communicator) -> None:
@@ -176,7 +183,7 @@ def check_quantized_cell_of_atb(comm: Communicator) -> None:
             x = rng.normal(size=300).astype(dtype)
             wanted = alltoallv.QuantAllReduceOperation(param, comm)(x)
             for way in WAYS[:2]:
-                assert_bits_equal(array(way(cell)(tensor(x))), wanted)
+                assert_bits_equal(column.array(way(cell)(column.tensor(x))), wanted)
     straight_through(cell, Tensor(np.ones(6, np.float32)))
 
 

@@ -20,19 +20,20 @@ def near(tensor, expected) -> None:
     np.testing.assert_allclose(tensor.asnumpy(), np.asarray(expected, np.float32), rtol=1e-5)
 
 
+def near_cubes(function, x, factor=1.0) -> None:
+    """The function's gradients of both orders are those of ``factor`` times the sum of the cubes."""
+    near(ms.grad(function)(x), factor * 3 * x.asnumpy() ** 2)
+    near(ms.grad(lambda x: ms.grad(function)(x).sum())(x), factor * 6 * x.asnumpy())
+
+
 def check_gradient(comm: Communicator) -> None:
-    """The cubes of what arrives: the gradient comes back as 3 x², the second as 6 x."""
     x = inputs(comm)
     sends, recvs = ([2, 4], [2, 1]) if comm.rank == 0 else ([1, 5], [4, 5])
 
     def cubes(x):
         return (am.all_to_all_v(x, sends, recvs, group=comm) ** 3).sum()
 
-    near(ms.grad(cubes)(x), 3 * x.asnumpy() ** 2)
-    value, grad = ms.value_and_grad(cubes)(x)
-    assert float(value) > 0
-    near(grad, 3 * x.asnumpy() ** 2)
-    near(ms.grad(lambda x: (ms.grad(cubes)(x) * 2).sum())(x), 12 * x.asnumpy())
+    near_cubes(cubes, x)
 
 
 def check_gradient_of_learnt_counts_and_rows(comm: Communicator) -> None:
@@ -41,20 +42,17 @@ def check_gradient_of_learnt_counts_and_rows(comm: Communicator) -> None:
     def cubes(x):
         return (am.all_to_all_v(x, [1, 2], unit="row", group=comm) ** 3).sum()
 
-    near(ms.grad(cubes)(x), 3 * x.asnumpy() ** 2)
-    near(ms.grad(lambda x: ms.grad(cubes)(x).sum())(x), 6 * x.asnumpy())
+    near_cubes(cubes, x)
 
 
 def check_gradient_of_gaps_and_overlaps(comm: Communicator) -> None:
     """Element 0 is never sent, element 2 twice."""
     x = inputs(comm, 4)
-    twice = np.array([0, 1, 2, 1], np.float32)
 
     def cubes(x):
         return (am.all_to_all_v(x, [2, 2], [2, 2], sdispls=[1, 2], rdispls=[3, 0], group=comm) ** 3).sum()
 
-    near(ms.grad(cubes)(x), twice * 3 * x.asnumpy() ** 2)
-    near(ms.grad(lambda x: ms.grad(cubes)(x).sum())(x), twice * 6 * x.asnumpy())
+    near_cubes(cubes, x, np.array([0, 1, 2, 1]))
 
 
 def check_gradient_where_a_rank_gets_nothing(comm: Communicator) -> None:
@@ -105,8 +103,7 @@ def check_gradient_of_given_outputs(comm: Communicator) -> None:
         return (out**3).sum()
 
     for function in (single, single_waited, several, into, waited):
-        near(ms.grad(function)(x), 3 * x.asnumpy() ** 2)
-        near(ms.grad(lambda x, f=function: ms.grad(f)(x).sum())(x), 6 * x.asnumpy())
+        near_cubes(function, x)
 
     def part(x):
         large = ops.zeros((6,))
@@ -117,36 +114,56 @@ def check_gradient_of_given_outputs(comm: Communicator) -> None:
         ms.grad(part)(x)
 
 
-def check_gradient_of_all_gather(comm: Communicator) -> None:
-    """Both ranks use all of it: the gradient is the sum of theirs."""
-    x = inputs(comm, 3)
-    weights = [Tensor(np.arange(6, dtype=np.float32) + j) for j in range(2)]
+def check_gradients_of_lists_and_reductions(comm: Communicator) -> None:
+    """Every rank weighs what it gets: a gradient has the weights of all ranks that got the value."""
+    r, x = comm.rank, inputs(comm, 2)
+    weights = [np.arange(4, dtype=np.float32) + j for j in range(2)]
+    mine, total = Tensor(weights[r]), weights[0] + weights[1]
 
-    def loss(x):
-        out = ops.zeros((6,))
-        am.all_gather_into_tensor(out, x * 1, group=comm)
-        return ((out**3) * weights[comm.rank]).sum()
+    def gathered(y):
+        am.all_gather(outs := [ops.zeros(2), ops.zeros(2)], y, comm)
+        return ops.concat(outs)
 
-    total = sum(w.asnumpy() for w in weights)[3 * comm.rank : 3 * comm.rank + 3]
-    near(ms.grad(loss)(x), 3 * x.asnumpy() ** 2 * total)
-    near(ms.grad(lambda x: ms.grad(loss)(x).sum())(x), 6 * x.asnumpy() * total)
+    def gathered_into(y):
+        am.all_gather_into_tensor(out := ops.zeros(4), y, group=comm)
+        return out
 
+    def reduced(y, op="sum"):
+        am.all_reduce(y, op, comm)
+        return y
 
-def check_gradient_of_all_reduce(comm: Communicator) -> None:
-    """What each rank's loss makes of the sum comes back to every rank."""
-    x = inputs(comm, 3)
-    weights = [Tensor(np.arange(3, dtype=np.float32) + j) for j in range(2)]
-    total = sum(w.asnumpy() for w in weights)
+    def averaged(y):
+        return reduced(y, "avg")
 
-    def loss(x, op="sum"):
-        y = x * 1
-        am.all_reduce(y, op, group=comm)
-        return (y * weights[comm.rank]).sum()
+    def scattered(y):
+        am.reduce_scatter_tensor(out := ops.zeros(1), y, group=comm)
+        return out
 
-    near(ms.grad(loss)(x), total)
-    near(ms.grad(lambda x: loss(x, "avg"))(x), total / 2)
+    def listed(y):
+        am.reduce_scatter(out := ops.zeros(2), [y, y * 2], group=comm)
+        return out
+
+    def sent(y):
+        am.broadcast(y, 0, comm)
+        return y
+
+    for function, factor in (
+        (gathered, total[2 * r :][:2]),
+        (gathered_into, total[2 * r :][:2]),
+        (reduced, total[:2]),
+        (averaged, total[:2] / 2),
+        (scattered, np.array([weights[0][0], weights[1][0]])),
+        (listed, weights[0][:2] + 2 * weights[1][:2]),
+        (sent, total[:2] * (r == 0)),
+    ):
+
+        def cubes(x, function=function):
+            y = function(x * x * x)
+            return (y * mine[: y.size]).sum()
+
+        near_cubes(cubes, x, factor)
     with pytest.raises(InvalidParamError, match="op is 'max', expected 'sum' or 'avg' for a tensor with a gradient"):
-        ms.grad(lambda x: loss(x, "max"))(x)
+        ms.grad(lambda x: reduced(x * 1, "max").sum())(x)
 
 
 def check_gradient_of_scatter_and_gather(comm: Communicator) -> None:
@@ -154,16 +171,11 @@ def check_gradient_of_scatter_and_gather(comm: Communicator) -> None:
     global_ = [[2, 1, 1, 1], [0, 3, 2, 0]][comm.rank]
     x = inputs(comm, 2 * sum(local)).reshape(-1, 2)
 
-    def cubes(x):
-        return (am.global_scatter(x, local, global_, group=comm) ** 3).sum()
-
     def and_back(x):
         y = am.global_scatter(x, local, global_, group=comm)
         return (am.global_gather(y * 2, local, global_, group=comm) ** 3).sum()
 
-    near(ms.grad(cubes)(x), 3 * x.asnumpy() ** 2)
-    near(ms.grad(and_back)(x), 24 * x.asnumpy() ** 2)
-    near(ms.grad(lambda x: ms.grad(and_back)(x).sum())(x), 48 * x.asnumpy())
+    near_cubes(and_back, x, 8)
 
 
 class Net(nn.Cell):

@@ -34,33 +34,6 @@ def check_jit_function(comm: Communicator) -> None:
     near(ms.jit(ms.grad(slope))(x), 6 * x.asnumpy())
 
 
-def check_jit_dtypes(comm: Communicator) -> None:
-    cell = exchange_cell(comm)
-
-    @ms.jit
-    def run(x):
-        return cell(x)
-
-    for dtype in (ms.float32, ms.bfloat16, ms.float16, ms.int64, ms.uint8):
-        x = inputs(comm).astype(dtype)
-        out = run(x)
-        assert out.dtype == dtype
-        near(out.astype(ms.float32), cell(x).astype(ms.float32).asnumpy())
-
-
-def check_jit_overlaps_and_gaps(comm: Communicator) -> None:
-    cell = am.AllToAllV([2, 2], [2, 2], sdispls=[1, 2], rdispls=[3, 0], group=comm)
-
-    def cubes(x):
-        return (cell(x * 1.0) ** 3).sum()
-
-    x = inputs(comm, 6)
-    compiled = ms.jit(cubes)
-    assert float(compiled(x)) == float(cubes(x))
-    near(ms.grad(compiled)(x), np.array([0, 1, 2, 1, 0, 0]) * 3 * x.asnumpy() ** 2)
-    near(ms.grad(cubes)(x), np.array([0, 1, 2, 1, 0, 0]) * 3 * x.asnumpy() ** 2)
-
-
 def check_order_in_a_graph(comm: Communicator) -> None:
     """Independent exchanges, equal ones and one without a use: all run, in the order of the program."""
     a, b, c = (am.AllToAllV([n, n], [n, n], group=comm) for n in (1, 2, 3))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import mindspore as ms
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from mindspore import Tensor, ops
 
 import alltoallv.mindspore as am
 from alltoallv import Communicator
-from alltoallv.errors import InvalidParamError
+from alltoallv.errors import InvalidParamError, InvalidTensorError
 
 REPETITIONS = 400
 
@@ -74,64 +76,42 @@ def check_given_output_is_safe(comm: Communicator) -> None:
     assert wrong == 0
 
 
-def check_argument_types(comm: Communicator) -> None:
-    x, out = ops.zeros((2, 2)), ops.zeros((4, 2))
-    for output, input, name in ((out, [1.0], "input"), ([1.0], x, "output")):
-        with pytest.raises(TypeError, match=f"Expected tensor, but got <class .list.>: {name}_tensor"):
-            am.all_gather_into_tensor(output, input, group=comm)
-    with pytest.raises(TypeError) as info:
-        am.all_gather_into_tensor(out, x, group=1)
-    assert str(info.value) == "The argument 'group' must be type of string, but got 'group' type : <class 'int'>."
-    for call in (am.all_gather_into_tensor, am.all_to_all_single):
-        with pytest.raises(TypeError) as info:
-            call(out, x, group=comm, async_op=1)
-        assert str(info.value) == "The argument 'async_op' must be a bool, but got <class 'int'>."
-    with pytest.raises(InvalidParamError, match="'nowhere'"):
-        am.all_gather_into_tensor(out, x, group="nowhere")
-
-
-def check_all_to_all_of_mixed_shapes(comm: Communicator) -> None:
-    """A scalar may meet [1, 1]: what arrives keeps the shape of the receiver's tensor."""
-    r = comm.rank
-    if r == 0:
-        inputs = [Tensor(np.full((2, 2), 5, np.float32)), Tensor(np.float32(7))]
-        outputs = [ops.zeros((4,)), ops.zeros((3, 1))]
-    else:
-        inputs = [Tensor(np.array([1, 2, 3], np.float32)), Tensor(np.zeros((0, 3), np.float32))]
-        outputs = [ops.zeros((1, 1)), ops.zeros((0,))]
-    assert am.all_to_all(outputs, inputs, group=comm) is None
-    equal(outputs[0], [5, 5, 5, 5] if r == 0 else [[7]])
-    equal(outputs[1], [[1], [2], [3]] if r == 0 else np.zeros(0))
-    handle = am.all_to_all(outputs, inputs, group=comm, async_op=True)
-    handle.wait()
-    equal(outputs[0], [5, 5, 5, 5] if r == 0 else [[7]])
-    with pytest.raises(TypeError):
-        am.all_to_all([1, 2], inputs, group=comm)
-
-
-def check_an_output_is_part_of_a_larger_tensor(comm: Communicator) -> None:
+def check_parts_and_scalars(comm: Communicator) -> None:
     large = ops.zeros((3, 2))
     am.all_to_all_single(large[1:], Tensor(np.full((2, 2), comm.rank, np.float32)), group=comm)
     equal(large, [[0, 0], [0, 0], [1, 1]])
+    outputs = [ops.zeros((1, 1)), ops.zeros((1, 1))]
+    am.all_to_all(outputs, [Tensor(np.float32(10 * j + comm.rank)) for j in range(2)], group=comm)
+    equal(ops.concat(outputs), [[10 * comm.rank], [10 * comm.rank + 1]])
 
 
-def check_default_group_and_names(comm: Communicator) -> None:
-    out = ops.zeros((2,))
-    x = Tensor(np.array([comm.rank + 1], np.float32))
-    for group in (None, am.new_group(), am.new_group([1, 0]), am.new_group(list(range(comm.size)))):
-        out = ops.zeros((2,))
-        am.all_gather_into_tensor(out, x, group=group)
-        equal(out, [1, 2])
-    alone = [am.new_group([0]), am.new_group([1])]
-    out = ops.zeros((1,))
-    am.all_gather_into_tensor(out, x, group=alone[comm.rank])
-    equal(out, [comm.rank + 1])
-    with pytest.raises(InvalidParamError, match="is none"):
-        am.all_gather_into_tensor(out, x, group=alone[1 - comm.rank])
-    with pytest.raises(TypeError):
-        am.new_group(3)
-    with pytest.raises(InvalidParamError):
-        am.new_group([0, 2])
+def check_errors(comm: Communicator) -> None:
+    """Those that tests/matrix does not have, and MindSpore's texts."""
+    x, out = ops.zeros((2, 2)), ops.zeros((4, 2))
+    no_bool = "The argument 'async_op' must be a bool, but got <class 'int'>."
+    for call, kind, text in (
+        (
+            lambda: am.all_gather_into_tensor(out, [1.0], group=comm),
+            TypeError,
+            "tensor, but got <class 'list'>: input_",
+        ),
+        (lambda: am.all_gather_into_tensor([1.0], x, group=comm), TypeError, "but got <class 'list'>: output_tensor"),
+        (lambda: am.all_gather_into_tensor(out, x, group="nowhere"), InvalidParamError, "'nowhere', expected a name"),
+        (lambda: am.all_gather_into_tensor(out, x, group=comm, async_op=1), TypeError, no_bool),
+        (lambda: am.all_to_all_single(out, x, group=comm, async_op=1), TypeError, no_bool),
+        (lambda: am.barrier(comm, 1), TypeError, no_bool),
+        (lambda: am.all_gather([x], x, comm), InvalidParamError, "tensor_list has 1 tensors"),
+        (lambda: am.all_gather(out, x, comm), TypeError, "Expected list or tuple"),
+        (lambda: am.all_to_all([1, 2], [x, x], comm), TypeError, "Expected tensor"),
+        (lambda: am.reduce_scatter(ops.ones(3), [ops.ones(2)] * 2, group=comm), InvalidTensorError, "has 3 elements"),
+        (lambda: am.reduce_scatter_tensor(ops.ones(2), ops.ones(3), group=comm), InvalidTensorError, "2 times the 2"),
+        (lambda: am.all_reduce(x, "mean", comm), InvalidParamError, "mean"),
+        (lambda: am.broadcast([1.0], 0, comm), TypeError, "Expected tensor"),
+        (lambda: am.new_group(3), TypeError, "ranks must be list"),
+    ):
+        with pytest.raises(kind, match=re.escape(text)):
+            call()
+    am.barrier(comm)
 
 
 def check_outputs_outlive_their_communicator(comm: Communicator) -> None:
