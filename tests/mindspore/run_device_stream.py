@@ -10,6 +10,7 @@ from mindspore._c_expression.typing import type_to_type_id
 import alltoallv_emulator as emulator
 from alltoallv import Communicator, _core
 from alltoallv._calls import collectives, subgroups
+from alltoallv._calls.collectives import Ready
 from alltoallv.launch import hccl
 from alltoallv.launch.options import make_options
 from alltoallv.mindspore import graph_exchange, graph_op
@@ -36,12 +37,18 @@ def memory(array: np.ndarray) -> ctypes.c_void_p:
     return address
 
 
-def values(address: ctypes.c_void_p, count: int) -> np.ndarray:
-    """What lies there now, whatever the streams are doing."""
-    array = np.empty(count, np.float32)
+def values(address: ctypes.c_void_p) -> np.ndarray:
+    """What lies there now, whatever the streams are doing: a row for each rank."""
+    array = np.empty((size, COUNT), np.float32)
     bytes_ = ctypes.c_size_t(array.nbytes)
     done(acl.aclrtMemcpy(array.ctypes.data_as(ctypes.c_void_p), bytes_, address, bytes_, DEVICE_TO_HOST))
     return array
+
+
+def complete(address: ctypes.c_void_p) -> np.ndarray:
+    """What lies there at the end of the stream."""
+    done(acl.aclrtSynchronizeStream(stream))
+    return values(address)
 
 
 def exchange(layout: list[list[int]]) -> str:
@@ -67,11 +74,9 @@ done(acl.aclrtCreateStream(ctypes.byref(stream)))
 counts, places = [COUNT] * size, [COUNT * j for j in range(size)]
 emulator.set_option("task_delay_us", 300_000)
 assert exchange([counts, places, counts, places]) == ""
-early = values(target, size * COUNT)
-done(acl.aclrtSynchronizeStream(stream))
-late = values(target, size * COUNT)
-assert (early == -1).all(), "the call has waited for the data, or used another stream"
-assert (late.reshape(size, -1) == np.arange(1, size + 1)[:, None]).all()
+assert (values(target) == -1).all(), "the call has waited for the data, or used another stream"
+by_rank = np.arange(1, size + 1)[:, None]
+assert (complete(target) == by_rank).all()
 print("enqueued, then right", flush=True)
 
 # The operator of graphs, as its kernel calls it.
@@ -85,41 +90,31 @@ in_graph.input_rank, in_graph.output_rank, in_graph.send_size, in_graph.recv_siz
 in_graph.stream = stream
 text = ctypes.create_string_buffer(1024)
 assert graph_op.run(ctypes.byref(in_graph), ctypes.addressof(text), len(text)) == 0, text.value
-assert (values(anew, size * COUNT) == -1).all()
-done(acl.aclrtSynchronizeStream(stream))
-assert (values(anew, size * COUNT).reshape(size, -1) == np.arange(1, size + 1)[:, None]).all()
+assert (values(anew) == -1).all()
+assert (complete(anew) == by_rank).all()
 print("in a graph, too", flush=True)
 
 # What mint.distributed's collectives launch, in a group of its own.
 host = subgroups.connect("group", "group", list(range(size)), 60)
 group = Communicator(hccl.over(host.core, make_options("group", 60)))
-whole, shape = size * COUNT * 4, [size * COUNT]
+piece, whole, shape = COUNT * 4, size * COUNT * 4, [size * COUNT]
 
 
-def total(places: Any, at: int) -> None:
-    collectives.all_reduce(group, "float32", "sum", (places[1], whole), shape).run(stream=at)
+def total(places: Any) -> Ready:
+    return collectives.all_reduce(group, "float32", "sum", (places[1], whole), shape)
 
 
-assert launch(total) == ""
-done(acl.aclrtSynchronizeStream(stream))
-assert (values(target, size * COUNT).reshape(size, -1) == size * np.arange(1, size + 1)[:, None]).all()
-piece = COUNT * 4
+def gather(places: Any) -> Ready:
+    return collectives.all_gather(group, "float32", [(places[1], whole)], (places[0], piece))
 
 
-def gather(places: Any, at: int) -> None:
-    collectives.all_gather(group, "float32", [(places[1], whole)], (places[0], piece)).run(stream=at)
+def scatter(places: Any) -> Ready:
+    return collectives.reduce_scatter(group, "float32", "max", (places[1], piece), [(places[0], whole)], shape)
 
 
-def scatter(places: Any, at: int) -> None:
-    collectives.reduce_scatter(group, "float32", "max", (places[1], piece), [(places[0], whole)], shape).run(stream=at)
-
-
-assert launch(gather) == ""
-done(acl.aclrtSynchronizeStream(stream))
-assert (values(target, size * COUNT).reshape(size, -1) == np.arange(1, size + 1)[:, None]).all()
-assert launch(scatter) == ""
-done(acl.aclrtSynchronizeStream(stream))
-assert (values(target, COUNT) == size).all()
+for call, rows, wanted in ((total, size, size * by_rank), (gather, size, by_rank), (scatter, 1, size)):
+    assert launch(lambda places, at, call=call: call(places).run(stream=at)) == ""
+    assert (complete(target)[:rows] == wanted).all()
 print("collectives of a group", flush=True)
 group.destroy()
 
