@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from msrun_jobs import HERE, REPORT, msrun
+from msrun_jobs import HERE, msrun
 
 # This folder itself is found as a namespace of that name, which has no origin.
 _spec = importlib.util.find_spec("mindspore")
@@ -20,8 +20,6 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     if not HAS_MINDSPORE:
         reason = "mindspore is not installed (pip install 'mindspore==2.10.*' 'numpy<2')"
         terminalreporter.write_line(f"SKIPPED tests/mindspore: {reason}")
-    for line in REPORT:
-        terminalreporter.write_line(line)
 
 
 @pytest.fixture(scope="session")

@@ -6,13 +6,10 @@ import os
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).parent
-REPORT: list[str] = []  # what the end of the test run says
 
 
 @dataclass
@@ -20,19 +17,11 @@ class Job:
     """An msrun that has ended."""
 
     code: int
-    seconds: float
     output: str
     logs: dict[str, str]  # by file name, such as worker_0.log
 
 
-def msrun(
-    folder: Path,
-    workers: int,
-    script: Path,
-    *arguments: str,
-    timeout: float = 120,
-    env: Mapping[str, str] = os.environ,
-) -> Job:
+def msrun(folder: Path, workers: int, script: Path, *arguments: str, timeout: float = 120) -> Job:
     """Runs a script on the workers of one msrun; its logs go to ``folder``."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -41,8 +30,7 @@ def msrun(
     command += [f"--local_worker_num={workers}", f"--master_port={port}", f"--log_dir={folder / 'log'}", "--join=True"]
     # msrun starts `python`: the one that runs the tests.
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    env = {**env, "PATH": path, "OMP_NUM_THREADS": "1", "GLOG_v": "3", "PYTHONFAULTHANDLER": "1"}
-    begin = time.monotonic()
+    env = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "GLOG_v": "3", "PYTHONFAULTHANDLER": "1"}
     done = subprocess.run(
         [*command, str(script), *arguments],
         cwd=folder,
@@ -53,6 +41,12 @@ def msrun(
         timeout=timeout,
         check=False,
     )
-    seconds = time.monotonic() - begin
     logs = {path.name: path.read_text(errors="replace") for path in (folder / "log").glob("*.log")}
-    return Job(done.returncode, seconds, done.stdout, logs)
+    return Job(done.returncode, done.stdout, logs)
+
+
+def outputs(folder: Path, workers: int, script: Path, *arguments: str, timeout: float = 120) -> list[str]:
+    """What each worker of a job that succeeds has said."""
+    job = msrun(folder, workers, script, *arguments, timeout=timeout)
+    assert job.code == 0, "\n".join(job.logs.values())[-5000:]
+    return [job.logs[f"worker_{rank}.log"] for rank in range(workers)]
