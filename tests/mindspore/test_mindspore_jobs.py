@@ -1,4 +1,4 @@
-"""Whole jobs of msrun: MindSpore's own collectives as oracle, failures, examples."""
+"""Whole jobs of msrun: groups, MindSpore's own collectives between ours, failures, examples."""
 
 from __future__ import annotations
 
@@ -10,11 +10,6 @@ from msrun_jobs import HERE, msrun, outputs
 
 JOBS = HERE / "jobs"
 EXAMPLES = HERE.parent.parent / "examples"
-
-
-@pytest.mark.slow  # tests/matrix has the values
-def test_against_mindspores_own_collectives(tmp_path: Path) -> None:
-    outputs(tmp_path, 2, JOBS / "oracle.py")
 
 
 def test_a_program_for_npus_as_it_is(tmp_path: Path) -> None:
@@ -36,7 +31,7 @@ def test_a_failing_job_says_why_in_seconds(tmp_path: Path) -> None:
         assert float(re.search(r"ended after (\S+) s", text).group(1)) < 5
 
 
-def test_subgroups(tmp_path: Path) -> None:
+def test_subgroups_beside_mindspores_own_collectives(tmp_path: Path) -> None:
     for said in outputs(tmp_path, 3, JOBS / "subgroups.py"):
         assert "groups agree" in said
 

@@ -1,4 +1,7 @@
-"""Three ranks, groups of two and three of them by our names and by MindSpore's, in use at the same time."""
+"""Three ranks, groups of two and three of them by our names and by MindSpore's, in use at the same time.
+
+MindSpore's own collectives run between ours.
+"""
 
 import numpy as np
 from mindspore import Tensor, mint, ops
@@ -50,5 +53,13 @@ if rank in (1, 2):  # roots and peers are ranks of the job
         dist.recv(x, 2, group=pair)
     assert x.asnumpy().item() == 3
     dist.destroy_process_group(pair)
+parts = [ops.zeros_like(x) for _ in range(3)]
+mint.distributed.all_gather(parts, Tensor(np.array([rank + 1], np.float32)))
+assert [part.asnumpy().item() for part in parts] == [1, 2, 3]
+reduce = ops.AllReduce()
+for step in range(40):  # ours behind a pending one of MindSpore's, and one of MindSpore's behind ours
+    pending = reduce(Tensor(np.full(3000, step + rank, np.float32)))
+    ours = am.all_to_all_v(pending, [1000] * 3, [1000] * 3)
+    assert (reduce(ours).asnumpy() == 9 * (step + 1)).all(), step
 am.exchange_counts([0] * 3)
 print("groups agree", flush=True)
