@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import time
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from alltoallv import _core
 from alltoallv._calls.counts import Layout, packed
 from alltoallv.communicator import Communicator
 from alltoallv.errors import AllToAllVError, InvalidParamError
+from alltoallv.quantization import requests as quantized
 from alltoallv.quantization.spec import QuantizedReduction
 from alltoallv.torch.engines.quantized_reduction import reduce_quantized
 from alltoallv.torch.engines.reduction import Steps, reduce_in_order
@@ -30,6 +32,7 @@ class Call:
 
     Attributes:
         dtype: The core's name of the dtype.
+        layout: Of an exchange, in elements; without receive counts they are learnt.
         row: Elements per unit of the caller's counts, for messages.
         root: The root of a broadcast; for quantized rows, what ranks must agree on beside the bytes of a row.
         shape: The shape of a reduction's input.
@@ -37,50 +40,13 @@ class Call:
 
     operator: str
     dtype: str
+    layout: Layout = ([], [], [], [])
     row: int = 1
     root: int = 0
     shape: Sequence[int] | None = None
 
-    def plan(self, core: _core.Communicator, layout: Layout) -> _core.Plan:
-        """Returns the core's plan of a layout in elements; without receive counts they are learnt."""
-        return _core.Plan(core, self.operator, self.dtype, *layout, self.root, self.row)
 
-
-def list_layout(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> Layout:
-    """Returns the layout of tensors that follow each other."""
-    sends, recvs = [x.numel() for x in inputs], [out.numel() for out in outputs]
-    return sends, packed(sends), recvs, packed(recvs)
-
-
-class Launches(Protocol):
-    """Launches the collectives of one communicator. Each is compared with those of the peers, then launched.
-
-    With ``wait`` the current stream waits for the data, and the host does not. Without it, the returned work has
-    ``wait`` and ``is_completed``. Layouts count elements.
-    """
-
-    def exchange(self, call: Call, output: Tensor, input: Tensor, layout: Layout, wait: bool) -> Any: ...
-
-    def exchange_lists(self, call: Call, outputs: Sequence[Tensor], inputs: Sequence[Tensor], wait: bool) -> Any: ...
-
-    def learn(
-        self, call: Call, input: Tensor, sends: list[int], sdispls: list[int], wait: bool
-    ) -> tuple[tuple[Tensor, list[int]], Any]:
-        """Launches an exchange that learns its receive counts; returns the flat output, these counts, and the work."""
-
-    def reduce(
-        self, call: Call, output: Tensor, input: Tensor, op: str, counts: Sequence[int], wait: bool
-    ) -> tuple[bool, Any]:
-        """Returns whether the engine has this reduction, in its own order of additions, and the work.
-
-        If it does not, the ranks have only compared the call.
-        """
-
-    def compare(self, request: QuantizedReduction, feeds_back: bool, gather_feeds_back: bool) -> None:
-        """Compares a quantized reduction with those of the peers."""
-
-
-class DeviceMember:
+class DeviceMember(ABC):
     """This rank's membership in a group, for tensors on a device.
 
     Every collective takes contiguous tensors and returns a call, to run or to submit. Collective calls are made by all
@@ -92,7 +58,6 @@ class DeviceMember:
     host_core = None  # its calls are not for the core
     reaches_host = False  # whether it takes tensors in host memory
     keep = Communicator.keep  # this process keeps them, for all communicators
-    _launches: Launches
 
     def __init__(self, communicator: Communicator, backend: str, group: Any = None) -> None:
         """Takes ``communicator``, whose life and records this one shares, and ``group``, which is kept only weakly."""
@@ -103,12 +68,46 @@ class DeviceMember:
         self._group = None if group is None else weakref.ref(group)
         by_name[self.name] = self
 
-    def launches(self, device: torch.device, operator: str) -> Launches:
-        """Returns what launches calls on tensors there.
+    # The ranks compare a call, then their engines launch it. With ``wait`` the current stream waits for the data, but
+    # not the host. Without it, the returned work has ``wait`` and ``is_completed``.
+
+    @abstractmethod
+    def _launch_exchange(self, call: Call, output: Tensor, input: Tensor, wait: bool) -> Any: ...
+
+    @abstractmethod
+    def _launch_lists(self, call: Call, outputs: Sequence[Tensor], inputs: Sequence[Tensor], wait: bool) -> Any: ...
+
+    @abstractmethod
+    def _launch_learning(self, call: Call, input: Tensor, wait: bool) -> tuple[tuple[Tensor, list[int]], Any]:
+        """Launches an exchange that learns its receive counts; returns the flat output, these counts, and the work."""
+
+    @abstractmethod
+    def _launch_reduction(
+        self, call: Call, output: Tensor, input: Tensor, op: str, counts: Sequence[int], wait: bool
+    ) -> tuple[bool, Any]:
+        """Returns whether the engine has this reduction, in its own order of additions, and the work.
+
+        If it does not, the ranks have only compared the call.
+        """
+
+    def _plan(self, call: Call) -> _core.Plan:
+        core = self.communicator.core
+        return _core.Plan(core, call.operator, call.dtype, *call.layout, call.root, call.row)
+
+    def _compare_reduction(self, call: Call, op: str, counts: Sequence[int]) -> None:
+        core = self.communicator.core
+        core.reduce(call.operator, call.dtype, op, 0, 0, list(counts), shape=call.shape, moves=False)
+
+    def _compare_quantized(self, request: QuantizedReduction, feeds_back: bool, gather_feeds_back: bool) -> None:
+        """Compares a quantized reduction with those of the peers."""
+        quantized.plan(self.communicator, request).compare(feeds_back, gather_feeds_back)
+
+    def _enter(self, device: torch.device, operator: str) -> None:
+        """Prepares for a launch on tensors there.
 
         A refusal of this rank is announced to the peers as one of ``operator``.
         """
-        return self._launches
+        return
 
     @property
     def on_host(self) -> Communicator:
@@ -155,15 +154,16 @@ class DeviceMember:
         self, operator: str, dtype: str, output: Tensor, input: Tensor, layout: Layout, row: int = 1, root: int = 0
     ) -> DeviceCall:
         """Returns the exchange of a layout in elements; for the rest see `Call`."""
-        call = Call(operator, dtype, row, root)
-        return self._later(input, operator, lambda at, wait: (None, at.exchange(call, output, input, layout, wait)))
+        call = Call(operator, dtype, layout, row, root)
+        return self._later(input, operator, lambda wait: (None, self._launch_exchange(call, output, input, wait)))
 
     def exchange_lists(
         self, operator: str, dtype: str, outputs: Sequence[Tensor], inputs: Sequence[Tensor]
     ) -> DeviceCall:
         """Returns the exchange that sends ``inputs[j]`` to rank j and receives ``outputs[j]`` from it."""
-        call = Call(operator, dtype)
-        return self._later(inputs[0], operator, lambda at, wait: (None, at.exchange_lists(call, outputs, inputs, wait)))
+        sends, recvs = [x.numel() for x in inputs], [out.numel() for out in outputs]
+        call = Call(operator, dtype, (sends, packed(sends), recvs, packed(recvs)))
+        return self._later(inputs[0], operator, lambda wait: (None, self._launch_lists(call, outputs, inputs, wait)))
 
     def learn(
         self,
@@ -176,8 +176,8 @@ class DeviceMember:
         root: int = 0,
     ) -> DeviceCall:
         """Returns an exchange whose receive counts the peers announce; its result is the flat output and the counts."""
-        call = Call(operator, dtype, row, root)
-        return self._later(input, operator, lambda at, wait: at.learn(call, input, sends, sdispls, wait))
+        call = Call(operator, dtype, (sends, sdispls, [], []), row, root)
+        return self._later(input, operator, lambda wait: self._launch_learning(call, input, wait))
 
     def reduce(
         self,
@@ -194,9 +194,9 @@ class DeviceMember:
         The engine chooses the order of additions; what it does not reduce is added in rank order.
         """
 
-        def launch(at: Launches, wait: bool) -> tuple[None, Any]:
+        def launch(wait: bool) -> tuple[None, Any]:
             flat, x = output.view(-1), input.view(-1)
-            done, work = at.reduce(Call(operator, dtype, shape=shape), flat, x, op, counts, wait)
+            done, work = self._launch_reduction(Call(operator, dtype, shape=shape), flat, x, op, counts, wait)
             if not done:
                 reduce_in_order(Steps(self, operator), flat, x, op, counts)
             return None, work
@@ -223,16 +223,20 @@ class DeviceMember:
         The call raises ValueOverflowError on every rank if a value does not fit and ``overflow`` is "raise".
         """
 
-        def launch(at: Launches, wait: bool) -> tuple[None, None]:
-            at.compare(request, error is not None, gather_error is not None)
+        def launch(wait: bool) -> tuple[None, None]:
+            self._compare_quantized(request, error is not None, gather_error is not None)
             flat = [None if x is None else x.detach().view(-1) for x in (output, input, error, gather_error)]
             reduce_quantized(Steps(self, request.operator), request, *flat)
             return None, None
 
         return self._later(input, request.operator, launch)
 
-    def _later(self, like: Tensor, operator: str, launch: Callable[[Launches, bool], tuple[Any, Any]]) -> DeviceCall:
-        return DeviceCall(lambda wait: launch(self.launches(like.device, operator), wait))
+    def _later(self, like: Tensor, operator: str, launch: Callable[[bool], tuple[Any, Any]]) -> DeviceCall:
+        def run(wait: bool) -> tuple[Any, Any]:
+            self._enter(like.device, operator)
+            return launch(wait)
+
+        return DeviceCall(run)
 
     def __enter__(self) -> DeviceMember:
         return self

@@ -16,101 +16,12 @@ from torch import Tensor
 
 from alltoallv import _core
 from alltoallv._calls.collectives import barrier_plan
-from alltoallv._calls.counts import Layout
 from alltoallv._calls.guard import guard
-from alltoallv._calls.reductions import FLOATS
+from alltoallv._calls.reductions import FLOATS, ReductionPlan
 from alltoallv.communicator import Communicator
 from alltoallv.errors import HcclError, InvalidParamError, InvalidTensorError
-from alltoallv.quantization import requests as quantized
-from alltoallv.quantization.spec import QuantizedReduction
-from alltoallv.torch.engines.device import Call, DeviceMember, list_layout
+from alltoallv.torch.engines.device import Call, DeviceMember
 from alltoallv.torch.engines.npu import Streams, StreamWork, handle, npu, synchronizes
-
-
-class HcclLaunches:
-    """Launches collectives over HCCL on torch's streams; see `Launches`, and for ``shared`` `Streams`."""
-
-    def __init__(self, communicator: Communicator, shared: Any = None) -> None:
-        self._communicator, self.core = communicator, communicator.core
-        self._streams = Streams(self.core, shared)
-        self._does: dict[str, bool] = {}  # by reduction, once it is known
-
-    def exchange(self, call: Call, output: Tensor, input: Tensor, layout: Layout, wait: bool) -> StreamWork | None:
-        plan = call.plan(self.core, layout)
-
-        def start(stream: int) -> None:
-            plan.run(input.data_ptr(), output.data_ptr(), -1.0, stream)
-
-        return self._streams.launch(input.device, start, wait, lambda: (output, input))
-
-    def exchange_lists(
-        self, call: Call, outputs: Sequence[Tensor], inputs: Sequence[Tensor], wait: bool
-    ) -> StreamWork | None:
-        """Exchanges packed buffers: HCCL may register all of the memory between the first and the last region."""
-        layout = list_layout(outputs, inputs)
-        plan, recvs = call.plan(self.core, layout), layout[2]
-        source = torch.cat([x.reshape(-1) for x in inputs])
-
-        def start(stream: int) -> None:
-            target = torch.empty(sum(recvs), dtype=source.dtype, device=source.device)
-            plan.run(source.data_ptr(), target.data_ptr(), -1.0, stream)
-            for out, part in zip(outputs, target.split(recvs), strict=True):
-                out.copy_(part.view_as(out))
-
-        return self._streams.launch(inputs[0].device, start, wait, lambda: (*outputs, source))
-
-    def learn(
-        self, call: Call, input: Tensor, sends: list[int], sdispls: list[int], wait: bool
-    ) -> tuple[tuple[Tensor, list[int]], StreamWork | None]:
-        plan = call.plan(self.core, (sends, sdispls, [], []))
-        made: list[Any] = []
-        current = npu().current_stream(input.device)
-
-        def allocate(counts: Sequence[int]) -> int:
-            # The caller's stream uses this memory to the end; memory of the launch stream is reused after any launch.
-            with npu().stream(current) if synchronizes("learnt-memory") else contextlib.nullcontext():
-                made[:] = [torch.empty(sum(counts), dtype=input.dtype, device=input.device), list(counts)]
-            address: int = made[0].data_ptr()
-            return address
-
-        def start(stream: int) -> None:
-            plan.run_learning_into(input.data_ptr(), allocate, -1.0, stream)
-
-        work = self._streams.launch(input.device, start, wait, lambda: (input, made[0]))
-        return (made[0], made[1]), work
-
-    def reduce(
-        self, call: Call, output: Tensor, input: Tensor, op: str, counts: Sequence[int], wait: bool
-    ) -> tuple[bool, StreamWork | None]:
-        """See `Launches`. Some CANN releases return success and do nothing; all ranks find that
-        out at the first call.
-        """
-        what = operator, dtype = call.operator, call.dtype
-
-        def start(stream: int) -> None:
-            native_op = "sum" if op == "avg" else op
-            places = input.data_ptr(), output.data_ptr()
-            self.core.reduce(*what, native_op, *places, list(counts), -1.0, stream, shape=call.shape)
-            if op == "avg":
-                output.div_(self.core.size)
-
-        does = native(operator, dtype, op, counts) and self._does.get(operator, True)
-        if not does or op == "avg":
-            self.core.reduce(operator, dtype, op, 0, 0, list(counts), shape=call.shape, moves=False)
-        if not does:
-            return False, None
-        try:
-            work = self._streams.launch(input.device, start, wait, lambda: (output, input))
-        except HcclError:
-            self._does[operator] = not self.core.stats()[f"{operator}_falls_back"]
-            if self._does[operator]:
-                raise
-            return False, None
-        self._does[operator] = True
-        return True, work
-
-    def compare(self, request: QuantizedReduction, feeds_back: bool, gather_feeds_back: bool) -> None:
-        quantized.plan(self._communicator, request).compare(feeds_back, gather_feeds_back)
 
 
 def native(operator: str, dtype: str, op: str, counts: Sequence[int]) -> bool:
@@ -148,13 +59,16 @@ def stream_of(group: dist.ProcessGroup, device: torch.device) -> Any:
 
 
 class HcclMember(DeviceMember):
-    """A `Communicator` over HCCL."""
+    """A `Communicator` over HCCL, which launches on torch's streams."""
+
+    _streams: Streams
 
     def __init__(self, communicator: Communicator, group: dist.ProcessGroup | None = None) -> None:
         super().__init__(communicator, "hccl", group)
+        self._does: dict[str, bool] = {}  # by reduction, once it is known
         if group is None:
             self.name = communicator.name
-            self._launches = HcclLaunches(communicator)
+            self._streams = Streams(communicator.core)
             end_before_torch_npu()
 
     @property
@@ -163,6 +77,78 @@ class HcclMember(DeviceMember):
         if control is None or control.backend != "shm":
             raise InvalidParamError(f"domain '{self.domain}' has no communicator in host memory, expected npu tensors")
         return Communicator(control)
+
+    def _launch_exchange(self, call: Call, output: Tensor, input: Tensor, wait: bool) -> StreamWork | None:
+        plan = self._plan(call)
+
+        def start(stream: int) -> None:
+            plan.run(input.data_ptr(), output.data_ptr(), -1.0, stream)
+
+        return self._streams.launch(input.device, start, wait, lambda: (output, input))
+
+    def _launch_lists(
+        self, call: Call, outputs: Sequence[Tensor], inputs: Sequence[Tensor], wait: bool
+    ) -> StreamWork | None:
+        """Exchanges packed buffers: HCCL may register all of the memory between the first and the last region."""
+        plan, recvs = self._plan(call), call.layout[2]
+        source = torch.cat([x.reshape(-1) for x in inputs])
+
+        def start(stream: int) -> None:
+            target = torch.empty(sum(recvs), dtype=source.dtype, device=source.device)
+            plan.run(source.data_ptr(), target.data_ptr(), -1.0, stream)
+            for out, part in zip(outputs, target.split(recvs), strict=True):
+                out.copy_(part.view_as(out))
+
+        return self._streams.launch(inputs[0].device, start, wait, lambda: (*outputs, source))
+
+    def _launch_learning(
+        self, call: Call, input: Tensor, wait: bool
+    ) -> tuple[tuple[Tensor, list[int]], StreamWork | None]:
+        plan = self._plan(call)
+        made: list[Any] = []
+        current = npu().current_stream(input.device)
+
+        def allocate(counts: Sequence[int]) -> int:
+            # The caller's stream uses this memory to the end; memory of the launch stream is reused after any launch.
+            with npu().stream(current) if synchronizes("learnt-memory") else contextlib.nullcontext():
+                made[:] = [torch.empty(sum(counts), dtype=input.dtype, device=input.device), list(counts)]
+            address: int = made[0].data_ptr()
+            return address
+
+        def start(stream: int) -> None:
+            plan.run_learning_into(input.data_ptr(), allocate, -1.0, stream)
+
+        work = self._streams.launch(input.device, start, wait, lambda: (input, made[0]))
+        return (made[0], made[1]), work
+
+    def _launch_reduction(
+        self, call: Call, output: Tensor, input: Tensor, op: str, counts: Sequence[int], wait: bool
+    ) -> tuple[bool, StreamWork | None]:
+        """See `DeviceMember`. Some CANN releases return success and do nothing; all ranks find that
+        out at the first call.
+        """
+        core, operator, dtype = self.communicator.core, call.operator, call.dtype
+        plan = ReductionPlan(core, operator, dtype, "sum" if op == "avg" else op, list(counts), call.shape)
+
+        def start(stream: int) -> None:
+            plan.run(input.data_ptr(), output.data_ptr(), -1.0, stream)
+            if op == "avg":
+                output.div_(self.size)
+
+        does = native(operator, dtype, op, counts) and self._does.get(operator, True)
+        if not does or op == "avg":
+            self._compare_reduction(call, op, counts)
+        if not does:
+            return False, None
+        try:
+            work = self._streams.launch(input.device, start, wait, lambda: (output, input))
+        except HcclError:
+            self._does[operator] = not core.stats()[f"{operator}_falls_back"]
+            if self._does[operator]:
+                raise
+            return False, None
+        self._does[operator] = True
+        return True, work
 
 
 class HcclGroupMember(HcclMember):
@@ -177,20 +163,19 @@ class HcclGroupMember(HcclMember):
     def __init__(self, group: dist.ProcessGroup, control: Communicator, timeout: float, check: str | None) -> None:
         super().__init__(control, group)  # until it is known which device this rank uses
         self._control, self._timeout, self.check = control, timeout, check or "first"
-        self._made: HcclLaunches | None = None
-        self._device: int | None = None
+        self._device: int | None = None  # once HCCL has begun
         self._lock = threading.Lock()
 
     @property
     def on_host(self) -> Communicator:
         return self._control
 
-    def launches(self, device: torch.device, operator: str) -> HcclLaunches:
-        """Makes the launches at the first call, which is collective."""
+    def _enter(self, device: torch.device, operator: str) -> None:
+        """Begins HCCL at the first call, which is collective."""
         with self._lock:
-            if self._made is None:
+            if not hasattr(self, "_streams"):
                 barrier_plan(self._control).compare()  # another rank's refusal is announced before HCCL begins
-                self._made = self._make(self.group, device)
+                self._streams = self._begun(self.group, device)
         with guard(self, operator):
             if self.group not in dist.distributed_c10d._world.pg_map:
                 raise InvalidParamError("the process group has been destroyed, expected one in use")
@@ -198,9 +183,8 @@ class HcclGroupMember(HcclMember):
                 raise InvalidTensorError(
                     f"the tensors lie on {device}, expected npu:{self._device} as in the first call"
                 )
-        return self._made
 
-    def _make(self, group: dist.ProcessGroup, device: torch.device) -> HcclLaunches:
+    def _begun(self, group: dist.ProcessGroup, device: torch.device) -> Streams:
         options = _core.HcclOptions()
         options.rank, options.size, options.domain = self.rank, self.size, self.domain
         options.timeout, options.check = self._timeout, self.check
@@ -214,7 +198,7 @@ class HcclGroupMember(HcclMember):
         self.communicator = Communicator(core)
         _cores.add(core)
         end_before_torch_npu()
-        return HcclLaunches(self.communicator, shared)
+        return Streams(core, shared)
 
 
 @lru_cache

@@ -18,7 +18,7 @@ from alltoallv._calls.counts import Layout, packed
 from alltoallv.communicator import Communicator
 from alltoallv.quantization import requests as quantized
 from alltoallv.quantization.spec import QuantizedReduction
-from alltoallv.torch.engines.device import Call, DeviceMember, list_layout
+from alltoallv.torch.engines.device import Call, DeviceMember
 from alltoallv.torch.engines.reduction import as_bytes, in_bytes
 
 FIRST = 8  # calls that check="first" compares
@@ -43,34 +43,23 @@ class NcclMember(DeviceMember):
     def __init__(self, group: dist.ProcessGroup, backend: str, control: Communicator, check: str | None = None) -> None:
         super().__init__(control, backend, group)
         self.check = check or "first"
-        self._launches: NcclLaunches = NcclLaunches(self, control, self.check)
-
-    def fail(self, operator: str, error: BaseException) -> None:
-        self._launches.fail(operator, error)
+        self._lock = threading.Lock()  # one call at a time
+        self._seq = 0
+        self._received = f"bytes_{backend}"
+        self._stats = dict.fromkeys(("operators", "failed_operators", self._received), 0)
+        self._flight: deque[dict[str, Any]] = deque(maxlen=_FLIGHT_LENGTH)
 
     def stats(self) -> dict[str, int]:
-        return dict(self._launches.stats)
+        return dict(self._stats)
 
     def flight_record(self) -> dict[str, Any]:
-        operators = list(self._launches.flight)
+        operators = list(self._flight)
         mine = {"rank": self.rank, "pid": os.getpid(), "left": not self.usable, "operators": operators}
         return {"domain": self.domain, "rank": self.rank, "size": self.size, "ranks": [mine]}
 
-
-class NcclLaunches:
-    """Launches collectives of a group of torch.distributed on the current stream; see `Launches`."""
-
-    def __init__(self, member: DeviceMember, control: Communicator, check: str) -> None:
-        self._member, self._control, self._check = member, control, check
-        self._lock = threading.Lock()  # one call at a time
-        self._seq = 0
-        self._received = f"bytes_{member.backend}"
-        self.stats = dict.fromkeys(("operators", "failed_operators", self._received), 0)
-        self.flight: deque[dict[str, Any]] = deque(maxlen=_FLIGHT_LENGTH)
-
     def _compares(self) -> bool:
         """Returns whether the ranks compare the call whose turn it is."""
-        return self._check == "always" or (self._check == "first" and self._seq <= FIRST)
+        return self.check == "always" or (self.check == "first" and self._seq <= FIRST)
 
     def _run(
         self,
@@ -88,83 +77,77 @@ class NcclLaunches:
             self._seq += 1
             entry: dict[str, Any] = {"seq": self._seq, "operator": call.operator, "dtype": call.dtype}
             entry |= {"state": "failed", "start_ns": time.monotonic_ns(), "end_ns": 0}
-            self.flight.append(entry)
-            self.stats["failed_operators"] += 1
+            self._flight.append(entry)
+            self._stats["failed_operators"] += 1
             told = None
-            if learns or self._compares() or not self._control.usable:  # the comparison then says what has ended it
+            if learns or self._compares() or not self.communicator.usable:  # the comparison then says what has ended it
                 told = compare()
             try:
                 result, received = launch(told)
             except BaseException as error:  # the peers have launched the call, or will
                 text = str(error).splitlines()[0] if str(error) else type(error).__name__
-                self._control.abort(f"it broke off {call.operator}: {text}")
+                self.communicator.abort(f"it broke off {call.operator}: {text}")
                 raise
-            self.stats["failed_operators"] -= 1
-            self.stats["operators"] += 1
-            self.stats[self._received] += received
+            self._stats["failed_operators"] -= 1
+            self._stats["operators"] += 1
+            self._stats[self._received] += received
             entry["state"], entry["end_ns"] = "done", time.monotonic_ns()
             return result
 
     def fail(self, operator: str, error: BaseException) -> None:
         with self._lock:
             self._seq += 1
-            self.stats["failed_operators"] += 1
+            self._stats["failed_operators"] += 1
             if self._compares():
-                self._control.fail(operator, error)
+                self.communicator.fail(operator, error)
             else:
-                self._control.abort(f"{operator} failed on it: {error}")
+                self.communicator.abort(f"{operator} failed on it: {error}")
 
-    def exchange(self, call: Call, output: Tensor, input: Tensor, layout: Layout, wait: bool) -> Any:
-        plan = call.plan(self._control.core, layout)
+    def _launch_exchange(self, call: Call, output: Tensor, input: Tensor, wait: bool) -> Any:
+        plan = self._plan(call)
 
         def launch(told: Any) -> tuple[Any, int]:
             if call.operator == "broadcast":
-                tensor = as_bytes(input if self._member.rank == call.root else output)
-                work = dist.broadcast(tensor, group=self._group(), group_src=call.root, async_op=not wait)
+                tensor = as_bytes(input if self.rank == call.root else output)
+                work = dist.broadcast(tensor, group=self.group, group_src=call.root, async_op=not wait)
             else:
                 flat = as_bytes(output), as_bytes(input)
-                work = self._move(call.operator, *flat, in_bytes(layout, input.itemsize), wait)
-            return work, sum(layout[2]) * input.itemsize
+                work = self._move(call.operator, *flat, in_bytes(call.layout, input.itemsize), wait)
+            return work, sum(call.layout[2]) * input.itemsize
 
         return self._run(call, plan.compare, launch)
 
-    def exchange_lists(self, call: Call, outputs: Sequence[Tensor], inputs: Sequence[Tensor], wait: bool) -> Any:
-        layout = list_layout(outputs, inputs)
-        plan = call.plan(self._control.core, layout)
+    def _launch_lists(self, call: Call, outputs: Sequence[Tensor], inputs: Sequence[Tensor], wait: bool) -> Any:
+        plan = self._plan(call)
 
         def launch(told: Any) -> tuple[Any, int]:
             work = self._exchange_views([as_bytes(out) for out in outputs], [as_bytes(x) for x in inputs], wait)
-            return work, sum(layout[2]) * inputs[0].itemsize
+            return work, sum(call.layout[2]) * inputs[0].itemsize
 
         return self._run(call, plan.compare, launch)
 
-    def learn(
-        self, call: Call, input: Tensor, sends: list[int], sdispls: list[int], wait: bool
-    ) -> tuple[tuple[Tensor, list[int]], Any]:
-        plan = call.plan(self._control.core, (sends, sdispls, [], []))
+    def _launch_learning(self, call: Call, input: Tensor, wait: bool) -> tuple[tuple[Tensor, list[int]], Any]:
+        plan = self._plan(call)
 
         def launch(recvs: list[int]) -> tuple[tuple[tuple[Tensor, list[int]], Any], int]:
             output = torch.empty(sum(recvs), dtype=input.dtype, device=input.device)
-            layout = in_bytes((sends, sdispls, recvs, packed(recvs)), input.itemsize)
+            layout = in_bytes((*call.layout[:2], recvs, packed(recvs)), input.itemsize)
             work = self._move(call.operator, as_bytes(output), as_bytes(input), layout, wait)
             return ((output, recvs), work), output.nbytes
 
         result: tuple[tuple[Tensor, list[int]], Any] = self._run(call, plan.compare, launch, learns=True)
         return result
 
-    def reduce(
+    def _launch_reduction(
         self, call: Call, output: Tensor, input: Tensor, op: str, counts: Sequence[int], wait: bool
     ) -> tuple[bool, Any]:
         kinds = _FLOATS if op == "avg" else _FLOATS | _INTEGERS
-        native = self._member.size > 1 and op in _NATIVE and input.dtype in kinds
-
-        def compare() -> None:
-            self._control.core.reduce(call.operator, call.dtype, op, 0, 0, list(counts), shape=call.shape, moves=False)
+        native = self.size > 1 and op in _NATIVE and input.dtype in kinds
 
         def launch(told: Any) -> tuple[tuple[bool, Any], int]:
             if not native:
                 return (False, None), 0
-            reduce_op, options = getattr(dist.ReduceOp, _NATIVE[op]), {"group": self._group(), "async_op": not wait}
+            reduce_op, options = getattr(dist.ReduceOp, _NATIVE[op]), {"group": self.group, "async_op": not wait}
             if call.operator == "all_reduce":
                 output.copy_(input)
                 work = dist.all_reduce(output, reduce_op, **options)
@@ -174,30 +157,26 @@ class NcclLaunches:
                 work = dist.reduce_scatter(output, list(input.split(list(counts))), reduce_op, **options)
             return (True, work), output.nbytes
 
-        result: tuple[bool, Any] = self._run(call, compare, launch)
+        result: tuple[bool, Any] = self._run(call, lambda: self._compare_reduction(call, op, counts), launch)
         return result
 
-    def compare(self, request: QuantizedReduction, feeds_back: bool, gather_feeds_back: bool) -> None:
-        plan = quantized.plan(self._control, request)
+    def _compare_quantized(self, request: QuantizedReduction, feeds_back: bool, gather_feeds_back: bool) -> None:
+        plan = quantized.plan(self.communicator, request)
         call = Call(request.operator, request.dtype)
         self._run(call, lambda: plan.compare(feeds_back, gather_feeds_back), lambda told: (None, 0))
-
-    def _group(self) -> dist.ProcessGroup:
-        group: dist.ProcessGroup = self._member.group
-        return group
 
     def _move(self, operator: str, output: Tensor, input: Tensor, layout: Layout, wait: bool) -> Any:
         """Exchanges flat views of bytes; the layout is in bytes."""
         sends, sdispls, recvs, rdispls = layout
-        if operator == "all_gather_into_tensor" and self._member.size > 1:
-            return dist.all_gather_into_tensor(output, input, group=self._group(), async_op=not wait)
+        if operator == "all_gather_into_tensor" and self.size > 1:
+            return dist.all_gather_into_tensor(output, input, group=self.group, async_op=not wait)
         return self._exchange_views(regions(output, recvs, rdispls), regions(input, sends, sdispls), wait)
 
     def _exchange_views(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], wait: bool) -> Any:
-        if self._member.size == 1:
+        if self.size == 1:
             outputs[0].copy_(inputs[0])
             return None
-        return dist.all_to_all(list(outputs), list(inputs), group=self._group(), async_op=not wait)
+        return dist.all_to_all(list(outputs), list(inputs), group=self.group, async_op=not wait)
 
 
 def regions(tensor: Tensor, counts: Sequence[int], displs: Sequence[int]) -> list[Tensor]:

@@ -10,22 +10,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from alltoallv import _core
-from alltoallv._calls.counts import Layout
+from alltoallv._calls.reductions import ReductionPlan
 from alltoallv.communicator import Communicator
-from alltoallv.quantization import requests as quantized
-from alltoallv.quantization.spec import QuantizedReduction
-from alltoallv.torch.engines.device import Call, DeviceMember, list_layout
-
-
-class StagedMember(DeviceMember):
-    """This rank's membership in a group: tensors are copied to host memory, which ``control`` moves, and back.
-
-    The host waits for the copies, and for the peers unless the call is asynchronous.
-    """
-
-    def __init__(self, group: dist.ProcessGroup, control: Communicator) -> None:
-        super().__init__(control, control.backend, group)
-        self._launches = StagedLaunches(control)
+from alltoallv.torch.engines.device import Call, DeviceMember
 
 
 class StagedWork:
@@ -44,57 +31,39 @@ class StagedWork:
         return self._pending.done()
 
 
-class StagedLaunches:
-    """Launches calls on host memory; see `Launches`."""
+class StagedMember(DeviceMember):
+    """This rank's membership in a group: tensors are copied to host memory, which ``control`` moves, and back.
 
-    def __init__(self, control: Communicator) -> None:
-        self._core, self._control = control.core, control
+    The host waits for the copies, and for the peers unless the call is asynchronous.
+    """
 
-    def exchange(self, call: Call, output: Tensor, input: Tensor, layout: Layout, wait: bool) -> StagedWork | None:
-        plan = call.plan(self._core, layout)
-        return self._run(plan.run, plan.submit, [output], [input], wait)
+    def __init__(self, group: dist.ProcessGroup, control: Communicator) -> None:
+        super().__init__(control, control.backend, group)
 
-    def exchange_lists(
+    def _launch_exchange(self, call: Call, output: Tensor, input: Tensor, wait: bool) -> StagedWork | None:
+        return self._run(self._plan(call), [output], [input], wait)
+
+    def _launch_lists(
         self, call: Call, outputs: Sequence[Tensor], inputs: Sequence[Tensor], wait: bool
     ) -> StagedWork | None:
-        plan = call.plan(self._core, list_layout(outputs, inputs))
-        return self._run(plan.run, plan.submit, outputs, inputs, wait)
+        return self._run(self._plan(call), outputs, inputs, wait)
 
-    def learn(
-        self, call: Call, input: Tensor, sends: list[int], sdispls: list[int], wait: bool
-    ) -> tuple[tuple[Tensor, list[int]], None]:
+    def _launch_learning(self, call: Call, input: Tensor, wait: bool) -> tuple[tuple[Tensor, list[int]], None]:
         """Runs the exchange and always waits, because the counts must be known."""
-        plan = call.plan(self._core, (sends, sdispls, [], []))
         source = _staged([input])
-        made: list[Any] = []
+        block, recvs = self._plan(call).run_learning(source.data_ptr())
+        received = torch.frombuffer(block, dtype=input.dtype) if sum(recvs) else source[:0]
+        return (received.to(input.device), recvs), None
 
-        def allocate(counts: Sequence[int]) -> int:
-            made[:] = [torch.empty(sum(counts), dtype=input.dtype, device="cpu"), list(counts)]
-            return int(made[0].data_ptr())
-
-        plan.run_learning_into(source.data_ptr(), allocate)
-        return (made[0].to(input.device), made[1]), None
-
-    def reduce(
+    def _launch_reduction(
         self, call: Call, output: Tensor, input: Tensor, op: str, counts: Sequence[int], wait: bool
     ) -> tuple[bool, StagedWork | None]:
-        about = call.operator, call.dtype, op
-
-        def run(source: int, target: int) -> None:
-            self._core.reduce(*about, source, target, list(counts), shape=call.shape)
-
-        def submit(source: int, target: int) -> _core.Work:
-            return self._core.submit_reduce(*about, source, target, list(counts), shape=call.shape)
-
-        return True, self._run(run, submit, [output], [input], wait)
-
-    def compare(self, request: QuantizedReduction, feeds_back: bool, gather_feeds_back: bool) -> None:
-        quantized.plan(self._control, request).compare(feeds_back, gather_feeds_back)
+        plan = ReductionPlan(self.communicator.core, call.operator, call.dtype, op, list(counts), call.shape)
+        return True, self._run(plan, [output], [input], wait)
 
     def _run(
         self,
-        run: Callable[[int, int], None],
-        submit: Callable[[int, int], _core.Work],
+        plan: _core.Plan | ReductionPlan,
         outputs: Sequence[Tensor],
         inputs: Sequence[Tensor],
         wait: bool,
@@ -107,8 +76,8 @@ class StagedLaunches:
                 out.detach().copy_(part.view_as(out))
 
         if not wait:
-            return StagedWork(submit(source.data_ptr(), target.data_ptr()), finish, (source, target))
-        run(source.data_ptr(), target.data_ptr())
+            return StagedWork(plan.submit(source.data_ptr(), target.data_ptr()), finish, (source, target))
+        plan.run(source.data_ptr(), target.data_ptr())
         finish()
         return None
 
