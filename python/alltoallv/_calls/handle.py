@@ -44,10 +44,6 @@ class Handle:
             self._let_go()
         return self._result
 
-    def then(self, finish: Callable[[], Any]) -> None:
-        """Sets ``finish``, which makes the output at the first wait that succeeds."""
-        self._finish = finish
-
     def wait(self, timeout: float | None = None) -> bool:
         """Blocks until the operator is done, at most ``timeout`` seconds; returns True.
 

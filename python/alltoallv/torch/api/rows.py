@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from alltoallv import _core
-from alltoallv._calls.counts import packed, scaled, split_layout
 from alltoallv._calls.dispatch import Received, RowMover
 from alltoallv._calls.dispatching import OPERATOR
 from alltoallv._calls.guard import guard
@@ -94,11 +93,8 @@ class TensorMover(RowMover[Tensor]):
     def encode(
         self, rows: Tensor, payload: str, out: Tensor, source: Tensor | None = None, gates: Tensor | None = None
     ) -> None:
-        codec = self._codec(payload, rows)
-        if source is None:
-            codec.encode(rows, out)
-        else:
-            codec.encode_weighed(rows, source, None if gates is None else gates[source].float(), out)
+        each = None if gates is None else gates[source].float()
+        self._codec(payload, rows).encode(rows, out, source, each)
 
     def decode(self, coded: Tensor, payload: str | None, source: Tensor, out: Tensor, where: Tensor | None) -> None:
         if payload is None:
@@ -136,29 +132,17 @@ class TensorMover(RowMover[Tensor]):
         out.copy_(total)
 
     def exchange(self, buffer: Tensor, sends: list[int], recvs: list[int] | None, begins: bool) -> Received[Tensor]:
-        stride, flat, comm = buffer.shape[1], buffer.view(-1), self.comm
-        if recvs is None:
-            send = scaled(sends, stride)
+        stride = buffer.shape[1]
 
-            def made(output: Tensor, recv_counts: Sequence[int]) -> tuple[Tensor, list[int]]:
-                return output.view(-1, stride), [count // stride for count in recv_counts]
+        def made(output: Tensor, counts: Sequence[int]) -> tuple[Tensor, list[int]]:
+            return output.view(-1, stride), [count // stride for count in counts]
 
-            with guard(comm, OPERATOR):
-                learning = calls.learn(comm, OPERATOR, flat, send, packed(send), stride)
-            if begins:
-                return learning.submit(made).result
-            learnt = made(*learning.run())
-            return lambda: learnt
-        with guard(comm, OPERATOR):
-            output = calls.new_output(comm, sum(recvs) * stride, flat)
-            call = calls.exchange(comm, OPERATOR, output, flat, split_layout(sends, recvs, stride), stride)
-        known = output.view(-1, stride), recvs
+        with guard(self.comm, OPERATOR):
+            call = calls.exchange_rows(self.comm, OPERATOR, buffer, sends, recvs)
         if begins:
-            work = call.submit()
-            work.then(lambda: known)
-            return work.result
-        call.run()
-        return lambda: known
+            return call.submit(made).result
+        received = made(*call.run())
+        return lambda: received
 
 
 def _viewed(rows: Tensor, dtype: torch.dtype) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 from alltoallv import _core
 from alltoallv._calls import collectives
 from alltoallv._calls.collectives import Ready
-from alltoallv._calls.counts import Layout
+from alltoallv._calls.counts import Layout, split_layout
 from alltoallv._calls.protocol import Pending, Startable
 from alltoallv._calls.reductions import ReductionPlan, check_reduction
 from alltoallv.communicator import Communicator
@@ -117,17 +117,21 @@ def exchange_lists(
 
 @dataclass(slots=True)
 class Learning:
-    """Holds an exchange whose receive counts the peers announce."""
+    """Holds an exchange whose receive counts the peers announce, if they are not ``known``, as the output then is."""
 
     communicator: AnyCommunicator
-    call: _core.Plan | DeviceCall
+    call: Any
     operator: str
     input: Tensor
     sends: list[int]
+    known: tuple[Tensor, list[int]] | None = None
 
     def run(self, timeout: float = -1.0) -> tuple[Tensor, list[int]]:
         """Runs the exchange; returns the flat output and the receive counts."""
         with self._span(False):
+            if self.known is not None:
+                self.call.run(timeout)
+                return self.known
             if isinstance(self.call, DeviceCall):
                 output, counts = self.call.run()
                 return output, counts
@@ -136,6 +140,9 @@ class Learning:
     def submit(self, finish: Callable[[Tensor, list[int]], Any], timeout: float = -1.0) -> Work:
         """Submits the exchange; ``finish`` makes the handle's result of what `run` would return."""
         with self._span(True):
+            if (known := self.known) is not None:
+                pending = self.call.submit(timeout)
+                return Work(self.communicator, pending, (self.input, known), lambda: finish(*known))
             if isinstance(self.call, DeviceCall):
                 pending = self.call.submit()
                 return Work(self.communicator, pending, (self.input,), lambda: finish(*pending.result))
@@ -146,8 +153,9 @@ class Learning:
         return from_block(block, (sum(counts),), self.input.dtype), counts
 
     def _span(self, async_op: bool) -> Any:
-        x = self.input
-        return profile.span(self.operator, self.communicator, x.itemsize, self.sends, async_op=async_op, cuda=x.is_cuda)
+        x, recvs = self.input, None if self.known is None else self.known[1]
+        about = self.operator, self.communicator, x.itemsize, self.sends, recvs
+        return profile.span(*about, async_op=async_op, cuda=x.is_cuda)
 
 
 def learn(
@@ -168,6 +176,19 @@ def learn(
     else:
         call = comm.learn(operator, dtype, input, sends, sdispls, row, root)
     return Learning(comm, call, operator, input, sends)
+
+
+def exchange_rows(
+    comm: AnyCommunicator, operator: str, rows: Tensor, sends: list[int], recvs: list[int] | None, terms: int = 0
+) -> Learning:
+    """Returns the exchange of rows of bytes; None learns ``recvs``, and for ``terms`` see ``root`` of `exchange`."""
+    stride, flat = rows.shape[1], rows.view(-1)
+    layout = split_layout(sends, recvs or [], stride)
+    if recvs is None:
+        return learn(comm, operator, flat, *layout[:2], stride, terms)
+    output = new_output(comm, sum(layout[2]), flat)
+    made = exchange(comm, operator, output, flat, layout, stride, terms)
+    return Learning(comm, made.call, operator, flat, layout[0], (output, layout[2]))
 
 
 def reduce(

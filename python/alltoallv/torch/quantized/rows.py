@@ -28,12 +28,9 @@ class HostRows:
         self._how, self._length = how, length
         self.stride = max(_core.quantized_row_bytes(length, how.format, how.group_size), 4)
 
-    def encode(self, x: Tensor, coded: Tensor) -> None:
-        _core.quantize_rows(*self._about(x), x.data_ptr(), len(coded), self._length, coded.data_ptr())
-
-    def encode_weighed(self, x: Tensor, index: Tensor, gates: Tensor | None, coded: Tensor) -> None:
-        """Encodes the rows ``index``, multiplied by their gates, which are float32."""
-        chosen = index.data_ptr(), 0 if gates is None else gates.data_ptr()
+    def encode(self, x: Tensor, coded: Tensor, index: Tensor | None = None, gates: Tensor | None = None) -> None:
+        """Encodes all rows, or the rows ``index``, multiplied by their gates, which are float32."""
+        chosen = [0 if these is None else these.data_ptr() for these in (index, gates)]
         _core.quantize_rows(*self._about(x), x.data_ptr(), len(coded), self._length, coded.data_ptr(), *chosen)
 
     def decode(self, coded: Tensor, out: Tensor, overflow: Overflow) -> bool:
@@ -64,7 +61,8 @@ class DeviceRows(HostRows):
         check_format(how, self._kernels)
         self.stride = max(record_bytes(how, length), 16)
 
-    def encode(self, x: Tensor, coded: Tensor) -> None:
+    def encode(self, x: Tensor, coded: Tensor, index: Tensor | None = None, gates: Tensor | None = None) -> None:
+        """Encodes all rows; the device's kernels do not choose or multiply them."""
         if x.numel():
             views = record_views(coded, self._how, self._length)
             self._kernels.quantize(x.view(-1), self._how, *views, part=self._length)
@@ -92,56 +90,34 @@ class RowExchange:
         options: Options,
     ) -> None:
         made = requests.rows(ADAPTER, comm, input, send_counts, recv_counts, options)
-        x, self._recvs = made.input, made.recvs
+        x = made.input
         calls.check_place(comm, x)
         self._comm, self._tail = comm, x.shape[1:]
         self._like = x.new_empty(0, dtype=getattr(torch, made.out_dtype))
         self._rows = HostRows(made.how, made.length) if x.is_cpu else DeviceRows(made.how, made.length, x.device)
         self._stride = stride = self._rows.stride
-        bytes_like = x.new_empty(0, dtype=torch.uint8)
-        coded = calls.new_output(comm, (x.shape[0], stride), bytes_like)
+        coded = calls.new_output(comm, (x.shape[0], stride), x.new_empty(0, dtype=torch.uint8))
         self._rows.encode(x, coded)
         if made.must_fit() and not self._rows.decode(coded, torch.empty_like(x, dtype=self._like.dtype), "raise"):
             raise ValueOverflowError(made.overflow_text())
         self._overflow = made.received().overflow
-        layout, digest = made.layout(stride), made.digest()
-        self._arrived: Tensor | None = None
-        self.output: Tensor | None = None
-        if self._recvs is None:
-            self._learning = calls.learn(comm, self.operator, coded.view(-1), *layout[:2], stride, digest)
-            return
-        self._arrived = calls.new_output(comm, (sum(self._recvs), stride), bytes_like)
-        self.output = self._new_rows(sum(self._recvs))
-        self._call = calls.exchange(comm, self.operator, self._arrived, coded, layout, stride, digest)
+        self._call = calls.exchange_rows(comm, self.operator, coded, made.sends, made.recvs, made.digest())
+        self.output = None if made.recvs is None else self._new_rows(sum(made.recvs))
 
     def run(self, timeout: float = -1.0) -> tuple[Tensor, list[int]]:
         """Returns the rows received, and how many came from each rank."""
-        if self._recvs is None:
-            flat, counts = self._learning.run(timeout)
-            return self._learnt(flat, counts), [count // self._stride for count in counts]
-        self._call.run(timeout)
-        return self._filled(), self._recvs
+        flat, counts = self._call.run(timeout)
+        return self._decoded(flat, counts), [count // self._stride for count in counts]
 
     def submit(self, timeout: float = -1.0) -> Work:
         """Begins the exchange and returns its handle, whose wait dequantizes the rows."""
-        if self._recvs is None:
-            return self._learning.submit(self._learnt, timeout)
-        work = self._call.submit(timeout)
-        work.then(self._filled)
-        return work
+        return self._call.submit(self._decoded, timeout)
 
     def _new_rows(self, rows: int) -> Tensor:
         return calls.new_output(self._comm, (rows, *self._tail), self._like)
 
-    def _learnt(self, flat: Tensor, counts: Sequence[int]) -> Tensor:
-        rows = flat.view(sum(counts) // self._stride, self._stride)
-        return self._decoded(rows, self._new_rows(len(rows)))
-
-    def _filled(self) -> Tensor:
-        assert self._arrived is not None
-        assert self.output is not None
-        return self._decoded(self._arrived, self.output)
-
-    def _decoded(self, rows: Tensor, out: Tensor) -> Tensor:
+    def _decoded(self, flat: Tensor, counts: Sequence[int]) -> Tensor:
+        rows = flat.view(-1, self._stride)
+        out = self._new_rows(len(rows)) if self.output is None else self.output
         self._rows.decode(rows, out, self._overflow)
         return out
