@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import alltoallv.torch as at
 from alltoallv import Communicator, _core
 from alltoallv.testing import Ranks
-from alltoallv.torch.eager.tensors import _NAMES
+from alltoallv.torch.eager.tensors import MOVABLE
 
 MB = 1 << 20
 
@@ -80,7 +80,7 @@ def test_copies_are_ordinary_tensors(made: Callable[[], Tensor], how: str) -> No
 
 
 def test_kind() -> None:
-    for dtype in _NAMES:
+    for dtype in MOVABLE:
         x = at.empty((2, 3), dtype)
         assert (x.dtype, x.shape, x.is_contiguous(), x.device.type) == (dtype, (2, 3), True, "cpu")
         assert not x.requires_grad

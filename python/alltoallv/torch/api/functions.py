@@ -14,6 +14,7 @@ from alltoallv import _core
 from alltoallv._calls import experts, signature
 from alltoallv._calls.counts import Counts, Unit, read_request
 from alltoallv._calls.guard import guard
+from alltoallv._calls.regions import check_apart
 from alltoallv._calls.signature import described
 from alltoallv.errors import InvalidParamError
 from alltoallv.torch.eager import calls
@@ -21,7 +22,7 @@ from alltoallv.torch.eager import group as groups
 from alltoallv.torch.eager.calls import AnyCommunicator
 from alltoallv.torch.eager.graphs import check_untimed, is_tracing
 from alltoallv.torch.eager.group import Group, device_of
-from alltoallv.torch.eager.tensors import as_input, check_apart, check_output, needs_grad, shaped
+from alltoallv.torch.eager.tensors import as_input, check_output, needs_grad, region, shaped
 from alltoallv.torch.eager.work import Work
 from alltoallv.torch.graph import ops as ops
 from alltoallv.torch.graph import traced
@@ -73,7 +74,7 @@ def all_to_all_v(
                 raise InvalidParamError(f"{name} is given for an input that requires grad, expected one or the other")
         if out is not None:
             check_output("out", out, x.dtype)
-            check_apart(out, x)
+            check_apart(region(out), region(x))
         request = read_request(comm.size, x.shape, *counts, out, wants_grad and async_op)
     if request.learns:
         return _learning(comm, input, x, request, wants_grad, async_op, limit)

@@ -10,12 +10,13 @@ from torch import Tensor
 from alltoallv import _core
 from alltoallv._calls.counts import Counts, plan_request
 from alltoallv._calls.guard import guard
+from alltoallv._calls.regions import check_apart
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.torch.eager import calls
 from alltoallv.torch.eager import group as groups
 from alltoallv.torch.eager.group import Group
-from alltoallv.torch.eager.tensors import check_apart, check_contiguous, check_output, check_tensor, core_name
+from alltoallv.torch.eager.tensors import check_contiguous, check_output, check_tensor, core_name, region
 
 
 class Plan(_core.ArrayPlan):
@@ -85,7 +86,7 @@ class Plan(_core.ArrayPlan):
                 check_output("out", out, self.dtype)
                 if out.numel() < self.output_size:
                     raise InvalidParamError(f"out has {out.numel()} elements, expected at least {self.output_size}")
-                check_apart(out, input)
+                check_apart(region(out), region(input))
             call = calls.exchange(comm, "all_to_all_v", out, input, self._layout)
         call.run()
         return out

@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.autograd import _profiler_enabled, forward_ad
 
 from alltoallv import _core
-from alltoallv._calls import regions
 from alltoallv._calls.regions import Region
 from alltoallv.errors import InvalidTensorError
 from alltoallv.torch.eager.graphs import is_tracing
@@ -24,7 +23,8 @@ _core.add_torch(
 )
 Copies = list[tuple[Tensor, Tensor]]  # to, from
 PLAIN = Tensor, torch.nn.Parameter  # classes that add no meaning to their elements
-_NAMES = {dtype: name for name in _core.dtypes if isinstance(dtype := getattr(torch, name, None), torch.dtype)}
+# The dtypes that travel, with the core's names.
+MOVABLE = {dtype: name for name in _core.dtypes if isinstance(dtype := getattr(torch, name, None), torch.dtype)}
 
 
 def core_name(dtype: torch.dtype) -> str:
@@ -34,9 +34,9 @@ def core_name(dtype: torch.dtype) -> str:
         InvalidTensorError: a dtype that the core does not know, such as a quantized one.
     """
     try:
-        return _NAMES[dtype]
+        return MOVABLE[dtype]
     except KeyError:
-        raise InvalidTensorError(f"dtype is {dtype}, expected one of {', '.join(_NAMES.values())}", 13) from None
+        raise InvalidTensorError(f"dtype is {dtype}, expected one of {', '.join(MOVABLE.values())}", 13) from None
 
 
 def check_tensor(name: str, tensor: object) -> None:
@@ -108,11 +108,6 @@ def check_one_dtype(*tensors: Tensor) -> None:
 def region(tensor: Tensor) -> Region:
     """Returns where a contiguous tensor lies: its address and its length in bytes."""
     return tensor.data_ptr(), tensor.nbytes
-
-
-def check_apart(output: Tensor, input: Tensor) -> None:
-    """Raises InvalidTensorError if the input and output of an exchange overlap in memory."""
-    regions.check_apart(region(output), region(input))
 
 
 def is_contiguous(tensor: Tensor) -> bool:

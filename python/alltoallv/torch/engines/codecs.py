@@ -13,6 +13,7 @@ from torch import Tensor
 
 from alltoallv.quantization.spec import Overflow, QuantizedReduction
 from alltoallv.torch.engines.kernels import check_format, kernels_for, record_bytes, record_views
+from alltoallv.torch.engines.torch_kernels import in_parts
 
 
 class Codec:
@@ -51,7 +52,8 @@ class Codec:
 
     def decode(self, gathered: Tensor, first: int, count: int, part: int) -> None:
         """Writes ``count`` elements of the output, from ``first`` on, from what has been gathered."""
-        copy_parts(gathered.view(self._output.dtype), self._output[first : first + count], part)
+        for row, piece in _paired(gathered.view(self._output.dtype), self._output[first : first + count], part):
+            piece.copy_(row)
 
     def _note(self, overflows: Tensor | None) -> None:
         if overflows is not None:
@@ -195,31 +197,7 @@ class TwoScales(SharedScale):
             self._scaled(gathered[row : row + 1], self._seconds, self._offset, begin, n, out)
 
 
-def codec_for(
-    request: QuantizedReduction,
-    size: int,
-    output: Tensor,
-    input: Tensor,
-    error: Tensor | None,
-    gather_error: Tensor | None,
-) -> Codec:
-    """Returns the codec of a request on flat tensors."""
-    if request.scale is None:
-        return Dynamic(request, output, input, error, gather_error)
-    kind = SharedScale if request.scale_2 is None else TwoScales
-    return kind(request, size, output, input)
-
-
-def copy_parts(rows: Tensor, target: Tensor, part: int) -> None:
-    """Copies row r to part r of the target; the last one may be shorter."""
-    for row, piece in _paired(rows, target, part):
-        piece.copy_(row)
-
-
 def _paired(rows: Tensor, flat: Tensor, part: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Yields rows with the parts of a flat tensor: all whole ones at once, then a shorter last one."""
-    whole = flat.numel() // part
-    if whole:
-        yield rows[:whole, :part], flat[: whole * part].view(whole, part)
-    if rest := flat.numel() % part:
-        yield rows[whole, :rest], flat[whole * part :]
+    for places, elements, length in in_parts(flat.numel(), part):
+        yield rows[places, :length], flat[elements].view(-1, length)

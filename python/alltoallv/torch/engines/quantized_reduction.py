@@ -13,7 +13,7 @@ from torch import Tensor
 from alltoallv._calls.counts import packed
 from alltoallv.errors import ValueOverflowError
 from alltoallv.quantization.spec import QuantizedReduction
-from alltoallv.torch.engines.codecs import Codec, Dynamic, codec_for
+from alltoallv.torch.engines.codecs import Codec, Dynamic, SharedScale, TwoScales
 from alltoallv.torch.engines.reduction import Steps
 
 
@@ -30,9 +30,12 @@ def reduce_quantized(
     Raises:
         ValueOverflowError: on every rank, if a value did not fit on any and ``overflow`` is "raise".
     """
-    codec = codec_for(request, steps.size, output, input, error, gather_error)
+    codec: Codec
+    if request.scale is None:
+        codec = Dynamic(request, output, input, error, gather_error)
+    else:
+        codec = (SharedScale if request.scale_2 is None else TwoScales)(request, steps.size, output, input)
     if request.operator == "quantized_reduce_scatter":
-        assert isinstance(codec, Dynamic)
         _reduce_scatter(steps, request.counts, codec, input.device)
     elif request.count:
         _all_reduce(steps, request.count, codec, input.device)
@@ -60,7 +63,7 @@ def _all_reduce(steps: Steps, count: int, codec: Codec, device: torch.device) ->
         codec.decode(everything, 0, count, share)
 
 
-def _reduce_scatter(steps: Steps, counts: Sequence[int], codec: Dynamic, device: torch.device) -> None:
+def _reduce_scatter(steps: Steps, counts: Sequence[int], codec: Codec, device: torch.device) -> None:
     """Runs a reduce-scatter; rank j's part has ``counts[j]`` elements."""
     rank, sizes = steps.rank, [codec.sent_bytes(count) for count in counts]
     outbox = torch.empty(sum(sizes), dtype=torch.uint8, device=device)

@@ -52,8 +52,8 @@ class GroupStore:
     Only `collect` waits for other ranks. A store that no longer answers raises PeerLostError.
     """
 
-    def __init__(self, store: dist.Store, rank: int, size: int) -> None:
-        self.store, self.rank, self.size = store, rank, size
+    def __init__(self, store: dist.Store, size: int) -> None:
+        self.store, self.size = store, size
         self._dead = False
 
     def post(self, key: str, value: bytes | str) -> None:
@@ -132,7 +132,7 @@ def meet(store: dist.Store, rank: int, size: int, name: str, timeout: float, **m
     Raises:
         CommTimeoutError: ranks did not come; the message names them.
     """
-    own = GroupStore(dist.PrefixStore("alltoallv", store), rank, size)
+    own = GroupStore(dist.PrefixStore("alltoallv", store), size)
     key = uuid.uuid4().hex
     mine = _introduction(key, more)
     place, everybody = "", b"[]"
@@ -193,7 +193,7 @@ def gatherer(meeting: Meeting, of_group: dist.Store, rank: int, size: int, timeo
 
     @functools.cache
     def own_part() -> GroupStore:
-        return GroupStore(dist.PrefixStore(f"alltoallv/{meeting.key}", connection(of_group)), rank, size)
+        return GroupStore(dist.PrefixStore(f"alltoallv/{meeting.key}", connection(of_group)), size)
 
     def gather(mine: bytes) -> list[bytes]:
         key = f"gather/{next(numbers)}"

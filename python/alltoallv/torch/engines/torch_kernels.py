@@ -26,12 +26,12 @@ _TOO_LARGE = {torch.float16: 0x477FF000, torch.bfloat16: 0x7F7F8000, torch.float
 def quantize(
     x: Tensor, how: Quantization, codes: Tensor, scales: Tensor, error: Tensor | None = None, part: int | None = None
 ) -> None:
-    for rows, elements, length in _in_parts(x.numel(), part):
+    for rows, elements, length in in_parts(x.numel(), part):
         state = None if error is None else error[elements].view(-1, length)
         _quantize(x[elements].view(-1, length), how, codes[rows], scales[rows], state)
 
 
-def _in_parts(count: int, part: int | None) -> Iterator[tuple[slice, slice, int]]:
+def in_parts(count: int, part: int | None) -> Iterator[tuple[slice, slice, int]]:
     """Yields the rows, the elements and the elements per row: of all whole parts, then of a shorter last one."""
     part = part or max(count, 1)
     whole = count // part
@@ -77,7 +77,7 @@ def dequantize_sum(
 
 def dequantize(codes: Tensor, scales: Tensor, how: Quantization, out: Tensor, part: int | None = None) -> Tensor | None:
     overflows = None
-    for rows, elements, length in _in_parts(out.numel(), part):
+    for rows, elements, length in in_parts(out.numel(), part):
         values = _one_nan(_values(codes[rows], scales[rows], how, length)).view(-1)
         found = _narrow(values, out[elements], how.overflow)
         overflows = found if overflows is None or found is None else overflows | found
