@@ -16,7 +16,6 @@ from alltoallv._calls.signature import described
 from alltoallv.torch.api.functions import all_to_all_v
 from alltoallv.torch.eager import calls
 from alltoallv.torch.eager import group as groups
-from alltoallv.torch.eager.calls import AnyCommunicator
 from alltoallv.torch.eager.graphs import is_tracing
 from alltoallv.torch.eager.group import Group, device_of
 from alltoallv.torch.graph.library import Operator, known
@@ -25,26 +24,32 @@ from alltoallv.torch.graph.ops import communicator_of
 
 @described(signature.global_scatter)
 def global_scatter(x: Tensor, local_count: Counts, global_count: Counts, group: Group = None) -> Tensor:
-    if is_tracing():
-        return _traced(x, local_count, global_count, global_count, False, group)
-    comm = groups.resolve(group, device_of(x))
-    if comm is None:
-        return None  # type: ignore[return-value]
-    local, global_ = _checked("global_scatter", comm, x, local_count, global_count, "local_count")
-    received = all_to_all_v(x, local.sum(1), global_.sum(1), unit="row", group=comm)
-    return _transposed(received, global_)
+    return _moved(x, local_count, global_count, group, gathers=False)
 
 
 @described(signature.global_gather)
 def global_gather(x: Tensor, local_count: Counts, global_count: Counts, group: Group = None) -> Tensor:
+    return _moved(x, local_count, global_count, group, gathers=True)
+
+
+def _moved(x: Tensor, local_count: Counts, global_count: Counts, group: Group, *, gathers: bool) -> Tensor:
+    """Sends the rows; the ranks agree on the counts, [card, expert] matrices, expert by expert."""
     if is_tracing():
-        return _traced(x, local_count, global_count, local_count, True, group)
+        return _traced(x, local_count, global_count, gathers, group)
     comm = groups.resolve(group, device_of(x))
     if comm is None:
         return None  # type: ignore[return-value]
-    local, global_ = _checked("global_gather", comm, x, local_count, global_count, "global_count")
-    by_card = _transposed(x, global_.T)
-    return all_to_all_v(by_card, global_.sum(1), local.sum(1), unit="row", group=comm)
+    operator, rows_of_x = ("global_gather", "global_count") if gathers else ("global_scatter", "local_count")
+    host = groups.on_host(comm)  # counts lie in host memory wherever the rows do
+    with guard(host, operator):
+        local, global_ = experts.read(comm.size, x.shape, local_count, global_count, rows_of_x)
+        received = torch.empty(global_.shape, dtype=torch.int64, device="cpu")
+        call = calls.exchange(host, "exchange_counts", received, torch.from_numpy(local), experts.layout(local))
+    call.run()
+    experts.check_received(comm, operator, received.numpy(), global_)
+    if gathers:
+        return all_to_all_v(_transposed(x, global_.T), global_.sum(1), local.sum(1), unit="row", group=comm)
+    return _transposed(all_to_all_v(x, local.sum(1), global_.sum(1), unit="row", group=comm), global_)
 
 
 def _back(call: Any, grad: Tensor, *counts: Tensor) -> Any:
@@ -59,30 +64,16 @@ def _back(call: Any, grad: Tensor, *counts: Tensor) -> Any:
 )
 def global_rows(x: Tensor, local_count: Tensor, global_count: Tensor, rows: int, gathers: bool, group: str) -> Tensor:
     """Does `global_scatter`, or `global_gather`, in a graph. The result has ``rows`` rows; -1: known when it runs."""
-    function = global_gather if gathers else global_scatter
-    return function(x, local_count, global_count, communicator_of(group, x))
+    return _moved(x, local_count, global_count, communicator_of(group, x), gathers=gathers)
 
 
-def _traced(x: Tensor, local_count: Counts, global_count: Counts, made: Counts, gathers: bool, group: Group) -> Tensor:
-    """Records the operator in a graph; ``made`` holds the counts of the result's rows."""
+def _traced(x: Tensor, local_count: Counts, global_count: Counts, gathers: bool, group: Group) -> Tensor:
+    """Records the operator in a graph."""
+    made = local_count if gathers else global_count  # of the result's rows
     local, global_ = (torch.as_tensor(counts, device="cpu") for counts in (local_count, global_count))
     rows = -1 if isinstance(made, Tensor) else sum(made)
     result: Tensor = global_rows(x, local, global_, rows, gathers, groups.name_of(group))
     return result
-
-
-def _checked(
-    operator: str, comm: AnyCommunicator, x: Tensor, local_count: Counts, global_count: Counts, rows_of_x: str
-) -> tuple[Matrix, Matrix]:
-    """Returns the counts as [card, expert] matrices, on which all cards agree expert by expert."""
-    host = groups.on_host(comm)  # counts lie in host memory wherever the rows do
-    with guard(host, operator):
-        local, global_ = experts.read(comm.size, x.shape, local_count, global_count, rows_of_x)
-        received = torch.empty(global_.shape, dtype=torch.int64, device="cpu")
-        call = calls.exchange(host, "exchange_counts", received, torch.from_numpy(local), experts.layout(local))
-    call.run()
-    experts.check_received(comm, operator, received.numpy(), global_)
-    return local, global_
 
 
 def _transposed(rows: Tensor, counts: Matrix) -> Tensor:
