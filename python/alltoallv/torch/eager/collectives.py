@@ -30,6 +30,7 @@ from alltoallv.torch.eager.calls import Operation
 from alltoallv.torch.eager.declaration import COLLECTIVES as COLLECTIVES
 from alltoallv.torch.eager.declaration import Collective, Functional, Method, Parameters, Tensors
 from alltoallv.torch.eager.group import AnyCommunicator
+from alltoallv.torch.eager.tensors import MOVABLE as MOVABLE
 from alltoallv.torch.eager.tensors import (
     Copies,
     apart,
@@ -41,8 +42,6 @@ from alltoallv.torch.eager.tensors import (
     output_of,
     region,
 )
-
-MOVABLE = {dtype for name in _core.dtypes if isinstance(dtype := getattr(torch, name, None), torch.dtype)}
 
 
 def _by_root(options: Any) -> Parameters:
@@ -87,7 +86,6 @@ def all_gather(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: P
     ),
     functional=Functional(
         "all_gather",
-        lambda core, x: _core.all_gather_into_tensor(core, None, x, False, None),
         lambda shape, size: (size * shape[0], *shape[1:]),
         gradient="reduce_scatter",
     ),

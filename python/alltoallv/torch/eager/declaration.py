@@ -33,7 +33,8 @@ class Parameters(NamedTuple):
 NO_PARAMETERS = Parameters()
 Shape = Sequence[int]
 Prepare = Callable[[AnyCommunicator, Tensors, Tensors, Parameters], Operation]
-AtOnce = Callable[[_core.Communicator, Tensors, Tensors, Parameters, float | None, bool], Any]  # timeout, async_op
+# Of the core, outputs, inputs, parameters, timeout and async_op.
+AtOnce = Callable[[_core.Communicator, Sequence[Any], Tensors, Parameters, float | None, bool], Any]
 
 
 class Functional(NamedTuple):
@@ -41,14 +42,12 @@ class Functional(NamedTuple):
 
     Attributes:
         name: The operator's name.
-        at_once: Makes the output in the core if the core alone can check the input; else returns None.
         shape: The output's shape, from the input's and what is ``given``.
         gradient: The name of the operator that the output's gradient goes through, with what is ``given``.
         given: The operator's arguments between the input and the group, in torch's words: the number of ranks.
     """
 
     name: str
-    at_once: Callable[[_core.Communicator, Tensor], Any]
     shape: Callable[..., Shape]
     gradient: str
     given: str = "SymInt size, "
@@ -89,7 +88,8 @@ class Collective:
         strict: Whether the function demands outputs that are contiguous.
         at_once: Makes the call in the core if the core alone can check the tensors, and returns the output, or with
             async_op the pair of it and the pending call; else None.
-        functional: The form that returns a new tensor, for which ``prepare`` takes an input, too.
+        functional: The form that returns a new tensor, for which ``prepare`` takes an input, too, and ``at_once`` makes
+            an output that is None.
         method: The form that process groups have, if torch.distributed has the collective.
     """
 

@@ -47,9 +47,9 @@ def span(
     return _range(f"alltoallv.{operator}", values, cuda)
 
 
-def waiting(cuda: bool = False) -> contextlib.AbstractContextManager[Any]:
+def waiting() -> contextlib.AbstractContextManager[Any]:
     """Opens the range of a wait for an asynchronous call."""
-    return _range("alltoallv.wait", {}, cuda) if cuda or _profiler_enabled() else _nothing
+    return _range("alltoallv.wait", {}, False) if _profiler_enabled() else _nothing
 
 
 def _range(name: str, values: dict[str, Any], cuda: bool) -> contextlib.AbstractContextManager[Any]:

@@ -19,7 +19,7 @@ from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.torch.eager import calls
 from alltoallv.torch.eager.calls import Operation, check_place
-from alltoallv.torch.eager.declaration import AtOnce, Collective, Functional, Method, Parameters, Tensors
+from alltoallv.torch.eager.declaration import Collective, Functional, Method, Parameters, Tensors
 from alltoallv.torch.eager.group import AnyCommunicator
 from alltoallv.torch.eager.tensors import (
     Copies,
@@ -41,33 +41,30 @@ def _by_op(options: Any) -> Parameters:
     return Parameters(options.reduceOp)
 
 
-def _reduce_at_once(operator: str) -> AtOnce:
-    def call(
-        core: _core.Communicator,
-        outs: Tensors,
-        ins: Tensors,
-        parameters: Parameters,
-        limit: float | None,
-        async_op: bool,
-    ) -> Any:
-        op = None
-        for kind, name in REDUCE_OPS.items():  # to look it up takes eight times as long as to compare it with SUM
-            if parameters.op is kind or parameters.op == kind:
-                op = name
-                break
-        return _core.reduce(core, operator, (ins or outs)[0], outs[0], op, -1.0 if limit is None else limit, async_op)
-
-    return call
+def _at_once(
+    operator: str,
+    core: _core.Communicator,
+    outs: Tensors,
+    ins: Tensors,
+    parameters: Parameters,
+    limit: float | None,
+    async_op: bool,
+) -> Any:
+    op = None
+    for kind, name in REDUCE_OPS.items():  # to look it up takes eight times as long as to compare it with SUM
+        if parameters.op is kind or parameters.op == kind:
+            op = name
+            break
+    return _core.reduce(core, operator, (ins or outs)[0], outs[0], op, -1.0 if limit is None else limit, async_op)
 
 
 @partial(
     Collective,
     outputs="tensor",
     updates=True,
-    at_once=_reduce_at_once("all_reduce"),
+    at_once=partial(_at_once, "all_reduce"),
     functional=Functional(
         "all_reduce",
-        lambda core, x: _core.reduce(core, "all_reduce", x, None, "sum"),
         lambda shape: shape,
         gradient="all_reduce",
         given="",
@@ -127,10 +124,9 @@ def reduce_scatter(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameter
     outputs="output",
     inputs="input",
     operator="reduce_scatter",
-    at_once=_reduce_at_once("reduce_scatter"),
+    at_once=partial(_at_once, "reduce_scatter"),
     functional=Functional(
         "reduce_scatter",
-        lambda core, x: _core.reduce(core, "reduce_scatter", x, None, "sum"),
         lambda shape, size: (shape[0] // size, *shape[1:]),
         gradient="all_gather",
     ),

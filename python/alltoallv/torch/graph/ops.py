@@ -8,7 +8,7 @@ transpose and each is the gradient of the other, so derivatives of every order e
   in the order of ranks;
 * elements of the output that no region covers pass nothing back.
 
-Collectives whose rows say how they return a new tensor become operators by that (`api.declaration.Functional`).
+Collectives whose rows say how they return a new tensor become operators by that (`eager.declaration.Functional`).
 """
 
 from __future__ import annotations
@@ -129,12 +129,15 @@ def all_to_all_v_learn(input: Tensor, sends: Tensor, row: int, operator: str, gr
 def _functional(row: Collective) -> Operator:
     """Returns the operator of a collective that returns a new tensor."""
     form = row.functional
+    at_once = row.at_once
     assert form is not None
-    at_once = form.at_once
+    assert at_once is not None
 
     def run(input: Tensor, *about: Any) -> Tensor:
         comm = communicator_of(about[-1], input)
-        out: Tensor | None = None if comm.host_core is None else at_once(comm.host_core, input)
+        out: Tensor | None = None
+        if comm.host_core is not None:
+            out = at_once(comm.host_core, [None], [input], NO_PARAMETERS, None, False)
         if out is not None and out.dim() == input.dim():
             return out
         shape = form.shape(input.shape, *about[:-1])

@@ -133,24 +133,21 @@ def _reduced(
             given = {"out": out, "async_op": async_op, "error_feedback": feedback, "timeout": limit}
             requests.exclude("input requires grad", **given)
         if traced or wants_grad:
-            rows = shares("recv_counts", counts[0], "input", _rows(input), comm.size) if counts else None
+            place: tuple[Any, ...] = ()
+            if counts:
+                row_size(input)  # raises for a tensor without rows
+                place = shares("recv_counts", counts[0], "input", input.shape[0], comm.size), comm.rank
             options = options if traced else _checked(options)
         else:
             call = calls.quantized_reduce(comm, request(ADAPTER, comm, input, *counts, options, out, feedback))
             seconds = calls.limit(comm, limit)
     if traced or wants_grad:
-        place = () if rows is None else (rows, comm.rank)
         scales = map(_as_tensor, options[:3])
         return outcome(operator(input, *place, *scales, *options[3:], group), out, async_op)
     if async_op:
         return call.result, call.submit(seconds)
     call.run(seconds)
     return call.result
-
-
-def _rows(input: Tensor) -> int:
-    row_size(input)  # raises for a tensor without rows
-    return input.shape[0]
 
 
 def _checked(options: Options) -> Options:
