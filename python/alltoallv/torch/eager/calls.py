@@ -12,7 +12,7 @@ from torch import Tensor
 from alltoallv import _core
 from alltoallv._calls import collectives
 from alltoallv._calls.collectives import Ready
-from alltoallv._calls.counts import Layout, split_layout
+from alltoallv._calls.counts import Layout, scaled, split_layout
 from alltoallv._calls.protocol import Pending, Startable
 from alltoallv._calls.reductions import ReductionPlan, check_reduction
 from alltoallv.communicator import Communicator
@@ -204,6 +204,8 @@ def reduce(
 
     Ranks that know the ``shape`` of their whole input compare it.
     """
+    if input.is_complex() and not isinstance(comm, Communicator):  # engines reduce the parts
+        input, output, counts = torch.view_as_real(input), torch.view_as_real(output), scaled(counts, 2)
     dtype = core_name(input.dtype)
     check_place(comm, input, output)
     check_reduction(op, dtype)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import AllreduceOptions, ReduceOptions, ReduceScatterOptions
@@ -14,7 +13,7 @@ from torch._C._distributed_c10d import AllreduceOptions, ReduceOptions, ReduceSc
 from alltoallv import _core
 from alltoallv._calls import collectives
 from alltoallv._calls.collectives import check_length, check_rank, shape_of_list
-from alltoallv._calls.counts import even_parts, scaled
+from alltoallv._calls.counts import even_parts
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.torch.eager import calls
@@ -75,8 +74,6 @@ def all_reduce(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: P
     copies: Copies = []
     out = in_place(outs[0], copies)
     x, op = ins[0] if ins else out, op_for(out, parameters.op)
-    if x.is_complex() and not isinstance(comm, Communicator):
-        x, out = torch.view_as_real(x), torch.view_as_real(out)
     made = calls.reduce(comm, "all_reduce", out, x, op, even_parts(x.numel(), comm.size), outs[0].shape)
     return made.giving(outs, copies)
 
@@ -162,8 +159,6 @@ def _reduce_scatter(
     out = output_of(outs[0], copies)
     x = apart([x], [out])[0]
     op = op_for(x, parameters.op)
-    if x.is_complex() and not isinstance(comm, Communicator):
-        x, out, counts = torch.view_as_real(x), torch.view_as_real(out), scaled(counts, 2)
     return calls.reduce(comm, "reduce_scatter", out, x, op, counts, shape).giving(outs, copies)
 
 

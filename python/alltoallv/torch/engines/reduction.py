@@ -88,8 +88,6 @@ def reduce_in_order(steps: Steps, output: Tensor, input: Tensor, op: str, counts
 def combine(parts: Tensor, op: str) -> Tensor:
     """Returns ``parts[0] op parts[1] op ...`` in this order; shape ``[W, n]`` becomes ``[n]``."""
     dtype = parts.dtype
-    if dtype.is_complex:
-        return torch.view_as_complex(combine(torch.view_as_real(parts), op))
     if dtype is torch.bool and op not in _BITS:
         return parts.any(0) if op in ("sum", "max") else parts.all(0)
     if len(parts) == 1:
