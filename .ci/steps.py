@@ -193,7 +193,7 @@ def selected(session: nox.Session) -> tuple[str, ...]:
 
 def cpp_tests(pattern: str) -> list[str]:
     """The names of the tests in tests/cpp in which the pattern is found."""
-    return sorted(path.stem for path in (ROOT / "tests/cpp").glob("*.cpp") if re.search(pattern, path.stem))
+    return sorted(path.stem for path in (ROOT / "tests/cpp").glob("*test.cpp") if re.search(pattern, path.stem))
 
 
 def configure_core(session: nox.Session, name: str, tests: list[str], *arguments: str) -> Path:

@@ -43,7 +43,3 @@ TEST(sizes_are_told_apart) {
 }
 
 }  // namespace
-
-int main(int argc, char** argv) {
-    return testing::run_all(argc, argv);
-}

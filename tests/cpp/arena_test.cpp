@@ -333,8 +333,3 @@ TEST(opted_out) {
 }
 
 }  // namespace
-
-int main(int argc, char** argv) {
-    alarm(120);
-    return testing::run_all(argc, argv);
-}

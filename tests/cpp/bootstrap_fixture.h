@@ -23,15 +23,9 @@ using namespace alltoallv;
 
 using SteadyClock = std::chrono::steady_clock;
 
-struct Mode {
-    const char* name;
-    Membership (*bootstrap)(const BootstrapOptions&);
-    std::vector<int> (*run)(int, const Body&);
-    bool processes;
-};
-
-inline const Mode processes{"processes", bootstrap_processes, run_processes, true};
-inline const Mode threads{"threads", bootstrap_threads, run_threads, false};
+inline Membership bootstrap(const Mode& mode, const BootstrapOptions& options) {
+    return mode.threads ? bootstrap_threads(options) : bootstrap_processes(options);
+}
 
 inline BootstrapOptions options_of(int rank, int size, double timeout = 60) {
     BootstrapOptions options;
@@ -55,7 +49,7 @@ inline void wait_readable(int fd) {
 /// `start`.
 inline void fails(const Mode& mode, const BootstrapOptions& options, ErrorClass kind, const std::string& part,
                   double least = 0, SteadyClock::time_point start = SteadyClock::now()) {
-    fails(kind, part, [&] { mode.bootstrap(options); });
+    fails(kind, part, [&] { bootstrap(mode, options); });
     const double seconds = seconds_since(start);
     CHECK(seconds >= least && seconds < least + (UNDER_SANITIZER ? 5 : 1));
 }
@@ -107,18 +101,18 @@ inline void check_control(const Membership& membership) {
 }
 
 inline void check_membership(const Mode& mode, const BootstrapOptions& options) {
-    const Membership membership = mode.bootstrap(options);
+    const Membership membership = bootstrap(mode, options);
     CHECK_EQ(membership.peers.size(), static_cast<size_t>(options.size));
     CHECK_EQ(membership.peers[static_cast<size_t>(options.rank)].pid, getpid());
     const bool pidfds = static_cast<bool>(open_pidfd(getpid()));
     for (int rank = 0; rank < options.size; ++rank) {
         const Peer& peer = membership.peers[static_cast<size_t>(rank)];
         CHECK(kill(peer.pid, 0) == 0);
-        CHECK_EQ(static_cast<bool>(peer.pidfd), pidfds && mode.processes && rank != options.rank);
-        CHECK(mode.processes || !peer.socket);
-        CHECK_EQ(peer.pid == getpid(), !mode.processes || rank == options.rank);
+        CHECK_EQ(static_cast<bool>(peer.pidfd), pidfds && !mode.threads && rank != options.rank);
+        CHECK(!mode.threads || !peer.socket);
+        CHECK_EQ(peer.pid == getpid(), mode.threads || rank == options.rank);
     }
-    if (mode.processes) check_sockets(membership, options.rank);
+    if (!mode.threads) check_sockets(membership, options.rank);
     check_control(membership);
 }
 

@@ -344,7 +344,3 @@ TEST(no_descriptors_left) {
 }
 
 }  // namespace
-
-int main(int argc, char** argv) {
-    return run_all(argc, argv);
-}

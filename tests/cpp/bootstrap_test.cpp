@@ -7,13 +7,13 @@ using namespace testing;
 
 namespace {
 
-void success(const Mode& mode) {
+TEST(success, const Mode& mode) {
     for (const int size : {1, 2, 4, 8, 48}) {
         all_pass(mode.run(size, [&](int rank) { check_membership(mode, options_of(rank, size)); }));
     }
 }
 
-void late_arrivals(const Mode& mode) {
+TEST(late_arrivals, const Mode& mode) {
     all_pass(mode.run(4, [&](int rank) {  // the root comes second to last, peers find it quickly
         const int order[] = {2, 0, 1, 3};
         std::this_thread::sleep_for(std::chrono::milliseconds(100 * order[rank]));
@@ -21,18 +21,18 @@ void late_arrivals(const Mode& mode) {
     }));
 }
 
-void recreation(const Mode& mode) {
+TEST(recreation, const Mode& mode) {
     all_pass(mode.run(4, [&](int rank) {
         for (int i = 0; i < 50; ++i) {
-            const Membership membership = mode.bootstrap(options_of(rank, 4));
+            const Membership membership = bootstrap(mode, options_of(rank, 4));
             CHECK_EQ(membership.peers.size(), size_t{4});
         }
         std::vector<Membership> alive;  // and several of one domain alive at once
-        for (int i = 0; i < 5; ++i) alive.push_back(mode.bootstrap(options_of(rank, 4)));
+        for (int i = 0; i < 5; ++i) alive.push_back(bootstrap(mode, options_of(rank, 4)));
     }));
 }
 
-void domains_at_once(const Mode& mode) {
+TEST(domains_at_once, const Mode& mode) {
     all_pass(mode.run(3, [&](int rank) {
         std::vector<std::thread> starters;
         std::atomic<int> good = 0;
@@ -48,7 +48,7 @@ void domains_at_once(const Mode& mode) {
     }));
 }
 
-void timeouts(const Mode& mode) {
+TEST(timeouts, const Mode& mode) {
     const std::string job = options_of(0, 1).job;
     auto start = SteadyClock::now();
     all_pass(mode.run(2, [&](int i) {  // ranks 1 and 3 never come
@@ -60,12 +60,12 @@ void timeouts(const Mode& mode) {
         fails(mode, options_of(rank, 3, rank == 0 ? 50 : 0.5), ErrorClass::comm_timeout,
               "after 0.50 s rank 2 of 3 had not joined", 0.5, start);
     }));
-    const std::string rootless = mode.processes ? "rank 0 had not opened domain 'd'" : "rank 0 of 2 had not joined";
+    const std::string rootless = mode.threads ? "rank 0 of 2 had not joined" : "rank 0 had not opened domain 'd'";
     all_pass(mode.run(1, [&](int) { fails(mode, options_of(1, 2, 0.3), ErrorClass::comm_timeout, rootless, 0.3); }));
     all_pass(mode.run(2, [&](int rank) { check_membership(mode, options_of(rank, 2)); }));  // the name is free again
 }
 
-void violations(const Mode& mode) {
+TEST(violations, const Mode& mode) {
     // All but the last of 4 ranks come; the last of them differs. Everybody hears of it.
     const auto differ = [&](const std::string& part, const std::function<void(BootstrapOptions&)>& change) {
         const auto start = SteadyClock::now();
@@ -98,7 +98,7 @@ void violations(const Mode& mode) {
     fails(mode, options, ErrorClass::invalid_param, "timeout is nan");
 }
 
-void interrupted(const Mode& mode) {
+TEST(interrupted, const Mode& mode) {
     for (const int quitter : {0, 1}) {
         all_pass(mode.run(3, [&](int rank) {  // rank 3 of 4 never comes
             int calls = 0;
@@ -110,7 +110,7 @@ void interrupted(const Mode& mode) {
             if (rank == quitter) {
                 bool interrupted = false;
                 try {
-                    mode.bootstrap(options);
+                    bootstrap(mode, options);
                 } catch (const std::logic_error&) {
                     interrupted = true;
                 }
@@ -124,20 +124,3 @@ void interrupted(const Mode& mode) {
 }
 
 }  // namespace
-
-int main(int argc, char** argv) {
-    std::vector<Test> tests;
-    for (const Mode* mode : {&processes, &threads}) {
-        const auto add = [&](const char* name, void (*body)(const Mode&)) {
-            tests.push_back({std::string(name) + ", " + mode->name, [=] { body(*mode); }});
-        };
-        add("success", success);
-        add("late arrivals", late_arrivals);
-        add("re-creation", recreation);
-        add("domains at once", domains_at_once);
-        add("timeouts", timeouts);
-        add("violations", violations);
-        add("interrupted", interrupted);
-    }
-    return run_all(argc, argv, tests);
-}

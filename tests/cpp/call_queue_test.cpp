@@ -234,8 +234,3 @@ TEST(interrupted) {
 }
 
 }  // namespace
-
-int main(int argc, char** argv) {
-    alarm(120);
-    return testing::run_all(argc, argv);
-}

@@ -95,11 +95,16 @@ void exchange(const std::string& path, int from, int to) {
     munmap(stage, sizeof(Stage));
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
-    return run_all(argc, argv,
-                   {{"read by a system call", [] { exchange("cma", refuses, agrees); }},
-                    {"read in the arena", [] { exchange("pull", refuses, agrees); }},
-                    {"written to", [] { exchange("push", agrees, refuses); }}});
+TEST(read_by_a_system_call) {
+    exchange("cma", refuses, agrees);
 }
+
+TEST(read_in_the_arena) {
+    exchange("pull", refuses, agrees);
+}
+
+TEST(written_to) {
+    exchange("push", agrees, refuses);
+}
+
+}  // namespace

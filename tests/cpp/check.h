@@ -38,11 +38,11 @@
 /// CHECK that shows both sides, which must be strings or numbers.
 #define CHECK_EQ(left, right) testing::check_equal((left), (right), #left, __FILE__, __LINE__)
 
-/// Begins the function of a test that `run_all` runs.
-#define TEST(name)                                                                \
-    void name();                                                                  \
+/// Begins the function of a test that `run_all` runs; its parameters say with which ranks, see `add_test`.
+#define TEST(name, ...)                                                           \
+    void name(__VA_ARGS__);                                                       \
     [[maybe_unused]] const bool name##_is_added = testing::add_test(#name, name); \
-    void name()
+    void name(__VA_ARGS__)
 
 namespace testing {
 
@@ -156,6 +156,15 @@ inline void all_pass(const std::vector<int>& statuses) {
     for (const int status : statuses) CHECK_EQ(status, 0);
 }
 
+struct Mode {
+    const char* name;
+    bool threads;
+    std::vector<int> (*run)(int, const Body&);
+};
+
+inline constexpr Mode processes{"processes", false, run_processes};
+inline constexpr Mode threads{"threads", true, run_threads};
+
 struct Test {
     std::string name;
     std::function<void()> body;
@@ -168,16 +177,31 @@ inline std::vector<Test>& tests() {
 }
 
 /// Adds a test under the name of its function, with spaces for underscores.
-inline bool add_test(std::string name, void (*body)()) {
+inline bool add_test(std::string name, std::function<void()> body) {
     std::ranges::replace(name, '_', ' ');
-    tests().push_back({std::move(name), body});
+    tests().push_back({std::move(name), std::move(body)});
+    return true;
+}
+
+/// Adds one for ranks that are processes, and one for threads.
+inline bool add_test(const std::string& name, void (*body)(const Mode&)) {
+    for (const Mode* mode : {&processes, &threads}) add_test(name + ", " + mode->name, [=] { body(*mode); });
+    return true;
+}
+
+/// The same for 2 and for 4 ranks.
+inline bool add_test(const std::string& name, void (*body)(const Mode&, int)) {
+    for (const Mode* mode : {&processes, &threads})
+        for (const int size : {2, 4})
+            add_test(name + ", " + std::to_string(size) + " " + mode->name, [=] { body(*mode, size); });
     return true;
 }
 
 /// Runs the tests, or those whose name contains the first argument. For `return` from main.
-inline int run_all(int argc, char** argv, const std::vector<Test>& tests = testing::tests()) {
+inline int run_all(int argc, char** argv) {
+    alarm(UNDER_SANITIZER ? 290 : 240);  // a test that hangs fails
     int failed = 0;
-    for (const Test& test : tests) {
+    for (const Test& test : tests()) {
         if (argc > 1 && test.name.find(argv[1]) == std::string::npos) continue;
         std::printf("%s ...\n", test.name.c_str());
         if (!passes(test.name, test.body)) {

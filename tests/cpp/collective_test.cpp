@@ -72,7 +72,3 @@ TEST(types_that_only_move) {
 }
 
 }  // namespace
-
-int main(int argc, char** argv) {
-    return testing::run_all(argc, argv);
-}

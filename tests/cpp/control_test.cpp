@@ -256,8 +256,3 @@ TEST(flight_recorder) {
 }
 
 }  // namespace
-
-int main(int argc, char** argv) {
-    alarm(120);
-    return testing::run_all(argc, argv);
-}

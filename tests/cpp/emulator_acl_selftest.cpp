@@ -326,9 +326,3 @@ TEST(what_is_not_implemented_says_so) {
 }
 
 }  // namespace
-
-int main(int argc, char** argv) {
-    option("verbose", "0");
-    aclrtSetDevice(0);
-    return run_all(argc, argv);
-}

@@ -15,6 +15,12 @@ inline void option(const char* name, const std::string& value) {
     CHECK_EQ(AlltoallvEmulatorSet(name, value.c_str()), 0);
 }
 
+/// Set up for all tests, before the first one forks.
+[[maybe_unused]] inline const bool is_set_up = [] {
+    option("verbose", std::getenv("VERBOSE") != nullptr ? "1" : "0");
+    return aclrtSetDevice(0) == 0;
+}();
+
 /// Device memory that holds values of one type.
 template <class T>
 class DeviceArray {

@@ -8,7 +8,7 @@ using namespace testing;
 namespace {
 
 /// Called wrongly by one rank alone: refused at once, and the others hear nothing of it.
-void refused_at_once(Group& g) {
+TEST(refused_at_once, Group& g) {
     const DeviceArray<int> x(8), y(8);
     const std::vector<uint64_t> ones(static_cast<size_t>(g.size), 1), wide(static_cast<size_t>(g.size), 100);
     int host[8] = {};
@@ -53,7 +53,7 @@ void check_async(const Group& g, HcclResult expected, const std::string& message
 }
 
 /// What only the ranks together can see.
-void disagreements() {
+TEST(disagreements) {
     const auto disagree = [](const std::function<HcclResult(Group&, void*, void*)>& call) {
         in_group(3, [&](Group& g) {
             const DeviceArray<int> x(8), y(std::vector<int>(8, -1));
@@ -86,7 +86,7 @@ void disagreements() {
 }
 
 /// A buffer that is freed while its collective is queued: all ranks fail, none waits for ever.
-void freed_too_early(Group& g) {
+TEST(freed_too_early, Group& g) {
     option("task_delay_us", "100000");
     void* memory = nullptr;
     CHECK_EQ(aclrtMalloc(&memory, 64, ACL_MEM_MALLOC_HUGE_FIRST), 0);
@@ -97,7 +97,7 @@ void freed_too_early(Group& g) {
     option("task_delay_us", "0");
 }
 
-void faults() {
+TEST(faults) {
     in_group(2, [](Group& g) {  // zeros and success
         option("faults", "HcclAllGather@1=zeros");
         const DeviceArray<int> x(std::vector<int>{g.rank + 1}), y(2);
@@ -138,7 +138,7 @@ void faults() {
 }
 
 /// A rank that dies in a collective is lost to the others at once; one that dies before it joins, after the timeout.
-void deaths() {
+TEST(deaths) {
     CHECK_EQ(HcclGetRootInfo(&root), 0);
     const std::vector<int> in_collective = run_processes(3, [](int rank) {
         option("faults", "HcclAllGather@1=die");
@@ -160,14 +160,3 @@ void deaths() {
 }
 
 }  // namespace
-
-int main(int argc, char** argv) {
-    option("verbose", std::getenv("VERBOSE") != nullptr ? "1" : "0");
-    aclrtSetDevice(0);
-    return run_all(argc, argv,
-                   {{"refused at once", [] { in_group(2, refused_at_once); }},
-                    {"disagreements", disagreements},
-                    {"freed too early", [] { in_group(2, freed_too_early); }},
-                    {"faults", faults},
-                    {"deaths", deaths}});
-}

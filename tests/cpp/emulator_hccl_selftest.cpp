@@ -5,7 +5,7 @@ using namespace testing;
 
 namespace {
 
-void movement(Group& g) {
+TEST(movement, Group& g) {
     const auto size = static_cast<size_t>(g.size);
     all_to_all_v(g, 1);
     all_to_all_v(g, 100000);
@@ -62,7 +62,7 @@ void movement(Group& g) {
     }
 }
 
-void reductions(Group& g) {
+TEST(reductions, Group& g) {
     const auto size = static_cast<size_t>(g.size);
     const DeviceArray<int> x(range(g.rank + 1, 5)), sum(5), in_place(range(g.rank + 1, 5));
     CHECK_EQ(HcclAllReduce(x.data(), sum.data(), 5, int32, HCCL_REDUCE_SUM, g.comm, g.stream), 0);
@@ -98,7 +98,7 @@ void reductions(Group& g) {
     check_values(unequal, {ranks_sum + ranks * (ranks - 1 - g.rank)});
 }
 
-void messages(Group& g) {
+TEST(messages, Group& g) {
     const uint32_t next = static_cast<uint32_t>((g.rank + 1) % g.size),
                    previous = static_cast<uint32_t>((g.rank + g.size - 1) % g.size);
     const DeviceArray<int> x(range(10 * g.rank, 3)), y(3), z(3);
@@ -119,7 +119,7 @@ void messages(Group& g) {
     if (g.rank == 1) check_values(w, {0});
 }
 
-void sub_communicators(Group& g) {
+TEST(sub_communicators, Group& g) {
     HcclCommConfig config = hccl_default_config();
     std::strcpy(config.hcclCommName, "reversed");
     std::vector<uint32_t> ranks;
@@ -147,18 +147,19 @@ void sub_communicators(Group& g) {
 }
 
 /// As HCCL: between one rank and itself the displacements are ignored.
-void one_rank(Group& g) {
-    const DeviceArray<int> x(range(0, 8)), y(std::vector<int>(8, -1));
-    const uint64_t count = 2, sdispl = 3, rdispl = 5;
-    CHECK_EQ(HcclAlltoAllV(x.data(), &count, &sdispl, int32, y.data(), &count, &rdispl, int32, g.comm, g.stream), 0);
-    g.synchronize();
-    check_values(y, {0, 1, -1, -1, -1, -1, -1, -1});
-    reductions(g);
-    messages(g);
+TEST(one_rank) {
+    in_group(1, [](Group& g) {
+        const DeviceArray<int> x(range(0, 8)), y(std::vector<int>(8, -1));
+        const uint64_t count = 2, sdispl = 3, rdispl = 5;
+        CHECK_EQ(HcclAlltoAllV(x.data(), &count, &sdispl, int32, y.data(), &count, &rdispl, int32, g.comm, g.stream),
+                 0);
+        g.synchronize();
+        check_values(y, {0, 1, -1, -1, -1, -1, -1, -1});
+    });
 }
 
 /// Twice what the configuration says, or HCCL_BUFFSIZE, until the communicator is destroyed.
-void buffers_take_device_memory(Group&) {
+TEST(buffers_take_device_memory, Group&) {
     const auto free_mb = [] {
         size_t left = 0, total = 0;
         CHECK_EQ(aclrtGetMemInfo(ACL_HBM_MEM, &left, &total), 0);
@@ -187,32 +188,8 @@ void buffers_take_device_memory(Group&) {
     check_message("HCCL_BUFFSIZE is 'many'");
 }
 
-/// The ranks are devices of one process.
-void one_process() {
-    HcclComm comms[3] = {};
-    int32_t devices[3] = {0, 1, 2};
-    CHECK_EQ(HcclCommInitAll(3, devices, comms), 0);
-    std::vector<aclrtStream> streams;
-    std::vector<std::unique_ptr<DeviceArray<int>>> buffers;
-    for (int i = 0; i < 3; ++i) {
-        CHECK_EQ(aclrtSetDevice(i), 0);
-        streams.push_back(new_stream());
-        buffers.push_back(std::make_unique<DeviceArray<int>>(std::vector<int>{1 << i}));
-        void* data = buffers.back()->data();
-        CHECK_EQ(HcclAllReduce(data, data, 1, int32, HCCL_REDUCE_SUM, comms[i], streams.back()), 0);
-    }
-    for (int i = 0; i < 3; ++i) {
-        CHECK_EQ(aclrtSetDevice(i), 0);
-        CHECK_EQ(aclrtSynchronizeStream(streams[static_cast<size_t>(i)]), 0);
-        check_values(*buffers[static_cast<size_t>(i)], {7});
-        CHECK_EQ(aclrtDestroyStream(streams[static_cast<size_t>(i)]), 0);
-        CHECK_EQ(HcclCommDestroy(comms[i]), 0);
-    }
-    CHECK_EQ(aclrtSetDevice(0), 0);
-}
-
 /// A rank table as a file.
-void rank_table() {
+TEST(rank_table) {
     const std::string path = "/tmp/emulator-rank-table-" + std::to_string(getpid()) + ".json";
     const auto write = [&](const std::string& status, const std::string& second) {
         FILE* file = std::fopen(path.c_str(), "w");
@@ -243,20 +220,28 @@ void rank_table() {
     CHECK_EQ(HcclCommInitClusterInfo(path.c_str(), 0, &comm), HCCL_E_OPEN_FILE_FAILURE);
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
-    option("verbose", std::getenv("VERBOSE") != nullptr ? "1" : "0");
-    aclrtSetDevice(0);
-    const auto group = [](int size, void (*body)(Group&)) { return [=] { in_group(size, body); }; };
-    return run_all(argc, argv,
-                   {{"movement, 2 ranks", group(2, movement)},
-                    {"movement, 4 ranks", group(4, movement)},
-                    {"reductions", group(3, reductions)},
-                    {"messages", group(3, messages)},
-                    {"sub-communicators", group(3, sub_communicators)},
-                    {"one rank", group(1, one_rank)},
-                    {"buffers take device memory", group(1, buffers_take_device_memory)},
-                    {"rank table", rank_table},
-                    {"one process", one_process}});  // last: it leaves threads in this process
+/// The ranks are devices of one process. The last test, because it leaves threads.
+TEST(one_process) {
+    HcclComm comms[3] = {};
+    int32_t devices[3] = {0, 1, 2};
+    CHECK_EQ(HcclCommInitAll(3, devices, comms), 0);
+    std::vector<aclrtStream> streams;
+    std::vector<std::unique_ptr<DeviceArray<int>>> buffers;
+    for (int i = 0; i < 3; ++i) {
+        CHECK_EQ(aclrtSetDevice(i), 0);
+        streams.push_back(new_stream());
+        buffers.push_back(std::make_unique<DeviceArray<int>>(std::vector<int>{1 << i}));
+        void* data = buffers.back()->data();
+        CHECK_EQ(HcclAllReduce(data, data, 1, int32, HCCL_REDUCE_SUM, comms[i], streams.back()), 0);
+    }
+    for (int i = 0; i < 3; ++i) {
+        CHECK_EQ(aclrtSetDevice(i), 0);
+        CHECK_EQ(aclrtSynchronizeStream(streams[static_cast<size_t>(i)]), 0);
+        check_values(*buffers[static_cast<size_t>(i)], {7});
+        CHECK_EQ(aclrtDestroyStream(streams[static_cast<size_t>(i)]), 0);
+        CHECK_EQ(HcclCommDestroy(comms[i]), 0);
+    }
+    CHECK_EQ(aclrtSetDevice(0), 0);
 }
+
+}  // namespace

@@ -37,6 +37,13 @@ inline void in_group(int size, const std::function<void(Group&)>& body) {
     }));
 }
 
+/// Adds a test of groups of one and of several ranks.
+inline bool add_test(const std::string& name, void (*body)(Group&)) {
+    for (const int size : {1, 3, 4})
+        add_test(name + ", " + std::to_string(size) + " ranks", [=] { in_group(size, body); });
+    return true;
+}
+
 inline std::vector<int> range(int first, size_t count) {
     std::vector<int> values(count);
     std::iota(values.begin(), values.end(), first);

@@ -95,7 +95,3 @@ TEST(param_of_atb) {
 }
 
 }  // namespace
-
-int main(int argc, char** argv) {
-    return testing::run_all(argc, argv);
-}

@@ -108,7 +108,7 @@ void disagreement(Communicator& communicator) {
           [&] { communicator.quant_reduce(q, -1); });
 }
 
-void everything(const Mode& mode, int size) {
+TEST(everything, const Mode& mode, int size) {
     all_pass(mode.run(size, [&](int rank) {
         const CommunicatorPtr communicator = make_shm_communicator(options_of(mode, rank, size));
         for (const size_t count : {size_t{0}, size_t{1}, size_t{1000}, size_t{UNDER_SANITIZER ? 100001 : 300001}}) {
@@ -127,12 +127,3 @@ void everything(const Mode& mode, int size) {
 }
 
 }  // namespace
-
-int main(int argc, char** argv) {
-    alarm(UNDER_SANITIZER ? 290 : 240);  // a transport that hangs must not hang the test
-    std::vector<Test> tests;
-    for (const Mode* mode : {&processes, &threads})
-        for (const int size : {2, 4})
-            tests.push_back({std::to_string(size) + " " + mode->name, [=] { everything(*mode, size); }});
-    return run_all(argc, argv, tests);
-}

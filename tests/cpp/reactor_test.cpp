@@ -253,7 +253,3 @@ TEST(exit_while_watching) {
 }
 
 }  // namespace
-
-int main(int argc, char** argv) {
-    return testing::run_all(argc, argv);
-}

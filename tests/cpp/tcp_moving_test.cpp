@@ -134,8 +134,3 @@ TEST(messages) {
 }
 
 }  // namespace
-
-int main(int argc, char** argv) {
-    alarm(120);
-    return testing::run_all(argc, argv);
-}

@@ -327,8 +327,3 @@ TEST(addresses_from_elsewhere) {
 }
 
 }  // namespace
-
-int main(int argc, char** argv) {
-    alarm(120);
-    return testing::run_all(argc, argv);
-}

@@ -57,7 +57,7 @@ struct Attempt {
 
 /// Every disagreement that agreement finds: the same error on all ranks, no output byte written, then business as
 /// usual.
-void disagreements(const Mode& mode, int size) {
+TEST(disagreements, const Mode& mode, int size) {
     struct Case {
         const char* message;
         void (*spoil)(Attempt&);
@@ -102,7 +102,7 @@ void disagreements(const Mode& mode, int size) {
 }
 
 /// A rank that comes too late finds the error that the others have had meanwhile.
-void lateness(const Mode& mode, int size) {
+TEST(lateness, const Mode& mode, int size) {
     all_pass(mode.run(size, [&](int rank) {
         CommunicatorPtr communicator = communicator_of(mode, rank, size, 0.5);
         Attempt attempt(rank, size, 1000, true);
@@ -122,7 +122,7 @@ void lateness(const Mode& mode, int size) {
 }
 
 /// One rank gives up from another thread while the others wait.
-void aborts(const Mode& mode, int size) {
+TEST(aborts, const Mode& mode, int size) {
     all_pass(mode.run(size, [&](int rank) {
         CommunicatorPtr communicator = communicator_of(mode, rank, size);
         barrier(*communicator);
@@ -142,7 +142,7 @@ void aborts(const Mode& mode, int size) {
 }
 
 /// A rank that leaves in good order is missed by name.
-void departure(const Mode& mode, int size) {
+TEST(departure, const Mode& mode, int size) {
     all_pass(mode.run(size, [&](int rank) {
         const CommunicatorPtr communicator = communicator_of(mode, rank, size);
         barrier(*communicator);
@@ -175,7 +175,7 @@ void quarantine_ends() {
 }
 
 /// SIGKILL before an exchange, while the others wait for it, and in the middle of one.
-void killed(int size, const std::string& path, int delay_us) {
+void kill_one(int size, const std::string& path, int delay_us) {
     with_victim(size, [&](int rank) {
         CommunicatorOptions options = options_of(processes, rank, size, path);
         CommunicatorPtr communicator = make_shm_communicator(options);
@@ -210,48 +210,30 @@ void killed(int size, const std::string& path, int delay_us) {
     });
 }
 
-void killed(int size) {
-    for (const char* path : {"push", "cma", "staged"})
-        for (const int delay_us : {0, 300, 5000}) killed(size, path, delay_us);
+TEST(killed) {
+    for (const int size : {2, 4})
+        for (const char* path : {"push", "cma", "staged"})
+            for (const int delay_us : {0, 300, 5000}) kill_one(size, path, delay_us);
 }
 
 /// A child inherits what it cannot use; the parent goes on.
-void forked(int size) {
-    all_pass(run_processes(size, [&](int rank) {
-        CommunicatorPtr communicator = communicator_of(processes, rank, size);
-        const auto call = [&] { run_plan(*communicator, random_plan(size, 9, 3000), true, true); };
-        const WorkPtr work = communicator->submit(call);  // by a thread that does not exist in the child
-        CHECK(work->wait(100));
-        const pid_t child = spawn("child", [&] {
-            CHECK(!communicator->usable());
-            fails(ErrorClass::backend_unavailable, "was made before fork", [&] { barrier(*communicator); });
-            communicator->abort("not the child's to say");
-            communicator->destroy();
-            communicator.reset();
-        });
-        CHECK_EQ(wait_for(child), 0);
-        run_plan(*communicator, random_plan(size, 10, 3000), true, true);
-    }));
+TEST(forked) {
+    for (const int size : {2, 4})
+        all_pass(run_processes(size, [&](int rank) {
+            CommunicatorPtr communicator = communicator_of(processes, rank, size);
+            const auto call = [&] { run_plan(*communicator, random_plan(size, 9, 3000), true, true); };
+            const WorkPtr work = communicator->submit(call);  // by a thread that does not exist in the child
+            CHECK(work->wait(100));
+            const pid_t child = spawn("child", [&] {
+                CHECK(!communicator->usable());
+                fails(ErrorClass::backend_unavailable, "was made before fork", [&] { barrier(*communicator); });
+                communicator->abort("not the child's to say");
+                communicator->destroy();
+                communicator.reset();
+            });
+            CHECK_EQ(wait_for(child), 0);
+            run_plan(*communicator, random_plan(size, 10, 3000), true, true);
+        }));
 }
 
 }  // namespace
-
-int main(int argc, char** argv) {
-    alarm(UNDER_SANITIZER ? 290 : 240);  // a transport that hangs must not hang the test
-    std::vector<Test> tests;
-    for (const int size : {2, 4}) {
-        const std::string ranks = ", " + std::to_string(size) + " ";
-        for (const Mode* mode : {&processes, &threads}) {
-            const auto add = [&](const char* name, void (*body)(const Mode&, int)) {
-                tests.push_back({name + ranks + mode->name, [=] { body(*mode, size); }});
-            };
-            add("disagreements", disagreements);
-            add("lateness", lateness);
-            add("aborts", aborts);
-            add("departure", departure);
-        }
-        tests.push_back({"killed" + ranks + "processes", [=] { killed(size); }});
-        tests.push_back({"forked" + ranks + "processes", [=] { forked(size); }});
-    }
-    return run_all(argc, argv, tests);
-}

@@ -13,15 +13,6 @@ namespace testing {
 
 using namespace alltoallv;
 
-struct Mode {
-    const char* name;
-    bool threads;
-    std::vector<int> (*run)(int, const Body&);
-};
-
-inline const Mode processes{"processes", false, run_processes};
-inline const Mode threads{"threads", true, run_threads};
-
 /// The same in all ranks: taken before the first fork.
 inline const std::string job = "selftest-" + std::to_string(getpid());
 

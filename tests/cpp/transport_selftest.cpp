@@ -58,12 +58,12 @@ void one_path(const Mode& mode, int size, const PathCase& c) {
     }));
 }
 
-void every_path(const Mode& mode, int size) {
+TEST(every_path, const Mode& mode, int size) {
     for (const PathCase& c : path_cases) one_path(mode, size, c);
 }
 
 /// Each rank has its buffers where it likes; sizes mixed: every path at once, each byte counted exactly once.
-void mixed(const Mode& mode, int size) {
+TEST(mixed, const Mode& mode, int size) {
     all_pass(mode.run(size, [&](int rank) {
         const CommunicatorPtr communicator = communicator_of(mode, rank, size, "auto");
         int64_t moved = 0, counted = 0;
@@ -90,7 +90,7 @@ void mixed(const Mode& mode, int size) {
 }
 
 /// Beyond the caches, where the copies use streaming stores; with threads that help, on however few processors.
-void streaming(const Mode& mode) {
+TEST(streaming, const Mode& mode) {
     all_pass(mode.run(2, [&](int rank) {
         CommunicatorOptions options = options_of(mode, rank, 2, "push");
         options.copy_threads = 3;
@@ -166,7 +166,7 @@ void check_reduction(Communicator& communicator, DType dtype, OpKind op, ReduceO
     }
 }
 
-void reductions(const Mode& mode, int size) {
+TEST(reductions, const Mode& mode, int size) {
     all_pass(mode.run(size, [&](int rank) {
         const CommunicatorPtr communicator = communicator_of(mode, rank, size, "auto");
         const auto n = static_cast<size_t>(size);
@@ -196,7 +196,7 @@ void reductions(const Mode& mode, int size) {
 }
 
 /// Two domains whose calls the ranks issue in opposite orders, queued, with calls of this thread in between.
-void two_domains(const Mode& mode, int size) {
+TEST(two_domains, const Mode& mode, int size) {
     all_pass(mode.run(size, [&](int rank) {
         CommunicatorOptions options = options_of(mode, rank, size);
         const CommunicatorPtr a = make_shm_communicator(options);
@@ -222,7 +222,7 @@ void two_domains(const Mode& mode, int size) {
     }));
 }
 
-void recreation(const Mode& mode) {
+TEST(recreation, const Mode& mode) {
     all_pass(mode.run(4, [&](int rank) {
         for (int i = 0; i < 15; ++i) {
             const CommunicatorPtr communicator = communicator_of(mode, rank, 4, "auto");
@@ -233,7 +233,7 @@ void recreation(const Mode& mode) {
 }
 
 /// Where one of these is missing the transport does without.
-void print_surroundings() {
+TEST(surroundings) {
     const int pidfd = static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0));
     if (pidfd < 0) std::printf("pidfd_open is not available: %s\n", strerror(errno));
     if (pidfd >= 0) close(pidfd);
@@ -250,24 +250,3 @@ void print_surroundings() {
 }
 
 }  // namespace
-
-int main(int argc, char** argv) {
-    alarm(UNDER_SANITIZER ? 290 : 240);  // a transport that hangs must not hang the test
-    print_surroundings();
-    std::vector<Test> tests;
-    for (const Mode* mode : {&processes, &threads}) {
-        for (const int size : {2, 4}) {
-            const auto add = [&](const char* name, void (*body)(const Mode&, int)) {
-                tests.push_back(
-                    {std::string(name) + ", " + std::to_string(size) + " " + mode->name, [=] { body(*mode, size); }});
-            };
-            add("every path", every_path);
-            add("mixed", mixed);
-            add("reductions", reductions);
-            add("two domains", two_domains);
-        }
-        tests.push_back({std::string("streaming, ") + mode->name, [=] { streaming(*mode); }});
-        tests.push_back({std::string("re-creation, ") + mode->name, [=] { recreation(*mode); }});
-    }
-    return run_all(argc, argv, tests);
-}
