@@ -9,9 +9,7 @@
 #include <sys/socket.h>
 
 #include "random_calls.h"
-#include "transport/tcp/tcp_communicator.h"
-#include "transport/tcp/tcp_connections.h"
-#include "transport/tcp/tcp_mesh.h"
+#include "tcp_fixture.h"
 
 using namespace alltoallv;
 using namespace testing;
@@ -118,27 +116,6 @@ class Vandal {
     std::thread thread_;
 };
 
-/// Collective.
-std::shared_ptr<TcpCommunicator> make(const Run& run, int rank, int port, bool check) {
-    CommunicatorOptions options = options_of(processes, rank, run.size);
-    options.domain = "run" + std::to_string(run.seed);
-    options.timeout = 20;
-    options.check = check;
-    const auto made = make_tcp_communicator(options, TcpAddress{"localhost", port});
-    TcpConnectionsOptions connections;
-    connections.rank = rank;
-    connections.secret = made->secret();
-    std::vector<int> others;
-    for (int j = 0; j < run.size; ++j)
-        if (j != rank) others.push_back(j);
-    connections.peers = {others, others};
-    connections.timeout = 20;
-    connections.gather = [&](const std::string& card) { return gather_texts(*made, card); };
-    std::vector<std::vector<UniqueFd>> sockets = connect_ranks(connections);
-    made->carry_by({std::make_unique<TcpMesh>(std::move(sockets[1])), nullptr, {}}, std::move(sockets[0]));
-    return made;
-}
-
 /// Some communicators in turn, on one rank.
 void some_runs(int rank, int size, int port, uint64_t seed) {
     for (uint64_t number = 0; number < runs_per_fork; ++number) {
@@ -149,7 +126,11 @@ void some_runs(int rank, int size, int port, uint64_t seed) {
         run.broken = static_cast<int>(random.below(static_cast<size_t>(size)));
         run.own_only = run.broken != 0;
         run.timeout = 0.5;
-        const auto communicator = make(run, rank, port, random.chance(50));
+        CommunicatorOptions options = options_of(rank, size);
+        options.domain = "run" + std::to_string(run.seed);
+        options.job = job;
+        options.check = random.chance(50);
+        const auto communicator = connect_hosts(options, port);
         {
             std::optional<Vandal> vandal;
             try {
@@ -175,7 +156,7 @@ int status_on_a_host(const std::function<void()>& body) {
 }
 
 /// Below those that the kernel gives to whoever connects.
-int free_port(uint64_t seed) {
+int free_port_by(uint64_t seed) {
     for (int port = 20'000 + static_cast<int>(seed % 12'000);; ++port) {
         try {
             const UniqueFd here = listen_tcp(port);
@@ -187,7 +168,7 @@ int free_port(uint64_t seed) {
 
 int fork_runs(uint64_t seed) {
     const int size = Random(seed).chance(40) ? 2 : 3;
-    const int port = free_port(seed);
+    const int port = free_port_by(seed);
     std::vector<pid_t> ranks;
     for (int rank = 0; rank < size; ++rank)
         ranks.push_back(spawn(

@@ -21,11 +21,6 @@ struct Stage {
     std::atomic<bool> row_is_changed{false}, has_raised{false};
 };
 
-void wait_until(const std::function<bool()>& condition) {
-    for (int i = 0; i < 20000 && !condition(); ++i) usleep(1000);
-    CHECK(condition());
-}
-
 char state_of(pid_t pid) {
     std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
     std::string text;
@@ -36,14 +31,14 @@ char state_of(pid_t pid) {
 /// `agrees` stands still while `refuses` compares the rows.
 void change_row(const Layout& layout, char* base, Stage& stage) {
     const auto has_row = [&](int rank) { return layout.row(base, rank, the_operator).seq.load() == the_operator; };
-    wait_until([&] { return has_row(agrees) && has_row(broken); });
+    eventually([&] { return has_row(agrees) && has_row(broken); });
     const auto pid = static_cast<pid_t>(layout.status(base, agrees).pid.load());
     kill(pid, SIGSTOP);
-    wait_until([&] { return state_of(pid) == 'T'; });
+    eventually([&] { return state_of(pid) == 'T'; });
     Row& row = layout.row(base, broken, the_operator);
     row.flags = row_failed;
     stage.row_is_changed = true;
-    wait_until([&] { return stage.has_raised || layout.flags(base, refuses).refused.value.load() == the_operator; });
+    eventually([&] { return stage.has_raised || layout.flags(base, refuses).refused.value.load() == the_operator; });
     row.flags = 0;
     kill(pid, SIGCONT);
 }
@@ -52,45 +47,39 @@ void change_row(const Layout& layout, char* base, Stage& stage) {
 void exchange(const std::string& path, int from, int to) {
     auto* const stage =
         new (mmap(nullptr, sizeof(Stage), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) Stage;
+    Plan plan;
+    plan.send = plan.recv = plan.sdispls = plan.rdispls = Matrix(size, std::vector<int64_t>(size));
+    plan.send[static_cast<size_t>(from)][static_cast<size_t>(to)] = bytes;
+    plan.recv[static_cast<size_t>(to)][static_cast<size_t>(from)] = bytes;
+    plan.input_length = plan.output_length = std::vector<int64_t>(size, bytes);
     all_pass(run_processes(size, [&](int rank) {
         const CommunicatorOptions options = options_of(processes, rank, size, path);
         const CommunicatorPtr communicator = make_shm_communicator(options);
         barrier(*communicator);
-        std::vector<int64_t> sends(size), receives(size), none(size);
-        if (rank == from) sends[static_cast<size_t>(to)] = bytes;
-        if (rank == to) receives[static_cast<size_t>(from)] = bytes;
         const bool shared = path != "cma";
-        Buffer input(bytes, shared && rank == from), output(bytes, shared && rank == to);
-        fill(input.data(), bytes, 1, rank);
-        Exchange x;
-        x.dtype = DType::uint8;
-        x.input = input.data();
-        x.output = output.data();
-        x.send_counts = sends;
-        x.recv_counts = receives;
-        x.sdispls = x.rdispls = none;
+        const Attempt mine(plan, rank, shared && rank == from, shared && rank == to);
         if (rank == broken) {
             const Layout layout(size, options.mailbox_bytes());
             std::thread changes([&, base = control_segments().begin()->second] { change_row(layout, base, *stage); });
             try {
-                communicator->exchange(x, -1);
+                communicator->exchange(mine.exchange, -1);
             } catch (const Error&) {  // it reads its own row, too
             }
             return changes.join();
         }
-        if (rank == refuses) wait_until([&] { return stage->row_is_changed.load(); });
+        if (rank == refuses) eventually([&] { return stage->row_is_changed.load(); });
         fails(ErrorClass::peer_lost, "the ranks have come to different verdicts about operator #2 all_to_all_v", [&] {
             try {
-                communicator->exchange(x, -1);
+                communicator->exchange(mine.exchange, -1);
             } catch (const Error&) {
-                std::memset(input.data(), given_back, bytes);
-                std::memset(output.data(), given_back, bytes);
+                std::memset(mine.input.data(), given_back, bytes);
+                std::memset(mine.output.data(), given_back, bytes);
                 stage->has_raised = true;
                 throw;
             }
         });
         usleep(100'000);  // a late writer would have come by now
-        CHECK(std::all_of(output.data(), output.data() + bytes, [](char c) { return c == given_back; }));
+        CHECK(std::all_of(mine.output.data(), mine.output.data() + bytes, [](char c) { return c == given_back; }));
     }));
     munmap(stage, sizeof(Stage));
 }

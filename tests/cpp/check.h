@@ -79,10 +79,20 @@ inline int open_fds() {
     return count_entries("/proc/self/fd");
 }
 
+/// Whether the condition holds within so many milliseconds.
+inline bool comes_true(const std::function<bool()>& condition, int milliseconds) {
+    for (int i = 0; i < milliseconds && !condition(); ++i) usleep(1000);
+    return condition();
+}
+
+/// Waits until the condition holds, which it must within 20 seconds.
+inline void eventually(const std::function<bool()>& condition) {
+    CHECK(comes_true(condition, 20000));
+}
+
 /// As many descriptors as before; the last thread to hold one may take a moment to end.
 inline void check_fds(int before) {
-    for (int i = 0; i < 2000 && open_fds() != before; ++i) usleep(1000);
-    if (open_fds() != before)
+    if (!comes_true([before] { return open_fds() == before; }, 2000))
         throw std::runtime_error(std::to_string(open_fds()) + " descriptors are open, before it were " +
                                  std::to_string(before));
 }

@@ -73,32 +73,58 @@ inline Plan random_plan(int ranks, uint64_t seed, size_t longest) {
     return plan;
 }
 
-inline Exchange exchange_of(const Plan& plan, int rank, const Buffer& input, const Buffer& output) {
-    const auto r = static_cast<size_t>(rank);
-    Exchange exchange;
-    exchange.dtype = plan.dtype;
-    exchange.input = input.data();
-    exchange.output = output.data();
-    exchange.send_counts = plan.send[r];
-    exchange.sdispls = plan.sdispls[r];
-    exchange.recv_counts = plan.recv[r];
-    exchange.rdispls = plan.rdispls[r];
-    return exchange;
+/// The bytes that one rank sends to another.
+inline std::vector<char> sent_bytes(const Plan& plan, size_t from, size_t to) {
+    const size_t element = plan.element();
+    std::vector<char> input(static_cast<size_t>(plan.input_length[from]) * element);
+    fill(input.data(), input.size(), plan.seed, static_cast<int>(from));
+    const auto begin =
+        input.begin() + static_cast<std::ptrdiff_t>(static_cast<size_t>(plan.sdispls[from][to]) * element);
+    return {begin, begin + static_cast<std::ptrdiff_t>(static_cast<size_t>(plan.send[from][to]) * element)};
 }
+
+/// One rank's part of a plan: the input is filled, and nothing is written to the output yet.
+struct Attempt {
+    static constexpr char untouched = 0x5a;
+    Plan plan;
+    Buffer input, output;
+    Exchange exchange;
+
+    Attempt(Plan the_plan, int rank, bool input_shared, bool output_shared)
+        : plan(std::move(the_plan)),
+          input(bytes_of(plan.input_length, rank), input_shared),
+          output(bytes_of(plan.output_length, rank), output_shared) {
+        const auto r = static_cast<size_t>(rank);
+        exchange.dtype = plan.dtype;
+        exchange.input = input.data();
+        exchange.output = output.data();
+        exchange.send_counts = plan.send[r];
+        exchange.sdispls = plan.sdispls[r];
+        exchange.recv_counts = plan.recv[r];
+        exchange.rdispls = plan.rdispls[r];
+        fill(input.data(), input.size(), plan.seed, rank);
+        std::memset(output.data(), untouched, output.size());
+    }
+
+    bool output_untouched() const {
+        return std::all_of(output.data(), output.data() + output.size(), [](char c) { return c == untouched; });
+    }
+
+  private:
+    size_t bytes_of(const std::vector<int64_t>& lengths, int rank) const {
+        return static_cast<size_t>(lengths[static_cast<size_t>(rank)]) * plan.element();
+    }
+};
 
 /// Every byte of the output, those between the regions too, against the value that (sender, receiver, index) gives.
 inline void check_output(const Plan& plan, int rank, const char* output, const std::vector<int64_t>& rdispls,
                          char untouched) {
     const size_t element = plan.element(), r = static_cast<size_t>(rank);
     const auto length = static_cast<size_t>(plan.output_length[r]) * element;
-    std::vector<char> expected(length, untouched), sent;
+    std::vector<char> expected(length, untouched);
     for (size_t j = 0; j < plan.ranks(); ++j) {
-        if (plan.recv[r][j] == 0) continue;
-        sent.resize(static_cast<size_t>(plan.input_length[j]) * element);
-        fill(sent.data(), sent.size(), plan.seed, static_cast<int>(j));
-        std::memcpy(expected.data() + static_cast<size_t>(rdispls[j]) * element,
-                    sent.data() + static_cast<size_t>(plan.sdispls[j][r]) * element,
-                    static_cast<size_t>(plan.recv[r][j]) * element);
+        const std::vector<char> sent = sent_bytes(plan, j, r);
+        std::ranges::copy(sent, expected.data() + static_cast<size_t>(rdispls[j]) * element);
     }
     if (length == 0 || std::memcmp(output, expected.data(), length) == 0) return;
     const size_t at =
@@ -118,26 +144,20 @@ inline void check_output(const Plan& plan, int rank, const char* output, const s
 /// One exchange with the buffers where asked, checked.
 inline void run_plan(Communicator& communicator, const Plan& plan, bool input_shared, bool output_shared) {
     const int rank = communicator.rank();
-    const auto r = static_cast<size_t>(rank);
-    const Buffer input(static_cast<size_t>(plan.input_length[r]) * plan.element(), input_shared);
-    const Buffer output(static_cast<size_t>(plan.output_length[r]) * plan.element(), output_shared);
-    constexpr char untouched = 0x5a;
-    fill(input.data(), input.size(), plan.seed, rank);
-    std::memset(output.data(), untouched, output.size());
-    communicator.exchange(exchange_of(plan, rank, input, output), -1);
-    check_output(plan, rank, output.data(), plan.rdispls[r], untouched);
+    const Attempt mine(plan, rank, input_shared, output_shared);
+    communicator.exchange(mine.exchange, -1);
+    check_output(plan, rank, mine.output.data(), plan.rdispls[static_cast<size_t>(rank)], Attempt::untouched);
 }
 
 /// The same without receive counts: they are learnt, and the output is packed in rank order.
 inline void run_learning(Communicator& communicator, Plan plan, bool input_shared, bool output_shared) {
     const int rank = communicator.rank();
     const auto r = static_cast<size_t>(rank);
-    const Buffer input(static_cast<size_t>(plan.input_length[r]) * plan.element(), input_shared);
-    fill(input.data(), input.size(), plan.seed, rank);
+    const Attempt mine(plan, rank, input_shared, false);
     std::optional<Buffer> output;
     std::vector<int64_t> learnt, displs;
     int calls = 0;
-    Exchange exchange = exchange_of(plan, rank, input, input);
+    Exchange exchange = mine.exchange;
     exchange.output = nullptr;
     exchange.recv_counts = exchange.rdispls = {};
     exchange.allocate = [&](std::span<const int64_t> counts) -> void* {

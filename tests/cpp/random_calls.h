@@ -27,15 +27,11 @@ struct Run {
 
 /// Regions from healthy ranks to a healthy one.
 inline void compare(const Run& run, const Plan& plan, int rank, const char* output) {
-    const size_t element = plan.element(), r = static_cast<size_t>(rank);
-    std::vector<char> sent;
+    const auto r = static_cast<size_t>(rank);
     for (size_t j = 0; j < plan.ranks(); ++j) {
-        if (static_cast<int>(j) == run.broken) continue;
-        sent.resize(static_cast<size_t>(plan.input_length[j]) * element);
-        fill(sent.data(), sent.size(), plan.seed, static_cast<int>(j));
-        if (std::memcmp(output + static_cast<size_t>(plan.rdispls[r][j]) * element,
-                        sent.data() + static_cast<size_t>(plan.sdispls[j][r]) * element,
-                        static_cast<size_t>(plan.recv[r][j]) * element) == 0)
+        const std::vector<char> sent = sent_bytes(plan, j, r);
+        if (static_cast<int>(j) == run.broken ||
+            std::equal(sent.begin(), sent.end(), output + static_cast<size_t>(plan.rdispls[r][j]) * plan.element()))
             continue;
         tally->wrong.fetch_add(1);
         std::fprintf(stderr, "run %llu: wrong bytes from rank %zu to rank %d\n",
@@ -45,19 +41,15 @@ inline void compare(const Run& run, const Plan& plan, int rank, const char* outp
 
 inline void exchange(const Run& run, Communicator& communicator, Random& random) {
     constexpr size_t lengths[] = {3, 200, 200, 3000, 20000};
-    Plan plan = random_plan(run.size, random.next(), lengths[random.below(std::size(lengths))]);
-    Random own(random.next() + static_cast<uint64_t>(communicator.rank()));
-    const bool learns = random.chance(20);
+    const Plan plan = random_plan(run.size, random.next(), lengths[random.below(std::size(lengths))]);
     const int rank = communicator.rank();
-    const auto r = static_cast<size_t>(rank);
-    const Buffer input(static_cast<size_t>(plan.input_length[r]) * plan.element(), own.chance(50));
-    Buffer output(static_cast<size_t>(plan.output_length[r]) * plan.element(), own.chance(50));
-    fill(input.data(), input.size(), plan.seed, rank);
-    Exchange x = exchange_of(plan, rank, input, output);
+    Random own(random.next() + static_cast<uint64_t>(rank));
+    const bool learns = random.chance(20), input_shared = own.chance(50);
+    Attempt mine(plan, rank, input_shared, own.chance(50));
     std::vector<char> learnt;
     if (learns) {
-        x.recv_counts = x.rdispls = {};
-        x.allocate = [&](std::span<const int64_t> counts) -> void* {
+        mine.exchange.recv_counts = mine.exchange.rdispls = {};
+        mine.exchange.allocate = [&](std::span<const int64_t> counts) -> void* {
             const int64_t total = std::accumulate(counts.begin(), counts.end(), int64_t{0});
             if (total > 1 << 24) throw invalid_param("more than this rank has");
             learnt.resize(static_cast<size_t>(total) * plan.element());
@@ -65,12 +57,12 @@ inline void exchange(const Run& run, Communicator& communicator, Random& random)
         };
     }
     try {
-        communicator.exchange(x, run.timeout);
+        communicator.exchange(mine.exchange, run.timeout);
     } catch (const Error&) {
-        std::memset(input.data(), 0xee, input.size());  // the caller has it again
+        std::memset(mine.input.data(), 0xee, mine.input.size());  // the caller has it again
         throw;
     }
-    if (run.own_only && !learns && rank != run.broken) compare(run, plan, rank, output.data());
+    if (run.own_only && !learns && rank != run.broken) compare(run, plan, rank, mine.output.data());
 }
 
 inline void reduce(const Run& run, Communicator& communicator, Random& random) {

@@ -16,6 +16,7 @@
 #include "check.h"
 
 using namespace alltoallv;
+using testing::eventually;
 
 namespace {
 
@@ -27,10 +28,6 @@ Reactor& reactor() {
 
 double ms_since(SteadyClock::time_point start) {
     return std::chrono::duration<double, std::milli>(SteadyClock::now() - start).count();
-}
-
-void eventually(const std::function<bool()>& condition) {
-    for (const auto start = SteadyClock::now(); !condition(); std::this_thread::yield()) CHECK(ms_since(start) < 20000);
 }
 
 /// How many threads of the reactor's name this process has.

@@ -11,29 +11,14 @@
 #include <vector>
 
 #include "errors.h"
-#include "transport/tcp/tcp_communicator.h"
+#include "tcp_fixture.h"
 
 using namespace alltoallv;
-using testing::check_contains, testing::fails;
+using namespace testing;
 
 namespace {
 
 using Body = std::function<void(Communicator&)>;
-
-int free_port() {
-    const UniqueFd listener = listen_tcp(0);
-    return port_of(listener.get());
-}
-
-CommunicatorOptions options_of(int rank, int size, double timeout = 20) {
-    CommunicatorOptions options;
-    options.rank = rank;
-    options.size = size;
-    options.domain = "hosts";
-    options.job = "tcp-test";
-    options.timeout = timeout;
-    return options;
-}
 
 CommunicatorPtr join(const CommunicatorOptions& options, int port, const char* host = "127.0.0.1") {
     return make_tcp_communicator(options, TcpAddress{host, port});
@@ -42,7 +27,7 @@ CommunicatorPtr join(const CommunicatorOptions& options, int port, const char* h
 /// Runs `body` on every rank; what it throws fails the test, unless it is caught inside.
 void on_ranks(int size, const Body& body, double timeout = 20) {
     const int port = free_port();
-    testing::all_pass(testing::run_threads(size, [&](int rank) {
+    all_pass(run_threads(size, [&](int rank) {
         const CommunicatorPtr comm = join(options_of(rank, size, timeout), port, "localhost");
         body(*comm);
         comm->destroy();
@@ -96,7 +81,7 @@ TEST(loss) {
         const int port = free_port();
         std::vector<int> expected(3, 0);
         expected[static_cast<size_t>(victim)] = 128 + SIGKILL;
-        const std::vector<int> statuses = testing::run_processes(3, [&](int rank) {
+        const std::vector<int> statuses = run_processes(3, [&](int rank) {
             const CommunicatorPtr comm = join(options_of(rank, 3), port);
             agree(*comm);
             if (rank == victim) raise(SIGKILL);
@@ -241,7 +226,7 @@ TEST(ranks_that_do_not_come) {
 /// Two domains at one port, in opposite order of arrival: each meets its own.
 TEST(domains_share_a_port) {
     const int port = free_port();
-    testing::all_pass(testing::run_threads(4, [port](int thread) {
+    all_pass(run_threads(4, [port](int thread) {
         CommunicatorOptions options = options_of(thread / 2, 2);
         options.domain = thread % 2 == 0 ? "one" : "two";
         const CommunicatorPtr comm = join(options, port);
@@ -253,7 +238,7 @@ TEST(domains_share_a_port) {
 /// Silent, talkative and lying strangers at rank 0's port, all the time: the ranks meet, or the timeout holds.
 TEST(strangers) {
     const int port = free_port();
-    const pid_t strangers = testing::spawn("strangers", [port] {
+    const pid_t strangers = spawn("strangers", [port] {
         const std::string texts[] = {"", "GET / HTTP/1.1\r\n\r\n", std::string(4096, '\xff')};
         std::vector<UniqueFd> held(600);
         for (size_t i = 0;; i = (i + 1) % held.size()) {
@@ -272,7 +257,7 @@ TEST(strangers) {
     CHECK(seconds_of([port] { fails(ErrorClass::comm_timeout, "", [&] { join(options_of(0, 2, 0.5), port); }); }) <
           most);
     CHECK(seconds_of([port] {
-              testing::all_pass(testing::run_threads(3, [port](int rank) {
+              all_pass(run_threads(3, [port](int rank) {
                   CommunicatorOptions options = options_of(rank, 3);
                   options.secret = "of the job";
                   const CommunicatorPtr comm = join(options, port);
@@ -281,13 +266,13 @@ TEST(strangers) {
               }));
           }) < most);
     kill(strangers, SIGKILL);
-    testing::wait_for(strangers);
+    wait_for(strangers);
 }
 
 /// Who knows all names and not the secret is not let in; both sides are told.
 TEST(another_secret) {
     const int port = free_port();
-    testing::all_pass(testing::run_threads(2, [port](int rank) {
+    all_pass(run_threads(2, [port](int rank) {
         CommunicatorOptions options = options_of(rank, 2, 1.0);
         options.secret = "secret of rank " + std::to_string(rank);
         const std::string text =
@@ -303,7 +288,7 @@ TEST(addresses_from_elsewhere) {
     for (const bool spoilt : {false, true}) {
         std::vector<std::string> parts(3);
         std::barrier barrier(3);
-        testing::all_pass(testing::run_threads(3, [&](int rank) {
+        all_pass(run_threads(3, [&](int rank) {
             const GatherBytes gather = [&](const std::string& mine) {
                 parts[static_cast<size_t>(rank)] = mine;
                 barrier.arrive_and_wait();

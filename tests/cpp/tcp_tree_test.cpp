@@ -13,11 +13,11 @@
 #include "control/deadlock.h"
 #include "core/hooks.h"
 #include "errors.h"
-#include "int_exchange.h"
-#include "transport/tcp/tcp_communicator.h"
+#include "exchange_plan.h"
+#include "tcp_fixture.h"
 
 using namespace alltoallv;
-using testing::fails;
+using namespace testing;
 
 namespace {
 
@@ -31,16 +31,16 @@ bool enters_namespace() {
 }
 
 /// Ranks 1 to 16 report to rank 0, 17 to 32 to rank 1, the others to rank 2.
-void on_hosts(const testing::Body& body, int victim = -1) {
-    if (testing::wait_for(testing::spawn("probe", [] { _exit(enters_namespace() ? 0 : 1); })) != 0) {
+void on_hosts(const Body& body, int victim = -1) {
+    if (wait_for(spawn("probe", [] { _exit(enters_namespace() ? 0 : 1); })) != 0) {
         std::printf("  NOT RUN: no process namespaces may be made here\n");
         return;
     }
     std::vector<int> expected(ranks, 0);
     if (victim >= 0) expected[static_cast<size_t>(victim)] = lost;
-    CHECK(testing::run_processes(ranks, [&](int rank) {
+    CHECK(run_processes(ranks, [&](int rank) {
               CHECK(enters_namespace());
-              _exit(testing::wait_for(testing::spawn("host " + std::to_string(rank), [&] {
+              _exit(wait_for(spawn("host " + std::to_string(rank), [&] {
                   body(rank);
                   _exit(0);
               })));
@@ -48,46 +48,13 @@ void on_hosts(const testing::Body& body, int victim = -1) {
 }
 
 CommunicatorPtr join(int rank, int port, const std::string& domain = "tree") {
-    CommunicatorOptions options;
-    options.rank = rank;
-    options.size = ranks;
+    CommunicatorOptions options = options_of(rank, ranks, 60);
     options.domain = domain;
-    options.job = "tcp-tree-test";
-    options.timeout = 60;
     return make_tcp_communicator(options, TcpAddress{"localhost", port});
 }
 
-int free_port() {
-    const UniqueFd listener = listen_tcp(0);
-    return port_of(listener.get());
-}
-
-int32_t value(int from, int to, int at) {
-    return from * 10'000 + to * 100 + at;
-}
-
-int count_of(int from, int to) {
-    return (from * 7 + to * 3) % 5;
-}
-
-/// Every rank sends some elements to every rank, with gaps; rank `wrong` expects one more from rank 20.
-void exchange(Communicator& comm, bool learns, int wrong = -1) {
-    const int me = comm.rank();
-    std::vector<int64_t> sends, sdispls, recvs, rdispls;
-    std::vector<int32_t> input, expected;
-    for (int j = 0; j < ranks; ++j) {
-        sends.push_back(count_of(me, j));
-        sdispls.push_back(static_cast<int64_t>(input.size()));
-        for (int k = 0; k < count_of(me, j); ++k) input.push_back(value(me, j, k));
-        input.push_back(-1);
-        recvs.push_back(count_of(j, me) + (me == wrong && j == 20 ? 1 : 0));
-        rdispls.push_back(static_cast<int64_t>(expected.size()));
-        for (int k = 0; k < count_of(j, me); ++k) expected.push_back(value(j, me, k));
-    }
-    std::vector<int32_t> output(expected.size() + 1);
-    testing::exchange_ints(comm, input, output, {sends, sdispls, recvs, rdispls}, learns);
-    output.resize(expected.size());
-    CHECK(output == expected);
+void exchange(Communicator& comm, uint64_t seed = 1) {
+    run_plan(comm, random_plan(ranks, seed, 5), false, false);
 }
 
 /// The terms are added in the order of ranks.
@@ -113,17 +80,20 @@ TEST(calls_and_disagreements) {
     const int port = free_port();
     on_hosts([port](int rank) {
         const CommunicatorPtr comm = join(rank, port);
-        for (int round = 0; round < 10; ++round) {
-            exchange(*comm, round % 2 == 0);
+        for (uint64_t round = 0; round < 5; ++round) {
+            exchange(*comm, round);
+            run_learning(*comm, random_plan(ranks, round, 5), false, false);
             reduce(*comm);
         }
-        fails(ErrorClass::peer_mismatch, "rank 20 sends " + std::to_string(count_of(20, 37)) + " elements to rank 37",
-              [&] { exchange(*comm, false, 37); });
+        Plan plan = random_plan(ranks, 1, 5);
+        ++plan.recv[37][20];  // rank 37 expects one more
+        fails(ErrorClass::peer_mismatch, "rank 20 sends " + std::to_string(plan.send[20][37]) + " elements to rank 37",
+              [&] { run_plan(*comm, plan, false, false); });
         if (rank == 39)
             comm->fail(OpKind::all_to_all_v, invalid_param("sdispls is wrong"));
         else
-            fails(ErrorClass::invalid_param, "failed on rank 39: sdispls is wrong", [&] { exchange(*comm, true); });
-        exchange(*comm, true);
+            fails(ErrorClass::invalid_param, "failed on rank 39: sdispls is wrong", [&] { exchange(*comm); });
+        exchange(*comm);
         comm->destroy();
     });
 }
@@ -135,10 +105,9 @@ TEST(loss) {
         on_hosts(
             [port, victim](int rank) {
                 const CommunicatorPtr comm = join(rank, port);
-                exchange(*comm, false);
+                exchange(*comm);
                 if (rank == victim) _exit(lost);
-                fails(ErrorClass::peer_lost, "rank " + std::to_string(victim) + " was lost",
-                      [&] { exchange(*comm, false); });
+                fails(ErrorClass::peer_lost, "rank " + std::to_string(victim) + " was lost", [&] { exchange(*comm); });
                 comm->destroy();
             },
             victim);
@@ -149,8 +118,8 @@ TEST(departure) {
     const int port = free_port();
     on_hosts([port](int rank) {
         const CommunicatorPtr comm = join(rank, port);
-        exchange(*comm, false);
-        if (rank != 1) fails(ErrorClass::peer_lost, "rank 1 has left domain 'tree'", [&] { exchange(*comm, false); });
+        exchange(*comm);
+        if (rank != 1) fails(ErrorClass::peer_lost, "rank 1 has left domain 'tree'", [&] { exchange(*comm); });
         comm->destroy();
     });
 }
@@ -170,9 +139,9 @@ TEST(deadlock) {
             if (Deadlocks::instance().due()) Deadlocks::instance().look({Waiting::this_thread()});
         };
         const CommunicatorPtr one = join(rank, port, "one"), two = join(rank, port, "two");
-        exchange(*one, false);
-        exchange(*two, false);
-        fails(ErrorClass::deadlock, "of domain 'two'", [&] { exchange(rank % 2 == 0 ? *one : *two, false); });
+        exchange(*one);
+        exchange(*two);
+        fails(ErrorClass::deadlock, "of domain 'two'", [&] { exchange(rank % 2 == 0 ? *one : *two); });
         ++*told;
         for (int i = 0; i < 5000 && *told < ranks; ++i) ::usleep(10'000);
         one->destroy();

@@ -19,41 +19,18 @@ CommunicatorPtr communicator_of(const Mode& mode, int rank, int size, double tim
     return make_shm_communicator(options);
 }
 
-/// A dense exchange, the same for all ranks, of which a test may spoil one rank's part.
-struct Attempt {
+/// Every rank sends `length` elements to every rank, packed.
+Plan dense(int size, size_t length) {
+    const auto n = static_cast<size_t>(size);
     Plan plan;
-    Buffer input, output;
-    Exchange exchange;
-
-    Attempt(int rank, int size, size_t longest, bool shared)
-        : plan(dense(size, longest)),
-          input(bytes(plan.input_length, rank), shared),
-          output(bytes(plan.output_length, rank), shared),
-          exchange(exchange_of(plan, rank, input, output)) {
-        fill(input.data(), input.size(), plan.seed, rank);
-        std::memset(output.data(), 0x5a, output.size());
-    }
-
-    bool output_untouched() const {
-        return std::all_of(output.data(), output.data() + output.size(), [](char c) { return c == 0x5a; });
-    }
-
-  private:
-    static Plan dense(int size, size_t length) {
-        const auto n = static_cast<size_t>(size);
-        Plan plan;
-        plan.dtype = DType::float32;
-        plan.send = plan.recv = Matrix(n, std::vector<int64_t>(n, static_cast<int64_t>(length)));
-        std::vector<int64_t> packed(n);
-        for (size_t j = 0; j < n; ++j) packed[j] = static_cast<int64_t>(j * length);
-        plan.sdispls = plan.rdispls = Matrix(n, packed);
-        plan.input_length = plan.output_length = std::vector<int64_t>(n, static_cast<int64_t>(n * length));
-        return plan;
-    }
-    static size_t bytes(const std::vector<int64_t>& lengths, int rank) {
-        return static_cast<size_t>(lengths[static_cast<size_t>(rank)]) * sizeof(float);
-    }
-};
+    plan.dtype = DType::float32;
+    plan.send = plan.recv = Matrix(n, std::vector<int64_t>(n, static_cast<int64_t>(length)));
+    std::vector<int64_t> packed(n);
+    for (size_t j = 0; j < n; ++j) packed[j] = static_cast<int64_t>(j * length);
+    plan.sdispls = plan.rdispls = Matrix(n, packed);
+    plan.input_length = plan.output_length = std::vector<int64_t>(n, static_cast<int64_t>(n * length));
+    return plan;
+}
 
 /// Every disagreement that agreement finds: the same error on all ranks, no output byte written, then business as
 /// usual.
@@ -74,7 +51,7 @@ TEST(disagreements, const Mode& mode, int size) {
         uint64_t number = 0;
         for (const Case& c : cases) {
             for (const bool shared : {false, true}) {
-                Attempt attempt(rank, size, 100, shared);
+                Attempt attempt(dense(size, 100), rank, shared, shared);
                 if (rank == size - 1) c.spoil(attempt);
                 ++number;
                 fails(ErrorClass::peer_mismatch, c.message, [&] { communicator->exchange(attempt.exchange, -1); });
@@ -84,7 +61,7 @@ TEST(disagreements, const Mode& mode, int size) {
         }
         // A rank that fails its own checks: the others raise its error, without waiting for it any longer.
         for (const size_t longest : {size_t{100}, size_t{20000}}) {
-            Attempt attempt(rank, size, longest, longest > 100);
+            const Attempt attempt(dense(size, longest), rank, longest > 100, longest > 100);
             ++number;
             if (rank == 0) {
                 communicator->fail(OpKind::all_to_all_v, invalid_tensor(ErrorType::INVALID_TENSOR_DIM, "x is empty"));
@@ -105,7 +82,7 @@ TEST(disagreements, const Mode& mode, int size) {
 TEST(lateness, const Mode& mode, int size) {
     all_pass(mode.run(size, [&](int rank) {
         CommunicatorPtr communicator = communicator_of(mode, rank, size, 0.5);
-        Attempt attempt(rank, size, 1000, true);
+        const Attempt attempt(dense(size, 1000), rank, true, true);
         const auto start = SteadyClock::now();
         const bool late = rank == size - 1;
         if (late) std::this_thread::sleep_for(std::chrono::milliseconds(900));
@@ -180,8 +157,7 @@ void kill_one(int size, const std::string& path, int delay_us) {
         CommunicatorOptions options = options_of(processes, rank, size, path);
         CommunicatorPtr communicator = make_shm_communicator(options);
         const bool shared = path == "push";
-        std::optional<Attempt> attempt;
-        attempt.emplace(rank, size, 300000, shared);
+        std::optional<Attempt> attempt(std::in_place, dense(size, 300000), rank, shared, shared);
         SteadyClock::time_point start = SteadyClock::now();
         if (rank == size - 1) {
             barrier(*communicator);
