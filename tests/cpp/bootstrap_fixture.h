@@ -21,8 +21,6 @@ namespace testing {
 
 using namespace alltoallv;
 
-using SteadyClock = std::chrono::steady_clock;
-
 inline Membership bootstrap(const Mode& mode, const BootstrapOptions& options) {
     return mode.threads ? bootstrap_threads(options) : bootstrap_processes(options);
 }
@@ -48,7 +46,7 @@ inline void wait_readable(int fd) {
 /// The bootstrap must fail with this class, its message containing `part`, `least` to `least` + 1 seconds after
 /// `start`.
 inline void fails(const Mode& mode, const BootstrapOptions& options, ErrorClass kind, const std::string& part,
-                  double least = 0, SteadyClock::time_point start = SteadyClock::now()) {
+                  double least = 0, Clock::time_point start = Clock::now()) {
     fails(kind, part, [&] { bootstrap(mode, options); });
     const double seconds = seconds_since(start);
     CHECK(seconds >= least && seconds < least + (UNDER_SANITIZER ? 5 : 1));
@@ -90,7 +88,7 @@ inline void check_control(const Membership& membership) {
     CHECK(memory != MAP_FAILED);
     auto* counter = static_cast<std::atomic<size_t>*>(memory);
     counter->fetch_add(1, std::memory_order_acq_rel);
-    const auto start = SteadyClock::now();
+    const auto start = Clock::now();
     while (counter->load(std::memory_order_acquire) < membership.peers.size()) {
         CHECK(seconds_since(start) < 20);
         std::this_thread::yield();

@@ -214,14 +214,10 @@ void some_runs(const Mode& mode, int rank, int size, uint64_t seed) {
                 CHECK_EQ(segments.size(), size_t{1});
                 vandal.emplace(run, options, mode.threads, segments.begin()->second);
             }
-            for (int i = 0; i < most_operators && communicator->usable(); ++i)
-                one_operator(run, *communicator, random.next());
+            make_calls(run, *communicator, random, most_operators);
             (void)communicator->flight_record();
         }
-        const auto begun = std::chrono::steady_clock::now();
-        communicator->destroy();
-        if (seconds_since(begun) > slack) tally->late.fetch_add(1);
-        if (rank == 0) tally->runs.fetch_add(1);
+        leave(*communicator);
     }
 }
 

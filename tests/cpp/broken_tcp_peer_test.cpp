@@ -139,13 +139,9 @@ void some_runs(int rank, int size, int port, uint64_t seed) {
             } catch (const Error& error) {
                 tally->errors.fetch_add(1);  // the broken rank has gone ahead
             }
-            for (int i = 0; i < most_operators && communicator->usable(); ++i)
-                one_operator(run, *communicator, random.next());
+            make_calls(run, *communicator, random, most_operators);
         }
-        const auto begun = Clock::now();
-        communicator->destroy();
-        if (seconds_since(begun) > slack) tally->late.fetch_add(1);
-        if (rank == 0) tally->runs.fetch_add(1);
+        leave(*communicator);
     }
 }
 

@@ -96,15 +96,8 @@ TEST(works_tell) {
     CHECK(!slow->wait(0.05) && !slow->done() && !slow->error());
     go = true;
     CHECK(slow->wait(-1) && slow->done() && !slow->error() && on_worker);
-    for (int i = 0; i < 2; ++i) {  // it throws as often as it is asked
-        bool threw = false;
-        try {
-            bad->wait(20);
-        } catch (const std::runtime_error& error) {
-            threw = std::string(error.what()) == "no";
-        }
-        CHECK(threw);
-    }
+    for (int i = 0; i < 2; ++i)  // it throws as often as it is asked
+        CHECK_EQ(testing::thrown([&] { bad->wait(20); }), std::string("no"));
     CHECK(bad->done() && bad->error());
     CHECK(next->wait(20));
 }
@@ -188,14 +181,8 @@ TEST(helper_interrupted) {
             here = std::this_thread::get_id() == me;
             if (here) throw std::runtime_error("interrupted");
         });
-        std::string first, second;
-        for (std::string* text : {&first, &second}) {
-            try {
-                work->wait(-1);
-            } catch (const std::exception& error) {
-                *text = error.what();
-            }
-        }
+        const std::string first = testing::thrown([&] { work->wait(-1); });
+        const std::string second = testing::thrown([&] { work->wait(-1); });
         CHECK_EQ(first == "interrupted", here);
         CHECK_EQ(second.find("the call was interrupted") != std::string::npos, here);
     }
@@ -215,14 +202,8 @@ TEST(interrupted) {
         while (!go) std::this_thread::yield();
     });
     hooks().poll = [] { throw std::runtime_error("interrupted"); };
-    bool threw = false;
-    try {
-        const CallQueue::Turn turn(queue);
-    } catch (const std::runtime_error& error) {
-        threw = std::string(error.what()) == "interrupted";
-    }
+    CHECK_EQ(testing::thrown([&] { const CallQueue::Turn turn(queue); }), std::string("interrupted"));
     hooks().poll = nullptr;
-    CHECK(threw);
     CHECK_EQ(interrupts.load(), 1);
     CHECK(blocker->wait(20));
     {

@@ -97,6 +97,16 @@ inline void check_fds(int before) {
                                  std::to_string(before));
 }
 
+/// What `call` throws; empty if it throws nothing.
+inline std::string thrown(const std::function<void()>& call) {
+    try {
+        call();
+    } catch (const std::exception& error) {
+        return error.what();
+    }
+    return {};
+}
+
 /// True when `body` returns; prints what it throws.
 inline bool passes(const std::string& who, const std::function<void()>& body) {
     try {

@@ -131,7 +131,7 @@ inline void message(const Run& run, Communicator& communicator, Random& random) 
 inline void one_operator(const Run& run, Communicator& communicator, uint64_t seed) {
     Random random(seed);
     const size_t kind = random.below(12);
-    const auto begun = std::chrono::steady_clock::now();
+    const auto begun = Clock::now();
     try {
         if (kind < 5)
             exchange(run, communicator, random);
@@ -150,6 +150,19 @@ inline void one_operator(const Run& run, Communicator& communicator, uint64_t se
     }
     tally->operators.fetch_add(1);
     if (seconds_since(begun) > run.timeout + slack) tally->late.fetch_add(1);
+}
+
+/// Random calls as long as the communicator is usable.
+inline void make_calls(const Run& run, Communicator& communicator, Random& random, int most) {
+    for (int i = 0; i < most && communicator.usable(); ++i) one_operator(run, communicator, random.next());
+}
+
+/// Leaves, which must not take long.
+inline void leave(Communicator& communicator) {
+    const auto begun = Clock::now();
+    communicator.destroy();
+    if (seconds_since(begun) > slack) tally->late.fetch_add(1);
+    if (communicator.rank() == 0) tally->runs.fetch_add(1);
 }
 
 /// `runs` runs, by some in processes of their own, so that a crash is counted and the next ones go on: `fork_runs`

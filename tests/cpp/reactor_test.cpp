@@ -11,6 +11,7 @@
 #include <fstream>
 #include <memory>
 
+#include "base/processors.h"
 #include "bootstrap/bootstrap_rendezvous.h"
 #include "bootstrap/unix_socket.h"
 #include "check.h"
@@ -20,14 +21,8 @@ using testing::eventually;
 
 namespace {
 
-using SteadyClock = std::chrono::steady_clock;
-
 Reactor& reactor() {
     return Reactor::instance();
-}
-
-double ms_since(SteadyClock::time_point start) {
-    return std::chrono::duration<double, std::milli>(SteadyClock::now() - start).count();
 }
 
 /// How many threads of the reactor's name this process has.
@@ -70,10 +65,10 @@ TEST(sees_death) {
         });
         std::this_thread::sleep_for(std::chrono::milliseconds(5));
         CHECK(!seen.load(std::memory_order_acquire));
-        const auto start = SteadyClock::now();
+        const auto start = Clock::now();
         kill(child, SIGKILL);
         eventually([&] { return seen.load(std::memory_order_acquire); });
-        delays.push_back(ms_since(start));
+        delays.push_back(1e3 * seconds_since(start));
         testing::wait_for(child);
     }
     std::sort(delays.begin(), delays.end());
@@ -134,23 +129,15 @@ TEST(callbacks_add_and_remove) {
 }
 
 TEST(many_threads) {
-    std::vector<std::thread> users;
-    std::atomic<int> good = 0;
-    for (int i = 0; i < 4; ++i) {
-        users.emplace_back([&] {
-            good += testing::passes("user", [] {
-                for (int round = 0; round < 300; ++round) {
-                    const auto [ours, theirs] = ringing_pair();
-                    std::atomic<int> calls = 0;
-                    reactor().add(ours.get(), [&](uint32_t) { ++calls; });
-                    if (round % 3 == 0) eventually([&] { return calls > 0; });
-                    reactor().remove(ours.get());
-                }
-            });
-        });
-    }
-    for (std::thread& user : users) user.join();
-    CHECK_EQ(good.load(), 4);
+    testing::all_pass(testing::run_threads(4, [](int) {
+        for (int round = 0; round < 300; ++round) {
+            const auto [ours, theirs] = ringing_pair();
+            std::atomic<int> calls = 0;
+            reactor().add(ours.get(), [&](uint32_t) { ++calls; });
+            if (round % 3 == 0) eventually([&] { return calls > 0; });
+            reactor().remove(ours.get());
+        }
+    }));
 }
 
 TEST(thread_comes_and_goes) {
@@ -176,14 +163,7 @@ TEST(refuses_and_survives) {
     reactor().remove(ours.get());  // removed already, or just now
     CHECK_EQ(calls.load(), 1);
 
-    const auto refused = [](int fd) {
-        try {
-            reactor().add(fd, [](uint32_t) {});
-        } catch (const Error&) {
-            return true;
-        }
-        return false;
-    };
+    const auto refused = [](int fd) { return !testing::thrown([fd] { reactor().add(fd, [](uint32_t) {}); }).empty(); };
     CHECK(refused(-1));
     const auto [quiet, quiet_end] = socket_pair();
     reactor().add(quiet.get(), [](uint32_t) {});

@@ -9,8 +9,6 @@ using namespace testing;
 
 namespace {
 
-using SteadyClock = std::chrono::steady_clock;
-
 constexpr double soon = 5;  // seconds; with sanitizers and emulation
 
 CommunicatorPtr communicator_of(const Mode& mode, int rank, int size, double timeout = 100) {
@@ -83,7 +81,7 @@ TEST(lateness, const Mode& mode, int size) {
     all_pass(mode.run(size, [&](int rank) {
         CommunicatorPtr communicator = communicator_of(mode, rank, size, 0.5);
         const Attempt attempt(dense(size, 1000), rank, true, true);
-        const auto start = SteadyClock::now();
+        const auto start = Clock::now();
         const bool late = rank == size - 1;
         if (late) std::this_thread::sleep_for(std::chrono::milliseconds(900));
         fails(ErrorClass::comm_timeout, "rank " + std::to_string(size - 1) + " (pid ",
@@ -103,7 +101,7 @@ TEST(aborts, const Mode& mode, int size) {
     all_pass(mode.run(size, [&](int rank) {
         CommunicatorPtr communicator = communicator_of(mode, rank, size);
         barrier(*communicator);
-        const auto start = SteadyClock::now();
+        const auto start = Clock::now();
         if (rank == 0) {
             std::thread([&] {
                 std::this_thread::sleep_for(std::chrono::milliseconds(50));
@@ -127,7 +125,7 @@ TEST(departure, const Mode& mode, int size) {
             communicator->destroy();
             return;
         }
-        const auto start = SteadyClock::now();
+        const auto start = Clock::now();
         fails(ErrorClass::peer_lost, "rank 0 ", [&] { barrier(*communicator); });
         CHECK(seconds_since(start) < soon);
     }));
@@ -143,7 +141,7 @@ void with_victim(int size, const Body& body) {
 
 /// Memory that a dead peer might have written to comes back, at the latest when the arena is used again.
 void quarantine_ends() {
-    const auto start = SteadyClock::now();
+    const auto start = Clock::now();
     do {
         CHECK(seconds_since(start) < soon);
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -158,7 +156,7 @@ void kill_one(int size, const std::string& path, int delay_us) {
         CommunicatorPtr communicator = make_shm_communicator(options);
         const bool shared = path == "push";
         std::optional<Attempt> attempt(std::in_place, dense(size, 300000), rank, shared, shared);
-        SteadyClock::time_point start = SteadyClock::now();
+        Clock::time_point start = Clock::now();
         if (rank == size - 1) {
             barrier(*communicator);
             if (delay_us == 0) kill(getpid(), SIGKILL);
@@ -171,7 +169,7 @@ void kill_one(int size, const std::string& path, int delay_us) {
         fails(ErrorClass::peer_lost, "rank " + std::to_string(size - 1), [&] {
             barrier(*communicator);
             for (;;) {
-                start = SteadyClock::now();
+                start = Clock::now();
                 communicator->exchange(attempt->exchange, -1);
             }
         });

@@ -27,15 +27,16 @@ constexpr PathCase path_cases[] = {
     {"staged", true, true, 60000, 6},
 };
 
-CommunicatorPtr communicator_of(const Mode& mode, int rank, int size, const std::string& path) {
+CommunicatorPtr communicator_of(const Mode& mode, int rank, int size, const std::string& path = "auto") {
     return make_shm_communicator(options_of(mode, rank, size, path));
 }
+
+constexpr const char* paths[] = {"inline", "push", "pull", "cma", "staged"};
 
 /// Bytes that came or went over `path` must be those of the plans, and no other path may have carried any.
 void check_stats(const Communicator& communicator, const std::string& path, size_t bytes) {
     const Stats stats = communicator.stats();
-    for (const std::string name : {"inline", "push", "pull", "cma", "staged"})
-        CHECK_EQ(stats.at("bytes_" + name), name == path ? bytes : 0);
+    for (const std::string name : paths) CHECK_EQ(stats.at("bytes_" + name), name == path ? bytes : 0);
 }
 
 void one_path(const Mode& mode, int size, const PathCase& c) {
@@ -65,7 +66,7 @@ TEST(every_path, const Mode& mode, int size) {
 /// Each rank has its buffers where it likes; sizes mixed: every path at once, each byte counted exactly once.
 TEST(mixed, const Mode& mode, int size) {
     all_pass(mode.run(size, [&](int rank) {
-        const CommunicatorPtr communicator = communicator_of(mode, rank, size, "auto");
+        const CommunicatorPtr communicator = communicator_of(mode, rank, size);
         int64_t moved = 0, counted = 0;
         for (int round = 0; round < 60; ++round) {
             const Plan plan = random_plan(size, static_cast<uint64_t>(round), round % 6 == 0 ? 20000 : 300);
@@ -74,8 +75,7 @@ TEST(mixed, const Mode& mode, int size) {
             moved += static_cast<int64_t>(plan.bytes_received(rank));
         }
         const Stats stats = communicator->stats();
-        for (const char* name : {"inline", "push", "pull", "cma", "staged"})
-            counted += static_cast<int64_t>(stats.at(std::string("bytes_") + name));
+        for (const char* name : paths) counted += static_cast<int64_t>(stats.at(std::string("bytes_") + name));
         const int64_t mine[] = {moved, counted}, parts[4] = {2, 0, 0, 0};
         int64_t all[2] = {};
         Reduction reduction;
@@ -139,23 +139,10 @@ void check_reduction(Communicator& communicator, DType dtype, OpKind op, ReduceO
         T expected = static_cast<T>(element_value(0, first + i));
         for (int j = 1; j < communicator.size(); ++j) {
             const T next = static_cast<T>(element_value(j, first + i));
-            switch (reduce_op) {
-                case ReduceOp::sum:
-                case ReduceOp::avg:
-                    expected = static_cast<T>(expected + next);
-                    break;
-                case ReduceOp::min:
-                    expected = std::min(expected, next);
-                    break;
-                case ReduceOp::max:
-                    expected = std::max(expected, next);
-                    break;
-                case ReduceOp::prod:
-                    expected = static_cast<T>(expected * next);
-                    break;
-                default:
-                    throw std::runtime_error("no reference");
-            }
+            expected = reduce_op == ReduceOp::min    ? std::min(expected, next)
+                       : reduce_op == ReduceOp::max  ? std::max(expected, next)
+                       : reduce_op == ReduceOp::prod ? static_cast<T>(expected * next)
+                                                     : static_cast<T>(expected + next);
         }
         if (reduce_op == ReduceOp::avg) expected = static_cast<T>(expected / static_cast<T>(communicator.size()));
         if (output.as<T>()[i] != expected)
@@ -168,7 +155,7 @@ void check_reduction(Communicator& communicator, DType dtype, OpKind op, ReduceO
 
 TEST(reductions, const Mode& mode, int size) {
     all_pass(mode.run(size, [&](int rank) {
-        const CommunicatorPtr communicator = communicator_of(mode, rank, size, "auto");
+        const CommunicatorPtr communicator = communicator_of(mode, rank, size);
         const auto n = static_cast<size_t>(size);
         // Nothing, little enough for the mailboxes, and parts of several pieces of scratch; one rank without a part.
         for (const int64_t length : {0, 1, 501, 60001}) {
@@ -225,7 +212,7 @@ TEST(two_domains, const Mode& mode, int size) {
 TEST(recreation, const Mode& mode) {
     all_pass(mode.run(4, [&](int rank) {
         for (int i = 0; i < 15; ++i) {
-            const CommunicatorPtr communicator = communicator_of(mode, rank, 4, "auto");
+            const CommunicatorPtr communicator = communicator_of(mode, rank, 4);
             run_plan(*communicator, random_plan(4, static_cast<uint64_t>(i), 2000), true, i % 2 == 0);
             if (i % 3 != 0) communicator->destroy();  // else by the last reference
         }
