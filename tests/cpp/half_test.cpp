@@ -51,8 +51,8 @@ uint64_t set_flush_to_zero(uint64_t flags, bool restore) {
 
 void test_half_rounding() {
     // Around every midpoint between neighbours, the float32 below, at, and above it.
-    for (const bool is16 : {true, false}) {
-        const HalfFormat format = is16 ? f16 : bf16;
+    for (const DType dtype : {DType::float16, DType::bfloat16}) {
+        const HalfFormat format = dtype == DType::float16 ? f16 : bf16;
         const uint32_t infinity = static_cast<uint32_t>(2 * format.bias + 1) << format.mantissa_bits;
         for (uint32_t i = 0; i + 1 < infinity; ++i) {
             const double low = decode(static_cast<uint16_t>(i), format),
@@ -60,7 +60,7 @@ void test_half_rounding() {
             const float middle = static_cast<float>((low + high) / 2);
             for (const float x : {std::nextafterf(middle, 0), middle, std::nextafterf(middle, HUGE_VALF)}) {
                 for (const float signed_x : {x, -x}) {
-                    const uint16_t got = is16 ? float_to_float16(signed_x) : float_to_bfloat16(signed_x);
+                    const uint16_t got = narrow(dtype, signed_x);
                     EXPECT(got == encode(signed_x, format), "%a gives %04x, not %04x", signed_x, got,
                            encode(signed_x, format));
                 }
@@ -81,7 +81,6 @@ void test_half_rounding() {
 /// The clones against the functions for one element, NaN payloads included.
 void test_half_blocks() {
     for (const DType dtype : {DType::float16, DType::bfloat16}) {
-        const bool is16 = dtype == DType::float16;
         for (int isa = 0; isa <= static_cast<int>(best_isa()); ++isa) {
             const HalfBlocks blocks = half_blocks(dtype, static_cast<Isa>(isa));
             constexpr size_t n = 65536 + 7, odd = 3;  // every pattern, then a remainder; unaligned
@@ -94,8 +93,8 @@ void test_half_blocks() {
             blocks.narrow(back.data() + odd, floats.data() + odd, n);
             for (size_t k = 0; k < n; ++k) {
                 const auto half = static_cast<uint16_t>(k);
-                const float want = is16 ? float16_to_float(half) : bfloat16_to_float(half);
-                const uint16_t want_back = is16 ? float_to_float16(want) : float_to_bfloat16(want);
+                const float want = widen(dtype, half);
+                const uint16_t want_back = narrow(dtype, want);
                 EXPECT(std::memcmp(floats.data() + odd + 4 * k, &want, 4) == 0, "%04x, isa %d", half, isa);
                 EXPECT(std::memcmp(back.data() + odd + 2 * k, &want_back, 2) == 0, "%04x, isa %d", half, isa);
             }
@@ -107,7 +106,7 @@ void test_half_blocks() {
             for (size_t k = 0; k < n; ++k) {
                 float full;
                 std::memcpy(&full, floats.data() + odd + 4 * k, 4);
-                const uint16_t want = is16 ? float_to_float16(full) : float_to_bfloat16(full);
+                const uint16_t want = narrow(dtype, full);
                 EXPECT(std::memcmp(back.data() + odd + 2 * k, &want, 2) == 0, "%a, isa %d", full, isa);
             }
         }

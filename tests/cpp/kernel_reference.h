@@ -5,8 +5,12 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <limits>
 #include <random>
+
+#include "base/dtype.h"
+#include "op_kernel/cpu/half.h"
 
 namespace kernel_reference {
 
@@ -61,6 +65,38 @@ inline uint16_t encode(double value, HalfFormat format) {
     const double units = std::nearbyint(std::ldexp(magnitude, format.mantissa_bits - exponent));
     const int bits = static_cast<int>(units) + ((exponent + format.bias - 1) << format.mantissa_bits);
     return static_cast<uint16_t>(sign | std::min(bits, infinity));
+}
+
+// The conversions of the kernels, by dtype: float16, bfloat16, and for `put` and `get` float32.
+
+inline float widen(alltoallv::DType dtype, uint16_t half) {
+    return dtype == alltoallv::DType::float16 ? alltoallv::kernel::float16_to_float(half)
+                                              : alltoallv::kernel::bfloat16_to_float(half);
+}
+
+inline uint16_t narrow(alltoallv::DType dtype, float value) {
+    return dtype == alltoallv::DType::float16 ? alltoallv::kernel::float_to_float16(value)
+                                              : alltoallv::kernel::float_to_bfloat16(value);
+}
+
+inline void put(alltoallv::DType dtype, unsigned char* to, size_t k, float value) {
+    if (dtype == alltoallv::DType::float32) {
+        std::memcpy(to + 4 * k, &value, 4);
+        return;
+    }
+    const uint16_t half = narrow(dtype, value);
+    std::memcpy(to + 2 * k, &half, 2);
+}
+
+inline float get(alltoallv::DType dtype, const unsigned char* from, size_t k) {
+    if (dtype == alltoallv::DType::float32) {
+        float value;
+        std::memcpy(&value, from + 4 * k, 4);
+        return value;
+    }
+    uint16_t half;
+    std::memcpy(&half, from + 2 * k, 2);
+    return widen(dtype, half);
 }
 
 }  // namespace kernel_reference

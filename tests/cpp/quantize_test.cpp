@@ -6,9 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "base/error.h"
+#include "check.h"
 #include "kernel_reference.h"
-#include "op_kernel/cpu/half.h"
 #include "op_kernel/cpu/quantize.h"
 
 using namespace alltoallv;          // NOLINT
@@ -56,26 +55,6 @@ class Unaligned {
     static constexpr size_t guard_size = 67;
     std::vector<unsigned char> memory_;
 };
-
-void put(DType dtype, unsigned char* to, size_t k, float value) {
-    if (dtype == DType::float32) {
-        std::memcpy(to + 4 * k, &value, 4);
-        return;
-    }
-    const uint16_t half = dtype == DType::float16 ? float_to_float16(value) : float_to_bfloat16(value);
-    std::memcpy(to + 2 * k, &half, 2);
-}
-
-float get(DType dtype, const unsigned char* from, size_t k) {
-    if (dtype == DType::float32) {
-        float value;
-        std::memcpy(&value, from + 4 * k, 4);
-        return value;
-    }
-    uint16_t half;
-    std::memcpy(&half, from + 2 * k, 2);
-    return dtype == DType::float16 ? float16_to_float(half) : bfloat16_to_float(half);
-}
 
 /// Code of an element: a byte, or half of one.
 int code_at(const QuantFormat& format, const unsigned char* codes, size_t k) {
@@ -257,14 +236,9 @@ void test_shared(DType dtype, Overflow overflow, size_t n_sources, size_t n_scal
     EXPECT(out.guard_intact() && recoded.guard_intact() && encoded.guard_intact(), "%s: outside", what.c_str());
 }
 
-template <class Body>
-void expect_invalid(const char* message, Body body) {
-    try {
-        body();
-        EXPECT(false, "expected an error: %s", message);
-    } catch (const Error& error) {
-        EXPECT(std::string(error.what()).find(message) != std::string::npos, "%s", error.what());
-    }
+void expect_invalid(const char* message, const std::function<void()>& call) {
+    const std::string said = testing::thrown(call);
+    EXPECT(said.find(message) != std::string::npos, "expected an error '%s', got '%s'", message, said.c_str());
 }
 
 /// Small floats, whose values the tests in Python know: every instruction set makes the bits of the plain one.
