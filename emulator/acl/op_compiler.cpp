@@ -15,16 +15,13 @@ struct Options {
     std::map<int, std::string> values;
 };
 
-Options& options() {
-    static auto* instance = new Options;
-    return *instance;
-}
+Options& options = *new Options;  // never destroyed: threads use it to the end
 
 /// Returns "disable" until the option is set.
 std::string value_of(aclCompileOpt opt) {
-    const std::lock_guard lock(options().mutex);
-    const auto found = options().values.find(opt);
-    return found == options().values.end() ? "disable" : found->second;
+    const std::lock_guard lock(options.mutex);
+    const auto found = options.values.find(opt);
+    return found == options.values.end() ? "disable" : found->second;
 }
 
 }  // namespace
@@ -32,8 +29,8 @@ std::string value_of(aclCompileOpt opt) {
 aclError aclSetCompileopt(aclCompileOpt opt, const char* value) {
     ACL_FUNCTION({
         check_pointer("value", value);
-        const std::lock_guard lock(options().mutex);
-        options().values[opt] = value;
+        const std::lock_guard lock(options.mutex);
+        options.values[opt] = value;
     });
 }
 

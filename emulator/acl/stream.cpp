@@ -34,10 +34,7 @@ struct Reports {
     std::map<Stream*, uint64_t> subscribed;
 };
 
-Reports& reports() {
-    static auto* instance = new Reports;
-    return *instance;
-}
+Reports& reports = *new Reports;  // never destroyed: threads use it to the end
 
 }  // namespace
 
@@ -124,16 +121,16 @@ aclError aclrtLaunchHostFunc(aclrtStream stream, aclrtHostFunc fn, void* args) {
 aclError aclrtSubscribeReport(uint64_t threadId, aclrtStream stream) {
     ACL_FUNCTION({
         const StreamPtr found = stream_of(stream);
-        const std::lock_guard lock(reports().mutex);
-        reports().subscribed[found.get()] = threadId;
+        const std::lock_guard lock(reports.mutex);
+        reports.subscribed[found.get()] = threadId;
     });
 }
 
 aclError aclrtUnSubscribeReport(uint64_t, aclrtStream stream) {
     ACL_FUNCTION({
         const StreamPtr found = stream_of(stream);
-        const std::lock_guard lock(reports().mutex);
-        reports().subscribed.erase(found.get());
+        const std::lock_guard lock(reports.mutex);
+        reports.subscribed.erase(found.get());
     });
 }
 
@@ -143,22 +140,22 @@ aclError aclrtLaunchCallback(aclrtCallback fn, void* userData, aclrtCallbackBloc
         const StreamPtr found = stream_of(stream);
         uint64_t thread;
         {
-            const std::lock_guard lock(reports().mutex);
-            const auto subscription = reports().subscribed.find(found.get());
-            if (subscription == reports().subscribed.end())
+            const std::lock_guard lock(reports.mutex);
+            const auto subscription = reports.subscribed.find(found.get());
+            if (subscription == reports.subscribed.end())
                 throw Failure(100034, "no thread has subscribed to the stream: call aclrtSubscribeReport");
             thread = subscription->second;
         }
         found->enqueue([=] {
             const auto done = std::make_shared<Record>();
             {
-                const std::lock_guard lock(reports().mutex);
-                reports().queues[thread].push_back([=] {
+                const std::lock_guard lock(reports.mutex);
+                reports.queues[thread].push_back([=] {
                     fn(userData);
                     done->complete(0);
                 });
             }
-            reports().arrived.notify_all();
+            reports.arrived.notify_all();
             if (blockType == ACL_CALLBACK_BLOCK) done->wait(-1);
             return 0;
         });
@@ -167,13 +164,12 @@ aclError aclrtLaunchCallback(aclrtCallback fn, void* userData, aclrtCallbackBloc
 
 /// Runs one callback of this thread; `timeout` is in milliseconds, -1 means none.
 aclError aclrtProcessReport(int32_t timeout) {
-    Reports& r = reports();
-    std::unique_lock lock(r.mutex);
-    auto& queue = r.queues[pthread_self()];
+    std::unique_lock lock(reports.mutex);
+    auto& queue = reports.queues[pthread_self()];
     const auto ready = [&] { return !queue.empty(); };
     if (timeout < 0)
-        r.arrived.wait(lock, ready);
-    else if (!r.arrived.wait_for(lock, std::chrono::milliseconds(timeout), ready))
+        reports.arrived.wait(lock, ready);
+    else if (!reports.arrived.wait_for(lock, std::chrono::milliseconds(timeout), ready))
         return acl_error_rt_report_timeout;  // not a failure: the caller asks again
     const auto callback = std::move(queue.front());
     queue.pop_front();

@@ -13,10 +13,7 @@ namespace {
 
 constexpr double forever = 1e9;
 
-Handles<Comm>& comms() {
-    static auto* instance = new Handles<Comm>("comm", 0xC0DE, HCCL_E_PARA);
-    return *instance;
-}
+Handles<Comm>& comms = *new Handles<Comm>("comm", 0xC0DE, HCCL_E_PARA);  // never destroyed: threads use it to the end
 
 /// Returns one of HCCL's variables, within HCCL's limits.
 double number_of(const char* variable, double standard, double least, double most) {
@@ -59,7 +56,7 @@ CommunicatorPtr connect(const CommSpec& spec, const std::string& domain, int ran
 /// Makes peers see that this process has left in order, and was not lost.
 void leave_at_exit() {
     static const int once = std::atexit([] {
-        for (const CommPtr& comm : comms().all())
+        for (const CommPtr& comm : comms.all())
             if (comm->pending == 0) comm->destroy();
     });
     (void)once;
@@ -115,16 +112,16 @@ void Comm::destroy() {
 }
 
 HcclComm add_comm(CommPtr comm) {
-    return comms().add(std::move(comm));
+    return comms.add(std::move(comm));
 }
 
 CommPtr comm_of(HcclComm handle) {
     if (handle == nullptr) throw Failure(HCCL_E_PTR, "comm is null");
-    return comms().get(handle);
+    return comms.get(handle);
 }
 
 void remove_comm(HcclComm handle) {
-    comms().remove(handle);
+    comms.remove(handle);
 }
 
 HcclResult result_of(const Error& error) {
@@ -142,21 +139,30 @@ HcclResult result_of(const Error& error) {
     }
 }
 
-HcclResult guarded_hccl(const char* function, const std::function<void()>& body) {
-    int code = HCCL_SUCCESS;
+std::pair<HcclResult, std::string> caught() {
     try {
-        code = apply_at_call(function, fault_of(function));
-        if (code == HCCL_SUCCESS) body();
+        throw;
     } catch (const Failure& failure) {
         // An error of the runtime about a stream or a buffer is a wrong argument here.
         const bool own = failure.code() <= HCCL_E_RESERVED;
-        code = report(function, own ? failure.code() : HCCL_E_PARA, failure.what());
+        return {own ? static_cast<HcclResult>(failure.code()) : HCCL_E_PARA, failure.what()};
     } catch (const Error& error) {
-        code = report(function, result_of(error), error.what());
+        return {result_of(error), error.what()};
     } catch (const std::exception& error) {
-        code = report(function, HCCL_E_INTERNAL, error.what());
+        return {HCCL_E_INTERNAL, error.what()};
     }
-    return static_cast<HcclResult>(code);
+}
+
+HcclResult guarded_hccl(const char* function, const std::function<void()>& body) {
+    try {
+        if (const int code = apply_at_call(function, fault_of(function)); code != 0)
+            return static_cast<HcclResult>(code);
+        body();
+        return HCCL_SUCCESS;
+    } catch (...) {
+        const auto [code, text] = caught();
+        return static_cast<HcclResult>(report(function, code, text));
+    }
 }
 
 }  // namespace alltoallv::emulator

@@ -76,6 +76,9 @@ void remove_comm(HcclComm handle);
 /// Returns the HcclResult for a failure of the core.
 HcclResult result_of(const Error& error);
 
+/// Returns the HcclResult and the text of the exception that is being handled.
+std::pair<HcclResult, std::string> caught();
+
 /// The body of an HCCL function without a stream: applies faults, then runs `body`, which throws Failure or Error.
 HcclResult guarded_hccl(const char* function, const std::function<void()>& body);
 

@@ -58,24 +58,37 @@ void check_rank(uint32_t rank, uint32_t size) {
         throw Failure(HCCL_E_PARA, "rank is " + std::to_string(rank) + ", expected less than " + std::to_string(size));
 }
 
+/// Makes rank `rank` of `size`, with the rest of its options.
+HcclComm make_comm(CommSpec spec, uint32_t rank, uint32_t size, const HcclCommConfig* config) {
+    spec.rank = static_cast<int>(rank);
+    spec.size = static_cast<int>(size);
+    configure(spec, config);
+    return add_comm(std::make_shared<Comm>(spec));
+}
+
+/// The options of a communicator whose name is its own.
+CommSpec named_by(const std::string& job) {
+    CommSpec spec;
+    spec.job = job;
+    spec.name = "group_" + job.substr(0, 12);
+    return spec;
+}
+
 void init_root(uint32_t nRanks, const HcclRootInfo* rootInfo, uint32_t rank, const HcclCommConfig* config,
                HcclComm* comm) {
     check_given("comm", comm);
     check_rank(rank, nRanks);
-    CommSpec spec;
-    spec.device = current_device();
-    spec.job = job_of(rootInfo);
-    spec.name = "group_" + spec.job.substr(0, 12);
-    spec.rank = static_cast<int>(rank);
-    spec.size = static_cast<int>(nRanks);
-    configure(spec, config);
-    *comm = add_comm(std::make_shared<Comm>(spec));
+    const int device = current_device();
+    CommSpec spec = named_by(job_of(rootInfo));
+    spec.device = device;
+    *comm = make_comm(spec, rank, nRanks, config);
 }
 
 void init_cluster(const char* clusterInfo, uint32_t rank, const HcclCommConfig* config, HcclComm* comm) {
     check_given("clusterInfo", clusterInfo);
     check_given("comm", comm);
-    const int device = current_device();
+    CommSpec spec;
+    spec.device = current_device();
     std::ifstream file(clusterInfo);
     if (!file)
         throw Failure(HCCL_E_OPEN_FILE_FAILURE, "the rank table '" + std::string(clusterInfo) + "' cannot be read");
@@ -83,15 +96,10 @@ void init_cluster(const char* clusterInfo, uint32_t rank, const HcclCommConfig* 
     text << file.rdbuf();
     const uint32_t size = ranks_of_table(text.str());
     check_rank(rank, size);
-    CommSpec spec;
-    spec.device = device;
     const char* user_job = std::getenv("ALLTOALLV_JOB_ID");
     spec.job = "table-" + std::to_string(std::hash<std::string>{}(text.str())) + (user_job ? user_job : "");
     spec.name = "hccl_world_group";
-    spec.rank = static_cast<int>(rank);
-    spec.size = static_cast<int>(size);
-    configure(spec, config);
-    *comm = add_comm(std::make_shared<Comm>(spec));
+    *comm = make_comm(spec, rank, size, config);
 }
 
 }  // namespace
@@ -137,27 +145,13 @@ HcclResult HcclCommInitAll(uint32_t ndev, int32_t* devices, HcclComm* comms) {
         check_given("comms", comms);
         if (ndev == 0) throw Failure(HCCL_E_PARA, "ndev is 0, expected at least 1");
         for (uint32_t i = 0; i < ndev; ++i) check_device(devices[i]);
-        CommSpec common;
-        common.job = unique_job();
-        common.name = "group_" + common.job.substr(0, 12);
-        common.size = static_cast<int>(ndev);
+        CommSpec common = named_by(unique_job());
         common.threads = true;
-        std::vector<std::exception_ptr> errors(ndev);
-        std::vector<std::thread> threads;
-        for (uint32_t i = 0; i < ndev; ++i)
-            threads.emplace_back([&, i] {
-                try {
-                    CommSpec spec = common;
-                    spec.rank = static_cast<int>(i);
-                    spec.device = devices[i];
-                    comms[i] = add_comm(std::make_shared<Comm>(spec));
-                } catch (...) {
-                    errors[i] = std::current_exception();
-                }
-            });
-        for (std::thread& thread : threads) thread.join();
-        for (const std::exception_ptr& error : errors)
-            if (error) std::rethrow_exception(error);
+        in_threads(ndev, [&](size_t i) {
+            CommSpec spec = common;
+            spec.device = devices[i];
+            comms[i] = make_comm(spec, static_cast<uint32_t>(i), ndev, nullptr);
+        });
     });
 }
 
@@ -190,10 +184,7 @@ HcclResult HcclCreateSubCommConfig(HcclComm* comm, uint32_t rankNum, uint32_t* r
         CommSpec spec = parent->spec();
         spec.name = parent->spec().name + "_sub_" + std::to_string(subCommId);
         spec.job += "/" + std::to_string(subCommId) + members;
-        spec.rank = static_cast<int>(subCommRankId);
-        spec.size = static_cast<int>(rankNum);
-        configure(spec, config);
-        *subComm = add_comm(std::make_shared<Comm>(spec));
+        *subComm = make_comm(spec, subCommRankId, rankNum, config);
     });
 }
 

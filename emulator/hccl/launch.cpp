@@ -45,7 +45,7 @@ int stream_code(int result) {
 }
 
 void work(Comm& comm, const Launch& l, const std::optional<Fault>& fault) {
-    if (fault && fault->action == Action::die) die(l.function);
+    if (fault && fault->action == Action::die) die(l.agreed.function);
     if (fault && fault->action == Action::delay) std::this_thread::sleep_for(std::chrono::milliseconds(fault->number));
     if (fault && fault->action == Action::skip) return;
     try {
@@ -55,17 +55,10 @@ void work(Comm& comm, const Launch& l, const std::optional<Fault>& fault) {
         throw;
     }
     const double timeout = comm.exec_timeout();
-    if (l.run) {
-        Agreed mine;
-        std::strncpy(mine.function, l.function, sizeof mine.function - 1);
-        mine.type = l.type;
-        mine.op = l.op;
-        mine.root = l.root;
-        mine.count = l.count;
-        run_agreed(comm.core(), mine, timeout, [&](const Turn& turn) { l.run(comm, turn); });
-    } else {
+    if (l.run)
+        run_agreed(comm.core(), l.agreed, timeout, [&](const Turn& turn) { l.run(comm, turn); });
+    else
         run_messages(comm, l.messages, timeout);
-    }
     if (fault && fault->action == Action::zeros)
         for (const Region& region : l.outputs)
             if (region.bytes > 0) std::memset(region.data(), 0, region.bytes);
@@ -83,23 +76,16 @@ void check_order(Comm& comm, uint64_t ticket) {
 }
 
 int task(Comm& comm, const Launch& l, const std::optional<Fault>& fault, uint64_t ticket) {
-    const auto failed = [&](int result, const char* message) {
-        const int code = result <= HCCL_E_RESERVED ? result : HCCL_E_PARA;
-        if (!l.at_once) comm.fail(static_cast<HcclResult>(code));
-        report(l.function, code,
-               "on rank " + std::to_string(comm.rank()) + " of '" + comm.spec().name + "': " + message);
-        return l.at_once ? code : stream_code(code);
-    };
     try {
         if (l.run) check_order(comm, ticket);
         work(comm, l, fault);
         return 0;
-    } catch (const Failure& failure) {
-        return failed(failure.code(), failure.what());
-    } catch (const Error& error) {
-        return failed(result_of(error), error.what());
-    } catch (const std::exception& error) {
-        return failed(HCCL_E_INTERNAL, error.what());
+    } catch (...) {
+        const auto [code, text] = caught();
+        if (!l.at_once) comm.fail(code);
+        report(l.agreed.function, code,
+               "on rank " + std::to_string(comm.rank()) + " of '" + comm.spec().name + "': " + text);
+        return l.at_once ? code : stream_code(code);
     }
 }
 
@@ -164,6 +150,31 @@ void check_given(const char* name, const void* pointer) {
     if (pointer == nullptr) throw Failure(HCCL_E_PTR, std::string(name) + " is null");
 }
 
+void check_root(uint32_t root, const Comm& comm) {
+    if (root >= static_cast<uint32_t>(comm.size()))
+        throw Failure(HCCL_E_PARA,
+                      "root is " + std::to_string(root) + ", expected less than " + std::to_string(comm.size()));
+}
+
+std::vector<int64_t> entries(const char* name, const void* array, size_t length) {
+    check_given(name, array);
+    const auto* values = static_cast<const uint64_t*>(array);
+    std::vector<int64_t> result(length);
+    for (size_t j = 0; j < length; ++j) {
+        const std::string entry = std::string(name) + "[" + std::to_string(j) + "]";
+        check_count(entry.c_str(), values[j]);
+        result[j] = static_cast<int64_t>(values[j]);
+    }
+    return result;
+}
+
+uint64_t span_of(const std::vector<int64_t>& counts, const std::vector<int64_t>& displs) {
+    int64_t end = 0;
+    for (size_t j = 0; j < counts.size(); ++j)
+        if (counts[j] > 0) end = std::max(end, displs[j] + counts[j]);
+    return static_cast<uint64_t>(end);
+}
+
 void check_apart(const Region& input, const Region& output) {
     const bool same = input.address == output.address && input.address != nullptr;
     if (same || overlap(input, output))
@@ -177,13 +188,11 @@ HcclResult launch(const char* function, const std::function<Launch()>& make) {
         return static_cast<HcclResult>(report(function, fault->number, "fails because a fault was asked for"));
     try {
         Launch l = make();
+        std::strncpy(l.agreed.function, function, sizeof l.agreed.function - 1);
         const CommPtr comm = comm_of(l.comm);
         if (!l.at_once) check_given("stream", l.stream);
-        check_count("count", l.count);
+        check_count("count", l.agreed.count);
         check_regions(l);
-        if (l.root >= static_cast<uint32_t>(comm->size()))
-            throw Failure(HCCL_E_PARA,
-                          "root is " + std::to_string(l.root) + ", expected less than " + std::to_string(comm->size()));
         Checked call{comm, l.at_once ? nullptr : stream_of(l.stream), std::move(l), fault};
         ++comm->pending;
         if (call.launch.at_once) return static_cast<HcclResult>(next_task(std::move(call))());
@@ -192,16 +201,10 @@ HcclResult launch(const char* function, const std::function<Launch()>& make) {
         else
             enqueue(std::move(call));
         return HCCL_SUCCESS;
-    } catch (const Failure& failure) {
-        const int code = failure.code() <= HCCL_E_RESERVED ? failure.code() : HCCL_E_PARA;
-        return static_cast<HcclResult>(report(function, code, failure.what()));
-    } catch (const std::exception& error) {
-        return static_cast<HcclResult>(report(function, HCCL_E_INTERNAL, error.what()));
+    } catch (...) {
+        const auto [code, text] = caught();
+        return static_cast<HcclResult>(report(function, code, text));
     }
-}
-
-HcclResult launch(Launch l) {
-    return launch(l.function, [&] { return std::move(l); });
 }
 
 void run_agreed(Communicator& core, const Agreed& mine, double timeout, const std::function<void(const Turn&)>& call) {
@@ -220,6 +223,22 @@ Copied::Copied(const Region& input, const Region& output) : data_(input.address)
     if (!overlap(input, output)) return;
     copy_.assign(input.data(), input.data() + input.bytes);
     data_ = copy_.data();
+}
+
+void in_threads(size_t count, const std::function<void(size_t)>& body) {
+    std::vector<std::exception_ptr> errors(count);
+    std::vector<std::thread> threads;
+    for (size_t i = 0; i < count; ++i)
+        threads.emplace_back([&, i] {
+            try {
+                body(i);
+            } catch (...) {
+                errors[i] = std::current_exception();
+            }
+        });
+    for (std::thread& thread : threads) thread.join();
+    for (const std::exception_ptr& error : errors)
+        if (error) std::rethrow_exception(error);
 }
 
 void begin_group() {

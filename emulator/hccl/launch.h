@@ -24,7 +24,7 @@ struct Region {
 
 /// Values that must be equal on all ranks.
 struct Agreed {
-    char function[32] = {};
+    char function[32] = {};  ///< set by `launch`
     uint32_t type = 0, op = 0, root = 0;
     uint64_t count = 0;
 };
@@ -45,12 +45,9 @@ struct HcclMessage {
 };
 
 struct Launch {
-    const char* function;
     HcclComm comm;
     aclrtStream stream;
-    HcclDataType type = HCCL_DATA_TYPE_UINT8;
-    uint32_t op = 0, root = 0;
-    uint64_t count = 0;             ///< if equal on all ranks
+    Agreed agreed{};
     std::vector<Region> inputs{};   ///< read
     std::vector<Region> outputs{};  ///< written
     /// Runs on the stream, as one operator of the communicator's core.
@@ -68,13 +65,20 @@ void check_count(const char* name, uint64_t count);
 /// Throws Failure(HCCL_E_PTR) for null.
 void check_given(const char* name, const void* pointer);
 
+/// Throws Failure(HCCL_E_PARA) unless a rank of the communicator has this number.
+void check_root(uint32_t root, const Comm& comm);
+
+/// Returns the entries of a caller's array, each of which is checked.
+std::vector<int64_t> entries(const char* name, const void* array, size_t length);
+
+/// Returns the elements from a buffer's start to the end of the last region that is not empty.
+uint64_t span_of(const std::vector<int64_t>& counts, const std::vector<int64_t>& displs);
+
 /// Throws Failure(HCCL_E_PARA) if the buffers overlap.
 void check_apart(const Region& input, const Region& output);
 
-/// Checks the arguments, then queues the work; between HcclGroupStart and HcclGroupEnd, the end queues it.
-HcclResult launch(Launch launch);
-
-/// Does the same in two steps, for functions that check more: `make` may throw Failure.
+/// Calls `make`, which may throw Failure, checks the arguments, then queues the work; between HcclGroupStart and
+/// HcclGroupEnd, the end queues it.
 HcclResult launch(const char* function, const std::function<Launch()>& make);
 
 /// Runs `call`, an operator of `core` that has `terms` as its root. If the ranks have not given the same values, throws
@@ -92,6 +96,9 @@ class Copied {
     std::vector<char> copy_;
     const void* data_;
 };
+
+/// Calls body(0), body(1) ... in a thread each. When all are done, throws what the first of them threw, if any did.
+void in_threads(size_t count, const std::function<void(size_t)>& body);
 
 /// point_to_point.cpp: transfers all messages of a call, or of a group of calls, at the same time.
 void run_messages(Comm& comm, const std::vector<HcclMessage>& messages, double timeout);

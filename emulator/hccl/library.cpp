@@ -30,61 +30,40 @@ HcclResult HcclGetConfig(HcclConfig config, HcclConfigValue* configValue) {
     });
 }
 
+namespace {
+constexpr std::pair<HcclResult, const char*> error_texts[] = {
+    {HCCL_SUCCESS, "no error"},
+    {HCCL_E_PARA, "parameter error"},
+    {HCCL_E_PTR, "empty pointer"},
+    {HCCL_E_MEMORY, "memory error"},
+    {HCCL_E_INTERNAL, "internal error"},
+    {HCCL_E_NOT_SUPPORT, "feature not supported"},
+    {HCCL_E_NOT_FOUND, "resource not found"},
+    {HCCL_E_UNAVAIL, "resource unavailable"},
+    {HCCL_E_SYSCALL, "system call error"},
+    {HCCL_E_TIMEOUT, "timeout"},
+    {HCCL_E_OPEN_FILE_FAILURE, "file cannot be opened"},
+    {HCCL_E_TCP_CONNECT, "TCP connect failed"},
+    {HCCL_E_ROCE_CONNECT, "RoCE connect failed"},
+    {HCCL_E_TCP_TRANSFER, "TCP transfer failed"},
+    {HCCL_E_ROCE_TRANSFER, "RoCE transfer failed"},
+    {HCCL_E_RUNTIME, "runtime call failed"},
+    {HCCL_E_DRV, "driver call failed"},
+    {HCCL_E_PROFILING, "profiling call failed"},
+    {HCCL_E_CCE, "CCE call failed"},
+    {HCCL_E_NETWORK, "network call failed"},
+    {HCCL_E_AGAIN, "try again"},
+    {HCCL_E_REMOTE, "remote error"},
+    {HCCL_E_SUSPENDING, "communicator is suspending"},
+    {HCCL_E_OPRETRY_FAIL, "retry of an operator failed"},
+    {HCCL_E_OOM, "out of memory"},
+};
+}
+
 const char* HcclGetErrorString(HcclResult code) {
-    switch (code) {
-        case HCCL_SUCCESS:
-            return "no error";
-        case HCCL_E_PARA:
-            return "parameter error";
-        case HCCL_E_PTR:
-            return "empty pointer";
-        case HCCL_E_MEMORY:
-            return "memory error";
-        case HCCL_E_INTERNAL:
-            return "internal error";
-        case HCCL_E_NOT_SUPPORT:
-            return "feature not supported";
-        case HCCL_E_NOT_FOUND:
-            return "resource not found";
-        case HCCL_E_UNAVAIL:
-            return "resource unavailable";
-        case HCCL_E_SYSCALL:
-            return "system call error";
-        case HCCL_E_TIMEOUT:
-            return "timeout";
-        case HCCL_E_OPEN_FILE_FAILURE:
-            return "file cannot be opened";
-        case HCCL_E_TCP_CONNECT:
-            return "TCP connect failed";
-        case HCCL_E_ROCE_CONNECT:
-            return "RoCE connect failed";
-        case HCCL_E_TCP_TRANSFER:
-            return "TCP transfer failed";
-        case HCCL_E_ROCE_TRANSFER:
-            return "RoCE transfer failed";
-        case HCCL_E_RUNTIME:
-            return "runtime call failed";
-        case HCCL_E_DRV:
-            return "driver call failed";
-        case HCCL_E_PROFILING:
-            return "profiling call failed";
-        case HCCL_E_CCE:
-            return "CCE call failed";
-        case HCCL_E_NETWORK:
-            return "network call failed";
-        case HCCL_E_AGAIN:
-            return "try again";
-        case HCCL_E_REMOTE:
-            return "remote error";
-        case HCCL_E_SUSPENDING:
-            return "communicator is suspending";
-        case HCCL_E_OPRETRY_FAIL:
-            return "retry of an operator failed";
-        case HCCL_E_OOM:
-            return "out of memory";
-        default:
-            return "unknown error";
-    }
+    for (const auto& [known, text] : error_texts)
+        if (known == code) return text;
+    return "unknown error";
 }
 
 HcclResult HcclGroupStart() {

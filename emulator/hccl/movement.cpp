@@ -30,58 +30,40 @@ struct Arrays {
     }
 };
 
-/// Returns the entries of a caller's array, each of which is checked.
-std::vector<int64_t> entries(const char* name, const void* array, size_t length) {
-    check_given(name, array);
-    const auto* values = static_cast<const uint64_t*>(array);
-    std::vector<int64_t> result(length);
-    for (size_t j = 0; j < length; ++j) {
-        const std::string entry = std::string(name) + "[" + std::to_string(j) + "]";
-        check_count(entry.c_str(), values[j]);
-        result[j] = static_cast<int64_t>(values[j]);
-    }
-    return result;
-}
-
 /// HCCL does not specify when it reads the counts, so they must not change until the call has run.
 void check_unchanged(const char* name, const void* array, const std::vector<int64_t>& before) {
     if (std::memcmp(array, before.data(), before.size() * sizeof(int64_t)) != 0)
         throw Failure(HCCL_E_PARA, std::string(name) + " was changed or freed before the call had run");
 }
 
-/// Returns the elements from the buffer's start to the end of the last region that is not empty.
-uint64_t span_of(const std::vector<int64_t>& counts, const std::vector<int64_t>& displs) {
-    int64_t end = 0;
-    for (size_t j = 0; j < counts.size(); ++j)
-        if (counts[j] > 0) end = std::max(end, displs[j] + counts[j]);
-    return static_cast<uint64_t>(end);
-}
-
-void run(Comm& comm, HcclDataType type, const void* input, void* output, const Arrays& arrays, const Turn& turn) {
-    Exchange exchange;
-    exchange.dtype = wire_type(type);
-    exchange.input = input;
-    exchange.output = output;
-    exchange.send_counts = arrays.send_counts;
-    exchange.sdispls = arrays.sdispls;
-    exchange.recv_counts = arrays.recv_counts;
-    exchange.rdispls = arrays.rdispls;
-    exchange.root = turn.terms;
-    comm.core().exchange(exchange, turn.timeout);
+/// Makes an exchange by these arrays. Its input is copied where it shares memory with the output.
+Launch exchange(const Region& input, const Region& output, HcclDataType type, HcclComm comm, aclrtStream stream,
+                Arrays arrays) {
+    Launch l{comm, stream, {.type = static_cast<uint32_t>(type)}, {input}, {output}};
+    l.run = [=](Comm& c, const Turn& turn) {
+        const Copied copied(input, output);
+        Exchange exchange;
+        exchange.dtype = wire_type(type);
+        exchange.input = copied.data();
+        exchange.output = output.data();
+        exchange.send_counts = arrays.send_counts;
+        exchange.sdispls = arrays.sdispls;
+        exchange.recv_counts = arrays.recv_counts;
+        exchange.rdispls = arrays.rdispls;
+        exchange.root = turn.terms;
+        c.core().exchange(exchange, turn.timeout);
+    };
+    return l;
 }
 
 /// Makes an all-to-all from its arrays.
-Launch all_to_all(const char* function, const void* sendBuf, HcclDataType type, const void* recvBuf, HcclComm comm,
-                  aclrtStream stream, Arrays arrays) {
+Launch all_to_all(const void* sendBuf, HcclDataType type, const void* recvBuf, HcclComm comm, aclrtStream stream,
+                  Arrays arrays) {
     const size_t element = size_of(type);
     const Region input{"sendBuf", sendBuf, span_of(arrays.send_counts, arrays.sdispls) * element};
     const Region output{"recvBuf", recvBuf, span_of(arrays.recv_counts, arrays.rdispls) * element};
     check_apart(input, output);
-    Launch l{function, comm, stream, type};
-    l.inputs = {input};
-    l.outputs = {output};
-    l.run = [=](Comm& c, const Turn& turn) { run(c, type, input.data(), output.data(), arrays, turn); };
-    return l;
+    return exchange(input, output, type, comm, stream, std::move(arrays));
 }
 
 }  // namespace
@@ -96,8 +78,8 @@ HcclResult HcclAlltoAll(const void* sendBuf, uint64_t sendCount, HcclDataType se
         for (int64_t& count : arrays.send_counts) count = static_cast<int64_t>(sendCount);
         arrays.recv_counts = arrays.send_counts;
         arrays.pack();
-        Launch l = all_to_all("HcclAlltoAll", sendBuf, sendType, recvBuf, comm, stream, std::move(arrays));
-        l.count = sendCount;
+        Launch l = all_to_all(sendBuf, sendType, recvBuf, comm, stream, std::move(arrays));
+        l.agreed.count = sendCount;
         return l;
     });
 }
@@ -118,7 +100,7 @@ HcclResult HcclAlltoAllV(const void* sendBuf, const void* sendCounts, const void
             arrays.sdispls[0] = arrays.rdispls[0] = 0;
             arrays.recv_counts = arrays.send_counts;
         }
-        Launch l = all_to_all("HcclAlltoAllV", sendBuf, recvType, recvBuf, comm, stream, arrays);
+        Launch l = all_to_all(sendBuf, recvType, recvBuf, comm, stream, arrays);
         if (!settings().late_counts || size == 1) return l;
         l.run = [=, run = l.run](Comm& c, const Turn& turn) {
             check_unchanged("sendCounts", sendCounts, arrays.send_counts);
@@ -139,7 +121,7 @@ HcclResult AlltoallvEmulatorExchange(const void* input, const uint64_t* sends, c
         arrays.send_counts = entries("sends", sends, size);
         arrays.recv_counts = entries("recvs", recvs, size);
         arrays.pack();
-        Launch l = all_to_all("HcclAlltoAllV", input, HCCL_DATA_TYPE_UINT8, output, comm, nullptr, arrays);
+        Launch l = all_to_all(input, HCCL_DATA_TYPE_UINT8, output, comm, nullptr, arrays);
         l.at_once = true;
         return l;
     });
@@ -158,15 +140,15 @@ HcclResult HcclAlltoAllVC(const void* sendBuf, const void* sendCountMatrix, Hccl
             arrays.recv_counts[j] = matrix[j * size + rank];
         }
         arrays.pack();
-        return all_to_all("HcclAlltoAllVC", sendBuf, sendType, recvBuf, comm, stream, std::move(arrays));
+        return all_to_all(sendBuf, sendType, recvBuf, comm, stream, std::move(arrays));
     });
 }
 
 namespace {
 
 /// Makes a gather: every rank sends the same elements to all.
-Launch gather(const char* function, const void* sendBuf, uint64_t sendCount, const void* recvBuf, HcclDataType type,
-              HcclComm comm, aclrtStream stream, Arrays arrays) {
+Launch gather(const void* sendBuf, uint64_t sendCount, const void* recvBuf, HcclDataType type, HcclComm comm,
+              aclrtStream stream, Arrays arrays) {
     const size_t element = size_of(type);
     check_count("sendCount", sendCount);
     for (int64_t& count : arrays.send_counts) count = static_cast<int64_t>(sendCount);
@@ -175,14 +157,7 @@ Launch gather(const char* function, const void* sendBuf, uint64_t sendCount, con
     const auto own = static_cast<size_t>(comm_of(comm)->rank());
     const bool in_place = input.data() == output.data() + static_cast<size_t>(arrays.rdispls[own]) * element;
     if (!in_place) check_apart(input, output);  // a rank's part may already be in its place in recvBuf
-    Launch l{function, comm, stream, type};
-    l.inputs = {input};
-    l.outputs = {output};
-    l.run = [=](Comm& c, const Turn& turn) {
-        const Copied copied(input, output);
-        run(c, type, copied.data(), output.data(), arrays, turn);
-    };
-    return l;
+    return exchange(input, output, type, comm, stream, std::move(arrays));
 }
 
 }  // namespace
@@ -196,8 +171,8 @@ HcclResult HcclAllGather(void* sendBuf, void* recvBuf, uint64_t sendCount, HcclD
             arrays.recv_counts[j] = static_cast<int64_t>(sendCount);
             arrays.rdispls[j] = static_cast<int64_t>(j * sendCount);
         }
-        Launch l = gather("HcclAllGather", sendBuf, sendCount, recvBuf, dataType, comm, stream, std::move(arrays));
-        l.count = sendCount;
+        Launch l = gather(sendBuf, sendCount, recvBuf, dataType, comm, stream, std::move(arrays));
+        l.agreed.count = sendCount;
         return l;
     });
 }
@@ -213,29 +188,28 @@ HcclResult HcclAllGatherV(void* sendBuf, uint64_t sendCount, void* recvBuf, cons
             static_cast<uint64_t>(own) != sendCount)
             throw Failure(HCCL_E_PARA, "sendCount is " + std::to_string(sendCount) + ", but recvCounts[" +
                                            std::to_string(c->rank()) + "], for this rank, is " + std::to_string(own));
-        return gather("HcclAllGatherV", sendBuf, sendCount, recvBuf, dataType, comm, stream, std::move(arrays));
+        return gather(sendBuf, sendCount, recvBuf, dataType, comm, stream, std::move(arrays));
     });
 }
 
 HcclResult HcclBroadcast(void* buf, uint64_t count, HcclDataType dataType, uint32_t root, HcclComm comm,
                          aclrtStream stream) {
     return launch(__func__, [&] {
-        const bool is_root = static_cast<uint32_t>(comm_of(comm)->rank()) == root;
+        const CommPtr c = comm_of(comm);
+        const bool is_root = static_cast<uint32_t>(c->rank()) == root;
         check_count("count", count);
-        const Region buffer{"buf", buf, count * size_of(dataType)};
-        Launch l{"HcclBroadcast", comm, stream, dataType};
-        l.count = count;
-        l.root = root;
-        (is_root ? l.inputs : l.outputs) = {buffer};
-        l.run = [=](Comm& c, const Turn& turn) {
-            Arrays arrays(c.size());
-            const auto elements = static_cast<int64_t>(count);
-            if (is_root)
-                for (size_t j = 0; j < arrays.send_counts.size(); ++j) arrays.send_counts[j] = j == root ? 0 : elements;
-            else
-                arrays.recv_counts[root] = elements;
-            run(c, dataType, is_root ? buffer.data() : nullptr, is_root ? nullptr : buffer.data(), arrays, turn);
-        };
+        check_root(root, *c);
+        const uint64_t bytes = count * size_of(dataType);
+        const Region input{"buf", buf, is_root ? bytes : 0}, output{"buf", buf, is_root ? 0 : bytes};
+        Arrays arrays(c->size());
+        const auto elements = static_cast<int64_t>(count);
+        if (is_root)
+            for (size_t j = 0; j < arrays.send_counts.size(); ++j) arrays.send_counts[j] = j == root ? 0 : elements;
+        else
+            arrays.recv_counts[root] = elements;
+        Launch l = exchange(input, output, dataType, comm, stream, std::move(arrays));
+        l.agreed.count = count;
+        l.agreed.root = root;
         return l;
     });
 }
@@ -246,34 +220,24 @@ HcclResult HcclScatter(void* sendBuf, void* recvBuf, uint64_t recvCount, HcclDat
         const CommPtr c = comm_of(comm);
         const bool is_root = static_cast<uint32_t>(c->rank()) == root;
         check_count("recvCount", recvCount);
+        check_root(root, *c);
         const uint64_t bytes = recvCount * size_of(dataType);
         const Region input{"sendBuf", sendBuf, is_root ? bytes * static_cast<uint64_t>(c->size()) : 0};
         const Region output{"recvBuf", recvBuf, bytes};
         const bool in_place = is_root && input.data() + root * bytes == output.data();
         if (is_root && !in_place) check_apart(input, output);
-        Launch l{"HcclScatter", comm, stream, dataType};
-        l.count = recvCount;
-        l.root = root;
-        l.inputs = {input};
-        l.outputs = {output};
-        l.run = [=](Comm& comm_, const Turn& turn) {
-            Arrays arrays(comm_.size());
-            const auto elements = static_cast<int64_t>(recvCount);
-            if (is_root)
-                for (size_t j = 0; j < arrays.send_counts.size(); ++j) {
-                    arrays.send_counts[j] = elements;
-                    arrays.sdispls[j] = static_cast<int64_t>(j) * elements;
-                }
-            arrays.recv_counts[root] = elements;
-            const Copied copied(input, output);
-            run(comm_, dataType, copied.data(), output.data(), arrays, turn);
-        };
+        Arrays arrays(c->size());
+        if (is_root) arrays.send_counts.assign(arrays.send_counts.size(), static_cast<int64_t>(recvCount));
+        arrays.pack();
+        arrays.recv_counts[root] = static_cast<int64_t>(recvCount);
+        Launch l = exchange(input, output, dataType, comm, stream, std::move(arrays));
+        l.agreed.count = recvCount;
+        l.agreed.root = root;
         return l;
     });
 }
 
 HcclResult HcclBarrier(HcclComm comm, aclrtStream stream) {
-    Launch l{"HcclBarrier", comm, stream};
-    l.run = [](Comm& c, const Turn& turn) { run(c, HCCL_DATA_TYPE_UINT8, nullptr, nullptr, Arrays(c.size()), turn); };
-    return launch(std::move(l));
+    return launch(__func__,
+                  [&] { return exchange({}, {}, HCCL_DATA_TYPE_UINT8, comm, stream, Arrays(comm_of(comm)->size())); });
 }

@@ -1,7 +1,6 @@
 // Sends and receives: every ordered pair of ranks has a one-way channel, a communicator of two ranks, which matches
 // messages in the order in which they are queued. A batch uses its channels at the same time.
 #include <map>
-#include <thread>
 #include <utility>
 
 #include "hccl/launch.h"
@@ -53,28 +52,19 @@ void alltoallv::emulator::run_messages(Comm& comm, const std::vector<HcclMessage
     std::map<std::pair<bool, int>, std::vector<HcclMessage>> by_channel;
     for (const HcclMessage& m : messages) by_channel[{m.sends, m.peer}].push_back(m);
     copy_to_self(by_channel[{true, comm.rank()}], by_channel[{false, comm.rank()}]);
-    std::vector<std::exception_ptr> errors(by_channel.size());
-    std::vector<std::thread> threads;
-    for (const auto& [channel, queue] : by_channel) {
-        if (channel.second == comm.rank()) continue;
-        threads.emplace_back([&comm, &queue = queue, &error = errors[threads.size()], timeout] {
-            try {
-                for (const HcclMessage& m : queue) transfer(comm, m, timeout);
-            } catch (...) {
-                error = std::current_exception();
-            }
-        });
-    }
-    for (std::thread& thread : threads) thread.join();
-    for (const std::exception_ptr& error : errors)
-        if (error) std::rethrow_exception(error);
+    std::vector<std::vector<HcclMessage>> queues;
+    for (auto& [channel, queue] : by_channel)
+        if (channel.second != comm.rank()) queues.push_back(std::move(queue));
+    in_threads(queues.size(), [&](size_t i) {
+        for (const HcclMessage& m : queues[i]) transfer(comm, m, timeout);
+    });
 }
 
 namespace {
 
-Launch batch(const char* function, std::vector<HcclMessage> messages, HcclComm comm, aclrtStream stream) {
+Launch batch(std::vector<HcclMessage> messages, HcclComm comm, aclrtStream stream) {
     const CommPtr c = comm_of(comm);
-    Launch l{function, comm, stream};
+    Launch l{comm, stream};
     for (const HcclMessage& m : messages) {
         if (m.peer < 0 || m.peer >= c->size())
             throw Failure(HCCL_E_PARA, "the peer is " + std::to_string(m.peer) + ", expected less than " +
@@ -94,16 +84,14 @@ HcclMessage message(bool sends, const char* name, void* buffer, uint64_t count, 
 
 HcclResult HcclSend(void* sendBuf, uint64_t count, HcclDataType dataType, uint32_t destRank, HcclComm comm,
                     aclrtStream stream) {
-    return launch(__func__, [&] {
-        return batch("HcclSend", {message(true, "sendBuf", sendBuf, count, dataType, destRank)}, comm, stream);
-    });
+    return launch(__func__,
+                  [&] { return batch({message(true, "sendBuf", sendBuf, count, dataType, destRank)}, comm, stream); });
 }
 
 HcclResult HcclRecv(void* recvBuf, uint64_t count, HcclDataType dataType, uint32_t srcRank, HcclComm comm,
                     aclrtStream stream) {
-    return launch(__func__, [&] {
-        return batch("HcclRecv", {message(false, "recvBuf", recvBuf, count, dataType, srcRank)}, comm, stream);
-    });
+    return launch(__func__,
+                  [&] { return batch({message(false, "recvBuf", recvBuf, count, dataType, srcRank)}, comm, stream); });
 }
 
 HcclResult HcclBatchSendRecv(HcclSendRecvItem* sendRecvInfo, uint32_t itemNum, HcclComm comm, aclrtStream stream) {
@@ -118,6 +106,6 @@ HcclResult HcclBatchSendRecv(HcclSendRecvItem* sendRecvInfo, uint32_t itemNum, H
             messages.push_back(
                 message(item.sendRecvType == HCCL_SEND, "buf", item.buf, item.count, item.dataType, item.remoteRank));
         }
-        return batch("HcclBatchSendRecv", std::move(messages), comm, stream);
+        return batch(std::move(messages), comm, stream);
     });
 }

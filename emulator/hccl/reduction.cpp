@@ -28,15 +28,22 @@ std::vector<int64_t> parts(uint64_t count, int size) {
     return result;
 }
 
-Launch reduce_launch(const char* function, HcclComm comm, aclrtStream stream, HcclDataType type, HcclReduceOp op,
-                     uint64_t count) {
+/// Makes a reduction of parts of these lengths. Its input is copied where it shares memory with the output.
+Launch reduce(OpKind kind, const Region& input, const Region& output, HcclDataType type, HcclReduceOp op,
+              uint64_t count, HcclComm comm, aclrtStream stream, const std::vector<int64_t>& lengths) {
+    const Agreed agreed{.type = static_cast<uint32_t>(type), .op = static_cast<uint32_t>(op), .count = count};
+    Launch l{comm, stream, agreed, {input}, {output}};
+    l.run = [=](Comm& c, const Turn& turn) {
+        const Copied copied(input, output);
+        run(c, kind, type, op, copied.data(), output.data(), lengths, turn);
+    };
+    return l;
+}
+
+void check_arguments(HcclDataType type, HcclReduceOp op, uint64_t count) {
     (void)reduce_type(type);
     (void)reduce_op(op);
     check_count("count", count);
-    Launch l{function, comm, stream, type};
-    l.op = op;
-    l.count = count;
-    return l;
 }
 
 /// Checks that both are the same buffer, or do not overlap.
@@ -49,34 +56,30 @@ void check_equal_or_apart(const Region& input, const Region& output) {
 HcclResult HcclAllReduce(void* sendBuf, void* recvBuf, uint64_t count, HcclDataType dataType, HcclReduceOp op,
                          HcclComm comm, aclrtStream stream) {
     return launch(__func__, [&] {
-        Launch l = reduce_launch("HcclAllReduce", comm, stream, dataType, op, count);
+        check_arguments(dataType, op, count);
         const Region input{"sendBuf", sendBuf, count * size_of(dataType)};
         const Region output{"recvBuf", recvBuf, input.bytes};
         check_equal_or_apart(input, output);
-        l.inputs = {input};
-        l.outputs = {output};
-        l.run = [=](Comm& c, const Turn& turn) {
-            const Copied copied(input, output);
-            run(c, OpKind::all_reduce, dataType, op, copied.data(), output.data(), parts(count, c.size()), turn);
-        };
-        return l;
+        return reduce(OpKind::all_reduce, input, output, dataType, op, count, comm, stream,
+                      parts(count, comm_of(comm)->size()));
     });
 }
 
 HcclResult HcclReduce(void* sendBuf, void* recvBuf, uint64_t count, HcclDataType dataType, HcclReduceOp op,
                       uint32_t root, HcclComm comm, aclrtStream stream) {
     return launch(__func__, [&] {
-        Launch l = reduce_launch("HcclReduce", comm, stream, dataType, op, count);
-        const bool is_root = static_cast<uint32_t>(comm_of(comm)->rank()) == root;
+        check_arguments(dataType, op, count);
+        const CommPtr c = comm_of(comm);
+        check_root(root, *c);
+        const bool is_root = static_cast<uint32_t>(c->rank()) == root;
         const Region input{"sendBuf", sendBuf, count * size_of(dataType)};
         const Region output{"recvBuf", recvBuf, is_root ? input.bytes : 0};
         if (is_root) check_equal_or_apart(input, output);
-        l.root = root;
-        l.inputs = {input};
-        l.outputs = {output};
-        l.run = [=](Comm& c, const Turn& turn) {  // every rank computes it, only the root stores it
-            std::vector<char> result(input.bytes);
-            run(c, OpKind::all_reduce, dataType, op, input.data(), result.data(), parts(count, c.size()), turn);
+        Launch l = reduce(OpKind::all_reduce, input, output, dataType, op, count, comm, stream, {});
+        l.agreed.root = root;
+        l.run = [=, lengths = parts(count, c->size())](Comm& comm_, const Turn& turn) {
+            std::vector<char> result(input.bytes);  // every rank computes it, only the root stores it
+            run(comm_, OpKind::all_reduce, dataType, op, input.data(), result.data(), lengths, turn);
             if (is_root) std::copy(result.begin(), result.end(), output.data());
         };
         return l;
@@ -86,21 +89,15 @@ HcclResult HcclReduce(void* sendBuf, void* recvBuf, uint64_t count, HcclDataType
 HcclResult HcclReduceScatter(void* sendBuf, void* recvBuf, uint64_t recvCount, HcclDataType dataType, HcclReduceOp op,
                              HcclComm comm, aclrtStream stream) {
     return launch(__func__, [&] {
-        Launch l = reduce_launch("HcclReduceScatter", comm, stream, dataType, op, recvCount);
+        check_arguments(dataType, op, recvCount);
         const CommPtr c = comm_of(comm);
         const uint64_t bytes = recvCount * size_of(dataType);
         const Region input{"sendBuf", sendBuf, bytes * static_cast<uint64_t>(c->size())};
         const Region output{"recvBuf", recvBuf, bytes};
         const bool in_place = output.data() == input.data() + bytes * static_cast<uint64_t>(c->rank());
         if (!in_place) check_apart(input, output);
-        l.inputs = {input};
-        l.outputs = {output};
-        l.run = [=](Comm& comm_, const Turn& turn) {
-            const std::vector<int64_t> counts(static_cast<size_t>(comm_.size()), static_cast<int64_t>(recvCount));
-            const Copied copied(input, output);
-            run(comm_, OpKind::reduce_scatter, dataType, op, copied.data(), output.data(), counts, turn);
-        };
-        return l;
+        const std::vector<int64_t> lengths(static_cast<size_t>(c->size()), static_cast<int64_t>(recvCount));
+        return reduce(OpKind::reduce_scatter, input, output, dataType, op, recvCount, comm, stream, lengths);
     });
 }
 
@@ -108,39 +105,27 @@ HcclResult HcclReduceScatterV(void* sendBuf, const void* sendCounts, const void*
                               uint64_t recvCount, HcclDataType dataType, HcclReduceOp op, HcclComm comm,
                               aclrtStream stream) {
     return launch(__func__, [&] {
-        Launch l = reduce_launch("HcclReduceScatterV", comm, stream, dataType, op, 0);
+        check_arguments(dataType, op, 0);
         const CommPtr c = comm_of(comm);
         const auto size = static_cast<size_t>(c->size()), rank = static_cast<size_t>(c->rank());
         const size_t element = size_of(dataType);
-        check_given("sendCounts", sendCounts);
-        check_given("sendDispls", sendDispls);
-        const std::vector<uint64_t> counts(static_cast<const uint64_t*>(sendCounts),
-                                           static_cast<const uint64_t*>(sendCounts) + size);
-        const std::vector<uint64_t> displs(static_cast<const uint64_t*>(sendDispls),
-                                           static_cast<const uint64_t*>(sendDispls) + size);
-        uint64_t end = 0;
-        for (size_t j = 0; j < size; ++j) {
-            check_count("sendCounts", counts[j]);
-            check_count("sendDispls", displs[j]);
-            if (counts[j] > 0) end = std::max(end, displs[j] + counts[j]);
-        }
-        if (counts[rank] != recvCount)
+        const std::vector<int64_t> counts = entries("sendCounts", sendCounts, size);
+        const std::vector<int64_t> displs = entries("sendDispls", sendDispls, size);
+        if (static_cast<uint64_t>(counts[rank]) != recvCount)
             throw Failure(HCCL_E_PARA, "recvCount is " + std::to_string(recvCount) + ", but sendCounts[" +
                                            std::to_string(rank) + "], for this rank, is " +
                                            std::to_string(counts[rank]));
-        const Region input{"sendBuf", sendBuf, end * element};
+        const Region input{"sendBuf", sendBuf, span_of(counts, displs) * element};
         const Region output{"recvBuf", recvBuf, recvCount * element};
         check_apart(input, output);
-        l.inputs = {input};
-        l.outputs = {output};
+        Launch l = reduce(OpKind::reduce_scatter, input, output, dataType, op, 0, comm, stream, counts);
         l.run = [=](Comm& comm_, const Turn& turn) {
             std::vector<char> packed;
             for (size_t j = 0; j < size; ++j) {
-                const char* part = input.data() + displs[j] * element;
-                packed.insert(packed.end(), part, part + counts[j] * element);
+                const char* part = input.data() + static_cast<size_t>(displs[j]) * element;
+                packed.insert(packed.end(), part, part + static_cast<size_t>(counts[j]) * element);
             }
-            const std::vector<int64_t> lengths(counts.begin(), counts.end());
-            run(comm_, OpKind::reduce_scatter, dataType, op, packed.data(), output.data(), lengths, turn);
+            run(comm_, OpKind::reduce_scatter, dataType, op, packed.data(), output.data(), counts, turn);
         };
         return l;
     });

@@ -23,32 +23,29 @@ struct State {
     Handles<Context> contexts{"context", 0xC0E0, acl_error_rt_context_null};
 };
 
-State& state() {
-    static auto* instance = new State;
-    return *instance;
-}
+State& state = *new State;  // never destroyed: threads use it to the end
 
 thread_local void* current = nullptr;
 
 }  // namespace
 
 void initialize() {
-    const std::lock_guard lock(state().mutex);
-    if (state().initialized) throw Failure(acl_error_repeat_initialize, "called twice");
-    state().initialized = true;
-    state().finalized = false;
+    const std::lock_guard lock(state.mutex);
+    if (state.initialized) throw Failure(acl_error_repeat_initialize, "called twice");
+    state.initialized = true;
+    state.finalized = false;
 }
 
 void finalize() {
-    const std::lock_guard lock(state().mutex);
-    if (!state().initialized) throw Failure(acl_error_uninitialize, "aclInit has not been called");
-    state().initialized = false;
-    state().finalized = true;
+    const std::lock_guard lock(state.mutex);
+    if (!state.initialized) throw Failure(acl_error_uninitialize, "aclInit has not been called");
+    state.initialized = false;
+    state.finalized = true;
 }
 
 bool finalized() {
-    const std::lock_guard lock(state().mutex);
-    return state().finalized;
+    const std::lock_guard lock(state.mutex);
+    return state.finalized;
 }
 
 void check_device(int64_t device) {
@@ -60,23 +57,21 @@ void check_device(int64_t device) {
 
 void set_device(int device) {
     check_device(device);
-    State& s = state();
-    const std::lock_guard lock(s.mutex);
-    void*& primary = s.primary[device];
-    if (primary == nullptr) primary = s.contexts.add(std::make_shared<Context>(Context{device}));
+    const std::lock_guard lock(state.mutex);
+    void*& primary = state.primary[device];
+    if (primary == nullptr) primary = state.contexts.add(std::make_shared<Context>(Context{device}));
     current = primary;
 }
 
 int current_device() {
     if (current == nullptr)
         throw Failure(acl_error_rt_context_null, "this thread has no device: aclrtSetDevice has not been called");
-    return state().contexts.get(current)->device;
+    return state.contexts.get(current)->device;
 }
 
 bool device_active(int device) {
-    State& s = state();
-    const std::lock_guard lock(s.mutex);
-    return s.primary.count(device) != 0;
+    const std::lock_guard lock(state.mutex);
+    return state.primary.count(device) != 0;
 }
 
 void* current_context() {
@@ -89,23 +84,22 @@ void* current_context_or_null() {
 }
 
 void set_context(void* context) {
-    (void)state().contexts.get(context);
+    (void)state.contexts.get(context);
     current = context;
 }
 
 void* add_context(int device) {
     check_device(device);
-    current = state().contexts.add(std::make_shared<Context>(Context{device}));
+    current = state.contexts.add(std::make_shared<Context>(Context{device}));
     return current;
 }
 
 void remove_context(void* context) {
-    State& s = state();
-    const std::lock_guard lock(s.mutex);
-    for (const auto& entry : s.primary)
+    const std::lock_guard lock(state.mutex);
+    for (const auto& entry : state.primary)
         if (entry.second == context)
             throw Failure(acl_error_rt_param_invalid, "the context belongs to the device, it was not created");
-    s.contexts.remove(context);
+    state.contexts.remove(context);
     if (current == context) current = nullptr;
 }
 

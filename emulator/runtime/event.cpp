@@ -6,10 +6,8 @@
 namespace alltoallv::emulator {
 namespace {
 
-Handles<Event>& events() {
-    static auto* instance = new Handles<Event>("event", 0xE7E0, acl_error_rt_param_invalid);
-    return *instance;
-}
+Handles<Event>& events =
+    *new Handles<Event>("event", 0xE7E0, acl_error_rt_param_invalid);  // never destroyed: threads use it to the end
 
 }  // namespace
 
@@ -57,15 +55,15 @@ std::shared_ptr<Record> Event::latest() const {
 }
 
 void* add_event() {
-    return events().add(std::make_shared<Event>());
+    return events.add(std::make_shared<Event>());
 }
 
 EventPtr event_of(void* handle) {
-    return events().get(handle);
+    return events.get(handle);
 }
 
 void remove_event(void* handle) {
-    events().remove(handle);
+    events.remove(handle);
 }
 
 }  // namespace alltoallv::emulator

@@ -13,10 +13,7 @@ struct Recent {
     std::string message;
 };
 
-Recent& recent() {
-    static auto* instance = new Recent;
-    return *instance;
-}
+Recent& recent = *new Recent;  // never destroyed: threads use it to the end
 
 }  // namespace
 
@@ -28,9 +25,8 @@ int& last_code() {
 int report(const char* function, int code, const std::string& message) {
     const std::string text = std::string(function) + ": " + message + " (" + std::to_string(code) + ")";
     {
-        Recent& r = recent();
-        const std::lock_guard lock(r.mutex);
-        r.message = text;
+        const std::lock_guard lock(recent.mutex);
+        recent.message = text;
     }
     last_code() = code;
     if (settings().verbose) std::fprintf(stderr, "[alltoallv emulator] %s\n", text.c_str());
@@ -38,9 +34,8 @@ int report(const char* function, int code, const std::string& message) {
 }
 
 std::string take_recent_message() {
-    Recent& r = recent();
-    const std::lock_guard lock(r.mutex);
-    return std::move(r.message);
+    const std::lock_guard lock(recent.mutex);
+    return std::move(recent.message);
 }
 
 }  // namespace alltoallv::emulator

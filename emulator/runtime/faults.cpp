@@ -38,10 +38,7 @@ struct Faults {
     std::unordered_map<std::string, int> calls;
 };
 
-Faults& faults() {
-    static auto* instance = new Faults;
-    return *instance;
-}
+Faults& faults = *new Faults;  // never destroyed: threads use it to the end
 
 Rule parse(const std::string& text) {
     const auto wrong = [&](const std::string& why) {
@@ -88,21 +85,19 @@ void set_faults(const std::string& rules) {
     std::istringstream stream(rules);
     for (std::string text; std::getline(stream, text, ';');)
         if (!text.empty()) parsed.push_back(parse(text));
-    Faults& s = faults();
-    const std::lock_guard lock(s.mutex);
-    if (parsed.empty()) s.rules.clear();
-    s.rules.insert(s.rules.end(), parsed.begin(), parsed.end());
-    s.calls.clear();
+    const std::lock_guard lock(faults.mutex);
+    if (parsed.empty()) faults.rules.clear();
+    faults.rules.insert(faults.rules.end(), parsed.begin(), parsed.end());
+    faults.calls.clear();
 }
 
 std::optional<Fault> fault_of(const char* function) {
     (void)settings();  // reads the rules of the environment
-    Faults& s = faults();
-    const std::lock_guard lock(s.mutex);
-    if (s.rules.empty()) return std::nullopt;
-    const int call = ++s.calls[function];
+    const std::lock_guard lock(faults.mutex);
+    if (faults.rules.empty()) return std::nullopt;
+    const int call = ++faults.calls[function];
     const int rank = process_rank();
-    for (const Rule& rule : s.rules)
+    for (const Rule& rule : faults.rules)
         if (rule.matches(function, rank, call)) return rule.fault;
     return std::nullopt;
 }

@@ -24,10 +24,7 @@ struct Registry {
     std::map<int, size_t> used;  // bytes per device
 };
 
-Registry& registry() {
-    static auto* instance = new Registry;
-    return *instance;
-}
+Registry& registry = *new Registry;  // never destroyed: threads use it to the end
 
 std::string hex(const void* address) {
     std::ostringstream text;
@@ -35,10 +32,10 @@ std::string hex(const void* address) {
     return text.str();
 }
 
-const Allocation* find(const Registry& r, const void* address) {
+const Allocation* find(const void* address) {
     const auto key = reinterpret_cast<uintptr_t>(address);
-    auto after = r.allocations.upper_bound(key);
-    if (after == r.allocations.begin()) return nullptr;
+    auto after = registry.allocations.upper_bound(key);
+    if (after == registry.allocations.begin()) return nullptr;
     const Allocation& candidate = std::prev(after)->second;
     return key < reinterpret_cast<uintptr_t>(candidate.address) + candidate.bytes ? &candidate : nullptr;
 }
@@ -52,9 +49,9 @@ void check_end(const char* what, const Allocation& allocation, const void* addre
                                                   " bytes from there leave it");
 }
 
-void take(Registry& r, int device, size_t bytes) {
+void take(int device, size_t bytes) {
     const size_t total = static_cast<size_t>(settings().memory_mb) << 20;
-    size_t& used = r.used[device];
+    size_t& used = registry.used[device];
     const size_t left = total - std::min(used, total);  // the setting may have been lowered since
     if (bytes > left)
         throw Failure(acl_error_rt_memory_allocation, "device " + std::to_string(device) + " has " +
@@ -66,66 +63,60 @@ void take(Registry& r, int device, size_t bytes) {
 }  // namespace
 
 Reserved::Reserved(int device, size_t bytes) : device_(device), bytes_(bytes) {
-    Registry& r = registry();
-    const std::lock_guard lock(r.mutex);
-    take(r, device, bytes);
+    const std::lock_guard lock(registry.mutex);
+    take(device, bytes);
 }
 
 Reserved::~Reserved() {
-    Registry& r = registry();
-    const std::lock_guard lock(r.mutex);
-    r.used[device_] -= bytes_;
+    const std::lock_guard lock(registry.mutex);
+    registry.used[device_] -= bytes_;
 }
 
 void* allocate(MemoryKind kind, int device, size_t bytes) {
     if (bytes == 0) throw Failure(acl_error_rt_param_invalid, "size is 0, expected at least 1");
-    Registry& r = registry();
-    const std::lock_guard lock(r.mutex);
-    if (kind == MemoryKind::device) take(r, device, bytes);
+    const std::lock_guard lock(registry.mutex);
+    if (kind == MemoryKind::device) take(device, bytes);
     void* address = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (address == MAP_FAILED) {
-        if (kind == MemoryKind::device) r.used[device] -= bytes;
+        if (kind == MemoryKind::device) registry.used[device] -= bytes;
         throw Failure(acl_error_rt_memory_allocation, "the host has no " + std::to_string(bytes) + " bytes left");
     }
     if (kind == MemoryKind::device) std::memset(address, fresh, bytes);
-    r.allocations[reinterpret_cast<uintptr_t>(address)] = {static_cast<char*>(address), bytes, kind, device, false};
+    registry.allocations[reinterpret_cast<uintptr_t>(address)] = {static_cast<char*>(address), bytes, kind, device,
+                                                                  false};
     return address;
 }
 
 void register_host(void* address, size_t bytes) {
-    Registry& r = registry();
-    const std::lock_guard lock(r.mutex);
+    const std::lock_guard lock(registry.mutex);
     if (address == nullptr || bytes == 0) throw Failure(acl_error_rt_param_invalid, "ptr is null or size is 0");
-    if (find(r, address) != nullptr)
+    if (find(address) != nullptr)
         throw Failure(acl_error_rt_param_invalid, "ptr " + hex(address) + " is registered or allocated already");
-    r.allocations[reinterpret_cast<uintptr_t>(address)] = {static_cast<char*>(address), bytes, MemoryKind::host, -1,
-                                                           true};
+    registry.allocations[reinterpret_cast<uintptr_t>(address)] = {static_cast<char*>(address), bytes, MemoryKind::host,
+                                                                  -1, true};
 }
 
 void free_memory(MemoryKind kind, void* address) {
-    Registry& r = registry();
-    const std::lock_guard lock(r.mutex);
-    const auto found = r.allocations.find(reinterpret_cast<uintptr_t>(address));
-    if (found == r.allocations.end() || found->second.kind != kind || found->second.registered)
+    const std::lock_guard lock(registry.mutex);
+    const auto found = registry.allocations.find(reinterpret_cast<uintptr_t>(address));
+    if (found == registry.allocations.end() || found->second.kind != kind || found->second.registered)
         throw Failure(acl_error_rt_param_invalid, hex(address) + " is no allocation of this kind, or was freed before");
-    if (kind == MemoryKind::device) r.used[found->second.device] -= found->second.bytes;
+    if (kind == MemoryKind::device) registry.used[found->second.device] -= found->second.bytes;
     munmap(address, found->second.bytes);
-    r.allocations.erase(found);
+    registry.allocations.erase(found);
 }
 
 void unregister_host(void* address) {
-    Registry& r = registry();
-    const std::lock_guard lock(r.mutex);
-    const auto found = r.allocations.find(reinterpret_cast<uintptr_t>(address));
-    if (found == r.allocations.end() || !found->second.registered)
+    const std::lock_guard lock(registry.mutex);
+    const auto found = registry.allocations.find(reinterpret_cast<uintptr_t>(address));
+    if (found == registry.allocations.end() || !found->second.registered)
         throw Failure(acl_error_rt_param_invalid, hex(address) + " is not registered");
-    r.allocations.erase(found);
+    registry.allocations.erase(found);
 }
 
 std::optional<Allocation> find_allocation(const void* address) {
-    Registry& r = registry();
-    const std::lock_guard lock(r.mutex);
-    const Allocation* found = find(r, address);
+    const std::lock_guard lock(registry.mutex);
+    const Allocation* found = find(address);
     return found == nullptr ? std::nullopt : std::optional(*found);
 }
 
@@ -150,10 +141,9 @@ void check_host_range(const char* what, const void* address, size_t bytes) {
 }
 
 Usage memory_usage(int device) {
-    Registry& r = registry();
-    const std::lock_guard lock(r.mutex);
+    const std::lock_guard lock(registry.mutex);
     const size_t total = static_cast<size_t>(settings().memory_mb) << 20;
-    return {total - std::min(r.used[device], total), total};
+    return {total - std::min(registry.used[device], total), total};
 }
 
 }  // namespace alltoallv::emulator

@@ -21,10 +21,7 @@ struct Streams {
     std::map<int, StreamPtr> defaults;  // by device
 };
 
-Streams& streams() {
-    static auto* instance = new Streams;  // never destroyed: threads still use them at exit
-    return *instance;
-}
+Streams& streams = *new Streams;  // never destroyed: threads still use them at exit
 
 int next_id() {
     static std::atomic<int> next{0};
@@ -193,19 +190,18 @@ void Stream::run_next(std::unique_lock<std::mutex>& lock) {
 }
 
 void* add_stream(int device) {
-    return streams().handles.add(std::make_shared<Stream>(device));
+    return streams.handles.add(std::make_shared<Stream>(device));
 }
 
 StreamPtr stream_of(void* handle) {
     const int device = current_device();
     if (handle == nullptr) {
-        Streams& s = streams();
-        const std::lock_guard lock(s.mutex);
-        StreamPtr& stream = s.defaults[device];
+        const std::lock_guard lock(streams.mutex);
+        StreamPtr& stream = streams.defaults[device];
         if (!stream) stream = std::make_shared<Stream>(device);
         return stream;
     }
-    StreamPtr stream = streams().handles.get(handle);
+    StreamPtr stream = streams.handles.get(handle);
     if (stream->device() != device)
         throw Failure(acl_error_rt_stream_context, "stream belongs to device " + std::to_string(stream->device()) +
                                                        ", this thread uses device " + std::to_string(device));
@@ -213,21 +209,20 @@ StreamPtr stream_of(void* handle) {
 }
 
 bool is_quiet(void* handle) {
-    const StreamPtr stream = streams().handles.find(handle);
+    const StreamPtr stream = streams.handles.find(handle);
     return stream && stream->quiet();
 }
 
 StreamPtr remove_stream(void* handle) {
-    return streams().handles.remove(handle);
+    return streams.handles.remove(handle);
 }
 
 std::vector<StreamPtr> streams_of_device(int device) {
-    Streams& s = streams();
     std::vector<StreamPtr> found;
-    for (StreamPtr& stream : s.handles.all())
+    for (StreamPtr& stream : streams.handles.all())
         if (stream->device() == device) found.push_back(std::move(stream));
-    const std::lock_guard lock(s.mutex);
-    if (const auto it = s.defaults.find(device); it != s.defaults.end()) found.push_back(it->second);
+    const std::lock_guard lock(streams.mutex);
+    if (const auto it = streams.defaults.find(device); it != streams.defaults.end()) found.push_back(it->second);
     return found;
 }
 

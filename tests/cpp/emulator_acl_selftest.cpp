@@ -15,23 +15,20 @@ void sleep_ms(int ms) {
     usleep(static_cast<useconds_t>(ms) * milliseconds);
 }
 
-struct Slow {
-    std::vector<int>* order;
-    int number;
-};
-
-void slow_task(void* argument) {
-    auto* slow = static_cast<Slow*>(argument);
+void slow_task(void*) {
     sleep_ms(20);
-    slow->order->push_back(slow->number);
 }
 
 TEST(streams_run_in_order_and_later) {
-    const aclrtStream stream = new_stream();
-    std::vector<int> order;
-    std::vector<Slow> tasks;
-    for (int i = 0; i < 5; ++i) tasks.push_back({&order, i});
-    for (Slow& task : tasks) CHECK_EQ(aclrtLaunchHostFunc(stream, slow_task, &task), 0);
+    aclrtStream stream = nullptr;
+    CHECK_EQ(aclrtCreateStream(&stream), 0);
+    static std::vector<int> order;
+    int numbers[] = {0, 1, 2, 3, 4};
+    const auto task = [](void* number) {
+        sleep_ms(20);
+        order.push_back(*static_cast<int*>(number));
+    };
+    for (int& number : numbers) CHECK_EQ(aclrtLaunchHostFunc(stream, task, &number), 0);
     aclrtStreamStatus status;
     CHECK_EQ(aclrtStreamQuery(stream, &status), 0);
     CHECK_EQ(status, ACL_STREAM_STATUS_NOT_READY);
@@ -46,7 +43,10 @@ TEST(streams_run_in_order_and_later) {
 }
 
 TEST(a_stream_destroyed_by_force_forgets_its_tasks) {
-    const aclrtStream stream = new_stream(), other = new_stream();
+    aclrtStream stream = nullptr;
+    CHECK_EQ(aclrtCreateStream(&stream), 0);
+    const Stream other;
+    const Event event;
     static std::atomic<int> begun{0}, ended{0};  // nothing waits for the task that is under way
     constexpr int tasks = 5;
     const auto task = [](void*) {
@@ -55,8 +55,6 @@ TEST(a_stream_destroyed_by_force_forgets_its_tasks) {
         ++ended;
     };
     for (int i = 0; i < tasks; ++i) CHECK_EQ(aclrtLaunchHostFunc(stream, task, nullptr), 0);
-    aclrtEvent event;
-    CHECK_EQ(aclrtCreateEvent(&event), 0);
     CHECK_EQ(aclrtRecordEvent(event, stream), 0);
     CHECK_EQ(aclrtStreamWaitEvent(other, event), 0);
     CHECK_EQ(aclrtDestroyStreamForce(stream), 0);
@@ -64,20 +62,15 @@ TEST(a_stream_destroyed_by_force_forgets_its_tasks) {
     sleep_ms(150);
     CHECK(begun < tasks);
     CHECK_EQ(ended.load(), begun.load());
-    CHECK_EQ(aclrtDestroyStream(other), 0);
-    CHECK_EQ(aclrtDestroyEvent(event), 0);
 }
 
 /// A copy on one stream, then another on a second stream, with or without the event between them.
 std::vector<int> copy_across_streams(bool synchronized) {
     const std::vector<int> values{1, 2, 3, 4};
     const DeviceArray<int> first(std::vector<int>(4, -1)), second(std::vector<int>(4, -2)), source(values);
-    const aclrtStream a = new_stream(), b = new_stream();
-    aclrtEvent event;
-    CHECK_EQ(aclrtCreateEvent(&event), 0);
-    std::vector<int> order;
-    Slow slow{&order, 0};
-    CHECK_EQ(aclrtLaunchHostFunc(a, slow_task, &slow), 0);
+    const Stream a, b;
+    const Event event;
+    CHECK_EQ(aclrtLaunchHostFunc(a, slow_task, nullptr), 0);
     const auto copy = [&](const DeviceArray<int>& to, const DeviceArray<int>& from, aclrtStream stream) {
         CHECK_EQ(
             aclrtMemcpyAsync(to.data(), to.bytes(), from.data(), from.bytes(), ACL_MEMCPY_DEVICE_TO_DEVICE, stream), 0);
@@ -89,9 +82,6 @@ std::vector<int> copy_across_streams(bool synchronized) {
     CHECK_EQ(aclrtSynchronizeStream(b), 0);
     const std::vector<int> result = second.values();
     CHECK_EQ(aclrtSynchronizeStream(a), 0);
-    CHECK_EQ(aclrtDestroyEvent(event), 0);
-    CHECK_EQ(aclrtDestroyStream(a), 0);
-    CHECK_EQ(aclrtDestroyStream(b), 0);
     return result;
 }
 
@@ -106,19 +96,18 @@ TEST(a_missing_wait_is_seen) {
 
 TEST(a_synchronous_copy_waits_for_no_stream) {
     const DeviceArray<int> target(std::vector<int>{7}), source(std::vector<int>{8});
-    const aclrtStream stream = new_stream();
+    const Stream stream;
     option("task_delay_us", "50000");
     CHECK_EQ(aclrtMemcpyAsync(target.data(), 4, source.data(), 4, ACL_MEMCPY_DEVICE_TO_DEVICE, stream), 0);
     CHECK_EQ(target.values()[0], 7);
     CHECK_EQ(aclrtSynchronizeStream(stream), 0);
     option("task_delay_us", "0");
     CHECK_EQ(target.values()[0], 8);
-    CHECK_EQ(aclrtDestroyStream(stream), 0);
 }
 #endif
 
 TEST(events_tell_when) {
-    const aclrtStream stream = new_stream();
+    const Stream stream;
     aclrtEvent start, end;
     CHECK_EQ(aclrtCreateEventWithFlag(&start, acl_event_time_line), 0);
     CHECK_EQ(aclrtCreateEventExWithFlag(&end, acl_event_time_line), 0);
@@ -126,9 +115,7 @@ TEST(events_tell_when) {
     CHECK_EQ(aclrtEventElapsedTime(&ms, start, end), acl_error_rt_param_invalid);
     check_message("has not been recorded");
     CHECK_EQ(aclrtRecordEvent(start, stream), 0);
-    std::vector<int> order;
-    Slow slow{&order, 0};
-    CHECK_EQ(aclrtLaunchHostFunc(stream, slow_task, &slow), 0);
+    CHECK_EQ(aclrtLaunchHostFunc(stream, slow_task, nullptr), 0);
     CHECK_EQ(aclrtRecordEvent(end, stream), 0);
     aclrtEventRecordedStatus status;
     CHECK_EQ(aclrtQueryEventStatus(end, &status), 0);
@@ -140,7 +127,6 @@ TEST(events_tell_when) {
     CHECK(ms >= 20 && ms < 20000);
     CHECK_EQ(aclrtDestroyEvent(start), 0);
     CHECK_EQ(aclrtDestroyEvent(end), 0);
-    CHECK_EQ(aclrtDestroyStream(stream), 0);
 }
 
 TEST(memory_knows_its_bounds) {
@@ -156,8 +142,7 @@ TEST(memory_knows_its_bounds) {
     check_message("dst");
     CHECK_EQ(aclrtMemset(static_cast<char*>(device.data()) + 90, 20, 0, 20), acl_error_rt_param_invalid);
     CHECK_EQ(aclrtFree(host), acl_error_rt_param_invalid);
-    void* freed = nullptr;
-    CHECK_EQ(aclrtMalloc(&freed, 10, ACL_MEM_MALLOC_HUGE_FIRST), 0);
+    void* const freed = allocated(10);
     CHECK_EQ(aclrtFree(freed), 0);
     CHECK_EQ(aclrtFree(freed), acl_error_rt_param_invalid);
     CHECK_EQ(static_cast<int>(device.values()[0]), static_cast<int>(static_cast<char>(0xA5)));
@@ -171,41 +156,34 @@ TEST(a_device_can_be_full) {
     CHECK_EQ(aclrtGetMemInfo(ACL_HBM_MEM, &free_before, &total), 0);
     void* memory = nullptr;
     CHECK_EQ(aclrtMalloc(&memory, total + 1, ACL_MEM_MALLOC_HUGE_FIRST), acl_error_rt_memory_allocation);
-    CHECK_EQ(aclrtMalloc(&memory, 1000, ACL_MEM_MALLOC_HUGE_FIRST), 0);
+    memory = allocated(1000);
     CHECK_EQ(aclrtGetMemInfo(ACL_HBM_MEM, &free_after, &total), 0);
     CHECK_EQ(free_before - free_after, size_t{1000});
     CHECK_EQ(aclrtFree(memory), 0);
 }
 
-TEST(memory_freed_too_early_is_an_error_of_the_stream) {
-    void* memory = nullptr;
-    CHECK_EQ(aclrtMalloc(&memory, 100, ACL_MEM_MALLOC_HUGE_FIRST), 0);
-    const aclrtStream stream = new_stream();
-    option("task_delay_us", "50000");
+/// Queues a task that will fail, because its memory is freed before it runs; tasks are late from now on.
+void queue_failure(aclrtStream stream) {
+    void* const memory = allocated(100);
+    option("task_delay_us", "20000");
     CHECK_EQ(aclrtMemsetAsync(memory, 100, 0, 100, stream), 0);
     CHECK_EQ(aclrtFree(memory), 0);
+}
+
+/// The failed task, and one behind it; then what the stream says. Whether the second has run.
+bool runs_on_after_a_failure(aclrtStream stream) {
+    const DeviceArray<int> value(std::vector<int>{-1});
+    queue_failure(stream);
+    CHECK_EQ(aclrtMemsetAsync(value.data(), value.bytes(), 0, value.bytes(), stream), 0);
     CHECK_EQ(aclrtSynchronizeStream(stream), acl_error_rt_param_invalid);
     option("task_delay_us", "0");
     CHECK_EQ(aclrtSynchronizeStream(stream), 0);  // reported once
-    CHECK_EQ(aclrtDestroyStream(stream), 0);
-}
-
-/// A task that fails, and one behind it; then what the stream says. Whether the second has run.
-bool runs_on_after_a_failure(aclrtStream stream) {
-    const DeviceArray<int> value(std::vector<int>{-1});
-    void* freed = nullptr;
-    CHECK_EQ(aclrtMalloc(&freed, 100, ACL_MEM_MALLOC_HUGE_FIRST), 0);
-    option("task_delay_us", "20000");
-    CHECK_EQ(aclrtMemsetAsync(freed, 100, 0, 100, stream), 0);
-    CHECK_EQ(aclrtMemsetAsync(value.data(), value.bytes(), 0, value.bytes(), stream), 0);
-    CHECK_EQ(aclrtFree(freed), 0);
-    CHECK_EQ(aclrtSynchronizeStream(stream), acl_error_rt_param_invalid);
-    option("task_delay_us", "0");
     return value.values()[0] == 0;
 }
 
 TEST(a_failure_stops_a_stream_that_was_told_so) {
-    const aclrtStream usual = new_stream(), goes_on = new_stream(), stops = new_stream(), other = new_stream();
+    const Stream usual, goes_on, stops, other;
+    const Event event;
     CHECK_EQ(aclrtSetStreamFailureMode(goes_on, acl_continue_on_failure), 0);
     CHECK_EQ(aclrtSetStreamFailureMode(stops, acl_stop_on_failure), 0);
     CHECK_EQ(aclrtSetStreamFailureMode(stops, acl_stop_on_failure), acl_error_rt_param_invalid);
@@ -214,21 +192,14 @@ TEST(a_failure_stops_a_stream_that_was_told_so) {
     CHECK_EQ(aclrtSetStreamFailureMode(nullptr, acl_stop_on_failure), acl_error_rt_param_invalid);
     CHECK(runs_on_after_a_failure(usual));
     CHECK(runs_on_after_a_failure(goes_on));
-    CHECK_EQ(aclrtSynchronizeStream(usual), 0);  // reported once
 
-    aclrtEvent event;
-    CHECK_EQ(aclrtCreateEvent(&event), 0);
     const DeviceArray<int> value(1);
     CHECK_EQ(aclrtMemsetAsync(value.data(), value.bytes(), 0, value.bytes(), stops), 0);
     CHECK_EQ(aclrtSynchronizeStream(stops), 0);
-    void* freed = nullptr;
-    CHECK_EQ(aclrtMalloc(&freed, 100, ACL_MEM_MALLOC_HUGE_FIRST), 0);
-    option("task_delay_us", "20000");
-    CHECK_EQ(aclrtMemsetAsync(freed, 100, 0, 100, stops), 0);
+    queue_failure(stops);
     CHECK_EQ(aclrtMemsetAsync(value.data(), value.bytes(), 1, value.bytes(), stops), 0);
     CHECK_EQ(aclrtRecordEvent(event, stops), 0);  // comes too late, and whoever waits for it learns why
     CHECK_EQ(aclrtStreamWaitEvent(other, event), 0);
-    CHECK_EQ(aclrtFree(freed), 0);
     CHECK_EQ(aclrtSynchronizeStream(other), acl_error_rt_param_invalid);
     option("task_delay_us", "0");
     CHECK_EQ(aclrtSynchronizeStream(stops), acl_error_rt_param_invalid);
@@ -236,34 +207,23 @@ TEST(a_failure_stops_a_stream_that_was_told_so) {
     CHECK_EQ(aclrtMemsetAsync(value.data(), value.bytes(), 1, value.bytes(), stops), 0);
     CHECK_EQ(aclrtSynchronizeStream(stops), acl_error_rt_param_invalid);  // what comes later is not run either
     CHECK_EQ(value.values()[0], 0);
-    CHECK_EQ(aclrtDestroyEvent(event), 0);
-    for (const aclrtStream stream : {usual, goes_on, stops, other}) CHECK_EQ(aclrtDestroyStream(stream), 0);
 }
 
 TEST(failures_travel_with_events) {
-    void* memory = nullptr;
-    CHECK_EQ(aclrtMalloc(&memory, 100, ACL_MEM_MALLOC_HUGE_FIRST), 0);
-    const aclrtStream broken = new_stream(), other = new_stream();
-    aclrtEvent event;
-    CHECK_EQ(aclrtCreateEvent(&event), 0);
-    option("task_delay_us", "20000");
-    CHECK_EQ(aclrtMemsetAsync(memory, 100, 0, 100, broken), 0);
-    CHECK_EQ(aclrtFree(memory), 0);
+    const Stream broken, other;
+    const Event event;
+    queue_failure(broken);
     CHECK_EQ(aclrtRecordEvent(event, broken), 0);
     CHECK_EQ(aclrtStreamWaitEvent(other, event), 0);
     CHECK_EQ(aclrtSynchronizeStream(other), acl_error_rt_param_invalid);
     option("task_delay_us", "0");
     CHECK_EQ(aclrtSynchronizeEvent(event), acl_error_rt_param_invalid);
     CHECK_EQ(aclrtSynchronizeDevice(), acl_error_rt_param_invalid);
-    CHECK_EQ(aclrtDestroyEvent(event), 0);
-    CHECK_EQ(aclrtDestroyStream(broken), 0);
-    CHECK_EQ(aclrtDestroyStream(other), 0);
 }
 
 TEST(a_stream_waits_for_an_event_only_so_long) {
-    const aclrtStream late = new_stream(), other = new_stream();
-    aclrtEvent event;
-    CHECK_EQ(aclrtCreateEvent(&event), 0);
+    const Stream late, other;
+    const Event event;
     std::atomic<bool> go{false};
     const auto held = [](void* argument) {
         while (!*static_cast<std::atomic<bool>*>(argument)) sleep_ms(1);
@@ -281,9 +241,6 @@ TEST(a_stream_waits_for_an_event_only_so_long) {
     CHECK_EQ(aclrtStreamWaitEventWithTimeout(other, event, -1), 0);
     go = true;
     CHECK_EQ(aclrtSynchronizeStream(other), 0);
-    CHECK_EQ(aclrtDestroyEvent(event), 0);
-    CHECK_EQ(aclrtDestroyStream(late), 0);
-    CHECK_EQ(aclrtDestroyStream(other), 0);
 }
 
 TEST(threads_choose_their_device) {
@@ -293,11 +250,9 @@ TEST(threads_choose_their_device) {
         check_message("aclrtSetDevice has not been called");
         CHECK_EQ(aclrtSetDevice(99), acl_error_rt_invalid_deviceid);
         CHECK_EQ(aclrtSetDevice(1), 0);
-        const aclrtStream stream = new_stream();
+        const Stream stream;
         CHECK_EQ(aclrtSetDevice(0), 0);
         CHECK_EQ(aclrtSynchronizeStream(stream), acl_error_rt_stream_context);
-        CHECK_EQ(aclrtSetDevice(1), 0);
-        CHECK_EQ(aclrtDestroyStream(stream), 0);
     }).join();
 }
 

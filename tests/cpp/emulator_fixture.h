@@ -49,10 +49,26 @@ class DeviceArray {
     void* data_ = nullptr;
 };
 
-inline aclrtStream new_stream() {
-    aclrtStream stream = nullptr;
-    CHECK_EQ(aclrtCreateStream(&stream), 0);
-    return stream;
+/// A handle that lives as long as this.
+template <auto create, auto destroy>
+class Handle {
+  public:
+    Handle() { CHECK_EQ(create(&handle_), 0); }
+    ~Handle() { destroy(handle_); }
+    Handle(const Handle&) = delete;
+    Handle& operator=(const Handle&) = delete;
+    operator void*() const { return handle_; }
+
+  private:
+    void* handle_ = nullptr;
+};
+using Stream = Handle<aclrtCreateStream, aclrtDestroyStream>;
+using Event = Handle<aclrtCreateEvent, aclrtDestroyEvent>;
+
+inline void* allocated(size_t bytes) {
+    void* memory = nullptr;
+    CHECK_EQ(aclrtMalloc(&memory, bytes, ACL_MEM_MALLOC_HUGE_FIRST), 0);
+    return memory;
 }
 
 /// The message reported last must contain `part`.

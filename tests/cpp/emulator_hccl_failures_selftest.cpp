@@ -43,6 +43,11 @@ TEST(refused_at_once, Group& g) {
     all_to_all_v(g, 1);
 }
 
+/// Of one element a rank.
+HcclResult all_gather(const Group& g, const DeviceArray<int>& x, const DeviceArray<int>& y) {
+    return HcclAllGather(x.data(), y.data(), 1, int32, g.comm, g.stream);
+}
+
 /// Every rank meets the failure when it synchronizes, and the communicator remembers it.
 void check_async(const Group& g, HcclResult expected, const std::string& message = "") {
     CHECK(aclrtSynchronizeStream(g.stream) != 0);
@@ -88,8 +93,7 @@ TEST(disagreements) {
 /// A buffer that is freed while its collective is queued: all ranks fail, none waits for ever.
 TEST(freed_too_early, Group& g) {
     option("task_delay_us", "100000");
-    void* memory = nullptr;
-    CHECK_EQ(aclrtMalloc(&memory, 64, ACL_MEM_MALLOC_HUGE_FIRST), 0);
+    void* const memory = allocated(64);
     CHECK_EQ(HcclAllReduce(memory, memory, 4, int32, HCCL_REDUCE_SUM, g.comm, g.stream), 0);
     CHECK_EQ(HcclCommDestroy(g.comm), HCCL_E_AGAIN);
     if (g.rank == 0) CHECK_EQ(aclrtFree(memory), 0);
@@ -101,7 +105,7 @@ TEST(faults) {
     in_group(2, [](Group& g) {  // zeros and success
         option("faults", "HcclAllGather@1=zeros");
         const DeviceArray<int> x(std::vector<int>{g.rank + 1}), y(2);
-        CHECK_EQ(HcclAllGather(x.data(), y.data(), 1, int32, g.comm, g.stream), 0);
+        CHECK_EQ(all_gather(g, x, y), 0);
         g.synchronize();
         check_values(y, g.rank == 1 ? std::vector<int>{0, 0} : std::vector<int>{1, 2});
     });
@@ -109,17 +113,16 @@ TEST(faults) {
         option("faults", "HcclAllGather@0#2=fail:4");
         option("exec_timeout", "0.5");
         const DeviceArray<int> x(1), y(2);
-        CHECK_EQ(HcclAllGather(x.data(), y.data(), 1, int32, g.comm, g.stream), 0);
+        CHECK_EQ(all_gather(g, x, y), 0);
         g.synchronize();
-        const HcclResult second = HcclAllGather(x.data(), y.data(), 1, int32, g.comm, g.stream);
-        CHECK_EQ(second, g.rank == 0 ? HCCL_E_INTERNAL : HCCL_SUCCESS);
+        CHECK_EQ(all_gather(g, x, y), g.rank == 0 ? HCCL_E_INTERNAL : HCCL_SUCCESS);
         if (g.rank == 1) check_async(g, HCCL_E_TIMEOUT);
         if (g.rank == 0) sleep(2);  // once it has left, it is lost
     });
     in_group(2, [](Group& g) {
         option("faults", "HcclAllGather@0=async:21;HcclAllGather@1=delay:50");
         const DeviceArray<int> x(1), y(2);
-        CHECK_EQ(HcclAllGather(x.data(), y.data(), 1, int32, g.comm, g.stream), 0);
+        CHECK_EQ(all_gather(g, x, y), 0);
         if (g.rank == 0)
             check_async(g, HCCL_E_REMOTE);
         else
@@ -129,7 +132,7 @@ TEST(faults) {
         option("faults", "HcclAllGather@0=skip");
         option("exec_timeout", "0.5");
         const DeviceArray<int> x(1), y(2);
-        CHECK_EQ(HcclAllGather(x.data(), y.data(), 1, int32, g.comm, g.stream), 0);
+        CHECK_EQ(all_gather(g, x, y), 0);
         if (g.rank == 1)
             check_async(g, HCCL_E_TIMEOUT);
         else
@@ -144,7 +147,7 @@ TEST(deaths) {
         option("faults", "HcclAllGather@1=die");
         Group g(rank, 3);
         const DeviceArray<int> x(1), y(3);
-        CHECK_EQ(HcclAllGather(x.data(), y.data(), 1, int32, g.comm, g.stream), 0);
+        CHECK_EQ(all_gather(g, x, y), 0);
         check_async(g, HCCL_E_REMOTE);
     });
     CHECK(in_collective == (std::vector<int>{0, 128 + SIGKILL, 0}));

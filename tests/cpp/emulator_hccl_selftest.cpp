@@ -1,4 +1,6 @@
 // The emulated HCCL between processes: every function against what it should give.
+#include <deque>
+
 #include "hccl_group.h"
 
 using namespace testing;
@@ -225,20 +227,17 @@ TEST(one_process) {
     HcclComm comms[3] = {};
     int32_t devices[3] = {0, 1, 2};
     CHECK_EQ(HcclCommInitAll(3, devices, comms), 0);
-    std::vector<aclrtStream> streams;
-    std::vector<std::unique_ptr<DeviceArray<int>>> buffers;
+    std::deque<Stream> streams;
+    std::deque<DeviceArray<int>> buffers;
     for (int i = 0; i < 3; ++i) {
         CHECK_EQ(aclrtSetDevice(i), 0);
-        streams.push_back(new_stream());
-        buffers.push_back(std::make_unique<DeviceArray<int>>(std::vector<int>{1 << i}));
-        void* data = buffers.back()->data();
-        CHECK_EQ(HcclAllReduce(data, data, 1, int32, HCCL_REDUCE_SUM, comms[i], streams.back()), 0);
+        void* data = buffers.emplace_back(std::vector<int>{1 << i}).data();
+        CHECK_EQ(HcclAllReduce(data, data, 1, int32, HCCL_REDUCE_SUM, comms[i], streams.emplace_back()), 0);
     }
     for (int i = 0; i < 3; ++i) {
         CHECK_EQ(aclrtSetDevice(i), 0);
         CHECK_EQ(aclrtSynchronizeStream(streams[static_cast<size_t>(i)]), 0);
-        check_values(*buffers[static_cast<size_t>(i)], {7});
-        CHECK_EQ(aclrtDestroyStream(streams[static_cast<size_t>(i)]), 0);
+        check_values(buffers[static_cast<size_t>(i)], {7});
         CHECK_EQ(HcclCommDestroy(comms[i]), 0);
     }
     CHECK_EQ(aclrtSetDevice(0), 0);

@@ -18,7 +18,7 @@ struct Group {
         CHECK_EQ(setenv("RANK", std::to_string(rank).c_str(), 1), 0);
         CHECK_EQ(aclrtSetDevice(rank % 8), 0);
         CHECK_EQ(HcclCommInitRootInfo(static_cast<uint32_t>(size), &root, static_cast<uint32_t>(rank), &comm), 0);
-        stream = new_stream();
+        CHECK_EQ(aclrtCreateStream(&stream), 0);
     }
     ~Group() {
         aclrtSynchronizeStream(stream);
