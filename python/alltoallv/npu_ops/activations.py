@@ -30,7 +30,7 @@ def _elementwise(name: str, backward: str, formula: Callable[[Tensor], Tensor]) 
         return formula(input.float()).to(input.dtype)
 
     def gradient(grad: Tensor, input: Tensor) -> Tensor:
-        return differentiate(run, [input], [grad])[0]
+        return differentiate(run, [input], grad)[0]
 
     operator(name)(run)
     operator(backward)(gradient)
@@ -52,10 +52,7 @@ def swiglu(input: Tensor, dim: int) -> Tensor:
 
 @operator("npu_swiglu_backward")
 def swiglu_backward(grad_output: Tensor, input: Tensor, dim: int) -> Tensor:
-    a, b = _halves(input, dim)
-    grad = grad_output.float()
-    of_a = torch.ops.aten.silu_backward(grad * b, a)
-    return torch.cat([of_a, grad * functional.silu(a)], dim).to(input.dtype)
+    return differentiate(lambda x: swiglu(x, dim), [input], grad_output)[0]
 
 
 @operator("npu_silu")
@@ -71,7 +68,7 @@ def silu_(input: Tensor) -> Tensor:
 @operator("npu_silu_backward", ignores=("x1",))
 def silu_backward(grad_output: Tensor, x0: Tensor) -> Tensor:
     """Returns silu's gradient. ``x0`` is the input; the result ``x1``, which torch_npu also passes, is not needed."""
-    return differentiate(silu, [x0], [grad_output])[0]
+    return differentiate(silu, [x0], grad_output)[0]
 
 
 @operator("npu_gelu")
@@ -81,7 +78,7 @@ def gelu(input: Tensor, approximate: str) -> Tensor:
 
 @operator("npu_gelu_backward")
 def gelu_backward(grad_output: Tensor, input: Tensor, approximate: str) -> Tensor:
-    return differentiate(lambda x: gelu(x, approximate), [input], [grad_output])[0]
+    return differentiate(lambda x: gelu(x, approximate), [input], grad_output)[0]
 
 
 @operator("npu_gelu_mul")
@@ -102,4 +99,4 @@ def geglu(input: Tensor, dim: int, approximate: int, activate_left: bool) -> tup
 
 @operator("npu_geglu_grad", ignores=("gelu",))
 def geglu_grad(grad_output: Tensor, input: Tensor, dim: int, approximate: int, activate_left: bool) -> Tensor:
-    return differentiate(lambda x: geglu(x, dim, approximate, activate_left)[0], [input], [grad_output])[0]
+    return differentiate(lambda x: geglu(x, dim, approximate, activate_left)[0], [input], grad_output)[0]

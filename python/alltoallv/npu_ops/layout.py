@@ -39,20 +39,16 @@ def format_cast(input: Tensor, acl_format: int) -> Tensor:
     return result
 
 
-def _differentiable_cast(input: Tensor, acl_format: int) -> Tensor:
+@operator("npu_format_cast", ignores=("customize_dtype", "input_dtype"), on_host=False)
+def format_cast_by_number(input: Tensor, acl_format: int) -> Tensor:
     """Casts the format; on an emulated NPU torch_npu's operator does it, which has a gradient there."""
     on_npu = input.device.type == "npu"
     return torch.ops.npu._npu_format_cast(input, acl_format) if on_npu else format_cast(input, acl_format)
 
 
-@operator("npu_format_cast", ignores=("customize_dtype", "input_dtype"), on_host=False)
-def format_cast_by_number(input: Tensor, acl_format: int) -> Tensor:
-    return _differentiable_cast(input, acl_format)
-
-
 @operator("npu_format_cast.Tensor", ignores=("customize_dtype", "input_dtype"), on_host=False)
 def format_cast_like(input: Tensor, dst: Tensor) -> Tensor:
-    return _differentiable_cast(input, get_npu_format(dst))
+    return format_cast_by_number(input, get_npu_format(dst))
 
 
 @operator("npu_format_cast_.acl_format", ignores=("customize_dtype", "input_dtype"), on_host=False)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from alltoallv.npu_ops.packing import scale_and_offset, unpack_matrix
-from alltoallv.npu_ops.registry import Refused, dtype_of, expect, operator
+from alltoallv.npu_ops.registry import Refused, differentiate, dtype_of, expect, operator
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
@@ -25,10 +25,8 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 @operator("npu_linear_backward")
-def linear_backward(grad: Tensor, input: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    rows = grad.reshape(-1, grad.size(-1))
-    of_weight = product(rows.t(), input.reshape(-1, input.size(-1)))
-    return product(grad, weight).to(input.dtype), of_weight.to(weight.dtype)
+def linear_backward(grad: Tensor, input: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+    return tuple(differentiate(lambda x, w: linear(x, w, None), [input, weight], grad))
 
 
 @operator("npu_transpose_batchmatmul")
@@ -268,21 +266,17 @@ def _one_group(
     return activate(y if bias is None else y + bias.float()).to(dtype)
 
 
-def _added(input: Tensor, x: Tensor, weight: Tensor, group_list: Tensor, group_list_type: int) -> Tensor:
-    parts = _slices(x.size(0), group_list, group_list_type)
-    products = torch.stack([product(x[part].t(), weight[part]) for part in parts])
-    return (input.float() + products.reshape(input.shape)).to(input.dtype)
-
-
 @operator("npu_grouped_matmul_add", ignores=("group_type",))
 def grouped_matmul_add(input: Tensor, x: Tensor, weight: Tensor, group_list: Tensor, group_list_type: int) -> Tensor:
     """Adds to ``input``, for each group of rows, x transposed times weight, as in weight gradients.
 
     The result is [groups * m, n] or [groups, m, n].
     """
-    return _added(input, x, weight, group_list, group_list_type)
+    parts = _slices(x.size(0), group_list, group_list_type)
+    products = torch.stack([product(x[part].t(), weight[part]) for part in parts])
+    return (input.float() + products.reshape(input.shape)).to(input.dtype)
 
 
 @operator("npu_grouped_matmul_add_", ignores=("group_type",))
 def grouped_matmul_add_(input: Tensor, x: Tensor, weight: Tensor, group_list: Tensor, group_list_type: int) -> Tensor:
-    return input.copy_(_added(input, x, weight, group_list, group_list_type))
+    return input.copy_(grouped_matmul_add(input, x, weight, group_list, group_list_type))

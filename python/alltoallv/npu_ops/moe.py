@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from alltoallv.npu_ops.quantization import quantize_rows
-from alltoallv.npu_ops.registry import expect, operator
+from alltoallv.npu_ops.registry import differentiate, expect, operator
 
 
 def _row_numbers(rows: int, k: int) -> Tensor:
@@ -123,19 +123,15 @@ def _choices(sorted_indices: Tensor, rows: int) -> tuple[Tensor, Tensor]:
     return places.where(there, torch.zeros_like(places)), there.unsqueeze(-1)
 
 
-def _unpermute(permuted: Tensor, sorted_indices: Tensor, probs: Tensor | None) -> Tensor:
-    """Adds up each token's rows, times their probabilities. Dropped rows add nothing."""
-    k = 1 if probs is None else probs.size(-1)
-    places, there = _choices(sorted_indices, len(permuted))
-    rows = permuted.float()[places] * there
-    if probs is not None:
-        rows = rows * probs.float().reshape(-1, 1)
-    return rows.view(-1, k, permuted.size(1)).sum(1).to(permuted.dtype)
-
-
 @operator("npu_moe_token_unpermute")
 def token_unpermute(permuted_tokens: Tensor, sorted_indices: Tensor, probs: Tensor | None) -> Tensor:
-    return _unpermute(permuted_tokens, sorted_indices, probs)
+    """Adds up each token's rows, times their probabilities. Dropped rows add nothing."""
+    k = 1 if probs is None else probs.size(-1)
+    places, there = _choices(sorted_indices, len(permuted_tokens))
+    rows = permuted_tokens.float()[places] * there
+    if probs is not None:
+        rows = rows * probs.float().reshape(-1, 1)
+    return rows.view(-1, k, permuted_tokens.size(1)).sum(1).to(permuted_tokens.dtype)
 
 
 @operator("_npu_moe_token_unpermute")
@@ -143,27 +139,17 @@ def token_unpermute_and_keep(
     permuted_tokens: Tensor, sorted_indices: Tensor, probs: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Returns the tokens, and the rows, which the gradient needs."""
-    return _unpermute(permuted_tokens, sorted_indices, probs), permuted_tokens.clone()
-
-
-def _unpermute_grad(
-    permuted: Tensor, grad: Tensor, sorted_indices: Tensor, probs: Tensor | None
-) -> tuple[Tensor, Tensor | None]:
-    places, there = _choices(sorted_indices, len(permuted))
-    factors = there if probs is None else there * probs.float().reshape(-1, 1)
-    of_each = grad.float() if probs is None else grad.float().repeat_interleave(probs.size(-1), 0)
-    of_rows = torch.zeros(permuted.shape).index_add_(0, places, of_each * factors).to(permuted.dtype)
-    if probs is None:
-        return of_rows, None
-    of_probs = (of_each * permuted.float()[places] * there).sum(-1)
-    return of_rows, of_probs.view(probs.shape).to(probs.dtype)
+    return token_unpermute(permuted_tokens, sorted_indices, probs), permuted_tokens.clone()
 
 
 @operator("npu_moe_token_unpermute_grad")
 def token_unpermute_grad(
     permuted_tokens: Tensor, grad_unpermuted_tokens: Tensor, sorted_indices: Tensor, probs: Tensor | None
-) -> tuple[Tensor, Tensor | None]:
-    return _unpermute_grad(permuted_tokens, grad_unpermuted_tokens, sorted_indices, probs)
+) -> tuple[Tensor | None, ...]:
+    def forward(rows: Tensor, probs: Tensor | None) -> Tensor:
+        return token_unpermute(rows, sorted_indices, probs)
+
+    return tuple(differentiate(forward, [permuted_tokens, probs], grad_unpermuted_tokens))
 
 
 @operator("npu_moe_token_unpermute_grad_v2")
@@ -174,11 +160,11 @@ def token_unpermute_grad_v2(
     permuted_tokens_dtype: torch.dtype,
     probs: Tensor | None,
     permuted_tokens: Tensor | None,
-) -> tuple[Tensor, Tensor | None]:
+) -> tuple[Tensor | None, ...]:
     if permuted_tokens is None:
         shape = permuted_tokens_size_0, grad_unpermuted_tokens.size(1)
         permuted_tokens = torch.zeros(shape, dtype=permuted_tokens_dtype)
-    return _unpermute_grad(permuted_tokens, grad_unpermuted_tokens, sorted_indices, probs)
+    return token_unpermute_grad(permuted_tokens, grad_unpermuted_tokens, sorted_indices, probs)
 
 
 @operator("npu_moe_init_routing")

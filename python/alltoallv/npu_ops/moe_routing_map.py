@@ -53,24 +53,6 @@ def permute_grad(
     return of_tokens.to(permuted_token_out_grad.dtype), of_probs
 
 
-def _unpermute(
-    rows: Tensor, places: Tensor, shape: list[int], probs: Tensor | None, routing_map: Tensor | None, drop_and_pad: bool
-) -> Tensor:
-    values = rows.float()
-    if drop_and_pad:
-        sources = places.long()
-        if probs is not None:
-            experts = torch.arange(probs.size(1)).repeat_interleave(len(rows) // probs.size(1))
-            values = values * probs.float()[sources, experts].unsqueeze(-1)
-        return values.new_zeros(shape).index_add(0, sources, values).to(rows.dtype)
-    if probs is not None:
-        expect(routing_map is not None, "routing_map", None, "a map, where there are probabilities")
-        assert routing_map is not None
-        values = values * probs.float()[_slots(routing_map, None)].unsqueeze(-1)
-    there = (places >= 0).unsqueeze(-1)
-    return (values[places.long().clamp(min=0)] * there).view(shape[0], -1, shape[1]).sum(1).to(rows.dtype)
-
-
 @operator("npu_moe_token_unpermute_with_routing_map")
 def unpermute(
     permuted_tokens: Tensor,
@@ -80,7 +62,18 @@ def unpermute(
     routing_map: Tensor | None,
     drop_and_pad: bool,
 ) -> Tensor:
-    return _unpermute(permuted_tokens, sorted_indices, restore_shape, probs, routing_map, drop_and_pad)
+    values, places = permuted_tokens.float(), sorted_indices.long()
+    if drop_and_pad:
+        if probs is not None:
+            experts = torch.arange(probs.size(1)).repeat_interleave(len(values) // probs.size(1))
+            values = values * probs.float()[places, experts].unsqueeze(-1)
+        return values.new_zeros(restore_shape).index_add(0, places, values).to(permuted_tokens.dtype)
+    if probs is not None:
+        expect(routing_map is not None, "routing_map", None, "a map, where there are probabilities")
+        assert routing_map is not None
+        values = values * probs.float()[_slots(routing_map, None)].unsqueeze(-1)
+    chosen = values[places.clamp(min=0)] * (places >= 0).unsqueeze(-1)
+    return chosen.view(restore_shape[0], -1, restore_shape[1]).sum(1).to(permuted_tokens.dtype)
 
 
 @operator("_npu_moe_token_unpermute_with_routing_map")
@@ -93,7 +86,7 @@ def unpermute_and_keep(
     drop_and_pad: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Returns the tokens, and what only the gradient needs: the indices twice, and an unused tensor."""
-    result = _unpermute(permuted_tokens, sorted_indices, restore_shape, probs, routing_map, drop_and_pad)
+    result = unpermute(permuted_tokens, sorted_indices, restore_shape, probs, routing_map, drop_and_pad)
     unused = None if probs is None else probs.new_zeros(len(sorted_indices))
     return result, sorted_indices.clone(), sorted_indices.clone(), unused
 
@@ -107,14 +100,11 @@ def unpermute_grad(
     probs: Tensor | None,
     drop_and_pad: bool,
     restore_shape: list[int],
-) -> tuple[Tensor, Tensor | None]:
+) -> tuple[Tensor | None, ...]:
     grad = unpermuted_tokens_grad
     rows = grad.new_zeros(len(out_index), grad.size(1)) if permuted_tokens is None else permuted_tokens
 
-    def forward(rows: Tensor, probs: Tensor | None = None) -> Tensor:
-        return _unpermute(rows, out_index, restore_shape, probs, routing_map, drop_and_pad)
+    def forward(rows: Tensor, probs: Tensor | None) -> Tensor:
+        return unpermute(rows, out_index, restore_shape, probs, routing_map, drop_and_pad)
 
-    if probs is None:
-        return differentiate(forward, [rows], [grad])[0], None
-    of_rows, of_probs = differentiate(forward, [rows, probs], [grad])
-    return of_rows, of_probs
+    return tuple(differentiate(forward, [rows, probs], grad))

@@ -19,6 +19,7 @@ __all__ = [
 ]  # fmt: skip
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+Input = TypeVar("Input", torch.Tensor, torch.Tensor | None)
 
 
 class Formula(NamedTuple):
@@ -169,12 +170,9 @@ def dtype_of(code: int | torch.dtype | None, default: torch.dtype, argument: str
     return dtype
 
 
-def differentiate(
-    formula: Callable[..., Any], inputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]
-) -> list[torch.Tensor]:
-    """Returns the gradients of the inputs, given those of the formula's outputs."""
+def differentiate(formula: Callable[..., torch.Tensor], inputs: Sequence[Input], grad: torch.Tensor) -> list[Input]:
+    """Returns the gradients of the inputs, None for None, given that of the formula's output."""
     with torch.enable_grad():
-        leaves = [value.detach().requires_grad_() for value in inputs]
-        results = formula(*leaves)
-        outputs = [results] if isinstance(results, torch.Tensor) else list(results)
-        return list(torch.autograd.grad(outputs, leaves, list(gradients)))
+        leaves = [None if value is None else value.detach().requires_grad_() for value in inputs]
+        found = iter(torch.autograd.grad(formula(*leaves), [leaf for leaf in leaves if leaf is not None], grad))
+        return [None if leaf is None else next(found) for leaf in leaves]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from alltoallv.npu_ops.registry import expect, operator
+from alltoallv.npu_ops.registry import differentiate, expect, operator
 
 
 def _rotated(x: Tensor, mode: str) -> Tensor:
@@ -33,13 +33,8 @@ def rotary_mul(input: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str, rotate: 
 
 
 @operator("npu_rotary_mul_backward")
-def rotary_mul_backward(
-    grad: Tensor, input: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str
-) -> tuple[Tensor, Tensor, Tensor]:
-    x, g = input.float(), grad.float()
-    dx = g * r1.float() - _rotated(g * r2.float(), rotary_mode)  # the transpose of this rotation is its negative
-    d1, d2 = (g * x).sum_to_size(r1.shape), (g * _rotated(x, rotary_mode)).sum_to_size(r2.shape)
-    return dx.to(input.dtype), d1.to(r1.dtype), d2.to(r2.dtype)
+def rotary_mul_backward(grad: Tensor, input: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str) -> tuple[Tensor, ...]:
+    return tuple(differentiate(lambda x, cos, sin: turn(x, cos, sin, rotary_mode), [input, r1, r2], grad))
 
 
 @operator("npu_apply_rotary_pos_emb")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from alltoallv.npu_ops.registry import expect, operator
+from alltoallv.npu_ops.registry import differentiate, expect, operator
 
 
 @operator("npu_scaled_masked_softmax")
@@ -31,5 +31,4 @@ def softmax_cross_entropy_with_logits(input: Tensor, labels: Tensor) -> Tensor:
 
 @operator("npu_softmax_cross_entropy_with_logits_backward")
 def softmax_cross_entropy_with_logits_backward(grad: Tensor, input: Tensor, labels: Tensor) -> Tensor:
-    difference = input.float().softmax(-1) * labels.float().sum(-1, keepdim=True) - labels.float()
-    return (grad.float().unsqueeze(-1) * difference).to(input.dtype)
+    return differentiate(lambda x: softmax_cross_entropy_with_logits(x, labels), [input], grad)[0]
