@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -58,8 +59,8 @@ def called() -> list[str]:
 def checked(operator: str) -> list[str]:
     """What an operator compares with the devices' limits: the subjects of all that they would refuse."""
     function = formulas()[operator].function
-    kinds = _limits_of(function, set())
-    algorithm = "?" if "comm_alg" in function.__code__.co_varnames else ""
+    kinds = _limits_of(inspect.unwrap(function), set())
+    algorithm = "?" if "comm_alg" in inspect.signature(function).parameters else ""
     calls = {
         "MoE": limits.MoE(1, HUGE, HUGE, HUGE, HUGE, algorithm, HUGE, HUGE),
         "GroupedMatmul": limits.GroupedMatmul(HUGE, HUGE, HUGE, HUGE, HUGE * HUGE),

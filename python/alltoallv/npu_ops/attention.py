@@ -102,7 +102,7 @@ def fusion_attention(
 
 
 operator("npu_fusion_attention_v2", ignores=_IGNORED_V2)(
-    renamed(fusion_attention, "Computes npu_fusion_attention where ``pse_type`` is 1.", _NAMES_V2, tuple)
+    renamed(fusion_attention, "Computes npu_fusion_attention where ``pse_type`` is 1.", _NAMES_V2)
 )
 
 

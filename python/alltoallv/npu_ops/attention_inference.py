@@ -109,7 +109,7 @@ _NO_LSE: dict[str, Any] = {"query_rope": None, "key_rope": None, "softmax_lse_fl
 
 fused_infer_attention_score_v2 = operator(
     "npu_fused_infer_attention_score_v2", ignores=("inner_precise", "block_size")
-)(renamed(fused_infer_attention_score, fused_infer_attention_score.__doc__ or "", _NAMES_V2, tuple))
+)(renamed(fused_infer_attention_score, fused_infer_attention_score.__doc__ or "", _NAMES_V2))
 operator("npu_prompt_flash_attention")(
     renamed(
         fused_infer_attention_score,

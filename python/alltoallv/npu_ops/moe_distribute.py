@@ -10,7 +10,8 @@ rows: every token has one more choice for each shared expert, in front of its ow
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,9 +19,10 @@ from torch import Tensor
 from alltoallv.npu_ops import groups, limits
 from alltoallv.npu_ops.groups import Group
 from alltoallv.npu_ops.moe import by_expert
-from alltoallv.npu_ops.registry import expect, operator
+from alltoallv.npu_ops.registry import expect, operator, renamed
 
-RESERVED = ("group_tp", "tp_rank_id", "tp_send_counts", "expand_scales", "performance_info")
+_RESERVED = ("group_tp", "tp_rank_id", "tp_send_counts", "expand_scales", "performance_info")
+NEW_IN_V2 = {"comm_alg": "", "zero_expert_num": 0, "copy_expert_num": 0, "const_expert_num": 0}
 
 
 class Experts(NamedTuple):
@@ -155,45 +157,12 @@ def _quantized(
     return (rows * factor.unsqueeze(1)).nan_to_num(0.0).round().clamp(-128, 127).to(torch.int8), 1.0 / factor
 
 
+def register(formula: Callable[..., Any], name: str, doc: str, *ignores: str, **fixed: Any) -> None:
+    """Registers a formula of all versions as one of them, without the arguments whose values are ``fixed``."""
+    operator(name, ignores=(*_RESERVED, *ignores))(renamed(formula, doc, name=name, **fixed))
+
+
 def _dispatch(
-    experts: Experts,
-    x: Tensor,
-    expert_ids: Tensor,
-    scales: Tensor | None,
-    mask: Tensor | None,
-    expert_scales: Tensor | None,
-    quant_mode: int,
-    global_bs: int,
-    nums_type: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Returns what both versions return, except for the third result, which combine does not need here."""
-    group = experts.group
-    room = experts.room(global_bs or len(x) * group.size, expert_ids.size(1))
-    expert_ids, mask, expert_scales = with_shared(experts, expert_ids, mask, expert_scales)
-    choices = chosen(expert_ids, mask, experts)
-    sent = counts_of(expert_ids, choices, experts)
-    received = group.all_to_all(sent, [1] * group.size, [1] * group.size)
-    sends, recvs, order = sent.sum(1).tolist(), received.sum(1).tolist(), by_expert(received)
-
-    def exchanged(rows: Tensor) -> Tensor:
-        arrived = group.all_to_all(rows, sends, recvs)[order]
-        return torch.cat([arrived, arrived.new_zeros(room - len(arrived), *arrived.shape[1:])])
-
-    if quant_mode == 2:
-        rows, row_scales = _quantized(experts, x, scales, expert_ids, choices)
-        dynamic = exchanged(row_scales)
-    else:
-        rows, dynamic = x[choices // expert_ids.size(1)], torch.zeros(1)
-    held = received[:, : experts.held]
-    per_expert = held.sum(0)
-    weights = torch.zeros(0) if expert_scales is None else exchanged(expert_scales.float().reshape(-1)[choices])
-    ends = held.t().reshape(-1).cumsum(0).to(torch.int32)
-    numbers = per_expert.cumsum(0) if nums_type == 0 else per_expert
-    return exchanged(rows), dynamic, numbers, ends, torch.zeros(1, dtype=torch.int32), weights
-
-
-@operator("npu_moe_distribute_dispatch_v2", ignores=RESERVED)
-def dispatch_v2(
     x: Tensor,
     expert_ids: Tensor,
     group_ep: str,
@@ -213,48 +182,45 @@ def dispatch_v2(
     zero_expert_num: int,
     copy_expert_num: int,
     const_expert_num: int,
+    version: int,
+    name: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Returns this rank's rows, their scales, zeros, the rows per expert, and the ends per expert and rank."""
     expect(quant_mode in (0, 2), "quant_mode", quant_mode, "0 (none) or 2 (a scale for each row)")
     group = groups.named(group_ep, ep_world_size)
     shared, special = (shared_expert_num, shared_expert_rank_num), (zero_expert_num, copy_expert_num, const_expert_num)
-    experts = Experts(group, "npu_moe_distribute_dispatch_v2", moe_expert_num, *shared, *special)
-    check(experts, x, expert_ids, x_active_mask, ep_rank_id, tp_world_size, global_bs, comm_alg, 2)
-    results = _dispatch(
-        experts, x, expert_ids, scales, x_active_mask, expert_scales, quant_mode, global_bs, expert_token_nums_type
-    )
-    return *results[:2], torch.zeros(128 * len(results[0]), dtype=torch.int32), *results[2:]
-
-
-@operator("npu_moe_distribute_dispatch", ignores=RESERVED)
-def dispatch(
-    x: Tensor,
-    expert_ids: Tensor,
-    group_ep: str,
-    ep_world_size: int,
-    ep_rank_id: int,
-    moe_expert_num: int,
-    scales: Tensor | None,
-    x_active_mask: Tensor | None,
-    expert_scales: Tensor | None,
-    tp_world_size: int,
-    shared_expert_num: int,
-    shared_expert_rank_num: int,
-    quant_mode: int,
-    global_bs: int,
-    expert_token_nums_type: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Computes version 2; the third result is here the place of each choice among those of its expert."""
-    expect(quant_mode in (0, 2), "quant_mode", quant_mode, "0 (none) or 2 (a scale for each row)")
-    group, shared = groups.named(group_ep, ep_world_size), (shared_expert_num, shared_expert_rank_num)
-    experts = Experts(group, "npu_moe_distribute_dispatch", moe_expert_num, *shared)
-    check(experts, x, expert_ids, x_active_mask, ep_rank_id, tp_world_size, global_bs, "", 1)
-    results = _dispatch(
-        experts, x, expert_ids, scales, x_active_mask, expert_scales, quant_mode, global_bs, expert_token_nums_type
-    )
-    ids, mask, _ = with_shared(experts, expert_ids, x_active_mask, None)
+    experts = Experts(group, name, moe_expert_num, *shared, *special)
+    check(experts, x, expert_ids, x_active_mask, ep_rank_id, tp_world_size, global_bs, comm_alg, version)
+    room = experts.room(global_bs or len(x) * group.size, expert_ids.size(1))
+    ids, mask, weights = with_shared(experts, expert_ids, x_active_mask, expert_scales)
     choices = chosen(ids, mask, experts)
-    counts = counts_of(ids, choices, experts).view(-1)
-    places = torch.zeros(ids.numel(), dtype=torch.int32)
-    places[choices] = torch.cat([torch.arange(n) for n in counts.tolist()]).to(torch.int32)
-    return *results[:2], places.view(ids.shape)[:, experts.extra :].reshape(-1), *results[2:]
+    sent = counts_of(ids, choices, experts)
+    received = group.all_to_all(sent, [1] * group.size, [1] * group.size)
+    sends, recvs, order = sent.sum(1).tolist(), received.sum(1).tolist(), by_expert(received)
+
+    def exchanged(rows: Tensor) -> Tensor:
+        arrived = group.all_to_all(rows, sends, recvs)[order]
+        return torch.cat([arrived, arrived.new_zeros(room - len(arrived), *arrived.shape[1:])])
+
+    if quant_mode == 2:
+        rows, row_scales = _quantized(experts, x, scales, ids, choices)
+        dynamic = exchanged(row_scales)
+    else:
+        rows, dynamic = x[choices // ids.size(1)], torch.zeros(1)
+    held = received[:, : experts.held]
+    per_expert = held.sum(0)
+    arrived_weights = torch.zeros(0) if weights is None else exchanged(weights.reshape(-1)[choices])
+    ends = held.t().reshape(-1).cumsum(0).to(torch.int32)
+    numbers = per_expert.cumsum(0) if expert_token_nums_type == 0 else per_expert
+    if version == 2:
+        places = torch.zeros(128 * room, dtype=torch.int32)
+    else:
+        of_choices = torch.zeros(ids.numel(), dtype=torch.int32)
+        of_choices[choices] = torch.cat([torch.arange(n) for n in sent.view(-1).tolist()]).to(torch.int32)
+        places = of_choices.view(ids.shape)[:, experts.extra :].reshape(-1)
+    return exchanged(rows), dynamic, places, numbers, ends, torch.zeros(1, dtype=torch.int32), arrived_weights
+
+
+_RESULTS = "Returns this rank's rows, their scales, {}, the rows per expert, and the ends per expert and rank."
+register(_dispatch, "npu_moe_distribute_dispatch_v2", _RESULTS.format("zeros"), version=2)
+_PLACES = "the place of each choice among those of its expert"
+register(_dispatch, "npu_moe_distribute_dispatch", _RESULTS.format(_PLACES), version=1, **NEW_IN_V2)

@@ -7,6 +7,7 @@ import importlib
 import inspect
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -60,7 +61,11 @@ def operator(*names: str, ignores: Sequence[str] = (), on_host: bool = True) -> 
 
 
 def renamed(
-    function: Callable[..., Any], doc: str, names: Mapping[str, str], results: Callable[[Any], Any], **fixed: Any
+    function: Callable[..., Any],
+    doc: str,
+    names: Mapping[str, str] = MappingProxyType({}),
+    results: Callable[[Any], Any] | None = None,
+    **fixed: Any,
 ) -> Callable[..., Any]:
     """Returns a formula as one with other names for its arguments, and other results, for an operator like its own.
 
@@ -68,19 +73,20 @@ def renamed(
         function: The formula.
         doc: The docstring of the new one.
         names: The name in ``function`` of each argument that has another one.
-        results: Makes the new formula's results from those of ``function``.
+        results: Makes the new formula's results from those of ``function``, if they differ.
         fixed: Arguments of ``function`` that the new one does not take, and their values.
     """
     news = {old: new for new, old in names.items()}
 
     def run(**given: Any) -> Any:
-        return results(function(**{names.get(name, name): value for name, value in given.items()}, **fixed))
+        made = function(**{names.get(name, name): value for name, value in given.items()}, **fixed)
+        return made if results is None else results(made)
 
     signature = inspect.signature(function)
     kept = [one for one in signature.parameters.values() if one.name not in fixed]
     by_name = [one.replace(name=news.get(one.name, one.name), kind=inspect.Parameter.KEYWORD_ONLY) for one in kept]
     run.__signature__ = signature.replace(parameters=by_name)  # type: ignore[attr-defined]
-    run.__doc__ = doc
+    run.__doc__, run.__wrapped__ = doc, function  # type: ignore[attr-defined]
     return run
 
 
@@ -105,7 +111,7 @@ class Operator:
     """Calls a formula as its schema says: arguments by place or name, defaults filled in."""
 
     def __init__(self, name: str, schema: Any, formula: Formula) -> None:
-        self._name, self.schema, self._formula = name, schema, formula
+        self._name, self._formula = name, formula
         self._schema = schema  # torch's own operators have this attribute, too
         self._takes = set(inspect.signature(formula.function).parameters)
         self._tensors = {a.name: str(a.type) in ("Tensor", "Optional[Tensor]") for a in schema.arguments}
