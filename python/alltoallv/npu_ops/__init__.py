@@ -48,6 +48,6 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> Callable[..., Any]:
     if name not in schemas():
         raise AttributeError(f"npu::{name} is not among the operators of alltoallv.npu_ops")
-    from alltoallv.npu_ops.calls import function
+    from alltoallv.npu_ops.registry import function
 
     return function(name, schemas()[name])

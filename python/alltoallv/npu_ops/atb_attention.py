@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from alltoallv.npu_ops.cache import scatter_pa_kv_cache
+from alltoallv.npu_ops.attention_parts import attend, scores_of
+from alltoallv.npu_ops.cache import rows_of, scatter_pa_kv_cache
 from alltoallv.npu_ops.registry import expect, operator
 
 
@@ -19,10 +20,8 @@ def reshape_and_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_cache
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, scale: float, out: Tensor) -> None:
     """Attends to all keys, in float32; everything is [tokens, heads, size], and several heads share one of the keys."""
-    copies = query.size(1) // key.size(1)
-    q, k, v = (one.float().transpose(0, 1) for one in (query, key, value))
-    k, v = (one.repeat_interleave(copies, 0) for one in (k, v))
-    out.copy_(((q @ k.mT) * scale).softmax(-1).matmul(v).transpose(0, 1).reshape(out.shape))
+    q, k, v = (one.transpose(0, 1) for one in (query, key, value))
+    out.copy_(attend(scores_of(q, k, scale, None, None), v).result.transpose(0, 1).reshape(out.shape))
 
 
 def _check_heads(query: Tensor, key: Tensor, num_heads: int, num_kv_heads: int) -> None:
@@ -49,8 +48,7 @@ def paged_attention(
     lengths = context_lens.tolist()
     expect(len(lengths) == len(query) == len(block_table), "context_lens", lengths, f"{len(query)} lengths")
     for row, (table, length) in enumerate(zip(block_table, lengths, strict=True)):
-        blocks = table[: -(-length // key_cache.size(1))].long()
-        key, value = (cache[blocks].flatten(0, 1)[:length] for cache in (key_cache, value_cache))
+        key, value = (rows_of(cache, table, length) for cache in (key_cache, value_cache))
         _attend(query[row : row + 1], key, value, scale_value, out[row : row + 1])
 
 

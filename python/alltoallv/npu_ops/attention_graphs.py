@@ -11,7 +11,7 @@ from torch import Tensor
 
 from alltoallv.npu_ops import attention_inference as inference
 from alltoallv.npu_ops.attention_parts import join, split
-from alltoallv.npu_ops.registry import operator
+from alltoallv.npu_ops.registry import operator, renamed
 
 
 def _register(name: str, formula: Callable[..., tuple[Tensor, Tensor]]) -> None:
@@ -30,26 +30,20 @@ def _register(name: str, formula: Callable[..., tuple[Tensor, Tensor]]) -> None:
         return query.new_zeros(1)
 
 
-def _outputs(query: Tensor, input_layout: str, heads: int, with_lse: bool) -> tuple[Tensor, Tensor]:
+@operator("_npu_fused_infer_attention_score_infer_output", ignores=("*",))
+def infer_output(query: Tensor, input_layout: str, num_heads: int, softmax_lse_flag: bool) -> tuple[Tensor, Tensor]:
     """Returns zeroed tensors for the results, whose heads are as wide as the query's."""
     layout, result_layout = (input_layout.split("_") * 2)[:2]
     tokens = layout == "TND"
-    queries = split(query, layout, heads, [query.size(0)] if tokens else None)
+    queries = split(query, layout, num_heads, [query.size(0)] if tokens else None)
     sums = join([one[..., :1] for one in queries], "TND" if tokens else "BNSD").float()
-    return torch.zeros_like(join(queries, result_layout)), torch.zeros_like(sums) if with_lse else torch.zeros(1)
+    lse = torch.zeros_like(sums) if softmax_lse_flag else torch.zeros(1)
+    return torch.zeros_like(join(queries, result_layout)), lse
 
 
 _register("npu_fused_infer_attention_score", inference.fused_infer_attention_score)
 _register("npu_fused_infer_attention_score_v2", inference.fused_infer_attention_score_v2)
-
-
-@operator("_npu_fused_infer_attention_score_infer_output", ignores=("*",))
-def infer_output(query: Tensor, input_layout: str, num_heads: int, softmax_lse_flag: bool) -> tuple[Tensor, Tensor]:
-    return _outputs(query, input_layout, num_heads, softmax_lse_flag)
-
-
-@operator("_npu_fused_infer_attention_score_v2_infer_output", ignores=("*",))
-def infer_output_v2(
-    query: Tensor, input_layout: str, num_query_heads: int, return_softmax_lse: bool
-) -> tuple[Tensor, Tensor]:
-    return _outputs(query, input_layout, num_query_heads, return_softmax_lse)
+_NAMES_V2 = {"num_query_heads": "num_heads", "return_softmax_lse": "softmax_lse_flag"}
+operator("_npu_fused_infer_attention_score_v2_infer_output", ignores=("*",))(
+    renamed(infer_output, infer_output.__doc__ or "", _NAMES_V2)
+)

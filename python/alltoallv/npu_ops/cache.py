@@ -46,6 +46,11 @@ def scatter_pa_kv_cache_functional(
     return caches
 
 
+def rows_of(cache: Tensor, table: Tensor, length: int) -> Tensor:
+    """Returns a sequence's rows from a cache [blocks, block size, heads, size]; ``table`` lists its blocks."""
+    return cache[table[: -(-length // cache.size(1))].long()].flatten(0, 1)[:length]
+
+
 @operator("npu_gather_pa_kv_cache")
 def gather_pa_kv_cache(
     key_cache: Tensor,
@@ -63,11 +68,7 @@ def gather_pa_kv_cache(
     expect(key_cache.dim() == 4, "key_cache", key_cache, "[blocks, block size, heads, size]")
     lengths = seq_lens.diff().tolist() if is_seq_lens_cumsum else seq_lens.tolist()
     for cache, target in ((key_cache, key), (value_cache, value)):
-        rows = [
-            cache[table[: -(-length // cache.size(1))].long()].flatten(0, 1)[:length]
-            for table, length in zip(block_tables, lengths, strict=True)
-        ]
-        whole = torch.cat(rows)
+        whole = torch.cat([rows_of(cache, *one) for one in zip(block_tables, lengths, strict=True)])
         target[: len(whole)] = whole
 
 

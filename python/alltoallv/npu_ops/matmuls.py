@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from alltoallv.npu_ops.packing import scale_and_offset, unpack_matrix
-from alltoallv.npu_ops.registry import Refused, differentiate, dtype_of, expect, operator
+from alltoallv.npu_ops.registry import differentiate, dtype_of, expect, operator
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
@@ -250,8 +250,7 @@ def _one_group(
 ) -> Tensor:
     activate = _ACTIVATIONS[act_type]
     if not x.is_floating_point():
-        if scale is None and dtype != torch.int32:
-            raise Refused("scale is None; the emulator expects one for int8")
+        expect(scale is not None or dtype == torch.int32, "scale", scale, "one for int8")
         scale = torch.ones(1) if scale is None else scale
         total = product(x, unpack_matrix(weight))
         if dtype in (torch.int8, torch.int32) or not act_type:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from alltoallv.npu_ops import groups, limits
 from alltoallv.npu_ops.groups import Group
+from alltoallv.npu_ops.matmuls import to_int8
 from alltoallv.npu_ops.moe import by_expert
 from alltoallv.npu_ops.registry import expect, operator, renamed
 
@@ -154,7 +155,7 @@ def _quantized(
         number = torch.where(column < experts.extra, column, ids.reshape(-1)[choices].long() - behind)
         rows = rows * scales.float()[number]
     factor = torch.div(torch.tensor(127.0), rows.abs().amax(1))  # a number divided by a tensor would round twice
-    return (rows * factor.unsqueeze(1)).nan_to_num(0.0).round().clamp(-128, 127).to(torch.int8), 1.0 / factor
+    return to_int8((rows * factor.unsqueeze(1)).nan_to_num(0.0)), 1.0 / factor
 
 
 def register(formula: Callable[..., Any], name: str, doc: str, *ignores: str, **fixed: Any) -> None:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from alltoallv.npu_ops import groups, limits
 from alltoallv.npu_ops.groups import Group
-from alltoallv.npu_ops.matmuls import antiquantize, dequantize, product
+from alltoallv.npu_ops.matmuls import antiquantize, dequantize, product, to_int8
 from alltoallv.npu_ops.quantization import quantize_rows
 from alltoallv.npu_ops.registry import dtype_of, expect, operator
 
@@ -110,11 +110,8 @@ def mm_all_reduce_base(
     """
     group = groups.named(hcom)
     _checked(group, "npu_mm_all_reduce_base", x1, x2, x1.size(-1))
-    x2 = (
-        x2
-        if antiquant_scale is None
-        else antiquantize(x2, antiquant_scale, antiquant_offset, antiquant_group_size, x1.dtype)
-    )
+    if antiquant_scale is not None:
+        x2 = antiquantize(x2, antiquant_scale, antiquant_offset, antiquant_group_size, x1.dtype)
     rows = x1.reshape(-1, x1.size(-1))
     dtype = x1.dtype
     if dequant_scale is not None:
@@ -134,9 +131,8 @@ def mm_all_reduce_base(
 def _two_scales(group: Group, y: Tensor, first: Tensor, second: Tensor) -> Tensor:
     """Returns the quantized sum: the terms are int8 in units of ``first``, added exactly, then int8 in ``second``."""
     one, two = (scale.float().reshape(1, -1) for scale in (first, second))
-    numbers = (y.float() / one).round().clamp(-128, 127).to(torch.int8)
-    total = group.all_gather(numbers).int().sum(0)
-    return (total * (one / two)).round().clamp(-128, 127) * two
+    total = group.all_gather(to_int8(y.float() / one)).int().sum(0)
+    return to_int8(total * (one / two)) * two
 
 
 def _transposed(group: Group, x1: Tensor) -> Tensor:
@@ -213,9 +209,8 @@ def all_to_all_quant_matmul(
     if x1_quant_mode == _DYNAMIC_PER_TOKEN:
         rows, x1_scale = quantize_rows(arrived.float(), torch.int8)
     dtype = dtype_of(y_dtype, x1.dtype if x1.is_floating_point() else torch.bfloat16, "y_dtype")
-    return _product(rows, x2, bias, x1_scale, x2_scale, late=True).to(dtype), arrived if all2all_out_flag else arrived[
-        :0
-    ]
+    y = _product(rows, x2, bias, x1_scale, x2_scale, late=True).to(dtype)
+    return y, arrived if all2all_out_flag else arrived[:0]
 
 
 @operator("npu_quant_matmul_all_to_all", ignores=("comm_mode",))

@@ -15,8 +15,8 @@ import torch
 from alltoallv.errors import InvalidParamError
 
 __all__ = [
-    "Formula", "Operator", "Refused", "differentiate", "dtype_of", "exchanges", "expect", "formulas", "operator",
-    "renamed",
+    "Formula", "Operator", "Refused", "differentiate", "dtype_of", "exchanges", "expect", "formulas", "function",
+    "operator", "renamed",
 ]  # fmt: skip
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -160,6 +160,23 @@ class Operator:
         name = next((given[argument] for argument in ("hcom", "group_ep") if argument in given), None)
         if name is not None:
             importlib.import_module(f"{__package__}.groups").refuse(name, self._name, why)
+
+
+def function(name: str, schemas: Sequence[str]) -> Callable[..., Any]:
+    """Returns the operator as one function, called like torch_npu's: a call takes the overload whose schema fits."""
+    known, overloads = formulas(), []
+    for text in schemas:
+        schema = torch._C.parse_schema(text)
+        full = f"{name}.{schema.overload_name}" if schema.overload_name else name
+        overloads.append(Operator(full, schema, known[full]))
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        chosen = next((one for one in overloads if one.fits(args, kwargs)), overloads[-1])
+        return chosen(*args, **kwargs)
+
+    call.__name__ = call.__qualname__ = name
+    call.__doc__ = "\n\n".join([*schemas, overloads[0].doc])
+    return call
 
 
 def dtype_of(code: int | torch.dtype | None, default: torch.dtype, argument: str) -> torch.dtype:
