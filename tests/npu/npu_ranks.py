@@ -109,13 +109,15 @@ def bits(tensor: Tensor) -> npt.NDArray[Any]:
 
 
 def moved(case: golden.Case, rank: int, device: torch.device, **options: Any) -> npt.NDArray[Any]:
-    """What all_to_all_v writes into the output of the case on this rank; ``options`` are its other arguments."""
+    """What all_to_all_v writes into the output of the case, and returns; ``options`` are its other arguments."""
     out = on(device, case.outputs[rank])
     layout = {"sdispls": case.sdispls[rank], "rdispls": case.rdispls[rank], "out": out}
     x, sends, recvs = on(device, case.inputs[rank]), case.send_counts[rank], case.recv_counts[rank]
     result: Any = at.all_to_all_v(x, sends, recvs, **layout, **options)
     if options.get("async_op"):
         result[1].wait()
+    else:
+        assert result is out
     return bits(out)
 
 
@@ -127,25 +129,31 @@ def exchange(comm: Any, device: torch.device) -> list[float]:
     return result
 
 
-def caught(call: Callable[[], object]) -> Exception:
-    """What the call raises."""
+def caught_or(call: Callable[[], object]) -> object:
+    """What the call returns, or raises."""
     try:
-        call()
+        return call()
     except Exception as error:
         return error
-    raise AssertionError("nothing was raised")
+
+
+def caught(call: Callable[[], object]) -> Exception:
+    """What the call raises."""
+    error = caught_or(call)
+    assert isinstance(error, Exception), "nothing was raised"
+    return error
+
+
+def ended(comm: Communicator) -> None:
+    """Waits until the communicator is of no use any more."""
+    end = time.monotonic() + 20
+    while comm.usable and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not comm.usable
 
 
 def zeros(size: int, device: torch.device) -> torch.Tensor:
     return torch.zeros(size).to(device)
-
-
-def try_to(call: Callable[[], object]) -> None:
-    """Whatever comes of it is printed."""
-    try:
-        call()
-    except Exception as error:
-        print(type(error).__name__, error)
 
 
 def wait_for(file: Path) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
-from npu_ranks import communicator, emulated, use_device
+from npu_ranks import caught_or, communicator, emulated, use_device
 from npu_starts import write_table
 
 import alltoallv.torch as at
@@ -18,14 +18,6 @@ from alltoallv.atb.member import connect
 from alltoallv.torch.engines.npu import leave_out_synchronizations
 
 LATE = 100_000  # microseconds by which every task of a stream comes later
-
-
-def caught_or(call: Callable[[], object]) -> object:
-    """What the call returns, or raises."""
-    try:
-        return call()
-    except Exception as error:
-        return error
 
 
 @contextlib.contextmanager

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
+import torch
+import torch.distributed as dist
 from npu_ranks import caught, group, use_device
 
 from alltoallv.testing import Ranks
@@ -11,7 +14,6 @@ from alltoallv.testing import Ranks
 
 def test_replay_computes_from_what_its_memory_holds_then(ranks: Ranks) -> None:
     def check(rank: int, size: int) -> None:
-        import torch
         import torch_npu
 
         device = use_device(rank)
@@ -39,8 +41,6 @@ def test_replay_computes_from_what_its_memory_holds_then(ranks: Ranks) -> None:
 
 def test_what_cannot_be_replayed_is_refused_by_name(ranks: Ranks) -> None:
     def check(rank: int, size: int) -> None:
-        import torch
-
         device = use_device(rank)
         x = torch.ones(4, device=device)
 
@@ -63,10 +63,6 @@ def test_what_cannot_be_replayed_is_refused_by_name(ranks: Ranks) -> None:
 
 def test_modules_with_gradients(ranks: Ranks) -> None:
     def check(rank: int, size: int) -> None:
-        import copy
-
-        import torch
-
         device = use_device(rank)
         torch.manual_seed(0)
         plain = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)).to(device)
@@ -85,8 +81,6 @@ def test_modules_with_gradients(ranks: Ranks) -> None:
 
 def test_a_group_of_operators_gets_other_arguments(ranks: Ranks) -> None:
     def check(rank: int, size: int) -> None:
-        import torch
-
         device = use_device(rank)
         stream, graph, x = torch.npu.Stream(), torch.npu.NPUGraph(), torch.arange(4.0, device=device)
         with torch.npu.graph(graph):
@@ -110,7 +104,6 @@ def test_attention_gets_other_lengths_while_a_replay_waits_for_them(ranks: Ranks
     """As serving does: replay, and then the update, each of whose events lets the replay go on."""
 
     def check(rank: int, size: int) -> None:
-        import torch
         import torch_npu
 
         device = use_device(rank)
@@ -136,9 +129,6 @@ def test_attention_gets_other_lengths_while_a_replay_waits_for_them(ranks: Ranks
 
 def test_collectives_are_replayed(ranks: Ranks, tmp_path: Path) -> None:
     def check(rank: int, size: int, file: str) -> None:
-        import torch
-        import torch.distributed as dist
-
         with group(rank, size, file) as (_, device):
             x, whole = torch.zeros(2, device=device), torch.zeros(2 * size, device=device)
             dist.all_reduce(x)  # makes the communicator

@@ -5,7 +5,6 @@ The hosts are processes here; nothing but the names of the launcher's variables 
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import time
@@ -15,14 +14,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from npu_ranks import caught, emulated, moved, use_device
-from npu_starts import forget_launcher, free_port, write_table
+from npu_ranks import caught, caught_or, emulated, ended, moved, use_device
+from npu_starts import exchange_works, free_port, hccl_comm, start_as_msrun, write_table
 
 import alltoallv.torch as at
-import alltoallv_emulator as emulator
 from alltoallv import AllToAllVParam, Communicator
 from alltoallv.atb.member import connect
-from alltoallv.errors import CommTimeoutError, InvalidParamError, InvalidTensorError, PeerLostError, PeerMismatchError
+from alltoallv.errors import CommTimeoutError, InvalidParamError, PeerLostError, PeerMismatchError
 from alltoallv.testing import Ranks
 from alltoallv.testing.golden import assert_bits_equal, random_case
 
@@ -34,15 +32,10 @@ Place = tuple[str, str, int]  # how they start, the rank table, the port of rank
 
 def join(rank: int, size: int, place: Place, timeout: float = 30.0, domain: str = "hosts") -> Communicator:
     start, table, port = place
-    forget_launcher()
+    start_as_msrun(rank, size, port - 1, ALLTOALLV_LOCAL_WORLD_SIZE=2 if size > 2 else 1)
     use_device(rank)
-    os.environ.update({"RANK_ID": str(rank), "RANK_SIZE": str(size), "MS_ROLE": "MS_WORKER"})
-    os.environ.update({"MS_SCHED_HOST": "127.0.0.1", "MS_SCHED_PORT": str(port - 1), "MS_WORKER_NUM": str(size)})
-    os.environ["ALLTOALLV_LOCAL_WORLD_SIZE"] = "2" if size > 2 else "1"
     if start == "the caller's HcclComm":
-        library = ctypes.CDLL(str(emulator.library_folder() / "libhccl.so"))
-        handle = ctypes.c_void_p()
-        assert library.HcclCommInitClusterInfo(table.encode(), rank, ctypes.byref(handle)) == 0
+        _, handle = hccl_comm(rank, table)
         param = AllToAllVParam(rank=rank, rank_size=size, hccl_comm=handle.value, comm_domain=domain)
         comm = Communicator(connect(param, npu=True))
     else:
@@ -70,7 +63,7 @@ def exchange(comm: Communicator, sends: list[int], recvs: list[int] | None = Non
 
 
 def works(comm: Communicator) -> None:
-    assert exchange(comm, [1] * comm.size, [1] * comm.size).tolist() == list(range(comm.size))
+    exchange_works(comm, device_of(comm))
 
 
 def test_what_ranks_disagree_about_is_an_error_on_all(ranks: Ranks, place: Place) -> None:
@@ -139,7 +132,7 @@ def test_a_failure_beyond_the_compared_calls_reaches_all(ranks: Ranks, place: Pl
             with pytest.raises(ValueError, match="send_counts"):
                 exchange(comm, [-1] * size, [1] * size)
         else:
-            caught(lambda: wait_for_the_end(comm))
+            ended(comm)
             with pytest.raises(PeerLostError, match=r"rank 3 aborted: .*send_counts"):
                 works(comm)
         comm.destroy()
@@ -155,7 +148,8 @@ def test_hccl_refuses_on_one_rank(ranks: Ranks) -> None:
         x = torch.zeros(size).to(device_of(comm))
         torch.npu.synchronize()
         with emulated(faults="HcclAlltoAllV=fail:4" if rank == 1 else ""):
-            error = caught(lambda: (at.all_to_all_v(x, [1] * size, [1] * size, group=comm), wait_for_the_end(comm)))
+            error = caught_or(lambda: at.all_to_all_v(x, [1] * size, [1] * size, group=comm))
+        ended(comm)
         if rank == 1:
             assert "HCCL_E_INTERNAL" in str(error)
         with pytest.raises(PeerLostError, match="HCCL_E_INTERNAL"):
@@ -166,14 +160,7 @@ def test_hccl_refuses_on_one_rank(ranks: Ranks) -> None:
     ranks(3, communicator=False, fresh=True, env=env)(check, ("launcher", "", free_port()))
 
 
-def wait_for_the_end(comm: Communicator) -> None:
-    end = time.monotonic() + 20
-    while comm.usable and time.monotonic() < end:
-        time.sleep(0.01)
-    raise TimeoutError("is the communicator usable?") if comm.usable else PeerLostError("it has ended")
-
-
-def test_a_late_rank_is_named(ranks: Ranks, tmp_path: Path) -> None:
+def test_a_late_rank_is_named(ranks: Ranks) -> None:
     def check(rank: int, size: int, place: Place) -> None:
         join(rank, size, place, domain="all are here").destroy()
         comm = join(rank, size, place, timeout=2.0)
@@ -196,7 +183,7 @@ def test_a_rank_dies(ranks: Ranks) -> None:
             works(comm)
         if rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        caught(lambda: wait_for_the_end(comm))
+        ended(comm)
         error = caught(lambda: works(comm))
         return f"{type(error).__name__}: {error}"
 
@@ -205,13 +192,3 @@ def test_a_rank_dies(ranks: Ranks) -> None:
         assert outcome.error is None, outcome
         assert outcome.result.startswith("PeerLostError")
         assert "rank 1 was lost" in outcome.result
-
-
-def test_host_memory_is_not_shared(ranks: Ranks) -> None:
-    def check(rank: int, size: int, place: Place) -> None:
-        comm = join(rank, size, place)
-        with pytest.raises(InvalidTensorError, match="expected a device of hccl"):
-            at.all_to_all_v(torch.zeros(size), [1] * size, [1] * size, group=comm)
-        comm.destroy()
-
-    ranks(2, communicator=False)(check, ("launcher", "", free_port()))

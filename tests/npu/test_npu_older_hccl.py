@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from npu_ranks import caught, emulated, memory_used, use_device
-from npu_starts import exchange_works, forget_launcher, write_table
+from npu_starts import exchange_works, start_with_table, write_table
 
 import alltoallv_emulator as emulator
 from alltoallv import Communicator
@@ -48,8 +48,7 @@ def test_without_the_functions_that_take_a_configuration(ranks: Ranks, tmp_path:
         for part in ("HcclCommInitRootInfo returned 24", "HCCL_BUFFSIZE"):
             assert part in str(error)
         assert "sized:300" not in str(error)  # to change that would be of no use
-        forget_launcher()
-        os.environ.update({"RANK_TABLE_FILE": table, "RANK_ID": str(rank)})
+        start_with_table(rank, table)
         with Communicator.from_env(backend="hccl", timeout=30) as comm:
             exchange_works(comm, device)
         assert torch.npu.current_device() == rank

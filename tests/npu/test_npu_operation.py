@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 from npu_ranks import ATB_DTYPES, bits, communicator, emulated, on, use_device
+from npu_starts import hccl_comm, write_table
 
 import alltoallv.torch as at
-import alltoallv_emulator as emulator
 from alltoallv import AllToAllVParam
 from alltoallv.errors import HcclError, InvalidParamError, InvalidTensorError
 from alltoallv.testing import Ranks
@@ -61,15 +60,21 @@ def test_the_seven_dtypes(ranks: Ranks, size: int) -> None:
     ranks(size, communicator=False)(check)
 
 
-def test_on_a_communicator_given_and_checks_of_the_device(ranks: Ranks) -> None:
+def test_on_a_communicator_given(ranks: Ranks) -> None:
+    """What the device or one rank's tensor does not allow is refused, on every rank, and the next call is right."""
+
     def check(rank: int, size: int) -> None:
         with communicator(rank) as (comm, device):
             case = some_case(0, size, "float32")
             x = on(device, case.inputs[rank])
-            assert_bits_equal(bits(at.AllToAllVOperation(param_of(case, rank), comm)(x))[0], case.expected[rank])
+            operation = at.AllToAllVOperation(param_of(case, rank), comm)
+            assert_bits_equal(bits(operation(x))[0], case.expected[rank])
             with pytest.raises(InvalidTensorError) as told:
-                at.AllToAllVOperation(param_of(case, rank), comm)(x.cpu())
+                operation(x.cpu())
             assert told.value.code == 14
+            with pytest.raises((InvalidParamError, InvalidTensorError)):
+                operation(x[:0] if rank else x)  # rank 0 has nothing to reproach itself with
+            assert_bits_equal(bits(operation(x))[0], case.expected[rank])
             with emulated(devices=1):
                 if rank == 0:  # alone: the check comes before anything that is collective
                     from alltoallv import _core
@@ -84,9 +89,7 @@ def test_on_a_communicator_given_and_checks_of_the_device(ranks: Ranks) -> None:
 def test_an_hccl_comm_that_the_caller_owns(ranks: Ranks, tmp_path: Path) -> None:
     def check(rank: int, size: int, table: str) -> None:
         device = use_device(rank)
-        library = ctypes.CDLL(str(emulator.library_folder() / "libhccl.so"))
-        comm = ctypes.c_void_p()
-        assert library.HcclCommInitClusterInfo(table.encode(), rank, ctypes.byref(comm)) == 0
+        library, comm = hccl_comm(rank, table)
         case = some_case(3, size, "int16")
         operation = at.AllToAllVOperation(param_of(case, rank, hccl_comm=comm.value, comm_domain="theirs"))
         assert_bits_equal(bits(operation(on(device, case.inputs[rank])))[0], case.expected[rank])
@@ -98,7 +101,7 @@ def test_an_hccl_comm_that_the_caller_owns(ranks: Ranks, tmp_path: Path) -> None
         with pytest.raises(HcclError, match="HCCL_E_PARA"):  # on every rank, and no rank waits
             operation(on(device, case.inputs[rank]))
 
-    ranks(2, communicator=False, fresh=True)(check, str(table_of_one_server(tmp_path)))
+    ranks(2, communicator=False, fresh=True)(check, write_table(tmp_path / "table.json", [2]))
 
 
 def test_an_hccl_comm_that_the_caller_has_replaced(ranks: Ranks, tmp_path: Path) -> None:
@@ -106,47 +109,14 @@ def test_an_hccl_comm_that_the_caller_has_replaced(ranks: Ranks, tmp_path: Path)
 
     def check(rank: int, size: int, table: str) -> None:
         device = use_device(rank)
-        library = ctypes.CDLL(str(emulator.library_folder() / "libhccl.so"))
         case = some_case(3, size, "int16")
         kept = []
         for _ in range(2):
-            comm = ctypes.c_void_p()
-            assert library.HcclCommInitClusterInfo(table.encode(), rank, ctypes.byref(comm)) == 0
+            library, comm = hccl_comm(rank, table)
             operation = at.AllToAllVOperation(param_of(case, rank, hccl_comm=comm.value, comm_domain="theirs"))
             assert_bits_equal(bits(operation(on(device, case.inputs[rank])))[0], case.expected[rank])
             kept.append(operation)
             torch.npu.synchronize()
             assert library.HcclCommDestroy(comm) == 0
 
-    ranks(2, communicator=False, fresh=True)(check, str(table_of_one_server(tmp_path)))
-
-
-def table_of_one_server(folder: Path) -> Path:
-    table = {
-        "status": "completed",
-        "version": "1.0",
-        "server_count": "1",
-        "server_list": [
-            {
-                "server_id": "one",
-                "device": [{"device_id": str(r), "device_ip": "", "rank_id": str(r)} for r in range(2)],
-            }
-        ],
-    }
-
-    path = folder / "table.json"
-    path.write_text(json.dumps(table))
-    return path
-
-
-def test_refused_on_every_rank(ranks: Ranks) -> None:
-    def check(rank: int, size: int) -> None:
-        with communicator(rank) as (comm, device):
-            case = some_case(0, size, "float32")
-            operation = at.AllToAllVOperation(param_of(case, rank), comm)
-            x = on(device, case.inputs[rank])
-            with pytest.raises((InvalidParamError, InvalidTensorError)):
-                operation(x[:0] if rank else x)  # rank 0 has nothing to reproach itself with
-            assert_bits_equal(bits(operation(x))[0], case.expected[rank])
-
-    ranks(2, communicator=False)(check)
+    ranks(2, communicator=False, fresh=True)(check, write_table(tmp_path / "table.json", [2]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import os
 import re
 from pathlib import Path
@@ -12,10 +11,14 @@ import fused_cases
 import fused_trouble
 import operator_page
 import pytest
+import torch
+import torch.distributed as dist
 from npu_ranks import caught, group, use_device
+from npu_starts import wheel
 from operators import families
 
-from alltoallv.npu_ops import names
+from alltoallv.npu_ops import names, schemas
+from alltoallv.npu_ops.registry import formulas
 from alltoallv.testing import Ranks
 
 
@@ -46,17 +49,11 @@ def test_fused_operators_compute_their_formulas(ranks: Ranks, tmp_path: Path, si
     ranks(size, communicator=False)(check, str(tmp_path / "store"))
 
 
-def test_every_operator_has_a_case(ranks: Ranks) -> None:
-    def check(rank: int, size: int) -> None:
-        use_device(rank)
-        from alltoallv.npu_ops import registry
-
-        cases = [case for family in families().values() for case in family]
-        run = {name for case in cases for name in (case.operator, *case.runs)}
-        run |= {case.operator for cases in fused_cases.FAMILIES.values() for case in cases}
-        assert set(registry.formulas()) - run == set()
-
-    ranks(1, communicator=False)(check)
+def test_every_operator_has_a_case() -> None:
+    cases = [case for family in families().values() for case in family]
+    run = {name for case in cases for name in (case.operator, *case.runs)}
+    run |= {case.operator for cases in fused_cases.FAMILIES.values() for case in cases}
+    assert set(formulas()) - run == set()
 
 
 def test_the_page_is_up_to_date() -> None:
@@ -73,7 +70,6 @@ def test_refusals_leave_the_queue_alive(ranks: Ranks) -> None:
     """Of an operator that has no formula, in the caller; and of an argument's value, by the argument's name."""
 
     def check(rank: int, size: int) -> None:
-        import torch
         import torch_npu
 
         device = use_device(rank)
@@ -99,8 +95,6 @@ def test_a_format_is_remembered(ranks: Ranks, tmp_path: Path) -> None:
     """By torch_npu itself: its process group refuses an offset, and gives the result the format of the input."""
 
     def check(rank: int, size: int, file: str) -> None:
-        import torch
-        import torch.distributed as dist
         import torch_npu
 
         with group(rank, size, file) as (_, device):
@@ -121,29 +115,18 @@ def test_a_format_is_remembered(ranks: Ranks, tmp_path: Path) -> None:
 
 def test_the_schemas_are_torch_npus(ranks: Ranks) -> None:
     def check(rank: int, size: int) -> None:
-        import torch
-
         use_device(rank)
-        from alltoallv.npu_ops import registry, schemas
-
         theirs = {str(one) for one in torch._C._jit_get_all_schemas() if one.name.startswith("npu::")}
         ours = [text for texts in schemas().values() for text in texts]
         assert [text for text in ours if text not in theirs and not text.startswith("atb::")] == []
-        assert len(ours) == len(registry.formulas())
+        assert len(ours) == len(formulas())
 
     ranks(1, communicator=False)(check)
 
 
 def test_the_schemas_of_atb_take_what_torch_npus_functions_take() -> None:
     """The wheel has their library, which cannot be loaded without ATB; its symbols say the types in C++."""
-    import torch
-
-    from alltoallv.npu_ops import schemas
-
-    wheel = importlib.util.find_spec("torch_npu")
-    assert wheel is not None
-    assert wheel.origin is not None
-    symbols = (Path(wheel.origin).parent / "lib" / "libop_plugin_atb.so").read_bytes()
+    symbols = (wheel() / "lib" / "libop_plugin_atb.so").read_bytes()
     demangle = ctypes.CDLL("libstdc++.so.6").__cxa_demangle
     demangle.restype, demangle.argtypes = ctypes.c_char_p, [ctypes.c_char_p, *[ctypes.c_void_p] * 3]
     kinds = {"Tensor": "at::Tensor const&", "int": "long", "float": "double"}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from npu_ranks import caught, communicator, emulated, meet, memory_used, use_device
-from npu_starts import exchange_works, forget_launcher, free_port, write_table
+from npu_starts import exchange_works, free_port, start_as_msrun, start_with_table, write_table
 
 from alltoallv import Communicator, _core
 from alltoallv.errors import (
@@ -25,13 +25,7 @@ from alltoallv.testing import Ranks
 
 def test_started_by_msrun(ranks: Ranks) -> None:
     def check(rank: int, size: int, port: int) -> None:
-        import os
-
-        forget_launcher()
-        os.environ.update(
-            {"RANK_ID": str(rank), "RANK_SIZE": str(size), "DEVICE_ID": str(rank), "MS_WORKER_NUM": str(size)}
-        )
-        os.environ.update({"MS_ROLE": "MS_WORKER", "MS_SCHED_HOST": "127.0.0.1", "MS_SCHED_PORT": str(port)})
+        start_as_msrun(rank, size, port, DEVICE_ID=rank)
         # No set_device: the launcher's number of the device counts.
         with Communicator.from_env(backend="hccl", timeout=30) as comm:
             assert (comm.rank, comm.size, comm.backend) == (rank, size, "hccl")
@@ -46,13 +40,8 @@ def test_on_several_hosts_the_launchers_address_carries_root_info(ranks: Ranks) 
     """Two "hosts" of two ranks each, as msrun would start them."""
 
     def check(rank: int, size: int, port: int) -> None:
-        import os
-
-        forget_launcher()
+        start_as_msrun(rank, size, port - 1, ALLTOALLV_LOCAL_WORLD_SIZE=2)
         device = use_device(rank)
-        os.environ.update({"RANK_ID": str(rank), "RANK_SIZE": str(size), "MS_ROLE": "MS_WORKER"})
-        os.environ.update({"MS_SCHED_HOST": "127.0.0.1", "MS_SCHED_PORT": str(port - 1), "MS_WORKER_NUM": str(size)})
-        os.environ["ALLTOALLV_LOCAL_WORLD_SIZE"] = "2"
         for domain in ("one", "two"):
             with Communicator.from_env(domain, backend="hccl", timeout=30) as comm:
                 assert comm.core.control is not None
@@ -69,11 +58,8 @@ def test_on_several_hosts_the_launchers_address_carries_root_info(ranks: Ranks) 
 @pytest.mark.parametrize(("servers", "version"), [([4], "1.0"), ([2, 2], "1.0"), ([2, 2], "1.2")])
 def test_started_with_a_rank_table(ranks: Ranks, tmp_path: Path, servers: list[int], version: str) -> None:
     def check(rank: int, size: int, table: str, hosts: int) -> None:
-        import os
-
-        forget_launcher()
+        start_with_table(rank, table)
         device = use_device(rank)
-        os.environ.update({"RANK_TABLE_FILE": table, "RANK_ID": str(rank)})
         with Communicator.from_env(backend="hccl", timeout=30) as comm:
             assert comm.core.control is not None
             assert comm.core.control.backend == ("tcp" if hosts > 1 else "shm")
@@ -94,11 +80,8 @@ def test_hosts_may_have_the_rank_table_at_different_paths(ranks: Ranks, tmp_path
     """HCCL's name for the communicator, which must be equal on all ranks, comes from its content."""
 
     def check(rank: int, size: int, tables: list[str]) -> None:
-        import os
-
-        forget_launcher()
+        start_with_table(rank, tables[rank])
         device = use_device(rank)
-        os.environ.update({"RANK_TABLE_FILE": tables[rank], "RANK_ID": str(rank)})
         with emulated(connect_timeout=20), Communicator.from_env(backend="hccl", timeout=30) as comm:
             assert comm.core.control is not None  # the hosts have met at once
             exchange_works(comm, device)
@@ -110,11 +93,8 @@ def test_hosts_may_have_the_rank_table_at_different_paths(ranks: Ranks, tmp_path
 
 def test_a_rank_table_that_is_wrong_is_refused_before_hccl_sees_it(ranks: Ranks, tmp_path: Path) -> None:
     def check(rank: int, size: int, table: str, expected: str) -> None:
-        import os
-
-        forget_launcher()
+        start_with_table(rank, table)
         use_device(rank)
-        os.environ.update({"RANK_TABLE_FILE": table, "RANK_ID": str(rank)})
         with pytest.raises(InvalidParamError, match=expected):
             Communicator.from_env(backend="hccl", timeout=30)
 
@@ -128,14 +108,9 @@ def test_a_rank_table_that_is_wrong_is_refused_before_hccl_sees_it(ranks: Ranks,
 @pytest.mark.parametrize("hosts", [1, 2])
 def test_rank_0_fails_and_all_hear_why(ranks: Ranks, hosts: int) -> None:
     def check(rank: int, size: int, port: int) -> Exception:
-        import os
-
         use_device(rank)
         if port:
-            forget_launcher()
-            os.environ.update({"RANK_ID": str(rank), "RANK_SIZE": str(size), "MS_ROLE": "MS_WORKER"})
-            os.environ.update({"MS_SCHED_HOST": "localhost", "MS_SCHED_PORT": str(port), "MS_WORKER_NUM": str(size)})
-            os.environ.update({"ALLTOALLV_LOCAL_WORLD_SIZE": "1", "ALLTOALLV_ROOT_PORT": str(port)})
+            start_as_msrun(rank, size, port, ALLTOALLV_LOCAL_WORLD_SIZE=1, ALLTOALLV_ROOT_PORT=port)
         with emulated(faults="HcclGetRootInfo=fail:15"):
             return caught(lambda: Communicator.from_env(backend="hccl", timeout=20))
 

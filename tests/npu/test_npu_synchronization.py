@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -18,8 +16,9 @@ import npu_waits
 import pytest
 import torch
 import torch.distributed as dist
-from npu_ranks import caught, communicator, emulated, group
-from npu_waits import caught_or, left_out
+from npu_ranks import caught, caught_or, communicator, emulated, group
+from npu_starts import run_program
+from npu_waits import left_out
 
 import alltoallv.torch as at
 from alltoallv import Communicator
@@ -171,29 +170,23 @@ def learnt_output_of_another_stream(rank: int, size: int, without: str) -> bool:
 
 def first_behind_the_owners(rank: int, size: int, without: str) -> bool:
     """torch_npu's communicator may be busy when our first call makes its self-check on a stream of its own."""
-    file = Path(tempfile.gettempdir()) / f"alltoallv-{os.environ['ALLTOALLV_JOB_ID']}"
-    with group(rank, size, str(file)) as (_, device):
-        x = torch.full((size,), 1.0 + rank).to(device)
-        total = x.clone()
-        dist.all_reduce(x.clone())  # makes it
-        torch.npu.synchronize()
-        with emulated(faults="HcclAllReduce=delay:1000"), left_out(without):
-            work = dist.all_reduce(total, async_op=True)
-            y = at.all_to_all_v(x, [1] * size, [1] * size)
-            work.wait()
-            return bool(y.cpu().sum() == total.cpu()[0])
+    return first_behind_the_owners_call(rank, size, without, "HcclAllReduce=delay:1000", 0)
 
 
 def first_behind_the_owners_queue(rank: int, size: int, without: str) -> bool:
     """torch_npu may not yet have handed its own collective to HCCL when our first call makes its self-check."""
+    return first_behind_the_owners_call(rank, size, without if rank == 0 else "", "aclrtMemcpyAsync*=delay:20", 50)
+
+
+def first_behind_the_owners_call(rank: int, size: int, without: str, faults: str, copies: int) -> bool:
     file = Path(tempfile.gettempdir()) / f"alltoallv-{os.environ['ALLTOALLV_JOB_ID']}"
     with group(rank, size, str(file)) as (_, device):
         x = torch.full((size,), 1.0 + rank).to(device)
         total, other = x.clone(), torch.zeros(ELEMENTS).to(device)
         dist.all_reduce(x.clone())  # makes it
         torch.npu.synchronize()
-        with left_out(without if rank == 0 else ""), emulated(faults="aclrtMemcpyAsync*=delay:20"):
-            for _ in range(50):
+        with emulated(faults=faults), left_out(without):
+            for _ in range(copies):
                 torch.empty_like(other).copy_(other)  # keeps torch_npu's thread busy
             work = dist.all_reduce(total, async_op=True)
             y = at.all_to_all_v(x, [1] * size, [1] * size)
@@ -251,12 +244,7 @@ def test_every_switch_has_a_scene() -> None:
 @pytest.mark.parametrize("without", ["", "end-first"])
 def test_communicators_end_before_torch_npu(without: str) -> None:
     """HCCL refuses what comes after ACL's end."""
-    env = {name: value for name, value in os.environ.items() if name != "LD_LIBRARY_PATH"}
-    env["ALLTOALLV_TEST_WITHOUT"] = without
-    env.pop("TORCH_DEVICE_BACKEND_AUTOLOAD", None)
-    command = [sys.executable, "-m", "alltoallv", "run", "--emulate-npu", "-n", "2", "--timeout", "120"]
-    program = str(ROOT / "tests/npu/programs/leaves_at_exit.py")
-    result = subprocess.run([*command, program], env=env, capture_output=True, text=True, check=False)
+    result = run_program(str(ROOT / "tests/npu/programs/leaves_at_exit.py"), ALLTOALLV_TEST_WITHOUT=without)
     assert result.stdout.count("it has [0.0, 1.0]") == 2, result.stderr
     assert ("HcclCommDestroy" in result.stderr) == bool(without), result.stderr
 

@@ -8,7 +8,19 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from npu_ranks import caught, communicator, emulated, exchange, group, meet, try_to, use_device, wait_for, zeros
+from npu_ranks import (
+    caught,
+    caught_or,
+    communicator,
+    emulated,
+    ended,
+    exchange,
+    group,
+    meet,
+    use_device,
+    wait_for,
+    zeros,
+)
 
 import alltoallv.torch as at
 from alltoallv import Communicator, _core
@@ -54,7 +66,7 @@ def test_a_call_that_fails_ends_the_communicator_for_all(ranks: Ranks) -> None:
                 assert "HCCL_BUFFSIZE" in str(error)
         else:
             # Launched into the void: HCCL's own time must pass before the device gives up.
-            try_to(lambda: at.all_to_all_v(x, [1] * size, [1] * size, group=comm))
+            caught_or(lambda: at.all_to_all_v(x, [1] * size, [1] * size, group=comm))
         time.sleep(0.2)
         error = caught(lambda: at.all_to_all_v(x, [1] * size, [1] * size, group=comm))
         assert isinstance(error, PeerLostError | HcclError)
@@ -128,7 +140,7 @@ def test_a_rank_dies_while_data_move(ranks: Ranks) -> None:
 
             emulator.set_option("faults", "HcclAlltoAllV=die")
         start = time.monotonic()
-        try_to(lambda: exchange(comm, device))
+        caught_or(lambda: exchange(comm, device))
         time.sleep(0.3)
         error = caught(lambda: exchange(comm, device))
         assert time.monotonic() - start < 15
@@ -209,17 +221,12 @@ def test_the_third_call_fails(ranks: Ranks) -> None:
             for _ in range(2):
                 assert exchange(comm, device) == list(range(size))
             x = zeros(size, device)
-            errors = [caught(lambda: (at.all_to_all_v(x, [1] * size, [1] * size, group=comm), ended(comm)))]
-            errors.append(caught(lambda: at.all_to_all_v(x, [1] * size, [1] * size, group=comm)))
-        assert isinstance(errors[0], HcclError if rank == 1 else PeerLostError), errors
-        assert isinstance(errors[1], PeerLostError)
-        assert "HCCL_E_INTERNAL" in str(errors[1])
-
-    def ended(comm: Communicator) -> None:
-        end = time.monotonic() + 20
-        while comm.usable and time.monotonic() < end:
-            time.sleep(0.01)
-        raise PeerLostError("it has ended") if not comm.usable else TimeoutError("it is still usable")
+            third = caught_or(lambda: at.all_to_all_v(x, [1] * size, [1] * size, group=comm))
+            ended(comm)
+            fourth = caught(lambda: at.all_to_all_v(x, [1] * size, [1] * size, group=comm))
+        assert isinstance(third, HcclError) == (rank == 1), third
+        assert isinstance(fourth, PeerLostError)
+        assert "HCCL_E_INTERNAL" in str(fourth)
 
     ranks(2, communicator=False, fresh=True, env={"HCCL_EXEC_TIMEOUT": "2"})(check)
 
@@ -252,7 +259,7 @@ def test_a_failing_call_in_a_group(ranks: Ranks, tmp_path: Path) -> None:
                 with emulated(faults="HcclAlltoAllV=fail:4"), pytest.raises(HcclError, match="HCCL_E_INTERNAL"):
                     exchange(comm, device)
             else:
-                try_to(lambda: exchange(comm, device))
+                caught_or(lambda: exchange(comm, device))
             dist.barrier()
             with pytest.raises(PeerLostError, match=r"HCCL_E_INTERNAL|rank 1"):
                 exchange(comm, device)
