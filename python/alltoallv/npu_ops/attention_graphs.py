@@ -44,6 +44,4 @@ def infer_output(query: Tensor, input_layout: str, num_heads: int, softmax_lse_f
 _register("npu_fused_infer_attention_score", inference.fused_infer_attention_score)
 _register("npu_fused_infer_attention_score_v2", inference.fused_infer_attention_score_v2)
 _NAMES_V2 = {"num_query_heads": "num_heads", "return_softmax_lse": "softmax_lse_flag"}
-operator("_npu_fused_infer_attention_score_v2_infer_output", ignores=("*",))(
-    renamed(infer_output, infer_output.__doc__ or "", _NAMES_V2)
-)
+operator("_npu_fused_infer_attention_score_v2_infer_output", ignores=("*",))(renamed(infer_output, names=_NAMES_V2))

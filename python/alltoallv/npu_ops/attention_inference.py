@@ -22,11 +22,9 @@ def from_blocks(cache: Tensor, table: Tensor, length: int, heads: int) -> Tensor
     return blocks[used].transpose(0, 1).flatten(1, 2)[:, :length]
 
 
-def _lengths(given: Sequence[int] | None, batch: int, default: int, ends: bool) -> list[int]:
+def _lengths(given: Sequence[int] | None, batch: int, default: int) -> list[int]:
     if given is None:
         return [default] * batch
-    if ends:
-        return lengths_of(given)
     lengths = [int(one) for one in given]
     return lengths * batch if len(lengths) == 1 else lengths[:batch]
 
@@ -67,19 +65,19 @@ def fused_infer_attention_score(
         ends = lengths_of(actual_seq_lengths_kv or actual_seq_lengths or []) if tokens else None
         keys, values = (split(x, layout, kv_heads, ends) for x in (key, value))
         key_ropes = None if key_rope is None else split(key_rope, layout, kv_heads, ends)
-        kv_lengths = ends or _lengths(actual_seq_lengths_kv, len(keys), keys[0].size(1) if keys else 0, False)
+        kv_lengths = ends or _lengths(actual_seq_lengths_kv, len(keys), keys[0].size(1) if keys else 0)
     else:
         expect(
             actual_seq_lengths_kv is not None, "actual_seq_lengths_kv", None, "lengths, where there is a block_table"
         )
-        kv_lengths = _lengths(actual_seq_lengths_kv, len(queries), 0, False)
+        kv_lengths = _lengths(actual_seq_lengths_kv, len(queries), 0)
         rows = list(zip(block_table, kv_lengths, strict=False))
         keys, values = ([from_blocks(x, *row, kv_heads) for row in rows] for x in (key, value))
         key_ropes = None if key_rope is None else [from_blocks(key_rope, *row, kv_heads) for row in rows]
     results, sums = [], []
     for number, whole in enumerate(queries):
         full = whole.size(1)
-        used = full if tokens or full == 1 else _lengths(actual_seq_lengths, len(queries), full, False)[number]
+        used = full if tokens or full == 1 else _lengths(actual_seq_lengths, len(queries), full)[number]
         length = kv_lengths[number]
         q, k, v = whole[:, :used], keys[number][:, :length], values[number][:, :length]
         if ropes is not None and key_ropes is not None:
@@ -109,7 +107,7 @@ _NO_LSE: dict[str, Any] = {"query_rope": None, "key_rope": None, "softmax_lse_fl
 
 fused_infer_attention_score_v2 = operator(
     "npu_fused_infer_attention_score_v2", ignores=("inner_precise", "block_size")
-)(renamed(fused_infer_attention_score, fused_infer_attention_score.__doc__ or "", _NAMES_V2))
+)(renamed(fused_infer_attention_score, names=_NAMES_V2))
 operator("npu_prompt_flash_attention")(
     renamed(
         fused_infer_attention_score,

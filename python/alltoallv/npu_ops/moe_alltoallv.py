@@ -40,15 +40,10 @@ def _transposed(rows: Tensor, counts: Sequence[int], inner: int) -> Tensor:
     return torch.cat([part for b in range(inner) for part in parts[b::inner]])
 
 
-def _of_experts(counts: Sequence[int], experts: int) -> list[int]:
-    return [sum(counts[expert::experts]) for expert in range(experts)]
-
-
-def _products(rows: Tensor, weight: Tensor, counts: list[int]) -> Tensor:
-    """Multiplies each expert's rows by its weight, in float32."""
-    return torch.cat(
-        [product(part, matrix) for part, matrix in zip(rows.split_with_sizes(counts), weight, strict=True)]
-    )
+def _products(rows: Tensor, weight: Tensor, counts: Sequence[int]) -> Tensor:
+    """Multiplies rows that lie by expert by their weights, in float32; ``counts`` are by rank and expert."""
+    parts = rows.split_with_sizes([sum(counts[expert :: len(weight)]) for expert in range(len(weight))])
+    return torch.cat([product(part, matrix) for part, matrix in zip(parts, weight, strict=True)])
 
 
 def _shared(mm_x: Tensor | None, mm_weight: Tensor | None, transposed: bool = False) -> Tensor:
@@ -58,26 +53,41 @@ def _shared(mm_x: Tensor | None, mm_weight: Tensor | None, transposed: bool = Fa
     return product(mm_x, mm_weight.t() if transposed else mm_weight)
 
 
-def _first(
-    group: Group, name: str, same: dict[str, int], x: Tensor, experts: int, sends: Sequence[int], recvs: Sequence[int]
-) -> Tensor:
-    """Sends rows to their experts; returns the rows of this rank's experts, by expert."""
-    return _transposed(group.exchange_agreed(name, same, x, sends, recvs), recvs, experts)
-
-
-def _last(
-    group: Group,
+def _to_experts(
     name: str,
-    same: dict[str, int],
-    rows: Tensor,
-    experts: int,
+    x: Tensor,
+    weight: Tensor,
+    hcom: str,
+    world_size: int,
     sends: Sequence[int],
     recvs: Sequence[int],
+) -> tuple[Tensor, Tensor]:
+    """Sends rows to their experts; returns the rows of this rank's experts, by expert, and them times their weights."""
+    group = groups.named(hcom, world_size)
+    same = _checked(group, x, weight, sends, recvs, x.size(-1) * x.itemsize)
+    rows = _transposed(group.exchange_agreed(name, same, x, sends, recvs), recvs, len(weight))
+    return rows, _products(rows, weight, recvs)
+
+
+def _to_ranks(
+    name: str,
+    x: Tensor,
+    weight: Tensor,
+    hcom: str,
+    world_size: int,
+    sends: Sequence[int],
+    recvs: Sequence[int],
+    dtype: torch.dtype,
+    *scales: Tensor,
 ) -> Tensor:
-    """Sends the rows of this rank's experts back to the ranks, which receive them by rank and expert."""
+    """Multiplies the rows of this rank's experts by weights and scales; sends them back, by rank and expert."""
+    group, experts = groups.named(hcom, world_size), len(weight)
+    same = _checked(group, x, weight, sends, recvs, weight.size(-1) * dtype.itemsize)
+    y = _products(x, weight, sends)
+    for scale in scales:
+        y = y.float() * scale
     by_expert = [count for expert in range(experts) for count in sends[expert::experts]]
-    leaving = _transposed(rows, by_expert, group.size)
-    return group.exchange_agreed(name, same, leaving, sends, recvs)
+    return group.exchange_agreed(name, same, _transposed(y.to(dtype), by_expert, group.size), sends, recvs)
 
 
 @operator("npu_alltoallv_gmm", ignores=("comm_mode",))
@@ -98,14 +108,10 @@ def alltoallv_gmm(
 
     Counts are by rank and then by expert, like the rows of ``gmm_x``; the results are by expert and then by rank.
     """
-    group = groups.named(hcom, ep_world_size)
-    weight = gmm_weight.mT if trans_gmm_weight else gmm_weight
-    width = gmm_x.size(-1) * gmm_x.itemsize
-    same = _checked(group, gmm_x, weight, send_counts, recv_counts, width)
-    rows = _first(group, "npu_alltoallv_gmm", same, gmm_x, len(weight), send_counts, recv_counts)
     shared = _shared(mm_x, mm_weight, trans_mm_weight).to(gmm_x.dtype)
-    y = _products(rows, weight, _of_experts(recv_counts, len(weight))).to(gmm_x.dtype)
-    return y, shared, rows if permute_out_flag else rows[:0]
+    weight = gmm_weight.mT if trans_gmm_weight else gmm_weight
+    rows, y = _to_experts("npu_alltoallv_gmm", gmm_x, weight, hcom, ep_world_size, send_counts, recv_counts)
+    return y.to(gmm_x.dtype), shared, rows if permute_out_flag else rows[:0]
 
 
 @operator("npu_gmm_alltoallv", ignores=("comm_mode",))
@@ -125,13 +131,10 @@ def gmm_alltoallv(
 
     ``gmm_x`` is sorted by expert and then by rank; counts and result are by rank and then by expert.
     """
-    group = groups.named(hcom, ep_world_size)
-    weight = gmm_weight.mT if trans_gmm_weight else gmm_weight
-    width = weight.size(-1) * gmm_x.itemsize
-    same = _checked(group, gmm_x, weight, send_counts, recv_counts, width)
-    y = _products(gmm_x, weight, _of_experts(send_counts, len(weight))).to(gmm_x.dtype)
     shared = _shared(mm_x, mm_weight, trans_mm_weight).to(gmm_x.dtype)
-    return _last(group, "npu_gmm_alltoallv", same, y, len(weight), send_counts, recv_counts), shared
+    weight = gmm_weight.mT if trans_gmm_weight else gmm_weight
+    place = hcom, ep_world_size, send_counts, recv_counts
+    return _to_ranks("npu_gmm_alltoallv", gmm_x, weight, *place, gmm_x.dtype), shared
 
 
 def _check_modes(modes: dict[str, int | None]) -> None:
@@ -164,15 +167,12 @@ def alltoallv_quant_gmm(
     """Computes npu_alltoallv_gmm of quantized numbers, with one scale for each tensor."""
     modes = gmm_x_quant_mode, gmm_weight_quant_mode, mm_x_quant_mode, mm_weight_quant_mode
     _check_modes(dict(zip(_QUANTIZED, modes, strict=True)))
-    group = groups.named(hcom, ep_world_size)
-    width = gmm_x.size(-1) * gmm_x.itemsize
-    same = _checked(group, gmm_x, gmm_weight, send_counts, recv_counts, width)
-    rows = _first(group, "npu_alltoallv_quant_gmm", same, gmm_x, len(gmm_weight), send_counts, recv_counts)
-    counts = _of_experts(recv_counts, len(gmm_weight))
-    y = _products(rows, gmm_weight, counts).float() * gmm_x_scale * gmm_weight_scale
+    dtype = dtype_of(gmm_y_dtype, torch.bfloat16, "gmm_y_dtype")
     shared = _quantized_shared(mm_x, mm_weight, mm_x_scale, mm_weight_scale, mm_y_dtype)
-    kept = rows if permute_out_flag else rows[:0]
-    return y.to(dtype_of(gmm_y_dtype, torch.bfloat16, "gmm_y_dtype")), shared, kept
+    place = hcom, ep_world_size, send_counts, recv_counts
+    rows, y = _to_experts("npu_alltoallv_quant_gmm", gmm_x, gmm_weight, *place)
+    y = y.float() * gmm_x_scale * gmm_weight_scale
+    return y.to(dtype), shared, rows if permute_out_flag else rows[:0]
 
 
 def _quantized_shared(
@@ -208,10 +208,7 @@ def quant_gmm_alltoallv(
     """Computes npu_gmm_alltoallv of quantized numbers, with one scale for each tensor."""
     modes = gmm_x_quant_mode, gmm_weight_quant_mode, mm_x_quant_mode, mm_weight_quant_mode
     _check_modes(dict(zip(_QUANTIZED, modes, strict=True)))
-    group, dtype = groups.named(hcom, ep_world_size), dtype_of(gmm_y_dtype, torch.bfloat16, "gmm_y_dtype")
-    width = gmm_weight.size(-1) * dtype.itemsize
-    same = _checked(group, gmm_x, gmm_weight, send_counts, recv_counts, width)
-    counts = _of_experts(send_counts, len(gmm_weight))
-    y = (_products(gmm_x, gmm_weight, counts).float() * gmm_x_scale * gmm_weight_scale).to(dtype)
+    dtype = dtype_of(gmm_y_dtype, torch.bfloat16, "gmm_y_dtype")
     shared = _quantized_shared(mm_x, mm_weight, mm_x_scale, mm_weight_scale, mm_y_dtype)
-    return _last(group, "npu_quant_gmm_alltoallv", same, y, len(gmm_weight), send_counts, recv_counts), shared
+    place, scales = (hcom, ep_world_size, send_counts, recv_counts), (gmm_x_scale, gmm_weight_scale)
+    return _to_ranks("npu_quant_gmm_alltoallv", gmm_x, gmm_weight, *place, dtype, *scales), shared

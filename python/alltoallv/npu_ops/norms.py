@@ -23,8 +23,7 @@ def rms_norm(input: Tensor, gamma: Tensor, epsilon: float) -> tuple[Tensor, Tens
 
 @operator("npu_gemma_rms_norm")
 def gemma_rms_norm(input: Tensor, gamma: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    y, rstd = _normalize(input.float(), gamma.float() + 1, epsilon)
-    return y.to(input.dtype), rstd
+    return rms_norm(input, gamma.float() + 1, epsilon)
 
 
 @operator("npu_rms_norm_backward")
@@ -61,9 +60,9 @@ def add_rms_norm_v2(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float) -> Te
     return rstd
 
 
-@operator("npu_add_layer_norm")
+@operator("npu_add_layer_norm", ignores=("additional_output",))
 def add_layer_norm(
-    x1: Tensor, x2: Tensor, gamma: Tensor, beta: Tensor, epsilon: float, additional_output: bool
+    x1: Tensor, x2: Tensor, gamma: Tensor, beta: Tensor, epsilon: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     total = x1.float() + x2.float()
     y, mean, rstd = torch.native_layer_norm(total, gamma.shape, gamma.float(), beta.float(), epsilon)

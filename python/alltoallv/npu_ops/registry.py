@@ -62,7 +62,7 @@ def operator(*names: str, ignores: Sequence[str] = (), on_host: bool = True) -> 
 
 def renamed(
     function: Callable[..., Any],
-    doc: str,
+    doc: str = "",
     names: Mapping[str, str] = MappingProxyType({}),
     results: Callable[[Any], Any] | None = None,
     **fixed: Any,
@@ -71,7 +71,7 @@ def renamed(
 
     Args:
         function: The formula.
-        doc: The docstring of the new one.
+        doc: The docstring of the new one, if it differs.
         names: The name in ``function`` of each argument that has another one.
         results: Makes the new formula's results from those of ``function``, if they differ.
         fixed: Arguments of ``function`` that the new one does not take, and their values.
@@ -86,7 +86,7 @@ def renamed(
     kept = [one for one in signature.parameters.values() if one.name not in fixed]
     by_name = [one.replace(name=news.get(one.name, one.name), kind=inspect.Parameter.KEYWORD_ONLY) for one in kept]
     run.__signature__ = signature.replace(parameters=by_name)  # type: ignore[attr-defined]
-    run.__doc__, run.__wrapped__ = doc, function  # type: ignore[attr-defined]
+    run.__doc__, run.__wrapped__ = doc or function.__doc__, function  # type: ignore[attr-defined]
     return run
 
 
