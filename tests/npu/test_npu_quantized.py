@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from npu_ranks import bits, caught, communicator, group, on
+from npu_ranks import bits, communicator, group, on
 from torch import Tensor
 
 import alltoallv.torch as at
@@ -114,10 +114,14 @@ def dispatch(comm: Any, device: torch.device, rank: int, size: int) -> None:
             assert_bits_equal(bits(work.result()), wanted.reshape(rows.shape))
     at.barrier(comm)  # a refusal may end the communicator, and with it what a slower rank still waits for
     large = torch.full((size, 64), 7e4).to(device)
-    error = caught(
-        lambda: at.quantized_all_to_all(large, [1] * size, overflow="raise", out_dtype=torch.float16, group=comm)
-    )
-    assert isinstance(error, ValueOverflowError)
+    with pytest.raises(ValueOverflowError):
+        at.quantized_all_to_all(large, [1] * size, overflow="raise", out_dtype=torch.float16, group=comm)
+
+
+def overflows(comm: Communicator, device: torch.device) -> None:
+    large = torch.full((100,), 6e4).to(device)
+    with pytest.raises(ValueOverflowError):
+        at.quantized_all_reduce(large, out_dtype=torch.float16, overflow="raise", group=comm)
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -129,8 +133,8 @@ def test_rows_travel_as_codes(ranks: Ranks, tmp_path: Path, size: int) -> None:
             dispatch(comm, device, rank, size)
             x = normal(rank, 64 * size).view(size, 64).to(device)
             ones = [1] * size
-            error = caught(lambda: at.quantized_all_to_all(x, ones, bits=8 if rank else 4, group=comm))
-            assert isinstance(error, PeerMismatchError)
+            with pytest.raises(PeerMismatchError):
+                at.quantized_all_to_all(x, ones, bits=8 if rank else 4, group=comm)
             x.requires_grad_()
             at.quantized_all_to_all(x, ones, ones, group=comm).sum().backward()
             assert x.grad is not None
@@ -159,11 +163,7 @@ def test_triton_kernels_interpreted_on_the_tensors(ranks: Ranks) -> None:
                 wanted, y = call(x, host), call(x.to(device), npus)
                 assert y.device == device
                 assert_bits_equal(bits(y), bits(wanted), name)
-            large = torch.full((100,), 6e4).to(device)
-            error = caught(
-                lambda: at.quantized_all_reduce(large, out_dtype=torch.float16, overflow="raise", group=npus)
-            )
-            assert isinstance(error, ValueOverflowError)
+            overflows(npus, device)
 
     ranks(2, communicator=False, fresh=True, preloaded=False, env={"TRITON_INTERPRET": "1"})(check)
 
@@ -190,20 +190,14 @@ def test_disagreement_and_misfits_are_errors_on_all(ranks: Ranks) -> None:
     def check(rank: int, size: int) -> None:
         with communicator(rank, check="always") as (comm, device):
             x = codes(rank, 64).to(device)
-            error = caught(lambda: at.quantized_all_reduce(x, scale=0.5 if rank else 0.25, group=comm))
-            assert isinstance(error, PeerMismatchError)
-            assert "rank 0 has scale 0.25, rank 1 has scale 0.5" in str(error)
+            with pytest.raises(PeerMismatchError, match=r"rank 0 has scale 0\.25, rank 1 has scale 0\.5"):
+                at.quantized_all_reduce(x, scale=0.5 if rank else 0.25, group=comm)
             y = normal(rank, 64).to(device)
-            error = caught(lambda: at.quantized_all_reduce(y, bits=8 if rank else 4, group=comm))
-            assert "rank 0 has format int4, rank 1 has format int8" in str(error)
-            large = torch.full((100,), 6e4).to(device)
-            error = caught(
-                lambda: at.quantized_all_reduce(large, out_dtype=torch.float16, overflow="raise", group=comm)
-            )
-            assert isinstance(error, ValueOverflowError)
-            error = caught(lambda: at.quantized_all_reduce(y, group_size=0 if rank else 128, group=comm))
-            assert isinstance(error, InvalidParamError)
-            assert "group_size" in str(error)
+            with pytest.raises(PeerMismatchError, match="rank 0 has format int4, rank 1 has format int8"):
+                at.quantized_all_reduce(y, bits=8 if rank else 4, group=comm)
+            overflows(comm, device)
+            with pytest.raises(InvalidParamError, match="group_size"):
+                at.quantized_all_reduce(y, group_size=0 if rank else 128, group=comm)
             at.quantized_all_reduce(y, group=comm)
             assert comm.usable
 
@@ -234,8 +228,8 @@ def test_the_operation_of_atb(ranks: Ranks, quant_type: QuantType) -> None:
                     assert_bits_equal(bits(out), wanted)
             with pytest.raises(InvalidTensorError, match="expected npu"):
                 operations[0](given[0].cpu(), *given[1:])
-            error = caught(lambda: operations[0](given[0][:, : 8 if rank else 16], *given[1:]))
-            assert isinstance(error, InvalidTensorError)  # on rank 0 too, which has no fault
+            with pytest.raises(InvalidTensorError):  # on rank 0 too, which has no fault
+                operations[0](given[0][:, : 8 if rank else 16], *given[1:])
             assert_bits_equal(bits(operations[0](*given)), wanted)
 
     ranks(2, communicator=False)(check, quant_type)
