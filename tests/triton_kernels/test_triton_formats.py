@@ -1,4 +1,4 @@
-"""Triton's kernels in every format against the C++ kernels and the NumPy reference, bit for bit; interpreted on CPU."""
+"""Triton's kernels in the formats of floating point against the NumPy reference, bit for bit; interpreted on CPU."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_triton_kernels import to_numpy, to_torch
+from test_triton_kernels import DEVICE, F32, to_numpy, to_torch
 
 from alltoallv.quantization.spec import Quantization
 from alltoallv.testing import quantized as q
@@ -16,11 +16,11 @@ from alltoallv.testing.quantized_formats import FORMATS, limited_tensor_scale
 from alltoallv.torch.engines.kernels import record_bytes, record_views
 from alltoallv_triton import launch
 
-F32 = np.float32
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of what is interpreted
+FLOATING = {name: how for name, how in FORMATS.items() if not name.startswith("int")}  # test_triton_kernels has these
 WAYS = [
     (name, group)
-    for name, how in FORMATS.items()
+    for name, how in FLOATING.items()
     for group in ([how.group_size] if how.group_size else [128, 7, 40000])
 ]
 
@@ -39,12 +39,8 @@ def values(n: int, seed: int) -> Any:
 
 def record_of(how: Quantization, n: int, rows: int = 1) -> Any:
     """Bytes of records, their codes, their scales."""
-    records = torch.full((rows, record_bytes(how, n)), 0x55, dtype=torch.uint8, device=launch_device())
+    records = torch.full((rows, record_bytes(how, n)), 0x55, dtype=torch.uint8, device=DEVICE)
     return record_views(records, how, n)
-
-
-def launch_device() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 @pytest.mark.parametrize(("name", "group"), WAYS)
@@ -63,7 +59,7 @@ def test_one_vector(name: str, group: int) -> None:
             assert_bits_equal(to_numpy(codes.contiguous())[0], want.codes, f"codes, {at}")
             if kept is not None:
                 assert_bits_equal(to_numpy(state), kept, f"error feedback, {at}")
-            out = torch.empty(n, device=launch_device())
+            out = torch.empty(n, device=DEVICE)
             launch.dequantize(codes, scales, how, out)
             assert_bits_equal(to_numpy(out), q.dequantize(want, overflow="infinity"), f"values, {at}")
 
@@ -79,7 +75,7 @@ def test_sums(name: str, group: int, average: bool) -> None:
     for row, x in enumerate(xs):
         launch.quantize(to_torch(x), how, codes[row : row + 1], scales[row : row + 1])
     total = q.dequantize_sum(wants, average)
-    out = torch.empty(n, device=launch_device())
+    out = torch.empty(n, device=DEVICE)
     launch.dequantize_sum(codes, scales, how, out, average=average)
     assert_bits_equal(to_numpy(out), total, f"the sum, {name}")
     tensor = F32(0)
@@ -93,14 +89,14 @@ def test_sums(name: str, group: int, average: bool) -> None:
     assert_bits_equal(to_numpy(new_codes.contiguous())[0], again.codes, f"codes, {name}")
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", FLOATING)
 def test_rows(name: str) -> None:
     """Records of rows, each a vector of its own."""
     rows, length, group = 5, 70, FORMATS[name].group_size or 70
     how, x = Quantization(name, group, overflow="infinity"), values(350, 9)
     codes, scales = record_of(how, length, rows)
     launch.quantize(to_torch(x), how, codes, scales, part=length)
-    out = torch.empty(350, device=launch_device())
+    out = torch.empty(350, device=DEVICE)
     launch.dequantize(codes, scales, how, out, part=length)
     wants = [q.dequantize(q.quantize(row, group, format=name), overflow="infinity") for row in x.reshape(rows, length)]
     assert_bits_equal(to_numpy(out), np.concatenate(wants), name)
