@@ -9,22 +9,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from npu_starts import run_program
 
 import alltoallv_emulator as emulator
 
 PROGRAMS = Path(__file__).parent / "programs"
 
 
-def run(*arguments: str, ranks: int = 2, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Runs a program with the environment that a user would have: no library of the emulator in it."""
-    env = {name: value for name, value in os.environ.items() if name != "LD_LIBRARY_PATH"} | variables
-    env.pop("TORCH_DEVICE_BACKEND_AUTOLOAD", None)
-    command = [sys.executable, "-m", "alltoallv", "run", "--emulate-npu", "-n", str(ranks), "--timeout", "120"]
-    return subprocess.run([*command, *arguments], env=env, capture_output=True, text=True, check=False)
-
-
 def test_a_program_for_torch_npu_runs() -> None:
-    result = run(str(PROGRAMS / "plain_torch_npu.py"), "--flag", "x y")
+    result = run_program(str(PROGRAMS / "plain_torch_npu.py"), "--flag", "x y")
     assert result.returncode == 0, result.stderr
     lines = re.findall(r"^\[(\d)\] arguments (.*) name (\w+) loss (\d\.\d{4})$", result.stdout, flags=re.MULTILINE)
     assert sorted(rank for rank, *_ in lines) == ["0", "1"]
@@ -37,7 +30,9 @@ def test_a_program_for_torch_npu_runs() -> None:
 def test_children_of_a_program_have_the_operators() -> None:
     """Spawned processes, workers of a DataLoader, and a Python of its own, which also finds its own sitecustomize."""
     own = PROGRAMS / "own_sitecustomize"
-    result = run(str(PROGRAMS / "children.py"), ranks=1, PYTHONPATH=f"{own}{os.pathsep}{os.environ['PYTHONPATH']}")
+    result = run_program(
+        str(PROGRAMS / "children.py"), ranks=1, PYTHONPATH=f"{own}{os.pathsep}{os.environ['PYTHONPATH']}"
+    )
     assert result.returncode == 0, result.stderr
     assert "spawned [3.0, 6.0] loaded [0.0, 2.0, 4.0] started 8.0 True" in result.stdout
 
@@ -65,7 +60,7 @@ def test_a_failure_ends_the_program(fault: str, message: str) -> None:
     settings = {"connect_timeout": 3.0, "exec_timeout": 10.0, "faults": fault or None}
     variables = emulator.environment({}, **settings)  # type: ignore[arg-type]
     del variables["LD_LIBRARY_PATH"]
-    result = run(str(PROGRAMS / "disagreement.py"), **variables)
+    result = run_program(str(PROGRAMS / "disagreement.py"), **variables)
     assert result.returncode not in (0, 124)
     assert "the sum is" not in result.stdout
     assert message in result.stderr + result.stdout

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from npu_starts import run_program
 
 import alltoallv_emulator as emulator
 
 ROOT = Path(__file__).parents[2]
 
 
-def run(*command: str, ranks: int = 4, **environ: str) -> str:
+def run(*command: str, ranks: int = 4) -> str:
     """What the program prints on the emulator."""
-    env = {**os.environ, "ALLTOALLV_EMULATOR_VERBOSE": "0", "TASK_QUEUE_ENABLE": "0"} | environ
-    env.pop("TORCH_DEVICE_BACKEND_AUTOLOAD", None)
-    line = [sys.executable, "-m", "alltoallv", "run", "--emulate-npu", "--no-prefix", "-n", str(ranks), *command]
-    done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=280, check=False)
+    variables = {"ALLTOALLV_EMULATOR_VERBOSE": "0", "TASK_QUEUE_ENABLE": "0"}
+    done = run_program("--no-prefix", *command, ranks=ranks, timeout=280, **variables)
     assert done.returncode == 0, done.stdout + done.stderr[-5000:]
     return done.stdout
 
@@ -46,22 +45,19 @@ def test_megatrons_dispatcher(size: int) -> None:
     assert f"{size} ranks, {8 // size} of 8 experts each: the same as one process" in said
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_torch_npus_own_exchange_in_its_place_gives_the_same_bits() -> None:
-    lines = dict(line.split(" ", 1) for line in run(str(ROOT / "tests" / "npu" / "moe_exchanges.py")).splitlines())
-    assert lines["ours"]
-    assert lines["ours"] == lines["theirs"]
+def doctor(folder: Path, **environ: str) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
+    """How the command ends, and what its report says about the NPUs."""
+    env = emulator.environment() | environ
+    env.pop("TORCH_DEVICE_BACKEND_AUTOLOAD", None)
+    command = [sys.executable, "-m", "alltoallv", "doctor", "--selftest", "--devices", "2"]
+    done = subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, timeout=280, check=False)
+    assert "alltoallv-npu-report.json" in done.stdout, done.stdout + done.stderr
+    return done, json.loads((folder / "alltoallv-npu-report.json").read_text())["npu"]
 
 
 @pytest.mark.timeout(300)
 def test_doctor_writes_a_report(tmp_path: Path) -> None:
-    env = emulator.environment()
-    env.pop("TORCH_DEVICE_BACKEND_AUTOLOAD", None)
-    command = [sys.executable, "-m", "alltoallv", "doctor", "--selftest", "--devices", "2"]
-    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False)
-    assert "alltoallv-npu-report.json" in done.stdout, done.stdout + done.stderr
-    report = json.loads((tmp_path / "alltoallv-npu-report.json").read_text())["npu"]
+    done, report = doctor(tmp_path)
     assert report["soc"].startswith("Ascend910")
     assert not report["falls_back"]
     wrong = {name: case for name, case in report["cases"].items() if not case["ok"]}
@@ -79,12 +75,8 @@ def test_doctor_writes_a_report(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_doctor_keeps_what_it_has_found_when_rank_0_dies(tmp_path: Path) -> None:
-    env = emulator.environment() | {"ALLTOALLV_EMULATOR_FAULTS": "HcclAllReduce@0=die"}
-    env.pop("TORCH_DEVICE_BACKEND_AUTOLOAD", None)
-    command = [sys.executable, "-m", "alltoallv", "doctor", "--selftest", "--devices", "2"]
-    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False)
+    done, report = doctor(tmp_path, ALLTOALLV_EMULATOR_FAULTS="HcclAllReduce@0=die")
     assert done.returncode == 1, done.stdout
-    report = json.loads((tmp_path / "alltoallv-npu-report.json").read_text())["npu"]
     assert report["cases"]["all_to_all_v float32"]["ok"]
     assert report["running"] == "reductions"
     assert "rank 0 did not come to its end" in done.stdout
