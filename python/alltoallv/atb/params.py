@@ -125,7 +125,7 @@ class AllToAllVParam(_core.AllToAllVParam):
         comm_domain: str = "",
         rsv: bytes | Sequence[int] = b"",
     ) -> None:
-        given = {name: value for name, value in locals().items() if name in KEYS.values()}
+        given = {name: value for name, value in locals().items() if name in FIELDS}
         super().__init__()
         for name, value in given.items():
             setattr(self, name, value)
@@ -144,48 +144,43 @@ class AllToAllVParam(_core.AllToAllVParam):
             InvalidParamError: text that is not JSON (with the position), a missing key, or a value of a wrong
                 type.
         """
-        members = read_members(data)
-        fields = {name: read(key, members[key]) for key, (name, read) in READERS.items() if key in members}
-        return cls(**fields)
+        return cls(**read_fields(data, READERS))
 
     def to_json(self) -> str:
         """Returns ATB's JSON form, every key; ``hcclComm`` as an integer, ``rsv`` without trailing zeros."""
-        members: dict[str, Any] = {}
-        for key, name in KEYS.items():
-            value = getattr(self, name)
-            members[key] = list(value) if isinstance(value, tuple) else value
-        members["commMode"] = int(self.comm_mode)
-        members["rsv"] = list(self.rsv.rstrip(b"\0"))
-        return json.dumps(members)
+        return write_fields({name: getattr(self, name) for name in FIELDS})
 
     def __reduce__(self) -> tuple[Callable[[], AllToAllVParam], tuple[()]]:
-        return functools.partial(AllToAllVParam, **{name: getattr(self, name) for name in KEYS.values()}), ()
+        return functools.partial(AllToAllVParam, **{name: getattr(self, name) for name in FIELDS}), ()
 
 
-KEYS = {
-    "rank": "rank",
-    "rankSize": "rank_size",
-    "rankRoot": "rank_root",
-    "sendCounts": "send_counts",
-    "sdispls": "sdispls",
-    "recvCounts": "recv_counts",
-    "rdispls": "rdispls",
-    "backend": "backend",
-    "hcclComm": "hccl_comm",
-    "commMode": "comm_mode",
-    "rankTableFile": "rank_table_file",
-    "commDomain": "comm_domain",
-    "rsv": "rsv",
-}
+FIELDS = tuple(inspect.signature(AllToAllVParam).parameters)
+COUNTS = ("send_counts", "sdispls", "recv_counts", "rdispls")
+
+Reader = Callable[[str, object], Any]  # gets a key and its value
 
 
-def read_members(data: str | bytes | Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the members of a param's JSON form, with those that ATB demands."""
+def read_fields(data: str | bytes | Mapping[str, Any], readers: Mapping[str, Reader]) -> dict[str, Any]:
+    """Returns the fields that have readers and that a param's JSON form gives; ATB demands rank and rankSize."""
     members = data if isinstance(data, Mapping) else _parse_object(data)
     for key in ("rank", "rankSize"):
         if key not in members:
             raise InvalidParamError(f"{key} is missing, expected an integer")
-    return members
+    keys = {name: _json_key(name) for name in readers}
+    return {name: readers[name](key, members[key]) for name, key in keys.items() if key in members}
+
+
+def write_fields(fields: Mapping[str, Any]) -> str:
+    """Returns the JSON form of a param's fields."""
+    members = {_json_key(name): value for name, value in fields.items()}
+    members["commMode"], members["rsv"] = int(fields["comm_mode"]), list(fields["rsv"].rstrip(b"\0"))
+    return json.dumps(members)
+
+
+def _json_key(name: str) -> str:
+    """Returns ATB's name of a field: the same words in camelCase."""
+    first, *others = name.split("_")
+    return first + "".join(map(str.capitalize, others))
 
 
 def _parse_object(text: str | bytes) -> dict[str, Any]:
@@ -233,20 +228,16 @@ def read_int64_list(key: str, value: object) -> list[int]:
     return [entry - 2**64 if entry >= 2**63 else entry for entry in wide]
 
 
-def read_bytes(key: str, value: object) -> list[int]:
+def read_bytes(key: str, value: object) -> bytes:
     entries = read_list(key, value)
     if len(entries) > 64:
         raise InvalidParamError(f"{key} has {len(entries)} entries, expected at most 64")
-    return [read_int(f"{key}[{index}]", entry, 0, 255) for index, entry in enumerate(entries)]
+    return bytes(read_int(f"{key}[{index}]", entry, 0, 255) for index, entry in enumerate(entries))
 
 
-READERS: dict[str, tuple[str, Callable[[str, object], Any]]] = {
-    key: (KEYS[key], read)
-    for read, keys in (
-        (read_int32, ("rank", "rankSize", "rankRoot", "commMode")),
-        (read_int64_list, ("sendCounts", "sdispls", "recvCounts", "rdispls")),
-        (read_str, ("backend", "rankTableFile", "commDomain")),
-        (read_bytes, ("rsv",)),
-    )
-    for key in keys
+READERS: dict[str, Reader] = {
+    **dict.fromkeys(("rank", "rank_size", "rank_root", "comm_mode"), read_int32),
+    **dict.fromkeys(COUNTS, read_int64_list),
+    **dict.fromkeys(("backend", "rank_table_file", "comm_domain"), read_str),
+    "rsv": read_bytes,
 }

@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import enum
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from alltoallv import _core
 from alltoallv.atb.params import (
-    KEYS,
+    COUNTS,
+    FIELDS,
     READERS,
     AllToAllVParam,
+    Reader,
+    read_fields,
     read_int32,
-    read_members,
     read_str,
     refuse_unreadable,
     with_fields,
+    write_fields,
 )
 from alltoallv.quantization.spec import Gather, Overflow, Quantization, SumOp, coding
 
-_GROUP = {key: name for key, name in KEYS.items() if name not in ("send_counts", "sdispls", "recv_counts", "rdispls")}
-_OWN = {"allReduceType": "all_reduce_type", "quantType": "quant_type", "outDataType": "out_data_type"}
-_DYNAMIC = {"bits": "bits", "groupSize": "group_size", "gather": "gather", "overflow": "overflow"}  # not in ATB
-_TEXTS = ("allReduceType", "gather", "overflow")
+_GROUP = tuple(name for name in FIELDS if name not in COUNTS)
+_DYNAMIC = ("bits", "group_size", "gather", "overflow")  # not in ATB
+_READERS: dict[str, Reader] = {
+    **{name: read for name, read in READERS.items() if name in _GROUP},
+    **dict.fromkeys(("quant_type", "out_data_type", "bits", "group_size"), read_int32),
+    **dict.fromkeys(("all_reduce_type", "gather", "overflow"), read_str),
+}
 
 
 class QuantType(enum.IntEnum):
@@ -87,7 +92,7 @@ class QuantAllReduceParam:
 
     def group(self) -> AllToAllVParam:
         """Returns what the param says of the ranks, without counts."""
-        return AllToAllVParam(**{name: getattr(self, name) for name in _GROUP.values()})
+        return AllToAllVParam(**{name: getattr(self, name) for name in _GROUP})
 
     def core(self) -> _core.QuantAllReduceParam:
         """Returns the core's param.
@@ -96,7 +101,7 @@ class QuantAllReduceParam:
             InvalidParamError: ``bits``, ``group_size``, ``gather`` or ``overflow`` has no meaning.
         """
         how = self.quantization
-        refuse_unreadable({name: getattr(self, name) for name in _OWN.values()})
+        refuse_unreadable({name: getattr(self, name) for name in ("all_reduce_type", "quant_type", "out_data_type")})
         return _core.QuantAllReduceParam(
             self.group(),
             self.all_reduce_type,
@@ -115,24 +120,13 @@ class QuantAllReduceParam:
         Raises:
             InvalidParamError: text that is not JSON, a missing key, or a value of a wrong type.
         """
-        members = read_members(data)
-        fields: dict[str, Any] = {}
-        for key, name in _GROUP.items():
-            if key in members and key in READERS:
-                fields[name] = READERS[key][1](key, members[key])
-        for key, name in (_OWN | _DYNAMIC).items():
-            if key in members:
-                fields[name] = read_str(key, members[key]) if key in _TEXTS else read_int32(key, members[key])
-        if "rsv" in fields:
-            fields["rsv"] = bytes(fields["rsv"])
-        return cls(**fields)
+        return cls(**read_fields(data, _READERS))
 
     def to_json(self) -> str:
         """Returns ATB's JSON form, every key, and with DYNAMIC its own; ``rsv`` without trailing zeros."""
-        fields, dynamic = asdict(self), self.quant_type == QuantType.DYNAMIC
-        members = {key: fields[name] for key, name in (_GROUP | _OWN | (_DYNAMIC if dynamic else {})).items()}
-        if not dynamic and self.out_data_type == -1:
-            members["outDataType"] = 1  # ATB has no default here
-        members["commMode"], members["quantType"] = int(self.comm_mode), int(self.quant_type)
-        members["rsv"] = list(self.rsv.rstrip(b"\0"))
-        return json.dumps(members)
+        fields = asdict(self) | {"quant_type": int(self.quant_type)}
+        if self.quant_type != QuantType.DYNAMIC:
+            fields = {name: value for name, value in fields.items() if name not in _DYNAMIC}
+            if self.out_data_type == -1:
+                fields["out_data_type"] = 1  # ATB has no default here
+        return write_fields(fields)
