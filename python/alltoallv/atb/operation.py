@@ -15,6 +15,7 @@ from alltoallv.errors import InvalidParamError, InvalidTensorError
 
 P = ParamSpec("P")
 T = TypeVar("T")
+A = TypeVar("A")  # a NumPy array, or a tensor of torch, MindSpore or Paddle
 
 
 class Checks(Protocol):
@@ -34,7 +35,7 @@ class Operation(ABC):
         self._communicator = communicator
         self._npu = communicator is not None and communicator.backend == "hccl"
         self._checks_device = device is None
-        self._plan: Hashable = None  # the shapes, dtypes and places for which it is set up
+        self._plan: tuple[Hashable, _core.TensorDesc] | None = None  # what it is set up for, and the output of that
 
     @abstractmethod
     def _check_create(self, device: _core.DeviceInfo) -> None:
@@ -76,6 +77,20 @@ class Operation(ABC):
     def _check_kind(self, name: str, x: Any, adapter: Adapter[Any]) -> None:
         if not isinstance(x, adapter.tensor):
             raise InvalidTensorError(f"{name} is a {type(x).__name__}, expected {adapter.kind}, as x", 5)
+
+    def _set_up(self, adapter: Adapter[A], inputs: Sequence[A], out: A | None, states: Sequence[Any] = ()) -> A:
+        """Sets the plan up unless it is for such tensors; returns the output: ``out``, or a new tensor."""
+        keys = tuple(map(adapter.key, inputs)), None if out is None else adapter.key(out)
+        about = *keys, tuple(a.shape for a in states)
+        if self._plan is None or self._plan[0] != about:
+            self._plan = None
+            descs = [self._checked(describe, a) for a in inputs]
+            expected = self._checks.infer_shape(descs)
+            outputs = [expected if out is None else self._checked(describe, out), *map(describe, states)]
+            self._checks.setup(descs, outputs)
+            self._plan = about, expected
+        expected = self._plan[1]
+        return self._checked(adapter.allocate, expected.shape, expected.dtype, inputs[0]) if out is None else out
 
     def _checked(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Calls `function`; the peers raise its errors, too."""

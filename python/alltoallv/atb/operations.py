@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from typing import TypeVar
-
 from alltoallv import _core
 from alltoallv._calls.adapters import Adapter
 from alltoallv._calls.regions import Region
-from alltoallv.atb.operation import Operation, describe
+from alltoallv.atb.operation import A, Operation, describe
 from alltoallv.atb.params import AllToAllVParam, DeviceInfo
 from alltoallv.communicator import Communicator
-
-A = TypeVar("A")  # a NumPy array, or a tensor of torch, MindSpore or Paddle
 
 
 class AllToAllVOperation(Operation):
@@ -47,8 +42,6 @@ class AllToAllVOperation(Operation):
         super().__init__(communicator, device)
         core = None if communicator is None else communicator.core
         self._checks = self._core = _core.AllToAllVOperation(param, device, core, self._connect)
-        self._expected: _core.TensorDesc | None = None  # the output for which it is set up
-        self._output: Hashable = None
 
     @property
     def param(self) -> _core.AllToAllVParam:
@@ -86,15 +79,7 @@ class AllToAllVOperation(Operation):
         x = self._checked(self._as_input, "x", x, adapter)
         if out is not None:
             self._checked(self._check_output, out, adapter)
-        key = adapter.key(x)
-        if key != self._plan or self._expected is None or (out is not None and adapter.key(out) != self._output):
-            self._plan = None
-            inputs = [self._checked(describe, x)]
-            self._expected = self._core.infer_shape(inputs)
-            self._core.setup(inputs, [self._expected if out is None else self._checked(describe, out)])
-            self._plan, self._output = key, (tuple(self._expected.shape), *key[1:])
-        expected = self._expected
-        target = self._checked(adapter.allocate, expected.shape, expected.dtype, x) if out is None else out
+        target = self._set_up(adapter, [x], out)
 
         def start(read: Region, written: Region, stream: int) -> None:
             self._core.execute([read], [written], timeout, stream)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from alltoallv._calls.adapters import Adapter
 from alltoallv._calls.guard import guard
 from alltoallv._calls.protocol import Member
 from alltoallv._calls.regions import check_apart
-from alltoallv.atb.operation import Operation, describe
+from alltoallv.atb.operation import A, Operation, describe
 from alltoallv.atb.params import DeviceInfo
 from alltoallv.atb.quant_params import QuantAllReduceParam, QuantType
 from alltoallv.communicator import Communicator
@@ -22,7 +22,6 @@ from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.quantization.feedback import Feedback
 from alltoallv.quantization.spec import Quantization, QuantizedReduction
 
-A = TypeVar("A")  # a NumPy array, or a tensor of torch, MindSpore or Paddle
 _OPERATOR = "quantized_all_reduce"
 
 
@@ -63,7 +62,6 @@ class QuantAllReduceOperation(Operation):
         self._param = param
         core = None if member is None else member.core
         self._checks = self._core = _core.QuantAllReduceOperation(param.core(), device, core, self._connect)
-        self._expected: _core.TensorDesc | None = None  # the output for which it is set up
         self._group: Member | None = None
         self._engine: Any = None  # None in shared memory
         self._member = member
@@ -122,17 +120,7 @@ class QuantAllReduceOperation(Operation):
         states = [] if feedback is None else self._checked(self._states, feedback, inputs[0], adapter)
         if out is not None:
             self._checked(self._check_output, out, adapter)
-        shapes = tuple(adapter.key(a) for a in inputs), tuple(a.shape for a in states)
-        key = (*shapes, None if out is None else adapter.key(out))
-        if key != self._plan or self._expected is None:
-            self._plan = None
-            descs = [self._checked(describe, a) for a in inputs]
-            self._expected = self._checks.infer_shape(descs)
-            outputs = [self._expected if out is None else self._checked(describe, out), *map(describe, states)]
-            self._checks.setup(descs, outputs)
-            self._plan = key
-        expected = self._expected
-        target = self._checked(adapter.allocate, expected.shape, expected.dtype, x) if out is None else out
+        target = self._set_up(adapter, inputs, out, states)
         if (self._npu or adapter.queues()) and self._engine is None:
             self._engine = adapter.engine(x, self._member)
         if self._engine is None:
