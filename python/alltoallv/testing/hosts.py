@@ -103,11 +103,11 @@ def joined_hosts(limit: tuple[str, str, str] | None = None, count: int = 2) -> I
 def gloo_environment(hosts: Sequence[Host], rank: int, size: int, port: int) -> dict[str, str]:
     """Returns a rank's variables for ``torch.distributed.init_process_group("gloo")``; hosts have equally many ranks.
 
-    They are this process's variables without alltoallv's own, which tests may have set for one host.
+    They do not say which ranks share a host.
     """
     host = hosts[rank * len(hosts) // size]
     return {
-        **{name: value for name, value in os.environ.items() if not name.startswith("ALLTOALLV")},
+        **no_launcher(),
         "RANK": str(rank),
         "WORLD_SIZE": str(size),
         "MASTER_ADDR": hosts[0].address,

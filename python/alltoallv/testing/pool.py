@@ -127,10 +127,7 @@ class Ranks:
         try:
             for worker in workers:
                 worker.connection.close()
-            outcomes = [*self._died_idle]
-            for worker in workers:
-                outcomes.append(worker.finish(Outcome(worker.number)))
-                outcomes[-1].output = worker.take_output()
+            outcomes = [*self._died_idle, *(worker.finish(Outcome(worker.number)) for worker in workers)]
         finally:
             for worker in workers:
                 worker.kill()
@@ -171,7 +168,7 @@ class Ranks:
                 for worker, outcome in zip(workers, outcomes, strict=True):
                     worker.finish(outcome)
             for worker, outcome in zip(workers, outcomes, strict=True):
-                outcome.output = worker.take_output()
+                outcome.output += worker.take_output()
         except BaseException:
             for worker in workers:
                 worker.kill()
@@ -194,7 +191,6 @@ class Ranks:
         for worker in [worker for worker in workers if worker.process.poll() is not None]:
             workers.remove(worker)
             self._died_idle.append(worker.finish(Outcome(worker.number), "between two calls"))
-            self._died_idle[-1].output = worker.take_output()
             worker.kill()
         try:
             while len(workers) < size:

@@ -93,18 +93,18 @@ class Worker:
             outcome.result = value
 
     def finish(self, outcome: Outcome, when: str = "") -> Outcome:
-        """Waits for the process to end and notes its exit status; a bad one is an error."""
+        """Waits for the process to end; notes what it printed and its exit status, of which a bad one is an error."""
         who = f"rank {outcome.rank} (pid {self.process.pid})"
         try:
             outcome.exit_code = self.process.wait(EXIT_SECONDS)
         except subprocess.TimeoutExpired:
             self.dump_stacks()
             outcome.exit_code = self.end_soon(time.monotonic() + DUMP_SECONDS)
-            outcome.output = outcome.output or self.take_output()
             outcome.error = outcome.error or RankTimeout(f"{who} did not exit within {EXIT_SECONDS:g} s")
         if outcome.error is None and (when or outcome.exit_code != 0):
             text = " ".join(filter(None, [who, describe_exit(outcome.exit_code), when]))
             outcome.error = RankExit(text, outcome.exit_code)
+        outcome.output += self.take_output()
         return outcome
 
     def dump_stacks(self) -> None:

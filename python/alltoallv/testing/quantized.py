@@ -32,7 +32,7 @@ from alltoallv.testing.quantized_codes import (
     widened,
 )
 from alltoallv.testing.quantized_formats import FORMATS, limited_tensor_scale
-from alltoallv.testing.reference import all_to_all_v
+from alltoallv.testing.reference import all_to_all_v, equal_part
 
 __all__ = [
     "FORMATS",
@@ -121,9 +121,7 @@ def quantized_reduce_scatter(
     """
     size, length = len(inputs), len(inputs[0])
     if counts is None:
-        if length % size:
-            raise ValueError(f"the first dimension, {length}, does not divide by {size} ranks")
-        counts = [length // size] * size
+        counts = [equal_part(inputs[0], size)] * size
     if sum(counts) != length or len(counts) != size:
         raise ValueError(f"counts are {list(counts)}, expected {size} of sum {length}")
     results = []

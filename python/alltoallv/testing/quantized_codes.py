@@ -15,6 +15,7 @@ import numpy.typing as npt
 from alltoallv.testing import quantized_formats as formats
 from alltoallv.testing.golden import dtype_of
 from alltoallv.testing.quantized_formats import FORMATS, Format
+from alltoallv.testing.reference import quiet_nan
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
@@ -205,9 +206,7 @@ def handle_overflow(result: Array, values: Floats, exceeded: npt.NDArray[np.bool
 
 def one_nan(values: Array) -> Array:
     """Returns the values, where every NaN becomes the positive quiet one without payload."""
-    bits = {"float16": 0x7E00, "bfloat16": 0x7FC0, "float32": 0x7FC00000}[values.dtype.name]
-    nan = np.array([bits], f"u{values.dtype.itemsize}").view(values.dtype)[0]
-    return np.where(np.isnan(values), nan, values)
+    return np.where(np.isnan(values), quiet_nan(values.dtype), values)
 
 
 def widened(x: Array) -> Floats:

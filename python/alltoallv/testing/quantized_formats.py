@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from alltoallv.extras import extra
+from alltoallv.testing.golden import dtype_of
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
@@ -66,12 +66,6 @@ FORMATS = {
 }
 
 
-def kind(name: str) -> np.dtype[Any]:
-    """Returns an element type of ml_dtypes."""
-    made: np.dtype[Any] = np.dtype(getattr(extra("ml_dtypes", "testing"), name))
-    return made
-
-
 def tensor_scale(groups: Floats) -> np.float32:
     """Returns NVFP4's scale of the tensor, by which the largest group of finite numbers has the scale 448."""
     largest = np.max(np.abs(groups), axis=1, initial=0)
@@ -94,13 +88,13 @@ def byte_scales(groups: Floats, how: Format, tensor: np.float32) -> Bytes:
     else:
         wanted = np.minimum(largest / _F32(how.most) / tensor, _F32(448))
     finite = np.isfinite(largest)
-    kept = np.where(finite, wanted, _F32(1)).astype(_F32).astype(kind(how.scale)).view(np.uint8)
+    kept = np.where(finite, wanted, _F32(1)).astype(_F32).astype(dtype_of(how.scale)).view(np.uint8)
     return np.where(finite, kept, 0xFF if how.scale == "float8_e8m0fnu" else 0x7F).astype(np.uint8)
 
 
 def scales_of(stored: Bytes, how: Format, tensor: np.float32) -> Floats:
     """Returns the values of those bytes; NVFP4's are multiplied by the scale of the tensor."""
-    scales: Floats = stored.view(kind(how.scale)).astype(_F32)
+    scales: Floats = stored.view(dtype_of(how.scale)).astype(_F32)
     return scales if how.scale == "float8_e8m0fnu" else scales * tensor
 
 
@@ -116,10 +110,10 @@ def encode(groups: Floats, scales: Floats, how: Format) -> Bytes:
     values = np.where(np.isinf(column) & np.isinf(groups), np.copysign(_F32(how.most), groups), values)
     values = np.where(np.isfinite(column) | (np.isinf(column) & np.isinf(groups)), values, _F32(0))
     most = _F32(how.most)
-    codes: Bytes = np.clip(values, -most, most).astype(kind(how.element)).view(np.uint8)
+    codes: Bytes = np.clip(values, -most, most).astype(dtype_of(how.element)).view(np.uint8)
     return codes
 
 
 def decode(codes: Bytes, how: Format) -> Floats:
     """Returns the values of codes, one per byte."""
-    return codes.view(kind(how.element)).astype(_F32)
+    return codes.view(dtype_of(how.element)).astype(_F32)

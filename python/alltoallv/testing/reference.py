@@ -46,8 +46,7 @@ def all_to_all_v(
         sdispls: where it begins; default: packed in rank order.
         recv_counts: default: what the ranks send.
         rdispls: where it goes; default: packed in rank order.
-        outputs: arrays whose values remain where nothing is received; they are not changed. Default: zeros,
-            just
+        outputs: arrays whose values remain where nothing is received; they are not changed. Default: zeros, just
             long enough.
 
     Raises:
@@ -83,7 +82,7 @@ def all_to_all_single(inputs: Sequence[Array], input_split_sizes: Matrix | None 
     """Returns for rank r part r of every rank's input, in rank order; equal parts unless sizes are given."""
     size = len(inputs)
     if input_split_sizes is None:
-        input_split_sizes = [[_equal_part(array, size)] * size for array in inputs]
+        input_split_sizes = [[equal_part(array, size)] * size for array in inputs]
     for array, row in zip(inputs, _rows(input_split_sizes), strict=True):
         if sum(row) != len(array):
             raise ValueError(f"input_split_sizes {row} do not add up to the input's first dimension, {len(array)}")
@@ -139,7 +138,7 @@ def reduce_scatter(inputs: Sequence[Array], op: str = "sum", counts: Sequence[in
     """Returns for rank r part r of the reduction: ``counts[r]`` entries of axis 0, by default equal parts."""
     size = len(inputs)
     if counts is None:
-        counts = [_equal_part(inputs[0], size)] * size
+        counts = [equal_part(inputs[0], size)] * size
     whole = _reduce(inputs, op)
     begins = [sum(counts[:r]) for r in range(size)]
     return [whole[begins[r] : begins[r] + counts[r]].copy() for r in range(size)]
@@ -186,11 +185,8 @@ def global_gather(
         rows = [inputs[r][:0]]
         for j in range(size):
             for e in range(experts):
-                begin = 0  # where rank j's rows for its expert e from rank r begin
-                for e2 in range(experts):
-                    for j2 in range(size):
-                        if (e2, j2) < (e, r):
-                            begin += global_counts[j][e2 + j2 * experts]
+                before = [(e2, j2) for e2 in range(experts) for j2 in range(size) if (e2, j2) < (e, r)]
+                begin = sum(global_counts[j][e2 + j2 * experts] for e2, j2 in before)
                 rows.append(inputs[j][begin : begin + global_counts[j][e + r * experts]])
         results.append(np.concatenate(rows))
     return results
@@ -230,7 +226,7 @@ def _reduce(inputs: Sequence[Array], op: str) -> Array:
             total = total / wide.type(len(inputs))
         result: Array = np.asarray(total.astype(dtype))
     if is_float:
-        result[np.isnan(total)] = _quiet_nan(dtype)
+        result[np.isnan(total)] = quiet_nan(dtype)
     return result
 
 
@@ -242,11 +238,12 @@ def _extreme(inputs: Sequence[Array], op: str) -> Array:
             result[better] = array[better]
         if result.dtype.kind not in "biu":
             for array in inputs:
-                result[np.isnan(array)] = _quiet_nan(result.dtype)
+                result[np.isnan(array)] = quiet_nan(result.dtype)
     return result
 
 
-def _quiet_nan(dtype: np.dtype[Any]) -> Any:
+def quiet_nan(dtype: np.dtype[Any]) -> Any:
+    """Returns the positive quiet NaN without payload, of float16, bfloat16, float32 or float64."""
     bits = {"float16": 0x7E00, "bfloat16": 0x7FC0, "float32": 0x7FC00000, "float64": 0x7FF8000000000000}
     return np.array([bits[dtype.name]], f"u{dtype.itemsize}").view(dtype)[0]
 
@@ -259,7 +256,8 @@ def _rows(matrix: Matrix) -> list[list[int]]:
     return rows
 
 
-def _equal_part(array: Array, size: int) -> int:
+def equal_part(array: Array, size: int) -> int:
+    """Returns the first dimension of one of ``size`` equal parts; raises ValueError if it does not divide."""
     if len(array) % size:
         raise ValueError(f"the first dimension, {len(array)}, does not divide by {size} ranks")
     return len(array) // size
