@@ -80,20 +80,17 @@ class Communicator:
         job = launch.detect()
         if backend not in BACKENDS:
             raise InvalidParamError(f"backend is {backend!r}, expected one of {', '.join(BACKENDS)}")
-        if backend == "hccl":
-            options = make_options(domain, timeout)
-            options.job = f"{job.job_id}#{job.restart_count}"
-            _forget_default(options.domain)
-            return cls(hccl.from_launch(job, options, check))
-        if backend not in ("auto", "shm", "tcp"):
+        if backend == "nccl":
             raise BackendUnavailableError(
                 f"backend is {backend!r}, which Communicator.from_env does not offer: use 'shm', 'tcp', 'hccl' or "
                 "'auto', and for MPI Communicator.from_mpi"
             )
-        options = make_options(domain, timeout, check)
+        options = make_options(domain, timeout, None if backend == "hccl" else check)
         options.rank, options.size = job.rank, job.size
         options.job = f"{job.job_id}#{job.restart_count}"
         _forget_default(options.domain)
+        if backend == "hccl":
+            return cls(hccl.from_launch(job, options, check))
         if backend == "tcp" or (backend == "auto" and job.several_hosts):
             made = cls(between_hosts(job, options), options)
             _of_hosts[:] = [made]
@@ -191,12 +188,8 @@ class Communicator:
             job = launch.detect()
             options.job = f"{job.job_id}#{job.restart_count}"
             return options
-        options.job, options.timeout, options.check, options.budget_mb = (
-            known.job,
-            known.timeout,
-            known.check,
-            known.budget_mb,
-        )
+        for name in ("job", "timeout", "check", "budget_mb"):
+            setattr(options, name, getattr(known, name))
         return options
 
     def stats(self) -> dict[str, int]:

@@ -25,9 +25,7 @@ def from_launch(job: Launch, options: _core.CommunicatorOptions, check: str | No
         options: Domain, budget (here the size of HCCL's buffer), timeout and job; its ranks are those of ``job``.
         check: See `Communicator.from_env`.
     """
-    _core.cann_available()  # raises with the missing part
-    hccl = _options(options, check, device=job.local_rank)
-    hccl.rank, hccl.size = job.rank, job.size
+    hccl = _options(options, job.rank, job.size, job.local_rank, check)
     if job.rank_table:
         return _from_table(hccl, options, job.rank_table)
     if job.local_size in (None, job.size):
@@ -37,9 +35,8 @@ def from_launch(job: Launch, options: _core.CommunicatorOptions, check: str | No
 
 def from_param(param: _core.AllToAllVParam, options: _core.CommunicatorOptions) -> _core.Communicator:
     """Returns the communicator that an ATB-shaped param describes, for tensors on an NPU."""
-    _core.cann_available()
-    hccl = _options(options, None, device=param.rank)
-    hccl.rank, hccl.size, hccl.comm = param.rank, param.rank_size, param.hccl_comm
+    hccl = _options(options, param.rank, param.rank_size, param.rank)
+    hccl.comm = param.hccl_comm
     if hccl.comm:
         options.job += f"/{_core.hccl_comm_name(hccl.comm)}"
         if not shares_host(param.rank_size):
@@ -55,9 +52,7 @@ def over(control: _core.Communicator, options: _core.CommunicatorOptions) -> _co
 
     They may be only some of the job's ranks.
     """
-    _core.cann_available()
-    hccl = _options(options, None, device=launch.detect().local_rank)
-    hccl.rank, hccl.size = control.rank, control.size
+    hccl = _options(options, control.rank, control.size, launch.detect().local_rank)
     return _core.hccl_communicator(hccl, control)
 
 
@@ -73,12 +68,16 @@ def _from_table(hccl: _core.HcclOptions, options: _core.CommunicatorOptions, pat
     return _core.hccl_communicator_across_hosts(hccl, options)
 
 
-def _options(options: _core.CommunicatorOptions, check: str | None, device: int) -> _core.HcclOptions:
+def _options(
+    options: _core.CommunicatorOptions, rank: int, size: int, device: int, check: str | None = None
+) -> _core.HcclOptions:
+    """Returns HCCL's options; ``device`` is taken if the thread has no current one."""
+    _core.cann_available()  # raises with the missing part
     if check not in (None, *CHECKS):
         raise InvalidParamError(f"check is {check!r}, expected 'first', 'always' or 'off'")
     hccl = _core.HcclOptions()
     hccl.domain, hccl.buffer_mb, hccl.timeout = options.domain, options.budget_mb, options.timeout
-    hccl.check = check or "first"
+    hccl.check, hccl.rank, hccl.size = check or "first", rank, size
     current = _core.npu_current_device()
     hccl.device = current if current >= 0 else device
     return hccl
