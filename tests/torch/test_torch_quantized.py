@@ -68,10 +68,11 @@ def test_feedback_and_errors(ranks: Ranks) -> None:
             at.quantized_all_reduce(leaf, error_feedback=states, group=comm)
         states.load_state_dict({"error": xs[0].double(), "gather_error": None})
         request = QuantizedReduction("quantized_all_reduce", "float32", "float32", (5000,), Quantization())
-        error, _ = states.arrays(request, 2, 0, xs[0])
+        error, _ = at.ErrorFeedback.arrays_of(states, request, 2, 0, xs[0])
         assert error.dtype is torch.float32
         assert torch.equal(error, xs[0])
-        assert states.arrays(request, 2, 0, xs[0].to("meta"))[0].device.type == "meta"  # where the vector is
+        error, _ = at.ErrorFeedback.arrays_of(states, request, 2, 0, xs[0].to("meta"))
+        assert error.device.type == "meta"  # where the vector is
 
     ranks(2)(check)
 

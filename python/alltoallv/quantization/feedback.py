@@ -52,30 +52,23 @@ class Feedback(Generic[T]):
     def arrays_of(
         cls, given: Feedback[T] | None, request: QuantizedReduction, size: int, rank: int, like: T
     ) -> tuple[T | None, T | None]:
-        """Returns the `arrays` of a caller's ``error_feedback``, or None for both if that is None.
+        """Returns ``error`` and, if a request's sum is quantized, ``gather_error``; both are None without a state.
+
+        Args:
+            given: A caller's ``error_feedback``.
+            like: The input; arrays are made on its device, or moved there.
 
         Raises:
-            InvalidParamError: it is of another kind, or `arrays` raises it.
+            InvalidParamError: the state is of another kind, or belongs to another vector or another number of ranks.
         """
         if given is None:
             return None, None
         if not isinstance(given, cls):
             raise InvalidParamError(f"error_feedback is a {type(given).__name__}, expected {cls._title}")
-        return given.arrays(request, size, rank, like)
-
-    def arrays(self, request: QuantizedReduction, size: int, rank: int, like: T) -> tuple[T, T | None]:
-        """Returns the arrays for a request: ``error`` and, if its sum is quantized, ``gather_error``; for front ends.
-
-        Args:
-            like: The input; arrays are made on its device, or moved there.
-
-        Raises:
-            InvalidParamError: the state belongs to another vector or another number of ranks.
-        """
-        error = self._array("error", request.count, like)
+        error = given._array("error", request.count, like)
         if request.operator != "quantized_all_reduce" or request.quantization.gather != "quantized":
             return error, None
-        return error, self._array("gather_error", request.quantization.part(request.count, size, rank)[1], like)
+        return error, given._array("gather_error", request.quantization.part(request.count, size, rank)[1], like)
 
     def _array(self, name: str, count: int, like: T) -> T:
         array = self._arrays[name]

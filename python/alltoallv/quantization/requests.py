@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from alltoallv import _core
 from alltoallv._calls.adapters import Adapter
-from alltoallv._calls.counts import Counts, as_counts, packed, scaled, shares
+from alltoallv._calls.counts import Counts, Layout, as_counts, scaled, shares, split_layout
 from alltoallv._calls.protocol import Member
 from alltoallv._calls.regions import check_apart
 from alltoallv.communicator import Communicator
@@ -127,10 +127,9 @@ class Rows(Generic[A]):
     sends: list[int]
     recvs: list[int] | None
 
-    def layout(self, stride: int) -> tuple[list[int], list[int], list[int], list[int]]:
+    def layout(self, stride: int) -> Layout:
         """Returns the layout of rows of ``stride`` bytes; nothing is received where counts are learnt."""
-        send, recv = scaled(self.sends, stride), scaled(self.recvs or [], stride)
-        return send, packed(send), recv, packed(recv)
+        return split_layout(self.sends, self.recvs or [], stride)
 
     def digest(self) -> int:
         """Returns what peers must agree on beside the bytes of a row, for `_core.Plan`."""
