@@ -88,14 +88,6 @@ def check_apart(output: Array, input: Array) -> None:
     regions.check_apart(region(output), region(input))
 
 
-def new_output(shape: tuple[int, ...], dtype: np.dtype[Any], has_gaps: bool) -> Array:
-    """Returns a new array in shared memory, filled with zeros if the output has gaps."""
-    out = memory.empty(shape, dtype)
-    if has_gaps:
-        out.view(np.uint8)[...] = 0
-    return out
-
-
 class _Arrays(Adapter[Array]):
     kind, tensor, feedback, handle = "a NumPy array", np.ndarray, ErrorFeedback, Work
 
@@ -125,7 +117,10 @@ class _Arrays(Adapter[Array]):
         return given
 
     def new(self, shape: Sequence[int], like: Array, *, zero: bool = False) -> Array:
-        return new_output(tuple(shape), like.dtype, zero)
+        out = memory.empty(shape, like.dtype)
+        if zero:
+            out.view(np.uint8)[...] = 0
+        return out
 
     def from_block(self, block: _core.Block, shape: Sequence[int], like: Array) -> Array:
         return memory.from_block(block, shape, like.dtype)

@@ -13,7 +13,7 @@ from alltoallv._calls.guard import guard
 from alltoallv.communicator import Communicator
 from alltoallv.dtypes import core_name
 from alltoallv.errors import InvalidParamError, InvalidTensorError
-from alltoallv.numpy.arrays import Array, address, check_apart, check_output, new_output, resolve
+from alltoallv.numpy.arrays import ADAPTER, Array, address, check_apart, check_output, resolve
 
 
 class Plan(_core.ArrayPlan):
@@ -69,7 +69,7 @@ class Plan(_core.ArrayPlan):
         with guard(self._communicator, "all_to_all_v"):
             self._check_input(input)
             if out is None:
-                out = new_output((self.output_size,), self.dtype, self._gaps)
+                out = ADAPTER.new((self.output_size,), input, zero=self._gaps)
             else:
                 check_output("out", out, self.dtype)
                 if out.size < self.output_size:
