@@ -21,6 +21,7 @@ Variables that are malformed or contradict each other raise :class:`~alltoallv.e
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -28,7 +29,6 @@ from alltoallv.errors import InvalidParamError
 from alltoallv.launch.job import Launch
 from alltoallv.launch.processes import launcher_number, launcher_process, pid_namespace, process_id
 from alltoallv.launch.rank_table import RankTable
-from alltoallv.launch.slurm import tasks_of_node
 from alltoallv.launch.variables import Environ, integer, optional, required
 
 _LOCAL_SIZE = "ALLTOALLV_LOCAL_WORLD_SIZE"
@@ -241,7 +241,15 @@ def _tasks_here(env: Environ) -> int | None:
     """Returns how many of a Slurm step's tasks are on this host; None if Slurm does not say."""
     if "SLURM_STEP_TASKS_PER_NODE" not in env or "SLURM_NODEID" not in env:
         return required(env, "SLURM_STEP_NUM_TASKS") if integer(env, "SLURM_STEP_NUM_NODES", 0) == 1 else None
-    return tasks_of_node(env["SLURM_STEP_TASKS_PER_NODE"], integer(env, "SLURM_NODEID", 0))
+    text, node, counts = env["SLURM_STEP_TASKS_PER_NODE"], integer(env, "SLURM_NODEID", 0), list[int]()
+    for part in text.split(","):  # counts host by host, "4(x2),3" for 4, 4 and 3
+        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip(), re.ASCII)
+        if found is None:
+            raise InvalidParamError(f"SLURM_STEP_TASKS_PER_NODE is {text!r}, expected counts of tasks like '4(x2),3'")
+        counts += [int(found[1])] * int(found[2] or 1)
+    if node >= len(counts):
+        raise InvalidParamError(f"SLURM_NODEID is {node}, expected less than {len(counts)}, the hosts of {text!r}")
+    return counts[node]
 
 
 _READERS: tuple[Callable[[Environ], Launch | None], ...] = (

@@ -39,10 +39,11 @@ def from_param(param: _core.AllToAllVParam, options: _core.CommunicatorOptions) 
     hccl.comm = param.hccl_comm
     if hccl.comm:
         options.job += f"/{_core.hccl_comm_name(hccl.comm)}"
-        if not shares_host(param.rank_size):
+        job = launch.detect()
+        # Ranks of one parent, or all ranks of this job on one host, share memory.
+        if not (job.launcher == "single" or job.local_size == job.size == param.rank_size):
             return _core.hccl_communicator_across_hosts(hccl, options)
-        return _core.hccl_communicator_on_host(hccl, options)
-    if param.rank_table_file:
+    elif param.rank_table_file:
         return _from_table(hccl, options, param.rank_table_file)
     return _core.hccl_communicator_on_host(hccl, options)
 
@@ -81,9 +82,3 @@ def _options(
     current = _core.npu_current_device()
     hccl.device = current if current >= 0 else device
     return hccl
-
-
-def shares_host(size: int) -> bool:
-    """Returns whether ``size`` ranks are all of this job, or of one parent, and run on this host."""
-    job = launch.detect()
-    return job.launcher == "single" or job.local_size == job.size == size
