@@ -86,8 +86,7 @@ def reduce_scatter(
         inputs = [(inputs[0][0] + j * output[1], output[1]) for j in range(comm.size)]
     check_length("the list", inputs, comm.size)
     _check_part(dtype, "output", output, "inputs", inputs, comm.rank)
-    for region in inputs:
-        check_apart(output, region)
+    check_apart(output, *inputs)
     given = [region for region in inputs if region[1]]
     source, kept = lowest(given)[0], None
     if any(begin + nbytes != following for (begin, nbytes), (following, _) in pairwise(given)):
@@ -108,8 +107,7 @@ def all_gather(comm: Communicator, dtype: str, outputs: Sequence[Region], input:
     check_length("the list", outputs, comm.size)
     check_outputs_apart(outputs, "tensor_list")
     _check_part(dtype, "input", input, "outputs", outputs, comm.rank)
-    for region in outputs:
-        check_apart(region, input)
+    check_apart(input, *outputs)
     return exchange_lists(comm, "all_gather", dtype, outputs, [input] * comm.size)
 
 
@@ -125,9 +123,7 @@ def gather(comm: Communicator, dtype: str, outputs: Sequence[Region], input: Reg
     if comm.rank == root:
         check_own("gather_list", dtype, outputs, input, comm)
         check_outputs_apart(outputs, "gather_list")
-        for region in outputs:
-            if region != input:
-                check_apart(region, input)
+        check_apart(input, *(region for region in outputs if region != input))
     else:
         outputs = [_NOTHING] * comm.size
     return exchange_lists(comm, "gather", dtype, outputs, _only(root, input, comm.size), root)
@@ -138,9 +134,7 @@ def scatter(comm: Communicator, dtype: str, output: Region, inputs: Sequence[Reg
     check_rank("root", root, comm.size)
     if comm.rank == root:
         check_own("scatter_list", dtype, inputs, output, comm)
-        for region in inputs:
-            if region != output:
-                check_apart(output, region)
+        check_apart(output, *(region for region in inputs if region != output))
     else:
         inputs = [_NOTHING] * comm.size
     return exchange_lists(comm, "scatter", dtype, _only(root, output, comm.size), inputs, root)
@@ -184,11 +178,8 @@ def broadcast_layout(rank: int, size: int, n: int, root: int) -> tuple[list[int]
 
 def check_rank(name: str, rank: int, size: int) -> None:
     """Raises InvalidParamError unless ``rank`` is one of ``size`` ranks."""
-    try:
-        known = 0 <= integer(rank) < size
-    except TypeError:
-        known = False
-    if not known:
+    number = integer(rank)
+    if number is None or not 0 <= number < size:
         raise InvalidParamError(f"{name} is {rank!r}, expected 0 <= {name} < {size}")
 
 

@@ -25,11 +25,12 @@ def as_counts(name: str, values: Counts, size: int) -> list[int]:
     return _core.read_counts(name, values, size)
 
 
-def integer(value: SupportsIndex) -> int:
-    """Returns an integer of any type as int; raises TypeError for everything else."""
-    if isinstance(value, bool):
-        raise TypeError("a bool is no count")
-    return operator.index(value)
+def integer(value: object) -> int | None:
+    """Returns an integer of any type as int, and None for everything else, a bool included."""
+    try:
+        return None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return None
 
 
 def packed(counts: Sequence[int]) -> list[int]:

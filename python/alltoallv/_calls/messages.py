@@ -59,11 +59,8 @@ def post(
         check_rank(name, peer, comm.size)
     if waits and peer == comm.rank:
         raise InvalidParamError(f"{name} is {peer}, this rank itself, for whom a call that waits would wait for ever")
-    try:
-        known = -_TAGS <= integer(tag) < _TAGS
-    except TypeError:
-        known = False
-    if not known:
+    number = integer(tag)
+    if number is None or not -_TAGS <= number < _TAGS:
         raise InvalidParamError(f"tag is {tag!r}, expected an integer of 32 bits")
     return Message(comm.core, (operator, dtype, tensor[0], count_of(tensor, dtype), peer, tag))
 

@@ -15,16 +15,12 @@ from alltoallv.errors import InvalidParamError
 Region = tuple[int, int]  # address of the first byte, number of bytes
 
 
-def meet(output: Region, input: Region) -> bool:
-    """Returns whether two regions share a byte."""
-    (out, out_bytes), (inp, inp_bytes) = output, input
-    return bool(out_bytes and inp_bytes) and out < inp + inp_bytes and inp < out + out_bytes
-
-
-def check_apart(output: Region, input: Region) -> None:
-    """Raises InvalidParamError if the input and output of an exchange overlap in memory."""
-    if meet(output, input):
-        raise InvalidParamError("output and input overlap in memory, expected separate memory")
+def check_apart(one: Region, *others: Region) -> None:
+    """Raises InvalidParamError if an output of an exchange overlaps an input; ``one`` may be either of them."""
+    begin, nbytes = one
+    for other, other_bytes in others:
+        if nbytes and other_bytes and begin < other + other_bytes and other < begin + nbytes:
+            raise InvalidParamError("output and input overlap in memory, expected separate memory")
 
 
 def check_gather_apart(output: Region, input: Region, rank: int) -> None:
@@ -36,8 +32,7 @@ def check_gather_apart(output: Region, input: Region, rank: int) -> None:
 def check_lists_apart(outputs: Sequence[Region], inputs: Sequence[Region], name: str = "output_tensor_list") -> None:
     """Raises if an output of an all_to_all overlaps an input or another output; ``name`` is the list's."""
     for output in outputs:
-        for input in inputs:
-            check_apart(output, input)
+        check_apart(output, *inputs)
     check_outputs_apart(outputs, name)
 
 

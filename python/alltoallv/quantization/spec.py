@@ -126,7 +126,7 @@ def coding(bits: Any, format: Any) -> Any:
     """Returns the format for `Quantization.checked`: ``format`` or, where that is None, the one of ``bits``."""
     if format is not None:
         return format
-    return f"int{bits}" if type(bits) is int else f"int{_integer(bits) or repr(bits)}"
+    return f"int{bits}" if type(bits) is int else f"int{integer(bits) or repr(bits)}"
 
 
 def grouping(group_size: Any, input: Any) -> Any:
@@ -150,26 +150,19 @@ def _checked(format: Any, group_size: Any, *texts: Any) -> Quantization:
         raise InvalidParamError(f"format is {format!r}, expected one of {', '.join(_core.code_formats)}")
     if group_size is None:
         group_size = row.group_size or 128
-    if row.group_size and _integer(group_size) != row.group_size:
+    number = integer(group_size)
+    if row.group_size and number != row.group_size:
         raise InvalidParamError(f"group_size is {group_size!r}, expected {row.group_size} in format {format}")
-    if not 1 <= _integer(group_size) < 2**63:
+    if number is None or not 1 <= number < 2**63:
         raise InvalidParamError(f"group_size is {group_size!r}, expected an integer of at least 1, below 2**63")
     for name, value, kind in zip(("gather", "op", "overflow"), texts, (Gather, SumOp, Overflow), strict=True):
         known = get_args(kind)
         if not isinstance(value, str) or value not in known:
             raise InvalidParamError(f"{name} is {value!r}, expected {', '.join(known[:-1])} or {known[-1]}")
-    return Quantization(format, integer(group_size), *texts)
+    return Quantization(format, number, *texts)
 
 
 _remembered = lru_cache(maxsize=256, typed=True)(_checked)
-
-
-def _integer(value: Any) -> int:
-    """Returns the integer, or 0 for what is none."""
-    try:
-        return integer(value)
-    except TypeError:
-        return 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -66,11 +66,6 @@ def named(bits: int = 8, format: str | None = None) -> str:
     return f"int{bits}" if format is None else format
 
 
-def usual_group(format: str) -> int:
-    """Returns the default number of elements of a group."""
-    return FORMATS[format].group_size or 128
-
-
 def code_bytes(count: int, group_size: int = 128, bits: int = 8) -> int:
     """Returns the bytes of the codes; every group begins at a byte."""
     whole, rest = divmod(count, group_size)
@@ -111,7 +106,9 @@ def quantize(
         tensor: the scale of the whole tensor in NVFP4; default: that of x.
     """
     name = named(bits, format)
-    how, group_size = FORMATS[name], usual_group(name) if group_size is None else group_size
+    how = FORMATS[name]
+    if group_size is None:
+        group_size = how.group_size or 128
     if group_size < 1 or group_size != (how.group_size or group_size):
         raise ValueError(f"group_size is {group_size}, expected {how.group_size or 'at least 1'}")
     values = widened(x).reshape(-1)
