@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence, Sized
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -181,8 +181,7 @@ class Dispatching(ABC, Generic[A]):
                 break
             except PeerLostError:
                 continue
-        options = {one.name: getattr(this.routing, one.name) for one in fields(this.routing)}
-        options["placement"] = tuple(tuple(e for e in row if e >= 0) for row in gathered.tolist())
-        made: Any = type(this)(group=left, **options)
+        placement = tuple(tuple(e for e in row if e >= 0) for row in gathered.tolist())
+        made: Any = type(this)(group=left, **asdict(this.routing) | {"placement": placement})
         made.origin = origin
         return made  # type: ignore[no-any-return]

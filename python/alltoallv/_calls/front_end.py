@@ -78,7 +78,7 @@ class FrontEnd(ABC, Generic[A, G, H]):
             operator = operator[1:].removesuffix("_uneven")
         with guard(comm, operator):
             self.check_async(async_op)
-            limit = -1.0 if timeout is None else _core.read_timeout(timeout)
+            limit = _core.read_timeout(timeout)
             if root is not None:
                 more["root"] = self.rank_in(group, root[1], root[0])
             if "op" in more:
@@ -133,7 +133,7 @@ class FrontEnd(ABC, Generic[A, G, H]):
             return None
         comm = self.host(comm)
         with guard(comm, declared.__name__):
-            limit = -1.0 if timeout is None else _core.read_timeout(timeout)
+            limit = _core.read_timeout(timeout)
             if root is not None:
                 more["root"] = self.rank_in(group, root[1], root[0])
                 check_rank(root[0], more["root"], comm.size)

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from alltoallv._calls import routing
-from alltoallv._calls.dispatching import Dispatched
 from alltoallv._calls.dispatching import DispatchState as DispatchState
 from alltoallv._calls.host_dispatching import HostDispatching, Route
 from alltoallv.communicator import Communicator
@@ -48,13 +47,6 @@ class MoEDispatcher(HostDispatching[Array]):
         """Returns a contiguous array."""
         return as_input(name, x)
 
-    def arrived(
-        self, tokens: Any, gate_weights: Any, rows: Array, weights: Array | None, state: DispatchState[Any]
-    ) -> Dispatched[Array]:
-        """Returns the dispatched arrays unchanged: arrays have no gradients."""
-        state.weights = weights
-        return rows, state.counts, state
-
     def again(self, tokens: Any, weights: Any, route: Route) -> tuple[Array, Array | None]:
         """Dispatches rows and weights again by a known route."""
         given = None if weights is None else as_input("gate_weights", weights)
@@ -65,10 +57,6 @@ class MoEDispatcher(HostDispatching[Array]):
         rows = as_input("expert_outputs", expert_outputs)
         routing.check_outputs(rows.shape, len(state.route.source))
         return rows, state.weights
-
-    def combined(self, rows: Array, route: Route, tokens: Array) -> Array:
-        """Returns the tokens unchanged: arrays have no gradients."""
-        return tokens
 
     def layer(self, tokens: Any, expert_ids: Any, gate_weights: Any, *how: Any) -> Array:
         """Accepts everything that NumPy can convert to arrays."""
