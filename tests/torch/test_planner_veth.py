@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
-from alltoallv.testing.hosts import Host, gloo_environment
+from alltoallv.testing.hosts import Host, HostRanks, gloo_environment
 from alltoallv_tools.planner import model
 from alltoallv_tools.planner.topology import Level, Topology
 
@@ -139,18 +137,14 @@ def test_predictions_on_a_rate_limited_wire(
 
 def run(hosts: list[Host], script: Path, work: list[tuple[str, int]]) -> dict[str, float]:
     """What rank 0 of two ranks on each host prints."""
-    processes = []
-    for rank in range(4):
-        host = hosts[rank // 2]
-        env = gloo_environment(hosts, rank, 4, 29512)
-        command = host.command(sys.executable, str(script), json.dumps(work), str(REPEATS))
-        processes.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True))
-    try:
-        texts = [process.communicate(timeout=240)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    assert [process.returncode for process in processes] == [0] * 4
-    measured: dict[str, float] = json.loads(texts[0].splitlines()[-1])
+    ranks = HostRanks(
+        script,
+        [host for host in hosts for _ in range(2)],
+        json.dumps(work),
+        str(REPEATS),
+        environment=lambda rank: gloo_environment(hosts, rank, 4, 29512),
+    )
+    texts = ranks.outputs(240)
+    assert ranks.codes() == [0] * 4, texts
+    measured: dict[str, float] = json.loads(next(line for line in texts[0].splitlines() if line.startswith("{")))
     return measured

@@ -5,17 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
-from alltoallv.testing.hosts import Host, gloo_environment, no_launcher
+from alltoallv.testing.hosts import Host, HostRanks, gloo_environment, no_launcher
 
 FOLDER = Path(__file__).parent
-SECONDS = 100  # for all ranks
 TwoHosts = Callable[..., AbstractContextManager[list[Host]]]
 
 
@@ -24,35 +22,19 @@ def namespaces() -> set[str]:
     return {line.split()[0] for line in listed.splitlines()}
 
 
-def test_two_hosts(two_hosts: TwoHosts, tmp_path: Path) -> None:
+def test_two_hosts(two_hosts: TwoHosts) -> None:
     """All parts of two_hosts_program.py on 2 + 2 ranks; the namespaces are gone afterwards."""
-    processes: list[subprocess.Popen[bytes]] = []
-    logs = [tmp_path / f"rank{rank}.log" for rank in range(4)]
+    path = os.pathsep.join(filter(None, [str(FOLDER.parent), os.environ.get("PYTHONPATH")]))
     with two_hosts() as hosts:
-        try:
-            for rank, log in enumerate(logs):
-                host = hosts[rank // 2]
-                env = gloo_environment(hosts, rank, len(logs), 29500)
-                env["PYTHONPATH"] = os.pathsep.join(
-                    filter(None, [str(FOLDER), str(FOLDER.parent), os.environ.get("PYTHONPATH")])
-                )
-                command = host.command(sys.executable, str(FOLDER / "two_hosts_program.py"))
-                with log.open("wb") as output:
-                    processes.append(subprocess.Popen(command, env=env, stdout=output, stderr=subprocess.STDOUT))
-            end = time.monotonic() + SECONDS
-            while any(process.poll() is None for process in processes) and time.monotonic() < end:
-                if any(process.returncode for process in processes):
-                    end = min(end, time.monotonic() + 5)
-                time.sleep(0.05)
-        finally:
-            for process in processes:
-                process.kill()
-                process.wait()
+
+        def environment(rank: int) -> dict[str, str]:
+            return gloo_environment(hosts, rank, 4, 29500) | {"PYTHONPATH": path}
+
+        place = [host for host in hosts for _ in range(2)]
+        ranks = HostRanks(FOLDER / "two_hosts_program.py", place, environment=environment)
+        texts = "\n---\n".join(ranks.outputs(100))
         names = {host.name for host in hosts}
-    codes = [process.returncode for process in processes]
-    texts = "\n".join(f"--- rank {rank}, status {codes[rank]}\n{log.read_text()}" for rank, log in enumerate(logs))
-    print(texts)
-    assert codes == [0] * 4, texts
+    assert ranks.codes() == [0] * 4, texts
     assert not names & namespaces()
 
 
