@@ -9,34 +9,14 @@ import numpy as np
 import paddle
 import pytest
 from paddle.distributed import ReduceOp
+from paddle_arrays import filled, inputs_of, same, to_paddle
 
 import alltoallv.paddle as ap
 from alltoallv import Communicator
-from alltoallv._calls.regions import as_bytes
 from alltoallv.errors import InvalidParamError, InvalidTensorError
-from alltoallv.paddle.tensors import allocate, region
-from alltoallv.testing import Ranks, golden, reference
+from alltoallv.testing import Ranks, reference
 
 COUNTS = [2, 0, 5]  # rows that each rank gives or gets
-
-
-def inputs_of(dtype: str, rows: list[int]) -> list[np.ndarray[Any, Any]]:
-    random = np.random.default_rng(7)
-    return [random.integers(0, 3, (n, 2)).astype(golden.dtype_of(dtype)) for n in rows]
-
-
-def to_paddle(array: np.ndarray[Any, Any]) -> paddle.Tensor:
-    tensor = allocate(array.shape, array.dtype.name)
-    as_bytes(region(tensor))[...] = np.frombuffer(array.tobytes(), np.uint8)
-    return tensor
-
-
-def filled(rows: int, dtype: str) -> paddle.Tensor:
-    return to_paddle(np.ones((rows, 2), golden.dtype_of(dtype)))
-
-
-def same(tensor: paddle.Tensor, expected: np.ndarray[Any, Any]) -> bool:
-    return as_bytes(region(tensor)).tobytes() == expected.tobytes()
 
 
 @pytest.mark.parametrize("size", [1, 3])
@@ -48,11 +28,13 @@ def test_lists_of_tensors(ranks: Ranks, size: int) -> None:
         for number, dtype in enumerate(("float32", "bfloat16", "int64")):
             later: dict[str, Any] = {"group": comm, "sync_op": bool(number % 2)}
             uneven, even = inputs_of(dtype, counts), inputs_of(dtype, [size] * size)
-            outs, made = [filled(n, dtype) for n in counts], []
+            outs, made, told = [filled(n, dtype) for n in counts], [], []
             assert ap.all_gather(outs, to_paddle(uneven[r]), **later).wait()
             assert all(map(same, outs, uneven)), dtype
             assert ap.all_gather(made, to_paddle(even[r]), **later).wait()
             assert all(map(same, made, even)), dtype
+            assert ap.alltoall([to_paddle(even[r])] * size, told, **later).wait()
+            assert all(map(same, told, even)), dtype
             whole = inputs_of(dtype, [sum(counts)] * size)
             out, parts = filled(counts[r], dtype), np.split(whole[r], np.cumsum(counts)[:-1])
             assert ap.reduce_scatter(out, [to_paddle(part) for part in parts], ReduceOp.MAX, **later).wait()

@@ -10,37 +10,16 @@ import paddle
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from paddle_arrays import to_numpy, to_paddle
 
 import alltoallv.paddle as ap
 from alltoallv import Communicator
 from alltoallv._calls.regions import as_bytes
 from alltoallv.errors import InvalidParamError, PeerMismatchError
 from alltoallv.paddle.tensors import _NAMES, ADAPTER, allocate, region
-from alltoallv.testing import Ranks, reference
+from alltoallv.testing import Ranks, golden, reference
 
 DTYPES = [name for name in _NAMES.values() if name not in ("uint16", "uint32", "uint64")]  # which no operator has
-
-
-def made(values: np.ndarray[Any, Any], dtype: str) -> paddle.Tensor:
-    """The tensor with those bytes; ``values`` is uint8 of shape ``[..., itemsize]``."""
-    tensor = allocate(values.shape[:-1], dtype)
-    as_bytes(region(tensor))[...] = values.reshape(-1)
-    return tensor
-
-
-def bits(tensor: paddle.Tensor, dtype: str) -> np.ndarray[Any, Any]:
-    assert str(tensor.dtype) == f"paddle.{dtype}"
-    flat = as_bytes(region(tensor)).copy()
-    return flat.reshape(*tensor.shape, -1) if flat.size else flat.reshape(*tensor.shape, 1)
-
-
-def problem(seed: int, size: int, dtype: str, tail: tuple[int, ...] = ()) -> tuple[np.ndarray[Any, Any], list[Any]]:
-    """Counts of all ranks and their inputs, random bytes."""
-    random = np.random.default_rng(seed)
-    counts = random.integers(0, 5, (size, size)) * random.integers(0, 2, (size, size))
-    itemsize = allocate((1,), dtype).element_size()
-    inputs = [random.integers(0, 2 if dtype == "bool" else 256, (int(c.sum()), *tail, itemsize)) for c in counts]
-    return counts, [x.astype(np.uint8) for x in inputs]
 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -89,16 +68,13 @@ def test_experts(ranks: Ranks, size: int) -> None:
             random = np.random.default_rng(seed)
             local = random.integers(0, 4, (size, size, experts))
             global_ = local.transpose(1, 0, 2)
-            itemsize = allocate((1,), dtype).element_size()
-            rows = [
-                random.integers(0, 2, (int(n.sum()), 2, itemsize)).astype(np.uint8) for n in local
-            ]  # zero and one are valid of every dtype
+            rows = [golden.fill(random, (int(n.sum()), 2), dtype) for n in local]
             mine = local[r].reshape(-1).tolist(), paddle.to_tensor(global_[r].reshape(-1))
             expected = reference.global_scatter(rows, local.reshape(size, -1).tolist(), global_.reshape(size, -1))[r]
-            x = made(rows[r], dtype)
-            y = ap.global_scatter(x, *mine, group=comm)
-            assert np.array_equal(bits(y, dtype).reshape(expected.shape), expected), dtype
-            assert np.array_equal(bits(ap.global_gather(y, *mine, group=comm), dtype), bits(x, dtype)), dtype
+            y = ap.global_scatter(to_paddle(rows[r]), *mine, group=comm)
+            assert str(y.dtype) == f"paddle.{dtype}"
+            golden.assert_bits_equal(to_numpy(y), expected, dtype)
+            golden.assert_bits_equal(to_numpy(ap.global_gather(y, *mine, group=comm)), rows[r], dtype)
         x = paddle.to_tensor(random.standard_normal((int(local[r].sum()), 2)), stop_gradient=False)
         y = ap.global_gather(ap.global_scatter(x, *mine, group=comm) * 2, *mine, group=comm)
         (slope,) = paddle.grad((y**3).sum(), x, create_graph=True)
@@ -227,19 +203,6 @@ def test_alone_and_in_static_mode() -> None:
             ap.all_to_all_v(x, [1], [1])
     finally:
         paddle.disable_static()
-
-
-def test_an_empty_list_of_outputs_is_filled(ranks: Ranks) -> None:
-    """Paddle's example of alltoall."""
-
-    def check(comm: Communicator) -> Any:
-        data = paddle.arange(1, 13).reshape([2, 2, 3]) + 12 * comm.rank
-        filled: list[Any] = []
-        ap.alltoall([data[0], data[1]], filled, group=comm)
-        return [t.tolist() for t in filled]
-
-    whole = np.arange(1, 25).reshape(2, 2, 2, 3)
-    assert ranks(2)(check) == [whole[:, 0].tolist(), whole[:, 1].tolist()]
 
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])

@@ -8,7 +8,7 @@ from typing import Any
 import paddle
 import paddle.distributed as dist
 import pytest
-from test_paddle_collectives import filled, inputs_of, same, to_paddle
+from paddle_arrays import filled, inputs_of, same, to_paddle
 
 import alltoallv.paddle as ap
 from alltoallv import Communicator
