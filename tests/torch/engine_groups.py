@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -90,15 +90,6 @@ def to_torch(array: npt.NDArray[Any]) -> Tensor:
 def to_numpy(tensor: Tensor) -> npt.NDArray[Any]:
     data = tensor.contiguous().view(-1).view(torch.uint8).numpy()
     return data.view(golden.dtype_of(str(tensor.dtype).removeprefix("torch."))).reshape(tensor.shape)
-
-
-def caught(call: Callable[[], object]) -> Exception:
-    """What the call raises."""
-    try:
-        call()
-    except Exception as error:
-        return error
-    raise AssertionError("nothing was raised")
 
 
 def random_cases(size: int, count: int) -> list[golden.Case]:

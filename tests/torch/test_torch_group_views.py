@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from backend_groups import Grouped
-from engine_groups import caught, random_cases, run_case, staged, views
+from engine_groups import random_cases, run_case, staged, views
 from replicated import check_gradients
 
 import alltoallv.torch as at
@@ -105,18 +105,18 @@ def test_first_calls_are_checked(grouped: Grouped) -> None:
             (InvalidTensorError, lambda: fail(comm) if rank == 1 else exchange()),
             (PeerMismatchError, lambda: reduce("max" if rank == 1 else "sum")),
         ):
-            error = caught(attempt)
-            assert isinstance(error, kind), error
+            with pytest.raises(kind) as caught:
+                attempt()
             assert (out == -1).all()
-            texts.append(str(error).removeprefix("operator #4 all_to_all_v of domain 'torch-views' failed on rank 1: "))
+            text = str(caught.value)
+            texts.append(text.removeprefix(f"operator #4 all_to_all_v of {domain} failed on rank 1: "))
         for _ in range(FIRST):
             exchange()
         assert out.tolist() == [rank] * size
         stats = comm.stats()
         assert (stats["operators"], stats["failed_operators"], stats["bytes_nccl"]) == (FIRST, 5, FIRST * size * 4)
-        error = caught(lambda: fail(comm) if rank == 1 else wait_until_ended(comm, exchange))
-        assert isinstance(error, InvalidTensorError if rank == 1 else PeerLostError), error
-        assert "the test made it so" in str(error)
+        with pytest.raises(InvalidTensorError if rank == 1 else PeerLostError, match="the test made it so"):
+            fail(comm) if rank == 1 else wait_until_ended(comm, exchange)
         assert not comm.usable
         record = comm.flight_record()["ranks"][0]["operators"]
         assert [one["state"] for one in record[:6]] == ["failed"] * (5 - (rank == 1)) + ["done"] * (1 + (rank == 1))
@@ -159,45 +159,47 @@ def test_ranks_in_trouble(ranks: Ranks, file: str) -> None:
         with views(rank, size, file, timeout=1.0) as comm:
             if rank == 1:
                 time.sleep(1.5)
-            error = caught(lambda: exchange(comm))
-            assert isinstance(error, CommTimeoutError)
-            assert "waited 1.0 s in operator #1 all_to_all_v of domain 'torch-views' for rank 1 (pid " in str(error)
+            late = r"waited 1.0 s in operator #1 all_to_all_v of domain 'torch-views' for rank 1 \(pid "
+            with pytest.raises(CommTimeoutError, match=late):
+                exchange(comm)
         with views(rank, size, file + "2") as comm:
             exchange(comm)
             child = os.fork()
             if child == 0:
-                right = not comm.usable and isinstance(caught(lambda: exchange(comm)), BackendUnavailableError)
-                os._exit(0 if right else 1)
+                try:
+                    exchange(comm)
+                except BackendUnavailableError:
+                    os._exit(int(comm.usable))
+                finally:
+                    os._exit(1)
             assert os.waitpid(child, 0)[1] == 0
             at.barrier(comm)
             if rank == 0:
                 comm.destroy()
             else:
-                error = caught(lambda: exchange(comm))
-                assert isinstance(error, PeerLostError)
-                assert "rank 0" in str(error)
+                with pytest.raises(PeerLostError, match="rank 0"):
+                    exchange(comm)
         with views(rank, size, file + "3") as comm:
             for _ in range(FIRST):
                 exchange(comm)
             if rank == 1:
-                with mock.patch.object(dist, "all_to_all", side_effect=RuntimeError("the engine says so")):
-                    error = caught(lambda: exchange(comm))
-                assert "the engine says so" in str(error)
+                breaks = mock.patch.object(dist, "all_to_all", side_effect=RuntimeError("the engine says so"))
+                with breaks, pytest.raises(RuntimeError, match="the engine says so"):
+                    exchange(comm)
             else:
                 while comm.usable:
                     time.sleep(0.01)
-                error = caught(lambda: exchange(comm))
-                assert isinstance(error, PeerLostError)
-                assert "it broke off all_to_all_v: the engine says so" in str(error)
+                with pytest.raises(PeerLostError, match="it broke off all_to_all_v: the engine says so"):
+                    exchange(comm)
 
     ranks(2, communicator=False)(run)
 
 
 def test_host_tensors_are_refused_by_the_front_end(grouped: Grouped) -> None:
     def run(rank: int, size: int, comm: Any) -> None:
-        with mock.patch.object(type(comm), "reaches_host", False):
-            error = caught(lambda: at.all_to_all_v(torch.ones(1), [1], [1], group=comm))
-            assert isinstance(error, InvalidTensorError)
-            assert "the tensors lie on cpu, expected a device of nccl" in str(error)
+        on_a_device = mock.patch.object(type(comm), "reaches_host", False)
+        text = "the tensors lie on cpu, expected a device of nccl"
+        with on_a_device, pytest.raises(InvalidTensorError, match=text):
+            at.all_to_all_v(torch.ones(1), [1], [1], group=comm)
 
     grouped(1, views)(run)

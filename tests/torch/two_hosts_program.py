@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import socket
 import sys
 import time
 from datetime import timedelta
 
+import pytest
 import torch
 import torch.distributed as dist
-from engine_groups import caught, logged, random_cases, run_case
+from engine_groups import logged, random_cases, run_case
 from replicated import check_gradients
 from test_quantized_engine import dispatched, scattered
 
@@ -29,9 +31,8 @@ def who_carries_what(group: dist.ProcessGroup) -> Communicator:
     assert isinstance(comm, Communicator)
     assert comm.backend == "tcp"
     assert lines == [f"group {group.group_name!r}: cpu tensors of 4 ranks on 2 hosts go through tcp"], lines
-    error = caught(lambda: at.from_group(group, backend="shm"))
-    assert isinstance(error, BackendUnavailableError)
-    assert "rank 0 and rank 2" in str(error)
+    with pytest.raises(BackendUnavailableError, match="rank 0 and rank 2"):
+        at.from_group(group, backend="shm")
 
     rank = dist.get_rank()
     local, _ = dist.new_subgroups_by_enumeration([[0, 1], [2, 3]])
@@ -85,17 +86,15 @@ def breaches(comm: Communicator) -> None:
     out = torch.full((8,), -1.0)
     two = [2] * 4
     sends = [2, 1, 2, 2] if comm.rank == 3 else two
-    error = caught(lambda: at.all_to_all_v(x, sends, two, out=out))
-    assert isinstance(error, PeerMismatchError)
-    assert str(error).endswith("rank 3 sends 1 elements to rank 1, which expects 2"), error
+    with pytest.raises(PeerMismatchError, match=r"rank 3 sends 1 elements to rank 1, which expects 2$"):
+        at.all_to_all_v(x, sends, two, out=out)
     assert (out == -1).all()
-    error = caught(lambda: at.all_to_all_v(x, [2, 2, 2, 3] if comm.rank == 2 else two, two, out=out))
-    assert isinstance(error, InvalidParamError)
-    assert "sdispls[3] + send_counts[3] is 6 + 3" in str(error)
+    with pytest.raises(InvalidParamError, match=re.escape("sdispls[3] + send_counts[3] is 6 + 3")):
+        at.all_to_all_v(x, [2, 2, 2, 3] if comm.rank == 2 else two, two, out=out)
     assert (out == -1).all()
     work = at.all_to_all_v(x.int() if comm.rank == 1 else x, two, two, async_op=True)[1]
-    error = caught(work.wait)
-    assert str(error).endswith("rank 0 has dtype float32, rank 1 has dtype int32"), error
+    with pytest.raises(PeerMismatchError, match=r"rank 0 has dtype float32, rank 1 has dtype int32$"):
+        work.wait()
     assert at.all_to_all_v(x, two, two, out=out) is out
     assert out.tolist() == [10.0 * j + 2 * comm.rank + k for j in range(4) for k in range(2)]
 
@@ -153,8 +152,8 @@ def other_front_end(comm: Communicator) -> None:
         assert parts is None or all((part == j).all() for j, part in enumerate(parts))
         dist.reduce(x, 2, group=group)
         assert (x == (6.0 if rank == 2 else rank)).all()
-    error = caught(lambda: dist.all_reduce(torch.ones(3 + (rank == 3)), group=group))
-    assert isinstance(error, PeerMismatchError), error
+    with pytest.raises(PeerMismatchError):
+        dist.all_reduce(torch.ones(3 + (rank == 3)), group=group)
     dist.all_gather(parts := [torch.empty(2) for _ in range(4)], torch.full((2,), float(rank)), group=group)
     assert torch.stack(parts).tolist() == [[j, j] for j in range(4)]
     dist.barrier(group)
@@ -174,10 +173,9 @@ def loss(comm: Communicator) -> None:
     if comm.rank == 3:
         time.sleep(0.5)
         os._exit(0)
-    error = caught(lambda: at.all_to_all_v(torch.ones(4), [1] * 4, [1] * 4))
-    assert isinstance(error, PeerLostError)
-    assert "rank 3 was lost: " in str(error), error
-    assert f"rank 3 (pid {pids[3]}" in str(error), error
+    with pytest.raises(PeerLostError, match="rank 3 was lost: ") as caught:
+        at.all_to_all_v(torch.ones(4), [1] * 4, [1] * 4)
+    assert f"rank 3 (pid {pids[3]}" in str(caught.value)
 
 
 def main() -> None:
