@@ -83,11 +83,6 @@ def test_mistakes_of_one_rank(grouped: Grouped) -> None:
             (
                 InvalidParamError,
                 "op 'avg' is not defined for dtype int64",
-                lambda a, bad: dist.all_reduce(good.long(), AVG if bad else SUM, async_op=a),
-            ),
-            (
-                InvalidParamError,
-                "op 'avg' is not defined for dtype int64",
                 lambda a, bad: dist.reduce(good.long(), 0, AVG if bad else SUM, async_op=a),
             ),
         ]

@@ -13,35 +13,22 @@ from torch import Tensor
 
 import alltoallv.torch as at
 from alltoallv import Communicator
-from alltoallv.errors import InvalidParamError, InvalidTensorError, PeerMismatchError, ValueOverflowError
+from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.quantization.spec import Quantization, QuantizedReduction
 from alltoallv.testing import Ranks
 from alltoallv.testing import quantized as reference
+from alltoallv.testing.golden import assert_bits_equal
 from alltoallv.torch.quantized.adapter import ADAPTER
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
-
-def vectors(size: int, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> list[Tensor]:
+def vectors(size: int, count: int) -> list[Tensor]:
     torch.manual_seed(0)
-    return [(torch.randn(shape) * (r + 1)).to(dtype) for r in range(size)]
+    return [torch.randn(count) * (r + 1) for r in range(size)]
 
 
-def as_numpy(tensor: Tensor) -> Any:
-    if tensor.dtype is not torch.bfloat16:
-        return tensor.numpy()
-    import ml_dtypes
-
-    return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-
-
-def same(actual: Tensor, wanted: Any) -> bool:
-    return bool(np.array_equal(as_numpy(actual).view(np.uint8), wanted.view(np.uint8)))
-
-
-def test_feedback_and_errors(ranks: Ranks) -> None:
+def test_feedback(ranks: Ranks) -> None:
     def check(comm: Communicator) -> None:
-        xs = vectors(comm.size, (5000,))
+        xs = vectors(comm.size, 5000)
         states, arrays = at.ErrorFeedback(), [np.zeros(5000, np.float32) for _ in xs]
         gather_error = np.zeros(5000, np.float32)
         for step in range(3):
@@ -50,19 +37,14 @@ def test_feedback_and_errors(ranks: Ranks) -> None:
                 [x.numpy() for x in xs], errors=arrays, gather_error=gather_error, **how
             )[0]
             result = at.quantized_all_reduce(xs[comm.rank], error_feedback=states, group=comm, **how)
-            assert same(result, wanted), step
+            assert_bits_equal(result.numpy(), wanted, f"step {step}")
             loaded = at.ErrorFeedback()
             loaded.load_state_dict(states.state_dict())
             states = loaded
         for n in (0, 5):  # the part of one rank, or of both, is empty
             at.quantized_all_reduce(xs[0][:n], gather="quantized", error_feedback=at.ErrorFeedback(), group=comm)
-        with pytest.raises(PeerMismatchError, match="rank 0 has format int8, rank 1 has format int4"):
-            at.quantized_all_reduce(xs[0], bits=8 - 4 * comm.rank, group=comm)
-        with pytest.raises(ValueOverflowError):
-            at.quantized_all_reduce(xs[0] * 1e9, out_dtype=torch.float16, overflow="raise", group=comm)
-        for wrong in ({"error_feedback": {}}, {"out": xs[0].double()}, {"bits": 3}):
-            with pytest.raises((InvalidParamError, InvalidTensorError)):
-                at.quantized_all_reduce(xs[0], group=comm, **wrong)
+        with pytest.raises((InvalidParamError, InvalidTensorError)):
+            at.quantized_all_reduce(xs[0], error_feedback={}, group=comm)
         leaf = xs[0].clone().requires_grad_()
         with pytest.raises(InvalidParamError, match="requires grad"):
             at.quantized_all_reduce(leaf, error_feedback=states, group=comm)
@@ -86,11 +68,7 @@ def test_refusals_with_and_without_gradients(ranks: Ranks) -> None:
     """Errors name what does not fit, arguments without a meaning, and what excludes a gradient."""
 
     def check(comm: Communicator) -> None:
-        [x, _] = vectors(comm.size, (700,))
-        half = torch.full((500,), 60_000.0, dtype=torch.float16)
-        with pytest.raises(ValueOverflowError):
-            at.quantized_all_reduce(half, overflow="raise", group=comm)
-        assert at.quantized_all_reduce(half, overflow="infinity", group=comm).isinf().all()
+        [x, _] = vectors(comm.size, 700)
         with pytest.raises(InvalidTensorError, match="scale has dtype float64, expected float32"):
             at.quantized_all_reduce(x.to(torch.int8), scale=torch.ones(700).double(), group=comm)
         strided = torch.stack([x, -x], dim=-1)[..., 0]
@@ -100,9 +78,8 @@ def test_refusals_with_and_without_gradients(ranks: Ranks) -> None:
         assert torch.equal(told, at.quantized_all_to_all(rows, [1, 1], group=comm))
         leaf, out = x.clone().requires_grad_(), torch.empty(700)
         for wrong in ({"bits": 3}, {"group_size": 0}, {"gather": "none"}):
-            for given in (x, leaf):
-                with pytest.raises(InvalidParamError, match=f"{next(iter(wrong))} is"):
-                    at.quantized_all_reduce(given, group=comm, **wrong)
+            with pytest.raises(InvalidParamError, match=f"{next(iter(wrong))} is"):
+                at.quantized_all_reduce(leaf, group=comm, **wrong)
         for extra, names in (({"out": out, "async_op": True}, "out and async_op"), ({"out": out}, "out")):
             for function in (at.quantized_all_reduce, at.quantized_reduce_scatter):
                 with pytest.raises(InvalidParamError, match=f"requires grad, expected a call without {names}$"):
@@ -151,7 +128,7 @@ def test_gradients_of_rows_travel_as_codes(ranks: Ranks, how: dict[str, Any], dt
             options: Any = {"out_dtype": getattr(torch, dtype), "quantize_gradient": True, "group": comm, **how}
             rows = at.quantized_all_to_all(x, COUNTS[comm.rank], recvs, **options)
             (grad,) = torch.autograd.grad((rows * torch.from_numpy(slopes)).sum(), x, create_graph=True)
-            assert same(grad.detach(), wanted)
+            assert_bits_equal(grad.numpy(force=True), wanted)
         ones = torch.autograd.grad(rows, x, torch.ones_like(rows).requires_grad_(), create_graph=True)[0]
         assert ones.requires_grad
 
