@@ -60,8 +60,11 @@ def test_fewer_ranks(grouped: Grouped) -> None:
     """``shrink_group`` of the default group and of another, and ``split_group``."""
 
     def run(rank: int, size: int, group: dist.ProcessGroup) -> None:
-        if (smaller := group.split_group([0, 2])) is not None:
+        smaller = group.split_group([0, 2])
+        assert (smaller is None) == (rank % 2 == 1)
+        if smaller is not None:
             assert summed(smaller) == 2
+            smaller.shutdown()
         some = dist.new_group([0, 2, 3])
         if rank in (0, 3):
             some = dist.shrink_group([1], group=some)  # rank 2 of the job

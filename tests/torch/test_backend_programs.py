@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -81,26 +81,21 @@ def draw(rng: random.Random, size: int) -> Step:
 def call(step: Step, group: Any, members: list[int], async_op: bool, strided: bool) -> tuple[list[Tensor], Any]:
     """Runs one step; returns the outputs, which are complete once the work, if any, has been waited for."""
     size, r = len(members), members.index(dist.get_rank())
-    step = Step(**{**vars(step), "strided": step.strided and strided})
+    step = replace(step, strided=step.strided and strided)
     op, n, c = OPS[step.op], step.counts[0][0], step.columns
     keywords = {"group": group, "async_op": async_op}
     if step.kind == "barrier":
         return [], dist.barrier(**keywords)
-    if step.kind == "all_reduce":
-        out = step.space(n, c)
-        out.copy_(step.tensor(r, n, c))
-        return [out], dist.all_reduce(out, op, **keywords)
-    if step.kind == "broadcast":
-        out = step.space(n, c)
-        out.copy_(step.tensor(r, n, c))
+    if step.kind in ("all_reduce", "broadcast"):
+        out = step.space(n, c).copy_(step.tensor(r, n, c))
+        if step.kind == "all_reduce":
+            return [out], dist.all_reduce(out, op, **keywords)
         return [out], dist.broadcast(out, src=members[step.root], **keywords)
-    if step.kind == "reduce_scatter":
-        whole = step.tensor(r, size * n, c)
-        out = step.space(n, c)
+    if step.kind.startswith("reduce_scatter"):
+        whole, out = step.tensor(r, size * n, c), step.space(n, c)
+        if step.kind == "reduce_scatter_single":
+            return [out], dist.reduce_scatter_single(out, whole, op, **keywords)
         return [out], dist.reduce_scatter(out, list(whole.chunk(size) if n else [whole] * size), op, **keywords)
-    if step.kind == "reduce_scatter_single":
-        out = step.space(n, c)
-        return [out], dist.reduce_scatter_single(out, step.tensor(r, size * n, c), op, **keywords)
     if step.kind == "all_gather":
         outs = [step.space(n, c) for _ in range(size)]
         return outs, dist.all_gather(outs, step.tensor(r, n, c), **keywords)

@@ -196,21 +196,6 @@ def test_tokens_without_gradient(ranks: Ranks) -> None:
     ranks(2)(check)
 
 
-def test_compiled_models_break_around_it(ranks: Ranks) -> None:
-    def check(comm: Communicator) -> None:
-        dispatcher = at.nn.MoEDispatcher(2, comm)
-        torch._dynamo.reset()
-
-        def model(x: Tensor, ids: Tensor) -> Tensor:
-            rows, _, state = dispatcher.dispatch(x * 2, ids, torch.ones(ids.shape))
-            return dispatcher.combine(rows * rows, state) + 1
-
-        x, ids = torch.randn(4, 2), torch.tensor([[0, 1], [1, 1], [0, 0], [1, 0]])
-        assert torch.equal(torch.compile(model, backend="aot_eager")(x, ids), model(x, ids))
-
-    ranks(2, timeout=120, comm_timeout=100)(check)
-
-
 BAD = {
     "tokens of integers": (
         (torch.ones(2, 3, dtype=torch.int64), torch.zeros(2, 1, dtype=torch.int64)),

@@ -112,7 +112,7 @@ def test_one_graph(ranks: Ranks, backend: str) -> None:
     """The whole layer, forward and backward, serves other routes without another graph."""
 
     def check(comm: Communicator) -> None:
-        for options in ({"alignment": 4}, {"capacity": 1.0, "payload": "int8"}):
+        for options in ({}, {"alignment": 4, "capacity": 1.0, "payload": "int8"}):
             dispatcher = at.nn.MoEDispatcher(EXPERTS, comm, **options)
 
             def layer(x: Tensor, ids: Tensor, weights: Tensor, dispatcher: Any = dispatcher) -> Tensor:
