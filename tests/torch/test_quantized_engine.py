@@ -36,9 +36,9 @@ def feedback(seed: int, ranks: int, count: int) -> list[Any]:
     return [(rng.normal(size=count) * 0.01).astype(F32) for _ in range(ranks)]
 
 
-def all_reduce_cases(comm: Any, place: str) -> int:
+def all_reduce_cases(comm: Any, place: str) -> None:
     """Every mode, with parts that are empty, short and longer than a chunk; torch operators are the kernels."""
-    done, rank, size = 0, comm.rank, comm.size
+    rank, size = comm.rank, comm.size
     for number, count in enumerate((0, 1, 33, 1024, 5003)):
         for bits, group, gather, name, out_name, op, feeds in (
             (8, 128, "full", "float32", "float16", "sum", False),
@@ -46,29 +46,27 @@ def all_reduce_cases(comm: Any, place: str) -> int:
             (4, 33, "quantized", "float16", "float32", "sum", True),
             (4, 64, "full", "float32", "float32", "avg", True),
         ):
-            xs = inputs_of(number, size, count, name)
+            xs, how = inputs_of(number, size, count, name), {"bits": bits, "group_size": group, "gather": gather}
             errors = feedback(number, size, count) if feeds else None
             gather_error = feedback(99, 1, count)[0] if feeds and gather == "quantized" else None
-            how = Quantization(f"int{bits}", group, gather, op)  # type: ignore[arg-type]
-            request = QuantizedReduction("quantized_all_reduce", name, out_name, (count,), how)
-            mine = None if errors is None else to_torch(errors[rank]).to(place)
-            begin, length = how.part(count, size, rank)
-            held = None if gather_error is None else to_torch(gather_error[begin : begin + length].copy()).to(place)
+            begin, length = Quantization(f"int{bits}", group).part(count, size, rank)  # type: ignore[arg-type]
+            state = None
+            if errors is not None:
+                held = None if gather_error is None else to_torch(gather_error[begin : begin + length])
+                (state := at.ErrorFeedback()).load_state_dict({"error": to_torch(errors[rank]), "gather_error": held})
             out = torch.full((count,), 3.0, dtype=getattr(torch, out_name), device=place)
-            comm.quantized_reduce(request, out, to_torch(xs[rank]).to(place), mine, held).run()
+            told: Any = {"out": out, "out_dtype": out.dtype, "error_feedback": state, "group": comm} | how
+            at.quantized_all_reduce(to_torch(xs[rank]).to(place), op=op, **told)
             expected = q.quantized_all_reduce(
-                xs, group_size=group, bits=bits, gather=gather, op=op, dtype=out_name, errors=errors,
-                gather_error=gather_error,
+                xs, op=op, dtype=out_name, errors=errors, gather_error=gather_error, **how
             )[rank]  # fmt: skip
             assert_bits_equal(to_numpy(out.cpu()), expected, f"{count} {bits} {group} {gather}")
-            if errors is not None:
-                assert_bits_equal(to_numpy(mine.cpu()), errors[rank], "error feedback")
-            if gather_error is not None:
-                assert_bits_equal(
-                    to_numpy(held.cpu()), gather_error[begin : begin + length], "error feedback of the gather"
-                )
-            done += 1
-    return done
+            if state is not None:
+                kept = state.state_dict()
+                assert_bits_equal(to_numpy(kept["error"].cpu()), errors[rank], "error feedback")
+                if gather_error is not None:
+                    wanted = gather_error[begin : begin + length]
+                    assert_bits_equal(to_numpy(kept["gather_error"].cpu()), wanted, "error feedback of the gather")
 
 
 def shared_scale_cases(comm: Any, place: str) -> None:
@@ -77,37 +75,14 @@ def shared_scale_cases(comm: Any, place: str) -> None:
         rng = np.random.default_rng(channels)
         codes = [rng.integers(-128, 128, shape).astype(np.int8) for _ in range(size)]
         scale = rng.uniform(0.01, 1, channels).astype(F32)
-        count = codes[0].size
-        how = Quantization()
-        request = QuantizedReduction("quantized_all_reduce", "int8", "float16", (count,), how, scale=scale, offset=0.5)
-        out = torch.empty(shape, dtype=torch.float16, device=place)
-        comm.quantized_reduce(request, out, to_torch(codes[rank]).to(place)).run()
+        one, second = to_torch(scale), (scale * F32(1.7)).astype(F32)
+        out = at.quantized_all_reduce(to_torch(codes[rank]).to(place), scale=one, offset=0.5, group=comm)
         assert_bits_equal(to_numpy(out.cpu()), q.shared_scale_all_reduce(codes, scale, 0.5)[rank])
 
         xs = [rng.normal(size=shape).astype(F32) for _ in range(size)]
-        second = (scale * F32(1.7)).astype(F32)
-        request = QuantizedReduction(
-            "quantized_all_reduce", "float32", "float32", (count,), how, scale=scale, scale_2=second
-        )
-        out = torch.empty(shape, device=place)
-        comm.quantized_reduce(request, out, to_torch(xs[rank]).to(place)).run()
+        told: Any = {"comm_quant_scale_1": one, "comm_quant_scale_2": to_torch(second), "group": comm}
+        out = at.quantized_all_reduce(to_torch(xs[rank]).to(place), **told)
         assert_bits_equal(to_numpy(out.cpu()), q.two_scale_all_reduce(xs, scale, second)[rank])
-
-
-def reduce_scatter_cases(comm: Any, place: str) -> None:
-    rank, size = comm.rank, comm.size
-    uneven = [700, *[0] * (size - 2), 41][-size:]
-    for counts in ([0] * size, [5] * size, uneven):
-        xs = inputs_of(4, size, sum(counts), "float32")
-        errors = feedback(5, size, sum(counts))
-        mine = to_torch(errors[rank]).to(place)
-        how = Quantization("int8", 32)
-        request = QuantizedReduction("quantized_reduce_scatter", "float32", "bfloat16", tuple(counts), how)
-        out = torch.empty(counts[rank], dtype=torch.bfloat16, device=place)
-        comm.quantized_reduce(request, out, to_torch(xs[rank]).to(place), mine).run()
-        expected = q.quantized_reduce_scatter(xs, counts, group_size=32, dtype="bfloat16", errors=errors)
-        assert_bits_equal(to_numpy(out.cpu()), expected[rank])
-        assert_bits_equal(to_numpy(mine.cpu()), errors[rank])
 
 
 def operation_cases(comm: Any, place: str = "cpu") -> None:
@@ -125,34 +100,33 @@ def test_the_operation_over_a_group(grouped: Grouped, size: int) -> None:
     grouped(size, views, check="always")(lambda rank, size, comm: operation_cases(comm))
 
 
-def every_case(comm: Any, place: str = "cpu") -> int:
+def every_case(comm: Any, place: str = "cpu") -> None:
     """Reductions of tensors that lie in ``place``."""
-    done = all_reduce_cases(comm, place)
+    all_reduce_cases(comm, place)
     shared_scale_cases(comm, place)
-    reduce_scatter_cases(comm, place)
-    return done
+    uneven = [700, *[0] * (comm.size - 2), 41][-comm.size :]
+    for counts in ([0] * comm.size, [5] * comm.size, uneven):
+        scattered(comm, counts, (), place, group_size=32)
 
 
 @pytest.mark.parametrize(("size", "way"), [(1, views), (2, staged), (3, views)])
 def test_over_an_engine(grouped: Grouped, size: int, way: Any) -> None:
-    def run(rank: int, size: int, comm: Any) -> int:
-        return every_case(comm)
-
-    assert grouped(size, way)(run) == [20] * size
+    grouped(size, way)(lambda rank, size, comm: every_case(comm))
 
 
-def scattered(comm: Any, counts: list[int], tail: tuple[int, ...], **how: Any) -> None:
+def scattered(comm: Any, counts: list[int], tail: tuple[int, ...], place: str = "cpu", **how: Any) -> None:
     """``quantized_reduce_scatter`` as a user calls it, twice with one error feedback."""
     rank, size = comm.rank, comm.size
-    xs = [x.reshape(-1, *tail) for x in inputs_of(8, size, sum(counts) * int(np.prod(tail)), "bfloat16")]
+    xs = [x.reshape(-1, *tail) for x in inputs_of(8, size, sum(counts) * int(np.prod(tail)), "float32")]
     errors = [np.zeros(x.shape, F32) for x in xs]
     state = at.ErrorFeedback()
     for _ in range(2):
-        wanted = q.quantized_reduce_scatter(xs, counts, dtype="float32", errors=errors, **how)[rank]
-        out = torch.full(wanted.shape, 5.0)
-        told = {"out": out, "out_dtype": torch.float32, "error_feedback": state, "group": comm} | how
-        assert at.quantized_reduce_scatter(to_torch(xs[rank]), counts, **told) is out
-        assert_bits_equal(to_numpy(out), wanted)
+        wanted = q.quantized_reduce_scatter(xs, counts, dtype="bfloat16", errors=errors, **how)[rank]
+        out = torch.full(wanted.shape, 5.0, dtype=torch.bfloat16, device=place)
+        told = {"out": out, "out_dtype": out.dtype, "error_feedback": state, "group": comm} | how
+        assert at.quantized_reduce_scatter(to_torch(xs[rank]).to(place), counts, **told) is out
+        assert_bits_equal(to_numpy(out.cpu()), wanted)
+    assert_bits_equal(to_numpy(state.state_dict()["error"].cpu()), errors[rank].reshape(-1))
 
 
 def dispatched(comm: Any, counts: list[list[int]], tail: tuple[int, ...], place: str, **how: Any) -> None:
