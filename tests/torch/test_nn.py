@@ -113,7 +113,7 @@ def test_one_exchange_each_way(ranks: Ranks) -> None:
     assert ranks(2)(check) == [[1, 1, 2]] * 2
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("k", [1, 2])
 def test_gradients(ranks: Ranks, size: int, k: int) -> None:
     """First and second derivatives, by tokens and by gate weights."""

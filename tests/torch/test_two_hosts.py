@@ -32,7 +32,7 @@ def test_two_hosts(two_hosts: TwoHosts) -> None:
 
         place = [host for host in hosts for _ in range(2)]
         ranks = HostRanks(FOLDER / "two_hosts_program.py", place, environment=environment)
-        texts = "\n---\n".join(ranks.outputs(100))
+        texts = "\n---\n".join(ranks.outputs(200))
         names = {host.name for host in hosts}
     assert ranks.codes() == [0] * 4, texts
     assert not names & namespaces()
