@@ -39,11 +39,10 @@ def test_ranks_that_disagree(grouped: Grouped) -> None:
         ]
         for number, mistake in enumerate(mistakes):
             for async_op in (False, True):
-                with pytest.raises(PeerMismatchError) as caught:  # noqa: PT012
+                with pytest.raises(PeerMismatchError, match=rf"rank ({size - 1}|0)"):  # noqa: PT012
                     work = mistake(async_op)
                     assert work is not None, number
                     work.wait()
-                assert f"rank {size - 1}" in str(caught.value) or "rank 0" in str(caught.value), number
                 if async_op:
                     assert isinstance(work.exception(), PeerMismatchError)
                     assert work.is_completed()
@@ -88,12 +87,11 @@ def test_mistakes_of_one_rank(grouped: Grouped) -> None:
         ]
         for kind, text, mistake in mistakes:
             for async_op in (False, True):
-                with pytest.raises(RuntimeError, match=text) as caught:  # noqa: PT012
+                with pytest.raises(RuntimeError, match=f"on rank 1: .*{text}") as caught:  # noqa: PT012
                     work = mistake(async_op, rank == 1)
                     assert work is not None
                     work.wait()
                 assert type(caught.value) is kind
-                assert "on rank 1: " in str(caught.value)
         with pytest.raises(RuntimeError, match="root is 7, expected 0 <= root < 2"):
             dist.broadcast(good, 7)
         before = operators(group)
@@ -189,7 +187,7 @@ def test_monitored_barrier(grouped: Grouped, file: str) -> None:
 def test_killed_rank(ranks: Ranks, tmp_path: Path) -> None:
     """While the others wait in a call, for a handle, and in DDP's backward pass; then a new group of the rest."""
 
-    def run(rank: int, size: int, directory: str) -> list[str]:
+    def run(rank: int, size: int, directory: str) -> None:
         torch.set_num_threads(1)
         store = dist.FileStore(f"{directory}/all", size)
         dist.init_process_group("alltoallv", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
@@ -203,29 +201,21 @@ def test_killed_rank(ranks: Ranks, tmp_path: Path) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         handle = dist.all_reduce(torch.ones(5), group=second, async_op=True)
         started = time.monotonic()
-        texts = []
-        with pytest.raises(PeerLostError) as caught:
+        with pytest.raises(PeerLostError, match="rank 1"):
             dist.all_reduce(torch.ones(5))
-        texts.append(str(caught.value))
-        with pytest.raises(PeerLostError) as caught:
+        with pytest.raises(PeerLostError, match="rank 1"):
             handle.wait()
-        texts.append(str(caught.value))
-        with pytest.raises(RuntimeError, match="PeerLostError") as failed:
+        with pytest.raises(RuntimeError, match=r"(?s)PeerLostError.*rank 1"):
             parallel(torch.ones(2, 30)).sum().backward()
-        texts.append(str(failed.value))
         assert time.monotonic() - started < 10
         dist.destroy_process_group()
         if rank == 0 or rank == 2:
             with joined(rank // 2, size - 1, f"{directory}/rest"):
                 dist.all_reduce(x := torch.ones(3))
                 assert x.tolist() == [2, 2, 2]
-        return texts
 
     outcomes = ranks(3, communicator=False, fresh=True, outcomes=True)(run, str(tmp_path))
-    assert outcomes[1].error is not None
-    for outcome in (outcomes[0], outcomes[2]):
-        assert outcome.error is None, outcome
-        assert all("rank 1" in text for text in outcome.result), outcome.result
+    assert [outcome.error is None for outcome in outcomes] == [True, False, True], outcomes
 
 
 def test_rank_that_leaves(grouped: Grouped) -> None:
