@@ -205,13 +205,12 @@ def test_alone_and_in_static_mode() -> None:
         paddle.disable_static()
 
 
-@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
-def test_gradients_of_other_dtypes(ranks: Ranks, dtype: str) -> None:
+def test_gradients_of_bfloat16(ranks: Ranks) -> None:
     def check(comm: Communicator) -> Any:
-        x = paddle.to_tensor([[1, 2], [3, 4], [5, 6], [7, 8], [9, 10]], dtype=dtype, stop_gradient=False)
+        x = paddle.to_tensor([[1, 2], [3, 4], [5, 6], [7, 8], [9, 10]], dtype="bfloat16", stop_gradient=False)
         counts = [[2, 1, 1, 1], [1, 1, 2, 1]][comm.rank]
         y = ap.global_gather(x, counts, counts, group=comm)
-        assert str(y.dtype) == f"paddle.{dtype}"
+        assert y.dtype == paddle.bfloat16
         (y * y).backward()
         return x.grad.astype("float64").tolist()
 
