@@ -6,11 +6,13 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from alltoallv.errors import BackendUnavailableError
+from alltoallv.testing import Ranks
 from alltoallv.testing.hosts import Host, joined_hosts
 
 # Examples run collectives, whose time says nothing about the code under test. In CI the same ones each time.
@@ -32,6 +34,20 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 @pytest.fixture(scope="session")
 def ranks_preload() -> tuple[str, ...]:
     return "alltoallv.numpy", "ml_dtypes"
+
+
+@pytest.fixture(params=["processes", "threads"])
+def launch(request: pytest.FixtureRequest, ranks: Ranks) -> Callable[..., list[Any]]:
+    """``launch(size, function, *arguments, **options)`` runs ``function(communicator, *arguments)`` on every rank.
+
+    Once on ranks that are processes, and once on ranks that are threads; the options are those of `Ranks`.
+    """
+    threads = request.param == "threads"
+
+    def run(size: int, function: Callable[..., Any], *arguments: Any, **options: Any) -> list[Any]:
+        return ranks(size, threads=threads, **options)(function, *arguments)
+
+    return run
 
 
 @pytest.fixture(scope="session")

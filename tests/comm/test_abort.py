@@ -6,7 +6,7 @@ import threading
 import time
 
 import numpy as np
-from trouble import BOTH, LIMIT, attempt, check_works, join, wait_for
+from trouble import LIMIT, attempt, check_works, join, wait_for
 
 import alltoallv
 from alltoallv import Communicator
@@ -15,8 +15,7 @@ from alltoallv.numpy import all_to_all_v, barrier
 REASON = "the loss became NaN in step 7 – naïvely"
 
 
-@BOTH
-def test_abort_wakes_all_ranks(ranks, threads, prompt):
+def test_abort_wakes_all_ranks(launch, prompt):
     """From a thread of a rank that is itself blocked."""
 
     def work(comm):
@@ -39,7 +38,7 @@ def test_abort_wakes_all_ranks(ranks, threads, prompt):
         assert not comm.usable
         return caused, failure, later
 
-    found = ranks(4, threads=threads)(work)
+    found = launch(4, work)
     (cause,) = found[1][0]
     for _, failure, later in found:
         assert failure.name == "PeerLostError"
@@ -52,8 +51,7 @@ def test_abort_wakes_all_ranks(ranks, threads, prompt):
             assert call.at - call.began < LIMIT / 5  # at once
 
 
-@BOTH
-def test_abort_of_pending_calls(ranks, threads):
+def test_abort_of_pending_calls(launch):
     def work(comm):
         if comm.rank == 0:
             time.sleep(0.3)
@@ -62,19 +60,18 @@ def test_abort_of_pending_calls(ranks, threads):
         works = [barrier(group=comm, async_op=True) for _ in range(4)]
         return [attempt(work.wait) for work in works]
 
-    for failures in ranks(3, threads=threads)(work)[1:]:
+    for failures in launch(3, work)[1:]:
         assert [f.name for f in failures] == ["PeerLostError"] * 4
         assert all(REASON in f.text for f in failures)
 
 
-@BOTH
-def test_first_abort_counts(ranks, threads):
+def test_first_abort_counts(launch):
     def work(comm):
         comm.abort(f"by rank {comm.rank}")
         comm.abort("once more")
         return attempt(barrier, group=comm).text.partition(": ")[2]
 
-    texts = ranks(3, threads=threads)(work)
+    texts = launch(3, work)
     assert len(set(texts)) == 1
     rank = texts[0][5]
     assert texts[0] == f"rank {rank} aborted: by rank {rank}"

@@ -142,7 +142,7 @@ def test_poisoned_communicator_is_replaced(ranks):
     ranks(3, communicator=False)(work)
 
 
-def test_use_after_destroy(ranks):
+def test_use_after_destroy(launch):
     def work(comm):
         x, counts = np.ones(comm.size), [1] * comm.size
         plan = alltoallv._core.Plan(comm.core, "barrier", "uint8", *[[0] * comm.size] * 4)
@@ -172,11 +172,10 @@ def test_use_after_destroy(ranks):
         assert comm.stats()["operators"] == 2
         comm.flight_record()
 
-    for threads in (False, True):
-        ranks(2, threads=threads)(work)
+    launch(2, work)
 
 
-def test_destroy_while_a_call_waits(ranks):
+def test_destroy_while_a_call_waits(launch):
     """It takes its turn behind the call; aborting first ends that."""
 
     def work(comm):
@@ -192,8 +191,7 @@ def test_destroy_while_a_call_waits(ranks):
         blocked.join(5)
         return blocked.is_alive()
 
-    for threads in (False, True):
-        assert ranks(2, threads=threads)(work) == [False, "left"]
+    assert launch(2, work) == [False, "left"]
 
 
 def test_dropping_the_last_reference_leaves(ranks):

@@ -10,7 +10,7 @@ import time
 
 import numpy as np
 import pytest
-from trouble import BOTH, attempt, join, last_seq, pids_of, wait_for
+from trouble import attempt, join, last_seq, pids_of, wait_for
 
 from alltoallv import Communicator
 from alltoallv.numpy import all_reduce, all_to_all_v, barrier, broadcast
@@ -33,8 +33,7 @@ def check_form(record, size: int, domain: str) -> None:
                 assert operator["start_ns"] <= operator["end_ns"] <= time.monotonic_ns()
 
 
-@BOTH
-def test_what_it_holds(ranks, threads):
+def test_what_it_holds(launch):
     def work(comm):
         size = comm.size
         assert comm.flight_record()["ranks"][comm.rank]["operators"] == []
@@ -46,7 +45,7 @@ def test_what_it_holds(ranks, threads):
         barrier(group=comm)  # after the first every rank has finished what is looked at
         return os.getpid(), comm.domain, comm.flight_record()
 
-    found = ranks(3, threads=threads)(work)
+    found = launch(3, work)
     pids = [pid for pid, _, _ in found]
     for rank, (_, domain, record) in enumerate(found):
         check_form(record, 3, domain)
@@ -61,17 +60,16 @@ def test_what_it_holds(ranks, threads):
             assert peer["operators"][4]["operator"] == "barrier"
 
 
-def test_only_the_last_operators_stay(ranks):
+def test_only_the_last_operators_stay(launch):
     def work(comm):
         for _ in range(200):
             barrier(group=comm)
         return last_seq(comm), comm.domain, comm.flight_record()
 
-    for threads in (False, True):
-        for last, domain, record in ranks(2, threads=threads)(work):
-            assert last == 200
-            check_form(record, 2, domain)
-            assert len(record["ranks"][0]["operators"]) >= 32
+    for last, domain, record in launch(2, work):
+        assert last == 200
+        check_form(record, 2, domain)
+        assert len(record["ranks"][0]["operators"]) >= 32
 
 
 def test_where_everybody_is(ranks):
@@ -94,17 +92,16 @@ def test_where_everybody_is(ranks):
     ranks(3)(work)
 
 
-def test_record_of_a_destroyed_communicator(ranks):
+def test_record_of_a_destroyed_communicator(launch):
     def work(comm):
         barrier(group=comm)
         comm.destroy()
         return comm.domain, comm.flight_record()
 
-    for threads in (False, True):
-        for rank, (domain, record) in enumerate(ranks(2, threads=threads)(work)):
-            check_form(record, 2, domain)
-            assert record["ranks"][rank]["left"]
-            assert record["ranks"][rank]["operators"][-1]["operator"] == "barrier"
+    for rank, (domain, record) in enumerate(launch(2, work)):
+        check_form(record, 2, domain)
+        assert record["ranks"][rank]["left"]
+        assert record["ranks"][rank]["operators"][-1]["operator"] == "barrier"
 
 
 @pytest.mark.parametrize("domain", ['quote " and \\ backslash', "tab\tand\nnewline", "日本語", "a/b/../c", "x" * 128])

@@ -12,7 +12,7 @@ import time
 
 import numpy as np
 import pytest
-from trouble import BOTH, attempt, check_works, held, join, on_threads, pids_of, stamp, stamped
+from trouble import attempt, check_works, held, join, on_threads, pids_of, stamp, stamped
 
 import alltoallv
 from alltoallv import Communicator
@@ -44,7 +44,7 @@ def forked(function) -> str:
     return b"".join(chunks).decode()
 
 
-@BOTH
+@pytest.mark.parametrize("threads", [False, True], ids=["processes", "threads"])
 def test_use_in_the_child_is_refused(ranks, threads):
     def work(comm):
         check_works(comm)

@@ -10,7 +10,7 @@ import time
 
 import numpy as np
 import pytest
-from trouble import BOTH, LIMIT, attempt, check_works, join, pids_of, stamp, stamped, wait_for
+from trouble import LIMIT, attempt, check_works, join, pids_of, stamp, stamped, wait_for
 
 import alltoallv
 from alltoallv.numpy import all_reduce, all_to_all_v, barrier
@@ -202,8 +202,7 @@ def test_loss_in_other_operators(ranks, kind, tmp_path, prompt):
     check_killed(ranks(3, outcomes=True)(work), cause, prompt, f"SIGKILL during {kind}")
 
 
-@BOTH
-def test_rank_that_returns_while_others_call(ranks, threads, tmp_path, prompt):
+def test_rank_that_returns_while_others_call(launch, tmp_path, prompt):
     def work(comm):
         barrier(group=comm)
         if comm.rank == VICTIM:
@@ -213,7 +212,7 @@ def test_rank_that_returns_while_others_call(ranks, threads, tmp_path, prompt):
             return None
         return attempt(barrier, group=comm)
 
-    found = ranks(3, threads=threads)(work)
+    found = launch(3, work)
     for failure in (found[0], found[2]):
         assert failure.name == "PeerLostError"
         assert f"rank {VICTIM} has left domain" in failure.text
@@ -222,8 +221,7 @@ def test_rank_that_returns_while_others_call(ranks, threads, tmp_path, prompt):
         prompt("a rank leaves while others wait", stamped(tmp_path / "cause"), failure.at)
 
 
-@BOTH
-def test_leaving_after_the_last_operator_harms_nobody(ranks, threads):
+def test_leaving_after_the_last_operator_harms_nobody(launch):
     """The quickest rank may be gone while the others are still in the same operator."""
 
     def work(comm):
@@ -235,7 +233,7 @@ def test_leaving_after_the_last_operator_harms_nobody(ranks, threads):
         return y[-1]
 
     for _ in range(10):
-        assert ranks(3, threads=threads)(work) == [2, 2, 2]
+        assert launch(3, work) == [2, 2, 2]
 
 
 def test_process_that_ends_without_destroy_has_left(ranks):

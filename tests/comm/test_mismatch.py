@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from trouble import BOTH, LIMIT, Failure, attempt, check_works, last_seq
+from trouble import LIMIT, Failure, attempt, check_works, last_seq
 
 import alltoallv
 from alltoallv import Communicator, errors
@@ -89,14 +89,13 @@ def disagree(comm: Communicator, odd: int, n: int) -> list[tuple[str, str, Failu
     return found
 
 
-@BOTH
 @pytest.mark.parametrize("n", [SMALL, LARGE])
 @pytest.mark.parametrize(
     ("size", "odd"),
     [(2, 1), (3, 2), (5, 0), *(pytest.param(*more, marks=pytest.mark.slow) for more in ((2, 0), (3, 1), (5, 3)))],
 )
-def test_every_rank_gets_the_same_error(ranks, size, odd, n, threads):
-    for cases in zip(*ranks(size, threads=threads)(disagree, odd, n), strict=True):
+def test_every_rank_gets_the_same_error(launch, size, odd, n):
+    for cases in zip(*launch(size, disagree, odd, n), strict=True):
         name = cases[0][0]
         for _, words, failure, seq, untouched in cases:
             assert failure.name == "PeerMismatchError", (name, failure)
@@ -115,7 +114,7 @@ def test_nothing_is_written_over_any_path(ranks, path):
         assert all(untouched for *_, untouched in cases), cases[0][0]
 
 
-def test_ranks_of_which_each_says_something_else(ranks):
+def test_ranks_of_which_each_says_something_else(launch):
     def work(comm):
         counts = [10 * (comm.rank + 1)] * comm.size
         out = alltoallv.empty(sum(counts), np.uint8)
@@ -125,10 +124,9 @@ def test_ranks_of_which_each_says_something_else(ranks):
         check_works(comm)
         return failure
 
-    for threads in (False, True):
-        found = ranks(5, threads=threads)(work)
-        assert {f.text for f in found} == {found[0].text}
-        assert found[0].name == "PeerMismatchError"
+    found = launch(5, work)
+    assert {f.text for f in found} == {found[0].text}
+    assert found[0].name == "PeerMismatchError"
 
 
 SHAPES = [
@@ -150,8 +148,7 @@ def reductions_of(x, comm):
     yield lambda: scan(x, group=comm)
 
 
-@BOTH
-def test_shapes_of_reductions(ranks, threads):
+def test_shapes_of_reductions(launch):
     def work(comm):
         for plain, deviating, *texts in SHAPES:
             x = np.ones(deviating if comm.rank == 1 else plain, np.float32)
@@ -161,10 +158,10 @@ def test_shapes_of_reductions(ranks, threads):
                 assert failure.text.endswith("rank 0 has shape {}, rank 1 has shape {}".format(*texts)), failure.text
         check_works(comm)
 
-    ranks(3, threads=threads)(work)
+    launch(3, work)
 
 
-def test_failures_in_a_row_by_changing_ranks(ranks):
+def test_failures_in_a_row_by_changing_ranks(launch):
     def work(comm):
         found = []
         x, counts = np.ones(4 * comm.size), [4] * comm.size
@@ -177,11 +174,10 @@ def test_failures_in_a_row_by_changing_ranks(ranks):
         check_works(comm)
         return found
 
-    for threads in (False, True):
-        for k, failures in enumerate(zip(*ranks(3, threads=threads)(work), strict=True)):
-            value = -1 - k if k < 30 else -70 - k
-            assert all(f.name == "InvalidParamError" and f"{value}" in f.text for f in failures), k
-            assert sum("failed on rank" in f.text for f in failures) == 2  # all but the one that failed
+    for k, failures in enumerate(zip(*launch(3, work), strict=True)):
+        value = -1 - k if k < 30 else -70 - k
+        assert all(f.name == "InvalidParamError" and f"{value}" in f.text for f in failures), k
+        assert sum("failed on rank" in f.text for f in failures) == 2  # all but the one that failed
 
 
 def test_two_ranks_fail_at_once(ranks):
@@ -199,8 +195,7 @@ def test_two_ranks_fail_at_once(ranks):
     assert found[0].endswith(f"failed on rank 1: {found[1]}")
 
 
-@BOTH
-def test_a_failing_rank_does_not_wait_for_late_peers(ranks, threads, prompt):
+def test_a_failing_rank_does_not_wait_for_late_peers(launch, prompt):
     def work(comm):
         x, counts = np.ones(2 * comm.size), [2] * comm.size
         if comm.rank == 1:
@@ -211,14 +206,14 @@ def test_a_failing_rank_does_not_wait_for_late_peers(ranks, threads, prompt):
         check_works(comm)
         return failure
 
-    found = ranks(3, threads=threads)(work)
+    found = launch(3, work)
     assert found[1].at - found[1].began < 1.0
     for peer in (found[0], found[2]):
         assert peer.at > found[1].at
         prompt("a peer failed its checks before", peer.began, peer.at)
 
 
-def test_failure_behind_pending_calls_keeps_its_place(ranks):
+def test_failure_behind_pending_calls_keeps_its_place(launch):
     def work(comm):
         x, counts = np.ones(2 * comm.size), [2] * comm.size
         if comm.rank != 1:
@@ -237,28 +232,26 @@ def test_failure_behind_pending_calls_keeps_its_place(ranks):
         check_works(comm)
         return failure
 
-    for threads in (False, True):
-        found = ranks(3, threads=threads)(work)
-        assert all("#2 all_to_all_v" in found[rank].text for rank in (0, 2))
-        assert found[1].text in found[0].text
+    found = launch(3, work)
+    assert all("#2 all_to_all_v" in found[rank].text for rank in (0, 2))
+    assert found[1].text in found[0].text
 
 
 @pytest.mark.parametrize(
     "text", ["x" * 2000, "naïve " * 200, "日本語" * 300, "\U0001f980" * 400], ids=["1", "2", "3", "4"]
 )
-def test_long_texts_are_cut_between_characters(ranks, text):
+def test_long_texts_are_cut_between_characters(launch, text):
     def work(comm):
         if comm.rank == 0:
             comm.fail("barrier", ValueError(text))
             return None
         return attempt(barrier, group=comm)
 
-    for threads in (False, True):
-        failure = ranks(2, threads=threads)(work)[1]
-        assert failure.name == "InvalidParamError"
-        _, arrived = failure.text.split("failed on rank 0: ValueError: ")
-        assert len(arrived) > 80
-        assert text.startswith(arrived)
+    failure = launch(2, work)[1]
+    assert failure.name == "InvalidParamError"
+    _, arrived = failure.text.split("failed on rank 0: ValueError: ")
+    assert len(arrived) > 80
+    assert text.startswith(arrived)
 
 
 def test_checking_off_still_announces_failures(ranks):

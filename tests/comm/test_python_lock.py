@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from trouble import BOTH, wait_for
+from trouble import wait_for
 
 from alltoallv import Communicator, empty
 from alltoallv.errors import PeerMismatchError
@@ -32,9 +32,8 @@ def small_call(comm: Communicator, kind: str) -> Callable[[], Any]:
     return calls[kind]
 
 
-@BOTH
 @pytest.mark.parametrize("kind", ["plan", "function", "all_reduce", "quantized_all_reduce", "broadcast", "barrier"])
-def test_a_call_that_waits_long_lets_other_threads_run(ranks, kind: str, threads: bool, tmp_path: Path) -> None:
+def test_a_call_that_waits_long_lets_other_threads_run(launch, kind: str, tmp_path: Path) -> None:
     """Rank 2 comes only after a thread of rank 0, which waits for it, has run."""
     ran = tmp_path / "ran"
 
@@ -47,7 +46,7 @@ def test_a_call_that_waits_long_lets_other_threads_run(ranks, kind: str, threads
             wait_for(ran.exists, "a thread of rank 0 that runs while its call waits", 60)
         call()
 
-    ranks(SIZE, threads=threads)(work)
+    launch(SIZE, work)
 
 
 def test_a_call_behind_an_asynchronous_one_lets_other_threads_run(ranks, tmp_path: Path) -> None:

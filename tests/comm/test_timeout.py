@@ -11,7 +11,7 @@ import time
 
 import numpy as np
 import pytest
-from trouble import BOTH, LIMIT, attempt, check_works, join, pids_of, process_state, wait_for
+from trouble import LIMIT, attempt, check_works, join, pids_of, process_state, wait_for
 
 import alltoallv
 from alltoallv.numpy import all_reduce, all_to_all_v, barrier
@@ -85,20 +85,19 @@ def test_rank_that_is_stopped(ranks):
     assert f"for rank {LATE} (pid {pid}, stopped, last operator #1 all_gather)" in text
 
 
-@BOTH
-def test_several_late_ranks_are_all_named(ranks, threads):
+def test_several_late_ranks_are_all_named(launch):
     def work(comm):
         barrier(group=comm)
         if comm.rank in (1, 3):
             wait_for(lambda: not comm.usable, "timeout")
         return attempt(barrier, group=comm, timeout=0.5).text
 
-    texts = ranks(4, threads=threads)(work)
+    texts = launch(4, work)
     assert len(set(texts)) == 1
     assert re.search(r"for rank 1 \(.*\), rank 3 \(.*\); the timeout is over$", texts[0])
 
 
-def test_timeout_of_one_call(ranks, prompt):
+def test_timeout_of_one_call(launch, prompt):
     def work(comm):
         barrier(group=comm)
         if comm.rank == LATE:
@@ -112,15 +111,14 @@ def test_timeout_of_one_call(ranks, prompt):
             failures.append(attempt(call))
         return failures
 
-    for threads in (False, True):
-        for rank, failures in enumerate(ranks(3, threads=threads)(work)):
-            assert {f.name for f in failures} == {"CommTimeoutError"}
-            assert "waited 0.5 s" in failures[0].text
-            if rank != LATE:
-                prompt("timeout of one call", failures[0].began + 0.5, failures[0].at)
+    for rank, failures in enumerate(launch(3, work)):
+        assert {f.name for f in failures} == {"CommTimeoutError"}
+        assert "waited 0.5 s" in failures[0].text
+        if rank != LATE:
+            prompt("timeout of one call", failures[0].began + 0.5, failures[0].at)
 
 
-def test_timeout_of_asynchronous_calls(ranks):
+def test_timeout_of_asynchronous_calls(launch):
     def work(comm):
         if comm.rank == LATE:
             wait_for(lambda: not comm.usable, "timeout")
@@ -137,21 +135,19 @@ def test_timeout_of_asynchronous_calls(ranks):
         assert pending.is_completed()
         return failure
 
-    for threads in (False, True):
-        found = ranks(3, threads=threads)(work)
-        assert len({f.text for f in found}) == 1
-        assert f"for rank {LATE}" in found[0].text
+    found = launch(3, work)
+    assert len({f.text for f in found}) == 1
+    assert f"for rank {LATE}" in found[0].text
 
 
-@BOTH
-def test_very_short_timeout(ranks, threads):
+def test_very_short_timeout(launch):
     def work(comm):
         barrier(group=comm)
         if comm.rank == LATE:
             time.sleep(0.3)
         return attempt(barrier, group=comm, timeout=1e-6 if comm.rank == 0 else None)
 
-    found = ranks(3, threads=threads)(work)
+    found = launch(3, work)
     assert {f.name for f in found} == {"CommTimeoutError"}
     assert "rank 0 waited 0.0 s" in found[0].text
     assert found[0].at - found[0].began < 0.25
@@ -169,7 +165,7 @@ class Warnings(logging.Handler):
         self.texts.append(record.getMessage())
 
 
-@BOTH
+@pytest.mark.parametrize("threads", [False, True], ids=["processes", "threads"])
 def test_warning_names_late_ranks(ranks, threads, monkeypatch):
     def work(comm):
         warnings = Warnings()

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from alltoallv import Communicator
 from alltoallv.numpy import all_gather, all_reduce, all_to_all_v, barrier
@@ -29,9 +28,6 @@ from alltoallv.testing.data_path import data_path
 
 # From a cause to its error: milliseconds on an idle machine; these tests also run sanitized and emulated.
 LIMIT = 5.0
-
-#: A test of ranks that are processes, and once more with ranks that are threads.
-BOTH = pytest.mark.parametrize("threads", [False, True], ids=["processes", "threads"])
 
 _HANDLER = ctypes.CFUNCTYPE(None, ctypes.c_int)
 _libc = ctypes.CDLL(None, use_errno=True)
