@@ -31,6 +31,14 @@ def hosts(two_hosts: Callable[..., AbstractContextManager[list[Host]]]) -> Itera
         yield joined
 
 
+def told(place: Sequence[Host | None], *program: str, port: int, lost: Sequence[int] = ()) -> list[str]:
+    """What a program of programs.py has printed on each rank; all but those that are lost must have ended well."""
+    ranks = HostRanks(FOLDER / "programs.py", place, *program, port=port)
+    texts = ranks.outputs()
+    assert [rank for rank, code in enumerate(ranks.codes()) if code != 0 and rank not in lost] == [], "\n".join(texts)
+    return texts
+
+
 def lines_of(place: Sequence[Host | None], folder: Path) -> list[list[str]]:
     """What every collective gives on ranks placed so, by rank."""
     ranks = HostRanks(FOLDER / "numpy_program.py", place, "env", str(folder))
@@ -68,23 +76,23 @@ def test_ranks_in_any_place(hosts: list[Host], tmp_path_factory: pytest.TempPath
 def test_mpi_carries_what_goes_between_hosts(
     hosts: list[Host], one_host: list[list[str]], tmp_path: Path, library: str
 ) -> None:
-    run_by_mpi(library, hosts[:2], tmp_path)
+    run_by_mpi(library, hosts[:2], tmp_path, "numpy_program.py", "mpi", str(tmp_path))
     assert read_lines(tmp_path, 4) == one_host
 
 
 def test_a_communicator_is_dropped_while_mpi_carries_its_call(hosts: list[Host], tmp_path: Path) -> None:
-    said = run_by_mpi("mpich", hosts[:2], tmp_path, "dropped_program.py")
+    said = run_by_mpi("mpich", hosts[:2], tmp_path, "programs.py", "dropped")
     assert all(f"rank {rank} goes on" in said for rank in range(4)), said
 
 
-def run_by_mpi(library: str, hosts: list[Host], folder: Path, program: str = "numpy_program.py") -> str:
+def run_by_mpi(library: str, hosts: list[Host], folder: Path, program: str, *arguments: str) -> str:
     """What the program has printed on two ranks of every host."""
     pytest.importorskip("mpi4py", reason="mpi4py is not installed: the session `hosts` has it")
     try:
         command = mpi_command(library, hosts, 2, folder)
     except BackendUnavailableError as error:
         pytest.skip(f"{error}: the session `hosts` has it")
-    command += [sys.executable, str(FOLDER / program), "mpi", str(folder)]
+    command += [sys.executable, str(FOLDER / program), *arguments]
     ended = subprocess.run(command, env=no_launcher(), capture_output=True, text=True, timeout=200, check=False)
     assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
     return ended.stdout
@@ -108,45 +116,40 @@ def test_three_hosts_of_two_ranks(hosts: list[Host], tmp_path_factory: pytest.Te
     assert lines_of([host for host in hosts for _ in range(2)], tmp_path_factory.mktemp("tcp")) == expected
     for library in ("mpich", "openmpi"):
         folder = tmp_path_factory.mktemp(library)
-        run_by_mpi(library, hosts, folder)
+        run_by_mpi(library, hosts, folder, "numpy_program.py", "mpi", str(folder))
         assert read_lines(folder, 6) == expected
 
 
 @pytest.mark.parametrize(
-    ("how", "lost"), [("kill", "3"), ("kill", "13"), ("kill", "02"), ("exit", "13"), ("exit", "02")]
+    ("how", "lost"),
+    [("kill", [3]), ("kill", [1, 3]), ("kill", [0, 2]), ("exit", [1, 3]), ("exit", [0, 2])],
+    ids=lambda value: "".join(map(str, value)),
 )
-def test_lost_ranks_are_named_on_all_within_a_second(hosts: list[Host], how: str, lost: str) -> None:
+def test_lost_ranks_are_named_on_all_within_a_second(hosts: list[Host], how: str, lost: list[int]) -> None:
     """One, and on both hosts at once: a rank of each, and the ranks over which each host's rows go."""
     a, b, _ = hosts
-    ranks = HostRanks(FOLDER / "lost_program.py", [a, a, b, b], how, *lost, port=29_510)
-    texts = ranks.outputs()
-    for rank in (rank for rank in range(4) if str(rank) not in lost):
-        assert ranks.codes()[rank] == 0, texts[rank]
-        for line in texts[rank].splitlines():
-            assert line.startswith("PeerLostError after "), texts[rank]
-            assert any(f": rank {other} " in line for other in lost), texts[rank]
-        assert texts[rank].count("PeerLostError") == 2, texts[rank]
-        assert how == "exit" or float(texts[rank].split("after ")[1].split()[0]) < 1.0, texts[rank]
+    texts = told([a, a, b, b], "lost", how, *map(str, lost), port=29_510, lost=lost)
+    for text in (text for rank, text in enumerate(texts) if rank not in lost):
+        for line in text.splitlines():
+            assert line.startswith("PeerLostError after "), text
+            assert any(f": rank {other} " in line for other in lost), text
+        assert text.count("PeerLostError") == 2, text
+        assert how == "exit" or float(text.split("after ")[1].split()[0]) < 1.0, text
 
 
 @pytest.mark.parametrize("lost", [(0,), (1,), (2, 3)], ids=["rank-0", "a-rank", "a-host"])
 def test_survivors_go_on_at_once(hosts: list[Host], lost: tuple[int, ...]) -> None:
     """`shrink` where rank 0 is lost, over which rows go, a rank that leads nobody, and all of a host."""
     a, b, c = hosts
-    ranks = HostRanks(FOLDER / "shrink_program.py", [a, a, b, b, c], *map(str, lost), port=29_540)
-    texts = ranks.outputs()
-    for rank in set(range(5)).difference(lost):
-        assert ranks.codes()[rank] == 0, "\n".join(texts)
-        assert texts[rank].startswith("tcp after "), texts[rank]
-        assert float(texts[rank].split()[2]) < 2, texts[rank]  # 10 to 40 ms on an idle machine
+    texts = told([a, a, b, b, c], "shrink", *map(str, lost), port=29_540, lost=lost)
+    for text in (text for rank, text in enumerate(texts) if rank not in lost):
+        assert text.startswith("tcp after "), text
+        assert float(text.split()[2]) < 2, text  # 10 to 40 ms on an idle machine
 
 
 @pytest.mark.parametrize("victim", [0, 1, 2])
 def test_a_rank_without_descriptors_is_named_to_all_that_join(hosts: list[Host], victim: int) -> None:
-    ranks = HostRanks(FOLDER / "starved_program.py", [*hosts[:2], hosts[0]], str(victim), port=29_530)
-    texts = ranks.outputs()
-    assert ranks.codes() == [0] * 3, texts
-    for rank, text in enumerate(texts):
+    for rank, text in enumerate(told([*hosts[:2], hosts[0]], "starved", str(victim), port=29_530)):
         error, met = text.splitlines()
         assert "Too many open files" in error, text
         assert rank == victim or f"rank {victim} " in error
@@ -160,56 +163,39 @@ def test_ranks_that_wait_for_each_other_are_told_both_chains(hosts: list[Host]) 
         c = OtherClock(c.name, c.interface, c.address)
     else:
         print("the kernel has no time namespaces: the clocks of all hosts are alike")
-    ranks = HostRanks(FOLDER / "crossed_program.py", [a, a, b, b, c], port=29_545)
-    texts = ranks.outputs()
-    for text, code in zip(texts, ranks.codes(), strict=True):
-        assert code == 0, "\n".join(texts)
+    for text in told([a, a, b, b, c], "crossed", port=29_545):
         assert float(text.split()[1]) < 5, text  # half a second on an idle machine
         assert "barrier of domain 'first' for rank" in text, text
         assert "barrier of domain 'second' for rank" in text, text
 
 
 def test_messages_that_nobody_takes_are_among_the_waits(hosts: list[Host]) -> None:
-    ranks = HostRanks(FOLDER / "crossed_messages_program.py", hosts[:2], port=29_547)
-    texts = ranks.outputs()
-    assert ranks.codes() == [0] * 2, "\n".join(texts)
     calls = {"recv": ("recv", "barrier"), "send": ("send", "barrier"), "both": ("send", "send")}
-    for text in texts:
-        told = {line.split()[0]: line for line in text.splitlines() if not line.startswith("late ok")}
-        assert told.keys() == calls.keys(), text
-        for name, line in told.items():
+    for text in told(hosts[:2], "crossed_messages", port=29_547):
+        errors = {line.split()[0]: line for line in text.splitlines()}
+        assert errors.keys() == calls.keys(), text
+        for name, line in errors.items():
             assert float(line.split()[1]) < 5, line  # 0.7 s on an idle machine
             assert all(f"{call} " in line for call in calls[name]), line
 
 
 def test_ranks_that_end_before_others_need_nothing_of_them(hosts: list[Host]) -> None:
     """Rank 0, over which rows go, destroys its communicator while others are still receiving its data."""
-    ranks = HostRanks(FOLDER / "leaving_program.py", [*hosts, hosts[0]], port=29_520)
-    texts = ranks.outputs()
-    assert ranks.codes() == [0] * 4, "\n".join(texts)
+    told([*hosts, hosts[0]], "leaving", port=29_520)
 
 
 @pytest.mark.parametrize("path", ["auto", "staged"])
 def test_large_messages_inside_a_host_use_shared_memory(hosts: list[Host], path: str) -> None:
     a, b, _ = hosts
-    place = [a, a, b]
-
-    def environment(rank: int) -> dict[str, str]:
-        return torchrun_environment(rank, 3, place.count(place[rank]), a.address, 29_550) | {"ALLTOALLV_PATH": path}
-
-    ranks = HostRanks(FOLDER / "within_program.py", place, environment=environment)
-    texts = ranks.outputs()
-    assert ranks.codes() == [0] * 3, "\n".join(texts)
+    texts = told([a, a, b], "within", path, port=29_550)
     assert all("bytes over the network" in text for text in texts[:2])
 
 
 @pytest.mark.parametrize("lost", [1, 2], ids=["the-sender", "another-host"])
 def test_a_loss_ends_large_messages_inside_a_host(hosts: list[Host], lost: int) -> None:
     a, b, _ = hosts
-    ranks = HostRanks(FOLDER / "within_lost_program.py", [a, a, b], str(lost), port=29_555)
-    texts = ranks.outputs()
+    texts = told([a, a, b], "within_lost", str(lost), port=29_555, lost=[lost])
     for rank in {0, 1, 2} - {lost}:
-        assert ranks.codes()[rank] == 0, "\n".join(texts)
         assert f"rank {lost} was lost" in texts[rank], texts[rank]
 
 

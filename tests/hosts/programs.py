@@ -1,0 +1,260 @@
+"""What ranks on several hosts do in the tests: ``python programs.py NAME [ARGUMENT ...]`` calls a function below."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+import time
+
+import numpy as np
+
+import alltoallv.numpy as an
+from alltoallv import Communicator
+from alltoallv.errors import AllToAllVError, DeadlockError, PeerLostError, PeerMismatchError, ResourceError
+
+
+def lost(how: str, *ranks: str) -> None:
+    """Ranks leave at once, by "kill" or "exit"; the others tell who it was, and after how long."""
+    comms = [Communicator.from_env(domain, timeout=60) for domain in ("first", "second")]
+    x = np.ones(1_000_000, np.float32)
+    for comm in comms * 2:
+        an.all_reduce(x, group=comm)
+        an.barrier(group=comm)
+    time.sleep(0.3)  # until all have finished the barrier: the leader of a host passes its end on
+    begin = time.monotonic()
+    if str(comms[0].rank) in ranks:
+        if how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        sys.exit()
+    for comm in comms:
+        try:
+            while True:
+                an.all_reduce(x, group=comm)
+        except AllToAllVError as error:
+            print(f"{type(error).__name__} after {time.monotonic() - begin:.3f} s: {error}", flush=True)
+
+
+def shrink(*ranks: str) -> None:
+    """Ranks die; the others shrink their communicator, go on, and tell how long that took."""
+    comm = Communicator.from_env(timeout=30)
+    x = np.ones(1_000_000, np.float32)
+    under_way = an.isend(x, (comm.rank + 1) % comm.size, group=comm)  # large, and half way when the others die
+    an.all_reduce(x, group=comm)
+    if str(comm.rank) in ranks:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        while True:
+            an.all_reduce(x, group=comm)
+    except PeerLostError:
+        pass
+    begin = time.monotonic()
+    left = comm.shrink()
+    seconds = time.monotonic() - begin
+    comm.destroy()
+    del under_way
+    survivors = [rank for rank in range(comm.size) if str(rank) not in ranks]
+    assert left.size == len(survivors)
+    assert left.rank == survivors.index(comm.rank)
+    for n in (3, 300_000):
+        assert an.all_reduce(np.full(n, comm.rank), group=left)[-1] == sum(survivors)
+        assert an.all_gather(np.full(n, comm.rank), group=left)[:, 0].tolist() == survivors
+    half = left.split(left.rank % 2)
+    assert half is not None
+    assert an.all_reduce(np.ones(2), group=half)[0] == half.size
+    print(f"{left.backend} after {seconds:.3f} s", flush=True)
+
+
+def starved(victim: str) -> None:
+    """One rank has no descriptor when it joins: all tell what they hear, and when; with descriptors they meet."""
+    begin = time.monotonic()
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if os.environ["RANK"] == victim:
+        used = set(map(int, os.listdir("/proc/self/fd")))
+        lowest = next(number for number in range(len(used) + 1) if number not in used)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, before[1]))
+    try:
+        Communicator.from_env("starved", timeout=60)
+    except ResourceError as error:
+        print(f"after {time.monotonic() - begin:.3f} s: {error}")
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    an.barrier(group=Communicator.from_env("fed", timeout=60))
+    print("met")
+
+
+def crossed() -> None:
+    """Ranks on different hosts call two groups in opposite order; tells the error, and after how long it came."""
+    first, second = (Communicator.from_env(domain, timeout=30) for domain in ("first", "second"))
+    for comm in (first, second):
+        an.barrier(group=comm)
+    time.sleep(0.6 * (first.rank == 0))  # the others wait for long, and nobody is told anything
+    for comm in (first, second):
+        an.barrier(group=comm)
+    begin = time.monotonic()
+    try:
+        an.barrier(group=(first, second)[first.rank % 2])
+        an.barrier(group=(second, first)[first.rank % 2])
+    except DeadlockError as error:
+        print(f"after {time.monotonic() - begin:.3f} s: {error}", flush=True)
+
+
+def crossed_messages() -> None:
+    """Two ranks wait for messages that nobody sends or takes; tells the errors, and how long they took."""
+    small, large = np.ones(2), np.ones(1 << 20)
+    with Communicator.from_env("late-a", timeout=30) as first, Communicator.from_env("late-b", timeout=30) as second:
+        if first.rank == 0:  # the peer takes late what this one sends without waiting for it, which is no deadlock
+            sent = an.isend(large, 1, group=first)
+            an.barrier(group=second)
+            sent.wait()
+            an.recv(np.empty(2), 1, group=first)
+        else:
+            time.sleep(1.5)
+            an.barrier(group=second)
+            time.sleep(1.5)
+            an.recv(np.empty_like(large), 0, group=first)
+            an.send(small, 0, group=first)
+        an.barrier(group=first)
+    for name, calls in {"recv": ("recv", "barrier"), "send": ("send", "barrier"), "both": ("send", "send")}.items():
+        begin = time.monotonic()
+        domains = f"{name}-a", f"{name}-b"
+        with (
+            Communicator.from_env(domains[0], timeout=30) as first,
+            Communicator.from_env(domains[1], timeout=30) as second,
+        ):
+            call, peer = calls[first.rank], 1 - first.rank
+            try:
+                if call == "recv":
+                    an.recv(np.empty(2), peer, group=first)
+                elif call == "send":
+                    an.send(large, peer, group=first)
+                else:
+                    an.barrier(group=second)
+            except DeadlockError as error:
+                print(f"{name} {time.monotonic() - begin:.3f} {error}", flush=True)
+
+
+def leaving() -> None:
+    """Every rank ends as soon as its own last operator has ended."""
+    comm = Communicator.from_env(timeout=60)
+    counts = [2_000_000] * comm.size
+    x = np.full(sum(counts), comm.rank, np.float32)
+    for _ in range(3):
+        y = an.all_to_all_v(x, counts, counts, group=comm)
+    if comm.rank == comm.size - 1:
+        time.sleep(0.2)
+    comm.destroy()
+    assert np.array_equal(y, np.repeat(np.arange(comm.size, dtype=np.float32), counts[0]))
+
+
+def within(path: str) -> None:
+    """Large messages between two ranks of a host, which must not use its network, not even the loopback."""
+    os.environ["ALLTOALLV_PATH"] = path
+    comm = Communicator.from_env(timeout=60)
+    words = 2_000_000  # 16 MB
+    me, away = comm.rank, comm.size - 1  # the last rank is on another host
+
+    def values(sender: int, number: int) -> np.ndarray:
+        return np.arange(words, dtype=np.int64) * 7 + 1000 * sender + number
+
+    if me < 2:
+        before, peer = _sent_bytes(), 1 - me
+        for number in range(2):
+            sent = [an.isend(values(me, 2 * number + i), peer, tag=i, group=comm) for i in range(2)]
+            got = [np.zeros(words, np.int64) for _ in range(2)]
+            received = [an.irecv(got[i], peer if number == 0 else None, tag=i, group=comm) for i in (1, 0)]
+            for work in [*sent, *received]:
+                work.wait()
+            for i in range(2):
+                assert np.array_equal(got[i], values(peer, 2 * number + i)), (number, i)
+            assert [work.source for work in received] == [peer, peer]
+        moved = _sent_bytes() - before
+        assert moved < 1_000_000, moved
+        print(f"{moved} bytes over the network")
+        try:
+            if me == 0:
+                an.send(values(0, 9), 1, group=comm)
+            else:
+                an.recv(got[0][1:], 0, group=comm)
+        except PeerMismatchError:
+            pass
+        else:
+            raise AssertionError("one element less is not refused")
+    an.barrier(group=comm)
+
+    # From any rank, one of which is on another host.
+    if me == 0:
+        from_others = set()
+        for _ in range(away):
+            work = an.irecv(out := np.zeros(words, np.int64), None, tag=5, group=comm)
+            work.wait()
+            assert np.array_equal(out, values(work.source, 5))
+            from_others.add(work.source)
+        assert from_others == set(range(1, comm.size)), from_others
+    else:
+        an.send(values(me, 5), 0, tag=5, group=comm)
+    an.barrier(group=comm)
+    comm.destroy()
+
+
+def _sent_bytes() -> int:
+    """What this host has sent over all its interfaces."""
+    with open("/proc/self/net/dev") as file:
+        lines = file.read().splitlines()[2:]
+    return sum(int(line.partition(":")[2].split()[8]) for line in lines)
+
+
+def within_lost(rank: str) -> None:
+    """A rank is killed while large messages move between the two ranks of a host."""
+    comm = Communicator.from_env(timeout=60)
+    data = np.ones(4_000_000)
+    an.barrier(group=comm)
+    end = time.monotonic() + 30
+    try:
+        for number in range(1_000_000):
+            if comm.rank == int(rank) and number == 5:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if comm.rank < 2:
+                work = an.isend(data, 1 - comm.rank, group=comm)
+                an.recv(out := np.zeros_like(data), 1 - comm.rank, group=comm)
+                work.wait()
+                assert np.array_equal(out, data)
+            else:
+                time.sleep(0.02)
+                if rank != "2":
+                    an.barrier(group=comm)
+            assert time.monotonic() < end, "nobody was lost"
+    except PeerLostError as error:
+        print(error)
+
+
+def dropped() -> None:
+    """Rank 0 drops its communicator while MPI carries a call of it that will never end."""
+    from mpi4py import MPI
+
+    from alltoallv.launch import mpi
+
+    comm = Communicator.from_mpi(MPI.COMM_WORLD, timeout=30)
+    rank, counts = comm.rank, [250_000] * comm.size
+    sent, out = np.ones(sum(counts)), np.empty(sum(counts))  # MPI may still use rank 0's: they stay
+    if rank == 0:
+        mpi.Engine.progress = lambda self: bool(time.sleep(0.005))
+        mpi.Engine.missing = lambda self: [1]
+        out, work = an.all_to_all_v(sent, counts, counts, group=comm, async_op=True)
+        time.sleep(0.3)
+        del work, comm
+    else:
+        try:
+            an.all_to_all_v(sent, counts, counts, out=out, group=comm)
+        except AllToAllVError as error:
+            print(error)
+        del comm
+    print(f"rank {rank} goes on", flush=True)
+    MPI.COMM_WORLD.Barrier()
+    time.sleep(1)  # MPICH aborts a rank that still reads from one that has ended
+    os._exit(0)  # messages are left that will never end
+
+
+if __name__ == "__main__":
+    name, *arguments = sys.argv[1:]
+    globals()[name](*arguments)
