@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import gc
 import random
-import resource
 import threading
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
+from scarcity import no_more_memory
 from trouble import attempt, check_works, join, on_threads
 
 import alltoallv
@@ -311,16 +312,11 @@ def test_a_thread_that_cannot_be_made(ranks):
     def work(rank, size):
         comm = join(rank, size, timeout=30)
         barrier(group=comm)
-        before = resource.getrlimit(resource.RLIMIT_AS)
-        if rank == 0:
-            with open("/proc/self/statm") as statm:
-                used = int(statm.read().split()[0]) * resource.getpagesize()
-            resource.setrlimit(resource.RLIMIT_AS, (used + MB, before[1]))
-        try:
-            with pytest.raises(ResourceError, match="no thread can be made for asynchronous calls") as caught:
-                barrier(group=comm, async_op=True) if rank == 0 else barrier(group=comm)
-        finally:
-            resource.setrlimit(resource.RLIMIT_AS, before)
+        with (
+            pytest.raises(ResourceError, match="no thread can be made for asynchronous calls") as caught,
+            no_more_memory() if rank == 0 else nullcontext(),
+        ):
+            barrier(group=comm, async_op=rank == 0)
         assert isinstance(caught.value, OSError)
         assert rank == 0 or "failed on rank 0" in str(caught.value)
         assert all_reduce(np.array([rank]), group=comm) == 1

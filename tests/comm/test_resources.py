@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
+import re
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
-from trouble import LIMIT, check_works, join, refused
+from scarcity import no_more_descriptors, no_more_memory, no_room_in_files, refused
+from trouble import LIMIT, check_works, join
 
 import alltoallv
 from alltoallv.errors import OutOfMemoryError, ResourceError
@@ -22,23 +24,26 @@ MB = 1 << 20
 
 
 @contextmanager
-def limited(what: int, limit: int) -> Iterator[None]:
-    before = resource.getrlimit(what)
-    resource.setrlimit(what, (limit, before[1]))
-    try:
+def fails_on_all(rank: int, victim: int, error: type[Exception], words: str | None = None) -> Iterator[None]:
+    """The block raises this error at once, which names the victim on all other ranks."""
+    begin = time.monotonic()
+    with pytest.raises(error, match=words) as caught:
         yield
-    finally:
-        resource.setrlimit(what, before)
+    assert time.monotonic() - begin < LIMIT
+    assert rank == victim or re.search(rf"rank {victim}\b", str(caught.value))
 
 
-def no_more_descriptors() -> int:
-    used = {int(name) for name in os.listdir("/proc/self/fd")}
-    return next(number for number in range(1 << 16) if number not in used)
+Starve = Callable[[Callable[[], Any]], Any]
 
 
-def no_more_memory(room: int = MB) -> int:
-    with open("/proc/self/statm") as statm:
-        return int(statm.read().split()[0]) * resource.getpagesize() + room
+def under(limits: Callable[[], AbstractContextManager[None]]) -> Starve:
+    """Calls something within limits, as `refused` does while a system call is refused."""
+
+    def call(work: Callable[[], Any]) -> Any:
+        with limits():
+            return work()
+
+    return call
 
 
 def exchange(comm, amount: int = MB) -> None:
@@ -49,13 +54,6 @@ def exchange(comm, amount: int = MB) -> None:
     assert [int(out[j * amount]) for j in range(comm.size)] == list(range(comm.size))
 
 
-def meet_again(rank: int, size: int) -> None:
-    """A meeting that failed leaves nothing behind that disturbs the next."""
-    comm = join(rank, size, "second", timeout=30)
-    check_works(comm)
-    comm.destroy()
-
-
 def test_descriptors(ranks):
     """A rank without any takes a spare one for the segments of its peers, time after time."""
 
@@ -63,7 +61,7 @@ def test_descriptors(ranks):
         comm = join(rank, size, timeout=30)
         barrier(group=comm)
         begin = time.monotonic()
-        with limited(resource.RLIMIT_NOFILE, no_more_descriptors() if rank == 1 else 512):
+        with no_more_descriptors() if rank == 1 else nullcontext():
             kept = []
             for _ in range(6):
                 kept.append(alltoallv.empty(20 * MB, "uint8"))  # so that the next lies in another segment
@@ -75,27 +73,27 @@ def test_descriptors(ranks):
     ranks(3, communicator=False, fresh=True)(work)
 
 
-def test_memory(ranks):
-    """Where a peer's segment cannot be mapped all ranks hear of it at once, and who it was."""
+NO_MAPPING: dict[str, Starve] = {
+    "memory": under(partial(no_more_memory, 16 * MB)),
+    "mmap": partial(refused, "mmap", errno.ENOMEM),
+}
+
+
+@pytest.mark.parametrize("starve", NO_MAPPING.values(), ids=NO_MAPPING)
+def test_a_peers_segment_that_cannot_be_mapped(ranks, starve):
+    """The call ends on all ranks at once, and the communicator, since data were moving."""
 
     def work(rank, size):
         comm = join(rank, size, timeout=60)
         check_works(comm)
         huge = alltoallv.empty(150 * MB, "uint8") if rank == 0 else None
-        begin = time.monotonic()
         sends, recvs = ([0, 0], [0, MB]) if rank == 0 else ([MB, 0], [0, 0])
-        x = np.zeros(sum(sends), "uint8")
-        with (
-            limited(resource.RLIMIT_AS, no_more_memory(16 * MB) if rank == 1 else resource.RLIM_INFINITY),
-            pytest.raises(OutOfMemoryError) as caught,
-        ):
-            all_to_all_v(x, sends, recvs, out=None if huge is None else huge[:MB], group=comm)
-        assert time.monotonic() - begin < LIMIT
-        assert isinstance(caught.value, MemoryError)
-        assert isinstance(caught.value, ResourceError)
-        assert "mapping" in str(caught.value)
-        assert "Cannot allocate memory" in str(caught.value)
-        assert rank == 1 or "rank 1 failed in operator" in str(caught.value)
+        x, out = np.zeros(sum(sends), "uint8"), None if huge is None else huge[:MB]
+        call = partial(all_to_all_v, x, sends, recvs, out=out, group=comm)
+        with fails_on_all(rank, 1, OutOfMemoryError, "mapping.*Cannot allocate memory"):
+            starve(call) if rank == 1 else call()
+        assert issubclass(OutOfMemoryError, MemoryError)
+        assert issubclass(OutOfMemoryError, ResourceError)
         assert not comm.usable
         comm.destroy()
 
@@ -109,7 +107,7 @@ def test_joining_without_descriptors(ranks):
         first = join(rank, size, "first", timeout=20)
         barrier(group=first)
         begin = time.monotonic()
-        with limited(resource.RLIMIT_NOFILE, no_more_descriptors() if rank == 1 else 512):
+        with no_more_descriptors() if rank == 1 else nullcontext():
             second = join(rank, size, "second", domain="second", timeout=20)
             barrier(group=second)
         assert time.monotonic() - begin < LIMIT
@@ -120,104 +118,56 @@ def test_joining_without_descriptors(ranks):
     ranks(2, communicator=False, fresh=True)(work)
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-def test_joining_without_memory(ranks, victim):
-    """All hear of it at once, and who it was; with memory they meet."""
+def refusing(call: str, number: int, error: type[Exception] = ResourceError) -> tuple[Starve, type[Exception], str]:
+    return partial(refused, call, number), error, os.strerror(number)
+
+
+SCARCE: dict[str, tuple[Starve, type[Exception], str | None]] = {
+    "descriptors": (under(no_more_descriptors), ResourceError, "Too many open files"),
+    "memory": (under(no_more_memory), ResourceError, None),
+    "room": (under(no_room_in_files), ResourceError, "cannot size the shared control segment .* too large"),
+    "memfd_create, EMFILE": refusing("memfd_create", errno.EMFILE),
+    "memfd_create, ENOMEM": refusing("memfd_create", errno.ENOMEM, OutOfMemoryError),
+    "ftruncate, ENOSPC": refusing("ftruncate", errno.ENOSPC),
+    "mmap, ENOMEM": refusing("mmap", errno.ENOMEM, OutOfMemoryError),
+    "epoll_create1, EMFILE": refusing("epoll_create1", errno.EMFILE),
+    "epoll_create1, ENOMEM": refusing("epoll_create1", errno.ENOMEM, OutOfMemoryError),
+}
+VICTIMS = {"descriptors": (0, 1, 2), "memory": (0, 1), "mmap, ENOMEM": (0, 2), "epoll_create1, ENOMEM": (2,)}
+
+
+@pytest.mark.parametrize(("what", "victim"), [(what, victim) for what in SCARCE for victim in VICTIMS.get(what, (0,))])
+def test_joining_without(ranks, what, victim):
+    """All hear at once what there was not, and who had none; with it they meet."""
+    starve, error, words = SCARCE[what]
 
     def work(rank, size):
-        begin = time.monotonic()
-        with (
-            limited(resource.RLIMIT_AS, no_more_memory() if rank == victim else resource.RLIM_INFINITY),
-            pytest.raises(ResourceError) as caught,
-        ):
-            join(rank, size, "first", timeout=30)
-        assert time.monotonic() - begin < LIMIT
-        assert rank == victim or f"rank {victim} " in str(caught.value)
-        meet_again(rank, size)
-
-    ranks(3, communicator=False, fresh=True)(work)
-
-
-@pytest.mark.parametrize("victim", [0, 1, 2])
-def test_joining_without_any_descriptors(ranks, victim):
-    """A rank that cannot open its first socket is named to the others at once, to those that come later too."""
-
-    def work(rank, size):
-        if rank == (victim + 1) % size:
-            time.sleep(0.3)
-        begin = time.monotonic()
-        with (
-            limited(resource.RLIMIT_NOFILE, no_more_descriptors() if rank == victim else 512),
-            pytest.raises(ResourceError, match="Too many open files") as caught,
-        ):
-            join(rank, size, "first", timeout=30)
-        assert time.monotonic() - begin < LIMIT
-        assert rank == victim or f"rank {victim}" in str(caught.value)
-        meet_again(rank, size)
-
-    ranks(3, communicator=False, fresh=True)(work)
-
-
-REFUSED_JOINING = [
-    ("memfd_create", errno.EMFILE, ResourceError, 0),
-    ("memfd_create", errno.ENOMEM, OutOfMemoryError, 0),
-    ("ftruncate", errno.ENOSPC, ResourceError, 0),
-    ("mmap", errno.ENOMEM, OutOfMemoryError, 0),
-    ("mmap", errno.ENOMEM, OutOfMemoryError, 2),
-    ("epoll_create1", errno.EMFILE, ResourceError, 0),
-    ("epoll_create1", errno.ENOMEM, OutOfMemoryError, 2),
-]
-
-
-@pytest.mark.parametrize(("call", "number", "error", "victim"), REFUSED_JOINING)
-def test_joining_where_the_kernel_refuses(ranks, call, number, error, victim):
-    """All hear at once what was refused, and to whom; when it is no longer refused they meet."""
-
-    def work(rank, size):
-        begin = time.monotonic()
         meet = partial(join, rank, size, "first", timeout=30)
-        with pytest.raises(error, match=os.strerror(number)) as caught:
-            refused(call, number, meet) if rank == victim else meet()
-        assert time.monotonic() - begin < LIMIT
-        assert rank == victim or f"rank {victim}" in str(caught.value)
-        meet_again(rank, size)
-
-    ranks(3, communicator=False, fresh=True)(work)
-
-
-def test_a_peers_segment_where_the_kernel_refuses(ranks):
-    """The rank that cannot map it ends the call on all ranks at once, and the communicator, since data were moving."""
-
-    def work(rank, size):
-        comm = join(rank, size, timeout=60)
+        if what == "descriptors" and rank == (victim + 1) % size:
+            time.sleep(0.3)  # who comes later hears it, too
+        with fails_on_all(rank, victim, error, words):
+            starve(meet) if rank == victim else meet()
+        comm = join(rank, size, "second", timeout=30)  # nothing is left behind that disturbs the next meeting
         check_works(comm)
-        counts = [8 * MB] * size
-        x, out = np.zeros(sum(counts), "uint8"), alltoallv.empty(sum(counts), "uint8")  # in a segment of its own
-        call = partial(all_to_all_v, x, counts, counts, out=out, group=comm)
-        begin = time.monotonic()
-        with pytest.raises(OutOfMemoryError, match="Cannot allocate memory") as caught:
-            refused("mmap", errno.ENOMEM, call) if rank == 1 else call()
-        assert time.monotonic() - begin < LIMIT
-        assert rank == 1 or "rank 1 failed in operator" in str(caught.value)
-        assert not comm.usable
         comm.destroy()
 
     ranks(3, communicator=False, fresh=True)(work)
 
 
-@pytest.mark.parametrize(("call", "number"), [("memfd_create", errno.EMFILE), ("ftruncate", errno.ENOSPC)])
-def test_outputs_where_the_kernel_refuses(ranks, call, number):
-    """Outputs are private, and counted."""
+@pytest.mark.parametrize("what", ["memfd_create, EMFILE", "ftruncate, ENOSPC", "room"])
+def test_outputs_without(ranks, what):
+    """Where no segment can be made outputs are private, and counted."""
+    starve, _, _ = SCARCE[what]
 
     def work(rank, size):
         comm = join(rank, size, timeout=30)
-        counts = [MB // 8] * size
-        exchange = partial(all_to_all_v, np.arange(sum(counts)), counts, counts, group=comm)
-        out = refused(call, number, exchange) if rank == 1 else exchange()
-        part = np.arange(MB // 8) + rank * (MB // 8)
-        np.testing.assert_array_equal(out, np.concatenate([part] * size))
+
+        def call() -> None:
+            check_works(comm)
+            exchange(comm)
+
+        starve(call) if rank == 1 else call()
         assert (comm.stats()["private_outputs"] > 0) == (rank == 1)
-        check_works(comm)
         comm.destroy()
 
     ranks(2, communicator=False, fresh=True)(work)
@@ -230,48 +180,14 @@ def test_no_memory_for_an_output(ranks):
         comm = join(rank, size, timeout=30)
         check_works(comm)
         before, x = np.full(size * 64 * MB, 7, "uint8") if rank != 1 else None, np.zeros(64 * MB, "uint8")
-        begin = time.monotonic()
         with (
-            limited(resource.RLIMIT_AS, no_more_memory(16 * MB) if rank == 1 else resource.RLIM_INFINITY),
-            pytest.raises(OutOfMemoryError) as caught,
+            fails_on_all(rank, 1, OutOfMemoryError),
+            no_more_memory(16 * MB) if rank == 1 else nullcontext(),
         ):
             all_gather(x, out=before, group=comm)
-        assert time.monotonic() - begin < LIMIT
-        assert rank == 1 or "rank 1" in str(caught.value)
         assert before is None or (before == 7).all()
         assert comm.usable
         check_works(comm)
-        comm.destroy()
-
-    ranks(2, communicator=False, fresh=True)(work)
-
-
-def test_joining_without_room(ranks):
-    """Rank 0 can make no file in memory: `ftruncate` fails."""
-
-    def work(rank, size):
-        begin = time.monotonic()
-        with (
-            limited(resource.RLIMIT_FSIZE, 4096 if rank == 0 else resource.RLIM_INFINITY),
-            pytest.raises(ResourceError, match=r"cannot size the shared control segment .* too large") as caught,
-        ):
-            join(rank, size, "first", timeout=30)
-        assert time.monotonic() - begin < LIMIT
-        assert rank == 0 or "rank 0 " in str(caught.value)
-        meet_again(rank, size)
-
-    ranks(3, communicator=False, fresh=True)(work)
-
-
-def test_outputs_without_room(ranks):
-    """Where no segment can be made outputs are private, and counted."""
-
-    def work(rank, size):
-        comm = join(rank, size, timeout=30)
-        with limited(resource.RLIMIT_FSIZE, 4096 if rank == 1 else resource.RLIM_INFINITY):
-            check_works(comm)
-            exchange(comm)
-        assert (comm.stats()["private_outputs"] > 0) == (rank == 1)
         comm.destroy()
 
     ranks(2, communicator=False, fresh=True)(work)

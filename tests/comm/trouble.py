@@ -8,9 +8,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import platform
 import signal
-import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -34,7 +32,6 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
 _libc.signal.restype = ctypes.c_void_p
-_libc.prctl.argtypes = [ctypes.c_int, *4 * (ctypes.c_ulong,)]
 
 
 @dataclass(frozen=True)
@@ -225,46 +222,6 @@ def trap(address: int, action: Callable[[], None]) -> Iterator[None]:
         _libc.mprotect(page, mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_WRITE)
         _libc.signal(signal.SIGSEGV, before)
     assert calls, "nobody touched the byte"
-
-
-# Numbers of the architecture and of its system calls (linux/audit.h, asm/unistd.h).
-_CALLS: dict[str, tuple[int, dict[str, int]]] = {
-    "x86_64": (0xC000003E, {"mmap": 9, "ftruncate": 77, "epoll_create1": 291, "memfd_create": 319}),
-    "aarch64": (0xC00000B7, {"mmap": 222, "ftruncate": 46, "epoll_create1": 20, "memfd_create": 279}),
-}
-_NO_NEW_PRIVS, _SET_SECCOMP, _FILTER = 38, 22, 2  # of prctl
-_LOAD, _IF_EQUAL, _IF_BIT, _RETURN = 0x20, 0x15, 0x45, 0x06  # of BPF
-_ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
-_FLAGS = 16 + 3 * 8  # where seccomp's data have the flags of mmap
-
-
-class _Program(ctypes.Structure):
-    _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_char_p))
-
-
-def refused(call: str, error: int, work: Callable[[], Any]) -> Any:
-    """Returns what ``work`` returns on a thread for which the kernel refuses a system call with this errno.
-
-    The threads that it starts are refused the call, too. Of ``mmap`` only shared mappings are.
-    """
-    architecture, numbers = _CALLS[platform.machine()]
-    tests = [(4, _IF_EQUAL, architecture), (0, _IF_EQUAL, numbers[call])]
-    if call == "mmap":
-        tests.append((_FLAGS, _IF_BIT, mmap.MAP_SHARED))
-    lines = []
-    for left, (place, condition, value) in zip(reversed(range(len(tests))), tests, strict=True):
-        lines += [(_LOAD, 0, 0, place), (condition, 0, 2 * left + 1, value)]  # else goes to the last line
-    lines += [(_RETURN, 0, 0, _ERRNO | error), (_RETURN, 0, 0, _ALLOW)]
-    code = b"".join(struct.pack("HBBI", *line) for line in lines)
-
-    def run() -> Any:
-        program = _Program(len(lines), code)
-        assert _libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
-        assert _libc.prctl(_SET_SECCOMP, _FILTER, ctypes.addressof(program), 0, 0) == 0, os.strerror(ctypes.get_errno())
-        return work()
-
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(run).result()
 
 
 def stop_myself() -> None:

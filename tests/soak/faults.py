@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from case import Arguments
+from scarcity import no_more_descriptors, no_more_memory
 from trouble import process_state, stamp, wait_for
 
 TIMEOUT = 0.4  # of a call that a victim keeps waiting for too long, in seconds
@@ -111,21 +111,9 @@ def continued(pid: int, after: float) -> Iterator[None]:
         thread.join()
 
 
-@contextmanager
-def starved(kind: str) -> Iterator[None]:
+def starved(kind: str) -> AbstractContextManager[None]:
     """The process has no more descriptors, or next to no address space."""
-    what = resource.RLIMIT_NOFILE if kind.startswith("descriptors") else resource.RLIMIT_AS
-    soft, hard = resource.getrlimit(what)
-    if kind.startswith("descriptors"):
-        used = {int(name) for name in os.listdir("/proc/self/fd")}
-        limit = next(number for number in range(1 << 16) if number not in used)
-    else:
-        limit = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + (1 << 20)
-    resource.setrlimit(what, (limit, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(what, (soft, hard))
+    return no_more_descriptors() if kind == "descriptors" else no_more_memory()
 
 
 def mistaken(kind: str, arguments: Arguments, rank: int) -> tuple[str, Arguments]:
