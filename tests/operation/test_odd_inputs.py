@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rank_tables import device, table
 
 from alltoallv import AllToAllVOperation, AllToAllVParam, Communicator, QuantAllReduceParam
 from alltoallv.atb.params import refuse_unreadable
@@ -29,14 +30,13 @@ DEEP = 100_000
 numbers = itertools.count()
 
 
-def table(**device: Any) -> dict[str, Any]:
-    devices = [{"rank_id": "0", "device_id": "0"} | device]
-    return {"status": "completed", "server_list": [{"server_id": "a", "device": devices}]}
+def of_device(**fields: Any) -> Callable[[], object]:
+    return parse(table([device(0, 0, **fields)]))
 
 
-def pods(member: Any) -> dict[str, Any]:
-    made = table(super_device_id="0") | {"version": "1.2"}
-    return made | {"super_pod_list": [{"super_pod_id": "p", "server_list": [member]}]}
+def of_pods(members: Any) -> Callable[[], object]:
+    pods = [{"super_pod_id": "p", "server_list": members}]
+    return parse(table(1, pods=1) | {"super_pod_list": pods})
 
 
 def parse(made: Any) -> Callable[[], object]:
@@ -58,14 +58,14 @@ CASES: dict[str, Callable[[], object]] = {
     "an assigned count": lambda: setattr(AllToAllVParam(), "recv_counts", [2**63]),
     "a quantized type of 51 bits": lambda: QuantAllReduceParam(rank_size=1, quant_type=2**50).core(),
     "a group size of 71 bits": lambda: QuantAllReduceParam(rank_size=1, group_size=2**70).core(),
-    "a table's list for an id": parse(table(rank_id=[1])),
-    "a table's list for an address": parse(table(device_ip=[1])),
-    "a table's number for an address": parse(table(device_ip=17)),
-    "a table's long number": parse(table(rank_id="9" * 5000)),
-    "a table's surrogate": parse({"status": "completed", "server_list": [{"server_id": "\ud800", "device": [{}]}]}),
-    "a table's pod of lists": parse(pods(["a"])),
-    "a table's pod of lists of ids": parse(pods({"server_id": ["a"]})),
-    "a table's version": parse(table() | {"version": ["1.0"]}),
+    "a table's list for an id": of_device(rank_id=[1]),
+    "a table's list for an address": of_device(device_ip=[1]),
+    "a table's number for an address": of_device(device_ip=17),
+    "a table's long number": of_device(rank_id="9" * 5000),
+    "a table's surrogate": parse(table(server_list=[{"server_id": "\ud800", "device": [{}]}], server_count="1")),
+    "a table's pod of lists": of_pods(["a"]),
+    "a table's pod of lists of ids": of_pods([{"server_id": ["a"]}]),
+    "a table's version": parse(table(1, version=["1.0"])),
     "a deep table": parse(b"[" * DEEP),
     "a table in another encoding": parse(b"\xff\xfe\x00"),
     "a table's path with a zero byte": lambda: RankTable.load("a\0b"),
@@ -170,16 +170,7 @@ def test_threads_in_a_job_of_processes(ranks: Any) -> None:
 def test_a_rank_table_is_read_on_cpu(servers: Any, error: Any, text: str, ranks: Any, tmp_path: Path) -> None:
     path = tmp_path / "table.json"
     if servers is not None:
-        places = [(server, device) for server, count in enumerate(servers) for device in range(count)]
-        made = {"status": "completed", "server_list": []}
-        for server in range(len(servers)):
-            devices = [
-                {"rank_id": str(rank), "device_id": str(device), "device_ip": f"10.0.0.{rank}"}
-                for rank, (where, device) in enumerate(places)
-                if where == server
-            ]
-            made["server_list"].append({"server_id": f"node-{server}", "device": devices})  # type: ignore[attr-defined]
-        path.write_text(json.dumps(made))
+        path.write_text(json.dumps(table(*servers)))
 
     def work(rank: int, size: int) -> str:
         try:
