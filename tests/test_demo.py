@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from sklearn.cluster import KMeans
 from sklearn.datasets import load_digits
+from started import run
 
 import alltoallv_tools.demo
 from alltoallv_tools.cli import main as cli
@@ -133,10 +134,8 @@ sys.exit(program.main(sys.argv[1:]))
     ids=["one bit", "two tokens swapped", "nothing arrived"],
 )
 def test_exits_non_zero_when_a_byte_is_wrong(harm, wrong, tmp_path):
-    script = tmp_path / "corrupt.py"
-    script.write_text(CORRUPT.format(harm=harm))
-    command = [sys.executable, "-m", "alltoallv", "run", "-n", "2", str(script), "--output-dir", str(tmp_path)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    arguments = ["--output-dir", str(tmp_path)]
+    result = run(tmp_path, CORRUPT.format(harm=harm), "-n", "2", arguments=arguments, text=True, limit=120)
     assert result.returncode == 1
     assert "all 1797" not in result.stdout
     assert result.stdout.splitlines()[-1] == f"[0] only {1797 - wrong} of 1797 tokens came back bit for bit"

@@ -5,13 +5,12 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 
 import numpy as np
 import pytest
+from started import run
 from trouble import attempt, check_works, held, join, on_threads, pids_of, stamp, stamped
 
 import alltoallv
@@ -143,10 +142,7 @@ print("good")
 
 def test_child_that_ends_in_the_ordinary_way(tmp_path):
     """All of Python's clean-up runs in it: handlers at exit, destructors of communicators, arrays, handles."""
-    script = tmp_path / "program.py"
-    script.write_text(PROGRAM)
-    run = [sys.executable, "-m", "alltoallv", "run", "-n", "3", str(script)]
-    result = subprocess.run(run, capture_output=True, text=True, timeout=60, check=False)
+    result = run(tmp_path, PROGRAM, "-n", "3", text=True)
     assert sorted(result.stdout.splitlines()) == ["[0] good", "[1] good", "[2] good"], result
     assert (result.returncode, result.stderr) == (0, "")
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from contextlib import suppress
@@ -14,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from started import run
 from trouble import attempt, check_works, held, join, on_threads, pids_of, wait_for
 
 import alltoallv
@@ -280,11 +279,8 @@ if sys.argv[1] == "exit":
 @pytest.mark.parametrize("ending", ["return", "raise", "exit", "pending"])
 def test_programs_leave_nothing_behind(ending, tmp_path):
     """No destroy, no care taken: the end of the processes is enough."""
-    script = tmp_path / "program.py"
-    script.write_text(PROGRAM)
     before = set(held()["files"])
-    run = [sys.executable, "-m", "alltoallv", "run", "-n", "3", str(script), ending]
-    result = subprocess.run(run, capture_output=True, text=True, timeout=60, check=False)
+    result = run(tmp_path, PROGRAM, "-n", "3", arguments=[ending], text=True)
     assert (result.returncode == 0) == (ending in ("return", "pending")), result
     wait_for(lambda: set(held()["files"]) <= before, "nothing new", 5)
     assert [file.name for file in tmp_path.iterdir()] == ["program.py"]

@@ -4,35 +4,31 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import re
-import select
 import signal
 import subprocess
 import sys
 import time
 
 import pytest
-from started import RUN, read_lines, run, start
+from started import RUN, Terminal, read_lines, run, start
 
 
 def test_environment_of_ranks(tmp_path):
     program = "import json, os, sys; print(json.dumps(dict(os.environ) | {'argv': sys.argv[1:]}))"
-    script = tmp_path / "program.py"
-    script.write_text(program)
     env = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"} | {"TORCHELASTIC_RUN_ID": "outer"}
-    command = [*RUN, "-n", "3", str(script), "-n", "7", "--timeout", "x", "--", "-m"]
+    arguments = ["-n", "7", "--timeout", "x", "--", "-m"]
     first, second = (
-        subprocess.run(command, capture_output=True, check=True, env=env, stdin=subprocess.PIPE, timeout=60)
-        for _ in range(2)
+        run(tmp_path, program, "-n", "3", arguments=arguments, env=env, stdin=subprocess.PIPE) for _ in range(2)
     )
+    assert first.returncode == second.returncode == 0
     ranks = {}
     for line in first.stdout.splitlines():
         rank, found = re.fullmatch(rb"\[(\d)\] (.*)", line).groups()
         ranks[int(rank)] = json.loads(found)
     assert sorted(ranks) == [0, 1, 2]
     for rank, found in ranks.items():
-        assert found["argv"] == ["-n", "7", "--timeout", "x", "--", "-m"]
+        assert found["argv"] == arguments
         for prefix in ("", "ALLTOALLV_"):
             assert found[prefix + "RANK"] == found[prefix + "LOCAL_RANK"] == str(rank)
             assert found[prefix + "WORLD_SIZE"] == found[prefix + "LOCAL_WORLD_SIZE"] == "3"
@@ -112,21 +108,9 @@ def test_no_prefix(tmp_path):
 
 @pytest.mark.parametrize("no_color", [False, True])
 def test_prefix_is_coloured_on_a_terminal_only(tmp_path, no_color):
-    script = tmp_path / "program.py"
-    script.write_text("print('hello')")
-    env = {k: v for k, v in os.environ.items() if k != "NO_COLOR"} | ({"NO_COLOR": "1"} if no_color else {})
-    controller, terminal = pty.openpty()
-    process = subprocess.Popen([*RUN, "-n", "1", str(script)], stdout=terminal, env=env)
-    os.close(terminal)
-    output = b""
-    while select.select([controller], [], [], 30)[0]:
-        try:
-            output += os.read(controller, 1000)
-        except OSError:  # the terminal's other end is closed
-            break
-    os.close(controller)
-    assert process.wait(30) == 0
-    assert output == (b"[0] hello\r\n" if no_color else b"\x1b[36m[0] \x1b[0mhello\r\n")
+    job = Terminal(tmp_path, "print('hello')", "-n", "1", colour=not no_color)
+    assert job.close() == 0
+    assert job.text == (b"[0] hello\r\n" if no_color else b"\x1b[36m[0] \x1b[0mhello\r\n")
 
 
 def test_output_that_nobody_reads(tmp_path):
@@ -177,10 +161,7 @@ def test_help():
 
 
 def test_options_of_the_program_may_begin_as_those_of_run_do(tmp_path):
-    program = tmp_path / "program.py"
-    program.write_text("import sys; print(sys.argv[1:])")
     arguments = ["--np", "4", "--nproc", "2", "-n", "3", "--time", "1", "--log"]
-    ended = subprocess.run(
-        [*RUN, "--no-prefix", "-n", "1", program, *arguments], capture_output=True, text=True, check=True
-    )
+    program = "import sys; print(sys.argv[1:])"
+    ended = run(tmp_path, program, "--no-prefix", "-n", "1", arguments=arguments, text=True)
     assert ended.stdout.strip() == str(arguments)

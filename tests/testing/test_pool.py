@@ -12,7 +12,7 @@ import time
 
 import numpy as np
 import pytest
-from processes import is_alive, wait_gone
+from started import is_alive, wait_gone
 
 from alltoallv.testing import RankExit, RankFailures, Ranks, RankTimeout, RemoteError, golden
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from processes import is_alive, wait_gone
+from started import is_alive, wait_gone
 
 from alltoallv.testing import RankFailures, Ranks, run_ranks
 

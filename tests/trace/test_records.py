@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import time
 
 import numpy as np
 import pytest
+from started import run
 from traced_program import COUNTS, LATE, STEPS
 
 import alltoallv
@@ -105,10 +104,8 @@ def test_environment_variable(tmp_path):
         "comm = alltoallv.Communicator.from_env('a/b \"c')\n"
         "an.all_reduce(np.ones(4), group=comm)\n"
     )
-    script = tmp_path / "program.py"
-    script.write_text(program)
     env = os.environ | {"ALLTOALLV_TRACE": str(tmp_path / "new" / "folder")}
-    subprocess.run([sys.executable, "-m", "alltoallv", "run", "-n", "2", str(script)], check=True, env=env, timeout=60)
+    assert run(tmp_path, program, "-n", "2", env=env).returncode == 0
     (domain,) = read(tmp_path / "new" / "folder")
     assert domain.name == 'a/b "c'
     assert [len(trace.records) for trace in domain.ranks.values()] == [1, 1]

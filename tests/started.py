@@ -1,0 +1,90 @@
+"""Starts ranks with the local launcher, as a user does, and looks at what becomes of their processes."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+RUN = [sys.executable, "-m", "alltoallv", "run"]
+
+
+def run(
+    folder: Path, program: str, *options: str, arguments: Sequence[str] = (), limit: float = 60, **kwargs: Any
+) -> subprocess.CompletedProcess:
+    """Runs ``program`` on ranks with these arguments; output as bytes unless ``text=True``."""
+    command = _command(folder, program, options, arguments)
+    return subprocess.run(command, capture_output=True, timeout=limit, check=False, **kwargs)
+
+
+def start(folder: Path, program: str, *options: str) -> subprocess.Popen:
+    return subprocess.Popen(_command(folder, program, options), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def _command(folder: Path, program: str, options: Sequence[str], arguments: Sequence[str] = ()) -> list[str]:
+    script = folder / "program.py"
+    script.write_text(program)
+    return [*RUN, *options, str(script), *arguments]
+
+
+def read_lines(process: subprocess.Popen, count: int) -> list[bytes]:
+    return [process.stdout.readline() for _ in range(count)]
+
+
+class Terminal:
+    """A job whose output, and for one rank its input, is a terminal."""
+
+    def __init__(self, folder: Path, program: str, *options: str, colour: bool = False) -> None:
+        self.controller, terminal = pty.openpty()
+        env = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+        env |= {} if colour else {"NO_COLOR": "1"}
+        command = _command(folder, program, options)
+        self.process = subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal, env=env)
+        os.close(terminal)
+        self.text = b""
+
+    def read_until(self, text: bytes, seconds: float = 30) -> float:
+        """When it appeared."""
+        end = time.monotonic() + seconds
+        while text not in self.text and self._read(end - time.monotonic()):
+            pass
+        assert text in self.text, self.text
+        return time.monotonic()
+
+    def close(self) -> int:
+        """Returns the exit code, once all has been read."""
+        while self._read(30):
+            pass
+        os.close(self.controller)
+        return self.process.wait(30)
+
+    def _read(self, seconds: float) -> bool:
+        """Whether there may be more to come."""
+        if not select.select([self.controller], [], [], seconds)[0]:
+            return False
+        try:
+            self.text += os.read(self.controller, 1000)
+        except OSError:  # the terminal's other end is closed
+            return False
+        return True
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def wait_gone(pids: Iterable[int], seconds: float = 5) -> list[int]:
+    """Waits for processes to end; returns those that have not."""
+    end = time.monotonic() + seconds
+    while (left := [pid for pid in pids if is_alive(pid)]) and time.monotonic() < end:
+        time.sleep(0.02)
+    return left
