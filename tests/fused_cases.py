@@ -5,7 +5,7 @@ The references go through ranks, experts and tokens one by one, in NumPy's float
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import fused_matmul_cases
 import numpy as np
@@ -13,9 +13,6 @@ from fused_case import Fused
 from operator_case import FLOATS
 from operators.matmuls import dequantized, single, whole
 from operators.quantization import symmetric
-
-if TYPE_CHECKING:
-    pass
 
 Array = np.ndarray[Any, Any]
 Rank = dict[str, Any]
@@ -273,6 +270,10 @@ def half(r: np.random.Generator, tokens: int, size: int) -> int:
     return size // 2
 
 
+def of_all(r: np.random.Generator, tokens: int, size: int) -> int:
+    return 4 * size
+
+
 def smooth_shared(r: np.random.Generator, tokens: int, size: int) -> Array:
     return F32(np.random.default_rng(9).uniform(0.5, 2, (1 + LOCAL * size, WIDTH)))
 
@@ -289,13 +290,8 @@ def dispatch(version: str, special: int = 0, **more: Any) -> Fused:
 FAMILIES: dict[str, list[Fused]] = {
     "moe_distribute": [
         *(dispatch("_v2", special, **more) for special, more in DISPATCHES),
-        Fused("npu_moe_distribute_dispatch_v2", lambda r, n: routed(r, n, global_bs=4 * n), dispatched, exact=True),
-        Fused(
-            "npu_moe_distribute_dispatch_v2",
-            lambda r, n: routed(r, n, global_bs=4 * n, **COPIES),
-            dispatched,
-            exact=True,
-        ),
+        dispatch("_v2", global_bs=of_all),
+        dispatch("_v2", global_bs=of_all, **COPIES),
         dispatch("_v2", x_active_mask=some_active, **ONE_EACH),
         dispatch("_v2", scales=smooth_shared, quant_mode=2, **COPIES),
         dispatch("", **COPIES),

@@ -1,18 +1,20 @@
-"""Starts ranks with the local launcher, as a user does, and looks at what becomes of their processes."""
+"""Starts processes: ranks with the local launcher, as a user does, and forked children; tells which of them live."""
 
 from __future__ import annotations
 
 import os
 import pty
 import select
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 RUN = [sys.executable, "-m", "alltoallv", "run"]
+CHILD_SECONDS = 20
 
 
 def run(
@@ -88,3 +90,26 @@ def wait_gone(pids: Iterable[int], seconds: float = 5) -> list[int]:
     while (left := [pid for pid in pids if is_alive(pid)]) and time.monotonic() < end:
         time.sleep(0.02)
     return left
+
+
+def forked(function: Callable[[], object]) -> str:
+    """What the function says in a forked child; a child that hangs or dies says so."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(read)
+        signal.alarm(CHILD_SECONDS)
+        try:
+            text = str(function())
+        except BaseException as error:
+            text = f"{type(error).__name__}: {error}"
+        os.write(write, text.encode())
+        os._exit(0)
+    os.close(write)
+    chunks = []
+    while chunk := os.read(read, 65536):
+        chunks.append(chunk)
+    os.close(read)
+    _, status = os.waitpid(pid, 0)
+    assert status == 0, f"the child ended with status {status} after {chunks}"
+    return b"".join(chunks).decode()

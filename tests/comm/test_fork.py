@@ -10,37 +10,12 @@ import time
 
 import numpy as np
 import pytest
-from started import run
+from started import CHILD_SECONDS, forked, run
 from trouble import attempt, check_works, held, join, on_threads, pids_of, stamp, stamped
 
 import alltoallv
 from alltoallv import Communicator
 from alltoallv.numpy import all_reduce, all_to_all_v, barrier
-
-CHILD_SECONDS = 20
-
-
-def forked(function) -> str:
-    """What the function says in a forked child; a child that hangs or dies says so."""
-    read, write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.close(read)
-        signal.alarm(CHILD_SECONDS)
-        try:
-            text = str(function())
-        except BaseException as error:
-            text = f"{type(error).__name__}: {error}"
-        os.write(write, text.encode())
-        os._exit(0)
-    os.close(write)
-    chunks = []
-    while chunk := os.read(read, 65536):
-        chunks.append(chunk)
-    os.close(read)
-    _, status = os.waitpid(pid, 0)
-    assert status == 0, f"the child ended with status {status} after {chunks}"
-    return b"".join(chunks).decode()
 
 
 @pytest.mark.parametrize("threads", [False, True], ids=["processes", "threads"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 import numpy as np
-from trouble import check_works, join
+from trouble import check_works, join, on_threads
 
 from alltoallv.errors import PeerLostError, PeerMismatchError
 from alltoallv.numpy import all_reduce, barrier
@@ -32,11 +32,7 @@ def test_two_threads_at_once(ranks):
                 if total != mine * size and not errors:
                     wrong.append(call)
 
-        threads = [threading.Thread(target=use, args=(mine,)) for mine in (1, 1000)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        on_threads(use, (1, 1000))
         assert len(errors) == 2
         told = [str(error) for error in errors if isinstance(error, PeerMismatchError)]  # else the peer aborted before
         assert all("two threads of rank" in text for text in told), told
@@ -54,9 +50,7 @@ def test_one_after_the_other(ranks):
         comm = join(rank, size, timeout=30)
         for _ in range(20):
             pending = barrier(group=comm, async_op=True)
-            thread = threading.Thread(target=check_works, args=(comm,))
-            thread.start()
-            thread.join()
+            on_threads(check_works, [comm])
             pending.wait()
             check_works(comm)
         comm.destroy()

@@ -43,6 +43,14 @@ def part(comm: Communicator, begins: list[int], ends: list[int], *about: Any) ->
     return layer(comm, begins[comm.rank], ends[comm.rank], *about)
 
 
+def of_one_process(experts: list[int], mine: slice) -> Array:
+    """What these tokens get where there are these experts only."""
+    tokens, ids, weights, factors = problem()
+    alone = av.MoEDispatcher(EXPERTS, Communicator.threads(1)[0], placement=(tuple(experts),))
+    calls = [lambda rows, e=e: rows * factors[e] for e in experts]
+    return alone(tokens[mine], ids[mine], weights[mine], calls)
+
+
 OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "plain": ({}, {}),
     "chunks": ({"chunks": 3}, {}),
@@ -241,11 +249,7 @@ def test_the_step_goes_on_without_a_rank(ranks: Ranks, dies: str, victim: int) -
         left = dispatcher.survivors()
         experts = [lambda rows, e=e: rows * factors[e] for e in left.local_experts]
         y = left(tokens[mine], ids[mine], weights[mine], experts)
-        alone = av.MoEDispatcher(
-            EXPERTS, Communicator.threads(1)[0], placement=(tuple(e for e in range(EXPERTS) if e not in lost),)
-        )
-        every = [lambda rows, e=e: rows * factors[e] for e in alone.local_experts]
-        assert np.array_equal(y, alone(tokens[mine], ids[mine], weights[mine], every))
+        assert np.array_equal(y, of_one_process([e for e in range(EXPERTS) if e not in lost], mine))
 
     for outcome in ranks(3, fresh=True, outcomes=True)(program):
         assert outcome.rank == victim or outcome.error is None, outcome.error
@@ -311,10 +315,8 @@ def test_any_rank_dies_at_any_time(ranks: Ranks, seed: int) -> None:
                 continue
             n += 1
             group: Any = dispatcher.group
-            there = tuple(sorted(e for experts in dispatcher.routing.placed(group.size) for e in experts))
-            alone = av.MoEDispatcher(EXPERTS, Communicator.threads(1)[0], placement=(there,))
-            every = [lambda rows, e=e: rows * factors[e] for e in there]
-            assert np.array_equal(y, alone(tokens[mine], ids[mine], weights[mine], every))
+            there = sorted(e for experts in dispatcher.routing.placed(group.size) for e in experts)
+            assert np.array_equal(y, of_one_process(there, mine))
         return int(group.size)
 
     for outcome in ranks(4, fresh=True, outcomes=True)(program):

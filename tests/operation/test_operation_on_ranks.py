@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 from acceptance_table import BASE, ROWS
@@ -15,33 +14,22 @@ from alltoallv.atb.member import connect
 from alltoallv.atb.operations import AllToAllVOperation
 from alltoallv.atb.params import AllToAllVParam
 from alltoallv.errors import AllToAllVError
+from alltoallv.testing import golden, reference
 
 Launch = Callable[..., list[Any]]
 Case = tuple[list[AllToAllVParam], tuple[int, ...], str]
 SECONDS = 20.0
 
 
-def dtype_of(name: str) -> np.dtype[Any]:
-    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
-
-
 def make_input(rank: int, shape: tuple[int, ...], dtype: str) -> np.ndarray[Any, Any]:
-    """Random bytes: NaNs and infinities too."""
-    itemsize = dtype_of(dtype).itemsize
-    data = np.random.default_rng(rank).integers(0, 256, int(np.prod(shape)) * itemsize, np.uint8)
-    return data.view(dtype_of(dtype)).reshape(shape)
+    return golden.fill(np.random.default_rng(rank), shape, dtype)
 
 
-def expected(case: Case, rank: int) -> bytes:
-    """``out[rdispls[j] : +recv_counts[j]] = x_j[sdispls_j[rank] : +send_counts_j[rank]]`` for every j."""
+def expected(case: Case) -> list[np.ndarray[Any, Any]]:
     params, shape, dtype = case
-    mine = params[rank]
-    out = np.zeros(sum(mine.recv_counts), dtype_of(dtype))
-    for j, theirs in enumerate(params):
-        x = make_input(j, shape, dtype).reshape(-1)
-        begin, count = theirs.sdispls[rank], theirs.send_counts[rank]
-        out[mine.rdispls[j] : mine.rdispls[j] + mine.recv_counts[j]] = x[begin : begin + count]
-    return out.tobytes()
+    inputs = [make_input(rank, shape, dtype).reshape(-1) for rank in range(len(params))]
+    names = "send_counts", "sdispls", "recv_counts", "rdispls"
+    return reference.all_to_all_v(inputs, *([getattr(param, name) for param in params] for name in names))
 
 
 def run_cases(communicator: Communicator, cases: list[Case]) -> list[bytes]:
@@ -61,9 +49,9 @@ def run_cases(communicator: Communicator, cases: list[Case]) -> list[bytes]:
 
 def check_cases(launch: Launch, size: int, cases: dict[str, Case]) -> None:
     results = launch(size, run_cases, list(cases.values()))
-    for rank in range(size):
-        for (name, case), result in zip(cases.items(), results[rank], strict=True):
-            assert result == expected(case, rank), f"{name} on rank {rank}"
+    for number, (name, case) in enumerate(cases.items()):
+        for rank, wanted in enumerate(expected(case)):
+            assert results[rank][number] == wanted.tobytes(), f"{name} on rank {rank}"
 
 
 @pytest.mark.parametrize("size", [1, 2])

@@ -11,18 +11,14 @@ from quantized_cases import DTYPES, F32, Launch, check_all_reduce, normal
 
 from alltoallv import Communicator, memory
 from alltoallv import numpy as av
-from alltoallv.errors import (
-    InvalidParamError,
-    InvalidTensorError,
-    PeerMismatchError,
-)
+from alltoallv.errors import InvalidParamError, InvalidTensorError, PeerMismatchError
 from alltoallv.testing import Ranks
 from alltoallv.testing import quantized as reference
 from alltoallv.testing.golden import assert_bits_equal
 
-BOTH = {"bits": 8, "group_size": 32}
 DIFFERENCES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"bits": 8}, {"bits": 4}, "rank 0 has format int8, rank 1 has format int4"),
+    ({"format": "mxfp8"}, {"format": "mxfp8_e5m2"}, "rank 0 has format mxfp8, rank 1 has format mxfp8_e5m2"),
     ({"group_size": 32}, {"group_size": 64}, "rank 0 has group_size 32, rank 1 has group_size 64"),
     ({"gather": "full"}, {"gather": "quantized"}, "rank 0 has gather full, rank 1 has quantized"),
     ({"op": "sum"}, {"op": "avg"}, "rank 0 reduces with sum, rank 1 reduces with avg"),
@@ -84,6 +80,8 @@ def test_differences(launch: Launch, n: int) -> None:
 
 REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"bits": 5}, InvalidParamError, "bits is 5, expected 4 or 8"),
+    ({"format": "fp8"}, InvalidParamError, "format is 'fp8', expected one of int8, int4, fp8_e4m3"),
+    ({"format": "mxfp8", "group_size": 64}, InvalidParamError, "group_size is 64, expected 32 in format mxfp8"),
     ({"bits": 8.0}, InvalidParamError, "bits is 8.0, expected 4 or 8"),
     ({"group_size": True}, InvalidParamError, "group_size is True, expected an integer of at least 1"),
     ({"group_size": 2**63}, InvalidParamError, r"group_size is 9223372036854775808, expected .* below 2\*\*63"),

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 import gc
-import os
 import pickle
-import signal
 from typing import Any
 
 import numpy as np
 import pytest
 from exchange_cases import Counters, counters, difference
+from started import forked
 
 import alltoallv
 from alltoallv import Communicator
@@ -207,25 +206,6 @@ def test_copies_are_ordinary_arrays(one_rank: Communicator) -> None:
     assert used(one_rank) == before
 
 
-def in_child(body: Any) -> None:
-    """Runs ``body`` in a forked child, which must end well within 10 s."""
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            signal.alarm(10)
-            body()
-            code = 0
-        except BaseException:
-            import traceback
-
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    _, status = os.waitpid(pid, 0)
-    assert os.waitstatus_to_exitcode(status) == 0
-
-
 def test_fork(ranks: Ranks) -> None:
     """A child reads what it inherited and frees it without a word to the parent; it may allocate for itself."""
 
@@ -261,7 +241,7 @@ def test_fork(ranks: Ranks) -> None:
             assert av.all_gather([5], group=alone).tolist() == [[5]]
             alone.destroy()
 
-        in_child(child)
+        assert forked(child) == "None"
         assert used(communicator) == before
         assert np.array_equal(holder[0], expected)
         assert (holder[1] == 3).all()
