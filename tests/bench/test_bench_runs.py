@@ -32,6 +32,15 @@ def bench(*arguments: str, timeout: float = 120) -> subprocess.CompletedProcess[
     return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=timeout, check=False)
 
 
+def measured(tmp_path: Path, *arguments: str, timeout: float = 120) -> dict[str, Any]:
+    """The document of a run that succeeds."""
+    path = tmp_path / "out.json"
+    done = bench(*arguments, "--json", str(path), timeout=timeout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    document: dict[str, Any] = json.loads(path.read_text())
+    return document
+
+
 def check_row(row: dict[str, Any], contenders: set[str]) -> None:
     assert row["failed"] == {}
     assert set(row["times"]) == contenders
@@ -75,12 +84,9 @@ def test_table_and_json(collective: str, tmp_path: Path) -> None:
 def test_outputs_variants_patterns_and_interfaces(
     output: str, variant: str, pattern: str, dtype: str, api: str, tmp_path: Path
 ) -> None:
-    path = tmp_path / "out.json"
     options = {"output": output, "variant": variant, "pattern": pattern, "dtype": dtype}
     arguments = [text for name, value in options.items() for text in (f"--{name}", value)]
-    done = bench(*QUICK, "--bytes", "20483", "--api", api, *arguments, "--json", str(path))
-    assert done.returncode == 0, done.stdout + done.stderr
-    document = json.loads(path.read_text())
+    document = measured(tmp_path, *QUICK, "--bytes", "20483", "--api", api, *arguments)
     (row,) = document["rows"]
     check_row(row, {"ours", "copy", "copy-nt"})
     assert {name: row[name] for name in options} == options
@@ -88,25 +94,17 @@ def test_outputs_variants_patterns_and_interfaces(
 
 
 def test_a_plan_and_a_sparse_pattern(tmp_path: Path) -> None:
-    path = tmp_path / "out.json"
-    done = bench(*QUICK, "--bytes", "4K", "--api", "plan", "--pattern", "sparse", "--json", str(path))
-    assert done.returncode == 0, done.stdout + done.stderr
-    check_row(json.loads(path.read_text())["rows"][0], {"ours", "full", "copy", "copy-nt"})
+    (row,) = measured(tmp_path, *QUICK, "--bytes", "4K", "--api", "plan", "--pattern", "sparse")["rows"]
+    check_row(row, {"ours", "full", "copy", "copy-nt"})
 
 
 def test_quantized(tmp_path: Path) -> None:
-    path = tmp_path / "out.json"
-    done = bench("quantized", *QUICK, "--bytes", "100K,3M", "--json", str(path))
-    assert done.returncode == 0, done.stdout + done.stderr
-    for row in json.loads(path.read_text())["rows"]:
+    for row in measured(tmp_path, "quantized", *QUICK, "--bytes", "100K,3M")["rows"]:
         check_row(row, {"ours", "ours-full", "ours-fp32", "copy", "copy-nt"})
 
 
 def test_kernels(tmp_path: Path) -> None:
-    path = tmp_path / "out.json"
-    done = bench("kernels", "--bytes", "64K", "--seconds", "0.05", "--json", str(path))
-    assert done.returncode == 0, done.stdout + done.stderr
-    rows = json.loads(path.read_text())["rows"]
+    rows = measured(tmp_path, "kernels", "--bytes", "64K", "--seconds", "0.05")["rows"]
     assert {row["kernel"] for row in rows} == {"quantize", "dequantize_sum", "sum_shared", "cast_float16"}
     assert not any(row["wrong"] for row in rows)
 
@@ -314,18 +312,12 @@ def test_peers_give_the_same_results(collective: str, tmp_path: Path) -> None:
         except environments.Unavailable as error:
             print(error)
     assert peers, "no peer's environment could be made: see the output"
-    path = tmp_path / "out.json"
     arguments = ["--np", "2,3", "--bytes", "1K,300K", "--seconds", "0.05", "--peers", ",".join(peers)]
-    done = bench(collective, *arguments, "--json", str(path), timeout=600)
-    assert done.returncode == 0, done.stdout + done.stderr
-    for row in json.loads(path.read_text())["rows"]:
+    for row in measured(tmp_path, collective, *arguments, timeout=600)["rows"]:
         check_row(row, {"ours", "copy", "copy-nt", *peers})
 
 
 def test_overhead_by_interface(tmp_path: Path) -> None:
-    path = tmp_path / "out.json"
-    done = bench("overhead", "--np", "2", "--seconds", "0.05", "--json", str(path))
-    assert done.returncode == 0, done.stdout + done.stderr
-    for row in json.loads(path.read_text())["rows"]:
+    for row in measured(tmp_path, "overhead", "--np", "2", "--seconds", "0.05")["rows"]:
         assert row["nbytes"] == 0
         assert {"ours", "ours-plan", "ours-numpy"} <= set(row["times"])

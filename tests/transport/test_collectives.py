@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,8 @@ from alltoallv import numpy as av
 from alltoallv.testing import golden, reference
 
 Moved = tuple[Counters, Counters]
-Body = Callable[[Communicator, str, np.random.Generator], Counters]
+Steps = Iterator[tuple[str, Counts, int]]  # of each call: the path, what ranks send to each other, bytes of an element
+Body = Callable[[Communicator, str, np.random.Generator], Steps]
 SIZES = (1, 2, 5)
 INLINE_LIMIT, LIMIT_WITH_ROOM = 16384, 4096  # bytes; room: a processor for every rank
 SHAPES = [(3,), (), (0,), (2, 0, 3), (4, 5), (1, 1, 7), (3000, 2)]  # the last one is too much to travel with the row
@@ -64,7 +65,8 @@ def dtypes(rng: np.random.Generator, count: int) -> Iterable[np.dtype[Any]]:
 
 def measure(communicator: Communicator, body: Body, path: str) -> Moved:
     before = counters(communicator)
-    wanted = body(communicator, path, np.random.default_rng([SEED, communicator.size]))
+    steps = list(body(communicator, path, np.random.default_rng([SEED, communicator.size])))
+    wanted = total(expected_bytes(by, [counts], [itemsize]) for by, counts, itemsize in steps)
     return difference(counters(communicator), before), wanted
 
 
@@ -82,9 +84,8 @@ def every_rank(size: int, count: int) -> Counts:
 # --- gathers ---------------------------------------------------------------------------------------------------------
 
 
-def gather(communicator: Communicator, path: str, rng: np.random.Generator) -> Counters:
+def gather(communicator: Communicator, path: str, rng: np.random.Generator) -> Steps:
     size, r = communicator.size, communicator.rank
-    wanted = []
     for shape, dtype in zip(SHAPES, dtypes(rng, len(SHAPES)), strict=True):
         inputs = inputs_of(rng, size, shape, dtype)
         expected = np.stack(reference.all_gather(inputs)[r])
@@ -93,14 +94,11 @@ def gather(communicator: Communicator, path: str, rng: np.random.Generator) -> C
         assert av.all_gather(x, out=out, group=communicator) is out
         golden.assert_bits_equal(out, expected, f"all_gather of shape {shape}")
         golden.assert_bits_equal(av.all_gather(x, group=communicator), expected)
-        sent = expected_bytes(carrier(communicator, path, x.nbytes), [every_rank(size, x.size)], [dtype.itemsize])
-        wanted += [sent, sent]
-    return total(wanted)
+        yield from [(carrier(communicator, path, x.nbytes), every_rank(size, x.size), dtype.itemsize)] * 2
 
 
-def gather_into_tensor(communicator: Communicator, path: str, rng: np.random.Generator) -> Counters:
+def gather_into_tensor(communicator: Communicator, path: str, rng: np.random.Generator) -> Steps:
     size, r = communicator.size, communicator.rank
-    wanted = []
     for shape, dtype in zip(SHAPES, dtypes(rng, len(SHAPES)), strict=True):
         inputs = inputs_of(rng, size, shape, dtype)
         stacked = np.stack(inputs)
@@ -110,18 +108,14 @@ def gather_into_tensor(communicator: Communicator, path: str, rng: np.random.Gen
             out = put(np.zeros_like(expected), PLACES[path][1])
             assert av.all_gather_into_tensor(out, x, communicator) is None
             golden.assert_bits_equal(out, expected, f"all_gather_into_tensor of shape {shape}")
-            wanted.append(
-                expected_bytes(carrier(communicator, path, x.nbytes), [every_rank(size, x.size)], [dtype.itemsize])
-            )
-    return total(wanted)
+            yield carrier(communicator, path, x.nbytes), every_rank(size, x.size), dtype.itemsize
 
 
 # --- all-to-all ------------------------------------------------------------------------------------------------------
 
 
-def single(communicator: Communicator, path: str, rng: np.random.Generator) -> Counters:
+def single(communicator: Communicator, path: str, rng: np.random.Generator) -> Steps:
     size, r = communicator.size, communicator.rank
-    wanted = []
     for shape, dtype in zip([(2, 3), (1,), (0, 4), (3, 0), (5000 // size, 2)], dtypes(rng, 5), strict=True):
         inputs = inputs_of(rng, size, (shape[0] * size, *shape[1:]), dtype)
         expected = reference.all_to_all_single(inputs)[r]
@@ -132,14 +126,11 @@ def single(communicator: Communicator, path: str, rng: np.random.Generator) -> C
             assert av.all_to_all_single(out, x, splits, splits, communicator) is None
             golden.assert_bits_equal(out, expected, f"all_to_all_single of shape {shape}")
             sent = x.nbytes // size * (size - 1)
-            counts = every_rank(size, x.size // size)
-            wanted.append(expected_bytes(carrier(communicator, path, sent), [counts], [dtype.itemsize]))
-    return total(wanted)
+            yield carrier(communicator, path, sent), every_rank(size, x.size // size), dtype.itemsize
 
 
-def uneven_single(communicator: Communicator, path: str, rng: np.random.Generator) -> Counters:
+def uneven_single(communicator: Communicator, path: str, rng: np.random.Generator) -> Steps:
     size, r = communicator.size, communicator.rank
-    wanted = []
     for number, dtype in enumerate(dtypes(rng, 12)):
         tail = [(), (3,), (2, 2), (0,)][number % 4]
         counts = rng.integers(0, 5, (size, size)) * (rng.random((size, size)) < 0.7)
@@ -149,8 +140,7 @@ def uneven_single(communicator: Communicator, path: str, rng: np.random.Generato
         out = put(np.zeros_like(expected), PLACES[path][1])
         av.all_to_all_single(out, x, counts[:, r], counts[r].tolist(), communicator)
         golden.assert_bits_equal(out, expected, f"all_to_all_single, splits {counts.tolist()}, rows of {tail}")
-        wanted.append(expected_bytes(carrier(communicator, path, 0), [counts], [math.prod(tail) * dtype.itemsize]))
-    return total(wanted)
+        yield carrier(communicator, path, 0), counts, math.prod(tail) * dtype.itemsize
 
 
 def scattered(arrays: list[Array], in_arena: bool, rng: np.random.Generator) -> list[Array]:
@@ -169,9 +159,8 @@ def scattered(arrays: list[Array], in_arena: bool, rng: np.random.Generator) -> 
     return result
 
 
-def lists(communicator: Communicator, path: str, rng: np.random.Generator) -> Counters:
+def lists(communicator: Communicator, path: str, rng: np.random.Generator) -> Steps:
     size, r = communicator.size, communicator.rank
-    wanted = []
     for number, dtype in enumerate(dtypes(rng, 8)):
         shapes = [[SHAPES[k] for k in rng.integers(0, len(SHAPES) - 1, size)] for _ in range(size)]
         if number == 7 and size > 1:
@@ -187,16 +176,14 @@ def lists(communicator: Communicator, path: str, rng: np.random.Generator) -> Co
             counts = np.zeros((size, size), int)
             counts[sender] = [math.prod(shape) for shape in shapes[sender]]
             sent = sum(math.prod(shapes[sender][j]) for j in range(size) if j != sender) * dtype.itemsize
-            wanted.append(expected_bytes(carrier(communicator, path, sent), [counts], [dtype.itemsize]))
-    return total(wanted)
+            yield carrier(communicator, path, sent), counts, dtype.itemsize
 
 
 # --- the rest --------------------------------------------------------------------------------------------------------
 
 
-def from_every_root(communicator: Communicator, path: str, rng: np.random.Generator) -> Counters:
+def from_every_root(communicator: Communicator, path: str, rng: np.random.Generator) -> Steps:
     size, r = communicator.size, communicator.rank
-    wanted = []
     for root in range(size):
         for shape, dtype in zip(SHAPES, dtypes(rng, len(SHAPES)), strict=True):
             inputs = inputs_of(rng, size, shape, dtype)
@@ -206,22 +193,20 @@ def from_every_root(communicator: Communicator, path: str, rng: np.random.Genera
             counts = np.zeros((size, size), int)
             counts[root] = array.size
             counts[root, root] = 0
-            wanted.append(expected_bytes(carrier(communicator, path, array.nbytes), [counts], [dtype.itemsize]))
-    return total(wanted)
+            yield carrier(communicator, path, array.nbytes), counts, dtype.itemsize
 
 
-def counts_exchange(communicator: Communicator, path: str, rng: np.random.Generator) -> Counters:
+def counts_exchange(communicator: Communicator, path: str, rng: np.random.Generator) -> Steps:
     size, r = communicator.size, communicator.rank
     for _ in range(10):
         counts = rng.integers(0, 2**62, (size, size)) * (rng.random((size, size)) < 0.5)
         received = av.exchange_counts(counts[r], communicator)
         golden.assert_bits_equal(received, reference.exchange_counts(counts)[r])
-    return expected_bytes(private_carrier(path), [every_rank(size, 1)] * 10, [8] * 10)
+        yield private_carrier(path), every_rank(size, 1), 8
 
 
-def mixture_of_experts(communicator: Communicator, path: str, rng: np.random.Generator) -> Counters:
+def mixture_of_experts(communicator: Communicator, path: str, rng: np.random.Generator) -> Steps:
     size, r = communicator.size, communicator.rank
-    wanted = []
     for number, dtype in enumerate(dtypes(rng, 16)):
         experts = number // 4 + 1
         tail = [(), (1,), (4,), (2, 3)][number % 4]
@@ -244,7 +229,7 @@ def mixture_of_experts(communicator: Communicator, path: str, rng: np.random.Gen
         back = av.global_gather(other[r], *arguments)
         golden.assert_bits_equal(back, reference.global_gather(other, local_counts, global_counts)[r])
 
-        wanted += [expected_bytes(private_carrier(path), [every_rank(size, experts)] * 3, [8] * 3)]
+        yield from [(private_carrier(path), every_rank(size, experts), 8)] * 3
         row = math.prod(tail) * dtype.itemsize
         for counts, sorts in ((to_card, False), (to_card.T, experts > 1), (to_card.T, experts > 1)):
             for sender in range(size):
@@ -252,8 +237,7 @@ def mixture_of_experts(communicator: Communicator, path: str, rng: np.random.Gen
                 sent = int(mine.sum() - mine[sender, sender]) * row
                 # Sorted rows lie in the arena, which nobody reads as another process's memory.
                 by = "staged" if sorts and path == "cma" else path
-                wanted.append(expected_bytes(carrier(communicator, by, sent), [mine], [row]))
-    return total(wanted)
+                yield carrier(communicator, by, sent), mine, row
 
 
 @pytest.mark.parametrize("path", PATHS)
