@@ -42,6 +42,28 @@ class Row:
     prepare: Callable[[dict[str, Any]], dict[str, Any]] = lambda arguments: arguments
 
 
+def in_parts(name: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Prepares a call that takes a list of tensors for what is one tensor of a part per rank in `alltoallv.numpy`."""
+
+    def prepare(arguments: dict[str, Any]) -> dict[str, Any]:
+        whole = arguments.get(name)
+        return {**arguments, name: None if whole is None else [whole[j] for j in range(len(whole))]}
+
+    return prepare
+
+
+#: The collectives that torch.distributed calls otherwise, and whoever follows its names.
+DISTRIBUTED = {
+    "all_reduce": Row("all_reduce", {"input": "tensor"}, "input"),
+    "broadcast": Row("broadcast", {"array": "tensor", "root": "src"}, "array"),
+    "all_gather": Row("all_gather", {"input": "tensor", "out": "tensor_list"}, "out", in_parts("out")),
+    "reduce": Row("reduce", {"input": "tensor", "root": "dst"}, "input"),
+    "gather": Row("gather", {"input": "tensor", "out": "gather_list", "root": "dst"}, "out", in_parts("out")),
+    "scatter": Row("scatter", {"out": "tensor", "input": "scatter_list", "root": "src"}, "out", in_parts("input")),
+    "reduce_scatter": Row("reduce_scatter_tensor", {"out": "output"}, "out"),
+}
+
+
 class Column:
     """What every front end's adapter says.
 

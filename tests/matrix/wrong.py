@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from case import SENDS, Arguments, Case, Part, Turned, data, filled, gather, moe, moe_back, reduce, s
+from case import SENDS, Arguments, Case, Own, Part, Turned, data, filled, gather, moe, moe_back, reduce, s
 from right import A, G, S, V
 
 PARAM, TENSOR = "InvalidParamError", "InvalidTensorError"
@@ -45,6 +46,15 @@ def bad(
     """A case of one wrong argument."""
     about = {"needs": needs, "error": (error, text, code), "together": together, "breach": breach}
     return Case(function, what, GOOD[function], mistake=lambda: mistake, **about)  # type: ignore[arg-type]
+
+
+def bad_of(package: str, function: str, what: str, error: str, text: str, **mistake: Callable[[Any], Any]) -> Case:
+    """A case whose wrong arguments are made by a framework."""
+
+    def made(make: Callable[[Any], Any]) -> Own:
+        return Own(lambda: make(importlib.import_module(package)))
+
+    return bad(function, what, error, text, **{name: made(make) for name, make in mistake.items()})
 
 
 def wrong_counts(function: str, name: str, *, everything: bool = True) -> list[Case]:

@@ -6,36 +6,16 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from column import Array, Column, Row
+from column import DISTRIBUTED, Array, Column
 from wrong import GOOD, LISTS
 
 from alltoallv.testing.golden import DTYPES, dtype_of
 
 
-def _gathered(arguments: dict[str, Any]) -> dict[str, Any]:
-    return {**arguments, "out": _parts(arguments.get("out"))}
-
-
-def _scattered(arguments: dict[str, Any]) -> dict[str, Any]:
-    return {**arguments, "input": _parts(arguments.get("input"))}
-
-
-def _parts(tensor: Any) -> Any:
-    return None if tensor is None else [tensor[j] for j in range(len(tensor))]
-
-
 class MindsporeColumn(Column):
     name, module, package = "mindspore", "alltoallv.mindspore", "mindspore"
     dtypes = tuple(name for name in DTYPES if not name.startswith("float8"))
-    rows = {
-        "all_reduce": Row("all_reduce", {"input": "tensor"}, "input"),
-        "broadcast": Row("broadcast", {"array": "tensor", "root": "src"}, "array"),
-        "all_gather": Row("all_gather", {"input": "tensor", "out": "tensor_list"}, "out", _gathered),
-        "reduce": Row("reduce", {"input": "tensor", "root": "dst"}, "input"),
-        "gather": Row("gather", {"input": "tensor", "out": "gather_list", "root": "dst"}, "out", _gathered),
-        "scatter": Row("scatter", {"out": "tensor", "input": "scatter_list", "root": "src"}, "out", _scattered),
-        "reduce_scatter": Row("reduce_scatter_tensor", {"out": "output"}, "out"),
-    }
+    rows = DISTRIBUTED
     lacks = {
         "uneven parts of one tensor": "MindSpore's reduce_scatter takes a list for them",
         "reduce_scatter without an output": "MindSpore's functions write into tensors",

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
-from case import Case, Own
-from column import Array, Column, Row
+from column import Array, Column, Row, in_parts
 from right import A, S, V
-from wrong import PARAM, TENSOR, bad
+from wrong import PARAM, TENSOR, bad_of
 
 from alltoallv._calls.regions import as_bytes
 from alltoallv.testing.golden import dtype_of
@@ -29,25 +28,11 @@ def _reduced(arguments: dict[str, Any]) -> dict[str, Any]:
     return {**_synchronous(arguments), "op": getattr(ReduceOp, arguments.get("op", "sum").upper())}
 
 
-def _gathered(arguments: dict[str, Any]) -> dict[str, Any]:
-    return _synchronous({**arguments, "out": _parts(arguments.get("out"))})
+def _listed(name: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    return lambda arguments: _synchronous(in_parts(name)(arguments))
 
 
-def _scattered(arguments: dict[str, Any]) -> dict[str, Any]:
-    return _synchronous({**arguments, "input": _parts(arguments.get("input"))})
-
-
-def _parts(tensor: Any) -> Any:
-    return None if tensor is None else [tensor[j] for j in range(len(tensor))]
-
-
-def only(function: str, what: str, error: str, text: str, **mistake: Callable[[Any], Any]) -> Case:
-    """A case whose wrong arguments are made by Paddle."""
-
-    def made(make: Callable[[Any], Any]) -> Own:
-        return Own(lambda: make(importlib.import_module("paddle")))
-
-    return bad(function, what, error, text, **{name: made(make) for name, make in mistake.items()})
+only = partial(bad_of, "paddle")
 
 
 def with_gradient(paddle: Any) -> Any:
@@ -91,8 +76,8 @@ class PaddleColumn(Column):
         "all_reduce": Row("all_reduce", {"input": "tensor"}, "input", _reduced),
         "reduce_scatter": Row("reduce_scatter", {"input": "tensor_list", "out": "tensor"}, "out", _reduced),
         "reduce": Row("reduce", {"input": "tensor", "root": "dst"}, "input", _reduced),
-        "gather": Row("gather", {"input": "tensor", "out": "gather_list", "root": "dst"}, "out", _gathered),
-        "scatter": Row("scatter", {"out": "tensor", "input": "tensor_list", "root": "src"}, "out", _scattered),
+        "gather": Row("gather", {"input": "tensor", "out": "gather_list", "root": "dst"}, "out", _listed("out")),
+        "scatter": Row("scatter", {"out": "tensor", "input": "tensor_list", "root": "src"}, "out", _listed("input")),
         "broadcast": Row("broadcast", {"array": "tensor", "root": "src"}, "array", _synchronous),
     }
     lacks = {

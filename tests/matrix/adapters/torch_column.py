@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from case import Case, Own
-from column import Array, Column, Row
+from column import DISTRIBUTED, Array, Column
 from right import A, V
-from wrong import LISTS, PARAM, TENSOR, bad
+from wrong import LISTS, PARAM, TENSOR, bad_of
 
 from alltoallv.testing.golden import DTYPES, dtype_of
 
@@ -29,38 +29,17 @@ def _reduced(arguments: dict[str, Any]) -> dict[str, Any]:
     return {**arguments, "op": op[arguments.get("op", "sum")]}
 
 
-def _gathered(arguments: dict[str, Any]) -> dict[str, Any]:
-    return {**arguments, "out": list(arguments["out"])} if "out" in arguments else arguments
-
-
-def _scattered(arguments: dict[str, Any]) -> dict[str, Any]:
-    return {**arguments, "input": list(arguments["input"])} if "input" in arguments else arguments
-
-
 NO_LISTS = tuple(f"all_to_all: no list of {name}" for name in LISTS)
 
 
-def only(function: str, what: str, error: str, text: str, **mistake: Callable[[Any], Any]) -> Case:
-    """A case whose wrong arguments are made by torch."""
-
-    def made(make: Callable[[Any], Any]) -> Own:
-        return Own(lambda: make(importlib.import_module("torch")))
-
-    return bad(function, what, error, text, **{name: made(make) for name, make in mistake.items()})
+only = partial(bad_of, "torch")
 
 
 class TorchColumn(Column):
     name, module, package = "torch", "alltoallv.torch", "torch"
     dtypes = tuple(name for name in DTYPES if name not in ("float8_e4m3", "float8_e3m4", "float8_e4m3b11fnuz"))
-    rows = {
-        "all_reduce": Row("all_reduce", {"input": "tensor"}, "input", _reduced),
-        "broadcast": Row("broadcast", {"array": "tensor", "root": "src"}, "array"),
-        "all_gather": Row("all_gather", {"input": "tensor", "out": "tensor_list"}, "out", _gathered),
-        "reduce_scatter": Row("reduce_scatter_tensor", {"out": "output"}, "out", _reduced),
-        "barrier": Row("barrier"),
-        "reduce": Row("reduce", {"input": "tensor", "root": "dst"}, "input", _reduced),
-        "gather": Row("gather", {"input": "tensor", "out": "gather_list", "root": "dst"}, "out", _gathered),
-        "scatter": Row("scatter", {"out": "tensor", "input": "scatter_list", "root": "src"}, "out", _scattered),
+    rows = DISTRIBUTED | {
+        name: replace(DISTRIBUTED[name], prepare=_reduced) for name in ("all_reduce", "reduce", "reduce_scatter")
     }
     lacks = {
         "tensors changed in place must be contiguous": "torch's functions take others, too",
