@@ -1,4 +1,4 @@
-"""Starts processes: ranks with the local launcher, as a user does, and forked children; tells which of them live."""
+"""Starts processes: commands, ranks with the local launcher, and forked children; tells which of them live."""
 
 from __future__ import annotations
 
@@ -13,8 +13,16 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-RUN = [sys.executable, "-m", "alltoallv", "run"]
+ALLTOALLV = [sys.executable, "-m", "alltoallv"]
+RUN = [*ALLTOALLV, "run"]
 CHILD_SECONDS = 20
+
+
+def alltoallv(*arguments: str, limit: float = 120, **kwargs: Any) -> subprocess.CompletedProcess[str]:
+    """Runs a command as a user gives it."""
+    return subprocess.run(
+        [*ALLTOALLV, *arguments], capture_output=True, text=True, timeout=limit, check=False, **kwargs
+    )
 
 
 def run(

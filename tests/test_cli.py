@@ -13,17 +13,13 @@ import time
 from pathlib import Path
 
 import pytest
+from started import ALLTOALLV, alltoallv
 
-ALLTOALLV = [sys.executable, "-m", "alltoallv"]
 BENCH = ["bench", "--np", "2", "--bytes", "1K", "--peers", ""]
 
 
-def run(*arguments: str, **kwargs) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*ALLTOALLV, *arguments], capture_output=True, text=True, timeout=120, check=False, **kwargs)
-
-
 def test_bench_counts_calls_and_writes_csv():
-    done = run(*BENCH, "--iters", "30", "--warmup", "2", "--csv", "-")
+    done = alltoallv(*BENCH, "--iters", "30", "--warmup", "2", "--csv", "-")
     assert done.returncode == 0, done.stderr
     rows = list(csv.DictReader(io.StringIO(done.stdout)))
     assert [row["contender"] for row in rows] == ["ours", "copy", "copy-nt"]
@@ -36,7 +32,7 @@ def test_bench_counts_calls_and_writes_csv():
 
 @pytest.mark.parametrize("command", [[*BENCH, "--iters", "1"], ["plan", "--np", "8", "--bytes", "1M"]])
 def test_json_on_standard_output(command):
-    done = run(*command, "--json", "-")
+    done = alltoallv(*command, "--json", "-")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["rows"]
 
@@ -49,7 +45,7 @@ def test_json_on_standard_output(command):
     ],
 )
 def test_wrong_options(options, message):
-    done = run(*BENCH, *options)
+    done = alltoallv(*BENCH, *options)
     assert (done.returncode, message in done.stderr) == (2, True)
 
 

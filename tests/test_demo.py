@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 import struct
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from sklearn.cluster import KMeans
 from sklearn.datasets import load_digits
-from started import run
+from started import alltoallv, run
 
 import alltoallv_tools.demo
 from alltoallv_tools.cli import main as cli
@@ -39,9 +38,7 @@ def true_traffic(size: int) -> np.ndarray:
 
 
 def demo(size: int, folder: Path) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "alltoallv", "demo", "-n", str(size)]
-    command += ["--output-dir", str(folder), "--repetitions", "5"]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return alltoallv("demo", "-n", str(size), "--output-dir", str(folder), "--repetitions", "5")
 
 
 def read_table(text: str, size: int) -> np.ndarray:

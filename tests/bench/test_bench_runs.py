@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from itertools import count
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from started import ALLTOALLV, alltoallv
 
 from alltoallv_tools.bench import environments, report
 from alltoallv_tools.bench import rank as bench_rank
@@ -23,19 +23,15 @@ from alltoallv_tools.bench.jobs import Job, LibraryError
 from alltoallv_tools.bench.turns import measure
 from alltoallv_tools.cli import main as cli
 
-COMMAND = [sys.executable, "-m", "alltoallv", "bench"]
+COMMAND = [*ALLTOALLV, "bench"]
 SLOW = pytest.mark.slow
 QUICK = ["--np", "2", "--seconds", "0.05", "--peers", ""]
 
 
-def bench(*arguments: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=timeout, check=False)
-
-
-def measured(tmp_path: Path, *arguments: str, timeout: float = 120) -> dict[str, Any]:
+def measured(tmp_path: Path, *arguments: str, limit: float = 120) -> dict[str, Any]:
     """The document of a run that succeeds."""
     path = tmp_path / "out.json"
-    done = bench(*arguments, "--json", str(path), timeout=timeout)
+    done = alltoallv("bench", *arguments, "--json", str(path), limit=limit)
     assert done.returncode == 0, done.stdout + done.stderr
     document: dict[str, Any] = json.loads(path.read_text())
     return document
@@ -57,7 +53,7 @@ def check_row(row: dict[str, Any], contenders: set[str]) -> None:
 def test_table_and_json(collective: str, tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     arguments = ["--np", "1,2", "--bytes", "0,1K,64K", "--seconds", "0.05", "--peers", "", "--json", str(path)]
-    done = bench(collective, *arguments)
+    done = alltoallv("bench", collective, *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
     table = [text.split() for text in done.stdout.splitlines() if text and not text.startswith("#")]
     assert table[0][:7] == ["np", "size(B)", "count", "type", "time", "min", "max"]
@@ -112,7 +108,7 @@ def test_kernels(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("suffix", "magic"), [("png", b"\x89PNG"), pytest.param("svg", b"<?xml", marks=SLOW)])
 def test_plot(suffix: str, magic: bytes, tmp_path: Path) -> None:
     path = tmp_path / f"out.{suffix}"
-    done = bench(*QUICK, "--bytes", "1K,4K", "--plot", str(path))
+    done = alltoallv("bench", *QUICK, "--bytes", "1K,4K", "--plot", str(path))
     assert done.returncode == 0, done.stdout + done.stderr
     assert path.read_bytes().startswith(magic)
 
@@ -158,8 +154,7 @@ def test_what_makes_no_sense_is_named(
 def test_a_peer_that_cannot_be_had_is_reported_and_left_out(tmp_path: Path) -> None:
     """Pip is told to use an index that is not there."""
     env = {**os.environ, "ALLTOALLV_BENCH_CACHE": str(tmp_path), "PIP_NO_INDEX": "1"}
-    command = [*COMMAND, "--np", "2", "--bytes", "1K", "--seconds", "0.05", "--peers", "mpich"]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
+    done = alltoallv("bench", "--np", "2", "--bytes", "1K", "--seconds", "0.05", "--peers", "mpich", env=env)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "making an environment for mpich" in done.stderr
     assert "left out: mpich: no environment for mpich" in done.stderr
@@ -313,7 +308,7 @@ def test_peers_give_the_same_results(collective: str, tmp_path: Path) -> None:
             print(error)
     assert peers, "no peer's environment could be made: see the output"
     arguments = ["--np", "2,3", "--bytes", "1K,300K", "--seconds", "0.05", "--peers", ",".join(peers)]
-    for row in measured(tmp_path, collective, *arguments, timeout=600)["rows"]:
+    for row in measured(tmp_path, collective, *arguments, limit=600)["rows"]:
         check_row(row, {"ours", "copy", "copy-nt", *peers})
 
 

@@ -7,11 +7,10 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 
 import pytest
-from started import RUN, Terminal, read_lines, run, start
+from started import RUN, Terminal, alltoallv, read_lines, run, start
 
 
 def test_environment_of_ranks(tmp_path):
@@ -63,8 +62,7 @@ def test_module(tmp_path):
 
 def test_installed_script():
     """Pytest has a script, which pip puts beside the interpreter."""
-    command = [*RUN, "-n", "1", "--no-prefix", "pytest", "--version"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    result = alltoallv("run", "-n", "1", "--no-prefix", "pytest", "--version")
     assert result.stdout.startswith("pytest ")
 
 
@@ -143,21 +141,20 @@ def test_output_that_nobody_reads(tmp_path):
     ],
 )
 def test_wrong_arguments(arguments, message):
-    result = subprocess.run([*RUN, *arguments], capture_output=True, text=True, timeout=60, check=False)
+    result = alltoallv("run", *arguments)
     assert result.returncode == 2
     assert message in result.stderr
     assert "Traceback" not in result.stderr
 
 
 def test_help():
-    result = subprocess.run([*RUN, "--help"], capture_output=True, text=True, timeout=60, check=True)
+    result = alltoallv("run", "--help")
     for text in ("-n N", "--timeout SECONDS", "--no-prefix", "exit code", "examples:"):
         assert text in result.stdout
-    top = subprocess.run([sys.executable, "-m", "alltoallv", "--help"], capture_output=True, text=True, check=True)
+    top = alltoallv("--help")
     for command in ("run", "demo", "doctor"):
         assert re.search(rf"^  {command} ", top.stdout, re.MULTILINE)
-    wrong = subprocess.run([sys.executable, "-m", "alltoallv", "x"], capture_output=True, text=True, check=False)
-    assert wrong.returncode == 2
+    assert [result.returncode, top.returncode, alltoallv("x").returncode] == [0, 0, 2]
 
 
 def test_options_of_the_program_may_begin_as_those_of_run_do(tmp_path):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from started import alltoallv
 
 from alltoallv.errors import InvalidParamError
 from alltoallv_tools.bench.cases import Case
@@ -197,21 +196,17 @@ def test_a_topology_is_read_as_it_was_written(tmp_path: Path) -> None:
         Topology("x", (Level("a", 8, 1, 1), Level("b", 12, 1, 1), Level("c", 0, 1, 1)))
 
 
-def plan(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "alltoallv", "plan", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-
-
-def test_the_command(tmp_path: Path) -> None:
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "out.json"
-    done = plan("--np", "8,100000", "--bytes", "1M", "--pattern", "moe", "--topology", "h100", "--json", str(path))
+    options = ["--np", "8,100000", "--bytes", "1M", "--pattern", "moe", "--topology", "h100", "--json", str(path)]
+    done = alltoallv("plan", *options)
     assert done.returncode == 0, done.stderr
     assert "int8 is quicker than float16" in done.stdout
     rows = json.loads(path.read_text())["rows"]
     assert [row["np"] for row in rows] == [8, 100_000]
     assert rows[0]["all_to_all_v"]["flat"] == model.all_to_all_v(PRESETS["h100"], 8, 1 << 20, "moe")
-    assert plan("--np", "1").returncode == 2
-    assert "100000" in plan("--np", "100001").stderr
+    assert [command("--np", ranks) for ranks in ("1", "100001")] == [2, 2]
+    assert "100000" in capsys.readouterr().err.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
@@ -274,10 +269,10 @@ def test_fit_on_measured_rows(tmp_path: Path) -> None:
     of 5.
     """
     measured, fitted = tmp_path / "bench.json", tmp_path / "fitted.json"
-    command = [sys.executable, "-m", "alltoallv", "bench", "alltoallv", "--np", "2", "--bytes", "1K..16M", "--peers"]
-    command += ["", "--api", "plan", "--output", "empty", "--seconds", "0.5", "--json", str(measured)]
-    subprocess.run(command, check=True, capture_output=True, timeout=200)
-    done = plan("--fit", str(measured), "--out", str(fitted))
+    options = ["--np", "2", "--bytes", "1K..16M", "--peers", "", "--api", "plan", "--output", "empty"]
+    done = alltoallv("bench", "alltoallv", *options, "--seconds", "0.5", "--json", str(measured), limit=200)
+    assert done.returncode == 0, done.stderr
+    done = alltoallv("plan", "--fit", str(measured), "--out", str(fitted))
     assert done.returncode == 0, done.stderr
     assert "predicted within 25%" in done.stdout
     document = json.loads(measured.read_text())
@@ -285,4 +280,4 @@ def test_fit_on_measured_rows(tmp_path: Path) -> None:
     checks = fit.fit(document).checks
     assert len(checks) == 3
     assert 1 / 5 < float(np.median([each.predicted / each.measured for each in checks])) < 5
-    assert plan("--np", "2", "--topology", str(fitted)).returncode == 0
+    assert alltoallv("plan", "--np", "2", "--topology", str(fitted)).returncode == 0
