@@ -25,38 +25,28 @@ struct Wide<T, true> {
     using type = std::make_unsigned_t<std::common_type_t<T, int>>;
 };
 
-struct Sum {
+template <class Op>
+struct Wrapping {
     template <class T>
     ALLTOALLV_INLINE T operator()(T a, T b) const {
         using U = typename Wide<T>::type;
-        return static_cast<T>(static_cast<U>(a) + static_cast<U>(b));
+        return static_cast<T>(Op{}(static_cast<U>(a), static_cast<U>(b)));
     }
 };
+using Sum = Wrapping<std::plus<>>;
+using Prod = Wrapping<std::multiplies<>>;
 
-struct Prod {
+/// Ties (+0 and -0) keep the earlier operand; a NaN on either side wins.
+template <class Beats>
+struct Extreme {
     template <class T>
     ALLTOALLV_INLINE T operator()(T a, T b) const {
-        using U = typename Wide<T>::type;
-        return static_cast<T>(static_cast<U>(a) * static_cast<U>(b));
+        const T best = Beats{}(b, a) ? b : a;
+        return b != b ? b : best;
     }
 };
-
-// Ties (+0 and -0) keep the earlier operand; a NaN on either side wins.
-struct Min {
-    template <class T>
-    ALLTOALLV_INLINE T operator()(T a, T b) const {
-        const T least = b < a ? b : a;
-        return b != b ? b : least;
-    }
-};
-
-struct Max {
-    template <class T>
-    ALLTOALLV_INLINE T operator()(T a, T b) const {
-        const T greatest = b > a ? b : a;
-        return b != b ? b : greatest;
-    }
-};
+using Min = Extreme<std::less<>>;
+using Max = Extreme<std::greater<>>;
 
 struct Or {
     ALLTOALLV_INLINE uint8_t operator()(uint8_t a, uint8_t b) const { return static_cast<uint8_t>((a | b) != 0); }
