@@ -83,32 +83,32 @@ nb::object learn(Communicator& communicator, Request request, const ArrayPair& g
     return given.framework->make(like, ready->request().shape_for(learnt.counts), std::move(learnt.block));
 }
 
-/// Runs the call that `read` makes of its other arguments; makes the output if none is given.
+/// Runs the call that `read` makes of the arrays and its other arguments; makes the output if none is given.
 template <class Read>
-nb::object call(Communicator& communicator, OpKind op, const ArrayPair& given, nb::handle input, nb::object output,
-                bool async_op, nb::handle timeout, Read read) {
+nb::object call(Communicator& communicator, OpKind op, nb::handle input, nb::object output, bool async_op,
+                nb::handle timeout, Read read) {
+    const std::optional<ArrayPair> given = arrays_given(input, output);
+    if (!given) return nb::none();
     Target target{};
     double limit = -1;
     Request request = guarded(communicator, op, [&] {
         limit = read_timeout(timeout);
-        Request made = read();
-        if (!made.learns && made.row != 0) target = target_of(given, input, std::move(output), made);
+        Request made = read(*given);
+        if (!made.learns && made.row != 0) target = target_of(*given, input, std::move(output), made);
         return made;
     });
     if (request.row == 0) return nb::none();
-    if (request.learns) return learn(communicator, std::move(request), given, input, async_op, limit);
-    return run(communicator, std::move(request), given, std::move(target), async_op, limit);
+    if (request.learns) return learn(communicator, std::move(request), *given, input, async_op, limit);
+    return run(communicator, std::move(request), *given, std::move(target), async_op, limit);
 }
 
 nb::object all_to_all_v(Communicator& communicator, nb::handle input, nb::object out, nb::handle send_counts,
                         nb::handle recv_counts, nb::handle sdispls, nb::handle rdispls, nb::handle unit, bool async_op,
                         nb::handle timeout) {
-    const std::optional<ArrayPair> given = arrays_given(input, out);
-    if (!given) return nb::none();
-    return call(communicator, OpKind::all_to_all_v, *given, input, std::move(out), async_op, timeout, [&] {
-        Request made = read_all_to_all_v(communicator.size(), given->input.shape, send_counts, recv_counts, sdispls,
-                                         rdispls, unit, given->output_shape());
-        if (given->output) check_apart(given->output->bytes(), given->input.bytes());
+    return call(communicator, OpKind::all_to_all_v, input, std::move(out), async_op, timeout, [&](const auto& given) {
+        Request made = read_all_to_all_v(communicator.size(), given.input.shape, send_counts, recv_counts, sdispls,
+                                         rdispls, unit, given.output_shape());
+        if (given.output) check_apart(given.output->bytes(), given.input.bytes());
         return made;
     });
 }
@@ -117,29 +117,26 @@ nb::object all_to_all_single(Communicator& communicator, nb::object output, nb::
                              nb::handle output_split_sizes, nb::handle input_split_sizes, bool async_op,
                              nb::handle timeout, bool compares_rows) {
     if (output.is_none()) return nb::none();
-    const std::optional<ArrayPair> given = arrays_given(input, output);
-    if (!given) return nb::none();
-    return call(communicator, OpKind::all_to_all_single, *given, input, std::move(output), async_op, timeout, [&] {
-        Request made = read_all_to_all_single(communicator.size(), given->output->shape, given->input.shape,
+    const auto read = [&](const ArrayPair& given) {
+        Request made = read_all_to_all_single(communicator.size(), given.output->shape, given.input.shape,
                                               output_split_sizes, input_split_sizes);
-        check_apart(given->output->bytes(), given->input.bytes());
+        check_apart(given.output->bytes(), given.input.bytes());
         if (!compares_rows) made.row = 1;
         return made;
-    });
+    };
+    return call(communicator, OpKind::all_to_all_single, input, std::move(output), async_op, timeout, read);
 }
 
 nb::object gather(Communicator& communicator, OpKind op, nb::object output, nb::handle input, bool async_op,
                   nb::handle timeout) {
-    const std::optional<ArrayPair> given = arrays_given(input, output);
-    if (!given) return nb::none();
-    return call(communicator, op, *given, input, std::move(output), async_op, timeout, [&] {
-        Request made = gather_request(op, communicator.size(), static_cast<int64_t>(given->input.size));
-        made.shape.assign(given->input.shape.begin(), given->input.shape.end());
+    return call(communicator, op, input, std::move(output), async_op, timeout, [&](const ArrayPair& given) {
+        Request made = gather_request(op, communicator.size(), static_cast<int64_t>(given.input.size));
+        made.shape.assign(given.input.shape.begin(), given.input.shape.end());
         made.shape.insert(made.shape.begin(), communicator.size());
-        if (given->output) {
-            check_gathered(op == OpKind::all_gather ? "out" : "output_tensor",
-                           static_cast<int64_t>(given->output->size), given->input.shape, communicator.size());
-            check_gather_apart(given->output->bytes(), given->input.bytes(), communicator.rank());
+        if (given.output) {
+            check_gathered(op == OpKind::all_gather ? "out" : "output_tensor", static_cast<int64_t>(given.output->size),
+                           given.input.shape, communicator.size());
+            check_gather_apart(given.output->bytes(), given.input.bytes(), communicator.rank());
         }
         return made;
     });
@@ -175,11 +172,10 @@ bool barrier(Communicator& communicator) {
 /// sends what it would receive. Returns None, too, if the receive regions then overlap.
 nb::object exchange(Communicator& communicator, const std::string& op, nb::handle input, nb::handle layout,
                     int64_t numel_out, int64_t row, bool transposed) {
-    const std::optional<ArrayPair> given = arrays_given(input, nb::none());
     const Framework* const framework = framework_of(layout);
     const std::optional<ArrayView> counts = framework == nullptr ? std::nullopt : framework->view(layout);
     const auto size = static_cast<size_t>(communicator.size());
-    if (!given || !counts || counts->dtype != DType::int64 || counts->size != 4 * size) return nb::none();
+    if (!counts || counts->dtype != DType::int64 || counts->size != 4 * size) return nb::none();
     const OpKind kind = op_from_name(op);
     const int64_t* const first = pointer<const int64_t>(counts->address);
     Request request(kind, communicator.size());
@@ -192,8 +188,8 @@ nb::object exchange(Communicator& communicator, const std::string& op, nb::handl
             return nb::none();
         }
     }
-    return call(communicator, kind, *given, input, nb::none(), false, nb::none(), [&] {
-        request.check(static_cast<int64_t>(given->input.size), numel_out);
+    return call(communicator, kind, input, nb::none(), false, nb::none(), [&](const ArrayPair& given) {
+        request.check(static_cast<int64_t>(given.input.size), numel_out);
         if (numel_out >= 0) request.shape[0] = numel_out;
         request.row = std::max<int64_t>(row, 1);
         return std::move(request);

@@ -143,7 +143,8 @@ void bind_checks(nb::module_& m) {
         "check_exchange",
         [](int64_t numel_in, int64_t numel_out, const Values& send_counts, const Values& sdispls,
            const Values& recv_counts, const Values& rdispls, int world_size) {
-            return check_exchange(numel_in, numel_out, send_counts, sdispls, recv_counts, rdispls, world_size);
+            check_send(numel_in, send_counts, sdispls, world_size);
+            return check_receive(numel_out, recv_counts, rdispls, world_size);
         },
         "numel_in"_a, "numel_out"_a, "send_counts"_a, "sdispls"_a, "recv_counts"_a, "rdispls"_a, "world_size"_a,
         "Bounds and overlap of one rank's regions; numel_out -1 is an output not allocated yet. Returns the "

@@ -18,67 +18,62 @@ std::vector<float> floats_at(uintptr_t address, size_t count) {
 }
 
 /// A call without its addresses; pending calls share it with the plan and need no Python to release it.
-class QuantPlanData {
-  public:
-    QuantPlanData(const std::string& op, const std::string& dtype, const std::string& out_dtype,
-                  std::vector<int64_t> counts, CodeFormat format, int64_t group_size, bool requantizes, bool average,
-                  const std::string& overflow, uintptr_t scale, size_t scales, uintptr_t scale_2, float offset,
-                  const std::optional<std::vector<int64_t>>& shape)
-        : counts_(std::move(counts)),
-          scale_(floats_at(scale, scales)),
-          scale_2_(floats_at(scale_2, scale_2 == 0 ? 0 : scales)) {
-        request_.op = op_from_name(op);
-        request_.mode = scale_2 != 0 ? QuantMode::two_scales
-                        : scale != 0 ? QuantMode::shared_scale
-                                     : QuantMode::dynamic;
-        request_.dtype = dtype_from_name(dtype);
-        request_.out_dtype = dtype_from_name(out_dtype);
-        request_.overflow = overflow_from_name(overflow);
-        request_.average = average;
-        request_.requantizes = requantizes;
-        request_.format = format;
-        request_.group_size = group_size;
-        request_.offset = offset;
-        request_.counts = counts_;
-        request_.scale = scale_;
-        request_.scale_2 = scale_2_;
-        if (shape) request_.shape = ShapeWords(*shape);
-    }
-    QuantPlanData(const QuantPlanData&) = delete;  // the spans point into this object
-    QuantPlanData& operator=(const QuantPlanData&) = delete;
+struct QuantPlanData {
+    QuantReduction request;  // its spans are of the vectors
+    std::vector<int64_t> counts;
+    std::vector<float> scale, scale_2;
 
     void run(Communicator& communicator, uintptr_t input, uintptr_t output, Address error, Address gather_error,
              double timeout) const {
-        QuantReduction request = request_;
-        request.input = pointer(input);
-        request.output = pointer(output);
-        request.feeds_back = error.has_value();
-        request.gather_feeds_back = gather_error.has_value();
-        request.error = pointer<float>(error.value_or(0));
-        request.gather_error = pointer<float>(gather_error.value_or(0));
-        communicator.quant_reduce(request, timeout);
+        QuantReduction call = request;
+        call.input = pointer(input);
+        call.output = pointer(output);
+        call.feeds_back = error.has_value();
+        call.gather_feeds_back = gather_error.has_value();
+        call.error = pointer<float>(error.value_or(0));
+        call.gather_error = pointer<float>(gather_error.value_or(0));
+        communicator.quant_reduce(call, timeout);
     }
-
-    OpKind op() const { return request_.op; }
 
     void compare(Communicator& communicator, bool feeds_back, bool gather_feeds_back) const {
-        QuantReduction request = request_;
-        request.moves = false;
-        request.feeds_back = feeds_back;
-        request.gather_feeds_back = gather_feeds_back;
-        communicator.quant_reduce(request, -1);
+        QuantReduction call = request;
+        call.moves = false;
+        call.feeds_back = feeds_back;
+        call.gather_feeds_back = gather_feeds_back;
+        communicator.quant_reduce(call, -1);
     }
-
-  private:
-    std::vector<int64_t> counts_;
-    std::vector<float> scale_, scale_2_;
-    QuantReduction request_;
 };
 
 struct QuantPlan {
     CommunicatorPtr communicator;
     std::shared_ptr<const QuantPlanData> data;
 };
+
+void make_plan(QuantPlan* self, CommunicatorPtr communicator, const std::string& op, const std::string& dtype,
+               const std::string& out_dtype, std::vector<int64_t> counts, const FormatName& format, int64_t group_size,
+               bool requantizes, bool average, const std::string& overflow, uintptr_t scale, size_t scales,
+               uintptr_t scale_2, float offset, const std::optional<std::vector<int64_t>>& shape) {
+    auto data = std::make_shared<QuantPlanData>();
+    data->counts = std::move(counts);
+    data->scale = floats_at(scale, scales);
+    data->scale_2 = floats_at(scale_2, scale_2 == 0 ? 0 : scales);
+    QuantReduction& request = data->request;
+    request.op = op_from_name(op);
+    request.mode = scale_2 != 0 ? QuantMode::two_scales : scale != 0 ? QuantMode::shared_scale : QuantMode::dynamic;
+    request.dtype = dtype_from_name(dtype);
+    request.out_dtype = dtype_from_name(out_dtype);
+    request.overflow = overflow_from_name(overflow);
+    request.average = average;
+    request.requantizes = requantizes;
+    request.format = format_from_name(format);
+    request.group_size = group_size;
+    request.offset = offset;
+    request.counts = data->counts;
+    request.scale = data->scale;
+    request.scale_2 = data->scale_2;
+    if (shape) request.shape = ShapeWords(*shape);
+    new (self) QuantPlan{std::move(communicator), std::move(data)};
+}
 
 kernel::CodedRows coded_rows(const FormatName& format, size_t group_size, DType dtype, size_t length) {
     const kernel::CodedRows rows{{format_from_name(format), group_size}, dtype, length};
@@ -153,22 +148,12 @@ void bind_quant(nb::module_& m) {
         formats[nb::str(format.name.data(), format.name.size())] = nb::cast(format);
     m.attr("code_formats") = formats;
     nb::class_<QuantPlan>(m, "QuantPlan", "A quantized reduction, ready to run on any buffers that fit it.")
-        .def(
-            "__init__",
-            [](QuantPlan* self, CommunicatorPtr communicator, const std::string& op, const std::string& dtype,
-               const std::string& out_dtype, std::vector<int64_t> counts, const FormatName& format, int64_t group_size,
-               bool requantizes, bool average, const std::string& overflow, uintptr_t scale, size_t scales,
-               uintptr_t scale_2, float offset, const std::optional<std::vector<int64_t>>& shape) {
-                new (self) QuantPlan{std::move(communicator),
-                                     std::make_shared<QuantPlanData>(
-                                         op, dtype, out_dtype, std::move(counts), format_from_name(format), group_size,
-                                         requantizes, average, overflow, scale, scales, scale_2, offset, shape)};
-            },
-            "communicator"_a, "op"_a, "dtype"_a, "out_dtype"_a, "counts"_a, "format"_a = "int8", "group_size"_a = 128,
-            "requantizes"_a = false, "average"_a = false, "overflow"_a = "saturate", "scale"_a = 0, "scales"_a = 0,
-            "scale_2"_a = 0, "offset"_a = 0.0f, "shape"_a = nb::none(),
-            "counts: of every rank for a reduce_scatter, else one entry. scale and scale_2: addresses of `scales` "
-            "float32 each, copied. shape: of the input, for the ranks to compare.")
+        .def("__init__", &make_plan, "communicator"_a, "op"_a, "dtype"_a, "out_dtype"_a, "counts"_a,
+             "format"_a = "int8", "group_size"_a = 128, "requantizes"_a = false, "average"_a = false,
+             "overflow"_a = "saturate", "scale"_a = 0, "scales"_a = 0, "scale_2"_a = 0, "offset"_a = 0.0f,
+             "shape"_a = nb::none(),
+             "counts: of every rank for a reduce_scatter, else one entry. scale and scale_2: addresses of `scales` "
+             "float32 each, copied. shape: of the input, for the ranks to compare.")
         .def(
             "run",
             [](const QuantPlan& self, uintptr_t input, uintptr_t output, Address error, Address gather_error,
@@ -187,7 +172,7 @@ void bind_quant(nb::module_& m) {
             [](const QuantPlan& self, uintptr_t input, uintptr_t output, Address error, Address gather_error,
                double timeout) {
                 return self.communicator->begin(
-                    self.data->op(),
+                    self.data->request.op,
                     [data = self.data, communicator = self.communicator.get(), input, output, error, gather_error,
                      timeout] { data->run(*communicator, input, output, error, gather_error, timeout); });
             },

@@ -78,13 +78,6 @@ int64_t check_receive(int64_t numel, std::span<const int64_t> counts, std::span<
     return span;
 }
 
-int64_t check_exchange(int64_t numel_in, int64_t numel_out, std::span<const int64_t> send_counts,
-                       std::span<const int64_t> sdispls, std::span<const int64_t> recv_counts,
-                       std::span<const int64_t> rdispls, int world_size) {
-    check_send(numel_in, send_counts, sdispls, world_size);
-    return check_receive(numel_out, recv_counts, rdispls, world_size);
-}
-
 void check_no_overlap(std::span<const int64_t> counts, std::span<const int64_t> displs) {
     size_t last = counts.size();  // the last non-empty region so far
     bool is_ascending = true;

@@ -29,11 +29,6 @@ void check_send(int64_t numel, std::span<const int64_t> counts, std::span<const 
 /// else O(W log W).
 int64_t check_receive(int64_t numel, std::span<const int64_t> counts, std::span<const int64_t> displs, int world_size);
 
-/// Makes both checks. Returns the elements that the output needs.
-int64_t check_exchange(int64_t numel_in, int64_t numel_out, std::span<const int64_t> send_counts,
-                       std::span<const int64_t> sdispls, std::span<const int64_t> recv_counts,
-                       std::span<const int64_t> rdispls, int world_size);
-
 /// Throws code 1, naming the two ranks and both regions, if two non-empty receive regions share an element. The caller
 /// has checked lengths, signs and overflow.
 void check_no_overlap(std::span<const int64_t> counts, std::span<const int64_t> displs);
