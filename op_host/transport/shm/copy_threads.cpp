@@ -25,13 +25,9 @@ CopyThreads::~CopyThreads() {
     for (std::thread& thread : threads_) thread.join();
 }
 
-void CopyThreads::start() {
-    for (size_t i = 1; i <= helpers_; ++i)
-        threads_.push_back(quiet_thread("alltoallv-copy", "copies", [this, i] { help(i); }));
-}
-
 void CopyThreads::run(const std::function<void(size_t)>& share) {
-    if (threads_.empty()) start();
+    for (size_t i = threads_.size() + 1; i <= helpers_; ++i)
+        threads_.push_back(quiet_thread("alltoallv-copy", "copies", [this, i] { help(i); }));
     share_ = &share;
     busy_.store(helpers_, std::memory_order_relaxed);
     {

@@ -28,7 +28,6 @@ class CopyThreads {
     void run(const std::function<void(size_t)>& share);
 
   private:
-    void start();
     void help(size_t which);
 
     size_t helpers_;

@@ -15,50 +15,74 @@
 
 namespace alltoallv {
 
-/// Finds out if copies of one kind have been slow in recent operators. Not thread-safe.
-class StorePolicy {
+/// Writes data that a peer reads: with ordinary stores, or past the caches while those have been slow in recent
+/// operators. Not thread-safe.
+class PeerWriter {
   public:
-    /// `enough`: bytes per nanosecond of copies that are not slow, or a part of the speed that `compare` has found.
-    explicit StorePolicy(double enough) : enough_(enough) {}
+    /// `enough`: bytes per nanosecond of copies that are not slow, or a part of the speed that `make_own` has found.
+    explicit PeerWriter(double enough) : enough_(enough) {}
 
     /// Call it before every operator: judges the last one.
     void begin() {
         if (timed_.bytes == 0) return;
-        if (others_left_ > 0) {
-            --others_left_;
+        if (streamed_left_ > 0) {
+            --streamed_left_;
         } else {
             const double usual = compared_.nanoseconds > 0 ? compared_.bytes / compared_.nanoseconds : 1;
             in_a_row_ = timed_.bytes < timed_.nanoseconds * enough_ * usual ? in_a_row_ + 1 : 0;
             if (in_a_row_ == convincing) {
                 in_a_row_ = convincing - trial;
-                others_left_ = others;
+                streamed_left_ = streamed;
             }
         }
         timed_ = compared_ = {};
     }
 
-    /// True if another way is better, throughout this operator. Now and then it is false, for another try.
-    bool slow() const { return others_left_ > 0; }
+    /// True if this operator's copies go past the caches. Now and then it is false, for another try.
+    bool streams() const { return streamed_left_ > 0; }
 
-    template <class Copy>
-    void time(size_t bytes, Copy&& copy) {
-        timed_.add(bytes, copy);
+    void copy(void* to, const void* from, size_t bytes) {
+        if (bytes < timed_from) {
+            if (bytes > 0) std::memcpy(to, from, bytes);
+        } else if (streams()) {
+            stream(to, from, bytes);
+        } else {
+            timed_.add(bytes, [=] { std::memcpy(to, from, bytes); });
+        }
     }
 
-    /// Times the same work to memory that no peer reads.
-    template <class Copy>
-    void compare(size_t bytes, Copy&& copy) {
-        compared_.add(bytes, copy);
+    /// Copies past the caches; call it if `streams()`.
+    void stream(void* to, const void* from, size_t bytes) {
+        kernel::copy_streaming(to, from, bytes);
+        passed(bytes);
     }
 
-    /// Counts bytes that went the other way.
+    /// Counts bytes that went another way, because of `streams()`.
     void passed(size_t bytes) { timed_.bytes += static_cast<double>(bytes); }
 
+    /// `make(at)` computes `bytes`: directly at `to`, or in `bounce`, from where they go past the caches.
+    template <class Make>
+    void make(void* to, size_t bytes, char* bounce, Make&& make) {
+        if (streams()) {
+            make(bounce);
+            stream(to, bounce, bytes);
+        } else {
+            timed_.add(bytes, [&] { make(static_cast<char*>(to)); });
+        }
+    }
+
+    /// Does for this rank alone, in memory that no peer reads, what `make` does for the peers.
+    template <class Make>
+    void make_own(size_t bytes, Make&& make) {
+        compared_.add(bytes, make);
+    }
+
   private:
+    static constexpr size_t timed_from = 4096;
     // The first copies into memory that is in no cache are slow, whoever read it last: they prove nothing.
     static constexpr int convincing = 3;  // slow operators in a row
     static constexpr int trial = 2;       // number of them, after others
-    static constexpr int others = 64;     // operators by the other way until this one is tried again
+    static constexpr int streamed = 64;   // operators past the caches until ordinary stores are tried again
 
     struct Total {
         double bytes = 0, nanoseconds = 0;
@@ -76,60 +100,7 @@ class StorePolicy {
     double enough_;
     Total timed_, compared_;  // of this operator
     int in_a_row_ = 0;
-    int others_left_ = 0;
-};
-
-/// Writes data that a peer reads: with ordinary stores, or past the caches while those are slow.
-class PeerWriter {
-  public:
-    /// `enough`: as in StorePolicy, for ordinary stores.
-    explicit PeerWriter(double enough) : policy_(enough) {}
-
-    void begin() { policy_.begin(); }
-
-    /// True if this operator's copies go past the caches.
-    bool streams() const { return policy_.slow(); }
-
-    void copy(void* to, const void* from, size_t bytes) {
-        if (bytes < timed_from) {
-            if (bytes > 0) std::memcpy(to, from, bytes);
-        } else if (policy_.slow()) {
-            stream(to, from, bytes);
-        } else {
-            policy_.time(bytes, [=] { std::memcpy(to, from, bytes); });
-        }
-    }
-
-    /// Copies past the caches; call it if `streams()`.
-    void stream(void* to, const void* from, size_t bytes) {
-        kernel::copy_streaming(to, from, bytes);
-        passed(bytes);
-    }
-
-    /// Counts bytes that went another way, because of `streams()`.
-    void passed(size_t bytes) { policy_.passed(bytes); }
-
-    /// `make(at)` computes `bytes`: directly at `to`, or in `bounce`, from where they go past the caches.
-    template <class Make>
-    void make(void* to, size_t bytes, char* bounce, Make&& make) {
-        if (policy_.slow()) {
-            make(bounce);
-            stream(to, bounce, bytes);
-        } else {
-            policy_.time(bytes, [&] { make(static_cast<char*>(to)); });
-        }
-    }
-
-    /// Does for this rank alone what `make` does for the peers.
-    template <class Make>
-    void make_own(size_t bytes, Make&& make) {
-        policy_.compare(bytes, make);
-    }
-
-  private:
-    static constexpr size_t timed_from = 4096;
-
-    StorePolicy policy_;
+    int streamed_left_ = 0;
 };
 
 }  // namespace alltoallv
