@@ -32,28 +32,19 @@ void TcpMesh::begin(std::span<const Outgoing> out, std::span<const Incoming> in)
 
 /// Moves what is possible without waiting, in both directions by turns, so that neither starves.
 void TcpMesh::pump(int rank, Connection& connection) {
-    const auto lost = [rank] { return peer_lost("the connection to rank " + std::to_string(rank) + " has ended"); };
+    const auto move = [&](auto& piece, auto transfer, int flags) {
+        if (piece.bytes == 0) return false;
+        const ssize_t n = transfer(connection.socket.get(), piece.data, std::min(piece.bytes, most_at_once), flags);
+        if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR))
+            throw peer_lost("the connection to rank " + std::to_string(rank) + " has ended");
+        if (n < 0) return false;
+        piece.data += n;
+        piece.bytes -= static_cast<size_t>(n);
+        return true;
+    };
     for (bool moved = true; moved;) {
-        moved = false;
-        if (Outgoing& out = connection.out; out.bytes > 0) {
-            const ssize_t sent =
-                ::send(connection.socket.get(), out.data, std::min(out.bytes, most_at_once), MSG_NOSIGNAL);
-            if (sent < 0 && errno != EAGAIN && errno != EINTR) throw lost();
-            if (sent > 0) {
-                out.data += sent;
-                out.bytes -= static_cast<size_t>(sent);
-                moved = true;
-            }
-        }
-        if (Incoming& in = connection.in; in.bytes > 0) {
-            const ssize_t got = ::recv(connection.socket.get(), in.data, std::min(in.bytes, most_at_once), 0);
-            if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) throw lost();
-            if (got > 0) {
-                in.data += got;
-                in.bytes -= static_cast<size_t>(got);
-                moved = true;
-            }
-        }
+        moved = move(connection.out, ::send, MSG_NOSIGNAL);
+        moved |= move(connection.in, ::recv, 0);
     }
     if (!connection.busy()) --pending_;
 }
