@@ -3,6 +3,7 @@
 
 #include <sched.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstddef>
@@ -14,6 +15,11 @@ using Clock = std::chrono::steady_clock;
 
 inline double seconds_since(Clock::time_point then) {
     return std::chrono::duration<double>(Clock::now() - then).count();
+}
+
+/// Returns the time in so many seconds, infinity among them.
+inline Clock::time_point after(double seconds, Clock::time_point since = Clock::now()) {
+    return since + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(std::min(seconds, 1e8)));
 }
 
 inline void cpu_pause() {

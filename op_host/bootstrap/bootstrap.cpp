@@ -147,7 +147,7 @@ class Joiner {
 
     /// This rank's time is over. The root knows who is absent and informs all ranks; it gets a second to answer.
     void ask_for_reason() {
-        const auto now = std::chrono::steady_clock::now();
+        const auto now = Clock::now();
         if (!asked_) {
             asked_ = true;
             give_up_at_ = now + std::chrono::seconds(1);
@@ -223,7 +223,6 @@ class Joiner {
 
     Peer& root() { return membership_.peers[0]; }
 
-    using Clock = std::chrono::steady_clock;
     static constexpr std::chrono::microseconds shortest_pause{100}, longest_pause = std::chrono::milliseconds(20);
     static constexpr int rounds_per_look = 16;
     static constexpr int first_yields = 10;
@@ -236,7 +235,7 @@ class Joiner {
     int missing_sockets_ = options_.size - 1;
     bool welcome_ = false, controlled_ = false, confirmed_ = false, committed_ = false;
     bool asked_ = false, root_knows_ = false;
-    Patience::TimePoint give_up_at_;
+    Clock::time_point give_up_at_;
 };
 
 /// The kernel shows all users that a user namespace lacks as one, so members cannot be told from strangers.

@@ -235,20 +235,18 @@ UniqueFd make_control_segment(size_t bytes) {
     return fd;
 }
 
-Patience::Patience(const BootstrapOptions& options) : poll_(options.poll), polled_(std::chrono::steady_clock::now()) {
-    const std::chrono::duration<double> timeout(std::min(options.timeout, 1e8));  // infinity is allowed
-    deadline_ = polled_ + std::chrono::duration_cast<std::chrono::steady_clock::duration>(timeout);
-}
+Patience::Patience(const BootstrapOptions& options)
+    : poll_(options.poll), deadline_(after(options.timeout)), polled_(Clock::now()) {}
 
 void Patience::tick() {
-    const auto now = std::chrono::steady_clock::now();
+    const auto now = Clock::now();
     if (now - polled_ < std::chrono::milliseconds(50)) return;
     polled_ = now;
     if (poll_) poll_();
 }
 
 int Patience::slice_ms(int limit_ms) const {
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline_ - std::chrono::steady_clock::now());
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline_ - Clock::now());
     return static_cast<int>(std::clamp<int64_t>(left.count(), 0, std::min(limit_ms, 50)));
 }
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/processors.h"
 #include "base/unique_fd.h"
 #include "bootstrap/bootstrap.h"
 
@@ -88,21 +89,19 @@ UniqueFd make_control_segment(size_t bytes);
 /// The time that a rank still waits; calls its caller's `poll` meanwhile.
 class Patience {
   public:
-    using TimePoint = std::chrono::steady_clock::time_point;
-
     explicit Patience(const BootstrapOptions& options);
 
     /// Calls `poll` when 50 ms have passed since the last time; passes on what it throws.
     void tick();
 
-    bool expired() const { return std::chrono::steady_clock::now() >= deadline_; }
+    bool expired() const { return Clock::now() >= deadline_; }
 
     /// Returns how long to sleep so that `poll` and the deadline are met: at most 50 ms and `limit_ms`.
     int slice_ms(int limit_ms = 50) const;
 
   private:
     const std::function<void()>& poll_;
-    TimePoint deadline_, polled_;
+    Clock::time_point deadline_, polled_;
 };
 
 }  // namespace alltoallv

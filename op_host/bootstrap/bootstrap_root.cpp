@@ -33,7 +33,7 @@ class Root {
           patience_(options),
           members_(static_cast<size_t>(options.size)),
           failure_(options.failure),
-          tell_until_(std::chrono::steady_clock::now() + telling) {
+          tell_until_(Clock::now() + telling) {
         members_[0].pid = getpid();
     }
 
@@ -75,13 +75,13 @@ class Root {
     struct Stranger {
         UniqueFd socket;
         pid_t pid = 0;
-        Patience::TimePoint until;
+        Clock::time_point until;
     };
 
     /// Listens on the first free name, or else on an unpredictable one.
     void open() {
         using std::chrono::milliseconds;
-        std::array<Patience::TimePoint, name_attempts> unanswered{};
+        std::array<Clock::time_point, name_attempts> unanswered{};
         for (int pause_ms = 1;; pause_ms = std::min(2 * pause_ms, 20)) {
             std::string holder;
             for (int attempt = 0; attempt < name_attempts; ++attempt) {
@@ -99,9 +99,9 @@ class Root {
                 }
                 if (connection.error != ECONNREFUSED && connection.error != EAGAIN) continue;
                 // Bound and silent: it is gone by now, about to listen, or holds the name without answering.
-                const auto now = std::chrono::steady_clock::now();
-                Patience::TimePoint& since = unanswered[static_cast<size_t>(attempt)];
-                if (since == Patience::TimePoint{}) since = now;
+                const auto now = Clock::now();
+                Clock::time_point& since = unanswered[static_cast<size_t>(attempt)];
+                if (since == Clock::time_point{}) since = now;
                 if (now - since < milliseconds(50)) {
                     holder = "a process that does not answer";
                     break;
@@ -149,14 +149,14 @@ class Root {
             if (items[1 + i].revents != 0) hear(members[i]);
         for (size_t i = 0; i < strangers_.size(); ++i)
             if (items[first_stranger + i].revents != 0) hear(strangers_[i]);
-        const auto now = std::chrono::steady_clock::now();
+        const auto now = Clock::now();
         std::erase_if(strangers_, [now](const Stranger& s) { return !s.socket || now >= s.until; });
         if (items[0].revents != 0) accept_strangers();
     }
 
     void check_time() {
         patience_.tick();
-        if (failure_ && (patience_.expired() || std::chrono::steady_clock::now() >= tell_until_)) throw *failure_;
+        if (failure_ && (patience_.expired() || Clock::now() >= tell_until_)) throw *failure_;
         if (patience_.expired()) throw late(options_.timeout);
     }
 
@@ -196,8 +196,7 @@ class Root {
             const Credentials credentials = peer_credentials(socket.get());
             if (credentials.uid != geteuid()) continue;
             if (strangers_.size() == most_strangers) strangers_.erase(strangers_.begin());
-            strangers_.push_back(
-                {std::move(socket), credentials.pid, std::chrono::steady_clock::now() + stranger_patience});
+            strangers_.push_back({std::move(socket), credentials.pid, Clock::now() + stranger_patience});
         }
     }
 
@@ -243,7 +242,7 @@ class Root {
         if (error.kind() != ErrorClass::resource || is_alone() || waiting_for(&Member::joined).empty()) throw error;
         if (failure_) return;
         failure_ = error;
-        tell_until_ = std::chrono::steady_clock::now() + telling;
+        tell_until_ = Clock::now() + telling;
         for (Member& member : members_) dismiss(member);
     }
 
@@ -335,9 +334,9 @@ class Root {
     UniqueFd listener_;
     std::vector<Member> members_;
     std::vector<Stranger> strangers_;
-    std::optional<Error> failure_;    ///< of a rank that cannot join, told to all
-    Patience::TimePoint tell_until_;  ///< with a failure: when those who have not come are given up
-    std::string refused_;             ///< the last refused stranger and the reason, for a timeout's error
+    std::optional<Error> failure_;  ///< of a rank that cannot join, told to all
+    Clock::time_point tell_until_;  ///< with a failure: when those who have not come are given up
+    std::string refused_;           ///< the last refused stranger and the reason, for a timeout's error
 };
 
 }  // namespace

@@ -15,10 +15,6 @@ constexpr int64_t between_looks_ns = 50'000'000;
 constexpr int64_t together_ns = 100'000'000;   // of waiting, in which a loss on its way ends the wait instead
 constexpr int64_t hearsay_ns = 3'000'000'000;  // older records of other processes are ignored
 
-int64_t now_ns() {
-    return static_cast<int64_t>(flight_ns(Clock::now()));
-}
-
 /// Returns the number of the last operator that this rank has begun, as far as every thread may know it.
 uint64_t last_operator(const ControlPlane& plane) {
     uint64_t last = 0;

@@ -42,7 +42,7 @@ std::string json_string(const std::string& text) {
     return json + '"';
 }
 
-uint64_t flight_ns(std::chrono::steady_clock::time_point time) {
+uint64_t flight_ns(Clock::time_point time) {
     return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count());
 }
 
@@ -81,7 +81,7 @@ void ControlPlane::record_start(DType dtype) {
 }
 
 void ControlPlane::record_end(bool ok, uint64_t bytes) {
-    const uint64_t now = flight_ns(Clock::now());
+    const uint64_t now = flight_ns();
     if (traced_ != nullptr) trace_end(ok, bytes, now);
     FlightEntry& entry = status(rank()).flight[seq_ % flight_length];
     if (entry.seq.load(std::memory_order_relaxed) != seq_) return;  // refused before it started

@@ -2,12 +2,12 @@
 /// \brief The flight record: the last operators of ranks, to find out later what each of them was doing.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "base/dtype.h"
+#include "base/processors.h"
 #include "core/collective.h"
 
 namespace alltoallv {
@@ -33,7 +33,10 @@ struct FlightOfRank {
 };
 
 /// Returns nanoseconds of the clock of `start_ns` and `end_ns`.
-uint64_t flight_ns(std::chrono::steady_clock::time_point time);
+uint64_t flight_ns(Clock::time_point time = Clock::now());
+inline int64_t now_ns() {
+    return static_cast<int64_t>(flight_ns());
+}
 
 /// Returns a JSON string; a domain's name may contain any byte.
 std::string json_string(const std::string& text);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -37,12 +38,6 @@ std::string names_of(const Table& table) {
     std::string json;
     for (const auto& row : table) json += (json.empty() ? "[" : ", ") + json_string(std::string(row.name));
     return json + "]";
-}
-
-template <class OfClock>
-uint64_t clock_ns() {
-    return static_cast<uint64_t>(
-        std::chrono::duration_cast<std::chrono::nanoseconds>(OfClock::now().time_since_epoch()).count());
 }
 
 }  // namespace
@@ -81,7 +76,7 @@ Tracer::~Tracer() {
         if (file->fd) (void)!ftruncate(file->fd.get(), static_cast<off_t>(file->used));
 }
 
-TraceRecord* Tracer::claim(uint64_t seq, OpKind op, DType dtype, std::chrono::steady_clock::time_point time) {
+TraceRecord* Tracer::claim(uint64_t seq, OpKind op, DType dtype, Clock::time_point time) {
     std::unique_lock lock(mutex_, std::try_to_lock);
     if (!lock) {
         Hold::let_go_now();  // the thread that has the mutex may be waiting for it, to warn
@@ -152,18 +147,17 @@ bool Tracer::grow(File& file, size_t size) {
         file.fd = {};
         return false;
     }
-    constexpr int populate_write = 23;  // MADV_POPULATE_WRITE: a page fault costs more than many records
-    (void)madvise(file.memory.data() + file.size, wanted - file.size, populate_write);
+    file.memory.populate_pages(file.size, wanted - file.size);  // a page fault costs more than many records
     file.size = wanted;
     return true;
 }
 
 std::string Tracer::header() const {
+    const std::chrono::nanoseconds unix_time = std::chrono::system_clock::now().time_since_epoch();
     return "{\"domain\": " + json_string(domain_) + ", \"rank\": " + std::to_string(rank_) +
            ", \"size\": " + std::to_string(size_) + ", \"pid\": " + std::to_string(getpid()) +
            ", \"host\": " + json_string(host_name()) + ", \"stride\": " + std::to_string(stride_) +
-           ", \"steady_ns\": " + std::to_string(clock_ns<std::chrono::steady_clock>()) +
-           ", \"unix_ns\": " + std::to_string(clock_ns<std::chrono::system_clock>()) +
+           ", \"steady_ns\": " + std::to_string(flight_ns()) + ", \"unix_ns\": " + std::to_string(unix_time.count()) +
            ", \"operators\": " + names_of(op_table) + ", \"dtypes\": " + names_of(dtype_table) + "}\n";
 }
 

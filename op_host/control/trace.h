@@ -6,7 +6,6 @@
 #pragma once
 
 #include <atomic>
-#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -45,7 +44,7 @@ class Tracer {
     ~Tracer();
 
     /// Returns null while tracing is off.
-    TraceRecord* begin(uint64_t seq, OpKind op, DType dtype, std::chrono::steady_clock::time_point time) {
+    TraceRecord* begin(uint64_t seq, OpKind op, DType dtype, Clock::time_point time) {
         return generation.load(std::memory_order_acquire) % 2 == 0 ? nullptr : claim(seq, op, dtype, time);
     }
     static void end(TraceRecord& record, bool ok, uint64_t bytes, uint64_t now_ns);
@@ -60,7 +59,7 @@ class Tracer {
         size_t used = 0, size = 0;
     };
 
-    TraceRecord* claim(uint64_t seq, OpKind op, DType dtype, std::chrono::steady_clock::time_point time);
+    TraceRecord* claim(uint64_t seq, OpKind op, DType dtype, Clock::time_point time);
     void open(const std::string& folder);
     bool grow(File& file, size_t size);
     std::string header() const;

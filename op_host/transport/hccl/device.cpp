@@ -12,14 +12,14 @@ constexpr int slice_ms = 20;
 
 /// Calls `synchronize`, which waits for a short time, until it has succeeded. Returns false if `deadline` has passed.
 template <class Synchronize>
-bool wait_until(Synchronize&& synchronize, const char* call, std::chrono::steady_clock::time_point deadline,
-                const std::string& where, const std::function<void()>& poll) {
+bool wait_until(Synchronize&& synchronize, const char* call, Clock::time_point deadline, const std::string& where,
+                const std::function<void()>& poll) {
     while (true) {
         const aclError result = synchronize();
         if (result == 0) return true;
         if (result != acl_error_rt_stream_sync_timeout) throw acl_error(result, call, where);
         poll();
-        if (std::chrono::steady_clock::now() >= deadline) return false;
+        if (Clock::now() >= deadline) return false;
     }
 }
 
@@ -66,7 +66,7 @@ aclrtStream Device::stream() {
     return stream_;
 }
 
-bool Device::wait(aclrtStream stream, std::chrono::steady_clock::time_point deadline, const std::string& where,
+bool Device::wait(aclrtStream stream, Clock::time_point deadline, const std::string& where,
                   const std::function<void()>& poll) {
     const auto synchronize = [stream] { return cann().aclrtSynchronizeStreamWithTimeout(stream, slice_ms); };
     const bool ours = stream == stream_;
@@ -76,8 +76,7 @@ bool Device::wait(aclrtStream stream, std::chrono::steady_clock::time_point dead
     return true;
 }
 
-bool Device::wait_for_all(std::chrono::steady_clock::time_point deadline, const std::string& where,
-                          const std::function<void()>& poll) {
+bool Device::wait_for_all(Clock::time_point deadline, const std::string& where, const std::function<void()>& poll) {
     if (cann().aclrtSynchronizeDeviceWithTimeout == nullptr) {
         check_acl(cann().aclrtSynchronizeDevice(), "aclrtSynchronizeDevice", where);
         return true;

@@ -1,13 +1,13 @@
 // The NPU of a communicator: sets its context for every thread, allocates memory, copies, and waits for streams.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <exception>
 #include <functional>
 #include <string>
 
 #include "abi/hccl.h"
+#include "base/processors.h"
 
 namespace alltoallv {
 
@@ -39,12 +39,11 @@ class Device {
     /// Waits until everything on `stream` is done; calls `poll` about every 20 ms, which may throw to stop. Returns
     /// false if `deadline` has passed first. Throws `Error` if something failed on the device. A stream of ours that
     /// did not finish is not destroyed, because that would wait for its work.
-    bool wait(aclrtStream stream, std::chrono::steady_clock::time_point deadline, const std::string& where,
+    bool wait(aclrtStream stream, Clock::time_point deadline, const std::string& where,
               const std::function<void()>& poll);
 
     /// Waits for everything on the calling thread's device, whoever has enqueued it.
-    static bool wait_for_all(std::chrono::steady_clock::time_point deadline, const std::string& where,
-                             const std::function<void()>& poll);
+    static bool wait_for_all(Clock::time_point deadline, const std::string& where, const std::function<void()>& poll);
 
     static void copy(void* to, const void* from, size_t bytes, aclrtMemcpyKind kind, const std::string& where);
     static void copy_async(void* to, const void* from, size_t bytes, aclrtStream stream, const std::string& where);

@@ -147,13 +147,13 @@ HcclGroup::HcclGroup(const HcclOptions& options, const Device& device, const std
             cann().HcclCommDestroy(call->comm);
     });
     try {
-        const auto begin = std::chrono::steady_clock::now();
+        const auto begin = Clock::now();
         for (auto pause = std::chrono::microseconds(200); call->state.load() == State::running;) {
             std::this_thread::sleep_for(pause);
             pause = std::min(pause * 2, std::chrono::microseconds(20000));
             poll();
-            const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - begin;
-            if (waited.count() >= options.timeout) throw late(where, call->name.load(), waited.count());
+            if (const double waited = seconds_since(begin); waited >= options.timeout)
+                throw late(where, call->name.load(), waited);
         }
     } catch (...) {
         // The later of the two threads destroys a communicator that nobody wants any more.

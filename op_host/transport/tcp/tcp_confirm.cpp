@@ -11,13 +11,13 @@ std::string lost(int rank) {
 
 /// Hears every other rank, even after a failure, so that none hears its answer while it still joins.
 std::optional<Error> hear_all(const TcpMembership& membership, const TcpMeetingOptions& options) {
-    const SteadyTime deadline = after_seconds(options.timeout);
+    const Clock::time_point deadline = after(options.timeout);
     std::optional<Error> failure;
     for (size_t j = 1; j < membership.sockets.size(); ++j) {
         const int socket = membership.sockets[j].get();
         TcpHello hello;
-        const bool heard = wait_to_hear(socket, deadline, options) &&
-                           receive_all(socket, &hello, sizeof hello, after_seconds(tcp_patience));
+        const bool heard =
+            wait_to_hear(socket, deadline, options) && receive_all(socket, &hello, sizeof hello, after(tcp_patience));
         if (failure || (heard && hello.failure == 0)) continue;
         failure = heard ? failure_of(hello, options.domain) : peer_lost(lost(static_cast<int>(j)));
     }
@@ -33,7 +33,7 @@ void confirm(const TcpMembership& membership, TcpMeetingOptions options, const s
     if (options.rank != 0) {
         const int socket = membership.sockets[0].get();
         if (!send_all(socket, &hello, sizeof hello) ||
-            !hear_answer(socket, after_seconds(options.timeout + tcp_patience), options, heard))
+            !hear_answer(socket, after(options.timeout + tcp_patience), options, heard))
             heard = peer_lost(lost(0));
     } else {
         heard = hear_all(membership, options);

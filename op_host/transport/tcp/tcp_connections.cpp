@@ -63,7 +63,7 @@ std::vector<std::vector<UniqueFd>> connect_ranks(const TcpConnectionsOptions& op
     const auto deadline = after(options.timeout);
     const auto give_up = [&](int rank) {
         if (options.poll) options.poll();
-        if (std::chrono::steady_clock::now() > deadline)
+        if (Clock::now() > deadline)
             throw comm_timeout("rank " + std::to_string(options.rank) + " found no way to rank " +
                                std::to_string(rank) + ", which is on another host");
     };

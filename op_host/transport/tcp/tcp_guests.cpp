@@ -12,9 +12,9 @@
 namespace alltoallv {
 namespace {
 
-constexpr auto patience = std::chrono::seconds(3);  // for the whole message
-constexpr size_t most_guests = 512;                 // at once; further ones replace the oldest
-constexpr int most_accepts = 64;                    // before present guests are served again
+constexpr double patience = 3.0;     // seconds for the whole message
+constexpr size_t most_guests = 512;  // at once; further ones replace the oldest
+constexpr int most_accepts = 64;     // before present guests are served again
 
 /// Returns false once the guest has closed the connection.
 bool hear(TcpGuest& guest, size_t bytes) {
@@ -33,7 +33,7 @@ std::vector<TcpGuest> TcpGuests::next(int wait_ms) {
     for (const TcpGuest& guest : guests_) ready.push_back({guest.socket.get(), POLLIN, 0});
     if (::poll(ready.data(), ready.size(), wait_ms) < 0) return {};
     std::vector<TcpGuest> complete, waiting;
-    const auto now = std::chrono::steady_clock::now();
+    const auto now = Clock::now();
     for (size_t i = 0; i < guests_.size(); ++i) {
         if ((ready[i + 1].revents != 0 && !hear(guests_[i], bytes_)) || now >= guests_[i].until) continue;
         (guests_[i].heard.size() == bytes_ ? complete : waiting).push_back(std::move(guests_[i]));
@@ -45,7 +45,7 @@ std::vector<TcpGuest> TcpGuests::next(int wait_ms) {
 
 void TcpGuests::accept() {
     for (int i = 0; i < most_accepts; ++i) {
-        TcpGuest guest{accept_tcp(listener_), {}, std::chrono::steady_clock::now() + patience, {}};
+        TcpGuest guest{accept_tcp(listener_), {}, after(patience), {}};
         const bool full = !guest.socket && (errno == EMFILE || errno == ENFILE);
         if (full && guests_.empty()) throw ran_out("cannot accept a connection", errno);
         if (full || guests_.size() == most_guests) guests_.erase(guests_.begin());

@@ -2,10 +2,10 @@
 /// \brief Connections that have not yet proved that they belong. Those that are silent or send nonsense are dropped.
 #pragma once
 
-#include <chrono>
 #include <string>
 #include <vector>
 
+#include "base/processors.h"
 #include "base/sha256.h"
 #include "base/unique_fd.h"
 
@@ -14,7 +14,7 @@ namespace alltoallv {
 struct TcpGuest {
     UniqueFd socket;
     Digest challenge{};  ///< random, sent to it first, if there are challenges
-    std::chrono::steady_clock::time_point until;
+    Clock::time_point until;
     std::string heard;
 };
 

@@ -18,11 +18,6 @@ void set_text(char (&to)[N], const std::string& text) {
 
 }  // namespace
 
-SteadyTime after_seconds(double seconds) {
-    const std::chrono::duration<double> time(seconds);
-    return SteadyTime::clock::now() + std::chrono::duration_cast<SteadyTime::duration>(time);
-}
-
 TcpHello introduce(const TcpMeetingOptions& options) {
     TcpHello hello;
     hello.magic = tcp_magic;
@@ -52,21 +47,21 @@ void answer_with(int socket, const Error& error) {
     if (send_all(socket, &answer, sizeof answer)) (void)send_all(socket, text.data(), text.size());
 }
 
-std::optional<TcpAnswer> hear_answer(int socket, SteadyTime deadline, const TcpMeetingOptions& options,
+std::optional<TcpAnswer> hear_answer(int socket, Clock::time_point deadline, const TcpMeetingOptions& options,
                                      std::optional<Error>& failure) {
     TcpAnswer answer;
-    if (!wait_to_hear(socket, deadline, options) ||
-        !receive_all(socket, &answer, sizeof answer, after_seconds(tcp_patience)) || answer.magic != tcp_magic)
+    if (!wait_to_hear(socket, deadline, options) || !receive_all(socket, &answer, sizeof answer, after(tcp_patience)) ||
+        answer.magic != tcp_magic)
         return std::nullopt;
     if (answer.kind == 0) return answer;
     std::string text(std::min<size_t>(answer.bytes, 4096), '\0');
-    if (!receive_all(socket, text.data(), text.size(), after_seconds(tcp_patience))) return std::nullopt;
+    if (!receive_all(socket, text.data(), text.size(), after(tcp_patience))) return std::nullopt;
     failure = Error(static_cast<ErrorClass>(answer.kind - 1), static_cast<ErrorType>(answer.code), text);
     return answer;
 }
 
-bool wait_to_hear(int socket, SteadyTime deadline, const TcpMeetingOptions& options) {
-    for (pollfd ready{socket, POLLIN, 0}; std::chrono::steady_clock::now() < deadline;) {
+bool wait_to_hear(int socket, Clock::time_point deadline, const TcpMeetingOptions& options) {
+    for (pollfd ready{socket, POLLIN, 0}; Clock::now() < deadline;) {
         if (options.poll) options.poll();
         if (::poll(&ready, 1, static_cast<int>(tcp_pause.count())) > 0) return true;
     }

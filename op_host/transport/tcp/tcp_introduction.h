@@ -16,8 +16,6 @@ inline constexpr uint32_t tcp_magic = 0xa2a70003;  // also the version of these 
 inline constexpr auto tcp_pause = std::chrono::milliseconds(50);
 inline constexpr double tcp_patience = 3.0;  // seconds for an address to answer, and for every message after that
 
-using SteadyTime = std::chrono::steady_clock::time_point;
-
 /// A rank's announcement about itself. All ranks run the same build.
 struct TcpHello {
     uint32_t magic = 0;
@@ -46,13 +44,11 @@ struct TcpAnswer {
 void answer_with(int socket, const Error& error);
 
 /// Waits for rank 0's answer; nothing if there is none that can be understood. An error that it brings is `failure`.
-std::optional<TcpAnswer> hear_answer(int socket, SteadyTime deadline, const TcpMeetingOptions& options,
+std::optional<TcpAnswer> hear_answer(int socket, Clock::time_point deadline, const TcpMeetingOptions& options,
                                      std::optional<Error>& failure);
 
 /// Waits until there is something to read; false at the deadline.
-bool wait_to_hear(int socket, SteadyTime deadline, const TcpMeetingOptions& options);
-
-SteadyTime after_seconds(double seconds);
+bool wait_to_hear(int socket, Clock::time_point deadline, const TcpMeetingOptions& options);
 
 template <size_t N>
 std::string text_of(const char (&from)[N]) {

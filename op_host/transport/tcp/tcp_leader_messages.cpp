@@ -48,10 +48,6 @@ bool divides(const WireRow& head) {
     return (head.flags & (row_inline | row_failed)) == row_inline && !is_reduction(head.op);
 }
 
-int64_t clock_ns() {
-    return static_cast<int64_t>(flight_ns(Clock::now()));
-}
-
 }  // namespace
 
 Error TcpLeaders::not_understood() {
@@ -173,7 +169,7 @@ void TcpLeaders::tell_waits() {
         const std::vector<WaitRecord> records = read(control_.board(j));
         for (Connection& connection : connections_) {
             if (comes_over(connection, j)) continue;
-            const Clocks clocks{clock_ns(), connection.its_clock, connection.told_ns};
+            const Clocks clocks{now_ns(), connection.its_clock, connection.told_ns};
             std::string body;
             append(body, &clocks, 1);
             append(body, records.data(), records.size());
@@ -193,7 +189,7 @@ void TcpLeaders::hear_waits(size_t index, const Message& message, const char* bo
         throw not_understood();
     std::memcpy(&clocks, body, sizeof clocks);
     connection.its_clock = clocks.now;
-    connection.told_ns = clock_ns();
+    connection.told_ns = now_ns();
     if (clocks.heard == 0 || clocks.now - clocks.heard_at > fresh_ns) return;
     std::vector<WaitRecord> records((message.bytes - sizeof clocks) / sizeof(WaitRecord));
     if (!records.empty()) std::memcpy(records.data(), body + sizeof clocks, records.size() * sizeof(WaitRecord));

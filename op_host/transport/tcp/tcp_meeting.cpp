@@ -20,8 +20,6 @@
 namespace alltoallv {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 constexpr double telling = 10.0;  // seconds in which ranks that come are told of a failure
 
 /// A rank's answer to rank 0's challenge, with a challenge of its own.
@@ -107,7 +105,7 @@ std::string absent(const TcpMembership& membership) {
 }  // namespace
 
 UniqueFd listen_when_free(int port, const TcpMeetingOptions& options) {
-    const auto deadline = after_seconds(options.timeout);
+    const auto deadline = after(options.timeout);
     for (;;) {
         try {
             if (UniqueFd listener = listen_tcp(port)) return listener;
@@ -127,7 +125,7 @@ namespace {
 
 /// Receives the ranks into `membership`; if one of them cannot join, tells all why, and returns it.
 std::optional<Error> receive(const UniqueFd& listener, const TcpMeetingOptions& options, TcpMembership& membership) {
-    auto deadline = after_seconds(options.timeout);
+    auto deadline = after(options.timeout);
     std::vector<TcpHello> hellos(static_cast<size_t>(options.size));
     hellos[0] = introduce(options);
     std::optional<Error> failure;
@@ -165,7 +163,7 @@ std::optional<Error> receive(const UniqueFd& listener, const TcpMeetingOptions& 
             membership.sockets[static_cast<size_t>(hello.rank)] = std::move(guest.socket);
             if (hello.failure != 0 && !failure) {
                 failure = failure_of(hello, options.domain);
-                deadline = std::min(deadline, after_seconds(telling));
+                deadline = std::min(deadline, after(telling));
             }
             if (failure) tell(membership, *failure);
         }
@@ -202,8 +200,8 @@ namespace {
 /// Joins rank 0, and returns nothing, or what keeps a rank from joining.
 std::optional<Error> join(const std::vector<TcpAddress>& addresses, const TcpMeetingOptions& options,
                           TcpMembership& membership) {
-    const auto deadline = after_seconds(options.timeout);
-    const auto soon = [deadline] { return std::min(deadline, after_seconds(tcp_patience)); };
+    const auto deadline = after(options.timeout);
+    const auto soon = [deadline] { return std::min(deadline, after(tcp_patience)); };
     Introduction mine;
     mine.hello = introduce(options);
     bool refused = false;
@@ -230,7 +228,7 @@ std::optional<Error> join(const std::vector<TcpAddress>& addresses, const TcpMee
             if (!answer) continue;
             std::vector<TcpHello> all(static_cast<size_t>(options.size));
             if (answer->bytes != all.size() * sizeof(TcpHello) ||
-                !receive_all(socket, all.data(), answer->bytes, after_seconds(tcp_patience)))
+                !receive_all(socket, all.data(), answer->bytes, after(tcp_patience)))
                 continue;
             membership.peers = peers_of(all, options.rank);
             return std::nullopt;

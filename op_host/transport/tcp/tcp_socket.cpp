@@ -40,10 +40,9 @@ void set_up(int socket) {
     (void)setsockopt(socket, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
 }
 
-bool wait_for(int socket, short events, std::chrono::steady_clock::time_point deadline) {
+bool wait_for(int socket, short events, Clock::time_point deadline) {
     for (;;) {
-        const auto left =
-            std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+        const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now());
         pollfd waiting{socket, events, 0};
         const int ready = poll(&waiting, 1, static_cast<int>(std::clamp<int64_t>(left.count(), 0, 60'000)));
         if (ready > 0) return true;
@@ -170,8 +169,7 @@ UniqueFd connect_tcp(const TcpAddress& address, double seconds) {
         if (!socket) continue;
         if (::connect(socket.get(), i->ai_addr, i->ai_addrlen) != 0) {
             if (errno != EINPROGRESS) continue;
-            const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(int64_t(seconds * 1000));
-            if (!wait_for(socket.get(), POLLOUT, deadline)) continue;
+            if (!wait_for(socket.get(), POLLOUT, after(seconds))) continue;
             int error = 0;
             socklen_t length = sizeof error;
             if (::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &length) != 0 || error != 0) continue;
@@ -195,7 +193,7 @@ bool send_all(int socket, const void* data, size_t bytes) {
     return true;
 }
 
-bool receive_all(int socket, void* data, size_t bytes, std::chrono::steady_clock::time_point deadline) {
+bool receive_all(int socket, void* data, size_t bytes, Clock::time_point deadline) {
     auto* next = static_cast<char*>(data);
     while (bytes > 0) {
         if (!wait_for(socket, POLLIN, deadline)) return false;

@@ -2,12 +2,11 @@
 /// \brief Connections between hosts: listening, connecting, whole messages. Sockets are close-on-exec.
 #pragma once
 
-#include <algorithm>
-#include <chrono>
 #include <cstddef>
 #include <string>
 #include <vector>
 
+#include "base/processors.h"
 #include "base/unique_fd.h"
 
 namespace alltoallv {
@@ -36,14 +35,7 @@ UniqueFd connect_tcp(const TcpAddress& address, double seconds);
 /// Returns false if the other end is gone, or has not taken the bytes within 30 s.
 bool send_all(int socket, const void* data, size_t bytes);
 
-/// Returns the time in so many seconds, infinity among them.
-inline std::chrono::steady_clock::time_point after(double seconds) {
-    using Steady = std::chrono::steady_clock;
-    return Steady::now() +
-           std::chrono::duration_cast<Steady::duration>(std::chrono::duration<double>(std::min(seconds, 1e8)));
-}
-
 /// Returns false if the connection ends, or `deadline` passes, before all bytes have arrived.
-bool receive_all(int socket, void* data, size_t bytes, std::chrono::steady_clock::time_point deadline);
+bool receive_all(int socket, void* data, size_t bytes, Clock::time_point deadline);
 
 }  // namespace alltoallv
