@@ -2,11 +2,6 @@
 
 namespace alltoallv {
 
-void ControlledCommunicator::check_usable() const {
-    if (is_inherited()) throw inherited();
-    if (destroyed_.load(std::memory_order_acquire)) throw destroyed();
-}
-
 bool ControlledCommunicator::usable() const {
     if (is_inherited()) return false;
     const std::lock_guard lock(lifetime_);
@@ -22,11 +17,6 @@ void ControlledCommunicator::fail(OpKind op, const Error& error) {
     });
 }
 
-WorkPtr ControlledCommunicator::submit(std::function<void()> call) {
-    check_usable();
-    return queue_->submit(std::move(call));
-}
-
 void ControlledCommunicator::abort(const std::string& reason) {
     if (is_inherited()) return;
     const std::lock_guard lock(lifetime_);
@@ -38,11 +28,6 @@ void ControlledCommunicator::close_control() {
     const std::lock_guard lock(lifetime_);
     final_record_ = control_->flight_record();
     control_.reset();
-}
-
-Stats ControlledCommunicator::stats() const {
-    return {{"operators", operators_.load(std::memory_order_relaxed)},
-            {"failed_operators", failed_.load(std::memory_order_relaxed)}};
 }
 
 std::string ControlledCommunicator::flight_record() const {

@@ -1,9 +1,7 @@
 /// \file controlled_communicator.h
-/// \brief The common part of communicators over a control plane: the order of calls, the state after a failure, and the
-/// behaviour after the end and after a fork.
+/// \brief The common part of communicators over a control plane: one operator, and the state after a failure.
 #pragma once
 
-#include <atomic>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -11,9 +9,7 @@
 #include <string>
 #include <type_traits>
 
-#include "base/fork_generation.h"
 #include "control/control.h"
-#include "core/call_queue.h"
 #include "core/communicator.h"
 #include "core/options.h"
 
@@ -21,26 +17,16 @@ namespace alltoallv {
 
 class ControlledCommunicator : public Communicator {
   public:
-    int rank() const override { return options_.rank; }
-    int size() const override { return options_.size; }
-    const std::string& domain() const override { return options_.domain; }
-
     void fail(OpKind op, const Error& error) override;
-    WorkPtr submit(std::function<void()> call) override;
     void abort(const std::string& reason) override;
     bool usable() const override;
-    bool busy() const override { return queue_->busy(); }
-    Stats stats() const override;
     std::string flight_record() const override;
 
   protected:
-    explicit ControlledCommunicator(const CommunicatorOptions& options) : options_(options) {
+    explicit ControlledCommunicator(const CommunicatorOptions& options)
+        : Communicator(options.rank, options.size, options.domain, CallQueue::Waiters::help), options_(options) {
         queue_->on_interrupt = [this] { abort("interrupted while waiting for its turn"); };
     }
-
-    /// True in a forked child, which cannot use the parent's communicator.
-    bool is_inherited() const { return generation_ != fork_generation(); }
-    void check_usable() const;
 
     /// Runs one operator in its turn: `body` fills the row, agrees and moves the data; it may return the number of
     /// bytes moved.
@@ -60,13 +46,8 @@ class ControlledCommunicator : public Communicator {
     CommunicatorOptions options_;
     std::unique_ptr<ControlPlane> control_;
     bool moving_ = false;  // data are moving: the peers cannot continue without this rank
-    /// The destructor resets it before the objects that the queue's calls use.
-    std::unique_ptr<CallQueue> queue_ = std::make_unique<CallQueue>(CallQueue::Waiters::help);
-    std::atomic<bool> destroyed_{false};
 
   private:
-    const uint32_t generation_ = fork_generation();
-    std::atomic<uint64_t> operators_{0}, failed_{0};
     std::string final_record_;     // of the flight recorder, once destroyed
     mutable std::mutex lifetime_;  // guards control_ against `close_control`, for calls outside the turns
 };

@@ -25,14 +25,24 @@ Error Communicator::two_threads(OpKind op) const {
                          "take in another order; give each thread a communicator of its own");
 }
 
-Error Communicator::inherited() const {
-    return backend_unavailable("the communicator of domain '" + domain() +
-                               "' was made before fork and belongs to the parent process; make a new one in the child");
+void Communicator::check_usable() const {
+    if (is_inherited())
+        throw backend_unavailable(
+            "the communicator of domain '" + domain() +
+            "' was made before fork and belongs to the parent process; make a new one in the child");
+    if (destroyed_.load(std::memory_order_acquire))
+        throw Error(ErrorClass::invalid_param, ErrorType::COMM_EMPTY,
+                    "the communicator of domain '" + domain() + "' has been destroyed; make a new one");
 }
 
-Error Communicator::destroyed() const {
-    return Error(ErrorClass::invalid_param, ErrorType::COMM_EMPTY,
-                 "the communicator of domain '" + domain() + "' has been destroyed; make a new one");
+WorkPtr Communicator::submit(std::function<void()> call) {
+    check_usable();
+    return queue_->submit(std::move(call));
+}
+
+Stats Communicator::stats() const {
+    return {{"operators", operators_.load(std::memory_order_relaxed)},
+            {"failed_operators", failed_.load(std::memory_order_relaxed)}};
 }
 
 void Communicator::destroy_quietly() {

@@ -2,12 +2,15 @@
 /// \brief A rank's membership in a group, with any transport.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "base/error.h"
+#include "base/fork_generation.h"
 #include "core/call_queue.h"
 #include "core/collective.h"
 #include "core/quant_reduction.h"
@@ -35,9 +38,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   public:
     virtual ~Communicator() = default;
 
-    virtual int rank() const = 0;
-    virtual int size() const = 0;
-    virtual const std::string& domain() const = 0;
+    int rank() const { return rank_; }
+    int size() const { return size_; }
+    const std::string& domain() const { return domain_; }
     virtual std::string backend() const = 0;
 
     /// Returns the communicator of the same ranks in host memory if data lie on a device and there is one.
@@ -62,7 +65,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     virtual void fail(OpKind op, const Error& error) = 0;
 
     /// Runs `call`, which uses this communicator's blocking calls, later and in order.
-    virtual WorkPtr submit(std::function<void()> call) = 0;
+    WorkPtr submit(std::function<void()> call);
 
     /// Submits one operator; if that fails, its failure is announced to the peers.
     WorkPtr begin(OpKind op, std::function<void()> call);
@@ -84,26 +87,41 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     virtual bool lets_go() const { return false; }
 
     /// True while a call runs or waits for its turn.
-    virtual bool busy() const = 0;
+    bool busy() const { return queue_->busy(); }
 
-    virtual Stats stats() const = 0;
+    virtual Stats stats() const;
 
     /// The last operators of every rank, as JSON.
     virtual std::string flight_record() const = 0;
 
   protected:
+    Communicator(int rank, int size, std::string domain, CallQueue::Waiters waiters)
+        : queue_(std::make_unique<CallQueue>(waiters)), rank_(rank), size_(size), domain_(std::move(domain)) {}
+
+    /// True in a forked child, which cannot use the parent's communicator.
+    bool is_inherited() const { return generation_ != fork_generation(); }
+
+    /// Throws an error after a fork in the child, and after `destroy()`.
+    virtual void check_usable() const;
+
     /// Throws invalid_param if there is no such rank.
     static void check_rank(int rank, int size);
 
     /// Returns the error of a call that comes during another thread's: ranks may order the two differently.
     Error two_threads(OpKind op) const;
 
-    /// Return the errors of calls in a child after `fork`, and after `destroy()`.
-    Error inherited() const;
-    Error destroyed() const;
-
     /// For destructors, which cannot report failures: aborts pending calls, then leaves.
     void destroy_quietly();
+
+    /// The destructors of derived classes reset it before the objects that the queue's calls use.
+    std::unique_ptr<CallQueue> queue_;
+    std::atomic<bool> destroyed_{false};
+    std::atomic<uint64_t> operators_{0}, failed_{0};
+
+  private:
+    const int rank_, size_;
+    const std::string domain_;
+    const uint32_t generation_ = fork_generation();
 };
 
 using CommunicatorPtr = std::shared_ptr<Communicator>;

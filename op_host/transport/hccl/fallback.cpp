@@ -20,7 +20,7 @@ int32_t token(int from, int to, int size) {
 }  // namespace
 
 void HcclCommunicator::on_device(const char* name, std::span<const std::byte> input, std::span<std::byte> heard,
-                                 aclrtStream stream, TimePoint limit, const std::string& where,
+                                 aclrtStream stream, Clock::time_point limit, const std::string& where,
                                  const std::function<void(char*, char*)>& call) {
     const DeviceMemory from(input.size(), where), to(heard.size(), where);
     Device::copy(from.data(), input.data(), input.size(), ACL_MEMCPY_HOST_TO_DEVICE, where);
@@ -103,7 +103,7 @@ bool HcclCommunicator::reduces_rightly(OpKind op, aclrtStream stream, const std:
 }
 
 void HcclCommunicator::gather_and_slice(const Exchange& x, void* output, std::span<const int64_t> recv_counts,
-                                        std::span<const int64_t> rdispls, aclrtStream stream, TimePoint limit,
+                                        std::span<const int64_t> rdispls, aclrtStream stream, Clock::time_point limit,
                                         const std::string& where) {
     const auto ranks = static_cast<size_t>(size()), mine = static_cast<size_t>(rank());
     const size_t element = size_of(x.dtype), unit = x.byte_displs ? 1 : element;

@@ -8,6 +8,7 @@
 #include "base/abandon.h"
 #include "base/seconds_text.h"
 #include "core/hooks.h"
+#include "core/request.h"
 #include "transport/hccl/library.h"
 #include "transport/hccl/result.h"
 #include "transport/hccl/synchronization.h"
@@ -15,16 +16,14 @@
 namespace alltoallv {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 constexpr uint64_t first_calls = 8;  ///< number of calls that check="first" compares
 
 }  // namespace
 
 HcclCommunicator::HcclCommunicator(HcclOptions options, CommunicatorPtr control, const Meet& meet)
-    : options_(std::move(options)),
+    : Communicator(options.rank, options.size, options.domain, CallQueue::Waiters::watch),
+      options_(std::move(options)),
       control_(std::move(control)),
-      pid_(getpid()),
       device_(std::make_unique<Device>(options_.device)) {
     check_rank(options_.rank, options_.size);
     if (options_.size == 1 && options_.comm == nullptr) return;
@@ -42,13 +41,14 @@ HcclCommunicator::HcclCommunicator(HcclOptions options, CommunicatorPtr control,
 }
 
 HcclCommunicator::~HcclCommunicator() {
-    if (pid_ != getpid()) {
+    if (is_inherited()) {
         abandon(std::move(comm_));
         abandon(std::move(device_));
         abandon(std::move(queue_));
         return;
     }
     destroy_quietly();
+    queue_.reset();
 }
 
 /// Rank 0 makes the root info; the control communicator distributes it.
@@ -66,20 +66,11 @@ void HcclCommunicator::share_root_info() {
             throw;
         }
     }
-    const auto bytes = static_cast<int64_t>(info.size());
-    const std::vector<int64_t> places(static_cast<size_t>(size()), 0);
-    std::vector<int64_t> sends(places), recvs(places);
-    if (rank() == 0) std::fill(sends.begin(), sends.end(), bytes);
-    recvs[0] = bytes;
+    Request request(OpKind::broadcast, size());
+    request.recv_counts()[0] = static_cast<int64_t>(info.size());
+    if (rank() == 0) std::ranges::fill(request.send_counts(), request.recv_counts()[0]);
     std::string heard(info.size(), '\0');
-    Exchange exchange;
-    exchange.op = OpKind::broadcast;
-    exchange.input = info.data();
-    exchange.output = heard.data();
-    exchange.send_counts = sends;
-    exchange.recv_counts = recvs;
-    exchange.sdispls = exchange.rdispls = places;
-    control_->exchange(exchange, options_.timeout);
+    control_->exchange(request.exchange(DType::uint8, info.data(), heard.data()), options_.timeout);
     options_.root_info = heard;
 }
 
@@ -105,14 +96,13 @@ void HcclCommunicator::find_control(const Meet& meet) {
 }
 
 void HcclCommunicator::check_usable() const {
-    if (pid_ != getpid()) throw inherited();
-    if (destroyed_.load(std::memory_order_acquire)) throw destroyed();
+    Communicator::check_usable();
     const std::lock_guard lock(records_);
     if (ended_) throw *ended_;
 }
 
 bool HcclCommunicator::usable() const {
-    if (pid_ != getpid() || destroyed_.load(std::memory_order_acquire)) return false;
+    if (is_inherited() || destroyed_.load(std::memory_order_acquire)) return false;
     if (control_ && !control_->usable()) return false;
     const std::lock_guard lock(records_);
     return !ended_;
@@ -128,11 +118,9 @@ bool HcclCommunicator::agrees(uint64_t seq) const {
 void HcclCommunicator::look_at_control() const {
     if (hooks().poll) hooks().poll();
     if (!control_ || control_->usable()) return;
-    const std::vector<int64_t> nothing(static_cast<size_t>(size()), 0);
-    Exchange exchange;
-    exchange.op = OpKind::barrier;
+    const Request nothing(OpKind::barrier, size());
+    Exchange exchange = nothing.exchange(DType::uint8, nullptr, nullptr);
     exchange.moves = false;
-    exchange.send_counts = exchange.recv_counts = exchange.sdispls = exchange.rdispls = nothing;
     control_->exchange(exchange, 0);
 }
 
@@ -141,12 +129,12 @@ void HcclCommunicator::poll(const std::string& where) const {
     if (comm_) comm_->check_async_error(where);
 }
 
-HcclCommunicator::TimePoint HcclCommunicator::deadline(double timeout) const {
-    const double seconds = timeout < 0 ? options_.timeout : timeout;
-    return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+Clock::time_point HcclCommunicator::deadline(double timeout) const {
+    return after(timeout < 0 ? options_.timeout : timeout);
 }
 
-void HcclCommunicator::wait(const char* name, aclrtStream stream, TimePoint deadline, const std::string& where) {
+void HcclCommunicator::wait(const char* name, aclrtStream stream, Clock::time_point deadline,
+                            const std::string& where) {
     if (!synchronizes(name)) return;
     const auto begin = Clock::now();
     try {
@@ -155,8 +143,7 @@ void HcclCommunicator::wait(const char* name, aclrtStream stream, TimePoint dead
         if (comm_) comm_->check_async_error(where);  // HCCL's error is more precise than the stream's
         throw;
     }
-    const double waited = std::chrono::duration<double>(Clock::now() - begin).count();
-    throw comm_timeout(where + ": the device was not done after " + seconds_text(waited) +
+    throw comm_timeout(where + ": the device was not done after " + seconds_text(seconds_since(begin)) +
                        ": a rank is late or gone; HCCL itself waits for HCCL_EXEC_TIMEOUT seconds");
 }
 
@@ -177,7 +164,7 @@ void HcclCommunicator::end(const Error& error) {
 }
 
 void HcclCommunicator::check_enqueued(bool done) {
-    if (pid_ != getpid() || destroyed_.load(std::memory_order_acquire)) return;
+    if (is_inherited() || destroyed_.load(std::memory_order_acquire)) return;
     if (!done) look_at_control();
     try {
         if (comm_) comm_->check_async_error("a call of domain '" + domain() + "' that was enqueued before");
@@ -193,7 +180,7 @@ std::string HcclCommunicator::hccl_name() const {
 }
 
 /// Waits for the device's work, on any stream; not after a failure, when it may never finish.
-void HcclCommunicator::drain(TimePoint deadline) {
+void HcclCommunicator::drain(Clock::time_point deadline) {
     if (!synchronizes("drain")) return;
     const std::string where = "leaving domain '" + domain() + "'";
     try {
@@ -221,13 +208,8 @@ void HcclCommunicator::fail(OpKind op, const Error& error) {
     });
 }
 
-WorkPtr HcclCommunicator::submit(std::function<void()> call) {
-    check_usable();
-    return queue_->submit(std::move(call));
-}
-
 void HcclCommunicator::abort(const std::string& reason) {
-    if (pid_ != getpid()) return;
+    if (is_inherited()) return;
     {
         const std::lock_guard lock(records_);
         if (!ended_)
@@ -237,7 +219,7 @@ void HcclCommunicator::abort(const std::string& reason) {
 }
 
 void HcclCommunicator::destroy() {
-    if (pid_ != getpid()) return;
+    if (is_inherited()) return;
     const CallQueue::Turn turn(*queue_);
     if (destroyed_.load(std::memory_order_acquire)) return;
     device_->bind();
@@ -255,20 +237,20 @@ void HcclCommunicator::destroy() {
 }
 
 Stats HcclCommunicator::stats() const {
-    return {{"operators", operators_.load(std::memory_order_relaxed)},
-            {"failed_operators", failed_.load(std::memory_order_relaxed)},
-            {"agreed_operators", agreed_.load(std::memory_order_relaxed)},
-            {"bytes_hccl", bytes_.load(std::memory_order_relaxed)},
-            {"falls_back", falls_back_ ? 1 : 0},
-            {"all_reduce_falls_back", all_reduce_falls_back_ ? 1 : 0},
-            {"reduce_scatter_falls_back", reduce_scatter_falls_back_ ? 1 : 0}};
+    Stats stats = Communicator::stats();
+    stats.insert({{"agreed_operators", agreed_.load(std::memory_order_relaxed)},
+                  {"bytes_hccl", bytes_.load(std::memory_order_relaxed)},
+                  {"falls_back", falls_back_ ? 1 : 0},
+                  {"all_reduce_falls_back", all_reduce_falls_back_ ? 1 : 0},
+                  {"reduce_scatter_falls_back", reduce_scatter_falls_back_ ? 1 : 0}});
+    return stats;
 }
 
 std::string HcclCommunicator::flight_record() const {
     const std::lock_guard lock(records_);
     return flight_json(domain(), rank(), size(),
                        {{rank(),
-                         static_cast<uint64_t>(pid_),
+                         static_cast<uint64_t>(getpid()),
                          destroyed_.load(std::memory_order_acquire),
                          {flight_.begin(), flight_.end()}}});
 }

@@ -1,10 +1,7 @@
 // Communicator over HCCL: tensors in NPU memory, any number of hosts.
 #pragma once
 
-#include <sys/types.h>
-
 #include <atomic>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -18,7 +15,6 @@
 #include <vector>
 
 #include "control/flight.h"
-#include "core/call_queue.h"
 #include "core/communicator.h"
 #include "transport/hccl/hccl_group.h"
 #include "transport/hccl/launches.h"
@@ -40,9 +36,6 @@ class HcclCommunicator final : public Communicator {
     HcclCommunicator(HcclOptions options, CommunicatorPtr control, const Meet& meet = {});
     ~HcclCommunicator() override;
 
-    int rank() const override { return options_.rank; }
-    int size() const override { return options_.size; }
-    const std::string& domain() const override { return options_.domain; }
     std::string backend() const override { return "hccl"; }
     CommunicatorPtr control() const override { return control_; }
 
@@ -58,31 +51,27 @@ class HcclCommunicator final : public Communicator {
     /// Only with `moves` false: front ends have kernels for the data (alltoallv/backends).
     void quant_reduce(const QuantReduction& reduction, double timeout) override;
     void fail(OpKind op, const Error& error) override;
-    WorkPtr submit(std::function<void()> call) override;
     void abort(const std::string& reason) override;
     void destroy() override;
     void check_enqueued(bool done) override;
     bool usable() const override;
-    bool busy() const override { return queue_->busy(); }
     Stats stats() const override;
     std::string flight_record() const override;
 
   private:
-    using TimePoint = std::chrono::steady_clock::time_point;
-
     void share_root_info();
     void find_control(const Meet& meet);
-    void check_usable() const;
+    void check_usable() const override;
     bool agrees(uint64_t seq) const;
     void poll(const std::string& where) const;
     void look_at_control() const;
     /// Makes the host wait for a stream. `name`: see synchronization.h.
-    void wait(const char* name, aclrtStream stream, TimePoint deadline, const std::string& where);
+    void wait(const char* name, aclrtStream stream, Clock::time_point deadline, const std::string& where);
     void wait_for_owner(const std::string& where);
-    TimePoint deadline(double timeout) const;
+    Clock::time_point deadline(double timeout) const;
 
     void end(const Error& error);
-    void drain(TimePoint deadline);
+    void drain(Clock::time_point deadline);
 
     // operators.cpp
     std::string where(OpKind op) const;
@@ -91,7 +80,7 @@ class HcclCommunicator final : public Communicator {
     void run(OpKind op, DType dtype, Agree&& agree, Body&& body);
 
     void move(const Exchange& exchange, void* output, std::span<const int64_t> recv_counts,
-              std::span<const int64_t> rdispls, aclrtStream stream, TimePoint limit, const std::string& where);
+              std::span<const int64_t> rdispls, aclrtStream stream, Clock::time_point limit, const std::string& where);
     /// HcclAllGather; see gathered_from_each.
     void gather(const Exchange& exchange, void* output, std::span<const int64_t> rdispls, aclrtStream stream,
                 const std::string& where);
@@ -102,18 +91,17 @@ class HcclCommunicator final : public Communicator {
     /// Runs `call(input, output)`, which enqueues on `stream`, on copies in device memory; before the call `heard`
     /// holds none of the right values, after it the output. `name` is that of the wait for it.
     void on_device(const char* name, std::span<const std::byte> input, std::span<std::byte> heard, aclrtStream stream,
-                   TimePoint limit, const std::string& where, const std::function<void(char*, char*)>& call);
+                   Clock::time_point limit, const std::string& where, const std::function<void(char*, char*)>& call);
     void check_data_path();
     void check_reduction(OpKind op, aclrtStream stream);
     bool reduces_rightly(OpKind op, aclrtStream stream, const std::string& where);
     bool all_saw(bool right, aclrtStream stream, const std::string& where);
     void gather_and_slice(const Exchange& exchange, void* output, std::span<const int64_t> recv_counts,
-                          std::span<const int64_t> rdispls, aclrtStream stream, TimePoint limit,
+                          std::span<const int64_t> rdispls, aclrtStream stream, Clock::time_point limit,
                           const std::string& where);
 
     HcclOptions options_;
     CommunicatorPtr control_;  ///< may be null
-    pid_t pid_;
     std::unique_ptr<Device> device_;
     std::unique_ptr<HcclGroup> comm_;  ///< null if there is only one rank, and once destroyed
     bool falls_back_ = false;          ///< HcclAlltoAllV moves no data here; equal on all ranks
@@ -121,12 +109,10 @@ class HcclCommunicator final : public Communicator {
     std::atomic<bool> all_reduce_falls_back_{false}, reduce_scatter_falls_back_{false};
     uint64_t seq_ = 0;
     Launches launches_;
-    std::atomic<uint64_t> operators_{0}, failed_{0}, agreed_{0}, bytes_{0};
+    std::atomic<uint64_t> agreed_{0}, bytes_{0};
     mutable std::mutex records_;  ///< guards flight_ and ended_
     std::deque<FlightOperator> flight_;
     std::optional<Error> ended_;  ///< the error that ended it for good
-    std::atomic<bool> destroyed_{false};
-    std::unique_ptr<CallQueue> queue_ = std::make_unique<CallQueue>();  // last: its thread ends before the rest
 };
 
 }  // namespace alltoallv

@@ -57,14 +57,14 @@ void HcclCommunicator::run(OpKind op, DType dtype, Agree&& agree, Body&& body) {
     ++seq_;
     {
         const std::lock_guard lock(records_);
-        flight_.push_back({seq_, op, dtype, FlightState::running, 0, flight_ns(std::chrono::steady_clock::now()), 0});
+        flight_.push_back({seq_, op, dtype, FlightState::running, 0, flight_ns(), 0});
         if (flight_.size() > flight_length) flight_.pop_front();
     }
     const auto record = [&](FlightState state, uint64_t bytes) {
         const std::lock_guard lock(records_);
         flight_.back().state = state;
         flight_.back().bytes = bytes;
-        flight_.back().end_ns = flight_ns(std::chrono::steady_clock::now());
+        flight_.back().end_ns = flight_ns();
     };
     bool launching = false;
     try {
@@ -126,7 +126,7 @@ void HcclCommunicator::exchange(const Exchange& x, double timeout) {
                 rdispls = packed;
                 output = x.allocate(learnt);
             }
-            const TimePoint limit = deadline(timeout);
+            const Clock::time_point limit = deadline(timeout);
             aclrtStream stream = x.stream != nullptr ? x.stream : device_->stream();
             begin_launch(stream, where);
             move(x, output, recv_counts, rdispls, stream, limit, where);
@@ -136,7 +136,7 @@ void HcclCommunicator::exchange(const Exchange& x, double timeout) {
 }
 
 void HcclCommunicator::move(const Exchange& x, void* output, std::span<const int64_t> recv_counts,
-                            std::span<const int64_t> rdispls, aclrtStream stream, TimePoint limit,
+                            std::span<const int64_t> rdispls, aclrtStream stream, Clock::time_point limit,
                             const std::string& where) {
     if (size() == 1) return copy_own(x, output, stream, where);
     if (gathered_from_each(x, recv_counts, rdispls) > 0) return gather(x, output, rdispls, stream, where);
@@ -210,7 +210,7 @@ void HcclCommunicator::reduce(const Reduction& r, double timeout) {
             check_reduction(r.op, stream);
         },
         [&](const std::string& where) {
-            const TimePoint limit = deadline(timeout);
+            const Clock::time_point limit = deadline(timeout);
             const size_t bytes = bytes_of(r.counts, r.dtype);
             const auto total = static_cast<uint64_t>(bytes / size_of(r.dtype));
             begin_launch(stream, where);
