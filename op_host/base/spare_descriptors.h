@@ -5,6 +5,7 @@
 #include <mutex>
 #include <vector>
 
+#include "base/process_state.h"
 #include "base/unique_fd.h"
 
 namespace alltoallv {
@@ -24,7 +25,7 @@ class SpareDescriptors {
         Lent& operator=(const Lent&) = delete;
     };
 
-    static SpareDescriptors& instance();
+    static SpareDescriptors& instance() { return ProcessState<SpareDescriptors>::get(); }
 
     void hold();
     void let_go();
@@ -36,13 +37,13 @@ class SpareDescriptors {
     void refill();
 
     /// Closes the copies in a forked child.
-    static void forget();
+    void forget() { spares_.clear(); }
+
+    std::mutex mutex;  // for ProcessState
 
   private:
     static constexpr size_t kept = 4;
 
-    [[maybe_unused]] const SpareDescriptors* parents_ = nullptr;  // kept reachable
-    std::mutex mutex_;
     size_t holders_ = 0;
     std::vector<UniqueFd> spares_;
 };

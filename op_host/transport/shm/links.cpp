@@ -1,12 +1,12 @@
 #include "transport/shm/links.h"
 
 #include <fcntl.h>
-#include <pthread.h>
 
 #include <algorithm>
 #include <cstring>
 #include <set>
 
+#include "base/process_state.h"
 #include "base/resources.h"
 #include "base/spare_descriptors.h"
 #include "bootstrap/reactor.h"
@@ -36,22 +36,14 @@ struct LinksRegistry {
     std::mutex mutex;
     std::set<Links*> all;
 
-    static LinksRegistry& instance() {
-        static auto* registry = [] {
-            pthread_atfork([] { instance().mutex.lock(); }, [] { instance().mutex.unlock(); },
-                           [] {
-                               for (Links* links : instance().all)
-                                   for (auto& link : links->links_) {
-                                       link->peer.socket.reset();
-                                       link->peer.pidfd.reset();
-                                   }
-                               instance().all.clear();
-                               SpareDescriptors::forget();
-                               instance().mutex.unlock();
-                           });
-            return new LinksRegistry;
-        }();
-        return *registry;
+    static LinksRegistry& instance() { return ProcessState<LinksRegistry>::get(); }
+
+    void forget() const {
+        for (Links* links : all)
+            for (auto& link : links->links_) {
+                link->peer.socket.reset();
+                link->peer.pidfd.reset();
+            }
     }
 };
 
@@ -60,17 +52,20 @@ Links::Links(std::vector<Peer> peers, LinkEvents events) : events_(std::move(eve
         links_.push_back(std::make_unique<Link>());
         links_.back()->peer = std::move(peer);
     }
+    SpareDescriptors::instance().hold();
     LinksRegistry& registry = LinksRegistry::instance();
     const std::lock_guard lock(registry.mutex);
     registry.all.insert(this);
-    SpareDescriptors::instance().hold();
 }
 
 Links::~Links() {
     stop();
     LinksRegistry& registry = LinksRegistry::instance();
-    const std::lock_guard lock(registry.mutex);
-    if (registry.all.erase(this) > 0) SpareDescriptors::instance().let_go();
+    {
+        const std::lock_guard lock(registry.mutex);
+        if (registry.all.erase(this) == 0) return;
+    }
+    SpareDescriptors::instance().let_go();
 }
 
 std::shared_ptr<Links> Links::make(std::vector<Peer> peers, LinkEvents events) {

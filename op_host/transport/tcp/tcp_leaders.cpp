@@ -1,6 +1,5 @@
 #include "transport/tcp/tcp_leaders.h"
 
-#include <pthread.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -11,12 +10,13 @@
 #include <set>
 #include <utility>
 
+#include "base/process_state.h"
 #include "bootstrap/reactor.h"
 
 namespace alltoallv {
 namespace {
 
-constexpr auto farewell = std::chrono::seconds(1);
+constexpr double farewell = 1.0;  // seconds
 
 }  // namespace
 
@@ -25,17 +25,10 @@ struct TcpLeadersOfProcess {
     std::mutex mutex;
     std::set<TcpLeaders*> all;
 
-    static TcpLeadersOfProcess& instance() {
-        static auto* const made = [] {
-            pthread_atfork([] { instance().mutex.lock(); }, [] { instance().mutex.unlock(); },
-                           [] {
-                               for (TcpLeaders* leaders : instance().all) close(*leaders);
-                               instance().all.clear();
-                               instance().mutex.unlock();
-                           });
-            return new TcpLeadersOfProcess;
-        }();
-        return *made;
+    static TcpLeadersOfProcess& instance() { return ProcessState<TcpLeadersOfProcess>::get(); }
+
+    void forget() const {
+        for (TcpLeaders* leaders : all) close(*leaders);
     }
     static void close(TcpLeaders& leaders) {
         for (TcpLeaders::Connection& connection : leaders.connections_) connection.socket.reset();
@@ -282,8 +275,8 @@ void TcpLeaders::stop() {
             if (!connection.is_parent) ::shutdown(connection.socket.get(), SHUT_WR);
     }
     // If it were closed at once with unread data, a connection would lose what was just sent.
-    const auto deadline = std::chrono::steady_clock::now() + (control_.poisoned() ? farewell / 10 : farewell);
-    while (!all_ended() && std::chrono::steady_clock::now() < deadline) ::usleep(500);
+    const auto deadline = after(control_.poisoned() ? farewell / 10 : farewell);
+    while (!all_ended() && Clock::now() < deadline) ::usleep(500);
     for (const Connection& connection : connections_)
         if (connection.socket) Reactor::instance().remove(connection.socket.get());
     for (const Peer& peer : local_)
