@@ -73,8 +73,7 @@ std::string row_difference(const ControlPlane& control, int rank_b) {
     return {};
 }
 
-}  // namespace
-
+/// Fills in the counts: rank i gives counts_i[j] elements to the part of rank j, which has counts_j[j].
 void announce_parts(Row& mine, int rank, std::span<const int64_t> counts, const ShapeWords& shape) {
     const int64_t own = counts[static_cast<size_t>(rank)];
     for (int j = 0; j < static_cast<int>(counts.size()); ++j) {
@@ -84,6 +83,8 @@ void announce_parts(Row& mine, int rank, std::span<const int64_t> counts, const 
         mine.digests.expected += pair_hash(j, rank, own);
     }
 }
+
+}  // namespace
 
 void announce(Row& mine, int rank, const Reduction& r) {
     mine.reduce_op = r.reduce_op;

@@ -10,13 +10,14 @@
 #include "control/deadlock.h"
 
 namespace alltoallv {
-ControlPlane::ControlPlane(const Options& options, std::shared_ptr<Mapping> memory)
+ControlPlane::ControlPlane(const CommunicatorOptions& options, size_t inline_bytes, std::shared_ptr<Mapping> memory,
+                           int on_host)
     : options_(options),
       memory_(std::move(memory)),
-      layout_(options.size, options.inline_bytes),
+      layout_(options.size, inline_bytes),
       doorbell_(layout_.header(memory_->data()).bell),
-      oversubscription_(options.on_host > 0 ? options.on_host : options.size),
-      spins_((options.on_host > 0 ? options.on_host : options.size) <= usable_cpus() ? spins_with_room : 0),
+      oversubscription_(on_host > 0 ? on_host : options.size),
+      spins_((on_host > 0 ? on_host : options.size) <= usable_cpus() ? spins_with_room : 0),
       tracer_(options.domain, options.rank, options.size) {
     start_clock(-1);
     populate();
@@ -51,13 +52,7 @@ void ControlPlane::populate() const {
 void ControlPlane::enter_state(RankState state) {
     status(rank()).state.store(state, std::memory_order_release);
     doorbell_.ring();
-    const auto missing = [&] {
-        std::vector<int> ranks;
-        for (int j = 0; j < size(); ++j)
-            if (status(j).state.load(std::memory_order_acquire) < state) ranks.push_back(j);
-        return ranks;
-    };
-    wait([&] { return missing().empty(); }, missing);
+    wait_ranks([&](int j) { return status(j).state.load(std::memory_order_acquire) >= state; });
     if (state == RankState::joined) count_cpus();  // by now every rank has written its mask
 }
 
@@ -75,8 +70,7 @@ void ControlPlane::count_cpus() {
 
 void ControlPlane::start_clock(double timeout) {
     started_ = Clock::now();
-    next_warning_ =
-        started_ + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(options_.warn_after));
+    next_warning_ = after(options_.warn_after, started_);
     op_timeout_ = timeout < 0 ? options_.timeout : timeout;
 }
 
@@ -120,18 +114,7 @@ bool ControlPlane::has_all_rows(uint64_t seq) const {
 }
 
 void ControlPlane::await_rows(uint64_t seq) {
-    int next = 0;
-    const auto ready = [&] {
-        while (next < size() && has_row(next, seq)) ++next;
-        return next == size();
-    };
-    const auto missing = [&] {
-        std::vector<int> ranks;
-        for (int j = next; j < size(); ++j)
-            if (!has_row(j, seq)) ranks.push_back(j);
-        return ranks;
-    };
-    if (!spin(ready)) wait_on(ready, missing, started_);
+    wait_ranks([&](int j) { return has_row(j, seq); });
     settled_ = true;
 }
 
@@ -139,7 +122,7 @@ void ControlPlane::agree() {
     const bool timed = traced_ != nullptr && !has_all_rows(seq_);  // the last rank reads no clock
     const auto begun = timed ? Clock::now() : started_;
     await_rows(seq_);
-    if (timed) traced_->waited_ns = flight_ns(Clock::now()) - flight_ns(begun);
+    if (timed) traced_->waited_ns = flight_ns() - flight_ns(begun);
     try {
         compare_rows();
     } catch (const Error&) {
@@ -190,17 +173,14 @@ void ControlPlane::step(const std::function<std::vector<int>()>& missing, WaitSt
     if (op_ != OpKind::none && state.for_calls) state.told.still(op_, late, before);
     if (hosts) hosts->look();
     const auto now = Clock::now();
-    if (std::chrono::duration<double>(now - started_).count() >= op_timeout_) throw_timeout(late);
+    if (std::chrono::duration<double>(now - started_).count() >= op_timeout_) {
+        poison(PoisonKind::timeout, describe_wait("waited", started_, describe_op(), late) + "; the timeout is over");
+        throw_poison();
+    }
     if (now >= next_warning_) {
         next_warning_ = now + (now - started_);
         if (hooks().warn) hooks().warn(describe_wait("has waited", started_, describe_op(), late));
     }
     if (hooks().poll) hooks().poll();
 }
-
-void ControlPlane::throw_timeout(const std::vector<int>& missing) {
-    poison(PoisonKind::timeout, describe_wait("waited", started_, describe_op(), missing) + "; the timeout is over");
-    throw_poison();
-}
-
 }  // namespace alltoallv

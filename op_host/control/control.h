@@ -23,25 +23,17 @@
 #include "control/trace.h"
 #include "core/hold.h"
 #include "core/hooks.h"
+#include "core/options.h"
 #include "core/quant_reduction.h"
 
 namespace alltoallv {
 
 class ControlPlane {
   public:
-    struct Options {
-        int rank = 0;
-        int size = 1;
-        std::string domain;
-        double timeout = 600.0;  // seconds
-        bool check = true;
-        size_t inline_bytes = 16384;
-        double warn_after = 10.0;  // seconds of waiting until a warning names the late ranks
-        int on_host = 0;           // ranks that use this host's processors; 0 means all
-    };
-
-    /// Takes the zero-filled control segment of a completed bootstrap.
-    ControlPlane(const Options& options, std::shared_ptr<Mapping> memory);
+    /// Takes the zero-filled control segment of a completed bootstrap, which has `inline_bytes` of payload per row.
+    /// `on_host`: ranks that use this host's processors; 0 means all.
+    ControlPlane(const CommunicatorOptions& options, size_t inline_bytes, std::shared_ptr<Mapping> memory,
+                 int on_host = 0);
     ~ControlPlane();
     ControlPlane(const ControlPlane&) = delete;
     ControlPlane& operator=(const ControlPlane&) = delete;
@@ -103,7 +95,11 @@ class ControlPlane {
     /// for work that their processes do besides.
     template <class Ready, class Missing>
     void wait(Ready&& ready, Missing&& missing, bool for_calls = true) {
-        if (!spin(ready)) wait_on(ready, missing, Clock::now(), for_calls);
+        for (int spins = spins_; spins > 0; --spins) {
+            if (ready()) return;
+            cpu_pause();
+        }
+        if (!ready()) wait_on(ready, missing, for_calls);
     }
 
     /// Waits like `wait`, but `ready` itself sleeps for some milliseconds while there is nothing to do.
@@ -115,13 +111,10 @@ class ControlPlane {
             if (step_due(state)) step(std::function<std::vector<int>()>(missing), state);
     }
 
-    /// Waits until `flag(j) >= value` for the ranks that `needed` selects.
-    template <class FlagOf, class Needed>
-    void wait_flags(FlagOf&& flag_of, uint64_t value, Needed&& needed) {
+    /// Waits until `reached(j)` is true for every rank.
+    template <class Reached>
+    void wait_ranks(Reached&& reached) {
         int next = 0;
-        const auto reached = [&](int j) {
-            return !needed(j) || flag_of(flags(j)).value.load(std::memory_order_acquire) >= value;
-        };
         wait(
             [&] {
                 while (next < size() && reached(next)) ++next;
@@ -133,6 +126,13 @@ class ControlPlane {
                     if (!reached(j)) missing.push_back(j);
                 return missing;
             });
+    }
+
+    /// Waits until `flag(j) >= value` for the ranks that `needed` selects.
+    template <class FlagOf, class Needed>
+    void wait_flags(FlagOf&& flag_of, uint64_t value, Needed&& needed) {
+        wait_ranks(
+            [&](int j) { return !needed(j) || flag_of(flags(j)).value.load(std::memory_order_acquire) >= value; });
     }
 
     /// --- failure --------------------------------------------------------------------------------------------
@@ -218,19 +218,10 @@ class ControlPlane {
     static constexpr uint64_t yields_before_sleep = 4096;
     static constexpr int sleep_ms = 50;
 
-    template <class Ready>
-    bool spin(Ready&& ready) {
-        for (int spins = spins_; spins > 0; --spins) {
-            if (ready()) return true;
-            cpu_pause();
-        }
-        return ready();
-    }
-
-    /// `now` is a recent time.
     template <class Ready, class Missing>
-    void wait_on(Ready&& ready, Missing&& missing, Clock::time_point now, bool for_calls = true) {
-        const auto begun = now;
+    void wait_on(Ready&& ready, Missing&& missing, bool for_calls) {
+        const auto begun = Clock::now();
+        auto now = begun;
         WaitState state(*this, for_calls);
         if (oversubscription_.present()) state.rounds = yields_before_sleep;
         do {
@@ -253,7 +244,6 @@ class ControlPlane {
     int sleep_limit() const;
     bool step_due(WaitState& state) const;
     void step(const std::function<std::vector<int>()>& missing, WaitState& state);
-    [[noreturn]] void throw_timeout(const std::vector<int>& missing);
     [[noreturn]] void throw_poison() const;
     void publish_failure(Row& row, const Error& error);
     void compare_rows();
@@ -268,7 +258,7 @@ class ControlPlane {
     void record_end(bool ok, uint64_t bytes);
     void trace_end(bool ok, uint64_t bytes, uint64_t now_ns);
 
-    Options options_;
+    CommunicatorOptions options_;
     std::shared_ptr<Mapping> memory_;
     Layout layout_;
     Doorbell doorbell_;
@@ -289,9 +279,7 @@ class ControlPlane {
     TraceRecord* traced_ = nullptr;  // record of the present operator
 };
 
-/// Fills the counts of a reduction into rank's row: rank i gives counts_i[j] elements to the part of rank j, which has
-/// counts_j[j].
-void announce_parts(Row& row, int rank, std::span<const int64_t> counts, const ShapeWords& shape);
+/// Fill a reduction into this rank's row.
 void announce(Row& row, int rank, const Reduction& reduction);
 void announce(Row& row, const ControlPlane& control, const QuantReduction& reduction);
 

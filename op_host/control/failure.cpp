@@ -127,8 +127,7 @@ void ControlPlane::leave() {
     if (const std::string reason = Deadlocks::instance().reason_to_leave(*this); !reason.empty())
         poison(PoisonKind::deadlock, reason);
     status(rank()).acked.store(1, std::memory_order_release);
-    status(rank()).state.store(RankState::left, std::memory_order_release);
-    doorbell_.ring();
+    hear_left(rank());
 }
 
 Error ControlPlane::broken(int peer, const std::string& how) const {

@@ -1,6 +1,9 @@
 #include "core/collective.h"
 
 #include <algorithm>
+#include <numeric>
+
+#include "base/sizes.h"
 
 namespace alltoallv {
 
@@ -20,6 +23,32 @@ PairDigests digest_pairs(int rank, std::span<const int64_t> send_counts, std::sp
     for (size_t j = 0; j < recv_counts.size(); ++j)
         digests.expected += pair_hash(static_cast<int>(j), rank, recv_counts[j]);
     return digests;
+}
+
+std::vector<Part> parts_of(const Reduction& r) {
+    const size_t element = size_of(r.dtype), ranks = r.counts.size();
+    const size_t total = static_cast<size_t>(total_count(r)) * element;
+    const size_t share = round_up((total + ranks - 1) / ranks, std::max(cache_line, element));
+    std::vector<Part> parts;
+    size_t end = 0;
+    for (const int64_t count : r.counts) {
+        const size_t begin = end;
+        end = r.op == OpKind::reduce_scatter ? begin + static_cast<size_t>(count) * element
+                                             : std::min(begin + share, total);
+        parts.push_back({begin, end - begin});
+    }
+    return parts;
+}
+
+Part result_part(const Reduction& r, int rank) {
+    const size_t element = size_of(r.dtype);
+    if (r.op != OpKind::reduce_scatter) {
+        const bool gets = r.op != OpKind::reduce || r.root == rank;
+        return {0, gets ? static_cast<size_t>(total_count(r)) * element : 0};
+    }
+    const auto own = r.counts.begin() + rank;
+    const int64_t before = std::accumulate(r.counts.begin(), own, int64_t{0});
+    return {static_cast<size_t>(before) * element, static_cast<size_t>(*own) * element};
 }
 
 ExchangeSummary summarize(const Exchange& x, int rank) {

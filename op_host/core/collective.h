@@ -2,12 +2,14 @@
 /// \brief The request of a rank to a communicator: an exchange (data movement) or a reduction.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <iterator>
 #include <numeric>
 #include <span>
 #include <string_view>
+#include <vector>
 
 #include "base/dtype.h"
 #include "base/reduce_op.h"
@@ -149,6 +151,24 @@ struct Reduction {
 inline int64_t total_count(const Reduction& reduction) {
     return std::accumulate(reduction.counts.begin(), reduction.counts.end(), int64_t{0});
 }
+
+/// A part of a reduced vector, in bytes.
+struct Part {
+    size_t begin, bytes;
+
+    /// Length of piece number `step`, at most `piece` bytes.
+    size_t piece_bytes(size_t step, size_t piece) const {
+        const size_t at = step * piece;
+        return at >= bytes ? 0 : std::min(piece, bytes - at);
+    }
+};
+
+/// Returns the part that each rank reduces: the one that it keeps of a reduce_scatter, else equal ones of whole cache
+/// lines, except for the last that is not empty.
+std::vector<Part> parts_of(const Reduction& reduction);
+
+/// Returns the part of the result that rank `rank` gets.
+Part result_part(const Reduction& reduction, int rank);
 
 /// One side of a message between two ranks: the n-th send and the n-th recv of a pair and a tag match.
 struct PeerMessage {

@@ -25,13 +25,12 @@ struct Planes {
         CHECK(ftruncate(fd.get(), static_cast<off_t>(layout.total())) == 0);
         memory = std::make_shared<Mapping>(fd.get(), layout.total());
         for (int rank = 0; rank < size; ++rank) {
-            ControlPlane::Options options;
+            CommunicatorOptions options;
             options.rank = rank;
             options.size = size;
             options.domain = "d\"1";
             options.timeout = timeout;
-            options.inline_bytes = 1024;
-            planes.push_back(std::make_unique<ControlPlane>(options, memory));
+            planes.push_back(std::make_unique<ControlPlane>(options, 1024, memory));
         }
     }
 

@@ -1,5 +1,4 @@
 // Makes the copies: direct, from a peer's private memory, and through the rings.
-#include <sys/uio.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -61,9 +60,7 @@ void ShmCommunicator::copy_alone(char* to, const char* from, size_t bytes, Store
 
 void ShmCommunicator::read_peer(int peer, char* to, uint64_t from, size_t bytes) {
     while (bytes > 0) {
-        const iovec local{to, bytes};
-        const iovec remote{reinterpret_cast<void*>(from), bytes};
-        const ssize_t got = process_vm_readv(peers_[static_cast<size_t>(peer)].pid, &local, 1, &remote, 1, 0);
+        const ssize_t got = peers_[static_cast<size_t>(peer)].read(to, from, bytes);
         control_->throw_if_poisoned();
         if (got <= 0) {
             if (got < 0 && errno == EINTR) continue;

@@ -296,7 +296,7 @@ void ShmCommunicator::await_late(int peer, uint64_t seq) {
 
 /// Returns the address of memory that a peer has announced; throws unless it lies in a segment of that peer.
 char* ShmCommunicator::address_of(int peer, Location location, int64_t displacement, size_t bytes) {
-    PeerState& state = peers_[static_cast<size_t>(peer)];
+    ShmPeer& state = peers_[static_cast<size_t>(peer)];
     const uint64_t offset = location.offset() + static_cast<uint64_t>(displacement);
     char* address = nullptr;
     if (state.same_process) {

@@ -2,6 +2,9 @@
 /// \brief The segments of another process's arena, mapped here when first needed and shared by all domains.
 #pragma once
 
+#include <sys/types.h>
+#include <sys/uio.h>
+
 #include <atomic>
 #include <cstdint>
 #include <map>
@@ -69,6 +72,19 @@ class PeerSegments {
     std::shared_ptr<PeerMemory> memory_;
     uint64_t seen_ = 0;
     std::vector<std::pair<uint32_t, std::shared_ptr<Mapping>>> held_;
+};
+
+/// A rank of a communicator, as another one reads and writes its memory.
+struct ShmPeer {
+    bool same_process = false;
+    pid_t pid = 0;
+    PeerSegments segments;  // of another process
+
+    /// Reads private memory; returns the number of bytes, or -1 with errno.
+    ssize_t read(void* to, uint64_t from, size_t bytes) const {
+        const iovec local{to, bytes}, remote{reinterpret_cast<void*>(from), bytes};
+        return process_vm_readv(pid, &local, 1, &remote, 1, 0);
+    }
 };
 
 }  // namespace alltoallv

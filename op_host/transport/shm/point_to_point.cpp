@@ -7,7 +7,6 @@
 
 #include "base/quiet_thread.h"
 #include "core/hooks.h"
-#include "core/message_text.h"
 #include "transport/shm/arena.h"
 #include "transport/shm/point_to_point_post.h"
 
@@ -20,7 +19,7 @@ constexpr auto look_every = std::chrono::milliseconds(20);
 
 }  // namespace
 
-PointToPoint::PointToPoint(ControlPlane& control, std::shared_ptr<Links> links, std::vector<Peer> peers, Ways ways,
+PointToPoint::PointToPoint(ControlPlane& control, std::shared_ptr<Links> links, std::vector<ShmPeer> peers, Ways ways,
                            double timeout)
     : control_(control),
       base_(control.memory()->data()),
@@ -38,12 +37,12 @@ PointToPoint::~PointToPoint() = default;
 
 MessageWorkPtr PointToPoint::start(const PeerMessage& message, double timeout, bool waits) {
     const auto work = std::make_shared<Pending>(shared_from_this());
-    const auto now = Clock::now();
-    Post post{message, timeout < 0 ? timeout_ : timeout, work, now, now + look_every};
+    Post post{{message, timeout < 0 ? timeout_ : timeout}, work};
+    post.next_look = post.started + look_every;
     if (post.sends()) post.input = Arena::instance().locate(message.data, post.bytes());
     const std::lock_guard lock(mutex_);
-    if (closing_ || control_.poisoned()) throw ended(post);
-    post.traced = control_.tracer().begin(0, message.op, message.dtype, now);
+    if (closing_ || control_.poisoned()) throw post.ended(control_);
+    post.traced = control_.tracer().begin(0, message.op, message.dtype, post.started);
     if (post.traced != nullptr) post.traced->peer = message.peer;
     posts_.push_back(std::move(post));
     control_.messages_under_way.fetch_add(1);
@@ -57,14 +56,14 @@ MessageWorkPtr PointToPoint::start(const PeerMessage& message, double timeout, b
 void PointToPoint::close() {
     std::unique_lock lock(mutex_);
     closing_ = true;
-    for (Post& post : posts_) end(post, ended(post));
+    for (Post& post : posts_) end(post, post.ended(control_));
     posts_.clear();
     changed_.notify_all();
     ring(control_.rank());
     changed_.wait(lock, [&] { return drivers_ == 0; });
     lock.unlock();
     if (thread_.joinable()) thread_.join();
-    for (Peer& peer : peers_) peer.segments = {};
+    for (ShmPeer& peer : peers_) peer.segments = {};
 }
 
 /// Makes one step of a wait for `ready`: calls it, spins or yields, and later sleeps until a peer rings.
@@ -173,10 +172,10 @@ bool PointToPoint::advance(Post& post) {
             look(post);
         }
     } catch (const Error& error) {  // the peer is in the middle of it and cannot continue without this rank
-        control_.poison_with(error, describe(post));
+        control_.poison_with(error, post.text(control_));
     }
     if (!control_.poisoned()) return false;
-    end(post, ended(post));
+    end(post, post.ended(control_));
     return true;
 }
 
@@ -195,14 +194,14 @@ void PointToPoint::look(Post& post) {
                                                      control_.domain() + "': " + control_.describe_rank(late[0]));
     }
     if (seconds_since(post.started) < post.timeout) return;
-    control_.poison(PoisonKind::timeout,
-                    control_.describe_wait("waited", post.started, describe(post), late) + "; the timeout is over");
+    control_.poison(PoisonKind::timeout, control_.describe_wait("waited", post.started, post.text(control_), late) +
+                                             "; the timeout is over");
 }
 
 bool PointToPoint::finish(Post& post, std::exception_ptr error) {
     if (post.traced != nullptr) {
         if (post.sends()) post.traced->counts()[post.asked.peer] = post.asked.count;
-        Tracer::end(*post.traced, error == nullptr, post.sends() ? 0 : post.bytes(), flight_ns(Clock::now()));
+        Tracer::end(*post.traced, error == nullptr, post.sends() ? 0 : post.bytes(), flight_ns());
     }
     control_.messages_under_way.fetch_sub(1);
     post.work->finish(std::move(error));
@@ -223,17 +222,6 @@ void PointToPoint::end(Post& post, const Error& error) {
         }
     }
     finish(post, std::make_exception_ptr(error));
-}
-
-/// Returns the error of a message that can no longer be completed.
-Error PointToPoint::ended(const Post& post) const {
-    if (!control_.poisoned())
-        return peer_lost(describe(post) + ": the communicator was destroyed while the message was pending");
-    return control_.poison_error(describe(post));
-}
-
-std::string PointToPoint::describe(const Post& post) const {
-    return alltoallv::describe(post.asked, post.other(), control_.domain());
 }
 
 Error PointToPoint::mismatch(const Post& post, const MessageSlot& message) const {

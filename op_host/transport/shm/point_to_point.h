@@ -8,8 +8,6 @@
 /// messages; if none waits, a separate thread does.
 #pragma once
 
-#include <sys/types.h>
-
 #include <condition_variable>
 #include <deque>
 #include <list>
@@ -29,18 +27,12 @@ namespace alltoallv {
 
 class PointToPoint : public std::enable_shared_from_this<PointToPoint> {
   public:
-    struct Peer {
-        bool same_process = false;
-        pid_t pid = 0;
-        PeerSegments segments;  // of another process
-    };
-
     /// The paths between sender and receiver, as both know them.
     struct Ways {
         bool pull, cma;
     };
 
-    PointToPoint(ControlPlane& control, std::shared_ptr<Links> links, std::vector<Peer> peers, Ways ways,
+    PointToPoint(ControlPlane& control, std::shared_ptr<Links> links, std::vector<ShmPeer> peers, Ways ways,
                  double timeout);
     ~PointToPoint();
 
@@ -66,7 +58,6 @@ class PointToPoint : public std::enable_shared_from_this<PointToPoint> {
     void look(Post& post);
     bool finish(Post& post, std::exception_ptr error = nullptr);
     void end(Post& post, const Error& error);
-    Error ended(const Post& post) const;
     void tell_wait(const Work& work, Deadlocks::Wait& told, Clock::time_point now);
     void run();
     template <class Ready>
@@ -79,13 +70,12 @@ class PointToPoint : public std::enable_shared_from_this<PointToPoint> {
         return channel(from, to).messages[number % Channel::slots];
     }
     void ring(int rank) { Doorbell(control_.flags(rank).messages).ring(); }
-    std::string describe(const Post& post) const;
     Error mismatch(const Post& post, const MessageSlot& message) const;
 
     ControlPlane& control_;
     char* base_;
     std::shared_ptr<Links> links_;
-    std::vector<Peer> peers_;
+    std::vector<ShmPeer> peers_;
     Ways ways_;
     double timeout_;
 

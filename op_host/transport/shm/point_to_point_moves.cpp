@@ -1,6 +1,5 @@
 /// \file point_to_point_moves.cpp
 /// \brief Moves a message: the sender offers it, the receiver matches and reads it, or gets it in pieces.
-#include <sys/uio.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -97,7 +96,7 @@ bool PointToPoint::take_from(Post& post, int from) {
     post.work->set_source(from);
     if (post.traced != nullptr) {
         post.traced->peer = from;
-        post.traced->waited_ns = flight_ns(Clock::now()) - flight_ns(post.started);
+        post.traced->waited_ns = flight_ns() - flight_ns(post.started);
     }
     if (!fits) {
         ring(from);
@@ -117,7 +116,7 @@ bool PointToPoint::take_from(Post& post, int from) {
 /// Continues a receive that has been matched.
 bool PointToPoint::read(Post& post) {
     MessageSlot& message = *post.message;
-    const Peer& peer = peers_[static_cast<size_t>(post.from)];
+    const ShmPeer& peer = peers_[static_cast<size_t>(post.from)];
     const size_t bytes = post.bytes();
     if (post.in_pieces) {
         const bool changed = read_pieces(post);
@@ -129,9 +128,8 @@ bool PointToPoint::read(Post& post) {
         std::memcpy(post.data(), source, bytes);
     } else {
         while (post.moved < bytes) {
-            const iovec local{post.data() + post.moved, bytes - post.moved};
-            const iovec remote{reinterpret_cast<void*>(post.input.offset() + post.moved), bytes - post.moved};
-            const ssize_t got = process_vm_readv(peer.pid, &local, 1, &remote, 1, 0);
+            const ssize_t got =
+                peer.read(post.data() + post.moved, post.input.offset() + post.moved, bytes - post.moved);
             if (got < 0 && errno == EINTR) continue;
             if (got <= 0)
                 throw peer_lost("reading the memory of " + control_.describe_rank(post.from) +
@@ -143,7 +141,7 @@ bool PointToPoint::read(Post& post) {
     const bool complete = !control_.poisoned();
     message.state.store(MessageState::done, std::memory_order_release);
     ring(post.from);
-    return finish(post, complete ? nullptr : std::make_exception_ptr(ended(post)));
+    return finish(post, complete ? nullptr : std::make_exception_ptr(post.ended(control_)));
 }
 
 bool PointToPoint::read_pieces(Post& post) {
@@ -164,7 +162,7 @@ bool PointToPoint::read_pieces(Post& post) {
 
 /// Returns null until the peer has sent its segment.
 const char* PointToPoint::address_of(const Post& post) {
-    Peer& owner = peers_[static_cast<size_t>(post.from)];
+    ShmPeer& owner = peers_[static_cast<size_t>(post.from)];
     const uint32_t id = post.input.segment();
     const char* address = nullptr;
     if (owner.same_process) {

@@ -98,16 +98,11 @@ size_t largest_piece(const QuantCodec& codec, size_t ranks) {
 }  // namespace
 
 void ShmCommunicator::quant_reduce(const QuantReduction& q, double timeout) {
-    try {
-        check(q);
-    } catch (const Error& error) {
-        fail(q.op, error);
-        throw;
-    }
     run(q.op, q.dtype, timeout, [&](Row& mine) { return quant_reduce_in_turn(q, mine); });
 }
 
 uint64_t ShmCommunicator::quant_reduce_in_turn(const QuantReduction& q, Row& mine) {
+    check(q);
     const bool scatters = q.op == OpKind::quantized_reduce_scatter;
     announce(mine, *control_, q);
     if (!q.moves) {

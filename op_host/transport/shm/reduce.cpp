@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <numeric>
 
 #include "op_kernel/cpu/copy.h"
 #include "transport/shm/two_shot.h"
@@ -17,6 +16,9 @@ constexpr size_t paired_to = size_t{512} << 10;
 }  // namespace
 
 uint64_t ShmCommunicator::reduce_in_turn(const Reduction& r, Row& mine) {
+    if (!kernel::reduces(r.dtype, r.reduce_op))
+        throw invalid_param("op '" + std::string(name_of(r.reduce_op)) + "' is not defined for dtype " +
+                            std::string(name_of(r.dtype)));
     announce(mine, rank(), r);
     if (!r.moves) {
         control_->publish(mine);
@@ -27,18 +29,6 @@ uint64_t ShmCommunicator::reduce_in_turn(const Reduction& r, Row& mine) {
     if (bytes <= paired_to && fits_ring(bytes)) return reduce_pair(r, mine);
     const bool small = allows(Path::inlined) && bytes <= options_.inline_bytes;
     return small ? reduce_small(r, mine) : reduce_two_shot(r, mine);
-}
-
-/// Returns the bytes of the vector that rank `j` gets.
-ShmCommunicator::Part ShmCommunicator::result_part(const Reduction& r, int j) const {
-    const size_t element = size_of(r.dtype);
-    if (r.op != OpKind::reduce_scatter) {
-        const bool gets = r.op != OpKind::reduce || r.root == j;
-        return {0, gets ? static_cast<size_t>(total_count(r)) * element : 0};
-    }
-    const auto own = r.counts.begin() + j;
-    const int64_t before = std::accumulate(r.counts.begin(), own, int64_t{0});
-    return {static_cast<size_t>(before) * element, static_cast<size_t>(*own) * element};
 }
 
 /// Reduces this rank's part from `sources_`.
@@ -84,7 +74,7 @@ namespace {
 /// reduced from the input itself.
 struct ReduceStages {
     const Reduction& reduction;
-    const std::vector<ShmCommunicator::Part>& parts;
+    const std::vector<Part>& parts;
     const std::vector<const char*>& inputs;   // of all ranks in place, or empty
     const std::vector<const char*>& outputs;  // the same, from which the peers take the results
     std::vector<const void*>& sources;
@@ -124,8 +114,7 @@ struct ReduceStages {
 }  // namespace
 
 uint64_t ShmCommunicator::reduce_two_shot(const Reduction& r, Row& mine) {
-    const size_t element = size_of(r.dtype);
-    const size_t bytes = static_cast<size_t>(total_count(r)) * element;
+    const size_t bytes = static_cast<size_t>(total_count(r)) * size_of(r.dtype);
     const auto ranks = static_cast<size_t>(size());
     const bool gathers = r.op != OpKind::reduce_scatter;
     mine.input = Arena::instance().locate(r.input, bytes);
@@ -134,25 +123,16 @@ uint64_t ShmCommunicator::reduce_two_shot(const Reduction& r, Row& mine) {
     control_->agree();
     moving_ = true;
 
-    if (gathers) {
-        cut_parts(bytes, std::max(cache_line, element));
-    } else {
-        parts_.clear();
-        size_t begin = 0;
-        for (const int64_t n : r.counts) {
-            parts_.push_back({begin, static_cast<size_t>(n) * element});
-            begin += parts_.back().bytes;
-        }
-    }
+    const std::vector<Part> parts = parts_of(r);
     // Peers read inputs and results in place if all of them lie in arenas, else a copy in scratch.
     const bool in_place = find_all(inputs_, &Row::input, bytes);
     const bool shares_results = gathers && find_all(outputs_, &Row::output, bytes);
 
     const size_t piece = TwoShotShape::piece_bytes(ranks);
     size_t longest = 0;
-    for (const Part& part : parts_) longest = std::max(longest, part.bytes);
+    for (const Part& part : parts) longest = std::max(longest, part.bytes);
     ReduceStages stages{r,
-                        parts_,
+                        parts,
                         inputs_,
                         outputs_,
                         sources_,
@@ -168,7 +148,7 @@ uint64_t ShmCommunicator::reduce_two_shot(const Reduction& r, Row& mine) {
                       .stages_input = !in_place,
                       .gathers = gathers,
                       .shares_results = shares_results});
-    const size_t moved = gathers && has_result(r) ? bytes : parts_[static_cast<size_t>(rank())].bytes;
+    const size_t moved = gathers && has_result(r) ? bytes : parts[static_cast<size_t>(rank())].bytes;
     count(in_place ? Path::pull : Path::staged, moved);
     return moved;
 }
@@ -181,17 +161,6 @@ bool ShmCommunicator::find_all(std::vector<const char*>& addresses, Location Row
     for (int j = 0; j < size(); ++j) reachable &= location_of(j).segment() != 0;
     for (int j = 0; reachable && j < size(); ++j) addresses.push_back(address_of(j, location_of(j), 0, bytes));
     return reachable;
-}
-
-/// Makes equal parts of `total`, each a multiple of `unit`, except for the last that is not empty.
-void ShmCommunicator::cut_parts(size_t total, size_t unit) {
-    const auto ranks = static_cast<size_t>(size());
-    const size_t share = round_up((total + ranks - 1) / ranks, unit);
-    parts_.clear();
-    for (size_t j = 0; j < ranks; ++j) {
-        const size_t begin = std::min(j * share, total);
-        parts_.push_back({begin, std::min(begin + share, total) - begin});
-    }
 }
 
 }  // namespace alltoallv

@@ -3,7 +3,6 @@
 #include <poll.h>
 #include <sched.h>
 #include <sys/prctl.h>
-#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -17,7 +16,6 @@
 #include "base/processors.h"
 #include "base/resources.h"
 #include "base/spare_descriptors.h"
-#include "op_kernel/cpu/reduce.h"
 
 namespace alltoallv {
 namespace {
@@ -110,17 +108,9 @@ void ShmCommunicator::connect() {
     Membership membership = options_.threads ? bootstrap_threads(bootstrap) : bootstrap_processes(bootstrap);
     lent.reset();
 
-    ControlPlane::Options control;
-    control.rank = rank();
-    control.size = size();
-    control.domain = options_.domain;
-    control.timeout = options_.timeout;
-    control.check = options_.check;
-    control.inline_bytes = options_.mailbox_bytes();
-    control.warn_after = options_.warn_after;
     peers_.resize(static_cast<size_t>(size()));
     for (size_t j = 0; j < peers_.size(); ++j) peers_[j].pid = membership.peers[j].pid;
-    control_ = std::make_unique<ControlPlane>(control, std::move(membership.memory));
+    control_ = std::make_unique<ControlPlane>(options_, options_.mailbox_bytes(), std::move(membership.memory));
     links_ = Links::make(std::move(membership.peers), {[this](int peer, const std::string& how) {
                                                            if (!control_->has_left(peer)) control_->lost(peer, how);
                                                        },
@@ -135,11 +125,8 @@ void ShmCommunicator::connect() {
     const int shares =
         options_.copy_threads > 0 ? options_.copy_threads : std::min(processors_ / size(), most_copy_threads);
     if (shares > 1) copy_threads_ = std::make_unique<CopyThreads>(static_cast<size_t>(shares - 1));
-    std::vector<PointToPoint::Peer> others;
-    for (const PeerState& peer : peers_) others.push_back({peer.same_process, peer.pid, peer.segments});
-    messages_ =
-        std::make_shared<PointToPoint>(*control_, links_, std::move(others),
-                                       PointToPoint::Ways{allows(Path::pull), allows(Path::cma)}, options_.timeout);
+    messages_ = std::make_shared<PointToPoint>(
+        *control_, links_, peers_, PointToPoint::Ways{allows(Path::pull), allows(Path::cma)}, options_.timeout);
     awaited_.resize(peers_.size());
     outgoing_.reserve(peers_.size());
     incoming_.reserve(peers_.size());
@@ -154,19 +141,18 @@ void ShmCommunicator::probe_peers() {
     control_->enter_state(RankState::joined);
     bool reads_all = true;
     for (int j = 0; j < size(); ++j) {
-        PeerState& peer = peers_[static_cast<size_t>(j)];
+        ShmPeer& peer = peers_[static_cast<size_t>(j)];
         const RankStatus& status = control_->status(j);
         const uint64_t process = status.process.load(std::memory_order_relaxed);
         peer.same_process = peer.pid == getpid() && process == Arena::instance().process();
         if (!peer.same_process) {
-            peer.memory = PeerMemory::of(process);
-            peer.segments = PeerSegments(peer.memory);
-            links_->set_memory(j, peer.memory);
+            const std::shared_ptr<PeerMemory> memory = PeerMemory::of(process);
+            peer.segments = PeerSegments(memory);
+            links_->set_memory(j, memory);
         }
         uint64_t word = 0;
-        const iovec local{&word, sizeof word};
-        const iovec remote{reinterpret_cast<void*>(status.probe.load(std::memory_order_relaxed)), sizeof word};
-        reads_all &= process_vm_readv(peer.pid, &local, 1, &remote, 1, 0) == sizeof word && word == probe_pattern;
+        const uint64_t probe = status.probe.load(std::memory_order_relaxed);
+        reads_all &= peer.read(&word, probe, sizeof word) == sizeof word && word == probe_pattern;
     }
     mine.reads_all.store(reads_all ? 1 : 0, std::memory_order_relaxed);
     control_->enter_state(RankState::ready);
@@ -180,12 +166,6 @@ void ShmCommunicator::exchange(const Exchange& exchange, double timeout) {
 }
 
 void ShmCommunicator::reduce(const Reduction& reduction, double timeout) {
-    if (!kernel::reduces(reduction.dtype, reduction.reduce_op)) {
-        const Error error = invalid_param("op '" + std::string(name_of(reduction.reduce_op)) +
-                                          "' is not defined for dtype " + std::string(name_of(reduction.dtype)));
-        fail(reduction.op, error);
-        throw error;
-    }
     run(reduction.op, reduction.dtype, timeout, [&](Row& mine) { return reduce_in_turn(reduction, mine); });
 }
 
@@ -204,17 +184,14 @@ void ShmCommunicator::destroy() {
     control_->leave();
     links_->stop();
     copy_threads_.reset();
-    for (PeerState& peer : peers_) {
-        peer.memory.reset();
-        peer.segments = {};
-    }
+    for (ShmPeer& peer : peers_) peer.segments = {};
     close_control();
     Arena::instance().remove_budget(options_.budget_bytes());
 }
 
 void ShmCommunicator::begin_operator(double /*timeout*/) {
     output_ = nullptr;
-    for (PeerState& peer : peers_) peer.segments.refresh();
+    for (ShmPeer& peer : peers_) peer.segments.refresh();
     peer_writer_.begin();
     scratch_writer_.begin();
     codes_writer_.begin();
@@ -278,7 +255,7 @@ void ShmCommunicator::after_failure() const {
 }
 
 Stats ShmCommunicator::stats() const {
-    Stats stats = ControlledCommunicator::stats();
+    Stats stats = Communicator::stats();
     for (size_t i = 0; i < path_names.size(); ++i)
         stats[std::string("bytes_") + path_names[i]] = bytes_by_path_[i].load(std::memory_order_relaxed);
     stats["cma_permitted"] = allows(Path::cma) ? 1 : 0;

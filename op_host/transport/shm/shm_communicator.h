@@ -51,25 +51,7 @@ class ShmCommunicator final : public ControlledCommunicator {
     void destroy() override;
     Stats stats() const override;
 
-    /// A rank's part of a reduced vector, in bytes.
-    struct Part {
-        size_t begin, bytes;
-
-        /// Length of piece number `step`, at most `piece` bytes.
-        size_t piece_bytes(size_t step, size_t piece) const {
-            const size_t at = step * piece;
-            return at >= bytes ? 0 : std::min(piece, bytes - at);
-        }
-    };
-
   private:
-    struct PeerState {
-        bool same_process = false;
-        pid_t pid = 0;
-        std::shared_ptr<PeerMemory> memory;
-        PeerSegments segments;  // of another process
-    };
-
     /// One staged transfer that is under way.
     struct Stream {
         int peer;
@@ -137,13 +119,11 @@ class ShmCommunicator final : public ControlledCommunicator {
     // reduce.cpp
     uint64_t reduce_in_turn(const Reduction& reduction, Row& mine);
     bool has_result(const Reduction& r) const { return r.op != OpKind::reduce || r.root == rank(); }
-    Part result_part(const Reduction& reduction, int rank) const;
     uint64_t reduce_sources(const Reduction& reduction, const Part& part, Path path);
     uint64_t reduce_small(const Reduction& reduction, Row& mine);
     uint64_t reduce_pair(const Reduction& reduction, Row& mine);
     uint64_t reduce_two_shot(const Reduction& reduction, Row& mine);
     bool find_all(std::vector<const char*>& addresses, Location Row::* where, size_t bytes);
-    void cut_parts(size_t total, size_t unit);
     template <class Stages>
     void two_shot(Stages& stages, const struct TwoShotShape& shape);
 
@@ -154,7 +134,7 @@ class ShmCommunicator final : public ControlledCommunicator {
     void quant_reduce_two_shot(const QuantReduction& q, QuantCodec& codec, std::vector<QuantPart> parts, Row& mine);
 
     std::shared_ptr<Links> links_;
-    std::vector<PeerState> peers_;
+    std::vector<ShmPeer> peers_;
     std::shared_ptr<PointToPoint> messages_;
     unsigned allowed_ = 0;          // bit per Path
     int processors_ = 0;            // of all ranks together
@@ -173,7 +153,6 @@ class ShmCommunicator final : public ControlledCommunicator {
     std::vector<Stream> outgoing_, incoming_;
     std::vector<uint8_t> awaited_;
     std::vector<int64_t> learnt_, targets_;  // counts of the peers, and destinations of their data, in bytes
-    std::vector<Part> parts_;
     std::vector<const char*> inputs_, outputs_, slots_;
     std::vector<const void*> sources_;
     std::vector<char> result_;  // of a part of a small quantized reduction

@@ -81,18 +81,9 @@ std::shared_ptr<TcpCommunicator> make_tcp_communicator(const CommunicatorOptions
 TcpCommunicator::TcpCommunicator(const CommunicatorOptions& options, TcpMembership membership,
                                  const TcpMeetingOptions& meeting)
     : ControlledCommunicator(options) {
-    ControlPlane::Options control;
-    control.rank = rank();
-    control.size = size();
-    control.domain = domain();
-    control.timeout = options.timeout;
-    control.check = options.check;
-    control.inline_bytes = tcp_payload_bytes;
-    control.warn_after = options.warn_after;
     std::vector<int> here;
     for (int j = 0; j < size(); ++j)
         if (membership.peers[static_cast<size_t>(j)].same_host) here.push_back(j);
-    control.on_host = static_cast<int>(here.size());
     const TcpPeer& first = membership.peers[0];
     local_job_ = options.job + "/" + std::to_string(first.place) + "-" + std::to_string(first.pid) + "/" +
                  std::to_string(here[0]);
@@ -100,7 +91,7 @@ TcpCommunicator::TcpCommunicator(const CommunicatorOptions& options, TcpMembersh
     bootstrap.job = local_job_ + "/rows";
     bootstrap.domain = domain();
     bootstrap.rank = static_cast<int>(std::find(here.begin(), here.end(), rank()) - here.begin());
-    bootstrap.size = control.on_host;
+    bootstrap.size = static_cast<int>(here.size());
     bootstrap.called = rank();
     bootstrap.timeout = options.timeout;
     bootstrap.control_bytes = Layout(size(), tcp_payload_bytes).without_data();
@@ -109,7 +100,7 @@ TcpCommunicator::TcpCommunicator(const CommunicatorOptions& options, TcpMembersh
     std::optional<Error> failure;
     try {
         local = bootstrap_processes(bootstrap);
-        control_ = std::make_unique<ControlPlane>(control, std::move(local.memory));
+        control_ = std::make_unique<ControlPlane>(options, tcp_payload_bytes, std::move(local.memory), bootstrap.size);
     } catch (const Error& error) {
         failure = error;
     }

@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -77,20 +78,16 @@ class TcpCommunicator final : public ControlledCommunicator {
 
     /// One contiguous piece to and from every rank, including this one; sizes agree.
     struct Pieces {
-        std::vector<const char*> out;
-        std::vector<char*> in;
-        std::vector<size_t> out_bytes, in_bytes;
+        std::vector<std::span<const char>> out;
+        std::vector<std::span<char>> in;
 
-        explicit Pieces(int ranks)
-            : out(static_cast<size_t>(ranks)), in(out.size()), out_bytes(out.size()), in_bytes(out.size()) {}
+        explicit Pieces(int ranks) : out(static_cast<size_t>(ranks)), in(out.size()) {}
     };
     /// Moves the pieces after agreement. `within`: any rank of this host has a piece for one here or for itself.
     void move(const Pieces& pieces, bool within);
     /// Does the same if every rank gives one piece to all others: it goes once to every other host, to a rank that
     /// forwards it there.
     void share(const Pieces& pieces);
-    void begin_between(const Pieces& pieces);
-    void end_between();
     void move_within(const Pieces& pieces);
     int takes_for(int host, int from) const;
 

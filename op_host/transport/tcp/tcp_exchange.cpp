@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "control/peer_words.h"
+#include "core/request.h"
 #include "transport/tcp/tcp_communicator.h"
 
 namespace alltoallv {
@@ -90,15 +91,13 @@ void TcpCommunicator::deliver(const Exchange& x, const Row& mine, std::vector<in
             continue;
         }
         (on_this_host(static_cast<int>(j)) ? within : between) = true;
-        pieces.in[j] = to;
-        pieces.in_bytes[j] = bytes;
+        pieces.in[j] = {to, bytes};
     }
     if ((mine.flags & row_inline) == 0) {
         within = between = true;
-        for (size_t j = 0; j < x.send_counts.size(); ++j) {
-            pieces.out[j] = static_cast<const char*>(x.input) + place_of(x, x.sdispls[j]);
-            pieces.out_bytes[j] = bytes_of(x.dtype, x.send_counts[j]);
-        }
+        for (size_t j = 0; j < x.send_counts.size(); ++j)
+            pieces.out[j] = {static_cast<const char*>(x.input) + place_of(x, x.sdispls[j]),
+                             bytes_of(x.dtype, x.send_counts[j])};
     }
     if (!within && !between) return;
     // All ranks see all rows, so they decide alike.
@@ -110,24 +109,6 @@ void TcpCommunicator::deliver(const Exchange& x, const Row& mine, std::vector<in
         move(pieces, within);
 }
 
-void TcpCommunicator::begin_between(const Pieces& pieces) {
-    if (!carriers_.between) throw backend_unavailable("domain '" + domain() + "' moves no data between hosts");
-    moving_ = true;
-    std::vector<Outgoing> out;
-    std::vector<Incoming> in;
-    for (int j = 0; j < size(); ++j) {
-        const auto i = static_cast<size_t>(j);
-        if (j == rank() || (carriers_.within && on_this_host(j))) continue;
-        if (pieces.out_bytes[i] > 0) out.push_back({j, pieces.out[i], pieces.out_bytes[i]});
-        if (pieces.in_bytes[i] > 0) in.push_back({j, pieces.in[i], pieces.in_bytes[i]});
-    }
-    carriers_.between->begin(out, in);
-}
-
-void TcpCommunicator::end_between() {
-    control_->wait_polling([&] { return carriers_.between->progress(); }, [&] { return carriers_.between->missing(); });
-}
-
 /// Uses displacements from the lowest address, because the pieces may be in several allocations.
 void TcpCommunicator::move_within(const Pieces& pieces) {
     const size_t n = carriers_.on_host.size();
@@ -136,15 +117,15 @@ void TcpCommunicator::move_within(const Pieces& pieces) {
     char* output = nullptr;
     for (size_t k = 0; k < n; ++k) {
         const auto i = static_cast<size_t>(carriers_.on_host[k]);
-        sends[k] = static_cast<int64_t>(pieces.out_bytes[i]);
-        recvs[k] = static_cast<int64_t>(pieces.in_bytes[i]);
-        if (sends[k] > 0 && (input == nullptr || pieces.out[i] < input)) input = pieces.out[i];
-        if (recvs[k] > 0 && (output == nullptr || pieces.in[i] < output)) output = pieces.in[i];
+        sends[k] = static_cast<int64_t>(pieces.out[i].size());
+        recvs[k] = static_cast<int64_t>(pieces.in[i].size());
+        if (sends[k] > 0 && (input == nullptr || pieces.out[i].data() < input)) input = pieces.out[i].data();
+        if (recvs[k] > 0 && (output == nullptr || pieces.in[i].data() < output)) output = pieces.in[i].data();
     }
     for (size_t k = 0; k < n; ++k) {
         const auto i = static_cast<size_t>(carriers_.on_host[k]);
-        if (sends[k] > 0) sdispls[k] = pieces.out[i] - input;
-        if (recvs[k] > 0) rdispls[k] = pieces.in[i] - output;
+        if (sends[k] > 0) sdispls[k] = pieces.out[i].data() - input;
+        if (recvs[k] > 0) rdispls[k] = pieces.in[i].data() - output;
     }
     Exchange x;
     x.input = input;
@@ -157,11 +138,23 @@ void TcpCommunicator::move_within(const Pieces& pieces) {
 }
 
 void TcpCommunicator::move(const Pieces& pieces, bool within) {
-    begin_between(pieces);
+    if (!carriers_.between) throw backend_unavailable("domain '" + domain() + "' moves no data between hosts");
+    moving_ = true;
+    std::vector<Outgoing> out;
+    std::vector<Incoming> in;
+    for (int j = 0; j < size(); ++j) {
+        const auto from = pieces.out[static_cast<size_t>(j)];
+        const auto to = pieces.in[static_cast<size_t>(j)];
+        if (j == rank() || (carriers_.within && on_this_host(j))) continue;
+        if (!from.empty()) out.push_back({j, from.data(), from.size()});
+        if (!to.empty()) in.push_back({j, to.data(), to.size()});
+    }
+    carriers_.between->begin(out, in);
     const auto me = static_cast<size_t>(rank());
-    if (!carriers_.within && pieces.in_bytes[me] > 0) std::memcpy(pieces.in[me], pieces.out[me], pieces.in_bytes[me]);
+    if (const auto own = pieces.in[me]; !carriers_.within && !own.empty())
+        std::memcpy(own.data(), pieces.out[me].data(), own.size());
     if (carriers_.within && within) move_within(pieces);
-    end_between();
+    control_->wait_polling([&] { return carriers_.between->progress(); }, [&] { return carriers_.between->missing(); });
 }
 
 /// Returns the rank of `host` (given by its first rank) that receives the data of rank `from` on another host.
@@ -176,8 +169,7 @@ int TcpCommunicator::takes_for(int host, int from) const {
 }
 
 void TcpCommunicator::share(const Pieces& pieces) {
-    const auto me = static_cast<size_t>(rank());
-    const int here = first_on_host_[me];
+    const int here = first_on_host_[static_cast<size_t>(rank())];
     Pieces between(size()), within(size());
     // In every round, each rank of this host forwards one piece: first its own, then those that it receives.
     std::vector<std::vector<int>> taken(static_cast<size_t>(size()));
@@ -185,47 +177,30 @@ void TcpCommunicator::share(const Pieces& pieces) {
     for (int j = 0; j < size(); ++j) {
         const auto i = static_cast<size_t>(j);
         if (first_on_host_[i] == here) {
-            within.in[i] = pieces.in[i];
-            within.in_bytes[i] = pieces.in_bytes[i];
-            within.out[i] = pieces.out[i];
-            within.out_bytes[i] = pieces.out_bytes[i];
+            Pieces& beside = carriers_.within ? within : between;
+            beside.in[i] = pieces.in[i];
+            beside.out[i] = pieces.out[i];
             continue;
         }
-        if (takes_for(first_on_host_[i], rank()) == j) {
-            between.out[i] = pieces.out[i];
-            between.out_bytes[i] = pieces.out_bytes[i];
-        }
+        if (takes_for(first_on_host_[i], rank()) == j) between.out[i] = pieces.out[i];
         const int taker = takes_for(here, j);
         taken[static_cast<size_t>(taker)].push_back(j);
         rounds = std::max(rounds, taken[static_cast<size_t>(taker)].size() + 1);
-        if (taker != rank()) continue;
-        between.in[i] = pieces.in[i];
-        between.in_bytes[i] = pieces.in_bytes[i];
+        if (taker == rank()) between.in[i] = pieces.in[i];
     }
     move(between, false);
-    if (!carriers_.within) {
-        if (pieces.in_bytes[me] > 0) std::memcpy(pieces.in[me], pieces.out[me], pieces.in_bytes[me]);
-        return;
-    }
+    if (!carriers_.within) return;
     move_within(within);
     for (size_t round = 0; round + 1 < rounds; ++round) {
         Pieces handed(size());
-        const auto of = [&](int taker) -> int {
+        const auto forwarded_by = [&](int taker) {
             const std::vector<int>& list = taken[static_cast<size_t>(taker)];
-            return round < list.size() ? list[round] : -1;
+            return round < list.size() ? pieces.in[static_cast<size_t>(list[round])] : std::span<char>();
         };
-        const int mine = of(rank());
         for (const int j : carriers_.on_host) {
-            const auto i = static_cast<size_t>(j);
             if (j == rank()) continue;
-            if (mine >= 0) {
-                handed.out[i] = pieces.in[static_cast<size_t>(mine)];
-                handed.out_bytes[i] = pieces.in_bytes[static_cast<size_t>(mine)];
-            }
-            if (const int other = of(j); other >= 0) {
-                handed.in[i] = pieces.in[static_cast<size_t>(other)];
-                handed.in_bytes[i] = pieces.in_bytes[static_cast<size_t>(other)];
-            }
+            handed.out[static_cast<size_t>(j)] = forwarded_by(rank());
+            handed.in[static_cast<size_t>(j)] = forwarded_by(j);
         }
         move_within(handed);
     }
@@ -233,19 +208,9 @@ void TcpCommunicator::share(const Pieces& pieces) {
 
 std::vector<std::string> gather_texts(Communicator& communicator, const std::string& mine) {
     const auto ranks = static_cast<size_t>(communicator.size());
-    const auto bytes = static_cast<int64_t>(mine.size());
     std::string all(ranks * mine.size(), '\0');
-    const std::vector<int64_t> counts(ranks, bytes), zeros(ranks, 0);
-    std::vector<int64_t> places;
-    for (size_t j = 0; j < ranks; ++j) places.push_back(static_cast<int64_t>(j) * bytes);
-    Exchange x;
-    x.op = OpKind::all_gather;
-    x.input = mine.data();
-    x.output = all.data();
-    x.send_counts = x.recv_counts = counts;
-    x.sdispls = zeros;
-    x.rdispls = places;
-    communicator.exchange(x, -1);
+    const Request request = gather_request(OpKind::all_gather, communicator.size(), static_cast<int64_t>(mine.size()));
+    communicator.exchange(request.exchange(DType::uint8, mine.data(), all.data()), -1);
     std::vector<std::string> texts;
     for (size_t j = 0; j < ranks; ++j) texts.push_back(all.substr(j * mine.size(), mine.size()));
     return texts;

@@ -13,7 +13,6 @@
 
 #include "base/quiet_thread.h"
 #include "bootstrap/unix_socket.h"
-#include "core/message_text.h"
 #include "transport/tcp/tcp_messages_parts.h"
 
 namespace alltoallv {
@@ -45,8 +44,8 @@ TcpMessages::~TcpMessages() {
 MessageWorkPtr TcpMessages::start(const PeerMessage& message, double timeout) {
     const auto work = std::make_shared<Pending>(shared_from_this());
     const std::lock_guard lock(mutex_);
-    Post post{message, timeout < 0 ? timeout_ : timeout, work, Clock::now()};
-    if (closing_ || (control_.poisoned() && !post.survives())) std::rethrow_exception(ended(post));
+    Post post{{message, timeout < 0 ? timeout_ : timeout}, work};
+    if (closing_ || (control_.poisoned() && !post.survives())) throw post.ended(control_);
     serve();
     posts_.push_back(std::move(post));
     control_.messages_under_way.fetch_add(1);
@@ -72,7 +71,7 @@ void TcpMessages::close() {
     const auto moves = [](const Post& post) { return post.carried && !post.carried->done(); };
     if (std::any_of(posts_.begin(), posts_.end(), moves)) within_->destroy();  // nothing moves after this
     for (Post& post : posts_)
-        if (!post.work->done()) finish(post, ended(post));
+        if (!post.work->done()) finish(post, std::make_exception_ptr(post.ended(control_)));
     posts_.clear();
     for (Connection& connection : connections_) connection.socket.reset();
     within_.reset();
@@ -286,7 +285,7 @@ void TcpMessages::look() {
             } else if (gone) {
                 control_.lost(late[0], "its connection for messages has ended");
             } else if (seconds_since(post.started) >= post.timeout) {
-                const std::string text = control_.describe_wait("waited", post.started, describe(post), late);
+                const std::string text = control_.describe_wait("waited", post.started, post.text(control_), late);
                 if (post.survives())
                     finish(post, std::make_exception_ptr(comm_timeout(text)));
                 else
@@ -297,7 +296,7 @@ void TcpMessages::look() {
         if (post.carried && !post.carried->done())
             within_->abort(control_.poison_told().reason);  // the data are the caller's once nothing moves
         else
-            finish(post, ended(post));
+            finish(post, std::make_exception_ptr(post.ended(control_)));
     }
 }
 
@@ -324,17 +323,6 @@ void TcpMessages::finish(Post& post, std::exception_ptr error) {
     }
     control_.messages_under_way.fetch_sub(1);
     post.work->finish(std::move(error));
-}
-
-std::exception_ptr TcpMessages::ended(const Post& post) const {
-    if (!control_.poisoned())
-        return std::make_exception_ptr(
-            peer_lost(describe(post) + ": the communicator was destroyed while the message was pending"));
-    return std::make_exception_ptr(control_.poison_error(describe(post)));
-}
-
-std::string TcpMessages::describe(const Post& post) const {
-    return alltoallv::describe(post.asked, post.other(), control_.domain());
 }
 
 }  // namespace alltoallv

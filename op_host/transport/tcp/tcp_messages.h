@@ -66,8 +66,6 @@ class TcpMessages : public std::enable_shared_from_this<TcpMessages> {
     void say(int peer, const Frame& frame, const char* body, size_t bytes);
     void finish(Post& post, std::exception_ptr error);
     Post* find(bool sends, int peer, uint64_t number);
-    std::exception_ptr ended(const Post& post) const;
-    std::string describe(const Post& post) const;
 
     ControlPlane& control_;
     CommunicatorPtr within_;    // for large data of the ranks on this host; null if there are none

@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-#include "core/message_text.h"
+#include "control/message_post.h"
 #include "transport/tcp/tcp_messages.h"
 
 namespace alltoallv {
@@ -33,24 +33,15 @@ struct TcpMessages::Frame {
     uint8_t reserved[7] = {};
 };
 
-/// One send or receive of this rank.
-struct TcpMessages::Post {
-    PeerMessage asked;
-    double timeout;
+struct TcpMessages::Post : MessagePost {
     std::shared_ptr<Pending> work;
-    Clock::time_point started;
-    int from = PeerMessage::any_rank;
     uint64_t number = 0;       // once offered or matched
     bool met = false;          // a receive that has an offer
     bool waits = false;        // a send that the receiver has told to wait
     MessageWorkPtr carried{};  // its data, on their way through shared memory
 
-    bool sends() const { return asked.op == OpKind::send; }
-    char* data() const { return static_cast<char*>(asked.data); }
-    size_t bytes() const { return static_cast<size_t>(asked.count) * size_of(asked.dtype); }
     /// True for messages of ranks that meet again over a poisoned communicator.
     bool survives() const { return asked.tag < -(1 << 30) - 1; }
-    int other() const { return from >= 0 ? from : asked.peer; }
     SentAs as() const { return {asked.count, asked.dtype}; }
 };
 

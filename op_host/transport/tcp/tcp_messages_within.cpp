@@ -24,7 +24,7 @@ void TcpMessages::carry(Post& post, int peer) {
     try {
         post.carried = within_->post(data, post.timeout, true);
     } catch (const Error& error) {
-        control_.poison_with(error, describe(post));
+        control_.poison_with(error, post.text(control_));
     }
 }
 
@@ -51,9 +51,9 @@ void TcpMessages::land(Post& post) {
     try {
         std::rethrow_exception(failure);
     } catch (const Error& error) {
-        if (!control_.poisoned()) control_.poison_with(error, describe(post));
+        if (!control_.poisoned()) control_.poison_with(error, post.text(control_));
     }
-    finish(post, ended(post));
+    finish(post, std::make_exception_ptr(post.ended(control_)));
 }
 
 }  // namespace alltoallv

@@ -102,13 +102,8 @@ struct TcpCommunicator::QuantRun {
 };
 
 void TcpCommunicator::quant_reduce(const QuantReduction& q, double timeout) {
-    try {
-        check(q);
-    } catch (const Error& error) {
-        fail(q.op, error);
-        throw;
-    }
     run(q.op, q.dtype, timeout, [&](Row& mine) {
+        check(q);
         announce(mine, *control_, q);
         control_->publish(mine);
         control_->agree();
@@ -169,25 +164,20 @@ void TcpCommunicator::QuantRun::encode(size_t step) {
     p.slots.clear();
     for (size_t j = 0; j < ranks; ++j) {
         p.slots.push_back(j == me ? encoded : slot + j * own);
-        p.codes.out[j] = encoded;
-        p.codes.in[j] = slot + j * own;
-        p.codes.out_bytes[j] = j == me ? 0 : slot_bytes(j, step);
-        p.codes.in_bytes[j] = j == me ? 0 : own;
-        p.results.in[j] = result;
-        p.results.in_bytes[j] = j == me ? 0 : result_bytes(j, step);
+        p.codes.out[j] = {encoded, j == me ? 0 : slot_bytes(j, step)};
+        p.codes.in[j] = {slot + j * own, j == me ? 0 : own};
+        p.results.in[j] = {result, j == me ? 0 : result_bytes(j, step)};
         encoded += slot_bytes(j, step);
         result += result_bytes(j, step);
     }
-    for (size_t j = 0; j < ranks; ++j) {
-        p.results.out[j] = p.results.in[me];
-        p.results.out_bytes[j] = j == me ? 0 : result_bytes(me, step);
-    }
+    for (size_t j = 0; j < ranks; ++j)
+        if (j != me) p.results.out[j] = {p.results.in[me].data(), result_bytes(me, step)};
 }
 
 void TcpCommunicator::QuantRun::reduce(size_t step) {
     QuantPiece& p = piece(step);
     const QuantRange range = grid.range(me, step);
-    char* const own = p.results.in[me];
+    char* const own = p.results.in[me].data();
     bool fits = true;
     if (range.count > 0) fits = codec.reduce(range, p.slots, scatters() ? output_at(q, grid, range) : own);
     const uint64_t flag = fits ? 0 : 1;
@@ -199,9 +189,10 @@ void TcpCommunicator::QuantRun::decode(size_t step) {
     for (size_t j = 0; j < ranks; ++j) {
         const QuantRange range = grid.range(j, step);
         if (range.count == 0) continue;
+        const char* const result = p.results.in[j].data();
         uint64_t flag = 0;
-        if (tells() || j == me) std::memcpy(&flag, p.results.in[j] + result_bytes(j, step) - flag_bytes, sizeof flag);
-        const bool decoded = scatters() || codec.decode(range, p.results.in[j], output_at(q, grid, range));
+        if (tells() || j == me) std::memcpy(&flag, result + result_bytes(j, step) - flag_bytes, sizeof flag);
+        const bool decoded = scatters() || codec.decode(range, result, output_at(q, grid, range));
         if (flag != 0 || !decoded) misfit.note(range);
     }
 }
@@ -229,9 +220,8 @@ void TcpCommunicator::QuantRun::encode_for_all(size_t step) {
     char* const own = p.memory.data() + me * bytes;
     encode_parts(step, own);
     for (size_t j = 0; j < ranks; ++j) {
-        p.codes.out[j] = own;
-        p.codes.in[j] = p.memory.data() + j * bytes;
-        p.codes.out_bytes[j] = p.codes.in_bytes[j] = j == me ? 0 : bytes;
+        p.codes.out[j] = {own, j == me ? 0 : bytes};
+        p.codes.in[j] = {p.memory.data() + j * bytes, j == me ? 0 : bytes};
     }
 }
 
@@ -243,7 +233,7 @@ void TcpCommunicator::QuantRun::sum_all(size_t step) {
         const QuantRange range = grid.range(part, step);
         if (range.count == 0) continue;
         p.slots.clear();
-        for (size_t j = 0; j < ranks; ++j) p.slots.push_back(p.codes.in[j] + offset);
+        for (size_t j = 0; j < ranks; ++j) p.slots.push_back(p.codes.in[j].data() + offset);
         offset += slot_bytes(part, step);
         char* const out = output_at(q, grid, range);
         const bool elements = codec.gathers_elements();

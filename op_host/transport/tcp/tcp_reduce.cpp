@@ -9,25 +9,6 @@
 namespace alltoallv {
 namespace {
 
-struct Part {
-    size_t begin, bytes;
-};
-
-/// Returns equal parts of whole cache lines, or those that a reduce_scatter names.
-std::vector<Part> parts_of(const Reduction& r, size_t total) {
-    std::vector<Part> parts;
-    const size_t element = size_of(r.dtype), ranks = r.counts.size();
-    const size_t share = round_up((total + ranks - 1) / ranks, std::max(cache_line, element));
-    for (size_t j = 0; j < ranks; ++j) {
-        const size_t begin = r.op != OpKind::reduce_scatter ? std::min(j * share, total)
-                             : parts.empty()                ? 0
-                                                            : parts.back().begin + parts.back().bytes;
-        parts.push_back({begin, r.op == OpKind::reduce_scatter ? static_cast<size_t>(r.counts[j]) * element
-                                                               : std::min(begin + share, total) - begin});
-    }
-    return parts;
-}
-
 void reduce_into(const Reduction& r, char* out, const std::vector<const void*>& sources, size_t bytes) {
     if (bytes > 0) kernel::reduce(r.dtype, r.reduce_op, out, sources.data(), sources.size(), bytes / size_of(r.dtype));
 }
@@ -55,17 +36,14 @@ void TcpCommunicator::reduce(const Reduction& r, double timeout) {
 }
 
 void TcpCommunicator::reduce_small(const Reduction& r) {
-    const std::vector<Part> parts = parts_of(r, static_cast<size_t>(total_count(r)) * size_of(r.dtype));
-    const Part part = r.op == OpKind::reduce_scatter ? parts[static_cast<size_t>(rank())]
-                                                     : Part{0, parts.back().begin + parts.back().bytes};
-    if (r.op == OpKind::reduce && r.root != rank()) return;
+    const Part part = result_part(r, rank());
     std::vector<const void*> sources;
     for (int j = 0; j < size(); ++j) sources.push_back(control_->payload(control_->row(j)) + part.begin);
     reduce_into(r, static_cast<char*>(r.output), sources, part.bytes);
 }
 
 void TcpCommunicator::reduce_in_parts(const Reduction& r) {
-    const std::vector<Part> parts = parts_of(r, static_cast<size_t>(total_count(r)) * size_of(r.dtype));
+    const std::vector<Part> parts = parts_of(r);
     const auto me = static_cast<size_t>(rank()), root = static_cast<size_t>(r.root);
     const Part own = parts[me];
     const auto* const input = static_cast<const char*>(r.input);
@@ -78,10 +56,8 @@ void TcpCommunicator::reduce_in_parts(const Reduction& r) {
         char* const slot = scratch_.data() + j * own.bytes;
         sources.push_back(j == me ? input + own.begin : slot);
         if (j == me) continue;
-        inputs.out[j] = input + parts[j].begin;
-        inputs.out_bytes[j] = parts[j].bytes;
-        inputs.in[j] = slot;
-        inputs.in_bytes[j] = own.bytes;
+        inputs.out[j] = {input + parts[j].begin, parts[j].bytes};
+        inputs.in[j] = {slot, own.bytes};
     }
     move(inputs, true);
 
@@ -94,14 +70,8 @@ void TcpCommunicator::reduce_in_parts(const Reduction& r) {
     Pieces results(size());
     for (size_t j = 0; j < parts.size(); ++j) {
         if (j == me) continue;
-        if (r.op != OpKind::reduce || j == root) {
-            results.out[j] = result;
-            results.out_bytes[j] = own.bytes;
-        }
-        if (!keeps) {
-            results.in[j] = output + parts[j].begin;
-            results.in_bytes[j] = parts[j].bytes;
-        }
+        if (r.op != OpKind::reduce || j == root) results.out[j] = {result, own.bytes};
+        if (!keeps) results.in[j] = {output + parts[j].begin, parts[j].bytes};
     }
     if (r.op == OpKind::all_reduce)
         share(results);
