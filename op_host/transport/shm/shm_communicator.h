@@ -18,8 +18,8 @@
 #include "transport/shm/copy_threads.h"
 #include "transport/shm/hugepage_promoter.h"
 #include "transport/shm/links.h"
+#include "transport/shm/peer_writer.h"
 #include "transport/shm/point_to_point.h"
-#include "transport/shm/store_policy.h"
 
 namespace alltoallv {
 

@@ -1,4 +1,4 @@
-/// \file store_policy.h
+/// \file peer_writer.h
 /// \brief Makes copies between ranks in the way that is faster at present, which it finds by timing them.
 ///
 /// An ordinary store has to take each line away from the processor that read it last. If the two share a cache, that
