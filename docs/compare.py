@@ -4,8 +4,8 @@ python docs/compare.py OTHER                    every run of docs/measure.py, wi
 python docs/compare.py OTHER --only plan,calls  these runs
 
 The two trees take turns, a bench each, and the median of the turns counts. Prints a table in Markdown: how many times
-as fast a call is in this tree. A run that the other tree does not have, or whose framework this Python does not have,
-is named and left out.
+as fast a call is in this tree; then a line for each run, of all its calls. A run that the other tree does not have, or
+whose framework this Python does not have, is named and left out.
 """
 
 from __future__ import annotations
@@ -53,19 +53,18 @@ def of_row(row: dict[str, Any]) -> Iterator[tuple[tuple[Any, ...], float]]:
             yield (row["np"], row["collective"] + name.removeprefix("ours"), row["nbytes"]), found["median_us"]
 
 
-def compare(run: Run, other: Path, turns: int, seconds: float) -> list[str]:
-    """The rows of the table."""
+def compare(run: Run, other: Path, turns: int, seconds: float) -> Iterator[tuple[str, float]]:
+    """Yields the rows of the table, each with how many times as fast this tree is."""
     found: dict[tuple[Any, ...], tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
     for _ in range(turns):
         for side, tree in enumerate((HERE, other)):
             for key, us in times(run, tree, seconds).items():
                 found[key][side].append(us)
-    rows = []
     for (size, call, nbytes), (mine, theirs) in found.items():
         if mine and theirs:
             now, then = statistics.median(mine), statistics.median(theirs)
-            rows.append(f"| {run.name} {call} | {size} | {nbytes:,} | {now:.2f} | {then:.2f} | {then / now:.2f} |")
-    return rows
+            row = f"| {run.name} {call} | {size} | {nbytes:,} | {now:.2f} | {then:.2f} | {then / now:.2f} |"
+            yield row, then / now
 
 
 def main() -> int:
@@ -81,12 +80,20 @@ def main() -> int:
     if not list((args.other / "python" / "alltoallv").glob("_core*.so")):
         parser.error(f"{args.other} has no built core; `make build` there makes it")
     print("| run | ranks | bytes | this, us | other, us | times as fast |\n|---|---:|---:|---:|---:|---:|", flush=True)
+    summary = ["| run | calls | median | least | most |", "|---|---:|---:|---:|---:|"]
     for name in names:
+        ratios = []
         try:
-            print(*compare(CHOSEN[name], args.other.resolve(), args.turns, args.seconds), sep="\n", flush=True)
+            for row, ratio in compare(CHOSEN[name], args.other.resolve(), args.turns, args.seconds):
+                print(row, flush=True)
+                ratios.append(ratio)
         except subprocess.CalledProcessError as error:
             reason = (error.stderr.strip().splitlines() or ["no reason given"])[-1]
             print(f"# {name}: left out, `{' '.join(error.cmd[1:])}` failed: {reason}", file=sys.stderr, flush=True)
+        if ratios:
+            figures = (f"{figure:.2f}" for figure in (statistics.median(ratios), min(ratios), max(ratios)))
+            summary.append(f"| {name} | {len(ratios)} | {' | '.join(figures)} |")
+    print("", *summary, sep="\n")
     return 0
 
 

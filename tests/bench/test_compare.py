@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_a_tree_beside_itself():
     run = Run("tiny", "alltoallv --api plan --np 2 --bytes 64,1K --output empty")
-    rows = [row.strip("| ").split(" | ") for row in compare.compare(run, ROOT, turns=1, seconds=0.01)]
+    rows = [row.strip("| ").split(" | ") for row, _ in compare.compare(run, ROOT, turns=1, seconds=0.01)]
     assert [(size, nbytes) for _, size, nbytes, *_ in rows] == [("2", "64"), ("2", "1,024")]
     for *_, mine, theirs, ratio in rows:
         assert 0 < float(mine) < 1e6
@@ -32,7 +32,7 @@ def test_a_run_that_the_other_tree_lacks_is_named(monkeypatch, capsys):
     monkeypatch.setattr(compare, "CHOSEN", {"new": Run("new", "alltoallv --an-option-of-tomorrow")})
     assert run_main(monkeypatch, str(ROOT), "--only", "new") == 0
     printed = capsys.readouterr()
-    assert printed.out.count("\n") == 2, "the head of the table"
+    assert printed.out.count("\n") == 5, "the heads of the tables"
     assert printed.err.startswith("# new: left out")
     assert "--an-option-of-tomorrow" in printed.err
 
