@@ -85,6 +85,8 @@ def full(session: nox.Session) -> None:
     """All tests of all environments, those too that are marked slow: hours."""
     for name in ("includes", "sdist", "sanitize_python", "tsan_python", "aarch64_all"):
         session.notify(name)
+    for name in ("sanitize", "tsan"):
+        session.notify(name, posargs=["emulator_"])
     for name in ("tests", *FRAMEWORKS):
         session.notify(name, posargs=["-m", "slow or not slow"])
 
@@ -213,8 +215,8 @@ def torch_npu_tests(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", tags=["lane-c"])
 def sanitize(session: nox.Session) -> None:
-    """Address and undefined-behaviour sanitizers: tests/cpp."""
-    chosen = steps.cpp_tests("")
+    """Address and undefined-behaviour sanitizers: tests/cpp; the emulator's with ``-- emulator_``."""
+    chosen = steps.cpp_tests(*(session.posargs or ["^(?!emulator_)"]))
     build = steps.configure_core(session, "sanitize", chosen, "-DALLTOALLV_SANITIZE=address,undefined")
     steps.ctest(session, build, "-R", f"^({'|'.join(chosen)})$", env={"ASAN_OPTIONS": steps.ASAN})
 
@@ -235,9 +237,9 @@ def tsan_python(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", tags=["lane-c"])
 def tsan(session: nox.Session) -> None:
-    """Thread sanitizer: what has threads in tests/cpp, thread ranks among them."""
-    # Those have one thread, or a peer that races on purpose.
-    chosen = steps.cpp_tests("^(?!.*(kernel|half|quantize|broken|changed_row))")
+    """Thread sanitizer: what has threads in tests/cpp, thread ranks too; the emulator's with ``-- emulator_``."""
+    # Others have one thread, or a peer that races on purpose.
+    chosen = steps.cpp_tests(*(session.posargs or ["^(?!.*(emulator|kernel|half|quantize|broken|changed_row))"]))
     build = steps.configure_core(session, "tsan", chosen, "-DALLTOALLV_SANITIZE=thread")
     steps.ctest(session, build, "-R", f"^({'|'.join(chosen)})$", runner=steps.UNRANDOMIZED)
 

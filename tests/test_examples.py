@@ -128,7 +128,7 @@ def test_every_example_is_run():
         assert example in (EXAMPLES.parent / "tests" / test).read_text()
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("example", CHECKS)
 def test_example(example, size, tmp_path):
     CHECKS[example](size, tmp_path)

@@ -87,7 +87,7 @@ def test_ddp_digits(backend: str, tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("flex", [[], ["--flex"]])
+@pytest.mark.parametrize("flex", [pytest.param([], marks=pytest.mark.slow), ["--flex"]])
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_megatrons_dispatchers(size: int, flex: list[str]) -> None:
     """Megatron-core's own, unmodified, on the backend alltoallv and on alltoallv.deep_ep."""
@@ -95,7 +95,8 @@ def test_megatrons_dispatchers(size: int, flex: list[str]) -> None:
     assert lines == [f"{size} ranks, {8 // size} of 8 experts each: the same as one process"]
 
 
-@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 4])
 def test_a_transformer_in_torch_npus_operators(size: int) -> None:
     """Without torch_npu: alltoallv.npu_ops in its place."""
     lines = run(*LAUNCHERS["alltoallv"], str(size), str(EXAMPLES / "npu_moe_transformer.py"), "--steps", "6")
