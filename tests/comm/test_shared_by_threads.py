@@ -36,7 +36,8 @@ def test_two_threads_at_once(ranks):
         assert len(errors) == 2
         told = [str(error) for error in errors if isinstance(error, PeerMismatchError)]  # else the peer aborted before
         assert all("two threads of rank" in text for text in told), told
-        assert len(wrong) <= 1, f"{len(wrong)} results were mixed before an error came"  # of the call that was inside
+        # Of the calls in which the ranks' orders differed before two threads met: no thread saw another until then.
+        assert len(wrong) <= 2, f"{len(wrong)} results were mixed before an error came"
         comm.destroy()
         return len(told)
 
