@@ -315,6 +315,7 @@ TEST(forked) {
         CHECK_EQ(static_cast<int>(block->data()[999]), 7);
         block.reset();
         CHECK_EQ(arena().stats().used_bytes, uint64_t{4096});
+        std::_Exit(0);  // what a thread of the parent alone refers to would be taken for a leak
     });
     CHECK_EQ(testing::wait_for(child), 0);
     CHECK_EQ(arena().process(), process);
@@ -322,14 +323,12 @@ TEST(forked) {
 }
 
 TEST(opted_out) {
-    const pid_t child = testing::spawn("child", [] {
-        setenv("ALLTOALLV_POOL", "0", 1);
-        Arena without;
-        const Block block = without.allocate(100);
-        CHECK(!block.shared() && without.locate(block.data(), 100).segment() == 0);
-        std::memset(block.data(), 1, 100);
-    });
-    CHECK_EQ(testing::wait_for(child), 0);
+    setenv("ALLTOALLV_POOL", "0", 1);
+    Arena without;
+    unsetenv("ALLTOALLV_POOL");
+    const Block block = without.allocate(100);
+    CHECK(!block.shared() && without.locate(block.data(), 100).segment() == 0);
+    std::memset(block.data(), 1, 100);
 }
 
 }  // namespace
