@@ -48,7 +48,7 @@ class HcclCommunicator final : public Communicator {
     /// Throws an error of class hccl on every rank if HCCL returns success and does nothing, which the first call of an
     /// operator checks; the communicator stays usable, and `stats()` has "<operator>_falls_back".
     void reduce(const Reduction& reduction, double timeout) override;
-    /// Only with `moves` false: front ends have kernels for the data (alltoallv/backends).
+    /// Only with `moves` false: front ends have kernels for the data (alltoallv/torch/engines).
     void quant_reduce(const QuantReduction& reduction, double timeout) override;
     void fail(OpKind op, const Error& error) override;
     void abort(const std::string& reason) override;

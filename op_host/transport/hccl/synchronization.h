@@ -8,7 +8,7 @@ namespace alltoallv {
 
 /// Returns false for a removed synchronization. Every synchronization of the transport has its own name, and a scene
 /// in tests/npu/test_npu_synchronization.py that fails without it; the Python side has more
-/// (alltoallv/backends/npu.py).
+/// (alltoallv/torch/engines/npu.py).
 bool synchronizes(std::string_view name);
 
 /// Sets the names, separated by commas; they replace those of ALLTOALLV_TEST_WITHOUT, with which a process starts.

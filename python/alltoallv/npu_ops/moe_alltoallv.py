@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +15,15 @@ from alltoallv.npu_ops.registry import dtype_of, expect, operator
 
 _PER_TENSOR = 1
 _QUANTIZED = ("gmm_x_quant_mode", "gmm_weight_quant_mode", "mm_x_quant_mode", "mm_weight_quant_mode")
+
+
+class _Route(NamedTuple):
+    """Where rows go: counts by rank and expert, among the ranks of a group of HCCL's."""
+
+    hcom: str
+    world_size: int
+    sends: Sequence[int]
+    recvs: Sequence[int]
 
 
 def _checked(
@@ -53,16 +63,9 @@ def _shared(mm_x: Tensor | None, mm_weight: Tensor | None, transposed: bool = Fa
     return product(mm_x, mm_weight.t() if transposed else mm_weight)
 
 
-def _to_experts(
-    name: str,
-    x: Tensor,
-    weight: Tensor,
-    hcom: str,
-    world_size: int,
-    sends: Sequence[int],
-    recvs: Sequence[int],
-) -> tuple[Tensor, Tensor]:
+def _to_experts(name: str, x: Tensor, weight: Tensor, route: _Route) -> tuple[Tensor, Tensor]:
     """Sends rows to their experts; returns the rows of this rank's experts, by expert, and them times their weights."""
+    hcom, world_size, sends, recvs = route
     group = groups.named(hcom, world_size)
     same = _checked(group, x, weight, sends, recvs, x.size(-1) * x.itemsize)
     rows = _transposed(group.exchange_agreed(name, same, x, sends, recvs), recvs, len(weight))
@@ -70,17 +73,10 @@ def _to_experts(
 
 
 def _to_ranks(
-    name: str,
-    x: Tensor,
-    weight: Tensor,
-    hcom: str,
-    world_size: int,
-    sends: Sequence[int],
-    recvs: Sequence[int],
-    dtype: torch.dtype,
-    *scales: Tensor,
+    name: str, x: Tensor, weight: Tensor, route: _Route, dtype: torch.dtype, scales: Sequence[Tensor] = ()
 ) -> Tensor:
     """Multiplies the rows of this rank's experts by weights and scales; sends them back, by rank and expert."""
+    hcom, world_size, sends, recvs = route
     group, experts = groups.named(hcom, world_size), len(weight)
     same = _checked(group, x, weight, sends, recvs, weight.size(-1) * dtype.itemsize)
     y = _products(x, weight, sends)
@@ -110,7 +106,8 @@ def alltoallv_gmm(
     """
     shared = _shared(mm_x, mm_weight, trans_mm_weight).to(gmm_x.dtype)
     weight = gmm_weight.mT if trans_gmm_weight else gmm_weight
-    rows, y = _to_experts("npu_alltoallv_gmm", gmm_x, weight, hcom, ep_world_size, send_counts, recv_counts)
+    route = _Route(hcom, ep_world_size, send_counts, recv_counts)
+    rows, y = _to_experts("npu_alltoallv_gmm", gmm_x, weight, route)
     return y.to(gmm_x.dtype), shared, rows if permute_out_flag else rows[:0]
 
 
@@ -133,8 +130,8 @@ def gmm_alltoallv(
     """
     shared = _shared(mm_x, mm_weight, trans_mm_weight).to(gmm_x.dtype)
     weight = gmm_weight.mT if trans_gmm_weight else gmm_weight
-    place = hcom, ep_world_size, send_counts, recv_counts
-    return _to_ranks("npu_gmm_alltoallv", gmm_x, weight, *place, gmm_x.dtype), shared
+    route = _Route(hcom, ep_world_size, send_counts, recv_counts)
+    return _to_ranks("npu_gmm_alltoallv", gmm_x, weight, route, gmm_x.dtype), shared
 
 
 def _check_modes(modes: dict[str, int | None]) -> None:
@@ -169,8 +166,8 @@ def alltoallv_quant_gmm(
     _check_modes(dict(zip(_QUANTIZED, modes, strict=True)))
     dtype = dtype_of(gmm_y_dtype, torch.bfloat16, "gmm_y_dtype")
     shared = _quantized_shared(mm_x, mm_weight, mm_x_scale, mm_weight_scale, mm_y_dtype)
-    place = hcom, ep_world_size, send_counts, recv_counts
-    rows, y = _to_experts("npu_alltoallv_quant_gmm", gmm_x, gmm_weight, *place)
+    route = _Route(hcom, ep_world_size, send_counts, recv_counts)
+    rows, y = _to_experts("npu_alltoallv_quant_gmm", gmm_x, gmm_weight, route)
     y = y.float() * gmm_x_scale * gmm_weight_scale
     return y.to(dtype), shared, rows if permute_out_flag else rows[:0]
 
@@ -210,5 +207,5 @@ def quant_gmm_alltoallv(
     _check_modes(dict(zip(_QUANTIZED, modes, strict=True)))
     dtype = dtype_of(gmm_y_dtype, torch.bfloat16, "gmm_y_dtype")
     shared = _quantized_shared(mm_x, mm_weight, mm_x_scale, mm_weight_scale, mm_y_dtype)
-    place, scales = (hcom, ep_world_size, send_counts, recv_counts), (gmm_x_scale, gmm_weight_scale)
-    return _to_ranks("npu_quant_gmm_alltoallv", gmm_x, gmm_weight, *place, dtype, *scales), shared
+    route, scales = _Route(hcom, ep_world_size, send_counts, recv_counts), (gmm_x_scale, gmm_weight_scale)
+    return _to_ranks("npu_quant_gmm_alltoallv", gmm_x, gmm_weight, route, dtype, scales), shared

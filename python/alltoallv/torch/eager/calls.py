@@ -116,8 +116,8 @@ def exchange_lists(
 
 
 @dataclass(slots=True)
-class Learning:
-    """Holds an exchange whose receive counts the peers announce, if they are not ``known``, as the output then is."""
+class CountedExchange:
+    """Holds an exchange that gives its output and receive counts: those ``known``, or what the peers announce."""
 
     communicator: AnyCommunicator
     call: Any
@@ -166,7 +166,7 @@ def learn(
     sdispls: list[int],
     row: int = 1,
     root: int = 0,
-) -> Learning:
+) -> CountedExchange:
     """Returns an exchange of checked send counts and displacements in elements; for ``root`` see `exchange`."""
     check_place(comm, input)
     dtype = core_name(input.dtype)
@@ -175,12 +175,12 @@ def learn(
         call = _core.Plan(comm.core, operator, dtype, sends, sdispls, [], [], root, row)
     else:
         call = comm.learn(operator, dtype, input, sends, sdispls, row, root)
-    return Learning(comm, call, operator, input, sends)
+    return CountedExchange(comm, call, operator, input, sends)
 
 
 def exchange_rows(
     comm: AnyCommunicator, operator: str, rows: Tensor, sends: list[int], recvs: list[int] | None, terms: int = 0
-) -> Learning:
+) -> CountedExchange:
     """Returns the exchange of rows of bytes; None learns ``recvs``, and for ``terms`` see ``root`` of `exchange`."""
     stride, flat = rows.shape[1], rows.view(-1)
     layout = split_layout(sends, recvs or [], stride)
@@ -188,7 +188,7 @@ def exchange_rows(
         return learn(comm, operator, flat, *layout[:2], stride, terms)
     output = new_output(comm, sum(layout[2]), flat)
     made = exchange(comm, operator, output, flat, layout, stride, terms)
-    return Learning(comm, made.call, operator, flat, layout[0], (output, layout[2]))
+    return CountedExchange(comm, made.call, operator, flat, layout[0], (output, layout[2]))
 
 
 def reduce(
