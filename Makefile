@@ -5,7 +5,6 @@ BIN := $(VENV)/bin
 BUILD := build/core
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 # What is imported is compiled then, once; most of what the frameworks bring never is.
-export PIP_NO_COMPILE := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 SHELL := /bin/bash
@@ -65,8 +64,8 @@ $(VENV)/.installed: pyproject.toml
 	  { echo "no C++ compiler: install one (Debian, Ubuntu: apt-get install g++) or set CXX" >&2; exit 1; }
 	@echo "making the environment $(VENV) and building; a few minutes the first time"
 	@$(PYTHON) -m venv $(VENV)
-	@pip install -qq --upgrade pip
-	@pip install -qq --editable ".[dev]"
+	@pip install -qq "uv>=0.8,<1"
+	@eval "$$(python .ci/uv_settings.py)"; uv pip install --quiet --editable ".[dev]"
 	@# Without the backend's finder: it would come before PYTHONPATH, and there is nothing for it to rebuild.
 	@sed -i '/^import /d' $(VENV)/lib/python*/site-packages/_editable_skbc_alltoallv.pth
 	@touch $@

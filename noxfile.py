@@ -19,9 +19,12 @@ import nox
 sys.path.insert(0, str(Path(__file__).resolve().parent / ".ci"))
 
 import steps
+import uv_settings
 
 FRAMEWORKS = ("torch", "triton_ascend", "mindspore", "npu", "paddle", "jax", "hosts")
 nox.options.sessions = ["lint", "cpp", "tests", *FRAMEWORKS, "sanitize", "tsan", "aarch64", "model", "docs", "wheel"]
+
+nox.options.default_venv_backend = "uv|virtualenv"
 
 MEGATRON = "megatron-core==0.16.*"  # without what it wants of a GPU
 TRITON_ASCEND = ("torch==2.13.*", "triton-ascend==3.2.0", "ascendnpu-ir==1.2.0", "pybind11")
@@ -31,6 +34,7 @@ ASAN_RUNS = "not descriptors and not scratch_is_small"
 FUZZED = ("bootstrap_protocol", "unix_socket")
 PLAIN_ROOMS = ("comm", "matrix", "numpy", "operation", "quantized", "soak", "testing", "trace", "transport")
 
+os.environ |= uv_settings.variables()
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
 
