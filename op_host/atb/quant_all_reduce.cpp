@@ -85,6 +85,8 @@ void QuantAllReduceOperation::check_create(const DeviceInfo* device) const {
         throw invalid_param("bits, group_size, gather and overflow are set, expected them only with quant_type 16");
     }
     check_group(param_.group, device);
+    if (param_.group.rank_size <= 0)
+        throw invalid_param("rank_size is " + std::to_string(param_.group.rank_size) + ", expected at least 1");
 }
 
 DType QuantAllReduceOperation::output_dtype(DType input) const {

@@ -8,6 +8,7 @@
 #include "bindings/arrays.h"
 #include "bindings/bindings.h"
 #include "bindings/counts.h"
+#include "bindings/guarded.h"
 #include "bindings/lock.h"
 #include "bindings/plan.h"
 #include "core/communicator.h"
@@ -16,42 +17,6 @@
 
 namespace alltoallv {
 namespace {
-
-void announce(Communicator& communicator, OpKind op, const Error& error) {
-    const nb::gil_scoped_release release;
-    try {
-        communicator.fail(op, error);
-    } catch (const Error&) {  // the announcement failed, too: the first error counts
-    }
-}
-
-/// Runs what a front end does before an operator starts; its failure is announced to the peers, which raise it, too.
-template <class Function>
-auto guarded(Communicator& communicator, OpKind op, Function prepare) {
-    try {
-        return prepare();
-    } catch (const Error& error) {
-        announce(communicator, op, error);
-        throw;
-    } catch (const nb::python_error& error) {
-        if (error.matches(PyExc_Exception)) announce(communicator, op, invalid_param(error.what()));
-        throw;
-    }
-}
-
-/// The output of a call.
-struct Target {
-    nb::object array;
-    uintptr_t address;
-};
-
-/// Returns the given output, or makes one.
-Target target_of(const ArrayPair& given, nb::handle like, nb::object output, const Request& request) {
-    if (given.output) return {std::move(output), given.output->address};
-    Block block = new_output(request, given.input.dtype);
-    const auto address = reinterpret_cast<uintptr_t>(block.data());
-    return {given.framework->make(like, request.shape, std::move(block)), address};
-}
 
 /// Runs a call; returns the output, or the pair of it and the pending call if the call is asynchronous.
 nb::object run(Communicator& communicator, Request request, const ArrayPair& given, Target target, bool async_op,

@@ -1,10 +1,8 @@
 // The base class of NumPy's and torch's plans: a call runs no Python function, which would take as long as everything
 // else where ranks outnumber processors.
-#include <cstring>
-
-#include "base/error.h"
 #include "bindings/arrays.h"
 #include "bindings/bindings.h"
+#include "bindings/guarded.h"
 #include "bindings/lock.h"
 #include "bindings/plan.h"
 
@@ -22,21 +20,17 @@ nb::object run(const ArrayPlan& self, nb::handle input, nb::object output) {
     const ReadyExchange& exchange = *self.plan->data;
     const std::optional<ArrayPair> given = arrays_given(input, output);
     if (!given || given->input.dtype != exchange.dtype() || given->input.size < self.input_size) return nb::none();
-    uintptr_t target = 0;
-    if (given->output) {
-        if (given->output->size < self.output_size || overlaps(given->output->bytes(), given->input.bytes()))
-            return nb::none();
-        target = given->output->address;
-    } else {
-        Block block = new_output(exchange.request(), exchange.dtype());
-        target = reinterpret_cast<uintptr_t>(block.data());
-        output = given->framework->make(input, exchange.request().shape, std::move(block));
-    }
+    if (given->output &&
+        (given->output->size < self.output_size || overlaps(given->output->bytes(), given->input.bytes())))
+        return nb::none();
+    Communicator& communicator = *self.plan->communicator;
+    Target target = guarded(communicator, exchange.request().op,
+                            [&] { return target_of(*given, input, std::move(output), exchange.request()); });
     {
-        const LockReleased released(*self.plan->communicator, given->input);
-        exchange.run(*self.plan->communicator, given->input.address, target, -1.0);
+        const LockReleased released(communicator, given->input);
+        exchange.run(communicator, given->input.address, target.address, -1.0);
     }
-    return output;
+    return std::move(target.array);
 }
 
 nb::object call_plan(nb::handle_t<ArrayPlan> self, nb::handle input, nb::object out, nb::handle timeout) {

@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 #include <vector>
+
+#include "bindings/guarded.h"
 
 namespace nb = nanobind;
 
@@ -27,19 +30,21 @@ const Framework* framework_of(nb::handle object) {
 std::optional<ArrayPair> arrays_given(nb::handle input, nb::handle output) {
     const Framework* const framework = framework_of(input);
     if (framework == nullptr || !(output.is_none() || framework_of(output) == framework)) return std::nullopt;
-    const std::optional<ArrayView> source = framework->input(input);
+    std::optional<ArrayView> source = framework->input(input);
     if (!source) return std::nullopt;
-    if (output.is_none()) return ArrayPair{framework, *source, std::nullopt};
-    const std::optional<ArrayView> target = framework->output(output);
+    if (output.is_none()) return ArrayPair{framework, std::move(*source), std::nullopt};
+    std::optional<ArrayView> target = framework->output(output);
     if (!target || target->dtype != source->dtype) return std::nullopt;
-    return ArrayPair{framework, *source, target};
+    return ArrayPair{framework, std::move(*source), std::move(target)};
 }
 
-Block new_output(const Request& request, DType dtype) {
-    const size_t bytes = static_cast<size_t>(element_count(request.shape)) * size_of(dtype);
+Target target_of(const ArrayPair& given, nb::handle like, nb::object output, const Request& request) {
+    if (given.output) return {std::move(output), given.output->address};
+    const size_t bytes = static_cast<size_t>(element_count(request.shape)) * size_of(given.input.dtype);
     Block block = Arena::instance().allocate(bytes);
     if (request.has_gaps) std::memset(block.data(), 0, bytes);
-    return block;
+    const auto address = reinterpret_cast<uintptr_t>(block.data());
+    return {given.framework->make(like, request.shape, std::move(block)), address};
 }
 
 void add_framework(nb::handle type, const Framework& framework) {

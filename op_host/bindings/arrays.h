@@ -19,7 +19,7 @@ struct ArrayView {
     Shape shape;  ///< lives as long as the array, or `kept`
     size_t size;  ///< elements
     uintptr_t address;
-    std::shared_ptr<const int64_t[]> kept = nullptr;  ///< owns the shape, if the array does not store it in C
+    std::unique_ptr<const int64_t[]> kept = nullptr;  ///< owns the shape, if the array does not store it in C
 
     ByteRange bytes() const { return {address, size * size_of(dtype)}; }
 };
@@ -57,9 +57,6 @@ struct ArrayPair {
 /// Returns nothing unless both are arrays of one framework and dtype that a call can use directly; `output` may be
 /// None.
 std::optional<ArrayPair> arrays_given(nanobind::handle input, nanobind::handle output);
-
-/// Allocates memory for the output of an exchange, with zeros in its gaps.
-Block new_output(const Request& request, DType dtype);
 
 /// Registers `framework` for arrays of exactly this type; both live until the process ends.
 void add_framework(nanobind::handle type, const Framework& framework);

@@ -1,8 +1,10 @@
 // Binds communicators, reductions and pending calls.
 #include <exception>
+#include <future>
 #include <thread>
 
 #include "base/processors.h"
+#include "base/quiet_thread.h"
 #include "bindings/bindings.h"
 #include "bindings/plan.h"
 #include "bootstrap/registry.h"
@@ -16,19 +18,27 @@ namespace {
 /// Makes all ranks of a thread domain at once: each must enter the rendezvous on its own thread.
 std::vector<CommunicatorPtr> make_threads(const CommunicatorOptions& common) {
     std::vector<CommunicatorPtr> communicators(static_cast<size_t>(common.size));
-    std::vector<std::exception_ptr> errors(communicators.size());
+    std::vector<std::exception_ptr> errors(communicators.size() + 1);
     std::vector<std::thread> threads;
-    for (size_t i = 0; i < communicators.size(); ++i)
-        threads.emplace_back([&, i] {
-            CommunicatorOptions options = common;
-            options.rank = static_cast<int>(i);
-            options.threads = true;
-            try {
-                communicators[i] = find_or_make_communicator(options, make_shm_communicator);
-            } catch (...) {
-                errors[i] = std::current_exception();
-            }
-        });
+    std::promise<bool> all_made;
+    const auto make = [&, go = all_made.get_future().share()](size_t i) {
+        if (!go.get()) return;  // a rank has no thread: the others would wait for it
+        CommunicatorOptions options = common;
+        options.rank = static_cast<int>(i);
+        options.threads = true;
+        try {
+            communicators[i] = find_or_make_communicator(options, make_shm_communicator);
+        } catch (...) {
+            errors[i] = std::current_exception();
+        }
+    };
+    try {
+        for (size_t i = 0; i < communicators.size(); ++i)
+            threads.push_back(quiet_thread("alltoallv-join", "the ranks of a domain", [&, i] { make(i); }));
+    } catch (...) {
+        errors.back() = std::current_exception();
+    }
+    all_made.set_value(!errors.back());
     for (std::thread& thread : threads) thread.join();
     for (const std::exception_ptr& error : errors)
         if (error) std::rethrow_exception(error);
@@ -70,8 +80,16 @@ void bind_communicator(nb::module_& m) {
         .def_rw("warn_after", &CommunicatorOptions::warn_after);
 
     nb::class_<Work>(m, "Work")
-        .def("wait", &Work::wait, "seconds"_a = -1.0, ReleaseGil(),
-             "False if not finished within the time; raises what the call raised.")
+        .def(
+            "wait",
+            [](Work& self, double seconds) {
+                try {
+                    return self.wait(seconds);
+                } catch (const nb::python_error& error) {
+                    throw nb::python_error(error);  // a copy: one can be raised once, and a call may be asked again
+                }
+            },
+            "seconds"_a = -1.0, ReleaseGil(), "False if not finished within the time; raises what the call raised.")
         .def("done", &Work::done);
 
     nb::class_<MessageWork, Work>(m, "MessageWork")

@@ -32,12 +32,12 @@ class MindsporeTensors : public Framework {
         for (const auto& [object, dtype] : dtypes_) {
             if (!object.is(given)) continue;
             const auto rank = static_cast<size_t>(nb::len(dims));
-            const auto kept = std::make_shared<int64_t[]>(rank);
+            auto kept = std::make_unique<int64_t[]>(rank);
             for (size_t i = 0; i < rank; ++i) kept[i] = nb::cast<int64_t>(dims[i]);
             const Shape shape(kept.get(), rank);
             const auto size = static_cast<size_t>(element_count(shape));
             const auto address = size == 0 ? 0 : nb::cast<uintptr_t>(data_ptr_(array));
-            return ArrayView{dtype, shape, size, address, kept};
+            return ArrayView{dtype, shape, size, address, std::move(kept)};
         }
         return std::nullopt;
     }

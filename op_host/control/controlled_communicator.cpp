@@ -24,6 +24,12 @@ void ControlledCommunicator::abort(const std::string& reason) {
     control_->poison(PoisonKind::aborted, "rank " + std::to_string(rank()) + " aborted: " + reason);
 }
 
+void ControlledCommunicator::check_counts(int from, int to, int64_t sent, int64_t expected) const {
+    if (sent == expected) return;
+    throw peer_mismatch(control_->describe_op() + ": rank " + std::to_string(from) + " sends " + std::to_string(sent) +
+                        " elements to rank " + std::to_string(to) + ", which expects " + std::to_string(expected));
+}
+
 void ControlledCommunicator::close_control() {
     const std::lock_guard lock(lifetime_);
     final_record_ = control_->flight_record();

@@ -40,6 +40,10 @@ class ControlledCommunicator : public Communicator {
     virtual void before_failure() {}
     virtual void after_failure() const {}
 
+    /// Throws if a rank sends another number of elements than its receiver expects. Needed with `check` off, too: data
+    /// of a wrong size would be written where they do not belong.
+    void check_counts(int from, int to, int64_t sent, int64_t expected) const;
+
     /// Ends use of the control plane; the flight record stays.
     void close_control();
 

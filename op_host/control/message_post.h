@@ -9,6 +9,11 @@
 
 namespace alltoallv {
 
+/// The error of a message that comes during `destroy()`, when the control plane may be gone.
+inline Error was_destroyed(OpKind op) {
+    return peer_lost(std::string(name_of(op)) + ": the communicator was destroyed meanwhile");
+}
+
 /// One send or receive of this rank.
 struct MessagePost {
     PeerMessage asked;

@@ -1,5 +1,6 @@
 #include "core/call_queue.h"
 
+#include <algorithm>
 #include <chrono>
 #include <optional>
 #include <string>
@@ -21,6 +22,13 @@ constexpr auto linger = std::chrono::milliseconds(2);  // after the last call
 }  // namespace
 
 bool Work::wait(double seconds) {
+    if (generation_ != fork_generation())
+        throw backend_unavailable(
+            "the call was made before fork and belongs to the parent process; make a new one in the child");
+    return await(std::min(seconds, 1e8));  // years
+}
+
+bool Work::await(double seconds) {
     const auto start = Clock::now();
     std::optional<Waiting> waiting;
     if (seconds < 0 && !done()) waiting.emplace();
@@ -55,13 +63,13 @@ class CallQueue::Queued final : public Work {
   public:
     explicit Queued(std::shared_ptr<Gate> gate) : gate_(std::move(gate)) {}
 
-    bool wait(double seconds) override {
+    bool await(double seconds) override {
         if (!done()) {
             std::unique_lock lock(gate_->mutex);
             if (gate_->queue != nullptr && seconds < 0) gate_->queue->help(*this, lock);
             if (gate_->queue != nullptr && !done()) gate_->queue->hurry();
         }
-        return Work::wait(seconds);
+        return Work::await(seconds);
     }
 
   private:

@@ -13,6 +13,7 @@
 #include <mutex>
 #include <thread>
 
+#include "base/fork_generation.h"
 #include "core/waiting.h"
 
 namespace alltoallv {
@@ -24,8 +25,9 @@ class Work {
 
     bool done() const { return done_.load(std::memory_order_acquire); }
 
-    /// False if it has not finished within `seconds` (negative: wait for ever). Throws what the call threw.
-    virtual bool wait(double seconds);
+    /// False if it has not finished within `seconds` (negative: wait for ever). Throws what the call threw, and an
+    /// error in a forked child, where the call does not run.
+    bool wait(double seconds);
 
     /// Returns the call's exception, or null. Meaningful once done.
     std::exception_ptr error() const { return done() ? error_ : nullptr; }
@@ -33,7 +35,11 @@ class Work {
     /// Called once, by the thread that runs the call.
     void finish(std::exception_ptr error);
 
+  protected:
+    virtual bool await(double seconds);
+
   private:
+    const uint32_t generation_ = fork_generation();
     std::atomic<bool> done_{false};
     std::exception_ptr error_;
     std::mutex mutex_;

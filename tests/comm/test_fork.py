@@ -15,7 +15,7 @@ from trouble import attempt, check_works, held, join, on_threads, pids_of, stamp
 
 import alltoallv
 from alltoallv import Communicator
-from alltoallv.numpy import all_reduce, all_to_all_v, barrier
+from alltoallv.numpy import all_reduce, all_to_all_v, barrier, irecv, isend
 
 
 @pytest.mark.parametrize("threads", [False, True], ids=["processes", "threads"])
@@ -25,8 +25,10 @@ def test_use_in_the_child_is_refused(ranks, threads):
         x, counts = np.ones(comm.size), [1] * comm.size
         pending = barrier(group=comm, async_op=True)
         pending.wait()
+        message = (irecv if comm.rank == 0 else isend)(x, 1 - comm.rank, group=comm) if comm.rank < 2 else pending
         if comm.rank != 0:
             barrier(group=comm)
+            message.wait()
             return None
 
         def use() -> list:
@@ -37,6 +39,7 @@ def test_use_in_the_child_is_refused(ranks, threads):
                 lambda: all_to_all_v(x, counts, group=comm),
                 lambda: all_reduce(x, group=comm),
                 lambda: comm.fail("barrier", ValueError("no")),
+                message.wait,
             ]
             found = [attempt(call) for call in calls]
             assert not comm.usable
@@ -46,10 +49,11 @@ def test_use_in_the_child_is_refused(ranks, threads):
 
         told = forked(use)
         barrier(group=comm)
+        message.wait()
         return told
 
     told = ranks(3, threads=threads, fresh=not threads)(work)[0]
-    assert told == str([("BackendUnavailableError", True)] * 6)
+    assert told == str([("BackendUnavailableError", True)] * 7)
 
 
 def test_parent_goes_on_while_children_come_and_go(ranks):

@@ -18,7 +18,7 @@ from trouble import LIMIT, check_works, join
 
 import alltoallv
 from alltoallv.errors import OutOfMemoryError, ResourceError
-from alltoallv.numpy import all_gather, all_to_all_v, barrier
+from alltoallv.numpy import Plan, all_gather, all_to_all_v, barrier, irecv, recv, send
 
 MB = 1 << 20
 
@@ -191,3 +191,48 @@ def test_no_memory_for_an_output(ranks):
         comm.destroy()
 
     ranks(2, communicator=False, fresh=True)(work)
+
+
+def test_no_memory_for_the_output_of_a_plan(ranks):
+    def work(rank, size):
+        comm = join(rank, size, timeout=30)
+        sends, recvs = ([0, 0], [64 * MB, 0]) if rank == 1 else ([0, 64 * MB], [0, 0])
+        plan, x = Plan(sends, recvs, dtype="uint8", group=comm), np.zeros(sum(sends), "uint8")
+        with fails_on_all(rank, 1, OutOfMemoryError), no_more_memory(16 * MB) if rank == 1 else nullcontext():
+            plan(x)
+        check_works(comm)
+        comm.destroy()
+
+    ranks(2, communicator=False, fresh=True)(work)
+
+
+def test_no_thread_for_a_message(ranks):
+    """The call that was refused has no message under way: the next one takes what comes."""
+
+    def work(rank, size):
+        comm = join(rank, size, timeout=30)
+        check_works(comm)
+        if rank == 0:
+            refused_out, out = np.zeros(1000), np.zeros(1000)
+            with no_more_memory(), pytest.raises(ResourceError, match="no thread can be made for messages"):
+                irecv(refused_out, 1, group=comm)
+            recv(out, 1, group=comm)
+            assert (out == 7).all()
+            assert not refused_out.any()
+        else:
+            send(np.full(1000, 7.0), 0, group=comm)
+        check_works(comm)
+        comm.destroy()
+
+    ranks(2, communicator=False, fresh=True)(work)
+
+
+def test_no_threads_for_a_domain_of_threads(ranks):
+    def work(rank, size):
+        begin = time.monotonic()
+        with no_more_memory(300 * MB), pytest.raises(ResourceError, match="no thread can be made"):
+            alltoallv.Communicator.threads(64)
+        assert time.monotonic() - begin < LIMIT
+        alltoallv.Communicator.threads(2)[0].destroy()
+
+    ranks(1, communicator=False, fresh=True)(work)

@@ -24,7 +24,7 @@ from npu_ranks import (
 
 import alltoallv.torch as at
 from alltoallv import Communicator, _core
-from alltoallv.errors import CommTimeoutError, HcclError, PeerLostError
+from alltoallv.errors import CommTimeoutError, HcclError, PeerLostError, PeerMismatchError
 from alltoallv.testing import Ranks
 
 
@@ -248,6 +248,20 @@ def test_counts_that_nobody_compares(ranks: Ranks) -> None:
         comm.destroy()
 
     ranks(2, communicator=False, fresh=True, env={"HCCL_EXEC_TIMEOUT": "2"})(check)
+
+
+def test_counts_of_one_rank_for_itself(ranks: Ranks) -> None:
+    """HCCL is not asked: its output would be written beyond its end."""
+
+    def check(rank: int, size: int) -> None:
+        with communicator(rank, check="off") as (comm, device):
+            out = zeros(10, device)
+            with pytest.raises(PeerMismatchError, match="rank 0 sends 10 elements to itself and expects 3"):
+                at.all_to_all_v(torch.ones(10).to(device), [10], [3], out=out[:3], group=comm)
+            assert out.cpu().tolist() == [0] * 10
+            assert at.all_to_all_v(torch.ones(2).to(device), [2], [2], group=comm).cpu().tolist() == [1, 1]
+
+    ranks(1, communicator=False, fresh=True)(check)
 
 
 def test_a_failing_call_in_a_group(ranks: Ranks, tmp_path: Path) -> None:

@@ -15,7 +15,13 @@ import numpy as np
 import pytest
 from rank_tables import device, table
 
-from alltoallv import AllToAllVOperation, AllToAllVParam, Communicator, QuantAllReduceParam
+from alltoallv import (
+    AllToAllVOperation,
+    AllToAllVParam,
+    Communicator,
+    QuantAllReduceOperation,
+    QuantAllReduceParam,
+)
 from alltoallv.atb.params import refuse_unreadable
 from alltoallv.errors import AllToAllVError, BackendUnavailableError, InvalidParamError
 from alltoallv.launch.detect import detect
@@ -57,6 +63,9 @@ CASES: dict[str, Callable[[], object]] = {
     "a domain with a surrogate": of_rank(comm_domain="\ud800"),
     "an assigned count": lambda: setattr(AllToAllVParam(), "recv_counts", [2**63]),
     "a quantized type of 51 bits": lambda: QuantAllReduceParam(rank_size=1, quant_type=2**50).core(),
+    "no rank of a quantized sum": lambda: QuantAllReduceOperation(
+        QuantAllReduceParam(rank_size=0, rank_table_file="/etc/hostname", quant_type=16)
+    )(np.ones(256, "float32")),
     "a group size of 71 bits": lambda: QuantAllReduceParam(rank_size=1, group_size=2**70).core(),
     "a table's list for an id": of_device(rank_id=[1]),
     "a table's list for an address": of_device(device_ip=[1]),

@@ -37,6 +37,9 @@ HcclCommunicator::HcclCommunicator(HcclOptions options, CommunicatorPtr control,
     } catch (const Error& error) {
         if (control_) control_->abort(joining + " failed: " + error.what());
         throw;
+    } catch (...) {
+        if (control_) control_->abort(joining + " was interrupted");
+        throw;
     }
 }
 

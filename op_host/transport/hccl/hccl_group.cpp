@@ -12,6 +12,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/quiet_thread.h"
 #include "base/seconds_text.h"
 #include "core/hooks.h"
 #include "transport/hccl/library.h"
@@ -140,7 +141,7 @@ HcclGroup::HcclGroup(const HcclOptions& options, const Device& device, const std
     };
     const auto call = std::make_shared<Call>();
     call->options = options;
-    std::thread thread([call, index = device.index()] {
+    std::thread thread = quiet_thread("alltoallv-hccl", "joining " + where, [call, index = device.index()] {
         call->set_device = cann().aclrtSetDevice(index);
         if (call->set_device == 0) call->result = init(call->options, call->name, &call->comm);
         if (call->state.exchange(State::done) == State::abandoned && call->comm != nullptr)

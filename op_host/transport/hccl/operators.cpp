@@ -96,6 +96,9 @@ void HcclCommunicator::exchange(const Exchange& x, double timeout) {
             if (learns && !control_)
                 throw invalid_param(where(x.op) + " learns its receive counts, expected them to be given where the " +
                                     "ranks have no communicator in host memory");
+            if (size() == 1 && !learns && x.send_counts[0] != x.recv_counts[0])
+                throw peer_mismatch(where(x.op) + ": rank 0 sends " + std::to_string(x.send_counts[0]) +
+                                    " elements to itself and expects " + std::to_string(x.recv_counts[0]));
             if (!learns && !agrees(seq_)) return look_at_control();
             Exchange announced = x;
             announced.input = nullptr;

@@ -156,13 +156,6 @@ Path ShmCommunicator::path_of(const RowWords& sender, const RowWords& receiver) 
     return reads ? Path::cma : Path::staged;
 }
 
-/// Also needed with `check` off: data of a wrong size would be written where they do not belong.
-void ShmCommunicator::check_counts(int from, int to, int64_t sent, int64_t expected) const {
-    if (sent == expected) return;
-    throw peer_mismatch(control_->describe_op() + ": rank " + std::to_string(from) + " sends " + std::to_string(sent) +
-                        " elements to rank " + std::to_string(to) + ", which expects " + std::to_string(expected));
-}
-
 // Reads nothing from this rank's own row, because a broken peer may have changed it.
 uint64_t ShmCommunicator::exchange_in_turn(const Exchange& x, Row& row) {
     const size_t element = size_of(x.dtype);

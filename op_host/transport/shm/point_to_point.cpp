@@ -41,15 +41,15 @@ MessageWorkPtr PointToPoint::start(const PeerMessage& message, double timeout, b
     post.next_look = post.started + look_every;
     if (post.sends()) post.input = Arena::instance().locate(message.data, post.bytes());
     const std::lock_guard lock(mutex_);
-    if (closing_ || control_.poisoned()) throw post.ended(control_);
+    if (closing_) throw was_destroyed(message.op);
+    if (control_.poisoned()) throw post.ended(control_);
+    if (!waits && !thread_.joinable()) thread_ = quiet_thread("alltoallv-p2p", "messages", [this] { run(); });
     post.traced = control_.tracer().begin(0, message.op, message.dtype, post.started);
     if (post.traced != nullptr) post.traced->peer = message.peer;
     posts_.push_back(std::move(post));
     control_.messages_under_way.fetch_add(1);
     progress();
-    if (waits || work->done()) return work;
-    if (!thread_.joinable()) thread_ = quiet_thread("alltoallv-p2p", "messages", [this] { run(); });
-    changed_.notify_all();
+    if (!waits && !work->done()) changed_.notify_all();
     return work;
 }
 

@@ -12,9 +12,9 @@ class PointToPoint::Pending final : public MessageWork {
   public:
     explicit Pending(std::shared_ptr<PointToPoint> owner) : owner_(std::move(owner)) {}
 
-    bool wait(double seconds) override {
+    bool await(double seconds) override {
         if (!done() && !owner_->drive(*this, seconds)) return false;
-        return Work::wait(seconds);
+        return Work::await(seconds);
     }
 
   private:

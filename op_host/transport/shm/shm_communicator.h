@@ -80,7 +80,6 @@ class ShmCommunicator final : public ControlledCommunicator {
     Location announce_output(const void* output, size_t bytes);
     void await_late(int peer, uint64_t seq);
     Path path_of(const RowWords& sender, const RowWords& receiver) const;
-    void check_counts(int from, int to, int64_t sent, int64_t expected) const;
     bool allows(Path path) const { return (allowed_ >> static_cast<unsigned>(path) & 1u) != 0; }
     char* address_of(int peer, Location location, int64_t displacement, size_t bytes);
     void count(Path path, size_t bytes) {

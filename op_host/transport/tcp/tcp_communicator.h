@@ -84,6 +84,7 @@ class TcpCommunicator final : public ControlledCommunicator {
         explicit Pieces(int ranks) : out(static_cast<size_t>(ranks)), in(out.size()) {}
     };
     /// Moves the pieces after agreement. `within`: any rank of this host has a piece for one here or for itself.
+    void start_moving();
     void move(const Pieces& pieces, bool within);
     /// Does the same if every rank gives one piece to all others: it goes once to every other host, to a rank that
     /// forwards it there.

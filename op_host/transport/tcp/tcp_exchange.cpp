@@ -1,5 +1,7 @@
 // Exchanges between hosts: small ones travel with the rows, others within a host through shared memory and between
 // hosts by the mover.
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -9,6 +11,8 @@
 
 namespace alltoallv {
 namespace {
+
+constexpr double reason_in_time = 1.0;  // seconds until the reason of a loss must have come
 
 size_t bytes_of(DType dtype, int64_t count) {
     return static_cast<size_t>(count) * size_of(dtype);
@@ -72,38 +76,37 @@ void TcpCommunicator::pack(const Exchange& x, Row& mine) {
 void TcpCommunicator::deliver(const Exchange& x, const Row& mine, std::vector<int64_t>& recvs) {
     const bool learns = recvs.empty();
     auto* output = static_cast<char*>(x.output);
+    // All ranks see all rows, so they decide alike.
+    bool all_inline = true, none_inline = true;
+    for (int j = 0; j < size(); ++j) ((control_->row(j).flags & row_inline) != 0 ? none_inline : all_inline) = false;
+    if (!all_inline) start_moving();
     if (learns) {
         recvs = control_->counts_from_peers(x.dtype);
         output = static_cast<char*>(x.allocate(recvs));
     }
     Pieces pieces(size());
-    bool within = false, between = false;
+    bool within = (mine.flags & row_inline) == 0;
     size_t packed = 0;
     for (size_t j = 0; j < recvs.size(); ++j) {
         const size_t bytes = bytes_of(x.dtype, recvs[j]);
         char* const to = output + (learns ? packed : place_of(x, x.rdispls[j]));
         packed += bytes;
         Row& sender = control_->row(static_cast<int>(j));
+        const Pair pair = RowWords(sender, rank()).pair;
+        check_counts(static_cast<int>(j), rank(), pair.send_count, recvs[j]);
         if ((sender.flags & row_inline) != 0) {
-            const Pair pair = RowWords(sender, rank()).pair;  // unless the counts are compared, it may have sent less
-            const size_t n = std::min(bytes, bytes_of(x.dtype, pair.send_count));
-            if (n > 0) std::memcpy(to, control_->payload_of(static_cast<int>(j), pair.source, n), n);
+            if (bytes > 0) std::memcpy(to, control_->payload_of(static_cast<int>(j), pair.source, bytes), bytes);
             continue;
         }
-        (on_this_host(static_cast<int>(j)) ? within : between) = true;
+        within |= on_this_host(static_cast<int>(j));
         pieces.in[j] = {to, bytes};
     }
-    if ((mine.flags & row_inline) == 0) {
-        within = between = true;
+    if (all_inline) return;
+    if ((mine.flags & row_inline) == 0)
         for (size_t j = 0; j < x.send_counts.size(); ++j)
             pieces.out[j] = {static_cast<const char*>(x.input) + place_of(x, x.sdispls[j]),
                              bytes_of(x.dtype, x.send_counts[j])};
-    }
-    if (!within && !between) return;
-    // All ranks see all rows, so they decide alike.
-    bool shares = x.op == OpKind::all_gather || x.op == OpKind::all_gather_into_tensor;
-    for (int j = 0; j < size(); ++j) shares &= (control_->row(j).flags & row_inline) == 0;
-    if (shares)
+    if (none_inline && (x.op == OpKind::all_gather || x.op == OpKind::all_gather_into_tensor))
         share(pieces);
     else
         move(pieces, within);
@@ -137,9 +140,13 @@ void TcpCommunicator::move_within(const Pieces& pieces) {
     carriers_.within->exchange(x, timeout_);
 }
 
-void TcpCommunicator::move(const Pieces& pieces, bool within) {
+/// Called before data move that do not travel with the rows: from here on the peers cannot continue without this rank.
+void TcpCommunicator::start_moving() {
     if (!carriers_.between) throw backend_unavailable("domain '" + domain() + "' moves no data between hosts");
     moving_ = true;
+}
+
+void TcpCommunicator::move(const Pieces& pieces, bool within) {
     std::vector<Outgoing> out;
     std::vector<Incoming> in;
     for (int j = 0; j < size(); ++j) {
@@ -149,12 +156,24 @@ void TcpCommunicator::move(const Pieces& pieces, bool within) {
         if (!from.empty()) out.push_back({j, from.data(), from.size()});
         if (!to.empty()) in.push_back({j, to.data(), to.size()});
     }
-    carriers_.between->begin(out, in);
+    const auto reasoned = [this](const auto& step) {
+        try {
+            return step();
+        } catch (const Error& error) {
+            // A peer that has closed its connection has told why on another one, whose news may come a little later.
+            const auto end = after(error.kind() == ErrorClass::peer_lost ? reason_in_time : 0);
+            while (!control_->poisoned() && Clock::now() < end) ::usleep(500);
+            control_->throw_if_poisoned();
+            throw;
+        }
+    };
+    reasoned([&] { carriers_.between->begin(out, in); });
     const auto me = static_cast<size_t>(rank());
     if (const auto own = pieces.in[me]; !carriers_.within && !own.empty())
         std::memcpy(own.data(), pieces.out[me].data(), own.size());
     if (carriers_.within && within) move_within(pieces);
-    control_->wait_polling([&] { return carriers_.between->progress(); }, [&] { return carriers_.between->missing(); });
+    control_->wait_polling([&] { return reasoned([&] { return carriers_.between->progress(); }); },
+                           [&] { return carriers_.between->missing(); });
 }
 
 /// Returns the rank of `host` (given by its first rank) that receives the data of rank `from` on another host.

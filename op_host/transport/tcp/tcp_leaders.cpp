@@ -1,5 +1,6 @@
 #include "transport/tcp/tcp_leaders.h"
 
+#include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -7,6 +8,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <exception>
 #include <set>
 #include <utility>
 
@@ -16,9 +18,32 @@
 namespace alltoallv {
 namespace {
 
-constexpr double farewell = 1.0;  // seconds
+constexpr double farewell = 1.0;    // seconds
+constexpr int patience_ms = 30000;  // for a leader that takes nothing
 
 }  // namespace
+
+/// Holds the mutex; at the end of the outermost one, reads what came while this side was sending.
+class TcpLeaders::Turn {
+  public:
+    explicit Turn(TcpLeaders& leaders) : lock_(leaders.mutex_), leaders_(leaders) { ++leaders_.turns_; }
+    ~Turn() {
+        for (size_t i = 0; leaders_.turns_ == 1 && i < leaders_.connections_.size(); ++i) {
+            Connection& connection = leaders_.connections_[i];
+            if (connection.late.empty()) continue;
+            connection.heard += std::exchange(connection.late, {});
+            if (!connection.ended) leaders_.read_messages(i);
+            i = SIZE_MAX;  // reading may have led to sending: from the first one again
+        }
+        --leaders_.turns_;
+    }
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+
+  private:
+    const std::lock_guard<std::recursive_mutex> lock_;
+    TcpLeaders& leaders_;
+};
 
 /// Lets a forked child close its copies, because a connection ends when all owners have closed it.
 struct TcpLeadersOfProcess {
@@ -124,7 +149,7 @@ void TcpLeaders::published(uint64_t seq) {
     for (const int j : here_)
         if (!control_.has_row(j, seq)) return;
     if (!leads()) return look();
-    const std::lock_guard lock(mutex_);
+    const Turn turn(*this);
     if (!stopped_) tell_rows();
 }
 
@@ -135,7 +160,7 @@ void TcpLeaders::look() {
         if (!stopped_ && local_[0].socket) (void)::send(local_[0].socket.get(), &ring, 1, MSG_DONTWAIT | MSG_NOSIGNAL);
         return;
     }
-    const std::lock_guard lock(mutex_);
+    const Turn turn(*this);
     if (stopped_) return;
     tell_rows();
     tell_poison();
@@ -173,23 +198,30 @@ void TcpLeaders::on_local(size_t index, bool ended, const std::string& how) {
     if (!control_.has_left(here_[index])) control_.lost(here_[index], how);
 }
 
-void TcpLeaders::on_bytes(size_t index) {
-    const std::lock_guard lock(mutex_);
-    Connection& connection = connections_[index];
-    if (connection.ended) return;
+/// Takes what has arrived. Returns false at the end of the connection.
+bool TcpLeaders::receive(Connection& connection, std::string& into) {
     char chunk[65536];
-    bool ended = false;
     for (;;) {
         const ssize_t got = ::recv(connection.socket.get(), chunk, sizeof chunk, MSG_DONTWAIT);
         if (got < 0 && errno == EINTR) continue;
-        if (got < 0 && errno == EAGAIN) break;
-        if (got <= 0) {
-            ended = true;
-            break;
-        }
-        connection.heard.append(chunk, static_cast<size_t>(got));
-        if (static_cast<size_t>(got) < sizeof chunk) break;
+        if (got < 0 && errno == EAGAIN) return true;
+        if (got <= 0) return false;
+        into.append(chunk, static_cast<size_t>(got));
+        if (static_cast<size_t>(got) < sizeof chunk) return true;
     }
+}
+
+void TcpLeaders::on_bytes(size_t index) {
+    const Turn turn(*this);
+    Connection& connection = connections_[index];
+    if (connection.ended) return;
+    const bool goes_on = receive(connection, connection.heard);
+    read_messages(index);
+    if (!goes_on && !connection.ended) on_end(connection);
+}
+
+void TcpLeaders::read_messages(size_t index) {
+    Connection& connection = connections_[index];
     size_t at = 0;
     try {
         for (Message message; connection.heard.size() - at >= sizeof message; at += sizeof message + message.bytes) {
@@ -200,11 +232,10 @@ void TcpLeaders::on_bytes(size_t index) {
             on_message(index, message, connection.heard.data() + at + sizeof message);
         }
         connection.heard.erase(0, at);
-    } catch (const Error& error) {
+    } catch (const std::exception& error) {
         control_.lost(connection.leader, error.what());
-        ended = true;
+        on_end(connection);
     }
-    if (ended) on_end(connection);
 }
 
 void TcpLeaders::on_message(size_t index, const Message& message, const char* body) {
@@ -246,7 +277,7 @@ void TcpLeaders::on_end(Connection& connection) {
 }
 
 void TcpLeaders::send_to_others(size_t except, const Message& message, const std::string& body) {
-    const std::lock_guard lock(mutex_);
+    const Turn turn(*this);
     for (size_t i = 0; i < connections_.size(); ++i)
         if (i != except) send(connections_[i], message, body);
 }
@@ -256,7 +287,27 @@ void TcpLeaders::send(Connection& connection, Message message, const std::string
     if (!connection.socket || connection.ended) return;
     message.bytes = static_cast<uint32_t>(body.size());
     const std::string data = std::string(reinterpret_cast<const char*>(&message), sizeof message) + body;
-    if (!send_all(connection.socket.get(), data.data(), data.size())) ::shutdown(connection.socket.get(), SHUT_RDWR);
+    if (!send_or_receive(connection, data)) ::shutdown(connection.socket.get(), SHUT_RDWR);
+}
+
+/// Receives while it cannot send: the other leader may be sending, too, and would wait for this one to receive. Returns
+/// false if the other end is gone, or has not taken the bytes for a while.
+bool TcpLeaders::send_or_receive(Connection& connection, const std::string& data) {
+    const int socket = connection.socket.get();
+    for (size_t at = 0; at < data.size();) {
+        const ssize_t sent = ::send(socket, data.data() + at, data.size() - at, MSG_DONTWAIT | MSG_NOSIGNAL);
+        if (sent >= 0) {
+            at += static_cast<size_t>(sent);
+            continue;
+        }
+        if (errno == EINTR) continue;
+        if (errno != EAGAIN) return false;
+        pollfd ready{socket, POLLIN | POLLOUT, 0};
+        const int found = ::poll(&ready, 1, patience_ms);
+        if (found == 0 || (found < 0 && errno != EINTR)) return false;
+        if ((ready.revents & POLLIN) != 0 && !receive(connection, connection.late)) return false;
+    }
+    return true;
 }
 
 bool TcpLeaders::all_ended() {

@@ -42,6 +42,7 @@ class TcpLeaders : public std::enable_shared_from_this<TcpLeaders> {
         int leader = 0;
         std::vector<int> ranks;  // ranks whose messages come over it, in order
         std::string heard;       // the beginning of a message
+        std::string late;        // what follows it and came while this side was sending
         bool is_parent = false;  // it leads to rank 0
         bool ended = false;      // the other end has closed
         int64_t its_clock = 0;   // the other clock as last received, and when
@@ -55,6 +56,8 @@ class TcpLeaders : public std::enable_shared_from_this<TcpLeaders> {
         PoisonKind kind = PoisonKind::none;
         uint64_t seq = 0;  // of an operator; for rows: their number
     };
+
+    class Turn;
 
     TcpLeaders(TcpMembership membership, std::vector<int> here, std::vector<Peer> local, ControlPlane& control);
     bool leads() const { return here_[0] == control_.rank(); }
@@ -71,9 +74,12 @@ class TcpLeaders : public std::enable_shared_from_this<TcpLeaders> {
     void tell_poison();
     void send_to_others(size_t except, const Message& message, const std::string& body);
     void send(Connection& connection, Message message, const std::string& body);
+    bool send_or_receive(Connection& connection, const std::string& data);
 
     void on_local(size_t index, bool ended, const std::string& how);
     void on_bytes(size_t connection);
+    bool receive(Connection& connection, std::string& into);
+    void read_messages(size_t connection);
     void on_message(size_t connection, const Message& message, const char* body);
     void on_end(Connection& connection);
     Row& row(int rank, uint64_t seq) const { return control_.row(rank, seq); }
@@ -101,6 +107,7 @@ class TcpLeaders : public std::enable_shared_from_this<TcpLeaders> {
     std::vector<uint64_t> rows_told_, waits_told_;  // by rank: the last row, the version of the board
     std::vector<bool> departures_told_;
     bool poison_told_ = false, stopped_ = false;
+    int turns_ = 0;  // of this thread, one in another
 };
 
 }  // namespace alltoallv

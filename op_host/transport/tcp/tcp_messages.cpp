@@ -45,7 +45,8 @@ MessageWorkPtr TcpMessages::start(const PeerMessage& message, double timeout) {
     const auto work = std::make_shared<Pending>(shared_from_this());
     const std::lock_guard lock(mutex_);
     Post post{{message, timeout < 0 ? timeout_ : timeout}, work};
-    if (closing_ || (control_.poisoned() && !post.survives())) throw post.ended(control_);
+    if (closing_) throw was_destroyed(message.op);
+    if (control_.poisoned() && !post.survives()) throw post.ended(control_);
     serve();
     posts_.push_back(std::move(post));
     control_.messages_under_way.fetch_add(1);

@@ -17,7 +17,7 @@ class TcpMessages::Pending final : public MessageWork {
   public:
     explicit Pending(std::shared_ptr<TcpMessages> owner) : owner_(std::move(owner)) {}
 
-    bool wait(double seconds) override;
+    bool await(double seconds) override;
 
   private:
     std::shared_ptr<TcpMessages> owner_;

@@ -12,10 +12,10 @@ constexpr double tells_every = 0.02;  // seconds
 
 }  // namespace
 
-bool TcpMessages::Pending::wait(double seconds) {
-    if (seconds >= 0) return Work::wait(seconds);
+bool TcpMessages::Pending::await(double seconds) {
+    if (seconds >= 0) return Work::await(seconds);
     Deadlocks::Wait told(owner_->control_);
-    while (!Work::wait(tells_every)) owner_->tell_wait(*this, told);
+    while (!Work::await(tells_every)) owner_->tell_wait(*this, told);
     return true;
 }
 

@@ -78,7 +78,7 @@ struct TcpCommunicator::QuantRun {
     bool tells() const { return !scatters() || q.overflow == Overflow::raise; }
 
     bool in_one_shot() const {
-        if (scatters() || q.gather_error != nullptr) return false;
+        if (scatters() || q.gather_feeds_back) return false;
         const size_t count = grid.longest();
         const size_t sent = ranks * codec.slot_bytes(count), gathered = ranks * codec.result_bytes(count);
         const size_t received = ranks * sent, in_two = sent + gathered;
@@ -112,6 +112,7 @@ void TcpCommunicator::quant_reduce(const QuantReduction& q, double timeout) {
 }
 
 void TcpCommunicator::quant_reduce_in_pieces(const QuantReduction& q) {
+    start_moving();
     QuantGrid grid{alltoallv::parts_of(q, size())};
     with_codec(q, grid.parts, [&](QuantCodec& codec) {
         codec.keep_whole();

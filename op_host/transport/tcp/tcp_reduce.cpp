@@ -43,6 +43,7 @@ void TcpCommunicator::reduce_small(const Reduction& r) {
 }
 
 void TcpCommunicator::reduce_in_parts(const Reduction& r) {
+    start_moving();
     const std::vector<Part> parts = parts_of(r);
     const auto me = static_cast<size_t>(rank()), root = static_cast<size_t>(r.root);
     const Part own = parts[me];

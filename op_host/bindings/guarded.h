@@ -1,0 +1,43 @@
+// What a call does before its operator starts.
+#pragma once
+
+#include "base/error.h"
+#include "bindings/arrays.h"
+#include "bindings/bindings.h"
+#include "core/communicator.h"
+
+namespace alltoallv {
+
+/// Informs the peers of a failure, which they raise, too.
+inline void announce(Communicator& communicator, OpKind op, const Error& error) {
+    const nb::gil_scoped_release release;
+    try {
+        communicator.fail(op, error);
+    } catch (const Error&) {  // the announcement failed, too: the first error counts
+    }
+}
+
+/// Runs what a front end does before an operator starts; its failure is announced to the peers.
+template <class Function>
+auto guarded(Communicator& communicator, OpKind op, Function prepare) {
+    try {
+        return prepare();
+    } catch (const Error& error) {
+        announce(communicator, op, error);
+        throw;
+    } catch (const nb::python_error& error) {
+        if (error.matches(PyExc_Exception)) announce(communicator, op, invalid_param(error.what()));
+        throw;
+    }
+}
+
+/// The output of a call.
+struct Target {
+    nb::object array;
+    uintptr_t address;
+};
+
+/// Returns the given output, or makes one.
+Target target_of(const ArrayPair& given, nb::handle like, nb::object output, const Request& request);
+
+}  // namespace alltoallv
