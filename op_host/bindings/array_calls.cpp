@@ -52,19 +52,19 @@ nb::object learn(Communicator& communicator, Request request, const ArrayPair& g
 template <class Read>
 nb::object call(Communicator& communicator, OpKind op, nb::handle input, nb::object output, bool async_op,
                 nb::handle timeout, Read read) {
-    const std::optional<ArrayPair> given = arrays_given(input, output);
+    const ArrayPair given(input, output);
     if (!given) return nb::none();
     Target target{};
     double limit = -1;
     Request request = guarded(communicator, op, [&] {
         limit = read_timeout(timeout);
-        Request made = read(*given);
-        if (!made.learns && made.row != 0) target = target_of(*given, input, std::move(output), made);
+        Request made = read(given);
+        if (!made.learns && made.row != 0) target = target_of(given, input, std::move(output), made);
         return made;
     });
     if (request.row == 0) return nb::none();
-    if (request.learns) return learn(communicator, std::move(request), *given, input, async_op, limit);
-    return run(communicator, std::move(request), *given, std::move(target), async_op, limit);
+    if (request.learns) return learn(communicator, std::move(request), given, input, async_op, limit);
+    return run(communicator, std::move(request), given, std::move(target), async_op, limit);
 }
 
 nb::object all_to_all_v(Communicator& communicator, nb::handle input, nb::object out, nb::handle send_counts,
@@ -73,7 +73,7 @@ nb::object all_to_all_v(Communicator& communicator, nb::handle input, nb::object
     return call(communicator, OpKind::all_to_all_v, input, std::move(out), async_op, timeout, [&](const auto& given) {
         Request made = read_all_to_all_v(communicator.size(), given.input.shape, send_counts, recv_counts, sdispls,
                                          rdispls, unit, given.output_shape());
-        if (given.output) check_apart(given.output->bytes(), given.input.bytes());
+        if (given.has_output) check_apart(given.output.bytes(), given.input.bytes());
         return made;
     });
 }
@@ -83,9 +83,9 @@ nb::object all_to_all_single(Communicator& communicator, nb::object output, nb::
                              nb::handle timeout, bool compares_rows) {
     if (output.is_none()) return nb::none();
     const auto read = [&](const ArrayPair& given) {
-        Request made = read_all_to_all_single(communicator.size(), given.output->shape, given.input.shape,
+        Request made = read_all_to_all_single(communicator.size(), given.output.shape, given.input.shape,
                                               output_split_sizes, input_split_sizes);
-        check_apart(given.output->bytes(), given.input.bytes());
+        check_apart(given.output.bytes(), given.input.bytes());
         if (!compares_rows) made.row = 1;
         return made;
     };
@@ -98,10 +98,10 @@ nb::object gather(Communicator& communicator, OpKind op, nb::object output, nb::
         Request made = gather_request(op, communicator.size(), static_cast<int64_t>(given.input.size));
         made.shape.assign(given.input.shape.begin(), given.input.shape.end());
         made.shape.insert(made.shape.begin(), communicator.size());
-        if (given.output) {
-            check_gathered(op == OpKind::all_gather ? "out" : "output_tensor", static_cast<int64_t>(given.output->size),
+        if (given.has_output) {
+            check_gathered(op == OpKind::all_gather ? "out" : "output_tensor", static_cast<int64_t>(given.output.size),
                            given.input.shape, communicator.size());
-            check_gather_apart(given.output->bytes(), given.input.bytes(), communicator.rank());
+            check_gather_apart(given.output.bytes(), given.input.bytes(), communicator.rank());
         }
         return made;
     });
@@ -115,7 +115,7 @@ bool run_in_place(Communicator& communicator, const Request& request, const Arra
 }
 
 bool broadcast(Communicator& communicator, nb::handle array, nb::handle root) {
-    const std::optional<ArrayPair> given = arrays_given(array, array);
+    const ArrayPair given(array, array);
     int overflow = 0;
     const int64_t from =
         PyLong_CheckExact(root.ptr()) ? PyLong_AsLongLongAndOverflow(root.ptr(), &overflow) : int64_t{-1};
@@ -123,10 +123,10 @@ bool broadcast(Communicator& communicator, nb::handle array, nb::handle root) {
     Request request(OpKind::broadcast, communicator.size());
     request.root = from;
     const bool sends = communicator.rank() == from;
-    const auto count = static_cast<int64_t>(given->input.size);
+    const auto count = static_cast<int64_t>(given.input.size);
     if (sends) std::ranges::fill(request.send_counts(), count);
     (sends ? request.send_counts() : request.recv_counts())[static_cast<size_t>(from)] = sends ? 0 : count;
-    return run_in_place(communicator, request, *given->output);
+    return run_in_place(communicator, request, given.output);
 }
 
 bool barrier(Communicator& communicator) {
@@ -138,11 +138,13 @@ bool barrier(Communicator& communicator) {
 nb::object exchange(Communicator& communicator, const std::string& op, nb::handle input, nb::handle layout,
                     int64_t numel_out, int64_t row, bool transposed) {
     const Framework* const framework = framework_of(layout);
-    const std::optional<ArrayView> counts = framework == nullptr ? std::nullopt : framework->view(layout);
+    ArrayView counts;
     const auto size = static_cast<size_t>(communicator.size());
-    if (!counts || counts->dtype != DType::int64 || counts->size != 4 * size) return nb::none();
+    if (framework == nullptr || !framework->view(layout, counts) || counts.dtype != DType::int64 ||
+        counts.size != 4 * size)
+        return nb::none();
     const OpKind kind = op_from_name(op);
-    const int64_t* const first = pointer<const int64_t>(counts->address);
+    const int64_t* const first = pointer<const int64_t>(counts.address);
     Request request(kind, communicator.size());
     std::copy_n(first + (transposed ? 2 * size : 0), 2 * size, request.send_counts().begin());
     std::copy_n(first + (transposed ? 0 : 2 * size), 2 * size, request.recv_counts().begin());
@@ -179,40 +181,41 @@ std::optional<ReduceOp> reduction_of(nb::handle op, DType dtype) {
 /// Reduces: every rank gets the whole result, or an equal part of dimension 0.
 nb::object reduce(Communicator& communicator, const std::string& op, nb::handle input, nb::object output,
                   nb::handle reduce_op, double timeout, bool async_op) {
-    const std::optional<ArrayPair> given = arrays_given(input, output);
+    const ArrayPair given(input, output);
     if (!given) return nb::none();
-    const std::optional<ReduceOp> combine = reduction_of(reduce_op, given->input.dtype);
+    const std::optional<ReduceOp> combine = reduction_of(reduce_op, given.input.dtype);
     const OpKind kind = op_from_name(op);
     const auto size = static_cast<size_t>(communicator.size());
     const bool scatters = kind == OpKind::reduce_scatter;
     Request result(kind, 0);
-    result.shape.assign(given->input.shape.begin(), given->input.shape.end());
+    result.shape.assign(given.input.shape.begin(), given.input.shape.end());
     if (scatters) {
-        if (!given->output && (result.shape.empty() || result.shape[0] % communicator.size() != 0)) return nb::none();
-        if (given->input.size % size != 0) return nb::none();
+        if (!given.has_output && (result.shape.empty() || result.shape[0] % communicator.size() != 0))
+            return nb::none();
+        if (given.input.size % size != 0) return nb::none();
         if (!result.shape.empty()) result.shape[0] /= communicator.size();
     }
-    const size_t numel = scatters ? given->input.size / size : given->input.size;
-    const bool fits = !given->output || given->output->size == numel;
-    const bool in_place = !scatters && given->output && given->output->address == given->input.address;
+    const size_t numel = scatters ? given.input.size / size : given.input.size;
+    const bool fits = !given.has_output || given.output.size == numel;
+    const bool in_place = !scatters && given.has_output && given.output.address == given.input.address;
     if (!combine || !fits) return nb::none();
-    if (given->output && !in_place && overlaps(given->output->bytes(), given->input.bytes())) return nb::none();
-    const Target target = guarded(communicator, kind, [&] { return target_of(*given, input, output, result); });
+    if (given.has_output && !in_place && overlaps(given.output.bytes(), given.input.bytes())) return nb::none();
+    const Target target = guarded(communicator, kind, [&] { return target_of(given, input, output, result); });
     auto call = std::make_shared<ReadyReduction>();
     call->counts = scatters ? std::vector<int64_t>(size, static_cast<int64_t>(numel))
                             : even_parts(static_cast<int64_t>(numel), communicator.size());
     call->reduction.op = kind;
-    call->reduction.dtype = given->input.dtype;
+    call->reduction.dtype = given.input.dtype;
     call->reduction.reduce_op = *combine;
-    call->reduction.shape = ShapeWords(given->input.shape);
-    call->reduction.input = pointer<const void>(given->input.address);
+    call->reduction.shape = ShapeWords(given.input.shape);
+    call->reduction.input = pointer<const void>(given.input.address);
     call->reduction.output = pointer<void>(target.address);
     if (async_op)
         return nb::make_tuple(target.array, communicator.begin(kind, [call, &communicator, timeout] {
             call->run(communicator, timeout);
         }));
     {
-        const LockReleased released(communicator, given->input);
+        const LockReleased released(communicator, given.input);
         call->run(communicator, timeout);
     }
     return target.array;
@@ -220,8 +223,8 @@ nb::object reduce(Communicator& communicator, const std::string& op, nb::handle 
 
 nb::object quantized_all_reduce(Communicator& communicator, nb::handle input, nb::object output, nb::handle format,
                                 nb::handle group_size, nb::handle gather, nb::handle op, nb::handle overflow) {
-    const std::optional<ArrayPair> given = arrays_given(input, output);
-    if (!given || !info(given->input.dtype).quantizes) return nb::none();
+    const ArrayPair given(input, output);
+    if (!given || !info(given.input.dtype).quantizes) return nb::none();
     if (PyUnicode_Check(format.ptr()) == 0) return nb::none();
     if (!group_size.is_none() && PyLong_CheckExact(group_size.ptr()) == 0) return nb::none();
     int group_overflow = 0;
@@ -232,29 +235,29 @@ nb::object quantized_all_reduce(Communicator& communicator, nb::handle input, nb
                                 handling = word(overflow, overflow_names);
     if (!codes || group_overflow != 0 || !takes_group(*codes, group)) return nb::none();
     if (!gathers || !averages || !handling) return nb::none();
-    const bool in_place = given->output && given->output->address == given->input.address;
-    if (given->output && (!std::ranges::equal(given->output->shape, given->input.shape) ||
-                          (!in_place && overlaps(given->output->bytes(), given->input.bytes()))))
+    const bool in_place = given.has_output && given.output.address == given.input.address;
+    if (given.has_output && (!std::ranges::equal(given.output.shape, given.input.shape) ||
+                             (!in_place && overlaps(given.output.bytes(), given.input.bytes()))))
         return nb::none();
     Request result(OpKind::quantized_all_reduce, 0);
-    result.shape.assign(given->input.shape.begin(), given->input.shape.end());
-    const Target target = guarded(communicator, result.op, [&] { return target_of(*given, input, output, result); });
-    const int64_t count = static_cast<int64_t>(given->input.size);
+    result.shape.assign(given.input.shape.begin(), given.input.shape.end());
+    const Target target = guarded(communicator, result.op, [&] { return target_of(given, input, output, result); });
+    const int64_t count = static_cast<int64_t>(given.input.size);
     QuantReduction call;
     call.op = result.op;
     call.mode = QuantMode::dynamic;
-    call.dtype = call.out_dtype = given->input.dtype;
+    call.dtype = call.out_dtype = given.input.dtype;
     call.overflow = static_cast<Overflow>(*handling);
     call.average = *averages == 1;
     call.requantizes = *gathers == 1;
     call.format = *codes;
     call.group_size = group;
     call.counts = {&count, 1};
-    call.shape = ShapeWords(given->input.shape);
-    call.input = pointer<const void>(given->input.address);
+    call.shape = ShapeWords(given.input.shape);
+    call.input = pointer<const void>(given.input.address);
     call.output = pointer<void>(target.address);
     {
-        const LockReleased released(communicator, given->input);
+        const LockReleased released(communicator, given.input);
         communicator.quant_reduce(call, -1);
     }
     return target.array;

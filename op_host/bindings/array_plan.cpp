@@ -18,17 +18,17 @@ struct ArrayPlan {
 nb::object run(const ArrayPlan& self, nb::handle input, nb::object output) {
     if (!self.plan) return nb::none();
     const ReadyExchange& exchange = *self.plan->data;
-    const std::optional<ArrayPair> given = arrays_given(input, output);
-    if (!given || given->input.dtype != exchange.dtype() || given->input.size < self.input_size) return nb::none();
-    if (given->output &&
-        (given->output->size < self.output_size || overlaps(given->output->bytes(), given->input.bytes())))
+    const ArrayPair given(input, output);
+    if (!given || given.input.dtype != exchange.dtype() || given.input.size < self.input_size) return nb::none();
+    if (given.has_output &&
+        (given.output.size < self.output_size || overlaps(given.output.bytes(), given.input.bytes())))
         return nb::none();
     Communicator& communicator = *self.plan->communicator;
     Target target = guarded(communicator, exchange.request().op,
-                            [&] { return target_of(*given, input, std::move(output), exchange.request()); });
+                            [&] { return target_of(given, input, std::move(output), exchange.request()); });
     {
-        const LockReleased released(communicator, given->input);
-        exchange.run(communicator, given->input.address, target.address, -1.0);
+        const LockReleased released(communicator, given.input);
+        exchange.run(communicator, given.input.address, target.address, -1.0);
     }
     return std::move(target.array);
 }

@@ -27,19 +27,15 @@ const Framework* framework_of(nb::handle object) {
     return nullptr;
 }
 
-std::optional<ArrayPair> arrays_given(nb::handle input, nb::handle output) {
-    const Framework* const framework = framework_of(input);
-    if (framework == nullptr || !(output.is_none() || framework_of(output) == framework)) return std::nullopt;
-    std::optional<ArrayView> source = framework->input(input);
-    if (!source) return std::nullopt;
-    if (output.is_none()) return ArrayPair{framework, std::move(*source), std::nullopt};
-    std::optional<ArrayView> target = framework->output(output);
-    if (!target || target->dtype != source->dtype) return std::nullopt;
-    return ArrayPair{framework, std::move(*source), std::move(target)};
+ArrayPair::ArrayPair(nb::handle source, nb::handle target) : has_output(!target.is_none()) {
+    const Framework* const known = framework_of(source);
+    if (known == nullptr || (has_output && framework_of(target) != known) || !known->input(source, input)) return;
+    if (has_output && (!known->output(target, output) || output.dtype != input.dtype)) return;
+    framework = known;
 }
 
 Target target_of(const ArrayPair& given, nb::handle like, nb::object output, const Request& request) {
-    if (given.output) return {std::move(output), given.output->address};
+    if (given.has_output) return {std::move(output), given.output.address};
     const size_t bytes = static_cast<size_t>(element_count(request.shape)) * size_of(given.input.dtype);
     Block block = Arena::instance().allocate(bytes);
     if (request.has_gaps) std::memset(block.data(), 0, bytes);

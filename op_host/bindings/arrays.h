@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 
 #include "base/dtype.h"
 #include "core/request.h"
@@ -15,27 +14,28 @@ namespace alltoallv {
 
 /// A contiguous array in host memory.
 struct ArrayView {
-    DType dtype;
-    Shape shape;  ///< lives as long as the array, or `kept`
-    size_t size;  ///< elements
-    uintptr_t address;
+    DType dtype{};
+    Shape shape{};    ///< lives as long as the array, or `kept`
+    size_t size = 0;  ///< elements
+    uintptr_t address = 0;
     std::unique_ptr<const int64_t[]> kept = nullptr;  ///< owns the shape, if the array does not store it in C
 
     ByteRange bytes() const { return {address, size * size_of(dtype)}; }
 };
 
+/// Reads arrays in place. The results are filled and not returned, which a small call would notice.
 class Framework {
   public:
     virtual ~Framework() = default;
 
-    /// Returns nothing unless the array consists of contiguous elements of a dtype that the core knows.
-    virtual std::optional<ArrayView> view(nanobind::handle array) const = 0;
+    /// Returns false unless the array consists of contiguous elements of a dtype that the core knows.
+    virtual bool view(nanobind::handle array, ArrayView& seen) const = 0;
 
-    /// Also returns nothing if the framework must be asked or informed about the use of the array.
-    virtual std::optional<ArrayView> input(nanobind::handle array) const = 0;
+    /// Also returns false if the framework must be asked or informed about the use of the array.
+    virtual bool input(nanobind::handle array, ArrayView& seen) const = 0;
 
-    /// Also returns nothing if the array must not be written to.
-    virtual std::optional<ArrayView> output(nanobind::handle array) const = 0;
+    /// Also returns false if the array must not be written to.
+    virtual bool output(nanobind::handle array, ArrayView& seen) const = 0;
 
     /// Makes an array of that shape over a block, with `like`'s dtype; throws python_error if the framework refuses.
     virtual nanobind::object make(nanobind::handle like, Shape shape, Block&& block) const = 0;
@@ -47,16 +47,17 @@ const Framework* framework_of(nanobind::handle object);
 
 /// The arrays of a call.
 struct ArrayPair {
-    const Framework* framework;
+    const Framework* framework = nullptr;  ///< null if a call cannot use these arrays directly
     ArrayView input;
-    std::optional<ArrayView> output;  ///< nothing if it must be made
+    ArrayView output;
+    bool has_output = false;  ///< else it must be made
 
-    const Shape* output_shape() const { return output ? &output->shape : nullptr; }
+    /// `output` may be None; both must be arrays of one framework and dtype.
+    ArrayPair(nanobind::handle input, nanobind::handle output);
+
+    explicit operator bool() const { return framework != nullptr; }
+    const Shape* output_shape() const { return has_output ? &output.shape : nullptr; }
 };
-
-/// Returns nothing unless both are arrays of one framework and dtype that a call can use directly; `output` may be
-/// None.
-std::optional<ArrayPair> arrays_given(nanobind::handle input, nanobind::handle output);
 
 /// Registers `framework` for arrays of exactly this type; both live until the process ends.
 void add_framework(nanobind::handle type, const Framework& framework);

@@ -18,17 +18,17 @@ namespace {
 /// Returns the number of `values` if they are integers that can be read in place; `into` takes at most its own size.
 std::optional<size_t> read_array(nb::handle values, std::span<int64_t> into) {
     const Framework* const framework = framework_of(values);
-    const std::optional<ArrayView> view = framework == nullptr ? std::nullopt : framework->view(values);
-    if (!view || view->shape.size() != 1) return std::nullopt;
-    const size_t count = std::min(view->size, into.size());
-    if (view->dtype == DType::int64) {
-        std::copy_n(reinterpret_cast<const int64_t*>(view->address), count, into.begin());
-    } else if (view->dtype == DType::int32) {
-        std::copy_n(reinterpret_cast<const int32_t*>(view->address), count, into.begin());
+    ArrayView view;
+    if (framework == nullptr || !framework->view(values, view) || view.shape.size() != 1) return std::nullopt;
+    const size_t count = std::min(view.size, into.size());
+    if (view.dtype == DType::int64) {
+        std::copy_n(reinterpret_cast<const int64_t*>(view.address), count, into.begin());
+    } else if (view.dtype == DType::int32) {
+        std::copy_n(reinterpret_cast<const int32_t*>(view.address), count, into.begin());
     } else {
         return std::nullopt;
     }
-    return view->size;
+    return view.size;
 }
 
 /// Reads a list or tuple of plain integers in the same way.

@@ -26,8 +26,8 @@ class MindsporeTensors : public Framework {
                 dtypes_.push_back({nb::borrow(dtype), *known});
     }
 
-    std::optional<ArrayView> view(nb::handle array) const override {
-        if (!is_true(is_contiguous_(array))) return std::nullopt;
+    bool view(nb::handle array, ArrayView& seen) const override {
+        if (!is_true(is_contiguous_(array))) return false;
         const nb::object given = nb::getattr(array, dtype_), dims = nb::getattr(array, shape_);
         for (const auto& [object, dtype] : dtypes_) {
             if (!object.is(given)) continue;
@@ -37,22 +37,21 @@ class MindsporeTensors : public Framework {
             const Shape shape(kept.get(), rank);
             const auto size = static_cast<size_t>(element_count(shape));
             const auto address = size == 0 ? 0 : nb::cast<uintptr_t>(data_ptr_(array));
-            return ArrayView{dtype, shape, size, address, std::move(kept)};
+            seen = {dtype, shape, size, address, std::move(kept)};
+            return true;
         }
-        return std::nullopt;
+        return false;
     }
 
     /// First waits for all computations that Python has requested: MindSpore may still have to write this tensor, or to
     /// read the memory of the output.
-    std::optional<ArrayView> input(nb::handle array) const override {
-        if (!is_true(at_once_()) || wants_grad(array)) return std::nullopt;
+    bool input(nb::handle array, ArrayView& seen) const override {
+        if (!is_true(at_once_()) || wants_grad(array)) return false;
         sync_();
-        return view(array);
+        return view(array, seen);
     }
 
-    std::optional<ArrayView> output(nb::handle array) const override {
-        return wants_grad(array) ? std::nullopt : view(array);
-    }
+    bool output(nb::handle array, ArrayView& seen) const override { return !wants_grad(array) && view(array, seen); }
 
     nb::object make(nb::handle like, Shape shape, Block&& block) const override {
         nb::list dims;

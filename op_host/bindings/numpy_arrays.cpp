@@ -16,12 +16,12 @@ PyArrayObject* fields(nb::handle array) {
 
 class NumpyArrays : public Framework {
   public:
-    std::optional<ArrayView> view(nb::handle array) const override { return seen(array, NPY_ARRAY_C_CONTIGUOUS); }
+    bool view(nb::handle array, ArrayView& seen) const override { return read(array, NPY_ARRAY_C_CONTIGUOUS, seen); }
 
-    std::optional<ArrayView> input(nb::handle array) const override { return view(array); }
+    bool input(nb::handle array, ArrayView& seen) const override { return read(array, NPY_ARRAY_C_CONTIGUOUS, seen); }
 
-    std::optional<ArrayView> output(nb::handle array) const override {
-        return seen(array, NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_WRITEABLE);
+    bool output(nb::handle array, ArrayView& seen) const override {
+        return read(array, NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_WRITEABLE, seen);
     }
 
     nb::object make(nb::handle like, Shape shape, Block&& block) const override {
@@ -38,14 +38,16 @@ class NumpyArrays : public Framework {
     }
 
   private:
-    std::optional<ArrayView> seen(nb::handle array, int flags) const {
+    bool read(nb::handle array, int flags, ArrayView& seen) const {
         PyArrayObject* const it = fields(array);
         const std::optional<DType> dtype = dtype_of(PyArray_DESCR(it));
-        if (!dtype || !PyArray_CHKFLAGS(it, flags)) return std::nullopt;
+        if (!dtype || !PyArray_CHKFLAGS(it, flags)) return false;
         static_assert(sizeof(npy_intp) == sizeof(int64_t));
-        const Shape shape(PyArray_DIMS(it), static_cast<size_t>(PyArray_NDIM(it)));
-        return ArrayView{*dtype, shape, static_cast<size_t>(element_count(shape)),
-                         reinterpret_cast<uintptr_t>(PyArray_DATA(it))};
+        seen.dtype = *dtype;
+        seen.shape = {PyArray_DIMS(it), static_cast<size_t>(PyArray_NDIM(it))};
+        seen.size = static_cast<size_t>(element_count(seen.shape));
+        seen.address = reinterpret_cast<uintptr_t>(PyArray_DATA(it));
+        return true;
     }
 
     /// Compares the type's number: equal dtypes may be different objects, for instance after pickling.

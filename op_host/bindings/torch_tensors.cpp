@@ -66,26 +66,27 @@ class TorchTensors : public Framework {
           level_(nb::steal(PyUnicode_InternFromString("_current_level"))),
           watchers_(std::move(watchers)) {}
 
-    std::optional<ArrayView> view(nb::handle array) const override {
+    bool view(nb::handle array, ArrayView& seen) const override {
         DLTensor tensor;
-        if (!read(array, tensor) || tensor.device.device_type != kDLCPU) return std::nullopt;
+        if (!read(array, tensor) || tensor.device.device_type != kDLCPU) return false;
         const std::optional<DType> dtype = dtype_of(tensor.dtype);
         const Shape shape(tensor.shape, static_cast<size_t>(tensor.ndim));
         const auto size = static_cast<size_t>(element_count(shape));
-        if (!dtype || (size != 0 && (tensor.data == nullptr || !is_contiguous(tensor, shape)))) return std::nullopt;
-        if (ask(is_neg_, array) || (tensor.dtype.code == kDLComplex && ask(is_conj_, array))) return std::nullopt;
-        return ArrayView{*dtype, shape, size, reinterpret_cast<uintptr_t>(tensor.data) + tensor.byte_offset};
+        if (!dtype || (size != 0 && (tensor.data == nullptr || !is_contiguous(tensor, shape)))) return false;
+        if (ask(is_neg_, array) || (tensor.dtype.code == kDLComplex && ask(is_conj_, array))) return false;
+        seen = {*dtype, shape, size, reinterpret_cast<uintptr_t>(tensor.data) + tensor.byte_offset};
+        return true;
     }
 
-    std::optional<ArrayView> input(nb::handle array) const override {
+    bool input(nb::handle array, ArrayView& seen) const override {
         for (const nb::handle watcher : watchers_)
-            if (ask(watcher)) return std::nullopt;
-        if (PyLong_AsLong(nb::getattr(forward_, level_).ptr()) >= 0) return std::nullopt;
-        if (is_true(PyObject_GetAttr(array.ptr(), requires_grad_.ptr())) && ask(records_)) return std::nullopt;
-        return view(array);
+            if (ask(watcher)) return false;
+        if (PyLong_AsLong(nb::getattr(forward_, level_).ptr()) >= 0) return false;
+        if (is_true(PyObject_GetAttr(array.ptr(), requires_grad_.ptr())) && ask(records_)) return false;
+        return view(array, seen);
     }
 
-    std::optional<ArrayView> output(nb::handle array) const override { return view(array); }
+    bool output(nb::handle array, ArrayView& seen) const override { return view(array, seen); }
 
     nb::object make(nb::handle like, Shape shape, Block&& block) const override {
         DLTensor seen;

@@ -145,7 +145,7 @@ void ShmCommunicator::run_staged() {
 /// True if two ranks hand over that many bytes in one piece, before they agree, through all of the ring in turn: lines
 /// that the peer read long ago have left its own caches, and writing them costs a fifth of taking them from there.
 bool ShmCommunicator::fits_ring(size_t bytes) const {
-    return size() == 2 && options_.path == "auto" && bytes > ring_from && bytes <= control_->layout().ring_bytes() / 4;
+    return size() == 2 && chooses_ && bytes > ring_from && bytes <= control_->layout().ring_bytes() / 4;
 }
 
 /// Returns where the next piece begins, which both ranks compute alike. It does not go over the ring's end.

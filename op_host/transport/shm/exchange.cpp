@@ -103,7 +103,7 @@ Location ShmCommunicator::announce_output(const void* output, size_t bytes) {
 
 /// Returns the bytes that this rank may read from peers' private memory into its own if two copies may be faster, or 0.
 size_t ShmCommunicator::timed_bytes(const Exchange& x, const ExchangeSummary& all, const RowWords& mine) const {
-    if (options_.path != "auto" || !allows(Path::cma) || !x.moves) return 0;
+    if (!chooses_ || !allows(Path::cma) || !x.moves) return 0;
     if ((mine.flags & row_learns) != 0 || mine.output.segment() != 0) return 0;
     if (all.from_peers <= 4 * options_.inline_bytes || all.from_peers > copied_twice) return 0;
     return outgrows_caches(all.read + all.written) ? 0 : all.from_peers;
@@ -121,7 +121,7 @@ bool ShmCommunicator::hands_over(const Exchange& x, const ExchangeSummary& all, 
 /// copy, from a few KiB on. Into private memory the alternatives are a system call per pair or a ring: then the mailbox
 /// is better up to larger sizes, even larger if ranks share processors.
 size_t ShmCommunicator::inline_capacity(const RowWords& mine) const {
-    if (options_.path != "auto" || (mine.flags & row_learns) != 0) return options_.inline_bytes;
+    if (!chooses_ || (mine.flags & row_learns) != 0) return options_.inline_bytes;
     const bool has_room = control_->has_room();
     if (mine.output.segment() != 0)  // peers' outputs are assumed to be like this one
         return has_room ? std::min(options_.inline_bytes, pushed_from) : options_.inline_bytes;

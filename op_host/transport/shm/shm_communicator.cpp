@@ -52,6 +52,7 @@ CommunicatorPtr make_shm_communicator(const CommunicatorOptions& options) {
 
 ShmCommunicator::ShmCommunicator(const CommunicatorOptions& options)
     : ControlledCommunicator(options),
+      chooses_(options.path == "auto"),
       allowed_(allowed_paths(options.path)),
       probe_word_(probe_pattern),
       peer_writer_(options.size == 2 ? 16.0 : 10.0) {

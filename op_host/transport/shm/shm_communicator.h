@@ -135,6 +135,7 @@ class ShmCommunicator final : public ControlledCommunicator {
     std::shared_ptr<Links> links_;
     std::vector<ShmPeer> peers_;
     std::shared_ptr<PointToPoint> messages_;
+    const bool chooses_;            // among the paths, by what is faster
     unsigned allowed_ = 0;          // bit per Path
     int processors_ = 0;            // of all ranks together
     size_t cache_bytes_ = 0;        // of these processors
