@@ -195,6 +195,14 @@ def check_shapes(
     return ids[0], ids[1] if len(ids) == 2 else 1
 
 
+def check_again(tokens: Sequence[int], weights: Sequence[int] | None, n: int, k: int) -> None:
+    """Raises InvalidTensorError if the shapes of tokens and weights are not those of ``n`` tokens dispatched before."""
+    if len(tokens) == 0 or tokens[0] != n:
+        raise InvalidTensorError(f"tokens has shape {tuple(tokens)}, expected {n} rows, as dispatched before")
+    if weights is not None and tuple(weights) != (n, k) and (tuple(weights), k) != ((n,), 1):
+        raise InvalidTensorError(f"gate_weights has shape {tuple(weights)}, expected {(n, k)}, as dispatched before")
+
+
 def check_outputs(shape: Sequence[int], rows: int) -> None:
     """Raises InvalidTensorError if the experts' output has another number of rows than was dispatched."""
     if len(shape) == 0 or shape[0] != rows:
