@@ -57,6 +57,34 @@ def test_other_tokens_by_the_same_way_are_as_many(ranks: Ranks) -> None:
     ranks(2)(check)
 
 
+@pytest.mark.parametrize("ids", [np.arange(4) % 2, np.zeros(4, int)], ids=["each has rows", "rank 1 has none"])
+def test_ranks_that_move_other_rows(ranks: Ranks, ids: Any) -> None:
+    """Back, and by a known way, also where the bytes of a row are as many."""
+    float32 = "rank 0 moves tokens of 8 elements of float32, rank 1 moves tokens of "
+    texts = {"int32": float32 + "8 elements of int32", "float64": float32 + "4 elements of float64"}
+    texts["shape"] = float32 + "7 elements of float32"
+    texts["records"] = float32 + "1 elements of unknown"
+
+    def check(comm: Communicator) -> None:
+        dispatcher, x = av.MoEDispatcher(2, comm), np.ones((4, 8), np.float32)
+        rows, _, state = dispatcher.dispatch(x, ids)
+        for name, text in texts.items():
+            one, all = rows, x
+            if comm.rank:
+                dtype = np.dtype({"records": "V32", "shape": "f4"}.get(name, name))
+                one, all = (np.ascontiguousarray(y).view(dtype) for y in (rows, x))
+                one, all = (one[:, :7], all[:, :7]) if name == "shape" else (one, all)
+            for call in (lambda: dispatcher.combine(one, state), lambda: dispatcher.dispatch(all, state)):  # noqa: B023
+                with pytest.raises(PeerMismatchError, match=text):
+                    call()
+        weights = np.ones((4, 1)) if comm.rank else None
+        with pytest.raises(PeerMismatchError, match=r"rank 0 and rank 1 move .* but differ in their weights"):
+            dispatcher.dispatch(x, state, weights)
+        assert np.array_equal(dispatcher.combine(rows, state), x)
+
+    ranks(2)(check)
+
+
 @pytest.mark.parametrize("differs", [{"alignment": 2}, {"payload": "int8"}, {"num_experts": 6}])
 def test_ranks_that_disagree(ranks: Ranks, differs: dict[str, Any]) -> None:
     def check(comm: Communicator) -> None:

@@ -265,6 +265,24 @@ def test_other_tokens_by_the_same_way_are_as_many(ranks: Ranks) -> None:
     ranks(2)(check)
 
 
+def test_ranks_that_move_other_rows(ranks: Ranks) -> None:
+    """Back, and by a known way."""
+
+    def check(comm: Communicator) -> None:
+        dispatcher, x = at.nn.MoEDispatcher(2, comm), torch.ones(4, 8, dtype=torch.bfloat16)
+        rows, _, state = dispatcher.dispatch(x, torch.tensor([[0], [0], [0], [0]]))
+        one, all = (rows.half(), x.half()) if comm.rank else (rows, x)
+        text = "rank 0 moves tokens of 8 elements of bfloat16, rank 1 moves tokens of 8 elements of float16"
+        for call in (lambda: dispatcher.combine(one, state), lambda: dispatcher.dispatch(all, state)):
+            with pytest.raises(PeerMismatchError, match=text):
+                call()
+        with pytest.raises(PeerMismatchError, match=r"rank 0 and rank 1 move .* but differ in their weights"):
+            dispatcher.dispatch(x, state, torch.ones(4, 1, dtype=torch.float16 if comm.rank else torch.bfloat16))
+        assert torch.equal(dispatcher.combine(rows, state), x)
+
+    ranks(2)(check)
+
+
 def test_outputs_of_another_length(ranks: Ranks) -> None:
     def check(comm: Communicator) -> None:
         dispatcher = at.nn.MoEDispatcher(2, comm)
