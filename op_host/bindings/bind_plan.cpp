@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "bindings/bindings.h"
+#include "core/token_terms.h"
 
 namespace alltoallv {
 namespace {
@@ -118,6 +119,13 @@ void bind_plan(nb::module_& m) {
             "shape",
             [](const LearningWork& self) { return tuple_of(self.exchange->request().shape_for(self.learnt->counts)); },
             nb::sig("def shape(self) -> tuple[int, ...]"), "Of the output, after the work.");
+
+    m.def(
+        "token_terms",
+        [](const std::string& dtype, int64_t elements, uint32_t digest) {
+            return token_terms(table_dtype(dtype), elements, digest);
+        },
+        "dtype"_a, "elements"_a, "digest"_a, "What ranks agree on that move tokens as bytes, for `root` of a plan.");
 
     nb::class_<Plan>(m, "Plan", "An exchange with its counts, ready to run on any buffers that fit them.")
         .def(

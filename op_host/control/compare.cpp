@@ -8,6 +8,7 @@
 #include "control/peer_words.h"
 #include "core/peer_names.h"
 #include "core/quant_terms.h"
+#include "core/token_terms.h"
 
 namespace alltoallv {
 namespace {
@@ -63,6 +64,12 @@ std::string row_difference(const ControlPlane& control, int rank_b) {
     }
     if (a.root != b.root && a.op == OpKind::quantized_all_to_all)
         return both("has " + describe_row_terms(a.root), "has " + describe_row_terms(b.root));
+    if (a.root != b.root && a.op == OpKind::all_to_all_v) {
+        const std::string of_a = describe_token_terms(a.root), of_b = describe_token_terms(b.root);
+        if (of_a != of_b) return both("moves " + of_a, "moves " + of_b);
+        return rank_text(rank_a) + " and " + rank_text(rank_b) + " move " + of_a +
+               ", but differ in their weights, choices, experts or options";
+    }
     const auto root_of = [](const Row& row) { return static_cast<int32_t>(row.root); };
     if (root_of(a) != root_of(b) && !is_quantized_reduction(a.op))
         return both("has root " + std::to_string(root_of(a)), "has root " + std::to_string(root_of(b)));

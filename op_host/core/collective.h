@@ -119,7 +119,7 @@ struct Exchange {
     std::span<const int64_t> send_counts, sdispls, recv_counts, rdispls;
     /// Displacements are in bytes: the regions are separate tensors, addressed from the lowest one.
     bool byte_displs = false;
-    /// The root of a rooted operator, or the terms of quantized_all_to_all's codes; equal on all ranks.
+    /// The root of a rooted operator, or the terms of quantized_all_to_all's codes or of tokens; equal on all ranks.
     int64_t root = 0;
     int64_t row = 1;  // elements per unit of the caller's counts, for error texts; equal on all ranks
     /// Set if `recv_counts` is empty: the peers announce the counts. Called once with these W counts; returns the

@@ -12,7 +12,7 @@ from mindspore import Tensor
 import alltoallv.mindspore as am
 from alltoallv import Communicator
 from alltoallv import numpy as av
-from alltoallv.errors import InvalidParamError
+from alltoallv.errors import InvalidParamError, InvalidTensorError, PeerMismatchError
 
 EXPERTS, K, WIDTH, TOKENS = 5, 2, 7, 12
 OPTIONS: list[tuple[dict[str, Any], dict[str, Any]]] = [
@@ -45,6 +45,27 @@ def check_dispatcher_has_the_bits_of_numpy(comm: Communicator) -> None:
         assert counts == other.dispatch(*given)[1]
         assert "payload" in options or np.array_equal(again.asnumpy(), rows.asnumpy())
         assert ours.load(state).chosen.sum() == comm.size * TOKENS * K
+
+
+def check_other_tokens_by_the_way_of_a_dispatcher(comm: Communicator) -> None:
+    """They are as many and of one dtype on all ranks, and have gradients."""
+    x, ids, w = problem(comm.rank)
+    dispatcher = am.MoEDispatcher(EXPERTS, comm)
+    rows, _, state = dispatcher.dispatch(Tensor(x), Tensor(ids))
+    with pytest.raises(InvalidTensorError, match=rf"tokens has shape \(1, {WIDTH}\), expected {TOKENS} rows"):
+        dispatcher.dispatch(Tensor(x if comm.rank else x[:1]), state)
+    with pytest.raises(PeerMismatchError, match=r"rank 0 moves .* of float32, rank 1 moves .* of float16"):
+        dispatcher.dispatch(Tensor(x.astype(np.float16) if comm.rank == 1 else x), state)
+    with pytest.raises(PeerMismatchError, match=r"rank 0 moves .* of float32, rank 1 moves .* of int32"):
+        dispatcher.combine(rows.astype(ms.int32) if comm.rank == 1 else rows, state)
+
+    def loss(x: Tensor, w: Tensor) -> Tensor:
+        rows, _, other = dispatcher.dispatch(x, state, w)
+        return (rows * other.weights.reshape(-1, 1)).sum()
+
+    by_x, by_w = ms.grad(loss, (0, 1))(Tensor(x), Tensor(w))
+    np.testing.assert_allclose(by_x.asnumpy(), np.repeat(w.sum(1, keepdims=True), WIDTH, 1), rtol=1e-5)
+    np.testing.assert_allclose(by_w.asnumpy(), np.repeat(x.sum(1, keepdims=True), K, 1), rtol=1e-4, atol=1e-5)
 
 
 def check_codes_of_a_dispatcher(comm: Communicator) -> None:

@@ -11,7 +11,7 @@ import torch
 from documented import ROOT
 
 from alltoallv import Communicator, deep_ep
-from alltoallv.errors import InvalidParamError, InvalidTensorError
+from alltoallv.errors import InvalidParamError, InvalidTensorError, PeerMismatchError
 from alltoallv.testing import Ranks
 
 EXPERTS, K, TOKENS, WIDTH = 8, 3, 6, 5
@@ -80,6 +80,35 @@ def test_a_bad_argument_of_one_rank_fails_on_all(ranks: Ranks) -> None:
             given = {"topk_idx": ids, "topk_weights": weights, **(wrong if comm.rank == 0 else {})}
             with pytest.raises((InvalidParamError, InvalidTensorError), match=None if comm.rank == 0 else "rank 0"):
                 buffer.dispatch(x, num_experts=EXPERTS, **given)
+
+    ranks(2)(check)
+
+
+def test_ranks_that_disagree(ranks: Ranks) -> None:
+    def check(comm: Communicator) -> None:
+        buffer, (x, ids, weights) = deep_ep.ElasticBuffer(comm), problem(comm.rank)
+        others: tuple[dict[str, Any], ...] = (
+            {"topk_idx": ids[:, :2], "topk_weights": weights[:, :2]},
+            {"num_experts": 2 * EXPERTS},
+            {"topk_weights": weights.half()},
+        )
+        given = {"x": x, "topk_idx": ids, "topk_weights": weights, "num_experts": EXPERTS}
+        got, *_, handle, _ = buffer.dispatch(**given)
+        for other in others:
+            with pytest.raises(PeerMismatchError, match=r"rank 0 and rank 1 move .* but differ in their weights"):
+                buffer.dispatch(**given | (other if comm.rank else {}))
+        other_x, other_got = (x.half(), got.half()) if comm.rank else (x, got)
+        for call in (
+            lambda: buffer.dispatch(**given | {"x": other_x}),
+            lambda: buffer.dispatch(other_x, handle=handle),
+            lambda: buffer.combine(other_got, handle),
+        ):
+            with pytest.raises(PeerMismatchError, match=r"rank 0 moves .* of bfloat16, rank 1 moves .* of float16"):
+                call()
+        scales = torch.ones(TOKENS, 1, dtype=torch.float16 if comm.rank else torch.bfloat16)
+        with pytest.raises(PeerMismatchError, match="rank 0 and rank 1 move"):
+            buffer.dispatch((x.to(torch.int8), scales), handle=handle)
+        assert torch.equal(buffer.dispatch(x, handle=handle)[0], got)
 
     ranks(2)(check)
 

@@ -246,6 +246,43 @@ def test_ranks_that_disagree(ranks: Ranks, differs: str) -> None:
     ranks(2)(check)
 
 
+def test_other_tokens_by_the_same_way_are_as_many(ranks: Ranks) -> None:
+    def check(comm: Communicator) -> None:
+        dispatcher, x = at.nn.MoEDispatcher(2, comm), torch.ones(4, 3)
+        rows, _, state = dispatcher.dispatch(x, torch.tensor([[0], [0], [1], [1]]))
+        wrong = {
+            "tokens has shape": (x[:3], state),
+            "gate_weights has shape": (x, state, torch.ones(3, 1)),
+            "gate_weights has dtype": (x, state, torch.ones(4, 1, dtype=torch.int64)),
+            "tokens is a list": ([1.0], state),
+        }
+        for message, arguments in wrong.items():
+            kind = TypeError if "list" in message and comm.rank == 0 else (InvalidTensorError, InvalidParamError)
+            with pytest.raises(kind, match=("" if comm.rank == 0 else "failed on rank 0: .*") + message):
+                dispatcher.dispatch(*(arguments if comm.rank == 0 else (x, state)))
+            assert torch.equal(dispatcher.dispatch(x, state)[0], rows)
+
+    ranks(2)(check)
+
+
+def test_ranks_that_move_other_rows(ranks: Ranks) -> None:
+    """Back, and by a known way."""
+
+    def check(comm: Communicator) -> None:
+        dispatcher, x = at.nn.MoEDispatcher(2, comm), torch.ones(4, 8, dtype=torch.bfloat16)
+        rows, _, state = dispatcher.dispatch(x, torch.tensor([[0], [0], [0], [0]]))
+        one, all = (rows.half(), x.half()) if comm.rank else (rows, x)
+        text = "rank 0 moves tokens of 8 elements of bfloat16, rank 1 moves tokens of 8 elements of float16"
+        for call in (lambda: dispatcher.combine(one, state), lambda: dispatcher.dispatch(all, state)):
+            with pytest.raises(PeerMismatchError, match=text):
+                call()
+        with pytest.raises(PeerMismatchError, match=r"rank 0 and rank 1 move .* but differ in their weights"):
+            dispatcher.dispatch(x, state, torch.ones(4, 1, dtype=torch.float16 if comm.rank else torch.bfloat16))
+        assert torch.equal(dispatcher.combine(rows, state), x)
+
+    ranks(2)(check)
+
+
 def test_outputs_of_another_length(ranks: Ranks) -> None:
     def check(comm: Communicator) -> None:
         dispatcher = at.nn.MoEDispatcher(2, comm)

@@ -15,6 +15,7 @@ from torch import Tensor
 import alltoallv.torch as at
 from alltoallv import Communicator
 from alltoallv import numpy as av
+from alltoallv.errors import InvalidTensorError, PeerMismatchError
 from alltoallv.testing import Ranks
 
 EXPERTS, K, WIDTH, TOKENS = 6, 2, 7, 20
@@ -105,6 +106,23 @@ def test_gradients_pass_straight_through_codes(ranks: Ranks) -> None:
         assert torch.equal(*grads)
 
     ranks(2)(check)
+
+
+def test_ranks_whose_graphs_disagree(ranks: Ranks) -> None:
+    """The operators of a graph check what is known only when it runs."""
+
+    def check(comm: Communicator) -> None:
+        dispatcher, (x, ids, weights) = at.nn.MoEDispatcher(EXPERTS, comm), problem(0)
+        rows, _, state = dispatcher.dispatch(x, ids)
+        made = compiled(lambda x, weights: dispatcher.dispatch(x, state, weights)[0], "eager")
+        with pytest.raises(PeerMismatchError, match=r"rank 0 moves .* float32, rank 1 moves .* float64"):
+            made(x.double() if comm.rank else x, weights)
+        with pytest.raises(InvalidTensorError, match=rf"tokens has shape .*, expected {len(x)} rows"):
+            made(x if comm.rank else x[:-1], weights)
+        with pytest.raises(InvalidTensorError, match=r"expert_outputs has shape .*, expected .* rows"):
+            compiled(lambda rows: dispatcher.combine(rows, state), "eager")(rows[1 - comm.rank :])
+
+    ranks(2, **COMPILING)(check)
 
 
 @BACKENDS

@@ -107,11 +107,13 @@ class ArrayMover(RowMover[Array]):
             total += each
         out[...] = total.astype(out.dtype)
 
-    def exchange(self, buffer: Array, sends: list[int], recvs: list[int] | None, begins: bool) -> Received[Array]:
+    def exchange(
+        self, buffer: Array, sends: list[int], recvs: list[int] | None, terms: int, begins: bool
+    ) -> Received[Array]:
         stride, place, core = buffer.shape[1], buffer.ctypes.data, self.comm.core
         if recvs is None:
             send = scaled(sends, stride)
-            plan = _core.Plan(core, OPERATOR, "uint8", send, packed(send), [], [], 0, stride)
+            plan = _core.Plan(core, OPERATOR, "uint8", send, packed(send), [], [], terms, stride)
 
             def made(block: _core.Block, received: Sequence[int]) -> tuple[Array, list[int]]:
                 rows = [count // stride for count in received]
@@ -123,7 +125,7 @@ class ArrayMover(RowMover[Array]):
             learnt = made(*plan.run_learning(place))
             return lambda: learnt
         received = self.room(sum(recvs), stride, "uint8")
-        plan = _core.Plan(core, OPERATOR, "uint8", *split_layout(sends, recvs, stride), 0, stride)
+        plan = _core.Plan(core, OPERATOR, "uint8", *split_layout(sends, recvs, stride), terms, stride)
         known = received, recvs
         if begins:
             work = plan.submit(place, received.ctypes.data)

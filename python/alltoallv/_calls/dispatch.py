@@ -17,7 +17,7 @@ from alltoallv._calls.dispatching import OPERATOR
 from alltoallv._calls.guard import guard
 from alltoallv._calls.headers import Bytes, Headers
 from alltoallv._calls.pieces import Piece, follow, following, places
-from alltoallv._calls.routing import Arrival, Numbers, Routing, Sending
+from alltoallv._calls.routing import Arrival, Numbers, Routing, Sending, row_terms
 
 T = TypeVar("T", bound=Any)  # a matrix of the front end, or a vector of indices
 Received = Callable[[], tuple[T, list[int]]]  # waits for rows of bytes; returns them, and how many came from each rank
@@ -99,8 +99,8 @@ class RowMover(ABC, Generic[T]):
         """Sets row t of ``out`` to the sum of rows ``places[t]``, in float32 or wider, rounded once; -1 adds zeros."""
 
     @abstractmethod
-    def exchange(self, buffer: T, sends: list[int], recvs: list[int] | None, begins: bool) -> Received[T]:
-        """Sends rows of bytes to the ranks; without ``recvs``, learns them. ``begins``: in the background."""
+    def exchange(self, buffer: T, sends: list[int], recvs: list[int] | None, terms: int, begins: bool) -> Received[T]:
+        """Sends rows of bytes to ranks with equal terms; without ``recvs``, learns them. ``begins``: in background."""
 
     def dispatch(
         self, routing: Routing, tokens: T, ids: Numbers, weights: T | None, about: str, begins: bool
@@ -117,7 +117,8 @@ class RowMover(ABC, Generic[T]):
             if weights is not None:
                 columns.append(self._column(weights)[sending.order])
             rows = _Coded(self, tokens, routing.payload)
-        going = _Going(self, rows, sending.order, sending.sends, ids.shape, columns, sending.signature, begins)
+            terms = row_terms(tokens.dtype, tokens.shape[1], sending.about)
+        going = _Going(self, rows, sending.order, sending.sends, ids.shape, columns, terms, begins)
 
         def finish() -> Arrived[T]:
             parsed = going.parse()
@@ -148,8 +149,8 @@ class RowMover(ABC, Generic[T]):
         with guard(self.comm, OPERATOR):
             columns = [] if weights is None else [self._column(weights)[order]]
             rows = _Coded(self, tokens, None)
-        width = sum(column.shape[1] for column in columns)
-        going = _Going(self, rows, order, sends, (len(tokens), k), columns, width, False)
+            terms = row_terms(tokens.dtype, tokens.shape[1], None if weights is None else weights.dtype)
+        going = _Going(self, rows, order, sends, (len(tokens), k), columns, terms, False)
         parsed, out = going.parse(), self.room(len(source), tokens.shape[1], tokens.dtype)
         for values, index, where in going.arrivals(parsed, token, source):
             self.decode(values, None, index, out, where)
@@ -162,6 +163,7 @@ class RowMover(ABC, Generic[T]):
 
         Weights ``[r]`` come back as ``[n, k]``. ``gates`` ``[r]`` multiply the rows before they travel.
         """
+        terms = row_terms(rows.dtype, rows.shape[1], payload, None if weights is None else weights.dtype)
 
         def send(piece: Piece) -> Callable[[], tuple[T, T | None]]:
             with guard(self.comm, OPERATOR):
@@ -170,13 +172,12 @@ class RowMover(ABC, Generic[T]):
                 if weights is not None:
                     parts.append((self.as_bytes(weights.reshape(-1, 1)), source))
                 buffer, columns = self.side_by_side(parts)
-            exchange = self.exchange(buffer, piece.sends, piece.recvs, begins)
+            exchange = self.exchange(buffer, piece.sends, piece.recvs, terms, begins)
 
             def received() -> tuple[T, T | None]:
                 came, _ = exchange()
-                return came[:, columns[0]], None if weights is None else self.as_values(
-                    came[:, columns[1]], weights.dtype
-                )
+                others = None if weights is None else self.as_values(came[:, columns[1]], weights.dtype)
+                return came[:, columns[0]], others
 
             return received
 
@@ -247,11 +248,10 @@ class _Coded(Generic[T]):
 
     def __init__(self, mover: RowMover[T], tokens: T, payload: str | None) -> None:
         self._mover, self._tokens, self._payload, self._done = mover, tokens, payload, 0
-        self.rows = mover.as_bytes(tokens) if payload is None else self._room(payload)
-
-    def _room(self, payload: str) -> T:
-        made: T = self._mover.room(len(self._tokens), self._mover.code_bytes(self._tokens, payload), "uint8")
-        return made
+        if payload is None:
+            self.rows = mover.as_bytes(tokens)
+        else:
+            self.rows = mover.room(len(tokens), mover.code_bytes(tokens, payload), "uint8")
 
     def until(self, end: int) -> T:
         """Returns rows of bytes, of which those before ``end`` are valid."""
@@ -277,23 +277,23 @@ class _Going(Generic[T]):
         sends: list[int],
         shape: tuple[int, ...],
         columns: list[Bytes],
-        signature: int,
+        terms: int,
         begins: bool,
     ) -> None:
         self._mover, self._coded, self._comm = mover, coded, mover.comm
-        self._widths, self._signature = [column.shape[1] for column in columns], signature
+        self._widths, self._terms = [column.shape[1] for column in columns], terms
         (tokens, k), self._width = shape, coded.rows.shape[1]
         with guard(self._comm, OPERATOR):
             self._stride = headers.row_bytes(self._width)
             self._which = headers.distinct(order // k, sends)
-            made = headers.encode(columns, sends, (signature, tokens, k), self._stride)
+            made = headers.encode(columns, sends, (terms, tokens, k), self._stride)
             now = self._which
             if follow(mover.apart, tokens, self._stride):
                 now = [these[:0] for these in now]
             else:
                 coded.until(tokens)
             buffer, counts = self._behind(made, now)
-        self._exchange = cache(mover.exchange(buffer, counts, None, begins))
+        self._exchange = cache(mover.exchange(buffer, counts, None, terms, begins))
 
     def _behind(self, made: Sequence[Bytes], which: Sequence[Numbers]) -> tuple[T, list[int]]:
         """Returns, for every rank, its header and then its rows, in one buffer, and how many rows these are."""
@@ -315,7 +315,7 @@ class _Going(Generic[T]):
             return self._mover.on_host(received[self._mover.on_device(which)])
 
         with guard(self._comm, OPERATOR):
-            return headers.decode(fetch, recvs, self._widths, self._signature, self._comm.rank)
+            return headers.decode(fetch, recvs, self._widths, self._terms, self._comm.rank)
 
     def arrivals(self, parsed: Headers, token: Numbers, source: Numbers) -> Iterator[tuple[T, T, T | None]]:
         """Yields rows of bytes, the index of one for each of the experts' rows ``where``, and ``where``.
@@ -347,4 +347,4 @@ class _Going(Generic[T]):
         with guard(self._comm, OPERATOR):
             self._coded.until(until)
             buffer, sends = self._behind([np.zeros((0, self._stride), np.uint8)] * len(which), which)
-        return self._mover.exchange(buffer, sends, recvs, True)
+        return self._mover.exchange(buffer, sends, recvs, self._terms, True)

@@ -1,8 +1,8 @@
 """A token goes once to every rank that has experts of it, behind headers that list the pairs it stands for.
 
 What goes to a rank is a matrix of bytes: rows of a header, then a row for each token. A header begins with four int32:
-a signature, the number of pairs, and how many tokens and choices of each the sender has. Columns follow, which have
-some bytes of every pair.
+the digest of the terms, the number of pairs, and how many tokens and choices of each the sender has. Columns follow,
+which have some bytes of every pair.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from alltoallv._calls.routing import Numbers
 from alltoallv.errors import PeerMismatchError
 
 Bytes = npt.NDArray[np.uint8]
+_DIGEST = 0x7FFFFFFF
 _ALIGNED = 16  # so that columns can be viewed as any dtype, and a row has room for what a header begins with
 
 
@@ -43,11 +44,11 @@ def numbered(tokens: Numbers) -> tuple[Numbers, Numbers]:
 
 
 def encode(columns: Sequence[Bytes], pairs: Sequence[int], head: Sequence[int], stride: int) -> list[Bytes]:
-    """Returns the header for every rank from columns ``[sum(pairs), width]``; ``head``: signature, tokens, choices."""
+    """Returns the header for every rank from columns ``[sum(pairs), width]``; ``head``: terms, tokens, choices."""
     made = []
     for begin, count in zip(packed(pairs), pairs, strict=True):
-        signature, *about = head
-        texts = [np.array([signature, count, *about], np.int32).view(np.uint8)]
+        terms, *about = head
+        texts = [np.array([terms & _DIGEST, count, *about], np.int32).view(np.uint8)]
         texts += [column[begin : begin + count].reshape(-1) for column in columns]
         header = np.zeros(_rows(count, [column.shape[1] for column in columns], stride) * stride, np.uint8)
         place = 0
@@ -79,16 +80,16 @@ class Headers(NamedTuple):
 
 
 def decode(
-    fetch: Callable[[Numbers], Bytes], recvs: Sequence[int], widths: Sequence[int], signature: int, rank: int
+    fetch: Callable[[Numbers], Bytes], recvs: Sequence[int], widths: Sequence[int], terms: int, rank: int
 ) -> Headers:
     """Reads the headers in the rows that arrived, ``recvs`` from every rank; ``fetch`` returns chosen rows.
 
     Raises:
-        PeerMismatchError: a peer's signature is another.
+        PeerMismatchError: a peer's terms are others, which a device compares in the first calls only.
     """
     begins = packed(recvs)
     heads = np.ascontiguousarray(fetch(np.array(begins))[:, :_ALIGNED]).view(np.int32)
-    other = np.flatnonzero(heads[:, 0] != signature)
+    other = np.flatnonzero(heads[:, 0] != terms & _DIGEST)
     if len(other):
         raise PeerMismatchError(
             f"rank {int(other[0])} dispatches other rows than rank {rank}: expected one dtype and row shape of tokens, "

@@ -87,10 +87,6 @@ class HostDispatching(Dispatching[A]):
         return rows, state.counts, state
 
     @abstractmethod
-    def again(self, tokens: Any, weights: Any, route: Route) -> tuple[A, A | None]:
-        """Sends tokens and weights along a known route; returns rows and weights."""
-
-    @abstractmethod
     def weighted(self, expert_outputs: Any, state: DispatchState[A]) -> tuple[A, Array | None]:
         """Multiplies each row by its weight in float32 or the wider dtype, rounded to the dtype of the rows.
 
@@ -138,10 +134,22 @@ class HostDispatching(Dispatching[A]):
             PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come; see `survivors`.
         """
         if isinstance(expert_ids, DispatchState):
-            rows, made = self.again(tokens, gate_weights, expert_ids.route)
-            return rows, expert_ids.counts, replace(expert_ids, weights=made)
+            route: Route = expert_ids.route
+            with guard(route.communicator, OPERATOR):
+                x, weights = self._arrays(tokens, gate_weights)
+                routing.check_again(x.shape, None if weights is None else weights.shape, route.tokens, route.k)
+            state: DispatchState[Any] = replace(expert_ids, weights=None, scales=None)
+            return self.arrived(tokens, gate_weights, *route.spread(x, weights), state)
         finish = self.begin_dispatch(tokens, expert_ids, gate_weights, async_op)
         return Pending(finish) if async_op else finish()
+
+    def _arrays(self, tokens: Any, gate_weights: Any) -> tuple[Array, Array | None]:
+        x, weights = self.array("tokens", tokens), None
+        if gate_weights is not None:
+            weights = self.array("gate_weights", gate_weights)
+            if weights.dtype.kind in "biuc":
+                raise InvalidTensorError(f"gate_weights has dtype {weights.dtype}, expected a floating-point one", 13)
+        return x, weights
 
     def begin_dispatch(
         self, tokens: Any, expert_ids: Any, gate_weights: Any, begins: bool
@@ -149,12 +157,9 @@ class HostDispatching(Dispatching[A]):
         """Starts `dispatch` and returns the function that waits for its result."""
         comm = self.member()
         with guard(comm, OPERATOR):
-            x, ids = self.array("tokens", tokens), self.array("expert_ids", expert_ids)
-            weights = None if gate_weights is None else self.array("gate_weights", gate_weights)
+            (x, weights), ids = self._arrays(tokens, gate_weights), self.array("expert_ids", expert_ids)
             shapes = x.shape, ids.shape, None if weights is None else weights.shape
             shape = routing.check_shapes(*shapes, ids.dtype.kind in "iu", ids.dtype)
-            if weights is not None and weights.dtype.kind in "biuc":
-                raise InvalidTensorError(f"gate_weights has dtype {weights.dtype}, expected a floating-point one", 13)
             weights = None if weights is None else weights.reshape(shape)
         about = f"{x.dtype} {x.shape[1:]} {None if weights is None else weights.dtype}"
         ids = ids.reshape(shape).astype(np.int64)

@@ -12,6 +12,7 @@ import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -137,7 +138,7 @@ class Routing:
         local = sent - np.concatenate([[0], ends])[owners]
         text = f"{about} {self.num_experts} {parts} {self.alignment} {self.payload} {self.combine_payload}"
         tags = np.stack([local, order // ids.shape[1]], 1).astype(np.int32)
-        return Sending(order, sends.tolist(), tags, zlib.crc32(text.encode()) & 0x7FFFFFFF)
+        return Sending(order, sends.tolist(), tags, text)
 
     def receive(self, experts: Numbers, size: int, rank: int) -> Arrival:
         """Sorts the pairs that have arrived, given by their experts in the order of ranks, and returns their rows."""
@@ -157,7 +158,7 @@ class Sending(NamedTuple):
     order: Numbers  # pairs, by rank and expert
     sends: list[int]  # pairs for every rank
     tags: npt.NDArray[np.int32]  # per pair its expert, by the receiver's numbers, and its token
-    signature: int
+    about: str  # what peers must agree on
 
 
 class Arrival(NamedTuple):
@@ -195,10 +196,25 @@ def check_shapes(
     return ids[0], ids[1] if len(ids) == 2 else 1
 
 
+def check_again(tokens: Sequence[int], weights: Sequence[int] | None, n: int, k: int) -> None:
+    """Raises InvalidTensorError if the shapes of tokens and weights are not those of ``n`` tokens dispatched before."""
+    if len(tokens) == 0 or tokens[0] != n:
+        raise InvalidTensorError(f"tokens has shape {tuple(tokens)}, expected {n} rows, as dispatched before")
+    if weights is not None and tuple(weights) != (n, k) and (tuple(weights), k) != ((n,), 1):
+        raise InvalidTensorError(f"gate_weights has shape {tuple(weights)}, expected {(n, k)}, as dispatched before")
+
+
 def check_outputs(shape: Sequence[int], rows: int) -> None:
     """Raises InvalidTensorError if the experts' output has another number of rows than was dispatched."""
     if len(shape) == 0 or shape[0] != rows:
         raise InvalidTensorError(f"expert_outputs has shape {tuple(shape)}, expected {rows} rows, as dispatched")
+
+
+@lru_cache(maxsize=256)
+def row_terms(dtype: object, columns: int, *about: object) -> int:
+    """Returns what all ranks agree on that move rows of bytes, for the root of an exchange."""
+    digest = zlib.crc32(f"{dtype} {columns} {about}".encode())
+    return _core.token_terms(str(dtype).rpartition(".")[2], columns, digest)
 
 
 def group_of(payload: str, length: int) -> int:

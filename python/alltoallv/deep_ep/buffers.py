@@ -10,6 +10,7 @@ from torch import Tensor
 
 from alltoallv._calls.dispatching import OPERATOR
 from alltoallv._calls.guard import guard
+from alltoallv._calls.routing import row_terms
 from alltoallv.deep_ep.utils import EventHandle, EventOverlap
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.torch.api.moe_ops import moe_collect
@@ -90,8 +91,9 @@ class _Buffer:
                 parts.append((mover.as_bytes(weights[token].masked_fill(foreign, 0)), None))
             sends = there.sum(0).tolist()
             buffer, columns = mover.side_by_side(parts)
-        received, recvs = mover.exchange(buffer, sends, None, False)()
-        more, k = max(worst - len(received), 0), ids.shape[1]
+            k, beside = ids.shape[1], None if weights is None else weights.dtype
+        received, recvs = mover.exchange(buffer, sends, None, _terms(x, k, experts, beside), False)()
+        more = max(worst - len(received), 0)
         made, columns = _received(x, received, columns, more)
         found = _padded(received[:, columns[0]].contiguous().view(torch.int64), more, -1)
         got = None if weights is None else _padded(received[:, columns[1]].contiguous().view(weights.dtype), more, 0)
@@ -111,7 +113,7 @@ class _Buffer:
             mover = TensorMover(comm, values)
             buffer, columns = mover.side_by_side(_parts(mover, x, handle.order // comm.size))
         sends, recvs = handle.ranks.tolist()
-        received, _ = mover.exchange(buffer, sends, recvs, False)()
+        received, _ = mover.exchange(buffer, sends, recvs, _terms(x), False)()
         return _received(x, received, columns, handle.rows - len(received))[0]
 
     def _collect(self, x: Tensor, handle: EPHandle, weights: Tensor | None, bias: Any) -> tuple[Tensor, Tensor | None]:
@@ -316,6 +318,12 @@ def _in_rank(ids: Tensor, experts: int, size: int) -> Tensor:
 
 def _parts(mover: TensorMover, x: Tokens, token: Tensor) -> list[tuple[Tensor, Tensor | None]]:
     return [(mover.as_bytes(part), token) for part in ((x,) if isinstance(x, Tensor) else x)]
+
+
+def _terms(x: Tokens, *about: object) -> int:
+    """Returns what all ranks agree on about the values, or codes and scales, and about what travels with them."""
+    first, *others = (x,) if isinstance(x, Tensor) else x
+    return row_terms(first.dtype, first.shape[1], *((part.dtype, part.shape[1]) for part in others), *about)
 
 
 def _received(x: Tokens, received: Tensor, columns: list[slice], more: int) -> tuple[Tokens, list[slice]]:

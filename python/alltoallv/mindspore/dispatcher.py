@@ -59,16 +59,11 @@ class MoEDispatcher(HostDispatching[Tensor]):
     ) -> Dispatched[Tensor]:
         """Returns the arrived rows as tensors, with their gradient."""
         pair = made, of_rows = _tensor(rows), _or_nothing(weights)
-        if tracks(tokens, gate_weights) and not self.routing.codes:
+        if tracks(tokens, gate_weights) and state.scales is None:  # codes have no gradient
             made, of_rows = _Moved.apply(tokens, gate_weights, state.route, False, lambda: pair)
         state.weights = None if gate_weights is None else of_rows
         state.scales = None if state.scales is None else _tensor(state.scales)
         return made, state.counts, state
-
-    def again(self, tokens: Tensor, weights: Tensor | None, route: Route) -> tuple[Tensor, Tensor | None]:
-        """Dispatches rows and weights again by a known route."""
-        rows, made = _Moved.apply(tokens, weights, route, False, None)
-        return rows, None if weights is None else made
 
     def weighted(self, expert_outputs: Tensor, state: DispatchState[Tensor]) -> tuple[Tensor, None]:
         """Multiplies the rows by their weights in MindSpore, so that both have gradients."""

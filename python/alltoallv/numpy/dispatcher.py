@@ -9,7 +9,7 @@ import numpy as np
 
 from alltoallv._calls import routing
 from alltoallv._calls.dispatching import DispatchState as DispatchState
-from alltoallv._calls.host_dispatching import HostDispatching, Route
+from alltoallv._calls.host_dispatching import HostDispatching
 from alltoallv.communicator import Communicator
 from alltoallv.numpy.arrays import Array, as_input, resolve
 
@@ -46,11 +46,6 @@ class MoEDispatcher(HostDispatching[Array]):
     def array(self, name: str, x: Any) -> Array:
         """Returns a contiguous array."""
         return as_input(name, x)
-
-    def again(self, tokens: Any, weights: Any, route: Route) -> tuple[Array, Array | None]:
-        """Dispatches rows and weights again by a known route."""
-        given = None if weights is None else as_input("gate_weights", weights)
-        return route.spread(as_input("tokens", tokens), given)
 
     def weighted(self, expert_outputs: Any, state: DispatchState[Array]) -> tuple[Array, Array | None]:
         """Returns rows and weights separately: the combine multiplies them."""

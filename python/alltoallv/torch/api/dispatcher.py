@@ -166,10 +166,12 @@ class MoEDispatcher(torch.nn.Module, Dispatching[Tensor]):
     def _again(
         self, tokens: Tensor, state: DispatchState, weights: Tensor | None
     ) -> tuple[Tensor, Counted, DispatchState]:
-        (n, k), tail = state.ids.shape, tokens.shape[1:]
-        if tokens.shape[0] != n:
-            raise InvalidTensorError(f"tokens has {tokens.shape[0]} rows, expected {n}, as dispatched before")
-        weights = None if weights is None else weights.reshape(n, k)
+        k = state.ids.shape[1]
+        if not is_tracing():  # in a graph, moe_spread checks the shapes
+            with guard(state.communicator or self._communicator(groups.device_of(tokens)), OPERATOR):
+                _check_tensors(tokens, state.ids, weights)
+                routing.check_again(tokens.shape, None if weights is None else weights.shape, *state.ids.shape)
+        (n, *tail), weights = tokens.shape, None if weights is None else weights.reshape(weights.shape[0], k)
         rows, made = moe_ops.moe_spread(tokens.reshape(n, math.prod(tail)), weights, *state.way, k, state.group)
         other = replace(state, weights=None if weights is None else made, scales=None)
         return rows.reshape(rows.shape[0], *tail), state.counts, other
@@ -249,18 +251,20 @@ class MoEDispatcher(torch.nn.Module, Dispatching[Tensor]):
 
 def _matrices(tokens: Tensor, ids: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """Returns expert numbers and weights of shape [n, k]."""
+    _check_tensors(tokens, ids, weights)
+    integers = not (ids.is_floating_point() or ids.is_complex() or ids.dtype is torch.bool)
+    shapes = tokens.shape, ids.shape, None if weights is None else weights.shape
+    shape = routing.check_shapes(*shapes, integers, ids.dtype)
+    return ids.reshape(shape), None if weights is None else weights.reshape(shape)
+
+
+def _check_tensors(tokens: Tensor, ids: Tensor, weights: Tensor | None) -> None:
     for name, value in (("tokens", tokens), ("expert_ids", ids), ("gate_weights", weights)):
         if not isinstance(value, Tensor) and (value is not None or name != "gate_weights"):
             raise TypeError(f"{name} is a {type(value).__name__}, expected a torch.Tensor")
     _check_dtype("tokens", tokens)
-    integers = not (ids.is_floating_point() or ids.is_complex() or ids.dtype is torch.bool)
-    shapes = tokens.shape, ids.shape, None if weights is None else weights.shape
-    shape = routing.check_shapes(*shapes, integers, ids.dtype)
-    if weights is None:
-        return ids.reshape(shape), None
-    if not weights.is_floating_point():
+    if weights is not None and not weights.is_floating_point():
         raise InvalidTensorError(f"gate_weights has dtype {weights.dtype}, expected a floating-point one", 13)
-    return ids.reshape(shape), weights.reshape(shape)
 
 
 def _check_dtype(name: str, tensor: Tensor) -> None:

@@ -24,7 +24,7 @@ from torch import Tensor
 from alltoallv._calls.dispatching import OPERATOR
 from alltoallv._calls.guard import guard
 from alltoallv._calls.pieces import pieces
-from alltoallv._calls.routing import Routing
+from alltoallv._calls.routing import Routing, check_again, check_outputs
 from alltoallv.torch.api.rows import TensorMover
 from alltoallv.torch.eager.tensors import as_input
 from alltoallv.torch.graph.library import Operator, known
@@ -156,6 +156,7 @@ def moe_spread(
     """Sends tokens ``[n, d]``, weights ``[n, k]`` along a way; returns rows ``[r, d]``, weights ``[r]`` or ``[0]``."""
     comm = communicator_of(group, tokens)
     with guard(comm, OPERATOR):
+        check_again(tokens.shape, None if weights is None else weights.shape, *ranks[2:, comm.rank].tolist())
         x, mover = as_input("tokens", tokens), TensorMover(comm, tokens)
         way = order.cpu().numpy(), source.cpu().numpy(), token.cpu().numpy(), ranks[0].tolist(), k
     rows, made = mover.spread(x, weights, *way)
@@ -181,6 +182,7 @@ def begin_collect(
     comm = communicator_of(group, rows)
     with guard(comm, OPERATOR):
         x, beside = as_input("rows", rows), None if weights is None else as_input("weights", weights)
+        check_outputs(rows.shape, source.shape[0])
         known = ranks if rows.is_cpu else ranks[:2]
         way = order.cpu().numpy(), source.cpu().numpy(), known.tolist(), token.cpu().numpy()
         made = pieces(*way, tokens, k, x.shape[1] * x.itemsize)

@@ -131,14 +131,16 @@ class TensorMover(RowMover[Tensor]):
             total += self.placed(rows, each).to(total.dtype)
         out.copy_(total)
 
-    def exchange(self, buffer: Tensor, sends: list[int], recvs: list[int] | None, begins: bool) -> Received[Tensor]:
+    def exchange(
+        self, buffer: Tensor, sends: list[int], recvs: list[int] | None, terms: int, begins: bool
+    ) -> Received[Tensor]:
         stride = buffer.shape[1]
 
         def made(output: Tensor, counts: Sequence[int]) -> tuple[Tensor, list[int]]:
             return output.view(-1, stride), [count // stride for count in counts]
 
         with guard(self.comm, OPERATOR):
-            call = calls.exchange_rows(self.comm, OPERATOR, buffer, sends, recvs)
+            call = calls.exchange_rows(self.comm, OPERATOR, buffer, sends, recvs, terms)
         if begins:
             return call.submit(made).result
         received = made(*call.run())

@@ -86,7 +86,7 @@ def exchange(
 ) -> Operation:
     """Returns the exchange of a checked layout in elements; ``row`` elements make a unit of the caller's counts.
 
-    ``root``: the root of a broadcast; for quantized rows, terms that the ranks must agree on.
+    ``root``: the root of a broadcast; for rows of bytes, terms that the ranks must agree on.
     """
     check_place(comm, input, output)
     dtype = core_name(input.dtype)

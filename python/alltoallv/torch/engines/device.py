@@ -34,7 +34,7 @@ class Call:
         dtype: The core's name of the dtype.
         layout: Of an exchange, in elements; without receive counts they are learnt.
         row: Elements per unit of the caller's counts, for messages.
-        root: The root of a broadcast; for quantized rows, what ranks must agree on beside the bytes of a row.
+        root: The root of a broadcast; for rows of bytes, what ranks must agree on beside their length.
         shape: The shape of a reduction's input.
     """
 
