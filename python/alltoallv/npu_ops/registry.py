@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import inspect
 import pkgutil
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
@@ -16,7 +18,7 @@ from alltoallv.errors import InvalidParamError
 
 __all__ = [
     "Formula", "Operator", "Refused", "differentiate", "dtype_of", "exchanges", "expect", "formulas", "function",
-    "operator", "renamed",
+    "operator", "renamed", "this_call",
 ]  # fmt: skip
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -39,10 +41,19 @@ _formulas: dict[str, Formula] = {}
 
 
 class Refused(NotImplementedError):
-    """Reports an argument's value that a formula does not cover; the operator's name is put before the text.
+    """Reports an argument's value that a formula does not cover; the operator's name is put before the text."""
 
-    A formula raises it, like InvalidParamError, before it communicates: the other ranks of its group are informed.
+
+class _Call(threading.local):
+    """Says whether this thread's call has met its peers. Until then a failure is announced to them.
+
+    Formulas check before they meet whatever could fail later on one rank alone.
     """
+
+    met = False
+
+
+this_call = _Call()
 
 
 def operator(*names: str, ignores: Sequence[str] = (), on_host: bool = True) -> Callable[[Function], Function]:
@@ -138,7 +149,7 @@ class Operator:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         given = dict(zip(self._tensors, args, strict=False)) | kwargs
-        taken = self._defaults.copy()
+        taken, this_call.met = self._defaults.copy(), False
         try:
             for argument, value in given.items():
                 if argument in self._takes:
@@ -148,18 +159,21 @@ class Operator:
                     same = value is default or (not isinstance(value, torch.Tensor) and value == default)
                     expect(same, argument, value, f"{default}")
             return self._formula.function(**taken)
-        except (Refused, InvalidParamError) as error:
+        except Exception as error:
             text = f"npu::{self._name}: {error}"
-            self._notify_peers(given, text)
-            if isinstance(error, Refused):
-                raise NotImplementedError(text) from None
-            raise InvalidParamError(text) from None
+            if not this_call.met:
+                self._notify_peers(given, text)
+            for told, kind in (Refused, NotImplementedError), (InvalidParamError, InvalidParamError):
+                if isinstance(error, told):
+                    raise kind(text) from None
+            raise
 
     def _notify_peers(self, given: dict[str, Any], why: str) -> None:
-        """Announces a refusal to the peers, which wait for it: formulas refuse before they exchange anything."""
+        """Announces a failure to the peers, which wait for it where the ranks agree on the call."""
         name = next((given[argument] for argument in ("hcom", "group_ep") if argument in given), None)
         if name is not None:
-            importlib.import_module(f"{__package__}.groups").refuse(name, self._name, why)
+            with contextlib.suppress(RuntimeError):  # nobody is left to inform: the first error counts
+                importlib.import_module(f"{__package__}.groups").refuse(name, self._name, why)
 
 
 def function(name: str, schemas: Sequence[str]) -> Callable[..., Any]:
