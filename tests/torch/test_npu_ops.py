@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import fused_cases
 import fused_trouble
@@ -11,6 +12,7 @@ import torch.distributed as dist
 from backend_groups import Grouped
 from operators import families
 
+from alltoallv.errors import PeerMismatchError
 from alltoallv.testing import Ranks
 
 
@@ -26,6 +28,48 @@ def test_operators_compute_their_formulas(ranks: Ranks) -> None:
                     case.differentiate(torch.device("cpu"))
 
     ranks(1, communicator=False)(check)
+
+
+def test_arguments_go_with_the_schema(ranks: Ranks) -> None:
+    def check(rank: int, size: int) -> None:
+        import torch
+
+        from alltoallv import npu_ops
+
+        x, gamma, known = torch.ones(2, 4), torch.ones(4), "input, gamma, epsilon"
+        for arguments, names, words in (
+            ((x, gamma), {"eps": 1e-2}, f"there is no argument eps, expected {known}"),
+            ((x, gamma, 1e-2, 3), {}, f"4 arguments are given by place, expected 3 at most: {known}"),
+            ((x, gamma, 1e-2), {"epsilon": 1e-6}, "epsilon is given by place and by name, expected once"),
+            ((x,), {}, "gamma is missing, expected input, gamma"),
+        ):
+            with pytest.raises(TypeError, match=f"npu::npu_rms_norm: {words}"):
+                npu_ops.npu_rms_norm(*arguments, **names)
+        with pytest.raises(TypeError, match="npu::npu_moe_re_routing: 3 arguments are given by place, expected 2 at"):
+            npu_ops.npu_moe_re_routing(x, torch.ones(1, 2, dtype=torch.int32), None)
+
+    ranks(1, communicator=False)(check)
+
+
+def check_names(group: str, rank: int, size: int) -> None:
+    """All ranks raise what one of them gets wrong, and the next call works."""
+    import torch
+
+    from alltoallv import npu_ops
+
+    x, scale = (torch.ones(2 * size, 4), torch.ones(4, 3), group), torch.ones(3)
+    for place, names, kind, words in (
+        ((size,), {"bais": None}, TypeError, "there is no argument bais"),
+        ((size, None), {}, TypeError, "5 arguments are given by place, expected 4 at most"),
+        ((), {}, TypeError, "world_size is missing, expected input, x2, hcom, world_size"),
+        ((size,), {"x2_scale": scale, "output_dtype": 9}, NotImplementedError, "output_dtype is 9"),
+    ):
+        for operator in ("npu_mm_reduce_scatter_base", "npu_all_gather_base_mm"):
+            call, text = getattr(npu_ops, operator), f"npu::{operator}: {words}"
+            text = f"^{text}" if rank == 1 else f"^rank 1 refuses {operator}: {text}"
+            with pytest.raises(kind if rank == 1 else PeerMismatchError, match=text):
+                call(*x, *(place if rank == 1 else (size,)), **(names if rank == 1 else {}))
+            call(*x, size)
 
 
 def check_gradients(group: str, rank: int, size: int) -> None:
@@ -56,6 +100,7 @@ def test_fused_operators_compute_their_formulas(grouped: Grouped, size: int, bac
             for case in cases:
                 case.call(torch.device("cpu"), group.group_name, rank, size)
         check_gradients(group.group_name, rank, size)
+        check_names(group.group_name, rank, size)
         fused_trouble.check(torch.device("cpu"), group.group_name, rank, size)
 
     grouped(size, backend=backend)(check)
