@@ -10,6 +10,7 @@ import fused_trouble
 import pytest
 import torch.distributed as dist
 from backend_groups import Grouped
+from operator_case import listed
 from operators import families
 
 from alltoallv.errors import PeerMismatchError
@@ -26,6 +27,103 @@ def test_operators_compute_their_formulas(ranks: Ranks) -> None:
                     case.call(torch.device("cpu"), dtype)
                 if case.gradient:
                     case.differentiate(torch.device("cpu"))
+
+    ranks(1, communicator=False)(check)
+
+
+#: Operators, arguments without rows, and the results' shapes; a tuple is the shape of a tensor of zeros.
+NO_ROWS: list[tuple[str, dict[str, Any], list[tuple[int, ...]]]] = [
+    ("npu_moe_gating_top_k", {"x": (0, 8), "k": 2, "k_group": 1, "group_count": 2}, [(0, 2), (0, 2), (0, 8)]),
+    ("npu_dynamic_quant", {"input": (0, 8), "quant_mode": "perchannel"}, [(0, 8), (8,)]),
+    ("npu_dynamic_quant", {"input": (0, 8), "quant_mode": "pertensor"}, [(0, 8), (1,)]),
+    ("npu_dequant_swiglu_quant", {"x": (0, 8), "weight_scale": (1, 8), "quant_mode": 1}, [(0, 4), (0,)]),
+    (
+        "npu_transpose_batchmatmul",
+        {"input": (2, 0, 4), "weight": (2, 4, 5), "batch_split_factor": 2},
+        [(2, 0, 5)],
+    ),
+    (
+        "npu_mrope",
+        {"positions": (0,), "query": (0, 16), "key": (0, 8), "cos_sin_cache": (9, 8), "head_size": 8},
+        [(0, 16), (0, 8)],
+    ),
+    (
+        "npu_fused_infer_attention_score",
+        dict.fromkeys(("query", "key", "value"), (0, 4, 16)) | {"num_heads": 2, "input_layout": "BSH"},
+        [(0, 4, 16), (1,)],
+    ),
+    (
+        "npu_fusion_attention",
+        dict.fromkeys(("query", "key", "value"), (0, 2, 8))
+        | {"head_num": 2, "input_layout": "TND", "actual_seq_qlen": [], "actual_seq_kvlen": []},
+        [(0, 2, 8)] * 3,
+    ),
+    (
+        "npu_scatter_pa_kv_cache_functional",
+        {"key": (0, 2, 4), "value": (0, 2, 4), "key_cache": (3, 2, 2, 4), "value_cache": (3, 2, 2, 4)}
+        | {"slot_mapping": (0,)},
+        [(3, 2, 2, 4)] * 2,
+    ),
+    (
+        "npu_gather_pa_kv_cache",
+        {"key_cache": (3, 2, 2, 4), "value_cache": (3, 2, 2, 4), "block_tables": (0, 2), "seq_lens": (0,)}
+        | {"key": (0, 2, 4), "value": (0, 2, 4)},
+        [],
+    ),
+    *(
+        (
+            "npu_kv_rmsnorm_rope_cache",
+            {"kv": (0, 1, 1, 48), "gamma": (32,), "cos": (0, 1, 1, 16), "sin": (0, 1, 1, 16), "index": (0,)}
+            | {"k_cache": (2, 4, 1, 16), "ckv_cache": (2, 4, 1, 32), "cache_mode": mode},
+            [(2, 4, 1, 16), (2, 4, 1, 32), (0,), (0,)],
+        )
+        for mode in ("PA_NZ", "PA_BLK_BNSD", "PA_BLK_NZ")
+    ),
+    (
+        "npu_moe_token_unpermute_with_routing_map",
+        {"permuted_tokens": (0, 8), "sorted_indices": (0,), "restore_shape": [0, 8]},
+        [(0, 8)],
+    ),
+    # Rows of tokens whose choices were all dropped.
+    (
+        "npu_moe_token_unpermute_with_routing_map",
+        {"permuted_tokens": (0, 8), "sorted_indices": (2,), "restore_shape": [2, 8]},
+        [(2, 8)],
+    ),
+    ("npu_moe_token_unpermute", {"permuted_tokens": (0, 8), "sorted_indices": (4,), "probs": (2, 2)}, [(2, 8)]),
+    (
+        "npu_moe_finalize_routing",
+        {"expanded_permuted_rows": (0, 8), "skip1": None, "skip2": None, "bias": None, "scales": (2, 2)}
+        | {"expanded_src_to_dst_row": (4,), "export_for_source_row": None},
+        [(2, 8)],
+    ),
+]
+INTEGERS = (
+    *("positions", "slot_mapping", "block_tables", "seq_lens", "index", "sorted_indices"),
+    "expanded_src_to_dst_row",
+)
+
+
+def test_operators_take_no_rows(ranks: Ranks) -> None:
+    def check(rank: int, size: int) -> None:
+        import torch
+
+        from alltoallv import npu_ops
+
+        for operator, arguments, shapes in NO_ROWS:
+            given: dict[str, Any] = {
+                name: torch.zeros(value, dtype=torch.int32 if name in INTEGERS else torch.float32)
+                if isinstance(value, tuple)
+                else value
+                for name, value in arguments.items()
+            }
+            made = listed(getattr(npu_ops, operator)(**given))
+            assert [tuple(x.shape) for x in made[: len(shapes)]] == shapes, operator
+            assert not any(x.any() for x in made[: len(shapes)]), operator
+        dropped = npu_ops.npu_moe_token_unpermute(
+            torch.tensor([[torch.inf]]), torch.tensor([0, 5], dtype=torch.int32), torch.ones(1, 2)
+        )
+        assert dropped.tolist() == [[torch.inf]]  # not NaN: what was dropped adds zero
 
     ranks(1, communicator=False)(check)
 
@@ -70,6 +168,7 @@ def check_names(group: str, rank: int, size: int) -> None:
             with pytest.raises(kind if rank == 1 else PeerMismatchError, match=text):
                 call(*x, *(place if rank == 1 else (size,)), **(names if rank == 1 else {}))
             call(*x, size)
+    assert npu_ops.npu_mm_all_reduce_base(torch.ones(0, 4), torch.ones(4, 3), group).shape == (0, 3)
 
 
 def check_gradients(group: str, rank: int, size: int) -> None:
