@@ -20,7 +20,7 @@ from alltoallv import (
     QuantAllReduceParam,
     QuantType,
 )
-from alltoallv.errors import AllToAllVError, PeerMismatchError
+from alltoallv.errors import AllToAllVError, InvalidParamError, PeerMismatchError
 from alltoallv.extras import extra
 from alltoallv.quantization.feedback import Feedback
 from alltoallv.testing import quantized, reference
@@ -87,6 +87,9 @@ def _exchange(comm: Communicator, tensor: Callable[[Array], Any], array: Callabl
         with pytest.raises(AllToAllVError, match=message) as caught:
             _ = operation(given, out=target) if rank == 0 else operation(x)
         assert caught.value.code == code, message
+    for timeout in (-5, 0, "soon"):
+        with pytest.raises(InvalidParamError, match=f"timeout is {timeout!r}, expected seconds above 0"):
+            operation(x, timeout=timeout if rank == 0 else None)
     assert_bits_equal(array(operation(x)), expected.astype(np.float32))
 
 
@@ -115,6 +118,7 @@ def check_quantized(
         (operation, (tensor(codes[rank].astype(np.float32)), *given[1:]), 13, "float32"),
         (operation, (tensor(codes[rank][:, :8]), *given[1:]), 8, "multiple of 16"),
         (partial(operation, out=tensor(wanted[1:])), given, 8, r"output has shape \[134, 48\], expected \[135, 48\]"),
+        (partial(operation, timeout=-5), given, 1, "timeout is -5, expected seconds above 0"),
         (elsewhere, given, 1, f"rank and rank_size are 0 and {size + 1}, expected 0 and {size}"),
     ):
         with pytest.raises(AllToAllVError, match=message) as caught:

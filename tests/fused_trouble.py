@@ -15,6 +15,29 @@ if TYPE_CHECKING:
     import torch
 
 DISPATCH, EXCHANGE, GATHER = "npu_moe_distribute_dispatch_v2", "npu_alltoallv_gmm", "npu_all_gather_base_mm"
+COMBINE, NORM = "npu_moe_distribute_combine_v2", "npu_moe_distribute_combine_add_rms_norm"
+REDUCE = "npu_mm_all_reduce_base"
+SCALE, WRONG = {"x2_scale": np.ones(5, np.float32)}, np.ones(3)
+
+#: What one rank alone gets wrong: the operator, its changed arguments, and the argument that the error names.
+REFUSED: list[tuple[str, Any, str]] = [
+    (DISPATCH, lambda one: {"x": one["x"][1:]}, "x"),
+    (DISPATCH, lambda one: {"x_active_mask": np.ones(3, bool)}, "x_active_mask"),
+    (DISPATCH, lambda one: {"expert_scales": np.ones((3, 2), np.float32)}, "expert_scales"),
+    (DISPATCH, lambda one: {"quant_mode": 2, "scales": np.ones((1, 16), np.float32)}, "scales"),
+    (COMBINE, lambda one: {"expand_x": one["expand_x"][:1]}, "expand_x"),
+    (COMBINE, lambda one: {"ep_send_counts": one["ep_send_counts"][1:]}, "ep_send_counts"),
+    (COMBINE, lambda one: {"shared_expert_x": WRONG}, "shared_expert_x"),
+    (NORM, lambda one: {"gamma": WRONG}, "gamma"),
+    (EXCHANGE, lambda one: {"mm_x": np.ones((3, 8)), "mm_weight": np.ones((7, 5))}, "mm_weight"),
+    ("npu_alltoallv_quant_gmm", lambda one: {"gmm_x_scale": WRONG}, "gmm_x_scale"),
+    (GATHER, lambda one: {"bias": WRONG}, "bias"),
+    ("npu_mm_reduce_scatter_base", lambda one: {"bias": WRONG}, "bias"),
+    ("npu_matmul_all_to_all", lambda one: {"bias": WRONG}, "bias"),
+    ("npu_quant_matmul_all_to_all", lambda one: {"x2_scale": WRONG}, "x2_scale"),
+    ("npu_quant_matmul_all_to_all", lambda one: {"y_dtype": 9}, "y_dtype"),
+    (REDUCE, lambda one: {"comm_quant_scale_1": np.ones(5)}, "comm_quant_scale_2"),
+]
 
 
 def check(device: torch.device, group: str, rank: int, size: int) -> None:
@@ -100,7 +123,21 @@ def check(device: torch.device, group: str, rank: int, size: int) -> None:
     expect(
         call(operator, ALLTOALLV_NPU_LIMITS="keep"), InvalidParamError, f"ep_world_size is {size}, expected one of 8,"
     )
+    for operator, change, argument in REFUSED:
+        error = call(operator, change if rank == 1 else None)
+        if rank == 1:
+            expect(error, NotImplementedError, f"npu::{operator}: {argument} is ")
+        else:
+            expect(error, PeerMismatchError, f"rank 1 refuses {operator}: npu::{operator}: {argument} is ")
+    operator = REDUCE
+    error = call(operator, lambda one: {"antiquant_scale": WRONG} if rank == 1 else {})
+    if rank == 1:
+        expect(error, RuntimeError, "size of tensor")
+    else:
+        expect(error, PeerMismatchError, f"rank 1 refuses {operator}: npu::{operator}: The size of tensor")
     operator = GATHER
+    error = call(operator, lambda one: SCALE | ({"x1_scale": np.ones(4, np.float32)} if rank == 1 else {}))
+    expect(error, PeerMismatchError, "the presence of scales is 0 on rank 0 and 1 on rank 1")
     expect(
         call(operator if rank else EXCHANGE),
         PeerMismatchError,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -73,6 +74,15 @@ def wrong(comm: Communicator) -> None:
         ragged_all_to_all(x, x[:, :1], table, table, table, table, group=comm)
     with pytest.raises(InvalidParamError, match=r"send_sizes is int32.*expected 2 integers"):
         ragged_all_to_all(x, x, table, table[:1], table, table, group=comm)
+    y = jnp.zeros((4, 2), jnp.bfloat16 if comm.rank == 0 else jnp.float32)
+    peers = jax.errors.JaxRuntimeError, "failed on rank 0: output is bfloat16"
+    for run in (partial(ragged_all_to_all, group=comm), jax.jit(partial(ragged_all_to_all, group=comm))):
+        earlier = [run(x + i, x, *[table * 0] * 4) for i in range(3)]  # they may still run when this rank refuses
+        kind, text = (InvalidTensorError, "^output is bfloat16") if comm.rank == 0 else peers
+        with pytest.raises(kind, match=text):
+            jax.block_until_ready(run(x, y, *[table * 0] * 4))
+        jax.block_until_ready(earlier)
+        assert jax.block_until_ready(run(x, x, *[table * 0] * 4)).shape == (4, 2)
     sizes = table * 9 if comm.rank == 0 else table
     with pytest.raises(jax.errors.JaxRuntimeError, match="rank 0" if comm.rank else "send_counts"):
         jax.block_until_ready(ragged_all_to_all(x, x, table, sizes, table, table, group=comm))

@@ -14,6 +14,7 @@ from mint_calls import CALLS, call_broadcast, equal, given
 
 import alltoallv.mindspore as am
 from alltoallv import Communicator
+from alltoallv.mindspore import comm_func
 from alltoallv.mindspore import distributed as ours
 
 THEIRS = {name: getattr(mint.distributed, name) for name in mint.distributed.__all__}
@@ -37,6 +38,30 @@ def check_mint_refusal_of_one_rank(comm: Communicator) -> None:
         ours.all_reduce(x, "test" if comm.rank == 0 else "sum")
     ours.all_reduce(x)
     equal(x, given(0) + given(1))
+
+
+def check_comm_func_refusal_of_one_rank(comm: Communicator) -> None:
+    """As with mint's functions, also where only the arguments of comm_func are wrong."""
+    am.init()
+    x, scalar, odd = Tensor(given(comm.rank)), Tensor(1.0), Tensor(given(comm.rank, 3))
+    for name, wrong, right in (
+        ("all_reduce", (3,), (x,)),
+        ("reduce", (3, 0), (x, 0)),
+        ("broadcast", (3,), (x,)),
+        ("all_gather_into_tensor", (scalar,), (x,)),
+        ("reduce_scatter_tensor", (odd,), (x,)),
+        ("scatter_tensor", (odd,), (x,)),
+        ("gather_into_tensor", (scalar,), (x,)),
+        ("all_to_all_with_output_shape", ([(2, 3)] * 2, 3), ([(2, 3)] * 2, [x, x])),
+        ("all_to_all_single_with_output_shape", ((2, "3"), x), ((2, 3), x)),
+        ("all_to_all_v_c", (x.copy(), x, [1, 1, 1]), (x.copy(), x, [1] * 4)),
+    ):
+        call = getattr(comm_func, name)
+        with pytest.raises(
+            (TypeError, ValueError), match="Expected|expected|matrix" if comm.rank == 0 else "on rank 0"
+        ):
+            call(*(wrong if comm.rank == 0 else right))
+        call(*right)
 
 
 def check_mint_no_warning_at_calls(comm: Communicator) -> None:

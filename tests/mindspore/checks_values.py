@@ -119,3 +119,16 @@ def check_outputs_outlive_their_communicator(comm: Communicator) -> None:
         y = am.all_to_all_v(Tensor(np.arange(2000, dtype=np.float32)), [1000, 1000], [1000, 1000], group=short)
     first = 1000 * comm.rank
     equal(y, [*range(first, first + 1000)] * 2)
+
+
+def check_experts_rows_of_every_dtype(comm: Communicator) -> None:
+    """Rows of two experts are put in order on both ranks."""
+    rows = 10.0 * comm.rank + np.arange(4.0).repeat(3).reshape(4, 3)
+    for dtype in (ms.bfloat16, ms.bool_, ms.complex64, ms.uint16):
+        x = Tensor(rows.astype(np.float32)).astype(dtype)
+        scattered = am.global_scatter(x, [1, 1, 1, 1], [1, 1, 1, 1], group=comm)
+        theirs = [[2.0 * comm.rank + expert + 10 * card for card in (0, 1)] for expert in (0, 1)]
+        equal(
+            scattered, Tensor(np.float32(theirs).reshape(4, 1).repeat(3, 1)).astype(dtype).astype(ms.float32).asnumpy()
+        )
+        equal(am.global_gather(scattered, [1, 1, 1, 1], [1, 1, 1, 1], group=comm), x.astype(ms.float32).asnumpy())

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import fused_cases
 import fused_trouble
 import pytest
 import torch.distributed as dist
 from backend_groups import Grouped
+from operator_case import listed
 from operators import families
 
+from alltoallv.errors import PeerMismatchError
 from alltoallv.testing import Ranks
 
 
@@ -26,6 +29,146 @@ def test_operators_compute_their_formulas(ranks: Ranks) -> None:
                     case.differentiate(torch.device("cpu"))
 
     ranks(1, communicator=False)(check)
+
+
+#: Operators, arguments without rows, and the results' shapes; a tuple is the shape of a tensor of zeros.
+NO_ROWS: list[tuple[str, dict[str, Any], list[tuple[int, ...]]]] = [
+    ("npu_moe_gating_top_k", {"x": (0, 8), "k": 2, "k_group": 1, "group_count": 2}, [(0, 2), (0, 2), (0, 8)]),
+    ("npu_dynamic_quant", {"input": (0, 8), "quant_mode": "perchannel"}, [(0, 8), (8,)]),
+    ("npu_dynamic_quant", {"input": (0, 8), "quant_mode": "pertensor"}, [(0, 8), (1,)]),
+    ("npu_dequant_swiglu_quant", {"x": (0, 8), "weight_scale": (1, 8), "quant_mode": 1}, [(0, 4), (0,)]),
+    (
+        "npu_transpose_batchmatmul",
+        {"input": (2, 0, 4), "weight": (2, 4, 5), "batch_split_factor": 2},
+        [(2, 0, 5)],
+    ),
+    (
+        "npu_mrope",
+        {"positions": (0,), "query": (0, 16), "key": (0, 8), "cos_sin_cache": (9, 8), "head_size": 8},
+        [(0, 16), (0, 8)],
+    ),
+    (
+        "npu_fused_infer_attention_score",
+        dict.fromkeys(("query", "key", "value"), (0, 4, 16)) | {"num_heads": 2, "input_layout": "BSH"},
+        [(0, 4, 16), (1,)],
+    ),
+    (
+        "npu_fusion_attention",
+        dict.fromkeys(("query", "key", "value"), (0, 2, 8))
+        | {"head_num": 2, "input_layout": "TND", "actual_seq_qlen": [], "actual_seq_kvlen": []},
+        [(0, 2, 8)] * 3,
+    ),
+    (
+        "npu_scatter_pa_kv_cache_functional",
+        {"key": (0, 2, 4), "value": (0, 2, 4), "key_cache": (3, 2, 2, 4), "value_cache": (3, 2, 2, 4)}
+        | {"slot_mapping": (0,)},
+        [(3, 2, 2, 4)] * 2,
+    ),
+    (
+        "npu_gather_pa_kv_cache",
+        {"key_cache": (3, 2, 2, 4), "value_cache": (3, 2, 2, 4), "block_tables": (0, 2), "seq_lens": (0,)}
+        | {"key": (0, 2, 4), "value": (0, 2, 4)},
+        [],
+    ),
+    *(
+        (
+            "npu_kv_rmsnorm_rope_cache",
+            {"kv": (0, 1, 1, 48), "gamma": (32,), "cos": (0, 1, 1, 16), "sin": (0, 1, 1, 16), "index": (0,)}
+            | {"k_cache": (2, 4, 1, 16), "ckv_cache": (2, 4, 1, 32), "cache_mode": mode},
+            [(2, 4, 1, 16), (2, 4, 1, 32), (0,), (0,)],
+        )
+        for mode in ("PA_NZ", "PA_BLK_BNSD", "PA_BLK_NZ")
+    ),
+    (
+        "npu_moe_token_unpermute_with_routing_map",
+        {"permuted_tokens": (0, 8), "sorted_indices": (0,), "restore_shape": [0, 8]},
+        [(0, 8)],
+    ),
+    # Rows of tokens whose choices were all dropped.
+    (
+        "npu_moe_token_unpermute_with_routing_map",
+        {"permuted_tokens": (0, 8), "sorted_indices": (2,), "restore_shape": [2, 8]},
+        [(2, 8)],
+    ),
+    ("npu_moe_token_unpermute", {"permuted_tokens": (0, 8), "sorted_indices": (4,), "probs": (2, 2)}, [(2, 8)]),
+    (
+        "npu_moe_finalize_routing",
+        {"expanded_permuted_rows": (0, 8), "skip1": None, "skip2": None, "bias": None, "scales": (2, 2)}
+        | {"expanded_src_to_dst_row": (4,), "export_for_source_row": None},
+        [(2, 8)],
+    ),
+]
+INTEGERS = (
+    *("positions", "slot_mapping", "block_tables", "seq_lens", "index", "sorted_indices"),
+    "expanded_src_to_dst_row",
+)
+
+
+def test_operators_take_no_rows(ranks: Ranks) -> None:
+    def check(rank: int, size: int) -> None:
+        import torch
+
+        from alltoallv import npu_ops
+
+        for operator, arguments, shapes in NO_ROWS:
+            given: dict[str, Any] = {
+                name: torch.zeros(value, dtype=torch.int32 if name in INTEGERS else torch.float32)
+                if isinstance(value, tuple)
+                else value
+                for name, value in arguments.items()
+            }
+            made = listed(getattr(npu_ops, operator)(**given))
+            assert [tuple(x.shape) for x in made[: len(shapes)]] == shapes, operator
+            assert not any(x.any() for x in made[: len(shapes)]), operator
+        dropped = npu_ops.npu_moe_token_unpermute(
+            torch.tensor([[torch.inf]]), torch.tensor([0, 5], dtype=torch.int32), torch.ones(1, 2)
+        )
+        assert dropped.tolist() == [[torch.inf]]  # not NaN: what was dropped adds zero
+
+    ranks(1, communicator=False)(check)
+
+
+def test_arguments_go_with_the_schema(ranks: Ranks) -> None:
+    def check(rank: int, size: int) -> None:
+        import torch
+
+        from alltoallv import npu_ops
+
+        x, gamma, known = torch.ones(2, 4), torch.ones(4), "input, gamma, epsilon"
+        for arguments, names, words in (
+            ((x, gamma), {"eps": 1e-2}, f"there is no argument eps, expected {known}"),
+            ((x, gamma, 1e-2, 3), {}, f"4 arguments are given by place, expected 3 at most: {known}"),
+            ((x, gamma, 1e-2), {"epsilon": 1e-6}, "epsilon is given by place and by name, expected once"),
+            ((x,), {}, "gamma is missing, expected input, gamma"),
+        ):
+            with pytest.raises(TypeError, match=f"npu::npu_rms_norm: {words}"):
+                npu_ops.npu_rms_norm(*arguments, **names)
+        with pytest.raises(TypeError, match="npu::npu_moe_re_routing: 3 arguments are given by place, expected 2 at"):
+            npu_ops.npu_moe_re_routing(x, torch.ones(1, 2, dtype=torch.int32), None)
+
+    ranks(1, communicator=False)(check)
+
+
+def check_names(group: str, rank: int, size: int) -> None:
+    """All ranks raise what one of them gets wrong, and the next call works."""
+    import torch
+
+    from alltoallv import npu_ops
+
+    x, scale = (torch.ones(2 * size, 4), torch.ones(4, 3), group), torch.ones(3)
+    for place, names, kind, words in (
+        ((size,), {"bais": None}, TypeError, "there is no argument bais"),
+        ((size, None), {}, TypeError, "5 arguments are given by place, expected 4 at most"),
+        ((), {}, TypeError, "world_size is missing, expected input, x2, hcom, world_size"),
+        ((size,), {"x2_scale": scale, "output_dtype": 9}, NotImplementedError, "output_dtype is 9"),
+    ):
+        for operator in ("npu_mm_reduce_scatter_base", "npu_all_gather_base_mm"):
+            call, text = getattr(npu_ops, operator), f"npu::{operator}: {words}"
+            text = f"^{text}" if rank == 1 else f"^rank 1 refuses {operator}: {text}"
+            with pytest.raises(kind if rank == 1 else PeerMismatchError, match=text):
+                call(*x, *(place if rank == 1 else (size,)), **(names if rank == 1 else {}))
+            call(*x, size)
+    assert npu_ops.npu_mm_all_reduce_base(torch.ones(0, 4), torch.ones(4, 3), group).shape == (0, 3)
 
 
 def check_gradients(group: str, rank: int, size: int) -> None:
@@ -56,6 +199,7 @@ def test_fused_operators_compute_their_formulas(grouped: Grouped, size: int, bac
             for case in cases:
                 case.call(torch.device("cpu"), group.group_name, rank, size)
         check_gradients(group.group_name, rank, size)
+        check_names(group.group_name, rank, size)
         fused_trouble.check(torch.device("cpu"), group.group_name, rank, size)
 
     grouped(size, backend=backend)(check)

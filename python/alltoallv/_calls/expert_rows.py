@@ -61,7 +61,9 @@ class ExpertRows(Generic[A]):
             if comm is None:
                 return None  # type: ignore[return-value]
             x, local, global_ = self._checked("global_gather", comm, x, local_count, global_count, "global_count")
-            return self._exchanged(self._transposed(x, global_.T), global_.sum(1), local.sum(1), comm)
+            with guard(comm, "all_to_all_v"):
+                x = self._transposed(x, global_.T)
+            return self._exchanged(x, global_.sum(1), local.sum(1), comm)
 
         self.global_scatter, self.global_gather = global_scatter, global_gather
 

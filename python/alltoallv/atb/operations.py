@@ -72,17 +72,18 @@ class AllToAllVOperation(Operation):
             HcclError: on NPU, a call into HCCL failed.
         """
         adapter = self._adapter(x)
-        y: A = adapter.call(self._exchange, adapter, x, out, -1.0 if timeout is None else timeout)
+        y: A = adapter.call(self._exchange, adapter, x, out, timeout)
         return y
 
-    def _exchange(self, adapter: Adapter[A], x: A, out: A | None, timeout: float) -> A:
+    def _exchange(self, adapter: Adapter[A], x: A, out: A | None, timeout: float | None) -> A:
+        limit = self._checked(_core.read_timeout, timeout)
         x = self._checked(self._as_input, "x", x, adapter)
         if out is not None:
             self._checked(self._check_output, out, adapter)
         target = self._set_up(adapter, [x], out)
 
         def start(read: Region, written: Region, stream: int) -> None:
-            self._core.execute([read], [written], timeout, stream)
+            self._core.execute([read], [written], limit, stream)
 
         if self._npu or adapter.queues():
             adapter.launch(x, target, start)

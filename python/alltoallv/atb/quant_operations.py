@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -18,7 +19,7 @@ from alltoallv.atb.operation import A, Operation, describe
 from alltoallv.atb.params import DeviceInfo
 from alltoallv.atb.quant_params import QuantAllReduceParam, QuantType
 from alltoallv.communicator import Communicator
-from alltoallv.errors import InvalidParamError, InvalidTensorError
+from alltoallv.errors import AllToAllVError, InvalidParamError, InvalidTensorError
 from alltoallv.quantization.feedback import Feedback
 from alltoallv.quantization.spec import Quantization, QuantizedReduction
 
@@ -99,8 +100,7 @@ class QuantAllReduceOperation(Operation):
             HcclError: on NPU, a call into HCCL failed.
         """
         adapter = self._adapter(x)
-        limit = -1.0 if timeout is None else timeout
-        y: A = adapter.call(self._reduce, adapter, x, scale, offset, out, error_feedback, limit)
+        y: A = adapter.call(self._reduce, adapter, x, scale, offset, out, error_feedback, timeout)
         return y
 
     def _reduce(
@@ -111,10 +111,11 @@ class QuantAllReduceOperation(Operation):
         offset: A | None,
         out: A | None,
         feedback: Feedback[Any] | None,
-        timeout: float,
+        timeout: float | None,
     ) -> A:
         if self._engine is None and self._communicator is None and adapter.device(x) not in ("cpu", "npu"):
             self._use(adapter.engine(x, None))
+        limit = self._checked(_core.read_timeout, timeout)
         given = [(name, a) for name, a in (("x", x), ("scale", scale), ("offset", offset)) if a is not None]
         inputs: list[A] = [self._checked(self._as_input, name, a, adapter) for name, a in given]
         states = [] if feedback is None else self._checked(self._states, feedback, inputs[0], adapter)
@@ -125,7 +126,7 @@ class QuantAllReduceOperation(Operation):
             self._engine = adapter.engine(x, self._member)
         if self._engine is None:
             places = [adapters.find("x", a).region(a) for a in (*inputs, target, *states)]
-            self._core.execute(places[: len(inputs)], places[len(inputs) :], timeout)
+            self._core.execute(places[: len(inputs)], places[len(inputs) :], limit)
         else:
             self._checked(adapter.check_place, self._engine, inputs[0], target, *states)
             request = self._checked(self._request, adapter, inputs, target)
@@ -206,4 +207,5 @@ class _GroupChecks:
                 )
 
     def announce(self, code: int, message: str) -> None:
-        self._group.fail(_OPERATOR, InvalidTensorError(message, code))
+        with contextlib.suppress(AllToAllVError):  # nobody is left to inform: the first error counts
+            self._group.fail(_OPERATOR, InvalidTensorError(message, code))

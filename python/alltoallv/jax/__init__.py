@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from alltoallv import communicator
 from alltoallv import numpy as av
+from alltoallv._calls.guard import guard
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.extras import extra
@@ -51,22 +52,32 @@ def ragged_all_to_all(
         ``output`` with the received rows; all other rows keep their values.
 
     Raises:
-        InvalidTensorError: shapes or dtypes do not fit, when the call is traced.
-        jax.errors.JaxRuntimeError: what `alltoallv.numpy.all_to_all_v` raises when it runs, with its text.
+        InvalidTensorError, InvalidParamError: an argument's shape or dtype does not fit, when the call is traced.
+        jax.errors.JaxRuntimeError: what `alltoallv.numpy.all_to_all_v` raises when it runs, with its text; also if a
+            peer refuses its arguments.
     """
     comm = communicator.default() if group is None else group
-    tables = (input_offsets, send_sizes, output_offsets, recv_sizes)
-    operand, output, *tables = map(jax.numpy.asarray, (operand, output, *tables))  # type: ignore[assignment]
+    with guard(comm, "all_to_all_single"):
+        try:
+            given = _checked(comm.size, operand, output, input_offsets, send_sizes, output_offsets, recv_sizes)
+        except Exception:
+            jax.effects_barrier()  # earlier calls may still run, and the peers wait in them first
+            raise
+    return _exchange(comm, *given)
+
+
+def _checked(size: int, *given: Any) -> list[Any]:
+    operand, output, *tables = map(jax.numpy.asarray, given)
     if operand.dtype != output.dtype or operand.shape[1:] != output.shape[1:] or not operand.ndim or not output.ndim:
         found = f"{output.dtype}{list(output.shape)}"
         raise InvalidTensorError(
             f"output is {found}, expected rows like those of operand, {operand.dtype}{list(operand.shape)}"
         )
     for name, table in zip(("input_offsets", "send_sizes", "output_offsets", "recv_sizes"), tables, strict=True):
-        if table.shape != (comm.size,) or not jax.numpy.issubdtype(table.dtype, jax.numpy.integer):
+        if table.shape != (size,) or not jax.numpy.issubdtype(table.dtype, jax.numpy.integer):
             found = f"{table.dtype}{list(table.shape)}"
-            raise InvalidParamError(f"{name} is {found}, expected {comm.size} integers, one for every rank")
-    return _exchange(comm, operand, output, *tables)
+            raise InvalidParamError(f"{name} is {found}, expected {size} integers, one for every rank")
+    return [operand, output, *tables]
 
 
 def _learnt(comm: Communicator, tables: Any) -> list[Array]:

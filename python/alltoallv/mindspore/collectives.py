@@ -93,12 +93,13 @@ def reduce_scatter(
 
     ``input_list`` has one tensor per rank, of any sizes, but the same on all ranks. ``op`` as in `all_reduce`.
     """
-    counts = None
+    comm, counts = enter(group), None
     if in_queue() and isinstance(input_list, list | tuple) and all(isinstance(x, Tensor) for x in input_list):
-        counts = [x.size for x in input_list]  # addresses are not known yet: count as for one tensor
-        input_list = ops.concat([x.reshape(-1) for x in input_list])
+        with guard(comm, "reduce_scatter"):
+            counts = [x.size for x in input_list]  # addresses are not known yet: count as for one tensor
+            input_list = ops.concat([x.reshape(-1) for x in input_list])
     about: dict[str, Any] = {"op": op, "counts": counts, "gradient": _scattered_sum(op)}
-    return front_end.call(declared.reduce_scatter, group, async_op, output, input_list, **about)
+    return front_end.call(declared.reduce_scatter, comm, async_op, output, input_list, **about)
 
 
 @_ending

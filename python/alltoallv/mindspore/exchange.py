@@ -6,11 +6,13 @@ from mindspore import Tensor, ops
 
 from alltoallv._calls.expert_rows import ExpertRows, Order
 from alltoallv.mindspore.front_end import front_end
+from alltoallv.mindspore.tensors import in_queue
 
 
 class _Rows(ExpertRows[Tensor]):
     def permuted(self, x: Tensor, order: Order) -> Tensor:
-        return ops.gather(x, Tensor(order), 0)  # works on a device, too
+        # MindSpore's own works on a device, but on CPU not for all dtypes.
+        return ops.gather(x, Tensor(order), 0) if in_queue() else super().permuted(x, order)
 
 
 all_to_all_v = front_end.all_to_all_v

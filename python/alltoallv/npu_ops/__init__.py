@@ -12,7 +12,8 @@ gradients wherever the formula has any. Operators that communicate take in place
 (``python -m alltoallv run --emulate-npu``) the same formulas run behind the real torch_npu.
 
 An operator that is not here raises AttributeError. A value that a formula does not cover raises NotImplementedError,
-and one that the device would refuse raises InvalidParamError; both name the argument.
+and one that the device would refuse raises InvalidParamError; both name the argument. An argument that the operator's
+schema does not have, or has but once or by name only, raises TypeError.
 """
 
 from __future__ import annotations

@@ -29,6 +29,17 @@ def _lengths(given: Sequence[int] | None, batch: int, default: int) -> list[int]
     return lengths * batch if len(lengths) == 1 else lengths[:batch]
 
 
+@operator("_npu_fused_infer_attention_score_infer_output", ignores=("*",))
+def infer_output(query: Tensor, input_layout: str, num_heads: int, softmax_lse_flag: bool) -> tuple[Tensor, Tensor]:
+    """Returns zeroed tensors for the results, whose heads are as wide as the query's."""
+    layout, result_layout = (input_layout.split("_") * 2)[:2]
+    tokens = layout == "TND"
+    queries = split(query, layout, num_heads, [query.size(0)] if tokens else None)
+    sums = join([one[..., :1] for one in queries], "TND" if tokens else "BNSD").float()
+    lse = torch.zeros_like(sums) if softmax_lse_flag else torch.zeros(1)
+    return torch.zeros_like(join(queries, result_layout)), lse
+
+
 @operator("npu_fused_infer_attention_score", ignores=("inner_precise", "block_size"))
 def fused_infer_attention_score(
     query: Tensor,
@@ -57,6 +68,8 @@ def fused_infer_attention_score(
     layout, result_layout = (input_layout.split("_") * 2)[:2]
     tokens = layout == "TND"
     kv_heads = num_key_value_heads or num_heads
+    if query.numel() == 0:
+        return infer_output(query, input_layout, num_heads, softmax_lse_flag)
     expect(not tokens or actual_seq_lengths is not None, "actual_seq_lengths", None, "the sequences' ends, for TND")
     q_lengths = lengths_of(actual_seq_lengths) if tokens and actual_seq_lengths is not None else None
     queries = split(query, layout, num_heads, q_lengths)

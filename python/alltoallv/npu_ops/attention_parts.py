@@ -19,18 +19,22 @@ _TO_BNSD = {"BNSD": (0, 1, 2, 3), "BSND": (0, 2, 1, 3), "BSH": (0, 2, 1, 3), "SB
 
 
 def lengths_of(ends: Sequence[int]) -> list[int]:
-    """Returns the lengths of sequences with these ends; zeros at the end stand for sequences without tokens."""
-    ends = list(accumulate((int(end) for end in ends), max))
+    """Returns the lengths of sequences with these ends; zeros at the end stand for sequences without tokens.
+
+    A batch of no sequences is one without tokens.
+    """
+    ends = list(accumulate((int(end) for end in ends), max)) or [0]
     return [end - start for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def split(x: Tensor, layout: str, heads: int, lengths: Sequence[int] | None) -> list[Tensor]:
-    """Returns each sequence as [heads, length, size]; only TND needs the lengths."""
+    """Returns each sequence as [heads, length, size], or the batch where it is empty; only TND needs the lengths."""
     if layout == "TND":
         expect(lengths is not None, "actual_seq_qlen", None, "where each sequence ends, for layout TND")
         assert lengths is not None
         return [part.transpose(0, 1) for part in x[: sum(lengths)].split(list(lengths))]
-    return list(batch_of(x, layout, heads))
+    whole = batch_of(x, layout, heads)
+    return list(whole) or [whole]
 
 
 def batch_of(x: Tensor, layout: str, heads: int) -> Tensor:

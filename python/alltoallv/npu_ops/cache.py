@@ -23,7 +23,7 @@ def _write(cache: Tensor, rows: Tensor, slots: Tensor, cache_mode: str | None) -
     slots = slots.long()[there]
     block, place = slots // size, slots % size
     if nz:
-        cache[block, :, place] = rows[there].reshape(len(slots), -1, cache.size(-1)).to(cache.dtype)
+        cache[block, :, place] = rows[there].flatten(1).unflatten(1, (-1, cache.size(-1))).to(cache.dtype)
     else:
         cache[block, place] = rows[there].reshape(len(slots), *cache.shape[2:]).to(cache.dtype)
 
@@ -68,7 +68,8 @@ def gather_pa_kv_cache(
     expect(key_cache.dim() == 4, "key_cache", key_cache, "[blocks, block size, heads, size]")
     lengths = seq_lens.diff().tolist() if is_seq_lens_cumsum else seq_lens.tolist()
     for cache, target in ((key_cache, key), (value_cache, value)):
-        whole = torch.cat([rows_of(cache, *one) for one in zip(block_tables, lengths, strict=True)])
+        parts = [rows_of(cache, *one) for one in zip(block_tables, lengths, strict=True)]
+        whole = torch.cat([target[:0], *parts])
         target[: len(whole)] = whole
 
 
@@ -94,12 +95,12 @@ def _write_paged(cache: Tensor, rows: Tensor, index: Tensor, cache_mode: str) ->
     batch, length = rows.shape[:2]
     index = index.long()
     if "BLK" in cache_mode:
-        starts = index.view(batch, -1).repeat_interleave(page, 1)[:, :length]
+        starts = index.view(batch, index.numel() // max(batch, 1)).repeat_interleave(page, 1)[:, :length]
         index = (starts + torch.arange(length) % page).flatten()
     rows = rows.flatten(0, 1).to(cache.dtype)
     if cache_mode.endswith("NZ"):
         parts = cache.view(pages, size // 16, page, 16)
-        parts[index // page, :, index % page] = rows.view(len(rows), -1, 16)
+        parts[index // page, :, index % page] = rows.unflatten(-1, (-1, 16))
     else:
         cache.view(pages * page, size)[index] = rows
 

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from alltoallv.errors import InvalidParamError, PeerMismatchError
-from alltoallv.npu_ops.registry import exchanges
+from alltoallv.npu_ops.registry import exchanges, this_call
 
 _BYTES = 4096  # in which a rank announces its call: a header, then JSON
 # The length of the text, and digests of the counts that it sends and expects. In front of rows is no text, but a
@@ -50,7 +50,7 @@ def named(hcom: str | dist.ProcessGroup, world_size: int | None = None) -> Group
 
 def _found(hcom: str | dist.ProcessGroup) -> Group | None:
     if not isinstance(hcom, str):
-        return Group(hcom, None)
+        return Group(hcom, None) if isinstance(hcom, dist.ProcessGroup) else None
     known = list(dist.distributed_c10d._world.pg_map) if dist.is_initialized() else []
     if hcom == "" and known:
         return Group(dist.group.WORLD, None)
@@ -94,6 +94,7 @@ class Group:
         It also raises, as `check_counts` does, unless what each rank sends is what its receiver expects.
         """
         digests = self._digests(sends, recvs)
+        this_call.met = True
         descriptors = self.gather_descriptors(operator, same, "", digests)
         for rank, (name, values, refusal, _) in enumerate(descriptors):
             if refusal:
@@ -102,10 +103,11 @@ class Group:
                 raise PeerMismatchError(
                     f"rank {rank} is in {name} and rank {self.rank} in {operator}, expected the same"
                 )
-            for key, value in values.items():
-                if descriptors[0][1].get(key) != value:
+            first = descriptors[0][1]
+            for key in first | values:
+                if first.get(key) != values.get(key):
                     raise PeerMismatchError(
-                        f"{operator}: {key} is {descriptors[0][1].get(key)} on rank 0 and {value} on rank {rank}, "
+                        f"{operator}: {key} is {first.get(key)} on rank 0 and {values.get(key)} on rank {rank}, "
                         "expected the same on all ranks"
                     )
         if sum(difference for *_, difference in descriptors) % _DIGESTS:
@@ -129,8 +131,9 @@ class Group:
         parts = rows.contiguous().view(-1).view(torch.uint8).split_with_sizes([count * width for count in to])
         head = torch.frombuffer(bytearray(header), dtype=torch.uint8)
         nbytes = [[len(header) + count * width for count in counts] for counts in (to, of)]
+        packed = torch.cat([piece for part in parts for piece in (head, part)])
+        this_call.met = True
         try:
-            packed = torch.cat([piece for part in parts for piece in (head, part)])
             arrived = exchanges["npu"](self._group, self._device, packed, *nbytes)
         except RuntimeError:
             self.agree(operator, same, sends, recvs)  # says why, if it is a difference

@@ -47,9 +47,8 @@ def transpose_batchmatmul(
     y = product(input.permute(perm_x1 or order), weight.permute(perm_x2 or order)).to(input.dtype)
     if factor == 1:
         return y.transpose(0, 1).contiguous()
-    batch, rows, columns = y.shape
-    expect(batch % factor == 0, "batch_split_factor", factor, f"a divisor of the batch, {batch}")
-    return y.view(factor, -1, rows, columns).transpose(1, 2).reshape(factor, rows, -1)
+    expect(len(y) % factor == 0, "batch_split_factor", factor, f"a divisor of the batch, {len(y)}")
+    return y.unflatten(0, (factor, -1)).transpose(1, 2).flatten(2)
 
 
 @operator("npu_bmmV2", ignores=("output_sizes",))

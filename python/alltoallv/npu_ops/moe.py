@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from alltoallv.npu_ops.quantization import quantize_rows
 from alltoallv.npu_ops.registry import differentiate, expect, operator
@@ -70,7 +71,7 @@ def gating_top_k(
     norm = x.float().sigmoid() if norm_type else x.float().softmax(-1)
     choice = norm if bias is None else norm + bias.float()
     if group_count > 1:
-        groups = choice.view(len(x), group_count, -1)
+        groups = choice.unflatten(1, (group_count, -1))
         score = groups.amax(-1) if group_select_mode == 0 else groups.topk(2, -1)[0].sum(-1)
         kept = torch.zeros_like(score).scatter(1, score.topk(k_group, -1)[1], 1.0).bool()
         choice = groups.masked_fill(~kept.unsqueeze(-1), -torch.inf).view(x.shape)
@@ -116,19 +117,17 @@ def token_permute_grad_v2(
     return total.to(tokens_dtype)
 
 
-def _choices(sorted_indices: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-    """Returns the row of each choice, 0 if it was dropped, and which were not."""
-    places = sorted_indices.long()
-    there = (places >= 0) & (places < rows)
-    return places.where(there, torch.zeros_like(places)), there.unsqueeze(-1)
+def rows_at(rows: Tensor, places: Tensor) -> Tensor:
+    """Returns the rows at these places in float32, and zeros for places outside, which dropped choices have."""
+    outside = (places < 0) | (places >= len(rows))
+    return functional.pad(rows.float(), (0, 0, 0, 1))[places.long().masked_fill(outside, len(rows))]
 
 
 @operator("npu_moe_token_unpermute")
 def token_unpermute(permuted_tokens: Tensor, sorted_indices: Tensor, probs: Tensor | None) -> Tensor:
     """Adds up each token's rows, times their probabilities. Dropped rows add nothing."""
     k = 1 if probs is None else probs.size(-1)
-    places, there = _choices(sorted_indices, len(permuted_tokens))
-    rows = permuted_tokens.float()[places] * there
+    rows = rows_at(permuted_tokens, sorted_indices)
     if probs is not None:
         rows = rows * probs.float().reshape(-1, 1)
     return rows.view(-1, k, permuted_tokens.size(1)).sum(1).to(permuted_tokens.dtype)
@@ -256,13 +255,12 @@ def finalize_routing(
     choices = (k or 1) if scales is None else scales.size(1)
     places = expanded_src_to_dst_row.long()
     places = places.view(choices, -1).t() if drop_pad_mode == 0 else places.view(-1, choices)
-    there = (places >= 0) & (places < len(expanded_permuted_rows))
-    rows = expanded_permuted_rows.float()[places.where(there, torch.zeros_like(places))]
+    rows = rows_at(expanded_permuted_rows, places)
     if bias is not None:
         expect(export_for_source_row is not None, "export_for_source_row", None, "the experts, where there is a bias")
         assert export_for_source_row is not None
-        rows = rows + bias.float()[export_for_source_row.long()]
-    rows = rows * there.unsqueeze(-1)
+        there = (places >= 0) & (places < len(expanded_permuted_rows))
+        rows = rows + bias.float()[export_for_source_row.long()] * there.unsqueeze(-1)
     total = (rows if scales is None else rows * scales.float().unsqueeze(-1)).sum(1)
     for skip in (skip1, skip2):
         total = total if skip is None else total + skip.float()

@@ -14,7 +14,7 @@ from alltoallv.npu_ops.matmuls import product
 from alltoallv.npu_ops.registry import dtype_of, expect, operator
 
 _PER_TENSOR = 1
-_QUANTIZED = ("gmm_x_quant_mode", "gmm_weight_quant_mode", "mm_x_quant_mode", "mm_weight_quant_mode")
+_QUANTIZED = ("gmm_x", "gmm_weight", "mm_x", "mm_weight")
 
 
 class _Route(NamedTuple):
@@ -37,7 +37,8 @@ def _checked(
     expect(weight.dim() == 3 and x.size(1) == weight.size(1), "gmm_weight", weight, f"(e, {x.size(1)}, N1)")
     each, count = weight.size(0), weight.size(0) * group.size
     for argument, counts in (("send_counts", sends), ("recv_counts", recvs)):
-        expect(len(counts) == count, argument, list(counts), f"{count} numbers, {each} for each rank")
+        expected = f"{count} numbers from 0 on, {each} for each rank"
+        expect(len(counts) == count and min(counts, default=0) >= 0, argument, list(counts), expected)
     expect(x.size(0) == sum(sends), "gmm_x", x, f"{sum(sends)} rows, as many as send_counts says")
     nbytes = sum(sends) * sent_width
     limits.check(limits.GroupedMatmul(group.size, each, x.size(1), weight.size(2), nbytes).breaches)
@@ -60,6 +61,10 @@ def _shared(mm_x: Tensor | None, mm_weight: Tensor | None, transposed: bool = Fa
     expect((mm_x is None) == (mm_weight is None), "mm_weight", mm_weight, "a matrix exactly where mm_x is given")
     if mm_x is None or mm_weight is None:
         return torch.zeros(0)
+    expect(mm_x.dim() == 2, "mm_x", mm_x, "two dimensions")
+    inner, axis = mm_x.size(1), int(transposed)
+    fits = mm_weight.dim() == 2 and mm_weight.size(axis) == inner
+    expect(fits, "mm_weight", mm_weight, f"a matrix of {inner} {'columns' if transposed else 'rows'}")
     return product(mm_x, mm_weight.t() if transposed else mm_weight)
 
 
@@ -81,7 +86,7 @@ def _to_ranks(
     same = _checked(group, x, weight, sends, recvs, weight.size(-1) * dtype.itemsize)
     y = _products(x, weight, sends)
     for scale in scales:
-        y = y.float() * scale
+        y = y.float() * scale.reshape(())
     by_expert = [count for expert in range(experts) for count in sends[expert::experts]]
     return group.exchange_agreed(name, same, _transposed(y.to(dtype), by_expert, group.size), sends, recvs)
 
@@ -134,9 +139,10 @@ def gmm_alltoallv(
     return _to_ranks("npu_gmm_alltoallv", gmm_x, weight, route, gmm_x.dtype), shared
 
 
-def _check_modes(modes: dict[str, int | None]) -> None:
-    for name, mode in modes.items():
-        expect(mode in (None, _PER_TENSOR), name, mode, "1 (one scale for the whole tensor)")
+def _check_modes(modes: Sequence[int | None], scales: Sequence[Tensor | None]) -> None:
+    for name, mode, scale in zip(_QUANTIZED, modes, scales, strict=True):
+        expect(mode in (None, _PER_TENSOR), f"{name}_quant_mode", mode, "1 (one scale for the whole tensor)")
+        expect(scale is None or scale.numel() == 1, f"{name}_scale", scale, "one number")
 
 
 @operator("npu_alltoallv_quant_gmm", ignores=("comm_mode",))
@@ -163,12 +169,12 @@ def alltoallv_quant_gmm(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Computes npu_alltoallv_gmm of quantized numbers, with one scale for each tensor."""
     modes = gmm_x_quant_mode, gmm_weight_quant_mode, mm_x_quant_mode, mm_weight_quant_mode
-    _check_modes(dict(zip(_QUANTIZED, modes, strict=True)))
+    _check_modes(modes, (gmm_x_scale, gmm_weight_scale, mm_x_scale, mm_weight_scale))
     dtype = dtype_of(gmm_y_dtype, torch.bfloat16, "gmm_y_dtype")
     shared = _quantized_shared(mm_x, mm_weight, mm_x_scale, mm_weight_scale, mm_y_dtype)
     route = _Route(hcom, ep_world_size, send_counts, recv_counts)
     rows, y = _to_experts("npu_alltoallv_quant_gmm", gmm_x, gmm_weight, route)
-    y = y.float() * gmm_x_scale * gmm_weight_scale
+    y = y.float() * gmm_x_scale.reshape(()) * gmm_weight_scale.reshape(())
     return y.to(dtype), shared, rows if permute_out_flag else rows[:0]
 
 
@@ -204,7 +210,7 @@ def quant_gmm_alltoallv(
 ) -> tuple[Tensor, Tensor]:
     """Computes npu_gmm_alltoallv of quantized numbers, with one scale for each tensor."""
     modes = gmm_x_quant_mode, gmm_weight_quant_mode, mm_x_quant_mode, mm_weight_quant_mode
-    _check_modes(dict(zip(_QUANTIZED, modes, strict=True)))
+    _check_modes(modes, (gmm_x_scale, gmm_weight_scale, mm_x_scale, mm_weight_scale))
     dtype = dtype_of(gmm_y_dtype, torch.bfloat16, "gmm_y_dtype")
     shared = _quantized_shared(mm_x, mm_weight, mm_x_scale, mm_weight_scale, mm_y_dtype)
     route, scales = _Route(hcom, ep_world_size, send_counts, recv_counts), (gmm_x_scale, gmm_weight_scale)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -23,11 +24,15 @@ class _Special(NamedTuple):
     alpha_2: Tensor | None = None
     value: Tensor | None = None
 
-    def check(self, experts: Experts) -> None:
+    def check(self, experts: Experts, shape: tuple[int, int]) -> None:
+        """Raises unless there is what the experts need, for tokens of that shape."""
         needed = {"ori_x": experts.copy + experts.const}
         needed |= dict.fromkeys(("const_expert_alpha_1", "const_expert_alpha_2", "const_expert_v"), experts.const)
         for (name, there), given in zip(needed.items(), self, strict=True):
             expect(given is not None or not there, name, given, "a tensor, where there are copy or const experts")
+            if given is not None and there:
+                fits = given.shape == shape if name == "ori_x" else given.numel() in (there, there * shape[1])
+                expect(fits, name, given, f"the shape {shape if name == 'ori_x' else (there, shape[1])}")
 
     def of(self, experts: Experts, ids: Tensor, mask: Tensor | None) -> Tensor | float:
         """Returns what these experts make of their choices' tokens; zeros for every other choice."""
@@ -84,11 +89,21 @@ def _combine(
     numbers = shared_expert_num, shared_expert_rank_num, zero_expert_num, copy_expert_num, const_expert_num
     experts = Experts(group, name, moe_expert_num, *numbers)
     special = _Special(ori_x, const_expert_alpha_1, const_expert_alpha_2, const_expert_v)
-    special.check(experts)
-    check(experts, expand_x, expert_ids, x_active_mask, ep_rank_id, tp_world_size, global_bs, comm_alg, version)
+    given = x_active_mask, expert_scales, ep_rank_id, tp_world_size, global_bs, comm_alg, version
+    same = check(experts, expand_x, expert_ids, *given) | {"comm_quant_mode": comm_quant_mode}
+    shape, count = (len(expert_ids), expand_x.size(1)), experts.held * group.size
+    special.check(experts, shape)
+    for argument, value in (("shared_expert_x", shared_expert_x), ("residual_x", residual_x)):
+        fits = value is None or value.numel() == math.prod(shape)
+        expect(fits, argument, value, f"{math.prod(shape)} numbers, as the tokens have")
+    expect(gamma is None or gamma.shape == shape[1:], "gamma", gamma, f"{shape[1]} numbers")
+    enough = ep_send_counts.dim() == 1 and len(ep_send_counts) >= count
+    expect(enough, "ep_send_counts", ep_send_counts, f"{count} numbers at least")
+    ends = ep_send_counts[:count].long()
+    expect(len(expand_x) >= ends[-1], "expand_x", expand_x, f"{ends[-1]} rows at least, as ep_send_counts says")
+    group.agree(name, same)
     ids, mask, weights = with_shared(experts, expert_ids, x_active_mask, expert_scales)
     assert weights is not None
-    ends = ep_send_counts[: experts.held * group.size].long()
     back = ends.diff(prepend=ends.new_zeros(1)).view(experts.held, group.size).t()
     back = torch.cat([back, back.new_zeros(group.size, experts.local - experts.held)], 1)
     choices = chosen(ids, mask, experts)

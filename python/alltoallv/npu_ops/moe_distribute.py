@@ -91,17 +91,20 @@ def check(
     x: Tensor,
     ids: Tensor,
     mask: Tensor | None,
+    weights: Tensor | None,
     rank: int,
     tp: int,
     global_bs: int,
     algorithm: str,
     version: int,
-) -> None:
-    """Raises on all ranks for what the formulas do not cover or the device refuses."""
-    group, hidden = experts.group, x.size(-1)
+) -> dict[str, int]:
+    """Raises for what the formulas do not cover or the device refuses; returns what must be equal on all ranks."""
     expect(tp in (0, 1), "tp_world_size", tp, "0 or 1: ranks of group_tp do not share experts here")
     expect(x.dim() == 2, "x", x, "two dimensions")
-    expect(ids.dim() == 2, "expert_ids", ids, "a row for each token")
+    expect(ids.dim() == 2 and ids.size(1) > 0, "expert_ids", ids, "a row for each token")
+    group, hidden, (n, k) = experts.group, x.size(1), ids.shape
+    expect(mask is None or mask.shape in ((n,), (n, k)), "x_active_mask", mask, f"the shape ({n},) or ({n}, {k})")
+    expect(weights is None or weights.shape == (n, k), "expert_scales", weights, f"the shape ({n}, {k})")
     expect(rank == group.rank, "ep_rank_id", rank, f"{group.rank}, this rank of the group")
     count, ranks = experts.moe, experts.shared_ranks
     expect(0 <= ranks < group.size, "shared_expert_rank_num", ranks, f"0 to {group.size - 1}")
@@ -116,15 +119,14 @@ def check(
     expect(first, "x_active_mask", None if mask is None else mask.tolist(), "the active tokens first")
     distinct = ids.sort(1)[0].diff(dim=1).ne(0).all()
     expect(distinct, "expert_ids", ids.tolist(), "distinct experts for each token")
-    most = global_bs // group.size or len(ids)
-    expect(len(ids) <= most, "global_bs", global_bs, f"{len(ids) * group.size} at least, for {len(ids)} tokens")
-    use = limits.MoE(group.size, count, hidden, most, ids.size(1), algorithm, experts.shared, ranks, version)
+    most = global_bs // group.size or n
+    expect(n <= most, "global_bs", global_bs, f"{n * group.size} at least, for {n} tokens")
+    use = limits.MoE(group.size, count, hidden, most, k, algorithm, experts.shared, ranks, version)
     limits.check(use.breaches)
-    same = {"the hidden size": hidden, "the number of experts of a token": ids.size(1), "moe_expert_num": count}
+    same = {"the hidden size": hidden, "the number of experts of a token": k, "moe_expert_num": count}
     same |= {"global_bs": global_bs, "zero_expert_num": experts.zero, "copy_expert_num": experts.copy}
     same |= {"const_expert_num": experts.const, "the number of tokens": most}
-    same |= {"shared_expert_num": experts.shared, "shared_expert_rank_num": ranks}
-    group.agree(experts.operator, same)
+    return same | {"shared_expert_num": experts.shared, "shared_expert_rank_num": ranks}
 
 
 def chosen(ids: Tensor, mask: Tensor | None, experts: Experts) -> Tensor:
@@ -190,7 +192,14 @@ def _dispatch(
     group = groups.named(group_ep, ep_world_size)
     shared, special = (shared_expert_num, shared_expert_rank_num), (zero_expert_num, copy_expert_num, const_expert_num)
     experts = Experts(group, name, moe_expert_num, *shared, *special)
-    check(experts, x, expert_ids, x_active_mask, ep_rank_id, tp_world_size, global_bs, comm_alg, version)
+    given = x_active_mask, expert_scales, ep_rank_id, tp_world_size, global_bs, comm_alg, version
+    same = check(experts, x, expert_ids, *given)
+    expect(len(x) == len(expert_ids), "x", x, f"{len(expert_ids)} rows, as many as expert_ids has")
+    shape = experts.extra + experts.moe, x.size(1)
+    fits = quant_mode == 0 or scales is None or scales.shape == shape
+    expect(fits, "scales", scales, f"the shape {shape}: a row for each expert")
+    same |= {"quant_mode": quant_mode, "the presence of expert_scales": int(expert_scales is not None)}
+    group.agree(name, same)
     room = experts.room(global_bs or len(x) * group.size, expert_ids.size(1))
     ids, mask, weights = with_shared(experts, expert_ids, x_active_mask, expert_scales)
     choices = chosen(ids, mask, experts)

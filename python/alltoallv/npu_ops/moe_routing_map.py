@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from alltoallv.npu_ops.moe import rows_at
 from alltoallv.npu_ops.registry import differentiate, expect, operator
 
 
@@ -72,8 +73,8 @@ def unpermute(
         expect(routing_map is not None, "routing_map", None, "a map, where there are probabilities")
         assert routing_map is not None
         values = values * probs.float()[_slots(routing_map, None)].unsqueeze(-1)
-    chosen = values[places.clamp(min=0)] * (places >= 0).unsqueeze(-1)
-    return chosen.view(restore_shape[0], -1, restore_shape[1]).sum(1).to(permuted_tokens.dtype)
+    each = len(places) // max(restore_shape[0], 1)
+    return rows_at(values, places).view(restore_shape[0], each, restore_shape[1]).sum(1).to(permuted_tokens.dtype)
 
 
 @operator("_npu_moe_token_unpermute_with_routing_map")

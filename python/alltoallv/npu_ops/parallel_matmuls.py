@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
 import torch
 from torch import Tensor
 
@@ -15,18 +19,41 @@ _SPEED = ("comm_turn", "comm_mode")  # arguments that change the speed, not the 
 _PER_CHANNEL, _PER_TOKEN, _DYNAMIC_PER_TOKEN = 2, 3, 7
 
 
-def _checked(group: Group, name: str, x1: Tensor, x2: Tensor, inner: int, shared: int | None = None) -> None:
-    """Raises on all ranks for what the formula does not cover or the device refuses.
+def _checked(
+    group: Group,
+    name: str,
+    x1: Tensor,
+    x2: Tensor,
+    inner: int,
+    shared: int | None = None,
+    bias: Tensor | None = None,
+    scales: Mapping[str, Tensor | None] = MappingProxyType({}),
+    exchanged: Tensor | None = None,
+) -> Callable[[], None]:
+    """Raises for what the formula does not cover or the device refuses; returns the ranks' agreement on the call.
 
-    ``inner``: rows that x2 must have. ``shared``: the dimension that the ranks must share equally.
+    What can fail comes before the agreement: a rank's failure is announced until then.
+
+    Args:
+        inner: Rows that x2 must have.
+        shared: The dimension that the ranks must share equally.
+        scales: By the argument's name: those of the rows that are multiplied, then any of the columns of x2.
+        exchanged: A scale that changes what is exchanged: all ranks have it, or none.
     """
-    expect(x1.dim() in (2, 3), "x1", x1, "two or three dimensions")
+    allowed = (2,) if "all_to_all" in name else (2, 3)
+    expect(x1.dim() in allowed, "x1", x1, f"{' or '.join(map(str, allowed))} dimensions")
     expect(x2.dim() == 2 and x2.size(0) == inner, "x2", x2, f"a matrix of {inner} rows")
+    columns, rows = x2.size(1), x1.numel() // max(inner, 1)
     equal = shared is None or shared % group.size == 0
-    expect(equal, "x1 @ x2", f"of shape {(*x1.shape[:-1], x2.size(1))}", f"what {group.size} ranks share equally")
+    expect(equal, "x1 @ x2", f"of shape {(*x1.shape[:-1], columns)}", f"what {group.size} ranks share equally")
+    expect(bias is None or bias.shape in ((columns,), (1, columns)), "bias", bias, f"{columns} numbers")
+    for number, (argument, scale) in enumerate(scales.items()):
+        count = columns if number else rows
+        expect(scale is None or scale.numel() in (1, count), argument, scale, f"one number or {count}")
     limits.check(limits.Matmul(name, group.size, x1.size(-1)).breaches)
-    same = {f"dimension {axis} of x1": size for axis, size in enumerate(x1.shape)} | {"columns of x2": x2.size(1)}
-    group.agree(name, same)
+    same = {f"dimension {axis} of x1": size for axis, size in enumerate(x1.shape)} | {"columns of x2": columns}
+    same["the presence of scales"] = int(exchanged is not None)
+    return functools.partial(group.agree, name, same)
 
 
 def _product(
@@ -38,8 +65,14 @@ def _product(
         return total if bias is None else total + bias.float()
     first, last = (None, bias) if late else (bias, None)
     total = total if first is None else total + first.double()
-    y = dequantize(total, x2_scale, None, None if x1_scale is None else x1_scale.reshape(-1), None, torch.float32)
+    of_rows = None if x1_scale is None else _of_rows(x1_scale, x1).reshape(x1.shape[:-1])
+    y = dequantize(total, x2_scale.reshape(-1), None, of_rows, None, torch.float32)
     return y if last is None else y + last.float()
+
+
+def _of_rows(scale: Tensor, x: Tensor) -> Tensor:
+    """Returns a number for each row of x, from one for all or one for each."""
+    return scale.reshape(-1).expand(x.shape[:-1].numel())
 
 
 def _result_dtype(x: Tensor, scale: Tensor | None, asked: int | torch.dtype | None, argument: str) -> torch.dtype:
@@ -61,13 +94,14 @@ def all_gather_base_mm(
     output_dtype: int | None,
 ) -> tuple[Tensor, Tensor]:
     """Returns the rows of all ranks times x2, and those rows. Scales of the rows of ``input`` are gathered, too."""
-    group = groups.named(hcom, world_size)
-    _checked(group, "npu_all_gather_base_mm", input, x2, input.size(-1))
+    group, dtype = groups.named(hcom, world_size), _result_dtype(input, x2_scale, output_dtype, "output_dtype")
+    scales = {"x1_scale": x1_scale, "x2_scale": x2_scale}
+    _checked(group, "npu_all_gather_base_mm", input, x2, input.size(-1), None, bias, scales, x1_scale)()
     rows = group.all_gather(input).flatten(0, 1)
     if x1_scale is not None:
-        x1_scale = group.all_gather(x1_scale.reshape(-1)).flatten()
+        x1_scale = group.all_gather(_of_rows(x1_scale, input))
     y = _product(rows, x2, bias, x1_scale, x2_scale)
-    return y.to(_result_dtype(input, x2_scale, output_dtype, "output_dtype")), rows if gather_output else rows[:0]
+    return y.to(dtype), rows if gather_output else rows[:0]
 
 
 @operator("npu_mm_reduce_scatter_base", ignores=_SPEED)
@@ -82,10 +116,12 @@ def mm_reduce_scatter_base(
     output_dtype: int | None,
 ) -> Tensor:
     """Adds up input @ x2, with each rank's bias, over the ranks; returns this rank's part of the rows."""
-    group = groups.named(hcom, world_size)
-    _checked(group, "npu_mm_reduce_scatter_base", input, x2, input.size(-1), input.size(0))
-    y = group.reduce_scatter(_product(input, x2, bias, x1_scale, x2_scale))
-    return y.to(_result_dtype(input, x2_scale, output_dtype, "output_dtype"))
+    group, dtype = groups.named(hcom, world_size), _result_dtype(input, x2_scale, output_dtype, "output_dtype")
+    sizes, scales = (input.size(-1), input.size(0)), {"x1_scale": x1_scale, "x2_scale": x2_scale}
+    agree = _checked(group, "npu_mm_reduce_scatter_base", input, x2, *sizes, bias, scales)
+    y = _product(input, x2, bias, x1_scale, x2_scale)
+    agree()
+    return group.reduce_scatter(y).to(dtype)
 
 
 @operator("npu_mm_all_reduce_base", ignores=_SPEED)
@@ -108,24 +144,25 @@ def mm_all_reduce_base(
     Where both ``comm_quant_scale`` are given the terms travel as int8 in units of the first, and their sum in units of
     the second: the mode of two scales of `alltoallv.torch.quantized_all_reduce`.
     """
-    group = groups.named(hcom)
-    _checked(group, "npu_mm_all_reduce_base", x1, x2, x1.size(-1))
+    group, (first, second) = groups.named(hcom), (comm_quant_scale_1, comm_quant_scale_2)
+    expect((first is None) == (second is None), "comm_quant_scale_2", second, "a scale where comm_quant_scale_1 is one")
     if antiquant_scale is not None:
         x2 = antiquantize(x2, antiquant_scale, antiquant_offset, antiquant_group_size, x1.dtype)
-    rows = x1.reshape(-1, x1.size(-1))
-    dtype = x1.dtype
+    scales = {"pertoken_scale": pertoken_scale, "dequant_scale": dequant_scale}
+    scales |= {"comm_quant_scale_1": first, "comm_quant_scale_2": second}
+    agree = _checked(group, "npu_mm_all_reduce_base", x1, x2, x1.size(-1), None, bias, scales, first)
+    rows, dtype = x1.flatten(0, -2), x1.dtype
     if dequant_scale is not None:
         dtype = torch.bfloat16 if dequant_scale.dtype == torch.bfloat16 else torch.float16
     y = _product(rows, x2, bias, pertoken_scale, dequant_scale)
     if x3 is not None:
         y = y + x3.float().reshape(y.shape)
-    if comm_quant_scale_1 is None:
+    agree()
+    if first is None or second is None:
         total = group.all_gather(y).sum(0)
     else:
-        expect(comm_quant_scale_2 is not None, "comm_quant_scale_2", None, "a scale, as comm_quant_scale_1 is")
-        assert comm_quant_scale_2 is not None
-        total = _two_scales(group, y.to(dtype), comm_quant_scale_1, comm_quant_scale_2)
-    return total.to(dtype).view(*x1.shape[:-1], -1)
+        total = _two_scales(group, y.to(dtype), first, second)
+    return total.to(dtype).view(*x1.shape[:-1], x2.size(1))
 
 
 def _two_scales(group: Group, y: Tensor, first: Tensor, second: Tensor) -> Tensor:
@@ -164,7 +201,7 @@ def all_to_all_matmul(
     """Multiplies this rank's part of the rows of all ranks, side by side, by x2; returns it, and those rows."""
     _check_axes(all2all_axes, [-2, -1])
     group = groups.named(hcom, world_size)
-    _checked(group, "npu_all_to_all_matmul", x1, x2, x1.size(-1) * group.size, x1.size(0))
+    _checked(group, "npu_all_to_all_matmul", x1, x2, x1.size(-1) * group.size, x1.size(0), bias)()
     rows = _transposed(group, x1)
     return _product(rows, x2, bias, None, None).to(x1.dtype), rows if all2all_out_flag else rows[:0]
 
@@ -176,8 +213,10 @@ def matmul_all_to_all(
     """Returns this rank's part of the columns of x1 @ x2 + bias of all ranks, one below the other."""
     _check_axes(all2all_axes, [-1, -2])
     group = groups.named(hcom, world_size)
-    _checked(group, "npu_matmul_all_to_all", x1, x2, x1.size(-1), x2.size(-1))
-    return _scattered(group, _product(x1, x2, bias, None, None).to(x1.dtype))
+    agree = _checked(group, "npu_matmul_all_to_all", x1, x2, x1.size(-1), x2.size(-1), bias)
+    y = _product(x1, x2, bias, None, None).to(x1.dtype)
+    agree()
+    return _scattered(group, y)
 
 
 @operator("npu_all_to_all_quant_matmul", ignores=("comm_mode",))
@@ -203,12 +242,14 @@ def all_to_all_quant_matmul(
     modes = (_PER_TOKEN, _DYNAMIC_PER_TOKEN)
     expect(x1_quant_mode in modes, "x1_quant_mode", x1_quant_mode, "3 (scales of rows) or 7 (made here)")
     expect(x2_quant_mode == _PER_CHANNEL, "x2_quant_mode", x2_quant_mode, "2 (scales of columns)")
-    group = groups.named(hcom, world_size)
-    _checked(group, "npu_all_to_all_quant_matmul", x1, x2, x1.size(-1) * group.size, x1.size(0))
-    rows = arrived = _transposed(group, x1)
-    if x1_quant_mode == _DYNAMIC_PER_TOKEN:
-        rows, x1_scale = quantize_rows(arrived.float(), torch.int8)
     dtype = dtype_of(y_dtype, x1.dtype if x1.is_floating_point() else torch.bfloat16, "y_dtype")
+    group, dynamic = groups.named(hcom, world_size), x1_quant_mode == _DYNAMIC_PER_TOKEN
+    sizes = x1.size(-1) * group.size, x1.size(0)
+    scales = {"x1_scale": None if dynamic else x1_scale, "x2_scale": x2_scale}
+    _checked(group, "npu_all_to_all_quant_matmul", x1, x2, *sizes, bias, scales)()
+    rows = arrived = _transposed(group, x1)
+    if dynamic:
+        rows, x1_scale = quantize_rows(arrived.float(), torch.int8)
     y = _product(rows, x2, bias, x1_scale, x2_scale, late=True).to(dtype)
     return y, arrived if all2all_out_flag else arrived[:0]
 
@@ -231,7 +272,9 @@ def quant_matmul_all_to_all(
     _check_axes(all2all_axes, [-1, -2])
     expect(x1_quant_mode == _PER_TOKEN, "x1_quant_mode", x1_quant_mode, "3 (scales of rows)")
     expect(x2_quant_mode == _PER_CHANNEL, "x2_quant_mode", x2_quant_mode, "2 (scales of columns)")
-    group = groups.named(hcom, world_size)
-    _checked(group, "npu_quant_matmul_all_to_all", x1, x2, x1.size(-1), x2.size(-1))
-    y = _product(x1, x2, bias, x1_scale, x2_scale, late=True)
-    return _scattered(group, y.to(dtype_of(y_dtype, torch.bfloat16, "y_dtype")))
+    group, dtype = groups.named(hcom, world_size), dtype_of(y_dtype, torch.bfloat16, "y_dtype")
+    sizes, scales = (x1.size(-1), x2.size(-1)), {"x1_scale": x1_scale, "x2_scale": x2_scale}
+    agree = _checked(group, "npu_quant_matmul_all_to_all", x1, x2, *sizes, bias, scales)
+    y = _product(x1, x2, bias, x1_scale, x2_scale, late=True).to(dtype)
+    agree()
+    return _scattered(group, y)

@@ -27,7 +27,8 @@ def quantize_rows(x: Tensor, dtype: torch.dtype, dim: int | None = -1) -> tuple[
     With ``dim`` None there is one scale for all rows.
     """
     expect(dtype in _LARGEST, "dst_type", dtype, "int8 or quint4x2")
-    largest = x.abs().amax().view(1) if dim is None else x.abs().amax(dim, keepdim=True)
+    sizes, axis = (x.abs().view(-1), -1) if dim is None else (x.abs(), dim)
+    largest = sizes.amax(axis, keepdim=True) if sizes.size(axis) else sizes.sum(axis, keepdim=True)
     scale = largest / _LARGEST[dtype]
     values = torch.where(scale == 0, torch.zeros_like(x), x / scale)
     return _to_integers(values, dtype), scale if dim is None else scale.squeeze(dim)
@@ -143,7 +144,7 @@ def dequant_swiglu_quant(
         assert quant_scale is not None
         shift = 0.0 if quant_offset is None else of_rows(quant_offset)
         y, scale = to_int8(values / of_rows(quant_scale) + shift), values.new_zeros(len(flat))
-    return y.view(*x.shape[:-1], -1), scale.view(x.shape[:-1])
+    return y.view(*x.shape[:-1], y.size(-1)), scale.view(x.shape[:-1])
 
 
 @operator("npu_grouped_matmul_swiglu_quant_v2", ignores=("tuning_config",))

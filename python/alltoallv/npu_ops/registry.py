@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import inspect
 import pkgutil
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
@@ -16,7 +18,7 @@ from alltoallv.errors import InvalidParamError
 
 __all__ = [
     "Formula", "Operator", "Refused", "differentiate", "dtype_of", "exchanges", "expect", "formulas", "function",
-    "operator", "renamed",
+    "operator", "renamed", "this_call",
 ]  # fmt: skip
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -39,10 +41,23 @@ _formulas: dict[str, Formula] = {}
 
 
 class Refused(NotImplementedError):
-    """Reports an argument's value that a formula does not cover; the operator's name is put before the text.
+    """Reports an argument's value that a formula does not cover; the operator's name is put before the text."""
 
-    A formula raises it, like InvalidParamError, before it communicates: the other ranks of its group are informed.
+
+class _Misnamed(TypeError):
+    """Reports arguments that do not go with the schema; the operator's name is put before the text."""
+
+
+class _Call(threading.local):
+    """Says whether this thread's call has met its peers. Until then a failure is announced to them.
+
+    Formulas check before they meet whatever could fail later on one rank alone.
     """
+
+    met = False
+
+
+this_call = _Call()
 
 
 def operator(*names: str, ignores: Sequence[str] = (), on_host: bool = True) -> Callable[[Function], Function]:
@@ -115,11 +130,13 @@ class Operator:
         self._schema = schema  # torch's own operators have this attribute, too
         self._takes = set(inspect.signature(formula.function).parameters)
         self._tensors = {a.name: str(a.type) in ("Tensor", "Optional[Tensor]") for a in schema.arguments}
+        self._by_place = [a.name for a in schema.arguments if not a.kwarg_only]
         defaults = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
         self._defaults = {name: value for name, value in defaults.items() if name in self._takes}
         ignored = self._tensors if "*" in formula.ignores else formula.ignores
         others = self._tensors.keys() - self._takes - set(ignored)
         self._not_covered = {name: defaults.get(name) for name in others}  # they must have these values
+        self._needed = [a.name for a in schema.arguments if not a.has_default_value()]
         unknown = self._takes - {a.name for a in schema.arguments}
         if unknown:
             raise TypeError(f"npu::{name} has no argument {', '.join(sorted(unknown))}")
@@ -131,15 +148,16 @@ class Operator:
 
     def fits(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
         """Returns whether there are tensors where the schema has tensors, and nowhere else."""
-        given = dict(zip(self._tensors, args, strict=False)) | kwargs
+        given = dict(zip(self._by_place, args, strict=False)) | kwargs
         return given.keys() <= self._tensors.keys() and all(
             isinstance(value, torch.Tensor) == self._tensors[name] for name, value in given.items() if value is not None
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        given = dict(zip(self._tensors, args, strict=False)) | kwargs
-        taken = self._defaults.copy()
+        given = dict(zip(self._by_place, args, strict=False)) | kwargs
+        taken, this_call.met = self._defaults.copy(), False
         try:
+            self._check_names(args, kwargs, given)
             for argument, value in given.items():
                 if argument in self._takes:
                     taken[argument] = value
@@ -148,18 +166,40 @@ class Operator:
                     same = value is default or (not isinstance(value, torch.Tensor) and value == default)
                     expect(same, argument, value, f"{default}")
             return self._formula.function(**taken)
-        except (Refused, InvalidParamError) as error:
+        except Exception as error:
             text = f"npu::{self._name}: {error}"
-            self._notify_peers(given, text)
-            if isinstance(error, Refused):
-                raise NotImplementedError(text) from None
-            raise InvalidParamError(text) from None
+            if not this_call.met:
+                self._notify_peers(given, text)
+            for told, kind in (
+                (Refused, NotImplementedError),
+                (InvalidParamError, InvalidParamError),
+                (_Misnamed, TypeError),
+            ):
+                if isinstance(error, told):
+                    raise kind(text) from None
+            raise
+
+    def _check_names(self, args: Sequence[Any], kwargs: dict[str, Any], given: dict[str, Any]) -> None:
+        places, names = self._by_place, list(self._tensors)
+        if len(args) > len(places):
+            raise _Misnamed(
+                f"{len(args)} arguments are given by place, expected {len(places)} at most: {', '.join(places)}"
+            )
+        for name in kwargs:
+            if name not in names:
+                raise _Misnamed(f"there is no argument {name}, expected {', '.join(names)}")
+            if name in places[: len(args)]:
+                raise _Misnamed(f"{name} is given by place and by name, expected once")
+        for name in self._needed:
+            if name not in given:
+                raise _Misnamed(f"{name} is missing, expected {', '.join(self._needed)}")
 
     def _notify_peers(self, given: dict[str, Any], why: str) -> None:
-        """Announces a refusal to the peers, which wait for it: formulas refuse before they exchange anything."""
+        """Announces a failure to the peers, which wait for it where the ranks agree on the call."""
         name = next((given[argument] for argument in ("hcom", "group_ep") if argument in given), None)
         if name is not None:
-            importlib.import_module(f"{__package__}.groups").refuse(name, self._name, why)
+            with contextlib.suppress(RuntimeError):  # nobody is left to inform: the first error counts
+                importlib.import_module(f"{__package__}.groups").refuse(name, self._name, why)
 
 
 def function(name: str, schemas: Sequence[str]) -> Callable[..., Any]:

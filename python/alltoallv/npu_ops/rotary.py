@@ -94,7 +94,7 @@ def mrope(
     width = cos.size(-1)
 
     def rotate(x: Tensor) -> Tensor:
-        heads = x.view(len(x), -1, head_size)
+        heads = x.unflatten(-1, (-1, head_size))
         turned = turn(heads[..., :width], cos.unsqueeze(1), sin.unsqueeze(1), mode)
         return torch.cat([turned, heads[..., width:]], -1).view(x.shape)
 
