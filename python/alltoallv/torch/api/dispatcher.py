@@ -205,7 +205,9 @@ class MoEDispatcher(torch.nn.Module, Dispatching[Tensor]):
         flat = outputs.reshape(outputs.shape[0], math.prod(tail))
         gates = state.weights
         if gates is not None and (is_tracing() or needs_grad(flat, gates)):  # collecting them has no gradient
-            wide = sum_dtype(flat.dtype, gates.dtype)
+            wide, length = sum_dtype(flat.dtype, gates.dtype), flat.shape[0]
+            if is_tracing():  # the operator refuses other lengths, and the peers learn of it
+                gates = torch.cat([gates, gates.new_zeros(length)]).narrow(0, 0, length)
             flat, gates = (flat.to(wide) * gates.to(wide)[:, None]).to(flat.dtype), None
         payload = self.routing.combine_payload or ""
         return (flat, None, *state.way, gates, *state.ids.shape, payload, state.group), tail

@@ -24,7 +24,8 @@ from torch import Tensor
 from alltoallv._calls.dispatching import OPERATOR
 from alltoallv._calls.guard import guard
 from alltoallv._calls.pieces import pieces
-from alltoallv._calls.routing import Routing
+from alltoallv._calls.routing import Routing, check_outputs
+from alltoallv.errors import InvalidTensorError
 from alltoallv.torch.api.rows import TensorMover
 from alltoallv.torch.eager.tensors import as_input
 from alltoallv.torch.graph.library import Operator, known
@@ -158,6 +159,10 @@ def moe_spread(
     with guard(comm, OPERATOR):
         x, mover = as_input("tokens", tokens), TensorMover(comm, tokens)
         way = order.cpu().numpy(), source.cpu().numpy(), token.cpu().numpy(), ranks[0].tolist(), k
+        n, last = x.shape[0], int(way[0].max(initial=-1)) // k
+        if (n <= last) if weights is None else tuple(weights.shape) != (n, k):
+            about = f"{n} rows" if weights is None else f"{n} rows and weights {tuple(weights.shape)}"
+            raise InvalidTensorError(f"tokens has {about}, expected those that were dispatched before")
     rows, made = mover.spread(x, weights, *way)
     return [rows, _nothing(x, x.dtype) if made is None else made]
 
@@ -180,6 +185,7 @@ def begin_collect(
     """Sends the rows back; the result returns `moe_collect`'s results."""
     comm = communicator_of(group, rows)
     with guard(comm, OPERATOR):
+        check_outputs(rows.shape, source.shape[0])
         x, beside = as_input("rows", rows), None if weights is None else as_input("weights", weights)
         known = ranks if rows.is_cpu else ranks[:2]
         way = order.cpu().numpy(), source.cpu().numpy(), known.tolist(), token.cpu().numpy()
