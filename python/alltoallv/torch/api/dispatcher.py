@@ -242,6 +242,10 @@ class MoEDispatcher(torch.nn.Module, Dispatching[Tensor]):
         """This rank in the dispatcher's group, in host memory."""
         return groups.on_host(self._communicator())
 
+    def carrier(self, tokens: Tensor) -> AnyCommunicator:
+        """Returns the communicator that carries tensors like these."""
+        return self._communicator(groups.device_of(tokens))
+
     def extra_repr(self) -> str:
         return f"num_experts={self.num_experts}"
 
