@@ -17,6 +17,7 @@ same communicator.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
@@ -59,12 +60,15 @@ class AllToAllVGroup(EngineGroup):
         self, output_lists: list[list[Tensor]], input_list: list[Tensor], opts: Any = None
     ) -> TorchWork:
         opts = opts or AllgatherOptions()
-        if self._carries([*input_list, *(tensor for outputs in output_lists for tensor in outputs)]):
-            # One list of outputs per rank here, one per tensor there.
-            per_tensor = [list(outputs) for outputs in zip(*output_lists, strict=True)]
-            pairs = zip(per_tensor, input_list, strict=True)
-            return self._all([self.allgather([outputs], [tensor], opts) for outputs, tensor in pairs])
-        return self._hand_over("allgather_coalesced", output_lists, input_list, opts)
+
+        def call(x: Tensor, *outputs: Tensor) -> TorchWork | None:
+            work: TorchWork | None = self.allgather([list(outputs)], [x], opts)
+            return work
+
+        def hand_over() -> TorchWork:
+            return self._hand_over("allgather_coalesced", output_lists, input_list, opts)
+
+        return self._each(collectives.all_gather, [input_list, *output_lists], call, hand_over)
 
     def barrier(self, opts: Any = None) -> TorchWork:
         opts = opts or BarrierOptions()
@@ -180,8 +184,34 @@ class AllToAllVGroup(EngineGroup):
             self._agree_on_gloo()
         return super()._hand_over(method, *args)
 
-    def _all(self, works: list[TorchWork | None]) -> TorchWork:
-        begun = [work for work in works if work is not None]
+    def _each(
+        self,
+        row: Collective,
+        lists: Sequence[Sequence[Tensor]],
+        call: Callable[..., TorchWork | None],
+        hand_over: Callable[[], TorchWork],
+    ) -> TorchWork:
+        """Makes a call for each tensor of the lists, or ``hand_over`` for all of them.
+
+        Whatever fails, where and when, the calls take as many operators, so that the next ones of all ranks meet.
+        """
+        count, made, carried = max(map(len, lists)), 0, True
+        begun: list[TorchWork] = []
+        try:
+            if min(map(len, lists)) < count:
+                raise InvalidParamError(f"the lists have {[*map(len, lists)]} tensors, expected equally many")
+            carried = self._carries([x for each in lists for x in each])
+            if not carried:
+                made = 1  # by which the ranks agree
+                return hand_over()
+            for made, each in enumerate(zip(*lists, strict=True), 1):  # noqa: B007
+                if (work := call(*each)) is not None:
+                    begun.append(work)
+        except Exception as error:
+            for _ in range(made, count) if carried or isinstance(error, AllToAllVError) else ():
+                with contextlib.suppress(AllToAllVError):
+                    self.communicator.fail(row.operator, error)
+            raise
         return begun[0] if len(begun) == 1 else WorkList(begun)
 
 
@@ -210,10 +240,11 @@ def _add(row: Collective, method: Method) -> None:
         if len(given) > tensors:
             given, opts = given[:-1], given[-1]
         opts = opts or options()
-        if not self._carries([x for each in given for x in each]):
-            return self._hand_over(method.coalesced[0], *given, opts)
-        calls = zip(*given, strict=True)
-        return self._all([call(self, *(x if method.flat else [x] for x in each), opts=opts) for each in calls])
+
+        def one(*each: Tensor) -> TorchWork | None:
+            return call(self, *(x if method.flat else [x] for x in each), opts=opts)
+
+        return self._each(row, given, one, lambda: self._hand_over(method.coalesced[0], *given, opts))
 
     for names, function in ((method.names, call), (method.coalesced, call_each)):
         for each in names:
