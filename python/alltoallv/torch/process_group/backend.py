@@ -6,8 +6,8 @@
 
 It carries dense CPU tensors, over shared memory on a host and TCP between hosts, in every collective of
 torch.distributed, send and recv with tags and from any source, the coalesced forms, and what is made of them: DDP,
-FSDP2, functional collectives, object collectives, pipelines. Sparse tensors and tensor subclasses are passed to gloo,
-after all ranks have agreed on that.
+FSDP2, functional collectives, object collectives, pipelines. Sparse tensors, and subclasses that stand for other
+tensors, as DTensor does, are passed to gloo, after all ranks have agreed on that.
 Tensors of accelerators go to the engine that the group's configuration names for them, NCCL and HCCL if it names none.
 
 The core checks calls here, too: ranks that disagree about operator, dtype or sizes all raise
@@ -37,7 +37,7 @@ from alltoallv.torch.eager import collectives
 from alltoallv.torch.eager.calls import Operation
 from alltoallv.torch.eager.collectives import MOVABLE
 from alltoallv.torch.eager.declaration import NO_PARAMETERS, Collective, Method, Parameters
-from alltoallv.torch.eager.tensors import PLAIN
+from alltoallv.torch.eager.tensors import PLAIN, as_plain
 from alltoallv.torch.process_group import engines, functions
 from alltoallv.torch.process_group.group import NAME, EngineGroup, device_kind
 from alltoallv.torch.process_group.work import BackendWork, Futures, MessageWork, WorkList, callbacks, in_turn
@@ -108,12 +108,17 @@ class AllToAllVGroup(EngineGroup):
     def recv_anysource(self, tensors: list[Tensor], tag: int) -> TorchWork:
         return self._post("recv_anysource", prepare_recv, tensors, None, tag)
 
-    def _carries(self, tensors: Sequence[Tensor]) -> bool:
-        """Returns whether the communicator carries these tensors: every rank must answer alike."""
-        for x in tensors:  # noqa: SIM110 - a generator takes longer than the rest
+    def _carried(self, tensors: Sequence[Tensor]) -> Sequence[Tensor] | None:
+        """Returns the tensors as the communicator carries them, or None: every rank must answer alike."""
+        for x in tensors:
             if not (x.is_cpu and type(x) in PLAIN and x.layout is torch.strided and x.dtype in MOVABLE):
-                return False
-        return True
+                break
+        else:
+            return tensors
+        plain = [*map(as_plain, tensors)]
+        if any(one is not x for one, x in zip(plain, tensors, strict=True)):
+            return self._carried(plain)
+        return None
 
     def _run(
         self,
@@ -143,10 +148,11 @@ class AllToAllVGroup(EngineGroup):
                     return None
                 work = BackendWork(made[1], [made[0]], (outs, ins), self._pending, self._futures)
                 return self._started(work)
-            if not (self._carries(outs) and self._carries(ins)):
+            plain_outs, plain_ins = self._carried(outs), self._carried(ins)
+            if plain_outs is None or plain_ins is None:
                 return self._hand_over(method, *given, opts)
             with guard(comm, row.operator):
-                operation = row.prepare(comm, outs, ins, parameters)
+                operation = row.prepare(comm, plain_outs, plain_ins, parameters)
         except (InvalidParamError, InvalidTensorError) as error:
             raise _named(error, row.operator, comm) from None
         if async_op:
@@ -156,11 +162,12 @@ class AllToAllVGroup(EngineGroup):
 
     def _post(self, method: str, prepare: Prepare, tensors: list[Tensor], peer: int | None, tag: int) -> TorchWork:
         """Begins a message. Only this rank raises errors of its arguments."""
-        if len(tensors) != 1 or not self._carries(tensors):
+        carried = self._carried(tensors)
+        if len(tensors) != 1 or carried is None:
             return self._engine_work(method, tensors, *([] if peer is None else [peer]), tag)
         comm = self.communicator
         try:
-            operation = prepare(comm, tensors[0], peer, tag, waits=False)
+            operation = prepare(comm, carried[0], peer, tag, waits=False)
             work = self._begun(MessageWork, operation, self._limit(), self._message_futures)
         except (InvalidParamError, InvalidTensorError) as error:
             raise _named(error, method.removesuffix("_anysource"), comm) from None
@@ -200,7 +207,7 @@ class AllToAllVGroup(EngineGroup):
         try:
             if min(map(len, lists)) < count:
                 raise InvalidParamError(f"the lists have {[*map(len, lists)]} tensors, expected equally many")
-            carried = self._carries([x for each in lists for x in each])
+            carried = self._carried([x for each in lists for x in each]) is not None
             if not carried:
                 made = 1  # by which the ranks agree
                 return hand_over()
