@@ -89,7 +89,9 @@ def test_rows_that_come_back_in_pieces(ranks: Ranks, call: dict[str, Any]) -> No
     alone = layer(Communicator.threads(1)[0], 0, TOKENS, np.float32, {}, {"payload": "int8"}).tobytes()
     parts = ranks(3)(check, [0, 0, 7, TOKENS])
     assert b"".join(part for part, _ in parts) == alone
-    assert [operators for _, operators in parts] == [7 if not call else 8] * 3  # dispatches, and pieces of 17 tokens
+    assert [operators for _, operators in parts] == [
+        7 if not call else 9
+    ] * 3  # number of chunks, dispatches, pieces of 17 tokens
 
 
 def test_the_plain_formula() -> None:

@@ -124,6 +124,41 @@ def test_what_goes_to_gloo(grouped: Grouped) -> None:
     grouped(3)(run)
 
 
+class Image(torch.Tensor):
+    """Has elements like any tensor."""
+
+
+class Weight(torch.nn.Parameter):
+    """Another class of a parameter."""
+
+
+def test_a_subclass_meets_a_plain_tensor(grouped: Grouped) -> None:
+    def run(rank: int, size: int, group: dist.ProcessGroup) -> None:
+        before = operators(group)
+        for kind in (Image, Weight):
+
+            def made(*values: float, kind: Any = kind) -> torch.Tensor:
+                x = torch.tensor(values, dtype=torch.float32)
+                return kind(x) if rank == 0 else x
+
+            dist.all_reduce(x := made(1, 2))
+            assert x.tolist() == [2, 4]
+            dist.broadcast(x := made(rank, 2), 1, async_op=True).wait()
+            assert x.tolist() == [1, 2]
+            dist.all_gather(outs := [made(0), made(0)], made(rank))
+            assert [out.tolist() for out in outs] == [[0], [1]]
+            dist.all_reduce_coalesced([x := made(1), made(2)])
+            assert x.tolist() == [2]
+            if rank == 0:
+                dist.send(made(7), 1)
+            else:
+                dist.recv(x := made(0), 0)
+                assert x.tolist() == [7]
+        assert operators(group) == before + 10
+
+    grouped(2)(run)
+
+
 def test_tensors_that_need_copies(grouped: Grouped) -> None:
     """Strided, conjugated, shared between input and output, or leaves of autograd."""
 

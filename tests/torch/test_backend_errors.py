@@ -104,6 +104,37 @@ def test_mistakes_of_one_rank(grouped: Grouped) -> None:
     grouped(2)(run)
 
 
+def test_mistakes_in_several_tensors(grouped: Grouped) -> None:
+    """A coalesced call of three tensors takes three operators on every rank, sync or async, on whichever rank."""
+
+    def run(rank: int, size: int, group: dist.ProcessGroup) -> None:
+        def several(kind: torch.dtype, async_op: bool) -> None:
+            work = dist.all_reduce_coalesced([torch.ones(n, dtype=kind) for n in (3, 4, 5)], AVG, async_op=async_op)
+            if async_op:
+                work.wait()
+
+        def gathers(lengths: list[int], async_op: bool) -> None:
+            with dist.distributed_c10d._coalescing_manager(group, async_ops=async_op) as manager:
+                for n in lengths:
+                    dist.all_gather_single(torch.empty(n * size), torch.ones(n))
+            if async_op:
+                manager.wait()
+
+        for how in ((False, False), (True, True), (False, True), (True, False)):
+            with pytest.raises(RuntimeError, match=r"on rank 1: .*op 'avg' is not defined for dtype int32"):
+                several(torch.int32 if rank else torch.float32, how[rank])
+            with pytest.raises(RuntimeError, match="rank 1"):
+                gathers([1, 3, 3] if rank else [2, 3, 3], how[rank])
+            dist.all_reduce(x := torch.ones(3))
+            assert x.tolist() == [2] * 3
+        sparse = [torch.eye(2).to_sparse() if rank else torch.eye(2) for _ in range(3)]
+        with pytest.raises(PeerMismatchError, match="rank 1 calls handed_to_gloo"):
+            dist.all_reduce_coalesced(sparse)
+        dist.barrier()
+
+    grouped(2)(run)
+
+
 def test_a_rank_that_asks_for_gloo_alone(grouped: Grouped) -> None:
     """It makes gloo together with the others, who are told; a rank that does nothing is waited for."""
 

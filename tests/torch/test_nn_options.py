@@ -150,3 +150,23 @@ def test_one_graph(ranks: Ranks, backend: str) -> None:
                     torch.testing.assert_close(ours, expected, rtol=bound, atol=0.0)
 
     ranks(2, **COMPILING)(check)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_graph_checks_the_outputs_rows(ranks: Ranks, weighted: bool) -> None:
+    """One rank's experts return too few rows: an error on all, in place of memory beyond them."""
+
+    def check(comm: Communicator) -> None:
+        dispatcher = at.nn.MoEDispatcher(2, comm)
+
+        def layer(x: Tensor, ids: Tensor, length: int) -> Tensor:
+            rows, _, state = dispatcher.dispatch(x, ids, torch.ones(ids.shape) if weighted else None)
+            return dispatcher.combine(rows[:length].clone(), state)
+
+        made, given = compiled(layer), (torch.ones(4, 3), torch.tensor([[0], [1], [0], [1]]))
+        for length in (1, 2):
+            with pytest.raises(InvalidTensorError, match=rf"expert_outputs has shape \({length}, 3\), expected 4 rows"):
+                made(*given, 4 if comm.rank else length)
+        assert torch.equal(made(*given, 4), given[0])
+
+    ranks(2, **COMPILING)(check)

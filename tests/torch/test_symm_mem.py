@@ -102,11 +102,11 @@ def wrong(rank: int, size: int, world: dist.ProcessGroup) -> None:
     )
     splits = torch.ones(size, dtype=torch.int64)
     with pytest.raises(InvalidParamError, match="major_align is 0, expected at least 1"):
-        call(x, x.clone(), splits, told, group, 0)
+        call(x, x.clone(), splits, told, group, rank)
     with pytest.raises(InvalidTensorError, match="in_splits has shape"):
-        call(x, x.clone(), torch.ones(size + 1, dtype=torch.int64), told, group)
+        call(x, x.clone(), torch.ones(size + (rank == 0), dtype=torch.int64), told, group)
     with pytest.raises(InvalidTensorError, match="in_splits is torch"):
-        call(x, x.clone(), splits.int(), told, group)
+        call(x, x.clone(), splits.int() if rank else splits, told, group)
     with pytest.raises((InvalidParamError, InvalidTensorError, PeerMismatchError)):  # more than there is, on all ranks
         call(x, x.clone(), splits * 3 if rank == 0 else splits, told, group)
     call(x, x.clone(), splits, told, group)  # still usable

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -134,5 +136,32 @@ def test_an_error_in_backward_is_an_error_on_all(ranks: Ranks) -> None:
             call()
         y.sum().backward()
         assert x.grad.tolist() == [1, 1]
+
+    ranks(2)(check)
+
+
+ROWS, LEAF = torch.ones(4, 3), torch.ones(4, 3, requires_grad=True)
+MISTAKES: dict[str, tuple[Callable[[Communicator, Any], Any], Any, Any]] = {
+    "reduce_scatter": (lambda c, n: at.functional.reduce_scatter(ROWS[:n], c), 4, 3),
+    "all_to_all_single": (lambda c, n: at.functional.all_to_all_single(ROWS[:n], group=c), 4, 3),
+    "all_gather": (lambda c, shape: at.functional.all_gather(torch.ones(shape), c), (1,), ()),
+    "rows": (lambda c, counts: at.quantized_all_to_all(LEAF, counts, [2, 2], group=c), [2, 2], ["a", 2]),
+    "timeout": (lambda c, t: at.quantized_all_to_all(LEAF, [2, 2], [2, 2], group=c, timeout=t), None, 1.0),
+    "weight": (lambda c, x: at.quantized_linear_all_reduce(ROWS, x, group=c, group_size="token"), ROWS, ROWS[0, 0]),
+    "gather": (lambda c, x: at.gather(ROWS, x, 1, group=c), [torch.empty(4, 3) for _ in range(2)], torch.zeros(2)),
+    "scatter": (lambda c, x: at.scatter(ROWS.clone(), x, 1, group=c), [ROWS, ROWS], torch.zeros(2)),
+}
+
+
+def test_peers_learn_of_a_mistake(ranks: Ranks) -> None:
+    """Rank 1's argument is wrong: rank 0 raises at once, too, and the next call works."""
+
+    def check(comm: Communicator) -> None:
+        for name, (call, good, bad) in MISTAKES.items():
+            print(name)  # is shown if it fails
+            with pytest.raises(ValueError, match="is|has" if comm.rank else "failed on rank 1: "):
+                call(comm, bad if comm.rank else good)
+            at.barrier(comm)
+            call(comm, good)
 
     ranks(2)(check)

@@ -11,9 +11,10 @@ import numpy as np
 
 from alltoallv._calls import experts
 from alltoallv._calls.guard import guard
+from alltoallv._calls.in_step import in_step
 from alltoallv._calls.routing import Load, Routing, chunk_ends
 from alltoallv.communicator import Communicator
-from alltoallv.errors import InvalidParamError, PeerLostError
+from alltoallv.errors import AllToAllVError, InvalidParamError, PeerLostError
 
 A = TypeVar("A")  # the framework's tensor
 T = TypeVar("T")
@@ -76,6 +77,10 @@ class Dispatching(ABC, Generic[A]):
     def member(self) -> Communicator:
         """This rank in the dispatcher's group, in host memory."""
 
+    def carrier(self, tokens: A) -> Any:
+        """Returns the communicator that carries these tokens."""
+        return self.member()
+
     @abstractmethod
     def begin_dispatch(
         self, tokens: A, expert_ids: A, gate_weights: A | None, begins: bool
@@ -123,30 +128,42 @@ class Dispatching(ABC, Generic[A]):
         chunks: int,
     ) -> A:
         """Runs the layer; see the dispatchers' ``__call__``."""
-        comm, ends = self.member(), [0]
+        comm = self.carrier(tokens)
         with guard(comm, OPERATOR):
             if isinstance(functions, Sized) and len(functions) != len(self.local_experts):
                 raise InvalidParamError(
                     f"experts has {len(functions)} entries, expected {len(self.local_experts)}, one per local expert"
                 )
             ends = chunk_ends(len(tokens), chunks)  # type: ignore[arg-type]
-        given: Any = [None if x is None else self.parts(x, ends) for x in (tokens, expert_ids, gate_weights)]
+            given: Any = [None if x is None else self.parts(x, ends) for x in (tokens, expert_ids, gate_weights)]
 
         def begin(chunk: int, begins: bool) -> Callable[[], Dispatched[A]]:
             x, ids, weights = (part and part[chunk] for part in given)
             return self.begin_dispatch(x, ids, weights, begins)
 
-        arriving = [begin(0, chunks > 1 or shared is not None)]
-        beside: Any = None if shared is None else shared(tokens)  # runs while the first rows are under way
-        leaving = []
-        for chunk in range(chunks):
-            if chunk + 1 < chunks:
-                arriving.append(begin(chunk + 1, True))
-            rows, counts, state = arriving[chunk]()
-            with guard(comm, OPERATOR):
-                outputs = self._outputs_of(functions, rows, counts)
-            leaving.append(self.begin_combine(outputs, state, chunks > 1))
-        combined = [finish() for finish in leaving]
+        beside: Any = None
+        with in_step(comm, chunks):
+            arriving, failed = [begin(0, chunks > 1 or shared is not None)], None
+            try:
+                beside = shared and shared(tokens)  # while the first rows are under way
+            except Exception as error:  # raised where they have arrived, as on the peers
+                failed = error
+            leaving: list[Callable[[], A]] = []
+            try:
+                for chunk in range(chunks):
+                    if chunk + 1 < chunks:
+                        arriving.append(begin(chunk + 1, True))
+                    rows, counts, state = arriving[chunk]()
+                    with guard(comm, OPERATOR):
+                        if failed is not None:
+                            raise failed
+                        outputs = self._outputs_of(functions, rows, counts)
+                    leaving.append(self.begin_combine(outputs, state, chunks > 1))
+            except AllToAllVError:
+                for finish in leaving[: max(chunk - 1, 0)]:  # these left earlier: did they fail first?
+                    finish()
+                raise
+            combined = [finish() for finish in leaving]
         result: Any = combined[0] if chunks == 1 else self.joined(combined)
         return result if shared is None else result + beside  # type: ignore[no-any-return]
 

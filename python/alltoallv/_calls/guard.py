@@ -13,11 +13,12 @@ class guard:
     """Surrounds all that a front end does between finding the communicator and starting the operator.
 
     An exception inside is announced to the peers, whose call of this operator then raises it, too, and it propagates.
+    Without a communicator, as while a graph is recorded, nobody is informed.
     """
 
     __slots__ = ("_communicator", "_operator")
 
-    def __init__(self, communicator: Member, operator: str) -> None:
+    def __init__(self, communicator: Member | None, operator: str) -> None:
         self._communicator = communicator
         self._operator = operator
 
@@ -27,6 +28,6 @@ class guard:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if isinstance(error, Exception):
+        if isinstance(error, Exception) and self._communicator is not None:
             with contextlib.suppress(AllToAllVError):  # nobody is left to inform: the first error counts
                 self._communicator.fail(self._operator, error)

@@ -10,6 +10,7 @@ from alltoallv import _core
 from alltoallv._calls.adapters import Adapter
 from alltoallv._calls.counts import Counts
 from alltoallv._calls.guard import guard
+from alltoallv._calls.in_step import in_step
 from alltoallv._calls.linear import Map
 from alltoallv._calls.signature import described
 from alltoallv.communicator import Communicator
@@ -213,15 +214,18 @@ class Quantized(Generic[A]):
             flat: Any = self.adapter.contiguous(input)
             flat = flat.reshape(rows, shapes[0][-1])
         if whole:
-            parts = [self.quantized_all_reduce(self.multiply(flat, weight), group=comm, **about)]
+            with guard(comm, "quantized_all_reduce"):
+                product = self.multiply(flat, weight)
+            parts = [self.quantized_all_reduce(product, group=comm, **about)]
         else:
-            begun = []
-            for begin in range(0, rows, step):
-                with guard(comm, "quantized_all_reduce"):
-                    part = self.multiply(flat[begin : begin + step], weight)
-                begun.append(self.quantized_all_reduce(part, out=part, group=comm, async_op=True, **about))
-            for _, handle in begun:
-                handle.wait()
+            begins, begun = range(0, rows, step), []
+            with in_step(comm, len(begins)):
+                for begin in begins:
+                    with guard(comm, "quantized_all_reduce"):
+                        part = self.multiply(flat[begin : begin + step], weight)
+                    begun.append(self.quantized_all_reduce(part, out=part, group=comm, async_op=True, **about))
+                for _, handle in begun:
+                    handle.wait()
             parts = [part for part, _ in begun]
         total: Any = parts[0] if len(parts) == 1 else self.join(parts)
         total = total.reshape((*shapes[0][:-1], columns))

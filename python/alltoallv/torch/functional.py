@@ -9,9 +9,12 @@ from __future__ import annotations
 from torch import Tensor
 
 from alltoallv._calls.counts import Counts, even_split
+from alltoallv._calls.guard import guard
 from alltoallv.torch.api.functions import all_to_all_v
 from alltoallv.torch.eager import group as groups
-from alltoallv.torch.eager.group import Group
+from alltoallv.torch.eager.graphs import is_tracing
+from alltoallv.torch.eager.group import Group, device_of
+from alltoallv.torch.eager.tensors import row_size
 from alltoallv.torch.graph import ops as ops
 
 
@@ -28,12 +31,18 @@ def all_to_all_single(
     Raises:
         ValueError: dimension 0 does not divide by the number of ranks, and equal parts are wanted.
     """
-    size = groups.world_size(group)
-    rows = input.shape[0]
-    if input_split_sizes is None:
-        input_split_sizes = even_split("input", rows, size)
-    if output_split_sizes is None:
-        output_split_sizes = [rows // size] * size
+    comm = None
+    if not is_tracing():
+        group = comm = groups.resolve(group, device_of(input))
+        if comm is None:
+            return None  # type: ignore[return-value]
+    with guard(comm, "all_to_all_v"):
+        row_size(input)  # raises for a tensor without rows
+        rows, size = input.shape[0], groups.world_size(group)
+        if input_split_sizes is None:
+            input_split_sizes = even_split("input", rows, size)
+        if output_split_sizes is None:
+            output_split_sizes = [rows // size] * size
     return all_to_all_v(input, input_split_sizes, output_split_sizes, unit="row", group=group)
 
 
@@ -49,9 +58,7 @@ def reduce_scatter(input: Tensor, group: Group = None) -> Tensor:
     Raises:
         ValueError: dimension 0 does not divide by the number of ranks.
     """
-    size = groups.world_size(group)
-    even_split("input", input.shape[0], size)
-    output: Tensor = ops.reduce_scatter(input, size, group)
+    output: Tensor = ops.reduce_scatter(input, groups.world_size(group), group)
     return output
 
 

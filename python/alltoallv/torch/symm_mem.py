@@ -22,18 +22,22 @@ import torch.distributed._symmetric_memory as symmetric
 from torch import Tensor
 from torch.distributed.distributed_c10d import _resolve_process_group
 
+from alltoallv._calls.guard import guard
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.torch.api.distributed import all_to_all_single
 from alltoallv.torch.api.functions import all_to_all_v
 from alltoallv.torch.eager.group import AnyCommunicator, from_group
 from alltoallv.torch.eager.tensors import empty as in_arena
 
+_FIRST = "all_to_all_single"  # the operator that brings the counts of all
+
 
 def all_to_all_vdev(input: Tensor, out: Tensor, in_splits: Tensor, out_splits_offsets: Tensor, group_name: str) -> None:
     """Sends ``in_splits[j]`` rows to rank j; writes rows and offsets per sender to ``out_splits_offsets`` [2, W]."""
     comm = _communicator(group_name)
-    _check("in_splits", in_splits, (comm.size,))
-    _check("out_splits_offsets", out_splits_offsets, (2, comm.size))
+    with guard(comm, _FIRST):
+        _check("in_splits", in_splits, (comm.size,))
+        _check("out_splits_offsets", out_splits_offsets, (2, comm.size))
     splits = _exchanged(in_splits, comm)
     all_to_all_v(input, in_splits, splits, unit="row", out=out, group=comm)
     out_splits_offsets.copy_(torch.stack([splits, _offsets(splits)]))
@@ -55,10 +59,11 @@ def all_to_all_vdev_2d(
     """
     comm = _communicator(group_name)
     align = 1 if major_align is None else major_align
-    if align < 1:
-        raise InvalidParamError(f"major_align is {align}, expected at least 1")
-    matrix = _by_rank("in_splits", in_splits, in_splits.shape, comm)
-    _check("out_splits_offsets", out_splits_offsets, (2, matrix.numel()))
+    with guard(comm, _FIRST):
+        if align < 1:
+            raise InvalidParamError(f"major_align is {align}, expected at least 1")
+        matrix = _by_rank("in_splits", in_splits, in_splits.shape, comm)
+        _check("out_splits_offsets", out_splits_offsets, (2, matrix.numel()))
     received = _exchanged(matrix, comm)  # [from, expert]
     splits = received.T.reshape(-1)
     rows = received.sum(0)
@@ -78,12 +83,13 @@ def all_to_all_vdev_2d_offset(
     ``out`` and ``out_splits_offsets`` [2, W * E] are packed and sorted by rank, then by expert.
     """
     comm = _communicator(group_name)
-    shape = in_splits_offsets.shape[1:]
-    _check("in_splits_offsets", in_splits_offsets, (2, *shape))
-    matrix, offsets = (_by_expert(row, shape, comm) for row in in_splits_offsets)
-    _check("out_splits_offsets", out_splits_offsets, (2, matrix.numel()))
+    with guard(comm, _FIRST):
+        shape = in_splits_offsets.shape[1:]
+        _check("in_splits_offsets", in_splits_offsets, (2, *shape))
+        matrix, offsets = (_by_expert(row, shape, comm) for row in in_splits_offsets)
+        _check("out_splits_offsets", out_splits_offsets, (2, matrix.numel()))
+        packed = input.index_select(0, _rows(offsets.reshape(-1), matrix.reshape(-1)))
     received = _exchanged(matrix, comm)
-    packed = input.index_select(0, _rows(offsets.reshape(-1), matrix.reshape(-1)))
     all_to_all_v(packed, matrix.sum(1), received.sum(1), unit="row", out=out, group=comm)
     splits = received.reshape(-1)
     out_splits_offsets.copy_(torch.stack([splits, _offsets(splits)]))

@@ -207,7 +207,9 @@ class MoEDispatcher(torch.nn.Module, Dispatching[Tensor]):
         flat = outputs.reshape(outputs.shape[0], math.prod(tail))
         gates = state.weights
         if gates is not None and (is_tracing() or needs_grad(flat, gates)):  # collecting them has no gradient
-            wide = sum_dtype(flat.dtype, gates.dtype)
+            wide, length = sum_dtype(flat.dtype, gates.dtype), flat.shape[0]
+            if is_tracing():  # the operator refuses other lengths, and the peers learn of it
+                gates = torch.cat([gates, gates.new_zeros(length)]).narrow(0, 0, length)
             flat, gates = (flat.to(wide) * gates.to(wide)[:, None]).to(flat.dtype), None
         payload = self.routing.combine_payload or ""
         return (flat, None, *state.way, gates, *state.ids.shape, payload, state.group), tail
@@ -241,6 +243,10 @@ class MoEDispatcher(torch.nn.Module, Dispatching[Tensor]):
     def member(self) -> Communicator:
         """This rank in the dispatcher's group, in host memory."""
         return groups.on_host(self._communicator())
+
+    def carrier(self, tokens: Tensor) -> AnyCommunicator:
+        """Returns the communicator that carries tensors like these."""
+        return self._communicator(groups.device_of(tokens))
 
     def extra_repr(self) -> str:
         return f"num_experts={self.num_experts}"

@@ -201,7 +201,8 @@ def gather(
         dst, group_dst: The receiving rank, as for `reduce`; rank 0 of the job if neither is given.
     """
     root = _or_first("dst", dst, group_dst)
-    return _call(collectives.gather, gather_list or (), [tensor], group, async_op, root=root)
+    given = () if gather_list is None else gather_list
+    return _call(collectives.gather, given, [tensor], group, async_op, root=root)
 
 
 @_ending
@@ -222,7 +223,9 @@ def scatter(
         src, group_src: The sending rank, as for `broadcast`; rank 0 of the job if neither is given.
     """
     root = _or_first("src", src, group_src)
-    return _call(collectives.scatter, [tensor], scatter_list or (), group, async_op, root=root)
+    return _call(
+        collectives.scatter, [tensor], () if scatter_list is None else scatter_list, group, async_op, root=root
+    )
 
 
 @_ending

@@ -181,8 +181,8 @@ def begin_collect(
     """Sends the rows back; the result returns `moe_collect`'s results."""
     comm = communicator_of(group, rows)
     with guard(comm, OPERATOR):
-        x, beside = as_input("rows", rows), None if weights is None else as_input("weights", weights)
         check_outputs(rows.shape, source.shape[0])
+        x, beside = as_input("rows", rows), None if weights is None else as_input("weights", weights)
         known = ranks if rows.is_cpu else ranks[:2]
         way = order.cpu().numpy(), source.cpu().numpy(), known.tolist(), token.cpu().numpy()
         made = pieces(*way, tokens, k, x.shape[1] * x.itemsize)

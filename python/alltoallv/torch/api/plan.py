@@ -73,10 +73,10 @@ class Plan(_core.ArrayPlan):
 
     def _checked(self, input: Tensor, out: Tensor | None, timeout: None) -> Tensor:
         """Checks and runs a call on unusual or wrong tensors; the usual ones take a shorter way."""
-        if timeout is not None:
-            raise TypeError("timeout is given, expected none: that of the group counts")
         comm = self._communicator
         with guard(comm, "all_to_all_v"):
+            if timeout is not None:
+                raise TypeError("timeout is given, expected none: that of the group counts")
             self._check_input(input)
             if out is None:
                 out = calls.new_output(comm, self.output_size, input)

@@ -28,7 +28,7 @@ from alltoallv.torch.eager import group as groups
 from alltoallv.torch.eager import reductions as reductions  # declares the others
 from alltoallv.torch.eager.calls import Operation
 from alltoallv.torch.eager.declaration import COLLECTIVES as COLLECTIVES
-from alltoallv.torch.eager.declaration import Collective, Functional, Method, Parameters, Tensors
+from alltoallv.torch.eager.declaration import Collective, Functional, Method, Parameters, Tensors, rows_of
 from alltoallv.torch.eager.group import AnyCommunicator
 from alltoallv.torch.eager.tensors import MOVABLE as MOVABLE
 from alltoallv.torch.eager.tensors import (
@@ -86,7 +86,7 @@ def all_gather(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: P
     ),
     functional=Functional(
         "all_gather",
-        lambda shape, size: (size * shape[0], *shape[1:]),
+        lambda shape, size: (size * rows_of(shape), *shape[1:]),
         gradient="reduce_scatter",
     ),
     method=Method(

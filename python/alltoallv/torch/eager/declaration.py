@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from alltoallv import _core
+from alltoallv.errors import InvalidTensorError
 from alltoallv.torch.eager.calls import Operation
 from alltoallv.torch.eager.group import AnyCommunicator
 
@@ -51,6 +52,13 @@ class Functional(NamedTuple):
     shape: Callable[..., Shape]
     gradient: str
     given: str = "SymInt size, "
+
+
+def rows_of(shape: Shape) -> int:
+    """Returns the length of dimension 0, which an input that is divided, or part of an output, must have."""
+    if not len(shape):
+        raise InvalidTensorError("input has shape (), expected at least 1 dimension")
+    return shape[0]
 
 
 class Method(NamedTuple):

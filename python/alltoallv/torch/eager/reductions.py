@@ -13,12 +13,12 @@ from torch._C._distributed_c10d import AllreduceOptions, ReduceOptions, ReduceSc
 from alltoallv import _core
 from alltoallv._calls import collectives
 from alltoallv._calls.collectives import check_length, check_rank, shape_of_list
-from alltoallv._calls.counts import even_parts
+from alltoallv._calls.counts import even_parts, even_split
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.torch.eager import calls
 from alltoallv.torch.eager.calls import Operation, check_place
-from alltoallv.torch.eager.declaration import Collective, Functional, Method, Parameters, Tensors
+from alltoallv.torch.eager.declaration import Collective, Functional, Method, Parameters, Tensors, rows_of
 from alltoallv.torch.eager.group import AnyCommunicator
 from alltoallv.torch.eager.tensors import (
     Copies,
@@ -124,7 +124,7 @@ def reduce_scatter(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameter
     at_once=partial(_at_once, "reduce_scatter"),
     functional=Functional(
         "reduce_scatter",
-        lambda shape, size: (shape[0] // size, *shape[1:]),
+        lambda shape, size: (even_split("input", rows_of(shape), size)[0], *shape[1:]),
         gradient="all_gather",
     ),
     method=Method(

@@ -27,6 +27,15 @@ PLAIN = Tensor, torch.nn.Parameter  # classes that add no meaning to their eleme
 MOVABLE = {dtype: name for name in _core.dtypes if isinstance(dtype := getattr(torch, name, None), torch.dtype)}
 
 
+def as_plain(tensor: Tensor) -> Tensor:
+    """Returns the tensor as one of torch's own class, with the same memory; one that wraps others stays as it is."""
+    kind = type(tensor)
+    if kind in PLAIN or kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl:
+        return tensor
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.detach()
+
+
 def core_name(dtype: torch.dtype) -> str:
     """Returns the core's name of a dtype.
 

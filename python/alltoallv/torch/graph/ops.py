@@ -135,14 +135,12 @@ def _functional(row: Collective) -> Operator:
 
     def run(input: Tensor, *about: Any) -> Tensor:
         comm = communicator_of(about[-1], input)
-        out: Tensor | None = None
+        with guard(comm, row.operator):
+            shape = form.shape(input.shape, *about[:-1])
         if comm.host_core is not None:
-            out = at_once(comm.host_core, [None], [input], NO_PARAMETERS, None, False)
-        if out is not None and out.dim() == input.dim():
-            return out
-        shape = form.shape(input.shape, *about[:-1])
-        if out is not None:
-            return shaped(out, shape)  # a gather's is flat
+            made = at_once(comm.host_core, [None], [input], NO_PARAMETERS, None, False)
+            if made is not None:
+                return made if made.dim() == input.dim() else shaped(made, shape)  # a gather's is stacked
         with guard(comm, row.operator):
             x = as_input("input", input)
             out = calls.new_output(comm, shape, x)

@@ -6,8 +6,8 @@
 
 It carries dense CPU tensors, over shared memory on a host and TCP between hosts, in every collective of
 torch.distributed, send and recv with tags and from any source, the coalesced forms, and what is made of them: DDP,
-FSDP2, functional collectives, object collectives, pipelines. Sparse tensors and tensor subclasses are passed to gloo,
-after all ranks have agreed on that.
+FSDP2, functional collectives, object collectives, pipelines. Sparse tensors, and subclasses that stand for other
+tensors, as DTensor does, are passed to gloo, after all ranks have agreed on that.
 Tensors of accelerators go to the engine that the group's configuration names for them, NCCL and HCCL if it names none.
 
 The core checks calls here, too: ranks that disagree about operator, dtype or sizes all raise
@@ -17,6 +17,7 @@ same communicator.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
@@ -36,7 +37,7 @@ from alltoallv.torch.eager import collectives
 from alltoallv.torch.eager.calls import Operation
 from alltoallv.torch.eager.collectives import MOVABLE
 from alltoallv.torch.eager.declaration import NO_PARAMETERS, Collective, Method, Parameters
-from alltoallv.torch.eager.tensors import PLAIN
+from alltoallv.torch.eager.tensors import PLAIN, as_plain
 from alltoallv.torch.process_group import engines, functions
 from alltoallv.torch.process_group.group import NAME, EngineGroup, device_kind
 from alltoallv.torch.process_group.work import BackendWork, Futures, MessageWork, WorkList, callbacks, in_turn
@@ -59,12 +60,15 @@ class AllToAllVGroup(EngineGroup):
         self, output_lists: list[list[Tensor]], input_list: list[Tensor], opts: Any = None
     ) -> TorchWork:
         opts = opts or AllgatherOptions()
-        if self._carries([*input_list, *(tensor for outputs in output_lists for tensor in outputs)]):
-            # One list of outputs per rank here, one per tensor there.
-            per_tensor = [list(outputs) for outputs in zip(*output_lists, strict=True)]
-            pairs = zip(per_tensor, input_list, strict=True)
-            return self._all([self.allgather([outputs], [tensor], opts) for outputs, tensor in pairs])
-        return self._hand_over("allgather_coalesced", output_lists, input_list, opts)
+
+        def call(x: Tensor, *outputs: Tensor) -> TorchWork | None:
+            work: TorchWork | None = self.allgather([list(outputs)], [x], opts)
+            return work
+
+        def hand_over() -> TorchWork:
+            return self._hand_over("allgather_coalesced", output_lists, input_list, opts)
+
+        return self._each(collectives.all_gather, [input_list, *output_lists], call, hand_over)
 
     def barrier(self, opts: Any = None) -> TorchWork:
         opts = opts or BarrierOptions()
@@ -104,12 +108,17 @@ class AllToAllVGroup(EngineGroup):
     def recv_anysource(self, tensors: list[Tensor], tag: int) -> TorchWork:
         return self._post("recv_anysource", prepare_recv, tensors, None, tag)
 
-    def _carries(self, tensors: Sequence[Tensor]) -> bool:
-        """Returns whether the communicator carries these tensors: every rank must answer alike."""
-        for x in tensors:  # noqa: SIM110 - a generator takes longer than the rest
+    def _carried(self, tensors: Sequence[Tensor]) -> Sequence[Tensor] | None:
+        """Returns the tensors as the communicator carries them, or None: every rank must answer alike."""
+        for x in tensors:
             if not (x.is_cpu and type(x) in PLAIN and x.layout is torch.strided and x.dtype in MOVABLE):
-                return False
-        return True
+                break
+        else:
+            return tensors
+        plain = [*map(as_plain, tensors)]
+        if any(one is not x for one, x in zip(plain, tensors, strict=True)):
+            return self._carried(plain)
+        return None
 
     def _run(
         self,
@@ -139,10 +148,11 @@ class AllToAllVGroup(EngineGroup):
                     return None
                 work = BackendWork(made[1], [made[0]], (outs, ins), self._pending, self._futures)
                 return self._started(work)
-            if not (self._carries(outs) and self._carries(ins)):
+            plain_outs, plain_ins = self._carried(outs), self._carried(ins)
+            if plain_outs is None or plain_ins is None:
                 return self._hand_over(method, *given, opts)
             with guard(comm, row.operator):
-                operation = row.prepare(comm, outs, ins, parameters)
+                operation = row.prepare(comm, plain_outs, plain_ins, parameters)
         except (InvalidParamError, InvalidTensorError) as error:
             raise _named(error, row.operator, comm) from None
         if async_op:
@@ -152,11 +162,12 @@ class AllToAllVGroup(EngineGroup):
 
     def _post(self, method: str, prepare: Prepare, tensors: list[Tensor], peer: int | None, tag: int) -> TorchWork:
         """Begins a message. Only this rank raises errors of its arguments."""
-        if len(tensors) != 1 or not self._carries(tensors):
+        carried = self._carried(tensors)
+        if len(tensors) != 1 or carried is None:
             return self._engine_work(method, tensors, *([] if peer is None else [peer]), tag)
         comm = self.communicator
         try:
-            operation = prepare(comm, tensors[0], peer, tag, waits=False)
+            operation = prepare(comm, carried[0], peer, tag, waits=False)
             work = self._begun(MessageWork, operation, self._limit(), self._message_futures)
         except (InvalidParamError, InvalidTensorError) as error:
             raise _named(error, method.removesuffix("_anysource"), comm) from None
@@ -180,8 +191,34 @@ class AllToAllVGroup(EngineGroup):
             self._agree_on_gloo()
         return super()._hand_over(method, *args)
 
-    def _all(self, works: list[TorchWork | None]) -> TorchWork:
-        begun = [work for work in works if work is not None]
+    def _each(
+        self,
+        row: Collective,
+        lists: Sequence[Sequence[Tensor]],
+        call: Callable[..., TorchWork | None],
+        hand_over: Callable[[], TorchWork],
+    ) -> TorchWork:
+        """Makes a call for each tensor of the lists, or ``hand_over`` for all of them.
+
+        Whatever fails, where and when, the calls take as many operators, so that the next ones of all ranks meet.
+        """
+        count, made, carried = max(map(len, lists)), 0, True
+        begun: list[TorchWork] = []
+        try:
+            if min(map(len, lists)) < count:
+                raise InvalidParamError(f"the lists have {[*map(len, lists)]} tensors, expected equally many")
+            carried = self._carried([x for each in lists for x in each]) is not None
+            if not carried:
+                made = 1  # by which the ranks agree
+                return hand_over()
+            for made, each in enumerate(zip(*lists, strict=True), 1):  # noqa: B007
+                if (work := call(*each)) is not None:
+                    begun.append(work)
+        except Exception as error:
+            for _ in range(made, count) if carried or isinstance(error, AllToAllVError) else ():
+                with contextlib.suppress(AllToAllVError):
+                    self.communicator.fail(row.operator, error)
+            raise
         return begun[0] if len(begun) == 1 else WorkList(begun)
 
 
@@ -210,10 +247,11 @@ def _add(row: Collective, method: Method) -> None:
         if len(given) > tensors:
             given, opts = given[:-1], given[-1]
         opts = opts or options()
-        if not self._carries([x for each in given for x in each]):
-            return self._hand_over(method.coalesced[0], *given, opts)
-        calls = zip(*given, strict=True)
-        return self._all([call(self, *(x if method.flat else [x] for x in each), opts=opts) for each in calls])
+
+        def one(*each: Tensor) -> TorchWork | None:
+            return call(self, *(x if method.flat else [x] for x in each), opts=opts)
+
+        return self._each(row, given, one, lambda: self._hand_over(method.coalesced[0], *given, opts))
 
     for names, function in ((method.names, call), (method.coalesced, call_each)):
         for each in names:

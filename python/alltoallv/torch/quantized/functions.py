@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -11,7 +10,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from alltoallv import _core
-from alltoallv._calls.counts import Counts, shares
+from alltoallv._calls.counts import Counts, as_counts, shares
 from alltoallv._calls.guard import guard
 from alltoallv._calls.signature import described
 from alltoallv.errors import InvalidParamError
@@ -126,7 +125,7 @@ def _reduced(
         if comm is None:
             return (None, None) if async_op else None
     traced, wants_grad = is_tracing(), needs_grad(input)
-    with contextlib.nullcontext() if comm is None else guard(comm, f"quantized_{request.__name__}"):
+    with guard(comm, f"quantized_{request.__name__}"):
         if traced:
             requests.exclude("this is recorded for a graph", error_feedback=feedback, timeout=limit)
         if wants_grad:
@@ -155,7 +154,9 @@ def _checked(options: Options) -> Options:
     how = Quantization.checked(*options[4:9])
     for name, value in zip(requests.SCALES, options, strict=False):
         requests.as_scale(ADAPTER, name, value)
-    return options._replace(format=how.format, group_size=how.group_size)
+    requests.output_dtype(ADAPTER, options, "float32")
+    # An all-to-all's groups are its rows where nothing is said.
+    return options._replace(format=how.format, group_size=None if options.group_size is None else how.group_size)
 
 
 def _as_tensor(scale: Scale) -> Tensor | None:
@@ -187,20 +188,24 @@ def quantized_all_to_all(
         out_dtype=out_dtype,
         quantize_gradient=quantize_gradient,
     )
-    comm = None
+    comm: Any = None
     if not torch.compiler.is_compiling():
         comm = groups.resolve(group, device_of(input))
         if comm is None:
             return (None, None) if async_op else None
-    if is_tracing() or (needs_grad(input) and not async_op):
-        requests.exclude("input requires grad, or is recorded for a graph", timeout=timeout)
-        sends = torch.as_tensor(send_counts, device="cpu")
-        recvs = None if recv_counts is None else torch.as_tensor(recv_counts, device="cpu")
+    traced = is_tracing()
+    if traced or (needs_grad(input) and not async_op):
+        with guard(None if traced else comm, RowExchange.operator):
+            requests.exclude("input requires grad, or is recorded for a graph", timeout=timeout)
+            if not traced:
+                options, send_counts = _checked(options), as_counts("send_counts", send_counts, comm.size)
+                recv_counts = None if recv_counts is None else as_counts("recv_counts", recv_counts, comm.size)
+            sends = torch.as_tensor(send_counts, device="cpu")
+            recvs = None if recv_counts is None else torch.as_tensor(recv_counts, device="cpu")
         rows, _ = quantized_ops.quantized_all_to_all(input, sends, recvs, -1, *options, group)
         if async_op and recvs is None:
             return None, Done(rows)
         return outcome(rows, None, async_op)
-    assert comm is not None
     with guard(comm, RowExchange.operator):
         if needs_grad(input):
             raise InvalidParamError("input requires grad, which async_op excludes")
@@ -226,18 +231,21 @@ def quantized_linear_all_reduce(
     overflow: Overflow = "saturate",
     group: Group = None,
 ) -> Tensor | None:
-    elements: Any = group_size
-    if group_size == "token":
-        elements = max(weight.shape[0], 1)
-    elif group_size == "tensor":
-        elements, chunks = max(grouping("tensor", input[..., :1]) * weight.shape[0], 1), 1
+    comm: Any = None
     if not is_tracing():
         comm = groups.resolve(group, device_of(input))
         if comm is None:
             return None
-        with guard(comm, "quantized_all_reduce"):
+    with guard(comm, "quantized_all_reduce"):
+        if comm is not None:
             check_shapes(input.shape, weight.shape, None if bias is None else bias.shape)
-    coded = str(coding(bits, format))
-    options = Options(format=coded, group_size=elements, gather=gather, op=op, overflow=overflow)
+        elements: Any = group_size
+        if group_size == "token":
+            elements = max(weight.shape[0], 1)
+        elif group_size == "tensor":
+            elements, chunks = max(grouping("tensor", input[..., :1]) * weight.shape[0], 1), 1
+        options = Options(
+            format=str(coding(bits, format)), group_size=elements, gather=gather, op=op, overflow=overflow
+        )
     result: Tensor = quantized_ops.quantized_linear(input, weight, chunks, *options, group)
     return result if bias is None else result + bias

@@ -18,6 +18,7 @@ from torch import Tensor
 from alltoallv import _core
 from alltoallv._calls.counts import packed
 from alltoallv._calls.guard import guard
+from alltoallv._calls.in_step import in_step
 from alltoallv.quantization import requests
 from alltoallv.quantization.linear import check_shapes, chunk_rows
 from alltoallv.quantization.spec import Options
@@ -155,15 +156,17 @@ def quantized_linear(input: Tensor, weight: Tensor, chunks: int | None, *given: 
         step = chunk_rows(rows, columns, chunks, options.format, options.group_size)
         output = ADAPTER.allocate((rows, columns), str(input.dtype).removeprefix("torch."), input)
     flat, factor = input.reshape(rows, input.shape[-1]), weight.t()
-    for begin in range(0, max(rows, 1), step):
-        part = output[begin : begin + step]
-        with guard(comm, name):
-            if input.dtype == weight.dtype:
-                torch.mm(flat[begin : begin + step], factor, out=part)
-            else:
-                part.copy_(flat[begin : begin + step] @ factor)
-            call = calls.quantized_reduce(comm, requests.all_reduce(ADAPTER, comm, part, options, part, None))
-        works.append(call.submit(-1.0))
-    for work in works:
-        work.wait()
+    begins = range(0, max(rows, 1), step)
+    with in_step(comm, len(begins)):
+        for begin in begins:
+            part = output[begin : begin + step]
+            with guard(comm, name):
+                if input.dtype == weight.dtype:
+                    torch.mm(flat[begin : begin + step], factor, out=part)
+                else:
+                    part.copy_(flat[begin : begin + step] @ factor)
+                call = calls.quantized_reduce(comm, requests.all_reduce(ADAPTER, comm, part, options, part, None))
+            works.append(call.submit(-1.0))
+        for work in works:
+            work.wait()
     return output.view(*input.shape[:-1], columns)

@@ -1,0 +1,56 @@
+"""Calls of several operators that are under way at once: after an error the next call works on all ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import alltoallv.torch as at
+from alltoallv import Communicator
+from alltoallv.errors import AllToAllVError, PeerMismatchError
+from alltoallv.testing import Ranks
+
+
+@pytest.mark.parametrize("what", ["dtype", "chunks"])
+def test_linear(ranks: Ranks, what: str) -> None:
+    """The first call is wrong on rank 1; none of its chunks shows up in the result of the second."""
+
+    def check(comm: Communicator) -> None:
+        x, w = torch.arange(512.0)[:, None].expand(512, 16).contiguous(), torch.ones(128, 16)
+        odd = comm.rank == 1
+        given = (x.double(), w.double()) if odd and what == "dtype" else (x, w)
+        with pytest.raises(PeerMismatchError if what == "chunks" else ValueError):
+            at.quantized_linear_all_reduce(*given, group=comm, chunks=2 if odd and what == "chunks" else 4)
+        y = at.quantized_linear_all_reduce(x, w, group=comm, chunks=4)
+        torch.testing.assert_close(y[:, 0], 2 * x.sum(1), rtol=0.02, atol=1.0)
+        at.barrier(comm)
+
+    ranks(2)(check)
+
+
+@pytest.mark.parametrize("chunks", [1, 3])
+@pytest.mark.parametrize("what", ["expert", "shared"])
+def test_layer(ranks: Ranks, what: str, chunks: int) -> None:
+    def check(comm: Communicator) -> None:
+        dispatcher, fails = at.nn.MoEDispatcher(4, comm), comm.rank == 1
+
+        def work(name: str) -> Any:
+            def function(rows: Tensor, counts: Any = None) -> Tensor:
+                if fails and name == what:
+                    raise RuntimeError("it fails")
+                return rows
+
+            return function
+
+        tokens, ids = torch.arange(6.0)[:, None] + 100 * comm.rank, torch.tensor([[0], [1], [2], [3], [0], [3]])
+        with pytest.raises(RuntimeError if fails else AllToAllVError, match="it fails"):
+            dispatcher(tokens, ids, None, work("expert"), shared=work("shared"), chunks=chunks)
+        fails = False
+        y = dispatcher(tokens + 7, ids, None, work("expert"), shared=work("shared"), chunks=chunks)
+        assert torch.equal(y, 2 * (tokens + 7))
+        at.barrier(comm)
+
+    ranks(2)(check)
