@@ -80,7 +80,7 @@ assert (complete(target) == by_rank).all()
 print("enqueued, then right", flush=True)
 
 # The operator of graphs, as its kernel calls it.
-number = graph_op.number_of(graph_exchange.Host(False, comm).launch)
+number = graph_op.number_of(graph_exchange.Host("element", comm).launch)
 numbers = [(ctypes.c_int64 * len(values))(*values) for values in ([size * COUNT], [*counts, *places])]
 anew = memory(np.full(size * COUNT, -1.0, np.float32))
 in_graph = graph_op.Launch(number, type_to_type_id(mindspore.float32), source.value, anew.value)
