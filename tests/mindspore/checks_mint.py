@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import unittest.mock
 from typing import Any
@@ -14,6 +15,8 @@ from mint_calls import CALLS, call_broadcast, equal, given
 
 import alltoallv.mindspore as am
 from alltoallv import Communicator
+from alltoallv.errors import InvalidParamError, InvalidTensorError
+from alltoallv.mindspore import comm_func
 from alltoallv.mindspore import distributed as ours
 
 THEIRS = {name: getattr(mint.distributed, name) for name in mint.distributed.__all__}
@@ -37,6 +40,33 @@ def check_mint_refusal_of_one_rank(comm: Communicator) -> None:
         ours.all_reduce(x, "test" if comm.rank == 0 else "sum")
     ours.all_reduce(x)
     equal(x, given(0) + given(1))
+
+
+def check_comm_func_refusal_of_one_rank(comm: Communicator) -> None:
+    """The other hears of it at once: no call waits for a rank that has raised before its operator."""
+    x, calls = Tensor(given(comm.rank)), functools.partial
+    for call in (
+        calls(comm_func.all_reduce, group=comm),
+        calls(comm_func.reduce, dst=0, group=comm),
+        calls(comm_func.broadcast, group=comm),
+        calls(comm_func.all_gather_into_tensor, group=comm),
+        calls(comm_func.reduce_scatter_tensor, group=comm),
+        calls(comm_func.scatter_tensor, group=comm),
+        calls(comm_func.gather_into_tensor, group=comm),
+        calls(comm_func.all_to_all_with_output_shape, [(2, 3)] * 2, group=comm),
+        calls(comm_func.all_to_all_single_with_output_shape, (2, 3), group=comm),
+        calls(comm_func.all_to_all_v_c, input=x + 0, send_count_matrix=[1] * 4, group=comm),
+    ):
+        right = [x, x] if call.func is comm_func.all_to_all_with_output_shape else x
+        if comm.rank == 0:
+            with pytest.raises(TypeError):
+                call(None)
+        else:
+            with pytest.raises(InvalidParamError, match="failed on rank 0: TypeError"):
+                call(right)
+    with pytest.raises(InvalidTensorError, match=r"tensor has shape \(\), expected at least 1 dimension"):
+        comm_func.gather_into_tensor(Tensor(1.0) if comm.rank == 0 else x, group=comm)
+    equal(comm_func.reduce(x, 0, group=comm), given(0) + given(1) if comm.rank == 0 else given(1))
 
 
 def check_mint_no_warning_at_calls(comm: Communicator) -> None:
