@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import compress, product
 from typing import Any
 
 import numpy as np
@@ -151,3 +152,33 @@ def _check_given(beside: Beside, front_end: Any, comm: Communicator) -> None:
     made = linear(beside.tensor(rows), beside.tensor(weight), format="mxfp8", chunks=2, group=comm)
     assert tuple(made.shape) == (5, 3, 64)
     assert beside.bits(made) == beside.bits(wanted)
+
+
+def check_linear_gradients(
+    linear: Callable[..., Any],
+    tensor: Callable[[np.ndarray[Any, Any]], Any],
+    gradients: Callable[[Callable[..., Any], Sequence[Any], Sequence[bool]], Sequence[Any]],
+    comm: Communicator,
+) -> None:
+    """Those of the plain layer and sum, in one chunk and in two, whichever of input, weight and bias want one.
+
+    ``gradients(loss, tensors, wanted)`` returns those of ``loss(*tensors)`` by the tensors that want one, as arrays.
+    """
+    ranks = [np.random.default_rng(rank) for rank in range(comm.size)]
+    drawn = [
+        [rng.integers(-9, 10, shape).astype(F32) for shape in ((5, 3, 12), (64, 12), (64,), (5, 3, 64))]
+        for rng in ranks
+    ]
+    x, weight, bias, slopes = drawn[comm.rank]
+    back = sum(each[3] for each in drawn)  # the sum is of all ranks' products, the bias is each rank's own
+    expected = back @ weight, np.einsum("abo,abi->oi", back, x), slopes.sum((0, 1))
+    for chunks, *wanted in product((1, 2), *[(False, True)] * 3):
+
+        def loss(*given: Any, chunks: int = chunks) -> Any:
+            return (linear(*given, format="mxfp8", chunks=chunks, group=comm) * tensor(slopes)).sum()
+
+        if not any(wanted):
+            continue
+        found = gradients(loss, [tensor(each) for each in (x, weight, bias)], wanted)
+        for gradient, right in zip(found, compress(expected, wanted), strict=True):
+            np.testing.assert_array_equal(gradient, right, f"{chunks} chunks, {wanted}")

@@ -50,26 +50,28 @@ nb::object learn(Communicator& communicator, Request request, const ArrayPair& g
 
 /// Runs the call that `read` makes of the arrays and its other arguments; makes the output if none is given.
 template <class Read>
-nb::object call(Communicator& communicator, OpKind op, nb::handle input, nb::object output, bool async_op,
+nb::object call(Communicator& communicator, OpKind op, nb::handle input, nb::object output, nb::handle async_op,
                 nb::handle timeout, Read read) {
     const ArrayPair given(input, output);
     if (!given) return nb::none();
     Target target{};
     double limit = -1;
+    bool later = false;
     Request request = guarded(communicator, op, [&] {
         limit = read_timeout(timeout);
+        later = read_flag(async_op);
         Request made = read(given);
         if (!made.learns && made.row != 0) target = target_of(given, input, std::move(output), made);
         return made;
     });
     if (request.row == 0) return nb::none();
-    if (request.learns) return learn(communicator, std::move(request), given, input, async_op, limit);
-    return run(communicator, std::move(request), given, std::move(target), async_op, limit);
+    if (request.learns) return learn(communicator, std::move(request), given, input, later, limit);
+    return run(communicator, std::move(request), given, std::move(target), later, limit);
 }
 
 nb::object all_to_all_v(Communicator& communicator, nb::handle input, nb::object out, nb::handle send_counts,
-                        nb::handle recv_counts, nb::handle sdispls, nb::handle rdispls, nb::handle unit, bool async_op,
-                        nb::handle timeout) {
+                        nb::handle recv_counts, nb::handle sdispls, nb::handle rdispls, nb::handle unit,
+                        nb::handle async_op, nb::handle timeout) {
     return call(communicator, OpKind::all_to_all_v, input, std::move(out), async_op, timeout, [&](const auto& given) {
         Request made = read_all_to_all_v(communicator.size(), given.input.shape, send_counts, recv_counts, sdispls,
                                          rdispls, unit, given.output_shape());
@@ -79,7 +81,7 @@ nb::object all_to_all_v(Communicator& communicator, nb::handle input, nb::object
 }
 
 nb::object all_to_all_single(Communicator& communicator, nb::object output, nb::handle input,
-                             nb::handle output_split_sizes, nb::handle input_split_sizes, bool async_op,
+                             nb::handle output_split_sizes, nb::handle input_split_sizes, nb::handle async_op,
                              nb::handle timeout, bool compares_rows) {
     if (output.is_none()) return nb::none();
     const auto read = [&](const ArrayPair& given) {
@@ -92,8 +94,9 @@ nb::object all_to_all_single(Communicator& communicator, nb::object output, nb::
     return call(communicator, OpKind::all_to_all_single, input, std::move(output), async_op, timeout, read);
 }
 
-nb::object gather(Communicator& communicator, OpKind op, nb::object output, nb::handle input, bool async_op,
+nb::object gather(Communicator& communicator, OpKind op, nb::object output, nb::handle input, nb::handle async_op,
                   nb::handle timeout) {
+    if (output.is_none() && op == OpKind::all_gather_into_tensor) return nb::none();
     return call(communicator, op, input, std::move(output), async_op, timeout, [&](const ArrayPair& given) {
         Request made = gather_request(op, communicator.size(), static_cast<int64_t>(given.input.size));
         made.shape.assign(given.input.shape.begin(), given.input.shape.end());
@@ -155,7 +158,7 @@ nb::object exchange(Communicator& communicator, const std::string& op, nb::handl
             return nb::none();
         }
     }
-    return call(communicator, kind, input, nb::none(), false, nb::none(), [&](const ArrayPair& given) {
+    return call(communicator, kind, input, nb::none(), nb::bool_(false), nb::none(), [&](const ArrayPair& given) {
         request.check(static_cast<int64_t>(given.input.size), numel_out);
         if (numel_out >= 0) request.shape[0] = numel_out;
         request.row = std::max<int64_t>(row, 1);
@@ -274,22 +277,23 @@ auto untyped(nb::object (*function)(Args...)) {
 void bind_array_calls(nb::module_& m) {
     m.def("all_to_all_v", untyped(&all_to_all_v), "communicator"_a, "input"_a.none(), "out"_a.none(),
           "send_counts"_a.none(), "recv_counts"_a.none(), "sdispls"_a.none(), "rdispls"_a.none(), "unit"_a.none(),
-          "async_op"_a, "timeout"_a.none(),
+          "async_op"_a.none(), "timeout"_a.none(),
           "The output, made here if `out` is None; with async_op the pair of it and the pending call, or of None and a "
           "LearningWork. None, with nothing done, for arrays that the front end has to look at.");
     m.def("all_to_all_single", untyped(&all_to_all_single), "communicator"_a, "output"_a.none(), "input"_a.none(),
-          "output_split_sizes"_a.none(), "input_split_sizes"_a.none(), "async_op"_a, "timeout"_a.none(),
+          "output_split_sizes"_a.none(), "input_split_sizes"_a.none(), "async_op"_a.none(), "timeout"_a.none(),
           "compares_rows"_a = true,
           "As `all_to_all_v` returns. Without compares_rows the ranks' rows may have other lengths, as long as the "
           "elements agree.");
     const auto bind_gather = [&m](const char* name, OpKind op, const char* doc) {
         m.def(
             name,
-            [op](Communicator& communicator, nb::object output, nb::handle input, bool async_op, nb::handle timeout) {
+            [op](Communicator& communicator, nb::object output, nb::handle input, nb::handle async_op,
+                 nb::handle timeout) {
                 return nb::steal<nb::any>(
                     gather(communicator, op, std::move(output), input, async_op, timeout).release());
             },
-            "communicator"_a, "output"_a.none(), "input"_a.none(), "async_op"_a, "timeout"_a.none(), doc);
+            "communicator"_a, "output"_a.none(), "input"_a.none(), "async_op"_a.none(), "timeout"_a.none(), doc);
     };
     bind_gather("all_gather", OpKind::all_gather, "Stacked; as `all_to_all_v` returns.");
     bind_gather("all_gather_into_tensor", OpKind::all_gather_into_tensor, "The same under another name.");

@@ -118,6 +118,12 @@ double read_timeout(nb::handle timeout) {
     return seconds;
 }
 
+bool read_flag(nb::handle value) {
+    const int truth = PyObject_IsTrue(value.ptr());
+    if (truth < 0) throw nb::python_error();
+    return truth != 0;
+}
+
 bool reads_rows(nb::handle unit, size_t dimensions) {
     if (unit.is_none()) return dimensions > 1;
     if (PyUnicode_Check(unit.ptr())) {

@@ -17,6 +17,9 @@ void read_counts(const char* name, nanobind::handle values, std::span<int64_t> c
 /// Reads a timeout: seconds above 0, or None, for which it returns a negative number.
 double read_timeout(nanobind::handle timeout);
 
+/// Reads a flag: any value, by Python's truth.
+bool read_flag(nanobind::handle value);
+
 /// True if counts count rows: 'row' does, 'element' does not, None does for an input of 2 or more dimensions.
 bool reads_rows(nanobind::handle unit, size_t dimensions);
 

@@ -157,6 +157,35 @@ def check_counts_as_tensors(comm: Communicator) -> None:
         np.testing.assert_array_equal(way(packed)(x, ones, counts).asnumpy(), wanted)
 
 
+def check_cells_count_as_the_function(comm: Communicator) -> None:
+    """Rows of two dimensions or more, unless the unit says otherwise: nothing is lost without a word."""
+    sends, recvs = ([1, 2], [1, 1]) if comm.rank == 0 else ([1, 2], [2, 2])
+    tensors = [Tensor(np.array(counts)) for counts in (sends, recvs)]
+    for shape in ((3,), (3, 2), (3, 2, 2)):
+        x = Tensor(np.arange(np.prod(shape), dtype=np.float32).reshape(shape) + 100 * comm.rank)
+        wanted = am.all_to_all_v(x, sends, recvs, group=comm)
+        assert wanted.shape == (sum(recvs), *shape[1:])
+        cell, dynamic = am.AllToAllV(sends, recvs, group=comm), am.DynamicAllToAllV(sum(recvs), group=comm)
+        for way in WAYS[:2]:
+            for made in (way(cell)(x), way(dynamic)(x, *tensors)):
+                assert_bits_equal(made.asnumpy(), wanted.asnumpy())
+
+        def squares(x: Tensor, cell: nn.Cell = cell) -> Tensor:
+            return (cell(x) ** 2).sum()
+
+        for function in (squares, ms.jit(squares)):
+            assert_bits_equal(ms.grad(function)(x).asnumpy(), 2 * x.asnumpy())
+        flat = am.AllToAllV(sends, recvs, unit="element", group=comm)
+        for way in WAYS[:2]:
+            assert_bits_equal(
+                way(flat)(x).asnumpy(), am.all_to_all_v(x.reshape(-1), sends, recvs, group=comm).asnumpy()
+            )
+    with pytest.raises(InvalidParamError, match="unit is 'rows', expected 'element', 'row' or None"):
+        am.AllToAllV(sends, recvs, unit="rows", group=comm)
+    with pytest.raises(InvalidParamError, match="unit is 'rows', expected 'element', 'row' or None"):
+        am.DynamicAllToAllV(5, unit="rows", group=comm)
+
+
 def check_counts_as_tensors_that_disagree(comm: Communicator) -> None:
     cell = jitted(am.DynamicAllToAllV(4, group=comm))
     x, fine = Tensor(np.arange(4.0, dtype=np.float32)), np.array([1, 2])

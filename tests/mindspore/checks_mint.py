@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import unittest.mock
 from typing import Any
@@ -14,6 +15,7 @@ from mint_calls import CALLS, call_broadcast, equal, given
 
 import alltoallv.mindspore as am
 from alltoallv import Communicator
+from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.mindspore import comm_func
 from alltoallv.mindspore import distributed as ours
 
@@ -41,27 +43,30 @@ def check_mint_refusal_of_one_rank(comm: Communicator) -> None:
 
 
 def check_comm_func_refusal_of_one_rank(comm: Communicator) -> None:
-    """As with mint's functions, also where only the arguments of comm_func are wrong."""
-    am.init()
-    x, scalar, odd = Tensor(given(comm.rank)), Tensor(1.0), Tensor(given(comm.rank, 3))
-    for name, wrong, right in (
-        ("all_reduce", (3,), (x,)),
-        ("reduce", (3, 0), (x, 0)),
-        ("broadcast", (3,), (x,)),
-        ("all_gather_into_tensor", (scalar,), (x,)),
-        ("reduce_scatter_tensor", (odd,), (x,)),
-        ("scatter_tensor", (odd,), (x,)),
-        ("gather_into_tensor", (scalar,), (x,)),
-        ("all_to_all_with_output_shape", ([(2, 3)] * 2, 3), ([(2, 3)] * 2, [x, x])),
-        ("all_to_all_single_with_output_shape", ((2, "3"), x), ((2, 3), x)),
-        ("all_to_all_v_c", (x.copy(), x, [1, 1, 1]), (x.copy(), x, [1] * 4)),
+    """The other hears of it at once: no call waits for a rank that has raised before its operator."""
+    x, calls = Tensor(given(comm.rank)), functools.partial
+    for call in (
+        calls(comm_func.all_reduce, group=comm),
+        calls(comm_func.reduce, dst=0, group=comm),
+        calls(comm_func.broadcast, group=comm),
+        calls(comm_func.all_gather_into_tensor, group=comm),
+        calls(comm_func.reduce_scatter_tensor, group=comm),
+        calls(comm_func.scatter_tensor, group=comm),
+        calls(comm_func.gather_into_tensor, group=comm),
+        calls(comm_func.all_to_all_with_output_shape, [(2, 3)] * 2, group=comm),
+        calls(comm_func.all_to_all_single_with_output_shape, (2, 3), group=comm),
+        calls(comm_func.all_to_all_v_c, input=x + 0, send_count_matrix=[1] * 4, group=comm),
     ):
-        call = getattr(comm_func, name)
-        with pytest.raises(
-            (TypeError, ValueError), match="Expected|expected|matrix" if comm.rank == 0 else "on rank 0"
-        ):
-            call(*(wrong if comm.rank == 0 else right))
-        call(*right)
+        right = [x, x] if call.func is comm_func.all_to_all_with_output_shape else x
+        if comm.rank == 0:
+            with pytest.raises(TypeError):
+                call(None)
+        else:
+            with pytest.raises(InvalidParamError, match="failed on rank 0: TypeError"):
+                call(right)
+    with pytest.raises(InvalidTensorError, match=r"tensor has shape \(\), expected at least 1 dimension"):
+        comm_func.gather_into_tensor(Tensor(1.0) if comm.rank == 0 else x, group=comm)
+    equal(comm_func.reduce(x, 0, group=comm), given(0) + given(1) if comm.rank == 0 else given(1))
 
 
 def check_mint_no_warning_at_calls(comm: Communicator) -> None:

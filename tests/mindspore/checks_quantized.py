@@ -7,7 +7,7 @@ from typing import Any
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor
-from quantized_front_ends import COUNTS, check_quantized, slopes_and_gradient
+from quantized_front_ends import COUNTS, check_linear_gradients, check_quantized, slopes_and_gradient
 
 import alltoallv.mindspore as am
 from alltoallv import Communicator
@@ -82,3 +82,11 @@ def check_quantized_gradients_of_parts_and_rows(comm: Communicator) -> None:
         return (rows * Tensor(slopes)).sum()
 
     np.testing.assert_array_equal(ms.grad(sloped)(x).asnumpy(), wanted)
+
+
+def check_quantized_gradients_of_a_linear_layer(comm: Communicator) -> None:
+    def gradients(loss: Any, tensors: Any, wanted: Any) -> Any:
+        found = ms.grad(loss, tuple(j for j, wants in enumerate(wanted) if wants))(*tensors)
+        return [gradient.asnumpy() for gradient in (found if isinstance(found, tuple) else [found])]
+
+    check_linear_gradients(am.quantized_linear_all_reduce, Tensor, gradients, comm)

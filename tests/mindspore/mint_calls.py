@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from mindspore import Tensor, mint, ops
 
+from alltoallv.errors import PeerMismatchError
 from alltoallv.mindspore import distributed as ours
 from alltoallv.mindspore import tensors
 
@@ -283,12 +284,20 @@ def call_P2POp(d: Any, r: int, other: int) -> None:
 
 
 def call_batch_isend_irecv(d: Any, r: int, other: int) -> None:
-    x, y = Tensor(given(r)), ops.zeros((2, 3))
+    x, y, unused = Tensor(given(r)), ops.zeros((2, 3)), ops.zeros((2, 3))
+    with pytest.raises(ValueError, match="dst is 2"):  # none of the batch is started
+        d.batch_isend_irecv([d.P2POp(d.irecv, unused, other), d.P2POp(d.isend, x, 2)])
     (handle,) = d.batch_isend_irecv([d.P2POp(d.isend, x, other), d.P2POp("irecv", y, other)])
     ended(handle)
     equal(y, given(other))
+    equal(unused, np.zeros((2, 3)))
     with pytest.raises(TypeError):
         d.batch_isend_irecv([])
+    sends = [d.P2POp(d.isend, x, other) for _ in range(2)]
+    (handle,) = d.batch_isend_irecv([*sends, d.P2POp("irecv", ops.zeros(2), other), d.P2POp("irecv", unused, other)])
+    with pytest.raises(PeerMismatchError):
+        handle.wait()
+    equal(unused, given(other))  # all have ended when the handle raises the error of one
 
 
 def call_all_gather_object(d: Any, r: int, other: int) -> None:

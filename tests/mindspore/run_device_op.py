@@ -191,9 +191,9 @@ def of_any_rows(function, columns):
 def graphs():
     """The cells in graphs: rows, gaps, counts as tensors, ATB's operator, and the gradients of several exchanges."""
     x = Tensor(np.arange(18, dtype=np.float32).reshape(6, 3) + 100 * comm.rank)
-    rows = am.AllToAllV(sends, recvs, unit="row")
-    gaps = am.AllToAllV([2, 2], [2, 2], sdispls=[6, 1], rdispls=[7, 2])
-    dynamic = am.DynamicAllToAllV(8, unit="row")
+    rows = am.AllToAllV(sends, recvs)
+    gaps = am.AllToAllV([2, 2], [2, 2], sdispls=[6, 1], rdispls=[7, 2], unit="element")
+    dynamic = am.DynamicAllToAllV(8)
     counts = [[2, 3], [1, 2]]
     param = {"rank": comm.rank, "rank_size": 2, "send_counts": counts[comm.rank]}
     parts = [row[comm.rank] for row in counts]

@@ -10,7 +10,7 @@ import pytest
 
 from alltoallv import Communicator
 from alltoallv import numpy as av
-from alltoallv.errors import InvalidParamError, PeerLostError
+from alltoallv.errors import InvalidParamError, PeerLostError, PeerMismatchError
 from alltoallv.testing import Ranks
 
 Launch = Callable[..., list[Any]]
@@ -28,6 +28,38 @@ def test_sendrecv(launch: Launch) -> None:
         return [to_self, source, set(got.tolist())]
 
     assert launch(2, program) == [[(0, [0, 7]), 1, {1}], [(1, [1, 7]), 0, {0}]]
+
+
+def test_a_refused_sendrecv_leaves_no_message_behind(launch: Launch) -> None:
+    def program(comm: Communicator) -> tuple[list[float], list[float]]:
+        x, out, got = np.full(2, comm.rank + 1.0), np.zeros(2), np.zeros(2)
+        for dst, src, text in ((5, 1, "dst is 5"), (None, 1, "dst is None"), (1, 2, "src is 2"), (1, -1, "src is -1")):
+            with pytest.raises(InvalidParamError, match=text):
+                av.sendrecv(x, dst, out, src, group=comm)
+        assert av.sendrecv(x, 1 - comm.rank, got, 1 - comm.rank, group=comm) == 1 - comm.rank
+        return out.tolist(), got.tolist()
+
+    assert launch(2, program) == [([0, 0], [2, 2]), ([0, 0], [1, 1])]
+
+
+def test_a_sendrecv_whose_send_fails_has_received(launch: Launch) -> None:
+    """Nothing is written into the caller's array after the error."""
+
+    def program(comm: Communicator) -> list[float]:
+        out, later = np.zeros(1 << 21), np.zeros(1 << 21)
+        if comm.rank == 0:
+            with pytest.raises(PeerMismatchError, match="expects 3 float64"):
+                av.sendrecv(np.ones(2), 1, out, 1, group=comm)
+            received = out[-1]
+            av.recv(later, 1, group=comm)
+            return [received, later[-1]]
+        with pytest.raises(PeerMismatchError):
+            av.recv(np.zeros(3), 0, group=comm)
+        for value in (7.0, 8.0):
+            av.send(np.full_like(out, value), 0, group=comm)
+        return []
+
+    assert launch(2, program) == [[7, 8], []]
 
 
 VALUES = [None, {"a": [1, 2]}, "x" * 100_000]

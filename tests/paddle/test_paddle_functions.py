@@ -185,6 +185,14 @@ def test_an_error_in_backward_is_an_error_on_all(ranks: Ranks) -> None:
     ranks(2)(check)
 
 
+def test_a_communicator_of_devices_is_refused() -> None:
+    """HCCL would take the tensors' addresses for a device's."""
+    (comm,) = Communicator.threads(1)
+    comm.backend, comm.host_core = "hccl", None
+    with pytest.raises(InvalidParamError, match="group has backend 'hccl', expected one for tensors in host memory"):
+        ap.barrier(comm)
+
+
 def test_alone_and_in_static_mode() -> None:
     """Without a launcher the job is one process."""
     assert ap.all_to_all_v(paddle.arange(6.0), [3], [3], sdispls=[2]).tolist() == [2, 3, 4]

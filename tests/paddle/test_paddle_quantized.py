@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import paddle
 import pytest
-from quantized_front_ends import COUNTS, check_quantized, slopes_and_gradient
+from quantized_front_ends import COUNTS, check_linear_gradients, check_quantized, slopes_and_gradient
 
 import alltoallv.paddle as ap
 from alltoallv import Communicator
@@ -41,6 +43,16 @@ def test_gradients_pass_straight_through(ranks: Ranks, op: str) -> None:
             np.testing.assert_allclose(curve.numpy(), np.full((3 * size, 2), curvature), rtol=1e-2)
 
     ranks(2)(check)
+
+
+def test_gradients_of_a_linear_layer(ranks: Ranks) -> None:
+    def gradients(loss: Any, tensors: Any, wanted: Any) -> Any:
+        for x, wants in zip(tensors, wanted, strict=True):
+            x.stop_gradient = not wants
+        loss(*tensors).backward()
+        return [x.grad.numpy() for x in tensors if not x.stop_gradient]
+
+    ranks(2)(lambda comm: check_linear_gradients(ap.quantized_linear_all_reduce, paddle.to_tensor, gradients, comm))
 
 
 def test_gradients_of_rows(ranks: Ranks) -> None:

@@ -82,6 +82,26 @@ def test_messages(ranks: Ranks) -> None:
     ranks(3)(check)
 
 
+def test_a_refused_batch_leaves_no_message_behind(ranks: Ranks) -> None:
+    def check(comm: Communicator) -> None:
+        other, x = 1 - comm.rank, paddle.full([3], float(comm.rank))
+        out, unused = paddle.zeros([3]), paddle.zeros([3])
+        receive = ap.P2POp(ap.irecv, unused, other, comm)
+        for refused, text in (
+            (ap.P2POp(ap.isend, x, 2, comm), "dst is 2, expected 0 <= dst < 2"),
+            (ap.P2POp(ap.isend, x, comm.rank, comm), "this rank itself"),
+            (ap.P2POp(ap.irecv, out, -1, comm), "src is -1, expected 0 <= src < 2"),
+            (ap.P2POp(ap.irecv, x.reshape([1, 3]).expand([2, 3]).t(), other, comm), "not contiguous"),
+        ):
+            with pytest.raises((InvalidParamError, InvalidTensorError), match=text):
+                ap.batch_isend_irecv([receive, refused])
+        for task in ap.batch_isend_irecv([ap.P2POp(ap.isend, x, other, comm), ap.P2POp(ap.irecv, out, other, comm)]):
+            task.wait()
+        assert (out.tolist(), unused.tolist()) == ([other] * 3, [0] * 3)
+
+    ranks(2)(check)
+
+
 def test_objects(ranks: Ranks) -> None:
     def check(comm: Communicator) -> None:
         r, found = comm.rank, list[Any]()

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from compiled import compiled
+from quantized_front_ends import check_linear_gradients
 
 import alltoallv.torch as at
 from alltoallv import Communicator
@@ -78,6 +79,19 @@ def test_gradients(ranks: Ranks, op: Any) -> None:
 
         for got, wanted in zip(loss_of(comm, fused, x, w, bias), loss_of(comm, composed, x, w, bias), strict=True):
             torch.testing.assert_close(got, wanted)
+
+    ranks(2, threads=True)(check)
+
+
+def test_gradients_of_whatever_wants_one(ranks: Ranks) -> None:
+    def gradients(loss: Any, tensors: Any, wanted: Any) -> Any:
+        for x, wants in zip(tensors, wanted, strict=True):
+            x.requires_grad_(wants)
+        loss(*tensors).backward()
+        return [x.grad.numpy() for x in tensors if x.requires_grad]
+
+    def check(comm: Communicator) -> None:
+        check_linear_gradients(at.quantized_linear_all_reduce, torch.from_numpy, gradients, comm)
 
     ranks(2, threads=True)(check)
 

@@ -112,6 +112,27 @@ def test_synchronous_calls_queue_behind_pending_ones(launch: Launch) -> None:
     launch(3, run)
 
 
+def test_any_value_is_a_flag(launch: Launch) -> None:
+    """By its truth, in every function alike; one that has none is an error on every rank."""
+
+    def run(communicator: Communicator) -> None:
+        x, out, all_ = np.ones(2), np.zeros(2), np.zeros(4)
+        for flag in (1, "yes", np.True_, 0, None, np.False_):
+            how: dict[str, Any] = {"group": communicator, "async_op": flag}
+            made = [av.all_to_all_v(x, [1, 1], [1, 1], **how), av.all_gather(x, **how), av.all_reduce(x, **how)]
+            works = [av.all_to_all_single(out, x, **how), av.all_gather_into_tensor(all_, x, **how)]
+            if flag:
+                works += [pair[1] for pair in made]
+            for work in works:
+                assert work.wait() if flag else work is None
+            assert {type(each) for each in made} == {tuple if flag else np.ndarray}
+        neither = np.ones(2) if communicator.rank == 0 else False
+        with pytest.raises(ValueError, match="truth value"):
+            av.all_to_all_v(x, [1, 1], [1, 1], group=communicator, async_op=neither)
+
+    launch(2, run)
+
+
 def test_errors_surface_in_wait_on_every_rank(launch: Launch) -> None:
     """What the ranks disagree about; and what one rank refuses, which that rank learns at once."""
 

@@ -176,7 +176,7 @@ def broadcast_layout(rank: int, size: int, n: int, root: int) -> tuple[list[int]
     return (moved, nothing, nothing, nothing) if rank == root else (nothing, nothing, moved, nothing)
 
 
-def check_rank(name: str, rank: int, size: int) -> None:
+def check_rank(name: str, rank: object, size: int) -> None:
     """Raises InvalidParamError unless ``rank`` is one of ``size`` ranks."""
     number = integer(rank)
     if number is None or not 0 <= number < size:

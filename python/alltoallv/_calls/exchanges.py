@@ -260,9 +260,9 @@ class Exchanges(FrontEnd[A, G, H]):
             x: Any = self.check(names[1], input)
             whole = self.adapter.contiguous(x)
             shape = (comm.size, *x.shape)
-            if out is not None:
+            if out is not None or operator == "all_gather_into_tensor":
                 self.adapter.check_output(names[0], out, whole)
-                shape = tuple(out.shape)  # type: ignore[attr-defined]
+                shape = tuple(out.shape)  # type: ignore[union-attr]
                 _core.Request.all_gather(comm.size, x.shape, math.prod(shape), names[0])
                 if not self.adapter.queues():
                     check_gather_apart(self.adapter.region(out), self.adapter.region(whole), comm.rank)

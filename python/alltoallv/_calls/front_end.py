@@ -152,8 +152,10 @@ class FrontEnd(ABC, Generic[A, G, H]):
         waits: bool,
         tag: int = 0,
         to_itself: bool = True,
-    ) -> H | None:
-        """Runs the ``"send"`` or ``"recv"`` of a tensor, or submits it for the handle if it does not wait.
+    ) -> Callable[[], H | None]:
+        """Checks the ``"send"`` or ``"recv"`` of a tensor; returns what runs it, or, if it does not wait, submits it.
+
+        That returns the handle.
 
         Args:
             peer: The name and the value of the argument that gives the other rank.
@@ -161,15 +163,20 @@ class FrontEnd(ABC, Generic[A, G, H]):
         """
         comm = self.enter(group)
         if comm is None:
-            return None
+            return lambda: None
         rank = self.rank_in(group, peer[1], peer[0])
+        check_rank(peer[0], rank, comm.size)  # None, any rank, is none that these front ends have
         if not to_itself and rank == comm.rank:
             raise InvalidParamError(f"{peer[0]} is {rank}, this rank itself, expected another one")
         message, used = messages.message(self.messenger or self.adapter, comm, operator, tensor, rank, tag, waits=waits)
-        if operator == "recv" and self.adapter.tracks_writes:
-            self.adapter.writes(tensor)
-        if waits:
-            message.run()
-            return self.ended(tensor)
-        handle: Any = self.adapter.handle(comm, message.submit(), (used,), lambda: tensor)
-        return cast("H", handle)
+
+        def start() -> H | None:
+            if operator == "recv" and self.adapter.tracks_writes:
+                self.adapter.writes(tensor)
+            if waits:
+                message.run()
+                return self.ended(tensor)
+            handle: Any = self.adapter.handle(comm, message.submit(), (used,), lambda: tensor)
+            return cast("H", handle)
+
+        return start

@@ -54,9 +54,10 @@ def post(
 
     ``waits`` makes the call return only when the message has been received.
     """
-    name, peer = ("dst" if operator == "send" else "src"), ANY_RANK if peer is None else peer
-    if not (operator == "recv" and peer == ANY_RANK):
+    name = "dst" if operator == "send" else "src"
+    if operator == "send" or peer is not None:
         check_rank(name, peer, comm.size)
+    peer = ANY_RANK if peer is None else peer
     if waits and peer == comm.rank:
         raise InvalidParamError(f"{name} is {peer}, this rank itself, for whom a call that waits would wait for ever")
     number = integer(tag)

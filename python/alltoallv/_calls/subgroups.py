@@ -32,6 +32,17 @@ def place_of(rank: object, members: Sequence[int], name: str) -> int:
     return sorted(members).index(rank)  # type: ignore[arg-type]
 
 
+def of_host(group: Communicator) -> Communicator:
+    """Returns the communicator that a caller gave for tensors in host memory; HCCL would read them as a device's.
+
+    Raises:
+        InvalidParamError: its ranks exchange memory of devices.
+    """
+    if group.host_core is None:
+        raise InvalidParamError(f"group has backend {group.backend!r}, expected one for tensors in host memory")
+    return group
+
+
 def connect(name: str, domain: str, members: Sequence[int], timeout: float) -> Communicator:
     """Returns a new communicator of these ranks of the job; collective among them.
 

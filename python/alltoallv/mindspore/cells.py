@@ -72,7 +72,8 @@ class AllToAllVCell(AllToAllV):
     def __init__(self, param: AllToAllVParam, communicator: Communicator | None = None) -> None:
         operation = AllToAllVOperation(param, communicator)
         comm = _connected(param, communicator)
-        super().__init__(param.send_counts, param.recv_counts, sdispls=param.sdispls, rdispls=param.rdispls, group=comm)
+        places: Any = {"sdispls": param.sdispls, "rdispls": param.rdispls}
+        super().__init__(param.send_counts, param.recv_counts, **places, unit="element", group=comm)
         self.rows = self.rows.reshape(1, -1)
         self._operation = operation
 
@@ -264,7 +265,7 @@ class _Straight(nn.Cell):
 def _returned(group: Group, send: Any, recv: Any, share: float = 1.0) -> Callable[..., Any]:
     """Returns the gradient of an exchange or gather of rows: it sends the rows' gradients back, or gathers them."""
     sends, recvs = (Tensor(np.array(pair, np.int64)) for pair in (send, recv))
-    host = Host(True, group)
+    host = Host("row", group)
     exchange = plain_operator(host)
 
     def back(dout: Tensor, x: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from mindspore import Tensor, ops
 
 from alltoallv._calls.guard import guard
-from alltoallv.errors import InvalidParamError
+from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.launch import detect as launch
 from alltoallv.mindspore import distributed as dist
 from alltoallv.mindspore import group as groups
@@ -29,14 +29,14 @@ def all_reduce(
     tensor: Tensor, op: str = "sum", group: str = WORLD, async_op: bool = False
 ) -> tuple[Tensor, CommHandle | None]:
     """Returns the reduction of all ranks' tensors, and the handle with ``async_op=True``."""
-    with guard(enter(group), "all_reduce"):
+    with _checks("all_reduce", group):
         output = _copy(tensor)
     return output, dist.all_reduce(output, op, group, async_op)
 
 
 def reduce(tensor: Tensor, dst: int, op: str = "sum", group: str = WORLD) -> Tensor:
     """Returns the reduction of all ranks' tensors on rank ``dst``, and a copy of the own tensor elsewhere."""
-    with guard(enter(group), "reduce"):
+    with _checks("reduce", group):
         output = _copy(tensor)
     dist.reduce(output, dst, op, group)
     return output
@@ -44,7 +44,7 @@ def reduce(tensor: Tensor, dst: int, op: str = "sum", group: str = WORLD) -> Ten
 
 def broadcast(tensor: Tensor, src: int = 0, group: str = WORLD) -> Tensor:
     """Returns the tensor of rank ``src``."""
-    with guard(enter(group), "broadcast"):
+    with _checks("broadcast", group):
         output = _copy(tensor)
     dist.broadcast(output, src, group)
     return output
@@ -54,9 +54,8 @@ def all_gather_into_tensor(
     tensor: Tensor, group: str = WORLD, async_op: bool = False
 ) -> tuple[Tensor, CommHandle | None]:
     """Returns all ranks' tensors along dimension 0, and the handle with ``async_op=True``."""
-    comm = enter(group)
-    with guard(comm, "all_gather_into_tensor"):
-        output = _rows(tensor, _count(tensor) * comm.size)
+    with _checks("all_gather_into_tensor", group):
+        output = _rows(tensor, _length(tensor) * enter(group).size)
     return output, dist.all_gather_into_tensor(output, tensor, group, async_op)
 
 
@@ -64,17 +63,15 @@ def reduce_scatter_tensor(
     tensor: Tensor, op: str = "sum", group: str = WORLD, async_op: bool = False
 ) -> tuple[Tensor, CommHandle | None]:
     """Returns this rank's part along dimension 0 of the reduction, and the handle with ``async_op=True``."""
-    comm = enter(group)
-    with guard(comm, "reduce_scatter"):
-        output = _rows(tensor, _share(tensor, comm.size))
+    with _checks("reduce_scatter", group):
+        output = _rows(tensor, _share(tensor, group))
     return output, dist.reduce_scatter_tensor(output, tensor, op, group, async_op)
 
 
 def scatter_tensor(tensor: Tensor, src: int = 0, group: str = WORLD) -> Tensor:
     """Returns this rank's part along dimension 0 of rank ``src``'s tensor; the other ranks' tensors give the shape."""
-    comm = enter(group)
-    with guard(comm, "scatter"):
-        output = _rows(tensor, _share(tensor, comm.size))
+    with _checks("scatter", group):
+        output = _rows(tensor, _share(tensor, group))
         parts = list(tensor.split(output.shape[0]))
     dist.scatter(output, parts, src, group)
     return output
@@ -83,8 +80,9 @@ def scatter_tensor(tensor: Tensor, src: int = 0, group: str = WORLD) -> Tensor:
 def gather_into_tensor(tensor: Tensor, dst: int = 0, group: str = WORLD) -> Tensor:
     """Returns all ranks' tensors along dimension 0 on rank ``dst``; elsewhere, as in MindSpore, ``[0]``."""
     comm = enter(group)
-    with guard(comm, "gather"):
-        rows, at_root = _count(tensor), groups.rank_in(group, dst, "dst") == comm.rank
+    with _checks("gather", group):
+        rows = _length(tensor)
+        at_root = groups.rank_in(group, dst, "dst") == comm.rank
         output = _rows(tensor, rows * comm.size) if at_root else ops.zeros(1, tensor.dtype)
         parts = list(output.split(rows)) if at_root else []
     dist.gather(tensor, parts, dst, group)
@@ -98,9 +96,10 @@ def all_to_all_with_output_shape(
     async_op: bool = False,
 ) -> tuple[tuple[Tensor, ...], CommHandle | None]:
     """Returns the received tensors in the given shapes (tensors or tuples), and the handle with ``async_op=True``."""
-    with guard(enter(group), "all_to_all"):
-        if not isinstance(input_tensor_list, list | tuple) or not isinstance(output_shape_list, list | tuple):
-            raise TypeError("Expected lists or tuples of tensors and of shapes")
+    with _checks("all_to_all", group):
+        lists = input_tensor_list, output_shape_list
+        if not all(isinstance(each, list | tuple) and each for each in lists):
+            raise TypeError(f"Expected lists or tuples of tensors and of shapes, but got {lists}")
         for tensor in input_tensor_list:
             check_tensor("input_tensor_list", tensor)
         outputs = [empty(_shape(shape), input_tensor_list[0].dtype) for shape in output_shape_list]
@@ -116,7 +115,7 @@ def all_to_all_single_with_output_shape(
     async_op: bool = False,
 ) -> tuple[Tensor, CommHandle | None]:
     """Returns the output of `all_to_all_single`, a new tensor of that shape, and the handle with ``async_op=True``."""
-    with guard(enter(group), "all_to_all_single"):
+    with _checks("all_to_all_single", group):
         check_tensor("tensor", tensor)
         output = empty(_shape(output_shape), tensor.dtype)
     handle = dist.all_to_all_single(
@@ -130,16 +129,16 @@ def all_to_all_v_c(
 ) -> CommHandle | None:
     """Exchanges rows into ``output``; rank i sends ``send_count_matrix[i * W + j]`` rows to rank j."""
     comm = enter(group)
-    with guard(comm, "all_to_all_v"):
-        size, rank = comm.size, comm.rank
+    size, rank = comm.size, comm.rank
+    with _checks("all_to_all_v", group):
+        check_tensor("output", output)
+        check_async(async_op)
         if not isinstance(send_count_matrix, list) or not all(isinstance(n, int) for n in send_count_matrix):
             raise TypeError(f"send_count_matrix must be list of int, but got {send_count_matrix!r}")
         if len(send_count_matrix) != size * size:
-            raise TypeError(
-                f"send_count_matrix must be square matrix of {size} rows, but got {len(send_count_matrix)}."
-            )
-        sends, recvs = send_count_matrix[rank * size : (rank + 1) * size], send_count_matrix[rank::size]
-        check_async(async_op)
+            found = len(send_count_matrix)
+            raise TypeError(f"send_count_matrix must be square matrix of {size} rows, but got {found}.")
+    sends, recvs = send_count_matrix[rank * size : (rank + 1) * size], send_count_matrix[rank::size]
     options: dict[str, Any] = {"unit": "row", "out": output, "group": group, "async_op": async_op}
     result: Any = all_to_all_v(input, sends, recvs, **options)
     return result[1] if async_op else None
@@ -239,6 +238,11 @@ def destroy_group(group: str) -> None:
     dist.destroy_process_group(group)
 
 
+def _checks(operator: str, group: str | None) -> guard:
+    """Surrounds what is checked and made before an operator, whose own checks follow: peers hear of an error."""
+    return guard(enter(group), operator)
+
+
 def _like(tensor: Any) -> Tensor:
     check_tensor("tensor", tensor)
     return empty(tuple(tensor.shape), tensor.dtype)
@@ -254,15 +258,16 @@ def _rows(tensor: Tensor, rows: int) -> Tensor:
     return empty((rows, *tensor.shape[1:]), tensor.dtype)
 
 
-def _count(tensor: Any) -> int:
+def _length(tensor: Any) -> int:
     check_tensor("tensor", tensor)
     if not tensor.shape:
-        raise InvalidParamError("tensor has shape (), expected at least 1 dimension")
-    return int(tensor.shape[0])
+        raise InvalidTensorError("tensor has shape (), expected at least 1 dimension")
+    rows: int = tensor.shape[0]
+    return rows
 
 
-def _share(tensor: Any, size: int) -> int:
-    rows = _count(tensor)
+def _share(tensor: Any, group: str) -> int:
+    rows, size = _length(tensor), enter(group).size
     if rows % size or not rows:
         raise InvalidParamError(f"tensor has shape {tensor.shape}, expected dimension 0 to be a multiple of {size}")
     return rows // size

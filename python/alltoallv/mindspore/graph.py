@@ -49,12 +49,12 @@ class AllToAllV(nn.Cell):
         *,
         sdispls: Counts | None = None,
         rdispls: Counts | None = None,
-        unit: Unit = "element",
+        unit: Unit | None = None,
         group: Group = None,
         derivatives: int = 1,
     ) -> None:
         super().__init__()
-        by_row = _core.reads_rows(unit, 1)
+        _core.reads_rows(unit, 1)  # refuses others
         size = groups.resolve(group).size
         sends, recvs = as_counts("send_counts", send_counts, size), as_counts("recv_counts", recv_counts, size)
         places = [
@@ -66,14 +66,14 @@ class AllToAllV(nn.Cell):
             "recv_counts": recvs,
             "sdispls": places[0],
             "rdispls": places[1],
-            "unit": "row" if by_row else "element",
+            "unit": unit,
             "group": group,
         }
         rows = max((d + n for n, d in zip(recvs, places[1], strict=True) if n), default=0)
         self.sends, self.recvs = (Tensor(np.array(pair, np.int64)) for pair in ((sends, places[0]), (recvs, places[1])))
         self.rows = Tensor(np.zeros(max(rows, 1), np.int8))
         refusal = "" if rows else f"recv_counts is {recvs}, but {EMPTY}"
-        self.graph = Exchange(Host(by_row, group, refusal, self._check), derivatives)
+        self.graph = Exchange(Host(unit, group, refusal, self._check), derivatives)
 
     def _check(self, input: Array) -> None:
         """Checks what only this cell demands in a graph; by default nothing."""
@@ -93,8 +93,7 @@ class DynamicAllToAllV(nn.Cell):
 
     Args:
         rows: The size of the output in units, at least 1; a graph must know shapes.
-        unit: The unit of counts and displacements: ``"element"``, or ``"row"`` of dimension 0.
-        group: As for `all_to_all_v`.
+        unit, group: As for `all_to_all_v`.
         derivatives: As for `AllToAllV`.
 
     Inputs:
@@ -109,13 +108,14 @@ class DynamicAllToAllV(nn.Cell):
         The errors of `all_to_all_v`. In a graph, MindSpore may wrap the error's text into a RuntimeError.
     """
 
-    def __init__(self, rows: int, *, unit: Unit = "element", group: Group = None, derivatives: int = 1) -> None:
+    def __init__(self, rows: int, *, unit: Unit | None = None, group: Group = None, derivatives: int = 1) -> None:
         super().__init__()
         if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
             raise InvalidParamError(f"rows is {rows!r}, expected an integer above 0")
-        self._by_row, self._group = _core.reads_rows(unit, 1), group
+        _core.reads_rows(unit, 1)  # refuses others
+        self._unit, self._group = unit, group
         self.rows = Tensor(np.zeros(rows, np.int8))
-        self.graph = Exchange(Host(self._by_row, group), derivatives)
+        self.graph = Exchange(Host(unit, group), derivatives)
 
     def __call__(
         self,
@@ -129,7 +129,7 @@ class DynamicAllToAllV(nn.Cell):
         with guard(groups.resolve(self._group), "all_to_all_v"):
             check_tensor("input", input)
             core_name(input.dtype)
-            tail = tuple(input.shape[1:]) if self._by_row else ()
+            tail = tuple(input.shape[1:]) if _core.reads_rows(self._unit, input.ndim) else ()
             out = LATE.new((len(self.rows), *tail), input, zero=True)
         return all_to_all_v(
             input,
@@ -137,7 +137,7 @@ class DynamicAllToAllV(nn.Cell):
             recv_counts,
             sdispls=sdispls,
             rdispls=rdispls,
-            unit="row" if self._by_row else "element",
+            unit=self._unit,
             out=out,
             group=self._group,
         )

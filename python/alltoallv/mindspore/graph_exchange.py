@@ -21,7 +21,7 @@ from mindspore._c_expression.typing import TensorType, type_to_type_id
 
 from alltoallv import _core
 from alltoallv._calls import adapters
-from alltoallv._calls.counts import Layout, overlap, packed
+from alltoallv._calls.counts import Layout, Unit, overlap, packed
 from alltoallv._calls.guard import guard
 from alltoallv._calls.linear import Transfer
 from alltoallv.communicator import Communicator
@@ -42,14 +42,14 @@ class Host:
     """Runs the graph's operator: an exchange of the memory that MindSpore passes in.
 
     Attributes:
-        by_row: True if layouts count rows of dimension 0, False if they count elements.
+        unit: What layouts count: ``"element"``, or ``"row"`` of dimension 0; None: rows of 2 dimensions or more.
         refusal: Reason to raise instead of an exchange.
         check: Called with the input before anything else; peers are informed of its error.
         sums: True if receive regions may overlap, and what arrives is then added up: the transpose of an exchange whose
             send regions overlap.
     """
 
-    by_row: bool
+    unit: Unit | None
     group: Group
     refusal: str = ""
     check: Callable[[Array], None] = lambda input: None
@@ -58,8 +58,12 @@ class Host:
     def transposed(self) -> Host:
         return replace(self, refusal="", check=lambda input: None, sums=not self.sums)
 
+    def by_row(self, dimensions: int) -> bool:
+        """Returns whether layouts of a tensor with so many dimensions count rows."""
+        return _core.reads_rows(self.unit, dimensions)
+
     def shape(self, x: Any, send: Any, recv: Any, like: Any) -> Any:
-        return [like[0], *x[1:]] if self.by_row else like
+        return [like[0], *x[1:]] if self.by_row(len(x)) else like
 
     def run(self, x: Array, send: Array, recv: Array, like: Array) -> Array:
         """Exchanges ``x``: ``send`` and ``recv`` are counts and displacements, ``[2, W]``; ``like`` has the output's
@@ -68,7 +72,7 @@ class Host:
         self.check(x)
         comm = groups.resolve(self.group)
         with guard(comm, "all_to_all_v"):
-            shape = (len(like), *x.shape[1:]) if self.by_row else like.shape
+            shape = (len(like), *x.shape[1:]) if self.by_row(x.ndim) else like.shape
             row, (sends, sdispls, recvs, rdispls) = self._layout(comm, shape, send, recv)
             room = math.prod(shape)
             summed = self.sums and overlap(recvs, rdispls)
@@ -107,7 +111,7 @@ class Host:
         for name, values in (("send_counts", send), ("recv_counts", recv)):
             if values.shape != (2, comm.size):
                 raise InvalidParamError(f"{name} has {values.shape[1]} entries, expected {comm.size}, one per rank")
-        row = math.prod(shape[1:]) if self.by_row else 1
+        row = math.prod(shape[1:]) if self.by_row(len(shape)) else 1
         sends, sdispls, recvs, rdispls = ([n * row for n in values] for values in (*send.tolist(), *recv.tolist()))
         return max(row, 1), (sends, sdispls, recvs, rdispls)
 
@@ -151,7 +155,7 @@ class _DeviceExchange(nn.Cell):
 
     def __init__(self, host: Host) -> None:
         super().__init__()
-        self.operator, self.call, self.by_row = graph_op.operator(), graph_op.number_of(host.launch), host.by_row
+        self.operator, self.call, self.unit = graph_op.operator(), graph_op.number_of(host.launch), host.unit
         # Primitives: MindSpore loses functions like ops.where that a cell with a gradient of its own calls.
         self.sums, self.ones, self.both, self.any = ops.CumSum(), ops.Ones(), ops.LogicalAnd(), ops.ReduceAny()
         self.select, self.reshape, self.zeros_like = ops.Select(), ops.Reshape(), ops.ZerosLike()
@@ -159,9 +163,10 @@ class _DeviceExchange(nn.Cell):
             numpy_dtype(dtype)  # asks MindSpore, which the thread of a launch cannot wait for
 
     def construct(self, x: Tensor, send: Tensor, recv: Tensor, like: Tensor) -> Tensor:
-        out = self.operator(x, send, recv, like, self.call, self.by_row)
-        shape = (out.shape[0],) + (1,) * (out.ndim - 1) if self.by_row else out.shape
-        units = out.shape[0] if self.by_row else out.size
+        by_row = x.ndim > 1 if self.unit is None else self.unit == "row"
+        out = self.operator(x, send, recv, like, self.call, by_row)
+        shape = (out.shape[0],) + (1,) * (out.ndim - 1) if by_row else out.shape
+        units = out.shape[0] if by_row else out.size
         at = self.sums(self.ones((units, 1), mindspore.int64), 0) - 1
         inside = self.both(at >= recv[1], at < recv[0] + recv[1])
         return self.select(self.reshape(self.any(inside, 1), shape), out, self.zeros_like(out))

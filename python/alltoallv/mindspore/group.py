@@ -15,7 +15,7 @@ from alltoallv.errors import BackendUnavailableError, InvalidParamError
 from alltoallv.launch import detect as launch
 from alltoallv.launch import hccl
 from alltoallv.launch.options import make_options
-from alltoallv.mindspore.tensors import target
+from alltoallv.mindspore.tensors import in_queue, target
 
 Group = Any  # str | Communicator | None
 
@@ -107,7 +107,7 @@ def resolve(group: Group) -> Communicator:
         InvalidParamError: no group has this name, or this rank is not a member.
     """
     if isinstance(group, Communicator):
-        return group
+        return group if group.host_core is not None or in_queue() else subgroups.of_host(group)
     if group is None or (isinstance(group, str) and group in WORLD):
         return made if (made := _made.get("")) is not None and made.usable else init()
     if not isinstance(group, str):

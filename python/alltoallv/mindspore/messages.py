@@ -6,6 +6,7 @@ ranks of the job; with a `Communicator` they are ranks in it. They raise the err
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from mindspore import Tensor
@@ -35,7 +36,7 @@ def send(tensor: Tensor, dst: int = 0, group: Group = None, tag: int = 0) -> int
         PeerMismatchError: the receiver expects another size or dtype; both ranks raise it, and nothing is written.
         PeerLostError, CommTimeoutError: the peer died, left, or did not come.
     """
-    _message("send", tensor, ("dst", dst), group, tag, waits=True)
+    message("send", tensor, dst, group, tag, waits=True)()
     return 0
 
 
@@ -44,13 +45,13 @@ def recv(tensor: Tensor, src: int = 0, group: Group = None, tag: int = 0) -> int
 
     Arguments and errors are those of `send`.
     """
-    _message("recv", tensor, ("src", src), group, tag, waits=True)
+    message("recv", tensor, src, group, tag, waits=True)()
     return 0
 
 
 def isend(tensor: Tensor, dst: int = 0, group: Group = None, tag: int = 0) -> CommHandle:
     """Sends like `send`, but returns at once; do not change the tensor until the handle's ``wait`` has returned."""
-    return _message("send", tensor, ("dst", dst), group, tag)
+    return message("send", tensor, dst, group, tag)()
 
 
 def irecv(tensor: Tensor, src: int = 0, group: Group = None, tag: int = 0) -> CommHandle:
@@ -58,16 +59,18 @@ def irecv(tensor: Tensor, src: int = 0, group: Group = None, tag: int = 0) -> Co
 
     Collectives may be called in between.
     """
-    return _message("recv", tensor, ("src", src), group, tag)
+    return message("recv", tensor, src, group, tag)()
 
 
-def _message(
-    operator: str, tensor: Tensor, peer: tuple[str, int], group: Group, tag: int, *, waits: bool = False
-) -> Any:
+def message(
+    operator: str, tensor: Tensor, peer: int, group: Group, tag: int = 0, *, waits: bool = False
+) -> Callable[[], Any]:
+    """Checks a ``"send"`` or ``"recv"`` and returns what runs it, or, if it does not wait, starts it for the handle."""
+    name = "dst" if operator == "send" else "src"
     if not in_queue():
-        return front_end.message(operator, group, tensor, peer, waits=waits, tag=tag)
+        return front_end.message(operator, group, tensor, (name, peer), waits=waits, tag=tag)
     # Device memory is copied through the host: a send in MindSpore's queue would stop all that follows it.
-    comm, rank = on_host(enter(group)), groups.rank_in(group, peer[1], peer[0])
+    comm, rank = on_host(enter(group)), groups.rank_in(group, peer, name)
     array = LATE.read("tensor", tensor).asnumpy().copy()
     dtype = LATE.check_output("tensor", tensor) if operator == "recv" else core_name(tensor.dtype)
 
@@ -76,8 +79,12 @@ def _message(
             tensor.copy_(Tensor.from_numpy(array))
         return tensor
 
-    message = messages.post(operator, comm, dtype, (array.ctypes.data, array.nbytes), rank, tag, waits=waits)
-    if not waits:
-        return CommHandle(comm, message.submit(), (array,), done)
-    message.run()
-    return done()
+    post = messages.post(operator, comm, dtype, (array.ctypes.data, array.nbytes), rank, tag, waits=waits)
+
+    def start() -> Any:
+        if not waits:
+            return CommHandle(comm, post.submit(), (array,), done)
+        post.run()
+        return done()
+
+    return start

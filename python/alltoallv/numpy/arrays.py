@@ -15,6 +15,7 @@ from alltoallv._calls.adapters import Adapter
 from alltoallv._calls.counts import Counts
 from alltoallv._calls.reductions import check_reduction
 from alltoallv._calls.regions import Region
+from alltoallv._calls.subgroups import of_host
 from alltoallv.communicator import Communicator
 from alltoallv.dtypes import core_name, numpy_dtype
 from alltoallv.errors import InvalidParamError, InvalidTensorError
@@ -30,9 +31,7 @@ def resolve(group: Communicator | None) -> Communicator:
         return communicator.default()
     if not isinstance(group, Communicator):
         raise InvalidParamError(f"group is a {type(group).__name__}, expected a Communicator or None")
-    if group.host_core is None:
-        raise InvalidParamError(f"group has backend {group.backend!r}, expected one for arrays in host memory")
-    return group
+    return of_host(group)
 
 
 def as_input(name: str, array: npt.ArrayLike | Counts) -> Array:

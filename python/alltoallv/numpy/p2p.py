@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy.typing as npt
@@ -9,6 +11,7 @@ import numpy.typing as npt
 from alltoallv import _core
 from alltoallv._calls import messages
 from alltoallv.communicator import Communicator
+from alltoallv.errors import AllToAllVError
 from alltoallv.numpy.arrays import ADAPTER, Array, as_input, check_apart, check_output, resolve
 from alltoallv.numpy.work import Work
 
@@ -40,7 +43,7 @@ def send(
             and the communicator stays usable.
         PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come.
     """
-    _message("send", input, dst, tag, group, timeout, waits=True)
+    _message("send", input, dst, tag, group, timeout, waits=True)()
 
 
 def recv(
@@ -62,7 +65,7 @@ def recv(
     Raises:
         AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
     """
-    source: int = _message("recv", out, src, tag, group, timeout, waits=True).source
+    source: int = _message("recv", out, src, tag, group, timeout, waits=True)().source
     return source
 
 
@@ -70,7 +73,7 @@ def isend(
     input: npt.ArrayLike, dst: int, tag: int = 0, *, group: Communicator | None = None, timeout: float | None = None
 ) -> MessageWork:
     """Sends like `send`, but returns at once; do not change the array until the work is done."""
-    work: MessageWork = _message("send", input, dst, tag, group, timeout)
+    work: MessageWork = _message("send", input, dst, tag, group, timeout)()
     return work
 
 
@@ -86,7 +89,7 @@ def irecv(
 
     Receives of one tag match messages in the order of their calls. Collectives may be called in between.
     """
-    work: MessageWork = _message("recv", out, src, tag, group, timeout)
+    work: MessageWork = _message("recv", out, src, tag, group, timeout)()
     return work
 
 
@@ -103,6 +106,8 @@ def sendrecv(
 ) -> int:
     """Sends ``input`` to rank ``dst`` and at the same time receives from rank ``src`` into ``out``, without deadlock.
 
+    Neither message is under way any more when it returns or raises.
+
     Args:
         input, out: As for `send` and `recv`; they must not overlap.
         dst, src: Ranks of the group, which may be this one; ``src=None`` accepts the first sender with the tag.
@@ -117,11 +122,18 @@ def sendrecv(
     """
     x = as_input("input", input)
     check_apart(check_output("out", out), x)
-    coming = irecv(out, src, recv_tag, group=group, timeout=timeout)
-    going = isend(x, dst, send_tag, group=group, timeout=timeout)
-    going.wait()
+    begin_recv = _message("recv", out, src, recv_tag, group, timeout)
+    begin_send = _message("send", x, dst, send_tag, group, timeout)
+    coming, going = begin_recv(), begin_send()
+    try:
+        going.wait()
+    except AllToAllVError:
+        with contextlib.suppress(AllToAllVError):
+            coming.wait()
+        raise
     coming.wait()
-    return coming.source
+    source: int = coming.source
+    return source
 
 
 def _message(
@@ -133,8 +145,11 @@ def _message(
     timeout: float | None,
     *,
     waits: bool = False,
-) -> Any:
+) -> Callable[[], Any]:
+    """Checks a message and returns what starts it."""
     comm, limit = resolve(group), _core.read_timeout(timeout)
     name, result = ("input", None) if operator == "send" else ("out", array)
     message, used = messages.message(ADAPTER, comm, operator, array, peer, tag, waits=waits, name=name)
-    return message.run(limit) if waits else MessageWork(comm, message.submit(limit), (used,), lambda: result)
+    if waits:
+        return lambda: message.run(limit)
+    return lambda: MessageWork(comm, message.submit(limit), (used,), lambda: result)

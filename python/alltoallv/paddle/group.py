@@ -47,7 +47,7 @@ def resolve(group: Group) -> Communicator | None:
     A rank that is not a member of the group gets None and a warning.
     """
     if isinstance(group, Communicator):
-        return group
+        return subgroups.of_host(group)
     if group is None:
         return communicator.default()
     if not isinstance(group, PaddleGroup):

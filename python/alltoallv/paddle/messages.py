@@ -21,24 +21,32 @@ def send(tensor: Tensor, dst: int = 0, group: Group = None, sync_op: bool = True
 
     Messages of one pair arrive in the order in which they were sent, independent of collectives.
     """
-    return front_end.message("send", group, tensor, ("dst", dst), waits=sync_op, to_itself=False)
+    return _message("send", group, tensor, dst, waits=sync_op)()
 
 
 def recv(tensor: Tensor, src: int = 0, group: Group = None, sync_op: bool = True) -> Task | None:
     """Receives what rank ``src`` sends into ``tensor``, which has the same dtype and number of elements."""
-    return front_end.message("recv", group, tensor, ("src", src), waits=sync_op, to_itself=False)
+    return _message("recv", group, tensor, src, waits=sync_op)()
 
 
 def isend(tensor: Tensor, dst: int, group: Group = None) -> Task | None:
     """Sends like `send`, but returns at once; do not change the tensor until the task's ``wait`` has returned."""
-    return send(tensor, dst, group, sync_op=False)
+    return _message("send", group, tensor, dst)()
 
 
 def irecv(tensor: Tensor, src: int | None = None, group: Group = None) -> Task | None:
     """Receives like `recv`, but returns at once; ``src=None`` means 0, as in Paddle. Collectives may be called in
     between.
     """
-    return recv(tensor, 0 if src is None else src, group, sync_op=False)
+    return _message("recv", group, tensor, 0 if src is None else src)()
+
+
+def _message(
+    operator: str, group: Group, tensor: Tensor, rank: int, *, waits: bool = False
+) -> Callable[[], Task | None]:
+    """Checks a message and returns what starts it."""
+    peer = "dst" if operator == "send" else "src", rank
+    return front_end.message(operator, group, tensor, peer, waits=waits, to_itself=False)
 
 
 class P2POp(messages.P2POp):
@@ -61,7 +69,7 @@ class P2POp(messages.P2POp):
 
 
 def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[Task]:
-    """Starts all messages of the list at once, in its order, and returns their tasks.
+    """Starts all messages of the list at once, in its order, and returns their tasks; if one is refused, none.
 
     Raises:
         RuntimeError: the argument is not a list of `P2POp`; the text is Paddle's.
@@ -70,5 +78,5 @@ def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[Task]:
         raise RuntimeError(
             "Invalid ``p2p_op_list``. Each op is expected to to be of type ``paddle.distributed.P2POp``."
         )
-    tasks = [(isend if op.sends else irecv)(op.tensor, op.peer, op.group) for op in p2p_op_list]
-    return [task for task in tasks if task is not None]
+    starts = [_message("send" if op.sends else "recv", op.group, op.tensor, op.peer) for op in p2p_op_list]
+    return [task for start in starts if (task := start()) is not None]

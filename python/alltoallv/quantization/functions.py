@@ -203,19 +203,21 @@ class Quantized(Generic[A]):
         about: dict[str, Any],
     ) -> Any:
         """Runs `quantized_linear_all_reduce`; ``about`` holds the other options of `quantized_all_reduce`."""
+        given: Any = {"input": input, "weight": weight} | ({} if bias is None else {"bias": bias})
         with guard(comm, "quantized_all_reduce"):
-            shapes: Any = [None if x is None else tuple(getattr(x, "shape", ())) for x in (input, weight, bias)]
+            for name, x in given.items():
+                self.adapter.check(name, x)
+            shapes = [tuple(x.shape) for x in given.values()]
             linear.check_shapes(*shapes)
             rows, columns = math.prod(shapes[0][:-1]), shapes[1][0]
             about["group_size"] = grouping_of(group_size, rows, columns)
             chunks = 1 if group_size == "tensor" else chunks
             step = linear.chunk_rows(rows, columns, chunks, coding(about["bits"], about["format"]), about["group_size"])
-            whole = step >= rows or self.wants_grad(input, async_op=False)
-            flat: Any = self.adapter.contiguous(input)
-            flat = flat.reshape(rows, shapes[0][-1])
-        if whole:
-            with guard(comm, "quantized_all_reduce"):
-                product = self.multiply(flat, weight)
+            flat = given["input"].reshape((rows, shapes[0][-1]))
+            # Chunks travel in place, without a gradient.
+            whole = step >= rows or any(self.wants_grad(x, async_op=False) for x in (input, weight))
+            product = self.multiply(flat, weight) if whole else None
+        if product is not None:
             parts = [self.quantized_all_reduce(product, group=comm, **about)]
         else:
             begins, begun = range(0, rows, step), []

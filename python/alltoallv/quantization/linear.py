@@ -34,7 +34,7 @@ def chunk_rows(rows: int, columns: int, chunks: int | None, format: Any, group_s
     return max(-(-units // wanted) * unit, 1)
 
 
-def check_shapes(input: Sequence[int], weight: Sequence[int], bias: Sequence[int] | None) -> None:
+def check_shapes(input: Sequence[int], weight: Sequence[int], bias: Sequence[int] | None = None) -> None:
     """Raises InvalidTensorError unless the shapes can be multiplied.
 
     Raises:

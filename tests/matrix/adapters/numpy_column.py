@@ -120,6 +120,8 @@ class NumpyColumn(Column):
             **{name: lambda: [np.zeros((1, 2), object) for _ in range(3)] for name in LISTS}),
         *odd(G, "input_tensor", ("lists of several lengths", "no array")),
         *outputs(G, "output_tensor"),
+        only(G, "no output", TENSOR, "output_tensor is a NoneType, expected a NumPy array", 5,
+            output_tensor=lambda: None),
         *odd("all_gather", "input"),
         *outputs("all_gather", "out"),
         bad("all_gather", "out: not contiguous", TENSOR, "out {is not contiguous}", out=Turned(filled(6, 2))),

@@ -13,6 +13,7 @@ from mindspore import Tensor
 
 from alltoallv._calls import messages as calls
 from alltoallv._calls.signature import described
+from alltoallv.errors import AllToAllVError
 from alltoallv.mindspore import messages
 from alltoallv.mindspore.group import Group
 from alltoallv.mindspore.mint.checks import as_mint
@@ -65,7 +66,15 @@ class _All(CommHandle):
         self._handles = handles
 
     def _wait(self, timeout: float | None = None) -> list[Any]:
-        return [handle._wait(timeout) for handle in self._handles]
+        results, errors = [], []
+        for handle in self._handles:
+            try:
+                results.append(handle._wait(timeout))
+            except AllToAllVError as error:  # the others go on, and use the caller's tensors
+                errors.append(error)
+        if errors:
+            raise errors[0]
+        return results
 
     def result(self) -> list[Any]:
         """Returns the tensors, after a wait."""
@@ -83,6 +92,8 @@ class _All(CommHandle):
 def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[CommHandle]:
     """Starts all messages of the list at once, in its order; they may go to the same rank and come from it.
 
+    If one is refused, none is started.
+
     Returns:
         A list with one handle, whose ``wait`` returns when all messages are done.
 
@@ -96,5 +107,5 @@ def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[CommHandle]:
             raise TypeError(f"The elements in p2p_op_list must be type of P2POp, but got {type(op)}.")
         if op.group != p2p_op_list[0].group:
             raise TypeError("The group name in p2p_op_list must be consistent.")
-    started = ((messages.isend if op.sends else messages.irecv)(op.tensor, op.peer, op.group) for op in p2p_op_list)
-    return [_All(list(started))]
+    starts = [messages.message("send" if op.sends else "recv", op.tensor, op.peer, op.group) for op in p2p_op_list]
+    return [_All([start() for start in starts])]
