@@ -43,7 +43,8 @@ def split(
     """Returns what `alltoallv.Communicator.split` makes, with the options it is made from."""
     options = _options_like(comm, "split")
     try:
-        mine = [color is not None, _integer("color", color or 0), _integer("key", key)]
+        color = None if color is None else _integer("color", color)
+        mine = [color is not None, color or 0, _integer("key", key)]
     except InvalidParamError as error:
         with contextlib.suppress(AllToAllVError):  # nobody is left to inform: the first error counts
             comm.fail("all_gather", error)

@@ -10,12 +10,12 @@ from typing import Any
 import mindspore as ms
 import numpy as np
 import pytest
-from mindspore import Tensor, mint
+from mindspore import Tensor, mint, ops
 from mint_calls import CALLS, call_broadcast, equal, given
 
 import alltoallv.mindspore as am
 from alltoallv import Communicator
-from alltoallv.errors import InvalidParamError, InvalidTensorError
+from alltoallv.errors import InvalidParamError, InvalidTensorError, PeerMismatchError
 from alltoallv.mindspore import comm_func
 from alltoallv.mindspore import distributed as ours
 
@@ -40,6 +40,18 @@ def check_mint_refusal_of_one_rank(comm: Communicator) -> None:
         ours.all_reduce(x, "test" if comm.rank == 0 else "sum")
     ours.all_reduce(x)
     equal(x, given(0) + given(1))
+
+
+def check_mint_batch_ends_as_a_whole(comm: Communicator) -> None:
+    """All messages have ended when the handle raises the error of one: nothing is written later."""
+    am.init()
+    other, out = 1 - comm.rank, ops.zeros((2, 3))
+    sends = [ours.P2POp("isend", Tensor(given(comm.rank)), other) for _ in range(2)]
+    receives = [ours.P2POp("irecv", x, other) for x in (ops.zeros(2), out)]
+    (handle,) = ours.batch_isend_irecv([*sends, *receives])
+    with pytest.raises(PeerMismatchError):
+        handle.wait()
+    equal(out, given(other))
 
 
 def check_comm_func_refusal_of_one_rank(comm: Communicator) -> None:

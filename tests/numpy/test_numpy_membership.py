@@ -47,6 +47,15 @@ def test_split(launch: Launch, given: list[tuple[int | None, int]]) -> None:
         assert members == (None if colors[rank] is None else sorted(together, key=lambda r: (keys[r], r)))
 
 
+def test_a_color_is_a_number_of_any_type(launch: Launch) -> None:
+    def program(comm: Communicator) -> list[int]:
+        part = comm.split([True, 1, np.int8(1)][comm.rank])
+        assert part is not None
+        return told(part)
+
+    assert launch(3, program) == [[3, 1003, 2003]] * 3
+
+
 def test_parts_are_split_again_and_the_same_twice(launch: Launch) -> None:
     def program(comm: Communicator) -> bool:
         half, again = comm.split(comm.rank // 2), comm.split(comm.rank // 2)

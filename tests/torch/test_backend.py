@@ -186,6 +186,10 @@ def test_tensors_that_need_copies(grouped: Grouped) -> None:
         dist.all_to_all_single(some := torch.empty(3), torch.arange(3.0) + 10 * rank, sizes, sizes)
         assert some.tolist() == ([0, 10, 11] if rank == 0 else [1, 2, 12])
 
+        for flat, rows in ((torch.zeros(4), torch.zeros(2, 2)), (torch.zeros(2, 2).t(), torch.zeros(4))):
+            dist.all_to_all_single(flat, rows + rank)  # equal parts count elements, as torch's engines do it
+            assert flat.reshape(-1).tolist() == [0, 0, 1, 1]
+
         flat = torch.zeros(6)
         flat[3 * rank : 3 * rank + 3] = rank + 1
         dist.all_gather_single(flat, flat[3 * rank : 3 * rank + 3])  # in place, as FSDP does

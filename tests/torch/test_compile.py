@@ -185,3 +185,22 @@ def test_collectives_that_write_into_tensors(ranks: Ranks, backend: str) -> None
                 assert torch.equal(one, other)
 
     ranks(2, **OPTIONS)(check)
+
+
+def test_rows_without_elements(ranks: Ranks) -> None:
+    """As many come as without a graph, with gaps, too; only counts in lists tell how many."""
+
+    def check(comm: Communicator) -> None:
+        sends, recvs = [1, 2], [1 + comm.rank] * 2
+
+        def function(x: Tensor) -> Tensor:
+            packed = at.all_to_all_v(x, sends, recvs, group=comm)
+            gaps = at.all_to_all_v(x, sends, recvs, rdispls=[1, 3 + comm.rank], group=comm)
+            return torch.cat([packed, gaps])
+
+        _check(function, "aot_eager", [(torch.ones(3, *tail),) for tail in ((0,), (2, 0), (0, 2))])
+        assert compiled(function)(torch.ones(3, 0)).shape == function(torch.ones(3, 0)).shape == (6 + 4 * comm.rank, 0)
+        with pytest.raises(Exception, match="rows without elements"):
+            compiled(lambda x: at.all_to_all_v(x, sends, group=comm))(torch.ones(3, 0))
+
+    ranks(2, **OPTIONS)(check)

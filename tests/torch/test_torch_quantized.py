@@ -155,3 +155,20 @@ def test_compile(ranks: Ranks, backend: str) -> None:
             torch.testing.assert_close(gradient, other, rtol=1e-6, atol=0)  # may be fused
 
     ranks(2, **OPTIONS)(check)
+
+
+def test_gradients_without_elements(ranks: Ranks) -> None:
+    def check(comm: Communicator) -> None:
+        x = torch.ones(3, 0, requires_grad=True)
+        for recvs in ([1 + comm.rank] * 2, None):
+            rows = at.quantized_all_to_all(x, [1, 2], recvs, group=comm)
+            assert rows.shape == (2 + 2 * comm.rank, 0)
+            rows.sum().backward()
+        for features, outputs in ((0, 4), (3, 0)):
+            x, w = torch.ones(3, features, requires_grad=True), torch.ones(outputs, features, requires_grad=True)
+            at.quantized_linear_all_reduce(x, w, group=comm).sum().backward()
+            assert x.grad is not None
+            assert w.grad is not None
+            assert (x.grad.shape, w.grad.shape) == (x.shape, w.shape)
+
+    ranks(2)(check)

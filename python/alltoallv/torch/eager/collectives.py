@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._C._distributed_c10d import (
     AllgatherOptions,
     AllToAllOptions,
@@ -56,6 +57,25 @@ def _split(options: Any, outputs: Any, inputs: Any) -> Parameters:
     if len(outputs) or len(inputs):  # by length, for Megatron gives tensors
         return Parameters(counts=(outputs, inputs), unit="element")
     return _EVEN
+
+
+def _is_flat(parameters: Parameters, out: Tensor, x: Tensor) -> bool:
+    """Returns whether equal parts are of elements, as for torch's engines, since the tensors' rows may differ."""
+    return parameters is _EVEN and out.shape != x.shape
+
+
+def _split_at_once(
+    core: _core.Communicator,
+    outs: Tensors,
+    ins: Tensors,
+    parameters: Parameters,
+    limit: float | None,
+    async_op: bool,
+) -> Any:
+    if _is_flat(parameters, outs[0], ins[0]):
+        return None
+    outputs, inputs = parameters.counts
+    return _core.all_to_all_single(core, outs[0], ins[0], outputs, inputs, async_op, limit, False)
 
 
 @partial(Collective, outputs="tensor_list", inputs="tensor", method=Method(("allgather",), AllgatherOptions))
@@ -131,16 +151,15 @@ def all_to_all(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: P
     outputs="output",
     inputs="input",
     strict=True,
-    at_once=lambda core, outs, ins, parameters, limit, async_op: _core.all_to_all_single(
-        core, outs[0], ins[0], parameters.counts[0], parameters.counts[1], async_op, limit, False
-    ),
+    at_once=_split_at_once,
     method=Method(("alltoall_base", "all_to_all_single"), AllToAllOptions, _split, arguments=2, flat=True),
 )
 def all_to_all_single(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Parameters) -> Operation:
     check_one_dtype(*outs, *ins)
     copies: Copies = []
     out, x = output_of(outs[0], copies), as_input("input", ins[0])
-    request = _core.Request.all_to_all_single(comm.size, out.shape, x.shape, *parameters.counts)
+    shapes = [(each.numel(),) if _is_flat(parameters, out, x) else each.shape for each in (out, x)]
+    request = _core.Request.all_to_all_single(comm.size, *shapes, *parameters.counts)
     check_apart(region(out), region(x))
     row = request.row if parameters.unit == "row" else 1
     return calls.exchange(comm, "all_to_all_single", out, x, request.layout, row).giving(outs, copies)

@@ -121,9 +121,9 @@ def all_to_all_v(
             collective(COLLECTIVES["all_to_all_v"], [out], [input], parameters, group, False)
             return outcome(out, None, async_op)
         packed_list = rdispls is None and not isinstance(recv_counts, Tensor)
-        numel = sum(recv_counts) * row if packed_list else -1
+        numel = 0 if not row else sum(recv_counts) * row if packed_list else -1
         made = ops.all_to_all_v(input, layout, numel, row, "all_to_all_v", name)
-    made = made.view(-1, *input.shape[1:]) if by_row else made
+    made = made.view(-1 if row else _empty_rows(recv_counts, rdispls), *input.shape[1:]) if by_row else made
     if async_op and recv_counts is None:
         return None, Done(made)
     return outcome(made, None, async_op)
@@ -153,6 +153,15 @@ def outcome(made: Tensor, out: Tensor | None, async_op: bool) -> Any:
         out.copy_(made)
         made = out
     return (made, Done(made)) if async_op else made
+
+
+def _empty_rows(recv_counts: Counts | None, rdispls: Counts | None) -> int:
+    """Returns how many rows without elements a result has; no operator's result says so."""
+    if recv_counts is None or isinstance(recv_counts, Tensor) or isinstance(rdispls, Tensor):
+        raise InvalidParamError("input has rows without elements, expected recv_counts and rdispls in lists in a graph")
+    if rdispls is None:
+        return sum(recv_counts)
+    return max([begin + count for begin, count in zip(rdispls, recv_counts, strict=True) if count > 0], default=0)
 
 
 def _displs(values: Counts | None, counts: Tensor, row: int) -> Tensor:

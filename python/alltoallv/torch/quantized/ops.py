@@ -105,7 +105,7 @@ def _returned(call: Any, grads: list[Tensor], sends: Tensor, recvs: Tensor) -> T
         return rows
     row = max(shape[1:].numel(), 1)
     places = [torch.cumsum(counts, 0) - counts for counts in (sends, recvs)]
-    layout = torch.stack([sends, places[0], recvs, places[1]]) * row
+    layout = torch.stack([sends, places[0], recvs, places[1]]) * shape[1:].numel()
     flat = grads[0].to(dtype).reshape(-1)
     back: Tensor = ops.all_to_all_v_transpose(flat, layout, math.prod(shape), row, "all_to_all_v", call.group)
     return back.view(shape)
@@ -134,8 +134,9 @@ def quantized_all_to_all(input: Tensor, sends: Tensor, recvs: Tensor | None, row
 def _through_products(call: Any, grad: Tensor, input: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the gradients through the products; the gradient of their sum is not quantized."""
     back = _gradient_of_sum(call, grad.contiguous())
-    flat = back.reshape(-1, weight.shape[0])
-    return (flat @ weight).view(input.shape), flat.t() @ input.reshape(-1, input.shape[-1])
+    rows = input.shape[:-1].numel()
+    flat = back.reshape(rows, weight.shape[0])
+    return (flat @ weight).view(input.shape), flat.t() @ input.reshape(rows, input.shape[-1])
 
 
 @partial(
