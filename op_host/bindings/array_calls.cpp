@@ -42,7 +42,7 @@ nb::object learn(Communicator& communicator, Request request, const ArrayPair& g
     if (async_op) return nb::make_tuple(nb::none(), submit_learning(communicator, ready, given.input.address, timeout));
     Learnt learnt;
     {
-        const nb::gil_scoped_release release;
+        const GilReleased release;
         ready->learn(communicator, given.input.address, timeout, learnt);
     }
     return given.framework->make(like, ready->request().shape_for(learnt.counts), std::move(learnt.block));

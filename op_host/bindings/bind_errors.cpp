@@ -24,9 +24,12 @@ const char* class_of(const Error& error) {
 void set(const Error& error) {
     try {
         // Imported here, because the module itself must load without the package.
-        nb::object type = nb::module_::import_("alltoallv.errors").attr(class_of(error));
-        nb::object value = type(text_of(error.what()), static_cast<int>(error.code()));
-        PyErr_SetObject(type.ptr(), value.ptr());
+        const nb::object type = nb::module_::import_("alltoallv.errors").attr(class_of(error)),
+                         text = text_of(error.what());
+        const nb::object value = nb::steal(enter_python([&] {  // the classes' constructor is Python code
+            return PyObject_CallFunction(type.ptr(), "Oi", text.ptr(), static_cast<int>(error.code()));
+        }));
+        if (value.is_valid()) PyErr_SetObject(type.ptr(), value.ptr());
     } catch (nb::python_error& another) {
         another.restore();
     }
@@ -89,7 +92,7 @@ void bind_errors(nb::module_& m) {
     nb::register_exception_translator(translate);
     hooks().poll = [] {
         if (!python_is_reachable()) return;
-        const nb::gil_scoped_acquire gil;
+        const GilHeld gil;
         if (PyErr_CheckSignals() != 0) throw nb::python_error();
         if (Deadlocks::instance().due()) look_for_deadlocks();
     };
@@ -98,7 +101,7 @@ void bind_errors(nb::module_& m) {
             std::fprintf(stderr, "alltoallv: %s\n", message.c_str());
             return;
         }
-        const nb::gil_scoped_acquire gil;
+        const GilHeld gil;
         try {
             nb::module_::import_("logging").attr("getLogger")("alltoallv").attr("warning")("%s", text_of(message));
         } catch (nb::python_error& error) {
@@ -106,6 +109,12 @@ void bind_errors(nb::module_& m) {
             if (error.matches(PyExc_KeyboardInterrupt)) throw;
             error.discard_as_unraisable("the warning of a late peer");
         }
+    };
+    hooks().unlocked = [](const std::function<void()>& call) {
+        if (!python_is_reachable()) return call();
+        const GilHeld held;  // the limited API cannot tell if the caller holds it
+        const GilReleased released;
+        call();
     };
     nb::list names;
     for (const char* name : class_names) names.append(name);

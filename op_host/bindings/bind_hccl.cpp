@@ -33,7 +33,7 @@ CommunicatorPtr find_or_make(const HcclOptions& hccl, CommunicatorOptions option
 
 CommunicatorPtr make_on_one_host(const HcclOptions& hccl, const CommunicatorOptions& options) {
     return find_or_make(hccl, options, [&hccl](const CommunicatorOptions& control) {
-        return std::make_shared<HcclCommunicator>(hccl, make_shm_communicator(control));
+        return make_communicator<HcclCommunicator>(hccl, make_shm_communicator(control));
     });
 }
 
@@ -41,8 +41,8 @@ CommunicatorPtr make_across_hosts(const HcclOptions& hccl, const CommunicatorOpt
                                   const TcpAddress& rank_0) {
     return find_or_make(hccl, options, [&](const CommunicatorOptions& control) {
         if (!rank_0.host.empty())
-            return std::make_shared<HcclCommunicator>(hccl, make_tcp_communicator(control, rank_0));
-        return std::make_shared<HcclCommunicator>(hccl, nullptr, [&](const GatherBytes& gather, std::string& failure) {
+            return make_communicator<HcclCommunicator>(hccl, make_tcp_communicator(control, rank_0));
+        return make_communicator<HcclCommunicator>(hccl, nullptr, [&](const GatherBytes& gather, std::string& failure) {
             return make_tcp_communicator(control, gather, failure);
         });
     });
@@ -72,7 +72,7 @@ void bind_hccl(nb::module_& m) {
     m.def(
         "hccl_communicator",
         [](const HcclOptions& options, CommunicatorPtr control) -> CommunicatorPtr {
-            return std::make_shared<HcclCommunicator>(options, std::move(control));
+            return make_communicator<HcclCommunicator>(options, std::move(control));
         },
         ReleaseGil(), "options"_a, "control"_a,
         "A new communicator over HCCL of the ranks of `control`, one in host memory on which they agree and which goes "
@@ -94,7 +94,7 @@ void bind_hccl(nb::module_& m) {
         [](int device) {
             std::string info;
             {
-                const nb::gil_scoped_release release;
+                const GilReleased release;
                 const KeepDevice keep;
                 const Device bound(device);
                 info = make_root_info();

@@ -21,33 +21,28 @@ class PythonMover final : public Mover {
   public:
     explicit PythonMover(nb::object engine) : engine_(std::move(engine)) {}
     ~PythonMover() override {
-        const nb::gil_scoped_acquire acquire;
+        const GilHeld acquire;
         engine_.reset();
     }
 
     std::string name() const override {
-        const nb::gil_scoped_acquire acquire;
+        const GilHeld acquire;
         return nb::cast<std::string>(engine_.attr("name"));
     }
     void begin(std::span<const Outgoing> out, std::span<const Incoming> in) override {
-        const nb::gil_scoped_acquire acquire;
+        const GilHeld acquire;
         engine_.attr("begin")(listed(out), listed(in));
     }
     bool progress() override {
-        const nb::gil_scoped_acquire acquire;
+        const GilHeld acquire;
         return nb::cast<bool>(engine_.attr("progress")());
     }
     std::vector<int> missing() const override {
-        const nb::gil_scoped_acquire acquire;
+        const GilHeld acquire;
         return nb::cast<std::vector<int>>(engine_.attr("missing")());
     }
-    void call_unlocked(const std::function<void()>& call) override {
-        const nb::gil_scoped_acquire acquire;  // the limited API cannot tell if the caller holds it
-        const nb::gil_scoped_release release;
-        call();
-    }
     void close() override {
-        const nb::gil_scoped_acquire acquire;
+        const GilHeld acquire;
         engine_.attr("close")();
     }
 
@@ -130,18 +125,18 @@ void bind_hosts(nb::module_& m) {
             std::unique_ptr<Mover> between;
             if (!engine.is_none()) between = std::make_unique<PythonMover>(std::move(engine));
             const GatherBytes gather_bytes = [&](const std::string& mine) {
-                const nb::gil_scoped_acquire acquire;
+                const GilHeld acquire;
                 std::vector<std::string> all;
                 for (const nb::bytes& text : gather(nb::bytes(mine.data(), mine.size())))
                     all.emplace_back(text.c_str(), text.size());
                 return all;
             };
-            const nb::gil_scoped_release release;
+            const GilReleased release;
             std::string failure;
             const auto made = make_tcp_communicator(options, gather_bytes, failure);
             if (!made)
                 throw backend_unavailable("domain '" + options.domain + "' found no way between its hosts: " + failure);
-            return equip(options, made, std::move(between));
+            return destroyed_with_all(equip(options, made, std::move(between)));
         },
         "options"_a, "gather"_a, "engine"_a.none(),
         "A new communicator of ranks on several hosts that have an engine already: `gather` hands everybody the bytes "

@@ -76,7 +76,7 @@ void ReadyExchange::learn(Communicator& communicator, uintptr_t input, double ti
                           const std::function<uintptr_t(Counts)>& allocate) const {
     Exchange exchange = at(input, stream);
     exchange.allocate = [&](std::span<const int64_t> counts) -> void* {
-        const nb::gil_scoped_acquire gil;
+        const GilHeld gil;
         return pointer(allocate(Counts(counts.begin(), counts.end())));
     };
     communicator.exchange(exchange, timeout);
@@ -157,7 +157,7 @@ void bind_plan(nb::module_& m) {
             [](const Plan& self, uintptr_t input, double timeout) {
                 Learnt learnt;
                 {
-                    const nb::gil_scoped_release release;
+                    const GilReleased release;
                     self.data->learn(*self.communicator, input, timeout, learnt);
                 }
                 return nb::make_tuple(std::move(learnt.block), learnt.counts);

@@ -20,6 +20,7 @@
 
 #include "base/code_format.h"
 #include "base/dtype.h"
+#include "bindings/gil.h"
 #include "core/collective.h"
 
 namespace alltoallv {
@@ -43,7 +44,7 @@ void bind_hosts(nb::module_& m);
 void bind_kernels(nb::module_& m);
 void bind_quant(nb::module_& m);
 
-using ReleaseGil = nb::call_guard<nb::gil_scoped_release>;
+using ReleaseGil = nb::call_guard<GilReleased>;
 
 /// Sets the Python error of the current exception, for functions that Python calls without nanobind.
 void set_python_error();

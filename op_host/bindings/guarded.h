@@ -10,7 +10,7 @@ namespace alltoallv {
 
 /// Informs the peers of a failure, which they raise, too.
 inline void announce(Communicator& communicator, OpKind op, const Error& error) {
-    const nb::gil_scoped_release release;
+    const GilReleased release;
     try {
         communicator.fail(op, error);
     } catch (const Error&) {  // the announcement failed, too: the first error counts

@@ -1,9 +1,10 @@
 // Python's lock during a call.
 #pragma once
 
-#include <nanobind/nanobind.h>
+#include <optional>
 
 #include "bindings/arrays.h"
+#include "bindings/gil.h"
 #include "core/communicator.h"
 #include "core/hold.h"
 
@@ -15,18 +16,15 @@ class LockReleased final : public Hold {
     LockReleased(const Communicator& communicator, const ArrayView& input) {
         if (!communicator.lets_go() || input.bytes().bytes > small) LockReleased::let_go();
     }
-    ~LockReleased() override {
-        if (thread_ != nullptr) PyEval_RestoreThread(thread_);
-    }
 
     void let_go() override {
-        if (thread_ == nullptr) thread_ = PyEval_SaveThread();
+        if (!released_) released_.emplace();
     }
 
   private:
     static constexpr size_t small = size_t{64} << 10;  // bytes that are copied in a few microseconds
 
-    PyThreadState* thread_ = nullptr;
+    std::optional<GilReleased> released_;
 };
 
 }  // namespace alltoallv

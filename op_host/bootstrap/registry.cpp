@@ -20,6 +20,7 @@ using Key = std::tuple<std::string, std::string, int>;  // job, domain, rank of 
 struct Registry {
     std::mutex mutex;
     std::map<Key, std::shared_ptr<Shared>> entries;
+    std::vector<std::weak_ptr<Communicator>> others;  // which are not found by name
 };
 
 Registry& registry() {
@@ -64,6 +65,14 @@ CommunicatorPtr find_or_make_communicator(const CommunicatorOptions& options, co
     return fresh;
 }
 
+CommunicatorPtr destroyed_with_all(CommunicatorPtr made) {
+    Registry& all = registry();
+    const std::lock_guard lock(all.mutex);
+    std::erase_if(all.others, [](const auto& other) { return other.expired(); });
+    all.others.push_back(made);
+    return made;
+}
+
 void destroy_all_communicators() {
     std::vector<CommunicatorPtr> alive;
     {
@@ -71,6 +80,8 @@ void destroy_all_communicators() {
         const std::lock_guard lock(all.mutex);
         for (const auto& [key, entry] : all.entries)
             if (CommunicatorPtr communicator = entry->communicator.lock()) alive.push_back(std::move(communicator));
+        for (const auto& other : all.others)
+            if (CommunicatorPtr communicator = other.lock()) alive.push_back(std::move(communicator));
     }
     for (const CommunicatorPtr& communicator : alive) {
         if (communicator->busy()) communicator->abort("the process exits while calls are pending");

@@ -14,7 +14,11 @@ using CommunicatorFactory = std::function<CommunicatorPtr(const CommunicatorOpti
 /// first request decides timeout, budget and path; a different rank or size is an error. Thread-safe.
 CommunicatorPtr find_or_make_communicator(const CommunicatorOptions& options, const CommunicatorFactory& make);
 
-/// Ends every communicator at process exit, so that the peers see a departure and not a loss.
+/// Returns a communicator that is not found by name, after noting it for the next function.
+CommunicatorPtr destroyed_with_all(CommunicatorPtr made);
+
+/// Ends every communicator at process exit, so that the peers see a departure and not a loss, and no thread needs
+/// Python for a call once Python has ended.
 void destroy_all_communicators();
 
 }  // namespace alltoallv

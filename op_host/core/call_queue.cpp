@@ -64,8 +64,11 @@ class CallQueue::Queued final : public Work {
     explicit Queued(std::shared_ptr<Gate> gate) : gate_(std::move(gate)) {}
 
     bool await(double seconds) override {
+        std::optional<Inside> here;
         if (!done()) {
             std::unique_lock lock(gate_->mutex);
+            if (gate_->queue != nullptr) gate_->queue->check_outside();
+            here.emplace(gate_.get());
             if (gate_->queue != nullptr && seconds < 0) gate_->queue->help(*this, lock);
             if (gate_->queue != nullptr && !done()) gate_->queue->hurry();
         }
@@ -76,7 +79,8 @@ class CallQueue::Queued final : public Work {
     std::shared_ptr<Gate> gate_;
 };
 
-CallQueue::CallQueue(Waiters waiters) : waiters_(waiters), gate_(std::make_shared<Gate>()), mutex_(gate_->mutex) {
+CallQueue::CallQueue(Waiters waiters, std::string name)
+    : waiters_(waiters), name_(std::move(name)), gate_(std::make_shared<Gate>()), mutex_(gate_->mutex) {
     gate_->queue = this;
 }
 
@@ -91,9 +95,18 @@ CallQueue::~CallQueue() {
     gate_->queue = nullptr;
 }
 
-const CallQueue*& CallQueue::turn_of() {
-    [[gnu::tls_model("initial-exec")]] thread_local const CallQueue* queue = nullptr;
-    return queue;
+void CallQueue::check_outside() const {
+    if (Inside::of(key()) != nullptr)
+        throw invalid_param(name_ +
+                            ": a call was made inside another call of the same thread, as by a signal handler; " +
+                            "only abort() may be called there");
+}
+
+bool CallQueue::has_turn() const {
+    const Inside* const outer = Inside::of(key());
+    if (outer != nullptr && outer->queued()) return true;
+    check_outside();
+    return false;
 }
 
 namespace {
@@ -150,6 +163,7 @@ void CallQueue::leave() {
 }
 
 WorkPtr CallQueue::submit(std::function<void()> call) {
+    check_outside();
     auto work = std::make_shared<Queued>(gate_);
     const std::lock_guard lock(mutex_);
     if (!thread_.joinable())  // before a ticket is taken, which nobody would serve without the thread
@@ -162,7 +176,7 @@ WorkPtr CallQueue::submit(std::function<void()> call) {
 }
 
 void CallQueue::run_or_submit(const std::function<void()>& call) {
-    if (!on_worker() && turn_of() != this && busy()) {
+    if (!has_turn() && !on_worker() && busy()) {
         submit(call);
         return;
     }
@@ -193,9 +207,9 @@ void CallQueue::run_front(std::unique_lock<std::mutex>& lock) {
     if (queue_.empty()) hurried_ = false;
     lock.unlock();
     enter(item.ticket, false);
-    const CallQueue* outer = std::exchange(turn_of(), this);
     std::exception_ptr error, interrupted;
     try {
+        const Inside here(key(), true);
         item.call();
     } catch (const Error&) {
         error = std::current_exception();
@@ -206,7 +220,6 @@ void CallQueue::run_front(std::unique_lock<std::mutex>& lock) {
             error = std::make_exception_ptr(peer_lost("the call was interrupted in a thread that waited for it"));
         }
     }
-    turn_of() = outer;
     item.call = nullptr;
     leave();
     item.work->finish(std::move(error));

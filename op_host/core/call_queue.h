@@ -11,9 +11,11 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
 
 #include "base/fork_generation.h"
+#include "core/inside.h"
 #include "core/waiting.h"
 
 namespace alltoallv {
@@ -53,15 +55,17 @@ class CallQueue {
     /// `help` lets a thread that waits for a call run it.
     enum class Waiters { watch, help };
 
-    explicit CallQueue(Waiters waiters = Waiters::watch);
+    /// `name` is for errors.
+    explicit CallQueue(Waiters waiters = Waiters::watch, std::string name = "a queue");
     ~CallQueue();  // waits for queued calls
 
-    /// Holds the communicator for one synchronous call. Inside a queued call, which holds it already, it does nothing.
+    /// Holds the communicator for one synchronous call. Inside a queued call, which holds it already, it does nothing;
+    /// inside any other call of this thread it throws invalid_param, since it would wait for itself.
     class Turn {
       public:
         /// `calls`: made for the program, whose threads must not call at the same time.
         explicit Turn(CallQueue& queue, bool calls = false)
-            : queue_(turn_of() == &queue ? nullptr : &queue), calls_(calls) {
+            : queue_(queue.has_turn() ? nullptr : &queue), here_(queue.key()), calls_(calls) {
             if (queue_ == nullptr) return;
             overlaps_ = queue_->enter(queue_->next_.fetch_add(1), calls_);
             if (calls_) queue_->held_by_caller_.store(true, std::memory_order_relaxed);
@@ -80,6 +84,7 @@ class CallQueue {
 
       private:
         CallQueue* queue_;
+        const Inside here_;
         bool calls_, overlaps_ = false;
     };
 
@@ -92,6 +97,12 @@ class CallQueue {
 
     /// True while calls are queued or running.
     bool busy() const { return serving_.load() != next_.load(); }
+
+    /// Stands for this queue, as long as its works live.
+    const void* key() const { return gate_.get(); }
+
+    /// Throws invalid_param if this thread is inside a call that has this queue's key.
+    void check_outside() const;
 
     /// True on a queue's own thread, which must not enter Python.
     static bool on_worker();
@@ -113,8 +124,8 @@ class CallQueue {
     };
     class Queued;
 
-    /// The queue for whose calls this thread has the turn, or null.
-    static const CallQueue*& turn_of();
+    /// True in a queued call before its operator; otherwise like `check_outside`.
+    bool has_turn() const;
     bool enter(uint64_t ticket, bool calls);
     void leave();
     void run();
@@ -124,6 +135,7 @@ class CallQueue {
     void hurry();
 
     const Waiters waiters_;
+    const std::string name_;
     const std::shared_ptr<Gate> gate_;
     std::mutex& mutex_;
     std::atomic<uint64_t> next_{0};

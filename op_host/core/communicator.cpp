@@ -2,6 +2,8 @@
 
 #include <exception>
 
+#include "core/hooks.h"
+
 namespace alltoallv {
 
 void Communicator::check_rank(int rank, int size) {
@@ -40,9 +42,29 @@ WorkPtr Communicator::submit(std::function<void()> call) {
     return queue_->submit(std::move(call));
 }
 
+CallQueue::Turn Communicator::last_turn() {
+    try {
+        queue_->check_outside();
+    } catch (const Error&) {
+        abort("destroy() was called inside a call");
+        throw;
+    }
+    return CallQueue::Turn(*queue_);
+}
+
 Stats Communicator::stats() const {
     return {{"operators", operators_.load(std::memory_order_relaxed)},
             {"failed_operators", failed_.load(std::memory_order_relaxed)}};
+}
+
+void Communicator::drop(Communicator* last) {
+    try {
+        last->queue_->check_outside();
+    } catch (const Error&) {  // in a signal handler, inside a call that still uses it
+        return last->abort("its last reference was dropped inside a call");
+    }
+    const auto end = [last] { delete last; };
+    hooks().unlocked ? hooks().unlocked(end) : end();
 }
 
 void Communicator::destroy_quietly() {

@@ -73,8 +73,12 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     /// Wakes and fails every rank that waits or comes later. Callable from any thread.
     virtual void abort(const std::string& reason) = 0;
 
-    /// Leaves the group and frees what the communicator holds. Idempotent.
+    /// Leaves the group and frees what the communicator holds. Idempotent. Inside a call of this thread it aborts, so
+    /// that the call ends, and throws invalid_param.
     virtual void destroy() = 0;
+
+    /// Ends a communicator that nobody refers to any more. Other threads may still wait in its calls.
+    static void drop(Communicator* last);
 
     /// Throws the known failures of calls that are enqueued on a device. `done`: they have ended, so that failures of
     /// peers no longer matter. Thread-safe.
@@ -96,13 +100,19 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   protected:
     Communicator(int rank, int size, std::string domain, CallQueue::Waiters waiters)
-        : queue_(std::make_unique<CallQueue>(waiters)), rank_(rank), size_(size), domain_(std::move(domain)) {}
+        : queue_(std::make_unique<CallQueue>(waiters, "domain '" + domain + "'")),
+          rank_(rank),
+          size_(size),
+          domain_(std::move(domain)) {}
 
     /// True in a forked child, which cannot use the parent's communicator.
     bool is_inherited() const { return generation_ != fork_generation(); }
 
     /// Throws an error after a fork in the child, and after `destroy()`.
     virtual void check_usable() const;
+
+    /// The turn of `destroy`.
+    CallQueue::Turn last_turn();
 
     /// Throws invalid_param if there is no such rank.
     static void check_rank(int rank, int size);
@@ -125,5 +135,11 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 };
 
 using CommunicatorPtr = std::shared_ptr<Communicator>;
+
+/// Makes every communicator that Python may refer to.
+template <class Made, class... Arguments>
+std::shared_ptr<Made> make_communicator(Arguments&&... arguments) {
+    return {new Made(std::forward<Arguments>(arguments)...), Communicator::drop};
+}
 
 }  // namespace alltoallv

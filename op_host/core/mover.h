@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstddef>
-#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -38,9 +37,6 @@ class Mover {
 
     /// Returns the ranks to or from which pieces are still missing.
     virtual std::vector<int> missing() const = 0;
-
-    /// Runs `call` after releasing a lock that this mover's own calls take, if the thread holds it.
-    virtual void call_unlocked(const std::function<void()>& call) { call(); }
 
     /// Frees its resources, even during a transfer; called on the thread that uses it.
     virtual void close() = 0;

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from trouble import LIMIT, attempt, check_works, join, stamp, stamped
+from trouble import LIMIT, attempt, check_works, join, stamp, stamped, wait_for
 
 import alltoallv
-from alltoallv.numpy import all_to_all_v, barrier
+from alltoallv.errors import InvalidParamError
+from alltoallv.numpy import all_to_all_v, barrier, recv, send
 
 INTERRUPTED = 1
 
@@ -31,6 +32,8 @@ def blocked_call(comm, kind: str):
     """A call that waits for rank 0, which does not come."""
     if kind == "barrier":
         return lambda: barrier(group=comm)
+    if kind == "message":
+        return lambda: recv(np.zeros(4), 0, group=comm)
     if kind == "exchange":
         return lambda: all_to_all_v(np.ones(comm.size * 10_000), [10_000] * comm.size, group=comm)
     if kind == "pending":
@@ -144,3 +147,72 @@ def test_handler_of_the_program_runs_and_the_call_goes_on(ranks):
     for delays in ranks(3, fresh=True)(work)[1:]:
         assert len(delays) == 1
         assert delays[0] < 0.7  # while it was waiting, not afterwards
+
+
+@pytest.mark.parametrize("kind", ["barrier", "exchange", "pending", "queued", "message"])
+def test_handler_that_destroys_ends_the_call_on_all_ranks(ranks, kind, tmp_path, prompt):
+    cause = tmp_path / "cause"
+
+    def work(comm):
+        barrier(group=comm)
+        if comm.rank != INTERRUPTED:
+            wait_for(lambda: not comm.usable, "abort")
+            return attempt(barrier, group=comm)
+
+        def leave(number, frame):
+            stamp(cause)
+            comm.destroy()
+
+        before = signal.signal(signal.SIGUSR1, leave)
+        call = blocked_call(comm, kind)
+        threading.Timer(0.4, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        failure = attempt(call)
+        signal.signal(signal.SIGUSR1, before)
+        comm.destroy()
+        with join(0, 1, "afterwards", comm.domain) as fresh:
+            check_works(fresh)
+        return failure
+
+    found = ranks(2, fresh=True)(work)
+    assert found[INTERRUPTED].name == "InvalidParamError"
+    assert "only abort() may be called there" in found[INTERRUPTED].text
+    assert found[0].name == "PeerLostError"
+    assert f"rank {INTERRUPTED} aborted: destroy() was called inside a call" in found[0].text
+    prompt(f"destroy() in a handler in a {kind} call", stamped(cause), found[INTERRUPTED].at)
+
+
+@pytest.mark.parametrize("kind", ["barrier", "pending", "queued", "message"])
+def test_handler_is_refused_other_calls_and_the_call_goes_on(ranks, kind):
+    def work(comm):
+        barrier(group=comm)
+        x, refused = np.zeros(4), []
+        if comm.rank != INTERRUPTED:
+            time.sleep(0.8)
+            send(x, INTERRUPTED, group=comm) if kind == "message" else barrier(group=comm)
+            if kind == "queued":
+                barrier(group=comm)
+            return check_works(comm)
+
+        def use(number, frame):
+            bad = [1] * (comm.size + 1)  # which is announced to the peers elsewhere
+            for call in (
+                lambda: barrier(group=comm),
+                lambda: barrier(group=comm, async_op=True),
+                lambda: all_to_all_v(x, bad, group=comm),
+                lambda: send(x, 0, group=comm),
+            ):
+                with pytest.raises(InvalidParamError) as error:
+                    call()
+                refused.append(str(error.value))
+
+        before = signal.signal(signal.SIGUSR1, use)
+        call = blocked_call(comm, kind)
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        call()
+        signal.signal(signal.SIGUSR1, before)
+        check_works(comm)
+        return refused
+
+    refused = ranks(2, fresh=True)(work)[INTERRUPTED]
+    assert len(refused) == 4
+    assert sum("inside another call of the same thread" in text for text in refused) == 3, refused

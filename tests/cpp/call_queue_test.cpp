@@ -189,6 +189,45 @@ TEST(helper_interrupted) {
     CHECK(!queue.busy());
 }
 
+/// A call inside another one of its thread would wait for itself, and one in the middle of another would spoil it.
+TEST(inside_another_call) {
+    CallQueue queue(CallQueue::Waiters::help, "domain 'a'"), other;
+    const auto refuses = [&](const WorkPtr& pending) {
+        const std::function<void()> calls[] = {[&] { const CallQueue::Turn turn(queue); }, [&] { queue.submit([] {}); },
+                                               [&] { queue.run_or_submit([] {}); }, [&] { pending->wait(-1); }};
+        for (const auto& call : calls)
+            CHECK(testing::thrown(call).starts_with("domain 'a': a call was made inside another call"));
+        const CallQueue::Turn turn(other);
+    };
+    WorkPtr first, second;
+    {
+        const CallQueue::Turn turn(queue);
+        std::thread([&] {
+            first = queue.submit([&] {
+                const CallQueue::Turn its(queue);
+                refuses(second);
+            });
+            second = queue.submit([] {});
+        }).join();
+        refuses(second);
+    }
+    CHECK(first->wait(-1) && second->wait(-1));
+    std::atomic<bool> go = false;
+    const WorkPtr blocker = queue.submit([&] {
+        while (!go) std::this_thread::yield();
+    });
+    hooks().poll = [&] {
+        if (CallQueue::on_worker() || go) return;
+        refuses(blocker);
+        go = true;
+    };
+    {
+        const CallQueue::Turn turn(queue);
+    }
+    hooks().poll = nullptr;
+    CHECK(!queue.busy());
+}
+
 /// Ctrl-C while waiting for the turn: the call ends with it, and those behind it get theirs.
 TEST(interrupted) {
     CallQueue queue;

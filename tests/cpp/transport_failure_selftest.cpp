@@ -42,7 +42,7 @@ TEST(disagreements, const Mode& mode, int size) {
          [](Attempt& a) { a.plan.send.back().front() = 101, a.exchange.send_counts = a.plan.send.back(); }},
         {"has dtype float32, rank ", [](Attempt& a) { a.exchange.dtype = DType::int32; }},
         {"calls all_to_all_v, rank ", [](Attempt& a) { a.exchange.op = OpKind::all_to_all; }},
-        {"has root 0, rank ", [](Attempt& a) { a.exchange.root = 1; }},
+        {"moves no tokens, rank ", [](Attempt& a) { a.exchange.root = 1; }},
     };
     all_pass(mode.run(size, [&](int rank) {
         const CommunicatorPtr communicator = communicator_of(mode, rank, size);

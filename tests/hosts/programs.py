@@ -6,6 +6,7 @@ import os
 import resource
 import signal
 import sys
+import threading
 import time
 
 import numpy as np
@@ -253,6 +254,20 @@ def dropped() -> None:
     MPI.COMM_WORLD.Barrier()
     time.sleep(1)  # MPICH aborts a rank that still reads from one that has ended
     os._exit(0)  # messages are left that will never end
+
+
+def ends_while_waiting() -> None:
+    """Rank 0 ends while a daemon thread of it waits in what `split` has made."""
+    comm = Communicator.from_env(timeout=30).split(0)
+    assert comm is not None
+    if comm.rank == 0:
+        threading.Thread(target=an.barrier, kwargs={"group": comm}, daemon=True).start()
+        time.sleep(0.3)
+        return
+    try:
+        an.recv(np.empty(1), 0, group=comm)
+    except PeerLostError as error:
+        print(error)
 
 
 if __name__ == "__main__":

@@ -184,6 +184,13 @@ def test_ranks_that_end_before_others_need_nothing_of_them(hosts: list[Host]) ->
     told([*hosts, hosts[0]], "leaving", port=29_520)
 
 
+def test_program_that_ends_while_a_thread_waits_says_so(hosts: list[Host]) -> None:
+    assert (
+        "rank 0 aborted: the process exits while calls are pending"
+        in told(hosts[:2], "ends_while_waiting", port=29_525)[1]
+    )
+
+
 @pytest.mark.parametrize("path", ["auto", "staged"])
 def test_large_messages_inside_a_host_use_shared_memory(hosts: list[Host], path: str) -> None:
     a, b, _ = hosts

@@ -223,7 +223,7 @@ void HcclCommunicator::abort(const std::string& reason) {
 
 void HcclCommunicator::destroy() {
     if (is_inherited()) return;
-    const CallQueue::Turn turn(*queue_);
+    const CallQueue::Turn turn = last_turn();
     if (destroyed_.load(std::memory_order_acquire)) return;
     device_->bind();
     drain(deadline(-1));

@@ -20,13 +20,14 @@ constexpr auto look_every = std::chrono::milliseconds(20);
 }  // namespace
 
 PointToPoint::PointToPoint(ControlPlane& control, std::shared_ptr<Links> links, std::vector<ShmPeer> peers, Ways ways,
-                           double timeout)
+                           double timeout, const void* key)
     : control_(control),
       base_(control.memory()->data()),
       links_(std::move(links)),
       peers_(std::move(peers)),
       ways_(ways),
       timeout_(timeout),
+      key_(key),
       sent_(peers_.size()),
       arrived_(peers_.size()),
       heard_(peers_.size()),
@@ -85,6 +86,7 @@ bool PointToPoint::drive(Work& work, double seconds) {
     const auto begun = Clock::now();
     std::unique_lock lock(mutex_);
     if (closing_) return true;
+    const Inside here(key_);
     ++drivers_;
     const auto leave = [&] {
         --drivers_;

@@ -32,8 +32,9 @@ class PointToPoint : public std::enable_shared_from_this<PointToPoint> {
         bool pull, cma;
     };
 
+    /// `key` stands for the communicator; see core/inside.h.
     PointToPoint(ControlPlane& control, std::shared_ptr<Links> links, std::vector<ShmPeer> peers, Ways ways,
-                 double timeout);
+                 double timeout, const void* key);
     ~PointToPoint();
 
     /// Starts a message as far as possible without waiting; `waits` says that the caller will drive it.
@@ -78,6 +79,7 @@ class PointToPoint : public std::enable_shared_from_this<PointToPoint> {
     std::vector<ShmPeer> peers_;
     Ways ways_;
     double timeout_;
+    const void* key_;
 
     std::mutex mutex_;                      // guards the members below
     std::list<Post> posts_;                 // in the order of their calls

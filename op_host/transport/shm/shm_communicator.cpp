@@ -47,7 +47,7 @@ void allow_peers_to_read() {
 }  // namespace
 
 CommunicatorPtr make_shm_communicator(const CommunicatorOptions& options) {
-    return std::make_shared<ShmCommunicator>(options);
+    return make_communicator<ShmCommunicator>(options);
 }
 
 ShmCommunicator::ShmCommunicator(const CommunicatorOptions& options)
@@ -126,8 +126,9 @@ void ShmCommunicator::connect() {
     const int shares =
         options_.copy_threads > 0 ? options_.copy_threads : std::min(processors_ / size(), most_copy_threads);
     if (shares > 1) copy_threads_ = std::make_unique<CopyThreads>(static_cast<size_t>(shares - 1));
-    messages_ = std::make_shared<PointToPoint>(
-        *control_, links_, peers_, PointToPoint::Ways{allows(Path::pull), allows(Path::cma)}, options_.timeout);
+    messages_ = std::make_shared<PointToPoint>(*control_, links_, peers_,
+                                               PointToPoint::Ways{allows(Path::pull), allows(Path::cma)},
+                                               options_.timeout, queue_->key());
     awaited_.resize(peers_.size());
     outgoing_.reserve(peers_.size());
     incoming_.reserve(peers_.size());
@@ -172,6 +173,7 @@ void ShmCommunicator::reduce(const Reduction& reduction, double timeout) {
 
 MessageWorkPtr ShmCommunicator::post(const PeerMessage& message, double timeout, bool waits) {
     check_usable();
+    queue_->check_outside();
     const bool any = message.op == OpKind::recv && message.peer == PeerMessage::any_rank;
     if (!any) check_rank(message.peer, size());
     return messages_->start(message, timeout, waits);
@@ -179,7 +181,7 @@ MessageWorkPtr ShmCommunicator::post(const PeerMessage& message, double timeout,
 
 void ShmCommunicator::destroy() {
     if (is_inherited()) return;  // the child must not end the parent's membership
-    const CallQueue::Turn turn(*queue_);
+    const CallQueue::Turn turn = last_turn();
     if (destroyed_.exchange(true, std::memory_order_acq_rel)) return;
     messages_->close();
     control_->leave();

@@ -30,7 +30,7 @@ std::shared_ptr<TcpCommunicator> make_of(CommunicatorOptions options, TcpMembers
                                          const TcpMeetingOptions& meeting) {
     connect_tree(membership, meeting);
     options.secret = meeting.key;  // for later connections
-    return std::make_shared<TcpCommunicator>(options, std::move(membership), meeting);
+    return make_communicator<TcpCommunicator>(options, std::move(membership), meeting);
 }
 
 }  // namespace
@@ -130,10 +130,7 @@ TcpCommunicator::~TcpCommunicator() {
         abandon(std::move(messages_));
         return;
     }
-    if (carriers_.between)
-        carriers_.between->call_unlocked([this] { destroy_quietly(); });  // a running call may need the lock
-    else
-        destroy_quietly();
+    destroy_quietly();
     queue_.reset();
 }
 
@@ -144,7 +141,7 @@ void TcpCommunicator::carry_by(Carriers carriers, std::vector<UniqueFd> for_mess
         for (int j = 0; j < size(); ++j)
             if (on_this_host(j)) first_on_host_[static_cast<size_t>(j)] = j;
     messages_ = std::make_shared<TcpMessages>(*control_, std::move(for_messages), carriers_.within, carriers_.on_host,
-                                              options_.timeout);
+                                              options_.timeout, queue_->key());
     Deadlocks::instance().answer_by(*control_, [messages = std::weak_ptr(messages_)] {
         try {
             if (const auto there = messages.lock()) there->serve();
@@ -156,6 +153,7 @@ void TcpCommunicator::carry_by(Carriers carriers, std::vector<UniqueFd> for_mess
 
 MessageWorkPtr TcpCommunicator::post(const PeerMessage& message, double timeout, bool waits) {
     check_usable();
+    queue_->check_outside();
     if (message.peer != PeerMessage::any_rank) check_rank(message.peer, size());
     if (!messages_) return Communicator::post(message, timeout, waits);
     return messages_->start(message, timeout);
@@ -163,7 +161,7 @@ MessageWorkPtr TcpCommunicator::post(const PeerMessage& message, double timeout,
 
 void TcpCommunicator::destroy() {
     if (is_inherited()) return;
-    const CallQueue::Turn turn(*queue_);
+    const CallQueue::Turn turn = last_turn();
     if (destroyed_.exchange(true, std::memory_order_acq_rel)) return;
     control_->leave();
     leaders_->stop();

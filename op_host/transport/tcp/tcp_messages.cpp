@@ -26,11 +26,12 @@ constexpr double last_words = 1.0;  // seconds
 }  // namespace
 
 TcpMessages::TcpMessages(ControlPlane& control, std::vector<UniqueFd> sockets, CommunicatorPtr within,
-                         std::vector<int> on_host, double timeout)
+                         std::vector<int> on_host, double timeout, const void* key)
     : control_(control),
       within_(std::move(within)),
       on_host_(std::move(on_host)),
       timeout_(timeout),
+      key_(key),
       connections_(sockets.size()),
       bell_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
     if (!bell_) throw system_error("cannot make an eventfd", errno);

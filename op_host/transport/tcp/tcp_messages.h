@@ -25,9 +25,9 @@ namespace alltoallv {
 class TcpMessages : public std::enable_shared_from_this<TcpMessages> {
   public:
     /// `sockets`: by rank, non-blocking, empty for this one. `within`: of the ranks `on_host`, which share memory, or
-    /// null. The control plane must outlive this, or its `close`.
+    /// null. `key` stands for the communicator; see core/inside.h. The control plane must outlive this, or its `close`.
     TcpMessages(ControlPlane& control, std::vector<UniqueFd> sockets, CommunicatorPtr within, std::vector<int> on_host,
-                double timeout);
+                double timeout, const void* key);
     ~TcpMessages();
 
     MessageWorkPtr start(const PeerMessage& message, double timeout);
@@ -71,6 +71,7 @@ class TcpMessages : public std::enable_shared_from_this<TcpMessages> {
     CommunicatorPtr within_;    // for large data of the ranks on this host; null if there are none
     std::vector<int> on_host_;  // their ranks here, by their ranks there
     double timeout_;
+    const void* key_;
     std::mutex mutex_;  // guards the members below
     std::vector<Connection> connections_;
     std::list<Post> posts_;    // in the order of their calls
