@@ -217,7 +217,11 @@ class Communicator:
         self.core.abort(reason)
 
     def destroy(self) -> None:
-        """Leaves the domain and frees what it holds; a second call does nothing."""
+        """Leaves the domain and frees what it holds; a second call does nothing.
+
+        Raises:
+            InvalidParamError: this thread is inside a call of it, as in a signal handler: that call is aborted.
+        """
         self.core.destroy()
         _release_completed()
         for backend, made in list(_defaults.items()):
