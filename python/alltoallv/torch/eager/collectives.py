@@ -61,7 +61,7 @@ def _split(options: Any, outputs: Any, inputs: Any) -> Parameters:
 
 def _is_flat(parameters: Parameters, out: Tensor, x: Tensor) -> bool:
     """Returns whether equal parts are of elements, as for torch's engines, since the tensors' rows may differ."""
-    return parameters is _EVEN and out.shape != x.shape
+    return parameters is _EVEN and out.shape != x.shape and out.numel() == x.numel()
 
 
 def _split_at_once(
