@@ -177,8 +177,8 @@ def mpi4py_own(session: nox.Session) -> None:
 
 @nox.session(tags=["lane-a"])
 def paddle(session: nox.Session) -> None:
-    """The tests of alltoallv.paddle."""
-    steps.framework_tests(session, "tests/paddle tests/matrix tests/soak", "paddlepaddle==3.3.*")
+    """The tests of alltoallv.paddle, which needs setuptools and does not say so."""
+    steps.framework_tests(session, "tests/paddle tests/matrix tests/soak", "paddlepaddle==3.3.*", "setuptools")
 
 
 @nox.session(tags=["lane-a"])

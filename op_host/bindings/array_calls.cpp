@@ -29,7 +29,9 @@ nb::object run(Communicator& communicator, Request request, const ArrayPair& giv
     }
     const Exchange exchange = request.exchange(given.input.dtype, pointer(input), pointer(output));
     {
-        const LockReleased released(communicator, given.input);
+        const size_t made = given.has_output ? given.output.size : static_cast<size_t>(element_count(request.shape));
+        const size_t size = std::max(given.input.size, made);
+        const LockReleased released(communicator, size * size_of(given.input.dtype));
         communicator.exchange(exchange, timeout);
     }
     return std::move(target.array);
@@ -112,7 +114,7 @@ nb::object gather(Communicator& communicator, OpKind op, nb::object output, nb::
 
 bool run_in_place(Communicator& communicator, const Request& request, const ArrayView& array) {
     const Exchange exchange = request.exchange(array.dtype, pointer(array.address), pointer(array.address));
-    const LockReleased released(communicator, array);
+    const LockReleased released(communicator, array.bytes().bytes);
     communicator.exchange(exchange, -1);
     return true;
 }
@@ -218,7 +220,7 @@ nb::object reduce(Communicator& communicator, const std::string& op, nb::handle 
             call->run(communicator, timeout);
         }));
     {
-        const LockReleased released(communicator, given.input);
+        const LockReleased released(communicator, given.input.bytes().bytes);
         call->run(communicator, timeout);
     }
     return target.array;
@@ -260,7 +262,7 @@ nb::object quantized_all_reduce(Communicator& communicator, nb::handle input, nb
     call.input = pointer<const void>(given.input.address);
     call.output = pointer<void>(target.address);
     {
-        const LockReleased released(communicator, given.input);
+        const LockReleased released(communicator, given.input.bytes().bytes);
         communicator.quant_reduce(call, -1);
     }
     return target.array;

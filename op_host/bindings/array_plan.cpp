@@ -1,5 +1,7 @@
 // The base class of NumPy's and torch's plans: a call runs no Python function, which would take as long as everything
 // else where ranks outnumber processors.
+#include <algorithm>
+
 #include "bindings/arrays.h"
 #include "bindings/bindings.h"
 #include "bindings/guarded.h"
@@ -27,7 +29,8 @@ nb::object run(const ArrayPlan& self, nb::handle input, nb::object output) {
     Target target = guarded(communicator, exchange.request().op,
                             [&] { return target_of(given, input, std::move(output), exchange.request()); });
     {
-        const LockReleased released(communicator, given.input);
+        const size_t size = std::max(given.input.size, self.output_size);
+        const LockReleased released(communicator, size * size_of(exchange.dtype()));
         exchange.run(communicator, given.input.address, target.address, -1.0);
     }
     return std::move(target.array);

@@ -3,7 +3,6 @@
 
 #include <optional>
 
-#include "bindings/arrays.h"
 #include "bindings/gil.h"
 #include "core/communicator.h"
 #include "core/hold.h"
@@ -13,8 +12,9 @@ namespace alltoallv {
 /// Releases Python's lock until the end of its life: at once, or if the call is small only before it waits for long.
 class LockReleased final : public Hold {
   public:
-    LockReleased(const Communicator& communicator, const ArrayView& input) {
-        if (!communicator.lets_go() || input.bytes().bytes > small) LockReleased::let_go();
+    /// `bytes`: of the input or the output, whichever is larger.
+    LockReleased(const Communicator& communicator, size_t bytes) {
+        if (!communicator.lets_go() || bytes > small) LockReleased::let_go();
     }
 
     void let_go() override {
