@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 BUILD := build/core
 export PATH := $(CURDIR)/$(BIN):$(PATH)
-# What is imported is compiled then, once; most of what the frameworks bring never is.
+# What is imported is compiled then, once.
 unexport PYTHONDONTWRITEBYTECODE
 
 SHELL := /bin/bash

@@ -23,7 +23,6 @@ import uv_settings
 
 FRAMEWORKS = ("torch", "triton_ascend", "mindspore", "npu", "paddle", "jax", "hosts")
 nox.options.sessions = ["lint", "cpp", "tests", *FRAMEWORKS, "sanitize", "tsan", "aarch64", "model", "docs", "wheel"]
-
 nox.options.default_venv_backend = "uv|virtualenv"
 
 MEGATRON = "megatron-core==0.16.*"  # without what it wants of a GPU

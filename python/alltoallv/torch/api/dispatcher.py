@@ -134,7 +134,7 @@ class MoEDispatcher(torch.nn.Module, Dispatching[Tensor]):
         self, tokens: Tensor, expert_ids: Tensor, gate_weights: Tensor | None, begins: bool
     ) -> Callable[[], Any]:
         """Starts `dispatch` and returns the function that waits for its result."""
-        comm = self._communicator(groups.device_of(tokens))
+        comm = self.carrier(tokens)
         with guard(comm, OPERATOR):
             ids, weights = _matrices(tokens, expert_ids, gate_weights)
             flat = tokens.reshape(tokens.shape[0], math.prod(tokens.shape[1:]))
@@ -168,7 +168,7 @@ class MoEDispatcher(torch.nn.Module, Dispatching[Tensor]):
     ) -> tuple[Tensor, Counted, DispatchState]:
         k = state.ids.shape[1]
         if not is_tracing():  # in a graph, moe_spread checks the shapes
-            with guard(state.communicator or self._communicator(groups.device_of(tokens)), OPERATOR):
+            with guard(state.communicator or self.carrier(tokens), OPERATOR):
                 _check_tensors(tokens, state.ids, weights)
                 routing.check_again(tokens.shape, None if weights is None else weights.shape, *state.ids.shape)
         (n, *tail), weights = tokens.shape, None if weights is None else weights.reshape(weights.shape[0], k)
@@ -187,7 +187,7 @@ class MoEDispatcher(torch.nn.Module, Dispatching[Tensor]):
 
     def begin_combine(self, expert_outputs: Tensor, state: Any, begins: bool) -> Callable[[], Tensor]:
         """Starts `combine` and returns the function that waits for its result."""
-        comm = state.communicator or self._communicator(groups.device_of(expert_outputs))
+        comm = state.communicator or self.carrier(expert_outputs)
         with guard(comm, OPERATOR):
             arguments, tail = self._outputs(expert_outputs, state)
         if begins:
