@@ -145,7 +145,7 @@ class Dispatching(ABC, Generic[A]):
         with in_step(comm, chunks):
             arriving, failed = [begin(0, chunks > 1 or shared is not None)], None
             try:
-                beside = shared and shared(tokens)  # while the first rows are under way
+                beside = None if shared is None else shared(tokens)  # while the first rows are under way
             except Exception as error:  # raised where they have arrived, as on the peers
                 failed = error
             leaving: list[Callable[[], A]] = []
