@@ -58,9 +58,9 @@ class ControlledCommunicator : public Communicator {
 
 template <class Body>
 void ControlledCommunicator::run(OpKind op, DType dtype, double timeout, Body&& body) {
-    check_usable();
+    if (has_ended()) check_usable();
     const CallQueue::Turn turn(*queue_, size() > 1);
-    check_usable();
+    if (has_ended()) check_usable();  // destroyed meanwhile
     if (turn.overlaps()) {
         failed_.fetch_add(1, std::memory_order_relaxed);
         control_->fail(op, two_threads(op));
@@ -99,7 +99,7 @@ void ControlledCommunicator::run(OpKind op, DType dtype, double timeout, Body&& 
         close_failed();
         throw;
     }
-    operators_.fetch_add(1, std::memory_order_relaxed);
+    operators_.store(operators_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);  // it has the turn
     if (turn.is_joined()) throw two_threads(op);  // what has arrived may have been meant for the other call
 }
 

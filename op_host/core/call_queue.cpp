@@ -102,13 +102,6 @@ void CallQueue::check_outside() const {
                             "only abort() may be called there");
 }
 
-bool CallQueue::has_turn() const {
-    const Inside* const outer = Inside::of(key());
-    if (outer != nullptr && outer->queued()) return true;
-    check_outside();
-    return false;
-}
-
 namespace {
 
 bool& worker() {
@@ -122,9 +115,8 @@ bool CallQueue::on_worker() {
     return worker();
 }
 
-/// Waits for the turn; returns true if the call comes while another thread's call is running or waiting.
-bool CallQueue::enter(uint64_t ticket, bool calls) {
-    if (serving_.load() == ticket) return false;
+/// Returns true if another thread's call is running or waiting.
+bool CallQueue::await_turn(uint64_t ticket, bool calls) {
     Hold::let_go_now();
     waiting_.fetch_add(1);
     const bool overlaps =
@@ -155,9 +147,7 @@ bool CallQueue::enter(uint64_t ticket, bool calls) {
     std::rethrow_exception(interrupted);
 }
 
-void CallQueue::leave() {
-    serving_.fetch_add(1);
-    if (waiting_.load() == 0) return;
+void CallQueue::wake_waiters() {
     const std::lock_guard lock(mutex_);
     turn_.notify_all();
 }
@@ -206,7 +196,7 @@ void CallQueue::run_front(std::unique_lock<std::mutex>& lock) {
     queue_.pop_front();
     if (queue_.empty()) hurried_ = false;
     lock.unlock();
-    enter(item.ticket, false);
+    if (serving_.load() != item.ticket) await_turn(item.ticket, false);
     std::exception_ptr error, interrupted;
     try {
         const Inside here(key(), true);

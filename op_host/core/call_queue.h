@@ -67,7 +67,8 @@ class CallQueue {
         explicit Turn(CallQueue& queue, bool calls = false)
             : queue_(queue.has_turn() ? nullptr : &queue), here_(queue.key()), calls_(calls) {
             if (queue_ == nullptr) return;
-            overlaps_ = queue_->enter(queue_->next_.fetch_add(1), calls_);
+            const uint64_t ticket = queue_->next_.fetch_add(1);
+            if (queue_->serving_.load() != ticket) overlaps_ = queue_->await_turn(ticket, calls_);
             if (calls_) queue_->held_by_caller_.store(true, std::memory_order_relaxed);
         }
         ~Turn() {
@@ -125,9 +126,17 @@ class CallQueue {
     class Queued;
 
     /// True in a queued call before its operator; otherwise like `check_outside`.
-    bool has_turn() const;
-    bool enter(uint64_t ticket, bool calls);
-    void leave();
+    bool has_turn() const {
+        const Inside* const outer = Inside::of(key());
+        if (outer != nullptr && !outer->queued()) check_outside();
+        return outer != nullptr;
+    }
+    bool await_turn(uint64_t ticket, bool calls);
+    void leave() {
+        serving_.fetch_add(1);
+        if (waiting_.load() > 0) wake_waiters();
+    }
+    void wake_waiters();
     void run();
     bool await_item(std::unique_lock<std::mutex>& lock);
     void run_front(std::unique_lock<std::mutex>& lock);

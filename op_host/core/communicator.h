@@ -110,6 +110,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
     /// Throws an error after a fork in the child, and after `destroy()`.
     virtual void check_usable() const;
+    bool has_ended() const { return is_inherited() || destroyed_.load(std::memory_order_acquire); }
 
     /// The turn of `destroy`.
     CallQueue::Turn last_turn();

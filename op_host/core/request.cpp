@@ -1,7 +1,6 @@
 #include "core/request.h"
 
 #include <algorithm>
-#include <functional>
 #include <numeric>
 
 #include "base/error.h"
@@ -144,10 +143,6 @@ std::vector<int64_t> even_parts(int64_t length, int size) {
     return parts;
 }
 
-int64_t element_count(Shape shape) {
-    return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
-}
-
 int64_t row_size(Shape shape) {
     if (shape.empty())
         throw invalid_tensor(ErrorType::INVALID_TENSOR_DIM,
@@ -161,10 +156,6 @@ std::string list_text(std::span<const int64_t> values) {
 
 std::string tuple_text(Shape values) {
     return "(" + joined(values) + (values.size() == 1 ? ",)" : ")");
-}
-
-bool overlaps(ByteRange a, ByteRange b) {
-    return a.bytes != 0 && b.bytes != 0 && a.address < b.address + b.bytes && b.address < a.address + a.bytes;
 }
 
 void check_apart(ByteRange output, ByteRange input) {

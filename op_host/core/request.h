@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <numeric>
 #include <span>
 #include <string>
 #include <string_view>
@@ -88,7 +90,9 @@ void pack(std::span<const int64_t> counts, std::span<int64_t> displs);
 /// Returns parts that are as equal as possible, the larger ones first.
 std::vector<int64_t> even_parts(int64_t length, int size);
 
-int64_t element_count(Shape shape);
+inline int64_t element_count(Shape shape) {
+    return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
+}
 
 /// Returns the elements of a row of dimension 0. Throws invalid_tensor for a shape without dimensions.
 int64_t row_size(Shape shape);
@@ -103,7 +107,9 @@ struct ByteRange {
     size_t bytes;
 };
 
-bool overlaps(ByteRange a, ByteRange b);
+inline bool overlaps(ByteRange a, ByteRange b) {
+    return a.bytes != 0 && b.bytes != 0 && a.address < b.address + b.bytes && b.address < a.address + a.bytes;
+}
 
 /// Throws invalid_param if the two overlap.
 void check_apart(ByteRange output, ByteRange input);

@@ -15,10 +15,8 @@
 
 namespace alltoallv {
 
-enum class MessageKind : uint32_t { want_segment, segment, released, poisoned };
-
 struct WireMessage {
-    MessageKind kind;
+    enum Kind : uint32_t { want_segment, segment_sent, released, poisoned } kind;
     uint32_t segment;
 };
 
@@ -151,9 +149,9 @@ void Links::on_cut_short(int rank, const Message& message, const Error& error) {
     Link& link = *links_[static_cast<size_t>(rank)];
     if (message.data.size() != sizeof words || !link.memory) return;
     std::memcpy(&words, message.data.data(), sizeof words);
-    if (words.kind != MessageKind::segment) return;
+    if (words.kind != WireMessage::segment_sent) return;
     if (SpareDescriptors::instance().give_one()) {
-        const WireMessage again{MessageKind::want_segment, words.segment};
+        const WireMessage again{WireMessage::want_segment, words.segment};
         (void)try_send(link.peer.socket.get(), wire(again));
     } else {
         link.memory->refuse(words.segment, error);
@@ -167,15 +165,15 @@ bool Links::on_message(int rank, Message& message) {
     if (message.data.size() != sizeof words) return false;
     std::memcpy(&words, message.data.data(), sizeof words);
     switch (words.kind) {
-        case MessageKind::want_segment: {
+        case WireMessage::want_segment: {
             const std::lock_guard lock(mutex_);  // before the look, so that the message about a release follows
             const int fd = Arena::instance().descriptor(words.segment);
             if (!stopped_)
-                (void)try_send(link.peer.socket.get(), wire(WireMessage{MessageKind::segment, words.segment}),
+                (void)try_send(link.peer.socket.get(), wire(WireMessage{WireMessage::segment_sent, words.segment}),
                                std::span(&fd, fd < 0 ? 0 : 1));
             return true;
         }
-        case MessageKind::segment: {
+        case WireMessage::segment_sent: {
             const std::lock_guard lock(mutex_);
             if (!link.memory) return true;
             if (message.fds.size() == 1) return link.memory->offer(words.segment, std::move(message.fds[0]));
@@ -184,12 +182,12 @@ bool Links::on_message(int rank, Message& message) {
                                           std::to_string(words.segment)));
             return true;
         }
-        case MessageKind::released: {
+        case WireMessage::released: {
             const std::lock_guard lock(mutex_);
             if (link.memory) link.memory->drop(words.segment);
             return true;
         }
-        case MessageKind::poisoned: {
+        case WireMessage::poisoned: {
             const std::lock_guard lock(events_mutex_);
             if (events_.poisoned) events_.poisoned();
             return true;
@@ -204,14 +202,14 @@ void Links::set_memory(int rank, std::shared_ptr<PeerMemory> memory) {
 }
 
 void Links::request_segment(int rank, uint32_t segment) {
-    const WireMessage message{MessageKind::want_segment, segment};
+    const WireMessage message{WireMessage::want_segment, segment};
     const std::lock_guard lock(mutex_);
     const Peer& peer = links_[static_cast<size_t>(rank)]->peer;
     if (peer.socket) (void)try_send(peer.socket.get(), wire(message));
 }
 
 void Links::announce_poison() {
-    tell_all(WireMessage{MessageKind::poisoned, 0});
+    tell_all(WireMessage{WireMessage::poisoned, 0});
 }
 
 void Links::tell_all(const WireMessage& message) {
@@ -224,7 +222,7 @@ void Links::announce_released(std::span<const uint32_t> segments) {
     LinksRegistry& registry = LinksRegistry::instance();
     const std::lock_guard lock(registry.mutex);
     for (Links* links : registry.all)
-        for (const uint32_t segment : segments) links->tell_all(WireMessage{MessageKind::released, segment});
+        for (const uint32_t segment : segments) links->tell_all(WireMessage{WireMessage::released, segment});
 }
 
 UniqueFd Links::duplicate_pidfd(int rank) const {
