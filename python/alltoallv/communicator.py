@@ -219,8 +219,7 @@ class Communicator:
     def destroy(self) -> None:
         """Leaves the domain and frees what it holds; a second call does nothing.
 
-        Raises:
-            InvalidParamError: this thread is inside a call of it, as in a signal handler: that call is aborted.
+        Where this thread is inside a call of it, as in a signal handler, it aborts instead, which ends the call.
         """
         self.core.destroy()
         _release_completed()

@@ -179,9 +179,7 @@ MessageWorkPtr ShmCommunicator::post(const PeerMessage& message, double timeout,
     return messages_->start(message, timeout, waits);
 }
 
-void ShmCommunicator::destroy() {
-    if (is_inherited()) return;  // the child must not end the parent's membership
-    const CallQueue::Turn turn = last_turn();
+void ShmCommunicator::leave() {
     if (destroyed_.exchange(true, std::memory_order_acq_rel)) return;
     messages_->close();
     control_->leave();
