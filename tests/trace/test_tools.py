@@ -168,6 +168,15 @@ def test_flight_records_of_a_job_that_was_not_traced(ranks, tmp_path, capsys):
     assert [len(rank) for rank in domain["events"]] == [4, 3, 4]
 
 
+def test_folders_that_cannot_be_written(folder, tmp_path, capsys, monkeypatch):
+    (tmp_path / "file").write_text("")
+    assert main(["trace", str(folder), "--flight-recorder", str(tmp_path / "file")]) == 2
+    assert capsys.readouterr().err == f"trace: [Errno 17] File exists: '{tmp_path}/file'\n"
+    monkeypatch.setattr(os, "access", lambda path, _: path != folder)  # root may write to all
+    assert main(["trace", str(folder)]) == 2
+    assert "trace: --html is" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", ["trace", "top"])
 def test_no_trace(command, tmp_path, capsys):
     assert main([command, str(tmp_path)]) == 2
