@@ -33,7 +33,8 @@ unsigned allowed_paths(const std::string& path) {
         allowed |= 1u << i;
         known = true;
     }
-    if (!known) throw invalid_param("path is '" + path + "', expected auto, inline, push, pull, cma or staged");
+    if (!known)
+        throw invalid_param("ALLTOALLV_PATH is '" + path + "', expected auto, inline, push, pull, cma or staged");
     return allowed;
 }
 
