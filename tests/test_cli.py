@@ -120,6 +120,17 @@ def test_ctrl_c_ends_a_command_with_its_processes(command, children):
     assert [pid for pid in started if Path(f"/proc/{pid}").exists()] == []
 
 
+def test_a_command_that_is_ended_leaves_nothing(tmp_path):
+    env = os.environ | {"TMPDIR": str(tmp_path)}
+    with subprocess.Popen([*ALLTOALLV, *BENCH, "--seconds", "60"], stdout=subprocess.PIPE, env=env) as process:
+        assert process.stdout.readline()  # the table's head: its folder and processes will be there soon
+        while not list(tmp_path.glob("*/ours-2-*/output")):
+            assert process.poll() is None
+        process.terminate()
+        process.communicate(timeout=30)
+    assert (process.returncode, list(tmp_path.iterdir())) == (130, [])
+
+
 @pytest.mark.parametrize(
     ("statement", "module", "part"),
     [
