@@ -49,6 +49,37 @@ def test_wrong_options(options, message):
     assert (done.returncode, message in done.stderr) == (2, True)
 
 
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("bench kernels --seconds nan", "argument --seconds: is 'nan', expected a number of seconds of at least 0"),
+        ("top --seconds inf .", "argument --seconds: is 'inf', expected a number of seconds above 0"),
+        ("doctor --devices -1", "argument --devices: is '-1', expected an integer of at least 1"),
+        ("doctor --devices 2", "--devices is given without --selftest, expected both"),
+        ("plan --np 8 --bytes 99999999999999999999", "--bytes has '99999999999999999999', expected a size"),
+        ("plan --moe=", "--moe has '', expected NAME=NUMBER"),
+        ("", "the following arguments are required: COMMAND\n"),
+    ],
+)
+def test_wrong_arguments(command, message):
+    done = alltoallv(*command.split())
+    assert (done.returncode, message in done.stderr, "Traceback" in done.stderr) == (2, True, False), done.stderr
+
+
+@pytest.mark.parametrize("option", ["--json", "--csv"])
+def test_a_full_disk(option):
+    done = alltoallv(*BENCH, "--iters", "1", option, "/dev/full")
+    assert (done.returncode, done.stderr) == (2, "bench: [Errno 28] No space left on device\n")
+    assert "size(B)" in done.stdout
+
+
+@pytest.mark.parametrize("command", ["run -n 2 -m site", "plan --np 8"])
+def test_closed_output(command):
+    line = f"exec {sys.executable} -m alltoallv {command} >&-"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("command", ["plan", "doctor"])
 def test_output_that_nobody_reads(command):
     line = f"{sys.executable} -m alltoallv {command} | true; exit ${{PIPESTATUS[0]}}"
@@ -87,6 +118,17 @@ def test_ctrl_c_ends_a_command_with_its_processes(command, children):
         _, errors = process.communicate(timeout=30)
     assert (process.returncode, "Traceback" in errors) == (130, False), errors
     assert [pid for pid in started if Path(f"/proc/{pid}").exists()] == []
+
+
+def test_a_command_that_is_ended_leaves_nothing(tmp_path):
+    env = os.environ | {"TMPDIR": str(tmp_path)}
+    with subprocess.Popen([*ALLTOALLV, *BENCH, "--seconds", "60"], stdout=subprocess.PIPE, env=env) as process:
+        assert process.stdout.readline()  # the table's head: its folder and processes will be there soon
+        while not list(tmp_path.glob("*/ours-2-*/output")):
+            assert process.poll() is None
+        process.terminate()
+        process.communicate(timeout=30)
+    assert (process.returncode, list(tmp_path.iterdir())) == (130, [])
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ CallQueue::~CallQueue() {
 }
 
 void CallQueue::check_outside() const {
-    if (Inside::of(key()) != nullptr)
+    if (is_inside())
         throw invalid_param(name_ +
                             ": a call was made inside another call of the same thread, as by a signal handler; " +
                             "only abort() may be called there");

@@ -102,7 +102,10 @@ class CallQueue {
     /// Stands for this queue, as long as its works live.
     const void* key() const { return gate_.get(); }
 
-    /// Throws invalid_param if this thread is inside a call that has this queue's key.
+    /// True if this thread is inside a call that has this queue's key.
+    bool is_inside() const { return Inside::of(key()) != nullptr; }
+
+    /// Throws invalid_param if so.
     void check_outside() const;
 
     /// True on a queue's own thread, which must not enter Python.

@@ -42,14 +42,11 @@ WorkPtr Communicator::submit(std::function<void()> call) {
     return queue_->submit(std::move(call));
 }
 
-CallQueue::Turn Communicator::last_turn() {
-    try {
-        queue_->check_outside();
-    } catch (const Error&) {
-        abort("destroy() was called inside a call");
-        throw;
-    }
-    return CallQueue::Turn(*queue_);
+void Communicator::destroy() {
+    if (is_inherited()) return;  // the child must not end the parent's membership
+    if (queue_->is_inside()) return abort("destroy() was called inside a call");
+    const CallQueue::Turn turn(*queue_);
+    leave();
 }
 
 Stats Communicator::stats() const {
@@ -58,11 +55,8 @@ Stats Communicator::stats() const {
 }
 
 void Communicator::drop(Communicator* last) {
-    try {
-        last->queue_->check_outside();
-    } catch (const Error&) {  // in a signal handler, inside a call that still uses it
+    if (last->queue_->is_inside())  // in a signal handler, inside a call that still uses it
         return last->abort("its last reference was dropped inside a call");
-    }
     const auto end = [last] { delete last; };
     hooks().unlocked ? hooks().unlocked(end) : end();
 }

@@ -73,9 +73,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     /// Wakes and fails every rank that waits or comes later. Callable from any thread.
     virtual void abort(const std::string& reason) = 0;
 
-    /// Leaves the group and frees what the communicator holds. Idempotent. Inside a call of this thread it aborts, so
-    /// that the call ends, and throws invalid_param.
-    virtual void destroy() = 0;
+    /// Leaves the group and frees what the communicator holds. Idempotent. Inside a call of this thread it only aborts,
+    /// so that the call ends.
+    void destroy();
 
     /// Ends a communicator that nobody refers to any more. Other threads may still wait in its calls.
     static void drop(Communicator* last);
@@ -112,8 +112,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     virtual void check_usable() const;
     bool has_ended() const { return is_inherited() || destroyed_.load(std::memory_order_acquire); }
 
-    /// The turn of `destroy`.
-    CallQueue::Turn last_turn();
+    /// Does what `destroy` says, in its turn.
+    virtual void leave() = 0;
 
     /// Throws invalid_param if there is no such rank.
     static void check_rank(int rank, int size);

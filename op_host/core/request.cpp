@@ -80,10 +80,11 @@ void Request::settle(size_t first, bool packs) {
 }
 
 void Request::check(int64_t numel_in, int64_t numel_out) {
-    check_send(numel_in, send_counts(), sdispls(), size());
+    const int64_t unit = std::max<int64_t>(row, 1);
+    check_send(numel_in, send_counts(), sdispls(), size(), unit);
     if (learns) return;
-    const int64_t needed = check_receive(numel_out, recv_counts(), rdispls(), size());
-    shape[0] = needed / std::max<int64_t>(row, 1);
+    const int64_t needed = check_receive(numel_out, recv_counts(), rdispls(), size(), unit);
+    shape[0] = needed / unit;
     const auto covered = std::accumulate(recv_counts().begin(), recv_counts().end(), int64_t{0});
     has_gaps = covered < (numel_out < 0 ? needed : numel_out);
 }

@@ -134,6 +134,7 @@ class Communicator:
 
         The transport is that between processes. For the arguments see `from_env`; ``domain`` defaults to a new one.
         """
+        n = membership.integer("n", n)
         if not 1 <= n <= _MOST_THREADS:
             raise InvalidParamError(f"n is {n}, expected 1 to {_MOST_THREADS}")
         options = make_options(domain or f"threads-{next(_thread_domains)}", timeout, check)
@@ -212,15 +213,16 @@ class Communicator:
         record: dict[str, Any] = json.loads(self.core.flight_record())
         return record
 
-    def abort(self, reason: str = "abort() was called") -> None:
-        """Makes every rank's present and later calls fail with `PeerLostError`. Callable from any thread."""
-        self.core.abort(reason)
+    def abort(self, reason: str | BaseException = "abort() was called") -> None:
+        """Makes every rank's present and later calls fail with `PeerLostError`, which says why. Callable from any
+        thread.
+        """
+        self.core.abort(str(reason))
 
     def destroy(self) -> None:
         """Leaves the domain and frees what it holds; a second call does nothing.
 
-        Raises:
-            InvalidParamError: this thread is inside a call of it, as in a signal handler: that call is aborted.
+        Where this thread is inside a call of it, as in a signal handler, it aborts instead, which ends the call.
         """
         self.core.destroy()
         _release_completed()

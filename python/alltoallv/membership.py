@@ -43,8 +43,8 @@ def split(
     """Returns what `alltoallv.Communicator.split` makes, with the options it is made from."""
     options = _options_like(comm, "split")
     try:
-        color = None if color is None else _integer("color", color)
-        mine = [color is not None, color or 0, _integer("key", key)]
+        color = None if color is None else integer("color", color)
+        mine = [color is not None, color or 0, integer("key", key)]
     except InvalidParamError as error:
         with contextlib.suppress(AllToAllVError):  # nobody is left to inform: the first error counts
             comm.fail("all_gather", error)
@@ -206,7 +206,8 @@ def _options_like(comm: Communicator, function: str) -> _core.CommunicatorOption
     return comm.options()
 
 
-def _integer(name: str, value: Any) -> int:
+def integer(name: str, value: Any) -> int:
+    """Returns the value as an int; raises InvalidParamError if it is none of 64 bits."""
     try:
         number = operator.index(value)
     except TypeError:

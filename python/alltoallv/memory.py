@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from alltoallv import _core
+from alltoallv.dtypes import numpy_dtype
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 
 
@@ -23,16 +25,19 @@ def empty(shape: int | Sequence[int], dtype: npt.DTypeLike = np.float32) -> npt.
 
     Args:
         shape: An int or a sequence of ints, as for ``numpy.empty``.
-        dtype: Any dtype of fixed size, ml_dtypes' bfloat16 and float8 included.
+        dtype: Any dtype of fixed size, ml_dtypes' bfloat16 and float8 included, or its name.
 
     Raises:
-        InvalidParamError: a shape with negative or too large dimensions.
-        InvalidTensorError: a dtype that holds references, or no memory.
+        InvalidParamError: a shape with dimensions that are no integers, negative or too large.
+        InvalidTensorError: a dtype that is none or holds references, or no memory.
     """
-    dtype = np.dtype(dtype)
+    dtype = numpy_dtype(dtype)
     if dtype.hasobject:
         raise InvalidTensorError(f"dtype is {dtype}, expected one of fixed size", 13)
-    dims = (shape,) if isinstance(shape, int | np.integer) else tuple(shape)
+    try:
+        dims = tuple(map(operator.index, shape if isinstance(shape, Iterable) else (shape,)))
+    except TypeError:
+        raise InvalidParamError(f"shape is {shape!r}, expected an integer or several") from None
     if min(dims, default=0) < 0 or math.prod(dims) * dtype.itemsize >= 2**63:
         raise InvalidParamError(f"shape is {dims}, expected dimensions >= 0 and less than 2**63 bytes")
     return from_block(_core.allocate(math.prod(dims) * dtype.itemsize), dims, dtype)

@@ -28,11 +28,11 @@ def trace(folder: str | os.PathLike[str]) -> Iterator[None]:
     Raises:
         InvalidParamError: the folder cannot be made or written.
     """
-    path = os.path.abspath(folder)
     try:
+        path = os.path.abspath(os.fsdecode(folder))
         os.makedirs(path, exist_ok=True)
-    except OSError as error:
-        raise InvalidParamError(f"folder is {path!r}, expected one that can be made: {error.strerror}") from None
+    except (OSError, TypeError, ValueError) as error:
+        raise InvalidParamError(f"folder is {str(folder)!r}, expected one that can be made ({error})") from None
     if not os.access(path, os.W_OK):
         raise InvalidParamError(f"folder is {path!r}, expected one that this process may write")
     before = _core.set_trace_folder(path)

@@ -116,7 +116,7 @@ def test_plot(suffix: str, magic: bytes, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ("--bytes many", "'many' is no size"),
+        ("--bytes many", "--bytes has 'many', expected a size"),
         ("--np two", "--np is 'two', expected numbers of at least 1"),
         ("--np 0", "--np is '0', expected numbers of at least 1"),
         ("--peers carrier-pigeon", "--peers has carrier-pigeon"),

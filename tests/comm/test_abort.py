@@ -116,6 +116,12 @@ def test_abort_with_a_long_reason():
     failure = attempt(barrier, group=second)
     assert failure.text.partition("aborted: ")[2].strip("日本") == ""
     assert len(failure.text) > 300
+
+
+def test_abort_with_the_exception_that_is_the_reason():
+    first, second = Communicator.threads(2)
+    first.abort(ValueError("no more data"))
+    assert "aborted: no more data" in attempt(barrier, group=second).text
     first.destroy()
     second.destroy()
 

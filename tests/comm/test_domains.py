@@ -227,6 +227,23 @@ def test_names_that_are_refused(domain, message):
 
 
 @pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"n": "2"}, "n is '2', expected an integer"),
+        ({"n": 2.0}, "n is 2.0, expected an integer"),
+        ({"n": 0}, "n is 0, expected 1 to 4096"),
+        ({"timeout": "5"}, "timeout is '5', expected seconds above 0"),
+        ({"timeout": None}, "timeout is None, expected seconds above 0"),
+        ({"timeout": float("nan")}, "timeout is nan, expected seconds above 0"),
+        ({"check": True}, "check is True, expected 'always' or 'off'"),
+    ],
+)
+def test_arguments_that_are_refused(arguments, message):
+    with pytest.raises(InvalidParamError, match=message):
+        Communicator.threads(**({"n": 1} | arguments))
+
+
+@pytest.mark.parametrize(
     ("domain", "name"), [("name:200", "name"), ("x" * 128, "x" * 128), ("a b", "a b"), ("x" * 120 + ":1000", "x" * 120)]
 )
 def test_names_that_are_accepted(domain, name):

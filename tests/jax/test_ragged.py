@@ -74,6 +74,8 @@ def wrong(comm: Communicator) -> None:
         ragged_all_to_all(x, x[:, :1], table, table, table, table, group=comm)
     with pytest.raises(InvalidParamError, match=r"send_sizes is int32.*expected 2 integers"):
         ragged_all_to_all(x, x, table, table[:1], table, table, group=comm)
+    with pytest.raises(InvalidParamError, match="group is a str, expected a Communicator or None"):
+        ragged_all_to_all(x, x, table, table, table, table, group="world")
     y = jnp.zeros((4, 2), jnp.bfloat16 if comm.rank == 0 else jnp.float32)
     peers = jax.errors.JaxRuntimeError, "failed on rank 0: output is bfloat16"
     for run in (partial(ragged_all_to_all, group=comm), jax.jit(partial(ragged_all_to_all, group=comm))):
@@ -83,9 +85,10 @@ def wrong(comm: Communicator) -> None:
             jax.block_until_ready(run(x, y, *[table * 0] * 4))
         jax.block_until_ready(earlier)
         assert jax.block_until_ready(run(x, x, *[table * 0] * 4)).shape == (4, 2)
-    sizes = table * 9 if comm.rank == 0 else table
-    with pytest.raises(jax.errors.JaxRuntimeError, match="rank 0" if comm.rank else "send_counts"):
-        jax.block_until_ready(ragged_all_to_all(x, x, table, sizes, table, table, group=comm))
+    sizes = table * 0 if comm.rank else table * 9
+    text = r"input_offsets\[0\] \+ send_sizes\[0\] is 1 \+ 9, expected at most 4, the rows of the input"
+    with pytest.raises(jax.errors.JaxRuntimeError, match=("failed on rank 0: " if comm.rank else "") + text):
+        jax.block_until_ready(ragged_all_to_all(x, x, table, sizes, table, table * 0, group=comm))
 
 
 def test_wrong_arguments(ranks: Ranks) -> None:

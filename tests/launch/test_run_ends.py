@@ -161,3 +161,7 @@ def test_timeout(tmp_path):
     assert result.returncode == 124
     assert 1.4 < time.monotonic() - began < 15
     assert b"the job has not ended after 1.5 s (--timeout): ranks 0 (pid " in result.stderr
+
+
+def test_a_timeout_of_months(tmp_path):
+    assert run(tmp_path, "", "-n", "1", "--timeout", "1e7").returncode == 0

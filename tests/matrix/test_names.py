@@ -34,7 +34,7 @@ def test_a_public_name_explains_itself(module: ModuleType, name: str) -> None:
     assert name in dir(module)
     if not callable(value):  # a module, or a constant such as deep_ep.topk_idx_t
         return
-    assert inspect.getdoc(value)
+    assert "alltoallv._" not in (inspect.getdoc(value) or "alltoallv._")  # nothing private is needed to understand it
     assert not re.search(r"(^|\.)_", value.__module__), value.__module__
     if not inspect.isclass(value):
         assert inspect.isfunction(value), type(value)

@@ -116,7 +116,7 @@ VARIABLES = {
 def test_variables_with_nonsense(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for known, text in (OWN | {name: value}).items():
         monkeypatch.setenv(known, text)
-    with pytest.raises(InvalidParamError, match="path is" if name == "ALLTOALLV_PATH" and value == "abc" else name):
+    with pytest.raises(InvalidParamError, match=name):
         Communicator.from_env(f"odd-{next(numbers)}", timeout=3)
 
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import alltoallv
 from alltoallv import _core
 from alltoallv.atb.params import AllToAllVParam, CommMode
 from alltoallv.atb.quant_params import QuantAllReduceParam, QuantType
@@ -56,6 +57,19 @@ def test_fields_can_be_assigned_but_not_changed_in_place() -> None:
         param.rsv = bytes(65)
     with pytest.raises(InvalidParamError, match="integers of 0 to 255"):
         AllToAllVParam(rsv=[256])
+    for name, value, kind in (
+        ("rank", "0", "int"),
+        ("send_counts", 3, r"Sequence\[int\]"),
+        ("comm_domain", None, "str"),
+    ):
+        with pytest.raises(TypeError, match=f"^{name} is {value!r}, expected {kind}$"):
+            AllToAllVParam(**{name: value})
+
+
+@pytest.mark.parametrize("operation", [alltoallv.AllToAllVOperation, alltoallv.QuantAllReduceOperation])
+def test_what_is_no_param(operation: type[Any]) -> None:
+    with pytest.raises(InvalidParamError, match=r"param is a NoneType, expected (AllToAllV|QuantAllReduce)Param"):
+        operation(None)
 
 
 def test_equality_is_by_value_and_there_is_no_hash() -> None:

@@ -188,9 +188,21 @@ def test_a_topology_is_read_as_it_was_written(tmp_path: Path) -> None:
     path.write_text('{"name": "x"}')
     with pytest.raises(InvalidParamError, match=r"docs/plan\.md"):
         Topology.read(path)
+    for levels, extra, message in (
+        ('"x"', "", "not as"),
+        ('[{"name": "a", "ranks": 0, "alpha_us": NaN, "port_gbps": 1}]', "", "alpha_us of level 'a' is nan"),
+        ('[{"name": "a", "ranks": 0, "alpha_us": 1, "port_gbps": 1}]', ', "memory_gbps": 0', "memory_gbps of topo"),
+        ('[{"name": "a", "ranks": 0, "alpha_us": 1, "port_gbps": 1, "curve": [[1, 2]]}]', "", "curve of level 'a'"),
+    ):
+        path.write_text(f'{{"name": "x", "levels": {levels}{extra}}}')
+        with pytest.raises(InvalidParamError, match=message):
+            Topology.read(path)
+    path.write_text('"x"')
+    with pytest.raises(InvalidParamError, match="not as"):
+        Topology.read(path)
     with pytest.raises(InvalidParamError, match="0 for the last"):
         Topology("x", (Level("a", 8, 1, 1),))
-    with pytest.raises(InvalidParamError, match="cached >= 0"):
+    with pytest.raises(InvalidParamError, match="cached of level 'a' is -1, expected a number of at least 0"):
         Topology("x", (Level("a", 0, 1, 1, cached=-1),))
     with pytest.raises(InvalidParamError, match="does not divide"):
         Topology("x", (Level("a", 8, 1, 1), Level("b", 12, 1, 1), Level("c", 0, 1, 1)))
@@ -214,7 +226,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     [
         (("--np", "x"), "--np is 'x'"),
         (("--np", "64..8"), "--np is '64..8'"),
-        (("--bytes", "x"), "--bytes is 'x'"),
+        (("--bytes", "x"), "--bytes has 'x'"),
         (("--out", "here.json"), "--out is given without --fit"),
         (("--fit", "f.json", "--np", "8"), "--np is given with --fit"),
         (("--fit", "f.json", "--plot", "f.svg"), "--plot is given with --fit"),

@@ -116,6 +116,9 @@ def test_a_folder_that_cannot_be(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(InvalidParamError, match=r"folder is '.*/file/x', expected one that can be made"):
         alltoallv.trace(tmp_path / "file" / "x").__enter__()
+    for folder in (3, None, "a\0b"):
+        with pytest.raises(InvalidParamError, match=r"folder is '.*', expected one that can be made"):
+            alltoallv.trace(folder).__enter__()
 
 
 def test_what_is_no_trace(tmp_path):

@@ -168,6 +168,32 @@ def test_flight_records_of_a_job_that_was_not_traced(ranks, tmp_path, capsys):
     assert [len(rank) for rank in domain["events"]] == [4, 3, 4]
 
 
+def test_folders_that_cannot_be_written(folder, tmp_path, capsys, monkeypatch):
+    (tmp_path / "file").write_text("")
+    assert main(["trace", str(folder), "--flight-recorder", str(tmp_path / "file")]) == 2
+    assert capsys.readouterr().err == f"trace: [Errno 17] File exists: '{tmp_path}/file'\n"
+    monkeypatch.setattr(os, "access", lambda path, _: path != folder)  # root may write to all
+    assert main(["trace", str(folder)]) == 2
+    assert "trace: --html is" in capsys.readouterr().err
+
+
+def test_flight_records_of_jobs_of_other_sizes(tmp_path, capsys):
+    def write(rank: int, size: int, ranks: list[int]) -> None:
+        one = {"seq": size, "operator": "barrier", "dtype": "uint8", "state": "failed", "start_ns": 1, "end_ns": 2}
+        record = {"domain": "d", "rank": rank, "size": size}
+        record["ranks"] = [{"rank": r, "pid": 10 + r, "left": False, "operators": [one]} for r in ranks]
+        (tmp_path / f"flight-d-rank{rank}.json").write_text(json.dumps(record))
+
+    write(0, 2, [0, 1])
+    write(3, 4, [0, 1, 2, 3])
+    assert main(["trace", str(tmp_path)]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[:2] == ["Both ranks failed in barrier #2 of 'd'.", "All 4 ranks failed in barrier #4 of 'd (2)'."]
+    write(0, 2, [0, 7])
+    assert main(["trace", str(tmp_path)]) == 2
+    assert "rank0.json' is no flight record: it has rank 7 of 2" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", ["trace", "top"])
 def test_no_trace(command, tmp_path, capsys):
     assert main([command, str(tmp_path)]) == 2

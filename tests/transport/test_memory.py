@@ -52,8 +52,14 @@ def test_defaults_and_bad_arguments(one_rank: Communicator) -> None:
     for shape in (-1, (2, -3), (2**40, 2**40)):
         with pytest.raises(InvalidParamError, match=r"shape is \(.*\), expected dimensions >= 0"):
             alltoallv.empty(shape)
+    for shape in (2.5, None, "ab", (2, "3"), [[1]]):
+        with pytest.raises(InvalidParamError, match=r"shape is .*, expected an integer or several"):
+            alltoallv.empty(shape)
     with pytest.raises(InvalidTensorError, match="dtype is object, expected one of fixed size"):
         alltoallv.empty(3, object)
+    with pytest.raises(InvalidTensorError, match="dtype is 'foo', which is none here"):
+        alltoallv.empty(3, "foo")
+    assert alltoallv.empty(3, "bfloat16").nbytes == 6
     with pytest.raises(OutOfMemoryError, match="no memory for an output of"):
         alltoallv.empty(2**60, np.int8)
     assert alltoallv.empty(3).shape == (3,)

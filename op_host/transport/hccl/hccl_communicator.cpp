@@ -221,9 +221,7 @@ void HcclCommunicator::abort(const std::string& reason) {
     if (control_) control_->abort(reason);
 }
 
-void HcclCommunicator::destroy() {
-    if (is_inherited()) return;
-    const CallQueue::Turn turn = last_turn();
+void HcclCommunicator::leave() {
     if (destroyed_.load(std::memory_order_acquire)) return;
     device_->bind();
     drain(deadline(-1));

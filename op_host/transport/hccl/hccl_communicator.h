@@ -52,7 +52,6 @@ class HcclCommunicator final : public Communicator {
     void quant_reduce(const QuantReduction& reduction, double timeout) override;
     void fail(OpKind op, const Error& error) override;
     void abort(const std::string& reason) override;
-    void destroy() override;
     void check_enqueued(bool done) override;
     bool usable() const override;
     Stats stats() const override;
@@ -61,6 +60,7 @@ class HcclCommunicator final : public Communicator {
   private:
     void share_root_info();
     void find_control(const Meet& meet);
+    void leave() override;
     void check_usable() const override;
     bool agrees(uint64_t seq) const;
     void poll(const std::string& where) const;

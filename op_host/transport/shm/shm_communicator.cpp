@@ -33,7 +33,8 @@ unsigned allowed_paths(const std::string& path) {
         allowed |= 1u << i;
         known = true;
     }
-    if (!known) throw invalid_param("path is '" + path + "', expected auto, inline, push, pull, cma or staged");
+    if (!known)
+        throw invalid_param("ALLTOALLV_PATH is '" + path + "', expected auto, inline, push, pull, cma or staged");
     return allowed;
 }
 
@@ -179,9 +180,7 @@ MessageWorkPtr ShmCommunicator::post(const PeerMessage& message, double timeout,
     return messages_->start(message, timeout, waits);
 }
 
-void ShmCommunicator::destroy() {
-    if (is_inherited()) return;  // the child must not end the parent's membership
-    const CallQueue::Turn turn = last_turn();
+void ShmCommunicator::leave() {
     if (destroyed_.exchange(true, std::memory_order_acq_rel)) return;
     messages_->close();
     control_->leave();

@@ -48,7 +48,6 @@ class ShmCommunicator final : public ControlledCommunicator {
     void reduce(const Reduction& reduction, double timeout) override;
     void quant_reduce(const QuantReduction& reduction, double timeout) override;
     MessageWorkPtr post(const PeerMessage& message, double timeout, bool waits) override;
-    void destroy() override;
     Stats stats() const override;
 
   private:
@@ -62,6 +61,7 @@ class ShmCommunicator final : public ControlledCommunicator {
 
     void connect();
     void probe_peers();
+    void leave() override;
     void begin_operator(double timeout) override;
     void check_moved() const override;
     void before_failure() override;

@@ -159,9 +159,7 @@ MessageWorkPtr TcpCommunicator::post(const PeerMessage& message, double timeout,
     return messages_->start(message, timeout);
 }
 
-void TcpCommunicator::destroy() {
-    if (is_inherited()) return;
-    const CallQueue::Turn turn = last_turn();
+void TcpCommunicator::leave() {
     if (destroyed_.exchange(true, std::memory_order_acq_rel)) return;
     control_->leave();
     leaders_->stop();

@@ -57,9 +57,9 @@ class TcpCommunicator final : public ControlledCommunicator {
     void reduce(const Reduction& reduction, double timeout) override;
     void quant_reduce(const QuantReduction& reduction, double timeout) override;
     MessageWorkPtr post(const PeerMessage& message, double timeout, bool waits) override;
-    void destroy() override;
 
   private:
+    void leave() override;
     void begin_operator(double timeout) override { timeout_ = timeout; }
 
     // tcp_exchange.cpp

@@ -73,6 +73,13 @@ class Dispatching(ABC, Generic[A]):
     group: Any
     origin: Communicator | None = None  # of a dispatcher of survivors: the group before the first loss
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Lets help() of a front end's class say what its options mean."""
+        super().__init_subclass__(**kwargs)
+        if cls.__doc__ and (text := Routing.__doc__):
+            options = text[text.rindex("\n", 0, text.index("capacity:")) :].rstrip()
+            cls.__doc__ = cls.__doc__.replace(" See `alltoallv._calls.routing.Routing`.", options)
+
     @abstractmethod
     def member(self) -> Communicator:
         """This rank in the dispatcher's group, in host memory."""

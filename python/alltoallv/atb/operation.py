@@ -31,7 +31,12 @@ class Operation(ABC):
 
     _checks: Checks
 
-    def __init__(self, communicator: Communicator | None, device: _core.DeviceInfo | None) -> None:
+    def __init__(
+        self, param: object, kind: type[Any], communicator: Communicator | None, device: _core.DeviceInfo | None
+    ) -> None:
+        for name, value, expected in (("param", param, kind), ("communicator", communicator, Communicator)):
+            if not isinstance(value, expected) and (name, value) != ("communicator", None):
+                raise InvalidParamError(f"{name} is a {type(value).__name__}, expected {expected.__name__}")
         self._communicator = communicator
         self._npu = communicator is not None and communicator.backend == "hccl"
         self._checks_device = device is None

@@ -39,7 +39,7 @@ class AllToAllVOperation(Operation):
         Raises:
             InvalidParamError: a field has a value that ATB refuses, too (docs/compatibility.md).
         """
-        super().__init__(communicator, device)
+        super().__init__(param, _core.AllToAllVParam, communicator, device)
         core = None if communicator is None else communicator.core
         self._checks = self._core = _core.AllToAllVOperation(param, device, core, self._connect)
 

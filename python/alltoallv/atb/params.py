@@ -29,7 +29,7 @@ def with_fields(cls: C) -> C:
     It also gives the class a short repr.
     """
     init: Any = cls.__init__
-    fields = {name: field.default for name, field in inspect.signature(cls).parameters.items()}
+    fields = {name: field.annotation for name, field in inspect.signature(cls).parameters.items()}
 
     def unknown(name: str) -> str:
         meant = difflib.get_close_matches(name, fields, 1)
@@ -55,7 +55,7 @@ def with_fields(cls: C) -> C:
             object.__setattr__(self, name, value)
         except TypeError:
             refuse_unreadable({name: value})
-            raise
+            raise TypeError(f"{name} is {value!r}, expected {fields[name]}") from None
 
     def missing(self: Any, name: str) -> Any:
         raise AttributeError(unknown(name))

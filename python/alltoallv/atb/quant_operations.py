@@ -59,7 +59,7 @@ class QuantAllReduceOperation(Operation):
             InvalidParamError: a field has a value that ATB refuses, too.
         """
         member = communicator if isinstance(communicator, Communicator) else None
-        super().__init__(member, device)
+        super().__init__(param, QuantAllReduceParam, member, device)
         self._param = param
         core = None if member is None else member.core
         self._checks = self._core = _core.QuantAllReduceOperation(param.core(), device, core, self._connect)

@@ -7,17 +7,18 @@ any launcher that `Communicator.from_env` knows; `jax.distributed` is not needed
 from __future__ import annotations
 
 import functools
+import re
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from alltoallv import communicator
 from alltoallv import numpy as av
 from alltoallv._calls.guard import guard
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.extras import extra
+from alltoallv.numpy.arrays import resolve
 
 jax = extra("jax", "jax")
 io_callback = extra("jax.experimental", "jax").io_callback
@@ -25,6 +26,13 @@ io_callback = extra("jax.experimental", "jax").io_callback
 __all__ = ["ragged_all_to_all"]
 
 Array = npt.NDArray[Any]
+
+_NAMES = {  # of all_to_all_v -> here; a rank learns from its peers where their rows go
+    "sdispls": "input_offsets",
+    "send_counts": "send_sizes",
+    "rdispls": "the peers' output_offsets",
+    "recv_counts": "recv_sizes",
+}
 
 
 def ragged_all_to_all(
@@ -56,7 +64,7 @@ def ragged_all_to_all(
         jax.errors.JaxRuntimeError: what `alltoallv.numpy.all_to_all_v` raises when it runs, with its text; also if a
             peer refuses its arguments.
     """
-    comm = communicator.default() if group is None else group
+    comm = resolve(group)
     with guard(comm, "all_to_all_single"):
         try:
             given = _checked(comm.size, operand, output, input_offsets, send_sizes, output_offsets, recv_sizes)
@@ -92,7 +100,11 @@ def _forward(comm: Communicator, operand: Any, output: Any, *tables: Any) -> Arr
     offsets, sent, places, received = _learnt(comm, tables)
     out = np.array(output)
     x = np.asarray(operand)
-    av.all_to_all_v(x, sent, received, sdispls=offsets, rdispls=places, unit="row", out=out, group=comm)
+    try:
+        av.all_to_all_v(x, sent, received, sdispls=offsets, rdispls=places, unit="row", out=out, group=comm)
+    except InvalidParamError as error:
+        text = re.sub("|".join(_NAMES), lambda found: _NAMES[found[0]], str(error))
+        raise InvalidParamError(text, error.code) from None
     return out
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from numbers import Real
 
 from alltoallv import _core
 from alltoallv.errors import InvalidParamError
@@ -18,13 +19,13 @@ def between_hosts(job: Launch, options: _core.CommunicatorOptions) -> _core.Comm
 
 def make_options(domain: str, timeout: float = 600.0, check: str | None = None) -> _core.CommunicatorOptions:
     """Returns the options of a communicator without its ranks; for the arguments see `Communicator.from_env`."""
-    if not timeout > 0:
+    if not (isinstance(timeout, Real) and timeout > 0):
         raise InvalidParamError(f"timeout is {timeout!r}, expected seconds above 0")
     if check not in (None, "always", "off"):
         raise InvalidParamError(f"check is {check!r}, expected 'always' or 'off' for shared memory")
     options = _core.CommunicatorOptions()
     options.domain, options.budget_mb = _core.parse_domain(variables.utf8("domain", domain))
-    options.timeout = float(timeout)
+    options.timeout = float(min(timeout, 1e18))  # an int may have more digits than a float
     options.check = check != "off"
     options.secret = variables.utf8("ALLTOALLV_JOB_SECRET", os.environ.get("ALLTOALLV_JOB_SECRET", ""), secret=True)
     options.path = variables.utf8("ALLTOALLV_PATH", os.environ.get("ALLTOALLV_PATH", "auto"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ from alltoallv.dtypes import core_name
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.numpy.arrays import Array, address, as_input, check_output, output_for, reduced_dtype, resolve
 from alltoallv.numpy.exchange import finish
-from alltoallv.numpy.work import Work, ending
+from alltoallv.numpy.work import ending
 
 Op = Literal["sum", "avg", "min", "max", "prod", "band", "bor", "bxor"]
 
@@ -31,7 +31,7 @@ def all_reduce(
     group: Communicator | None = None,
     async_op: bool = False,
     timeout: float | None = None,
-) -> Array | tuple[Array, Work]:
+) -> Any:
     """Reduces the ``input`` of all ranks element by element.
 
     Args:
@@ -70,7 +70,7 @@ def reduce_scatter(
     group: Communicator | None = None,
     async_op: bool = False,
     timeout: float | None = None,
-) -> Array | tuple[Array, Work]:
+) -> Any:
     """Reduces the ``input`` of all ranks and gives rank j its part of the rows of dimension 0.
 
     Args:

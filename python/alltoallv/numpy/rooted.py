@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy.typing as npt
 
@@ -40,7 +41,7 @@ def reduce(
     group: Communicator | None = None,
     async_op: bool = False,
     timeout: float | None = None,
-) -> Array | tuple[Array | None, Work] | None:
+) -> Any:
     """Reduces the ``input`` of all ranks element by element, in the order of ranks, to rank ``root`` alone.
 
     Args:
@@ -76,7 +77,7 @@ def gather(
     group: Communicator | None = None,
     async_op: bool = False,
     timeout: float | None = None,
-) -> Array | tuple[Array | None, Work] | None:
+) -> Any:
     """Gathers the ``input`` of every rank, in the order of ranks, on rank ``root`` alone.
 
     Args:

@@ -62,15 +62,16 @@ def parse_bytes(text: str) -> list[int]:
             if sizes[-1] != ends[1]:
                 sizes.append(ends[1])
         else:
-            raise ValueError(f"{part!r} is no size such as 64K, and no range such as 1K..64M")
+            raise ValueError(f"--bytes has {part!r}, expected a size such as 64K, or a range such as 1K..64M")
     return sizes
 
 
 def _one(text: str) -> int:
-    match = re.fullmatch(r"(\d+)([kmg]?)(i?b)?", text.strip().lower())
-    if match is None:
-        raise ValueError(f"{text!r} is no size such as 1024, 64K or 4M")
-    return int(match[1]) * _UNITS[match[2]]
+    match = re.fullmatch(r"(\d{1,18})([kmg]?)(i?b)?", text.strip().lower(), re.ASCII)
+    size = int(match[1]) * _UNITS[match[2]] if match else 2**63
+    if size >= 2**63:
+        raise ValueError(f"--bytes has {text!r}, expected a size such as 1024, 64K or 4M, below 2**63")
+    return size
 
 
 @dataclass(frozen=True)

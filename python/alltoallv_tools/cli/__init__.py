@@ -27,6 +27,9 @@ _COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code. ``argv`` defaults to ``sys.argv[1:]``."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # whoever started us has closed it
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
     width = max(map(len, _COMMANDS))
     parser = argparse.ArgumentParser(
         prog="python -m alltoallv",
@@ -36,7 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=_version())
     parser.add_argument("command", choices=_COMMANDS, metavar="COMMAND", help=", ".join(_COMMANDS))
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="see COMMAND --help")
+    rest = parser.add_argument("arguments", nargs=argparse.REMAINDER, help="see COMMAND --help")
+    rest.required = False  # Python 3.11 and older say otherwise
     chosen = parser.parse_args(argv)
 
     try:
@@ -47,6 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # nobody reads our output any more; Python would report it again when it flushes at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
+    except OSError as error:  # a file cannot be written
+        print(f"{chosen.command}: {error}", file=sys.stderr)
+        return 2
     return code
 
 

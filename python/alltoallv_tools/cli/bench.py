@@ -14,6 +14,7 @@ from types import ModuleType
 import numpy as np
 
 from alltoallv import _core
+from alltoallv_tools import numbers
 from alltoallv_tools.bench import backend, environments, kernels, report
 from alltoallv_tools.bench.cases import (
     APIS,
@@ -87,11 +88,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--peers", help=f"comma-separated, of {', '.join(PEERS)} (default: see below)")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="with kernels: C++ or Triton (default: cpu)")
     parser.add_argument(
-        "--seconds", type=float, default=2.0, help="time for a line of the table (default: %(default)s)"
+        "--seconds",
+        type=partial(numbers.seconds, or_0=True),
+        default=2.0,
+        help="time for a line of the table (default: %(default)s)",
     )
     parser.add_argument("--no-bind", action="store_true", help="do not give each rank a processor of its own")
-    parser.add_argument("--iters", type=_count, help="measure this many calls instead of --seconds")
-    parser.add_argument("--warmup", type=_count, help="calls before each block of measured ones (default: for 5 ms)")
+    parser.add_argument("--iters", type=numbers.count, help="measure this many calls instead of --seconds")
+    parser.add_argument(
+        "--warmup", type=numbers.count, help="calls before each block of measured ones (default: for 5 ms)"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to a file, as docs/bench.md says")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write the times to a file, a line for each library")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the times into a file .png or .svg")
@@ -136,12 +142,6 @@ def given(args: argparse.Namespace) -> list[str]:
         if value is not None:
             found += [f"--{option}"] if value is True else [f"--{option}", str(value)]
     return [*found, "--seconds", f"{args.seconds:g}"]
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"is {text!r}, expected an integer of at least 1")
-    return int(text)
 
 
 def _value(args: argparse.Namespace, option: str) -> str | int | bool | None:

@@ -9,6 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from alltoallv_tools import numbers
 from alltoallv_tools.cli.job import Job
 from alltoallv_tools.demo import arguments, missing_packages
 from alltoallv_tools.trace import page
@@ -39,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of ``demo``."""
     parser.epilog = _EPILOG
     parser.add_argument(
-        "-n", "--nprocs", type=arguments.positive, default=4, metavar="N", help="number of ranks (default: 4)"
+        "-n", "--nprocs", type=numbers.count, default=4, metavar="N", help="number of ranks (default: 4)"
     )
     arguments.add_arguments(parser)
 

@@ -6,10 +6,14 @@ import argparse
 import dataclasses
 import json
 import platform
+import sys
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 from alltoallv import __version__
+from alltoallv_tools import numbers
+from alltoallv_tools.cli.outputs import write_text
 from alltoallv_tools.doctor import Check, machine, npu_selftest, selftest, software
 
 _EPILOG = """\
@@ -27,12 +31,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of ``doctor``."""
     parser.epilog = _EPILOG
     parser.add_argument("--selftest", action="store_true", help=f"test all NPUs and write {npu_selftest.REPORT}")
-    parser.add_argument("--devices", type=int, help="with --selftest: test only this many NPUs")
+    parser.add_argument("--devices", type=numbers.count, help="with --selftest: test only this many NPUs")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of lines")
 
 
 def main(args: argparse.Namespace) -> int:
     """Runs the checks and prints them; returns the exit code."""
+    if args.devices and not args.selftest:
+        print("doctor: --devices is given without --selftest, expected both", file=sys.stderr)
+        return 2
     checks, measured = examine()
     on_npu: list[Check] = []
     npu: dict[str, Any] = {}
@@ -48,14 +55,14 @@ def main(args: argparse.Namespace) -> int:
     }
     if args.selftest:
         document |= {"machine": platform.platform(), "npu": npu}
-        with open(npu_selftest.REPORT, "w", encoding="utf-8") as file:
-            json.dump(document, file, indent=2)
     if args.json:
         print(json.dumps(document, indent=2))
     else:
         print(f"alltoallv {__version__}\n{as_lines(checks)}\n")
         print(f"The shm backend {'works' if works else 'does not work'} here.")
-        if args.selftest:
+    if args.selftest:
+        write_text(Path(npu_selftest.REPORT), json.dumps(document, indent=2))
+        if not args.json:
             print(f"Everything is in {npu_selftest.REPORT}: please send it back (docs/ascend.md).")
     return 0 if works and all(check.status != "no" for check in on_npu) else 1
 

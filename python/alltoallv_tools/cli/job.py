@@ -24,6 +24,7 @@ from alltoallv_tools.cli.streams import LINGER_SECONDS, OutputClosed, Screen, St
 FINISH_SECONDS = 5.0  # for the other ranks after one has failed, and for all ranks after Ctrl-C
 TERMINATE_SECONDS = 1.0  # between SIGTERM and SIGKILL
 DRAIN_SECONDS = 1.0  # for output of processes that the ranks have left running
+LONGEST_WAIT = 86400.0  # seconds; epoll takes no more than 24 days
 TIMED_OUT = 124  # exit code, like that of timeout(1)
 
 
@@ -169,8 +170,7 @@ class Job:
                 self._code = self._code or TIMED_OUT
                 self._escalate()
             limits = [drained] if not running else [self._deadline, end if self._stage == 0 else None]
-            wait = min((max(0.0, limit - now) for limit in limits if limit is not None), default=None)
-            self._step(wait)
+            self._step(min([LONGEST_WAIT, *(max(0.0, limit - now) for limit in limits if limit is not None)]))
         for rank in self._ranks:
             self._pump(rank)
             for stream in rank.streams:
@@ -178,11 +178,11 @@ class Job:
         for screen in self._screens.values():
             screen.end_line()
 
-    def _step(self, wait: float | None) -> None:
+    def _step(self, wait: float) -> None:
         """Handles what happens within ``wait`` seconds. Output comes first, because it explains why a rank ended."""
         streams = [stream for rank in self._ranks for stream in rank.streams]
         if any(stream.lingers for stream in streams):
-            wait = min(LINGER_SECONDS, LINGER_SECONDS if wait is None else wait)
+            wait = min(LINGER_SECONDS, wait)
         ready = [key.data for key, _ in self._selector.select(wait)]
         for rank in self._ranks:
             if any(stream in ready for stream in rank.streams):

@@ -27,9 +27,11 @@ def check_file(option: str, path: Path | None) -> None:
     """Checks that a file can be written; ``-`` is standard output.
 
     Raises:
-        ValueError: its folder is missing or not writable, or the path is a folder.
+        ValueError: its folder is missing or not writable, or the path is a folder or a file that is not writable.
     """
-    if path and path != STANDARD_OUTPUT and (path.is_dir() or not os.access(path.parent, os.W_OK)):
+    if path is None or path == STANDARD_OUTPUT:
+        return
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
         raise ValueError(f"--{option} is {str(path)!r}, expected a file in a folder that exists and can be written")
 
 

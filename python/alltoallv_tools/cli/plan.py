@@ -71,12 +71,12 @@ def main(args: argparse.Namespace) -> int:
         _check(args)
         if args.fit:
             return _fit(args.fit, args.out)
-        if args.moe:
+        if args.moe is not None:
             return _moe(args)
-        topology = Topology.read(args.topology or _TOPOLOGY)
+        topology = Topology.read(_TOPOLOGY if args.topology is None else args.topology)
         pattern = args.pattern or _PATTERN
-        sizes = _sizes(args.np or _NP)
-        payloads = _payloads(args.bytes or _BYTES)
+        sizes = _sizes(_NP if args.np is None else args.np)
+        payloads = parse_bytes(_BYTES if args.bytes is None else args.bytes)
         rows = [predict(topology, size, nbytes, pattern) for size in sizes for nbytes in payloads]
         log = sys.stderr if args.json == STANDARD_OUTPUT else sys.stdout
         with contextlib.redirect_stdout(log):
@@ -100,7 +100,7 @@ def _check(args: argparse.Namespace) -> None:
         if args.fit and getattr(args, name) is not None:
             raise ValueError(f"--{name} is given with --fit, which takes --out only")
     for name in ("pattern", "bytes", "plot", "fit"):
-        if args.moe and getattr(args, name) is not None:
+        if args.moe is not None and getattr(args, name) is not None:
             raise ValueError(f"--{name} is given with --moe, which takes --np, --topology and --json only")
     if args.out and not args.fit:
         raise ValueError("--out is given without --fit, expected both")
@@ -123,13 +123,6 @@ def _sizes(text: str) -> list[int]:
             size *= 2
         sizes.append(last)
     return sizes
-
-
-def _payloads(text: str) -> list[int]:
-    try:
-        return parse_bytes(text)
-    except ValueError as error:
-        raise ValueError(f"--bytes is {text!r}: {error}") from None
 
 
 def predict(topology: Topology, size: int, nbytes: int, pattern: str) -> dict[str, Any]:

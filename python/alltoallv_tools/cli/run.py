@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 
+from alltoallv_tools import numbers
 from alltoallv_tools.cli.job import Job, say
 
 _EPILOG = """\
@@ -34,10 +35,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EPILOG
     parser.allow_abbrev = False  # the program's own options may begin like ours
     parser.add_argument(
-        "-n", "--nprocs", "--nproc-per-node", type=_positive_int, required=True, metavar="N", help="number of ranks"
+        "-n", "--nprocs", "--nproc-per-node", type=numbers.count, required=True, metavar="N", help="number of ranks"
     )
     parser.add_argument("-m", "--module", action="store_true", help="the program is a module, as in python -m")
-    parser.add_argument("--timeout", type=_positive_float, metavar="SECONDS", help="end the job after this time")
+    parser.add_argument("--timeout", type=numbers.seconds, metavar="SECONDS", help="end the job after this time")
     parser.add_argument(
         "--env",
         action="append",
@@ -111,23 +112,3 @@ def _variable(text: str) -> tuple[str, str]:
     if not name or not equals:
         raise argparse.ArgumentTypeError(f"is {text!r}, expected NAME=VALUE")
     return name, value
-
-
-def _positive_int(text: str) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"is {text!r}, expected an integer of at least 1")
-    return value
-
-
-def _positive_float(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"is {text!r}, expected a number of seconds above 0")
-    return value

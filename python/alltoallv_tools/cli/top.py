@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+from alltoallv_tools import numbers
 from alltoallv_tools.trace.records import read
 from alltoallv_tools.trace.watch import table
 
@@ -19,15 +20,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of ``top``."""
     parser.epilog = _EPILOG
     parser.add_argument("folder", type=Path, help="the folder of ALLTOALLV_TRACE")
-    parser.add_argument("--seconds", type=float, default=1.0, help="time between two updates (default: %(default)s)")
+    parser.add_argument(
+        "--seconds", type=numbers.seconds, default=1.0, help="time between two updates (default: %(default)s)"
+    )
     parser.add_argument("--once", action="store_true", help="show one table and end")
 
 
 def main(args: argparse.Namespace) -> int:
     """Shows the table until Ctrl-C."""
-    if not args.seconds > 0:
-        print(f"top: --seconds is {args.seconds}, expected more than 0", file=sys.stderr)
-        return 2
     clear = "\x1b[H\x1b[J" if sys.stdout.isatty() and not args.once else ""
     while True:
         try:

@@ -41,9 +41,9 @@ def main(args: argparse.Namespace) -> int:
     """Writes the requested outputs; returns 2 if it cannot."""
     target = args.html or (None if args.perfetto or args.flight_recorder else args.folder / "trace.html")
     try:
-        for option, path in (("html", args.html), ("perfetto", args.perfetto)):
-            check_file(option, path)
         domains = flight.read(args.folder) or read(args.folder)
+        for option, path in (("html", target), ("perfetto", args.perfetto)):
+            check_file(option, path)
     except (OSError, ValueError) as error:
         print(f"trace: {error}", file=sys.stderr)
         return 2

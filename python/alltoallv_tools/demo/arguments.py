@@ -1,8 +1,10 @@
-"""Arguments that the command ``demo`` and the program of a rank share; imports nothing else."""
+"""Arguments that the command ``demo`` and the program of a rank share; imports little."""
 
 from __future__ import annotations
 
 import argparse
+
+from alltoallv_tools.numbers import count
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -14,12 +16,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="where traffic.png goes (default: %(default)s)",
     )
     parser.add_argument(
-        "--repetitions", type=positive, default=50, metavar="N", help="timed exchanges (default: %(default)s)"
+        "--repetitions", type=count, default=50, metavar="N", help="timed exchanges (default: %(default)s)"
     )
-
-
-def positive(text: str) -> int:
-    """Parses an integer of at least 1."""
-    if not (text.isascii() and text.isdecimal() and int(text) > 0):
-        raise argparse.ArgumentTypeError(f"is {text!r}, expected an integer of at least 1")
-    return int(text)

@@ -106,7 +106,6 @@ def run(comm: Communicator, picture: Path, repetitions: int) -> int:
     (equal,) = _sums(comm, [len(result) - len(differing)])
 
     traffic = all_gather(routing.send_counts, group=comm)
-    assert isinstance(traffic, np.ndarray)
     if comm.rank == 0:
         _print_traffic(traffic, picture)
     if equal == len(tokens):
@@ -163,14 +162,11 @@ def _median_seconds(comm: Communicator, call: Callable[[], object], repetitions:
         call()
         times.append(time.perf_counter() - begin)
     slowest = all_reduce(np.array(times[WARM_UP:]), "max", group=comm)
-    assert isinstance(slowest, np.ndarray)
     return float(np.median(slowest))
 
 
 def _sums(comm: Communicator, values: list[int]) -> list[int]:
-    total = all_reduce(np.array(values, np.int64), group=comm)
-    assert isinstance(total, np.ndarray)
-    sums: list[int] = total.tolist()
+    sums: list[int] = all_reduce(np.array(values, np.int64), group=comm).tolist()
     return sums
 
 

@@ -108,20 +108,22 @@ class Topology:
 
     def __post_init__(self) -> None:
         sizes = [level.ranks for level in self.levels]
-        if not sizes or sizes[-1] != 0 or any(size <= 0 for size in sizes[:-1]):
-            raise InvalidParamError(
-                f"the levels of topology {self.name!r} have ranks {sizes}, expected numbers above 0, and 0 for the last"
-            )
+        whole = all(isinstance(size, int) for size in sizes)
+        if not sizes or not whole or sizes[-1] != 0 or any(size <= 0 for size in sizes[:-1]):
+            where = f"the levels of topology {self.name!r}"
+            raise InvalidParamError(f"{where} have ranks {sizes}, expected integers above 0, and 0 for the last")
         for inner, outer in pairwise(sizes[:-1]):
             if outer % inner:
                 raise InvalidParamError(f"a group of {outer} ranks does not divide into groups of {inner}")
+        _check(f"topology {self.name!r}", self, ("message_us", "start_us", "kernel_us"), ("memory_gbps",))
         for level in self.levels:
-            if level.alpha_us < 0 or level.cached < 0 or (level.port_gbps <= 0 and not level.curve):
-                raise InvalidParamError(
-                    f"level {level.name!r} has {level}, expected alpha_us and cached >= 0 and a rate above 0"
-                )
-            if any(number <= 0 for point in (*level.curve, *level.waits) for number in point):
-                raise InvalidParamError(f"level {level.name!r} has {level}, expected points above 0")
+            where = f"level {level.name!r}"
+            rate = () if level.curve else ("port_gbps",)
+            _check(where, level, ("alpha_us", "cached", "pair_gbps", "workers"), rate)
+            for name, points, length in (("curve", level.curve, 3), ("waits", level.waits, 2)):
+                for point in points:
+                    if len(point) != length or not all(map(_is_above_0, point)):
+                        raise InvalidParamError(f"{name} of {where} has {point}, expected {length} numbers above 0")
 
     def used(self, size: int) -> list[tuple[Level, int]]:
         """Returns the levels that ``size`` ranks fill, innermost first, and how many peers a rank has over each."""
@@ -154,12 +156,25 @@ class Topology:
             raise InvalidParamError(
                 f"topology is {str(source)!r}, expected one of {known}, or a file: {error}"
             ) from None
-        except (ValueError, KeyError, TypeError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise InvalidParamError(f"topology {str(source)!r} is not as docs/plan.md describes: {error}") from error
 
     def write(self, path: Path) -> None:
         """Writes the topology as JSON."""
         path.write_text(json.dumps(asdict(self), indent=1) + "\n")
+
+
+def _check(where: str, owner: Level | Topology, least_0: Sequence[str], above_0: Sequence[str]) -> None:
+    """Raises InvalidParamError for a number that is not finite, or too small."""
+    for name in (*least_0, *above_0):
+        value = getattr(owner, name)
+        if not (_is_above_0(value) or (value == 0 and name in least_0)):
+            expected = "of at least 0" if name in least_0 else "above 0"
+            raise InvalidParamError(f"{name} of {where} is {value!r}, expected a number {expected}")
+
+
+def _is_above_0(value: Any) -> bool:
+    return isinstance(value, int | float) and 0 < value < math.inf
 
 
 # Rates are per direction: published peaks times 0.8, which large transfers reach. Latencies are those of one message on

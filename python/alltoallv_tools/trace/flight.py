@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from alltoallv_tools.trace.records import DomainTrace, RankTrace, layout
+from alltoallv_tools.trace.records import DomainTrace, RankTrace, layout, named
 
 _STATES = ("running", "done", "failed")
 
@@ -16,25 +16,28 @@ _STATES = ("running", "done", "failed")
 def read(folder: Path) -> list[DomainTrace]:
     """Reads what the ranks of a failed job have written to ``folder``, by domain; empty if there are no such files.
 
-    A rank that was killed before it could write is shown as its peers have seen it.
+    A rank that was killed before it could write is shown as its peers have seen it. Communicators of one name but other
+    sizes, such as those of a job before, are domains of their own.
 
     Raises:
         ValueError: a file is not a flight record.
     """
-    found: dict[str, DomainTrace] = {}
+    found: dict[tuple[str, int], DomainTrace] = {}
     for path in sorted(folder.glob("flight-*.json")):
         try:
             record = json.loads(path.read_text())
             name, size = record["domain"], int(record["size"])
-            domain = found.setdefault(name, DomainTrace(name, size, {}))
+            domain = found.setdefault((name, size), DomainTrace(name, size, {}))
             for one in record["ranks"]:
+                if not 0 <= one["rank"] < size:
+                    raise ValueError(f"it has rank {one['rank']} of {size}")
                 if one["rank"] == record["rank"] or one["rank"] not in domain.ranks:
                     domain.ranks[one["rank"]] = _rank(name, size, one)
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{str(path)!r} is no flight record: {error}") from None
     for domain in found.values():
         domain.ranks = dict(sorted(domain.ranks.items()))
-    return list(found.values())
+    return named(found.values())
 
 
 def _rank(domain: str, size: int, one: dict[str, Any]) -> RankTrace:

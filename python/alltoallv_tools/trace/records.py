@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -101,13 +101,18 @@ def read(folder: Path) -> list[DomainTrace]:
     for trace in sorted(traces, key=lambda one: one.started_ns + one.clock_ns):
         which = times[trace.domain, trace.size, trace.rank] = times[trace.domain, trace.size, trace.rank] + 1
         made[trace.domain, trace.size, which][trace.rank] = trace
+    return named(DomainTrace(name, size, dict(sorted(ranks.items()))) for (name, size, _), ranks in made.items())
+
+
+def named(domains: Iterable[DomainTrace]) -> list[DomainTrace]:
+    """Returns the domains; one whose name has come before gets a number."""
     again: dict[str, int] = defaultdict(int)
-    domains = []
-    for (name, size, _), ranks in made.items():
-        again[name] += 1
-        shown = name if again[name] == 1 else f"{name} ({again[name]})"
-        domains.append(DomainTrace(shown, size, dict(sorted(ranks.items()))))
-    return domains
+    found = list(domains)
+    for domain in found:
+        again[domain.name] += 1
+        if (number := again[domain.name]) > 1:
+            domain.name += f" ({number})"
+    return found
 
 
 def read_file(path: Path) -> RankTrace:
