@@ -40,6 +40,12 @@ class FrontEnd(ABC, Generic[A, G, H]):
         """Returns the group's number of ``rank``, which the caller gave as the argument ``name``."""
         return rank
 
+    def checked_rank(self, comm: Communicator, group: G, name: str, rank: Any) -> Any:
+        """Returns `rank_in`; raises if there is no such rank."""
+        number = self.rank_in(group, rank, name)
+        check_rank(name, number, comm.size)
+        return number
+
     def reduction(self, op: Any) -> str:
         """Returns the core's name of a reduction."""
         name: str = op
@@ -80,7 +86,7 @@ class FrontEnd(ABC, Generic[A, G, H]):
             self.check_async(async_op)
             limit = _core.read_timeout(timeout)
             if root is not None:
-                more["root"] = self.rank_in(group, root[1], root[0])
+                more["root"] = self.checked_rank(comm, group, *root)
             if "op" in more:
                 more["op"] = self.reduction(more["op"])
             made = self.prepare(declared, comm, arguments, more, limit, gradient)
@@ -135,8 +141,7 @@ class FrontEnd(ABC, Generic[A, G, H]):
         with guard(comm, declared.__name__):
             limit = _core.read_timeout(timeout)
             if root is not None:
-                more["root"] = self.rank_in(group, root[1], root[0])
-                check_rank(root[0], more["root"], comm.size)
+                more["root"] = self.checked_rank(comm, group, *root)
             if check is not None:
                 check(comm.size, more.get("root") == comm.rank)
             exchange = declared(comm, value, **more)
@@ -164,8 +169,7 @@ class FrontEnd(ABC, Generic[A, G, H]):
         comm = self.enter(group)
         if comm is None:
             return lambda: None
-        rank = self.rank_in(group, peer[1], peer[0])
-        check_rank(peer[0], rank, comm.size)  # None, any rank, is none that these front ends have
+        rank = self.checked_rank(comm, group, *peer)  # None, any rank, is none that these front ends have
         if not to_itself and rank == comm.rank:
             raise InvalidParamError(f"{peer[0]} is {rank}, this rank itself, expected another one")
         message, used = messages.message(self.messenger or self.adapter, comm, operator, tensor, rank, tag, waits=waits)

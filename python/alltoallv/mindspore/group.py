@@ -123,7 +123,7 @@ def resolve(group: Group) -> Communicator:
     return made
 
 
-def rank_in(group: Group, rank: int, name: str = "src") -> int:
+def rank_in(group: Group, rank: int, name: str) -> int:
     """Converts a rank of the job to a rank of the group; with a `Communicator` it is one already.
 
     Raises:

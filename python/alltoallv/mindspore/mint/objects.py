@@ -66,13 +66,13 @@ def scatter_object_list(
 def send_object_list(object_list: list[Any], dst: int, group: Group = None, device: Any = None) -> None:
     """Sends the entries of ``object_list`` to rank ``dst``, which calls `recv_object_list`. ``device`` is ignored."""
     comm = _messaging("send_object_list", object_list, "dst", dst, group)
-    objects.send(comm, object_list, groups.rank_in(group, dst))
+    objects.send(comm, object_list, groups.rank_in(group, dst, "dst"))
 
 
 def recv_object_list(object_list: list[Any], src: int = 0, group: Group = None, device: Any = None) -> int:
     """Fills ``object_list`` with what rank ``src`` sends, as many entries; returns 0. ``device`` is ignored."""
     comm = _messaging("recv_object_list", object_list, "src", src, group)
-    object_list[:] = objects.recv(comm, len(object_list), groups.rank_in(group, src))
+    object_list[:] = objects.recv(comm, len(object_list), groups.rank_in(group, src, "src"))
     return 0
 
 
