@@ -132,6 +132,8 @@ def test_refused_on_all_ranks(ranks: Ranks) -> None:
             (lambda: ap.scatter(x, [x, x], 2, comm), "src"),
             (lambda: ap.broadcast(x, 2, comm), "src"),
             (lambda: ap.broadcast_object_list([1], 2, comm), "src"),
+            (lambda: ap.send_object_list([1], 2, comm), "dst"),
+            (lambda: ap.recv_object_list([1], src_in_group=2, group=comm), "src_in_group"),
         ):
             with pytest.raises(InvalidParamError, match=f"{name} is 2, expected 0 <= {name} < 2"):
                 call()

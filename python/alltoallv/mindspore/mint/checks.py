@@ -62,10 +62,12 @@ def as_mint(function: Callable[P, R], ops: tuple[str, ...] = OPS, *, message: bo
     return call
 
 
-def check_other(operator: str, name: str, peer: int, group: Group) -> None:
-    """Refuses a message from this rank to itself."""
-    if groups.rank_in(group, peer, name) == enter(group).rank:
+def check_other(operator: str, name: str, peer: int, group: Group) -> int:
+    """Returns the group's number of ``peer``; refuses a message from this rank to itself."""
+    rank = groups.rank_in(group, peer, name)
+    if rank == enter(group).rank:
         raise InvalidParamError(f"For {operator}, {name} is {peer}, this rank itself, expected another one")
+    return rank
 
 
 def _check_values(operator: str, given: dict[str, Any], ops: tuple[str, ...]) -> None:
