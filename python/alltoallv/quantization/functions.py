@@ -139,7 +139,8 @@ class Quantized(Generic[A]):
                 return (None, None) if async_op else None
             with guard(comm, "quantized_all_to_all"):
                 wants_grad = self.wants_grad(input, async_op=async_op)
-                call = self.exchanges()(self.adapter, comm, input, send_counts, recv_counts, options, timeout)
+                made = requests.rows(self.adapter, comm, input, send_counts, recv_counts, options)
+                call = self.exchanges()(self.adapter, comm, made, timeout)
             return self._run(input, call, wants_grad, async_op)
 
         @described(signature.quantized_linear_all_reduce)

@@ -10,14 +10,14 @@ import numpy.typing as npt
 
 from alltoallv import _core, memory
 from alltoallv._calls.adapters import Adapter
-from alltoallv._calls.counts import Counts, split_layout
+from alltoallv._calls.counts import split_layout
 from alltoallv._calls.guard import guard
 from alltoallv._calls.linear import Map, Transfer, all_reduction, gathering
 from alltoallv.communicator import Communicator
 from alltoallv.errors import ValueOverflowError
 from alltoallv.quantization import requests
-from alltoallv.quantization.requests import Reduction
-from alltoallv.quantization.spec import Options, Quantization
+from alltoallv.quantization.requests import Reduction, Rows
+from alltoallv.quantization.spec import Quantization
 
 A = TypeVar("A")  # a NumPy array, or a tensor of MindSpore or Paddle
 Codes = npt.NDArray[np.uint8]
@@ -27,9 +27,7 @@ _address = _core.buffer_address
 class ReductionCall(Generic[A]):
     """A quantized reduction that is ready to run; made under the guard."""
 
-    def __init__(
-        self, adapter: Adapter[A], comm: Communicator, made: Reduction[A], timeout: float | None = None
-    ) -> None:
+    def __init__(self, adapter: Adapter[A], comm: Communicator, made: Reduction[A], timeout: float | None) -> None:
         self.made, self.plan = made, requests.plan(comm, made.request)
         self._adapter, self.comm = adapter, comm
         places = [adapter.region(x)[0] for x in (made.input, made.output)]
@@ -51,19 +49,9 @@ class ReductionCall(Generic[A]):
 class RowsCall(Generic[A]):
     """A quantized_all_to_all that is ready to run; made under the guard, which quantizes its rows."""
 
-    def __init__(
-        self,
-        adapter: Adapter[A],
-        comm: Communicator,
-        input: A,
-        send_counts: Counts,
-        recv_counts: Counts | None,
-        options: Options,
-        timeout: float | None = None,
-    ) -> None:
-        self._adapter, self._comm, self._limit = adapter, comm, _core.read_timeout(timeout)
-        self._options, self._timeout = options, timeout
-        self.rows = made = requests.rows(adapter, comm, input, send_counts, recv_counts, options)
+    def __init__(self, adapter: Adapter[A], comm: Communicator, made: Rows[A], timeout: float | None) -> None:
+        self._adapter, self._comm, self.rows = adapter, comm, made
+        self._timeout, self._limit = timeout, _core.read_timeout(timeout)
         how, length = made.how, made.length
         x: Any = made.input
         self._tail, count = tuple(x.shape[1:]), x.shape[0]
@@ -104,14 +92,14 @@ class RowsCall(Generic[A]):
 
         It is None if gradients are not quantized.
         """
-        if not self._options.quantize_gradient:
+        if not self.rows.options.quantize_gradient:
             return None
         adapter, comm, sends, timeout = self._adapter, self._comm, self.rows.sends, self._timeout  # without the rows
-        options = self._options._replace(out_dtype=dtype)
+        options = self.rows.options._replace(out_dtype=dtype)
 
         def call(grad: A) -> RowsCall[A]:
             with guard(comm, "quantized_all_to_all"):
-                return RowsCall(adapter, comm, grad, recvs, sends, options, timeout)
+                return RowsCall(adapter, comm, requests.rows(adapter, comm, grad, recvs, sends, options), timeout)
 
         return call
 
