@@ -121,9 +121,11 @@ class Exchanges(FrontEnd[A, G, H]):
         self.exchange_counts, self.all_to_all_single = exchange_counts, all_to_all_single
         self.all_gather_into_tensor = all_gather_into_tensor
 
-    @abstractmethod
     def check(self, name: str, x: Any) -> A:
         """Checks an input and returns it; a value that can be made a tensor may become one."""
+        self.adapter.check(name, x)
+        self.adapter.dtype(x)  # raises for one that the core does not know
+        return x  # type: ignore[no-any-return]
 
     def started(self, comm: Communicator, made: tuple[A | None, Any], input: Any) -> tuple[A | None, H]:
         """Returns the output of an asynchronous call that the core has started, with the front end's handle."""
@@ -201,10 +203,7 @@ class Exchanges(FrontEnd[A, G, H]):
         return self.apply(x, begun), begun.handle
 
     def _check_pair(self, name: str, x: A, out_name: str, out: Any, tracked: bool = False) -> A:
-        """Raises if the output is of another kind or overlaps the input.
-
-        It returns the input, contiguous unless a gradient is tracked.
-        """
+        """Checks an output against its input, and returns the input, contiguous unless a gradient is tracked."""
         whole = self.adapter.contiguous(x)
         self.adapter.check_output(out_name, out, whole)
         if not self.adapter.queues():
@@ -225,10 +224,7 @@ class Exchanges(FrontEnd[A, G, H]):
         timeout: float | None,
         names: tuple[str, str, str, str] = ("output", "input", "output_split_sizes", "input_split_sizes"),
     ) -> Any:
-        """Runs an all_to_all_single.
-
-        ``names`` are the names of its arguments. It returns the output, and with ``async_op=True`` the handle, too.
-        """
+        """Runs an all_to_all_single of arguments with these ``names``; returns what `run` does."""
         with guard(comm, "all_to_all_single"):
             self.check_async(async_op)
             limit = _core.read_timeout(timeout)
@@ -250,10 +246,7 @@ class Exchanges(FrontEnd[A, G, H]):
         timeout: float | None,
         names: tuple[str, str],
     ) -> Any:
-        """Gathers all ranks' inputs, of one shape, into ``out`` or stacked.
-
-        It returns the output, and with ``async_op=True`` a handle, too.
-        """
+        """Gathers all ranks' inputs, of one shape, into ``out`` or stacked; returns what `run` does."""
         with guard(comm, operator):
             self.check_async(async_op)
             limit = _core.read_timeout(timeout)

@@ -89,8 +89,8 @@ class FrontEnd(ABC, Generic[A, G, H]):
                 more["root"] = self.checked_rank(comm, group, *root)
             if "op" in more:
                 more["op"] = self.reduction(more["op"])
-            made = self.prepare(declared, comm, arguments, more, limit, gradient)
-        return self.start(comm, made, async_op)
+            made = self.prepare(declared, comm, arguments, more, gradient)
+        return self.start(comm, made, async_op, limit)
 
     def prepare(
         self,
@@ -98,23 +98,21 @@ class FrontEnd(ABC, Generic[A, G, H]):
         comm: Communicator,
         arguments: tuple[Any, ...],
         more: dict[str, Any],
-        timeout: float,
         gradient: Any,
     ) -> Any:
         """Checks the arguments; returns what `start` takes. ``gradient`` says how outputs get one, if they can."""
         made = declared(self.adapter, comm, *arguments, **more)
-        made.call.timeout = timeout
         if self.adapter.tracks_writes:
             for output in made.outputs:
                 self.adapter.writes(output)
         return made
 
-    def start(self, comm: Communicator, made: Any, async_op: bool) -> H | None:
+    def start(self, comm: Communicator, made: Any, async_op: bool, timeout: float) -> H | None:
         """Runs the call, or submits it and returns the handle."""
         if not async_op:
-            made.call.run()
+            made.call.run(timeout)
             return self.ended(made.result)
-        handle: Any = self.adapter.handle(comm, made.call.submit(), (made,), lambda: made.result)
+        handle: Any = self.adapter.handle(comm, made.call.submit(timeout), (made,), lambda: made.result)
         return cast("H", handle)
 
     def objects(
