@@ -29,10 +29,7 @@ _found: dict[type, Adapter[Any]] = {}
 
 
 class Adapter(ABC, Generic[A]):
-    """Shows one framework's tensors to the core.
-
-    This base class holds what is the same for all tensors in host memory.
-    """
+    """Shows one framework's tensors to the core; the base class holds what all tensors in host memory share."""
 
     kind: ClassVar[str]  # the framework's kind of tensor, for messages
     tensor: ClassVar[type[Any]]  # the class of its tensors
@@ -54,10 +51,7 @@ class Adapter(ABC, Generic[A]):
 
     @abstractmethod
     def contiguous(self, x: A) -> A:
-        """Returns a tensor of these values in contiguous memory, complete and without history.
-
-        It copies only if needed.
-        """
+        """Returns these values in contiguous memory, complete and without history; copies only if needed."""
 
     @abstractmethod
     def writable(self, x: A) -> bool:
@@ -86,10 +80,7 @@ class Adapter(ABC, Generic[A]):
 
     @abstractmethod
     def allocate(self, shape: Sequence[int], dtype: str, like: A) -> A:
-        """Returns a new tensor where ``like`` is, in shared memory if that is the host.
-
-        ``dtype`` is the core's name.
-        """
+        """Returns a new tensor of the core's ``dtype`` where ``like`` is, in shared memory if that is the host."""
 
     def new(self, shape: Sequence[int], like: A, *, zero: bool = False) -> A:
         """Returns a new tensor in host memory with the dtype of ``like``, filled with zeros if ``zero`` is true."""
@@ -161,11 +152,7 @@ class Adapter(ABC, Generic[A]):
 
 
 def find(name: str, x: object) -> Adapter[Any]:
-    """Returns the adapter of the framework that ``x`` belongs to.
-
-    Raises:
-        InvalidTensorError: it belongs to none; ``code`` is 5.
-    """
+    """Returns the adapter of the framework that ``x`` belongs to; raises InvalidTensorError if that is none."""
     kind = type(x)
     if kind not in _found:
         roots = (base.__module__.partition(".")[0] for base in kind.__mro__)

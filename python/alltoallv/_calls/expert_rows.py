@@ -53,7 +53,8 @@ class ExpertRows(Generic[A]):
             if comm is None:
                 return None  # type: ignore[return-value]
             x, local, global_ = self._checked("global_scatter", comm, x, local_count, global_count, "local_count")
-            return self._transposed(self._exchanged(x, local.sum(1), global_.sum(1), comm), global_)
+            arrived = front_end.all_to_all_v(x, local.sum(1), global_.sum(1), unit="row", group=comm)
+            return self._transposed(arrived, global_)
 
         @described(signature.global_gather)
         def global_gather(x: A, local_count: Counts, global_count: Counts, group: G = None) -> A:
@@ -63,7 +64,7 @@ class ExpertRows(Generic[A]):
             x, local, global_ = self._checked("global_gather", comm, x, local_count, global_count, "global_count")
             with guard(comm, "all_to_all_v"):
                 x = self._transposed(x, global_.T)
-            return self._exchanged(x, global_.sum(1), local.sum(1), comm)
+            return front_end.all_to_all_v(x, global_.sum(1), local.sum(1), unit="row", group=comm)
 
         self.global_scatter, self.global_gather = global_scatter, global_gather
 
@@ -86,9 +87,6 @@ class ExpertRows(Generic[A]):
             local, global_ = experts.read(comm.size, shape, local_count, global_count, rows_of_x)
         experts.agree(self.front_end.host(comm), operator, local, global_)
         return x, local, global_
-
-    def _exchanged(self, x: A, sends: Counts, recvs: Counts, comm: Communicator) -> A:
-        return self.front_end.all_to_all_v(x, sends, recvs, unit="row", group=comm)
 
     def _transposed(self, x: A, counts: Matrix) -> A:
         order = experts.transposition(counts)

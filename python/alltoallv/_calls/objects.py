@@ -103,11 +103,7 @@ def recv(comm: Communicator, number: int, src: int | None, tag: int = 0, timeout
 
 
 def pickled(name: str, value: Any) -> bytes:
-    """Returns the object's bytes.
-
-    Raises:
-        InvalidParamError: it has none.
-    """
+    """Returns the object's bytes; raises InvalidParamError if it has none."""
     try:
         return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
     except Exception as error:  # pickle raises many classes
