@@ -194,15 +194,9 @@ class HostRanks:
             on_host = list(place).count(host)
             env = environment(rank) if environment else torchrun_environment(rank, len(place), on_host, address, port)
             command = [sys.executable, str(program), *arguments]
-            self.processes.append(
-                subprocess.Popen(
-                    host.command(*command) if host else command,
-                    env=env,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    text=True,
-                )
-            )
+            command = host.command(*command) if host else command
+            process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            self.processes.append(process)
 
     def outputs(self, seconds: float = 120) -> list[str]:
         """Returns what each rank has printed, once all have ended; ranks that run longer are killed."""
