@@ -53,9 +53,9 @@ class Adapter(ABC, Generic[A]):
     def contiguous(self, x: A) -> A:
         """Returns these values in contiguous memory, complete and without history; copies only if needed."""
 
-    @abstractmethod
     def writable(self, x: A) -> bool:
         """Returns whether ``x`` itself is contiguous memory that may be written."""
+        return bool(x.is_contiguous())  # type: ignore[attr-defined]
 
     def read(self, name: str, x: A, /) -> A:
         """Checks an input and returns it as `contiguous` does."""

@@ -79,9 +79,6 @@ class Tensors(Adapter[Tensor]):
             return as_input(x)
         return self._copies.setdefault(id(x), (as_input(x), x))[0]
 
-    def writable(self, x: Tensor) -> bool:
-        return bool(x.is_contiguous())
-
     def region(self, x: Tensor) -> Region:
         return self._place(x)
 

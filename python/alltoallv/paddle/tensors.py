@@ -102,9 +102,6 @@ class _Tensors(Adapter[Tensor]):
     def address(self, x: Tensor) -> int:
         return x.data_ptr()
 
-    def writable(self, x: Tensor) -> bool:
-        return bool(x.is_contiguous())
-
     check, name, region = staticmethod(check_tensor), staticmethod(core_name), staticmethod(region)
 
     def allocate(self, shape: Sequence[int], dtype: str, like: Tensor) -> Tensor:
