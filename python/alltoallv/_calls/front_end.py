@@ -13,7 +13,7 @@ from alltoallv._calls.collectives import check_rank
 from alltoallv._calls.declared import Made
 from alltoallv._calls.guard import guard
 from alltoallv._calls.handle import Handle
-from alltoallv._calls.objects import ObjectExchange
+from alltoallv._calls.objects import Run
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError
 
@@ -112,12 +112,11 @@ class FrontEnd(ABC, Generic[A, G, H]):
         if not async_op:
             made.call.run(timeout)
             return self.ended(made.result)
-        handle: Any = self.adapter.handle(comm, made.call.submit(timeout), (made,), lambda: made.result)
-        return cast("H", handle)
+        return cast("H", self.adapter.handle(comm, made.call.submit(timeout), (made,), lambda: made.result))
 
     def objects(
         self,
-        declared: Callable[..., ObjectExchange],
+        declared: Callable[..., Run],
         group: G,
         value: Any,
         *,
@@ -142,8 +141,8 @@ class FrontEnd(ABC, Generic[A, G, H]):
                 more["root"] = self.checked_rank(comm, group, *root)
             if check is not None:
                 check(comm.size, more.get("root") == comm.rank)
-            exchange = declared(comm, value, **more)
-        return exchange.run(limit)
+            run = declared(comm, value, **more)
+        return run(limit)
 
     def message(
         self,
@@ -178,7 +177,6 @@ class FrontEnd(ABC, Generic[A, G, H]):
             if waits:
                 message.run()
                 return self.ended(tensor)
-            handle: Any = self.adapter.handle(comm, message.submit(), (used,), lambda: tensor)
-            return cast("H", handle)
+            return cast("H", self.adapter.handle(comm, message.submit(), (used,), lambda: tensor))
 
         return start

@@ -105,16 +105,9 @@ def gloo_environment(hosts: Sequence[Host], rank: int, size: int, port: int) -> 
 
     They do not say which ranks share a host.
     """
-    host = hosts[rank * len(hosts) // size]
-    return {
-        **no_launcher(),
-        "RANK": str(rank),
-        "WORLD_SIZE": str(size),
-        "MASTER_ADDR": hosts[0].address,
-        "MASTER_PORT": str(port),
-        "GLOO_SOCKET_IFNAME": host.interface,
-        "OMP_NUM_THREADS": "1",
-    }
+    interface = hosts[rank * len(hosts) // size].interface
+    env = torchrun_environment(rank, size, size, hosts[0].address, port) | {"GLOO_SOCKET_IFNAME": interface}
+    return {name: value for name, value in env.items() if not name.startswith("LOCAL_")}
 
 
 def no_launcher() -> dict[str, str]:
