@@ -107,7 +107,8 @@ def gloo_environment(hosts: Sequence[Host], rank: int, size: int, port: int) -> 
     """
     interface = hosts[rank * len(hosts) // size].interface
     env = torchrun_environment(rank, size, size, hosts[0].address, port) | {"GLOO_SOCKET_IFNAME": interface}
-    return {name: value for name, value in env.items() if not name.startswith("LOCAL_")}
+    del env["LOCAL_RANK"], env["LOCAL_WORLD_SIZE"]
+    return env
 
 
 def no_launcher() -> dict[str, str]:
