@@ -15,7 +15,7 @@ from alltoallv._calls.handle import Handle
 from alltoallv._calls.regions import Region, as_bytes
 from alltoallv.errors import InvalidTensorError
 
-A = TypeVar("A")  # the framework's tensor
+A = TypeVar("A", bound=Any)  # the framework's tensor
 T = TypeVar("T")
 
 # The modules with the adapters. One is imported when such a tensor is met: no framework is imported before that.
@@ -55,7 +55,7 @@ class Adapter(ABC, Generic[A]):
 
     def writable(self, x: A) -> bool:
         """Returns whether ``x`` itself is contiguous memory that may be written."""
-        return bool(x.is_contiguous())  # type: ignore[attr-defined]
+        return bool(x.is_contiguous())
 
     def read(self, name: str, x: A, /) -> A:
         """Checks an input and returns it as `contiguous` does."""
@@ -68,7 +68,7 @@ class Adapter(ABC, Generic[A]):
 
     def dtype(self, x: A) -> str:
         """Returns the core's name of the tensor's dtype."""
-        return self.name(x.dtype)  # type: ignore[attr-defined]
+        return self.name(x.dtype)
 
     @abstractmethod
     def region(self, x: A, /) -> Region:
@@ -120,7 +120,7 @@ class Adapter(ABC, Generic[A]):
 
     def key(self, x: A) -> tuple[Hashable, ...]:
         """Returns what the set-up of a call depends on, the shape first."""
-        return tuple(x.shape), x.dtype  # type: ignore[attr-defined]
+        return tuple(x.shape), x.dtype
 
     def device(self, x: A) -> str:
         """Returns the kind of the tensor's device: ``"cpu"``, ``"npu"`` or ``"cuda"``."""

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Generic, TypeVar, cast
 
 from alltoallv import _core
 from alltoallv._calls import messages
-from alltoallv._calls.adapters import Adapter
+from alltoallv._calls.adapters import A, Adapter
 from alltoallv._calls.collectives import check_rank
 from alltoallv._calls.declared import Made
 from alltoallv._calls.guard import guard
@@ -17,7 +17,6 @@ from alltoallv._calls.objects import Run
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError
 
-A = TypeVar("A")  # the framework's tensor
 G = TypeVar("G")  # its groups
 H = TypeVar("H", bound=Handle)  # its handles
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
 from alltoallv import _core
-from alltoallv._calls.adapters import Adapter
+from alltoallv._calls.adapters import A, Adapter
 from alltoallv._calls.counts import Counts
 from alltoallv._calls.guard import guard
 from alltoallv._calls.in_step import in_step
@@ -29,7 +29,6 @@ from alltoallv.quantization.spec import (
     grouping_of,
 )
 
-A = TypeVar("A")  # a NumPy array, or a tensor of MindSpore or Paddle
 Call = ReductionCall[A] | RowsCall[A]
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
 import numpy as np
 import numpy.typing as npt
 
 from alltoallv import _core
-from alltoallv._calls.adapters import Adapter
+from alltoallv._calls.adapters import A, Adapter
 from alltoallv._calls.counts import Counts, Layout, as_counts, scaled, shares, split_layout
 from alltoallv._calls.protocol import Member
 from alltoallv._calls.regions import check_apart
@@ -20,7 +20,6 @@ from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.quantization.feedback import Feedback
 from alltoallv.quantization.spec import FLOATS, Options, Quantization, QuantizedReduction
 
-A = TypeVar("A")  # a NumPy array, or a tensor of torch, MindSpore or Paddle
 Floats = npt.NDArray[np.float32]
 SCALES = Options._fields[:3]
 
@@ -40,7 +39,7 @@ def all_reduce(
     adapter: Adapter[A], comm: Member, input: A, options: Options, out: A | None, feedback: Feedback[Any] | None
 ) -> Reduction[A]:
     """Checks and returns a quantized_all_reduce; called under the guard."""
-    x: Any = adapter.read("input", input)
+    x = adapter.read("input", input)
     shape, dtype = tuple(x.shape), adapter.dtype(x)
     how = Quantization.checked(options.format, options.group_size, options.gather, options.op, options.overflow)
     first, second = _scales(adapter, options, how, shape, feedback is not None)
@@ -65,7 +64,7 @@ def reduce_scatter(
     feedback: Feedback[Any] | None,
 ) -> Reduction[A]:
     """Checks and returns a quantized_reduce_scatter of ``recv_counts[j]`` rows for rank j, under the guard."""
-    x: Any = adapter.read("input", input)
+    x = adapter.read("input", input)
     row, dtype = _core.row_size(x.shape), adapter.dtype(x)
     rows = shares("recv_counts", recv_counts, "input", x.shape[0], comm.size)
     how = Quantization.checked(options.format, options.group_size, "full", options.op, options.overflow)
@@ -150,7 +149,7 @@ def rows(
     adapter: Adapter[A], comm: Member, input: A, send_counts: Counts, recv_counts: Counts | None, options: Options
 ) -> Rows[A]:
     """Checks and returns a quantized_all_to_all, under the guard. The default group is the row."""
-    x: Any = adapter.read("input", input)
+    x = adapter.read("input", input)
     length, dtype = _core.row_size(x.shape), adapter.dtype(x)
     most = max(length, 1)
     row = _core.code_formats.get(options.format)
