@@ -34,17 +34,7 @@ _HOMES = {
     "QuantType": "atb.quant_params",
 }
 
-__all__ = [
-    "AllToAllVOperation",
-    "AllToAllVParam",
-    "CommMode",
-    "Communicator",
-    "QuantAllReduceOperation",
-    "QuantAllReduceParam",
-    "QuantType",
-    "empty",
-    "trace",
-]
+__all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import weakref
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -88,7 +89,7 @@ class Communicator:
         options = make_options(domain, timeout, None if backend == "hccl" else check)
         options.rank, options.size = job.rank, job.size
         options.job = f"{job.job_id}#{job.restart_count}"
-        _forget_default(options.domain)
+        _forget_defaults(lambda made: made.domain == options.domain and not made.usable)
         if backend == "hccl":
             return cls(hccl.from_launch(job, options, check))
         if backend == "tcp" or (backend == "auto" and job.several_hosts):
@@ -226,9 +227,7 @@ class Communicator:
         """
         self.core.destroy()
         _release_completed()
-        for backend, made in list(_defaults.items()):
-            if made.core is self.core:
-                _defaults.pop(backend, None)
+        _forget_defaults(lambda made: made.core is self.core)
 
     @property
     def usable(self) -> bool:
@@ -302,9 +301,9 @@ def of_all_hosts() -> Communicator | None:
     return _of_hosts[0] if _of_hosts and _of_hosts[0].usable else None
 
 
-def _forget_default(domain: str) -> None:
+def _forget_defaults(which: Callable[[Communicator], bool]) -> None:
     for backend, made in list(_defaults.items()):
-        if made.domain == domain and not made.usable:
+        if which(made):
             _defaults.pop(backend, None)
 
 

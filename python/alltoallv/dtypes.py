@@ -42,11 +42,7 @@ def item_size(name: str) -> int:
 
 
 def numpy_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
-    """Returns ``numpy.dtype(name)``, where the name may also be one of ml_dtypes'.
-
-    Raises:
-        InvalidTensorError: no such dtype, or one of ml_dtypes, which is not installed.
-    """
+    """Returns ``numpy.dtype(name)``, where the name may also be one of ml_dtypes'; raises if there is none here."""
     try:
         if isinstance(dtype, str) and dtype.startswith(("bfloat", "float8")):
             import ml_dtypes

@@ -7,11 +7,7 @@ from typing import Any
 
 
 def extra(module: str, name: str) -> Any:
-    """Imports and returns a module of the extra ``name``, which is also the part of alltoallv that needs it.
-
-    Raises:
-        ModuleNotFoundError: it is not installed; the message has the pip command.
-    """
+    """Imports and returns a module of the extra ``name``, which is also the part of alltoallv that needs it."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

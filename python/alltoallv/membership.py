@@ -37,9 +37,7 @@ _PATIENCE = 5.0  # seconds between survivors that have found each other
 _identity = secrets.randbits(62)  # of this process; ranks in other containers may share its number
 
 
-def split(
-    comm: Communicator, color: int | None, key: int
-) -> tuple[_core.Communicator, _core.CommunicatorOptions] | None:
+def split(comm: Communicator, color: int | None, key: int) -> Made | None:
     """Returns what `alltoallv.Communicator.split` makes, with the options it is made from."""
     options = _options_like(comm, "split")
     try:

@@ -64,6 +64,12 @@ DISTRIBUTED = {
 }
 
 
+#: The name that a root has in these.
+WRONG_SOURCE = {
+    f"broadcast: from rank {root}": ("InvalidParamError", f"src is {root}, expected 0 <= src < 3") for root in (3, -1)
+}
+
+
 class Column:
     """What every front end's adapter says.
 

@@ -12,6 +12,7 @@ from mindspore import Tensor, ops
 import alltoallv.mindspore as am
 from alltoallv import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError
+from alltoallv.mindspore import distributed as dist
 
 REPETITIONS = 400
 
@@ -107,6 +108,11 @@ def check_errors(comm: Communicator) -> None:
         (lambda: am.reduce_scatter_tensor(ops.ones(2), ops.ones(3), group=comm), InvalidTensorError, "2 times the 2"),
         (lambda: am.all_reduce(x, "mean", comm), InvalidParamError, "mean"),
         (lambda: am.broadcast([1.0], 0, comm), TypeError, "Expected tensor"),
+        (lambda: am.reduce(x, 2, group=comm), InvalidParamError, "dst is 2, expected 0 <= dst < 2"),
+        (lambda: am.gather(x, [x, x], 2, comm), InvalidParamError, "dst is 2, expected 0 <= dst < 2"),
+        (lambda: am.scatter(x, [x, x], 2, comm), InvalidParamError, "src is 2, expected 0 <= src < 2"),
+        (lambda: am.broadcast(x, 2, comm), InvalidParamError, "src is 2, expected 0 <= src < 2"),
+        (lambda: dist.gather(x, [x, x], "1", comm), TypeError, "The dst must be int"),
         (lambda: am.new_group(3), TypeError, "ranks must be list"),
     ):
         with pytest.raises(kind, match=re.escape(text)):

@@ -109,6 +109,8 @@ def others():
     local = [1, 1, 2, 0] if comm.rank == 0 else [0, 2, 1, 1]  # rows for expert e of card j
     received = [1, 1, 0, 2] if comm.rank == 0 else [2, 0, 1, 1]
     scattered = am.global_scatter(x, local, received)
+    with pytest.raises(InvalidParamError, match="dst is 2, expected 0 <= dst < 2"):
+        am.reduce(x, 2)
     return split + 0, gathered + 0, scattered, am.global_gather(scattered, local, received), am.exchange_counts([1, 2])
 
 

@@ -126,8 +126,17 @@ def test_refused_on_all_ranks(ranks: Ranks) -> None:
             ap.gather(x, [paddle.ones([2, 2]), paddle.ones([2, 2], "int32")], 0, comm)
         with pytest.raises((TypeError, InvalidParamError), match="tensor_list is a NoneType, expected a list"):
             ap.scatter(x, None, 0, comm)
-        with pytest.raises(InvalidParamError, match="root is 2"):
-            ap.reduce(x, 2, group=comm)
+        for call, name in (
+            (lambda: ap.reduce(x, 2, group=comm), "dst"),
+            (lambda: ap.gather(x, [], 2, comm), "dst"),
+            (lambda: ap.scatter(x, [x, x], 2, comm), "src"),
+            (lambda: ap.broadcast(x, 2, comm), "src"),
+            (lambda: ap.broadcast_object_list([1], 2, comm), "src"),
+            (lambda: ap.send_object_list([1], 2, comm), "dst"),
+            (lambda: ap.recv_object_list([1], src_in_group=2, group=comm), "src_in_group"),
+        ):
+            with pytest.raises(InvalidParamError, match=f"{name} is 2, expected 0 <= {name} < 2"):
+                call()
         with pytest.raises(PeerMismatchError):
             ap.reduce(x, comm.rank, group=comm)
 

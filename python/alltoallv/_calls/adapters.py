@@ -15,7 +15,7 @@ from alltoallv._calls.handle import Handle
 from alltoallv._calls.regions import Region, as_bytes
 from alltoallv.errors import InvalidTensorError
 
-A = TypeVar("A")  # the framework's tensor
+A = TypeVar("A", bound=Any)  # the framework's tensor
 T = TypeVar("T")
 
 # The modules with the adapters. One is imported when such a tensor is met: no framework is imported before that.
@@ -29,10 +29,7 @@ _found: dict[type, Adapter[Any]] = {}
 
 
 class Adapter(ABC, Generic[A]):
-    """Shows one framework's tensors to the core.
-
-    This base class holds what is the same for all tensors in host memory.
-    """
+    """Shows one framework's tensors to the core; the base class holds what all tensors in host memory share."""
 
     kind: ClassVar[str]  # the framework's kind of tensor, for messages
     tensor: ClassVar[type[Any]]  # the class of its tensors
@@ -54,14 +51,11 @@ class Adapter(ABC, Generic[A]):
 
     @abstractmethod
     def contiguous(self, x: A) -> A:
-        """Returns a tensor of these values in contiguous memory, complete and without history.
+        """Returns these values in contiguous memory, complete and without history; copies only if needed."""
 
-        It copies only if needed.
-        """
-
-    @abstractmethod
     def writable(self, x: A) -> bool:
         """Returns whether ``x`` itself is contiguous memory that may be written."""
+        return bool(x.is_contiguous())
 
     def read(self, name: str, x: A, /) -> A:
         """Checks an input and returns it as `contiguous` does."""
@@ -74,7 +68,7 @@ class Adapter(ABC, Generic[A]):
 
     def dtype(self, x: A) -> str:
         """Returns the core's name of the tensor's dtype."""
-        return self.name(x.dtype)  # type: ignore[attr-defined]
+        return self.name(x.dtype)
 
     @abstractmethod
     def region(self, x: A, /) -> Region:
@@ -86,10 +80,7 @@ class Adapter(ABC, Generic[A]):
 
     @abstractmethod
     def allocate(self, shape: Sequence[int], dtype: str, like: A) -> A:
-        """Returns a new tensor where ``like`` is, in shared memory if that is the host.
-
-        ``dtype`` is the core's name.
-        """
+        """Returns a new tensor of the core's ``dtype`` where ``like`` is, in shared memory if that is the host."""
 
     def new(self, shape: Sequence[int], like: A, *, zero: bool = False) -> A:
         """Returns a new tensor in host memory with the dtype of ``like``, filled with zeros if ``zero`` is true."""
@@ -129,7 +120,7 @@ class Adapter(ABC, Generic[A]):
 
     def key(self, x: A) -> tuple[Hashable, ...]:
         """Returns what the set-up of a call depends on, the shape first."""
-        return tuple(x.shape), x.dtype  # type: ignore[attr-defined]
+        return tuple(x.shape), x.dtype
 
     def device(self, x: A) -> str:
         """Returns the kind of the tensor's device: ``"cpu"``, ``"npu"`` or ``"cuda"``."""
@@ -161,11 +152,7 @@ class Adapter(ABC, Generic[A]):
 
 
 def find(name: str, x: object) -> Adapter[Any]:
-    """Returns the adapter of the framework that ``x`` belongs to.
-
-    Raises:
-        InvalidTensorError: it belongs to none; ``code`` is 5.
-    """
+    """Returns the adapter of the framework that ``x`` belongs to; raises InvalidTensorError if that is none."""
     kind = type(x)
     if kind not in _found:
         roots = (base.__module__.partition(".")[0] for base in kind.__mro__)

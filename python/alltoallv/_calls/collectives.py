@@ -40,18 +40,16 @@ class Ready:
     plan: Any  # a plan of the core, or a `ReductionPlan`
     addresses: tuple[int | None, ...]  # of the input and the output
     keep: object = None  # memory that the call reads beside the caller's
-    timeout: float = -1.0  # seconds; below 0 the communicator's timeout holds
 
-    def run(self, timeout: float | None = None, stream: int = 0) -> None:
+    def run(self, timeout: float = -1.0, stream: int = 0) -> None:
         """Runs the collective; on a device it is enqueued on ``stream``."""
-        limit = self.timeout if timeout is None else timeout
         if stream:
-            self.plan.run(*self.addresses, timeout=limit, stream=stream)
+            self.plan.run(*self.addresses, timeout=timeout, stream=stream)
         else:  # other plans than exchanges and reductions have no streams
-            self.plan.run(*self.addresses, timeout=limit)
+            self.plan.run(*self.addresses, timeout=timeout)
 
-    def submit(self, timeout: float | None = None) -> _core.Work:
-        work: _core.Work = self.plan.submit(*self.addresses, timeout=self.timeout if timeout is None else timeout)
+    def submit(self, timeout: float = -1.0) -> _core.Work:
+        work: _core.Work = self.plan.submit(*self.addresses, timeout=timeout)
         return work
 
 
@@ -84,7 +82,6 @@ def reduce_scatter(
     if len(inputs) == 1:
         _check_whole(dtype, "input", inputs[0], "output", output, comm.size)
         inputs = [(inputs[0][0] + j * output[1], output[1]) for j in range(comm.size)]
-    check_length("the list", inputs, comm.size)
     _check_part(dtype, "output", output, "inputs", inputs, comm.rank)
     check_apart(output, *inputs)
     given = [region for region in inputs if region[1]]
@@ -104,7 +101,6 @@ def all_gather(comm: Communicator, dtype: str, outputs: Sequence[Region], input:
         check_gather_apart(outputs[0], input, comm.rank)
         layout = _core.Request.all_gather(comm.size, [count_of(input, dtype)]).layout
         return Ready(_core.Plan(comm.core, "all_gather_into_tensor", dtype, *layout), (input[0], outputs[0][0]))
-    check_length("the list", outputs, comm.size)
     check_outputs_apart(outputs, "tensor_list")
     _check_part(dtype, "input", input, "outputs", outputs, comm.rank)
     check_apart(input, *outputs)
@@ -164,11 +160,7 @@ def broadcast(comm: Communicator, dtype: str, tensor: Region, root: int) -> Read
 
 
 def broadcast_layout(rank: int, size: int, n: int, root: int) -> tuple[list[int], list[int], list[int], list[int]]:
-    """Returns the layout of ``n`` elements that go from ``root`` to every other rank.
-
-    Raises:
-        InvalidParamError: ``root`` is no rank.
-    """
+    """Returns the layout of ``n`` elements that go from ``root``, if it is a rank, to every other one."""
     check_rank("root", root, size)
     nothing = [0] * size
     moved = [n if rank == root else 0] * size

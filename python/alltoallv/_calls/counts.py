@@ -102,9 +102,6 @@ def read_request(
 
     ``out`` is a tensor or None. ``gradient_later``: the call is asynchronous, and its input wants a gradient.
     ``empty_rows``: the counts of rows without elements may be learnt.
-
-    Raises:
-        InvalidParamError, InvalidTensorError: an argument is wrong, or two do not go together.
     """
     into = None if out is None else out.shape
     request = _core.Request.all_to_all_v(size, shape, send_counts, recv_counts, sdispls, rdispls, unit, into)

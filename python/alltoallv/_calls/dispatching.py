@@ -10,13 +10,13 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from alltoallv._calls import experts
+from alltoallv._calls.adapters import A
 from alltoallv._calls.guard import guard
 from alltoallv._calls.in_step import in_step
 from alltoallv._calls.routing import Load, Routing, chunk_ends
 from alltoallv.communicator import Communicator
 from alltoallv.errors import AllToAllVError, InvalidParamError, PeerLostError
 
-A = TypeVar("A")  # the framework's tensor
 T = TypeVar("T")
 OPERATOR = "all_to_all_v"  # the operator by which rows travel
 
@@ -141,7 +141,7 @@ class Dispatching(ABC, Generic[A]):
                 raise InvalidParamError(
                     f"experts has {len(functions)} entries, expected {len(self.local_experts)}, one per local expert"
                 )
-            ends = chunk_ends(len(tokens), chunks)  # type: ignore[arg-type]
+            ends = chunk_ends(len(tokens), chunks)
             given: Any = [None if x is None else self.parts(x, ends) for x in (tokens, expert_ids, gate_weights)]
 
         def begin(chunk: int, begins: bool) -> Callable[[], Dispatched[A]]:
@@ -171,8 +171,10 @@ class Dispatching(ABC, Generic[A]):
                     finish()
                 raise
             combined = [finish() for finish in leaving]
-        result: Any = combined[0] if chunks == 1 else self.joined(combined)
-        return result if shared is None else result + beside  # type: ignore[no-any-return]
+        result = combined[0] if chunks == 1 else self.joined(combined)
+        if shared is not None:
+            result = result + beside
+        return result
 
     def _outputs_of(self, functions: Any, rows: A, counts: Any) -> A:
         if not isinstance(functions, Iterable):

@@ -12,8 +12,9 @@ import numpy.typing as npt
 
 from alltoallv import _core
 from alltoallv._calls import experts, linear, signature
+from alltoallv._calls.adapters import A
 from alltoallv._calls.counts import Counts, Unit, packed, read_request
-from alltoallv._calls.front_end import A, FrontEnd, G, H
+from alltoallv._calls.front_end import FrontEnd, G, H
 from alltoallv._calls.guard import guard
 from alltoallv._calls.linear import Learning, Linear, Map, Submitted, Transfer
 from alltoallv._calls.regions import check_apart, check_gather_apart
@@ -121,9 +122,11 @@ class Exchanges(FrontEnd[A, G, H]):
         self.exchange_counts, self.all_to_all_single = exchange_counts, all_to_all_single
         self.all_gather_into_tensor = all_gather_into_tensor
 
-    @abstractmethod
     def check(self, name: str, x: Any) -> A:
         """Checks an input and returns it; a value that can be made a tensor may become one."""
+        self.adapter.check(name, x)
+        self.adapter.dtype(x)  # raises for one that the core does not know
+        return x  # type: ignore[no-any-return]
 
     def started(self, comm: Communicator, made: tuple[A | None, Any], input: Any) -> tuple[A | None, H]:
         """Returns the output of an asynchronous call that the core has started, with the front end's handle."""
@@ -165,7 +168,7 @@ class Exchanges(FrontEnd[A, G, H]):
         with guard(comm, operator):
             self.check_async(async_op)
             limit = _core.read_timeout(timeout)
-            x: Any = self.check("input", input)
+            x = self.check("input", input)
             wants_grad = self.tracks(x)
             if out is not None and wants_grad:
                 self.check_tracked_output()
@@ -190,7 +193,7 @@ class Exchanges(FrontEnd[A, G, H]):
     def run(self, x: A, call: Linear[A], out: A | None, name: str, async_op: bool) -> Any:
         """Runs the call; returns the output, ``out`` if given, and with ``async_op=True`` the handle, too."""
         if out is not None and self.tracks(x, out):  # a handle is then already done
-            call = replace(call, shape_out=tuple(out.shape))  # type: ignore[attr-defined]
+            call = replace(call, shape_out=tuple(out.shape))
             self.assign(name, out, self.apply(x, call), call.kept())
             return (out, self.adapter.done(out)) if async_op else out
         if out is not None or not self.tracks(x):
@@ -201,11 +204,8 @@ class Exchanges(FrontEnd[A, G, H]):
         return self.apply(x, begun), begun.handle
 
     def _check_pair(self, name: str, x: A, out_name: str, out: Any, tracked: bool = False) -> A:
-        """Raises if the output is of another kind or overlaps the input.
-
-        It returns the input, contiguous unless a gradient is tracked.
-        """
-        whole = self.adapter.contiguous(x)
+        """Checks an output against its input, and returns the input, contiguous unless a gradient is tracked."""
+        whole: A = self.adapter.contiguous(x)
         self.adapter.check_output(out_name, out, whole)
         if not self.adapter.queues():
             check_apart(self.adapter.region(out), self.adapter.region(whole))
@@ -225,17 +225,14 @@ class Exchanges(FrontEnd[A, G, H]):
         timeout: float | None,
         names: tuple[str, str, str, str] = ("output", "input", "output_split_sizes", "input_split_sizes"),
     ) -> Any:
-        """Runs an all_to_all_single.
-
-        ``names`` are the names of its arguments. It returns the output, and with ``async_op=True`` the handle, too.
-        """
+        """Runs an all_to_all_single of arguments with these ``names``; returns what `run` does."""
         with guard(comm, "all_to_all_single"):
             self.check_async(async_op)
             limit = _core.read_timeout(timeout)
-            x: Any = self.check(names[1], input)
+            x = self.check(names[1], input)
             tracked = self.tracks(x, output)
             x = self._check_pair(names[1], x, names[0], output, tracked)
-            shape_in, shape_out = tuple(x.shape), tuple(output.shape)  # type: ignore[attr-defined]
+            shape_in, shape_out = tuple(x.shape), tuple(output.shape)
             request = _core.Request.all_to_all_single(comm.size, shape_out, shape_in, *splits, names)
         about = "all_to_all_single", shape_in, shape_out, request.layout, request.row
         return self.run(x, Transfer(self.adapter, comm, *about, timeout=limit), output, names[0], async_op)
@@ -250,14 +247,11 @@ class Exchanges(FrontEnd[A, G, H]):
         timeout: float | None,
         names: tuple[str, str],
     ) -> Any:
-        """Gathers all ranks' inputs, of one shape, into ``out`` or stacked.
-
-        It returns the output, and with ``async_op=True`` a handle, too.
-        """
+        """Gathers all ranks' inputs, of one shape, into ``out`` or stacked; returns what `run` does."""
         with guard(comm, operator):
             self.check_async(async_op)
             limit = _core.read_timeout(timeout)
-            x: Any = self.check(names[1], input)
+            x = self.check(names[1], input)
             whole = self.adapter.contiguous(x)
             shape = (comm.size, *x.shape)
             if out is not None or operator == "all_gather_into_tensor":

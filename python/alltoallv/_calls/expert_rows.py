@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
 import numpy as np
 import numpy.typing as npt
 
 from alltoallv._calls import experts, signature
-from alltoallv._calls.adapters import Adapter
+from alltoallv._calls.adapters import A, Adapter
 from alltoallv._calls.counts import Counts
 from alltoallv._calls.exchanges import Exchanges
 from alltoallv._calls.experts import Matrix
@@ -18,7 +18,6 @@ from alltoallv._calls.regions import as_bytes
 from alltoallv._calls.signature import described
 from alltoallv.communicator import Communicator
 
-A = TypeVar("A")  # the framework's tensor
 G = Any  # its groups
 Order = npt.NDArray[np.int64]
 
@@ -31,7 +30,7 @@ class Permutation(Map[A]):
 
     def run(self, input: A) -> A:
         adapter, x = self._adapter, self._adapter.contiguous(input)
-        out = adapter.new(x.shape, x)  # type: ignore[attr-defined]
+        out = adapter.new(x.shape, x)
         source, target = (as_bytes(adapter.region(rows)).reshape(len(self._order), -1) for rows in (x, out))
         np.take(source, self._order, axis=0, out=target)
         return out
@@ -53,7 +52,8 @@ class ExpertRows(Generic[A]):
             if comm is None:
                 return None  # type: ignore[return-value]
             x, local, global_ = self._checked("global_scatter", comm, x, local_count, global_count, "local_count")
-            return self._transposed(self._exchanged(x, local.sum(1), global_.sum(1), comm), global_)
+            arrived = front_end.all_to_all_v(x, local.sum(1), global_.sum(1), unit="row", group=comm)
+            return self._transposed(arrived, global_)
 
         @described(signature.global_gather)
         def global_gather(x: A, local_count: Counts, global_count: Counts, group: G = None) -> A:
@@ -63,7 +63,7 @@ class ExpertRows(Generic[A]):
             x, local, global_ = self._checked("global_gather", comm, x, local_count, global_count, "global_count")
             with guard(comm, "all_to_all_v"):
                 x = self._transposed(x, global_.T)
-            return self._exchanged(x, global_.sum(1), local.sum(1), comm)
+            return front_end.all_to_all_v(x, global_.sum(1), local.sum(1), unit="row", group=comm)
 
         self.global_scatter, self.global_gather = global_scatter, global_gather
 
@@ -73,7 +73,7 @@ class ExpertRows(Generic[A]):
 
     def permuted(self, x: A, order: Order) -> A:
         """Returns the rows in another order: row n of the result is row ``order[n]``."""
-        call = Permutation(self.front_end.adapter, order)
+        call: Permutation[A] = Permutation(self.front_end.adapter, order)
         return self.front_end.apply(x, call) if self.front_end.tracks(x) else call.run(x)
 
     def _checked(
@@ -82,14 +82,11 @@ class ExpertRows(Generic[A]):
         """Returns the rows and the counts as [card, expert] matrices, on which all cards agree expert by expert."""
         with guard(comm, operator):
             x = self.check(x, {"local_count": local_count, "global_count": global_count})
-            shape = tuple(x.shape)  # type: ignore[attr-defined]
+            shape = tuple(x.shape)
             local, global_ = experts.read(comm.size, shape, local_count, global_count, rows_of_x)
         experts.agree(self.front_end.host(comm), operator, local, global_)
         return x, local, global_
 
-    def _exchanged(self, x: A, sends: Counts, recvs: Counts, comm: Communicator) -> A:
-        return self.front_end.all_to_all_v(x, sends, recvs, unit="row", group=comm)
-
     def _transposed(self, x: A, counts: Matrix) -> A:
         order = experts.transposition(counts)
-        return x if order is None or 0 in x.shape else self.permuted(x, order)  # type: ignore[attr-defined]
+        return x if order is None or 0 in x.shape else self.permuted(x, order)

@@ -8,16 +8,15 @@ from typing import Any, ClassVar, Generic, TypeVar, cast
 
 from alltoallv import _core
 from alltoallv._calls import messages
-from alltoallv._calls.adapters import Adapter
+from alltoallv._calls.adapters import A, Adapter
 from alltoallv._calls.collectives import check_rank
 from alltoallv._calls.declared import Made
 from alltoallv._calls.guard import guard
 from alltoallv._calls.handle import Handle
-from alltoallv._calls.objects import ObjectExchange
+from alltoallv._calls.objects import Run
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError
 
-A = TypeVar("A")  # the framework's tensor
 G = TypeVar("G")  # its groups
 H = TypeVar("H", bound=Handle)  # its handles
 
@@ -39,6 +38,12 @@ class FrontEnd(ABC, Generic[A, G, H]):
     def rank_in(self, group: G, rank: Any, name: str) -> Any:
         """Returns the group's number of ``rank``, which the caller gave as the argument ``name``."""
         return rank
+
+    def checked_rank(self, comm: Communicator, group: G, name: str, rank: Any) -> Any:
+        """Returns `rank_in`; raises if there is no such rank."""
+        number = self.rank_in(group, rank, name)
+        check_rank(name, number, comm.size)
+        return number
 
     def reduction(self, op: Any) -> str:
         """Returns the core's name of a reduction."""
@@ -80,11 +85,11 @@ class FrontEnd(ABC, Generic[A, G, H]):
             self.check_async(async_op)
             limit = _core.read_timeout(timeout)
             if root is not None:
-                more["root"] = self.rank_in(group, root[1], root[0])
+                more["root"] = self.checked_rank(comm, group, *root)
             if "op" in more:
                 more["op"] = self.reduction(more["op"])
-            made = self.prepare(declared, comm, arguments, more, limit, gradient)
-        return self.start(comm, made, async_op)
+            made = self.prepare(declared, comm, arguments, more, gradient)
+        return self.start(comm, made, async_op, limit)
 
     def prepare(
         self,
@@ -92,28 +97,25 @@ class FrontEnd(ABC, Generic[A, G, H]):
         comm: Communicator,
         arguments: tuple[Any, ...],
         more: dict[str, Any],
-        timeout: float,
         gradient: Any,
     ) -> Any:
         """Checks the arguments; returns what `start` takes. ``gradient`` says how outputs get one, if they can."""
         made = declared(self.adapter, comm, *arguments, **more)
-        made.call.timeout = timeout
         if self.adapter.tracks_writes:
             for output in made.outputs:
                 self.adapter.writes(output)
         return made
 
-    def start(self, comm: Communicator, made: Any, async_op: bool) -> H | None:
+    def start(self, comm: Communicator, made: Any, async_op: bool, timeout: float) -> H | None:
         """Runs the call, or submits it and returns the handle."""
         if not async_op:
-            made.call.run()
+            made.call.run(timeout)
             return self.ended(made.result)
-        handle: Any = self.adapter.handle(comm, made.call.submit(), (made,), lambda: made.result)
-        return cast("H", handle)
+        return cast("H", self.adapter.handle(comm, made.call.submit(timeout), (made,), lambda: made.result))
 
     def objects(
         self,
-        declared: Callable[..., ObjectExchange],
+        declared: Callable[..., Run],
         group: G,
         value: Any,
         *,
@@ -135,12 +137,11 @@ class FrontEnd(ABC, Generic[A, G, H]):
         with guard(comm, declared.__name__):
             limit = _core.read_timeout(timeout)
             if root is not None:
-                more["root"] = self.rank_in(group, root[1], root[0])
-                check_rank(root[0], more["root"], comm.size)
+                more["root"] = self.checked_rank(comm, group, *root)
             if check is not None:
                 check(comm.size, more.get("root") == comm.rank)
-            exchange = declared(comm, value, **more)
-        return exchange.run(limit)
+            run = declared(comm, value, **more)
+        return run(limit)
 
     def message(
         self,
@@ -164,8 +165,7 @@ class FrontEnd(ABC, Generic[A, G, H]):
         comm = self.enter(group)
         if comm is None:
             return lambda: None
-        rank = self.rank_in(group, peer[1], peer[0])
-        check_rank(peer[0], rank, comm.size)  # None, any rank, is none that these front ends have
+        rank = self.checked_rank(comm, group, *peer)  # None, any rank, is none that these front ends have
         if not to_itself and rank == comm.rank:
             raise InvalidParamError(f"{peer[0]} is {rank}, this rank itself, expected another one")
         message, used = messages.message(self.messenger or self.adapter, comm, operator, tensor, rank, tag, waits=waits)
@@ -176,7 +176,6 @@ class FrontEnd(ABC, Generic[A, G, H]):
             if waits:
                 message.run()
                 return self.ended(tensor)
-            handle: Any = self.adapter.handle(comm, message.submit(), (used,), lambda: tensor)
-            return cast("H", handle)
+            return cast("H", self.adapter.handle(comm, message.submit(), (used,), lambda: tensor))
 
         return start

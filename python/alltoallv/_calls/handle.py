@@ -22,15 +22,7 @@ class Handle:
         communicator.keep(self)
 
     def _wait(self, timeout: float | None = None) -> Any:
-        """Blocks until the operator is done; returns its output.
-
-        Args:
-            timeout: Seconds; None waits as long as the communicator's own timeout allows.
-
-        Raises:
-            CommTimeoutError: not done after ``timeout``; it is still under way and may be waited for again.
-            AllToAllVError: whatever the operator raised.
-        """
+        """Does what `wait` does, and returns the output. None: as long as the communicator's own timeout allows."""
         try:
             with self._waiting():
                 done = self._core.wait(-1.0 if timeout is None else float(timeout))

@@ -9,20 +9,18 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
 import numpy as np
 import numpy.typing as npt
 
 from alltoallv import _core
-from alltoallv._calls.adapters import Adapter
+from alltoallv._calls.adapters import A, Adapter
 from alltoallv._calls.counts import Layout, even_parts, overlap, packed
 from alltoallv._calls.guard import guard
 from alltoallv._calls.handle import Handle
 from alltoallv._calls.reductions import ReductionPlan
 from alltoallv.communicator import Communicator
-
-A = TypeVar("A")  # the framework's tensor
 
 
 class Map(ABC, Generic[A]):

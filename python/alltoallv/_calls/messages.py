@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from alltoallv import _core
-from alltoallv._calls.adapters import Adapter
+from alltoallv._calls.adapters import A, Adapter
 from alltoallv._calls.collectives import check_rank, count_of
 from alltoallv._calls.counts import integer
 from alltoallv._calls.regions import Region
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError
 
-A = TypeVar("A")  # a framework's tensor
 ANY_RANK = -1
 _TAGS = 2**31
 

@@ -17,59 +17,57 @@ from alltoallv._calls.counts import packed
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError
 
+Run = Callable[[float], Any]  # returns an exchange's result; takes the timeout, below 0 for the communicator's
 
-class ObjectExchange:
-    """An exchange of objects, made under the guard: ``sends[j]`` bytes from ``sdispls[j]`` of ``data`` go to rank j.
 
-    ``result`` makes the call's result of the objects that arrived, by rank.
+def _exchange(
+    comm: Communicator,
+    operator: str,
+    data: bytes,
+    sends: Sequence[int],
+    sdispls: Sequence[int] | None = None,
+    root: int = 0,
+    result: Callable[[list[Any]], Any] = lambda arrived: arrived,
+) -> Run:
+    """Plans an exchange, under the guard: ``sends[j]`` bytes from ``sdispls[j]`` of ``data`` go to rank j.
+
+    ``result`` makes the call's result of the objects that arrive, by rank.
     """
+    begins = [0] * comm.size if sdispls is None else sdispls
+    plan = _core.Plan(comm.core, operator, "uint8", sends, begins, [], [], root)
+    array = np.frombuffer(data, np.uint8)
 
-    def __init__(
-        self,
-        comm: Communicator,
-        operator: str,
-        data: bytes,
-        sends: Sequence[int],
-        sdispls: Sequence[int] | None = None,
-        root: int = 0,
-        result: Callable[[list[Any]], Any] = lambda arrived: arrived,
-    ) -> None:
-        begins = [0] * comm.size if sdispls is None else sdispls
-        self._plan = _core.Plan(comm.core, operator, "uint8", sends, begins, [], [], root)
-        self._data, self._result = np.frombuffer(data, np.uint8), result
+    def run(timeout: float) -> Any:
+        block, sizes = plan.run_learning(_core.buffer_address(array), timeout)
+        return result(loads(memory.from_block(block, (sum(sizes),), np.dtype(np.uint8)).data, sizes))
 
-    def run(self, timeout: float = -1.0) -> Any:
-        """Returns the result. ``timeout`` is in seconds; below 0 the communicator's own holds."""
-        block, sizes = self._plan.run_learning(_core.buffer_address(self._data), timeout)
-        return self._result(loads(memory.from_block(block, (sum(sizes),), np.dtype(np.uint8)).data, sizes))
+    return run
 
 
-def all_gather(comm: Communicator, value: Any) -> ObjectExchange:
+def all_gather(comm: Communicator, value: Any) -> Run:
     """Returns every rank's object to every rank, in a list."""
     data = pickled("value", value)
-    return ObjectExchange(comm, "all_gather", data, [len(data)] * comm.size)
+    return _exchange(comm, "all_gather", data, [len(data)] * comm.size)
 
 
-def broadcast(comm: Communicator, value: Any, root: int) -> ObjectExchange:
+def broadcast(comm: Communicator, value: Any, root: int) -> Run:
     """Returns the root's object to every rank: to the root the object itself."""
     mine = comm.rank == root
     data = pickled("value", value) if mine else b""
     sends = [len(data) * (j != comm.rank) for j in range(comm.size)]
-    return ObjectExchange(
-        comm, "broadcast", data, sends, root=root, result=lambda arrived: value if mine else arrived[root]
-    )
+    return _exchange(comm, "broadcast", data, sends, root=root, result=lambda arrived: value if mine else arrived[root])
 
 
-def gather(comm: Communicator, value: Any, root: int) -> ObjectExchange:
+def gather(comm: Communicator, value: Any, root: int) -> Run:
     """Returns every rank's object to the root, in a list, and None to the other ranks."""
     data = pickled("value", value)
     sends = [len(data) * (j == root) for j in range(comm.size)]
-    return ObjectExchange(
+    return _exchange(
         comm, "gather", data, sends, root=root, result=lambda arrived: arrived if comm.rank == root else None
     )
 
 
-def scatter(comm: Communicator, values: Sequence[Any] | None, root: int, name: str = "values") -> ObjectExchange:
+def scatter(comm: Communicator, values: Sequence[Any] | None, root: int, name: str = "values") -> Run:
     """Returns one of the root's objects to each rank; on other ranks the argument ``name`` is not used."""
     parts = [b""] * comm.size
     if comm.rank == root:
@@ -77,9 +75,7 @@ def scatter(comm: Communicator, values: Sequence[Any] | None, root: int, name: s
             raise InvalidParamError(f"{name} is {values!r}, expected {comm.size} objects on the root, one per rank")
         parts = [pickled(f"{name}[{j}]", value) for j, value in enumerate(values)]
     sends = [len(part) for part in parts]
-    return ObjectExchange(
-        comm, "scatter", b"".join(parts), sends, packed(sends), root, result=lambda arrived: arrived[root]
-    )
+    return _exchange(comm, "scatter", b"".join(parts), sends, packed(sends), root, result=lambda arrived: arrived[root])
 
 
 def send(comm: Communicator, values: Sequence[Any], dst: int, tag: int = 0, timeout: float = -1.0) -> None:
@@ -103,11 +99,7 @@ def recv(comm: Communicator, number: int, src: int | None, tag: int = 0, timeout
 
 
 def pickled(name: str, value: Any) -> bytes:
-    """Returns the object's bytes.
-
-    Raises:
-        InvalidParamError: it has none.
-    """
+    """Returns the object's bytes; raises InvalidParamError if it has none."""
     try:
         return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
     except Exception as error:  # pickle raises many classes

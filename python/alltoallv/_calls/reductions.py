@@ -15,15 +15,9 @@ OTHERS = frozenset(name for name, dtype in _core.dtypes.items() if dtype.arithme
 
 
 def check_reduction(op: object, dtype: str, shown: object = None) -> None:
-    """Checks the operation under the guard: if the core alone refused it, the peers would wait.
+    """Raises InvalidParamError for an ``op`` that is none, or is not defined for a dtype, by the core's name.
 
-    Args:
-        op: The operation that the user gave.
-        dtype: The core's name of a dtype.
-        shown: The user's name for the dtype, if that is another.
-
-    Raises:
-        InvalidParamError: no such operation, or not for this dtype.
+    It is called under the guard: if the core alone refused it, the peers would wait. ``shown``: the user's dtype.
     """
     if op not in OPS:
         raise InvalidParamError(f"op is {op!r}, expected {', '.join(OPS[:-1])} or {OPS[-1]}")

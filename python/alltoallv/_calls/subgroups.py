@@ -33,11 +33,7 @@ def place_of(rank: object, members: Sequence[int], name: str) -> int:
 
 
 def of_host(group: Communicator) -> Communicator:
-    """Returns the communicator that a caller gave for tensors in host memory; HCCL would read them as a device's.
-
-    Raises:
-        InvalidParamError: its ranks exchange memory of devices.
-    """
+    """Returns a communicator given for tensors in host memory; refuses HCCL's, which reads them as a device's."""
     if group.host_core is None:
         raise InvalidParamError(f"group has backend {group.backend!r}, expected one for tensors in host memory")
     return group

@@ -15,14 +15,13 @@ to be started by another one comes first, so that ``srun`` may start one ``torch
 8. Slurm's srun: ``SLURM_PROCID``, ``SLURM_STEP_NUM_TASKS``, ``SLURM_STEP_ID``;
 9. none: rank 0 of 1.
 
-Variables that are malformed or contradict each other raise :class:`~alltoallv.errors.InvalidParamError`.
+Variables that are malformed, incomplete or contradict each other raise InvalidParamError.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
 from dataclasses import replace
 
 from alltoallv.errors import InvalidParamError
@@ -35,12 +34,7 @@ _LOCAL_SIZE = "ALLTOALLV_LOCAL_WORLD_SIZE"
 
 
 def detect(environ: Environ | None = None) -> Launch:
-    """Reads the launcher's variables from ``environ`` (default: ``os.environ``).
-
-    Raises:
-        InvalidParamError: variables are malformed, incomplete or contradict each other; the message names the
-            variable, its value and what was expected.
-    """
+    """Reads the launcher's variables from ``environ`` (default: ``os.environ``)."""
     env = os.environ if environ is None else environ
     for read in _READERS:
         launch = read(env)
@@ -62,17 +56,9 @@ def _own(env: Environ) -> Launch | None:
             "ALLTOALLV_RANK is set but ALLTOALLV_JOB_ID is not: expected a text that is equal on all ranks "
             "of this job and different from every other job's"
         )
-    return Launch(
-        "alltoallv",
-        rank,
-        size,
-        integer(env, "ALLTOALLV_LOCAL_RANK", rank),
-        f"alltoallv:{job}",
-        integer(env, "ALLTOALLV_RESTART_COUNT", 0),
-        optional(env, _LOCAL_SIZE),
-        env.get("MASTER_ADDR", ""),
-        integer(env, "MASTER_PORT", 0),
-    )
+    local_rank, restarts = integer(env, "ALLTOALLV_LOCAL_RANK", rank), integer(env, "ALLTOALLV_RESTART_COUNT", 0)
+    local_size, root = optional(env, _LOCAL_SIZE), (env.get("MASTER_ADDR", ""), integer(env, "MASTER_PORT", 0))
+    return Launch("alltoallv", rank, size, local_rank, f"alltoallv:{job}", restarts, local_size, *root)
 
 
 def _torchrun(env: Environ) -> Launch | None:
@@ -82,17 +68,9 @@ def _torchrun(env: Environ) -> Launch | None:
     address, port = env.get("MASTER_ADDR", ""), integer(env, "MASTER_PORT", 0)
     run = env.get("TORCHELASTIC_RUN_ID", "")
     job = f"{run}@{address}:{port}" if run or (address and port) else launcher_process("RANK")
-    return Launch(
-        "torchrun",
-        rank,
-        size,
-        integer(env, "LOCAL_RANK", rank),
-        f"torchrun:{job}",
-        integer(env, "TORCHELASTIC_RESTART_COUNT", 0),
-        optional(env, "LOCAL_WORLD_SIZE"),
-        address,
-        port,
-    )
+    local_rank, restarts = integer(env, "LOCAL_RANK", rank), integer(env, "TORCHELASTIC_RESTART_COUNT", 0)
+    local_size = optional(env, "LOCAL_WORLD_SIZE")
+    return Launch("torchrun", rank, size, local_rank, f"torchrun:{job}", restarts, local_size, address, port)
 
 
 def _msrun(env: Environ) -> Launch | None:
@@ -151,14 +129,9 @@ def _openmpi(env: Environ) -> Launch | None:
     rank, size = required(env, "OMPI_COMM_WORLD_RANK"), required(env, "OMPI_COMM_WORLD_SIZE")
     # Both names hold the pid of mpirun, so they need that pid's namespace to be unique between containers.
     job = env.get("PMIX_NAMESPACE") or env.get("OMPI_MCA_ess_base_jobid") or launcher_process("OMPI_COMM_WORLD_RANK")
-    return Launch(
-        "openmpi",
-        rank,
-        size,
-        integer(env, "OMPI_COMM_WORLD_LOCAL_RANK", rank),
-        f"openmpi:{job}:{pid_namespace()}",
-        local_size=optional(env, "OMPI_COMM_WORLD_LOCAL_SIZE"),
-    )
+    local_rank = integer(env, "OMPI_COMM_WORLD_LOCAL_RANK", rank)
+    local_size = optional(env, "OMPI_COMM_WORLD_LOCAL_SIZE")
+    return Launch("openmpi", rank, size, local_rank, f"openmpi:{job}:{pid_namespace()}", local_size=local_size)
 
 
 def _pmi(env: Environ) -> Launch | None:
@@ -252,16 +225,7 @@ def _tasks_here(env: Environ) -> int | None:
     return counts[node]
 
 
-_READERS: tuple[Callable[[Environ], Launch | None], ...] = (
-    _own,
-    _torchrun,
-    _msrun,
-    _paddle,
-    _openmpi,
-    _pmi,
-    _rank_table,
-    _slurm,
-)
+_READERS = (_own, _torchrun, _msrun, _paddle, _openmpi, _pmi, _rank_table, _slurm)
 
 
 def _table(env: Environ) -> str:

@@ -79,11 +79,7 @@ class Launch:
     def root(self) -> tuple[str, int]:
         """Returns host and port at which rank 0 listens for ranks of other hosts.
 
-        The port is ``ALLTOALLV_ROOT_PORT``, or the one after the launcher's.
-
-        Raises:
-            BackendUnavailableError: neither the launcher nor MASTER_ADDR and MASTER_PORT give them.
-            InvalidParamError: a variable is no port.
+        The port is ``ALLTOALLV_ROOT_PORT``, or the one after the launcher's or ``MASTER_PORT``.
         """
         address = self.master_addr if self.master_port else os.environ.get("MASTER_ADDR", self.master_addr)
         near = self.master_port or integer(os.environ, "MASTER_PORT", 0)

@@ -72,11 +72,7 @@ class RankTable:
 
     @classmethod
     def load(cls, path: str) -> RankTable:
-        """Reads and checks ``path``.
-
-        Raises:
-            InvalidParamError: the file cannot be read, is not JSON, or is not a usable rank table.
-        """
+        """Reads ``path``; raises InvalidParamError unless it is a usable rank table."""
         try:
             with open(path, "rb") as file:
                 content = file.read()

@@ -25,11 +25,7 @@ def optional(env: Environ, *names: str) -> int | None:
 
 
 def port(name: str, default: int) -> int:
-    """Returns the number of a port from the environment.
-
-    Raises:
-        InvalidParamError: it, or ``default`` in its place, is not in 1..65535.
-    """
+    """Returns the number of a port from the environment, or ``default``; raises if that is none."""
     number = integer(os.environ, name, default)
     if not 1 <= number <= 65535:
         given = "is" if name in os.environ else "is not set, which means"

@@ -46,8 +46,7 @@ def refuse_timeout(timeout: float | None) -> None:
 def learnt(comm: Communicator, sends: Sequence[int]) -> list[int]:
     """Returns the receive counts that follow from all ranks' send counts, after the calls in MindSpore's queue."""
     executor.sync()  # the ranks agree about those over the same communicator
-    counts: list[int] = exchange_counts(on_host(comm), sends).tolist()
-    return counts
+    return exchange_counts(on_host(comm), sends).tolist()
 
 
 class Tensors(Adapter[Tensor]):
@@ -80,15 +79,11 @@ class Tensors(Adapter[Tensor]):
             return as_input(x)
         return self._copies.setdefault(id(x), (as_input(x), x))[0]
 
-    def writable(self, x: Tensor) -> bool:
-        return bool(x.is_contiguous())
-
     def region(self, x: Tensor) -> Region:
         return self._place(x)
 
     def address(self, x: Tensor) -> int:
-        address: int = x.data_ptr()
-        return address
+        return x.data_ptr()
 
     def from_block(self, block: _core.Block, shape: Sequence[int], like: Tensor) -> Tensor:
         return from_block(block, shape, like.dtype)
@@ -124,8 +119,7 @@ class Tensors(Adapter[Tensor]):
         device_op.enqueue(lambda place, stream: start(place(x), place(out), stream), [out], [x])
 
     def engine(self, x: Tensor, member: Any) -> Communicator:
-        made: Communicator = member
-        return made
+        return member
 
     def check_place(self, engine: Any, *tensors: Tensor) -> None:
         """All tensors of the process lie where MindSpore computes."""

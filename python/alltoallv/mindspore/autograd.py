@@ -122,9 +122,6 @@ def assign(name: str, output: Tensor, values: Tensor, kept: Any = None) -> None:
     """Copies values into a caller's tensor; gradients of the tensor then flow to ``values``.
 
     ``kept`` is true where the tensor keeps its own value, or None if it keeps no value.
-
-    Raises:
-        InvalidTensorError: MindSpore cannot follow the gradient of this tensor.
     """
     if output.untyped_storage().nbytes() != output.nbytes:
         raise InvalidTensorError(

@@ -23,12 +23,7 @@ class Call:
     """
 
     def __init__(
-        self,
-        declared: Callable[..., Made],
-        comm: Communicator,
-        arguments: tuple[Any, ...],
-        more: dict[str, Any],
-        timeout: float = -1.0,
+        self, declared: Callable[..., Made], comm: Communicator, arguments: tuple[Any, ...], more: dict[str, Any]
     ) -> None:
         self._comm, self._queued = comm, in_queue()
         if self._queued:
@@ -41,9 +36,8 @@ class Call:
         else:
             settle()
             self.made = declared(SETTLED, comm, *arguments, **more)
-        self.made.call.timeout = timeout
 
-    def start(self, async_op: bool = False) -> CommHandle | None:
+    def start(self, async_op: bool = False, timeout: float = -1.0) -> CommHandle | None:
         """Runs the call, or submits it."""
         made = self.made
         if self._queued:
@@ -51,8 +45,8 @@ class Call:
             device_op.enqueue(lambda place, stream: self._declare(place).call.run(stream=stream), *tensors)
             return Done(made.result) if async_op else None
         if async_op:
-            return CommHandle(self._comm, made.call.submit(), (made,), lambda: made.result)
-        made.call.run()
+            return CommHandle(self._comm, made.call.submit(timeout), (made,), lambda: made.result)
+        made.call.run(timeout)
         return None
 
 

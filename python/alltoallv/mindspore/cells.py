@@ -33,22 +33,11 @@ from alltoallv.mindspore.graph_quantized import Steps, StraightSteps, shaped
 from alltoallv.mindspore.group import Group
 from alltoallv.mindspore.tensors import core_name, in_queue, target
 from alltoallv.quantization.functions import Quantized
-from alltoallv.quantization.spec import QuantizedReduction
+from alltoallv.quantization.spec import Options, QuantizedReduction
 
 _OUTPUTS = {1: mindspore.float16, 0: mindspore.float32, 27: mindspore.bfloat16}  # key: ACL's number of the dtype
 _ON_ARRAYS: Quantized[Array] = Quantized(ARRAYS, groups.resolve)  # on what MindSpore passes in
-#: Arguments of the functions that are no options of the cells.
-_OTHERS = [
-    "input",
-    "send_counts",
-    "recv_counts",
-    "error_feedback",
-    "quantize_gradient",
-    "out",
-    "group",
-    "async_op",
-    "timeout",
-]
+_OPTIONS = {"bits", *Options._fields} - {"quantize_gradient"}  # of the cells, where the function has them
 
 
 class AllToAllVCell(AllToAllV):
@@ -163,7 +152,7 @@ class _Options(nn.Cell):
 
     def __init__(self, group: Group, options: dict[str, Any], **counts: Any) -> None:
         super().__init__()
-        known = [name for name in signature(getattr(quantized, self.function)).parameters if name not in _OTHERS]
+        known = [name for name in signature(getattr(quantized, self.function)).parameters if name in _OPTIONS]
         for name in options:
             if name not in known:
                 raise TypeError(f"{type(self).__name__} has no option {name!r}, expected one of {', '.join(known)}")

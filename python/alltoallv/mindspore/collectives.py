@@ -16,7 +16,6 @@ from mindspore import Tensor, ops
 
 from alltoallv import _core
 from alltoallv._calls import collectives, declared, signature
-from alltoallv._calls.collectives import check_rank
 from alltoallv._calls.counts import Counts, scaled, shares
 from alltoallv._calls.declared import Made
 from alltoallv._calls.guard import guard
@@ -215,7 +214,7 @@ def broadcast(tensor: Tensor, src: int, group: Group = None, async_op: bool = Fa
     """
 
     def gradient(comm: Communicator, made: Made) -> Values:
-        return lambda: [Broadcast.apply(tensor, comm, groups.rank_in(group, src))]
+        return lambda: [Broadcast.apply(tensor, comm, groups.rank_in(group, src, "src"))]
 
     return front_end.call(declared.broadcast, group, async_op, tensor, root=("src", src), gradient=gradient)
 
@@ -232,8 +231,7 @@ def reduce(tensor: Tensor, dst: int, op: str = "sum", group: Group = None, async
     comm = enter(group)
     with guard(comm, "all_reduce"):
         LATE.check_output("tensor", tensor)
-        root = groups.rank_in(group, dst)
-        check_rank("root", root, comm.size)
+        root = front_end.checked_rank(comm, group, "dst", dst)
         total = tensor.copy()
     all_reduce(total, op, group)
     if comm.rank == root:

@@ -262,8 +262,7 @@ def _length(tensor: Any) -> int:
     check_tensor("tensor", tensor)
     if not tensor.shape:
         raise InvalidTensorError("tensor has shape (), expected at least 1 dimension")
-    rows: int = tensor.shape[0]
-    return rows
+    return tensor.shape[0]
 
 
 def _share(tensor: Any, group: str) -> int:

@@ -103,8 +103,7 @@ def reduce(
         executor.sync()
         agree()
         return ops.zeros(0, getattr(mindspore, request.out_dtype))
-    made: Tensor = Reduction(Moves(comm, agree), request, comm.rank).run(input, error, gather_error)
-    return made
+    return Reduction(Moves(comm, agree), request, comm.rank).run(input, error, gather_error)
 
 
 @jit_class

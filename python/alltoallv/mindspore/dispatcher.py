@@ -46,11 +46,9 @@ class MoEDispatcher(HostDispatching[Tensor]):
             raise InvalidParamError(f"{about}, expected 'int8': MindSpore has no tensors of float8 on CPU")
 
     def member(self) -> Communicator:
-        """Returns the dispatcher's communicator."""
         return enter(self.group)
 
     def array(self, name: str, x: Any) -> Array:
-        """Returns a tensor's values as an array."""
         check_tensor(name, x)
         return _array(x)
 
@@ -82,11 +80,9 @@ class MoEDispatcher(HostDispatching[Tensor]):
         return _Moved.apply(rows, None, route, True, lambda: (made, _or_nothing(None)))[0] if tracks(rows) else made
 
     def parts(self, tokens: Tensor, ends: Sequence[int]) -> list[Tensor]:
-        """Splits rows at ``ends``."""
         return [tokens[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
 
     def joined(self, parts: Sequence[Tensor]) -> Tensor:
-        """Concatenates the rows of all parts."""
         return ops.concat([part for part in parts if part.shape[0]] or [parts[0]])
 
 
@@ -101,8 +97,7 @@ class _Moved(_Function):
     ) -> tuple[Tensor, Tensor]:
         ctx.route, ctx.back, ctx.shape = route, back, None if weights is None else weights.shape
         if made is not None:
-            pair: tuple[Tensor, Tensor] = made()
-            return pair
+            return made()
         arrays = _array(rows), None if weights is None else _array(weights)
         moved, of_rows = route.collect(*arrays)() if back else route.spread(*arrays)
         return _tensor(moved), _or_nothing(of_rows)

@@ -18,7 +18,6 @@ from alltoallv.mindspore.adapter import ADAPTER, LATE
 from alltoallv.mindspore.autograd import apply, assign, tracks
 from alltoallv.mindspore.calls import Call
 from alltoallv.mindspore.group import Group, on_host
-from alltoallv.mindspore.tensors import check_tensor, core_name
 from alltoallv.mindspore.work import CommHandle, Done
 
 Gradient = Callable[[Communicator, Made], Callable[[], Sequence[Tensor]]]  # makes a function for the outputs' values
@@ -46,11 +45,6 @@ class _FrontEnd(Exchanges[Tensor, Group, CommHandle]):
     check_async, tracks, numbers = staticmethod(check_async), staticmethod(tracks), staticmethod(Tensor.from_numpy)
     apply, assign = staticmethod(apply), staticmethod(assign)
 
-    def check(self, name: str, x: Any) -> Tensor:
-        check_tensor(name, x)
-        core_name(x.dtype)
-        return x
-
     def taken(self, x: Tensor, index: npt.NDArray[np.int64]) -> Tensor:
         return ops.gather(x.reshape(-1), Tensor(index), 0)
 
@@ -60,20 +54,18 @@ class _FrontEnd(Exchanges[Tensor, Group, CommHandle]):
         comm: Communicator,
         arguments: tuple[Any, ...],
         more: dict[str, Any],
-        timeout: float,
         gradient: Gradient | None,
     ) -> tuple[Call, Callable[[], Sequence[Tensor]] | None]:
-        call = Call(declared, comm, arguments, more, timeout)
+        call = Call(declared, comm, arguments, more)
         made = call.made
         if gradient is None or not tracks(*made.outputs, *made.inputs, *arguments):
             return call, None
         return call, gradient(comm, made)
 
-    def start(self, comm: Communicator, made: Any, async_op: bool) -> CommHandle | None:
+    def start(self, comm: Communicator, made: Any, async_op: bool, timeout: float) -> CommHandle | None:
         call, values = made
         if values is None:
-            started: CommHandle | None = call.start(async_op)
-            return started
+            return call.start(async_op, timeout)
         given = call.made  # gradients must reach the outputs, so the values are needed now; the handle is done
         for j, (output, value) in enumerate(zip(given.outputs, values(), strict=True)):
             name = f"{given.name}[{j}]" if isinstance(given.result, list) else given.name

@@ -57,20 +57,14 @@ class AllToAllV(nn.Cell):
         _core.reads_rows(unit, 1)  # refuses others
         size = groups.resolve(group).size
         sends, recvs = as_counts("send_counts", send_counts, size), as_counts("recv_counts", recv_counts, size)
-        places = [
-            packed(counts) if displs is None else as_counts(name, displs, size)
+        places = {
+            name: packed(counts) if displs is None else as_counts(name, displs, size)
             for name, displs, counts in (("sdispls", sdispls, sends), ("rdispls", rdispls, recvs))
-        ]
-        self._arguments: dict[str, Any] = {
-            "send_counts": sends,
-            "recv_counts": recvs,
-            "sdispls": places[0],
-            "rdispls": places[1],
-            "unit": unit,
-            "group": group,
         }
-        rows = max((d + n for n, d in zip(recvs, places[1], strict=True) if n), default=0)
-        self.sends, self.recvs = (Tensor(np.array(pair, np.int64)) for pair in ((sends, places[0]), (recvs, places[1])))
+        self._counts, self._options = (sends, recvs), {**places, "unit": unit, "group": group}
+        regions = (sends, places["sdispls"]), (recvs, places["rdispls"])
+        rows = max((d + n for n, d in zip(*regions[1], strict=True) if n), default=0)
+        self.sends, self.recvs = (Tensor(np.array(pair, np.int64)) for pair in regions)
         self.rows = Tensor(np.zeros(max(rows, 1), np.int8))
         refusal = "" if rows else f"recv_counts is {recvs}, but {EMPTY}"
         self.graph = Exchange(Host(unit, group, refusal, self._check), derivatives)
@@ -80,7 +74,7 @@ class AllToAllV(nn.Cell):
 
     def __call__(self, input: Tensor) -> Tensor:
         """Runs in PyNative; in a graph MindSpore reads `construct` instead."""
-        return all_to_all_v(input, **self._arguments)
+        return all_to_all_v(input, *self._counts, **self._options)
 
     def construct(self, input: Tensor) -> Tensor:
         return self.graph(input, self.sends, self.recvs, self.rows)
@@ -131,16 +125,8 @@ class DynamicAllToAllV(nn.Cell):
             core_name(input.dtype)
             tail = tuple(input.shape[1:]) if _core.reads_rows(self._unit, input.ndim) else ()
             out = LATE.new((len(self.rows), *tail), input, zero=True)
-        return all_to_all_v(
-            input,
-            send_counts,
-            recv_counts,
-            sdispls=sdispls,
-            rdispls=rdispls,
-            unit=self._unit,
-            out=out,
-            group=self._group,
-        )
+        options: Any = {"sdispls": sdispls, "rdispls": rdispls, "unit": self._unit, "out": out, "group": self._group}
+        return all_to_all_v(input, send_counts, recv_counts, **options)
 
     def construct(
         self,

@@ -11,7 +11,7 @@ import numpy as np
 from mindspore import Tensor, jit_class, nn, ops
 from mindspore.ops.primitive import constexpr
 
-from alltoallv._calls import adapters
+from alltoallv._calls.adapters import Adapter
 from alltoallv._calls.counts import even_parts
 from alltoallv._calls.guard import guard
 from alltoallv.communicator import Communicator
@@ -124,17 +124,8 @@ class _Reduction(ReductionCall[Any]):
 
 
 class _Rows(RowsCall[Any]):
-    def __init__(
-        self,
-        adapter: adapters.Adapter[Any],
-        comm: Communicator,
-        input: Any,
-        send_counts: Any,
-        recv_counts: Any,
-        options: Any,
-        timeout: Any = None,
-    ) -> None:
-        self.rows, self._comm = requests.rows(adapter, comm, input, send_counts, recv_counts, options), comm
+    def __init__(self, adapter: Adapter[Any], comm: Communicator, made: requests.Rows[Any], timeout: Any) -> None:
+        self.rows, self._comm = made, comm
 
     def run(self) -> Any:
         made = self.rows

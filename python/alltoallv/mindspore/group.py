@@ -100,12 +100,7 @@ def new_group(ranks: Sequence[int] | None = None, *, prefix: str = "alltoallv", 
 
 
 def resolve(group: Group) -> Communicator:
-    """Returns the communicator of ``group``. The first call makes it, which is collective among its ranks.
-
-    Raises:
-        TypeError: ``group`` has another type.
-        InvalidParamError: no group has this name, or this rank is not a member.
-    """
+    """Returns the communicator of ``group``. The first call makes it, which is collective among its ranks."""
     if isinstance(group, Communicator):
         return group if group.host_core is not None or in_queue() else subgroups.of_host(group)
     if group is None or (isinstance(group, str) and group in WORLD):
@@ -123,13 +118,8 @@ def resolve(group: Group) -> Communicator:
     return made
 
 
-def rank_in(group: Group, rank: int, name: str = "src") -> int:
-    """Converts a rank of the job to a rank of the group; with a `Communicator` it is one already.
-
-    Raises:
-        TypeError: the rank, which is the argument ``name``, is no integer.
-        InvalidParamError: the rank is not a member.
-    """
+def rank_in(group: Group, rank: int, name: str) -> int:
+    """Converts the argument ``name`` from a rank of the job to one of the group, as it is with a `Communicator`."""
     if not isinstance(rank, int):
         raise TypeError(f"The {name} must be int, but got {type(rank)}")
     if not isinstance(group, str) or group in WORLD:
@@ -151,11 +141,7 @@ def on_host(comm: Communicator) -> Communicator:
 
 
 def members(group: str | None) -> list[int]:
-    """Returns the ranks of the job in a group, in the order of their ranks there.
-
-    Raises:
-        InvalidParamError: no group has this name.
-    """
+    """Returns the ranks of the job in a group, in the order of their ranks there."""
     if group is None or group in WORLD:
         return list(range(launch.detect().size))
     if group in _ranks:

@@ -7,7 +7,6 @@ from typing import Any
 from mindspore import Tensor, ops
 
 from alltoallv._calls.adapters import Adapter
-from alltoallv._calls.counts import Counts
 from alltoallv.communicator import Communicator
 from alltoallv.mindspore import device_quantized
 from alltoallv.mindspore.adapter import ADAPTER, learnt, refuse_timeout
@@ -22,7 +21,6 @@ from alltoallv.quantization.feedback import ErrorFeedback as ErrorFeedback
 from alltoallv.quantization.functions import Quantized
 from alltoallv.quantization.host import ReductionCall, RowsCall
 from alltoallv.quantization.requests import exclude, present
-from alltoallv.quantization.spec import Options
 
 
 class _QueuedReduction(ReductionCall[Tensor]):
@@ -51,18 +49,10 @@ class _QueuedRows(RowsCall[Tensor]):
     """A quantized_all_to_all that runs in MindSpore's queue; made under the guard, which quantizes its rows."""
 
     def __init__(
-        self,
-        adapter: Adapter[Tensor],
-        comm: Communicator,
-        input: Tensor,
-        send_counts: Counts,
-        recv_counts: Counts | None,
-        options: Options,
-        timeout: float | None = None,
+        self, adapter: Adapter[Tensor], comm: Communicator, made: requests.Rows[Tensor], timeout: float | None
     ) -> None:
         refuse_timeout(timeout)
-        self._adapter, self._comm, self._options, self._timeout = adapter, comm, options, timeout
-        self.rows = made = requests.rows(adapter, comm, input, send_counts, recv_counts, options)
+        self._adapter, self._comm, self.rows, self._timeout = adapter, comm, made, timeout
         self._tail = tuple(made.input.shape[1:])
         self._steps = Rows(Moves(comm, digest=made.digest()), made)
         self._pair = self._steps.encode(made.input)

@@ -64,11 +64,7 @@ def in_queue() -> bool:
 
 
 def core_name(dtype: Any) -> str:
-    """Returns the core's name of a dtype.
-
-    Raises:
-        InvalidTensorError: MindSpore's CPU backend or the core does not know the dtype.
-    """
+    """Returns the core's name of a dtype; raises if MindSpore's CPU backend or the core does not know it."""
     try:
         return DTYPES[dtype]
     except KeyError:

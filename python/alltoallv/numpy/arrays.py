@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from alltoallv import _core, communicator, memory
-from alltoallv._calls import regions
 from alltoallv._calls.adapters import Adapter
 from alltoallv._calls.counts import Counts
 from alltoallv._calls.reductions import check_reduction
@@ -80,11 +79,6 @@ def address(array: Array) -> int:
 def region(array: Array) -> Region:
     """Returns the address and size of a contiguous array."""
     return address(array), array.nbytes
-
-
-def check_apart(output: Array, input: Array) -> None:
-    """Raises an error if input and output of an exchange overlap."""
-    regions.check_apart(region(output), region(input))
 
 
 class _Arrays(Adapter[Array]):

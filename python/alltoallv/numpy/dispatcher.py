@@ -40,11 +40,9 @@ class MoEDispatcher(HostDispatching[Array]):
     """
 
     def member(self) -> Communicator:
-        """Returns the dispatcher's communicator."""
         return resolve(self.group)
 
     def array(self, name: str, x: Any) -> Array:
-        """Returns a contiguous array."""
         return as_input(name, x)
 
     def weighted(self, expert_outputs: Any, state: DispatchState[Array]) -> tuple[Array, Array | None]:
@@ -59,9 +57,7 @@ class MoEDispatcher(HostDispatching[Array]):
         return super().layer(np.asarray(tokens), np.asarray(expert_ids), weights, *how)
 
     def parts(self, tokens: Array, ends: Sequence[int]) -> list[Array]:
-        """Splits rows at ``ends``."""
         return np.split(tokens, ends)[: len(ends)]
 
     def joined(self, parts: Sequence[Array]) -> Array:
-        """Concatenates the rows of all parts."""
         return np.concatenate(parts)

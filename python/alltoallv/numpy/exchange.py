@@ -155,9 +155,11 @@ def barrier(*, group: Communicator | None = None, async_op: bool = False, timeou
     return front_end.call(declared.barrier, comm, async_op, timeout=timeout)
 
 
-def finish(comm: Communicator, call: Ready, out: Output, keep: Any, async_op: bool) -> Output | tuple[Output, Work]:
+def finish(
+    comm: Communicator, call: Ready, out: Output, keep: Any, async_op: bool, timeout: float
+) -> Output | tuple[Output, Work]:
     """Runs a call that has passed its checks; returns the output, or ``(output, work)`` with ``async_op=True``."""
     if async_op:
-        return out, Work(comm, call.submit(), (keep, out), lambda: out)
-    call.run()
+        return out, Work(comm, call.submit(timeout), (keep, out), lambda: out)
+    call.run(timeout)
     return out

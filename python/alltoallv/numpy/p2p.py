@@ -10,9 +10,10 @@ import numpy.typing as npt
 
 from alltoallv import _core
 from alltoallv._calls import messages
+from alltoallv._calls.regions import check_apart
 from alltoallv.communicator import Communicator
 from alltoallv.errors import AllToAllVError
-from alltoallv.numpy.arrays import ADAPTER, Array, as_input, check_apart, check_output, resolve
+from alltoallv.numpy.arrays import ADAPTER, Array, as_input, check_output, region, resolve
 from alltoallv.numpy.work import Work
 
 
@@ -121,7 +122,7 @@ def sendrecv(
         AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
     """
     x = as_input("input", input)
-    check_apart(check_output("out", out), x)
+    check_apart(region(check_output("out", out)), region(x))
     begin_recv = _message("recv", out, src, recv_tag, group, timeout)
     begin_send = _message("send", x, dst, send_tag, group, timeout)
     coming, going = begin_recv(), begin_send()

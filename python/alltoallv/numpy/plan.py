@@ -10,10 +10,11 @@ import numpy.typing as npt
 from alltoallv import _core
 from alltoallv._calls.counts import Counts, plan_request
 from alltoallv._calls.guard import guard
+from alltoallv._calls.regions import check_apart
 from alltoallv.communicator import Communicator
 from alltoallv.dtypes import core_name
 from alltoallv.errors import InvalidParamError, InvalidTensorError
-from alltoallv.numpy.arrays import ADAPTER, Array, address, check_apart, check_output, resolve
+from alltoallv.numpy.arrays import ADAPTER, Array, address, check_output, region, resolve
 
 
 class Plan(_core.ArrayPlan):
@@ -74,7 +75,7 @@ class Plan(_core.ArrayPlan):
                 check_output("out", out, self.dtype)
                 if out.size < self.output_size:
                     raise InvalidParamError(f"out has {out.size} elements, expected at least {self.output_size}")
-                check_apart(out, input)
+                check_apart(region(out), region(input))
             source, target = address(input), address(out)
             limit = _core.read_timeout(timeout)
         self._run(source, target, limit)

@@ -13,7 +13,6 @@ from alltoallv._calls.counts import Counts, even_parts, packed, scaled, shares
 from alltoallv._calls.guard import guard
 from alltoallv._calls.reductions import ReductionPlan
 from alltoallv.communicator import Communicator
-from alltoallv.dtypes import core_name
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.numpy.arrays import Array, address, as_input, check_output, output_for, reduced_dtype, resolve
 from alltoallv.numpy.exchange import finish
@@ -52,12 +51,12 @@ def all_reduce(
         if result is not None:
             return result
     with guard(comm, "all_reduce"):
-        x = as_input("input", input)
-        reduced_dtype(x, op)
+        x, limit = as_input("input", input), _core.read_timeout(timeout)
+        dtype = reduced_dtype(x, op)
         out = output_for(out, x.shape, x)
         check_same_or_apart(out, x)
-        call = _reduction(comm, "all_reduce", x, op, out, even_parts(x.size, comm.size), timeout)
-    return finish(comm, call, out, x, async_op)
+        plan = ReductionPlan(comm.core, "all_reduce", dtype, op, even_parts(x.size, comm.size), x.shape)
+    return finish(comm, Ready(plan, (address(x), address(out))), out, x, async_op, limit)
 
 
 @ending
@@ -83,8 +82,8 @@ def reduce_scatter(
     """
     comm = resolve(group)
     with guard(comm, "reduce_scatter"):
-        x = as_input("input", input)
-        reduced_dtype(x, op)
+        x, limit = as_input("input", input), _core.read_timeout(timeout)
+        dtype = reduced_dtype(x, op)
         row = _core.row_size(x.shape)
         rows = shares("recv_counts", recv_counts, "input", x.shape[0], comm.size)
         shape = (rows[comm.rank], *x.shape[1:])
@@ -95,15 +94,8 @@ def reduce_scatter(
             raise InvalidTensorError(f"out has shape {out.shape}, expected {shape}")
         if np.may_share_memory(out, x):
             raise InvalidParamError("out and input overlap in memory, expected separate memory")
-        call = _reduction(comm, "reduce_scatter", x, op, out, scaled(rows, row), timeout)
-    return finish(comm, call, out, x, async_op)
-
-
-def _reduction(
-    comm: Communicator, operator: str, x: Array, op: str, out: Array, counts: list[int], timeout: float | None
-) -> Ready:
-    plan = ReductionPlan(comm.core, operator, core_name(x.dtype), op, counts, x.shape)
-    return Ready(plan, (address(x), address(out)), timeout=_core.read_timeout(timeout))
+        plan = ReductionPlan(comm.core, "reduce_scatter", dtype, op, scaled(rows, row), x.shape)
+    return finish(comm, Ready(plan, (address(x), address(out))), out, x, async_op, limit)
 
 
 @ending

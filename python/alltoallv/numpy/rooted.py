@@ -63,8 +63,7 @@ def reduce(
             out = output_for(out, x.shape, x)
             check_same_or_apart(out, x)
         call = collectives.reduce(comm, dtype, op, None if out is None else region(out), region(x), x.shape, root)
-        call.timeout = limit
-    return finish(comm, call, out, x, async_op)
+    return finish(comm, call, out, x, async_op, limit)
 
 
 @ending
@@ -102,8 +101,7 @@ def gather(
             out = output_for(out, shape, x)
             outputs = declared.cut(region(out), sizes, out.itemsize)
         call = collectives.gather(comm, core_name(x.dtype), outputs, region(x), root)
-        call.timeout = limit
-    return finish(comm, call, out, x, async_op)
+    return finish(comm, call, out, x, async_op, limit)
 
 
 @ending
@@ -144,8 +142,7 @@ def scatter(
                 raise InvalidTensorError(f"input has {x.size} elements, expected {math.prod(shape)}", 9)
             inputs = declared.cut(region(x), sizes, x.itemsize)
         call = collectives.scatter(comm, core_name(out.dtype), region(out), inputs, root)
-        call.timeout = limit
-    made = finish(comm, call, out, x, async_op)
+    made = finish(comm, call, out, x, async_op, limit)
     return made[1] if isinstance(made, tuple) else None
 
 

@@ -12,13 +12,18 @@ function returns a `Task` at once; do not touch the given tensors until its ``wa
 Functions that return a new tensor have gradients of every order. Functions that write into a given one have none.
 """
 
-import sys
+import os as _os
+import sys as _sys
 
+import alltoallv as _alltoallv
 from alltoallv._calls.signature import publish as _publish
 from alltoallv.atb.operations import AllToAllVOperation
 from alltoallv.atb.quant_operations import QuantAllReduceOperation
 from alltoallv.paddle import _needs as _needs
-from alltoallv.paddle import graphs
+
+# isort: split
+import paddle as _paddle
+
 from alltoallv.paddle.collectives import (
     all_gather,
     all_reduce,
@@ -95,4 +100,9 @@ __all__ = [
 ]
 
 _publish(globals(), A="Tensor", G="paddle.distributed.collective.Group | Communicator | None", H="Task")
-graphs.leave_out(sys.modules[__name__])
+
+# The checks around a call are not part of a graph: with full_graph=False it ends before these functions.
+_paddle.jit.ignore_module([_sys.modules[__name__]])
+# Paddle 3.3 fails to generate code if it has to break a function between two attributes of a tensor.
+if (_skip := getattr(_paddle.framework.core, "eval_frame_skip_file_prefix", None)) is not None:
+    _skip((_os.path.dirname(_alltoallv.__file__) + "/",))

@@ -15,7 +15,7 @@ from alltoallv._calls.exchanges import Exchanges
 from alltoallv._calls.linear import Map
 from alltoallv.errors import InvalidParamError
 from alltoallv.paddle.group import Group, rank_in, resolve
-from alltoallv.paddle.tensors import ADAPTER, check_tensor, core_name
+from alltoallv.paddle.tensors import ADAPTER
 from alltoallv.paddle.work import Done, Task
 
 _OPS = {getattr(ReduceOp, name): name.lower() for name in ("SUM", "AVG", "MIN", "MAX", "PROD")}
@@ -32,8 +32,7 @@ class _Applied(PyLayer):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        gradient: Tensor = ctx.call.back(grad, apply)
-        return gradient
+        return ctx.call.back(grad, apply)
 
 
 def apply(input: Tensor, call: Map[Tensor]) -> Tensor:
@@ -48,11 +47,6 @@ class _FrontEnd(Exchanges[Tensor, Group, Task]):
 
     def ended(self, result: Any) -> Task:
         return Done(result)
-
-    def check(self, name: str, x: Any) -> Tensor:
-        check_tensor(name, x)
-        core_name(x.dtype)
-        return x
 
     def reduction(self, op: Any) -> str:
         if type(op) is not int or op not in _OPS:

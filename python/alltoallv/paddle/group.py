@@ -67,11 +67,7 @@ def resolve(group: Group) -> Communicator | None:
 
 
 def rank_in(group: Group, rank: Any, name: str) -> Any:
-    """Converts a rank of the job to a rank of the group; with a `Communicator` it is one already.
-
-    Raises:
-        InvalidParamError: the rank is not a member.
-    """
+    """Converts the argument ``name`` from a rank of the job to one of the group, as it is with a `Communicator`."""
     if not isinstance(group, PaddleGroup):
         return rank
     return subgroups.place_of(rank, group.ranks, name)

@@ -56,12 +56,10 @@ class P2POp(messages.P2POp):
         RuntimeError: ``op`` is something else; the text is Paddle's.
     """
 
-    refusal, expected = (
-        RuntimeError,
-        (
-            "Invalid ``op`` function. Expected ``op`` to be of type ``paddle.distributed.isend`` or "
-            "``paddle.distributed.irecv``"
-        ),
+    refusal = RuntimeError
+    expected = (
+        "Invalid ``op`` function. Expected ``op`` to be of type ``paddle.distributed.isend`` or "
+        "``paddle.distributed.irecv``"
     )
 
     def __init__(self, op: Callable[..., Any] | str, tensor: Tensor, peer: int, group: Group = None) -> None:

@@ -11,9 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 from alltoallv._calls import objects
+from alltoallv._calls.collectives import check_rank
+from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError
 from alltoallv.paddle.front_end import front_end
-from alltoallv.paddle.group import Group, rank_in, resolve
+from alltoallv.paddle.group import Group, resolve
 
 
 def all_gather_object(object_list: list[Any], obj: Any, group: Group = None) -> None:
@@ -44,28 +46,35 @@ def send_object_list(
     object_list: list[Any], dst: int | None = None, group: Group = None, dst_in_group: int | None = None
 ) -> None:
     """Sends the entries of ``object_list`` to rank ``dst`` (``dst_in_group`` in the group)."""
-    comm = resolve(group)
-    if comm is not None:
-        _check_filled(object_list)
-        objects.send(comm, object_list, _peer("dst", dst, dst_in_group, group))
+    member = _peer("dst", object_list, dst, dst_in_group, group)
+    if member is not None:
+        objects.send(member[0], object_list, member[1])
 
 
 def recv_object_list(
     object_list: list[Any], src: int | None = None, group: Group = None, src_in_group: int | None = None
 ) -> None:
     """Fills ``object_list`` with what rank ``src`` (``src_in_group`` in the group) sends, as many entries."""
+    member = _peer("src", object_list, src, src_in_group, group)
+    if member is not None:
+        object_list[:] = objects.recv(member[0], len(object_list), member[1])
+
+
+def _peer(
+    name: str, object_list: Any, rank: int | None, in_group: int | None, group: Group
+) -> tuple[Communicator, int] | None:
+    """Returns the communicator, and the other rank in it; None on a rank outside the group."""
     comm = resolve(group)
-    if comm is not None:
-        _check_filled(object_list)
-        object_list[:] = objects.recv(comm, len(object_list), _peer("src", src, src_in_group, group))
-
-
-def _peer(name: str, rank: int | None, in_group: int | None, group: Group) -> Any:
+    if comm is None:
+        return None
+    if not object_list:
+        raise InvalidParamError("object_list cannot be None or empty")
     if in_group is None:
-        return rank_in(group, 0 if rank is None else rank, name)
+        return comm, front_end.checked_rank(comm, group, name, 0 if rank is None else rank)
     if rank is not None:
         raise InvalidParamError(f"Cannot specify both '{name}' and '{name}_in_group' arguments.")
-    return in_group
+    check_rank(f"{name}_in_group", in_group, comm.size)
+    return comm, in_group
 
 
 def _lists(name: str, values: Any) -> Callable[..., None]:
@@ -74,8 +83,3 @@ def _lists(name: str, values: Any) -> Callable[..., None]:
             raise TypeError(f"{name} is a {type(values).__name__}, expected a list")
 
     return check
-
-
-def _check_filled(values: Any) -> None:
-    if not values:
-        raise InvalidParamError("object_list cannot be None or empty")

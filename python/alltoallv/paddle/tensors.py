@@ -24,11 +24,7 @@ _NAMES: dict[Any, str] = {
 
 
 def core_name(dtype: Any) -> str:
-    """Returns the core's name of a dtype.
-
-    Raises:
-        InvalidTensorError: the core does not know the dtype.
-    """
+    """Returns the core's name of a dtype; raises if it has none."""
     try:
         return _NAMES[dtype]
     except KeyError:
@@ -58,14 +54,12 @@ def region(tensor: Tensor) -> Region:
     return (tensor.data_ptr(), tensor.size * tensor.element_size()) if tensor.size else (0, 0)
 
 
-def from_block(block: _core.Block, shape: Sequence[int], dtype: Any, *, zero: bool = False) -> Tensor:
+def from_block(block: _core.Block, shape: Sequence[int], dtype: Any) -> Tensor:
     """Returns a tensor of that shape over a block, which lives as long as the tensor and its views."""
     if math.prod(shape) == 0:
         return paddle.empty(list(shape), dtype)
     # DLPack carries bytes, which Paddle then reads as any dtype: NumPy has no bfloat16 to hand over.
     array = memory.from_block(block, (math.prod(shape) * _itemsize(dtype),), np.dtype(np.uint8))
-    if zero:
-        array[...] = 0
     return paddle.utils.dlpack.from_dlpack(array).view(dtype).view(list(shape))
 
 
@@ -87,11 +81,11 @@ def empty(shape: int | Sequence[int], dtype: Any = None) -> Tensor:
     return allocate((shape,) if isinstance(shape, int) else tuple(shape), dtype or paddle.get_default_dtype())
 
 
-def allocate(shape: Sequence[int], dtype: Any, *, zero: bool = False) -> Tensor:
-    """Returns a new tensor like `empty`, filled with zeros if ``zero``."""
+def allocate(shape: Sequence[int], dtype: Any) -> Tensor:
+    """Returns a new tensor like `empty`."""
     if isinstance(dtype, str):
         dtype = getattr(paddle, dtype)
-    return from_block(_core.allocate(math.prod(shape) * _itemsize(dtype)), shape, dtype, zero=zero)
+    return from_block(_core.allocate(math.prod(shape) * _itemsize(dtype)), shape, dtype)
 
 
 def _itemsize(dtype: Any) -> int:
@@ -106,19 +100,12 @@ class _Tensors(Adapter[Tensor]):
         return x if x.stop_gradient and x.is_contiguous() else x.detach().contiguous()
 
     def address(self, x: Tensor) -> int:
-        address: int = x.data_ptr()
-        return address
-
-    def writable(self, x: Tensor) -> bool:
-        return bool(x.is_contiguous())
+        return x.data_ptr()
 
     check, name, region = staticmethod(check_tensor), staticmethod(core_name), staticmethod(region)
 
     def allocate(self, shape: Sequence[int], dtype: str, like: Tensor) -> Tensor:
         return allocate(shape, dtype)
-
-    def new(self, shape: Sequence[int], like: Tensor, *, zero: bool = False) -> Tensor:
-        return allocate(shape, like.dtype, zero=zero)
 
     def from_block(self, block: _core.Block, shape: Sequence[int], like: Tensor) -> Tensor:
         return from_block(block, shape, like.dtype)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
 from alltoallv import _core
-from alltoallv._calls.adapters import Adapter
+from alltoallv._calls.adapters import A, Adapter
 from alltoallv._calls.counts import Counts
 from alltoallv._calls.guard import guard
 from alltoallv._calls.in_step import in_step
@@ -29,7 +29,6 @@ from alltoallv.quantization.spec import (
     grouping_of,
 )
 
-A = TypeVar("A")  # a NumPy array, or a tensor of MindSpore or Paddle
 Call = ReductionCall[A] | RowsCall[A]
 
 
@@ -139,7 +138,8 @@ class Quantized(Generic[A]):
                 return (None, None) if async_op else None
             with guard(comm, "quantized_all_to_all"):
                 wants_grad = self.wants_grad(input, async_op=async_op)
-                call = self.exchanges()(self.adapter, comm, input, send_counts, recv_counts, options, timeout)
+                made = requests.rows(self.adapter, comm, input, send_counts, recv_counts, options)
+                call = self.exchanges()(self.adapter, comm, made, timeout)
             return self._run(input, call, wants_grad, async_op)
 
         @described(signature.quantized_linear_all_reduce)
@@ -160,8 +160,8 @@ class Quantized(Generic[A]):
             comm = self.communicator(group)
             if comm is None:
                 return None
-            about: Any = {"bits": bits, "format": format, "gather": gather, "op": op, "overflow": overflow}
-            return self._linear(comm, input, weight, bias, chunks, group_size, about)
+            how: Any = {"bits": bits, "format": format, "group_size": group_size, "gather": gather, "op": op}
+            return self._linear(comm, input, weight, bias, chunks, overflow=overflow, **how)
 
         self.quantized_all_reduce = quantized_all_reduce
         self.quantized_reduce_scatter = quantized_reduce_scatter
@@ -192,17 +192,8 @@ class Quantized(Generic[A]):
         """Concatenates the rows of all parts."""
         raise NotImplementedError
 
-    def _linear(
-        self,
-        comm: Communicator,
-        input: A,
-        weight: A,
-        bias: A | None,
-        chunks: int | None,
-        group_size: GroupSize | None,
-        about: dict[str, Any],
-    ) -> Any:
-        """Runs `quantized_linear_all_reduce`; ``about`` holds the other options of `quantized_all_reduce`."""
+    def _linear(self, comm: Communicator, input: A, weight: A, bias: A | None, chunks: int | None, **how: Any) -> Any:
+        """Runs `quantized_linear_all_reduce`; ``how`` holds the options of `quantized_all_reduce`."""
         given: Any = {"input": input, "weight": weight} | ({} if bias is None else {"bias": bias})
         with guard(comm, "quantized_all_reduce"):
             for name, x in given.items():
@@ -210,22 +201,22 @@ class Quantized(Generic[A]):
             shapes = [tuple(x.shape) for x in given.values()]
             linear.check_shapes(*shapes)
             rows, columns = math.prod(shapes[0][:-1]), shapes[1][0]
-            about["group_size"] = grouping_of(group_size, rows, columns)
-            chunks = 1 if group_size == "tensor" else chunks
-            step = linear.chunk_rows(rows, columns, chunks, coding(about["bits"], about["format"]), about["group_size"])
+            chunks = 1 if how["group_size"] == "tensor" else chunks
+            how["group_size"] = grouping_of(how["group_size"], rows, columns)
+            step = linear.chunk_rows(rows, columns, chunks, coding(how["bits"], how["format"]), how["group_size"])
             flat = given["input"].reshape((rows, shapes[0][-1]))
             # Chunks travel in place, without a gradient.
             whole = step >= rows or any(self.wants_grad(x, async_op=False) for x in (input, weight))
             product = self.multiply(flat, weight) if whole else None
         if product is not None:
-            parts = [self.quantized_all_reduce(product, group=comm, **about)]
+            parts = [self.quantized_all_reduce(product, group=comm, **how)]
         else:
             begins, begun = range(0, rows, step), []
             with in_step(comm, len(begins)):
                 for begin in begins:
                     with guard(comm, "quantized_all_reduce"):
                         part = self.multiply(flat[begin : begin + step], weight)
-                    begun.append(self.quantized_all_reduce(part, out=part, group=comm, async_op=True, **about))
+                    begun.append(self.quantized_all_reduce(part, out=part, group=comm, async_op=True, **how))
                 for _, handle in begun:
                     handle.wait()
             parts = [part for part, _ in begun]

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic
 
 import numpy as np
 import numpy.typing as npt
 
 from alltoallv import _core, memory
-from alltoallv._calls.adapters import Adapter
-from alltoallv._calls.counts import Counts, split_layout
+from alltoallv._calls.adapters import A, Adapter
+from alltoallv._calls.counts import split_layout
 from alltoallv._calls.guard import guard
 from alltoallv._calls.linear import Map, Transfer, all_reduction, gathering
 from alltoallv.communicator import Communicator
 from alltoallv.errors import ValueOverflowError
 from alltoallv.quantization import requests
-from alltoallv.quantization.requests import Reduction
-from alltoallv.quantization.spec import Options, Quantization
+from alltoallv.quantization.requests import Reduction, Rows
+from alltoallv.quantization.spec import Quantization
 
-A = TypeVar("A")  # a NumPy array, or a tensor of MindSpore or Paddle
 Codes = npt.NDArray[np.uint8]
 _address = _core.buffer_address
 
@@ -27,9 +26,7 @@ _address = _core.buffer_address
 class ReductionCall(Generic[A]):
     """A quantized reduction that is ready to run; made under the guard."""
 
-    def __init__(
-        self, adapter: Adapter[A], comm: Communicator, made: Reduction[A], timeout: float | None = None
-    ) -> None:
+    def __init__(self, adapter: Adapter[A], comm: Communicator, made: Reduction[A], timeout: float | None) -> None:
         self.made, self.plan = made, requests.plan(comm, made.request)
         self._adapter, self.comm = adapter, comm
         places = [adapter.region(x)[0] for x in (made.input, made.output)]
@@ -51,26 +48,15 @@ class ReductionCall(Generic[A]):
 class RowsCall(Generic[A]):
     """A quantized_all_to_all that is ready to run; made under the guard, which quantizes its rows."""
 
-    def __init__(
-        self,
-        adapter: Adapter[A],
-        comm: Communicator,
-        input: A,
-        send_counts: Counts,
-        recv_counts: Counts | None,
-        options: Options,
-        timeout: float | None = None,
-    ) -> None:
-        self._adapter, self._comm, self._limit = adapter, comm, _core.read_timeout(timeout)
-        self._options, self._timeout = options, timeout
-        self.rows = made = requests.rows(adapter, comm, input, send_counts, recv_counts, options)
+    def __init__(self, adapter: Adapter[A], comm: Communicator, made: Rows[A], timeout: float | None) -> None:
+        self._adapter, self._comm, self.rows = adapter, comm, made
+        self._timeout, self._limit = timeout, _core.read_timeout(timeout)
         how, length = made.how, made.length
-        x: Any = made.input
-        self._tail, count = tuple(x.shape[1:]), x.shape[0]
+        self._tail, count = tuple(made.input.shape[1:]), made.input.shape[0]
         self._stride = max(_core.quantized_row_bytes(length, how.format, how.group_size), 4)
         self._coded = memory.empty((count, self._stride), np.uint8)
         _core.quantize_rows(
-            how.format, how.group_size, made.dtype, adapter.region(x)[0], count, length, _address(self._coded)
+            how.format, how.group_size, made.dtype, adapter.region(made.input)[0], count, length, _address(self._coded)
         )
         if made.must_fit() and not self._decode(self._coded, self._allocate(count), how):
             raise ValueOverflowError(made.overflow_text())
@@ -104,14 +90,14 @@ class RowsCall(Generic[A]):
 
         It is None if gradients are not quantized.
         """
-        if not self._options.quantize_gradient:
+        if not self.rows.options.quantize_gradient:
             return None
         adapter, comm, sends, timeout = self._adapter, self._comm, self.rows.sends, self._timeout  # without the rows
-        options = self._options._replace(out_dtype=dtype)
+        options = self.rows.options._replace(out_dtype=dtype)
 
         def call(grad: A) -> RowsCall[A]:
             with guard(comm, "quantized_all_to_all"):
-                return RowsCall(adapter, comm, grad, recvs, sends, options, timeout)
+                return RowsCall(adapter, comm, requests.rows(adapter, comm, grad, recvs, sends, options), timeout)
 
         return call
 
@@ -152,18 +138,18 @@ class StraightReduction(Map[A]):
         self._run = call.run
 
     def run(self, input: A) -> A:
-        x: Any = input
-        self._dtype, self._shape, run = x.dtype, tuple(x.shape), self._run
+        self._dtype, self._shape, run = input.dtype, tuple(input.shape), self._run
         del self._run  # frees the tensors, too
         return run()
 
     def back(self, grad: A, apply: Callable[[A, Map[A]], A]) -> A:
-        request, comm, slope = self._request, self._comm, cast("Any", grad).astype(self._dtype)
+        request, comm, slope = self._request, self._comm, grad.astype(self._dtype)
         if request.operator == "quantized_all_reduce":
             return apply(slope, all_reduction(self._adapter, comm, slope.shape, request.quantization.op))
-        back: Any = apply(slope, gathering(self._adapter, comm, slope.shape, self._shape, request.counts))
-        result: A = back / comm.size if request.quantization.op == "avg" else back
-        return result
+        back = apply(slope, gathering(self._adapter, comm, slope.shape, self._shape, request.counts))
+        if request.quantization.op == "avg":
+            back = back / comm.size
+        return back
 
 
 class StraightRows(Map[A]):
@@ -173,7 +159,7 @@ class StraightRows(Map[A]):
         self._adapter, self._call = adapter, call
 
     def run(self, input: A) -> A:
-        self._dtype, call = cast("Any", input).dtype, self._call
+        self._dtype, call = input.dtype, self._call
         del self._call  # frees the tensors, too
         out, recvs = call.run_counted()
         self._transfer, self._returning = call.transfer(recvs), call.returning(recvs, self._dtype)
@@ -182,4 +168,4 @@ class StraightRows(Map[A]):
     def back(self, grad: A, apply: Callable[[A, Map[A]], A]) -> A:
         if self._returning is not None:
             return apply(grad, StraightRows(self._adapter, self._returning(grad)))
-        return apply(cast("Any", grad).astype(self._dtype), self._transfer.transposed())
+        return apply(grad.astype(self._dtype), self._transfer.transposed())

@@ -18,9 +18,6 @@ def chunk_rows(rows: int, columns: int, chunks: int | None, format: Any, group_s
     """Returns the rows of a chunk: it has whole groups, so that chunks have the scales of the undivided product.
 
     NVFP4's scale of all elements, and groups of all elements, cannot be divided: there is one chunk, unless asked for.
-
-    Raises:
-        InvalidParamError: ``chunks`` is no integer of at least 1.
     """
     wanted = integer(chunks)
     if chunks is not None and (wanted is None or wanted < 1):
@@ -35,11 +32,7 @@ def chunk_rows(rows: int, columns: int, chunks: int | None, format: Any, group_s
 
 
 def check_shapes(input: Sequence[int], weight: Sequence[int], bias: Sequence[int] | None = None) -> None:
-    """Raises InvalidTensorError unless the shapes can be multiplied.
-
-    Raises:
-        InvalidTensorError: shapes do not fit; the message names the argument.
-    """
+    """Raises InvalidTensorError, which names the argument, unless the shapes can be multiplied."""
     if not input:
         raise InvalidTensorError("input has shape (), expected at least 1 dimension")
     if len(weight) != 2 or weight[1] != input[-1]:

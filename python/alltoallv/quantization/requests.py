@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
 import numpy as np
 import numpy.typing as npt
 
 from alltoallv import _core
-from alltoallv._calls.adapters import Adapter
+from alltoallv._calls.adapters import A, Adapter
 from alltoallv._calls.counts import Counts, Layout, as_counts, scaled, shares, split_layout
 from alltoallv._calls.protocol import Member
 from alltoallv._calls.regions import check_apart
@@ -20,7 +20,6 @@ from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.quantization.feedback import Feedback
 from alltoallv.quantization.spec import FLOATS, Options, Quantization, QuantizedReduction
 
-A = TypeVar("A")  # a NumPy array, or a tensor of torch, MindSpore or Paddle
 Floats = npt.NDArray[np.float32]
 SCALES = Options._fields[:3]
 
@@ -39,12 +38,8 @@ class Reduction(Generic[A]):
 def all_reduce(
     adapter: Adapter[A], comm: Member, input: A, options: Options, out: A | None, feedback: Feedback[Any] | None
 ) -> Reduction[A]:
-    """Checks and returns a quantized_all_reduce; called under the guard.
-
-    Raises:
-        InvalidParamError, InvalidTensorError: an argument is wrong, or two do not go together.
-    """
-    x: Any = adapter.read("input", input)
+    """Checks and returns a quantized_all_reduce; called under the guard."""
+    x = adapter.read("input", input)
     shape, dtype = tuple(x.shape), adapter.dtype(x)
     how = Quantization.checked(options.format, options.group_size, options.gather, options.op, options.overflow)
     first, second = _scales(adapter, options, how, shape, feedback is not None)
@@ -69,7 +64,7 @@ def reduce_scatter(
     feedback: Feedback[Any] | None,
 ) -> Reduction[A]:
     """Checks and returns a quantized_reduce_scatter of ``recv_counts[j]`` rows for rank j, under the guard."""
-    x: Any = adapter.read("input", input)
+    x = adapter.read("input", input)
     row, dtype = _core.row_size(x.shape), adapter.dtype(x)
     rows = shares("recv_counts", recv_counts, "input", x.shape[0], comm.size)
     how = Quantization.checked(options.format, options.group_size, "full", options.op, options.overflow)
@@ -117,6 +112,7 @@ class Rows(Generic[A]):
         input: Contiguous rows of ``length`` elements.
         dtype, out_dtype: The dtypes of the input and of the received rows, by the core's names.
         sends, recvs: Rows for every rank, and from every rank; None: the peers announce them.
+        options: As the caller gave them.
     """
 
     input: A
@@ -126,6 +122,7 @@ class Rows(Generic[A]):
     out_dtype: str
     sends: list[int]
     recvs: list[int] | None
+    options: Options
 
     def layout(self, stride: int) -> Layout:
         """Returns the layout of rows of ``stride`` bytes; nothing is received where counts are learnt."""
@@ -152,7 +149,7 @@ def rows(
     adapter: Adapter[A], comm: Member, input: A, send_counts: Counts, recv_counts: Counts | None, options: Options
 ) -> Rows[A]:
     """Checks and returns a quantized_all_to_all, under the guard. The default group is the row."""
-    x: Any = adapter.read("input", input)
+    x = adapter.read("input", input)
     length, dtype = _core.row_size(x.shape), adapter.dtype(x)
     most = max(length, 1)
     row = _core.code_formats.get(options.format)
@@ -167,7 +164,7 @@ def rows(
     recvs = None if recv_counts is None else as_counts("recv_counts", recv_counts, comm.size)
     if recvs is not None and min(recvs) < 0:
         raise InvalidParamError(f"recv_counts is {recvs}, expected entries >= 0")
-    return Rows(x, length, how, dtype, out_dtype, sends, recvs)
+    return Rows(x, length, how, dtype, out_dtype, sends, recvs, options)
 
 
 def plan(comm: Communicator, request: QuantizedReduction) -> _core.QuantPlan:
@@ -194,11 +191,7 @@ def plan(comm: Communicator, request: QuantizedReduction) -> _core.QuantPlan:
 
 
 def exclude(why: str, **given: object) -> None:
-    """Raises for arguments that a differentiable call cannot have; None and False do not count.
-
-    Raises:
-        InvalidParamError: such an argument is given; the message names it.
-    """
+    """Raises InvalidParamError for arguments that a differentiable call cannot have; None and False do not count."""
     if names := present(given):
         raise InvalidParamError(f"{why}, expected a call without {' and '.join(names)}")
 
@@ -217,12 +210,7 @@ def output_dtype(adapter: Adapter[A], options: Options, default: str) -> str:
 
 
 def as_scale(adapter: Adapter[A], name: str, values: Any) -> Floats | None:
-    """Returns one value, or one per channel, as float32 (exact for the dtypes allowed); None stays None.
-
-    Raises:
-        InvalidParamError: it is a number that float32 cannot hold.
-        InvalidTensorError: it is no scalar, ``[n]`` or ``[1, n]`` of float16, bfloat16 or float32.
-    """
+    """Returns one value, or one per channel, as float32; raises unless it holds them exactly. None stays None."""
     if values is None:
         return None
     if isinstance(values, float | int):
@@ -271,13 +259,9 @@ def _scales(
 
 def _check_shared(quantization: Quantization, has_feedback: bool, two: bool) -> None:
     """Raises InvalidParamError for options that shared scales exclude."""
-    wanted: tuple[tuple[str, object, object], ...] = (
-        ("format", quantization.format, "int8"),
-        ("op", quantization.op, "sum"),
-    )
-    if not two:
-        wanted += (("gather", quantization.gather, "full"),)
-    for name, value, expected in wanted:
+    wanted = {"format": "int8", "op": "sum"} | ({} if two else {"gather": "full"})
+    for name, expected in wanted.items():
+        value = getattr(quantization, name)
         if value != expected:
             raise InvalidParamError(f"{name} is {value!r}, expected {expected!r} with a shared scale")
     if has_feedback:

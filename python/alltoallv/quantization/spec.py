@@ -48,8 +48,8 @@ class Options(NamedTuple):
 
     def dynamic(self) -> bool:
         """True if every group has a scale of its own."""
-        scaled = self.scale is not None or self.comm_quant_scale_1 is not None or self.comm_quant_scale_2 is not None
-        return not scaled and self.offset is None
+        scales = self.scale, self.comm_quant_scale_1, self.comm_quant_scale_2, self.offset
+        return all(value is None for value in scales)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +75,7 @@ class Quantization:
     def checked(
         format: str, group_size: int | None, gather: Gather = "full", op: SumOp = "sum", overflow: Overflow = "saturate"
     ) -> Quantization:
-        """Returns a checked instance; those of earlier calls are reused.
-
-        Raises:
-            InvalidParamError: a value has no meaning.
-        """
+        """Returns a checked instance; those of earlier calls are reused."""
         try:
             return _remembered(format, group_size, gather, op, overflow)
         except TypeError:  # an unhashable value is not valid, either

@@ -105,16 +105,10 @@ def gloo_environment(hosts: Sequence[Host], rank: int, size: int, port: int) -> 
 
     They do not say which ranks share a host.
     """
-    host = hosts[rank * len(hosts) // size]
-    return {
-        **no_launcher(),
-        "RANK": str(rank),
-        "WORLD_SIZE": str(size),
-        "MASTER_ADDR": hosts[0].address,
-        "MASTER_PORT": str(port),
-        "GLOO_SOCKET_IFNAME": host.interface,
-        "OMP_NUM_THREADS": "1",
-    }
+    interface = hosts[rank * len(hosts) // size].interface
+    env = torchrun_environment(rank, size, size, hosts[0].address, port) | {"GLOO_SOCKET_IFNAME": interface}
+    del env["LOCAL_RANK"], env["LOCAL_WORLD_SIZE"]
+    return env
 
 
 def no_launcher() -> dict[str, str]:
@@ -194,15 +188,9 @@ class HostRanks:
             on_host = list(place).count(host)
             env = environment(rank) if environment else torchrun_environment(rank, len(place), on_host, address, port)
             command = [sys.executable, str(program), *arguments]
-            self.processes.append(
-                subprocess.Popen(
-                    host.command(*command) if host else command,
-                    env=env,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    text=True,
-                )
-            )
+            command = host.command(*command) if host else command
+            process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            self.processes.append(process)
 
     def outputs(self, seconds: float = 120) -> list[str]:
         """Returns what each rank has printed, once all have ended; ranks that run longer are killed."""

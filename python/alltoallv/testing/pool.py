@@ -150,8 +150,10 @@ class Ranks:
         preloaded: bool,
     ) -> list[Outcome]:
         payload = _pickle_by_value(function, args)
-        workers = self._take(size, fresh, preloaded)
+        workers, guard, server = self._take(0 if fresh else size)
         try:
+            while len(workers) < size:
+                workers.append(Worker(next(self._numbers), guard, server if preloaded else None))
             for rank, worker in enumerate(workers):
                 place = {
                     "ALLTOALLV_RANK": str(rank),
@@ -173,41 +175,30 @@ class Ranks:
             for worker in workers:
                 worker.kill()
             raise
-        self._give_back(workers, fresh)
+        kept = [] if fresh else [worker for worker in workers if worker.healthy]
+        with self._lock:
+            self._idle += kept
+        for worker in workers:
+            if worker not in kept:
+                worker.kill()
         return outcomes
 
-    def _take(self, size: int, fresh: bool, preloaded: bool) -> list[Worker]:
+    def _take(self, most: int) -> tuple[list[Worker], Guard, ForkServer | None]:
+        """Returns idle workers, and what starts others."""
         with self._lock:
             if self._guard is None:
                 self._guard = Guard()
             if self._preload and self._server is None:
                 self._server = ForkServer(self._preload)
-            guard, server = self._guard, self._server if preloaded else None
-            workers: list[Worker] = []
-            if not fresh:
-                # The longest-serving come first, so that a process mostly keeps its rank.
-                self._idle.sort(key=lambda worker: worker.number)
-                workers, self._idle = self._idle[:size], self._idle[size:]
+            guard, server = self._guard, self._server
+            # The longest-serving come first, so that a process mostly keeps its rank.
+            self._idle.sort(key=lambda worker: worker.number)
+            workers, self._idle = self._idle[:most], self._idle[most:]
         for worker in [worker for worker in workers if worker.process.poll() is not None]:
             workers.remove(worker)
             self._died_idle.append(worker.finish(Outcome(worker.number), "between two calls"))
             worker.kill()
-        try:
-            while len(workers) < size:
-                workers.append(Worker(next(self._numbers), guard, server))
-        except BaseException:
-            for worker in workers:
-                worker.kill()
-            raise
-        return workers
-
-    def _give_back(self, workers: list[Worker], fresh: bool) -> None:
-        for worker in workers:
-            if fresh or not worker.healthy:
-                worker.kill()
-            else:
-                with self._lock:
-                    self._idle.append(worker)
+        return workers, guard, server
 
 
 def _pickle_by_value(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:

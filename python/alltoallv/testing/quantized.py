@@ -7,7 +7,7 @@ place. Values are float32, float16 or bfloat16 (ml_dtypes).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -124,23 +124,13 @@ def quantized_reduce_scatter(
         counts = [equal_part(inputs[0], size)] * size
     if sum(counts) != length or len(counts) != size:
         raise ValueError(f"counts are {list(counts)}, expected {size} of sum {length}")
+    options: Any = {"group_size": group_size, "bits": bits, "format": format, "op": op, "dtype": dtype}
     results = []
     for r in range(size):
         part = slice(sum(counts[:r]), sum(counts[: r + 1]))
         part_errors = None if errors is None else [error[part] for error in errors]
         parts = [x[part] for x in inputs]
-        results.append(
-            quantized_all_reduce(
-                parts,
-                group_size=group_size,
-                bits=bits,
-                format=format,
-                op=op,
-                dtype=dtype,
-                overflow=overflow,
-                errors=part_errors,
-            )[r]
-        )
+        results.append(quantized_all_reduce(parts, errors=part_errors, overflow=overflow, **options)[r])
     return results
 
 

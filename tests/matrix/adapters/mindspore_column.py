@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from column import DISTRIBUTED, Array, Column
+from column import DISTRIBUTED, WRONG_SOURCE, Array, Column
 from wrong import GOOD, LISTS
 
 from alltoallv.testing.golden import DTYPES, dtype_of
@@ -22,6 +22,7 @@ class MindsporeColumn(Column):
     }
 
     own = {
+        **WRONG_SOURCE,
         **dict.fromkeys(
             (f"all_to_all: no list of {name}" for name in LISTS),
             ("TypeError", "Expected list or tuple, but got <class 'int'>."),

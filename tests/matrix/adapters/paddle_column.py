@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from column import Array, Column, Row, in_parts
+from column import WRONG_SOURCE, Array, Column, Row, in_parts
 from right import A, S, V
 from wrong import PARAM, TENSOR, bad_of
 
@@ -87,7 +87,7 @@ class PaddleColumn(Column):
     }
 
     no_group = "group is a int, expected a Paddle group, a Communicator or None"
-    own = {
+    own = WRONG_SOURCE | {
         f"all_to_all: no list of {ours}": ("TypeError", f"{theirs} is a int, expected a list of tensors")
         for ours, theirs in (("input_tensor_list", "in_tensor_list"), ("output_tensor_list", "out_tensor_list"))
     }

@@ -62,10 +62,12 @@ def as_mint(function: Callable[P, R], ops: tuple[str, ...] = OPS, *, message: bo
     return call
 
 
-def check_other(operator: str, name: str, peer: int, group: Group) -> None:
-    """Refuses a message from this rank to itself."""
-    if groups.rank_in(group, peer, name) == enter(group).rank:
+def check_other(operator: str, name: str, peer: int, group: Group) -> int:
+    """Returns the group's number of ``peer``; refuses a message from this rank to itself."""
+    rank = groups.rank_in(group, peer, name)
+    if rank == enter(group).rank:
         raise InvalidParamError(f"For {operator}, {name} is {peer}, this rank itself, expected another one")
+    return rank
 
 
 def _check_values(operator: str, given: dict[str, Any], ops: tuple[str, ...]) -> None:
@@ -85,7 +87,7 @@ def _check_values(operator: str, given: dict[str, Any], ops: tuple[str, ...]) ->
 def _check_list(name: str, given: dict[str, Any], comm: Communicator) -> None:
     tensors, own = given[name], given[_LISTS[name]]
     rooted = name in _ROOTS
-    at_root = not rooted or _rank_in(given["group"], given[_ROOTS[name]]) == comm.rank
+    at_root = not rooted or _rank_in(given, _ROOTS[name]) == comm.rank
     if tensors is None and not at_root:
         return
     if not isinstance(tensors, list | tuple):
@@ -127,8 +129,8 @@ def first_outputs(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-def _rank_in(group: Group, rank: int) -> int:
+def _rank_in(given: dict[str, Any], name: str) -> int:
     try:
-        return groups.rank_in(group, rank)
+        return groups.rank_in(given["group"], given[name], name)
     except ValueError:
         return -1  # the function itself refuses it

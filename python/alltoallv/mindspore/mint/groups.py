@@ -49,10 +49,10 @@ def init_process_group(
         RuntimeError: ``init_method`` has another form.
         CommTimeoutError: ranks did not come; the message names them.
     """
-    kinds = {"init_method": str, "timeout": timedelta, "store": TCPStore}
-    for name, value in (("init_method", init_method), ("timeout", timeout), ("store", store)):
-        if value is not None and not isinstance(value, kinds[name]):
-            raise TypeError(f"{name} is a {type(value).__name__}, expected a {kinds[name].__name__}")
+    optional = ("init_method", init_method, str), ("timeout", timeout, timedelta), ("store", store, TCPStore)
+    for name, value, kind in optional:
+        if value is not None and not isinstance(value, kind):
+            raise TypeError(f"{name} is a {type(value).__name__}, expected a {kind.__name__}")
     for name, number in (("world_size", world_size), ("rank", rank)):
         if not isinstance(number, int) or isinstance(number, bool):
             raise TypeError(f"{name} is a {type(number).__name__}, expected an int")
@@ -89,11 +89,7 @@ def _meet_without_launcher(init_method: str | None, store: TCPStore | None, rank
 
 def destroy_process_group(group: str | None = None) -> None:
     """Leaves the group of that name; None means all groups, after which `init_process_group` may be called again."""
-    if group is not None and not isinstance(group, str):
-        raise TypeError(
-            "For 'destroy_group', the argument 'group' must be type of string or None, "
-            f"but got 'group' type : {type(group)}."
-        )
+    _check_group(group, "destroy_group")
     executor.sync()
     if group is not None and group not in groups.WORLD:
         groups.forget(group)

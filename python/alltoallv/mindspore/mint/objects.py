@@ -10,7 +10,6 @@ from typing import Any
 
 from alltoallv._calls import objects
 from alltoallv.communicator import Communicator
-from alltoallv.mindspore import group as groups
 from alltoallv.mindspore.front_end import enter, front_end
 from alltoallv.mindspore.group import Group, on_host
 from alltoallv.mindspore.mint.checks import check_other
@@ -65,23 +64,23 @@ def scatter_object_list(
 
 def send_object_list(object_list: list[Any], dst: int, group: Group = None, device: Any = None) -> None:
     """Sends the entries of ``object_list`` to rank ``dst``, which calls `recv_object_list`. ``device`` is ignored."""
-    comm = _messaging("send_object_list", object_list, "dst", dst, group)
-    objects.send(comm, object_list, groups.rank_in(group, dst))
+    comm, rank = _messaging("send_object_list", object_list, "dst", dst, group)
+    objects.send(comm, object_list, rank)
 
 
 def recv_object_list(object_list: list[Any], src: int = 0, group: Group = None, device: Any = None) -> int:
     """Fills ``object_list`` with what rank ``src`` sends, as many entries; returns 0. ``device`` is ignored."""
-    comm = _messaging("recv_object_list", object_list, "src", src, group)
-    object_list[:] = objects.recv(comm, len(object_list), groups.rank_in(group, src))
+    comm, rank = _messaging("recv_object_list", object_list, "src", src, group)
+    object_list[:] = objects.recv(comm, len(object_list), rank)
     return 0
 
 
-def _messaging(operator: str, object_list: Any, name: str, peer: Any, group: Group) -> Communicator:
-    """Returns the communicator in host memory, where objects travel."""
-    check_other(operator, name, peer, group)
+def _messaging(operator: str, object_list: Any, name: str, peer: Any, group: Group) -> tuple[Communicator, int]:
+    """Returns the communicator in host memory, where objects travel, and the other rank in it."""
+    rank = check_other(operator, name, peer, group)
     if not isinstance(object_list, list):
         raise TypeError(f"For {operator}, the object_list must be a list, but got {type(object_list)}")
-    return on_host(enter(group))
+    return on_host(enter(group)), rank
 
 
 def _check_list(name: str, values: Any, size: int) -> None:
