@@ -17,7 +17,7 @@ from torch.compiler import is_dynamo_compiling
 
 from alltoallv import _core
 from alltoallv._calls import signature
-from alltoallv._calls.collectives import check_length
+from alltoallv._calls.collectives import check_length, check_rank
 from alltoallv._calls.counts import Counts
 from alltoallv._calls.guard import guard
 from alltoallv._calls.signature import described
@@ -296,6 +296,8 @@ def rank_in(group: Group, name: str, rank: int | None, group_rank: int | None) -
     if (rank is None) == (group_rank is None):
         raise InvalidParamError(f"{name} is {rank!r} and group_{name} {group_rank!r}, expected one of them")
     if group_rank is not None:
+        if not is_tracing():  # in a graph the operator raises, on all ranks
+            check_rank(f"group_{name}", group_rank, groups.world_size(group))
         return group_rank
     assert rank is not None
     if isinstance(group, dist.ProcessGroup):
