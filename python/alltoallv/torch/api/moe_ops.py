@@ -183,7 +183,7 @@ def begin_collect(
     with guard(comm, OPERATOR):
         check_outputs(rows.shape, source.shape[0])
         x, beside = as_input("rows", rows), None if weights is None else as_input("weights", weights)
-        known = ranks if rows.is_cpu else ranks[:2]
+        known = ranks if rows.is_cpu and not begins else ranks[:2]  # begun at once, pieces would not stay in step
         way = order.cpu().numpy(), source.cpu().numpy(), known.tolist(), token.cpu().numpy()
         made = pieces(*way, tokens, k, x.shape[1] * x.itemsize)
     arriving = TensorMover(comm, x).collect(made, x, beside, gates, payload or None, begins)
