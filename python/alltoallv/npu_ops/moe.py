@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from alltoallv.npu_ops.quantization import quantize_rows
-from alltoallv.npu_ops.registry import differentiate, expect, operator
+from alltoallv.npu_ops.registry import differentiate, expect, operator, present
 
 
 def _row_numbers(rows: int, k: int) -> Tensor:
@@ -257,10 +257,9 @@ def finalize_routing(
     places = places.view(choices, -1).t() if drop_pad_mode == 0 else places.view(-1, choices)
     rows = rows_at(expanded_permuted_rows, places)
     if bias is not None:
-        expect(export_for_source_row is not None, "export_for_source_row", None, "the experts, where there is a bias")
-        assert export_for_source_row is not None
+        experts = present(export_for_source_row, "export_for_source_row", "the experts, where there is a bias")
         there = (places >= 0) & (places < len(expanded_permuted_rows))
-        rows = rows + bias.float()[export_for_source_row.long()] * there.unsqueeze(-1)
+        rows = rows + bias.float()[experts.long()] * there.unsqueeze(-1)
     total = (rows if scales is None else rows * scales.float().unsqueeze(-1)).sum(1)
     for skip in (skip1, skip2):
         total = total if skip is None else total + skip.float()

@@ -10,18 +10,19 @@ import pkgutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 
 from alltoallv.errors import InvalidParamError
 
 __all__ = [
-    "Formula", "Operator", "Refused", "differentiate", "dtype_of", "exchanges", "expect", "formulas", "function",
-    "operator", "renamed", "this_call",
+    "Formula", "Operator", "Refused", "backward", "differentiate", "dtype_of", "exchanges", "expect", "formulas",
+    "function", "operator", "present", "renamed", "this_call", "variant",
 ]  # fmt: skip
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+Value = TypeVar("Value")
 Input = TypeVar("Input", torch.Tensor, torch.Tensor | None)
 
 
@@ -105,6 +106,42 @@ def renamed(
     return run
 
 
+def variant(formula: Callable[..., Any], name: str, doc: str, ignores: Sequence[str] = (), **fixed: Any) -> None:
+    """Registers a formula of several operators as one of them, without the arguments whose values are ``fixed``.
+
+    The formula also takes the operator's ``name``.
+    """
+    operator(name, ignores=ignores)(renamed(formula, doc, name=name, **fixed))
+
+
+def backward(
+    name: str,
+    formula: Callable[..., Any],
+    inputs: Sequence[str] = ("input",),
+    grad: str = "grad_output",
+    ignores: Sequence[str] = (),
+) -> None:
+    """Registers the operator that returns the gradients of a formula's ``inputs``, from ``grad``, its first output's.
+
+    It takes the formula's arguments, and ``grad``.
+    """
+
+    def run(**given: Any) -> Any:
+        of_output = given.pop(grad)
+
+        def output(*values: Any) -> torch.Tensor:
+            made = formula(**given | dict(zip(inputs, values, strict=True)))
+            return made[0] if isinstance(made, tuple) else made
+
+        found = differentiate(output, [given[one] for one in inputs], of_output)
+        return found[0] if len(found) == 1 else tuple(found)
+
+    taken = inspect.signature(formula).parameters.values()
+    by_name = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in taken]
+    run.__signature__ = inspect.Signature([*by_name, inspect.Parameter(grad, inspect.Parameter.KEYWORD_ONLY)])  # type: ignore[attr-defined]
+    operator(name, ignores=ignores)(run)
+
+
 @functools.cache
 def formulas() -> dict[str, Formula]:
     """Returns all operators that have a formula, by name."""
@@ -120,6 +157,12 @@ def expect(condition: object, argument: str, value: object, expected: str) -> No
         if isinstance(value, torch.Tensor):
             value = f"a tensor of shape {tuple(value.shape)} and {value.dtype}"
         raise Refused(f"{argument} is {value}; the emulator expects {expected}")
+
+
+def present(value: Value | None, argument: str, expected: str) -> Value:
+    """Returns the value of an optional argument; raises `Refused` if it is not given."""
+    expect(value is not None, argument, None, expected)
+    return cast(Value, value)
 
 
 class Operator:
@@ -229,8 +272,7 @@ def dtype_of(code: int | torch.dtype | None, default: torch.dtype, argument: str
         15: torch.bfloat16, 16: torch.quint4x2,
     }.get(code)  # fmt: skip
     expect(dtype is not None, argument, code, "a dtype of integers up to 64 bits, or float16, float32, bfloat16")
-    assert dtype is not None
-    return dtype
+    return cast(torch.dtype, dtype)
 
 
 def differentiate(formula: Callable[..., torch.Tensor], inputs: Sequence[Input], grad: torch.Tensor) -> list[Input]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from alltoallv.npu_ops.registry import differentiate, expect, operator
+from alltoallv.npu_ops.registry import backward, expect, operator
 
 
 @operator("npu_scaled_masked_softmax")
@@ -29,6 +29,4 @@ def softmax_cross_entropy_with_logits(input: Tensor, labels: Tensor) -> Tensor:
     return -(labels.float() * input.float().log_softmax(-1)).sum(-1).to(input.dtype)
 
 
-@operator("npu_softmax_cross_entropy_with_logits_backward")
-def softmax_cross_entropy_with_logits_backward(grad: Tensor, input: Tensor, labels: Tensor) -> Tensor:
-    return differentiate(lambda x: softmax_cross_entropy_with_logits(x, labels), [input], grad)[0]
+backward("npu_softmax_cross_entropy_with_logits_backward", softmax_cross_entropy_with_logits, grad="grad")
