@@ -18,7 +18,7 @@ from alltoallv.errors import InvalidParamError
 
 __all__ = [
     "Formula", "Operator", "Refused", "backward", "differentiate", "dtype_of", "exchanges", "expect", "formulas",
-    "function", "operator", "present", "renamed", "this_call", "variant",
+    "function", "operator", "present", "renamed", "takes", "this_call", "variant",
 ]  # fmt: skip
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -76,6 +76,13 @@ def operator(*names: str, ignores: Sequence[str] = (), on_host: bool = True) -> 
     return register
 
 
+def takes(function: Any, *names: str) -> None:
+    """Says which arguments a function of ``**given`` takes."""
+    function.__signature__ = inspect.Signature(
+        [inspect.Parameter(one, inspect.Parameter.KEYWORD_ONLY) for one in names]
+    )
+
+
 def renamed(
     function: Callable[..., Any],
     doc: str = "",
@@ -98,10 +105,7 @@ def renamed(
         made = function(**{names.get(name, name): value for name, value in given.items()}, **fixed)
         return made if results is None else results(made)
 
-    signature = inspect.signature(function)
-    kept = [one for one in signature.parameters.values() if one.name not in fixed]
-    by_name = [one.replace(name=news.get(one.name, one.name), kind=inspect.Parameter.KEYWORD_ONLY) for one in kept]
-    run.__signature__ = signature.replace(parameters=by_name)  # type: ignore[attr-defined]
+    takes(run, *(news.get(name, name) for name in inspect.signature(function).parameters if name not in fixed))
     run.__doc__, run.__wrapped__ = doc or function.__doc__, function  # type: ignore[attr-defined]
     return run
 
@@ -136,9 +140,7 @@ def backward(
         found = differentiate(output, [given[one] for one in inputs], of_output)
         return found[0] if len(found) == 1 else tuple(found)
 
-    taken = inspect.signature(formula).parameters.values()
-    by_name = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in taken]
-    run.__signature__ = inspect.Signature([*by_name, inspect.Parameter(grad, inspect.Parameter.KEYWORD_ONLY)])  # type: ignore[attr-defined]
+    takes(run, *inspect.signature(formula).parameters, grad)
     operator(name, ignores=ignores)(run)
 
 

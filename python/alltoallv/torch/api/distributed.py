@@ -200,9 +200,8 @@ def gather(
         gather_list: On that rank one output per rank, with the elements of that rank's tensor; None elsewhere.
         dst, group_dst: The receiving rank, as for `reduce`; rank 0 of the job if neither is given.
     """
-    root = _or_first("dst", dst, group_dst)
-    given = () if gather_list is None else gather_list
-    return _call(collectives.gather, given, [tensor], group, async_op, root=root)
+    outs, dst = () if gather_list is None else gather_list, 0 if dst is group_dst is None else dst
+    return _call(collectives.gather, outs, [tensor], group, async_op, root=("dst", dst, group_dst))
 
 
 @_ending
@@ -222,10 +221,8 @@ def scatter(
         scatter_list: On that rank one input per rank, with the elements of that rank's tensor; None elsewhere.
         src, group_src: The sending rank, as for `broadcast`; rank 0 of the job if neither is given.
     """
-    root = _or_first("src", src, group_src)
-    return _call(
-        collectives.scatter, [tensor], () if scatter_list is None else scatter_list, group, async_op, root=root
-    )
+    ins, src = () if scatter_list is None else scatter_list, 0 if src is group_src is None else src
+    return _call(collectives.scatter, [tensor], ins, group, async_op, root=("src", src, group_src))
 
 
 @_ending
@@ -306,8 +303,3 @@ def rank_in(group: Group, name: str, rank: int | None, group_rank: int | None) -
             raise InvalidParamError(f"{name} is {rank!r}, expected one of the group's ranks {ranks}")
         return ranks.index(rank)
     return rank
-
-
-def _or_first(name: str, rank: int | None, group_rank: int | None) -> tuple[str, int | None, int | None]:
-    """Returns the arguments of `rank_in`, where the job's first rank is the default."""
-    return name, 0 if rank is None and group_rank is None else rank, group_rank

@@ -72,8 +72,7 @@ def _traced(x: Tensor, local_count: Counts, global_count: Counts, gathers: bool,
     made = local_count if gathers else global_count  # of the result's rows
     local, global_ = (torch.as_tensor(counts, device="cpu") for counts in (local_count, global_count))
     rows = -1 if isinstance(made, Tensor) else sum(made)
-    result: Tensor = global_rows(x, local, global_, rows, gathers, groups.name_of(group))
-    return result
+    return global_rows(x, local, global_, rows, gathers, groups.name_of(group))
 
 
 def _transposed(rows: Tensor, counts: Matrix) -> Tensor:

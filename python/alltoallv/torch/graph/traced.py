@@ -53,8 +53,7 @@ def _name_of(op: Any) -> str:
         raise InvalidParamError(
             f"op is {op!r}, expected a ReduceOp of {', '.join(known.name for known in REDUCE_OPS)} in a graph"
         )
-    name: str = kind.name
-    return name
+    return kind.name
 
 
 # torch.compile cannot look into a ReduceOp; this is `assume_constant_result`, without its import.
@@ -143,8 +142,7 @@ def exchange_counts(send_counts: Counts, group: Group) -> Tensor:
     ones = as_counts([1] * size)
     places = _displs(None, ones, 1)
     layout = torch.stack([ones, places, ones, places])
-    made: Tensor = ops.all_to_all_v(as_counts(send_counts), layout, size, 1, "exchange_counts", groups.name_of(group))
-    return made
+    return ops.all_to_all_v(as_counts(send_counts), layout, size, 1, "exchange_counts", groups.name_of(group))
 
 
 def outcome(made: Tensor, out: Tensor | None, async_op: bool) -> Any:

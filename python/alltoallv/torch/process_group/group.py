@@ -131,14 +131,12 @@ class EngineGroup(dist.ProcessGroup):
         _core.Plan(core, "handed_to_gloo", "uint8", none, none, none, none).run(0, 0, self._limit())
 
     def _limit(self) -> float:
-        seconds: float = self._cpu_options._timeout.total_seconds()
-        return seconds
+        return self._cpu_options._timeout.total_seconds()
 
     @property
     def timeout(self) -> timedelta:
         """Returns the time that a rank waits for its peers."""
-        limit: timedelta = self._cpu_options._timeout
-        return limit
+        return self._cpu_options._timeout
 
     def set_timeout(self, timeout: timedelta) -> None:
         self._cpu_options._timeout = timeout
