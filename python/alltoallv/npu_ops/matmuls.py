@@ -223,10 +223,8 @@ def grouped_matmul(
         rows, tokens = x, list(per_token_scale) if per_token_scale else [None] * len(x)
     expect(len(rows) == len(weights), "weight", len(weights), f"one for each of {len(rows)} groups")
     given = [_members(one, len(rows)) for one in (bias, scale, antiquant_scale, antiquant_offset)]
-    results = [
-        _one_group(row, matrix, token, b, s, a, o, act_type, dtype)
-        for row, matrix, token, b, s, a, o in zip(rows, weights, tokens, *given, strict=True)
-    ]
+    groups = zip(rows, weights, tokens, *given, strict=True)
+    results = [_one_group(act_type, dtype, *each) for each in groups]
     if split_item in (0, 1):
         return results
     whole = torch.cat(results)
@@ -235,6 +233,8 @@ def grouped_matmul(
 
 
 def _one_group(
+    act_type: int,
+    dtype: torch.dtype,
     x: Tensor,
     weight: Tensor,
     token: Tensor | None,
@@ -242,8 +242,6 @@ def _one_group(
     scale: Tensor | None,
     antiquant_scale: Tensor | None,
     antiquant_offset: Tensor | None,
-    act_type: int,
-    dtype: torch.dtype,
 ) -> Tensor:
     activate = _ACTIVATIONS[act_type]
     if not x.is_floating_point():

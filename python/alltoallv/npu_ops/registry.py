@@ -141,6 +141,7 @@ def backward(
         return found[0] if len(found) == 1 else tuple(found)
 
     takes(run, *inspect.signature(formula).parameters, grad)
+    run.__doc__ = f"Returns the gradients of {', '.join(inputs)}."
     operator(name, ignores=ignores)(run)
 
 
