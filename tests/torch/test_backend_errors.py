@@ -92,7 +92,7 @@ def test_mistakes_of_one_rank(grouped: Grouped) -> None:
                     assert work is not None
                     work.wait()
                 assert type(caught.value) is kind
-        with pytest.raises(RuntimeError, match="root is 7, expected 0 <= root < 2"):
+        with pytest.raises(RuntimeError, match="src is 7, expected 0 <= src < 2"):
             dist.broadcast(good, 7)
         before = operators(group)
         with pytest.raises(TypeError, match="torch"):  # which torch's wrapper finds before a backend is asked

@@ -160,9 +160,11 @@ def test_collectives_that_write_into_tensors(ranks: Ranks, backend: str) -> None
     """Reductions, gathers and those with a root, in place and out of place, are in the graph and give the same."""
 
     def check(comm: Communicator) -> None:
+        largest = dist.ReduceOp(dist.ReduceOp.MAX)  # an object, not the enum's value
+
         def function(x: Tensor) -> list[Tensor]:
             total = x * 2
-            at.all_reduce(total, dist.ReduceOp.MAX, group=comm)
+            at.all_reduce(total, largest, group=comm)
             part, single = torch.zeros_like(x[:2]), torch.zeros_like(x[:2])
             at.reduce_scatter(part, [x[:2], x[2:4] + 1], group=comm)
             at.reduce_scatter_tensor(single, total[:4], group=comm)
@@ -172,7 +174,7 @@ def test_collectives_that_write_into_tensors(ranks: Ranks, backend: str) -> None
             work.wait()
             told, summed, share = whole[0] - comm.rank, x + 1, torch.zeros_like(x[:2])
             at.broadcast(told, 1, group=comm)
-            at.reduce(summed, 1, group=comm)
+            at.reduce(summed, 1, dist.ReduceOp.MIN, group=comm)
             gathered = [torch.zeros_like(x), torch.zeros_like(x)] if comm.rank == 0 else None
             at.gather(told * 3, gathered, 0, group=comm)
             at.scatter(share, [x[:2], told[2:4]] if comm.rank == 1 else None, 1, group=comm)

@@ -75,11 +75,31 @@ def test_dispatch_and_combine(ranks: Ranks, size: int) -> None:
 
 def test_a_bad_argument_of_one_rank_fails_on_all(ranks: Ranks) -> None:
     def check(comm: Communicator) -> None:
-        buffer, (x, ids, weights) = deep_ep.ElasticBuffer(comm), problem(comm.rank)
-        for wrong in ({"topk_idx": ids + EXPERTS}, {"topk_idx": ids[:2]}, {"topk_weights": weights[:, :1]}):
-            given = {"topk_idx": ids, "topk_weights": weights, **(wrong if comm.rank == 0 else {})}
-            with pytest.raises((InvalidParamError, InvalidTensorError), match=None if comm.rank == 0 else "rank 0"):
-                buffer.dispatch(x, num_experts=EXPERTS, **given)
+        x, ids, weights = problem(comm.rank)
+        buffer, elastic = deep_ep.Buffer(comm), deep_ep.ElasticBuffer(comm)
+        given: dict[str, Any] = {"x": x, "topk_idx": ids, "topk_weights": weights}
+        number, counts = {"num_experts": EXPERTS}, {"num_tokens_per_expert": torch.zeros(EXPERTS)}
+        got, *_, handle, _ = elastic.dispatch(**given, **number)
+        for call, right, wrong, text in (
+            (elastic.dispatch, given | number, {"topk_idx": ids + EXPERTS}, "topk_idx holds numbers"),
+            (elastic.dispatch, given | number, {"topk_idx": ids[:2]}, "topk_idx has shape"),
+            (elastic.dispatch, given | number, {"topk_weights": weights[:, :1]}, "topk_weights has shape"),
+            (elastic.dispatch, given | number, {"topk_idx": None}, "topk_idx or num_experts is None"),
+            (elastic.dispatch, given | number, {"num_experts": None}, "topk_idx or num_experts is None"),
+            (elastic.dispatch, given | number, {"x": None}, "x is NoneType, expected a torch.Tensor"),
+            (elastic.dispatch, given | number, {"x": x[0]}, r"x has shape \(5,\), expected \[n, hidden\]"),
+            (elastic.dispatch, given | number, {"x": (x, x[:2])}, r"x has shape \(6, 5\) and \(2, 5\), expected"),
+            (elastic.dispatch, given | number, {"expert_alignment": 0}, "expert_alignment is 0, expected at least 1"),
+            (elastic.dispatch, {"x": x, "handle": handle}, {"x": [x, None]}, "x is list, expected"),
+            (buffer.dispatch, given | counts, {"topk_idx": None}, "topk_idx or num_tokens_per_expert is None"),
+            (buffer.dispatch, given | counts, {"num_tokens_per_expert": None}, "num_tokens_per_expert is None"),
+            (buffer.combine, {"x": got, "handle": handle}, {"x": None}, "x is NoneType, expected"),
+            (buffer.combine, {"x": got, "handle": handle}, {"bias": x[:2]}, r"has shape \(2, 5\), expected \(6, 5\)"),
+            (buffer.combine, {"x": got, "handle": handle}, {"bias": (x, x[0])}, r"bias has shape \(5,\), expected"),
+        ):  # fmt: skip
+            with pytest.raises((InvalidParamError, InvalidTensorError), match=text) as found:
+                call(**right | (wrong if comm.rank == 0 else {}))
+            assert ("rank 0" in str(found.value)) == (comm.rank == 1)
 
     ranks(2)(check)
 

@@ -121,6 +121,15 @@ ERRORS: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "no list": (lambda c: at.all_gather(torch.ones(2, 2), torch.ones(2), c), InvalidTensorError, "list of tensors"),
     "no tensor": (lambda c: at.all_reduce([1.0], group=c), TypeError, "expected a torch.Tensor"),
     "no root": (lambda c: at.broadcast(torch.ones(2), group=c), InvalidParamError, "expected one of them"),
+    "src": (lambda c: at.broadcast(torch.ones(2), 7, c), InvalidParamError, "src is 7, expected 0 <= src < 2"),
+    "dst": (lambda c: at.reduce(torch.ones(2), -1, group=c), InvalidParamError, "dst is -1, expected 0 <= dst < 2"),
+    "gather": (lambda c: at.gather(torch.ones(2), dst=2, group=c), InvalidParamError, "dst is 2, expected 0 <= dst"),
+    "scatter": (lambda c: at.scatter(torch.ones(2), src=2, group=c), InvalidParamError, "src is 2, expected 0 <= src"),
+    "group_dst": (
+        lambda c: at.gather(torch.ones(2), group_dst=5, group=c),
+        InvalidParamError,
+        "group_dst is 5, expected 0 <= group_dst < 2",
+    ),
 }
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 import alltoallv.torch as at
 from alltoallv import Communicator
+from alltoallv._calls import pieces
 from alltoallv.errors import AllToAllVError, PeerMismatchError
 from alltoallv.testing import Ranks
 
@@ -52,5 +53,23 @@ def test_layer(ranks: Ranks, what: str, chunks: int) -> None:
         y = dispatcher(tokens + 7, ids, None, work("expert"), shared=work("shared"), chunks=chunks)
         assert torch.equal(y, 2 * (tokens + 7))
         at.barrier(comm)
+
+    ranks(2)(check)
+
+
+def test_combine_in_the_background(ranks: Ranks) -> None:
+    """Rows of several pieces: what one rank refuses leaves nothing under way on the others."""
+
+    def check(comm: Communicator) -> None:
+        dispatcher = at.nn.MoEDispatcher(4, comm)
+        tokens, ids = torch.arange(60.0)[:, None] + 100 * comm.rank, torch.arange(60)[:, None] % 4
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(pieces, "PIECE_BYTES", 64)
+            rows, _, state = dispatcher.dispatch(tokens, ids)
+            for wrong in (rows[1:], rows.expand(-1, 2)):
+                with pytest.raises(AllToAllVError):
+                    dispatcher.combine(wrong if comm.rank == 1 else rows, state, async_op=True).result()
+                at.barrier(comm)
+                assert torch.equal(dispatcher.combine(rows, state, async_op=True).result(), tokens)
 
     ranks(2)(check)

@@ -51,7 +51,8 @@ class Route:
         matrix = _matrix(rows)
         with guard(self.communicator, OPERATOR):
             row = matrix.shape[1] * matrix.itemsize
-            way = pieces(self.order, self.source, self.ranks, self.token, self.tokens, self.k, row)
+            ranks = self.ranks[:2] if begins else self.ranks  # begun at once, pieces would not stay in step
+            way = pieces(self.order, self.source, ranks, self.token, self.tokens, self.k, row)
         arriving = ArrayMover(self.communicator).collect(way, matrix, weights, gates, payload, begins)
 
         def finish() -> tuple[Array, Array | None]:
@@ -196,7 +197,8 @@ class HostDispatching(Dispatching[A]):
             expert_outputs: Shape ``[sum(counts), ...]``, in the order of the rows of `dispatch`. The row shape and the
                 dtype may differ from the tokens', but not between ranks.
             state: What `dispatch` returned.
-            async_op: Return a `Pending` at once, whose ``result()`` is the tokens; not in a graph of torch.
+            async_op: Return a `Pending` at once, whose ``result()`` is the tokens; not in a graph of torch. The same on
+                all ranks.
 
         Returns:
             Shape ``[n, ...]``, in the order of the tokens given to `dispatch`. In torch and MindSpore differentiable.

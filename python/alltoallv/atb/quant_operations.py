@@ -100,24 +100,18 @@ class QuantAllReduceOperation(Operation):
             HcclError: on NPU, a call into HCCL failed.
         """
         adapter = self._adapter(x)
-        y: A = adapter.call(self._reduce, adapter, x, scale, offset, out, error_feedback, timeout)
+        given = {"x": x} | {name: a for name, a in (("scale", scale), ("offset", offset)) if a is not None}
+        y: A = adapter.call(self._reduce, adapter, given, out, error_feedback, timeout)
         return y
 
     def _reduce(
-        self,
-        adapter: Adapter[A],
-        x: A,
-        scale: A | None,
-        offset: A | None,
-        out: A | None,
-        feedback: Feedback[Any] | None,
-        timeout: float | None,
+        self, adapter: Adapter[A], given: dict[str, A], out: A | None, feedback: Feedback[Any] | None, timeout: Any
     ) -> A:
+        x = given["x"]
         if self._engine is None and self._communicator is None and adapter.device(x) not in ("cpu", "npu"):
             self._use(adapter.engine(x, None))
         limit = self._checked(_core.read_timeout, timeout)
-        given = [(name, a) for name, a in (("x", x), ("scale", scale), ("offset", offset)) if a is not None]
-        inputs: list[A] = [self._checked(self._as_input, name, a, adapter) for name, a in given]
+        inputs: list[A] = [self._checked(self._as_input, name, a, adapter) for name, a in given.items()]
         states = [] if feedback is None else self._checked(self._states, feedback, inputs[0], adapter)
         if out is not None:
             self._checked(self._check_output, out, adapter)

@@ -19,8 +19,8 @@ import sys
 import torch
 
 from alltoallv.deep_ep import utils
-from alltoallv.deep_ep.buffers import Buffer, Config, ElasticBuffer, EPHandle
-from alltoallv.deep_ep.utils import EventHandle, EventOverlap
+from alltoallv.deep_ep.buffers import Buffer, ElasticBuffer, EPHandle
+from alltoallv.deep_ep.utils import Config, EventHandle, EventOverlap
 
 __all__ = ["Buffer", "Config", "EPHandle", "ElasticBuffer", "EventHandle", "EventOverlap", "install", "topk_idx_t"]
 

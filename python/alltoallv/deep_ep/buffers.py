@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -11,7 +12,7 @@ from torch import Tensor
 from alltoallv._calls.dispatching import OPERATOR
 from alltoallv._calls.guard import guard
 from alltoallv._calls.routing import row_terms
-from alltoallv.deep_ep.utils import EventHandle, EventOverlap
+from alltoallv.deep_ep.utils import Config, EventHandle, EventOverlap
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.torch.api.moe_ops import moe_collect
 from alltoallv.torch.api.rows import TensorMover
@@ -19,19 +20,7 @@ from alltoallv.torch.eager import group as groups
 from alltoallv.torch.eager.calls import AnyCommunicator
 
 Tokens = Any  # Tensor | tuple[Tensor, Tensor], values or codes with their scales
-
-
-class Config:
-    """Accepts sizes of kernels and buffers, which this package does not need."""
-
-    def __init__(self, *sizes: int) -> None:
-        self.sizes = sizes
-
-    def get_nvl_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
-        """Returns 0: no memory is needed."""
-        return 0
-
-    get_rdma_buffer_size_hint = get_nvl_buffer_size_hint
+Experts = tuple[str, int | Sized | None]  # the argument that says how many there are, and its value: that, or as long
 
 
 @dataclass(eq=False)
@@ -62,72 +51,100 @@ class _Buffer:
         """Ends the use of the buffer on this rank: later calls raise InvalidParamError. There is no memory to free."""
         self._destroyed = True
 
-    def _member(self, x: Tensor) -> AnyCommunicator:
+    def _member(self, x: Tokens) -> AnyCommunicator:
+        first = x[0] if isinstance(x, tuple | list) and x else x
+        return groups.by_name(groups.name_of(self.group), groups.device_of(first))
+
+    def _check_usable(self) -> None:
         if self._destroyed:
             raise InvalidParamError("the buffer has been destroyed, expected no call after destroy()")
-        return groups.by_name(groups.name_of(self.group), groups.device_of(x))
+
+    def _parts(self, x: Tokens) -> Sequence[Tensor]:
+        """Returns the tensors of ``x``; raises for others than the calls take."""
+        self._check_usable()
+        parts = (x,) if isinstance(x, Tensor) else x
+        if not isinstance(parts, tuple | list) or not all(isinstance(part, Tensor) for part in parts):
+            raise InvalidTensorError(f"x is {type(x).__name__}, expected a torch.Tensor or a pair of them", 5)
+        shapes = [tuple(part.shape) for part in parts]
+        if any(len(shape) != 2 or shape[0] != shapes[0][0] for shape in shapes):
+            found = " and ".join(map(str, shapes))
+            raise InvalidTensorError(f"x has shape {found}, expected [n, hidden], or [n, …] of codes and of scales")
+        return parts
 
     def _send(
-        self, x: Tokens, ids: Tensor, weights: Tensor | None, experts: int, alignment: int, worst: int
+        self, x: Tokens, ids: Tensor | None, weights: Tensor | None, experts: Experts, alignment: int, worst: int
     ) -> tuple[Tokens, Tensor, Tensor | None, EPHandle]:
-        values = x if isinstance(x, Tensor) else x[0]
-        comm = self._member(values)
+        comm = self._member(x)
         with guard(comm, OPERATOR):
-            local = _local(experts, comm.size)
-            if ids.dim() != 2 or ids.shape[0] != values.shape[0]:
-                shape = tuple(ids.shape)
-                raise InvalidTensorError(f"topk_idx has shape {shape}, expected [{values.shape[0]}, k]")
+            given = self._parts(x)
+            rows, (name, number) = len(given[0]), experts
+            if ids is None or number is None:
+                raise InvalidParamError(f"topk_idx or {name} is None, expected both, or a handle")
+            number = number if isinstance(number, int) else len(number)
+            local = _local(number, comm.size)
+            if alignment < 1:
+                raise InvalidParamError(f"expert_alignment is {alignment}, expected at least 1")
+            if ids.dim() != 2 or ids.shape[0] != rows:
+                raise InvalidTensorError(f"topk_idx has shape {tuple(ids.shape)}, expected [{rows}, k]")
             if weights is not None and weights.shape != ids.shape:
                 shapes = tuple(weights.shape), tuple(ids.shape)
                 raise InvalidTensorError(f"topk_weights has shape {shapes[0]}, expected {shapes[1]}, that of topk_idx")
-            there = _in_rank(ids, experts, comm.size)
+            there = _in_rank(ids, number, comm.size)
             rank, token = there.t().nonzero(as_tuple=True)
             here = ids[token] - rank[:, None] * local
             foreign = (here < 0) | (here >= local)
-            mover = TensorMover(comm, values)
-            parts = _parts(mover, x, token)
+            mover = TensorMover(comm, given[0])
+            parts: list[tuple[Tensor, Tensor | None]] = [(mover.as_bytes(part), token) for part in given]
             parts.append((mover.as_bytes(here.masked_fill(foreign, -1).long()), None))
             if weights is not None:
                 parts.append((mover.as_bytes(weights[token].masked_fill(foreign, 0)), None))
             sends = there.sum(0).tolist()
             buffer, columns = mover.side_by_side(parts)
             k, beside = ids.shape[1], None if weights is None else weights.dtype
-        received, recvs = mover.exchange(buffer, sends, None, _terms(x, k, experts, beside), False)()
+        received, recvs = mover.exchange(buffer, sends, None, _terms(given, k, number, beside), False)()
         more = max(worst - len(received), 0)
-        made, columns = _received(x, received, columns, more)
-        found = _padded(received[:, columns[0]].contiguous().view(torch.int64), more, -1)
-        got = None if weights is None else _padded(received[:, columns[1]].contiguous().view(weights.dtype), more, 0)
+        made, columns = _received(given, received, columns, more)
+        found = _column(received, columns[0], torch.int64, more, -1)
+        got = None if weights is None else _column(received, columns[1], weights.dtype, more, 0)
         counts = torch.stack([(found == expert).any(1).sum() for expert in range(local)]).tolist()
         counts = [-(-count // alignment) * alignment for count in counts]
         ranks = torch.tensor([sends, recvs], dtype=torch.int64, device="cpu")
         order = token * comm.size + rank
-        handle = EPHandle(len(values), order, ranks, found, counts, len(received) + more)
+        handle = EPHandle(rows, order, ranks, found, counts, len(received) + more)
         return made, found.view(-1, k), None if got is None else got.view(-1, k), handle
 
     def _send_again(self, x: Tokens, handle: EPHandle) -> Tokens:
-        values = x if isinstance(x, Tensor) else x[0]
-        comm = self._member(values)
+        comm = self._member(x)
         with guard(comm, OPERATOR):
-            if len(values) != handle.tokens:
-                raise InvalidTensorError(f"x has {len(values)} rows, expected {handle.tokens}, as dispatched before")
-            mover = TensorMover(comm, values)
-            buffer, columns = mover.side_by_side(_parts(mover, x, handle.order // comm.size))
-        sends, recvs = handle.ranks.tolist()
-        received, _ = mover.exchange(buffer, sends, recvs, _terms(x), False)()
-        return _received(x, received, columns, handle.rows - len(received))[0]
+            given = self._parts(x)
+            if len(given[0]) != handle.tokens:
+                raise InvalidTensorError(f"x has {len(given[0])} rows, expected {handle.tokens}, as dispatched before")
+            mover = TensorMover(comm, given[0])
+            token = handle.order // comm.size
+            buffer, columns = mover.side_by_side([(mover.as_bytes(part), token) for part in given])
+            sends, recvs = handle.ranks.tolist()
+        received, _ = mover.exchange(buffer, sends, recvs, _terms(given), False)()
+        return _received(given, received, columns, handle.rows - len(received))[0]
 
     def _collect(self, x: Tensor, handle: EPHandle, weights: Tensor | None, bias: Any) -> tuple[Tensor, Tensor | None]:
-        comm, arrived = self._member(x), int(handle.ranks[1].sum())
+        comm = self._member(x)
         with guard(comm, OPERATOR):
+            self._parts(x)
             for name, value in (("x", x), ("topk_weights", weights)):
                 if value is not None and len(value) != handle.rows:
                     raise InvalidTensorError(f"{name} has {len(value)} rows, expected {handle.rows}, as dispatched")
+            biases = (bias,) if isinstance(bias, Tensor) else tuple(bias or ())
+            expected = handle.tokens, x.shape[1]
+            for each in biases:
+                if tuple(each.shape) != expected:
+                    raise InvalidTensorError(f"bias has shape {tuple(each.shape)}, expected {expected}")
+            arrived = int(handle.ranks[1].sum())
             source = torch.arange(arrived, device=x.device)
             rest = None, handle.tokens, comm.size, "", groups.name_of(self.group)
             way = handle.order, source, handle.ranks, source, *rest
         with torch.no_grad():
             combined: Tensor = moe_collect.run(x[:arrived], None, *way)[0]
-            for each in (bias,) if isinstance(bias, Tensor) else bias or ():
+            for each in biases:
                 combined = (combined.float() + each.float()).to(x.dtype)
             return combined, None if weights is None else moe_collect.run(weights[:arrived], None, *way)[0]
 
@@ -185,6 +202,7 @@ class Buffer(_Buffer):
             Tokens for each rank, int32 ``[W]``; None, tokens for each RDMA rank; tokens for each expert, int32
             ``[num_experts]``; bool ``[n, W]``; an event.
         """
+        self._check_usable()
         size = self._member(topk_idx).size
         _local(num_experts, size)
         there = _in_rank(topk_idx, num_experts, size)
@@ -225,10 +243,9 @@ class Buffer(_Buffer):
         with torch.no_grad():
             if handle is not None:
                 return self._send_again(x, handle), None, None, None, handle, self.capture()
-            if topk_idx is None or num_tokens_per_expert is None:
-                raise InvalidParamError("topk_idx or num_tokens_per_expert is None, expected both, or a handle")
-            about = len(num_tokens_per_expert), expert_alignment, num_worst_tokens
-            made, ids, weights, handle = self._send(x, topk_idx, topk_weights, *about)
+            experts = "num_tokens_per_expert", num_tokens_per_expert
+            about = topk_idx, topk_weights, experts, expert_alignment, num_worst_tokens
+            made, ids, weights, handle = self._send(x, *about)
             return made, ids, weights, handle.num_recv_tokens_per_expert_list, handle, self.capture()
 
     def combine(
@@ -291,9 +308,8 @@ class ElasticBuffer(_Buffer):
         with torch.no_grad():
             if handle is not None:
                 return self._send_again(x, handle), None, None, handle, self.capture()
-            if topk_idx is None or num_experts is None:
-                raise InvalidParamError("topk_idx or num_experts is None, expected both, or a handle")
-            return *self._send(x, topk_idx, topk_weights, num_experts, expert_alignment, 0), self.capture()
+            about = topk_idx, topk_weights, ("num_experts", num_experts), expert_alignment, 0
+            return *self._send(x, *about), self.capture()
 
     def combine(
         self, x: Tensor, handle: EPHandle, topk_weights: Tensor | None = None, bias: Any = None, **unused: Any
@@ -316,25 +332,19 @@ def _in_rank(ids: Tensor, experts: int, size: int) -> Tensor:
     return torch.stack([(ranks == rank).any(1) for rank in range(size)], 1)
 
 
-def _parts(mover: TensorMover, x: Tokens, token: Tensor) -> list[tuple[Tensor, Tensor | None]]:
-    return [(mover.as_bytes(part), token) for part in ((x,) if isinstance(x, Tensor) else x)]
-
-
-def _terms(x: Tokens, *about: object) -> int:
+def _terms(parts: Sequence[Tensor], *about: object) -> int:
     """Returns what all ranks agree on about the values, or codes and scales, and about what travels with them."""
-    first, *others = (x,) if isinstance(x, Tensor) else x
+    first, *others = parts
     return row_terms(first.dtype, first.shape[1], *((part.dtype, part.shape[1]) for part in others), *about)
 
 
-def _received(x: Tokens, received: Tensor, columns: list[slice], more: int) -> tuple[Tokens, list[slice]]:
+def _received(parts: Sequence[Tensor], received: Tensor, columns: list[slice], more: int) -> tuple[Tokens, list[slice]]:
     """Returns the values, or codes and scales, and the columns after them."""
-    parts = (x,) if isinstance(x, Tensor) else x
-    made = [
-        _padded(received[:, place].contiguous().view(part.dtype), more, 0)
-        for part, place in zip(parts, columns, strict=False)
-    ]
-    return made[0] if isinstance(x, Tensor) else tuple(made), columns[len(made) :]
+    made = [_column(received, place, part.dtype, more, 0) for part, place in zip(parts, columns, strict=False)]
+    return made[0] if len(made) == 1 else tuple(made), columns[len(made) :]
 
 
-def _padded(values: Tensor, more: int, value: int) -> Tensor:
-    return torch.cat([values, values.new_full((more, *values.shape[1:]), value)]) if more else values
+def _column(received: Tensor, place: slice, dtype: torch.dtype, more: int, value: int) -> Tensor:
+    """Returns columns of bytes as values, and ``more`` rows of one value after them."""
+    values = received[:, place].contiguous().view(dtype)
+    return torch.cat([values, values.new_full((more, values.shape[1]), value)]) if more else values

@@ -1,9 +1,22 @@
-"""Events of calls that are done when they return, so that nothing waits for them."""
+"""Events of calls that are done when they return, so that nothing waits for them, and sizes of no buffers."""
 
 from __future__ import annotations
 
 from types import TracebackType
 from typing import Any
+
+
+class Config:
+    """Accepts sizes of kernels and buffers, which this package does not need."""
+
+    def __init__(self, *sizes: int) -> None:
+        self.sizes = sizes
+
+    def get_nvl_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
+        """Returns 0: no memory is needed."""
+        return 0
+
+    get_rdma_buffer_size_hint = get_nvl_buffer_size_hint
 
 
 class EventHandle:

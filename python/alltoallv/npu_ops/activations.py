@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from alltoallv.npu_ops.registry import differentiate, expect, operator
+from alltoallv.npu_ops.registry import backward, expect, operator, renamed
 
 
 def _halves(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
@@ -23,36 +21,20 @@ def swish_of_first(x: Tensor, dim: int) -> Tensor:
     return functional.silu(a) * b
 
 
-def _elementwise(name: str, backward: str, formula: Callable[[Tensor], Tensor]) -> None:
-    """Registers an operator of one tensor, and its backward operator of the output's gradient and that tensor."""
-
-    def run(input: Tensor) -> Tensor:
-        return formula(input.float()).to(input.dtype)
-
-    def gradient(grad: Tensor, input: Tensor) -> Tensor:
-        return differentiate(run, [input], grad)[0]
-
-    operator(name)(run)
-    operator(backward)(gradient)
+@operator("npu_fast_gelu", "fast_gelu")
+def fast_gelu(input: Tensor) -> Tensor:
+    x = input.float()
+    return (x * torch.sigmoid(1.702 * x)).to(input.dtype)
 
 
-def _fast_gelu(x: Tensor) -> Tensor:
-    return x * torch.sigmoid(1.702 * x)
-
-
-_elementwise("npu_fast_gelu", "npu_fast_gelu_backward", _fast_gelu)
-_elementwise("npu_mish", "npu_mish_backward", functional.mish)
-operator("fast_gelu")(lambda input: _fast_gelu(input.float()).to(input.dtype))
+@operator("npu_mish")
+def mish(input: Tensor) -> Tensor:
+    return functional.mish(input.float()).to(input.dtype)
 
 
 @operator("npu_swiglu")
 def swiglu(input: Tensor, dim: int) -> Tensor:
     return swish_of_first(input, dim).to(input.dtype)
-
-
-@operator("npu_swiglu_backward")
-def swiglu_backward(grad_output: Tensor, input: Tensor, dim: int) -> Tensor:
-    return differentiate(lambda x: swiglu(x, dim), [input], grad_output)[0]
 
 
 @operator("npu_silu")
@@ -65,20 +47,9 @@ def silu_(input: Tensor) -> Tensor:
     return input.copy_(silu(input))
 
 
-@operator("npu_silu_backward", ignores=("x1",))
-def silu_backward(grad_output: Tensor, x0: Tensor) -> Tensor:
-    """Returns silu's gradient. ``x0`` is the input; the result ``x1``, which torch_npu also passes, is not needed."""
-    return differentiate(silu, [x0], grad_output)[0]
-
-
 @operator("npu_gelu")
 def gelu(input: Tensor, approximate: str) -> Tensor:
     return functional.gelu(input.float(), approximate=approximate).to(input.dtype)
-
-
-@operator("npu_gelu_backward")
-def gelu_backward(grad_output: Tensor, input: Tensor, approximate: str) -> Tensor:
-    return differentiate(lambda x: gelu(x, approximate), [input], grad_output)[0]
 
 
 @operator("npu_gelu_mul")
@@ -97,6 +68,9 @@ def geglu(input: Tensor, dim: int, approximate: int, activate_left: bool) -> tup
     return (factor * activated).to(input.dtype), activated.to(input.dtype)
 
 
-@operator("npu_geglu_grad", ignores=("gelu",))
-def geglu_grad(grad_output: Tensor, input: Tensor, dim: int, approximate: int, activate_left: bool) -> Tensor:
-    return differentiate(lambda x: geglu(x, dim, approximate, activate_left)[0], [input], grad_output)[0]
+backward("npu_fast_gelu_backward", fast_gelu, grad="grad")
+backward("npu_mish_backward", mish, grad="grad")
+backward("npu_swiglu_backward", swiglu)
+backward("npu_silu_backward", renamed(silu, names={"x0": "input"}), inputs=("x0",), ignores=("x1",))  # x1: the result
+backward("npu_gelu_backward", gelu)
+backward("npu_geglu_grad", geglu, ignores=("gelu",))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from alltoallv.npu_ops.attention_parts import attend, hidden, join, lengths_of, scores_of, split
-from alltoallv.npu_ops.registry import expect, operator, renamed
+from alltoallv.npu_ops.registry import expect, operator, renamed, takes
 
 
 def from_blocks(cache: Tensor, table: Tensor, length: int, heads: int) -> Tensor:
@@ -144,3 +145,25 @@ operator("npu_incre_flash_attention", ignores=("inner_precise", "block_size"))(
         **_NO_LSE,
     )
 )
+
+
+def _for_graphs(name: str, formula: Callable[..., tuple[Tensor, Tensor]]) -> None:
+    """Registers what an inference graph calls in place of an operator, which writes into existing memory."""
+
+    def into(out: list[Tensor], **given: Any) -> tuple[Tensor, Tensor]:
+        for target, value in zip(out, formula(**given), strict=True):
+            if target.numel() == value.numel():  # the logarithms may have no memory, where nobody asks for them
+                target.copy_(value.view(target.shape))
+        return out[0], out[1]
+
+    takes(into, *inspect.signature(formula).parameters, "out")
+    operator(f"{name}.out", ignores=("inner_precise", "block_size", "workspace"))(into)
+
+    @operator(f"_{name}_get_max_workspace", ignores=("*",))
+    def workspace(query: Tensor) -> Tensor:
+        return query.new_zeros(1)
+
+
+_for_graphs("npu_fused_infer_attention_score", fused_infer_attention_score)
+_for_graphs("npu_fused_infer_attention_score_v2", fused_infer_attention_score_v2)
+operator("_npu_fused_infer_attention_score_v2_infer_output", ignores=("*",))(renamed(infer_output, names=_NAMES_V2))

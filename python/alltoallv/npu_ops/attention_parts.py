@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from alltoallv.npu_ops.registry import expect
+from alltoallv.npu_ops.registry import expect, present
 
 # The order of axes from each layout to [batch, heads, length, size], once BSH and SBH have heads split off.
 _TO_BNSD = {"BNSD": (0, 1, 2, 3), "BSND": (0, 2, 1, 3), "BSH": (0, 2, 1, 3), "SBH": (1, 2, 0, 3)}
@@ -30,9 +30,8 @@ def lengths_of(ends: Sequence[int]) -> list[int]:
 def split(x: Tensor, layout: str, heads: int, lengths: Sequence[int] | None) -> list[Tensor]:
     """Returns each sequence as [heads, length, size], or the batch where it is empty; only TND needs the lengths."""
     if layout == "TND":
-        expect(lengths is not None, "actual_seq_qlen", None, "where each sequence ends, for layout TND")
-        assert lengths is not None
-        return [part.transpose(0, 1) for part in x[: sum(lengths)].split(list(lengths))]
+        each = list(present(lengths, "actual_seq_qlen", "where each sequence ends, for layout TND"))
+        return [part.transpose(0, 1) for part in x[: sum(each)].split(each)]
     whole = batch_of(x, layout, heads)
     return list(whole) or [whole]
 

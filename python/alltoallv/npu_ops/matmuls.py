@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from alltoallv.npu_ops.packing import scale_and_offset, unpack_matrix
-from alltoallv.npu_ops.registry import differentiate, dtype_of, expect, operator
+from alltoallv.npu_ops.registry import backward, dtype_of, expect, operator, present, renamed
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
@@ -24,9 +24,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return (y if bias is None else y + bias.float()).to(input.dtype)
 
 
-@operator("npu_linear_backward")
-def linear_backward(grad: Tensor, input: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
-    return tuple(differentiate(lambda x, w: linear(x, w, None), [input, weight], grad))
+backward("npu_linear_backward", renamed(linear, bias=None), inputs=("input", "weight"), grad="grad")
 
 
 @operator("npu_transpose_batchmatmul")
@@ -211,9 +209,9 @@ def grouped_matmul(
     expect(act_type in _ACTIVATIONS, "act_type", act_type, f"one of {sorted(_ACTIVATIONS)}")
     dtype = dtype_of(output_dtype, x[0].dtype, "output_dtype")
     if group_type == 2:
-        expect(len(x) == len(weight) == 1 and group_list is not None, "x", len(x), "one matrix, and a group_list")
-        assert group_list is not None
-        parts = _slices(x[0].size(1), group_list, group_list_type)
+        expect(len(x) == len(weight) == 1, "x", len(x), "one matrix")
+        ends = present(group_list, "group_list", "a list, for columns")
+        parts = _slices(x[0].size(1), ends, group_list_type)
         products = [product(x[0][:, part], weight[0][part]).to(dtype) for part in parts]
         return [torch.stack(products)] if split_item in (2, 3) else products
     weights = list(weight[0]) if len(weight) == 1 and weight[0].dim() == 3 else weight
@@ -225,10 +223,8 @@ def grouped_matmul(
         rows, tokens = x, list(per_token_scale) if per_token_scale else [None] * len(x)
     expect(len(rows) == len(weights), "weight", len(weights), f"one for each of {len(rows)} groups")
     given = [_members(one, len(rows)) for one in (bias, scale, antiquant_scale, antiquant_offset)]
-    results = [
-        _one_group(row, matrix, token, b, s, a, o, act_type, dtype)
-        for row, matrix, token, b, s, a, o in zip(rows, weights, tokens, *given, strict=True)
-    ]
+    groups = zip(rows, weights, tokens, *given, strict=True)
+    results = [_one_group(act_type, dtype, *each) for each in groups]
     if split_item in (0, 1):
         return results
     whole = torch.cat(results)
@@ -237,6 +233,8 @@ def grouped_matmul(
 
 
 def _one_group(
+    act_type: int,
+    dtype: torch.dtype,
     x: Tensor,
     weight: Tensor,
     token: Tensor | None,
@@ -244,8 +242,6 @@ def _one_group(
     scale: Tensor | None,
     antiquant_scale: Tensor | None,
     antiquant_offset: Tensor | None,
-    act_type: int,
-    dtype: torch.dtype,
 ) -> Tensor:
     activate = _ACTIVATIONS[act_type]
     if not x.is_floating_point():

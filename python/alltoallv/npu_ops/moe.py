@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from alltoallv.npu_ops.quantization import quantize_rows
-from alltoallv.npu_ops.registry import differentiate, expect, operator
+from alltoallv.npu_ops.registry import differentiate, expect, operator, present
 
 
 def _row_numbers(rows: int, k: int) -> Tensor:
@@ -82,21 +82,16 @@ def gating_top_k(
     return (y * routed_scaling_factor).to(x.dtype), experts.to(torch.int32), norm
 
 
-def _inverse(order: Tensor) -> Tensor:
-    """Returns the place of each number in a permutation."""
-    return torch.empty_like(order).scatter_(0, order, torch.arange(len(order)))
-
-
 def _sources(sorted_indices: Tensor, rows: int, tokens: int) -> Tensor:
     """Returns which token each of the sorted rows copies; ``sorted_indices`` has the place of each token's copies."""
     copies = max(1, len(sorted_indices) // max(1, tokens))
-    return _inverse(sorted_indices.long())[:rows] // copies
+    return sorted_indices.argsort()[:rows] // copies
 
 
 @operator("npu_moe_token_permute")
 def token_permute(tokens: Tensor, indices: Tensor, num_out_tokens: int | None) -> tuple[Tensor, Tensor]:
     """Returns the tokens sorted by expert (stable), and the place of each choice."""
-    places = _inverse(indices.reshape(-1).sort(stable=True)[1])
+    places = indices.reshape(-1).argsort(stable=True).argsort()
     rows = num_out_tokens or len(places)
     rows = max(0, len(places) + rows) if rows < 0 else min(rows, len(places))
     return tokens[_sources(places, rows, len(tokens))], places.to(torch.int32)
@@ -175,7 +170,7 @@ def init_routing(x: Tensor, row_idx: Tensor, expert_idx: Tensor, active_num: int
     experts, order = expert_idx.reshape(-1).sort(stable=True)
     sorted_rows = row_idx.reshape(-1)[order].long()
     rows = min(len(x), active_num) * expert_idx.size(1)
-    return x[sorted_rows[:rows] % len(x)], _inverse(sorted_rows).to(torch.int32), experts
+    return x[sorted_rows[:rows] % len(x)], sorted_rows.argsort().to(torch.int32), experts
 
 
 @operator("npu_moe_compute_expert_tokens")
@@ -257,10 +252,9 @@ def finalize_routing(
     places = places.view(choices, -1).t() if drop_pad_mode == 0 else places.view(-1, choices)
     rows = rows_at(expanded_permuted_rows, places)
     if bias is not None:
-        expect(export_for_source_row is not None, "export_for_source_row", None, "the experts, where there is a bias")
-        assert export_for_source_row is not None
+        experts = present(export_for_source_row, "export_for_source_row", "the experts, where there is a bias")
         there = (places >= 0) & (places < len(expanded_permuted_rows))
-        rows = rows + bias.float()[export_for_source_row.long()] * there.unsqueeze(-1)
+        rows = rows + bias.float()[experts.long()] * there.unsqueeze(-1)
     total = (rows if scales is None else rows * scales.float().unsqueeze(-1)).sum(1)
     for skip in (skip1, skip2):
         total = total if skip is None else total + skip.float()
@@ -273,7 +267,7 @@ def by_expert(counts: Tensor) -> Tensor:
     ``counts`` has one row per rank.
     """
     experts = torch.arange(counts.size(1)).repeat(counts.size(0)).repeat_interleave(counts.reshape(-1))
-    return experts.sort(stable=True)[1]
+    return experts.argsort(stable=True)
 
 
 @operator("npu_moe_re_routing")
@@ -290,5 +284,5 @@ def re_routing(
     counts = expert_token_num_per_rank.long()
     order = by_expert(counts)
     scales = torch.zeros(len(tokens)) if per_token_scales is None else per_token_scales[order]
-    index = order if idx_type == 0 else _inverse(order)
+    index = order if idx_type == 0 else order.argsort()
     return tokens[order], scales, index.to(torch.int32), counts.sum(0).to(expert_token_num_per_rank.dtype)

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from alltoallv.npu_ops import groups
 from alltoallv.npu_ops.moe import by_expert
-from alltoallv.npu_ops.moe_distribute import NEW_IN_V2, Experts, check, chosen, counts_of, register, with_shared
+from alltoallv.npu_ops.moe_distribute import NEW_IN_V2, RESERVED, Experts, check, chosen, counts_of, with_shared
 from alltoallv.npu_ops.norms import add_rms_norm
 from alltoallv.npu_ops.quantization import quantize_rows
-from alltoallv.npu_ops.registry import expect
+from alltoallv.npu_ops.registry import expect, variant
 
 
 class _Special(NamedTuple):
@@ -132,33 +132,32 @@ def _combine(
 
 _NO_NORM = {"residual_x": None, "gamma": None, "norm_eps": 0.0}
 _NO_CONSTANTS = dict.fromkeys(("ori_x", "const_expert_alpha_1", "const_expert_alpha_2", "const_expert_v"))
-register(
+variant(
     _combine,
     "npu_moe_distribute_combine_v2",
     """Returns the tokens: each is the sum of its experts' outputs, times their scales, and of ``shared_expert_x``.
 
     With ``comm_quant_mode`` 2 the rows travel as int8, each with the scale that its largest value needs.
     """,
-    "assist_info_for_combine",
+    (*RESERVED, "assist_info_for_combine"),
     version=2,
     **_NO_NORM,
 )
-register(
+variant(
     _combine,
     "npu_moe_distribute_combine",
     "Computes version 2 without its special experts.",
-    "expand_idx",
+    (*RESERVED, "expand_idx"),
     version=1,
     **_NO_NORM,
     **_NO_CONSTANTS,
     **NEW_IN_V2,
 )
-register(
+variant(
     _combine,
     "npu_moe_distribute_combine_add_rms_norm",
     "Returns the norm of combine's result plus ``residual_x``, the norm's factor, and that sum.",
-    "expand_idx",
-    "comm_quant_mode",
+    (*RESERVED, "expand_idx", "comm_quant_mode"),
     version=2,
     comm_quant_mode=0,
 )

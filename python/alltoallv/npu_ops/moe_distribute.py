@@ -10,8 +10,7 @@ rows: every token has one more choice for each shared expert, in front of its ow
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,9 +19,9 @@ from alltoallv.npu_ops import groups, limits
 from alltoallv.npu_ops.groups import Group
 from alltoallv.npu_ops.matmuls import to_int8
 from alltoallv.npu_ops.moe import by_expert
-from alltoallv.npu_ops.registry import expect, operator, renamed
+from alltoallv.npu_ops.registry import expect, variant
 
-_RESERVED = ("group_tp", "tp_rank_id", "tp_send_counts", "expand_scales", "performance_info")
+RESERVED = ("group_tp", "tp_rank_id", "tp_send_counts", "expand_scales", "performance_info")
 NEW_IN_V2 = {"comm_alg": "", "zero_expert_num": 0, "copy_expert_num": 0, "const_expert_num": 0}
 
 
@@ -160,11 +159,6 @@ def _quantized(
     return to_int8((rows * factor.unsqueeze(1)).nan_to_num(0.0)), 1.0 / factor
 
 
-def register(formula: Callable[..., Any], name: str, doc: str, *ignores: str, **fixed: Any) -> None:
-    """Registers a formula of all versions as one of them, without the arguments whose values are ``fixed``."""
-    operator(name, ignores=(*_RESERVED, *ignores))(renamed(formula, doc, name=name, **fixed))
-
-
 def _dispatch(
     x: Tensor,
     expert_ids: Tensor,
@@ -231,6 +225,6 @@ def _dispatch(
 
 
 _RESULTS = "Returns this rank's rows, their scales, {}, the rows per expert, and the ends per expert and rank."
-register(_dispatch, "npu_moe_distribute_dispatch_v2", _RESULTS.format("zeros"), version=2)
 _PLACES = "the place of each choice among those of its expert"
-register(_dispatch, "npu_moe_distribute_dispatch", _RESULTS.format(_PLACES), version=1, **NEW_IN_V2)
+variant(_dispatch, "npu_moe_distribute_dispatch_v2", _RESULTS.format("zeros"), RESERVED, version=2)
+variant(_dispatch, "npu_moe_distribute_dispatch", _RESULTS.format(_PLACES), RESERVED, version=1, **NEW_IN_V2)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from alltoallv.npu_ops.moe import rows_at
-from alltoallv.npu_ops.registry import differentiate, expect, operator
+from alltoallv.npu_ops.registry import differentiate, expect, operator, present
 
 
 def _slots(routing_map: Tensor, capacity: int | None) -> tuple[Tensor, Tensor]:
@@ -70,9 +70,8 @@ def unpermute(
             values = values * probs.float()[places, experts].unsqueeze(-1)
         return values.new_zeros(restore_shape).index_add(0, places, values).to(permuted_tokens.dtype)
     if probs is not None:
-        expect(routing_map is not None, "routing_map", None, "a map, where there are probabilities")
-        assert routing_map is not None
-        values = values * probs.float()[_slots(routing_map, None)].unsqueeze(-1)
+        chosen = present(routing_map, "routing_map", "a map, where there are probabilities")
+        values = values * probs.float()[_slots(chosen, None)].unsqueeze(-1)
     each = len(places) // max(restore_shape[0], 1)
     return rows_at(values, places).view(restore_shape[0], each, restore_shape[1]).sum(1).to(permuted_tokens.dtype)
 

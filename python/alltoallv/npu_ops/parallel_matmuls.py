@@ -13,7 +13,7 @@ from alltoallv.npu_ops import groups, limits
 from alltoallv.npu_ops.groups import Group
 from alltoallv.npu_ops.matmuls import antiquantize, dequantize, product, to_int8
 from alltoallv.npu_ops.quantization import quantize_rows
-from alltoallv.npu_ops.registry import dtype_of, expect, operator
+from alltoallv.npu_ops.registry import dtype_of, expect, operator, variant
 
 _SPEED = ("comm_turn", "comm_mode")  # arguments that change the speed, not the result
 _PER_CHANNEL, _PER_TOKEN, _DYNAMIC_PER_TOKEN = 2, 3, 7
@@ -188,39 +188,12 @@ def _check_axes(axes: list[int] | None, expected: list[int]) -> None:
     expect(axes is None or list(axes) == expected, "all2all_axes", axes, f"{expected}")
 
 
-@operator("npu_all_to_all_matmul", ignores=("comm_mode",))
-def all_to_all_matmul(
-    x1: Tensor,
-    x2: Tensor,
-    hcom: str,
-    world_size: int,
-    bias: Tensor | None,
-    all2all_axes: list[int] | None,
-    all2all_out_flag: bool,
-) -> tuple[Tensor, Tensor]:
-    """Multiplies this rank's part of the rows of all ranks, side by side, by x2; returns it, and those rows."""
-    _check_axes(all2all_axes, [-2, -1])
-    group = groups.named(hcom, world_size)
-    _checked(group, "npu_all_to_all_matmul", x1, x2, x1.size(-1) * group.size, x1.size(0), bias)()
-    rows = _transposed(group, x1)
-    return _product(rows, x2, bias, None, None).to(x1.dtype), rows if all2all_out_flag else rows[:0]
+def _check_modes(x1: int | None, x2: int | None, allowed: Mapping[int, str]) -> None:
+    expect(x1 in allowed, "x1_quant_mode", x1, " or ".join(f"{mode} ({what})" for mode, what in allowed.items()))
+    expect(x2 == _PER_CHANNEL, "x2_quant_mode", x2, "2 (scales of columns)")
 
 
-@operator("npu_matmul_all_to_all", ignores=("comm_mode",))
-def matmul_all_to_all(
-    x1: Tensor, x2: Tensor, hcom: str, world_size: int, bias: Tensor | None, all2all_axes: list[int] | None
-) -> Tensor:
-    """Returns this rank's part of the columns of x1 @ x2 + bias of all ranks, one below the other."""
-    _check_axes(all2all_axes, [-1, -2])
-    group = groups.named(hcom, world_size)
-    agree = _checked(group, "npu_matmul_all_to_all", x1, x2, x1.size(-1), x2.size(-1), bias)
-    y = _product(x1, x2, bias, None, None).to(x1.dtype)
-    agree()
-    return _scattered(group, y)
-
-
-@operator("npu_all_to_all_quant_matmul", ignores=("comm_mode",))
-def all_to_all_quant_matmul(
+def _all_to_all_matmul(
     x1: Tensor,
     x2: Tensor,
     hcom: str,
@@ -228,25 +201,23 @@ def all_to_all_quant_matmul(
     all2all_out_flag: bool,
     bias: Tensor | None,
     x1_scale: Tensor | None,
-    x2_scale: Tensor,
+    x2_scale: Tensor | None,
     x1_quant_mode: int | None,
     x2_quant_mode: int | None,
     all2all_axes: list[int] | None,
     y_dtype: int | None,
+    quantized: bool,
+    name: str,
 ) -> tuple[Tensor, Tensor]:
-    """Computes npu_all_to_all_matmul of int8.
-
-    The int8 numbers are given with scales of their rows, or made of the rows that arrive (mode 7).
-    """
     _check_axes(all2all_axes, [-2, -1])
-    modes = (_PER_TOKEN, _DYNAMIC_PER_TOKEN)
-    expect(x1_quant_mode in modes, "x1_quant_mode", x1_quant_mode, "3 (scales of rows) or 7 (made here)")
-    expect(x2_quant_mode == _PER_CHANNEL, "x2_quant_mode", x2_quant_mode, "2 (scales of columns)")
-    dtype = dtype_of(y_dtype, x1.dtype if x1.is_floating_point() else torch.bfloat16, "y_dtype")
+    if quantized:
+        _check_modes(x1_quant_mode, x2_quant_mode, {_PER_TOKEN: "scales of rows", _DYNAMIC_PER_TOKEN: "made here"})
+    exact = x1.is_floating_point() or not quantized
+    dtype = dtype_of(y_dtype, x1.dtype if exact else torch.bfloat16, "y_dtype")
     group, dynamic = groups.named(hcom, world_size), x1_quant_mode == _DYNAMIC_PER_TOKEN
     sizes = x1.size(-1) * group.size, x1.size(0)
     scales = {"x1_scale": None if dynamic else x1_scale, "x2_scale": x2_scale}
-    _checked(group, "npu_all_to_all_quant_matmul", x1, x2, *sizes, bias, scales)()
+    _checked(group, name, x1, x2, *sizes, bias, scales)()
     rows = arrived = _transposed(group, x1)
     if dynamic:
         rows, x1_scale = quantize_rows(arrived.float(), torch.int8)
@@ -254,27 +225,65 @@ def all_to_all_quant_matmul(
     return y, arrived if all2all_out_flag else arrived[:0]
 
 
-@operator("npu_quant_matmul_all_to_all", ignores=("comm_mode",))
-def quant_matmul_all_to_all(
+def _matmul_all_to_all(
     x1: Tensor,
     x2: Tensor,
     hcom: str,
     world_size: int,
     bias: Tensor | None,
     x1_scale: Tensor | None,
-    x2_scale: Tensor,
+    x2_scale: Tensor | None,
     x1_quant_mode: int | None,
     x2_quant_mode: int | None,
     all2all_axes: list[int] | None,
     y_dtype: int | None,
+    quantized: bool,
+    name: str,
 ) -> Tensor:
-    """Computes npu_matmul_all_to_all of int8 with scales of x1's rows and x2's columns; the bias is added last."""
     _check_axes(all2all_axes, [-1, -2])
-    expect(x1_quant_mode == _PER_TOKEN, "x1_quant_mode", x1_quant_mode, "3 (scales of rows)")
-    expect(x2_quant_mode == _PER_CHANNEL, "x2_quant_mode", x2_quant_mode, "2 (scales of columns)")
-    group, dtype = groups.named(hcom, world_size), dtype_of(y_dtype, torch.bfloat16, "y_dtype")
+    if quantized:
+        _check_modes(x1_quant_mode, x2_quant_mode, {_PER_TOKEN: "scales of rows"})
+    group, dtype = (
+        groups.named(hcom, world_size),
+        dtype_of(y_dtype, torch.bfloat16 if quantized else x1.dtype, "y_dtype"),
+    )
     sizes, scales = (x1.size(-1), x2.size(-1)), {"x1_scale": x1_scale, "x2_scale": x2_scale}
-    agree = _checked(group, "npu_quant_matmul_all_to_all", x1, x2, *sizes, bias, scales)
+    agree = _checked(group, name, x1, x2, *sizes, bias, scales)
     y = _product(x1, x2, bias, x1_scale, x2_scale, late=True).to(dtype)
     agree()
     return _scattered(group, y)
+
+
+_MODE = ("comm_mode",)
+_EXACT = {"quantized": False} | dict.fromkeys(("x1_scale", "x2_scale", "x1_quant_mode", "x2_quant_mode", "y_dtype"))
+variant(
+    _all_to_all_matmul,
+    "npu_all_to_all_matmul",
+    "Multiplies this rank's part of the rows of all ranks, side by side, by x2; returns it, and those rows.",
+    _MODE,
+    **_EXACT,
+)
+variant(
+    _matmul_all_to_all,
+    "npu_matmul_all_to_all",
+    "Returns this rank's part of the columns of x1 @ x2 + bias of all ranks, one below the other.",
+    _MODE,
+    **_EXACT,
+)
+variant(
+    _all_to_all_matmul,
+    "npu_all_to_all_quant_matmul",
+    """Computes npu_all_to_all_matmul of int8.
+
+    The int8 numbers are given with scales of their rows, or made of the rows that arrive (mode 7).
+    """,
+    _MODE,
+    quantized=True,
+)
+variant(
+    _matmul_all_to_all,
+    "npu_quant_matmul_all_to_all",
+    "Computes npu_matmul_all_to_all of int8 with scales of x1's rows and x2's columns; the bias is added last.",
+    _MODE,
+    quantized=True,
+)

@@ -8,7 +8,7 @@ from torch import Tensor
 from alltoallv.npu_ops.activations import swish_of_first
 from alltoallv.npu_ops.matmuls import dequantize, ends_of, product, to_int8
 from alltoallv.npu_ops.packing import pack
-from alltoallv.npu_ops.registry import dtype_of, expect, operator
+from alltoallv.npu_ops.registry import dtype_of, expect, operator, present
 
 _LARGEST = {torch.int8: 127.0, torch.quint4x2: 7.0}
 
@@ -140,10 +140,10 @@ def dequant_swiglu_quant(
             values = values * of_rows(quant_scale)
         y, scale = quantize_rows(values, torch.int8)
     else:
-        expect(quant_mode == 0 and quant_scale is not None, "quant_mode", quant_mode, "1, or 0 with a quant_scale")
-        assert quant_scale is not None
+        expect(quant_mode == 0, "quant_mode", quant_mode, "0 or 1")
+        given = of_rows(present(quant_scale, "quant_scale", "a scale, where quant_mode is 0"))
         shift = 0.0 if quant_offset is None else of_rows(quant_offset)
-        y, scale = to_int8(values / of_rows(quant_scale) + shift), values.new_zeros(len(flat))
+        y, scale = to_int8(values / given + shift), values.new_zeros(len(flat))
     return y.view(*x.shape[:-1], y.size(-1)), scale.view(x.shape[:-1])
 
 

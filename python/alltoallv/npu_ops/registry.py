@@ -10,18 +10,19 @@ import pkgutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 
 from alltoallv.errors import InvalidParamError
 
 __all__ = [
-    "Formula", "Operator", "Refused", "differentiate", "dtype_of", "exchanges", "expect", "formulas", "function",
-    "operator", "renamed", "this_call",
+    "Formula", "Operator", "Refused", "backward", "differentiate", "dtype_of", "exchanges", "expect", "formulas",
+    "function", "operator", "present", "renamed", "takes", "this_call", "variant",
 ]  # fmt: skip
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+Value = TypeVar("Value")
 Input = TypeVar("Input", torch.Tensor, torch.Tensor | None)
 
 
@@ -75,6 +76,13 @@ def operator(*names: str, ignores: Sequence[str] = (), on_host: bool = True) -> 
     return register
 
 
+def takes(function: Any, *names: str) -> None:
+    """Says which arguments a function of ``**given`` takes."""
+    function.__signature__ = inspect.Signature(
+        [inspect.Parameter(one, inspect.Parameter.KEYWORD_ONLY) for one in names]
+    )
+
+
 def renamed(
     function: Callable[..., Any],
     doc: str = "",
@@ -97,12 +105,44 @@ def renamed(
         made = function(**{names.get(name, name): value for name, value in given.items()}, **fixed)
         return made if results is None else results(made)
 
-    signature = inspect.signature(function)
-    kept = [one for one in signature.parameters.values() if one.name not in fixed]
-    by_name = [one.replace(name=news.get(one.name, one.name), kind=inspect.Parameter.KEYWORD_ONLY) for one in kept]
-    run.__signature__ = signature.replace(parameters=by_name)  # type: ignore[attr-defined]
+    takes(run, *(news.get(name, name) for name in inspect.signature(function).parameters if name not in fixed))
     run.__doc__, run.__wrapped__ = doc or function.__doc__, function  # type: ignore[attr-defined]
     return run
+
+
+def variant(formula: Callable[..., Any], name: str, doc: str, ignores: Sequence[str] = (), **fixed: Any) -> None:
+    """Registers a formula of several operators as one of them, without the arguments whose values are ``fixed``.
+
+    The formula also takes the operator's ``name``.
+    """
+    operator(name, ignores=ignores)(renamed(formula, doc, name=name, **fixed))
+
+
+def backward(
+    name: str,
+    formula: Callable[..., Any],
+    inputs: Sequence[str] = ("input",),
+    grad: str = "grad_output",
+    ignores: Sequence[str] = (),
+) -> None:
+    """Registers the operator that returns the gradients of a formula's ``inputs``, from ``grad``, its first output's.
+
+    It takes the formula's arguments, and ``grad``.
+    """
+
+    def run(**given: Any) -> Any:
+        of_output = given.pop(grad)
+
+        def output(*values: Any) -> torch.Tensor:
+            made = formula(**given | dict(zip(inputs, values, strict=True)))
+            return made[0] if isinstance(made, tuple) else made
+
+        found = differentiate(output, [given[one] for one in inputs], of_output)
+        return found[0] if len(found) == 1 else tuple(found)
+
+    takes(run, *inspect.signature(formula).parameters, grad)
+    run.__doc__ = f"Returns the gradients of {', '.join(inputs)}."
+    operator(name, ignores=ignores)(run)
 
 
 @functools.cache
@@ -120,6 +160,12 @@ def expect(condition: object, argument: str, value: object, expected: str) -> No
         if isinstance(value, torch.Tensor):
             value = f"a tensor of shape {tuple(value.shape)} and {value.dtype}"
         raise Refused(f"{argument} is {value}; the emulator expects {expected}")
+
+
+def present(value: Value | None, argument: str, expected: str) -> Value:
+    """Returns the value of an optional argument; raises `Refused` if it is not given."""
+    expect(value is not None, argument, None, expected)
+    return cast(Value, value)
 
 
 class Operator:
@@ -229,8 +275,7 @@ def dtype_of(code: int | torch.dtype | None, default: torch.dtype, argument: str
         15: torch.bfloat16, 16: torch.quint4x2,
     }.get(code)  # fmt: skip
     expect(dtype is not None, argument, code, "a dtype of integers up to 64 bits, or float16, float32, bfloat16")
-    assert dtype is not None
-    return dtype
+    return cast(torch.dtype, dtype)
 
 
 def differentiate(formula: Callable[..., torch.Tensor], inputs: Sequence[Input], grad: torch.Tensor) -> list[Input]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from alltoallv.npu_ops.registry import differentiate, expect, operator
+from alltoallv.npu_ops.registry import backward, expect, operator, renamed
 
 
 def _rotated(x: Tensor, mode: str) -> Tensor:
@@ -32,9 +32,7 @@ def rotary_mul(input: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str, rotate: 
     return (input.float() * r1.float() + input.float() @ rotate.float() * r2.float()).to(input.dtype)
 
 
-@operator("npu_rotary_mul_backward")
-def rotary_mul_backward(grad: Tensor, input: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str) -> tuple[Tensor, ...]:
-    return tuple(differentiate(lambda x, cos, sin: turn(x, cos, sin, rotary_mode), [input, r1, r2], grad))
+backward("npu_rotary_mul_backward", renamed(rotary_mul, rotate=None), inputs=("input", "r1", "r2"), grad="grad")
 
 
 @operator("npu_apply_rotary_pos_emb")

@@ -48,8 +48,7 @@ def all_to_all_single(
 
 def all_gather(input: Tensor, group: Group = None) -> Tensor:
     """Returns all ranks' inputs, ``[n, ...]``, concatenated: ``[W * n, ...]``. The gradient is a reduce-scatter."""
-    output: Tensor = ops.all_gather(input, groups.world_size(group), group)
-    return output
+    return ops.all_gather(input, groups.world_size(group), group)
 
 
 def reduce_scatter(input: Tensor, group: Group = None) -> Tensor:
@@ -58,11 +57,9 @@ def reduce_scatter(input: Tensor, group: Group = None) -> Tensor:
     Raises:
         ValueError: dimension 0 does not divide by the number of ranks.
     """
-    output: Tensor = ops.reduce_scatter(input, groups.world_size(group), group)
-    return output
+    return ops.reduce_scatter(input, groups.world_size(group), group)
 
 
 def all_reduce(input: Tensor, group: Group = None) -> Tensor:
     """Returns the sum of all ranks' inputs, in their shape. The gradient is such a sum, too."""
-    output: Tensor = ops.all_reduce(input, group)
-    return output
+    return ops.all_reduce(input, group)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
-from adapters.torch_column import DIFFERENT, NO_LISTS, SAME_DTYPES, TorchColumn
+from adapters.torch_column import DIFFERENT, NO_LISTS, ROOTS, SAME_DTYPES, TorchColumn
 
 
 class C10dColumn(TorchColumn):
@@ -39,6 +39,7 @@ class C10dColumn(TorchColumn):
     own = {
         **dict.fromkeys(NO_LISTS, ("TypeError", "Invalid function argument. Expected parameter ...")),
         **dict.fromkeys(SAME_DTYPES, ("ValueError", f"{DIFFERENT}Found torch.float32 and  torch.int32")),
+        **ROOTS,
         "all_to_all_single: output: dtypes": ("ValueError", f"{DIFFERENT}Found torch.int32 and  torch.float32"),
         "all_to_all_single: ranks disagree about splits": (
             "PeerMismatchError",

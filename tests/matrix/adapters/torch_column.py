@@ -29,6 +29,7 @@ def _reduced(arguments: dict[str, Any]) -> dict[str, Any]:
     return {**arguments, "op": op[arguments.get("op", "sum")]}
 
 
+ROOTS = {f"broadcast: from rank {root}": (PARAM, f"...src is {root}, expected 0 <= src < 3") for root in (3, -1)}
 NO_LISTS = tuple(f"all_to_all: no list of {name}" for name in LISTS)
 
 
@@ -49,6 +50,7 @@ class TorchColumn(Column):
     # The words of torch's own check, which is the first.
     own = {
         **dict.fromkeys(SAME_DTYPES, ("ValueError", f"{DIFFERENT}torch.float32 and torch.int32")),
+        **ROOTS,
     }
 
     no_group = "group is a int, expected a ProcessGroup, a Communicator or None"

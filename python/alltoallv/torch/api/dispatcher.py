@@ -180,7 +180,7 @@ class MoEDispatcher(torch.nn.Module, Dispatching[Tensor]):
     def combine(self, expert_outputs: Tensor, state: DispatchState, *, async_op: bool = False) -> Any:
         if is_tracing():
             arguments, tail = self._outputs(expert_outputs, state)
-            tokens: Tensor = moe_ops.moe_collect(*arguments)[0]
+            tokens = moe_ops.moe_collect(*arguments)[0]
             return tokens.reshape(tokens.shape[0], *tail)
         finish = self.begin_combine(expert_outputs, state, async_op)
         return Pending(finish) if async_op else finish()
@@ -193,7 +193,7 @@ class MoEDispatcher(torch.nn.Module, Dispatching[Tensor]):
         if begins:
             arriving = moe_ops.begin_collect(*arguments, begins=True)
             return lambda: moe_ops.moe_collect.ran(arriving(), *arguments)[0].reshape(len(state.ids), *tail)
-        tokens: Tensor = moe_ops.moe_collect(*arguments)[0]
+        tokens = moe_ops.moe_collect(*arguments)[0]
         return lambda: tokens.reshape(tokens.shape[0], *tail)
 
     def _outputs(self, outputs: Tensor, state: DispatchState) -> tuple[Any, Sequence[int]]:
@@ -228,8 +228,8 @@ class MoEDispatcher(torch.nn.Module, Dispatching[Tensor]):
         if is_tracing():
             rows, counts, state = self.dispatch(tokens, expert_ids, gate_weights)
             whole: Any = experts
-            tokens_made: Tensor = self.combine(whole(rows, counts), state)
-            return tokens_made if shared is None else tokens_made + shared(tokens)
+            made = self.combine(whole(rows, counts), state)
+            return made if shared is None else made + shared(tokens)
         return self.layer(tokens, expert_ids, gate_weights, experts, shared, chunks)
 
     def parts(self, tokens: Tensor, ends: Sequence[int]) -> list[Tensor]:

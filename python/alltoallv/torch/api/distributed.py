@@ -17,7 +17,7 @@ from torch.compiler import is_dynamo_compiling
 
 from alltoallv import _core
 from alltoallv._calls import signature
-from alltoallv._calls.collectives import check_length
+from alltoallv._calls.collectives import check_length, check_rank
 from alltoallv._calls.counts import Counts
 from alltoallv._calls.guard import guard
 from alltoallv._calls.signature import described
@@ -200,9 +200,8 @@ def gather(
         gather_list: On that rank one output per rank, with the elements of that rank's tensor; None elsewhere.
         dst, group_dst: The receiving rank, as for `reduce`; rank 0 of the job if neither is given.
     """
-    root = _or_first("dst", dst, group_dst)
-    given = () if gather_list is None else gather_list
-    return _call(collectives.gather, given, [tensor], group, async_op, root=root)
+    outs, dst = () if gather_list is None else gather_list, 0 if dst is group_dst is None else dst
+    return _call(collectives.gather, outs, [tensor], group, async_op, root=("dst", dst, group_dst))
 
 
 @_ending
@@ -222,10 +221,8 @@ def scatter(
         scatter_list: On that rank one input per rank, with the elements of that rank's tensor; None elsewhere.
         src, group_src: The sending rank, as for `broadcast`; rank 0 of the job if neither is given.
     """
-    root = _or_first("src", src, group_src)
-    return _call(
-        collectives.scatter, [tensor], () if scatter_list is None else scatter_list, group, async_op, root=root
-    )
+    ins, src = () if scatter_list is None else scatter_list, 0 if src is group_src is None else src
+    return _call(collectives.scatter, [tensor], ins, group, async_op, root=("src", src, group_src))
 
 
 @_ending
@@ -296,6 +293,8 @@ def rank_in(group: Group, name: str, rank: int | None, group_rank: int | None) -
     if (rank is None) == (group_rank is None):
         raise InvalidParamError(f"{name} is {rank!r} and group_{name} {group_rank!r}, expected one of them")
     if group_rank is not None:
+        if not is_tracing():  # in a graph the operator raises, on all ranks
+            check_rank(f"group_{name}", group_rank, groups.world_size(group))
         return group_rank
     assert rank is not None
     if isinstance(group, dist.ProcessGroup):
@@ -304,8 +303,3 @@ def rank_in(group: Group, name: str, rank: int | None, group_rank: int | None) -
             raise InvalidParamError(f"{name} is {rank!r}, expected one of the group's ranks {ranks}")
         return ranks.index(rank)
     return rank
-
-
-def _or_first(name: str, rank: int | None, group_rank: int | None) -> tuple[str, int | None, int | None]:
-    """Returns the arguments of `rank_in`, where the job's first rank is the default."""
-    return name, 0 if rank is None and group_rank is None else rank, group_rank

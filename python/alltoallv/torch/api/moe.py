@@ -35,7 +35,10 @@ def global_gather(x: Tensor, local_count: Counts, global_count: Counts, group: G
 def _moved(x: Tensor, local_count: Counts, global_count: Counts, group: Group, *, gathers: bool) -> Tensor:
     """Sends the rows; the ranks agree on the counts, [card, expert] matrices, expert by expert."""
     if is_tracing():
-        return _traced(x, local_count, global_count, gathers, group)
+        made = local_count if gathers else global_count  # of the result's rows
+        matrices = [torch.as_tensor(counts, device="cpu") for counts in (local_count, global_count)]
+        rows = -1 if isinstance(made, Tensor) else sum(made)
+        return global_rows(x, *matrices, rows, gathers, groups.name_of(group))
     comm = groups.resolve(group, device_of(x))
     if comm is None:
         return None  # type: ignore[return-value]
@@ -65,15 +68,6 @@ def _back(call: Any, grad: Tensor, *counts: Tensor) -> Any:
 def global_rows(x: Tensor, local_count: Tensor, global_count: Tensor, rows: int, gathers: bool, group: str) -> Tensor:
     """Does `global_scatter`, or `global_gather`, in a graph. The result has ``rows`` rows; -1: known when it runs."""
     return _moved(x, local_count, global_count, communicator_of(group, x), gathers=gathers)
-
-
-def _traced(x: Tensor, local_count: Counts, global_count: Counts, gathers: bool, group: Group) -> Tensor:
-    """Records the operator in a graph."""
-    made = local_count if gathers else global_count  # of the result's rows
-    local, global_ = (torch.as_tensor(counts, device="cpu") for counts in (local_count, global_count))
-    rows = -1 if isinstance(made, Tensor) else sum(made)
-    result: Tensor = global_rows(x, local, global_, rows, gathers, groups.name_of(group))
-    return result
 
 
 def _transposed(rows: Tensor, counts: Matrix) -> Tensor:

@@ -143,17 +143,9 @@ def moe_dispatch(tokens: Tensor, weights: Tensor | None, ids: Tensor, routing: s
     gradient=lambda call, grads, *way: _back(call, grads, way, call.tokens.shape[0], call.k),
     saves=_WAY,
 )
-def moe_spread(
-    tokens: Tensor,
-    weights: Tensor | None,
-    order: Tensor,
-    source: Tensor,
-    ranks: Tensor,
-    token: Tensor,
-    k: int,
-    group: str,
-) -> list[Tensor]:
+def moe_spread(tokens: Tensor, weights: Tensor | None, *about: Any) -> list[Tensor]:
     """Sends tokens ``[n, d]``, weights ``[n, k]`` along a way; returns rows ``[r, d]``, weights ``[r]`` or ``[0]``."""
+    order, source, ranks, token, k, group = about
     comm = communicator_of(group, tokens)
     with guard(comm, OPERATOR):
         check_again(tokens.shape, None if weights is None else weights.shape, *ranks[2:, comm.rank].tolist())
@@ -164,26 +156,15 @@ def moe_spread(
 
 
 def begin_collect(
-    rows: Tensor,
-    weights: Tensor | None,
-    order: Tensor,
-    source: Tensor,
-    ranks: Tensor,
-    token: Tensor,
-    gates: Tensor | None,
-    tokens: int,
-    k: int,
-    payload: str,
-    group: str,
-    *,
-    begins: bool = False,
+    rows: Tensor, weights: Tensor | None, *about: Any, begins: bool = False
 ) -> Callable[[], list[Tensor]]:
     """Sends the rows back; the result returns `moe_collect`'s results."""
+    order, source, ranks, token, gates, tokens, k, payload, group = about
     comm = communicator_of(group, rows)
     with guard(comm, OPERATOR):
         check_outputs(rows.shape, source.shape[0])
         x, beside = as_input("rows", rows), None if weights is None else as_input("weights", weights)
-        known = ranks if rows.is_cpu else ranks[:2]
+        known = ranks if rows.is_cpu and not begins else ranks[:2]  # begun at once, pieces would not stay in step
         way = order.cpu().numpy(), source.cpu().numpy(), known.tolist(), token.cpu().numpy()
         made = pieces(*way, tokens, k, x.shape[1] * x.itemsize)
     arriving = TensorMover(comm, x).collect(made, x, beside, gates, payload or None, begins)

@@ -55,12 +55,10 @@ class TensorMover(RowMover[Tensor]):
         return torch.from_numpy(numbers).to(self._device)
 
     def on_host(self, rows: Tensor) -> Bytes:
-        made: Bytes = rows.cpu().numpy()
-        return made
+        return rows.cpu().numpy()
 
     def floats(self, weights: Tensor) -> npt.NDArray[Any]:
-        made: npt.NDArray[Any] = weights.detach().to("cpu", torch.float64).numpy()
-        return made
+        return weights.detach().to("cpu", torch.float64).numpy()
 
     def gather(self, rows: Tensor, source: Tensor, out: Tensor, where: Tensor | None = None) -> None:
         if self._cpu:

@@ -177,6 +177,7 @@ def all_to_all_v(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters:
 @partial(Collective, outputs="tensor", updates=True, method=Method(("broadcast",), BroadcastOptions, _by_root))
 def broadcast(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Parameters) -> Operation:
     root, copies = parameters.root, Copies()
+    check_rank("src", root, comm.size)
     x = in_place(outs[0], copies)
     if comm.rank == root:
         copies.clear()
@@ -197,7 +198,7 @@ def broadcast(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Pa
 )
 def gather(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Parameters) -> Operation:
     """Copies all ranks' tensors to the root; on other ranks outputs are not used."""
-    check_rank("root", parameters.root, comm.size)
+    check_rank("dst", parameters.root, comm.size)
     here = comm.rank == parameters.root
     given = list(outs) if here else []
     check_one_dtype(*ins, *given)
@@ -217,7 +218,7 @@ def gather(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Param
 @partial(Collective, outputs="tensor", inputs="scatter_list", method=Method(("scatter",), ScatterOptions, _by_root))
 def scatter(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Parameters) -> Operation:
     """Copies the root's tensors to the ranks; on other ranks inputs are not used."""
-    check_rank("root", parameters.root, comm.size)
+    check_rank("src", parameters.root, comm.size)
     here = comm.rank == parameters.root
     given = list(ins) if here else []
     check_one_dtype(*outs, *given)

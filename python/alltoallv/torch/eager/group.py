@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import warnings
@@ -34,8 +35,7 @@ def device_of(tensor: object) -> str:
     """Returns the kind of device that decides which communicator carries a call: ``"cpu"``, ``"cuda"``, ..."""
     if not isinstance(tensor, torch.Tensor) or tensor.is_cpu:
         return "cpu"
-    kind: str = tensor.device.type
-    return kind
+    return tensor.device.type
 
 
 def resolve(group: Group, device: str = "cpu") -> AnyCommunicator | None:
@@ -177,7 +177,9 @@ def _choose(group: dist.ProcessGroup, device: str, wanted: str, who: Sequence[di
         return on_host
     if device == "npu" and wanted in ("auto", "hccl"):
         return "hccl"  # over a communicator of alltoallv's own if the group has none
-    found = _engine(group, device)
+    found = None
+    with contextlib.suppress(RuntimeError):  # raised where the group has no backend for this device
+        found = str(group._get_backend(torch.device(device)).name()).lower()
     if (found, wanted) == ("gloo", "auto"):
         return on_host  # gloo would move them through host memory, too
     if found is None or wanted not in ("auto", found):
@@ -187,14 +189,6 @@ def _choose(group: dist.ProcessGroup, device: str, wanted: str, who: Sequence[di
             "init_process_group('cpu:gloo,cuda:nccl')"
         )
     return found
-
-
-def _engine(group: dist.ProcessGroup, device: str) -> str | None:
-    """Returns torch.distributed's name of the group's backend for a kind of device; None if there is none."""
-    try:
-        return str(group._get_backend(torch.device(device)).name()).lower()
-    except RuntimeError:  # none for this device
-        return None
 
 
 def name_of(group: Group) -> str:
@@ -227,8 +221,7 @@ def world_size(group: Group) -> int:
     """Returns the number of ranks in a group, also while a graph is traced."""
     if group is None:
         return _default_size()
-    size: int = group.size if isinstance(group.size, int) else group.size()
-    return size
+    return group.size if isinstance(group.size, int) else group.size()
 
 
 def _default_size() -> int:

@@ -85,7 +85,7 @@ def all_reduce(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: P
     method=Method(("reduce",), ReduceOptions, lambda options: Parameters(options.reduceOp, options.rootRank)),
 )
 def reduce(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Parameters) -> Operation:
-    check_rank("root", parameters.root, comm.size)
+    check_rank("dst", parameters.root, comm.size)
     copies: Copies = []
     x, here = in_place(outs[0], copies), comm.rank == parameters.root
     if not here:

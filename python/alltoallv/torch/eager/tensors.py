@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -156,12 +157,9 @@ def apart(inputs: list[Tensor], outputs: Sequence[Tensor]) -> list[Tensor]:
 
 def joined(parts: Sequence[Tensor]) -> Tensor:
     """Returns the parts one after another in memory; no copy if they are, like the chunks of one tensor."""
-    end = parts[0].data_ptr()
-    for part in parts:
-        if part.data_ptr() != end and part.numel():
-            return torch.cat([x.reshape(-1) for x in parts])
-        end += part.nbytes
-    if any(x.untyped_storage().data_ptr() != parts[0].untyped_storage().data_ptr() for x in parts):
+    begins = accumulate((x.nbytes for x in parts), initial=parts[0].data_ptr())
+    storages = {x.untyped_storage().data_ptr() for x in parts}
+    if len(storages) > 1 or any(x.numel() and x.data_ptr() != begin for x, begin in zip(parts, begins, strict=False)):
         return torch.cat([x.reshape(-1) for x in parts])
     return parts[0].as_strided((sum(x.numel() for x in parts),), (1,))
 

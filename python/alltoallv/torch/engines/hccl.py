@@ -112,8 +112,7 @@ class HcclMember(DeviceMember):
             # The caller's stream uses this memory to the end; memory of the launch stream is reused after any launch.
             with npu().stream(current) if synchronizes("learnt-memory") else contextlib.nullcontext():
                 made[:] = [torch.empty(sum(counts), dtype=input.dtype, device=input.device), list(counts)]
-            address: int = made[0].data_ptr()
-            return address
+            return made[0].data_ptr()
 
         def start(stream: int) -> None:
             plan.run_learning_into(input.data_ptr(), allocate, -1.0, stream)

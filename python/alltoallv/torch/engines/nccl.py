@@ -135,8 +135,7 @@ class NcclMember(DeviceMember):
             work = self._move(call.operator, as_bytes(output), as_bytes(input), layout, wait)
             return ((output, recvs), work), output.nbytes
 
-        result: tuple[tuple[Tensor, list[int]], Any] = self._run(call, plan.compare, launch, learns=True)
-        return result
+        return self._run(call, plan.compare, launch, learns=True)
 
     def _launch_reduction(
         self, call: Call, output: Tensor, input: Tensor, op: str, counts: Sequence[int], wait: bool
@@ -157,8 +156,7 @@ class NcclMember(DeviceMember):
                 work = dist.reduce_scatter(output, list(input.split(list(counts))), reduce_op, **options)
             return (True, work), output.nbytes
 
-        result: tuple[bool, Any] = self._run(call, lambda: self._compare_reduction(call, op, counts), launch)
-        return result
+        return self._run(call, lambda: self._compare_reduction(call, op, counts), launch)
 
     def _compare_quantized(self, request: QuantizedReduction, feeds_back: bool, gather_feeds_back: bool) -> None:
         plan = quantized.plan(self.communicator, request)

@@ -87,28 +87,21 @@ class Streams:
 
 
 _sides: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # by communicator
-_in_use: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def _side_of(core: _core.Communicator | None, device: torch.device) -> Any:
-    """Returns the communicator's own stream, which all who launch on it share."""
-    side = _sides.get(core)
-    if side is None:
-        side = _sides[core] = _unused_stream(device)
-    return side
+    """Returns the communicator's own stream, which all who launch on it share.
 
-
-def _unused_stream(device: torch.device) -> Any:
-    """Returns a stream that no other communicator has, so that none waits for another's peers.
-
-    torch_npu hands out the same 32 streams of a device in turn; with more communicators than that, some share one.
+    No other communicator has it, so that none waits for another's peers. But torch_npu hands out the same 32 streams of
+    a device in turn: with more communicators than that, some share one.
     """
-    for _ in range(_POOL):
-        stream = npu().Stream(device)
-        if stream not in _in_use:
-            break
-    _in_use.add(stream)
-    return stream
+    if core not in _sides:
+        for _ in range(_POOL):
+            stream = npu().Stream(device)
+            if stream not in _sides.values():
+                break
+        _sides[core] = stream
+    return _sides[core]
 
 
 _handles: dict[Any, int] = {}

@@ -63,10 +63,6 @@ class GroupStore:
         except RuntimeError as error:
             raise _silent(error) from error
 
-    def peek(self, key: str) -> bytes | None:
-        """Returns the value of a key; None if nobody has set it."""
-        return self._ask(lambda: bytes(self.store.get(key)) if self.store.check([key]) else None)
-
     def collect(self, key: str, wait: Wait) -> list[bytes]:
         """Waits by `wait` for ``key/j`` of every rank j; returns the values."""
         keys = [f"{key}/{j}" for j in range(self.size)]
@@ -77,7 +73,7 @@ class GroupStore:
 
     def missing(self, key: str) -> list[int]:
         """Returns the ranks j that have not posted ``key/j``."""
-        return [j for j in range(self.size) if self.peek(f"{key}/{j}") is None]
+        return self._ask(lambda: [j for j in range(self.size) if not self.store.check([f"{key}/{j}"])])
 
     def await_(self, come: Callable[[], bool], step: float) -> bool:
         """Asks until ``come()`` is true, for at most ``step`` seconds; returns whether it was."""
@@ -158,7 +154,8 @@ def meet(store: dist.Store, rank: int, size: int, name: str, timeout: float, **m
         own.post(f"{key}/all", everybody)
     else:
         wait(lambda step: own.await_(gathered, step), lambda: own.missing(place) or [0])
-    return _meeting(json.loads(everybody))
+    who = json.loads(everybody)
+    return Meeting(who, who[0]["key"])
 
 
 def _waiter(who: str, timeout: float) -> Wait:
@@ -176,15 +173,12 @@ def _waiter(who: str, timeout: float) -> Wait:
 
 def meet_over(gather: Gather, **more: Any) -> Meeting:
     """Does `meet` for ranks that have no store, but a function that gives every rank the bytes of all."""
-    return _meeting([json.loads(one) for one in gather(_introduction(uuid.uuid4().hex, more).encode())])
+    who = [json.loads(one) for one in gather(_introduction(uuid.uuid4().hex, more).encode())]
+    return Meeting(who, who[0]["key"])
 
 
 def _introduction(key: str, more: dict[str, Any]) -> str:
     return json.dumps({"host": _core.this_place(), "key": key, **more})
-
-
-def _meeting(who: list[dict[str, Any]]) -> Meeting:
-    return Meeting(who, who[0]["key"])
 
 
 def gatherer(meeting: Meeting, of_group: dist.Store, rank: int, size: int, timeout: float) -> Gather:

@@ -58,8 +58,7 @@ def _exchange(comm: AnyCommunicator, operator: str, input: Tensor, layout: Layou
 
 def _plain_exchange(comm: AnyCommunicator, *args: Any) -> Tensor | None:
     """Runs the exchange in the core if the core alone can check the tensors; else returns None."""
-    made: Tensor | None = None if comm.host_core is None else _core.exchange(comm.host_core, *args)
-    return made
+    return None if comm.host_core is None else _core.exchange(comm.host_core, *args)
 
 
 def _flat(input: Tensor, layout: Tensor, numel: int, *given: Any) -> Tensor:
@@ -68,14 +67,12 @@ def _flat(input: Tensor, layout: Tensor, numel: int, *given: Any) -> Tensor:
 
 def _back(call: Any, grad: Tensor, layout: Tensor) -> Tensor:
     shape = call.input.shape
-    made: Tensor = all_to_all_v_transpose(grad, layout, math.prod(shape), call.row, call.operator, call.group)
-    return made.view(shape)
+    return all_to_all_v_transpose(grad, layout, math.prod(shape), call.row, call.operator, call.group).view(shape)
 
 
 def _forth(call: Any, grad: Tensor, layout: Tensor) -> Tensor:
     shape = call.grad.shape
-    made: Tensor = all_to_all_v(grad, layout, math.prod(shape), call.row, call.operator, call.group)
-    return made.view(shape)
+    return all_to_all_v(grad, layout, math.prod(shape), call.row, call.operator, call.group).view(shape)
 
 
 @partial(Operator, fake=_flat, gradient=_back, saves=("layout",))

@@ -27,8 +27,6 @@ from alltoallv.torch.eager.work import Done
 from alltoallv.torch.graph import ops as ops
 from alltoallv.torch.graph.library import effectful
 
-_OPS = {op: op.name for op in REDUCE_OPS}
-
 
 def collective(
     row: Collective,
@@ -39,17 +37,27 @@ def collective(
     async_op: bool,
 ) -> Done | None:
     """Records a collective; its arguments are checked when the graph runs."""
-    if parameters.op not in _OPS:
-        raise InvalidParamError(
-            f"op is {parameters.op!r}, expected a ReduceOp of {', '.join(_OPS.values())} in a graph"
-        )
     outs, ins = [x.detach() for x in outputs], [x.detach() for x in inputs]
     counts = [as_counts(() if given is None else given) for given in parameters.counts]
-    about = row.name, _OPS[parameters.op], parameters.root, counts, parameters.unit, groups.name_of(group)
+    about = row.name, _name_of(parameters.op), parameters.root, counts, parameters.unit, groups.name_of(group)
     made = torch.ops.alltoallv.collective(outs, ins, *about)
     for output, value in zip(outputs, made, strict=True):
         output.copy_(value)
     return Done(row.result(outputs)) if async_op else None
+
+
+def _name_of(op: Any) -> str:
+    """Returns torch's name of a ReduceOp."""
+    kind = op.op if type(op) is dist.ReduceOp else op
+    if kind not in REDUCE_OPS:
+        raise InvalidParamError(
+            f"op is {op!r}, expected a ReduceOp of {', '.join(known.name for known in REDUCE_OPS)} in a graph"
+        )
+    return kind.name
+
+
+# torch.compile cannot look into a ReduceOp; this is `assume_constant_result`, without its import.
+_name_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def as_counts(values: Counts) -> Tensor:
@@ -134,8 +142,7 @@ def exchange_counts(send_counts: Counts, group: Group) -> Tensor:
     ones = as_counts([1] * size)
     places = _displs(None, ones, 1)
     layout = torch.stack([ones, places, ones, places])
-    made: Tensor = ops.all_to_all_v(as_counts(send_counts), layout, size, 1, "exchange_counts", groups.name_of(group))
-    return made
+    return ops.all_to_all_v(as_counts(send_counts), layout, size, 1, "exchange_counts", groups.name_of(group))
 
 
 def outcome(made: Tensor, out: Tensor | None, async_op: bool) -> Any:

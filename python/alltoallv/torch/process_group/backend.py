@@ -62,8 +62,7 @@ class AllToAllVGroup(EngineGroup):
         opts = opts or AllgatherOptions()
 
         def call(x: Tensor, *outputs: Tensor) -> TorchWork | None:
-            work: TorchWork | None = self.allgather([list(outputs)], [x], opts)
-            return work
+            return self.allgather([list(outputs)], [x], opts)
 
         def hand_over() -> TorchWork:
             return self._hand_over("allgather_coalesced", output_lists, input_list, opts)

@@ -15,6 +15,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import _DistributedBackendOptions
 
+from alltoallv._calls.collectives import barrier_plan
+from alltoallv._calls.guard import guard
 from alltoallv.errors import InvalidParamError
 from alltoallv.torch.process_group.group import EngineGroup
 
@@ -87,12 +89,14 @@ def _split(
     parent: EngineGroup, split_ranks: list[list[int]], timeout: timedelta | None, engine_options: Any, about: str | None
 ) -> dist.ProcessGroup | None:
     """Returns this rank's one of the groups, which all ranks of ``parent`` make; None if it is in none."""
-    every = [rank for ranks in split_ranks for rank in ranks]
-    known = set(every) <= set(range(parent.size()))
-    if not every or not all(split_ranks) or len(set(every)) < len(every) or not known:
-        raise InvalidParamError(
-            f"split_ranks is {split_ranks}, expected lists of ranks 0 to {parent.size() - 1}, each at most once"
-        )
+    with guard(parent.communicator, "barrier"):
+        every = [rank for ranks in split_ranks for rank in ranks]
+        known = set(every) <= set(range(parent.size()))
+        if not every or not all(split_ranks) or len(set(every)) < len(every) or not known:
+            raise InvalidParamError(
+                f"split_ranks is {split_ranks}, expected lists of ranks 0 to {parent.size() - 1}, each at most once"
+            )
+    barrier_plan(parent.communicator).run(0, 0, parent.timeout.total_seconds())  # raises another rank's refusal
     mine = sorted(next((ranks for ranks in split_ranks if parent.rank() in ranks), split_ranks[0]))
     made = parent.split_group(mine, timeout, engine_options, None, about)
     if made is not None:

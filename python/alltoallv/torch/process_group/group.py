@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import Work as TorchWork
 from torch._C._distributed_c10d import _DistributedBackendOptions
+from torch.utils._pytree import tree_leaves
 
 from alltoallv import _core
 from alltoallv.torch.engines import rendezvous
@@ -131,14 +131,12 @@ class EngineGroup(dist.ProcessGroup):
         _core.Plan(core, "handed_to_gloo", "uint8", none, none, none, none).run(0, 0, self._limit())
 
     def _limit(self) -> float:
-        seconds: float = self._cpu_options._timeout.total_seconds()
-        return seconds
+        return self._cpu_options._timeout.total_seconds()
 
     @property
     def timeout(self) -> timedelta:
         """Returns the time that a rank waits for its peers."""
-        limit: timedelta = self._cpu_options._timeout
-        return limit
+        return self._cpu_options._timeout
 
     def set_timeout(self, timeout: timedelta) -> None:
         self._cpu_options._timeout = timeout
@@ -212,13 +210,4 @@ class EngineGroup(dist.ProcessGroup):
 
 def device_kind(given: Any) -> str:
     """Returns the kind of device of the tensors in lists of lists; the host's if there are none."""
-    return next((x.device.type for x in tensors_in(given)), "cpu")
-
-
-def tensors_in(given: Any) -> Iterator[Tensor]:
-    """Yields the tensors in lists of lists."""
-    if isinstance(given, Tensor):
-        yield given
-    elif isinstance(given, list | tuple):
-        for each in given:
-            yield from tensors_in(each)
+    return next((x.device.type for x in tree_leaves(given) if isinstance(x, Tensor)), "cpu")

@@ -129,8 +129,7 @@ class MessageWork(BackendWork):
 
     def _source_rank(self) -> int:
         """Returns the rank in the group that a received message has come from."""
-        source: int = self._call.source  # type: ignore[attr-defined]
-        return source
+        return self._call.source  # type: ignore[attr-defined]
 
 
 class WorkList(TorchWork):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -93,7 +94,7 @@ class BucketFeedback:
             layout = tuple(arrays.pop("parameters"))
             one = buckets[layout] = ErrorFeedback()
             one.load_state_dict(arrays)
-            error, count = one.state_dict()["error"], sum(_count(shapes[number]) for number in layout)
+            error, count = one.state_dict()["error"], sum(math.prod(shapes[number]) for number in layout)
             if error is not None and error.numel() != count:
                 raise InvalidParamError(f"the state of a bucket has {error.numel()} elements, its parameters {count}")
         self._shapes, self._buckets = shapes, buckets
@@ -121,7 +122,7 @@ class BucketFeedback:
             pieces = []
             for number, error in zip(layout, errors, strict=True):
                 if error is None:
-                    error = torch.zeros(_count(self._shapes[number]), dtype=torch.float32, device=device)
+                    error = torch.zeros(math.prod(self._shapes[number]), dtype=torch.float32, device=device)
                 pieces.append(error.to(device))
             made.load_state_dict({"error": torch.cat(pieces), "gather_error": None})
         return made
@@ -139,13 +140,9 @@ class BucketFeedback:
             rank, size = self._member
             begin, count = self._how.part(error.numel(), size, rank)
             error[begin : begin + count] += size * lost.to(error.device)
-        for number, piece in zip(layout, error.split([_count(self._shapes[n]) for n in layout]), strict=True):
+        for number, piece in zip(layout, error.split([math.prod(self._shapes[n]) for n in layout]), strict=True):
             one = self._buckets[number,] = ErrorFeedback()
             one.load_state_dict({"error": piece, "gather_error": None})
-
-
-def _count(shape: Sequence[int]) -> int:
-    return torch.Size(shape).numel()
 
 
 def _check_shape(number: int, parameter: Tensor, shapes: Sequence[tuple[int, ...]]) -> None:

@@ -72,8 +72,7 @@ class QuantizedCommHook:
             group=comm,
             async_op=True,
         )
-        future: torch.futures.Future[Tensor] = work.get_future()
-        return future
+        return work.get_future()
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the error feedback by parameter, and which parameters share a bucket: tensors, numbers and lists."""

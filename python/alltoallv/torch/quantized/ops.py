@@ -88,8 +88,7 @@ def _reduced(comm: AnyCommunicator, request: Callable[..., Any], input: Tensor, 
     with guard(comm, f"quantized_{request.__name__}"):
         call = calls.quantized_reduce(comm, request(ADAPTER, comm, input, *how, None, None))
     call.run()
-    output: Tensor = call.result
-    return output
+    return call.result
 
 
 def _rows_like(input: Tensor, rows: int, given: tuple[Any, ...]) -> Tensor:
@@ -101,14 +100,12 @@ def _returned(call: Any, grads: list[Tensor], sends: Tensor, recvs: Tensor) -> T
     shape, dtype = call.input
     if call.quantize_gradient:
         options = Options(*call[4:-1])._replace(out_dtype=dtype)
-        rows: Tensor = quantized_all_to_all(grads[0], recvs, sends, shape[0], *options, call.group)[0]
-        return rows
+        return quantized_all_to_all(grads[0], recvs, sends, shape[0], *options, call.group)[0]
     row = max(shape[1:].numel(), 1)
     places = [torch.cumsum(counts, 0) - counts for counts in (sends, recvs)]
     layout = torch.stack([sends, places[0], recvs, places[1]]) * shape[1:].numel()
     flat = grads[0].to(dtype).reshape(-1)
-    back: Tensor = ops.all_to_all_v_transpose(flat, layout, math.prod(shape), row, "all_to_all_v", call.group)
-    return back.view(shape)
+    return ops.all_to_all_v_transpose(flat, layout, math.prod(shape), row, "all_to_all_v", call.group).view(shape)
 
 
 @partial(
