@@ -50,27 +50,6 @@ def test_domains_interleaved_in_different_order(ranks):
     ranks(3, communicator=False)(work)
 
 
-def test_groups_that_overlap(ranks):
-    """Every pair of ranks has a domain of its own, used while the others are."""
-
-    def work(rank, size):
-        pairs = {}
-        for low in range(size):  # in one order on all ranks: making a communicator is collective
-            for high in range(low + 1, size):
-                if rank in (low, high):
-                    pairs[low, high] = join(int(rank == high), 2, f"{low}-{high}", f"{low}-{high}")
-        everybody = join(rank, size, "all", "all")
-        for _ in range(10):
-            for (low, high), comm in sorted(pairs.items()):
-                total = all_reduce(np.array([10**low + 10**high]), group=comm)
-                assert total.tolist() == [2 * (10**low + 10**high)]
-            check_works(everybody)
-        for comm in (*pairs.values(), everybody):
-            comm.destroy()
-
-    ranks(4, communicator=False)(work)
-
-
 def test_asked_for_twice_it_is_the_same(ranks):
     def work(rank, size):
         first = join(rank, size)
@@ -260,38 +239,6 @@ def test_budget_of_a_domain(ranks):
         default.destroy()
 
     ranks(2, communicator=False, fresh=True)(work)
-
-
-def test_arrays_outlive_every_communicator(ranks):
-    def work(rank, size):
-        kept = []
-        for k in range(4):
-            with join(rank, size, f"{k}") as comm:
-                x = np.full(50_000 * size, 10 * k + rank)
-                kept.append(all_to_all_v(x, [50_000] * size, group=comm))
-        for k, y in enumerate(kept):
-            np.testing.assert_array_equal(y, np.repeat([10 * k + source for source in range(size)], 50_000))
-        with join(rank, size, "last") as comm:  # and may be sent and received into
-            out = kept[0]
-            all_to_all_v(kept[1], [50_000] * size, [50_000] * size, out=out, group=comm)
-            mine = slice(50_000 * rank, 50_000 * (rank + 1))
-            np.testing.assert_array_equal(out[mine], kept[1][mine])
-
-    ranks(3, communicator=False)(work)
-
-
-def test_threads_and_processes_in_one_process(ranks):
-    def use(comm) -> None:
-        for _ in range(10):
-            check_works(comm)
-
-    def work(comm):
-        inner = Communicator.threads(3)
-        on_threads(use, [*inner, comm])
-        for one in inner:
-            one.destroy()
-
-    ranks(2)(work)
 
 
 def test_a_thread_that_cannot_be_made(ranks):

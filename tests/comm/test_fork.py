@@ -56,24 +56,6 @@ def test_use_in_the_child_is_refused(ranks, threads):
     assert told == str([("BackendUnavailableError", True)] * 7)
 
 
-def test_parent_goes_on_while_children_come_and_go(ranks):
-    def work(comm):
-        for k in range(15):
-            kept = all_to_all_v(np.full(20_000 * comm.size, k), [20_000] * comm.size, group=comm)
-
-            def look(kept=kept):
-                total = int(kept.sum())  # the parent's arrays can be read, and dropped
-                del kept
-                return total
-
-            if k % comm.size == comm.rank:
-                assert forked(look) == str(20_000 * comm.size * k)
-            check_works(comm)
-        assert comm.usable
-
-    ranks(3, fresh=True)(work)
-
-
 def load(k: int) -> float:
     """What a worker of a DataLoader does."""
     return float(np.arange(1000 * k).sum())

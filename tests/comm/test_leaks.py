@@ -8,7 +8,6 @@ import signal
 import threading
 import time
 from contextlib import suppress
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -220,44 +219,6 @@ def test_nothing_after_a_bootstrap_that_fails(ranks):
         nothing_left(before)
 
     ranks(3, communicator=False, fresh=True)(work)
-
-
-def cycle(rank: int, size: int, k: int) -> None:
-    comm = join(rank, size, f"cycle-{k}")
-    kept = exchanges(comm)
-    if k % 3 == 1:
-        fail_by_mismatch(comm, None)
-    if k % 3 == 2:
-        fail_by_abort(comm, None)
-    del kept
-    comm.destroy()
-
-
-@SLOW
-def test_thirty_cycles_do_not_grow(ranks):
-    def resident() -> int:
-        """Private memory of this process in kB."""
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("RssAnon:"):
-                return int(line.split()[1])
-        raise AssertionError("no RssAnon in /proc/self/status")
-
-    def work(rank, size):
-        before = warm_up(rank, size)
-        sizes = []
-        for k in range(30):
-            cycle(rank, size, k)
-            if k % 5 == 4:
-                gc.collect()
-                sizes.append(resident())
-        nothing_left(before)
-        return sizes
-
-    found = ranks(3, communicator=False, fresh=True)(work)
-    if "libasan" in Path("/proc/self/maps").read_text():
-        return  # which keeps freed memory for a while; descriptors, mappings and threads have been counted
-    for sizes in found:
-        assert sizes[-1] - sizes[1] < 4096, f"private memory in kB, every fifth cycle: {sizes}"
 
 
 PROGRAM = """

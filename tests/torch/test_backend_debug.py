@@ -29,6 +29,8 @@ WRONG: dict[str, Callable[[bool], object]] = {
     "all_gather of sizes": lambda odd: dist.all_gather([ones(4 + odd), ones(4 + odd)], ones(4 + odd)),
     "broadcast of sizes": lambda odd: dist.broadcast(ones(4 + odd), 0),
     "reduce of dtypes": lambda odd: dist.reduce(ones(4, torch.float64 if odd else torch.float32), 0),
+    "gather of sizes": lambda odd: dist.gather(ones(4 + odd), None if odd else [ones(4), ones(4)], 0),
+    "scatter of sizes": lambda odd: dist.scatter(ones(4 + odd), None if odd else [ones(4), ones(4)], 0),
     "broadcast of roots": lambda odd: dist.broadcast(ones(4), int(odd)),
     "all_reduce of operations": lambda odd: dist.all_reduce(ones(4), dist.ReduceOp.MAX if odd else dist.ReduceOp.SUM),
 }

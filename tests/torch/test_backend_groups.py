@@ -43,16 +43,6 @@ def test_ranks_do_not_meet_those_of_before() -> None:
     assert len(keys) == 4
 
 
-def test_meetings_that_follow_each_other(ranks: Ranks, tmp_path: Path) -> None:
-    def run(rank: int, size: int, file: str) -> list[str]:
-        store = dist.FileStore(file, size)
-        return [rendezvous.meet(store, rank, size, "g", 30).key for _ in range(30)]
-
-    found = ranks(3, communicator=False)(run, str(tmp_path / "store"))
-    assert found[0] == found[1] == found[2]
-    assert len(set(found[0])) == 30
-
-
 def test_again_on_the_store_of_before(ranks: Ranks, tmp_path: Path) -> None:
     """Groups of before are still held, and one rank comes back first."""
 

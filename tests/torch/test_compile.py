@@ -73,25 +73,6 @@ def test_functional_forms(ranks: Ranks, backend: str) -> None:
     ranks(2, **OPTIONS)(check)
 
 
-@pytest.mark.parametrize("size", [1, pytest.param(4, marks=pytest.mark.slow)])
-def test_default_group_on_other_sizes(ranks: Ranks, size: int) -> None:
-    def check(rank: int, size: int) -> None:
-        from alltoallv.torch.eager import group as groups
-
-        comm = groups.resolve(None)
-        sends, recvs = _counts(comm, 3)
-        x = torch.randn(sum(sends))
-        _check(
-            lambda x, s, r: at.all_to_all_v(at.functional.all_reduce(x[:1]) * x, s, r), "aot_eager", [(x, sends, recvs)]
-        )
-        with torch.no_grad():
-            gathered = compiled(lambda x: at.functional.all_gather(x * 3))(x[:1])
-        assert torch.equal(gathered, at.functional.all_gather(x[:1] * 3))
-        comm.destroy()
-
-    ranks(size, communicator=False, timeout=200)(check)
-
-
 @pytest.mark.parametrize("kind", ["lists", "tensors", "learnt"])
 def test_one_graph_serves_many_counts(ranks: Ranks, kind: str) -> None:
     """20 count vectors, and with them 20 shapes, make at most 3 graphs: the first and 2 recompilations."""

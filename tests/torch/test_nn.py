@@ -14,7 +14,7 @@ from torch import Tensor
 import alltoallv.torch as at
 from alltoallv import Communicator
 from alltoallv._calls import pieces
-from alltoallv.errors import InvalidParamError, InvalidTensorError, PeerMismatchError
+from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.testing import Ranks
 
 WIDTH = 6
@@ -196,56 +196,6 @@ def test_tokens_without_gradient(ranks: Ranks) -> None:
     ranks(2)(check)
 
 
-BAD = {
-    "tokens of integers": (
-        (torch.ones(2, 3, dtype=torch.int64), torch.zeros(2, 1, dtype=torch.int64)),
-        InvalidTensorError,
-    ),
-    "no tensor": (([1.0], torch.zeros(1, 1, dtype=torch.int64)), TypeError),
-    "ids of floats": ((torch.ones(2, 3), torch.zeros(2, 1)), InvalidTensorError),
-    "another number of ids": ((torch.ones(2, 3), torch.zeros(3, 1, dtype=torch.int64)), InvalidTensorError),
-    "k is 0": ((torch.ones(2, 3), torch.zeros(2, 0, dtype=torch.int64)), InvalidTensorError),
-    "no such expert": ((torch.ones(2, 3), torch.tensor([[0], [4]])), InvalidParamError),
-    "negative expert": ((torch.ones(2, 3), torch.tensor([[0], [-1]])), InvalidParamError),
-    "another number of weights": (
-        (torch.ones(2, 3), torch.zeros(2, 1, dtype=torch.int64), torch.ones(2, 2)),
-        InvalidTensorError,
-    ),
-    "integer weights": (
-        (torch.ones(2, 3), torch.zeros(2, 1, dtype=torch.int64), torch.ones(2, 1, dtype=torch.int64)),
-        InvalidTensorError,
-    ),
-}
-
-
-def test_a_bad_argument_of_one_rank_fails_on_all(ranks: Ranks) -> None:
-    def check(comm: Communicator) -> None:
-        good = (torch.ones(2, 3), torch.zeros(2, 1, dtype=torch.int64))
-        dispatcher = at.nn.MoEDispatcher(4, comm)
-        for case, (arguments, kind) in BAD.items():
-            print(case)  # is shown if it fails
-            with pytest.raises(Exception if comm.rank else kind, match="rank 0" if comm.rank else None):
-                dispatcher.dispatch(*(good if comm.rank else arguments))
-            rows, counts, _ = dispatcher.dispatch(*good)
-            assert (len(rows), counts) == ((4, [4, 0]) if comm.rank == 0 else (0, [0, 0])), case
-
-    ranks(2)(check)
-
-
-@pytest.mark.parametrize("differs", ["width", "dtype", "weights", "experts"])
-def test_ranks_that_disagree(ranks: Ranks, differs: str) -> None:
-    def check(comm: Communicator) -> None:
-        odd = comm.rank == 1
-        dtype = torch.float16 if odd and differs == "dtype" else torch.bfloat16
-        x = torch.ones(4, 40 if odd and differs == "width" else 3, dtype=dtype)
-        weights = None if odd and differs == "weights" else torch.ones(4, 1)
-        dispatcher = at.nn.MoEDispatcher(8 if odd and differs == "experts" else 2, comm)
-        with pytest.raises(PeerMismatchError, match="rank 1"):
-            dispatcher.dispatch(x, torch.tensor([[0], [0], [1], [1]]), weights)
-
-    ranks(2)(check)
-
-
 def test_other_tokens_by_the_same_way_are_as_many(ranks: Ranks) -> None:
     def check(comm: Communicator) -> None:
         dispatcher, x = at.nn.MoEDispatcher(2, comm), torch.ones(4, 3)
@@ -265,24 +215,6 @@ def test_other_tokens_by_the_same_way_are_as_many(ranks: Ranks) -> None:
     ranks(2)(check)
 
 
-def test_ranks_that_move_other_rows(ranks: Ranks) -> None:
-    """Back, and by a known way."""
-
-    def check(comm: Communicator) -> None:
-        dispatcher, x = at.nn.MoEDispatcher(2, comm), torch.ones(4, 8, dtype=torch.bfloat16)
-        rows, _, state = dispatcher.dispatch(x, torch.tensor([[0], [0], [0], [0]]))
-        one, all = (rows.half(), x.half()) if comm.rank else (rows, x)
-        text = "rank 0 moves tokens of 8 elements of bfloat16, rank 1 moves tokens of 8 elements of float16"
-        for call in (lambda: dispatcher.combine(one, state), lambda: dispatcher.dispatch(all, state)):
-            with pytest.raises(PeerMismatchError, match=text):
-                call()
-        with pytest.raises(PeerMismatchError, match=r"rank 0 and rank 1 move .* but differ in their weights"):
-            dispatcher.dispatch(x, state, torch.ones(4, 1, dtype=torch.float16 if comm.rank else torch.bfloat16))
-        assert torch.equal(dispatcher.combine(rows, state), x)
-
-    ranks(2)(check)
-
-
 def test_outputs_of_another_length(ranks: Ranks) -> None:
     def check(comm: Communicator) -> None:
         dispatcher = at.nn.MoEDispatcher(2, comm)
@@ -292,12 +224,6 @@ def test_outputs_of_another_length(ranks: Ranks) -> None:
         assert torch.equal(dispatcher.combine(rows, state), torch.ones(2, 3))
 
     ranks(2)(check)
-
-
-def test_experts_lie_in_blocks() -> None:
-    communicators = Communicator.threads(4)
-    blocks = [list(at.nn.MoEDispatcher(6, comm).local_experts) for comm in communicators]
-    assert blocks == [[0, 1], [2, 3], [4], [5]]
 
 
 def test_all_to_all_v_module(ranks: Ranks) -> None:
