@@ -48,20 +48,6 @@ def test_exchange_is_a_loop_over_elements(case):
         assert bytes(data) == expected.tobytes()
 
 
-@given(golden.cases(dtypes=["int32", "complex128", "bfloat16", "float8_e5m2"]))
-def test_exchange_with_the_roles_exchanged_brings_everything_back(case):
-    back = reference.all_to_all_v(
-        case.expected,
-        case.recv_counts,
-        case.rdispls,
-        case.send_counts,
-        case.sdispls,
-        [x.copy() for x in case.inputs],
-    )
-    for actual, expected in zip(back, case.inputs, strict=True):
-        assert_bits_equal(actual, expected)
-
-
 @given(st.integers(1, 5), st.integers(1, 3), st.integers(0, 2**32 - 1))
 def test_gather_inverts_scatter(size, experts, seed):
     rng = np.random.default_rng(seed)
@@ -74,18 +60,6 @@ def test_gather_inverts_scatter(size, experts, seed):
     assert [len(rows) for rows in scattered] == global_.sum(axis=1).tolist()
     for actual, expected in zip(
         reference.global_gather(scattered, local.tolist(), global_.tolist()), inputs, strict=True
-    ):
-        assert_bits_equal(actual, expected)
-
-
-def test_scatter_with_one_expert_is_an_exchange_of_rows():
-    rng = np.random.default_rng(1)
-    local = rng.integers(0, 4, (3, 3))
-    inputs = [golden.fill(rng, (int(row.sum()), 2), "int16") for row in local]
-    for actual, expected in zip(
-        reference.global_scatter(inputs, local.tolist(), local.T.tolist()),
-        reference.all_to_all_v(inputs, local),
-        strict=True,
     ):
         assert_bits_equal(actual, expected)
 
