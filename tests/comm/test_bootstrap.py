@@ -8,37 +8,18 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
-import threading
 import time
 from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 import pytest
-from trouble import attempt, check_works, join, on_threads, wait_for
+from on_ranks import on_ranks
+from trouble import attempt, check_works, join, on_threads
 
-from alltoallv import Communicator, _core
+from alltoallv import Communicator
 from alltoallv.numpy import all_gather
 
 NOBODY = 65534
-
-
-def names() -> set[str]:
-    """Abstract sockets of this package on this machine."""
-    lines = Path("/proc/net/unix").read_text().splitlines()[1:]
-    return {name for line in lines if (name := line.split()[-1]).startswith("@alltoallv-")}
-
-
-def connect(name: str) -> socket.socket | None:
-    stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    stranger.settimeout(0.3)
-    try:
-        stranger.connect("\0" + name[1:])
-    except OSError:
-        stranger.close()
-        return None
-    return stranger
 
 
 @contextmanager
@@ -63,90 +44,10 @@ def child(function, uid: int | None = None):
         os.waitpid(pid, 0)
 
 
-def need_root() -> None:
-    if os.geteuid() != 0:
-        pytest.skip("needs root, to start a process of another user")
-
-
-def as_user(uid: int | None):
-    if uid is not None:
-        need_root()
-    return uid
-
-
-USERS = pytest.mark.parametrize("uid", [None, NOBODY], ids=["same user", "other user"])
-
-
-def name_of(run) -> str:
-    """The name on which rank 0 listens for the ranks of this job; hashed, so it must be looked up."""
-    before, found = names(), []
-    thread = threading.Thread(target=lambda: found.extend(wait_for(lambda: names() - before, "a name")))
-    thread.start()
-    run(lambda rank, size: rank or attempt(join, 0, size, timeout=0.5).name)
-    thread.join()
-    return found[0]
-
-
-@USERS
-def test_replayed_greeting_admits_only_the_same_user(ranks, uid):
-    """A greeting overheard from a real rank: with it a process of the same user counts as that rank, another's not."""
-    as_user(uid)
-    env = {"ALLTOALLV_JOB_ID": f"replay-{os.getpid()}-{uid}"}
-    run = ranks(2, communicator=False, env=env)
-
-    name = name_of(run)
-
-    # Its greeting: this process stands in for rank 0.
-    root = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    root.bind("\0" + name[1:])
-    root.listen(5)
-    greeting = []
-
-    def hear() -> None:
-        connection, _ = root.accept()
-        greeting.append(connection.recv(65536))
-        connection.close()
-        root.close()
-
-    thread = threading.Thread(target=hear)
-    thread.start()
-    run(lambda rank, size: rank and attempt(join, 1, size, timeout=0.5).name)
-    thread.join()
-    assert len(greeting[0]) > 16
-
-    read, write = os.pipe()
-
-    def replay() -> None:
-        while True:
-            stranger = connect(name)
-            if stranger is None:
-                continue
-            try:
-                stranger.send(greeting[0])
-                answer = stranger.recv(65536)
-            except OSError:
-                answer = b""
-            os.write(write, b"admitted\n" if answer else b"refused\n")
-            if answer:
-                time.sleep(60)
-
-    with child(replay, uid):
-        outcome = run(lambda rank, size: rank or attempt(join, 0, size, timeout=1.5))[0]
-        told = os.read(read, 1000)
-    os.close(read)
-    os.close(write)
-    if uid is None:
-        assert b"admitted" in told  # so the greeting is good
-        assert outcome.name in ("CommTimeoutError", "PeerLostError")
-    else:
-        assert set(told.split()) == {b"refused"}
-        assert outcome.name == "CommTimeoutError"
-        assert "rank 1 of 2 had not joined" in outcome.text
-
-
 def test_process_of_another_user_cannot_join(ranks):
     """With all variables of the job right it still looks for a job of its own user."""
-    need_root()
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to start a process of another user")
     env = {"ALLTOALLV_JOB_ID": f"other-{os.getpid()}"}
     run = ranks(2, communicator=False, env=env)
     read, write = os.pipe()
@@ -186,18 +87,15 @@ def test_settings_that_differ(ranks, option, values):
         assert f"rank 2 has {option} = '{values[1]}', rank 0 has {option} = '{values[0]}'" in failure.text
 
 
-def test_jobs_with_the_same_domain_do_not_mix(ranks):
+@on_ranks(4, communicator=False)
+def test_jobs_with_the_same_domain_do_not_mix(rank, size):
     """Four processes: two jobs of two ranks, at the same time, both in domain "default"."""
-
-    def work(rank, size):
-        job, place = divmod(rank, 2)
-        for _ in range(10):
-            with join(place, 2, f"job-{job}") as comm:
-                told = all_gather(np.array([job]), group=comm).ravel().tolist()
-                assert told == [job, job]
-                check_works(comm)
-
-    ranks(4, communicator=False)(work)
+    job, place = divmod(rank, 2)
+    for _ in range(10):
+        with join(place, 2, f"job-{job}") as comm:
+            told = all_gather(np.array([job]), group=comm).ravel().tolist()
+            assert told == [job, job]
+            check_works(comm)
 
 
 def test_threads_with_a_size_that_differs():
@@ -211,12 +109,3 @@ def test_threads_with_a_size_that_differs():
     on_threads(check_works, comms)
     for comm in comms:
         comm.destroy()
-
-
-def test_options_that_are_wrong_by_themselves():
-    options = _core.CommunicatorOptions()
-    for rank, size, message in ((0, 0, "size is 0"), (2, 2, "rank is 2"), (-1, 2, "rank is -1"), (0, 5000, "5000")):
-        options.rank, options.size, options.timeout = rank, size, 1.0
-        failure = attempt(_core.communicator, options)
-        assert failure.name == "InvalidParamError"
-        assert message in failure.text

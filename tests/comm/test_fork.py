@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import threading
@@ -10,6 +9,7 @@ import time
 
 import numpy as np
 import pytest
+from on_ranks import on_ranks
 from started import CHILD_SECONDS, forked, run
 from trouble import attempt, check_works, held, join, on_threads, pids_of, stamp, stamped
 
@@ -54,50 +54,6 @@ def test_use_in_the_child_is_refused(ranks, threads):
 
     told = ranks(3, threads=threads, fresh=not threads)(work)[0]
     assert told == str([("BackendUnavailableError", True)] * 7)
-
-
-def test_parent_goes_on_while_children_come_and_go(ranks):
-    def work(comm):
-        for k in range(15):
-            kept = all_to_all_v(np.full(20_000 * comm.size, k), [20_000] * comm.size, group=comm)
-
-            def look(kept=kept):
-                total = int(kept.sum())  # the parent's arrays can be read, and dropped
-                del kept
-                return total
-
-            if k % comm.size == comm.rank:
-                assert forked(look) == str(20_000 * comm.size * k)
-            check_works(comm)
-        assert comm.usable
-
-    ranks(3, fresh=True)(work)
-
-
-def load(k: int) -> float:
-    """What a worker of a DataLoader does."""
-    return float(np.arange(1000 * k).sum())
-
-
-def test_workers_of_multiprocessing(ranks):
-    def work(comm):
-        context = multiprocessing.get_context("fork")
-        x, counts = np.ones(5000 * comm.size), [5000] * comm.size
-        with context.Pool(2) as pool:
-            results = [pool.apply_async(sum, (range(1000 * k),)) for k in range(30)]
-            for result in results:
-                all_to_all_v(x, counts, counts, group=comm)
-                result.get(CHILD_SECONDS)
-            pool.close()
-            pool.join()
-        for _ in range(5):
-            process = context.Process(target=load, args=(1,))  # ends in the ordinary way
-            process.start()
-            check_works(comm)
-            process.join(CHILD_SECONDS)
-            assert process.exitcode == 0
-
-    ranks(2, fresh=True)(work)
 
 
 PROGRAM = """
@@ -173,33 +129,30 @@ def test_parents_death_is_seen_although_the_child_lives(ranks, ending, tmp_path,
         prompt(f"{ending} of a rank whose child lives on", stamped(tmp_path / "cause"), found[rank].result.at)
 
 
-def test_children_make_a_communicator_of_their_own(ranks):
+@on_ranks(3, fresh=True)
+def test_children_make_a_communicator_of_their_own(comm):
     """The children of all ranks form a group, while the parents use theirs."""
-
-    def work(comm):
+    check_works(comm)
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(CHILD_SECONDS)
+        status = 1
+        try:
+            with join(comm.rank, comm.size, "children", comm.domain) as mine:
+                for _ in range(5):
+                    check_works(mine)
+                y = all_to_all_v(np.ones(200_000 * mine.size), [200_000] * mine.size, group=mine)
+                assert y.sum() == y.size
+            inner = Communicator.threads(2)
+            on_threads(check_works, inner)
+            status = 0
+        except BaseException as error:
+            os.write(2, f"child of rank {comm.rank}: {type(error).__name__}: {error}\n".encode())
+        os._exit(status)
+    for _ in range(5):
         check_works(comm)
-        pid = os.fork()
-        if pid == 0:
-            signal.alarm(CHILD_SECONDS)
-            status = 1
-            try:
-                with join(comm.rank, comm.size, "children", comm.domain) as mine:
-                    for _ in range(5):
-                        check_works(mine)
-                    y = all_to_all_v(np.ones(200_000 * mine.size), [200_000] * mine.size, group=mine)
-                    assert y.sum() == y.size
-                inner = Communicator.threads(2)
-                on_threads(check_works, inner)
-                status = 0
-            except BaseException as error:
-                os.write(2, f"child of rank {comm.rank}: {type(error).__name__}: {error}\n".encode())
-            os._exit(status)
-        for _ in range(5):
-            check_works(comm)
-        assert os.waitpid(pid, 0)[1] == 0
-        check_works(comm)
-
-    ranks(3, fresh=True)(work)
+    assert os.waitpid(pid, 0)[1] == 0
+    check_works(comm)
 
 
 @pytest.mark.slow

@@ -5,14 +5,15 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import subprocess
 import threading
 import time
 from contextlib import suppress
-from pathlib import Path
 
 import numpy as np
 import pytest
-from started import run
+from on_ranks import on_ranks
+from started import RUN
 from trouble import attempt, check_works, held, join, on_threads, pids_of, wait_for
 
 import alltoallv
@@ -75,28 +76,26 @@ def exchanges(comm) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("path", ["auto", "staged", *(pytest.param(p, marks=SLOW) for p in ("push", "pull", "cma"))])
-def test_nothing_after_ordinary_use(ranks, path):
-    def work(rank, size):
-        before = warm_up(rank, size)
-        for k in range(2):
-            comm = join(rank, size, f"{k}", path=path)
-            kept = exchanges(comm)
-            during = difference(before, held())
-            barrier(group=comm)  # so far everybody is there to be watched
-            assert during["mappings"]
-            assert "alltoallv-watch" in during["threads"]
-            assert any("socket" in name for name in during["descriptors"])
-            if k % 2:
-                del kept
-                comm.destroy()
-            else:  # arrays that outlive it
-                comm.destroy()
-                kept[0][:] = 1
-                del kept
-            del comm
-        nothing_left(before)
-
-    ranks(3, communicator=False, fresh=True)(work)
+@on_ranks(3, communicator=False, fresh=True)
+def test_nothing_after_ordinary_use(rank, size, path):
+    before = warm_up(rank, size)
+    for k in range(2):
+        comm = join(rank, size, f"{k}", path=path)
+        kept = exchanges(comm)
+        during = difference(before, held())
+        barrier(group=comm)  # so far everybody is there to be watched
+        assert during["mappings"]
+        assert "alltoallv-watch" in during["threads"]
+        assert any("socket" in name for name in during["descriptors"])
+        if k % 2:
+            del kept
+            comm.destroy()
+        else:  # arrays that outlive it
+            comm.destroy()
+            kept[0][:] = 1
+            del kept
+        del comm
+    nothing_left(before)
 
 
 def test_arrays_hold_their_memory_and_nothing_else():
@@ -171,19 +170,17 @@ FAILURES = [fail_by_mismatch, fail_by_timeout, fail_by_abort, fail_with_pending_
 
 
 @pytest.mark.parametrize("fail", FAILURES)
-def test_nothing_after_failures(ranks, fail):
-    def work(rank, size):
-        before = warm_up(rank, size)
-        for k in range(2):
-            comm = join(rank, size, f"{k}")
-            pids = pids_of(comm)
-            kept = exchanges(comm)
-            fail(comm, pids)
-            comm.destroy()
-            del comm, kept
-        nothing_left(before)
-
-    ranks(3, communicator=False, fresh=True)(work)
+@on_ranks(3, communicator=False, fresh=True)
+def test_nothing_after_failures(rank, size, fail):
+    before = warm_up(rank, size)
+    for k in range(2):
+        comm = join(rank, size, f"{k}")
+        pids = pids_of(comm)
+        kept = exchanges(comm)
+        fail(comm, pids)
+        comm.destroy()
+        del comm, kept
+    nothing_left(before)
 
 
 def exchange_for_ever(comm) -> None:
@@ -210,54 +207,14 @@ def test_nothing_after_a_loss(ranks):
         assert found[rank].error is None, found[rank].report()
 
 
-def test_nothing_after_a_bootstrap_that_fails(ranks):
-    def work(rank, size):
-        before = warm_up(rank, size)
-        for k in range(3):
-            attempt(join, rank, size + 1, f"absent-{k}", timeout=0.2)
-            attempt(join, 0 if rank == 2 else rank, size, f"twice-{k}", timeout=0.5)
-            attempt(join, rank, size, f"settings-{k}", timeout=0.5, path="cma" if rank == 1 else "auto")
-        nothing_left(before)
-
-    ranks(3, communicator=False, fresh=True)(work)
-
-
-def cycle(rank: int, size: int, k: int) -> None:
-    comm = join(rank, size, f"cycle-{k}")
-    kept = exchanges(comm)
-    if k % 3 == 1:
-        fail_by_mismatch(comm, None)
-    if k % 3 == 2:
-        fail_by_abort(comm, None)
-    del kept
-    comm.destroy()
-
-
-@SLOW
-def test_thirty_cycles_do_not_grow(ranks):
-    def resident() -> int:
-        """Private memory of this process in kB."""
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("RssAnon:"):
-                return int(line.split()[1])
-        raise AssertionError("no RssAnon in /proc/self/status")
-
-    def work(rank, size):
-        before = warm_up(rank, size)
-        sizes = []
-        for k in range(30):
-            cycle(rank, size, k)
-            if k % 5 == 4:
-                gc.collect()
-                sizes.append(resident())
-        nothing_left(before)
-        return sizes
-
-    found = ranks(3, communicator=False, fresh=True)(work)
-    if "libasan" in Path("/proc/self/maps").read_text():
-        return  # which keeps freed memory for a while; descriptors, mappings and threads have been counted
-    for sizes in found:
-        assert sizes[-1] - sizes[1] < 4096, f"private memory in kB, every fifth cycle: {sizes}"
+@on_ranks(3, communicator=False, fresh=True)
+def test_nothing_after_a_bootstrap_that_fails(rank, size):
+    before = warm_up(rank, size)
+    for k in range(3):
+        attempt(join, rank, size + 1, f"absent-{k}", timeout=0.2)
+        attempt(join, 0 if rank == 2 else rank, size, f"twice-{k}", timeout=0.5)
+        attempt(join, rank, size, f"settings-{k}", timeout=0.5, path="cma" if rank == 1 else "auto")
+    nothing_left(before)
 
 
 PROGRAM = """
@@ -276,11 +233,13 @@ if sys.argv[1] == "exit":
 """
 
 
-@pytest.mark.parametrize("ending", ["return", "raise", "exit", "pending"])
-def test_programs_leave_nothing_behind(ending, tmp_path):
-    """No destroy, no care taken: the end of the processes is enough."""
+def test_programs_leave_nothing_behind(tmp_path):
+    """No destroy, no care taken: the end of the processes is enough. Four jobs at once."""
     before = set(held()["files"])
-    result = run(tmp_path, PROGRAM, "-n", "3", arguments=[ending], text=True)
-    assert (result.returncode == 0) == (ending in ("return", "pending")), result
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM)
+    endings = {"return": 0, "pending": 0, "raise": 1, "exit": 3}
+    jobs = {ending: subprocess.Popen([*RUN, "-n", "3", str(script), ending]) for ending in endings}
+    assert {ending: job.wait(60) for ending, job in jobs.items()} == endings
     wait_for(lambda: set(held()["files"]) <= before, "nothing new", 5)
     assert [file.name for file in tmp_path.iterdir()] == ["program.py"]

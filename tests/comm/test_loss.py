@@ -175,18 +175,6 @@ def test_loss_in_the_middle_of_an_exchange(ranks, path, tmp_path, prompt):
     assert sum(stats[f"bytes_{path}"] for _, _, stats in of_survivors(found)) > 0, "the path carried nothing"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("path", PATHS)
-def test_loss_at_random_moments(ranks, path, tmp_path, prompt):
-    rng = random.Random(path)
-    for k in range(5):  # 20 in all
-        cause = tmp_path / f"cause-{k}"
-        size, elements = rng.choice([2, 3, 4]), rng.choice([20_000, 1 << 20, 12 << 20])
-        run = ranks(size, outcomes=True, path=path)
-        found = run(kill_in_an_exchange, path, rng.uniform(0, 0.15), cause, elements)
-        check_killed(found, cause, prompt, f"SIGKILL at a random moment by {path}")
-
-
 @pytest.mark.parametrize("kind", ["all_reduce", "learning", "inline"])
 def test_loss_in_other_operators(ranks, kind, tmp_path, prompt):
     cause = tmp_path / "cause"
@@ -221,21 +209,6 @@ def test_rank_that_returns_while_others_call(launch, tmp_path, prompt):
         prompt("a rank leaves while others wait", stamped(tmp_path / "cause"), failure.at)
 
 
-def test_leaving_after_the_last_operator_harms_nobody(launch):
-    """The quickest rank may be gone while the others are still in the same operator."""
-
-    def work(comm):
-        for size in (4, 500_000):
-            x = np.full(size * comm.size, comm.rank)
-            y = all_to_all_v(x, [size] * comm.size, group=comm)
-            assert y.reshape(comm.size, -1).tolist()[0][0] == 0
-        comm.destroy()
-        return y[-1]
-
-    for _ in range(10):
-        assert launch(3, work) == [2, 2, 2]
-
-
 def test_process_that_ends_without_destroy_has_left(ranks):
     """At exit a rank leaves in an orderly way; whoever still waits for it is told so."""
 
@@ -252,25 +225,6 @@ def test_process_that_ends_without_destroy_has_left(ranks):
     for failure in of_survivors(found):
         assert failure.name == "PeerLostError"
         assert f"rank {VICTIM} has left" in failure.text
-
-
-def test_all_but_one_are_lost(ranks, tmp_path, prompt):
-    def work(comm):
-        barrier(group=comm)
-        if comm.rank != 0:
-            time.sleep(0.2)
-            stamp(tmp_path / f"cause-{comm.rank}")
-            os.kill(os.getpid(), signal.SIGKILL)
-        failure = attempt(barrier, group=comm)
-        comm.destroy()
-        with join(0, 1, "alone", comm.domain) as alone:
-            check_works(alone)
-        return failure
-
-    found = ranks(4, fresh=True, outcomes=True)(work)
-    assert found[0].error is None, found[0].report()
-    first = min(stamped(tmp_path / f"cause-{rank}") for rank in (1, 2, 3))
-    prompt("SIGKILL of all other ranks", first, found[0].result.at)
 
 
 def test_loss_concerns_one_domain_only(ranks):

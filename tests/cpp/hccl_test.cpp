@@ -1,40 +1,16 @@
-// What the transport hccl knows without a device: types, codes, ATB's param; CANN being absent.
-#include <array>
+// What the transport hccl knows without a device: codes, ATB's param; CANN being absent.
 #include <cstdlib>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "atb/atb_param.h"
 #include "check.h"
 #include "transport/hccl/library.h"
 #include "transport/hccl/result.h"
-#include "transport/hccl/wire_type.h"
 
 using namespace alltoallv;  // NOLINT
 
 namespace {
-
-/// Views of the same bytes, and the types themselves where HCCL has them.
-TEST(wire_types_have_the_bytes_of_the_dtype) {
-    for (size_t i = 0; i < dtype_table.size(); ++i) {
-        const auto dtype = static_cast<DType>(i);
-        const WireType wire = wire_type(dtype);
-        CHECK_EQ(static_cast<size_t>(bytes_of(wire.type)) * static_cast<size_t>(wire.per_element), size_of(dtype));
-    }
-    for (const auto& [type, bytes] : {std::pair{HCCL_DATA_TYPE_INT8, 1},
-                                      {HCCL_DATA_TYPE_FP16, 2},
-                                      {HCCL_DATA_TYPE_FP32, 4},
-                                      {HCCL_DATA_TYPE_FP64, 8}})
-        CHECK_EQ(bytes_of(type), static_cast<uint64_t>(bytes));
-    CHECK(wire_type(DType::bfloat16).type == HCCL_DATA_TYPE_BFP16);
-    CHECK(wire_type(DType::float16).type == HCCL_DATA_TYPE_FP16);
-    CHECK(wire_type(DType::float32).type == HCCL_DATA_TYPE_FP32);
-    CHECK(wire_type(DType::bool_).type == HCCL_DATA_TYPE_UINT8);
-    CHECK_EQ(wire_type(DType::complex128).per_element, int64_t{2});
-    CHECK(!reduction_type(DType::bool_) && !reduction_type(DType::complex64));
-    CHECK(!reduction_of(ReduceOp::avg));
-}
 
 TEST(results_become_codes_of_atb) {
     CHECK(code_of(HCCL_SUCCESS) == ErrorType::NO_ERROR);

@@ -1,9 +1,5 @@
 // The shared-memory transport without Python: exchanges over every data path, learnt counts, reductions,
 // several domains at once; 2 and 4 ranks, as processes and as threads.
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/syscall.h>
-
 #include "exchange_plan.h"
 
 using namespace alltoallv;
@@ -207,33 +203,6 @@ TEST(two_domains, const Mode& mode, int size) {
         }
         CHECK(!a->busy() && !b->busy());
     }));
-}
-
-TEST(recreation, const Mode& mode) {
-    all_pass(mode.run(4, [&](int rank) {
-        for (int i = 0; i < 15; ++i) {
-            const CommunicatorPtr communicator = communicator_of(mode, rank, 4);
-            run_plan(*communicator, random_plan(4, static_cast<uint64_t>(i), 2000), true, i % 2 == 0);
-            if (i % 3 != 0) communicator->destroy();  // else by the last reference
-        }
-    }));
-}
-
-/// Where one of these is missing the transport does without.
-TEST(surroundings) {
-    const int pidfd = static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0));
-    if (pidfd < 0) std::printf("pidfd_open is not available: %s\n", strerror(errno));
-    if (pidfd >= 0) close(pidfd);
-    const int memory = memfd_create("selftest", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    if (memory < 0 || ftruncate(memory, 4096) != 0) std::printf("memfd_create is not available\n");
-    if (fcntl(memory, F_ADD_SEALS, F_SEAL_GROW) != 0) std::printf("sealing is not available: %s\n", strerror(errno));
-    void* page = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
-    constexpr int populate_write = 23;
-    if (page == MAP_FAILED || madvise(page, 4096, populate_write) != 0)
-        std::printf("MADV_POPULATE_WRITE is not available: %s\n", strerror(errno));
-    if (page != MAP_FAILED) munmap(page, 4096);
-    close(memory);
-    std::printf("%d usable processors\n", usable_cpus());
 }
 
 }  // namespace

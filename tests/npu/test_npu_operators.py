@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-from pathlib import Path
 
 import fused_cases
 import fused_trouble
@@ -15,38 +14,34 @@ import torch
 import torch.distributed as dist
 from npu_ranks import caught, group, use_device
 from npu_starts import wheel
+from on_ranks import on_ranks
 from operators import families
 
 from alltoallv.npu_ops import names, schemas
 from alltoallv.npu_ops.registry import formulas
-from alltoallv.testing import Ranks
 
 
 @pytest.mark.parametrize("family", families())
-def test_operators_compute_their_formulas(ranks: Ranks, family: str) -> None:
-    def check(rank: int, size: int) -> None:
-        device = use_device(rank)
-        for case in families()[family]:
-            for dtype in case.dtypes:
-                case.call(device, dtype)
-            if case.gradient:
-                case.differentiate(device)
-
-    ranks(1, communicator=False)(check)
+@on_ranks(1, communicator=False)
+def test_operators_compute_their_formulas(rank: int, size: int, family: str) -> None:
+    device = use_device(rank)
+    for case in families()[family]:
+        for dtype in case.dtypes:
+            case.call(device, dtype)
+        if case.gradient:
+            case.differentiate(device)
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_fused_operators_compute_their_formulas(ranks: Ranks, tmp_path: Path, size: int) -> None:
-    def check(rank: int, size: int, file: str) -> None:
-        os.environ["ALLTOALLV_NPU_LIMITS"] = "relax"
-        with group(rank, size, file) as (made, device):
-            name = made._get_backend(device).get_hccl_comm_name(rank)
-            for cases in fused_cases.FAMILIES.values():
-                for case in cases:
-                    case.call(device, name, rank, size)
-            fused_trouble.check(device, name, rank, size)
-
-    ranks(size, communicator=False)(check, str(tmp_path / "store"))
+@on_ranks(communicator=False)
+def test_fused_operators_compute_their_formulas(rank: int, size: int, file: str) -> None:
+    os.environ["ALLTOALLV_NPU_LIMITS"] = "relax"
+    with group(rank, size, file) as (made, device):
+        name = made._get_backend(device).get_hccl_comm_name(rank)
+        for cases in fused_cases.FAMILIES.values():
+            for case in cases:
+                case.call(device, name, rank, size)
+        fused_trouble.check(device, name, rank, size)
 
 
 def test_every_operator_has_a_case() -> None:
@@ -66,62 +61,51 @@ def test_sixty_of_the_operators_that_programs_call_run() -> None:
     assert len(set(called) & set(names())) >= 60, sorted(set(called) - set(names()))
 
 
-def test_refusals_leave_the_queue_alive(ranks: Ranks) -> None:
+@on_ranks(1, communicator=False)
+def test_refusals_leave_the_queue_alive(rank: int, size: int) -> None:
     """Of an operator that has no formula, in the caller; and of an argument's value, by the argument's name."""
+    import torch_npu
 
-    def check(rank: int, size: int) -> None:
-        import torch_npu
-
-        device = use_device(rank)
-        x = torch.ones(4, 8, device=device, requires_grad=True)
-        for call, words in (
-            (
-                lambda: torch_npu.npu_lstm_cell(*[x] * 7),
-                "npu::npu_lstm_cell is not among the operators of",
-            ),
-            (lambda: torch_npu.npu_format_cast(x[1:], 29), "input is a tensor of shape (3, 8)"),
-            (lambda: torch_npu.npu_geglu(x, -1, 2), "npu::npu_geglu: approximate is 2; the emulator expects 0 or 1"),
-        ):
-            error = caught(call)
-            assert isinstance(error, NotImplementedError), error
-            assert words in str(error)
-            torch.npu.synchronize()
-            assert (x + 1).sum().item() == 64
-
-    ranks(1, communicator=False)(check)
+    device = use_device(rank)
+    x = torch.ones(4, 8, device=device, requires_grad=True)
+    for call, words in (
+        (lambda: torch_npu.npu_lstm_cell(*[x] * 7), "npu::npu_lstm_cell is not among the operators of"),
+        (lambda: torch_npu.npu_format_cast(x[1:], 29), "input is a tensor of shape (3, 8)"),
+        (lambda: torch_npu.npu_geglu(x, -1, 2), "npu::npu_geglu: approximate is 2; the emulator expects 0 or 1"),
+    ):
+        error = caught(call)
+        assert isinstance(error, NotImplementedError), error
+        assert words in str(error)
+        torch.npu.synchronize()
+        assert (x + 1).sum().item() == 64
 
 
-def test_a_format_is_remembered(ranks: Ranks, tmp_path: Path) -> None:
+@on_ranks(1, communicator=False)
+def test_a_format_is_remembered(rank: int, size: int, file: str) -> None:
     """By torch_npu itself: its process group refuses an offset, and gives the result the format of the input."""
+    import torch_npu
 
-    def check(rank: int, size: int, file: str) -> None:
-        import torch_npu
-
-        with group(rank, size, file) as (_, device):
-            x = torch.arange(8.0, device=device).view(2, 4)
-            cast, in_place = torch_npu.npu_format_cast(x, 29), torch_npu.npu_format_cast_(x.clone(), 29)
-            casts = (x, cast, cast.t(), cast[1:], in_place, torch_npu.npu_format_cast(cast, 2))
-            assert [int(torch_npu.get_npu_format(one)) for one in casts] == [2, 29, 29, 29, 29, 2]
-            for one in (cast, in_place, torch.empty_like(x).copy_(cast), cast.copy_(x, non_blocking=True)):
-                assert torch.equal(one.cpu(), x.cpu())
-            error = caught(lambda: dist.broadcast(cast[1:], 0))
-            assert "For a tensor of internal format, it's storage_offset must be 0" in str(error)
-            dist.all_reduce(cast)
-            assert int(torch_npu.get_npu_format(cast)) == 29
-            assert torch.equal(cast.cpu(), x.cpu())
-
-    ranks(1, communicator=False)(check, str(tmp_path / "store"))
+    with group(rank, size, file) as (_, device):
+        x = torch.arange(8.0, device=device).view(2, 4)
+        cast, in_place = torch_npu.npu_format_cast(x, 29), torch_npu.npu_format_cast_(x.clone(), 29)
+        casts = (x, cast, cast.t(), cast[1:], in_place, torch_npu.npu_format_cast(cast, 2))
+        assert [int(torch_npu.get_npu_format(one)) for one in casts] == [2, 29, 29, 29, 29, 2]
+        for one in (cast, in_place, torch.empty_like(x).copy_(cast), cast.copy_(x, non_blocking=True)):
+            assert torch.equal(one.cpu(), x.cpu())
+        error = caught(lambda: dist.broadcast(cast[1:], 0))
+        assert "For a tensor of internal format, it's storage_offset must be 0" in str(error)
+        dist.all_reduce(cast)
+        assert int(torch_npu.get_npu_format(cast)) == 29
+        assert torch.equal(cast.cpu(), x.cpu())
 
 
-def test_the_schemas_are_torch_npus(ranks: Ranks) -> None:
-    def check(rank: int, size: int) -> None:
-        use_device(rank)
-        theirs = {str(one) for one in torch._C._jit_get_all_schemas() if one.name.startswith("npu::")}
-        ours = [text for texts in schemas().values() for text in texts]
-        assert [text for text in ours if text not in theirs and not text.startswith("atb::")] == []
-        assert len(ours) == len(formulas())
-
-    ranks(1, communicator=False)(check)
+@on_ranks(1, communicator=False)
+def test_the_schemas_are_torch_npus(rank: int, size: int) -> None:
+    use_device(rank)
+    theirs = {str(one) for one in torch._C._jit_get_all_schemas() if one.name.startswith("npu::")}
+    ours = [text for texts in schemas().values() for text in texts]
+    assert [text for text in ours if text not in theirs and not text.startswith("atb::")] == []
+    assert len(ours) == len(formulas())
 
 
 def test_the_schemas_of_atb_take_what_torch_npus_functions_take() -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
 
 import pytest
 
 from alltoallv.errors import PeerLostError
-from alltoallv.testing import RankExit, RankFailures, RankTimeout
+from alltoallv.testing import RankFailures, RankTimeout
 
 
 def test_every_call_has_its_own_communicator(ranks):
@@ -37,35 +36,6 @@ def test_communicator_is_destroyed_afterwards(ranks):
     with pytest.raises(RankFailures):
         ranks(2, threads=True)(fail)
     assert not any(communicator.usable for communicator in kept)
-
-
-def test_options_reach_the_communicator(ranks):
-    for options, message in (
-        ({"check": "sometimes"}, "check is 'sometimes'"),
-        ({"backend": "none"}, "backend is 'none'"),
-        ({"path": "nonsense"}, "nonsense"),
-        ({"comm_timeout": -1}, "timeout is -1"),
-    ):
-        with pytest.raises(RankFailures, match=message):
-            ranks(1, **options)(lambda communicator: None)
-
-
-@pytest.mark.parametrize("fresh", [False, True])
-def test_killed_rank_is_lost_to_its_peers(ranks, fresh):
-    def work(communicator):
-        from alltoallv.numpy import barrier
-
-        barrier(group=communicator)
-        if communicator.rank == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        barrier(group=communicator)
-
-    found = ranks(3, fresh=fresh, outcomes=True)(work)
-    assert [type(o.error) for o in found] == [PeerLostError, RankExit, PeerLostError]
-    assert found[1].exit_code == -signal.SIGKILL
-    assert "1" in str(found[0].error)
-    # The survivors' processes, too, can go on with new communicators.
-    assert len(ranks(3)(lambda communicator: communicator.rank)) == 3
 
 
 def test_failing_function_does_not_leave_its_peers_waiting(ranks):

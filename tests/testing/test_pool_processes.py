@@ -111,16 +111,6 @@ def test_an_import_that_fails_is_an_error(capfd):
     assert "No module named 'no_such_module'" in capfd.readouterr().err
 
 
-def test_ranks_end_with_the_process_that_forked_them(forking):
-    pids = forking(2, communicator=False)(pid_of)
-    server = int(Path(f"/proc/{pids[0]}/stat").read_text().rpartition(")")[2].split()[1])
-    assert server != os.getpid()
-    os.kill(server, signal.SIGKILL)
-    assert wait_gone(pids) == []
-    with pytest.raises(RankFailures, match="SIGKILL"):
-        forking.close()
-
-
 @BOTH
 def test_ranks_die_with_a_killed_parent(preload, tmp_path):
     script = tmp_path / "program.py"

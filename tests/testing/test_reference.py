@@ -48,20 +48,6 @@ def test_exchange_is_a_loop_over_elements(case):
         assert bytes(data) == expected.tobytes()
 
 
-@given(golden.cases(dtypes=["int32", "complex128", "bfloat16", "float8_e5m2"]))
-def test_exchange_with_the_roles_exchanged_brings_everything_back(case):
-    back = reference.all_to_all_v(
-        case.expected,
-        case.recv_counts,
-        case.rdispls,
-        case.send_counts,
-        case.sdispls,
-        [x.copy() for x in case.inputs],
-    )
-    for actual, expected in zip(back, case.inputs, strict=True):
-        assert_bits_equal(actual, expected)
-
-
 @given(st.integers(1, 5), st.integers(1, 3), st.integers(0, 2**32 - 1))
 def test_gather_inverts_scatter(size, experts, seed):
     rng = np.random.default_rng(seed)
@@ -74,18 +60,6 @@ def test_gather_inverts_scatter(size, experts, seed):
     assert [len(rows) for rows in scattered] == global_.sum(axis=1).tolist()
     for actual, expected in zip(
         reference.global_gather(scattered, local.tolist(), global_.tolist()), inputs, strict=True
-    ):
-        assert_bits_equal(actual, expected)
-
-
-def test_scatter_with_one_expert_is_an_exchange_of_rows():
-    rng = np.random.default_rng(1)
-    local = rng.integers(0, 4, (3, 3))
-    inputs = [golden.fill(rng, (int(row.sum()), 2), "int16") for row in local]
-    for actual, expected in zip(
-        reference.global_scatter(inputs, local.tolist(), local.T.tolist()),
-        reference.all_to_all_v(inputs, local),
-        strict=True,
     ):
         assert_bits_equal(actual, expected)
 
@@ -177,14 +151,3 @@ def test_reduce_scatter():
     inputs = [np.arange(6), 10 * np.arange(6)]
     assert as_lists(reference.reduce_scatter(inputs)) == [[0, 11, 22], [33, 44, 55]]
     assert as_lists(reference.reduce_scatter(inputs, "max", [1, 5])) == [[0], [10, 20, 30, 40, 50]]
-
-
-def test_undefined_reductions():
-    with pytest.raises(ValueError, match="avg is not defined for int32"):
-        reference.all_reduce([np.ones(1, np.int32)] * 2, "avg")
-    with pytest.raises(ValueError, match="max is not defined for complex64"):
-        reference.all_reduce([np.ones(1, np.complex64)] * 2, "max")
-    with pytest.raises(ValueError, match="sum is not defined for float8_e5m2"):
-        reference.all_reduce([np.ones(1, ml_dtypes.float8_e5m2)] * 2)
-    with pytest.raises(ValueError, match="op is 'mean'"):
-        reference.all_reduce([np.ones(1)] * 2, "mean")

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 from atb_front_ends import check_quantized
-from backend_groups import Grouped
+from backend_groups import Grouped, on_group
 from engine_groups import staged, to_numpy, to_torch, views
 
 import alltoallv.torch as at
 from alltoallv.errors import PeerMismatchError, ValueOverflowError
-from alltoallv.quantization.spec import Quantization, QuantizedReduction
+from alltoallv.quantization.spec import Quantization
 from alltoallv.testing import quantized as q
 from alltoallv.testing.golden import assert_bits_equal, dtype_of
 from alltoallv.torch.quantized import rows as quantized_rows
@@ -203,70 +203,14 @@ def test_disagreement_about_rows(grouped: Grouped) -> None:
     assert "quantized_reduce_scatter" in told[0][3]
 
 
-def test_rows_as_on_an_accelerator(grouped: Grouped) -> None:
+@on_group(2, views)
+def test_rows_as_on_an_accelerator(rank: int, size: int, comm: Any) -> None:
     """With torch operators as kernels, where shared memory has its own."""
-
-    def run(rank: int, size: int, comm: Any) -> None:
-        rows = mock.patch.object(
-            quantized_rows, "HostRows", lambda *how: quantized_rows.DeviceRows(*how, torch.device("cpu"))
-        )
-        with np.errstate(all="ignore"), rows:
-            rows_cases(comm)
-            large = torch.full((2, 40), 7e4)
-            with pytest.raises(ValueOverflowError):
-                at.quantized_all_to_all(large, [1, 1], overflow="raise", out_dtype=torch.float16, group=comm)
-
-    grouped(2, views)(run)
-
-
-def test_overflow_raises_everywhere(grouped: Grouped) -> None:
-    """Also on ranks whose part fits; the communicator stays usable."""
-
-    def run(rank: int, size: int, comm: Any) -> None:
-        x = torch.zeros(1000)
-        x[3] = 60000.0
-        for gather in ("full", "quantized"):
-            how = Quantization(gather=gather, overflow="raise")  # type: ignore[arg-type]
-            request = QuantizedReduction("quantized_all_reduce", "float32", "float16", (1000,), how)
-            out = torch.empty(1000, dtype=torch.float16)
-            for begin in (comm.quantized_reduce(request, out, x).run, comm.quantized_reduce(request, out, x).submit):
-                with pytest.raises(ValueOverflowError):
-                    begin()
-        comm.quantized_reduce(request, out, x * 0).run()
-        assert (out == 0).all()
-
-    grouped(2, views)(run)
-
-
-def test_disagreement(grouped: Grouped) -> None:
-    """Named in words, before anything is written."""
-
-    def run(rank: int, size: int, comm: Any) -> list[str]:
-        told = []
-        x, out = torch.ones(256), torch.full((256,), -1.0)
-        base = {"format": "int8", "group_size": 128, "gather": "full", "op": "sum", "overflow": "saturate"}
-        for other in ({"format": "int4"}, {"group_size": 64}, {"gather": "quantized"}, {"op": "avg"}):
-            how = Quantization(**(base | other if rank else base))
-            request = QuantizedReduction("quantized_all_reduce", "float32", "float32", (256,), how)
-            with pytest.raises(PeerMismatchError) as caught:
-                comm.quantized_reduce(request, out, x).run()
-            told.append(str(caught.value).split(": ", 1)[1])
-            assert (out == -1).all()
-        how = Quantization()
-        scale = np.array([0.5 + rank], F32)
-        request = QuantizedReduction("quantized_all_reduce", "int8", "float32", (256,), how, scale=scale)
-        with pytest.raises(PeerMismatchError) as caught:
-            comm.quantized_reduce(request, out, x.to(torch.int8)).run()
-        told.append(str(caught.value).split(": ", 1)[1])
-        assert (out == -1).all()
-        return told
-
-    one, other = grouped(2, views)(run)
-    assert one == other
-    assert one == [
-        "rank 0 has format int8, rank 1 has format int4",
-        "rank 0 has group_size 128, rank 1 has group_size 64",
-        "rank 0 has gather full, rank 1 has quantized",
-        "rank 0 reduces with sum, rank 1 reduces with avg",
-        "rank 0 has scale 0.5, rank 1 has scale 1.5",
-    ]
+    rows = mock.patch.object(
+        quantized_rows, "HostRows", lambda *how: quantized_rows.DeviceRows(*how, torch.device("cpu"))
+    )
+    with np.errstate(all="ignore"), rows:
+        rows_cases(comm)
+        large = torch.full((2, 40), 7e4)
+        with pytest.raises(ValueOverflowError):
+            at.quantized_all_to_all(large, [1, 1], overflow="raise", out_dtype=torch.float16, group=comm)

@@ -2,74 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor
+from on_ranks import on_ranks
 
 import alltoallv.torch as at
 from alltoallv import Communicator
 from alltoallv._calls import pieces
 from alltoallv.errors import AllToAllVError, PeerMismatchError
-from alltoallv.testing import Ranks
 
 
 @pytest.mark.parametrize("what", ["dtype", "chunks"])
-def test_linear(ranks: Ranks, what: str) -> None:
+@on_ranks(2)
+def test_linear(comm: Communicator, what: str) -> None:
     """The first call is wrong on rank 1; none of its chunks shows up in the result of the second."""
-
-    def check(comm: Communicator) -> None:
-        x, w = torch.arange(512.0)[:, None].expand(512, 16).contiguous(), torch.ones(128, 16)
-        odd = comm.rank == 1
-        given = (x.double(), w.double()) if odd and what == "dtype" else (x, w)
-        with pytest.raises(PeerMismatchError if what == "chunks" else ValueError):
-            at.quantized_linear_all_reduce(*given, group=comm, chunks=2 if odd and what == "chunks" else 4)
-        y = at.quantized_linear_all_reduce(x, w, group=comm, chunks=4)
-        torch.testing.assert_close(y[:, 0], 2 * x.sum(1), rtol=0.02, atol=1.0)
-        at.barrier(comm)
-
-    ranks(2)(check)
+    x, w = torch.arange(512.0)[:, None].expand(512, 16).contiguous(), torch.ones(128, 16)
+    odd = comm.rank == 1
+    given = (x.double(), w.double()) if odd and what == "dtype" else (x, w)
+    with pytest.raises(PeerMismatchError if what == "chunks" else ValueError):
+        at.quantized_linear_all_reduce(*given, group=comm, chunks=2 if odd and what == "chunks" else 4)
+    y = at.quantized_linear_all_reduce(x, w, group=comm, chunks=4)
+    torch.testing.assert_close(y[:, 0], 2 * x.sum(1), rtol=0.02, atol=1.0)
+    at.barrier(comm)
 
 
-@pytest.mark.parametrize("chunks", [1, 3])
-@pytest.mark.parametrize("what", ["expert", "shared"])
-def test_layer(ranks: Ranks, what: str, chunks: int) -> None:
-    def check(comm: Communicator) -> None:
-        dispatcher, fails = at.nn.MoEDispatcher(4, comm), comm.rank == 1
-
-        def work(name: str) -> Any:
-            def function(rows: Tensor, counts: Any = None) -> Tensor:
-                if fails and name == what:
-                    raise RuntimeError("it fails")
-                return rows
-
-            return function
-
-        tokens, ids = torch.arange(6.0)[:, None] + 100 * comm.rank, torch.tensor([[0], [1], [2], [3], [0], [3]])
-        with pytest.raises(RuntimeError if fails else AllToAllVError, match="it fails"):
-            dispatcher(tokens, ids, None, work("expert"), shared=work("shared"), chunks=chunks)
-        fails = False
-        y = dispatcher(tokens + 7, ids, None, work("expert"), shared=work("shared"), chunks=chunks)
-        assert torch.equal(y, 2 * (tokens + 7))
-        at.barrier(comm)
-
-    ranks(2)(check)
-
-
-def test_combine_in_the_background(ranks: Ranks) -> None:
+@on_ranks(2)
+def test_combine_in_the_background(comm: Communicator) -> None:
     """Rows of several pieces: what one rank refuses leaves nothing under way on the others."""
-
-    def check(comm: Communicator) -> None:
-        dispatcher = at.nn.MoEDispatcher(4, comm)
-        tokens, ids = torch.arange(60.0)[:, None] + 100 * comm.rank, torch.arange(60)[:, None] % 4
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(pieces, "PIECE_BYTES", 64)
-            rows, _, state = dispatcher.dispatch(tokens, ids)
-            for wrong in (rows[1:], rows.expand(-1, 2)):
-                with pytest.raises(AllToAllVError):
-                    dispatcher.combine(wrong if comm.rank == 1 else rows, state, async_op=True).result()
-                at.barrier(comm)
-                assert torch.equal(dispatcher.combine(rows, state, async_op=True).result(), tokens)
-
-    ranks(2)(check)
+    dispatcher = at.nn.MoEDispatcher(4, comm)
+    tokens, ids = torch.arange(60.0)[:, None] + 100 * comm.rank, torch.arange(60)[:, None] % 4
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pieces, "PIECE_BYTES", 64)
+        rows, _, state = dispatcher.dispatch(tokens, ids)
+        for wrong in (rows[1:], rows.expand(-1, 2)):
+            with pytest.raises(AllToAllVError):
+                dispatcher.combine(wrong if comm.rank == 1 else rows, state, async_op=True).result()
+            at.barrier(comm)
+            assert torch.equal(dispatcher.combine(rows, state, async_op=True).result(), tokens)

@@ -8,16 +8,15 @@ import io
 import pickle
 import threading
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
+from on_ranks import on_ranks
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 import alltoallv.torch as at
 from alltoallv import Communicator, _core
-from alltoallv.testing import Ranks
 from alltoallv.torch.eager.tensors import MOVABLE
 
 MB = 1 << 20
@@ -120,21 +119,6 @@ def test_storage(made: Callable[[], Tensor]) -> None:
     assert torch.equal(x, torch.arange(12.0).view(3, 4))
 
 
-def test_outputs_of_collectives(ranks: Ranks) -> None:
-    def check(comm: Communicator) -> tuple[Any, ...]:
-        y = at.all_to_all_v(torch.arange(6.0), [2, 4], group=comm)
-        gathered = at.functional.all_gather(y[:4], comm)
-        assert in_arena(y)
-        assert in_arena(gathered)
-        assert torch.equal(copy.deepcopy(y), y)
-        assert torch.equal(saved(gathered), gathered)
-        return y, gathered  # pickled on their way to the test
-
-    results = ranks(2)(check)
-    assert [y.tolist() for y, _ in results] == [[0, 1, 0, 1], [2, 3, 4, 5, 2, 3, 4, 5]]
-    assert all(not in_arena(tensor) for result in results for tensor in result)
-
-
 @pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_data_loader_workers_read_them(made: Callable[[], Tensor], context: str) -> None:
     """Forked workers see the arena itself; for spawned ones torch moves any tensor to shared memory of its own."""
@@ -146,84 +130,32 @@ def test_data_loader_workers_read_them(made: Callable[[], Tensor], context: str)
     assert in_arena(x) == (context == "fork")
 
 
-def test_workers_beside_a_communicator(ranks: Ranks) -> None:
-    """A rank whose input pipeline forks goes on exchanging; the workers free nothing of its arena."""
-
-    def check(comm: Communicator) -> None:
-        x = at.all_to_all_v(torch.arange(64.0), [32, 32], [32, 32], group=comm).view(16, 4)
-        loader = DataLoader(TensorDataset(x), batch_size=4, num_workers=2, multiprocessing_context="fork")
-        for _ in range(2):
-            for (rows,) in loader:
-                assert at.functional.all_gather(rows, comm).shape == (8, 4)
-        assert torch.equal(x.view(-1), torch.arange(32.0).repeat(2) + 32 * comm.rank)
-        assert at.functional.all_reduce(torch.ones(1), comm).item() == 2
-
-    # Fresh processes: a gloo group that an earlier test left as garbage ends a forked child that frees it.
-    ranks(2, fresh=True)(check)
-
-
-def test_memory_returns(ranks: Ranks) -> None:
-    def check(comm: Communicator) -> None:
-        def used() -> int:
-            gc.collect()
-            return comm.stats()["arena_used_bytes"]
-
-        x, before = torch.ones(2 * MB), used()
-        y = at.all_to_all_v(x, [MB, MB], [MB, MB], group=comm)
-        assert used() >= before + 8 * MB
-        view = y[5:7]
-        del y
-        assert used() >= before + 8 * MB  # a view keeps it
-        del view
-        assert used() == before
-        segments = comm.stats()["arena_segments"]
-        for _ in range(50):  # 400 MB if nothing came back
-            at.all_to_all_v(x, [MB, MB], group=comm)
-        assert comm.stats()["arena_segments"] <= segments + 1
-        assert used() == before
-        kept = [at.all_to_all_v(x, [MB, MB], [MB, MB], group=comm) for _ in range(2)]
-        assert used() >= before + 16 * MB
-        thread = threading.Thread(target=kept.clear)
-        thread.start()
-        thread.join()
-        assert used() == before
-        leaf = x.requires_grad_()
-        (at.all_to_all_v(leaf, [MB, MB], group=comm) ** 2).sum().backward()
-        leaf.grad = None
-        assert used() == before
-
-    ranks(2)(check)
-
-
-def test_a_tensor_outlives_its_communicator(ranks: Ranks) -> None:
-    def check(comm: Communicator) -> None:
-        y = at.all_to_all_v(torch.arange(4.0) + comm.rank, [2, 2], group=comm)
-        comm.destroy()
+@on_ranks(2)
+def test_memory_returns(comm: Communicator) -> None:
+    def used() -> int:
         gc.collect()
-        assert y.view(2, 2)[:, 0].tolist() == [2.0 * comm.rank, 2.0 * comm.rank + 1]
+        return comm.stats()["arena_used_bytes"]
 
-    ranks(2)(check)
-
-
-def test_activations_beyond_the_budget(ranks: Ranks) -> None:
-    """32 layers keep 8 MB each for backward and the budget is 200 MB: what is beyond is private, the results hold."""
-
-    def check(comm: Communicator) -> int:
-        x = torch.linspace(-2, 2, 2 * MB) + comm.rank
-        counts = [MB, MB]
-        results = []
-        for exchange in (True, False):  # two exchanges cancel each other
-            leaf = x.clone().requires_grad_()
-            y = leaf
-            for _ in range(32):
-                y = (at.all_to_all_v(y, counts, counts, group=comm) if exchange else y).sin()
-            y.backward(x)
-            results.append((y.detach(), leaf.grad))
-            if exchange:
-                stats = comm.stats()
-        assert torch.equal(results[0][0], results[1][0])
-        assert torch.equal(results[0][1], results[1][1])
-        assert stats["arena_bytes"] <= 200 * MB
-        return stats["private_outputs"]
-
-    assert all(8 <= number <= 64 for number in ranks(2, fresh=True)(check))
+    x, before = torch.ones(2 * MB), used()
+    y = at.all_to_all_v(x, [MB, MB], [MB, MB], group=comm)
+    assert used() >= before + 8 * MB
+    view = y[5:7]
+    del y
+    assert used() >= before + 8 * MB  # a view keeps it
+    del view
+    assert used() == before
+    segments = comm.stats()["arena_segments"]
+    for _ in range(50):  # 400 MB if nothing came back
+        at.all_to_all_v(x, [MB, MB], group=comm)
+    assert comm.stats()["arena_segments"] <= segments + 1
+    assert used() == before
+    kept = [at.all_to_all_v(x, [MB, MB], [MB, MB], group=comm) for _ in range(2)]
+    assert used() >= before + 16 * MB
+    thread = threading.Thread(target=kept.clear)
+    thread.start()
+    thread.join()
+    assert used() == before
+    leaf = x.requires_grad_()
+    (at.all_to_all_v(leaf, [MB, MB], group=comm) ** 2).sum().backward()
+    leaf.grad = None
+    assert used() == before

@@ -55,23 +55,3 @@ def test_torchrun_on_three_hosts(two_hosts: TwoHosts, tmp_path: Path) -> None:
         texts = "\n".join(process.communicate(timeout=400)[0] for process in processes)
     assert [process.returncode for process in processes] == [0] * 3, texts
     assert texts.count("60 operators, 0 wrong") == 6, texts
-
-
-def test_namespaces_are_removed_after_a_failure(two_hosts: TwoHosts) -> None:
-    names: set[str] = set()
-
-    def fail() -> None:
-        with two_hosts() as hosts:
-            names.update(host.name for host in hosts)
-            assert names <= namespaces()
-            raise RuntimeError("on purpose")
-
-    with pytest.raises(RuntimeError, match="on purpose"):
-        fail()
-    assert not names & namespaces()
-
-
-def test_a_command_that_fails_is_no_reason_to_skip(two_hosts: TwoHosts) -> None:
-    """What the machine forbids is one."""
-    with pytest.raises(RuntimeError, match="no rate"), two_hosts(("no rate", "256kb", "100ms")):
-        pass

@@ -84,19 +84,6 @@ def every_rank(size: int, count: int) -> Counts:
 # --- gathers ---------------------------------------------------------------------------------------------------------
 
 
-def gather(communicator: Communicator, path: str, rng: np.random.Generator) -> Steps:
-    size, r = communicator.size, communicator.rank
-    for shape, dtype in zip(SHAPES, dtypes(rng, len(SHAPES)), strict=True):
-        inputs = inputs_of(rng, size, shape, dtype)
-        expected = np.stack(reference.all_gather(inputs)[r])
-        x = put(inputs[r], PLACES[path][0])
-        out = put(np.zeros_like(expected), PLACES[path][1])
-        assert av.all_gather(x, out=out, group=communicator) is out
-        golden.assert_bits_equal(out, expected, f"all_gather of shape {shape}")
-        golden.assert_bits_equal(av.all_gather(x, group=communicator), expected)
-        yield from [(carrier(communicator, path, x.nbytes), every_rank(size, x.size), dtype.itemsize)] * 2
-
-
 def gather_into_tensor(communicator: Communicator, path: str, rng: np.random.Generator) -> Steps:
     size, r = communicator.size, communicator.rank
     for shape, dtype in zip(SHAPES, dtypes(rng, len(SHAPES)), strict=True):
@@ -112,21 +99,6 @@ def gather_into_tensor(communicator: Communicator, path: str, rng: np.random.Gen
 
 
 # --- all-to-all ------------------------------------------------------------------------------------------------------
-
-
-def single(communicator: Communicator, path: str, rng: np.random.Generator) -> Steps:
-    size, r = communicator.size, communicator.rank
-    for shape, dtype in zip([(2, 3), (1,), (0, 4), (3, 0), (5000 // size, 2)], dtypes(rng, 5), strict=True):
-        inputs = inputs_of(rng, size, (shape[0] * size, *shape[1:]), dtype)
-        expected = reference.all_to_all_single(inputs)[r]
-        x = put(inputs[r], PLACES[path][0])
-        out = put(np.zeros_like(expected), PLACES[path][1])
-        for splits in (None, [], [shape[0]] * size):
-            out[...] = np.zeros((), dtype)
-            assert av.all_to_all_single(out, x, splits, splits, communicator) is None
-            golden.assert_bits_equal(out, expected, f"all_to_all_single of shape {shape}")
-            sent = x.nbytes // size * (size - 1)
-            yield carrier(communicator, path, sent), every_rank(size, x.size // size), dtype.itemsize
 
 
 def uneven_single(communicator: Communicator, path: str, rng: np.random.Generator) -> Steps:
@@ -196,15 +168,6 @@ def from_every_root(communicator: Communicator, path: str, rng: np.random.Genera
             yield carrier(communicator, path, array.nbytes), counts, dtype.itemsize
 
 
-def counts_exchange(communicator: Communicator, path: str, rng: np.random.Generator) -> Steps:
-    size, r = communicator.size, communicator.rank
-    for _ in range(10):
-        counts = rng.integers(0, 2**62, (size, size)) * (rng.random((size, size)) < 0.5)
-        received = av.exchange_counts(counts[r], communicator)
-        golden.assert_bits_equal(received, reference.exchange_counts(counts)[r])
-        yield private_carrier(path), every_rank(size, 1), 8
-
-
 def mixture_of_experts(communicator: Communicator, path: str, rng: np.random.Generator) -> Steps:
     size, r = communicator.size, communicator.rank
     for number, dtype in enumerate(dtypes(rng, 16)):
@@ -242,9 +205,7 @@ def mixture_of_experts(communicator: Communicator, path: str, rng: np.random.Gen
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(
-    "body",
-    [gather, gather_into_tensor, single, uneven_single, lists, from_every_root, counts_exchange],
-    ids=lambda body: body.__name__,
+    "body", [gather_into_tensor, uneven_single, lists, from_every_root], ids=lambda body: body.__name__
 )
 @pytest.mark.parametrize("sizes", [SIZES, pytest.param((3, 4), marks=pytest.mark.slow)], ids=str)
 def test_equal_to_the_reference(launch: Launch, body: Body, path: str, sizes: tuple[int, ...]) -> None:
