@@ -95,8 +95,13 @@ class Dispatching(ABC, Generic[A]):
         """Sends tokens; the function that it returns receives rows. ``begins`` moves them in the background."""
 
     @abstractmethod
-    def begin_combine(self, expert_outputs: A, state: DispatchState[A], begins: bool) -> Callable[[], A]:
-        """Sends rows back; the function that it returns receives tokens. ``begins`` moves them in the background."""
+    def begin_combine(
+        self, expert_outputs: A, state: DispatchState[A], begins: bool, whole: bool = False
+    ) -> Callable[[], A]:
+        """Sends rows back; the function that it returns receives tokens. ``begins`` moves them in the background.
+
+        ``whole``: in one piece. Several in the background need `in_step`, which waits for all ranks.
+        """
 
     @abstractmethod
     def parts(self, tokens: A, ends: Sequence[int]) -> list[A]:

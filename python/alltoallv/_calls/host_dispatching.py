@@ -46,12 +46,13 @@ class Route:
         payload: str | None = None,
         begins: bool = False,
         gates: Array | None = None,
+        whole: bool = False,
     ) -> Callable[[], tuple[Array, Array | None]]:
         """Brings rows and weights back, which ``gates`` multiply before; the result receives both."""
         matrix = _matrix(rows)
         with guard(self.communicator, OPERATOR):
             row = matrix.shape[1] * matrix.itemsize
-            ranks = self.ranks[:2] if begins else self.ranks  # begun at once, pieces would not stay in step
+            ranks = self.ranks[:2] if whole else self.ranks
             way = pieces(self.order, self.source, ranks, self.token, self.tokens, self.k, row)
         arriving = ArrayMover(self.communicator).collect(way, matrix, weights, gates, payload, begins)
 
@@ -206,16 +207,18 @@ class HostDispatching(Dispatching[A]):
         Raises:
             The errors of `dispatch`.
         """
-        finish = self.begin_combine(expert_outputs, state, async_op)
+        finish = self.begin_combine(expert_outputs, state, async_op, whole=async_op)
         return Pending(finish) if async_op else finish()
 
-    def begin_combine(self, expert_outputs: Any, state: DispatchState[A], begins: bool) -> Callable[[], A]:
+    def begin_combine(
+        self, expert_outputs: Any, state: DispatchState[A], begins: bool, whole: bool = False
+    ) -> Callable[[], A]:
         """Starts `combine` and returns the function that waits for its result."""
         route: Route = state.route
         with guard(route.communicator, OPERATOR):
             rows, gates = self.weighted(expert_outputs, state)
             array = self.array("expert_outputs", rows)
-        arriving = route.collect(array, None, self.routing.combine_payload, begins, gates)
+        arriving = route.collect(array, None, self.routing.combine_payload, begins, gates, whole)
         return lambda: self.combined(rows, route, arriving()[0])
 
     def __call__(

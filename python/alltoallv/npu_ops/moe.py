@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from alltoallv.npu_ops.quantization import quantize_rows
-from alltoallv.npu_ops.registry import differentiate, expect, operator, present
+from alltoallv.npu_ops.registry import backward, expect, operator, present
 
 
 def _row_numbers(rows: int, k: int) -> Tensor:
@@ -136,14 +136,9 @@ def token_unpermute_and_keep(
     return token_unpermute(permuted_tokens, sorted_indices, probs), permuted_tokens.clone()
 
 
-@operator("npu_moe_token_unpermute_grad")
-def token_unpermute_grad(
-    permuted_tokens: Tensor, grad_unpermuted_tokens: Tensor, sorted_indices: Tensor, probs: Tensor | None
-) -> tuple[Tensor | None, ...]:
-    def forward(rows: Tensor, probs: Tensor | None) -> Tensor:
-        return token_unpermute(rows, sorted_indices, probs)
-
-    return tuple(differentiate(forward, [permuted_tokens, probs], grad_unpermuted_tokens))
+token_unpermute_grad = backward(
+    "npu_moe_token_unpermute_grad", token_unpermute, ("permuted_tokens", "probs"), "grad_unpermuted_tokens"
+)
 
 
 @operator("npu_moe_token_unpermute_grad_v2")
@@ -158,7 +153,8 @@ def token_unpermute_grad_v2(
     if permuted_tokens is None:
         shape = permuted_tokens_size_0, grad_unpermuted_tokens.size(1)
         permuted_tokens = torch.zeros(shape, dtype=permuted_tokens_dtype)
-    return token_unpermute_grad(permuted_tokens, grad_unpermuted_tokens, sorted_indices, probs)
+    rows = {"permuted_tokens": permuted_tokens, "sorted_indices": sorted_indices, "probs": probs}
+    return token_unpermute_grad(grad_unpermuted_tokens=grad_unpermuted_tokens, **rows)
 
 
 @operator("npu_moe_init_routing")

@@ -124,7 +124,7 @@ def backward(
     inputs: Sequence[str] = ("input",),
     grad: str = "grad_output",
     ignores: Sequence[str] = (),
-) -> None:
+) -> Callable[..., Any]:
     """Registers the operator that returns the gradients of a formula's ``inputs``, from ``grad``, its first output's.
 
     It takes the formula's arguments, and ``grad``.
@@ -142,7 +142,7 @@ def backward(
 
     takes(run, *inspect.signature(formula).parameters, grad)
     run.__doc__ = f"Returns the gradients of {', '.join(inputs)}."
-    operator(name, ignores=ignores)(run)
+    return operator(name, ignores=ignores)(run)
 
 
 @functools.cache

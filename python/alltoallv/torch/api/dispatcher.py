@@ -182,16 +182,18 @@ class MoEDispatcher(torch.nn.Module, Dispatching[Tensor]):
             arguments, tail = self._outputs(expert_outputs, state)
             tokens = moe_ops.moe_collect(*arguments)[0]
             return tokens.reshape(tokens.shape[0], *tail)
-        finish = self.begin_combine(expert_outputs, state, async_op)
+        finish = self.begin_combine(expert_outputs, state, async_op, whole=async_op)
         return Pending(finish) if async_op else finish()
 
-    def begin_combine(self, expert_outputs: Tensor, state: Any, begins: bool) -> Callable[[], Tensor]:
+    def begin_combine(
+        self, expert_outputs: Tensor, state: Any, begins: bool, whole: bool = False
+    ) -> Callable[[], Tensor]:
         """Starts `combine` and returns the function that waits for its result."""
         comm = state.communicator or self.carrier(expert_outputs)
         with guard(comm, OPERATOR):
             arguments, tail = self._outputs(expert_outputs, state)
         if begins:
-            arriving = moe_ops.begin_collect(*arguments, begins=True)
+            arriving = moe_ops.begin_collect(*arguments, begins=True, whole=whole)
             return lambda: moe_ops.moe_collect.ran(arriving(), *arguments)[0].reshape(len(state.ids), *tail)
         tokens = moe_ops.moe_collect(*arguments)[0]
         return lambda: tokens.reshape(tokens.shape[0], *tail)
