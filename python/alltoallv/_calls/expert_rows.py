@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic
-
 import numpy as np
 import numpy.typing as npt
 
@@ -12,13 +10,13 @@ from alltoallv._calls.adapters import A, Adapter
 from alltoallv._calls.counts import Counts
 from alltoallv._calls.exchanges import Exchanges
 from alltoallv._calls.experts import Matrix
+from alltoallv._calls.front_end import G, H
 from alltoallv._calls.guard import guard
 from alltoallv._calls.linear import Map
 from alltoallv._calls.regions import as_bytes
 from alltoallv._calls.signature import described
 from alltoallv.communicator import Communicator
 
-G = Any  # its groups
 Order = npt.NDArray[np.int64]
 
 
@@ -39,52 +37,62 @@ class Permutation(Map[A]):
         return Permutation(self._adapter, np.argsort(self._order))
 
 
-class ExpertRows(Generic[A]):
-    """Global scatter and gather of a front end's tensors. A front end overrides what it does in its own way."""
+class ExpertRows(Exchanges[A, G, H]):
+    """A front end's exchanges, of experts' rows, too."""
 
-    def __init__(self, front_end: Exchanges[A, Any, Any]) -> None:
+    def __init__(self) -> None:
         """Makes the public functions: plain ones, which help() shows as such."""
-        self.front_end = front_end
+        super().__init__()
 
         @described(signature.global_scatter)
-        def global_scatter(x: A, local_count: Counts, global_count: Counts, group: G = None) -> A:
-            comm = front_end.enter(group)
+        def global_scatter(
+            x: A,
+            local_count: Counts,
+            global_count: Counts,
+            group: G = None,  # type: ignore[assignment]
+        ) -> A:
+            comm = self.enter(group)
             if comm is None:
                 return None  # type: ignore[return-value]
             x, local, global_ = self._checked("global_scatter", comm, x, local_count, global_count, "local_count")
-            arrived = front_end.all_to_all_v(x, local.sum(1), global_.sum(1), unit="row", group=comm)
+            arrived = self.all_to_all_v(x, local.sum(1), global_.sum(1), unit="row", group=group)
             return self._transposed(arrived, global_)
 
         @described(signature.global_gather)
-        def global_gather(x: A, local_count: Counts, global_count: Counts, group: G = None) -> A:
-            comm = front_end.enter(group)
+        def global_gather(
+            x: A,
+            local_count: Counts,
+            global_count: Counts,
+            group: G = None,  # type: ignore[assignment]
+        ) -> A:
+            comm = self.enter(group)
             if comm is None:
                 return None  # type: ignore[return-value]
             x, local, global_ = self._checked("global_gather", comm, x, local_count, global_count, "global_count")
             with guard(comm, "all_to_all_v"):
                 x = self._transposed(x, global_.T)
-            return front_end.all_to_all_v(x, global_.sum(1), local.sum(1), unit="row", group=comm)
+            return self.all_to_all_v(x, global_.sum(1), local.sum(1), unit="row", group=group)
 
         self.global_scatter, self.global_gather = global_scatter, global_gather
 
-    def check(self, x: Any, counts: dict[str, Counts]) -> A:
-        """Checks and returns the rows; raises for counts that the framework does not take."""
-        return self.front_end.check("x", x)
+    def check_counts(self, counts: dict[str, Counts]) -> None:
+        """Raises for counts that the framework does not take."""
 
     def permuted(self, x: A, order: Order) -> A:
         """Returns the rows in another order: row n of the result is row ``order[n]``."""
-        call: Permutation[A] = Permutation(self.front_end.adapter, order)
-        return self.front_end.apply(x, call) if self.front_end.tracks(x) else call.run(x)
+        call: Permutation[A] = Permutation(self.adapter, order)
+        return self.apply(x, call) if self.tracks(x) else call.run(x)
 
     def _checked(
         self, operator: str, comm: Communicator, x: A, local_count: Counts, global_count: Counts, rows_of_x: str
     ) -> tuple[A, Matrix, Matrix]:
         """Returns the rows and the counts as [card, expert] matrices, on which all cards agree expert by expert."""
         with guard(comm, operator):
-            x = self.check(x, {"local_count": local_count, "global_count": global_count})
+            self.check_counts({"local_count": local_count, "global_count": global_count})
+            x = self.check("x", x)
             shape = tuple(x.shape)
             local, global_ = experts.read(comm.size, shape, local_count, global_count, rows_of_x)
-        experts.agree(self.front_end.host(comm), operator, local, global_)
+        experts.agree(self.host(comm), operator, local, global_)
         return x, local, global_
 
     def _transposed(self, x: A, counts: Matrix) -> A:

@@ -11,13 +11,14 @@ from mindspore import Tensor, ops
 from mindspore.graph import jit_trace
 
 from alltoallv._calls.declared import Made
-from alltoallv._calls.exchanges import Exchanges
+from alltoallv._calls.expert_rows import ExpertRows, Order
 from alltoallv.communicator import Communicator
 from alltoallv.mindspore import group as groups
 from alltoallv.mindspore.adapter import ADAPTER, LATE
 from alltoallv.mindspore.autograd import apply, assign, tracks
 from alltoallv.mindspore.calls import Call
 from alltoallv.mindspore.group import Group, on_host
+from alltoallv.mindspore.tensors import in_queue
 from alltoallv.mindspore.work import CommHandle, Done
 
 Gradient = Callable[[Communicator, Made], Callable[[], Sequence[Tensor]]]  # makes a function for the outputs' values
@@ -39,7 +40,7 @@ def check_async(async_op: Any) -> None:
         raise TypeError(f"The argument 'async_op' must be a bool, but got {type(async_op)}.")
 
 
-class _FrontEnd(Exchanges[Tensor, Group, CommHandle]):
+class _FrontEnd(ExpertRows[Tensor, Group, CommHandle]):
     adapter, messenger, quick = LATE, ADAPTER, Tensor
     enter, host, rank_in = staticmethod(enter), staticmethod(on_host), staticmethod(groups.rank_in)
     check_async, tracks, numbers = staticmethod(check_async), staticmethod(tracks), staticmethod(Tensor.from_numpy)
@@ -47,6 +48,10 @@ class _FrontEnd(Exchanges[Tensor, Group, CommHandle]):
 
     def taken(self, x: Tensor, index: npt.NDArray[np.int64]) -> Tensor:
         return ops.gather(x.reshape(-1), Tensor(index), 0)
+
+    def permuted(self, x: Tensor, order: Order) -> Tensor:
+        # MindSpore's own works on a device, but on CPU not for all dtypes.
+        return ops.gather(x, Tensor(order), 0) if in_queue() else super().permuted(x, order)
 
     def prepare(
         self,

@@ -12,7 +12,6 @@ from alltoallv import _core, memory
 from alltoallv._calls import declared
 from alltoallv._calls.collectives import Ready
 from alltoallv._calls.counts import Counts
-from alltoallv._calls.exchanges import Exchanges
 from alltoallv._calls.expert_rows import ExpertRows
 from alltoallv._calls.guard import guard
 from alltoallv.communicator import Communicator
@@ -23,7 +22,7 @@ from alltoallv.numpy.work import Work, ending
 Output = TypeVar("Output", Array, Array | None)
 
 
-class _Exchanges(Exchanges[Array, Communicator | None, Work]):
+class _Exchanges(ExpertRows[Array, Communicator | None, Work]):
     adapter, starts = ADAPTER, True
 
     enter = staticmethod(resolve)
@@ -69,8 +68,7 @@ all_to_all_v = front_end.all_to_all_v
 exchange_counts = front_end.exchange_counts
 all_to_all_single = front_end.all_to_all_single
 all_gather_into_tensor = front_end.all_gather_into_tensor
-_rows = ExpertRows(front_end)
-global_scatter, global_gather = _rows.global_scatter, _rows.global_gather
+global_scatter, global_gather = front_end.global_scatter, front_end.global_gather
 
 
 @ending

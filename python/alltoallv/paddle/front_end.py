@@ -11,9 +11,10 @@ from paddle import Tensor
 from paddle.autograd import PyLayer
 from paddle.distributed import ReduceOp
 
-from alltoallv._calls.exchanges import Exchanges
+from alltoallv._calls.counts import Counts
+from alltoallv._calls.expert_rows import ExpertRows
 from alltoallv._calls.linear import Map
-from alltoallv.errors import InvalidParamError
+from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.paddle.group import Group, rank_in, resolve
 from alltoallv.paddle.tensors import ADAPTER
 from alltoallv.paddle.work import Done, Task
@@ -40,7 +41,7 @@ def apply(input: Tensor, call: Map[Tensor]) -> Tensor:
     return _Applied.apply(input, call)
 
 
-class _FrontEnd(Exchanges[Tensor, Group, Task]):
+class _FrontEnd(ExpertRows[Tensor, Group, Task]):
     adapter = ADAPTER
     enter, rank_in, apply = staticmethod(resolve), staticmethod(rank_in), staticmethod(apply)
     numbers = staticmethod(paddle.to_tensor)
@@ -62,6 +63,11 @@ class _FrontEnd(Exchanges[Tensor, Group, Task]):
 
     def taken(self, x: Tensor, index: npt.NDArray[np.int64]) -> Tensor:
         return paddle.gather(x.reshape([-1]), paddle.to_tensor(index))
+
+    def check_counts(self, counts: dict[str, Counts]) -> None:
+        for name, given in counts.items():
+            if isinstance(given, Tensor) and given.dtype != paddle.int64:
+                raise InvalidTensorError(f"Please use int64 type in {name}, which has dtype {given.dtype}.", 13)
 
 
 front_end = _FrontEnd()
