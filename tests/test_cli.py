@@ -121,14 +121,19 @@ def test_ctrl_c_ends_a_command_with_its_processes(command, children):
 
 
 def test_a_command_that_is_ended_leaves_nothing(tmp_path):
-    env = os.environ | {"TMPDIR": str(tmp_path)}
-    with subprocess.Popen([*ALLTOALLV, *BENCH, "--seconds", "60"], stdout=subprocess.PIPE, env=env) as process:
-        assert process.stdout.readline()  # the table's head: its folder and processes will be there soon
-        while not list(tmp_path.glob("*/ours-2-*/output")):
-            assert process.poll() is None
+    folder = tmp_path / ("a_name_as_long_as_those_of_some_clusters" * 3)
+    folder.mkdir()
+    with subprocess.Popen(
+        [*ALLTOALLV, *BENCH, "--seconds", "0.5", "--bytes", "1K..64M"],
+        env=os.environ | {"TMPDIR": str(folder)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        lines = [process.stdout.readline() for _ in range(4)]  # the first size: then all processes are there
         process.terminate()
-        process.communicate(timeout=30)
-    assert (process.returncode, list(tmp_path.iterdir())) == (130, [])
+        _, errors = process.communicate(timeout=30)
+    assert b" 1024 " in lines[3], errors
+    assert (process.returncode, list(folder.iterdir())) == (130, []), errors
 
 
 @pytest.mark.parametrize(

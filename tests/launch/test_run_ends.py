@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import sys
+import threading
 import time
 
 import pytest
@@ -98,6 +100,14 @@ except KeyboardInterrupt:
     assert process.returncode == 130
     assert sorted(output.splitlines()) == [b"[0] interrupted", b"[1] interrupted"]
     assert b"SIGINT: interrupting all ranks" in error
+
+
+def test_ctrl_c_while_ranks_are_started(capfd):
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    running = job.Job(["sleep", "100"], 1000)
+    assert running.run() == 130
+    assert 0 < len(running._ranks) < 1000
+    assert "SIGINT: interrupting all ranks" in capfd.readouterr().err
 
 
 def test_sigterm_interrupts_the_ranks_too_and_kills_after_five_seconds(tmp_path):

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +162,8 @@ class Jobs:
         env.update(PYTHONPATH=str(package), OMP_NUM_THREADS="1", PYTHONUNBUFFERED="1", **extra)
         log = home / "output"
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, open(log, "wb") as output:
-            listener.bind(str(path))
+            with short(path) as address:
+                listener.bind(address)
             listener.listen(size)
             process = subprocess.Popen(
                 command,
@@ -188,6 +190,16 @@ class Jobs:
             return
         self._jobs.remove(job)
         job.stop(self._guard)
+
+
+@contextlib.contextmanager
+def short(path: Path) -> Iterator[str]:
+    """Yields a short path of the same file: a socket's address has 107 bytes, and $TMPDIR may be longer."""
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
 
 
 def environment_of(library: str, api: str) -> str | None:

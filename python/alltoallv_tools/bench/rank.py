@@ -15,6 +15,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ import numpy as np
 from alltoallv.launch import detect as launch
 from alltoallv_tools.bench.cases import Case
 from alltoallv_tools.bench.contenders import Array, Prepared, spoil
+from alltoallv_tools.bench.jobs import short
 from alltoallv_tools.bench.libraries import Library, join
 
 Reply = dict[str, Any]
@@ -136,7 +138,8 @@ def main(config: dict[str, Any]) -> None:
         init()  # does not return in msrun's scheduler
         return
     link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    link.connect(config["socket"])
+    with short(Path(config["socket"])) as address:
+        link.connect(address)
     threading.Thread(target=_end_with, args=(link,), daemon=True).start()
     lines = link.makefile("rw", encoding="utf-8", newline="\n")
 

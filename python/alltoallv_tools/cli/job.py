@@ -107,8 +107,8 @@ class Job:
             self._log_dir.mkdir(parents=True, exist_ok=True)
         self._screens = {file: Screen(file) for file in (sys.stdout, sys.stderr)}
         for rank in range(self._size):
-            if self._signals:
-                return  # interrupted: no more ranks
+            if self._ranks and self._signals:  # it takes a while to start hundreds
+                break
             place = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
             process = subprocess.Popen(
                 self._command,
