@@ -12,7 +12,7 @@
 namespace alltoallv::emulator {
 
 inline void check_pointer(const char* name, const void* pointer) {
-    if (pointer == nullptr) throw Failure(acl_error_rt_param_invalid, std::string(name) + " is null");
+    if (pointer == nullptr) throw Failure(acl_error_rt_param_invalid, name, " is null");
 }
 
 /// Stores a result at the caller's address.

@@ -25,9 +25,8 @@ void synchronize_device(int32_t milliseconds) {
     for (const StreamPtr& stream : streams_of_device(current_device())) {
         const std::chrono::duration<double> left = end - std::chrono::steady_clock::now();
         if (!stream->synchronize(milliseconds < 0 ? -1 : std::max(0.0, left.count())))
-            throw Failure(acl_error_rt_stream_sync_timeout, "stream " + std::to_string(stream->id()) +
-                                                                " is not done after " + std::to_string(milliseconds) +
-                                                                " ms");
+            throw Failure(acl_error_rt_stream_sync_timeout, "stream ", stream->id(), " is not done after ",
+                          milliseconds, " ms");
         const int code = stream->take_failure();
         if (failure == 0) failure = code;
     }
@@ -123,15 +122,10 @@ aclError aclrtGetLogicDevIdByUserDevId(const int32_t userDevid, int32_t* const l
 aclError aclGetDeviceCapability(uint32_t deviceId, aclDeviceInfo deviceInfo, int64_t* value) {
     ACL_FUNCTION({
         check_device(deviceId);
-        switch (deviceInfo) {
-            case ACL_DEVICE_INFO_AI_CORE_NUM:
-                return give("value", value, cube_cores);
-            case ACL_DEVICE_INFO_VECTOR_CORE_NUM:
-                return give("value", value, vector_cores);
-            case ACL_DEVICE_INFO_L2_SIZE:
-                return give("value", value, l2_bytes);
-        }
-        throw Failure(acl_error_invalid_param, "deviceInfo " + std::to_string(deviceInfo) + " is not emulated");
+        const int64_t values[] = {cube_cores, vector_cores, l2_bytes};  // by aclDeviceInfo
+        if (static_cast<size_t>(deviceInfo) >= std::size(values))
+            throw Failure(acl_error_invalid_param, "deviceInfo ", deviceInfo, " is not emulated");
+        give("value", value, values[deviceInfo]);
     });
 }
 
@@ -149,7 +143,7 @@ aclError aclrtGetDeviceInfo(uint32_t deviceId, aclrtDevAttr attr, int64_t* value
             case ACL_DEV_ATTR_TOTAL_GLOBAL_MEM_SIZE:
                 return give("value", value, memory_usage(static_cast<int>(deviceId)).total);
         }
-        throw Failure(acl_error_rt_param_invalid, "attr " + std::to_string(attr) + " is not emulated");
+        throw Failure(acl_error_rt_param_invalid, "attr ", attr, " is not emulated");
     });
 }
 

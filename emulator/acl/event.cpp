@@ -5,42 +5,53 @@
 
 #include "acl/arguments.h"
 #include "runtime/device.h"
+#include "runtime/handles.h"
 #include "runtime/stream.h"
 
 using namespace alltoallv::emulator;
 
 namespace {
 
+Handles<Event>& events =
+    *new Handles<Event>("event", 0xE7E0, acl_error_rt_param_invalid);  // never destroyed: threads use it to the end
+
 void create_event(aclrtEvent* event) {
     check_pointer("event", event);
     (void)current_device();
-    *event = add_event();
+    *event = events.add(std::make_shared<Event>());
 }
 
 /// Returns the latest recording; throws if there is none.
 std::shared_ptr<Record> recorded(aclrtEvent event) {
-    std::shared_ptr<Record> record = event_of(event)->latest();
+    std::shared_ptr<Record> record = events.get(event)->latest();
     if (!record) throw Failure(acl_error_rt_param_invalid, "event has not been recorded");
     return record;
 }
 
 bool complete(aclrtEvent event) {
-    const std::shared_ptr<Record> record = event_of(event)->latest();
+    const std::shared_ptr<Record> record = events.get(event)->latest();
     return record && record->done();
 }
 
 void synchronize(aclrtEvent event, double seconds) {
     const std::shared_ptr<Record> record = recorded(event);
     if (!record->wait(seconds))
-        throw Failure(acl_error_rt_event_sync_timeout, "event is not complete after " + std::to_string(seconds) + " s");
+        throw Failure(acl_error_rt_event_sync_timeout, "event is not complete after ", seconds, " s");
     if (record->failure() != 0) throw Failure(record->failure(), "a task before the event has failed, see above");
 }
 
 Record::Time time_of(aclrtEvent event, const char* name) {
     const std::shared_ptr<Record> record = recorded(event);
-    if (!record->done())
-        throw Failure(acl_error_rt_event_timestamp_invalid, std::string(name) + " is not complete yet");
+    if (!record->done()) throw Failure(acl_error_rt_event_timestamp_invalid, name, " is not complete yet");
     return record->time();
+}
+
+std::atomic<uint32_t> wait_limit{0};  // default seconds that a stream waits for an event; 0: no limit
+
+/// Makes the stream wait; an event that was never recorded delays nobody.
+void stream_wait(aclrtStream stream, aclrtEvent event, double seconds) {
+    const StreamPtr waiting = stream_of(stream);
+    if (auto record = events.get(event)->latest()) waiting->wait(std::move(record), seconds);
 }
 
 }  // namespace
@@ -58,17 +69,17 @@ aclError aclrtCreateEventExWithFlag(aclrtEvent* event, uint32_t) {
 }
 
 aclError aclrtDestroyEvent(aclrtEvent event) {
-    ACL_FUNCTION(remove_event(event););
+    ACL_FUNCTION(events.remove(event););
 }
 
 aclError aclrtRecordEvent(aclrtEvent event, aclrtStream stream) {
-    ACL_FUNCTION(const EventPtr found = event_of(event); const StreamPtr recording = stream_of(stream);
+    ACL_FUNCTION(const auto found = events.get(event); const StreamPtr recording = stream_of(stream);
                  recording->record(found->renew(recording)););
 }
 
 /// Does nothing: a wait is for the latest recording, and the next recording is a new one.
 aclError aclrtResetEvent(aclrtEvent event, aclrtStream stream) {
-    ACL_FUNCTION((void)event_of(event); (void)stream_of(stream););
+    ACL_FUNCTION((void)events.get(event); (void)stream_of(stream););
 }
 
 aclError aclrtQueryEvent(aclrtEvent event, aclrtEventStatus* status) {
@@ -108,23 +119,13 @@ aclError aclrtEventGetTimestamp(aclrtEvent event, uint64_t* timestamp) {
     });
 }
 
-namespace {
-std::atomic<uint32_t> wait_limit{0};  // default seconds that a stream waits for an event; 0: no limit
-
-/// Makes the stream wait; an event that was never recorded delays nobody.
-void stream_wait(aclrtStream stream, aclrtEvent event, double seconds) {
-    const StreamPtr waiting = stream_of(stream);
-    if (auto record = event_of(event)->latest()) waiting->wait(std::move(record), seconds);
-}
-}  // namespace
-
 aclError aclrtStreamWaitEvent(aclrtStream stream, aclrtEvent event) {
     ACL_FUNCTION(const uint32_t limit = wait_limit; stream_wait(stream, event, limit == 0 ? -1 : limit););
 }
 
 /// `timeout` is in milliseconds; -1 means none.
 aclError aclrtStreamWaitEventWithTimeout(aclrtStream stream, aclrtEvent event, int32_t timeout) {
-    ACL_FUNCTION(if (timeout < -1) throw Failure(acl_error_rt_param_invalid, "timeout is " + std::to_string(timeout));
+    ACL_FUNCTION(if (timeout < -1) throw Failure(acl_error_rt_param_invalid, "timeout is ", timeout);
                  stream_wait(stream, event, timeout < 0 ? -1 : timeout / 1e3););
 }
 

@@ -21,34 +21,45 @@ void check_side(const char* name, bool device, const void* address, size_t bytes
 }
 
 void check_copy(const void* dst, size_t destMax, const void* src, size_t count, aclrtMemcpyKind kind) {
-    if (count > destMax)
-        throw Failure(acl_error_rt_param_invalid,
-                      "count is " + std::to_string(count) + ", destMax only " + std::to_string(destMax));
-    switch (kind) {
-        case ACL_MEMCPY_HOST_TO_HOST:
-        case ACL_MEMCPY_HOST_TO_DEVICE:
-        case ACL_MEMCPY_DEVICE_TO_HOST:
-        case ACL_MEMCPY_DEVICE_TO_DEVICE:
-            check_side("dst", kind == ACL_MEMCPY_HOST_TO_DEVICE || kind == ACL_MEMCPY_DEVICE_TO_DEVICE, dst, count);
-            check_side("src", kind == ACL_MEMCPY_DEVICE_TO_HOST || kind == ACL_MEMCPY_DEVICE_TO_DEVICE, src, count);
-            return;
-        case ACL_MEMCPY_DEFAULT: {  // by the addresses
-            for (const auto& [name, address] : {std::pair{"dst", dst}, std::pair{"src", src}}) {
-                const auto found = find_allocation(address);
-                check_side(name, found && found->kind == MemoryKind::device, address, count);
-            }
-            return;
-        }
-    }
-    throw Failure(acl_error_rt_param_invalid, "kind is " + std::to_string(kind) + ", expected 0 to 4");
+    if (count > destMax) throw Failure(acl_error_rt_param_invalid, "count is ", count, ", destMax only ", destMax);
+    if (kind < ACL_MEMCPY_HOST_TO_HOST || kind > ACL_MEMCPY_DEFAULT)
+        throw Failure(acl_error_rt_param_invalid, "kind is ", kind, ", expected 0 to 4");
+    const auto is_device = [kind](const void* address, aclrtMemcpyKind from_or_to_host) {
+        if (kind != ACL_MEMCPY_DEFAULT) return kind == from_or_to_host || kind == ACL_MEMCPY_DEVICE_TO_DEVICE;
+        const auto found = find_allocation(address);
+        return found && found->kind == MemoryKind::device;
+    };
+    check_side("dst", is_device(dst, ACL_MEMCPY_HOST_TO_DEVICE), dst, count);
+    check_side("src", is_device(src, ACL_MEMCPY_DEVICE_TO_HOST), src, count);
 }
 
 void check_fill(const void* address, size_t maxCount, size_t count) {
-    if (count > maxCount)
-        throw Failure(acl_error_rt_param_invalid,
-                      "count is " + std::to_string(count) + ", maxCount only " + std::to_string(maxCount));
+    if (count > maxCount) throw Failure(acl_error_rt_param_invalid, "count is ", count, ", maxCount only ", maxCount);
     const auto found = find_allocation(address);
     check_side("devPtr", !found || found->kind == MemoryKind::device, address, count);
+}
+
+/// Runs `task` after `check`, which has passed in the call and may throw again: memory may have been freed since.
+template <class Check, class Task>
+void enqueue_checked(const char* function, aclrtStream stream, Check check, Task task) {
+    check();
+    stream_of(stream)->enqueue([=, where = std::string(function) + ", on its stream"] {
+        try {
+            check();
+        } catch (const Failure& failure) {
+            return report(where.c_str(), failure.code(), failure.what());
+        }
+        task();
+        return 0;
+    });
+}
+
+void copy(void* dst, const void* src, size_t count) {
+    if (count > 0) std::memmove(dst, src, count);
+}
+
+void fill(void* devPtr, int32_t value, size_t count) {
+    if (count > 0) std::memset(devPtr, value, count);
 }
 
 }  // namespace
@@ -100,41 +111,23 @@ aclError aclrtPointerGetAttributes(const void* ptr, aclrtPtrAttributes* attribut
 
 /// Runs at once, independent of streams: a caller that has not waited for them sees old data.
 aclError aclrtMemcpy(void* dst, size_t destMax, const void* src, size_t count, aclrtMemcpyKind kind) {
-    ACL_FUNCTION(check_copy(dst, destMax, src, count, kind); if (count > 0) std::memmove(dst, src, count););
+    ACL_FUNCTION(check_copy(dst, destMax, src, count, kind); copy(dst, src, count););
 }
 
 /// Reads the source when the stream reaches the copy, also from pageable host memory.
 aclError aclrtMemcpyAsync(void* dst, size_t destMax, const void* src, size_t count, aclrtMemcpyKind kind,
                           aclrtStream stream) {
-    ACL_FUNCTION({
-        check_copy(dst, destMax, src, count, kind);
-        stream_of(stream)->enqueue([=] {
-            try {
-                check_copy(dst, destMax, src, count, kind);
-            } catch (const Failure& failure) {
-                return report("aclrtMemcpyAsync, on its stream", failure.code(), failure.what());
-            }
-            if (count > 0) std::memmove(dst, src, count);
-            return 0;
-        });
-    });
+    ACL_FUNCTION(enqueue_checked(
+                     "aclrtMemcpyAsync", stream, [=] { check_copy(dst, destMax, src, count, kind); },
+                     [=] { copy(dst, src, count); }););
 }
 
 aclError aclrtMemset(void* devPtr, size_t maxCount, int32_t value, size_t count) {
-    ACL_FUNCTION(check_fill(devPtr, maxCount, count); if (count > 0) std::memset(devPtr, value, count););
+    ACL_FUNCTION(check_fill(devPtr, maxCount, count); fill(devPtr, value, count););
 }
 
 aclError aclrtMemsetAsync(void* devPtr, size_t maxCount, int32_t value, size_t count, aclrtStream stream) {
-    ACL_FUNCTION({
-        check_fill(devPtr, maxCount, count);
-        stream_of(stream)->enqueue([=] {
-            try {
-                check_fill(devPtr, maxCount, count);
-            } catch (const Failure& failure) {
-                return report("aclrtMemsetAsync, on its stream", failure.code(), failure.what());
-            }
-            if (count > 0) std::memset(devPtr, value, count);
-            return 0;
-        });
-    });
+    ACL_FUNCTION(enqueue_checked(
+                     "aclrtMemsetAsync", stream, [=] { check_fill(devPtr, maxCount, count); },
+                     [=] { fill(devPtr, value, count); }););
 }

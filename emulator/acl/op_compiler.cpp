@@ -44,8 +44,7 @@ aclError aclGetCompileopt(aclCompileOpt opt, char* value, size_t length) {
         check_pointer("value", value);
         const std::string text = value_of(opt);
         if (length < text.size() + 1)
-            throw Failure(acl_error_invalid_param, "length is " + std::to_string(length) + ", expected at least " +
-                                                       std::to_string(text.size() + 1));
+            throw Failure(acl_error_invalid_param, "length is ", length, ", expected at least ", text.size() + 1);
         std::memcpy(value, text.c_str(), text.size() + 1);
     });
 }

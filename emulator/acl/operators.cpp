@@ -25,7 +25,7 @@ struct Call {
 
 size_t size_of(aclDataType type) {
     if (const size_t size = aclDataTypeSize(type); size > 0) return size;
-    throw Failure(acl_error_rt_feature_not_support, "dataType " + std::to_string(type) + " is not emulated");
+    throw Failure(acl_error_rt_feature_not_support, "dataType ", type, " is not emulated");
 }
 
 size_t bytes_of(const aclTensorDesc& desc) {
@@ -36,15 +36,14 @@ size_t bytes_of(const aclTensorDesc& desc) {
 
 void check_counts(const Call& call, size_t inputs, size_t outputs) {
     if (call.inputs.size() == inputs && call.outputs.size() == outputs) return;
-    throw Failure(acl_error_invalid_param,
-                  "expected " + std::to_string(inputs) + " inputs and " + std::to_string(outputs) + " outputs");
+    throw Failure(acl_error_invalid_param, "expected ", inputs, " inputs and ", outputs, " outputs");
 }
 
 /// Throws unless the tensor's elements lie in its buffer, on the device.
 void check_on_device(const char* name, const Tensor& tensor) {
     const size_t bytes = bytes_of(tensor.desc);
     if (tensor.desc.on_host || bytes > tensor.buffer.bytes)
-        throw Failure(acl_error_invalid_param, std::string(name) + " is on the host, or larger than its buffer");
+        throw Failure(acl_error_invalid_param, name, " is on the host, or larger than its buffer");
     check_device_range(name, tensor.buffer.data, bytes);
 }
 
@@ -105,7 +104,7 @@ Stream::Task pad(const Call& call) {
     check_on_device("output", output);
     if (const auto mode = call.attributes.values.find("mode");
         mode != call.attributes.values.end() && mode->second != "constant")
-        throw Failure(acl_error_rt_feature_not_support, "mode '" + mode->second + "' is not emulated");
+        throw Failure(acl_error_rt_feature_not_support, "mode '", mode->second, "' is not emulated");
     const std::vector<int64_t> paddings = integers(call.inputs[1]), from = input.desc.dims, to = output.desc.dims;
     bool fits = from.size() == to.size() && paddings.size() == 2 * from.size();
     for (size_t d = 0; fits && d < from.size(); ++d)
@@ -159,8 +158,8 @@ aclError aclopCompileAndExecute(const char* opType, int numInputs, const aclTens
         const auto* found = std::find_if(std::begin(operators), std::end(operators),
                                          [&](const Operator& entry) { return std::strcmp(entry.type, opType) == 0; });
         if (found == std::end(operators))
-            throw Failure(acl_error_rt_feature_not_support,
-                          "operator '" + std::string(opType) + "' is not implemented by the emulator");
+            throw Failure(acl_error_rt_feature_not_support, "operator '", opType,
+                          "' is not implemented by the emulator");
         const Call call{tensors(numInputs, inputDesc, inputs), tensors(numOutputs, outputDesc, outputs),
                         attr == nullptr ? aclopAttr{} : *attr};
         stream_of(stream)->enqueue(found->prepare(call));

@@ -22,7 +22,7 @@ std::atomic<int> saturation_mode{ACL_RT_OVERFLOW_MODE_INFNAN};
 
 std::atomic<int64_t>& option(aclSysParamOpt opt) {
     if (opt < 0 || static_cast<size_t>(opt) >= options.size())
-        throw Failure(acl_error_rt_param_invalid, "opt is " + std::to_string(opt) + ", expected 0 to 2");
+        throw Failure(acl_error_rt_param_invalid, "opt is ", opt, ", expected 0 to 2");
     return options[static_cast<size_t>(opt)];
 }
 
@@ -30,6 +30,9 @@ std::atomic<int64_t>& option(aclSysParamOpt opt) {
 std::string version_text(int all) {
     return std::to_string(all / 10000) + '.' + std::to_string(all / 100 % 100) + '.' + std::to_string(all % 100);
 }
+
+// The CPU's kernels of aten compute: they support infinities, NaN and bfloat16. Nothing is compiled.
+constexpr aclCannAttr attributes[] = {ACL_CANN_ATTR_INF_NAN, ACL_CANN_ATTR_BF16};
 
 }  // namespace
 
@@ -80,11 +83,6 @@ aclError aclsysGetVersionStr(char* pkgName, char* versionStr) {
     ACL_FUNCTION(check_pointer("pkgName", pkgName); check_pointer("versionStr", versionStr);
                  std::strcpy(versionStr, version_text(settings().cann_version).c_str()););
 }
-
-namespace {
-// The CPU's kernels of aten compute: they support infinities, NaN and bfloat16. Nothing is compiled.
-constexpr aclCannAttr attributes[] = {ACL_CANN_ATTR_INF_NAN, ACL_CANN_ATTR_BF16};
-}  // namespace
 
 aclError aclGetCannAttributeList(const aclCannAttr** cannAttrList, size_t* num) {
     ACL_FUNCTION(check_pointer("cannAttrList", cannAttrList); *cannAttrList = attributes;

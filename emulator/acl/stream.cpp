@@ -15,10 +15,9 @@ namespace {
 /// Waits for the stream; throws the failure of a task, or the timeout.
 void synchronize(Stream& stream, double seconds) {
     if (!stream.synchronize(seconds))
-        throw Failure(acl_error_rt_stream_sync_timeout,
-                      "stream " + std::to_string(stream.id()) + " is not done after " + std::to_string(seconds) + " s");
+        throw Failure(acl_error_rt_stream_sync_timeout, "stream ", stream.id(), " is not done after ", seconds, " s");
     if (const int code = stream.take_failure(); code != 0)
-        throw Failure(code, "a task of stream " + std::to_string(stream.id()) + " has failed, see above");
+        throw Failure(code, "a task of stream ", stream.id(), " has failed, see above");
 }
 
 void create_stream(aclrtStream* stream) {
@@ -67,7 +66,7 @@ aclError aclrtSynchronizeStream(aclrtStream stream) {
 
 /// `timeout` is in milliseconds; -1 means none.
 aclError aclrtSynchronizeStreamWithTimeout(aclrtStream stream, int32_t timeout) {
-    ACL_FUNCTION(if (timeout < -1) throw Failure(acl_error_rt_param_invalid, "timeout is " + std::to_string(timeout));
+    ACL_FUNCTION(if (timeout < -1) throw Failure(acl_error_rt_param_invalid, "timeout is ", timeout);
                  synchronize(*stream_of(stream), timeout < 0 ? -1 : timeout / 1e3););
 }
 
@@ -84,16 +83,14 @@ aclError aclrtSetStreamFailureMode(aclrtStream stream, uint64_t mode) {
     ACL_FUNCTION({
         check_pointer("stream", stream);  // the mode of the default stream cannot be set
         if (mode > acl_stop_on_failure)
-            throw Failure(acl_error_rt_param_invalid,
-                          "mode is " + std::to_string(mode) + ", expected 0 (continue) or 1 (stop)");
+            throw Failure(acl_error_rt_param_invalid, "mode is ", mode, ", expected 0 (continue) or 1 (stop)");
         stream_of(stream)->stop_on_failure(mode == acl_stop_on_failure);
     });
 }
 
 aclError aclrtSetStreamOverflowSwitch(aclrtStream stream, uint32_t flag) {
     ACL_FUNCTION({
-        if (flag > 1)
-            throw Failure(acl_error_rt_param_invalid, "flag is " + std::to_string(flag) + ", expected 0 or 1");
+        if (flag > 1) throw Failure(acl_error_rt_param_invalid, "flag is ", flag, ", expected 0 or 1");
         stream_of(stream)->overflow_switch = flag;
     });
 }

@@ -102,8 +102,8 @@ aclError aclGetTensorDescDimV2(const aclTensorDesc* desc, size_t index, int64_t*
     ACL_FUNCTION({
         check_pointer("desc", desc);
         if (index >= desc->dims.size())
-            throw Failure(acl_error_invalid_param, "index is " + std::to_string(index) + ", there are " +
-                                                       std::to_string(desc->dims.size()) + " dimensions");
+            throw Failure(acl_error_invalid_param, "index is ", index, ", there are ", desc->dims.size(),
+                          " dimensions");
         give("dimSize", dimSize, desc->dims[index]);
     });
 }

@@ -6,23 +6,15 @@
 #pragma GCC visibility push(default)
 extern "C" {
 
-#define FAILS(name)                                                                              \
-    int name();                                                                                  \
-    int name() {                                                                                 \
-        return alltoallv::emulator::report(#name, 207000, "is not implemented by the emulator"); \
-    }
-#define EMPTY(name)                                                                       \
-    long name();                                                                          \
-    long name() {                                                                         \
+#define STUB(name, Result, value)                                                         \
+    Result name();                                                                        \
+    Result name() {                                                                       \
         alltoallv::emulator::report(#name, 207000, "is not implemented by the emulator"); \
-        return 0;                                                                         \
+        return value;                                                                     \
     }
-#define UNDEFINED(name)                                                                   \
-    long name();                                                                          \
-    long name() {                                                                         \
-        alltoallv::emulator::report(#name, 207000, "is not implemented by the emulator"); \
-        return -1;                                                                        \
-    }
+#define FAILS(name) STUB(name, int, 207000)
+#define EMPTY(name) STUB(name, long, 0)
+#define UNDEFINED(name) STUB(name, long, -1)
 #include ALLTOALLV_UNIMPLEMENTED
 
 }  // extern "C"

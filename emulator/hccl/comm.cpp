@@ -22,9 +22,8 @@ double number_of(const char* variable, double standard, double least, double mos
     char* end = nullptr;
     const double value = std::strtod(text, &end);
     if (*end != 0 || value < least || value > most)
-        throw Failure(HCCL_E_PARA, std::string(variable) + " is '" + text + "', expected " +
-                                       std::to_string(static_cast<int>(least)) + " to " +
-                                       std::to_string(static_cast<int>(most)));
+        throw Failure(HCCL_E_PARA, variable, " is '", text, "', expected ", static_cast<int>(least), " to ",
+                      static_cast<int>(most));
     return value;
 }
 
@@ -69,8 +68,8 @@ Comm::Comm(const CommSpec& spec) : spec_(spec) {
     try {
         buffers_.emplace(spec.device, static_cast<size_t>(megabytes) << 21);
     } catch (const Failure& failure) {
-        throw Failure(HCCL_E_OOM, "twice " + std::to_string(static_cast<int64_t>(megabytes)) + " MB for '" + spec.name +
-                                      "': " + failure.what());
+        throw Failure(HCCL_E_OOM, "twice ", static_cast<int64_t>(megabytes), " MB for '", spec.name,
+                      "': ", failure.what());
     }
     core_ = connect(spec, spec.name, spec.rank, spec.size, connect_timeout());
     leave_at_exit();  // after the core's static objects exist, which must be destroyed later

@@ -1,10 +1,8 @@
 // HCCL's functions that make, name, query and destroy communicators.
-#include <sys/random.h>
-
-#include <array>
 #include <fstream>
 #include <sstream>
 
+#include "base/sha256.h"
 #include "hccl/launch.h"
 #include "hccl/rank_table.h"
 #include "runtime/device.h"
@@ -17,15 +15,7 @@ namespace {
 constexpr char root_magic[] = "alltoallv emulator root 1 ";  // before the job's name, in an HcclRootInfo
 
 std::string unique_job() {
-    std::array<unsigned char, 16> bytes{};
-    if (getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size()))
-        throw Failure(HCCL_E_SYSCALL, "getrandom has failed");
-    std::string text;
-    for (const unsigned char byte : bytes) {
-        text += "0123456789abcdef"[byte >> 4];
-        text += "0123456789abcdef"[byte & 15];
-    }
-    return text;
+    return hex(random_digest()).substr(0, 32);
 }
 
 std::string job_of(const HcclRootInfo* info) {
@@ -54,8 +44,7 @@ void configure(CommSpec& spec, const HcclCommConfig* config) {
 
 void check_rank(uint32_t rank, uint32_t size) {
     if (size == 0) throw Failure(HCCL_E_PARA, "the communicator has 0 ranks, expected at least 1");
-    if (rank >= size)
-        throw Failure(HCCL_E_PARA, "rank is " + std::to_string(rank) + ", expected less than " + std::to_string(size));
+    if (rank >= size) throw Failure(HCCL_E_PARA, "rank is ", rank, ", expected less than ", size);
 }
 
 /// Makes rank `rank` of `size`, with the rest of its options.
@@ -90,8 +79,7 @@ void init_cluster(const char* clusterInfo, uint32_t rank, const HcclCommConfig* 
     CommSpec spec;
     spec.device = current_device();
     std::ifstream file(clusterInfo);
-    if (!file)
-        throw Failure(HCCL_E_OPEN_FILE_FAILURE, "the rank table '" + std::string(clusterInfo) + "' cannot be read");
+    if (!file) throw Failure(HCCL_E_OPEN_FILE_FAILURE, "the rank table '", clusterInfo, "' cannot be read");
     std::ostringstream text;
     text << file.rdbuf();
     const uint32_t size = ranks_of_table(text.str());
@@ -173,14 +161,12 @@ HcclResult HcclCreateSubCommConfig(HcclComm* comm, uint32_t rankNum, uint32_t* r
         for (uint32_t i = 0; i < rankNum; ++i) {
             check_rank(rankIds[i], static_cast<uint32_t>(parent->size()));
             for (uint32_t j = 0; j < i; ++j)
-                if (rankIds[i] == rankIds[j])
-                    throw Failure(HCCL_E_PARA, "rankIds names rank " + std::to_string(rankIds[i]) + " twice");
+                if (rankIds[i] == rankIds[j]) throw Failure(HCCL_E_PARA, "rankIds names rank ", rankIds[i], " twice");
             members += "-" + std::to_string(rankIds[i]);
         }
         if (rankIds[subCommRankId] != static_cast<uint32_t>(parent->rank()))
-            throw Failure(HCCL_E_PARA, "rankIds[" + std::to_string(subCommRankId) + "] is " +
-                                           std::to_string(rankIds[subCommRankId]) + ", but this rank is " +
-                                           std::to_string(parent->rank()));
+            throw Failure(HCCL_E_PARA, "rankIds[", subCommRankId, "] is ", rankIds[subCommRankId],
+                          ", but this rank is ", parent->rank());
         CommSpec spec = parent->spec();
         spec.name = parent->spec().name + "_sub_" + std::to_string(subCommId);
         spec.job += "/" + std::to_string(subCommId) + members;
@@ -192,12 +178,12 @@ HcclResult HcclCommDestroy(HcclComm comm) {
     return guarded_hccl(__func__, [&] {
         const CommPtr c = comm_of(comm);
         if (const int pending = c->pending; pending > 0)
-            throw Failure(HCCL_E_AGAIN, std::to_string(pending) + " calls of '" + c->spec().name +
-                                            "' have not finished: synchronize their streams first");
+            throw Failure(HCCL_E_AGAIN, pending, " calls of '", c->spec().name,
+                          "' have not finished: synchronize their streams first");
         remove_comm(comm);
         c->destroy();
         if (finalized())
-            throw Failure(HCCL_E_RUNTIME, "'" + c->spec().name + "' has outlived ACL: aclFinalize was called before");
+            throw Failure(HCCL_E_RUNTIME, "'", c->spec().name, "' has outlived ACL: aclFinalize was called before");
     });
 }
 

@@ -5,6 +5,7 @@
 #include <thread>
 #include <utility>
 
+#include "core/request.h"
 #include "runtime/memory.h"
 
 namespace alltoallv::emulator {
@@ -29,7 +30,7 @@ bool overlap(const Region& a, const Region& b) {
 
 void check_region(const Region& region) {
     if (region.bytes == 0) return;
-    if (region.address == nullptr) throw Failure(HCCL_E_PTR, std::string(region.name) + " is null");
+    if (region.address == nullptr) throw Failure(HCCL_E_PTR, region.name, " is null");
     check_device_range(region.name, region.address, region.bytes);
 }
 
@@ -69,8 +70,8 @@ void work(Comm& comm, const Launch& l, const std::optional<Fault>& fault) {
 void check_order(Comm& comm, uint64_t ticket) {
     const uint64_t finished = comm.finished;
     if (ticket == finished) return;
-    const std::string text = "call " + std::to_string(ticket + 1) + " of the communicator begins when " +
-                             std::to_string(finished) + " are done: nothing orders their streams";
+    const std::string text = joined("call ", ticket + 1, " of the communicator begins when ", finished,
+                                    " are done: nothing orders their streams");
     comm.core().fail(OpKind::all_gather, invalid_param(text));
     throw Failure(HCCL_E_PARA, text);
 }
@@ -109,66 +110,50 @@ void enqueue(Checked call) {
 
 /// Throws Failure(HCCL_E_PARA) if the ranks have given different values.
 void compare(Communicator& core, const Agreed& mine, double timeout) {
-    const auto size = static_cast<size_t>(core.size());
-    std::vector<Agreed> all(size);
-    const std::vector<int64_t> counts(size, sizeof(Agreed)), zeros(size);
-    std::vector<int64_t> places(size);
-    for (size_t j = 0; j < size; ++j) places[j] = static_cast<int64_t>(j * sizeof(Agreed));
-    Exchange exchange;
-    exchange.op = OpKind::all_gather;
-    exchange.input = &mine;
-    exchange.output = all.data();
-    exchange.send_counts = exchange.recv_counts = counts;
-    exchange.sdispls = zeros;
-    exchange.rdispls = places;
-    core.exchange(exchange, timeout);
-    const auto differs = [&](size_t j, const std::string& what, const std::string& first, const std::string& other) {
-        throw Failure(HCCL_E_PARA, "the ranks disagree: " + what + " is " + first + " on rank 0 and " + other +
-                                       " on rank " + std::to_string(j));
+    std::vector<Agreed> all(static_cast<size_t>(core.size()));
+    const Request request = gather_request(OpKind::all_gather, core.size(), sizeof(Agreed));
+    core.exchange(request.exchange(DType::uint8, &mine, all.data()), timeout);
+    const auto differs = [](size_t j, const char* what, const auto& first, const auto& other) {
+        throw Failure(HCCL_E_PARA, "the ranks disagree: ", what, " is ", first, " on rank 0 and ", other, " on rank ",
+                      j);
     };
-    for (size_t j = 1; j < size; ++j) {
+    for (size_t j = 1; j < all.size(); ++j) {
         const Agreed &a = all[0], &b = all[j];
         if (std::strcmp(a.function, b.function) != 0) differs(j, "the function", a.function, b.function);
         if (a.type != b.type)
             differs(j, "dataType", name_of(static_cast<HcclDataType>(a.type)),
                     name_of(static_cast<HcclDataType>(b.type)));
-        if (a.op != b.op) differs(j, "op", std::to_string(a.op), std::to_string(b.op));
-        if (a.root != b.root) differs(j, "root", std::to_string(a.root), std::to_string(b.root));
-        if (a.count != b.count) differs(j, "count", std::to_string(a.count), std::to_string(b.count));
+        if (a.op != b.op) differs(j, "op", a.op, b.op);
+        if (a.root != b.root) differs(j, "root", a.root, b.root);
+        if (a.count != b.count) differs(j, "count", a.count, b.count);
     }
 }
 
 }  // namespace
 
 void check_count(const char* name, uint64_t count) {
-    if (count > most_elements)
-        throw Failure(HCCL_E_PARA, std::string(name) + " is " + std::to_string(count) + ", expected at most " +
-                                       std::to_string(most_elements));
+    if (count > most_elements) throw Failure(HCCL_E_PARA, name, " is ", count, ", expected at most ", most_elements);
 }
 
 void check_given(const char* name, const void* pointer) {
-    if (pointer == nullptr) throw Failure(HCCL_E_PTR, std::string(name) + " is null");
+    if (pointer == nullptr) throw Failure(HCCL_E_PTR, name, " is null");
 }
 
 void check_root(uint32_t root, const Comm& comm) {
     if (root >= static_cast<uint32_t>(comm.size()))
-        throw Failure(HCCL_E_PARA,
-                      "root is " + std::to_string(root) + ", expected less than " + std::to_string(comm.size()));
+        throw Failure(HCCL_E_PARA, "root is ", root, ", expected less than ", comm.size());
 }
 
-std::vector<int64_t> entries(const char* name, const void* array, size_t length) {
+void read_entries(const char* name, const void* array, std::span<int64_t> into) {
     check_given(name, array);
-    const auto* values = static_cast<const uint64_t*>(array);
-    std::vector<int64_t> result(length);
-    for (size_t j = 0; j < length; ++j) {
-        const std::string entry = std::string(name) + "[" + std::to_string(j) + "]";
-        check_count(entry.c_str(), values[j]);
-        result[j] = static_cast<int64_t>(values[j]);
+    for (size_t j = 0; j < into.size(); ++j) {
+        const uint64_t value = static_cast<const uint64_t*>(array)[j];
+        check_count(joined(name, "[", j, "]").c_str(), value);
+        into[j] = static_cast<int64_t>(value);
     }
-    return result;
 }
 
-uint64_t span_of(const std::vector<int64_t>& counts, const std::vector<int64_t>& displs) {
+uint64_t span_of(std::span<const int64_t> counts, std::span<const int64_t> displs) {
     int64_t end = 0;
     for (size_t j = 0; j < counts.size(); ++j)
         if (counts[j] > 0) end = std::max(end, displs[j] + counts[j]);
@@ -178,8 +163,7 @@ uint64_t span_of(const std::vector<int64_t>& counts, const std::vector<int64_t>&
 void check_apart(const Region& input, const Region& output) {
     const bool same = input.address == output.address && input.address != nullptr;
     if (same || overlap(input, output))
-        throw Failure(HCCL_E_PARA, std::string(input.name) + " and " + output.name +
-                                       " share memory, which HCCL does not allow here");
+        throw Failure(HCCL_E_PARA, input.name, " and ", output.name, " share memory, which HCCL does not allow here");
 }
 
 HcclResult launch(const char* function, const std::function<Launch()>& make) {
@@ -208,9 +192,7 @@ HcclResult launch(const char* function, const std::function<Launch()>& make) {
 }
 
 void run_agreed(Communicator& core, const Agreed& mine, double timeout, const std::function<void(const Turn&)>& call) {
-    const std::string terms = std::string(mine.function) + ' ' + std::to_string(mine.type) + ' ' +
-                              std::to_string(mine.op) + ' ' + std::to_string(mine.root) + ' ' +
-                              std::to_string(mine.count);
+    const std::string terms = joined(mine.function, " ", mine.type, " ", mine.op, " ", mine.root, " ", mine.count);
     try {
         call({static_cast<int64_t>(std::hash<std::string>{}(terms)), timeout});
     } catch (const Error& error) {

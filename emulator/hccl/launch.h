@@ -3,6 +3,7 @@
 
 #include <cstring>
 #include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -68,11 +69,11 @@ void check_given(const char* name, const void* pointer);
 /// Throws Failure(HCCL_E_PARA) unless a rank of the communicator has this number.
 void check_root(uint32_t root, const Comm& comm);
 
-/// Returns the entries of a caller's array, each of which is checked.
-std::vector<int64_t> entries(const char* name, const void* array, size_t length);
+/// Reads as many entries of a caller's array, each of which is checked.
+void read_entries(const char* name, const void* array, std::span<int64_t> into);
 
 /// Returns the elements from a buffer's start to the end of the last region that is not empty.
-uint64_t span_of(const std::vector<int64_t>& counts, const std::vector<int64_t>& displs);
+uint64_t span_of(std::span<const int64_t> counts, std::span<const int64_t> displs);
 
 /// Throws Failure(HCCL_E_PARA) if the buffers overlap.
 void check_apart(const Region& input, const Region& output);

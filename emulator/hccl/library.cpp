@@ -13,24 +13,7 @@ uint32_t HcclGetCommConfigCapability() {
 
 namespace {
 std::atomic<int> deterministic{1};  // every reduction is deterministic
-}
 
-HcclResult HcclSetConfig(HcclConfig config, HcclConfigValue configValue) {
-    return guarded_hccl(__func__, [&] {
-        if (config != HCCL_DETERMINISTIC) throw Failure(HCCL_E_NOT_SUPPORT, "only HCCL_DETERMINISTIC is emulated");
-        deterministic = configValue.value;
-    });
-}
-
-HcclResult HcclGetConfig(HcclConfig config, HcclConfigValue* configValue) {
-    return guarded_hccl(__func__, [&] {
-        check_given("configValue", configValue);
-        if (config != HCCL_DETERMINISTIC) throw Failure(HCCL_E_NOT_SUPPORT, "only HCCL_DETERMINISTIC is emulated");
-        configValue->value = deterministic;
-    });
-}
-
-namespace {
 constexpr std::pair<HcclResult, const char*> error_texts[] = {
     {HCCL_SUCCESS, "no error"},
     {HCCL_E_PARA, "parameter error"},
@@ -58,6 +41,22 @@ constexpr std::pair<HcclResult, const char*> error_texts[] = {
     {HCCL_E_OPRETRY_FAIL, "retry of an operator failed"},
     {HCCL_E_OOM, "out of memory"},
 };
+
+}  // namespace
+
+HcclResult HcclSetConfig(HcclConfig config, HcclConfigValue configValue) {
+    return guarded_hccl(__func__, [&] {
+        if (config != HCCL_DETERMINISTIC) throw Failure(HCCL_E_NOT_SUPPORT, "only HCCL_DETERMINISTIC is emulated");
+        deterministic = configValue.value;
+    });
+}
+
+HcclResult HcclGetConfig(HcclConfig config, HcclConfigValue* configValue) {
+    return guarded_hccl(__func__, [&] {
+        check_given("configValue", configValue);
+        if (config != HCCL_DETERMINISTIC) throw Failure(HCCL_E_NOT_SUPPORT, "only HCCL_DETERMINISTIC is emulated");
+        configValue->value = deterministic;
+    });
 }
 
 const char* HcclGetErrorString(HcclResult code) {

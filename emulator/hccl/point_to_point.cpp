@@ -3,6 +3,7 @@
 #include <map>
 #include <utility>
 
+#include "core/request.h"
 #include "hccl/launch.h"
 
 using namespace alltoallv;
@@ -18,15 +19,10 @@ void transfer(Comm& comm, const HcclMessage& m, double timeout) {
     std::strncpy(mine.function, "a message", sizeof mine.function - 1);
     mine.type = m.type;
     mine.count = m.count;
-    const auto count = static_cast<int64_t>(m.count);
-    const std::vector<int64_t> zeros(2), to_second{0, m.sends ? count : 0}, from_first{m.sends ? 0 : count, 0};
-    Exchange exchange;
-    exchange.dtype = wire_type(m.type);
-    exchange.input = m.sends ? m.buffer.data() : nullptr;
-    exchange.output = m.sends ? nullptr : m.buffer.data();
-    exchange.send_counts = to_second;
-    exchange.recv_counts = from_first;
-    exchange.sdispls = exchange.rdispls = zeros;
+    Request request(OpKind::all_to_all_v, 2);
+    (m.sends ? request.send_counts()[1] : request.recv_counts()[0]) = static_cast<int64_t>(m.count);
+    Exchange exchange =
+        request.exchange(wire_type(m.type), m.sends ? m.buffer.data() : nullptr, m.sends ? nullptr : m.buffer.data());
     run_agreed(channel, mine, timeout, [&](const Turn& turn) {
         exchange.root = turn.terms;
         channel.exchange(exchange, turn.timeout);
@@ -36,14 +32,31 @@ void transfer(Comm& comm, const HcclMessage& m, double timeout) {
 /// Copies messages from this rank to itself: sends and receives match in their orders.
 void copy_to_self(const std::vector<HcclMessage>& sent, const std::vector<HcclMessage>& received) {
     if (sent.size() != received.size())
-        throw Failure(HCCL_E_PARA, "the rank sends " + std::to_string(sent.size()) +
-                                       " messages to itself and receives " + std::to_string(received.size()));
+        throw Failure(HCCL_E_PARA, "the rank sends ", sent.size(), " messages to itself and receives ",
+                      received.size());
     for (size_t i = 0; i < sent.size(); ++i) {
         if (sent[i].count != received[i].count || sent[i].type != received[i].type)
             throw Failure(HCCL_E_PARA, "a message of the rank to itself has two counts or types");
         if (sent[i].buffer.bytes > 0)
             std::memmove(received[i].buffer.data(), sent[i].buffer.data(), sent[i].buffer.bytes);
     }
+}
+
+Launch batch(std::vector<HcclMessage> messages, HcclComm comm, aclrtStream stream) {
+    const CommPtr c = comm_of(comm);
+    Launch l{comm, stream};
+    for (const HcclMessage& m : messages) {
+        if (m.peer < 0 || m.peer >= c->size())
+            throw Failure(HCCL_E_PARA, "the peer is ", m.peer, ", expected less than ", c->size());
+        check_count("count", m.count);
+        (m.sends ? l.inputs : l.outputs).push_back(m.buffer);
+    }
+    l.messages = std::move(messages);
+    return l;
+}
+
+HcclMessage message(bool sends, const char* name, void* buffer, uint64_t count, HcclDataType type, uint32_t peer) {
+    return {sends, {name, buffer, count * size_of(type)}, count, type, static_cast<int>(peer)};
 }
 
 }  // namespace
@@ -59,28 +72,6 @@ void alltoallv::emulator::run_messages(Comm& comm, const std::vector<HcclMessage
         for (const HcclMessage& m : queues[i]) transfer(comm, m, timeout);
     });
 }
-
-namespace {
-
-Launch batch(std::vector<HcclMessage> messages, HcclComm comm, aclrtStream stream) {
-    const CommPtr c = comm_of(comm);
-    Launch l{comm, stream};
-    for (const HcclMessage& m : messages) {
-        if (m.peer < 0 || m.peer >= c->size())
-            throw Failure(HCCL_E_PARA, "the peer is " + std::to_string(m.peer) + ", expected less than " +
-                                           std::to_string(c->size()));
-        check_count("count", m.count);
-        (m.sends ? l.inputs : l.outputs).push_back(m.buffer);
-    }
-    l.messages = std::move(messages);
-    return l;
-}
-
-HcclMessage message(bool sends, const char* name, void* buffer, uint64_t count, HcclDataType type, uint32_t peer) {
-    return {sends, {name, buffer, count * size_of(type)}, count, type, static_cast<int>(peer)};
-}
-
-}  // namespace
 
 HcclResult HcclSend(void* sendBuf, uint64_t count, HcclDataType dataType, uint32_t destRank, HcclComm comm,
                     aclrtStream stream) {
@@ -102,7 +93,7 @@ HcclResult HcclBatchSendRecv(HcclSendRecvItem* sendRecvInfo, uint32_t itemNum, H
         for (uint32_t i = 0; i < itemNum; ++i) {
             const HcclSendRecvItem& item = sendRecvInfo[i];
             if (item.sendRecvType != HCCL_SEND && item.sendRecvType != HCCL_RECV)
-                throw Failure(HCCL_E_PARA, "sendRecvType is " + std::to_string(item.sendRecvType));
+                throw Failure(HCCL_E_PARA, "sendRecvType is ", item.sendRecvType);
             messages.push_back(
                 message(item.sendRecvType == HCCL_SEND, "buf", item.buf, item.count, item.dataType, item.remoteRank));
         }

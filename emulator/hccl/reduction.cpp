@@ -1,6 +1,7 @@
 // HCCL's reductions, in the order of the ranks, so that every rank gets the same bits.
 #include <algorithm>
 
+#include "core/request.h"
 #include "hccl/launch.h"
 
 using namespace alltoallv;
@@ -19,13 +20,6 @@ void run(Comm& comm, OpKind kind, HcclDataType type, HcclReduceOp op, const void
     reduction.counts = counts;
     reduction.root = turn.terms;
     comm.core().reduce(reduction, turn.timeout);
-}
-
-/// Cuts a vector into a part per rank.
-std::vector<int64_t> parts(uint64_t count, int size) {
-    std::vector<int64_t> result(static_cast<size_t>(size), static_cast<int64_t>(count) / size);
-    for (size_t j = 0; j < count % result.size(); ++j) ++result[j];
-    return result;
 }
 
 /// Makes a reduction of parts of these lengths. Its input is copied where it shares memory with the output.
@@ -61,7 +55,7 @@ HcclResult HcclAllReduce(void* sendBuf, void* recvBuf, uint64_t count, HcclDataT
         const Region output{"recvBuf", recvBuf, input.bytes};
         check_equal_or_apart(input, output);
         return reduce(OpKind::all_reduce, input, output, dataType, op, count, comm, stream,
-                      parts(count, comm_of(comm)->size()));
+                      even_parts(static_cast<int64_t>(count), comm_of(comm)->size()));
     });
 }
 
@@ -77,7 +71,7 @@ HcclResult HcclReduce(void* sendBuf, void* recvBuf, uint64_t count, HcclDataType
         if (is_root) check_equal_or_apart(input, output);
         Launch l = reduce(OpKind::all_reduce, input, output, dataType, op, count, comm, stream, {});
         l.agreed.root = root;
-        l.run = [=, lengths = parts(count, c->size())](Comm& comm_, const Turn& turn) {
+        l.run = [=, lengths = even_parts(static_cast<int64_t>(count), c->size())](Comm& comm_, const Turn& turn) {
             std::vector<char> result(input.bytes);  // every rank computes it, only the root stores it
             run(comm_, OpKind::all_reduce, dataType, op, input.data(), result.data(), lengths, turn);
             if (is_root) std::copy(result.begin(), result.end(), output.data());
@@ -109,12 +103,12 @@ HcclResult HcclReduceScatterV(void* sendBuf, const void* sendCounts, const void*
         const CommPtr c = comm_of(comm);
         const auto size = static_cast<size_t>(c->size()), rank = static_cast<size_t>(c->rank());
         const size_t element = size_of(dataType);
-        const std::vector<int64_t> counts = entries("sendCounts", sendCounts, size);
-        const std::vector<int64_t> displs = entries("sendDispls", sendDispls, size);
+        std::vector<int64_t> counts(size), displs(size);
+        read_entries("sendCounts", sendCounts, counts);
+        read_entries("sendDispls", sendDispls, displs);
         if (static_cast<uint64_t>(counts[rank]) != recvCount)
-            throw Failure(HCCL_E_PARA, "recvCount is " + std::to_string(recvCount) + ", but sendCounts[" +
-                                           std::to_string(rank) + "], for this rank, is " +
-                                           std::to_string(counts[rank]));
+            throw Failure(HCCL_E_PARA, "recvCount is ", recvCount, ", but sendCounts[", rank, "], for this rank, is ",
+                          counts[rank]);
         const Region input{"sendBuf", sendBuf, span_of(counts, displs) * element};
         const Region output{"recvBuf", recvBuf, recvCount * element};
         check_apart(input, output);

@@ -37,7 +37,7 @@ constexpr Type types[] = {
 const Type& info(HcclDataType type) {
     for (const Type& entry : types)
         if (entry.type == type) return entry;
-    throw Failure(HCCL_E_PARA, "dataType is " + std::to_string(type) + ", which is no type of HCCL");
+    throw Failure(HCCL_E_PARA, "dataType is ", type, ", which is no type of HCCL");
 }
 
 }  // namespace
@@ -68,7 +68,7 @@ DType wire_type(HcclDataType type) {
 DType reduce_type(HcclDataType type) {
     const Type& entry = info(type);
     if (entry.reduces) return *entry.reduces;
-    throw Failure(HCCL_E_NOT_SUPPORT, std::string("HCCL does not reduce dataType ") + entry.name);
+    throw Failure(HCCL_E_NOT_SUPPORT, "HCCL does not reduce dataType ", entry.name);
 }
 
 ReduceOp reduce_op(HcclReduceOp op) {
@@ -82,7 +82,7 @@ ReduceOp reduce_op(HcclReduceOp op) {
         case HCCL_REDUCE_MIN:
             return ReduceOp::min;
         default:
-            throw Failure(HCCL_E_PARA, "op is " + std::to_string(op) + ", expected 0 to 3");
+            throw Failure(HCCL_E_PARA, "op is ", op, ", expected 0 to 3");
     }
 }
 

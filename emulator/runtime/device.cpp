@@ -12,15 +12,12 @@
 namespace alltoallv::emulator {
 namespace {
 
-struct Context {
-    int device;
-};
-
 struct State {
     std::mutex mutex;
     bool initialized = false, finalized = false;
     std::map<int, void*> primary;  // contexts by device
-    Handles<Context> contexts{"context", 0xC0E0, acl_error_rt_context_null};
+    /// The device of each context.
+    Handles<int> contexts{"context", 0xC0E0, acl_error_rt_context_null};
 };
 
 State& state = *new State;  // never destroyed: threads use it to the end
@@ -51,22 +48,22 @@ bool finalized() {
 void check_device(int64_t device) {
     const int count = settings().devices;
     if (device >= 0 && device < count) return;
-    throw Failure(acl_error_rt_invalid_deviceid, "device is " + std::to_string(device) + ", there are " +
-                                                     std::to_string(count) + " (ALLTOALLV_EMULATOR_DEVICES)");
+    throw Failure(acl_error_rt_invalid_deviceid, "device is ", device, ", there are ", count,
+                  " (ALLTOALLV_EMULATOR_DEVICES)");
 }
 
 void set_device(int device) {
     check_device(device);
     const std::lock_guard lock(state.mutex);
     void*& primary = state.primary[device];
-    if (primary == nullptr) primary = state.contexts.add(std::make_shared<Context>(Context{device}));
+    if (primary == nullptr) primary = state.contexts.add(std::make_shared<int>(device));
     current = primary;
 }
 
 int current_device() {
     if (current == nullptr)
         throw Failure(acl_error_rt_context_null, "this thread has no device: aclrtSetDevice has not been called");
-    return state.contexts.get(current)->device;
+    return *state.contexts.get(current);
 }
 
 bool device_active(int device) {
@@ -90,8 +87,7 @@ void set_context(void* context) {
 
 void* add_context(int device) {
     check_device(device);
-    current = state.contexts.add(std::make_shared<Context>(Context{device}));
-    return current;
+    return current = state.contexts.add(std::make_shared<int>(device));
 }
 
 void remove_context(void* context) {

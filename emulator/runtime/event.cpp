@@ -1,15 +1,6 @@
 #include "runtime/event.h"
 
-#include "acl/acl_api.h"
-#include "runtime/handles.h"
-
 namespace alltoallv::emulator {
-namespace {
-
-Handles<Event>& events =
-    *new Handles<Event>("event", 0xE7E0, acl_error_rt_param_invalid);  // never destroyed: threads use it to the end
-
-}  // namespace
 
 void Record::complete(int failure) {
     {
@@ -29,21 +20,6 @@ bool Record::wait(double seconds) {
     return true;
 }
 
-bool Record::done() const {
-    const std::lock_guard lock(mutex_);
-    return done_;
-}
-
-int Record::failure() const {
-    const std::lock_guard lock(mutex_);
-    return failure_;
-}
-
-Record::Time Record::time() const {
-    const std::lock_guard lock(mutex_);
-    return time_;
-}
-
 std::shared_ptr<Record> Event::renew(std::weak_ptr<Stream> source) {
     const std::lock_guard lock(mutex_);
     return latest_ = std::make_shared<Record>(std::move(source));
@@ -52,18 +28,6 @@ std::shared_ptr<Record> Event::renew(std::weak_ptr<Stream> source) {
 std::shared_ptr<Record> Event::latest() const {
     const std::lock_guard lock(mutex_);
     return latest_;
-}
-
-void* add_event() {
-    return events.add(std::make_shared<Event>());
-}
-
-EventPtr event_of(void* handle) {
-    return events.get(handle);
-}
-
-void remove_event(void* handle) {
-    events.remove(handle);
 }
 
 }  // namespace alltoallv::emulator

@@ -23,13 +23,19 @@ class Record {
     /// Returns false if it does not complete within `seconds` (negative: no limit).
     bool wait(double seconds);
 
-    bool done() const;
-    int failure() const;  // of the stream, at that point
-    Time time() const;    // when it completed
+    bool done() const { return read(done_); }
+    int failure() const { return read(failure_); }  // of the stream, at that point
+    Time time() const { return read(time_); }       // when it completed
 
     const std::weak_ptr<Stream> source;  ///< the stream that completes it
 
   private:
+    template <class Value>
+    Value read(const Value& value) const {
+        const std::lock_guard lock(mutex_);
+        return value;
+    }
+
     mutable std::mutex mutex_;
     std::condition_variable completed_;
     bool done_ = false;
@@ -49,12 +55,5 @@ class Event {
     mutable std::mutex mutex_;
     std::shared_ptr<Record> latest_;
 };
-
-using EventPtr = std::shared_ptr<Event>;
-
-/// Handles as ACL returns them. Throws Failure for an invalid handle.
-void* add_event();
-EventPtr event_of(void* handle);
-void remove_event(void* handle);
 
 }  // namespace alltoallv::emulator

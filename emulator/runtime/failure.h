@@ -4,6 +4,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "base/error.h"
 #include "runtime/faults.h"
 
 namespace alltoallv::emulator {
@@ -11,7 +12,8 @@ namespace alltoallv::emulator {
 /// Thrown inside the emulator, caught at its C functions.
 class Failure : public std::runtime_error {
   public:
-    Failure(int code, const std::string& message) : std::runtime_error(message), code_(code) {}
+    template <class... Parts>
+    explicit Failure(int code, const Parts&... message) : std::runtime_error(joined(message...)), code_(code) {}
     int code() const { return code_; }
 
   private:

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -26,8 +27,7 @@ struct Rule {
 
     bool matches(const std::string& name, int of_rank, int of_call) const {
         const bool open = function.back() == '*';
-        const bool named =
-            open ? name.compare(0, function.size() - 1, function, 0, function.size() - 1) == 0 : name == function;
+        const bool named = open ? name.starts_with(function.substr(0, function.size() - 1)) : name == function;
         return named && (rank < 0 || rank == of_rank) && (call == 0 || call == of_call);
     }
 };
@@ -39,6 +39,15 @@ struct Faults {
 };
 
 Faults& faults = *new Faults;  // never destroyed: threads use it to the end
+
+struct ActionInfo {
+    const char* name;
+    Action action;
+    bool needs_number, on_stream;
+};
+constexpr ActionInfo actions[] = {{"fail", Action::fail, true, false},   {"async", Action::async, true, true},
+                                  {"delay", Action::delay, true, false}, {"zeros", Action::zeros, false, true},
+                                  {"skip", Action::skip, false, true},   {"die", Action::die, false, false}};
 
 Rule parse(const std::string& text) {
     const auto wrong = [&](const std::string& why) {
@@ -59,16 +68,13 @@ Rule parse(const std::string& text) {
         const std::string name = action.substr(0, colon);
         const bool has_number = colon != std::string::npos;
         if (has_number) rule.fault.number = std::stoi(action.substr(colon + 1));
-        if (name == "zeros" || name == "skip" || name == "die") {
-            rule.fault.action = name == "zeros" ? Action::zeros : name == "skip" ? Action::skip : Action::die;
-        } else if (name == "fail" || name == "async" || name == "delay") {
-            if (!has_number || rule.fault.number == 0) throw wrong("'" + name + "' needs a number other than 0");
-            rule.fault.action = name == "fail" ? Action::fail : name == "async" ? Action::async : Action::delay;
-        } else {
-            throw wrong("'" + name + "' is no action");
-        }
-        const bool on_stream = name == "zeros" || name == "skip" || name == "async";
-        if (on_stream && rule.function.rfind("Hccl", 0) != 0) throw wrong("'" + name + "' is for HCCL's collectives");
+        const auto* known = std::ranges::find(actions, name, &ActionInfo::name);
+        if (known == std::end(actions)) throw wrong("'" + name + "' is no action");
+        if (known->needs_number && (!has_number || rule.fault.number == 0))
+            throw wrong("'" + name + "' needs a number other than 0");
+        if (known->on_stream && !rule.function.starts_with("Hccl"))
+            throw wrong("'" + name + "' is for HCCL's collectives");
+        rule.fault.action = known->action;
     } catch (const std::out_of_range&) {
         throw wrong("a number is too large");
     } catch (const std::invalid_argument& error) {

@@ -58,9 +58,10 @@ class Handles {
   private:
     Failure none(void* handle) const {
         const bool known = reinterpret_cast<uint64_t>(handle) >> 32 == next_ >> 32 && handle != nullptr;
-        return {code_, std::string(kind_) + (handle == nullptr ? " is null"
-                                             : known           ? " has been destroyed"
-                                                               : " is no handle of this library")};
+        return Failure(code_, kind_,
+                       handle == nullptr ? " is null"
+                       : known           ? " has been destroyed"
+                                         : " is no handle of this library");
     }
 
     const char* kind_;

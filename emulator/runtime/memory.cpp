@@ -43,10 +43,8 @@ const Allocation* find(const void* address) {
 void check_end(const char* what, const Allocation& allocation, const void* address, size_t bytes) {
     const size_t offset = static_cast<size_t>(static_cast<const char*>(address) - allocation.address);
     if (bytes <= allocation.bytes - offset) return;
-    throw Failure(acl_error_rt_param_invalid, std::string(what) + " is byte " + std::to_string(offset) +
-                                                  " of an allocation of " + std::to_string(allocation.bytes) +
-                                                  " bytes, and " + std::to_string(bytes) +
-                                                  " bytes from there leave it");
+    throw Failure(acl_error_rt_param_invalid, what, " is byte ", offset, " of an allocation of ", allocation.bytes,
+                  " bytes, and ", bytes, " bytes from there leave it");
 }
 
 void take(int device, size_t bytes) {
@@ -54,9 +52,8 @@ void take(int device, size_t bytes) {
     size_t& used = registry.used[device];
     const size_t left = total - std::min(used, total);  // the setting may have been lowered since
     if (bytes > left)
-        throw Failure(acl_error_rt_memory_allocation, "device " + std::to_string(device) + " has " +
-                                                          std::to_string(left) + " of " + std::to_string(total) +
-                                                          " bytes free, asked for " + std::to_string(bytes));
+        throw Failure(acl_error_rt_memory_allocation, "device ", device, " has ", left, " of ", total,
+                      " bytes free, asked for ", bytes);
     used += bytes;
 }
 
@@ -79,7 +76,7 @@ void* allocate(MemoryKind kind, int device, size_t bytes) {
     void* address = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (address == MAP_FAILED) {
         if (kind == MemoryKind::device) registry.used[device] -= bytes;
-        throw Failure(acl_error_rt_memory_allocation, "the host has no " + std::to_string(bytes) + " bytes left");
+        throw Failure(acl_error_rt_memory_allocation, "the host has no ", bytes, " bytes left");
     }
     if (kind == MemoryKind::device) std::memset(address, fresh, bytes);
     registry.allocations[reinterpret_cast<uintptr_t>(address)] = {static_cast<char*>(address), bytes, kind, device,
@@ -91,7 +88,7 @@ void register_host(void* address, size_t bytes) {
     const std::lock_guard lock(registry.mutex);
     if (address == nullptr || bytes == 0) throw Failure(acl_error_rt_param_invalid, "ptr is null or size is 0");
     if (find(address) != nullptr)
-        throw Failure(acl_error_rt_param_invalid, "ptr " + hex(address) + " is registered or allocated already");
+        throw Failure(acl_error_rt_param_invalid, "ptr ", hex(address), " is registered or allocated already");
     registry.allocations[reinterpret_cast<uintptr_t>(address)] = {static_cast<char*>(address), bytes, MemoryKind::host,
                                                                   -1, true};
 }
@@ -100,7 +97,7 @@ void free_memory(MemoryKind kind, void* address) {
     const std::lock_guard lock(registry.mutex);
     const auto found = registry.allocations.find(reinterpret_cast<uintptr_t>(address));
     if (found == registry.allocations.end() || found->second.kind != kind || found->second.registered)
-        throw Failure(acl_error_rt_param_invalid, hex(address) + " is no allocation of this kind, or was freed before");
+        throw Failure(acl_error_rt_param_invalid, hex(address), " is no allocation of this kind, or was freed before");
     if (kind == MemoryKind::device) registry.used[found->second.device] -= found->second.bytes;
     munmap(address, found->second.bytes);
     registry.allocations.erase(found);
@@ -110,7 +107,7 @@ void unregister_host(void* address) {
     const std::lock_guard lock(registry.mutex);
     const auto found = registry.allocations.find(reinterpret_cast<uintptr_t>(address));
     if (found == registry.allocations.end() || !found->second.registered)
-        throw Failure(acl_error_rt_param_invalid, hex(address) + " is not registered");
+        throw Failure(acl_error_rt_param_invalid, hex(address), " is not registered");
     registry.allocations.erase(found);
 }
 
@@ -124,19 +121,19 @@ void check_device_range(const char* what, const void* address, size_t bytes) {
     if (bytes == 0) return;
     const std::optional<Allocation> found = find_allocation(address);
     if (!found || found->kind != MemoryKind::device)
-        throw Failure(acl_error_rt_param_invalid, std::string(what) + " " + hex(address) + " is no device memory" +
-                                                      (found ? " but host memory" : ", or was freed"));
+        throw Failure(acl_error_rt_param_invalid, what, " ", hex(address), " is no device memory",
+                      (found ? " but host memory" : ", or was freed"));
     check_end(what, *found, address, bytes);
 }
 
 void check_host_range(const char* what, const void* address, size_t bytes) {
     if (bytes == 0) return;
-    if (address == nullptr) throw Failure(acl_error_rt_param_invalid, std::string(what) + " is null");
+    if (address == nullptr) throw Failure(acl_error_rt_param_invalid, what, " is null");
     const std::optional<Allocation> found = find_allocation(address);
     if (!found) return;  // pageable memory, of unknown bounds
     if (found->kind == MemoryKind::device)
-        throw Failure(acl_error_rt_param_invalid, std::string(what) + " " + hex(address) +
-                                                      " is device memory, expected host memory for this kind of copy");
+        throw Failure(acl_error_rt_param_invalid, what, " ", hex(address),
+                      " is device memory, expected host memory for this kind of copy");
     check_end(what, *found, address, bytes);
 }
 

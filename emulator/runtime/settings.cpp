@@ -10,9 +10,6 @@
 namespace alltoallv::emulator {
 namespace {
 
-constexpr const char* names[] = {"devices",     "memory_mb", "task_delay_us", "connect_timeout", "exec_timeout",
-                                 "late_counts", "verbose",   "cann_version",  "faults"};
-
 double number(const std::string& name, const std::string& text) {
     char* end = nullptr;
     const double value = std::strtod(text.c_str(), &end);
@@ -28,31 +25,35 @@ int version(const std::string& text) {
     return 10000 * major + 100 * minor + release;
 }
 
-void assign(Settings& settings, const std::string& name, const std::string& value) {
-    if (name == "faults") {
-        set_faults(value);
-    } else if (name == "devices") {
-        const double count = number(name, value);
-        if (count < 0 || count > 1024) throw std::invalid_argument("devices is " + value + ", expected 0 to 1024");
-        settings.devices = static_cast<int>(count);
-    } else if (name == "memory_mb") {
-        settings.memory_mb = static_cast<int64_t>(number(name, value));
-    } else if (name == "task_delay_us") {
-        settings.task_delay_us = static_cast<int64_t>(number(name, value));
-    } else if (name == "connect_timeout") {
-        settings.connect_timeout = number(name, value);
-    } else if (name == "exec_timeout") {
-        settings.exec_timeout = number(name, value);
-    } else if (name == "late_counts") {
-        settings.late_counts = number(name, value) != 0;
-    } else if (name == "verbose") {
-        settings.verbose = number(name, value) != 0;
-    } else if (name == "cann_version") {
-        settings.cann_version = version(value);
-    } else {
-        throw std::invalid_argument("'" + name + "' is no setting of the emulator");
-    }
+int devices(const std::string& name, const std::string& text) {
+    const double count = number(name, text);
+    if (count < 0 || count > 1024) throw std::invalid_argument("devices is " + text + ", expected 0 to 1024");
+    return static_cast<int>(count);
 }
+
+struct Setting {
+    const char* name;
+    void (*assign)(Settings& settings, const std::string& name, const std::string& value);
+};
+
+/// Assigns a number.
+template <auto member>
+constexpr auto as_number = [](Settings& settings, const std::string& name, const std::string& value) {
+    using Value = decltype((settings.*member).load());
+    settings.*member = static_cast<Value>(number(name, value));
+};
+
+constexpr Setting all_settings[] = {
+    {"devices", [](auto& settings, auto& name, auto& value) { settings.devices = devices(name, value); }},
+    {"memory_mb", as_number<&Settings::memory_mb>},
+    {"task_delay_us", as_number<&Settings::task_delay_us>},
+    {"connect_timeout", as_number<&Settings::connect_timeout>},
+    {"exec_timeout", as_number<&Settings::exec_timeout>},
+    {"late_counts", as_number<&Settings::late_counts>},
+    {"verbose", as_number<&Settings::verbose>},
+    {"cann_version", [](auto& settings, auto&, auto& value) { settings.cann_version = version(value); }},
+    {"faults", [](auto&, auto&, auto& value) { set_faults(value); }},
+};
 
 std::string variable(const std::string& name) {
     std::string text = "ALLTOALLV_EMULATOR_";
@@ -63,7 +64,7 @@ std::string variable(const std::string& name) {
 /// Reads the environment. Its errors must look different from the program's.
 Settings* from_environment() {
     auto* settings = new Settings;  // never destroyed: streams use it until the process ends
-    for (const char* name : names) {
+    for (const auto& [name, assign] : all_settings) {
         const char* value = std::getenv(variable(name).c_str());
         if (value == nullptr) continue;
         try {
@@ -85,7 +86,9 @@ Settings& settings() {
 }
 
 void set(const std::string& name, const std::string& value) {
-    assign(settings(), name, value);
+    for (const Setting& setting : all_settings)
+        if (name == setting.name) return setting.assign(settings(), name, value);
+    throw std::invalid_argument("'" + name + "' is no setting of the emulator");
 }
 
 int process_rank() {

@@ -203,8 +203,8 @@ StreamPtr stream_of(void* handle) {
     }
     StreamPtr stream = streams.handles.get(handle);
     if (stream->device() != device)
-        throw Failure(acl_error_rt_stream_context, "stream belongs to device " + std::to_string(stream->device()) +
-                                                       ", this thread uses device " + std::to_string(device));
+        throw Failure(acl_error_rt_stream_context, "stream belongs to device ", stream->device(),
+                      ", this thread uses device ", device);
     return stream;
 }
 

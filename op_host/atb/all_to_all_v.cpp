@@ -18,8 +18,8 @@ void check_dtype_and_format(std::string_view name, const TensorDesc& desc) {
 }
 
 /// Device families before A2 cannot compute with bfloat16; `check_create` refuses them already.
-void check_bfloat16(const TensorDesc& desc, const DeviceInfo* device) {
-    if (device == nullptr || desc.dtype != DType::bfloat16) return;
+void check_bfloat16(const TensorDesc& desc, const std::optional<DeviceInfo>& device) {
+    if (!device || desc.dtype != DType::bfloat16) return;
     constexpr std::array<std::string_view, 5> without{"Ascend310P", "Ascend310B", "Ascend910A", "Ascend910Pro",
                                                       "Ascend910Premium"};
     const std::string& soc = device->soc_name;
@@ -27,8 +27,8 @@ void check_bfloat16(const TensorDesc& desc, const DeviceInfo* device) {
                             return soc.find(family) != std::string::npos;
                         });
     if (is_old) {
-        throw invalid_tensor(ErrorType::INVALID_TENSOR_DTYPE,
-                             "the dtype of the input is bfloat16, which " + soc + " does not support");
+        throw invalid_tensor(ErrorType::INVALID_TENSOR_DTYPE, "the dtype of the input is bfloat16, which ", soc,
+                             " does not support");
     }
 }
 
@@ -36,9 +36,8 @@ void check_region_end(std::string_view counts_name, std::string_view displs_name
                       int64_t displ, int64_t limit, std::string_view limit_name) {
     if (count <= int64_max - displ && count + displ <= limit) return;
     const std::string index = "[" + std::to_string(j) + "]";
-    throw invalid_param(std::string(displs_name) + index + " + " + std::string(counts_name) + index + " is " +
-                        std::to_string(displ) + " + " + std::to_string(count) + ", expected at most " +
-                        std::to_string(limit) + ", " + std::string(limit_name));
+    throw invalid_param(displs_name, index, " + ", counts_name, index, " is ", displ, " + ", count,
+                        ", expected at most ", limit, ", ", limit_name);
 }
 
 /// Checks ATB's rules (a) to (d), which apply to empty regions, too, and our rule that receive regions must not
@@ -51,8 +50,8 @@ int64_t check_counts(const AllToAllVParam& param, int64_t numel) {
     int64_t total = 0;
     for (size_t j = 0; j < param.recv_counts.size(); ++j) {
         if (param.recv_counts[j] > int64_max - total) {
-            throw invalid_param("sum(recv_counts) exceeds 64 bits at recv_counts[" + std::to_string(j) +
-                                "], which is " + std::to_string(param.recv_counts[j]));
+            throw invalid_param("sum(recv_counts) exceeds 64 bits at recv_counts[", j, "], which is ",
+                                param.recv_counts[j]);
         }
         total += param.recv_counts[j];
     }
@@ -67,7 +66,8 @@ int64_t check_counts(const AllToAllVParam& param, int64_t numel) {
 
 }  // namespace
 
-TensorDesc infer_shape(const AllToAllVParam& param, std::span<const TensorDesc> inputs, const DeviceInfo* device) {
+TensorDesc infer_shape(const AllToAllVParam& param, std::span<const TensorDesc> inputs,
+                       const std::optional<DeviceInfo>& device) {
     check_arrays(param);  // the loops below rely on equal lengths and signs
     check_tensor_count("inputs", inputs.size(), 1);
     const TensorDesc& input = inputs[0];
@@ -79,11 +79,11 @@ TensorDesc infer_shape(const AllToAllVParam& param, std::span<const TensorDesc> 
 
 AllToAllVOperation::AllToAllVOperation(AllToAllVParam param, std::optional<DeviceInfo> device, Connect connect)
     : Operation(OpKind::all_to_all_v, param, std::move(connect)), param_(std::move(param)), device_(std::move(device)) {
-    check_create(param_, device_ ? &*device_ : nullptr);
+    check_create(param_, device_);
 }
 
 TensorDesc AllToAllVOperation::infer(std::span<const TensorDesc> inputs) const {
-    return alltoallv::infer_shape(param_, inputs, device_ ? &*device_ : nullptr);
+    return alltoallv::infer_shape(param_, inputs, device_);
 }
 
 void AllToAllVOperation::check_setup(std::span<const TensorDesc> inputs, std::span<const TensorDesc> outputs) const {

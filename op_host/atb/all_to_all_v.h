@@ -13,7 +13,7 @@ namespace alltoallv {
 /// Returns the output of the operator for one input: the input's dtype and format, shape [1, sum(recv_counts)]. Does
 /// not communicate. Throws `Error` with ATB's codes in ATB's order: 5, 8, 9, 13, 6 (only with `device`), then 1.
 TensorDesc infer_shape(const AllToAllVParam& param, std::span<const TensorDesc> inputs,
-                       const DeviceInfo* device = nullptr);
+                       const std::optional<DeviceInfo>& device = {});
 
 class AllToAllVOperation final : public Operation {
   public:

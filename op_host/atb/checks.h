@@ -29,10 +29,10 @@ inline constexpr size_t max_domain_bytes = 128;
 Domain parse_domain(std::string_view text);
 
 /// Makes ATB's CreateOperation checks, in ATB's order (docs/compatibility.md). Throws invalid_param, code 1.
-void check_create(const AllToAllVParam& param, const DeviceInfo* device = nullptr);
+void check_create(const AllToAllVParam& param, const std::optional<DeviceInfo>& device = {});
 
 /// Makes the checks of the group and the device: reserved bytes, family, comm_mode, domain, rank table, ranks.
-void check_group(const AllToAllVParam& param, const DeviceInfo* device = nullptr);
+void check_group(const AllToAllVParam& param, const std::optional<DeviceInfo>& device = {});
 
 /// Makes the last two checks: every array has rank_size entries, none negative.
 void check_arrays(const AllToAllVParam& param);

@@ -71,7 +71,7 @@ std::shared_ptr<const Operation::Plan> Operation::check_execute(std::span<const 
     for (size_t i = 1; i < outputs.size(); ++i)
         if (overlaps(outputs[i], inputs[0]) || overlaps(outputs[i], outputs[0]) ||
             (i == 2 && overlaps(outputs[1], outputs[2])))
-            throw invalid_param("the " + std::string(output_names[i]) + " overlaps another tensor in memory");
+            throw invalid_param("the ", output_names[i], " overlaps another tensor in memory");
     return plan;
 }
 
@@ -87,10 +87,9 @@ CommunicatorPtr Operation::connected() {
 /// An external communicator or a rank table has not been compared with the param before.
 void Operation::check_member(const Communicator& communicator) const {
     if (communicator.size() == group_.rank_size && communicator.rank() == group_.rank) return;
-    throw invalid_param("rank and rank_size are " + std::to_string(group_.rank) + " and " +
-                        std::to_string(group_.rank_size) + ", expected " + std::to_string(communicator.rank()) +
-                        " and " + std::to_string(communicator.size()) + ", as in the communicator \"" +
-                        communicator.domain() + "\"");
+    throw invalid_param("rank and rank_size are ", group_.rank, " and ", group_.rank_size, ", expected ",
+                        communicator.rank(), " and ", communicator.size(), ", as in the communicator \"",
+                        communicator.domain(), "\"");
 }
 
 void Operation::announce(const Error& error) {

@@ -53,7 +53,7 @@ class QuantAllReduceOperation final : public Operation {
   private:
     bool dynamic() const { return param_.quant_type == QuantType::DYNAMIC; }
     DType output_dtype(DType input) const;
-    void check_create(const DeviceInfo* device) const;
+    void check_create(const std::optional<DeviceInfo>& device) const;
     TensorDesc infer_dynamic(std::span<const TensorDesc> inputs) const;
     TensorDesc infer(std::span<const TensorDesc> inputs) const override;
     void check_setup(std::span<const TensorDesc> inputs, std::span<const TensorDesc> outputs) const override;

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <string_view>
+#include <type_traits>
 
 namespace alltoallv {
 
@@ -69,41 +71,64 @@ class Error : public std::runtime_error {
     ErrorType code_;
 };
 
-inline Error invalid_param(const std::string& message) {
-    return {ErrorClass::invalid_param, ErrorType::INVALID_PARAM, message};
+/// Joins texts and numbers.
+template <class... Parts>
+std::string joined(const Parts&... parts) {
+    std::string text;
+    const auto add = [&text](const auto& part) {
+        if constexpr (std::is_convertible_v<decltype(part), std::string_view>)
+            text += std::string_view(part);
+        else
+            text += std::to_string(part);
+    };
+    (add(parts), ...);
+    return text;
 }
 
-inline Error invalid_tensor(ErrorType code, const std::string& message) {
-    return {ErrorClass::invalid_tensor, code, message};
+template <class... Parts>
+Error invalid_param(const Parts&... message) {
+    return {ErrorClass::invalid_param, ErrorType::INVALID_PARAM, joined(message...)};
 }
 
-inline Error peer_mismatch(const std::string& message) {
-    return {ErrorClass::peer_mismatch, ErrorType::INVALID_PARAM, message};
+template <class... Parts>
+Error invalid_tensor(ErrorType code, const Parts&... message) {
+    return {ErrorClass::invalid_tensor, code, joined(message...)};
 }
 
-inline Error peer_lost(const std::string& message) {
-    return {ErrorClass::peer_lost, ErrorType::HCCL_FAIL, message};
+template <class... Parts>
+Error peer_mismatch(const Parts&... message) {
+    return {ErrorClass::peer_mismatch, ErrorType::INVALID_PARAM, joined(message...)};
 }
 
-inline Error comm_timeout(const std::string& message) {
-    return {ErrorClass::comm_timeout, ErrorType::HCCL_FAIL, message};
+template <class... Parts>
+Error peer_lost(const Parts&... message) {
+    return {ErrorClass::peer_lost, ErrorType::HCCL_FAIL, joined(message...)};
 }
 
-inline Error value_overflow(const std::string& message) {
-    return {ErrorClass::value_overflow, ErrorType::INTERNAL_ERROR, message};
+template <class... Parts>
+Error comm_timeout(const Parts&... message) {
+    return {ErrorClass::comm_timeout, ErrorType::HCCL_FAIL, joined(message...)};
 }
 
-inline Error deadlock(const std::string& message) {
-    return {ErrorClass::deadlock, ErrorType::INVALID_PARAM, message};
+template <class... Parts>
+Error value_overflow(const Parts&... message) {
+    return {ErrorClass::value_overflow, ErrorType::INTERNAL_ERROR, joined(message...)};
+}
+
+template <class... Parts>
+Error deadlock(const Parts&... message) {
+    return {ErrorClass::deadlock, ErrorType::INVALID_PARAM, joined(message...)};
 }
 
 /// A resource of the operating system has run out: threads, descriptors, memory.
-inline Error resource_error(const std::string& message) {
-    return {ErrorClass::resource, ErrorType::OUT_OF_HOST_MEMORY, message};
+template <class... Parts>
+Error resource_error(const Parts&... message) {
+    return {ErrorClass::resource, ErrorType::OUT_OF_HOST_MEMORY, joined(message...)};
 }
 
-inline Error backend_unavailable(const std::string& message) {
-    return {ErrorClass::backend_unavailable, ErrorType::COMM_EMPTY, message};
+template <class... Parts>
+Error backend_unavailable(const Parts&... message) {
+    return {ErrorClass::backend_unavailable, ErrorType::COMM_EMPTY, joined(message...)};
 }
 
 }  // namespace alltoallv

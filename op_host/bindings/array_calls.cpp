@@ -96,7 +96,8 @@ nb::object all_to_all_single(Communicator& communicator, nb::object output, nb::
     return call(communicator, OpKind::all_to_all_single, input, std::move(output), async_op, timeout, read);
 }
 
-nb::object gather(Communicator& communicator, OpKind op, nb::object output, nb::handle input, nb::handle async_op,
+template <OpKind op>
+nb::object gather(Communicator& communicator, nb::object output, nb::handle input, nb::handle async_op,
                   nb::handle timeout) {
     if (output.is_none() && op == OpKind::all_gather_into_tensor) return nb::none();
     return call(communicator, op, input, std::move(output), async_op, timeout, [&](const ArrayPair& given) {
@@ -287,18 +288,10 @@ void bind_array_calls(nb::module_& m) {
           "compares_rows"_a = true,
           "As `all_to_all_v` returns. Without compares_rows the ranks' rows may have other lengths, as long as the "
           "elements agree.");
-    const auto bind_gather = [&m](const char* name, OpKind op, const char* doc) {
-        m.def(
-            name,
-            [op](Communicator& communicator, nb::object output, nb::handle input, nb::handle async_op,
-                 nb::handle timeout) {
-                return nb::steal<nb::any>(
-                    gather(communicator, op, std::move(output), input, async_op, timeout).release());
-            },
-            "communicator"_a, "output"_a.none(), "input"_a.none(), "async_op"_a.none(), "timeout"_a.none(), doc);
-    };
-    bind_gather("all_gather", OpKind::all_gather, "Stacked; as `all_to_all_v` returns.");
-    bind_gather("all_gather_into_tensor", OpKind::all_gather_into_tensor, "The same under another name.");
+    m.def("all_gather", untyped(&gather<OpKind::all_gather>), "communicator"_a, "output"_a.none(), "input"_a.none(),
+          "async_op"_a.none(), "timeout"_a.none(), "Stacked; as `all_to_all_v` returns.");
+    m.def("all_gather_into_tensor", untyped(&gather<OpKind::all_gather_into_tensor>), "communicator"_a,
+          "output"_a.none(), "input"_a.none(), "async_op"_a.none(), "timeout"_a.none(), "The same under another name.");
     m.def(
         "exchange", untyped(&exchange), "communicator"_a, "op"_a, "input"_a.none(), "layout"_a.none(), "numel_out"_a,
         "row"_a, "transposed"_a = false,

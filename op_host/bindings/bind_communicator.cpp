@@ -75,7 +75,6 @@ void bind_communicator(nb::module_& m) {
         .def_rw("join_timeout", &CommunicatorOptions::join_timeout)
         .def_rw("check", &CommunicatorOptions::check)
         .def_rw("path", &CommunicatorOptions::path)
-        .def_rw("inline_bytes", &CommunicatorOptions::inline_bytes)
         .def_rw("copy_threads", &CommunicatorOptions::copy_threads)
         .def_rw("warn_after", &CommunicatorOptions::warn_after);
 

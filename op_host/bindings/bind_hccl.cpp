@@ -63,11 +63,7 @@ void bind_hccl(nb::module_& m) {
         .def_prop_rw(
             "comm", [](const HcclOptions& self) { return reinterpret_cast<uintptr_t>(self.comm); },
             [](HcclOptions& self, uintptr_t comm) { self.comm = pointer(comm); })
-        .def_rw("rank_table", &HcclOptions::rank_table)
-        .def_prop_rw(
-            "root_info",
-            [](const HcclOptions& self) { return nb::bytes(self.root_info.data(), self.root_info.size()); },
-            [](HcclOptions& self, const nb::bytes& info) { self.root_info = std::string(info.c_str(), info.size()); });
+        .def_rw("rank_table", &HcclOptions::rank_table);
 
     m.def(
         "hccl_communicator",
@@ -90,20 +86,6 @@ void bind_hccl(nb::module_& m) {
         "The same for ranks that agree over TCP, with rank 0 listening on that port of that host. Without a host the "
         "options name an HcclComm or a rank table, and HCCL carries rank 0's addresses.");
     m.def(
-        "hccl_root_info",
-        [](int device) {
-            std::string info;
-            {
-                const GilReleased release;
-                const KeepDevice keep;
-                const Device bound(device);
-                info = make_root_info();
-            }
-            return nb::bytes(info.data(), info.size());
-        },
-        "device"_a = -1,
-        "What rank 0 hands to all ranks, 4108 bytes; HCCL is listening from then on. The thread's device stays.");
-    m.def(
         "hccl_comm_name", [](uintptr_t comm) { return name_of(static_cast<HcclComm>(pointer(comm))); }, "comm"_a,
         "HCCL's name of an HcclComm: equal on all of its ranks.");
     m.def(
@@ -115,7 +97,6 @@ void bind_hccl(nb::module_& m) {
         "communicator"_a, "The same of ours, as HCCL's logs have it; empty where it has no HcclComm.");
     m.def("leave_out_synchronizations", &leave_out_synchronizations, "names"_a,
           "For tests: names separated by commas, see op_host/transport/hccl/synchronization.h.");
-    m.attr("root_info_bytes") = hccl_root_info_bytes;
     m.def(
         "npu_current_device",
         [] {

@@ -135,7 +135,7 @@ void bind_hosts(nb::module_& m) {
             std::string failure;
             const auto made = make_tcp_communicator(options, gather_bytes, failure);
             if (!made)
-                throw backend_unavailable("domain '" + options.domain + "' found no way between its hosts: " + failure);
+                throw backend_unavailable("domain '", options.domain, "' found no way between its hosts: ", failure);
             return destroyed_with_all(equip(options, made, std::move(between)));
         },
         "options"_a, "gather"_a, "engine"_a.none(),

@@ -22,19 +22,17 @@ constexpr std::array<std::string_view, 4> format_names{"nd", "nchw", "nhwc", "fr
 TensorDesc make_desc(Values shape, std::string_view dtype, std::string_view format) {
     const std::optional<DType> type = table_dtype(dtype);
     const auto layout = std::ranges::find(format_names, format);
-    if (!type)
-        throw invalid_tensor(ErrorType::INVALID_TENSOR_INI_MATCH, "dtype \"" + std::string(dtype) + "\" is not known");
+    if (!type) throw invalid_tensor(ErrorType::INVALID_TENSOR_INI_MATCH, "dtype \"", dtype, "\" is not known");
     if (layout == format_names.end())
-        throw invalid_tensor(ErrorType::INVALID_TENSOR_INI_MATCH,
-                             "format \"" + std::string(format) + "\" is not known, expected \"nd\"");
+        throw invalid_tensor(ErrorType::INVALID_TENSOR_INI_MATCH, "format \"", format,
+                             "\" is not known, expected \"nd\"");
     return {*type, std::move(shape), static_cast<Format>(layout - format_names.begin())};
 }
 
 void set_rsv(Param& param, nb::handle value) {
     std::vector<uint8_t> bytes;
     if (!nb::try_cast(nb::list(value), bytes)) throw invalid_param("rsv holds values other than integers of 0 to 255");
-    if (bytes.size() > param.rsv.size())
-        throw invalid_param("rsv has " + std::to_string(bytes.size()) + " bytes, expected at most 64");
+    if (bytes.size() > param.rsv.size()) throw invalid_param("rsv has ", bytes.size(), " bytes, expected at most 64");
     param.rsv.fill(0);
     std::ranges::copy(bytes, param.rsv.begin());
 }
@@ -126,16 +124,14 @@ void bind_params(nb::module_& m) {
 }
 
 void bind_checks(nb::module_& m) {
-    m.def(
-        "check_create",
-        [](const Param& param, std::optional<DeviceInfo> device) { check_create(param, device ? &*device : nullptr); },
-        "param"_a, "device"_a = nb::none(), "ATB's CreateOperation checks, in ATB's order.");
+    m.def("check_create", &check_create, "param"_a, "device"_a = nb::none(),
+          "ATB's CreateOperation checks, in ATB's order.");
     m.def(
         "infer_shape",
         [](const Param& param, Values shape, std::string_view dtype, std::string_view format,
-           std::optional<DeviceInfo> device) {
+           const std::optional<DeviceInfo>& device) {
             const TensorDesc input = make_desc(std::move(shape), dtype, format);
-            return infer_shape(param, {&input, 1}, device ? &*device : nullptr).shape;
+            return infer_shape(param, {&input, 1}, device).shape;
         },
         "param"_a, "shape"_a, "dtype"_a, "format"_a = "nd", "device"_a = nb::none(),
         "Shape of the output; talks to no peer.");

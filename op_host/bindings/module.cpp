@@ -6,36 +6,36 @@ namespace alltoallv {
 DType dtype_from_name(const std::string& name) {
     if (const std::optional<DType> moving = moving_dtype(name)) return *moving;
     if (const std::optional<DType> dtype = table_dtype(name)) return *dtype;
-    throw invalid_param("dtype is '" + name + "', which alltoallv does not know");
+    throw invalid_param("dtype is '", name, "', which alltoallv does not know");
 }
 
 OpKind op_from_name(const std::string& name) {
     for (size_t i = 0; i < std::size(op_table); ++i)
         if (op_table[i].name == name) return static_cast<OpKind>(i);
-    throw invalid_param("op is '" + name + "', which alltoallv does not know");
+    throw invalid_param("op is '", name, "', which alltoallv does not know");
 }
 
 ReduceOp reduce_op_from_name(const std::string& name) {
     for (size_t i = 0; i < std::size(reduce_op_names); ++i)
         if (reduce_op_names[i] == name) return static_cast<ReduceOp>(i);
-    throw invalid_param("op is '" + name + "', expected sum, avg, min, max, prod, band, bor or bxor");
+    throw invalid_param("op is '", name, "', expected sum, avg, min, max, prod, band, bor or bxor");
 }
 
 Overflow overflow_from_name(const std::string& name) {
     for (size_t i = 0; i < std::size(overflow_names); ++i)
         if (overflow_names[i] == name) return static_cast<Overflow>(i);
-    throw invalid_param("overflow is '" + name + "', expected saturate, raise or infinity");
+    throw invalid_param("overflow is '", name, "', expected saturate, raise or infinity");
 }
 
 CodeFormat format_from_name(const FormatName& name) {
     if (const auto* bits = std::get_if<int64_t>(&name)) {
         if (*bits == 8) return CodeFormat::int8;
         if (*bits == 4) return CodeFormat::int4;
-        throw invalid_param("bits is " + std::to_string(*bits) + ", expected 4 or 8");
+        throw invalid_param("bits is ", *bits, ", expected 4 or 8");
     }
     const std::string& text = std::get<std::string>(name);
     if (const std::optional<CodeFormat> format = code_format(text)) return *format;
-    throw invalid_param("format is '" + text + "', which alltoallv does not know");
+    throw invalid_param("format is '", text, "', which alltoallv does not know");
 }
 
 namespace {

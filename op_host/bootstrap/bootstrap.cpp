@@ -23,6 +23,7 @@
 #include "bootstrap/bootstrap_protocol.h"
 #include "bootstrap/bootstrap_rendezvous.h"
 #include "bootstrap/unix_socket.h"
+#include "bootstrap/without_descriptors.h"
 
 namespace alltoallv {
 
@@ -39,8 +40,7 @@ class Joiner {
         try {
             while (!welcome_) find_root();
         } catch (const Error& error) {
-            if (error.kind() == ErrorClass::resource && !root_knows_ && !options_.failure)
-                tell_without_descriptors(options_, error);
+            if (!root_knows_) tell_apart(options_, error, join_domain);
             throw;
         }
         try {
@@ -49,7 +49,7 @@ class Joiner {
                 Message message;
                 if (!next(message)) throw root_lost();
                 hear(message);
-                if (controlled_ && missing_sockets_ == 0) confirm();
+                if (membership_.memory && missing_sockets_ == 0) confirm();
             }
         } catch (const Error& error) {
             tell_root(error);
@@ -77,7 +77,7 @@ class Joiner {
             pause(std::clamp(waited / 8, shortest_pause, longest_pause));  // then it is at most an eighth late itself
         }
         Message message;
-        if (try_send(socket_.get(), encode_hello(hello_of(options_))) == IoStatus::done && is_answered(message))
+        if (try_send(socket_.get(), encode_hello(options_)) == IoStatus::done && is_answered(message))
             hear(message);
         else
             pause(std::chrono::milliseconds(1));
@@ -98,8 +98,7 @@ class Joiner {
     void pause(std::chrono::microseconds length) {
         patience_.tick();
         if (patience_.expired()) {
-            throw comm_timeout("rank 0 had not opened " + describe(options_) + " after " +
-                               seconds_text(options_.timeout));
+            throw comm_timeout("rank 0 had not opened ", describe(options_), " after ", seconds_text(options_.timeout));
         }
         std::this_thread::sleep_for(
             std::min<std::chrono::microseconds>(length, std::chrono::milliseconds(patience_.slice_ms())));
@@ -154,8 +153,8 @@ class Joiner {
             const double ms = std::min(std::ceil(options_.timeout * 1000), 2e9);
             try_send(socket_.get(), encode(MessageKind::expired, static_cast<int32_t>(ms)));
         } else if (now >= give_up_at_) {
-            throw comm_timeout("after " + seconds_text(options_.timeout) + " rank 0 (pid " +
-                               std::to_string(root().pid) + ") had not answered while opening " + describe(options_));
+            throw comm_timeout("after ", seconds_text(options_.timeout), " rank 0 (pid ", root().pid,
+                               ") had not answered while opening ", describe(options_));
         }
     }
 
@@ -167,8 +166,8 @@ class Joiner {
             throw decode_failure(*packet);
         } else if (kind == MessageKind::welcome && !welcome_) {
             welcome_ = true;
-        } else if (kind == MessageKind::table && !controlled_ && message.fds.size() == 1) {
-            take_table(*packet, std::move(message.fds[0]));
+        } else if (kind == MessageKind::table && !membership_.memory && message.fds.size() == 1) {
+            take_table(*packet, message.fds[0]);
         } else if (kind == MessageKind::pair && packet->value >= 0 && packet->value < options_.size &&
                    packet->value != options_.rank && message.fds.size() == 1) {
             membership_.peers[static_cast<size_t>(packet->value)].socket = std::move(message.fds[0]);
@@ -176,29 +175,28 @@ class Joiner {
         } else if (kind == MessageKind::commit && confirmed_) {
             committed_ = true;
         } else {
-            throw backend_unavailable("rank 0 (pid " + std::to_string(root().pid) + ") sent an unexpected message to " +
-                                      "rank " + std::to_string(options_.rank) + " while opening " + describe(options_));
+            throw backend_unavailable("rank 0 (pid ", root().pid, ") sent an unexpected message to rank ",
+                                      options_.rank, " while opening ", describe(options_));
         }
     }
 
-    void take_table(const Packet& packet, UniqueFd control) {
+    void take_table(const Packet& packet, const UniqueFd& control) {
         std::vector<pid_t> pids(membership_.peers.size());
         struct stat status{};
         const int seals = ::fcntl(control.get(), F_GET_SEALS);
         const bool sound = packet.body.size() == pids.size() * sizeof(pid_t) && ::fstat(control.get(), &status) == 0 &&
                            seals >= 0 && (seals & F_SEAL_SHRINK) != 0 &&
                            static_cast<size_t>(status.st_size) == options_.control_bytes;
-        if (!sound) throw backend_unavailable("rank 0 sent a malformed control segment for " + describe(options_));
+        if (!sound) throw backend_unavailable("rank 0 sent a malformed control segment for ", describe(options_));
         std::memcpy(pids.data(), packet.body.data(), packet.body.size());
         // The kernel gives the root's pid, and this rank knows its own: the root must see the same numbers.
         const auto self = static_cast<size_t>(options_.rank);
         if (pids[0] != root().pid || pids[self] != getpid()) {
-            throw backend_unavailable("rank 0 and rank " + std::to_string(options_.rank) + " of " + describe(options_) +
+            throw backend_unavailable("rank 0 and rank ", options_.rank, " of ", describe(options_),
                                       " run in different pid namespaces");
         }
         for (size_t rank = 0; rank < pids.size(); ++rank) membership_.peers[rank].pid = pids[rank];
-        membership_.control = std::move(control);
-        controlled_ = true;
+        membership_.memory = std::make_shared<Mapping>(control.get(), options_.control_bytes);
     }
 
     /// Checks that the pids still belong to the peers: if a peer ends before the commit, the root fails all ranks.
@@ -208,8 +206,7 @@ class Joiner {
             Peer& peer = membership_.peers[static_cast<size_t>(rank)];
             if (rank != options_.rank) peer.pidfd = open_pidfd(peer.pid);
         }
-        membership_.memory = std::make_shared<Mapping>(membership_.control.get(), options_.control_bytes);
-        if (try_send(socket_.get(), encode(MessageKind::ack)) == IoStatus::closed) return;  // next() reads the reason
+        try_send(socket_.get(), encode(MessageKind::ack));  // if the root is gone, next() reads the reason
     }
 
     void tell_root(const Error& error) {
@@ -217,8 +214,7 @@ class Joiner {
     }
 
     Error root_lost() {
-        return peer_lost("rank 0 (pid " + std::to_string(root().pid) + ") ended or left while opening " +
-                         describe(options_));
+        return peer_lost("rank 0 (pid ", root().pid, ") ended or left while opening ", describe(options_));
     }
 
     Peer& root() { return membership_.peers[0]; }
@@ -233,7 +229,7 @@ class Joiner {
     UniqueFd socket_, root_pidfd_;
     int rounds_ = 0;  ///< attempts to find the names
     int missing_sockets_ = options_.size - 1;
-    bool welcome_ = false, controlled_ = false, confirmed_ = false, committed_ = false;
+    bool welcome_ = false, confirmed_ = false, committed_ = false;
     bool asked_ = false, root_knows_ = false;
     Clock::time_point give_up_at_;
 };
@@ -249,7 +245,7 @@ void check_user() {
     uint64_t inside = 0, outside = 0, count = 0;
     std::ifstream("/proc/self/uid_map") >> inside >> outside >> count;
     if (inside == 0 && count == 0xffffffff) return;  // not in such a namespace: the user is an ordinary one
-    throw backend_unavailable("this process runs as uid " + std::to_string(overflow) +
+    throw backend_unavailable("this process runs as uid ", overflow,
                               " in a user namespace, where every user that the namespace does not have looks like that:"
                               " ranks cannot tell each other from strangers; run them as a user that it maps");
 }

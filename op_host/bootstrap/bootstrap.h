@@ -40,8 +40,7 @@ struct Peer {
 };
 
 struct Membership {
-    UniqueFd control;                 ///< memfd of `control_bytes` zero bytes, sealed against resizing
-    std::shared_ptr<Mapping> memory;  ///< that segment, mapped; shared by all threads of a process
+    std::shared_ptr<Mapping> memory;  ///< the control segment, zeros at first; shared by all threads of a process
     std::vector<Peer> peers;          ///< one per rank
 };
 

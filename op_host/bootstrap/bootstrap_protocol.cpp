@@ -74,7 +74,7 @@ std::string own_name(const BootstrapOptions& options) {
     return rank_text(options.called < 0 ? options.rank : options.called) + " (pid " + std::to_string(getpid()) + ")";
 }
 
-void check_settings(const Hello& joining, const Hello& present) {
+void check_settings(const BootstrapOptions& joining, const BootstrapOptions& present) {
     const auto theirs = parse_settings(joining.settings), ours = parse_settings(present.settings);
     auto keys = ours;
     keys.insert(theirs.begin(), theirs.end());
@@ -85,8 +85,8 @@ void check_settings(const Hello& joining, const Hello& present) {
     for (const auto& [key, unused] : keys) {
         const std::string their = say(theirs, key), our = say(ours, key);
         if (their == our) continue;
-        throw invalid_param(rank_text(joining.rank) + " has " + their + ", " + rank_text(present.rank) + " has " + our +
-                            ": settings of domain '" + present.domain + "' must be equal on every rank");
+        throw invalid_param(rank_text(joining.rank), " has ", their, ", ", rank_text(present.rank), " has ", our,
+                            ": settings of domain '", present.domain, "' must be equal on every rank");
     }
 }
 
@@ -120,24 +120,19 @@ Error decode_failure(const Packet& packet) {
     return {static_cast<ErrorClass>(packet.value), static_cast<ErrorType>(code), std::string(body)};
 }
 
-Hello hello_of(const BootstrapOptions& options) {
-    return {protocol_version, options.rank,   options.size,    options.control_bytes,
-            options.job,      options.domain, options.settings};
-}
-
-std::string encode_hello(const Hello& hello) {
+std::string encode_hello(const BootstrapOptions& options) {
     const auto bytes = [](const std::string& text) { return static_cast<uint32_t>(text.size()); };
-    const HelloBody body{hello.size, bytes(hello.job), bytes(hello.domain), bytes(hello.settings), hello.control_bytes};
-    return encode(MessageKind::hello, hello.rank,
-                  std::string(bytes_of(body)).append(hello.job).append(hello.domain).append(hello.settings));
+    const HelloBody body{options.size, bytes(options.job), bytes(options.domain), bytes(options.settings),
+                         options.control_bytes};
+    return encode(MessageKind::hello, options.rank,
+                  joined(bytes_of(body), options.job, options.domain, options.settings));
 }
 
-std::optional<Hello> decode_hello(const Packet& packet) {
+std::optional<BootstrapOptions> decode_hello(const Packet& packet) {
     if (packet.kind != MessageKind::hello) return std::nullopt;
-    Hello hello;
-    hello.version = packet.version;
+    BootstrapOptions hello;
     hello.rank = packet.value;
-    if (hello.version != protocol_version) return hello;
+    if (packet.version != protocol_version) return hello;
     HelloBody fixed{};
     std::string_view body = packet.body;
     if (!take(body, fixed) || !take(body, hello.job, fixed.job_bytes) ||
@@ -151,68 +146,64 @@ std::optional<Hello> decode_hello(const Packet& packet) {
 
 void check_options(const BootstrapOptions& options) {
     if (options.size < 1 || options.size > max_ranks)
-        throw invalid_param("size is " + std::to_string(options.size) + ", expected 1 to " + std::to_string(max_ranks));
+        throw invalid_param("size is ", options.size, ", expected 1 to ", max_ranks);
     if (options.rank < 0 || options.rank >= options.size) {
-        throw invalid_param("rank is " + std::to_string(options.rank) + ", expected 0 to " +
-                            std::to_string(options.size - 1));
+        throw invalid_param("rank is ", options.rank, ", expected 0 to ", options.size - 1);
     }
-    if (!(options.timeout >= 0))
-        throw invalid_param("timeout is " + std::to_string(options.timeout) + ", expected seconds >= 0");
+    if (!(options.timeout >= 0)) throw invalid_param("timeout is ", options.timeout, ", expected seconds >= 0");
     for (const auto& [name, text] : {std::pair{"job", &options.job}, std::pair{"domain", &options.domain},
                                      std::pair{"settings", &options.settings}}) {
         if (text->size() > max_text_bytes) {
-            throw invalid_param(std::string(name) + " has " + std::to_string(text->size()) +
-                                " bytes, expected at most " + std::to_string(max_text_bytes));
+            throw invalid_param(name, " has ", text->size(), " bytes, expected at most ", max_text_bytes);
         }
     }
 }
 
-std::optional<Error> why_no_member(const Hello& joining, const Hello& present) {
+std::optional<Error> why_no_member(uint32_t version, const BootstrapOptions& joining, const BootstrapOptions& present) {
     const std::string their = rank_text(joining.rank), our = rank_text(present.rank);
-    if (joining.version != present.version) {
-        return invalid_param(their + " speaks version " + std::to_string(joining.version) + " of the bootstrap, " +
-                             our + " version " + std::to_string(present.version) +
-                             ": every rank must use the same release of alltoallv");
+    if (version != protocol_version) {
+        return invalid_param(their, " speaks version ", version, " of the bootstrap, ", our, " version ",
+                             protocol_version, ": every rank must use the same release of alltoallv");
     }
     if (joining.domain != present.domain || joining.job != present.job) {
-        return invalid_param(their + " asks for another domain or job than " + our + ", whose domain is '" +
-                             present.domain + "'");
+        return invalid_param(their, " asks for another domain or job than ", our, ", whose domain is '", present.domain,
+                             "'");
     }
     return std::nullopt;
 }
 
-void check_joining(const Hello& joining, const Hello& present) {
+void check_joining(const BootstrapOptions& joining, const BootstrapOptions& present) {
     const std::string their = rank_text(joining.rank), our = rank_text(present.rank);
     const std::string domain = "domain '" + present.domain + "'";
     if (joining.size != present.size) {
-        throw invalid_param(their + " says the " + domain + " has " + std::to_string(joining.size) + " ranks, " + our +
-                            " says " + std::to_string(present.size));
+        throw invalid_param(their, " says the ", domain, " has ", joining.size, " ranks, ", our, " says ",
+                            present.size);
     }
     if (joining.rank < 0 || joining.rank >= present.size)
-        throw invalid_param(their + " joined " + domain + ", expected ranks 0 to " + std::to_string(present.size - 1));
+        throw invalid_param(their, " joined ", domain, ", expected ranks 0 to ", present.size - 1);
     if (joining.control_bytes != present.control_bytes) {
-        throw invalid_param(their + " wants a control segment of " + std::to_string(joining.control_bytes) +
-                            " bytes for " + domain + ", " + our + " one of " + std::to_string(present.control_bytes));
+        throw invalid_param(their, " wants a control segment of ", joining.control_bytes, " bytes for ", domain, ", ",
+                            our, " one of ", present.control_bytes);
     }
     check_settings(joining, present);
 }
 
-Error joined_twice(const Hello& hello, pid_t first, pid_t second) {
+Error joined_twice(const BootstrapOptions& joining, pid_t first, pid_t second) {
     const std::string who = first == second ? "from two threads of pid " + std::to_string(first)
                                             : "as pid " + std::to_string(first) + " and pid " + std::to_string(second);
-    return invalid_param(rank_text(hello.rank) + " joined domain '" + hello.domain + "' twice, " + who);
+    return invalid_param(rank_text(joining.rank), " joined domain '", joining.domain, "' twice, ", who);
 }
 
 Error absent_error(const BootstrapOptions& options, double seconds, const std::vector<int>& ranks,
                    const std::string& had_not) {
     std::string list;
     for (const int rank : ranks) list += (list.empty() ? "" : ", ") + std::to_string(rank);
-    return comm_timeout("after " + seconds_text(seconds) + (ranks.size() == 1 ? " rank " : " ranks ") + list + " of " +
-                        std::to_string(options.size) + " " + had_not + " " + describe(options));
+    return comm_timeout("after ", seconds_text(seconds), (ranks.size() == 1 ? " rank " : " ranks "), list, " of ",
+                        options.size, " ", had_not, " ", describe(options));
 }
 
 Error gave_up_error(const BootstrapOptions& options) {
-    return peer_lost(own_name(options) + " gave up while joining " + describe(options));
+    return peer_lost(own_name(options), " gave up while joining ", describe(options));
 }
 
 std::string describe(const BootstrapOptions& options) {

@@ -48,30 +48,21 @@ std::string encode_failure(const Error& error, const BootstrapOptions& options);
 Error decode_failure(const Packet& packet);
 
 /// A rank's announcement about itself and the domain.
-struct Hello {
-    uint32_t version = protocol_version;
-    int rank = 0;
-    int size = 0;
-    uint64_t control_bytes = 0;
-    std::string job, domain, settings;
-};
+std::string encode_hello(const BootstrapOptions& options);
 
-Hello hello_of(const BootstrapOptions& options);
-std::string encode_hello(const Hello& hello);
-
-/// If the version differs, only rank and version are filled in. Returns nothing for a malformed message.
-std::optional<Hello> decode_hello(const Packet& packet);
+/// Returns what a hello announces; of another version, only the rank. Returns nothing for a malformed message.
+std::optional<BootstrapOptions> decode_hello(const Packet& packet);
 
 /// Throws invalid_param for options that are wrong by themselves.
 void check_options(const BootstrapOptions& options);
 
 /// Returns why `joining` is a stranger: its release or domain differs. A stranger is refused; nothing else ends.
-std::optional<Error> why_no_member(const Hello& joining, const Hello& present);
+std::optional<Error> why_no_member(uint32_t version, const BootstrapOptions& joining, const BootstrapOptions& present);
 
 /// Throws invalid_param if a member cannot be in one domain with `present`; the text names both ranks and both values.
-void check_joining(const Hello& joining, const Hello& present);
+void check_joining(const BootstrapOptions& joining, const BootstrapOptions& present);
 
-Error joined_twice(const Hello& hello, pid_t first, pid_t second);
+Error joined_twice(const BootstrapOptions& joining, pid_t first, pid_t second);
 
 /// Returns "after 2.0 s ranks 1, 3 of 4 <had_not> domain 'd' (job 'j')", for example with had_not = "had not joined".
 Error absent_error(const BootstrapOptions& options, double seconds, const std::vector<int>& ranks,

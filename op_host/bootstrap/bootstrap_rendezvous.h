@@ -3,7 +3,6 @@
 
 #include <sys/types.h>
 
-#include <chrono>
 #include <string>
 
 #include "base/unique_fd.h"
@@ -29,13 +28,6 @@ bool has_ended(const UniqueFd& pidfd);
 
 /// False if the process in a socket's credentials is gone: a child that it forked may still hold the socket.
 bool is_alive(pid_t pid, const UniqueFd& pidfd);
-
-/// How long a rank that cannot join stays to tell those of its peers that come later.
-inline constexpr std::chrono::seconds telling(10);
-
-/// Tells the peers why this rank cannot join, although it has no descriptor left for a socket (without_descriptors.h).
-/// Passes on what `poll` throws.
-void tell_without_descriptors(const BootstrapOptions& options, const Error& error);
 
 /// Rank 0 opens the domain, admits all ranks, and sends them what they need.
 Membership open_domain(const BootstrapOptions& options);

@@ -14,6 +14,7 @@
 #include "bootstrap/bootstrap_protocol.h"
 #include "bootstrap/bootstrap_rendezvous.h"
 #include "bootstrap/unix_socket.h"
+#include "bootstrap/without_descriptors.h"
 
 namespace alltoallv {
 
@@ -29,11 +30,10 @@ class Root {
   public:
     explicit Root(const BootstrapOptions& options)
         : options_(options),
-          hello_(hello_of(options)),
           patience_(options),
           members_(static_cast<size_t>(options.size)),
           failure_(options.failure),
-          tell_until_(Clock::now() + telling) {
+          tell_until_(after(telling)) {
         members_[0].pid = getpid();
     }
 
@@ -46,16 +46,15 @@ class Root {
             if (failure_) throw *failure_;
             close_door();
             strangers_.clear();
-            UniqueFd control = make_control_segment(options_.control_bytes);
+            const UniqueFd control = make_control_segment(options_.control_bytes);
             auto memory = std::make_shared<Mapping>(control.get(), options_.control_bytes);
             distribute(control.get());
             while (!waiting_for(&Member::confirmed).empty()) step();
-            return commit({std::move(control), std::move(memory), {}});
+            return commit({std::move(memory), {}});
         } catch (const Error& error) {
             tell_everybody(error);
             close_door();
-            if (error.kind() == ErrorClass::resource && !failure_ && is_alone() && options_.size > 1)
-                tell_without_descriptors(options_, error);
+            if (!failure_ && is_alone() && options_.size > 1) tell_apart(options_, error, open_domain);
             throw;
         } catch (...) {
             tell_everybody(gave_up_error(options_));
@@ -113,8 +112,8 @@ class Root {
             }
             patience_.tick();
             if (patience_.expired()) {
-                throw comm_timeout("after " + seconds_text(options_.timeout) + " the name of " + describe(options_) +
-                                   " was still taken by " + holder);
+                throw comm_timeout("after ", seconds_text(options_.timeout), " the name of ", describe(options_),
+                                   " was still taken by ", holder);
             }
             std::this_thread::sleep_for(milliseconds(patience_.slice_ms(pause_ms)));
         }
@@ -172,8 +171,8 @@ class Root {
             if (packet && packet->kind == MessageKind::failure) return fail(decode_failure(*packet));
             if (packet && packet->kind == MessageKind::expired) throw late(packet->value / 1000.0);
             if (!packet || packet->kind != MessageKind::ack) {
-                throw backend_unavailable("rank " + std::to_string(rank) + " (pid " + std::to_string(member.pid) +
-                                          ") sent an unexpected message while joining " + describe(options_));
+                throw backend_unavailable("rank ", rank, " (pid ", member.pid,
+                                          ") sent an unexpected message while joining ", describe(options_));
             }
             member.confirmed = true;
         }
@@ -209,8 +208,8 @@ class Root {
             message.data.clear();  // too long
         }
         const std::optional<Packet> packet = decode(message.data);  // nothing in an empty message
-        const std::optional<Hello> hello = packet ? decode_hello(*packet) : std::nullopt;
-        if (const auto reason = hello ? why_no_member(*hello, hello_) : std::nullopt) {
+        const std::optional<BootstrapOptions> hello = packet ? decode_hello(*packet) : std::nullopt;
+        if (const auto reason = hello ? why_no_member(packet->version, *hello, options_) : std::nullopt) {
             refused_ = "; pid " + std::to_string(stranger.pid) + " was refused: " + reason->what();
             try_send(stranger.socket.get(), encode_failure(*reason, options_));
         } else if (hello) {
@@ -220,12 +219,12 @@ class Root {
     }
 
     /// Admits or refuses a stranger. A refused one stays in the list, so that it learns the reason with all others.
-    void admit(const Hello& hello, Stranger& stranger) {
-        check_joining(hello, hello_);
+    void admit(const BootstrapOptions& hello, Stranger& stranger) {
+        check_joining(hello, options_);
         Member& member = members_[static_cast<size_t>(hello.rank)];
         if (!failure_ && (hello.rank == 0 || member.joined)) throw joined_twice(hello, member.pid, stranger.pid);
         if (stranger.pid == 0) {
-            throw backend_unavailable("rank 0 and rank " + std::to_string(hello.rank) + " of " + describe(options_) +
+            throw backend_unavailable("rank 0 and rank ", hello.rank, " of ", describe(options_),
                                       " run in different pid namespaces");
         }
         member.pid = stranger.pid;
@@ -242,7 +241,7 @@ class Root {
         if (error.kind() != ErrorClass::resource || is_alone() || waiting_for(&Member::joined).empty()) throw error;
         if (failure_) return;
         failure_ = error;
-        tell_until_ = Clock::now() + telling;
+        tell_until_ = after(telling);
         for (Member& member : members_) dismiss(member);
     }
 
@@ -318,18 +317,16 @@ class Root {
     Error late(double seconds) const {
         const std::vector<int> absent = waiting_for(&Member::joined);
         if (!absent.empty())
-            return comm_timeout(absent_error(options_, seconds, absent, "had not joined").what() + refused_);
+            return comm_timeout(absent_error(options_, seconds, absent, "had not joined").what(), refused_);
         return absent_error(options_, seconds, waiting_for(&Member::confirmed), "had not finished joining");
     }
 
     Error lost(int rank) const {
-        return peer_lost("rank " + std::to_string(rank) + " (pid " +
-                         std::to_string(members_[static_cast<size_t>(rank)].pid) + ") ended or left while joining " +
-                         describe(options_));
+        return peer_lost("rank ", rank, " (pid ", members_[static_cast<size_t>(rank)].pid,
+                         ") ended or left while joining ", describe(options_));
     }
 
     const BootstrapOptions& options_;
-    const Hello hello_;
     Patience patience_;
     UniqueFd listener_;
     std::vector<Member> members_;

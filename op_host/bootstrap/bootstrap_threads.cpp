@@ -1,9 +1,7 @@
 // The bootstrap for ranks that are threads of one process.
-#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <condition_variable>
 #include <map>
 #include <memory>
@@ -15,7 +13,6 @@
 #include "base/process_state.h"
 #include "bootstrap/bootstrap.h"
 #include "bootstrap/bootstrap_protocol.h"
-#include "bootstrap/unix_socket.h"
 
 namespace alltoallv {
 
@@ -24,10 +21,9 @@ namespace {
 /// The meeting place of one domain's ranks. It is removed from the table when it is complete or has failed, so that the
 /// domain can be made again; the ranks that wait in it keep it alive.
 struct Room {
-    Hello first;  ///< the announcement of the first rank that arrived
+    BootstrapOptions first;  ///< of the first rank that arrived
     std::vector<bool> joined;
-    std::vector<UniqueFd> controls;  ///< one per rank, when complete
-    std::shared_ptr<Mapping> memory;
+    std::shared_ptr<Mapping> memory;  ///< once all have come
     std::optional<Error> failure;
     std::condition_variable changed;
 
@@ -58,35 +54,23 @@ void close_room(Lobby& in, const RoomKey& key, Room& room, const Error& error) {
     room.changed.notify_all();
 }
 
-/// Makes one control segment, with a descriptor for every rank.
-std::vector<UniqueFd> make_controls(const BootstrapOptions& options) {
-    std::vector<UniqueFd> controls;
-    controls.push_back(make_control_segment(options.control_bytes));
-    while (controls.size() < static_cast<size_t>(options.size)) {
-        controls.emplace_back(::fcntl(controls[0].get(), F_DUPFD_CLOEXEC, 0));
-        if (!controls.back()) throw system_error("cannot duplicate the shared control segment's descriptor", errno);
-    }
-    return controls;
-}
-
 /// Enters the room of the options' domain and opens it if necessary; the last rank completes it.
 std::shared_ptr<Room> enter(Lobby& in, const RoomKey& key, const BootstrapOptions& options) {
-    const Hello hello = hello_of(options);
     std::shared_ptr<Room>& entry = in.rooms[key];
     if (!entry) {
         entry = std::make_shared<Room>();
-        entry->first = hello;
+        entry->first = options;
         entry->joined.resize(static_cast<size_t>(options.size));
     }
     const std::shared_ptr<Room> room = entry;
     try {
-        check_joining(hello, room->first);
+        check_joining(options, room->first);
         const auto rank = static_cast<size_t>(options.rank);
-        if (room->joined[rank]) throw joined_twice(hello, getpid(), getpid());
+        if (room->joined[rank]) throw joined_twice(options, getpid(), getpid());
         room->joined[rank] = true;
         if (room->absent().empty()) {
-            room->controls = make_controls(options);
-            room->memory = std::make_shared<Mapping>(room->controls[0].get(), options.control_bytes);
+            room->memory =
+                std::make_shared<Mapping>(make_control_segment(options.control_bytes).get(), options.control_bytes);
             in.rooms.erase(key);
             room->changed.notify_all();
         }
@@ -107,7 +91,7 @@ Membership bootstrap_threads(const BootstrapOptions& options) {
 
     std::unique_lock lock(in.mutex);
     const std::shared_ptr<Room> room = enter(in, key, options);
-    while (room->controls.empty() && !room->failure) {
+    while (!room->memory && !room->failure) {
         if (patience.expired()) {
             close_room(in, key, *room, absent_error(options, options.timeout, room->absent(), "had not joined"));
             break;
@@ -118,7 +102,7 @@ Membership bootstrap_threads(const BootstrapOptions& options) {
             patience.tick();
         } catch (...) {
             lock.lock();
-            if (room->controls.empty() && !room->failure) close_room(in, key, *room, gave_up_error(options));
+            if (!room->memory && !room->failure) close_room(in, key, *room, gave_up_error(options));
             throw;
         }
         lock.lock();
@@ -126,7 +110,6 @@ Membership bootstrap_threads(const BootstrapOptions& options) {
     if (room->failure) throw apart(*room->failure);
 
     Membership membership;
-    membership.control = std::move(room->controls[static_cast<size_t>(options.rank)]);
     membership.memory = room->memory;
     membership.peers.resize(static_cast<size_t>(options.size));
     for (Peer& peer : membership.peers) peer.pid = getpid();

@@ -53,10 +53,9 @@ CommunicatorPtr find_or_make_communicator(const CommunicatorOptions& options, co
     for (const CommunicatorPtr& existing : present) {
         if (!existing->usable()) continue;
         if (existing->size() != options.size || (!options.threads && existing->rank() != options.rank))
-            throw invalid_param("domain '" + options.domain + "' is in use by rank " +
-                                std::to_string(existing->rank()) + " of " + std::to_string(existing->size()) +
-                                " in this process, asked for rank " + std::to_string(options.rank) + " of " +
-                                std::to_string(options.size));
+            throw invalid_param("domain '", options.domain, "' is in use by rank ", existing->rank(), " of ",
+                                existing->size(), " in this process, asked for rank ", options.rank, " of ",
+                                options.size);
         if (existing->rank() == options.rank) return existing;
     }
     CommunicatorPtr fresh = make(options);

@@ -4,12 +4,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <thread>
 
 #include "base/quiet_thread.h"
-#include "bootstrap/bootstrap_protocol.h"
-#include "bootstrap/bootstrap_rendezvous.h"
 
 namespace alltoallv {
 namespace {
@@ -50,20 +47,6 @@ void without_descriptors(const std::function<void(const std::atomic<bool>& stopp
         throw;
     }
     teller.join();
-}
-
-void tell_without_descriptors(const BootstrapOptions& options, const Error& error) {
-    Patience patience(options);
-    BootstrapOptions apart = options;
-    apart.failure = error;
-    apart.timeout = std::min(options.timeout, std::chrono::duration<double>(telling).count());
-    const auto tell = [&](const std::atomic<bool>& stopped) {
-        apart.poll = [&] {
-            if (stopped) throw gave_up_error(options);
-        };
-        bootstrap_processes(apart);
-    };
-    without_descriptors(tell, [&] { patience.tick(); });
 }
 
 }  // namespace alltoallv

@@ -18,8 +18,9 @@ kernel::Scales scales_from(std::span<const float> values, size_t first) {
 
 }  // namespace
 
-void QuantCodec::copy_out(char* out, const char* result, size_t count) const {
-    kernel::copy(out, result, out_bytes(count), streams);
+bool QuantCodec::decode(const QuantRange& range, const char* result, char* out) {
+    kernel::copy(out, result, out_bytes(range.count), streams);
+    return true;
 }
 
 DynamicCodec::DynamicCodec(const QuantReduction& request, size_t ranks, const std::vector<QuantPart>& parts)
@@ -177,10 +178,7 @@ float DynamicCodec::tensor_of_sum(const std::vector<const char*>& slots) const {
 }
 
 bool DynamicCodec::decode(const QuantRange& range, const char* result, char* out) {
-    if (!request_.requantizes) {
-        copy_out(out, result, range.count);
-        return true;
-    }
+    if (!request_.requantizes) return QuantCodec::decode(range, result, out);
     return kernel::dequantize(format_for(range.count), request_.out_dtype, result + scale_bytes(range.count), result,
                               range.count, request_.overflow, out, streams);
 }
@@ -195,11 +193,6 @@ bool SharedScaleCodec::reduce(const QuantRange& range, const std::vector<const c
     return kernel::sum_shared_scale(request_.out_dtype, sources_.data(), sources_.size(), range.count,
                                     scales_from(request_.scale, range.first), request_.offset, request_.overflow,
                                     result);
-}
-
-bool SharedScaleCodec::decode(const QuantRange& range, const char* result, char* out) {
-    copy_out(out, result, range.count);
-    return true;
 }
 
 TwoScaleCodec::TwoScaleCodec(const QuantReduction& request) : QuantCodec(request) {

@@ -36,8 +36,8 @@ class QuantCodec {
     virtual void encode(const QuantRange& range, char* slot) = 0;
     /// `result` is a gathered piece, or memory for `count` output elements. Returns false if a value did not fit.
     virtual bool reduce(const QuantRange& range, const std::vector<const char*>& slots, char* result) = 0;
-    /// Decodes a gathered piece to `out`. Returns false if a value did not fit.
-    virtual bool decode(const QuantRange& range, const char* result, char* out) = 0;
+    /// Decodes a gathered piece to `out`. Returns false if a value did not fit. Here: copies the output's elements.
+    virtual bool decode(const QuantRange& range, const char* result, char* out);
 
     /// True if a gathered piece consists of the output's elements.
     virtual bool gathers_elements() const { return false; }
@@ -62,8 +62,6 @@ class QuantCodec {
         return static_cast<const char*>(request_.input) + first * size_of(request_.dtype);
     }
     size_t out_bytes(size_t count) const { return count * size_of(request_.out_dtype); }
-    /// Copies a gathered piece that consists of the output's elements.
-    void copy_out(char* out, const char* result, size_t count) const;
 
     const QuantReduction& request_;
 };
@@ -130,7 +128,6 @@ class SharedScaleCodec final : public QuantCodec {
     size_t result_bytes(size_t count) const override { return out_bytes(count); }
     void encode(const QuantRange& range, char* slot) override;
     bool reduce(const QuantRange& range, const std::vector<const char*>& slots, char* result) override;
-    bool decode(const QuantRange& range, const char* result, char* out) override;
 
   private:
     std::vector<const void*> sources_;

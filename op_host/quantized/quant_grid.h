@@ -81,9 +81,8 @@ struct Misfit {
     }
     void raise(const QuantReduction& q, const std::string& what) const {
         if (!first || q.overflow != Overflow::raise) return;
-        throw value_overflow(what + ": elements " + std::to_string(first->first) + " to " +
-                             std::to_string(first->first + first->count - 1) + " of the result hold a value that " +
-                             std::string(name_of(q.out_dtype)) + " cannot");
+        throw value_overflow(what, ": elements ", first->first, " to ", first->first + first->count - 1,
+                             " of the result hold a value that ", name_of(q.out_dtype), " cannot");
     }
 };
 

@@ -7,6 +7,8 @@
 // clones.
 #pragma once
 
+#include <cstddef>
+
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
@@ -46,6 +48,14 @@ namespace alltoallv::kernel {
 /// x86-64, x86-64-v3 (AVX2), x86-64-v4 (AVX-512), v4 that permutes bytes; on other processors the compiler's target.
 enum class Isa : unsigned char { base, v3, v4, vbmi };
 
+/// One function per instruction set.
+template <class Function>
+struct ByIsa {
+    Function functions[4];
+
+    constexpr Function operator[](Isa isa) const { return functions[static_cast<size_t>(isa)]; }
+};
+
 /// Returns the best instruction set of this processor.
 inline Isa best_isa() {
 #if ALLTOALLV_HAS_CLONES
@@ -83,17 +93,17 @@ struct ClonesOf<base_kernel, v3_kernel, v4_kernel, vbmi_kernel> {
     ALLTOALLV_TARGET_V3 static void v3(Args... args) { v3_kernel(args...); }
     ALLTOALLV_TARGET_V4 static void v4(Args... args) { v4_kernel(args...); }
     ALLTOALLV_TARGET_VBMI static void vbmi(Args... args) { vbmi_kernel(args...); }
-    static constexpr decltype(&base) by_isa[] = {base, v3, v4, is_same<v4_kernel, vbmi_kernel> ? v4 : vbmi};
+    static constexpr ByIsa<decltype(&base)> by_isa{{ base, v3, v4, is_same<v4_kernel, vbmi_kernel> ? v4 : vbmi }};
 #else
-    static constexpr decltype(&base) by_isa[] = {base, base, base, base};
+    static constexpr ByIsa<decltype(&base)> by_isa{{base, base, base, base}};
 #endif
 };
 
-/// A table of kernels that know their instruction set, indexed by Isa.
+/// Kernels that know their instruction set.
 template <auto base_kernel, auto v3_kernel, auto v4_kernel, auto vbmi_kernel = v4_kernel>
 inline constexpr auto& clones_by_isa = ClonesOf<base_kernel, v3_kernel, v4_kernel, vbmi_kernel>::by_isa;
 
-/// A table of one kernel's clones.
+/// One kernel's clones.
 template <auto kernel>
 inline constexpr auto& clones = clones_by_isa<kernel, kernel, kernel>;
 

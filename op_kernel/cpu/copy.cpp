@@ -43,9 +43,9 @@ STREAM(stream_base, , __m128i, _mm_loadu_si128, _mm_stream_si128)
 #if ALLTOALLV_HAS_CLONES
 STREAM(stream_v3, ALLTOALLV_TARGET_V3, __m256i, _mm256_loadu_si256, _mm256_stream_si256)
 STREAM(stream_v4, ALLTOALLV_TARGET_V4, __m512i, _mm512_loadu_si512, _mm512_stream_si512)
-constexpr decltype(&stream_base) stream[] = {stream_base, stream_v3, stream_v4, stream_v4};
+constexpr ByIsa<decltype(&stream_base)> stream{{stream_base, stream_v3, stream_v4, stream_v4}};
 #else
-constexpr decltype(&stream_base) stream[] = {stream_base, stream_base, stream_base, stream_base};
+constexpr ByIsa<decltype(&stream_base)> stream{{stream_base, stream_base, stream_base, stream_base}};
 #endif
 #undef STREAM
 
@@ -72,7 +72,7 @@ void copy_streaming(void* to, const void* from, size_t bytes) {
 void copy_streaming_on(Isa isa, size_t streams, void* to, const void* from, size_t bytes) {
     auto* sink = static_cast<Bytes*>(to);
     const auto* source = static_cast<const Bytes*>(from);
-    const auto run = stream[static_cast<size_t>(isa)];
+    const auto run = stream[isa];
     const auto advance = [&sink, &source, &bytes](size_t n) {
         sink += n;
         source += n;

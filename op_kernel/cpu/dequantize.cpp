@@ -105,8 +105,9 @@ constexpr auto& add_clones =
                   Decoder<Code, kind>::template add_terms<Code::integer ? Isa::v4 : Isa::vbmi>>;
 
 Add add_of(CodeFormat format, Isa isa) {
-    return with_code(format, [i = static_cast<size_t>(isa)]<class Code>(Code) {
-        return Add{add_clones<Code, Sum::start>[i], add_clones<Code, Sum::resume>[i], add_clones<Code, Sum::stream>[i]};
+    return with_code(format, [isa]<class Code>(Code) {
+        return Add{add_clones<Code, Sum::start>[isa], add_clones<Code, Sum::resume>[isa],
+                   add_clones<Code, Sum::stream>[isa]};
     });
 }
 
@@ -137,7 +138,7 @@ constexpr auto& limit = clones<limit_all>;
 const void* codes_of(const QuantFormat& format, const Piece& piece, const void* codes, Isa isa, Bytes* buffer) {
     const Bytes* from = static_cast<const Bytes*>(codes) + piece.code;
     if (format.bits() == 8) return from;
-    unpack[static_cast<size_t>(isa)](from, piece.count, packing_size(piece), buffer);
+    unpack[isa](from, piece.count, packing_size(piece), buffer);
     return buffer;
 }
 
@@ -179,7 +180,7 @@ void dequantize_sum(const QuantFormat& format, const void* const* codes, const v
             }
             (s == 0 ? add.start : add.resume)(a, b, piece.count, piece.group_size, to);
         }
-        if (average) divide[static_cast<size_t>(isa)](to, piece.count, static_cast<float>(n_sources));
+        if (average) divide[isa](to, piece.count, static_cast<float>(n_sources));
     });
 }
 
@@ -221,7 +222,7 @@ bool cast(DType dtype, Overflow overflow, const float* in, size_t count, void* o
         const float* from = in + first;
         if (overflow != Overflow::infinity) {
             bool exceeded = false;
-            limit[static_cast<size_t>(isa)](from, n, limit_of(dtype), limited, &exceeded);
+            limit[isa](from, n, limit_of(dtype), limited, &exceeded);
             fits &= !exceeded;
             from = limited;
         }

@@ -78,9 +78,8 @@ constexpr auto& narrow_float16 = clones<narrow<float_to_float16>>;
 }  // namespace
 
 HalfBlocks half_blocks(DType dtype, Isa isa) {
-    const auto i = static_cast<size_t>(isa);
-    if (dtype == DType::float16) return {widen_float16[i], narrow_float16[i]};
-    return {widen_bfloat16[i], narrow_bfloat16[i]};
+    if (dtype == DType::float16) return {widen_float16[isa], narrow_float16[isa]};
+    return {widen_bfloat16[isa], narrow_bfloat16[isa]};
 }
 
 }  // namespace alltoallv::kernel

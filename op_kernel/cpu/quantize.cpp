@@ -11,20 +11,6 @@ namespace {
 
 using namespace quant;  // NOLINT
 
-/// Computes the largest magnitude of each group, as bits: they are ordered like the values, and NaN is above inf.
-ALLTOALLV_INLINE void largest_of_groups(const void* x, size_t count, size_t group_size, uint32_t* out) {
-    with_group_size(group_size, [=](auto size) ALLTOALLV_LAMBDA {
-        each_group(count, size, [=](size_t begin, size_t n, size_t g) ALLTOALLV_LAMBDA {
-            int32_t most = 0;
-            for (size_t k = 0; k < n; ++k) {
-                const auto magnitude = static_cast<int32_t>(magnitude_of(load<float>(x, begin + k)));
-                most = magnitude > most ? magnitude : most;
-            }
-            out[g] = static_cast<uint32_t>(most);
-        });
-    });
-}
-
 /// Memory to prefetch: `bytes_each` per element that is worked on now. Otherwise memory is idle while elements are in
 /// the first-level cache.
 struct Ahead {
@@ -130,7 +116,6 @@ class Quantizer {
         : format_(format),
           dtype_(dtype),
           isa_(isa),
-          i_(static_cast<size_t>(isa)),
           input_(input),
           codes_(static_cast<Bytes*>(codes)),
           scales_(scales),
@@ -147,7 +132,7 @@ class Quantizer {
             each_piece(format_, count, [this](const Piece& piece) {
                 const void* x = values(piece);
                 const size_t groups = (piece.count + piece.group_size - 1) / piece.group_size;
-                largest[i_](x, piece.count, piece.group_size, magnitudes_);
+                largest[isa_](x, piece.count, piece.group_size, magnitudes_);
                 find_scales(piece.group, groups);
                 write(piece, x);
             });
@@ -163,7 +148,7 @@ class Quantizer {
     uint32_t magnitude(size_t count, size_t group) {
         uint32_t most = 0;
         each_part(format_, count, group, [this, &most](const Piece& piece) {
-            largest[i_](values(piece), piece.count, piece.count, magnitudes_);
+            largest[isa_](values(piece), piece.count, piece.count, magnitudes_);
             most = std::max(most, magnitudes_[0]);
         });
         return most;
@@ -173,7 +158,7 @@ class Quantizer {
     uint32_t largest_finite(size_t count) {
         uint32_t most = 0;
         each_piece(format_, count, [this, &most](const Piece& piece) {
-            largest[i_](values(piece), piece.count, piece.group_size, magnitudes_);
+            largest[isa_](values(piece), piece.count, piece.group_size, magnitudes_);
             const size_t groups = (piece.count + piece.group_size - 1) / piece.group_size;
             for (size_t g = 0; g < groups; ++g) most = std::max(most, if_finite(magnitudes_[g]));
         });
@@ -210,7 +195,7 @@ class Quantizer {
     const void* values(const Piece& piece) {
         const void* x = widened(dtype_, isa_, input_, piece.first, piece.count, values_);
         if (error_in_ == nullptr) return x;
-        add_error[i_](x, error_in_ + piece.first, piece.count, values_);
+        add_error[isa_](x, error_in_ + piece.first, piece.count, values_);
         return values_;
     }
 
@@ -221,13 +206,13 @@ class Quantizer {
         const size_t width = size_of(dtype_);
         const Ahead ahead{static_cast<const Bytes*>(input_) + (piece.first + piece.count) * width, width};
         with_code(format_.codes, [&]<class Code>(Code) {
-            encode<Code>[i_](x, piece.count, piece.group_size, inverses_, codes, ahead);
-            if (error != nullptr) lose<Code>[i_](x, piece.count, piece.group_size, scales, codes, error);
+            encode<Code>[isa_](x, piece.count, piece.group_size, inverses_, codes, ahead);
+            if (error != nullptr) lose<Code>[isa_](x, piece.count, piece.group_size, scales, codes, error);
         });
         each_group(piece.count, piece.group_size, [=, this](size_t begin, size_t n, size_t g) {
             if (magnitude_of(scales[g]) >= infinity_bits) write_special(x, begin, n, scales[g], codes, error);
         });
-        if (format_.bits() == 4) pack[i_](codes, piece.count, packing_size(piece), codes_ + piece.code);
+        if (format_.bits() == 4) pack[isa_](codes, piece.count, packing_size(piece), codes_ + piece.code);
     }
 
     /// Quantizes a group with inf, which keeps its place; elsewhere code 0 times inf is NaN. Leaves no error feedback.
@@ -249,7 +234,6 @@ class Quantizer {
     QuantFormat format_;
     DType dtype_;
     Isa isa_;
-    size_t i_;  // index of the clones
     const void* input_;
     Bytes* codes_;
     void* scales_;
@@ -270,7 +254,7 @@ void QuantFormat::check() const {
     const auto size = static_cast<int64_t>(group_size);
     if (takes_group(codes, size)) return;
     const size_t fixed = info(codes).group_size;
-    throw invalid_param("group_size is " + std::to_string(size) + ", expected " +
+    throw invalid_param("group_size is ", size, ", expected ",
                         (fixed == 0 ? "at least 1 element"
                                     : std::to_string(fixed) + " elements in format " + std::string(info(codes).name)));
 }

@@ -60,6 +60,20 @@ ALLTOALLV_INLINE void each_group(size_t count, Group group_size, Run run) {
     if (whole * group_size < count) run(whole * group_size, count - whole * group_size, whole);
 }
 
+/// Computes the largest magnitude of each group, as bits: they are ordered like the values, and NaN is above inf.
+ALLTOALLV_INLINE void largest_of_groups(const void* x, size_t count, size_t group_size, uint32_t* out) {
+    with_group_size(group_size, [=](auto size) ALLTOALLV_LAMBDA {
+        each_group(count, size, [=](size_t begin, size_t n, size_t g) ALLTOALLV_LAMBDA {
+            int32_t most = 0;
+            for (size_t k = 0; k < n; ++k) {
+                const auto magnitude = static_cast<int32_t>(magnitude_of(load<float>(x, begin + k)));
+                most = magnitude > most ? magnitude : most;
+            }
+            out[g] = static_cast<uint32_t>(most);
+        });
+    });
+}
+
 /// Up to a block of elements: whole groups, or a part of one group.
 struct Piece {
     size_t first;       // element
@@ -101,7 +115,7 @@ void each_piece(const QuantFormat& format, size_t count, Run run) {
 /// Throws Error (invalid_param) unless kernels quantize `dtype`.
 inline void check_float(DType dtype) {
     if (info(dtype).quantizes) return;
-    throw invalid_param("dtype is " + std::string(name_of(dtype)) + ", expected float32, float16 or bfloat16");
+    throw invalid_param("dtype is ", name_of(dtype), ", expected float32, float16 or bfloat16");
 }
 
 inline void check_sources(size_t n_sources) {

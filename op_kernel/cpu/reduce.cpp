@@ -125,9 +125,7 @@ struct Kernels {
 };
 
 Kernels kernels_of(DType dtype, Isa isa) {
-    const auto of = [i = static_cast<size_t>(isa)]<class T>(T) {
-        return Kernels{clones<combine_all<T>>[i], clones<divide_all<T>>[i]};
-    };
+    const auto of = [isa]<class T>(T) { return Kernels{clones<combine_all<T>>[isa], clones<divide_all<T>>[isa]}; };
     switch (dtype) {
         case DType::bool_:
             return of(bool());
@@ -197,8 +195,7 @@ void reduce(DType dtype, ReduceOp op, void* out, const void* const* inputs, size
 
 void reduce_on(Isa isa, DType dtype, ReduceOp op, void* out, const void* const* inputs, size_t n_inputs, size_t count) {
     if (!reduces(dtype, op)) {
-        throw invalid_param("reduce op " + std::string(name_of(op)) + " is not defined for dtype " +
-                            std::string(name_of(dtype)) +
+        throw invalid_param("reduce op ", name_of(op), " is not defined for dtype ", name_of(dtype),
                             "; expected sum, min, max or prod of bool, integers or float16, bfloat16, float32, "
                             "float64, avg of these floats, band, bor or bxor of bool or integers, or sum or avg of "
                             "complex numbers");

@@ -67,7 +67,7 @@ void powers(CodeFormat format, const uint32_t* magnitudes, size_t groups, float*
 
 void scales_of_floats(CodeFormat format, const uint32_t* magnitudes, size_t groups, float* scales, float* inverses,
                       Isa isa) {
-    scale[static_cast<size_t>(isa)](magnitudes, groups, info(format).most, largest_scale(format), scales, inverses);
+    scale[isa](magnitudes, groups, info(format).most, largest_scale(format), scales, inverses);
 }
 
 void scales_of_bytes(CodeFormat format, const uint32_t* magnitudes, size_t groups, float tensor, float* scales,

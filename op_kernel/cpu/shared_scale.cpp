@@ -48,15 +48,6 @@ ALLTOALLV_INLINE void scale_fitting_sums(const int32_t* sum, size_t count, float
     for (size_t k = 0; k < count; ++k) store(out, k, (static_cast<float>(sum[k]) + offset) * scales[k]);
 }
 
-ALLTOALLV_INLINE void largest_scale(const float* scales, size_t count, uint32_t* out) {
-    int32_t most = 0;
-    for (size_t k = 0; k < count; ++k) {
-        const auto magnitude = static_cast<int32_t>(magnitude_of(scales[k]));
-        most = magnitude > most ? magnitude : most;
-    }
-    *out = static_cast<uint32_t>(most);
-}
-
 /// Avoids comparisons of floats, which not every compiler vectorizes.
 ALLTOALLV_INLINE int8_t saturated_code(float value) {
     constexpr uint32_t largest = 0x42FE0000u;  // 127
@@ -80,7 +71,7 @@ constexpr auto& start = clones<sum_integers<true>>;
 constexpr auto& resume = clones<sum_integers<false>>;
 constexpr auto& scale = clones<scale_sums>;
 constexpr auto& scale_fitting = clones<scale_fitting_sums>;
-constexpr auto& largest = clones<largest_scale>;
+constexpr auto& largest = clones<largest_of_groups>;
 constexpr auto& recode = clones<recode_sums>;
 constexpr auto& encode = clones<encode_scaled>;
 
@@ -122,7 +113,6 @@ class ScaleBlocks {
 template <class Run>
 void each_sum(const void* const* inputs, size_t n_sources, size_t count, const Scales& scales, Isa isa, Run run) {
     check_sources(n_sources);
-    const auto i = static_cast<size_t>(isa);
     ScaleBlocks blocks(scales, count);
     alignas(64) int32_t sum[block];
     for (size_t first = 0, n = 0; first < count; first += n) {
@@ -131,7 +121,7 @@ void each_sum(const void* const* inputs, size_t n_sources, size_t count, const S
             const Bytes* in[sources_at_a_time];
             for (size_t j = 0; j < sources_at_a_time; ++j)
                 in[j] = s + j < n_sources ? static_cast<const Bytes*>(inputs[s + j]) + first : zeros;
-            (s == 0 ? start : resume)[i](in, n, sum);
+            (s == 0 ? start : resume)[isa](in, n, sum);
         }
         run(first, n, sum, blocks.take(n));
     }
@@ -150,26 +140,25 @@ bool sum_shared_scale(DType dtype, const void* const* inputs, size_t n_sources, 
     const float offsets = static_cast<float>(n_sources) * offset;
     const bool limits = overflow != Overflow::infinity;
     const Limit limit = limits ? limit_of(dtype) : Limit{0x7FFFFFFFu, 0x7FFFFFFFu};
-    const auto i = static_cast<size_t>(isa);
     // Rounding gains less than this factor.
     const double largest_fitting = 0.999 * from_bits(limit_of(dtype).largest);
     const double largest_sum = 128.0 * static_cast<double>(n_sources) + std::abs(offsets);
     const bool few = scales.size < block;
     uint32_t most = 0;  // of the scales
-    if (few) largest[i](scales.values, scales.size, &most);
+    if (few) largest[isa](scales.values, scales.size, scales.size, &most);
     bool fits = true;
     each_sum(inputs, n_sources, count, scales, isa,
              [=, &fits, &most](size_t first, size_t n, const int32_t* sum, const float* scale_of_each) {
                  alignas(64) float values[block];
-                 if (!few) largest[i](scale_of_each, n, &most);
+                 if (!few) largest[isa](scale_of_each, n, n, &most);
                  const bool all_fit = most < infinity_bits && largest_sum * from_bits(most) <= largest_fitting;
                  void* to = static_cast<Bytes*>(out) + first * size_of(dtype);
                  if (all_fit) {
-                     scale_fitting[i](sum, n, offsets, scale_of_each, dtype == DType::float32 ? to : values);
+                     scale_fitting[isa](sum, n, offsets, scale_of_each, dtype == DType::float32 ? to : values);
                      if (dtype == DType::float32) return;
                  } else {
                      bool exceeded = false;
-                     scale[i](sum, n, offsets, scale_of_each, limit, values, &exceeded);
+                     scale[isa](sum, n, offsets, scale_of_each, limit, values, &exceeded);
                      fits &= !exceeded;
                  }
                  if (dtype == DType::float32)
@@ -188,7 +177,7 @@ void quantize_scaled(DType dtype, const void* input, size_t count, const Scales&
     for (size_t first = 0, n = 0; first < count; first += n) {
         n = blocks.next(count - first);
         const void* x = widened(dtype, isa, input, first, n, values);
-        encode[static_cast<size_t>(isa)](x, n, blocks.take(n), static_cast<Bytes*>(codes) + first);
+        encode[isa](x, n, blocks.take(n), static_cast<Bytes*>(codes) + first);
     }
 }
 
@@ -197,7 +186,7 @@ void requantize_sum(const void* const* inputs, size_t n_sources, size_t count, c
     check_scales(ratios);
     each_sum(inputs, n_sources, count, ratios, isa,
              [=](size_t first, size_t n, const int32_t* sum, const float* ratio_of_each) {
-                 recode[static_cast<size_t>(isa)](sum, n, ratio_of_each, static_cast<Bytes*>(codes) + first);
+                 recode[isa](sum, n, ratio_of_each, static_cast<Bytes*>(codes) + first);
              });
 }
 

@@ -13,6 +13,7 @@
 
 #include "base/processors.h"
 #include "bootstrap/bootstrap.h"
+#include "bootstrap/bootstrap_protocol.h"
 #include "bootstrap/bootstrap_rendezvous.h"
 #include "bootstrap/unix_socket.h"
 #include "errors.h"
@@ -80,13 +81,11 @@ inline void check_sockets(const Membership& membership, int rank) {
 
 /// Everybody counts itself in the control segment, which is fresh, shared and cannot be resized.
 inline void check_control(const Membership& membership) {
-    struct stat status{};
-    CHECK(fstat(membership.control.get(), &status) == 0 && status.st_size == 4096);
-    CHECK(ftruncate(membership.control.get(), 0) != 0 && ftruncate(membership.control.get(), 8192) != 0);
-    CHECK((fcntl(membership.control.get(), F_GETFD) & FD_CLOEXEC) != 0);
-    void* memory = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, membership.control.get(), 0);
-    CHECK(memory != MAP_FAILED);
-    auto* counter = static_cast<std::atomic<size_t>*>(memory);
+    const UniqueFd control = make_control_segment(4096);
+    CHECK(ftruncate(control.get(), 0) != 0 && ftruncate(control.get(), 8192) != 0);
+    CHECK((fcntl(control.get(), F_GETFD) & FD_CLOEXEC) != 0);
+    CHECK_EQ(membership.memory->size(), size_t{4096});
+    auto* counter = reinterpret_cast<std::atomic<size_t>*>(membership.memory->data());
     counter->fetch_add(1, std::memory_order_acq_rel);
     const auto start = Clock::now();
     while (counter->load(std::memory_order_acquire) < membership.peers.size()) {
@@ -95,7 +94,6 @@ inline void check_control(const Membership& membership) {
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
     CHECK_EQ(counter->load(std::memory_order_acquire), membership.peers.size());
-    munmap(memory, 4096);
 }
 
 inline void check_membership(const Mode& mode, const BootstrapOptions& options) {

@@ -86,8 +86,7 @@ TEST(silent_and_malformed) {
             if (strangers.size() % 2 == 1) try_send(connection.socket.get(), "no message of ours, but long enough");
             strangers.push_back(std::move(connection.socket));
         }
-        Hello hello = hello_of(options_of(1, 2));
-        std::string truncated = encode_hello(hello);
+        std::string truncated = encode_hello(options_of(1, 2));
         truncated.resize(truncated.size() - 3);
         try_send(strangers[0].get(), truncated);
         check_membership(processes, options_of(1, 2));
@@ -112,13 +111,12 @@ TEST(refused) {
                 fails(processes, options_of(0, 2, 0.5), ErrorClass::comm_timeout,
                       "pid " + std::to_string(getppid()) + " was refused: rank 1 asks for another domain or job", 0.5);
             });
-            std::string other_release = encode_hello(hello_of(options_of(1, 2)));
+            std::string other_release = encode_hello(options_of(1, 2));
             other_release[4] = 9;  // the version, on a little-endian machine
             BootstrapOptions elsewhere = options_of(1, 2);
             elsewhere.job = "\xff\xfe another";
-            for (const auto& [hello, reason] :
-                 {std::pair{other_release, "same release"},
-                  std::pair{encode_hello(hello_of(elsewhere)), "another domain or job"}}) {
+            for (const auto& [hello, reason] : {std::pair{other_release, "same release"},
+                                                std::pair{encode_hello(elsewhere), "another domain or job"}}) {
                 const UniqueFd stranger = connect_to_root();
                 CHECK(try_send(stranger.get(), hello) == IoStatus::done);
                 wait_readable(stranger.get());
@@ -229,7 +227,7 @@ TEST(another_user) {
             Connection knock;
             while ((knock = connect_abstract(names[3])).error != 0) usleep(1000);
             // Says it is rank 1. It is thrown out without an answer.
-            try_send(knock.socket.get(), encode_hello(hello_of(options_of(1, 2))));
+            try_send(knock.socket.get(), encode_hello(options_of(1, 2)));
             wait_readable(knock.socket.get());
             Message message;
             CHECK(try_receive(knock.socket.get(), message) == IoStatus::closed);

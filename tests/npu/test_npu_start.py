@@ -179,12 +179,3 @@ def test_what_hccl_makes_when_the_time_is_up_is_destroyed(ranks: Ranks) -> None:
             time.sleep(0.01)
 
     ranks(2, communicator=False)(check)
-
-
-def test_root_info_of_another_device_leaves_the_current_one(ranks: Ranks) -> None:
-    def check(rank: int, size: int) -> None:
-        use_device(2)
-        assert len(_core.hccl_root_info(5)) == _core.root_info_bytes
-        assert _core.npu_current_device() == 2
-
-    ranks(1, communicator=False, fresh=True)(check)  # whose later tensors torch_npu would have no stream for

@@ -66,13 +66,12 @@ aclrtStream Device::stream() {
     return stream_;
 }
 
-bool Device::wait(aclrtStream stream, Clock::time_point deadline, const std::string& where,
-                  const std::function<void()>& poll) {
-    const auto synchronize = [stream] { return cann().aclrtSynchronizeStreamWithTimeout(stream, slice_ms); };
-    const bool ours = stream == stream_;
+bool Device::wait(const OnStream& on, const std::function<void()>& poll) {
+    const auto synchronize = [&on] { return cann().aclrtSynchronizeStreamWithTimeout(on.stream, slice_ms); };
+    const bool ours = on.stream == stream_;
     if (ours) stream_ = nullptr;
-    if (!wait_until(synchronize, "aclrtSynchronizeStreamWithTimeout", deadline, where, poll)) return false;
-    if (ours) stream_ = stream;
+    if (!wait_until(synchronize, "aclrtSynchronizeStreamWithTimeout", on.limit, on.where, poll)) return false;
+    if (ours) stream_ = on.stream;
     return true;
 }
 
@@ -89,19 +88,10 @@ void Device::copy(void* to, const void* from, size_t bytes, aclrtMemcpyKind kind
     if (bytes > 0) check_acl(cann().aclrtMemcpy(to, bytes, from, bytes, kind), "aclrtMemcpy", where);
 }
 
-void Device::copy_async(void* to, const void* from, size_t bytes, aclrtStream stream, const std::string& where) {
+void Device::copy_async(void* to, const void* from, size_t bytes, const OnStream& on) {
     if (bytes == 0) return;
-    check_acl(cann().aclrtMemcpyAsync(to, bytes, from, bytes, ACL_MEMCPY_DEVICE_TO_DEVICE, stream), "aclrtMemcpyAsync",
-              where);
-}
-
-KeepDevice::KeepDevice() {
-    if (cann().aclrtGetDevice(&device_) != 0) device_ = -1;
-}
-
-KeepDevice::~KeepDevice() {
-    int32_t current = -1;
-    if (device_ >= 0 && (cann().aclrtGetDevice(&current) != 0 || current != device_)) cann().aclrtSetDevice(device_);
+    check_acl(cann().aclrtMemcpyAsync(to, bytes, from, bytes, ACL_MEMCPY_DEVICE_TO_DEVICE, on.stream),
+              "aclrtMemcpyAsync", on.where);
 }
 
 DeviceMemory::DeviceMemory(size_t bytes, const std::string& where) {

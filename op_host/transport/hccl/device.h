@@ -20,6 +20,14 @@ struct DeviceQuery {
 /// Throws backend_unavailable if CANN is absent.
 DeviceQuery query_devices();
 
+/// What the calls of an operator share: the stream on which they enqueue, the time until which the host waits for it,
+/// and the beginning of their errors' texts.
+struct OnStream {
+    aclrtStream stream;
+    Clock::time_point limit;
+    std::string where;
+};
+
 class Device {
   public:
     /// `index` < 0 means the calling thread's current device. Initializes ACL if nobody has.
@@ -36,34 +44,21 @@ class Device {
     /// Returns our own stream, made at first use. Call it only in the communicator's turn.
     aclrtStream stream();
 
-    /// Waits until everything on `stream` is done; calls `poll` about every 20 ms, which may throw to stop. Returns
-    /// false if `deadline` has passed first. Throws `Error` if something failed on the device. A stream of ours that
-    /// did not finish is not destroyed, because that would wait for its work.
-    bool wait(aclrtStream stream, Clock::time_point deadline, const std::string& where,
-              const std::function<void()>& poll);
+    /// Waits until everything on the stream is done; calls `poll` about every 20 ms, which may throw to stop. Returns
+    /// false if the limit has passed first. Throws `Error` if something failed on the device. A stream of ours that did
+    /// not finish is not destroyed, because that would wait for its work.
+    bool wait(const OnStream& on, const std::function<void()>& poll);
 
     /// Waits for everything on the calling thread's device, whoever has enqueued it.
     static bool wait_for_all(Clock::time_point deadline, const std::string& where, const std::function<void()>& poll);
 
     static void copy(void* to, const void* from, size_t bytes, aclrtMemcpyKind kind, const std::string& where);
-    static void copy_async(void* to, const void* from, size_t bytes, aclrtStream stream, const std::string& where);
+    static void copy_async(void* to, const void* from, size_t bytes, const OnStream& on);
 
   private:
     int index_ = 0;
     aclrtContext context_ = nullptr;
     aclrtStream stream_ = nullptr;
-};
-
-/// Restores the calling thread's device at the end; the thread keeps the new one if it had none.
-class KeepDevice {
-  public:
-    KeepDevice();
-    ~KeepDevice();
-    KeepDevice(const KeepDevice&) = delete;
-    KeepDevice& operator=(const KeepDevice&) = delete;
-
-  private:
-    int32_t device_ = -1;
 };
 
 /// Memory on the current device. It is not freed during an exception, because enqueued work that nobody has waited for

@@ -28,7 +28,7 @@ HcclCommunicator::HcclCommunicator(HcclOptions options, CommunicatorPtr control,
     check_rank(options_.rank, options_.size);
     if (options_.size == 1 && options_.comm == nullptr) return;
     const std::string joining = "rank " + std::to_string(rank()) + " joining domain '" + domain() + "'";
-    if (options_.comm == nullptr && options_.rank_table.empty() && options_.root_info.empty()) share_root_info();
+    if (options_.comm == nullptr && options_.rank_table.empty()) share_root_info();
     try {
         comm_ = std::make_unique<HcclGroup>(options_, *device_, [this] { look_at_control(); });
         wait_for_owner(joining);
@@ -57,8 +57,8 @@ HcclCommunicator::~HcclCommunicator() {
 /// Rank 0 makes the root info; the control communicator distributes it.
 void HcclCommunicator::share_root_info() {
     if (!control_)
-        throw invalid_param("domain '" + domain() + "' has neither root_info nor a communicator in host memory, " +
-                            "expected one of them, a rank table or an HcclGroup");
+        throw invalid_param("domain '", domain(),
+                            "' has no communicator in host memory, expected one, a rank table or an HcclGroup");
     std::string info(hccl_root_info_bytes, '\0');
     if (rank() == 0) {
         try {
@@ -83,10 +83,8 @@ void HcclCommunicator::find_control(const Meet& meet) {
     const auto gather = [&](const std::string& mine) {
         const size_t bytes = mine.size(), ranks = static_cast<size_t>(size());
         std::string all(ranks * bytes, '\0');
-        on_device("meeting-wait", std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all)),
-                  device_->stream(), deadline(-1), where, [&](char* input, char* output) {
-                      comm_->all_gather(input, output, bytes, HCCL_DATA_TYPE_UINT8, device_->stream(), where);
-                  });
+        gather_to_host("meeting-wait", std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all)), bytes,
+                       HCCL_DATA_TYPE_UINT8, {device_->stream(), deadline(-1), where});
         std::vector<std::string> parts;
         for (size_t j = 0; j < ranks; ++j) parts.push_back(all.substr(j * bytes, bytes));
         return parts;
@@ -136,17 +134,16 @@ Clock::time_point HcclCommunicator::deadline(double timeout) const {
     return after(timeout < 0 ? options_.timeout : timeout);
 }
 
-void HcclCommunicator::wait(const char* name, aclrtStream stream, Clock::time_point deadline,
-                            const std::string& where) {
+void HcclCommunicator::wait(const char* name, const OnStream& on) {
     if (!synchronizes(name)) return;
     const auto begin = Clock::now();
     try {
-        if (device_->wait(stream, deadline, where, [&] { poll(where); })) return;
+        if (device_->wait(on, [&] { poll(on.where); })) return;
     } catch (const Error&) {
-        if (comm_) comm_->check_async_error(where);  // HCCL's error is more precise than the stream's
+        if (comm_) comm_->check_async_error(on.where);  // HCCL's error is more precise than the stream's
         throw;
     }
-    throw comm_timeout(where + ": the device was not done after " + seconds_text(seconds_since(begin)) +
+    throw comm_timeout(on.where, ": the device was not done after ", seconds_text(seconds_since(begin)),
                        ": a rank is late or gone; HCCL itself waits for HCCL_EXEC_TIMEOUT seconds");
 }
 
@@ -154,14 +151,14 @@ void HcclCommunicator::wait(const char* name, aclrtStream stream, Clock::time_po
 void HcclCommunicator::wait_for_owner(const std::string& where) {
     if (options_.comm == nullptr || !synchronizes("owner-wait")) return;
     if (!Device::wait_for_all(deadline(-1), where, [&] { poll(where); }))
-        throw comm_timeout(where + ": what was on the device before was not done in time");
+        throw comm_timeout(where, ": what was on the device before was not done in time");
 }
 
 /// Ends the communicator: the peers have launched the call or will, so the ranks no longer match.
 void HcclCommunicator::end(const Error& error) {
     {
         const std::lock_guard lock(records_);
-        if (!ended_) ended_ = peer_lost("domain '" + domain() + "' has ended: " + error.what());
+        if (!ended_) ended_ = peer_lost("domain '", domain(), "' has ended: ", error.what());
     }
     if (control_) control_->abort("it failed in " + std::string(error.what()));
 }
@@ -215,8 +212,7 @@ void HcclCommunicator::abort(const std::string& reason) {
     if (is_inherited()) return;
     {
         const std::lock_guard lock(records_);
-        if (!ended_)
-            ended_ = peer_lost("domain '" + domain() + "': rank " + std::to_string(rank()) + " aborted: " + reason);
+        if (!ended_) ended_ = peer_lost("domain '", domain(), "': rank ", rank(), " aborted: ", reason);
     }
     if (control_) control_->abort(reason);
 }

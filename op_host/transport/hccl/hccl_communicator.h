@@ -66,7 +66,7 @@ class HcclCommunicator final : public Communicator {
     void poll(const std::string& where) const;
     void look_at_control() const;
     /// Makes the host wait for a stream. `name`: see synchronization.h.
-    void wait(const char* name, aclrtStream stream, Clock::time_point deadline, const std::string& where);
+    void wait(const char* name, const OnStream& on);
     void wait_for_owner(const std::string& where);
     Clock::time_point deadline(double timeout) const;
 
@@ -79,26 +79,26 @@ class HcclCommunicator final : public Communicator {
     template <class Agree, class Body>
     void run(OpKind op, DType dtype, Agree&& agree, Body&& body);
 
-    void move(const Exchange& exchange, void* output, std::span<const int64_t> recv_counts,
-              std::span<const int64_t> rdispls, aclrtStream stream, Clock::time_point limit, const std::string& where);
-    /// HcclAllGather; see gathered_from_each.
-    void gather(const Exchange& exchange, void* output, std::span<const int64_t> rdispls, aclrtStream stream,
-                const std::string& where);
-    void copy_own(const Exchange& exchange, void* output, aclrtStream stream, const std::string& where);
-    void begin_launch(aclrtStream stream, const std::string& where);
+    /// The exchange has all counts from here on, also those that were learnt.
+    void move(const Exchange& exchange, const OnStream& on);
+    static const char* input_at(const Exchange& exchange, size_t rank);
+    static char* output_at(const Exchange& exchange, size_t rank);
+    void begin_launch(const OnStream& on);
 
     // fallback.cpp
-    /// Runs `call(input, output)`, which enqueues on `stream`, on copies in device memory; before the call `heard`
-    /// holds none of the right values, after it the output. `name` is that of the wait for it.
-    void on_device(const char* name, std::span<const std::byte> input, std::span<std::byte> heard, aclrtStream stream,
-                   Clock::time_point limit, const std::string& where, const std::function<void(char*, char*)>& call);
+    /// Runs `call(input, output)` on copies in device memory; before the call `heard` holds none of the right values,
+    /// after it the output. `name` is that of the wait for it.
+    void on_device(const char* name, std::span<const std::byte> input, std::span<std::byte> heard, const OnStream& on,
+                   const std::function<void(char*, char*)>& call);
+    /// The same with HcclAllGather, of `count` elements of a type per rank.
+    void gather_to_host(const char* name, std::span<const std::byte> input, std::span<std::byte> heard, uint64_t count,
+                        HcclDataType type, const OnStream& on);
+    OnStream self_check(aclrtStream stream) const;
     void check_data_path();
     void check_reduction(OpKind op, aclrtStream stream);
-    bool reduces_rightly(OpKind op, aclrtStream stream, const std::string& where);
-    bool all_saw(bool right, aclrtStream stream, const std::string& where);
-    void gather_and_slice(const Exchange& exchange, void* output, std::span<const int64_t> recv_counts,
-                          std::span<const int64_t> rdispls, aclrtStream stream, Clock::time_point limit,
-                          const std::string& where);
+    bool reduces_rightly(OpKind op, const OnStream& on);
+    bool all_saw(bool right, const OnStream& on);
+    void gather_and_slice(const Exchange& exchange, const OnStream& on);
 
     HcclOptions options_;
     CommunicatorPtr control_;  ///< may be null

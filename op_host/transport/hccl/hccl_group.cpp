@@ -31,8 +31,8 @@ void check_borrowed(const HcclOptions& options) {
     check_hccl(cann().HcclGetRankSize(options.comm, &size), "HcclGetRankSize", where);
     check_hccl(cann().HcclGetRankId(options.comm, &rank), "HcclGetRankId", where);
     if (static_cast<int>(size) == options.size && static_cast<int>(rank) == options.rank) return;
-    throw invalid_param("hccl_comm is rank " + std::to_string(rank) + " of " + std::to_string(size) +
-                        ", expected rank " + std::to_string(options.rank) + " of " + std::to_string(options.size));
+    throw invalid_param("hccl_comm is rank ", rank, " of ", size, ", expected rank ", options.rank, " of ",
+                        options.size);
 }
 
 std::string content_of(const std::string& path) {
@@ -74,25 +74,20 @@ HcclResult init(const HcclOptions& options, std::atomic<const char*>& call, Hccl
     std::memcpy(config.hcclCommName, name.c_str(), std::min(name.size(), sizeof config.hcclCommName - 1));
     const auto rank = static_cast<uint32_t>(options.rank), size = static_cast<uint32_t>(options.size);
     if (!options.rank_table.empty()) {
-        if (configures(options)) {
-            call = "HcclCommInitClusterInfoConfig";
-            return hccl.HcclCommInitClusterInfoConfig(options.rank_table.c_str(), rank, &config, comm);
-        }
-        call = "HcclCommInitClusterInfo";
-        return hccl.HcclCommInitClusterInfo(options.rank_table.c_str(), rank, comm);
+        const char* const table = options.rank_table.c_str();
+        call = configures(options) ? "HcclCommInitClusterInfoConfig" : "HcclCommInitClusterInfo";
+        return configures(options) ? hccl.HcclCommInitClusterInfoConfig(table, rank, &config, comm)
+                                   : hccl.HcclCommInitClusterInfo(table, rank, comm);
     }
     HcclRootInfo info;
     std::memcpy(info.internal, options.root_info.data(), sizeof info.internal);
-    if (configures(options)) {
-        call = "HcclCommInitRootInfoConfig";
-        return hccl.HcclCommInitRootInfoConfig(size, &info, rank, &config, comm);
-    }
-    call = "HcclCommInitRootInfo";
-    return hccl.HcclCommInitRootInfo(size, &info, rank, comm);
+    call = configures(options) ? "HcclCommInitRootInfoConfig" : "HcclCommInitRootInfo";
+    return configures(options) ? hccl.HcclCommInitRootInfoConfig(size, &info, rank, &config, comm)
+                               : hccl.HcclCommInitRootInfo(size, &info, rank, comm);
 }
 
 Error late(const std::string& where, const std::string& call, double waited) {
-    return comm_timeout(where + ": " + call + " was not done after " + seconds_text(waited) +
+    return comm_timeout(where, ": ", call, " was not done after ", seconds_text(waited),
                         ": a rank is late or gone; HCCL itself waits for HCCL_CONNECT_TIMEOUT seconds");
 }
 
@@ -113,16 +108,13 @@ std::string name_of(HcclComm comm) {
 HcclGroup::HcclGroup(const HcclOptions& options, const Device& device, const std::function<void()>& poll)
     : size_(static_cast<size_t>(options.size)), buffer_(buffer_of(options)) {
     if (options.buffer_mb.value_or(0) >= hccl_config_not_set)
-        throw invalid_param("comm_domain asks for " + std::to_string(*options.buffer_mb) + " MB, expected less than " +
-                            std::to_string(hccl_config_not_set) + " for HCCL's buffer");
+        throw invalid_param("comm_domain asks for ", *options.buffer_mb, " MB, expected less than ",
+                            hccl_config_not_set, " for HCCL's buffer");
     if (options.comm != nullptr) {
         check_borrowed(options);
         comm_ = options.comm;
         return;
     }
-    if (options.rank_table.empty() && options.root_info.size() != hccl_root_info_bytes)
-        throw invalid_param("root_info has " + std::to_string(options.root_info.size()) + " bytes, expected " +
-                            std::to_string(hccl_root_info_bytes));
     if (options.buffer_mb && !configures(options) && options.rank == 0 && hooks().warn)
         hooks().warn("domain '" + options.domain + ":" + std::to_string(*options.buffer_mb) +
                      "' asks for a buffer of that many MB, which this HCCL cannot be told (it has no " +
@@ -196,30 +188,26 @@ void HcclGroup::check(HcclResult result, const char* call, const std::string& wh
 }
 
 void HcclGroup::all_to_all_v(const void* input, void* output, const WireLayout& layout, HcclDataType type,
-                             aclrtStream stream, const std::string& where) const {
+                             const OnStream& on) const {
     const uint64_t *sends = layout.data(), *recvs = sends + 2 * size_;
     const HcclResult result =
-        cann().HcclAlltoAllV(input, sends, sends + size_, type, output, recvs, recvs + size_, type, comm_, stream);
+        cann().HcclAlltoAllV(input, sends, sends + size_, type, output, recvs, recvs + size_, type, comm_, on.stream);
     const auto total = [&](const uint64_t* counts) { return std::accumulate(counts, counts + size_, uint64_t{0}); };
-    check(result, "HcclAlltoAllV", where, std::max(total(sends), total(recvs)) * bytes_of(type));
+    check(result, "HcclAlltoAllV", on.where, std::max(total(sends), total(recvs)) * bytes_of(type));
 }
 
-void HcclGroup::all_gather(const void* input, void* output, uint64_t count, HcclDataType type, aclrtStream stream,
-                           const std::string& where) const {
-    check(cann().HcclAllGather(const_cast<void*>(input), output, count, type, comm_, stream), "HcclAllGather", where,
-          count * size_ * bytes_of(type));
+void HcclGroup::all_gather(const void* input, void* output, uint64_t count, HcclDataType type,
+                           const OnStream& on) const {
+    check(cann().HcclAllGather(const_cast<void*>(input), output, count, type, comm_, on.stream), "HcclAllGather",
+          on.where, count * size_ * bytes_of(type));
 }
 
-void HcclGroup::all_reduce(const void* input, void* output, uint64_t count, HcclDataType type, HcclReduceOp op,
-                           aclrtStream stream, const std::string& where) const {
-    check(cann().HcclAllReduce(const_cast<void*>(input), output, count, type, op, comm_, stream), "HcclAllReduce",
-          where, count * bytes_of(type));
-}
-
-void HcclGroup::reduce_scatter(const void* input, void* output, uint64_t count, HcclDataType type, HcclReduceOp op,
-                               aclrtStream stream, const std::string& where) const {
-    check(cann().HcclReduceScatter(const_cast<void*>(input), output, count, type, op, comm_, stream),
-          "HcclReduceScatter", where, count * size_ * bytes_of(type));
+void HcclGroup::reduce(OpKind kind, const void* input, void* output, uint64_t count, HcclDataType type, HcclReduceOp op,
+                       const OnStream& on) const {
+    const bool scatters = kind == OpKind::reduce_scatter;
+    const auto call = scatters ? cann().HcclReduceScatter : cann().HcclAllReduce;
+    check(call(const_cast<void*>(input), output, count, type, op, comm_, on.stream),
+          scatters ? "HcclReduceScatter" : "HcclAllReduce", on.where, count * (scatters ? size_ : 1) * bytes_of(type));
 }
 
 HcclResult HcclGroup::async_error() const {

@@ -12,8 +12,8 @@
 
 namespace alltoallv {
 
-/// The options of a communicator over HCCL. The first of `comm`, `rank_table`, `root_info` that is set decides; without
-/// any of them rank 0 makes root info, and distributes it over the control communicator.
+/// The options of a communicator over HCCL. The first of `comm`, `rank_table` that is set decides; without them rank 0
+/// makes root info, and distributes it over the control communicator.
 struct HcclOptions {
     int rank = 0;
     int size = 1;
@@ -24,7 +24,7 @@ struct HcclOptions {
     int device = -1;                  ///< < 0 means the current one
     HcclComm comm = nullptr;          ///< the caller's, not owned
     std::string rank_table;           ///< path; checked by the caller (alltoallv/rank_table.py)
-    std::string root_info;            ///< HcclRootInfo, 4108 bytes
+    std::string root_info;            ///< HcclRootInfo, 4108 bytes, once it has been distributed
 };
 
 /// Send counts, send displacements, receive counts, receive displacements, W each, in units of the wire type.
@@ -51,15 +51,12 @@ class HcclGroup {
     /// HCCL's name of it.
     std::string name() const { return name_of(comm_); }
 
-    /// The calls enqueue on `stream`; `where` begins the message of an error.
-    void all_to_all_v(const void* input, void* output, const WireLayout& layout, HcclDataType type, aclrtStream stream,
-                      const std::string& where) const;
-    void all_gather(const void* input, void* output, uint64_t count, HcclDataType type, aclrtStream stream,
-                    const std::string& where) const;
-    void all_reduce(const void* input, void* output, uint64_t count, HcclDataType type, HcclReduceOp op,
-                    aclrtStream stream, const std::string& where) const;
-    void reduce_scatter(const void* input, void* output, uint64_t count, HcclDataType type, HcclReduceOp op,
-                        aclrtStream stream, const std::string& where) const;
+    void all_to_all_v(const void* input, void* output, const WireLayout& layout, HcclDataType type,
+                      const OnStream& on) const;
+    void all_gather(const void* input, void* output, uint64_t count, HcclDataType type, const OnStream& on) const;
+    /// `kind` is all_reduce, of `count` elements, or reduce_scatter, of which every rank keeps `count`.
+    void reduce(OpKind kind, const void* input, void* output, uint64_t count, HcclDataType type, HcclReduceOp op,
+                const OnStream& on) const;
 
     /// Returns errors that HCCL has found after the calls; HCCL_SUCCESS if it cannot be asked.
     HcclResult async_error() const;

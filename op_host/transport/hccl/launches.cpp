@@ -9,22 +9,22 @@
 
 namespace alltoallv {
 
-void Launches::follow_last(aclrtStream stream, const std::string& where) {
-    if (launched_.empty() || launched_.back().stream == stream || !synchronizes("launch-order")) return;
-    check_acl(cann().aclrtStreamWaitEvent(stream, launched_.back().event), "aclrtStreamWaitEvent", where);
+void Launches::follow_last(const OnStream& on) {
+    if (launched_.empty() || launched_.back().stream == on.stream || !synchronizes("launch-order")) return;
+    check_acl(cann().aclrtStreamWaitEvent(on.stream, launched_.back().event), "aclrtStreamWaitEvent", on.where);
 }
 
-void Launches::add(std::unique_ptr<WireLayout> layout, aclrtStream stream, const std::string& where) {
+void Launches::add(std::unique_ptr<WireLayout> layout, const OnStream& on) {
     aclrtEvent event = nullptr;
     if (free_.empty()) {
-        check_acl(cann().aclrtCreateEvent(&event), "aclrtCreateEvent", where);
+        check_acl(cann().aclrtCreateEvent(&event), "aclrtCreateEvent", on.where);
     } else {
         event = free_.back();
         free_.pop_back();
     }
     if (!synchronizes("kept-counts")) layout.reset();
-    launched_.push_back({event, stream, std::move(layout)});
-    check_acl(cann().aclrtRecordEvent(event, stream), "aclrtRecordEvent", where);
+    launched_.push_back({event, on.stream, std::move(layout)});
+    check_acl(cann().aclrtRecordEvent(event, on.stream), "aclrtRecordEvent", on.where);
 }
 
 bool Launches::forget_completed(const std::string& where) {

@@ -13,10 +13,10 @@ namespace alltoallv {
 /// Destroying them without `release` leaks their events.
 class Launches {
   public:
-    /// HCCL runs the calls of a communicator in the same order on every rank, so `stream` waits for the call before.
-    void follow_last(aclrtStream stream, const std::string& where);
-    /// Adds a call on `stream`. HCCL may read the counts when the device reaches the call, not when it is made.
-    void add(std::unique_ptr<WireLayout> layout, aclrtStream stream, const std::string& where);
+    /// HCCL runs the calls of a communicator in the same order on every rank, so the stream waits for the call before.
+    void follow_last(const OnStream& on);
+    /// Adds a call. HCCL may read the counts when the device reaches the call, not when it is made.
+    void add(std::unique_ptr<WireLayout> layout, const OnStream& on);
     /// Releases the calls that the device has finished. Returns true if none is left.
     bool forget_completed(const std::string& where);
     /// Keeps the memory of unfinished calls for ever, because HCCL may still read it.

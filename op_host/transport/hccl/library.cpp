@@ -17,16 +17,17 @@ constexpr const char* cann_advice =
 void* open_library(const std::string& name) {
     if (void* handle = dlopen(name.c_str(), RTLD_NOW | RTLD_GLOBAL)) return handle;
     const char* reason = dlerror();
-    throw backend_unavailable("backend 'hccl' needs the library " + name + ", which cannot be loaded: " +
-                              (reason != nullptr ? reason : "no reason given") + "; " + cann_advice);
+    throw backend_unavailable("backend 'hccl' needs the library ", name,
+                              ", which cannot be loaded: ", (reason != nullptr ? reason : "no reason given"), "; ",
+                              cann_advice);
 }
 
 template <class Function>
 void find(void* handle, const std::string& library, const char* name, bool required, Function& function) {
     function = reinterpret_cast<Function>(dlsym(handle, name));
     if (function != nullptr || !required) return;
-    throw backend_unavailable("backend 'hccl' needs the function " + std::string(name) + ", which " + library +
-                              " does not have: expected CANN 8.0 or later; " + cann_advice);
+    throw backend_unavailable("backend 'hccl' needs the function ", name, ", which ", library,
+                              " does not have: expected CANN 8.0 or later; ", cann_advice);
 }
 
 HcclLibrary load() {

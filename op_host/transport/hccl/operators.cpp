@@ -4,6 +4,7 @@
 #include <numeric>
 #include <utility>
 
+#include "core/request.h"
 #include "transport/hccl/hccl_communicator.h"
 #include "transport/hccl/wire_type.h"
 
@@ -18,34 +19,43 @@ void check_wire_counts(const Exchange& x, int64_t per_element) {
     for (const auto& [name, counts] : {std::pair{"send_counts", x.send_counts}, {"recv_counts", x.recv_counts}})
         for (size_t j = 0; j < counts.size(); ++j)
             if (counts[j] > hccl_max_count / per_element)
-                throw invalid_param(std::string(name) + "[" + std::to_string(j) + "] is " + std::to_string(counts[j]) +
-                                    ", expected at most " + std::to_string(hccl_max_count / per_element) +
-                                    ", what HCCL moves of dtype " + std::string(name_of(x.dtype)) + " to one rank");
+                throw invalid_param(name, "[", j, "] is ", counts[j], ", expected at most ",
+                                    hccl_max_count / per_element, ", what HCCL moves of dtype ", name_of(x.dtype),
+                                    " to one rank");
 }
 
 /// Returns the elements that every rank gives to all, if HcclAllGather can do it; else 0. Equal on all ranks: in an
 /// all-gather they receive the same, and every front end places the parts in the same way.
-uint64_t gathered_from_each(const Exchange& x, std::span<const int64_t> recv_counts, std::span<const int64_t> rdispls) {
+uint64_t gathered_from_each(const Exchange& x) {
     if (x.op != OpKind::all_gather && x.op != OpKind::all_gather_into_tensor) return 0;
-    const int64_t count = recv_counts[0], unit = x.byte_displs ? static_cast<int64_t>(size_of(x.dtype)) : 1;
-    for (size_t j = 0; j < recv_counts.size(); ++j) {
-        if (x.send_counts[j] != count || recv_counts[j] != count || x.sdispls[j] != x.sdispls[0]) return 0;
-        if (rdispls[j] != rdispls[0] + static_cast<int64_t>(j) * count * unit) return 0;
+    const int64_t count = x.recv_counts[0], unit = x.byte_displs ? static_cast<int64_t>(size_of(x.dtype)) : 1;
+    for (size_t j = 0; j < x.recv_counts.size(); ++j) {
+        if (x.send_counts[j] != count || x.recv_counts[j] != count || x.sdispls[j] != x.sdispls[0]) return 0;
+        if (x.rdispls[j] != x.rdispls[0] + static_cast<int64_t>(j) * count * unit) return 0;
     }
     return static_cast<uint64_t>(count);
 }
 
 }  // namespace
 
+const char* HcclCommunicator::input_at(const Exchange& x, size_t rank) {
+    return static_cast<const char*>(x.input) +
+           static_cast<size_t>(x.sdispls[rank]) * (x.byte_displs ? 1 : size_of(x.dtype));
+}
+
+char* HcclCommunicator::output_at(const Exchange& x, size_t rank) {
+    return static_cast<char*>(x.output) + static_cast<size_t>(x.rdispls[rank]) * (x.byte_displs ? 1 : size_of(x.dtype));
+}
+
 std::string HcclCommunicator::where(OpKind op) const {
     return "operator #" + std::to_string(seq_) + " " + std::string(name_of(op)) + " of domain '" + domain() + "'";
 }
 
-void HcclCommunicator::begin_launch(aclrtStream stream, const std::string& where) {
+void HcclCommunicator::begin_launch(const OnStream& on) {
     if (!comm_) return;
-    comm_->check_async_error(where);
-    launches_.forget_completed(where);
-    launches_.follow_last(stream, where);
+    comm_->check_async_error(on.where);
+    launches_.forget_completed(on.where);
+    launches_.follow_last(on);
 }
 
 template <class Agree, class Body>
@@ -94,11 +104,12 @@ void HcclCommunicator::exchange(const Exchange& x, double timeout) {
         [&] {
             const bool learns = x.recv_counts.empty();
             if (learns && !control_)
-                throw invalid_param(where(x.op) + " learns its receive counts, expected them to be given where the " +
+                throw invalid_param(where(x.op),
+                                    " learns its receive counts, expected them to be given where the "
                                     "ranks have no communicator in host memory");
             if (size() == 1 && !learns && x.send_counts[0] != x.recv_counts[0])
-                throw peer_mismatch(where(x.op) + ": rank 0 sends " + std::to_string(x.send_counts[0]) +
-                                    " elements to itself and expects " + std::to_string(x.recv_counts[0]));
+                throw peer_mismatch(where(x.op), ": rank 0 sends ", x.send_counts[0],
+                                    " elements to itself and expects ", x.recv_counts[0]);
             if (!learns && !agrees(seq_)) return look_at_control();
             Exchange announced = x;
             announced.input = nullptr;
@@ -117,36 +128,35 @@ void HcclCommunicator::exchange(const Exchange& x, double timeout) {
                 if (x.recv_counts.empty()) x.allocate(learnt);
                 return 0;
             }
-            std::span<const int64_t> recv_counts = x.recv_counts, rdispls = x.rdispls;
-            void* output = x.output;
-            if (recv_counts.empty()) {
-                int64_t end = 0;
-                for (const int64_t count : learnt) {
-                    packed.push_back(end);
-                    end += count;
-                }
-                recv_counts = learnt;
-                rdispls = packed;
-                output = x.allocate(learnt);
+            Exchange whole = x;
+            if (x.recv_counts.empty()) {
+                packed.resize(learnt.size());
+                pack(learnt, packed);
+                whole.recv_counts = learnt;
+                whole.rdispls = packed;
+                whole.output = x.allocate(learnt);
             }
-            const Clock::time_point limit = deadline(timeout);
-            aclrtStream stream = x.stream != nullptr ? x.stream : device_->stream();
-            begin_launch(stream, where);
-            move(x, output, recv_counts, rdispls, stream, limit, where);
-            if (x.stream == nullptr) wait("exchange-wait", stream, limit, where);
-            return bytes_of(recv_counts, x.dtype);
+            const OnStream on{x.stream != nullptr ? x.stream : device_->stream(), deadline(timeout), where};
+            begin_launch(on);
+            move(whole, on);
+            if (x.stream == nullptr) wait("exchange-wait", on);
+            return bytes_of(whole.recv_counts, x.dtype);
         });
 }
 
-void HcclCommunicator::move(const Exchange& x, void* output, std::span<const int64_t> recv_counts,
-                            std::span<const int64_t> rdispls, aclrtStream stream, Clock::time_point limit,
-                            const std::string& where) {
-    if (size() == 1) return copy_own(x, output, stream, where);
-    if (gathered_from_each(x, recv_counts, rdispls) > 0) return gather(x, output, rdispls, stream, where);
-    if (falls_back_) return gather_and_slice(x, output, recv_counts, rdispls, stream, limit, where);
+void HcclCommunicator::move(const Exchange& x, const OnStream& on) {
+    if (size() == 1)  // HCCL would copy from the start of both buffers, ignoring the displacements
+        return Device::copy_async(output_at(x, 0), input_at(x, 0), bytes_of(x.send_counts, x.dtype), on);
+    WireType wire = wire_type(x.dtype);
+    if (gathered_from_each(x) > 0) {
+        check_wire_counts(x, wire.per_element);
+        comm_->all_gather(input_at(x, 0), output_at(x, 0), static_cast<uint64_t>(x.send_counts[0] * wire.per_element),
+                          wire.type, on);
+        return launches_.add(nullptr, on);
+    }
+    if (falls_back_) return gather_and_slice(x, on);
     // Byte displacements need not be multiples of the element size.
-    const WireType wire =
-        x.byte_displs ? WireType{HCCL_DATA_TYPE_UINT8, static_cast<int64_t>(size_of(x.dtype))} : wire_type(x.dtype);
+    if (x.byte_displs) wire = {HCCL_DATA_TYPE_UINT8, static_cast<int64_t>(size_of(x.dtype))};
     check_wire_counts(x, wire.per_element);
     const int64_t displ_unit = x.byte_displs ? 1 : wire.per_element;
     auto layout = std::make_unique<WireLayout>();
@@ -156,30 +166,10 @@ void HcclCommunicator::move(const Exchange& x, void* output, std::span<const int
     };
     append(x.send_counts, wire.per_element);
     append(x.sdispls, displ_unit);
-    append(recv_counts, wire.per_element);
-    append(rdispls, displ_unit);
-    comm_->all_to_all_v(x.input, output, *layout, wire.type, stream, where);
-    launches_.add(std::move(layout), stream, where);
-}
-
-void HcclCommunicator::gather(const Exchange& x, void* output, std::span<const int64_t> rdispls, aclrtStream stream,
-                              const std::string& where) {
-    const WireType wire = wire_type(x.dtype);
-    check_wire_counts(x, wire.per_element);
-    const size_t unit = x.byte_displs ? 1 : size_of(x.dtype);
-    comm_->all_gather(static_cast<const char*>(x.input) + static_cast<size_t>(x.sdispls[0]) * unit,
-                      static_cast<char*>(output) + static_cast<size_t>(rdispls[0]) * unit,
-                      static_cast<uint64_t>(x.send_counts[0] * wire.per_element), wire.type, stream, where);
-    launches_.add(nullptr, stream, where);
-}
-
-/// Copies for a single rank: HCCL would copy from the start of both buffers, ignoring the displacements.
-void HcclCommunicator::copy_own(const Exchange& x, void* output, aclrtStream stream, const std::string& where) {
-    const size_t element = size_of(x.dtype), unit = x.byte_displs ? 1 : element;
-    const size_t target = x.rdispls.empty() ? 0 : static_cast<size_t>(x.rdispls[0]) * unit;
-    Device::copy_async(static_cast<char*>(output) + target,
-                       static_cast<const char*>(x.input) + static_cast<size_t>(x.sdispls[0]) * unit,
-                       static_cast<size_t>(x.send_counts[0]) * element, stream, where);
+    append(x.recv_counts, wire.per_element);
+    append(x.rdispls, displ_unit);
+    comm_->all_to_all_v(x.input, x.output, *layout, wire.type, on);
+    launches_.add(std::move(layout), on);
 }
 
 void HcclCommunicator::reduce(const Reduction& r, double timeout) {
@@ -197,8 +187,8 @@ void HcclCommunicator::reduce(const Reduction& r, double timeout) {
     const bool even = std::adjacent_find(r.counts.begin(), r.counts.end(), std::not_equal_to<>()) == r.counts.end();
     if (!type || !op || r.op == OpKind::reduce || (r.op == OpKind::reduce_scatter && !even)) {
         const Error error = invalid_param(
-            std::string(name_of(r.op)) + " with op '" + std::string(name_of(r.reduce_op)) + "' on dtype " +
-            std::string(name_of(r.dtype)) + (even ? "" : " and unequal counts") +
+            name_of(r.op), " with op '", name_of(r.reduce_op), "' on dtype ", name_of(r.dtype),
+            even ? "" : " and unequal counts",
             " is nothing that HCCL does, expected sum, min, max or prod of int8, int16, int32, int64, float16, "
             "bfloat16 or float32, and equal counts");
         fail(r.op, error);
@@ -213,18 +203,16 @@ void HcclCommunicator::reduce(const Reduction& r, double timeout) {
             check_reduction(r.op, stream);
         },
         [&](const std::string& where) {
-            const Clock::time_point limit = deadline(timeout);
+            const OnStream on{stream, deadline(timeout), where};
             const size_t bytes = bytes_of(r.counts, r.dtype);
-            const auto total = static_cast<uint64_t>(bytes / size_of(r.dtype));
-            begin_launch(stream, where);
+            const int64_t count = r.op == OpKind::reduce_scatter ? r.counts[0] : total_count(r);
+            begin_launch(on);
             if (size() == 1)
-                Device::copy_async(r.output, r.input, bytes, stream, where);
-            else if (total > 0 && r.op == OpKind::reduce_scatter)
-                comm_->reduce_scatter(r.input, r.output, static_cast<uint64_t>(r.counts[0]), *type, *op, stream, where);
-            else if (total > 0)
-                comm_->all_reduce(r.input, r.output, total, *type, *op, stream, where);
-            launches_.add(nullptr, stream, where);
-            if (r.stream == nullptr) wait("reduction-wait", stream, limit, where);
+                Device::copy_async(r.output, r.input, bytes, on);
+            else if (bytes > 0)
+                comm_->reduce(r.op, r.input, r.output, static_cast<uint64_t>(count), *type, *op, on);
+            launches_.add(nullptr, on);
+            if (r.stream == nullptr) wait("reduction-wait", on);
             return bytes;
         });
 }

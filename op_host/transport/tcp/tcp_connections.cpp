@@ -6,6 +6,8 @@
 #include <chrono>
 #include <cstdint>
 #include <cstring>
+#include <iterator>
+#include <sstream>
 
 #include "base/error.h"
 #include "base/sha256.h"
@@ -40,18 +42,8 @@ std::string card_of(int port) {
 }
 
 std::vector<std::string> words_of(const std::string& card) {
-    std::vector<std::string> words;
-    std::string word;
-    for (const char c : card) {
-        if (c != ' ' && c != '\0') {
-            word += c;
-            continue;
-        }
-        if (!word.empty()) words.push_back(std::move(word));
-        word.clear();
-        if (c == '\0') break;
-    }
-    return words;
+    std::istringstream text(card.c_str());  // without the padding
+    return {std::istream_iterator<std::string>(text), {}};
 }
 
 std::vector<std::vector<UniqueFd>> connect_ranks(const TcpConnectionsOptions& options) {
@@ -64,8 +56,7 @@ std::vector<std::vector<UniqueFd>> connect_ranks(const TcpConnectionsOptions& op
     const auto give_up = [&](int rank) {
         if (options.poll) options.poll();
         if (Clock::now() > deadline)
-            throw comm_timeout("rank " + std::to_string(options.rank) + " found no way to rank " +
-                               std::to_string(rank) + ", which is on another host");
+            throw comm_timeout("rank ", options.rank, " found no way to rank ", rank, ", which is on another host");
     };
     // Connect to every lower rank, accept from every higher one.
     for (size_t kind = 0; kind < made.size(); ++kind)
@@ -81,8 +72,7 @@ std::vector<std::vector<UniqueFd>> connect_ranks(const TcpConnectionsOptions& op
             hello.rank = options.rank;
             hello.kind = static_cast<uint32_t>(kind);
             hello.proof = prove(options.secret, words.at(1), hello);
-            if (!send_all(socket.get(), &hello, sizeof hello))
-                throw peer_lost("rank " + std::to_string(rank) + " hung up");
+            if (!send_all(socket.get(), &hello, sizeof hello)) throw peer_lost("rank ", rank, " hung up");
         }
     const auto absent = [&] {
         for (size_t kind = 0; kind < made.size(); ++kind)

@@ -60,8 +60,8 @@ void TcpCommunicator::pack(const Exchange& x, Row& mine) {
         }
         if (used + bytes > tcp_payload_bytes) {
             if (carriers_.between) return;
-            throw backend_unavailable("domain '" + domain() + "' moves no more than " +
-                                      std::to_string(tcp_payload_bytes) + " bytes of a rank between hosts");
+            throw backend_unavailable("domain '", domain(), "' moves no more than ", tcp_payload_bytes,
+                                      " bytes of a rank between hosts");
         }
         pair.source = static_cast<int64_t>(used);
         if (bytes > 0)
@@ -114,35 +114,28 @@ void TcpCommunicator::deliver(const Exchange& x, const Row& mine, std::vector<in
 
 /// Uses displacements from the lowest address, because the pieces may be in several allocations.
 void TcpCommunicator::move_within(const Pieces& pieces) {
-    const size_t n = carriers_.on_host.size();
-    std::vector<int64_t> sends(n), sdispls(n), recvs(n), rdispls(n);
-    const char* input = nullptr;
-    char* output = nullptr;
-    for (size_t k = 0; k < n; ++k) {
-        const auto i = static_cast<size_t>(carriers_.on_host[k]);
-        sends[k] = static_cast<int64_t>(pieces.out[i].size());
-        recvs[k] = static_cast<int64_t>(pieces.in[i].size());
-        if (sends[k] > 0 && (input == nullptr || pieces.out[i].data() < input)) input = pieces.out[i].data();
-        if (recvs[k] > 0 && (output == nullptr || pieces.in[i].data() < output)) output = pieces.in[i].data();
-    }
-    for (size_t k = 0; k < n; ++k) {
-        const auto i = static_cast<size_t>(carriers_.on_host[k]);
-        if (sends[k] > 0) sdispls[k] = pieces.out[i].data() - input;
-        if (recvs[k] > 0) rdispls[k] = pieces.in[i].data() - output;
-    }
-    Exchange x;
-    x.input = input;
-    x.output = output;
-    x.send_counts = sends;
-    x.sdispls = sdispls;
-    x.recv_counts = recvs;
-    x.rdispls = rdispls;
-    carriers_.within->exchange(x, timeout_);
+    Request request(OpKind::all_to_all_v, static_cast<int>(carriers_.on_host.size()));
+    const auto place = [this](const auto& by_rank, std::span<int64_t> counts, std::span<int64_t> displs) {
+        decltype(by_rank[0].data()) lowest = nullptr;
+        for (const int j : carriers_.on_host)
+            if (const auto& piece = by_rank[static_cast<size_t>(j)];
+                !piece.empty() && (!lowest || piece.data() < lowest))
+                lowest = piece.data();
+        for (size_t k = 0; k < counts.size(); ++k) {
+            const auto& piece = by_rank[static_cast<size_t>(carriers_.on_host[k])];
+            counts[k] = static_cast<int64_t>(piece.size());
+            if (!piece.empty()) displs[k] = piece.data() - lowest;
+        }
+        return lowest;
+    };
+    const char* const input = place(pieces.out, request.send_counts(), request.sdispls());
+    char* const output = place(pieces.in, request.recv_counts(), request.rdispls());
+    carriers_.within->exchange(request.exchange(DType::uint8, input, output), timeout_);
 }
 
 /// Called before data move that do not travel with the rows: from here on the peers cannot continue without this rank.
 void TcpCommunicator::start_moving() {
-    if (!carriers_.between) throw backend_unavailable("domain '" + domain() + "' moves no data between hosts");
+    if (!carriers_.between) throw backend_unavailable("domain '", domain(), "' moves no data between hosts");
     moving_ = true;
 }
 

@@ -48,6 +48,17 @@ bool divides(const WireRow& head) {
     return (head.flags & (row_inline | row_failed)) == row_inline && !is_reduction(head.op);
 }
 
+/// True if the row's description of its payload is right: every known region lies in it.
+bool fits(const WireRow& head, const std::vector<Pair>& pairs) {
+    if (!divides(head)) return true;
+    const uint64_t end = head.payload_at + head.payload_bytes;
+    return std::all_of(pairs.begin(), pairs.end(), [&](const Pair& pair) {
+        if (pair.send_count == 0) return true;
+        const auto at = static_cast<uint64_t>(pair.source), count = static_cast<uint64_t>(pair.send_count);
+        return pair.send_count > 0 && at >= head.payload_at && at <= end && count <= (end - at) / size_of(head.dtype);
+    });
+}
+
 }  // namespace
 
 Error TcpLeaders::not_understood() {
@@ -105,21 +116,6 @@ void TcpLeaders::append_row(std::string& body, int rank, uint64_t seq, const Con
         for (const int j : to.ranks) append(body, from.pairs() + j, 1);
     body.append(control_.payload(from) + head.payload_at, head.payload_bytes);
 }
-
-namespace {
-
-/// True if the row's description of its payload is right: every known region lies in it.
-bool fits(const WireRow& head, const std::vector<Pair>& pairs) {
-    if (!divides(head)) return true;
-    const uint64_t end = head.payload_at + head.payload_bytes;
-    return std::all_of(pairs.begin(), pairs.end(), [&](const Pair& pair) {
-        if (pair.send_count == 0) return true;
-        const auto at = static_cast<uint64_t>(pair.source), count = static_cast<uint64_t>(pair.send_count);
-        return pair.send_count > 0 && at >= head.payload_at && at <= end && count <= (end - at) / size_of(head.dtype);
-    });
-}
-
-}  // namespace
 
 void TcpLeaders::hear_rows(size_t connection, const Message& message, const char* body) {
     const char* const end = body + message.bytes;

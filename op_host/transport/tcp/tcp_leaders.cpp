@@ -61,12 +61,6 @@ struct TcpLeadersOfProcess {
     }
 };
 
-std::shared_ptr<TcpLeaders> TcpLeaders::make(TcpMembership membership, std::vector<int> here, std::vector<Peer> local,
-                                             ControlPlane& control) {
-    return std::shared_ptr<TcpLeaders>(
-        new TcpLeaders(std::move(membership), std::move(here), std::move(local), control));
-}
-
 TcpLeaders::TcpLeaders(TcpMembership membership, std::vector<int> here, std::vector<Peer> local, ControlPlane& control)
     : control_(control),
       tree_(membership.peers),
@@ -98,39 +92,32 @@ void TcpLeaders::watch() {
         const std::lock_guard lock(of_process.mutex);
         of_process.all.insert(this);
     }
-    const auto weak = weak_from_this();
-    const auto look = [weak] {
-        if (const auto self = weak.lock()) self->look();
+    // Calls with this object before their own arguments, as long as it lives.
+    const auto weakly = [weak = weak_from_this()](auto call) {
+        return [weak, call](const auto&... arguments) {
+            if (const auto self = weak.lock()) call(*self, arguments...);
+        };
     };
-    control_.on_poison = look;
+    control_.on_poison = weakly([](TcpLeaders& self) { self.look(); });
     control_.hosts =
-        ControlPlane::Hosts{[weak](uint64_t seq) {
-                                if (const auto self = weak.lock()) self->published(seq);
-                            },
-                            look,
-                            [weak](int rank) {
+        ControlPlane::Hosts{weakly([](TcpLeaders& self, uint64_t seq) { self.published(seq); }), control_.on_poison,
+                            [weak = weak_from_this()](int rank) {
                                 const auto self = weak.lock();
                                 return self ? self->cut_off(rank) : -1;
                             },
-                            [weak](uint64_t seq, const PairDifference& difference) {
+                            weakly([](TcpLeaders& self, uint64_t seq, const PairDifference& difference) {
                                 const std::string body(reinterpret_cast<const char*>(&difference), sizeof difference);
-                                if (const auto self = weak.lock())
-                                    self->send_to_others(nobody, {0, Tells::difference, 0, {}, seq}, body);
-                            }};
+                                self.send_to_others(nobody, {0, Tells::difference, 0, {}, seq}, body);
+                            })};
+    const auto listen = [&](const UniqueFd& fd, auto call) {
+        if (fd) Reactor::instance().add(fd.get(), weakly([call](TcpLeaders& self, uint32_t) { call(self); }));
+    };
     for (size_t i = 0; i < local_.size(); ++i) {
-        if (local_[i].pidfd)
-            Reactor::instance().add(local_[i].pidfd.get(), [weak, i](uint32_t) {
-                if (const auto self = weak.lock()) self->on_local(i, true, "its process has ended");
-            });
-        if (local_[i].socket)
-            Reactor::instance().add(local_[i].socket.get(), [weak, i](uint32_t) {
-                if (const auto self = weak.lock()) self->on_local(i, false, "its connection was closed");
-            });
+        listen(local_[i].pidfd, [i](TcpLeaders& self) { self.on_local(i, true, "its process has ended"); });
+        listen(local_[i].socket, [i](TcpLeaders& self) { self.on_local(i, false, "its connection was closed"); });
     }
     for (size_t i = 0; i < connections_.size(); ++i)
-        Reactor::instance().add(connections_[i].socket.get(), [weak, i](uint32_t) {
-            if (const auto self = weak.lock()) self->on_bytes(i);
-        });
+        listen(connections_[i].socket, [i](TcpLeaders& self) { self.on_bytes(i); });
 }
 
 /// Messages from another host come through the leaders between this one and it.
@@ -193,9 +180,13 @@ void TcpLeaders::on_local(size_t index, bool ended, const std::string& how) {
     }
     if (leads()) look();
     if (!ended) return;
+    ignore(peer);
+    if (!control_.has_left(here_[index])) control_.lost(here_[index], how);
+}
+
+void TcpLeaders::ignore(const Peer& peer) {
     for (const UniqueFd* fd : {&peer.socket, &peer.pidfd})
         if (*fd) Reactor::instance().remove(fd->get());
-    if (!control_.has_left(here_[index])) control_.lost(here_[index], how);
 }
 
 /// Takes what has arrived. Returns false at the end of the connection.
@@ -330,9 +321,7 @@ void TcpLeaders::stop() {
     while (!all_ended() && Clock::now() < deadline) ::usleep(500);
     for (const Connection& connection : connections_)
         if (connection.socket) Reactor::instance().remove(connection.socket.get());
-    for (const Peer& peer : local_)
-        for (const UniqueFd* fd : {&peer.socket, &peer.pidfd})
-            if (*fd) Reactor::instance().remove(fd->get());
+    for (const Peer& peer : local_) ignore(peer);
     {
         auto& of_process = TcpLeadersOfProcess::instance();
         const std::lock_guard lock(of_process.mutex);

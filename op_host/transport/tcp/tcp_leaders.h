@@ -24,8 +24,7 @@ class TcpLeaders : public std::enable_shared_from_this<TcpLeaders> {
   public:
     /// `here` are the ranks of this host, in order, and `local` are the connections to them. `control` must outlive the
     /// leaders, or their `stop`.
-    static std::shared_ptr<TcpLeaders> make(TcpMembership membership, std::vector<int> here, std::vector<Peer> local,
-                                            ControlPlane& control);
+    TcpLeaders(TcpMembership membership, std::vector<int> here, std::vector<Peer> local, ControlPlane& control);
     ~TcpLeaders();
 
     /// Sets the functions of the control plane, and starts to listen to the peers.
@@ -59,7 +58,6 @@ class TcpLeaders : public std::enable_shared_from_this<TcpLeaders> {
 
     class Turn;
 
-    TcpLeaders(TcpMembership membership, std::vector<int> here, std::vector<Peer> local, ControlPlane& control);
     bool leads() const { return here_[0] == control_.rank(); }
     static bool comes_over(const Connection& connection, int64_t rank) {
         return std::binary_search(connection.ranks.begin(), connection.ranks.end(), rank);
@@ -67,6 +65,7 @@ class TcpLeaders : public std::enable_shared_from_this<TcpLeaders> {
     bool is_here(int rank) const { return tree_.host_of(rank) == tree_.host_of(here_[0]); }
     int cut_off(int rank) const;
     bool all_ended();
+    static void ignore(const Peer& peer);
 
     void published(uint64_t seq);
     void look();

@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <thread>
@@ -19,8 +18,6 @@
 
 namespace alltoallv {
 namespace {
-
-constexpr double telling = 10.0;  // seconds in which ranks that come are told of a failure
 
 /// A rank's answer to rank 0's challenge, with a challenge of its own.
 struct Introduction {
@@ -67,25 +64,6 @@ void tell(TcpMembership& membership, const Error& error) {
     throw error;
 }
 
-/// Lets `meet` tell the other ranks why this one, which may have no descriptor left, cannot join. A failure that this
-/// rank has heard of is no news.
-template <class Meet>
-void tell_apart(const TcpMeetingOptions& options, const Error& error, Meet&& meet) {
-    if (error.kind() != ErrorClass::resource || options.failure) return;
-    TcpMeetingOptions apart = options;
-    apart.failure = error;
-    apart.timeout = std::min(options.timeout, telling);
-    const auto told = [&](const std::atomic<bool>& stopped) {
-        apart.poll = [&] {
-            if (stopped) throw error;
-        };
-        meet(apart);
-    };
-    without_descriptors(told, [&] {
-        if (options.poll) options.poll();
-    });
-}
-
 void receive_apart(int port, const TcpMeetingOptions& options, const Error& error) {
     tell_apart(options, error, [port](const auto& apart) { receive_ranks(listen_when_free(port, apart), apart); });
 }
@@ -102,27 +80,6 @@ std::string absent(const TcpMembership& membership) {
     return names;
 }
 
-}  // namespace
-
-UniqueFd listen_when_free(int port, const TcpMeetingOptions& options) {
-    const auto deadline = after(options.timeout);
-    for (;;) {
-        try {
-            if (UniqueFd listener = listen_tcp(port)) return listener;
-        } catch (const Error& error) {
-            receive_apart(port, options, error);
-            throw;
-        }
-        if (Clock::now() >= deadline)
-            throw comm_timeout("rank 0 could not listen on port " + std::to_string(port) + " within " +
-                               seconds_text(options.timeout) + ": it is in use; ALLTOALLV_ROOT_PORT chooses another");
-        if (options.poll) options.poll();
-        std::this_thread::sleep_for(tcp_pause);
-    }
-}
-
-namespace {
-
 /// Receives the ranks into `membership`; if one of them cannot join, tells all why, and returns it.
 std::optional<Error> receive(const UniqueFd& listener, const TcpMeetingOptions& options, TcpMembership& membership) {
     auto deadline = after(options.timeout);
@@ -137,9 +94,9 @@ std::optional<Error> receive(const UniqueFd& listener, const TcpMeetingOptions& 
         if (options.poll) options.poll();
         if (failure && Clock::now() >= deadline) break;
         if (Clock::now() >= deadline)
-            refuse(membership, comm_timeout("rank 0 waited " + seconds_text(options.timeout) + " for " +
-                                            absent(membership) + " to join domain '" + options.domain + "' at port " +
-                                            std::to_string(port_of(listener.get())) + unproven(refused)));
+            refuse(membership, comm_timeout("rank 0 waited ", seconds_text(options.timeout), " for ",
+                                            absent(membership), " to join domain '", options.domain, "' at port ",
+                                            port_of(listener.get()), unproven(refused)));
         for (TcpGuest& guest : guests.next(static_cast<int>(tcp_pause.count()))) {
             Introduction given;
             std::memcpy(&given, guest.heard.data(), sizeof given);
@@ -153,9 +110,8 @@ std::optional<Error> receive(const UniqueFd& listener, const TcpMeetingOptions& 
             if (!send_all(guest.socket.get(), &proof, sizeof proof)) continue;
             if (hello.size != options.size || hello.rank < 1 || hello.rank >= options.size) {
                 membership.sockets.push_back(std::move(guest.socket));
-                refuse(membership, invalid_param("rank " + std::to_string(hello.rank) + " of " +
-                                                 std::to_string(hello.size) + " came to domain '" + options.domain +
-                                                 "', which has " + std::to_string(options.size) + " ranks"));
+                refuse(membership, invalid_param("rank ", hello.rank, " of ", hello.size, " came to domain '",
+                                                 options.domain, "', which has ", options.size, " ranks"));
             }
             TcpHello& known = hellos[static_cast<size_t>(hello.rank)];
             if (known.magic == 0) --waiting;  // else it has tried again
@@ -176,26 +132,6 @@ std::optional<Error> receive(const UniqueFd& listener, const TcpMeetingOptions& 
     membership.peers = peers_of(hellos, 0);
     return std::nullopt;
 }
-
-}  // namespace
-
-TcpMembership receive_ranks(UniqueFd listener, const TcpMeetingOptions& options) {
-    TcpMembership membership;
-    const int port = port_of(listener.get());
-    std::optional<Error> failure;
-    try {
-        failure = receive(listener, options, membership);
-    } catch (const Error& error) {
-        listener.reset();
-        membership.sockets.clear();  // they will try again
-        receive_apart(port, options, error);
-        throw;
-    }
-    if (failure) throw *failure;
-    return membership;
-}
-
-namespace {
 
 /// Joins rank 0, and returns nothing, or what keeps a rank from joining.
 std::optional<Error> join(const std::vector<TcpAddress>& addresses, const TcpMeetingOptions& options,
@@ -238,8 +174,8 @@ std::optional<Error> join(const std::vector<TcpAddress>& addresses, const TcpMee
             for (const TcpAddress& address : addresses)
                 tried += (tried.empty() ? "" : ", ") + address.host + ":" + std::to_string(address.port);
             throw comm_timeout(
-                "rank " + std::to_string(options.rank) + " waited " + seconds_text(options.timeout) +
-                " for rank 0 of domain '" + options.domain + "' at " + tried +
+                "rank ", options.rank, " waited ", seconds_text(options.timeout), " for rank 0 of domain '",
+                options.domain, "' at ", tried,
                 (refused ? std::string(", where somebody does not know the domain's secret: ") + secret_hint : ""));
         }
         if (options.poll) options.poll();
@@ -247,7 +183,59 @@ std::optional<Error> join(const std::vector<TcpAddress>& addresses, const TcpMee
     }
 }
 
+std::string lost(int rank) {
+    return "rank " + std::to_string(rank) + " was lost while it joined: its connection has ended";
+}
+
+/// Hears every other rank, even after a failure, so that none hears its answer while it still joins.
+std::optional<Error> hear_all(const TcpMembership& membership, const TcpMeetingOptions& options) {
+    const Clock::time_point deadline = after(options.timeout);
+    std::optional<Error> failure;
+    for (size_t j = 1; j < membership.sockets.size(); ++j) {
+        const int socket = membership.sockets[j].get();
+        TcpHello hello;
+        const bool heard =
+            wait_to_hear(socket, deadline, options) && receive_all(socket, &hello, sizeof hello, after(tcp_patience));
+        if (failure || (heard && hello.failure == 0)) continue;
+        failure = heard ? failure_of(hello, options.domain) : peer_lost(lost(static_cast<int>(j)));
+    }
+    return failure;
+}
+
 }  // namespace
+
+UniqueFd listen_when_free(int port, const TcpMeetingOptions& options) {
+    const auto deadline = after(options.timeout);
+    for (;;) {
+        try {
+            if (UniqueFd listener = listen_tcp(port)) return listener;
+        } catch (const Error& error) {
+            receive_apart(port, options, error);
+            throw;
+        }
+        if (Clock::now() >= deadline)
+            throw comm_timeout("rank 0 could not listen on port ", port, " within ", seconds_text(options.timeout),
+                               ": it is in use; ALLTOALLV_ROOT_PORT chooses another");
+        if (options.poll) options.poll();
+        std::this_thread::sleep_for(tcp_pause);
+    }
+}
+
+TcpMembership receive_ranks(UniqueFd listener, const TcpMeetingOptions& options) {
+    TcpMembership membership;
+    const int port = port_of(listener.get());
+    std::optional<Error> failure;
+    try {
+        failure = receive(listener, options, membership);
+    } catch (const Error& error) {
+        listener.reset();
+        membership.sockets.clear();  // they will try again
+        receive_apart(port, options, error);
+        throw;
+    }
+    if (failure) throw *failure;
+    return membership;
+}
 
 TcpMembership join_rank_0(const std::vector<TcpAddress>& addresses, const TcpMeetingOptions& options) {
     TcpMembership membership;
@@ -260,6 +248,28 @@ TcpMembership join_rank_0(const std::vector<TcpAddress>& addresses, const TcpMee
     }
     if (failure) throw *failure;
     return membership;
+}
+
+void confirm(const TcpMembership& membership, TcpMeetingOptions options, const std::optional<Error>& failure) {
+    options.failure = failure;
+    const TcpHello hello = introduce(options);
+    std::optional<Error> heard;
+    if (options.rank != 0) {
+        const int socket = membership.sockets[0].get();
+        if (!send_all(socket, &hello, sizeof hello) ||
+            !hear_answer(socket, after(options.timeout + tcp_patience), options, heard))
+            heard = peer_lost(lost(0));
+    } else {
+        heard = hear_all(membership, options);
+        if (failure) heard = failure_of(hello, options.domain);
+        const TcpAnswer welcome{tcp_magic};
+        for (const UniqueFd& socket : membership.sockets) {
+            if (socket && heard) answer_with(socket.get(), *heard);
+            if (socket && !heard) (void)send_all(socket.get(), &welcome, sizeof welcome);
+        }
+    }
+    if (failure) throw *failure;
+    if (heard) throw *heard;
 }
 
 }  // namespace alltoallv

@@ -73,7 +73,7 @@ void TcpMessages::close() {
     const auto moves = [](const Post& post) { return post.carried && !post.carried->done(); };
     if (std::any_of(posts_.begin(), posts_.end(), moves)) within_->destroy();  // nothing moves after this
     for (Post& post : posts_)
-        if (!post.work->done()) finish(post, std::make_exception_ptr(post.ended(control_)));
+        if (!post.work->done()) finish(post, post.ended(control_));
     posts_.clear();
     for (Connection& connection : connections_) connection.socket.reset();
     within_.reset();
@@ -217,11 +217,11 @@ void TcpMessages::on_frame(int peer, const Frame& frame, std::string body) {
         say(peer, {Say::data, frame.tag, frame.number, post->bytes(), frame.count, frame.dtype}, post->data(),
             post->bytes());
     } else if (frame.type == Say::refuse) {
-        finish(*post, std::make_exception_ptr(message_mismatch(frame.tag, control_.domain(), control_.rank(),
-                                                               post->as(), peer, {frame.count, frame.dtype})));
+        finish(*post, message_mismatch(frame.tag, control_.domain(), control_.rank(), post->as(), peer,
+                                       {frame.count, frame.dtype}));
     } else {
-        if (frame.type == Say::data) say(peer, {Say::done, frame.tag, frame.number}, nullptr, 0);
-        finish(*post, nullptr);
+        if (frame.type == Say::data) say(peer, {Say::done, frame.tag, frame.number});
+        finish(*post);
     }
 }
 
@@ -258,19 +258,19 @@ bool TcpMessages::meet(Post& post, int from) {
 void TcpMessages::take(Post& post, Offer& offer) {
     if (offer.data.size() < post.bytes()) {
         if (shares_memory(post, post.from)) carry(post, post.from);
-        say(post.from, {Say::take, offer.frame.tag, post.number}, nullptr, 0);
+        say(post.from, {Say::take, offer.frame.tag, post.number});
         return;
     }
     if (post.bytes() > 0) std::memcpy(post.data(), offer.data.data(), post.bytes());
-    finish(post, nullptr);
-    say(post.from, {Say::done, offer.frame.tag, post.number}, nullptr, 0);
+    finish(post);
+    say(post.from, {Say::done, offer.frame.tag, post.number});
 }
 
 void TcpMessages::refuse(Post& post, const Offer& offer) {
     const Frame& frame = offer.frame;
-    say(post.from, {Say::refuse, frame.tag, frame.number, 0, post.asked.count, post.asked.dtype}, nullptr, 0);
-    finish(post, std::make_exception_ptr(message_mismatch(frame.tag, control_.domain(), post.from,
-                                                          {frame.count, frame.dtype}, control_.rank(), post.as())));
+    say(post.from, {Say::refuse, frame.tag, frame.number, 0, post.asked.count, post.asked.dtype});
+    finish(post, message_mismatch(frame.tag, control_.domain(), post.from, {frame.count, frame.dtype}, control_.rank(),
+                                  post.as()));
 }
 
 /// Checks if the peers still live, and if the time is over.
@@ -283,13 +283,13 @@ void TcpMessages::look() {
                 return j != control_.rank() && !connections_[static_cast<size_t>(j)].socket;
             });
             if (gone && post.survives()) {
-                finish(post, std::make_exception_ptr(peer_lost(control_.describe_rank(late[0]) + " was lost")));
+                finish(post, peer_lost(control_.describe_rank(late[0]), " was lost"));
             } else if (gone) {
                 control_.lost(late[0], "its connection for messages has ended");
             } else if (seconds_since(post.started) >= post.timeout) {
                 const std::string text = control_.describe_wait("waited", post.started, post.text(control_), late);
                 if (post.survives())
-                    finish(post, std::make_exception_ptr(comm_timeout(text)));
+                    finish(post, comm_timeout(text));
                 else
                     control_.poison(PoisonKind::timeout, text);
             }
@@ -298,7 +298,7 @@ void TcpMessages::look() {
         if (post.carried && !post.carried->done())
             within_->abort(control_.poison_told().reason);  // the data are the caller's once nothing moves
         else
-            finish(post, std::make_exception_ptr(post.ended(control_)));
+            finish(post, post.ended(control_));
     }
 }
 
@@ -312,7 +312,7 @@ TcpMessages::Post* TcpMessages::find(bool sends, int peer, uint64_t number) {
 
 /// If a message ends half way, the rest is sent from a copy and received into unused memory, so that its connection
 /// lasts. A broken peer may answer before it has received everything.
-void TcpMessages::finish(Post& post, std::exception_ptr error) {
+void TcpMessages::finish(Post& post, const std::optional<Error>& error) {
     const auto is_of = [&](const char* at) { return post.data() <= at && at < post.data() + post.bytes(); };
     for (Connection& connection : connections_) {
         if (connection.into != nullptr && !post.sends() && is_of(connection.into)) {
@@ -324,7 +324,7 @@ void TcpMessages::finish(Post& post, std::exception_ptr error) {
                 words.own.append(words.data, std::exchange(words.bytes, 0));
     }
     control_.messages_under_way.fetch_sub(1);
-    post.work->finish(std::move(error));
+    post.work->finish(error ? std::make_exception_ptr(*error) : nullptr);
 }
 
 }  // namespace alltoallv

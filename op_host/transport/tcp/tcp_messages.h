@@ -12,6 +12,7 @@
 #include <list>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -63,8 +64,8 @@ class TcpMessages : public std::enable_shared_from_this<TcpMessages> {
     void hear(int peer);
     void on_frame(int peer, const Frame& frame, std::string body);
     void speak(int peer);
-    void say(int peer, const Frame& frame, const char* body, size_t bytes);
-    void finish(Post& post, std::exception_ptr error);
+    void say(int peer, const Frame& frame, const char* body = nullptr, size_t bytes = 0);
+    void finish(Post& post, const std::optional<Error>& error = {});
     Post* find(bool sends, int peer, uint64_t number);
 
     ControlPlane& control_;

@@ -27,7 +27,7 @@ void TcpMessages::tell_to_wait() {
             if (offer.told || seconds_since(offer.came) < tells_after) continue;
             offer.told = true;
             if (static_cast<int>(j) != control_.rank())
-                say(static_cast<int>(j), {Say::wait, offer.frame.tag, offer.frame.number}, nullptr, 0);
+                say(static_cast<int>(j), {Say::wait, offer.frame.tag, offer.frame.number});
         }
 }
 

@@ -47,13 +47,13 @@ void TcpMessages::drive_carried() {
 
 void TcpMessages::land(Post& post) {
     const std::exception_ptr failure = post.carried->error();
-    if (failure == nullptr) return finish(post, nullptr);
+    if (failure == nullptr) return finish(post);
     try {
         std::rethrow_exception(failure);
     } catch (const Error& error) {
         if (!control_.poisoned()) control_.poison_with(error, post.text(control_));
     }
-    finish(post, std::make_exception_ptr(post.ended(control_)));
+    finish(post, post.ended(control_));
 }
 
 }  // namespace alltoallv

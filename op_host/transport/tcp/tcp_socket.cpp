@@ -96,22 +96,14 @@ UniqueFd listen_tcp(int port) {
         if (!listener && has_run_out(errno)) break;
         if (!listener) continue;  // a host without IPv6
         set_option(listener.get(), SOL_SOCKET, SO_REUSEADDR, 1);
-        int bound = 0;
-        if (family == AF_INET6) {
-            set_option(listener.get(), IPPROTO_IPV6, IPV6_V6ONLY, 0);
-            sockaddr_in6 any{};
-            any.sin6_family = AF_INET6;
-            any.sin6_port = htons(static_cast<uint16_t>(port));
-            any.sin6_addr = in6addr_any;
-            bound = ::bind(listener.get(), reinterpret_cast<sockaddr*>(&any), sizeof any);
-        } else {
-            sockaddr_in any{};
-            any.sin_family = AF_INET;
-            any.sin_port = htons(static_cast<uint16_t>(port));
-            bound = ::bind(listener.get(), reinterpret_cast<sockaddr*>(&any), sizeof any);
-        }
-        if (bound != 0 && errno == EADDRINUSE) return {};
-        if (bound == 0 && ::listen(listener.get(), backlog) == 0) return listener;
+        if (family == AF_INET6) set_option(listener.get(), IPPROTO_IPV6, IPV6_V6ONLY, 0);
+        sockaddr_in6 any{};  // an address of zeros; for IPv4, too, whose port is at the same offset
+        any.sin6_family = static_cast<sa_family_t>(family);
+        any.sin6_port = htons(static_cast<uint16_t>(port));
+        const socklen_t length = family == AF_INET6 ? sizeof any : sizeof(sockaddr_in);
+        if (::bind(listener.get(), reinterpret_cast<sockaddr*>(&any), length) == 0 &&
+            ::listen(listener.get(), backlog) == 0)
+            return listener;
         if (errno == EADDRINUSE) return {};
         if (family == AF_INET) throw system_error("cannot listen on port " + std::to_string(port), errno);
     }
