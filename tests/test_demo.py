@@ -13,9 +13,8 @@ from sklearn.cluster import KMeans
 from sklearn.datasets import load_digits
 from started import alltoallv, run
 
-import alltoallv_tools.demo
 from alltoallv_tools.cli import main as cli
-from alltoallv_tools.demo import digits, program, report
+from alltoallv_tools.demo import program, report
 
 # Digits 0 to 9 in the data set, as its description says.
 PER_CLASS = [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
@@ -140,72 +139,6 @@ def test_exits_non_zero_when_a_byte_is_wrong(harm, wrong, tmp_path):
     assert "[0] rank 0: token" not in result.stderr
     for rank in (0, 1):
         assert re.search(rf"rank {rank} \(pid \d+\) exited with code 1", result.stderr)
-
-
-def test_corruption_on_the_way_there_is_found(ranks, tmp_path, capsys):
-    def job(comm, path):
-        real = program.send_to_experts
-
-        def harmed(comm, tokens, routing):
-            arrived = real(comm, tokens, routing)
-            if comm.rank == comm.size - 1:
-                arrived[0, 10] += 1
-            return arrived
-
-        program.send_to_experts = harmed
-        try:
-            return program.run(comm, path, 1)
-        finally:
-            program.send_to_experts = real
-
-    assert ranks(3)(job, tmp_path / "traffic.png") == [1, 1, 1]
-    assert "only 1796 of 1797 tokens" in capsys.readouterr().out
-
-
-def test_differing_rows():
-    a = np.arange(12, dtype=np.float32).reshape(4, 3)
-    assert digits.differing_rows(a, a.copy()).tolist() == []
-    for row, value in ((1, np.nextafter(a[1, 2], np.float32(9))), (0, np.float32(-0.0)), (3, np.float32("nan"))):
-        b = a.copy()
-        b[row, 0 if row == 0 else 2] = value
-        assert digits.differing_rows(a, b).tolist() == [row]
-        assert digits.differing_rows(b, b.copy()).tolist() == []
-    assert digits.differing_rows(a[:0], a[:0]).tolist() == []
-    assert digits.differing_rows(a, a[::-1]).tolist() == [0, 1, 2, 3]
-    with pytest.raises(ValueError, match=r"\(4, 3\), expected float32 \(3, 3\)"):
-        digits.differing_rows(a, a[:3])
-
-
-def test_bits_do_not_depend_on_the_batch():
-    tokens, _ = digits.load_tokens()
-    centroids = digits.find_centroids(tokens)
-    whole = digits.route(tokens, centroids)
-    results = [digits.apply_expert(expert, tokens) for expert in range(digits.EXPERTS)]
-    random = np.random.default_rng(5)
-    for size in (1, 2, 3, 7, 8, 15, 16, 17, 31, 64, 257, 1796):
-        rows = random.choice(len(tokens), size, replace=False)
-        assert (digits.route(tokens[rows], centroids) == whole[rows]).all()
-        for expert, result in enumerate(results):
-            found = digits.apply_expert(expert, tokens[rows])
-            assert digits.differing_rows(found, result[rows]).tolist() == []
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 7, 8, 13])
-def test_shares_cover_everything_once(size):
-    for share, total in ((digits.classes_of, 10), (digits.experts_of, 8)):
-        parts = [share(rank, size) for rank in range(size)]
-        assert [number for part in parts for number in part] == list(range(total))
-        assert max(map(len, parts)) - min(map(len, parts)) <= 1
-
-
-def test_missing_packages_are_named(monkeypatch, capsys, tmp_path):
-    packages = {"no_such_module_1": "scikit-learn", "no_such_module_2": "matplotlib"}
-    monkeypatch.setattr(alltoallv_tools.demo, "_PACKAGES", packages)
-    sentence = "the demo needs scikit-learn and matplotlib: pip install scikit-learn matplotlib\n"
-    assert cli(["demo", "--output-dir", str(tmp_path)]) == 1
-    assert capsys.readouterr().err == sentence
-    assert program.main([]) == 1
-    assert capsys.readouterr().err == sentence
 
 
 def test_unusable_folder_is_named(tmp_path):

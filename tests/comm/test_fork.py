@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import threading
@@ -54,32 +53,6 @@ def test_use_in_the_child_is_refused(ranks, threads):
 
     told = ranks(3, threads=threads, fresh=not threads)(work)[0]
     assert told == str([("BackendUnavailableError", True)] * 7)
-
-
-def load(k: int) -> float:
-    """What a worker of a DataLoader does."""
-    return float(np.arange(1000 * k).sum())
-
-
-def test_workers_of_multiprocessing(ranks):
-    def work(comm):
-        context = multiprocessing.get_context("fork")
-        x, counts = np.ones(5000 * comm.size), [5000] * comm.size
-        with context.Pool(2) as pool:
-            results = [pool.apply_async(sum, (range(1000 * k),)) for k in range(30)]
-            for result in results:
-                all_to_all_v(x, counts, counts, group=comm)
-                result.get(CHILD_SECONDS)
-            pool.close()
-            pool.join()
-        for _ in range(5):
-            process = context.Process(target=load, args=(1,))  # ends in the ordinary way
-            process.start()
-            check_works(comm)
-            process.join(CHILD_SECONDS)
-            assert process.exitcode == 0
-
-    ranks(2, fresh=True)(work)
 
 
 PROGRAM = """

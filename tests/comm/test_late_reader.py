@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 import time
 from contextlib import suppress
@@ -11,7 +10,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 from stopped import BYTES, FILL, FOREIGN, MB, OTHER, RECEIVER, SENDER, all_again, counts_of
-from trouble import Place, attempt, join, mapped, pids_of, process_state, stop, stop_myself, trap, wait_for, watching
+from trouble import Place, attempt, join, mapped, pids_of, process_state, stop_myself, trap, wait_for, watching
 
 import alltoallv
 from alltoallv.errors import CommTimeoutError
@@ -76,48 +75,6 @@ def test_stopped_receiver_ends_in_an_error_on_both(ranks, path):
     assert found[SENDER].text == found[RECEIVER].text
     assert f"for rank {RECEIVER} (pid " in found[SENDER].text
     assert "stopped" in found[SENDER].text
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("path", ["push", "pull", "cma", "staged"])
-def test_stop_at_random_moments(ranks, path):
-    """Either rank, at any moment of many exchanges: never a wrong result, never a foreign byte in a new output."""
-
-    def work(comm, rounds):
-        rng = random.Random(path)
-        for k in range(rounds):
-            delay, victim, elements = rng.uniform(0, 0.1), rng.randrange(3), rng.choice([4096, 3 * MB, 10 * MB])
-            pids = pids_of(comm)
-            with join(comm.rank, 3, f"random-{k}", comm.domain, path=path) as place:
-                x = (alltoallv.empty if path == "pull" else np.empty)(3 * elements, np.uint8)
-                x[:] = comm.rank
-                make = alltoallv.empty if path == "push" else np.empty
-                expected = np.repeat(np.arange(3, dtype=np.uint8), elements)
-
-                def exchange_for_ever(place=place, x=x, make=make, elements=elements, expected=expected):
-                    while True:
-                        out = make(3 * elements, np.uint8)
-                        out[:] = 77
-                        all_to_all_v(x, [elements] * 3, [elements] * 3, out=out, group=place, timeout=0.3)
-                        assert np.array_equal(out, expected), "a call succeeded with wrong data"
-
-                stop_at, pid = time.monotonic() + delay, pids[victim]
-                if comm.rank == (victim + 1) % 3:
-                    with watching(lambda t=stop_at: time.monotonic() > t, lambda pid=pid: stop(pid)):
-                        failure = attempt(exchange_for_ever)
-                else:
-                    failure = attempt(exchange_for_ever)
-                assert failure.name == "CommTimeoutError", failure
-                x[:] = 99
-                fresh = [make(3 * elements, np.uint8) for _ in range(3)]
-                for array in fresh:
-                    array[:] = FILL
-                if comm.rank == (victim + 1) % 3:
-                    os.kill(pids[victim], signal.SIGCONT)
-                all_again(comm, f"random-end-{k}")
-                assert all((array == FILL).all() for array in fresh)
-
-    ranks(3, timeout=100)(work, 5)
 
 
 def test_stopped_in_a_reduction(ranks):

@@ -209,21 +209,6 @@ def test_rank_that_returns_while_others_call(launch, tmp_path, prompt):
         prompt("a rank leaves while others wait", stamped(tmp_path / "cause"), failure.at)
 
 
-def test_leaving_after_the_last_operator_harms_nobody(launch):
-    """The quickest rank may be gone while the others are still in the same operator."""
-
-    def work(comm):
-        for size in (4, 500_000):
-            x = np.full(size * comm.size, comm.rank)
-            y = all_to_all_v(x, [size] * comm.size, group=comm)
-            assert y.reshape(comm.size, -1).tolist()[0][0] == 0
-        comm.destroy()
-        return y[-1]
-
-    for _ in range(10):
-        assert launch(3, work) == [2, 2, 2]
-
-
 def test_process_that_ends_without_destroy_has_left(ranks):
     """At exit a rank leaves in an orderly way; whoever still waits for it is told so."""
 

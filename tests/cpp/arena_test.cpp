@@ -12,7 +12,6 @@
 #include <optional>
 #include <random>
 
-#include "base/fork_generation.h"
 #include "check.h"
 
 using namespace alltoallv;
@@ -54,17 +53,6 @@ TEST(hands_out) {
         CHECK(moved.data() == data);
     }
     empty_again();
-}
-
-TEST(reuses) {
-    const Budget budget(arena(), 64 * megabyte);
-    char* first = nullptr;
-    for (int i = 0; i < 5; ++i) {
-        const Block block = arena().allocate(3 * megabyte);
-        if (i == 0) first = block.data();
-        CHECK(block.data() == first);
-    }
-    CHECK_EQ(arena().stats().segments, uint64_t{1});
 }
 
 /// Bytes of these addresses that the page tables map by huge pages.
@@ -131,23 +119,6 @@ TEST(merges) {
     }
 }
 
-TEST(keeps_to_the_budget) {
-    const ArenaStats before = arena().stats();
-    {
-        const Budget budget(arena(), 10 * megabyte);
-        const Block fits = arena().allocate(9 * megabyte), beyond = arena().allocate(2 * megabyte);
-        CHECK(fits.shared() && !beyond.shared());
-        std::memset(beyond.data(), 1, beyond.bytes());
-        CHECK_EQ(arena().stats().private_blocks, before.private_blocks + 1);
-        CHECK_EQ(arena().stats().private_bytes, before.private_bytes + 2 * megabyte);
-        CHECK(arena().locate(beyond.data(), beyond.bytes()).segment() == 0);
-        const Budget second(arena(), 10 * megabyte);  // another domain
-        CHECK(arena().allocate(2 * megabyte).shared());
-        CHECK(arena().stats().segment_bytes <= 20 * megabyte);
-    }
-    empty_again();
-}
-
 TEST(keeps_private_blocks) {
     const Budget budget(arena(), megabyte);
     const char* place = nullptr;
@@ -160,18 +131,6 @@ TEST(keeps_private_blocks) {
     }
     const Block kept = arena().allocate(40 * megabyte), other = arena().allocate(40 * megabyte);
     CHECK(kept.data() == place && other.data() != place);
-}
-
-TEST(outlives_communicators) {
-    std::optional<Block> block;
-    {
-        const Budget budget(arena(), 20 * megabyte);
-        block.emplace(arena().allocate(100));
-    }
-    std::memset(block->data(), 1, block->bytes());
-    CHECK_EQ(arena().stats().segments, uint64_t{1});
-    block.reset();
-    empty_again();
 }
 
 TEST(finds) {
@@ -295,40 +254,6 @@ TEST(stress) {
     for (std::thread& user : users) user.join();
     CHECK_EQ(good.load(), 4);
     CHECK_EQ(arena().stats().used_bytes, uint64_t{0});
-}
-
-/// A child has an arena of its own: it neither hands out nor takes back what is the parent's.
-TEST(forked) {
-    const Budget budget(arena(), 20 * megabyte);
-    std::optional<Block> block(arena().allocate(1000));
-    std::memset(block->data(), 7, block->bytes());
-    const uint64_t process = arena().process();
-    const uint32_t generation = fork_generation();
-    const pid_t child = testing::spawn("child", [&] {
-        CHECK(arena().process() != process);
-        CHECK_EQ(fork_generation(), generation + 1);
-        CHECK_EQ(arena().stats().segments, uint64_t{0});
-        CHECK(arena().locate(block->data(), 1).segment() == 0);
-        const Block own = arena().allocate(1000);
-        CHECK(own.data() != block->data());
-        std::memset(own.data(), 9, own.bytes());
-        CHECK_EQ(static_cast<int>(block->data()[999]), 7);
-        block.reset();
-        CHECK_EQ(arena().stats().used_bytes, uint64_t{4096});
-        std::_Exit(0);  // what a thread of the parent alone refers to would be taken for a leak
-    });
-    CHECK_EQ(testing::wait_for(child), 0);
-    CHECK_EQ(arena().process(), process);
-    CHECK_EQ(static_cast<int>(block->data()[999]), 7);
-}
-
-TEST(opted_out) {
-    setenv("ALLTOALLV_POOL", "0", 1);
-    Arena without;
-    unsetenv("ALLTOALLV_POOL");
-    const Block block = without.allocate(100);
-    CHECK(!block.shared() && without.locate(block.data(), 100).segment() == 0);
-    std::memset(block.data(), 1, 100);
 }
 
 }  // namespace

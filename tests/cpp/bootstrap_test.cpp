@@ -32,22 +32,6 @@ TEST(recreation, const Mode& mode) {
     }));
 }
 
-TEST(domains_at_once, const Mode& mode) {
-    all_pass(mode.run(3, [&](int rank) {
-        std::vector<std::thread> starters;
-        std::atomic<int> good = 0;
-        for (const char* domain : {"a", "b", "c"}) {
-            starters.emplace_back([&, domain] {
-                BootstrapOptions options = options_of(rank, 3);
-                options.domain = domain;
-                good += passes(domain, [&] { check_membership(mode, options); });
-            });
-        }
-        for (std::thread& starter : starters) starter.join();
-        CHECK_EQ(good.load(), 3);
-    }));
-}
-
 TEST(timeouts, const Mode& mode) {
     const std::string job = options_of(0, 1).job;
     auto start = Clock::now();

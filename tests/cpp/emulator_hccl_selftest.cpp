@@ -100,27 +100,6 @@ TEST(reductions, Group& g) {
     check_values(unequal, {ranks_sum + ranks * (ranks - 1 - g.rank)});
 }
 
-TEST(messages, Group& g) {
-    const uint32_t next = static_cast<uint32_t>((g.rank + 1) % g.size),
-                   previous = static_cast<uint32_t>((g.rank + g.size - 1) % g.size);
-    const DeviceArray<int> x(range(10 * g.rank, 3)), y(3), z(3);
-    HcclSendRecvItem items[] = {{HCCL_SEND, x.data(), 3, int32, next}, {HCCL_RECV, y.data(), 3, int32, previous}};
-    CHECK_EQ(HcclBatchSendRecv(items, 2, g.comm, g.stream), 0);
-    CHECK_EQ(HcclGroupStart(), 0);
-    CHECK_EQ(HcclSend(x.data(), 3, int32, next, g.comm, g.stream), 0);
-    CHECK_EQ(HcclRecv(z.data(), 3, int32, previous, g.comm, g.stream), 0);
-    CHECK_EQ(HcclGroupEnd(), 0);
-    g.synchronize();
-    check_values(y, range(10 * static_cast<int>(previous), 3));
-    check_values(z, range(10 * static_cast<int>(previous), 3));
-    if (g.size == 1) return;
-    const DeviceArray<int> w(std::vector<int>{g.rank});
-    if (g.rank == 0) CHECK_EQ(HcclSend(w.data(), 1, int32, 1, g.comm, g.stream), 0);
-    if (g.rank == 1) CHECK_EQ(HcclRecv(w.data(), 1, int32, 0, g.comm, g.stream), 0);
-    g.synchronize();
-    if (g.rank == 1) check_values(w, {0});
-}
-
 TEST(sub_communicators, Group& g) {
     HcclCommConfig config = hccl_default_config();
     std::strcpy(config.hcclCommName, "reversed");

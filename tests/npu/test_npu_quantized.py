@@ -233,18 +233,3 @@ def test_the_operation_of_atb(ranks: Ranks, quant_type: QuantType) -> None:
             assert_bits_equal(bits(operations[0](*given)), wanted)
 
     ranks(2, communicator=False)(check, quant_type)
-
-
-def test_the_operation_finds_scales_itself(ranks: Ranks) -> None:
-    def check(rank: int, size: int) -> None:
-        with communicator(rank) as (comm, device), Communicator.from_env("host", backend="shm", timeout=30) as host:
-            param = QuantAllReduceParam(rank=rank, rank_size=size, quant_type=QuantType.DYNAMIC, gather="quantized")
-            results = []
-            for place, member in (("cpu", host), (device, comm)):
-                operation, feedback = at.QuantAllReduceOperation(param, member), at.ErrorFeedback()
-                for step in range(2):
-                    y = operation(normal(10 * step + rank, 1500).to(place), error_feedback=feedback)
-                results.append(bits(y))
-            assert_bits_equal(results[1], results[0])
-
-    ranks(2, communicator=False)(check)

@@ -13,7 +13,6 @@ from npu_ranks import (
     caught_or,
     communicator,
     emulated,
-    ended,
     exchange,
     group,
     meet,
@@ -209,26 +208,6 @@ def test_own_checks_fail_after_the_checked_calls(ranks: Ranks) -> None:
         comm.destroy()
 
     ranks(2, communicator=False)(check)
-
-
-def test_the_third_call_fails(ranks: Ranks) -> None:
-    """The two before are right, on all ranks; those behind are errors, on all."""
-
-    def check(rank: int, size: int) -> None:
-        device = use_device(rank)
-        comm = Communicator.from_env(backend="hccl", timeout=20)
-        with emulated(faults="HcclAlltoAllV#3=fail:4" if rank == 1 else ""):
-            for _ in range(2):
-                assert exchange(comm, device) == list(range(size))
-            x = zeros(size, device)
-            third = caught_or(lambda: at.all_to_all_v(x, [1] * size, [1] * size, group=comm))
-            ended(comm)
-            fourth = caught(lambda: at.all_to_all_v(x, [1] * size, [1] * size, group=comm))
-        assert isinstance(third, HcclError) == (rank == 1), third
-        assert isinstance(fourth, PeerLostError)
-        assert "HCCL_E_INTERNAL" in str(fourth)
-
-    ranks(2, communicator=False, fresh=True, env={"HCCL_EXEC_TIMEOUT": "2"})(check)
 
 
 def test_counts_that_nobody_compares(ranks: Ranks) -> None:

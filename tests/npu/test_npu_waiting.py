@@ -7,13 +7,11 @@ import re
 import signal
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-from npu_ranks import caught, communicator, emulated, ended, group, meet, use_device
+from npu_ranks import caught, communicator, emulated, ended, meet, use_device
 from npu_starts import exchange_works
 
 import alltoallv.torch as at
@@ -156,17 +154,6 @@ def test_communicators_used_in_another_order_on_each_rank(ranks: Ranks) -> None:
         in_vain(rank, [lambda comm=comm: start(comm, x) for comm in comms])
 
     ranks(2, communicator=False, fresh=True)(check)
-
-
-def test_groups_whose_first_calls_come_in_another_order(ranks: Ranks, tmp_path: Path) -> None:
-    def check(rank: int, size: int, file: str) -> None:
-        with group(rank, size, file, backend="gloo") as (world, device):
-            x = torch.full((size,), float(rank)).to(device)
-            groups = [world, dist.new_group(list(range(size)), backend="gloo")]
-            comms = [at.from_group(made, device="npu", timeout=2) for made in groups]
-            in_vain(rank, [lambda comm=comm: start(comm, x) for comm in comms])
-
-    ranks(2, communicator=False, fresh=True)(check, str(tmp_path / "store"))
 
 
 def in_vain(rank: int, calls: list[Callable[[], Any]]) -> None:

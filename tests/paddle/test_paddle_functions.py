@@ -130,18 +130,6 @@ def test_dropped_tasks_keep_their_tensors(ranks: Ranks) -> None:
     ranks(2)(check)
 
 
-def test_async_with_gradient(ranks: Ranks) -> None:
-    def check(comm: Communicator) -> None:
-        x = paddle.arange(4.0)
-        x.stop_gradient = False
-        y, task = ap.all_to_all_v(x * 1, [2, 2], [2, 2], group=comm, async_op=True)
-        assert task.wait()
-        (y**2).sum().backward()
-        assert x.grad.tolist() == [0, 2, 4, 6]
-
-    ranks(2)(check)
-
-
 def test_outputs_lie_in_shared_memory_and_outlive_their_communicator(ranks: Ranks) -> None:
     def check(comm: Communicator) -> None:
         before = comm.stats()["arena_used_bytes"]

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from on_ranks import Function, called_by
+
 import alltoallv.torch as at
 from alltoallv.testing import Ranks
 
@@ -76,3 +78,10 @@ class Grouped:
             return call(on_rank, next(self._files))
 
         return run
+
+
+def on_group(
+    size: int | None = None, way: Callable[..., contextlib.AbstractContextManager[Any]] = joined, **options: Any
+) -> Callable[[Function], Function]:
+    """As `on_ranks`, on ranks of a group: the test's function is called with rank, size and group."""
+    return called_by("grouped", 3, size, lambda grouped, size: grouped(size, way, **options))

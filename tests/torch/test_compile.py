@@ -56,23 +56,6 @@ def test_all_to_all_v(ranks: Ranks, backend: str, kind: str) -> None:
     ranks(2, **OPTIONS)(check)
 
 
-@BACKENDS
-def test_functional_forms(ranks: Ranks, backend: str) -> None:
-    def check(comm: Communicator) -> None:
-        def function(x: Tensor, sends: list[int], recvs: list[int]) -> Tensor:
-            a = at.functional.all_gather(x * 3, comm)
-            b = at.functional.all_to_all_single(a * a, group=comm)
-            c = at.functional.reduce_scatter(b, comm)
-            d = at.functional.all_reduce(c * 0.5, comm)
-            return torch.cat([d, at.functional.all_to_all_single(b[:4], recvs, sends, comm)])
-
-        split = [[1, 3], [2, 2]]
-        sends, recvs = split[comm.rank], [row[comm.rank] for row in split]
-        _check(function, backend, [(torch.randn(n, 3), sends, recvs) for n in (4, 6)])
-
-    ranks(2, **OPTIONS)(check)
-
-
 @pytest.mark.parametrize("kind", ["lists", "tensors", "learnt"])
 def test_one_graph_serves_many_counts(ranks: Ranks, kind: str) -> None:
     """20 count vectors, and with them 20 shapes, make at most 3 graphs: the first and 2 recompilations."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from compiled import OPTIONS, compiled, value_and_gradient
+from compiled import OPTIONS, compiled
 from every_function import NO_GRADIENT, Function, functions_of, input_of
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -78,19 +78,6 @@ def test_without_data(ranks: Ranks) -> None:
                         made = function(fake)
                         assert (made.shape, made.dtype) == (expected[name].shape, expected[name].dtype), name
         assert torch.equal(functions_of(comm)["counts"](x), expected["counts"])
-
-    ranks(2, **OPTIONS)(check)
-
-
-def test_gradients(ranks: Ranks) -> None:
-    """Graphs hold what torch.compile had not known: experts' rows, and a handle."""
-
-    def check(comm: Communicator) -> None:
-        functions = functions_of(comm)
-        for name in ("scattered", "there and back", "handle"):
-            x, ways = input_of(comm), (functions[name], compiled(functions[name]))
-            (_, gradient), (_, other) = (value_and_gradient(way, x) for way in ways)
-            assert torch.equal(gradient, other), name
 
     ranks(2, **OPTIONS)(check)
 

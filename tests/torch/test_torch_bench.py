@@ -49,19 +49,3 @@ def test_calls_of_the_backend(
         for times in row["times"].values():
             assert times["wrong"] == 0
             assert 0 < times["min_us"] <= times["median_us"]
-
-
-def test_groups_of_two_need_two_ranks(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "backend", "--np", "1"]) == 2
-    assert "--np is '1', expected numbers of at least 2" in capsys.readouterr().err
-
-
-def test_overhead_has_columns_of_torch(tmp_path: Path) -> None:
-    path = tmp_path / "out.json"
-    assert main(["bench", "overhead", "--np", "1", "--seconds", "0", "--json", str(path)]) == 0
-    (row,) = json.loads(path.read_text())["rows"]
-    assert set(row["times"]) == {
-        "ours",
-        *(f"ours-{each}" for each in ("plan", "numpy", "numpy-new", "numpy-tuple", "numpy-array")),
-        *(f"ours-{each}" for each in ("torch-plan", "torch", "torch-new", "torch-tensor")),
-    }

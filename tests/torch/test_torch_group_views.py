@@ -65,23 +65,6 @@ def test_gradients(grouped: Grouped) -> None:
     grouped(2, views)(run)
 
 
-def test_compiled(grouped: Grouped) -> None:
-    def run(rank: int, size: int, comm: Any) -> None:
-
-        @torch.compile(fullgraph=True, backend="aot_eager")
-        def step(x: torch.Tensor, sends: torch.Tensor) -> torch.Tensor:
-            return at.all_to_all_v(x * 2, sends, unit="row", group=comm) + 1
-
-        for n in (1, 2, 3):
-            x = torch.full((size * n, 2), float(rank), requires_grad=True)
-            out = step(x, torch.tensor([n] * size))
-            assert out[:, 0].tolist() == [2.0 * j + 1 for j in range(size) for _ in range(n)]
-            out.sum().backward()
-            assert torch.equal(x.grad, torch.full_like(x, 2))
-
-    grouped(2, views)(run)
-
-
 def test_first_calls_are_checked(grouped: Grouped) -> None:
     """Breaches and failures of the first calls are errors on every rank; then a failing rank ends the communicator."""
     domain = "domain 'torch-views'"

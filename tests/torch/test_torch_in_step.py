@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor
 
 import alltoallv.torch as at
 from alltoallv import Communicator
-from alltoallv.errors import AllToAllVError, PeerMismatchError
+from alltoallv.errors import PeerMismatchError
 from alltoallv.testing import Ranks
 
 
@@ -26,31 +23,6 @@ def test_linear(ranks: Ranks, what: str) -> None:
             at.quantized_linear_all_reduce(*given, group=comm, chunks=2 if odd and what == "chunks" else 4)
         y = at.quantized_linear_all_reduce(x, w, group=comm, chunks=4)
         torch.testing.assert_close(y[:, 0], 2 * x.sum(1), rtol=0.02, atol=1.0)
-        at.barrier(comm)
-
-    ranks(2)(check)
-
-
-@pytest.mark.parametrize("chunks", [1, 3])
-@pytest.mark.parametrize("what", ["expert", "shared"])
-def test_layer(ranks: Ranks, what: str, chunks: int) -> None:
-    def check(comm: Communicator) -> None:
-        dispatcher, fails = at.nn.MoEDispatcher(4, comm), comm.rank == 1
-
-        def work(name: str) -> Any:
-            def function(rows: Tensor, counts: Any = None) -> Tensor:
-                if fails and name == what:
-                    raise RuntimeError("it fails")
-                return rows
-
-            return function
-
-        tokens, ids = torch.arange(6.0)[:, None] + 100 * comm.rank, torch.tensor([[0], [1], [2], [3], [0], [3]])
-        with pytest.raises(RuntimeError if fails else AllToAllVError, match="it fails"):
-            dispatcher(tokens, ids, None, work("expert"), shared=work("shared"), chunks=chunks)
-        fails = False
-        y = dispatcher(tokens + 7, ids, None, work("expert"), shared=work("shared"), chunks=chunks)
-        assert torch.equal(y, 2 * (tokens + 7))
         at.barrier(comm)
 
     ranks(2)(check)

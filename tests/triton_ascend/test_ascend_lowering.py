@@ -11,7 +11,6 @@ import lowering
 import pytest
 import torch
 import triton
-import triton.language as tl
 
 from alltoallv.quantization.spec import Overflow, Quantization
 from alltoallv_triton import launch
@@ -177,28 +176,6 @@ def test_every_kernel_is_among_them() -> None:
             if isinstance(value, triton.JITFunction) and name in entries:
                 entries.remove(name)
     assert not entries
-
-
-@triton.jit
-def merging_mask(x, out, left, GROUP: tl.constexpr):
-    at = tl.arange(0, 64)
-    tl.store(out + at, tl.load(x + at, mask=at < left, other=0), mask=at * GROUP < left)
-
-
-@triton.jit
-def too_much(x, out, left, SIZE: tl.constexpr):
-    at = tl.arange(0, SIZE)
-    tl.store(out + at, tl.load(x + at, mask=at < left, other=0) + 1, mask=at < left)
-
-
-@pytest.mark.parametrize(
-    ("kernel", "constants", "message"),
-    [(merging_mask, {"GROUP": 32}, "out is read back"), (too_much, {"SIZE": 1 << 17}, "ub overflow")],
-)
-def test_what_is_wrong_is_found(kernel: triton.JITFunction, constants: dict[str, int], message: str) -> None:
-    signature = (("x", "*fp32"), ("out", "*fp32"), ("left", "i32"))
-    lowered = lowering.lower(lowering.Launch(kernel, signature, tuple(constants.items())), TARGETS[0])
-    assert any(message in text for text in lowered.diagnostics), lowered
 
 
 def test_table(request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]) -> None:

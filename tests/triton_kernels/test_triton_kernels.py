@@ -16,7 +16,6 @@ from alltoallv import _core
 from alltoallv.quantization.spec import Overflow, Quantization
 from alltoallv.testing import quantized as q
 from alltoallv.testing.golden import assert_bits_equal, dtype_of
-from alltoallv_tools.bench import gpu_kernels
 from alltoallv_triton import launch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -285,18 +284,6 @@ def test_two_scales(ranks, channels, per_channel, name, seed):
     out = torch.empty(31 * channels, dtype=getattr(torch, name), device=DEVICE)
     launch.sum_shared_scale(reduced, to_torch(wide_2), torch.zeros(1, device=DEVICE), out)
     assert_bits_equal(to_numpy(out).reshape(31, channels), q.two_scale_all_reduce(inputs, scale_1, scale_2)[0])
-
-
-def test_bench_measures_every_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the bits of torch's operators; on a GPU with a copy's pace, otherwise interpreted."""
-    monkeypatch.setattr(gpu_kernels, "_FLUSH", 1 << 10)
-    monkeypatch.setattr(gpu_kernels, "ROUNDS", 1)
-    kernels = gpu_kernels.kernels_of(1 << 14, DEVICE)
-    assert len(kernels) == gpu_kernels.KERNELS
-    for kernel in kernels:
-        row = gpu_kernels.measure(kernel, 1 << 14, DEVICE, backend="aot_eager")
-        assert (row["wrong"], row["compiled_off"]) == (0, 0), row
-        assert all(row["times"][name]["GB/s"] > 0 for name in ("triton", "compiled", "copy"))
 
 
 def test_import_brings_no_triton() -> None:
