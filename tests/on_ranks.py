@@ -32,7 +32,7 @@ def on_both(size: int, **options: Any) -> Callable[[Function], Function]:
 def called_by(
     fixture: str, given: int, size: int | None, make: Callable[[Any, int], Function]
 ) -> Callable[[Function], Function]:
-    """Tests whose function is called by what ``make`` returns, given the fixture's value; it gives ``given`` arguments."""
+    """Tests whose function is called by what ``make`` returns of the fixture's value; ``given``: its arguments."""
 
     def decorate(function: Function) -> Function:
         own = list(inspect.signature(function).parameters)[given:]

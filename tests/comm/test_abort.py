@@ -6,6 +6,7 @@ import threading
 import time
 
 import numpy as np
+from on_ranks import on_ranks
 from trouble import LIMIT, attempt, join, wait_for
 
 import alltoallv
@@ -63,17 +64,14 @@ def test_first_abort_counts(launch):
     assert texts[0] == f"rank {rank} aborted: by rank {rank}"
 
 
-def test_what_was_published_before_an_abort_counts(ranks):
+@on_ranks(3)
+def test_what_was_published_before_an_abort_counts(comm):
     """A barrier that everybody has entered succeeds on all ranks, whatever one of them does right afterwards."""
-
-    def work(comm):
-        for k in range(50):
-            with join(comm.rank, comm.size, f"{k}", comm.domain) as place:
-                barrier(group=place)
-                if comm.rank == k % comm.size:
-                    place.abort()
-
-    ranks(3)(work)
+    for k in range(50):
+        with join(comm.rank, comm.size, f"{k}", comm.domain) as place:
+            barrier(group=place)
+            if comm.rank == k % comm.size:
+                place.abort()
 
 
 def test_abort_after_the_end_does_nothing():

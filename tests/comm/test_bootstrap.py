@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from on_ranks import on_ranks
 from trouble import attempt, check_works, join, on_threads
 
 from alltoallv import Communicator
@@ -86,18 +87,15 @@ def test_settings_that_differ(ranks, option, values):
         assert f"rank 2 has {option} = '{values[1]}', rank 0 has {option} = '{values[0]}'" in failure.text
 
 
-def test_jobs_with_the_same_domain_do_not_mix(ranks):
+@on_ranks(4, communicator=False)
+def test_jobs_with_the_same_domain_do_not_mix(rank, size):
     """Four processes: two jobs of two ranks, at the same time, both in domain "default"."""
-
-    def work(rank, size):
-        job, place = divmod(rank, 2)
-        for _ in range(10):
-            with join(place, 2, f"job-{job}") as comm:
-                told = all_gather(np.array([job]), group=comm).ravel().tolist()
-                assert told == [job, job]
-                check_works(comm)
-
-    ranks(4, communicator=False)(work)
+    job, place = divmod(rank, 2)
+    for _ in range(10):
+        with join(place, 2, f"job-{job}") as comm:
+            told = all_gather(np.array([job]), group=comm).ravel().tolist()
+            assert told == [job, job]
+            check_works(comm)
 
 
 def test_threads_with_a_size_that_differs():

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from on_ranks import on_ranks
 from trouble import attempt, check_works, join, on_threads
 
 from alltoallv import Communicator
@@ -107,25 +108,22 @@ def test_threads():
             check(failure, f"domain '{a[0].domain}'", f"domain '{b[0].domain}'")
 
 
-def test_another_thread_lets_go(ranks):
+@on_ranks(2, fresh=True, communicator=False)
+def test_another_thread_lets_go(rank, size):
     """Opposite orders on the main threads, while another thread of each rank computes, and then calls."""
+    a, b = groups(rank, (0, 1), (0, 1))
 
-    def work(rank, size):
-        a, b = groups(rank, (0, 1), (0, 1))
+    def later():
+        time.sleep(1.5)
+        end = time.monotonic() + 0.5
+        while time.monotonic() < end:
+            sum(range(1000))
+        all_reduce(ONE, group=(b, a)[rank])
 
-        def later():
-            time.sleep(1.5)
-            end = time.monotonic() + 0.5
-            while time.monotonic() < end:
-                sum(range(1000))
-            all_reduce(ONE, group=(b, a)[rank])
-
-        other = threading.Thread(target=later)
-        other.start()
-        all_reduce(ONE, group=(a, b)[rank])
-        other.join()
-
-    ranks(2, fresh=True, communicator=False)(work)
+    other = threading.Thread(target=later)
+    other.start()
+    all_reduce(ONE, group=(a, b)[rank])
+    other.join()
 
 
 def test_both_pending(ranks):

@@ -9,6 +9,7 @@ from contextlib import nullcontext
 
 import numpy as np
 import pytest
+from on_ranks import on_both, on_ranks
 from scarcity import no_more_memory
 from trouble import attempt, check_works, join, on_threads
 
@@ -21,138 +22,127 @@ from alltoallv.numpy import all_reduce, all_to_all_v, barrier
 MB = 1 << 20
 
 
-def test_domains_interleaved_in_different_order(ranks):
+@on_ranks(3, communicator=False)
+def test_domains_interleaved_in_different_order(rank, size):
     """A thread a domain on every rank, with operators that the other domains' threads overtake."""
+    comms = [join(rank, size, domain=f"domain-{k}") for k in range(4)]
 
-    def work(rank, size):
-        comms = [join(rank, size, domain=f"domain-{k}") for k in range(4)]
+    def use(k: int) -> None:
+        comm, rng = comms[k], random.Random(100 * k + rank)
+        for step in range(60):
+            if rng.random() < 0.2:
+                threading.Event().wait(rng.random() / 500)
+            n = 1 + (7 * step + k) % 900
+            x = np.full(n * size, 1000 * k + step + rank)
+            y = all_to_all_v(x, [n] * size, group=comm)
+            expected = np.repeat([1000 * k + step + source for source in range(size)], n)
+            np.testing.assert_array_equal(y, expected)
+            assert all_reduce(np.array([k]), group=comm) == k * size
 
-        def use(k: int) -> None:
-            comm, rng = comms[k], random.Random(100 * k + rank)
-            for step in range(60):
-                if rng.random() < 0.2:
-                    threading.Event().wait(rng.random() / 500)
-                n = 1 + (7 * step + k) % 900
-                x = np.full(n * size, 1000 * k + step + rank)
-                y = all_to_all_v(x, [n] * size, group=comm)
-                expected = np.repeat([1000 * k + step + source for source in range(size)], n)
-                np.testing.assert_array_equal(y, expected)
-                assert all_reduce(np.array([k]), group=comm) == k * size
+    order = list(range(4))
+    random.Random(rank).shuffle(order)
+    on_threads(use, order)
+    counts = [comm.stats()["operators"] for comm in comms]
+    assert counts == [120] * 4
+    for comm in comms:
+        comm.destroy()
 
-        order = list(range(4))
-        random.Random(rank).shuffle(order)
-        on_threads(use, order)
-        counts = [comm.stats()["operators"] for comm in comms]
-        assert counts == [120] * 4
-        for comm in comms:
+
+@on_ranks(2, communicator=False)
+def test_asked_for_twice_it_is_the_same(rank, size):
+    first = join(rank, size)
+    second = join(rank, size)
+    assert first.core is second.core
+    barrier(group=first)
+    barrier(group=second)
+    assert second.stats()["operators"] == 2
+    other = join(rank, size, domain="another")
+    assert other.core is not first.core
+    check_works(other)
+    for wrong in ((rank, size + 1), (rank ^ 1, size)):
+        failure = attempt(join, *wrong)
+        assert failure.name == "InvalidParamError"
+        assert f"in use by rank {rank} of {size} in this process" in failure.text
+    join(rank, size)
+    check_works(first)
+    barrier(group=first)
+    second.destroy()
+    assert not first.usable
+    with join(rank, size) as third:
+        assert third.core is not first.core
+        check_works(third)
+    other.destroy()
+
+
+@on_ranks(2, communicator=False)
+def test_default_communicator_that_has_ended_raises_until_it_is_made_anew(rank, size):
+    join(rank, size)
+    for k in range(3):
+        x = np.arange(4 * size) + rank
+        assert all_to_all_v(x, [4] * size).size == 4 * size  # group=None
+        comm = alltoallv.communicator.default()
+        barrier()
+        if k > 0 and rank == 0:
+            comm.abort()
+        if k > 0:
+            attempt(lambda comm=comm: [barrier(group=comm) for _ in range(10**6)])
+            assert attempt(barrier).name == "PeerLostError"  # group=None does not wait for those who may be gone
+            again = alltoallv.Communicator.from_env()
+            assert alltoallv.communicator.default().core is again.core
+        else:
             comm.destroy()
-
-    ranks(3, communicator=False)(work)
-
-
-def test_asked_for_twice_it_is_the_same(ranks):
-    def work(rank, size):
-        first = join(rank, size)
-        second = join(rank, size)
-        assert first.core is second.core
-        barrier(group=first)
-        barrier(group=second)
-        assert second.stats()["operators"] == 2
-        other = join(rank, size, domain="another")
-        assert other.core is not first.core
-        check_works(other)
-        for wrong in ((rank, size + 1), (rank ^ 1, size)):
-            failure = attempt(join, *wrong)
-            assert failure.name == "InvalidParamError"
-            assert f"in use by rank {rank} of {size} in this process" in failure.text
-        join(rank, size)
-        check_works(first)
-        barrier(group=first)
-        second.destroy()
-        assert not first.usable
-        with join(rank, size) as third:
-            assert third.core is not first.core
-            check_works(third)
-        other.destroy()
-
-    ranks(2, communicator=False)(work)
-
-
-def test_default_communicator_that_has_ended_raises_until_it_is_made_anew(ranks):
-    def work(rank, size):
-        join(rank, size)
-        for k in range(3):
-            x = np.arange(4 * size) + rank
-            assert all_to_all_v(x, [4] * size).size == 4 * size  # group=None
-            comm = alltoallv.communicator.default()
-            barrier()
-            if k > 0 and rank == 0:
-                comm.abort()
-            if k > 0:
-                attempt(lambda comm=comm: [barrier(group=comm) for _ in range(10**6)])
-                assert attempt(barrier).name == "PeerLostError"  # group=None does not wait for those who may be gone
-                again = alltoallv.Communicator.from_env()
-                assert alltoallv.communicator.default().core is again.core
-            else:
-                comm.destroy()
-            assert not comm.usable
-        alltoallv.communicator.default().destroy()
-
-    ranks(2, communicator=False)(work)
-
-
-def test_poisoned_communicator_is_replaced(ranks):
-    def work(rank, size):
-        comm = join(rank, size)
-        for k in range(4):
-            check_works(comm)
-            if rank == k % size:
-                barrier(group=comm)
-                comm.abort()
-            else:
-                attempt(lambda comm=comm: [barrier(group=comm) for _ in range(100)])
-            old, comm = comm, join(rank, size)  # the old one has not been destroyed
-            assert comm.core is not old.core
-            assert attempt(barrier, group=old).name == "PeerLostError"
-        check_works(comm)
-        old.destroy()
-        check_works(comm)
-        comm.destroy()
-
-    ranks(3, communicator=False)(work)
-
-
-def test_use_after_destroy(launch):
-    def work(comm):
-        x, counts = np.ones(comm.size), [1] * comm.size
-        plan = alltoallv._core.Plan(comm.core, "barrier", "uint8", *[[0] * comm.size] * 4)
-        barrier(group=comm)
-        pending = barrier(group=comm, async_op=True)
-        comm.destroy()
-        pending.wait()  # was before it
-        comm.destroy()
-        comm.abort()
         assert not comm.usable
-        calls = [
-            lambda: barrier(group=comm),
-            lambda: barrier(group=comm, async_op=True).wait(),
-            lambda: all_to_all_v(x, counts, counts, group=comm),
-            lambda: all_to_all_v(x, counts, group=comm),
-            lambda: all_to_all_v(x, [-1] * comm.size, counts, group=comm),  # its own error comes first
-            lambda: all_reduce(x, group=comm),
-            lambda: plan.run(0, 0),
-            lambda: plan.submit(0, 0).wait(),
-        ]
-        failures = [attempt(call) for call in calls]
-        assert all(f.name == "InvalidParamError" for f in failures), failures
-        texts = [f.text for f in failures]
-        assert all("has been destroyed" in text for text in texts[:4] + texts[5:]), texts
-        assert "send_counts" in texts[4]
-        assert repr(comm.domain) in repr(comm)
-        assert comm.stats()["operators"] == 2
-        comm.flight_record()
+    alltoallv.communicator.default().destroy()
 
-    launch(2, work)
+
+@on_ranks(3, communicator=False)
+def test_poisoned_communicator_is_replaced(rank, size):
+    comm = join(rank, size)
+    for k in range(4):
+        check_works(comm)
+        if rank == k % size:
+            barrier(group=comm)
+            comm.abort()
+        else:
+            attempt(lambda comm=comm: [barrier(group=comm) for _ in range(100)])
+        old, comm = comm, join(rank, size)  # the old one has not been destroyed
+        assert comm.core is not old.core
+        assert attempt(barrier, group=old).name == "PeerLostError"
+    check_works(comm)
+    old.destroy()
+    check_works(comm)
+    comm.destroy()
+
+
+@on_both(2)
+def test_use_after_destroy(comm):
+    x, counts = np.ones(comm.size), [1] * comm.size
+    plan = alltoallv._core.Plan(comm.core, "barrier", "uint8", *[[0] * comm.size] * 4)
+    barrier(group=comm)
+    pending = barrier(group=comm, async_op=True)
+    comm.destroy()
+    pending.wait()  # was before it
+    comm.destroy()
+    comm.abort()
+    assert not comm.usable
+    calls = [
+        lambda: barrier(group=comm),
+        lambda: barrier(group=comm, async_op=True).wait(),
+        lambda: all_to_all_v(x, counts, counts, group=comm),
+        lambda: all_to_all_v(x, counts, group=comm),
+        lambda: all_to_all_v(x, [-1] * comm.size, counts, group=comm),  # its own error comes first
+        lambda: all_reduce(x, group=comm),
+        lambda: plan.run(0, 0),
+        lambda: plan.submit(0, 0).wait(),
+    ]
+    failures = [attempt(call) for call in calls]
+    assert all(f.name == "InvalidParamError" for f in failures), failures
+    texts = [f.text for f in failures]
+    assert all("has been destroyed" in text for text in texts[:4] + texts[5:]), texts
+    assert "send_counts" in texts[4]
+    assert repr(comm.domain) in repr(comm)
+    assert comm.stats()["operators"] == 2
+    comm.flight_record()
 
 
 def test_destroy_while_a_call_waits(launch):
@@ -220,42 +210,37 @@ def allocate(size_mb: int) -> bool:
     return is_shared(alltoallv.empty(size_mb * MB, np.uint8))
 
 
-def test_budget_of_a_domain(ranks):
-    def work(rank, size):
-        default = join(rank, size, domain="plain")
-        assert allocate(150)
-        assert not allocate(250)
-        before = default.stats()["private_outputs"]
-        large = all_to_all_v(np.ones(125 * MB, np.uint8), [125 * MB, 0], group=default)  # 250 MB for rank 0
-        assert is_shared(large) == (rank == 1)
-        assert default.stats()["private_outputs"] == before + (rank == 0)
-        del large
-        join(rank, size, domain="plain:400")  # the first wins
-        assert not allocate(250)
-        second = join(rank, size, domain="second:300")
-        assert allocate(250)  # the budgets of the domains add up
-        second.destroy()
-        assert not allocate(250)
-        default.destroy()
-
-    ranks(2, communicator=False, fresh=True)(work)
+@on_ranks(2, communicator=False, fresh=True)
+def test_budget_of_a_domain(rank, size):
+    default = join(rank, size, domain="plain")
+    assert allocate(150)
+    assert not allocate(250)
+    before = default.stats()["private_outputs"]
+    large = all_to_all_v(np.ones(125 * MB, np.uint8), [125 * MB, 0], group=default)  # 250 MB for rank 0
+    assert is_shared(large) == (rank == 1)
+    assert default.stats()["private_outputs"] == before + (rank == 0)
+    del large
+    join(rank, size, domain="plain:400")  # the first wins
+    assert not allocate(250)
+    second = join(rank, size, domain="second:300")
+    assert allocate(250)  # the budgets of the domains add up
+    second.destroy()
+    assert not allocate(250)
+    default.destroy()
 
 
-def test_a_thread_that_cannot_be_made(ranks):
+@on_ranks(2, communicator=False, fresh=True)
+def test_a_thread_that_cannot_be_made(rank, size):
     """An error of its own class on every rank, at once; then both go on."""
-
-    def work(rank, size):
-        comm = join(rank, size, timeout=30)
-        barrier(group=comm)
-        with (
-            pytest.raises(ResourceError, match="no thread can be made for asynchronous calls") as caught,
-            no_more_memory() if rank == 0 else nullcontext(),
-        ):
-            barrier(group=comm, async_op=rank == 0)
-        assert isinstance(caught.value, OSError)
-        assert rank == 0 or "failed on rank 0" in str(caught.value)
-        assert all_reduce(np.array([rank]), group=comm) == 1
-        barrier(group=comm, async_op=True).wait()
-        comm.destroy()
-
-    ranks(2, communicator=False, fresh=True)(work)
+    comm = join(rank, size, timeout=30)
+    barrier(group=comm)
+    with (
+        pytest.raises(ResourceError, match="no thread can be made for asynchronous calls") as caught,
+        no_more_memory() if rank == 0 else nullcontext(),
+    ):
+        barrier(group=comm, async_op=rank == 0)
+    assert isinstance(caught.value, OSError)
+    assert rank == 0 or "failed on rank 0" in str(caught.value)
+    assert all_reduce(np.array([rank]), group=comm) == 1
+    barrier(group=comm, async_op=True).wait()
+    comm.destroy()

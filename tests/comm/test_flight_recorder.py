@@ -10,6 +10,7 @@ import time
 
 import numpy as np
 import pytest
+from on_ranks import on_ranks
 from trouble import attempt, join, pids_of, wait_for
 
 from alltoallv import Communicator
@@ -60,24 +61,21 @@ def test_what_it_holds(launch):
             assert peer["operators"][4]["operator"] == "barrier"
 
 
-def test_where_everybody_is(ranks):
+@on_ranks(3)
+def test_where_everybody_is(comm):
     """Asked for by one rank while another hangs: the recorder is for that."""
-
-    def work(comm):
-        pids = pids_of(comm)
-        if comm.rank == 1:
-            time.sleep(1.0)
-        if comm.rank == 0:
-            operators = lambda r: comm.flight_record()["ranks"][r]["operators"]  # noqa: E731
-            wait_for(lambda: operators(2) and operators(2)[-1]["operator"] == "all_reduce", "rank 2's operator")
-            record = comm.flight_record()
-            assert [r["operators"][-1]["seq"] for r in record["ranks"]] == [1, 1, 2]
-            running = record["ranks"][2]["operators"][-1]
-            assert (running["state"], running["end_ns"]) == ("running", 0)
-            assert [r["pid"] for r in record["ranks"]] == pids
-        all_reduce(np.ones(3), group=comm)
-
-    ranks(3)(work)
+    pids = pids_of(comm)
+    if comm.rank == 1:
+        time.sleep(1.0)
+    if comm.rank == 0:
+        operators = lambda r: comm.flight_record()["ranks"][r]["operators"]  # noqa: E731
+        wait_for(lambda: operators(2) and operators(2)[-1]["operator"] == "all_reduce", "rank 2's operator")
+        record = comm.flight_record()
+        assert [r["operators"][-1]["seq"] for r in record["ranks"]] == [1, 1, 2]
+        running = record["ranks"][2]["operators"][-1]
+        assert (running["state"], running["end_ns"]) == ("running", 0)
+        assert [r["pid"] for r in record["ranks"]] == pids
+    all_reduce(np.ones(3), group=comm)
 
 
 @pytest.mark.parametrize("domain", ['quote " and \\ backslash', "tab\tand\nnewline", "日本語", "a/b/../c", "x" * 128])

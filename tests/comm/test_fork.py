@@ -9,6 +9,7 @@ import time
 
 import numpy as np
 import pytest
+from on_ranks import on_ranks
 from started import CHILD_SECONDS, forked, run
 from trouble import attempt, check_works, held, join, on_threads, pids_of, stamp, stamped
 
@@ -128,33 +129,30 @@ def test_parents_death_is_seen_although_the_child_lives(ranks, ending, tmp_path,
         prompt(f"{ending} of a rank whose child lives on", stamped(tmp_path / "cause"), found[rank].result.at)
 
 
-def test_children_make_a_communicator_of_their_own(ranks):
+@on_ranks(3, fresh=True)
+def test_children_make_a_communicator_of_their_own(comm):
     """The children of all ranks form a group, while the parents use theirs."""
-
-    def work(comm):
+    check_works(comm)
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(CHILD_SECONDS)
+        status = 1
+        try:
+            with join(comm.rank, comm.size, "children", comm.domain) as mine:
+                for _ in range(5):
+                    check_works(mine)
+                y = all_to_all_v(np.ones(200_000 * mine.size), [200_000] * mine.size, group=mine)
+                assert y.sum() == y.size
+            inner = Communicator.threads(2)
+            on_threads(check_works, inner)
+            status = 0
+        except BaseException as error:
+            os.write(2, f"child of rank {comm.rank}: {type(error).__name__}: {error}\n".encode())
+        os._exit(status)
+    for _ in range(5):
         check_works(comm)
-        pid = os.fork()
-        if pid == 0:
-            signal.alarm(CHILD_SECONDS)
-            status = 1
-            try:
-                with join(comm.rank, comm.size, "children", comm.domain) as mine:
-                    for _ in range(5):
-                        check_works(mine)
-                    y = all_to_all_v(np.ones(200_000 * mine.size), [200_000] * mine.size, group=mine)
-                    assert y.sum() == y.size
-                inner = Communicator.threads(2)
-                on_threads(check_works, inner)
-                status = 0
-            except BaseException as error:
-                os.write(2, f"child of rank {comm.rank}: {type(error).__name__}: {error}\n".encode())
-            os._exit(status)
-        for _ in range(5):
-            check_works(comm)
-        assert os.waitpid(pid, 0)[1] == 0
-        check_works(comm)
-
-    ranks(3, fresh=True)(work)
+    assert os.waitpid(pid, 0)[1] == 0
+    check_works(comm)
 
 
 @pytest.mark.slow

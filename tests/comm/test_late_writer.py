@@ -13,6 +13,7 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
+from on_ranks import on_ranks
 from stopped import BYTES, FILL, FOREIGN, MB, OTHER, RECEIVER, SENDER, all_again, counts_of
 from trouble import (
     attempt,
@@ -221,33 +222,30 @@ def test_sender_that_dies_instead_frees_the_block(ranks):
     assert [found[rank].result for rank in (RECEIVER, OTHER)] == ["CommTimeoutError"] * 2
 
 
-def test_quarantine_outlives_the_communicator(ranks):
+@on_ranks(3, path="push")
+def test_quarantine_outlives_the_communicator(comm):
     """Also when the receiver destroys everything before the sender goes on."""
-
-    def work(comm):
-        pids = pids_of(comm)
-        if comm.rank == SENDER:
-            send_and_stop(comm, 5 * MB)
-        elif comm.rank == OTHER:
-            stand_by(comm)
-        else:
-            out = alltoallv.empty(BYTES, np.uint8)
-            address = out.ctypes.data
-            sends, recvs = counts_of(RECEIVER)
-            attempt(all_to_all_v, out[:0], sends, recvs, out=out, group=comm, timeout=0.4)
-            wait_for(lambda: process_state(pids[SENDER]) == "T", "stop")
-            comm.destroy()
-            del out
-            fresh = [alltoallv.empty(BYTES, np.uint8) for _ in range(2)]
-            for array in fresh:
-                array[:] = FILL
-                assert abs(array.ctypes.data - address) >= BYTES
-            os.kill(pids[SENDER], signal.SIGCONT)
-        all_again(comm, "end")
-        if comm.rank == RECEIVER:
-            assert all((array == FILL).all() for array in fresh)
-            del fresh, array
-            with join(0, 1, "last", comm.domain) as last:
-                assert last.stats()["arena_quarantined_bytes"] == 0
-
-    ranks(3, path="push")(work)
+    pids = pids_of(comm)
+    if comm.rank == SENDER:
+        send_and_stop(comm, 5 * MB)
+    elif comm.rank == OTHER:
+        stand_by(comm)
+    else:
+        out = alltoallv.empty(BYTES, np.uint8)
+        address = out.ctypes.data
+        sends, recvs = counts_of(RECEIVER)
+        attempt(all_to_all_v, out[:0], sends, recvs, out=out, group=comm, timeout=0.4)
+        wait_for(lambda: process_state(pids[SENDER]) == "T", "stop")
+        comm.destroy()
+        del out
+        fresh = [alltoallv.empty(BYTES, np.uint8) for _ in range(2)]
+        for array in fresh:
+            array[:] = FILL
+            assert abs(array.ctypes.data - address) >= BYTES
+        os.kill(pids[SENDER], signal.SIGCONT)
+    all_again(comm, "end")
+    if comm.rank == RECEIVER:
+        assert all((array == FILL).all() for array in fresh)
+        del fresh, array
+        with join(0, 1, "last", comm.domain) as last:
+            assert last.stats()["arena_quarantined_bytes"] == 0

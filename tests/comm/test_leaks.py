@@ -12,6 +12,7 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
+from on_ranks import on_ranks
 from started import RUN
 from trouble import attempt, check_works, held, join, on_threads, pids_of, wait_for
 
@@ -75,28 +76,26 @@ def exchanges(comm) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("path", ["auto", "staged", *(pytest.param(p, marks=SLOW) for p in ("push", "pull", "cma"))])
-def test_nothing_after_ordinary_use(ranks, path):
-    def work(rank, size):
-        before = warm_up(rank, size)
-        for k in range(2):
-            comm = join(rank, size, f"{k}", path=path)
-            kept = exchanges(comm)
-            during = difference(before, held())
-            barrier(group=comm)  # so far everybody is there to be watched
-            assert during["mappings"]
-            assert "alltoallv-watch" in during["threads"]
-            assert any("socket" in name for name in during["descriptors"])
-            if k % 2:
-                del kept
-                comm.destroy()
-            else:  # arrays that outlive it
-                comm.destroy()
-                kept[0][:] = 1
-                del kept
-            del comm
-        nothing_left(before)
-
-    ranks(3, communicator=False, fresh=True)(work)
+@on_ranks(3, communicator=False, fresh=True)
+def test_nothing_after_ordinary_use(rank, size, path):
+    before = warm_up(rank, size)
+    for k in range(2):
+        comm = join(rank, size, f"{k}", path=path)
+        kept = exchanges(comm)
+        during = difference(before, held())
+        barrier(group=comm)  # so far everybody is there to be watched
+        assert during["mappings"]
+        assert "alltoallv-watch" in during["threads"]
+        assert any("socket" in name for name in during["descriptors"])
+        if k % 2:
+            del kept
+            comm.destroy()
+        else:  # arrays that outlive it
+            comm.destroy()
+            kept[0][:] = 1
+            del kept
+        del comm
+    nothing_left(before)
 
 
 def test_arrays_hold_their_memory_and_nothing_else():
@@ -171,19 +170,17 @@ FAILURES = [fail_by_mismatch, fail_by_timeout, fail_by_abort, fail_with_pending_
 
 
 @pytest.mark.parametrize("fail", FAILURES)
-def test_nothing_after_failures(ranks, fail):
-    def work(rank, size):
-        before = warm_up(rank, size)
-        for k in range(2):
-            comm = join(rank, size, f"{k}")
-            pids = pids_of(comm)
-            kept = exchanges(comm)
-            fail(comm, pids)
-            comm.destroy()
-            del comm, kept
-        nothing_left(before)
-
-    ranks(3, communicator=False, fresh=True)(work)
+@on_ranks(3, communicator=False, fresh=True)
+def test_nothing_after_failures(rank, size, fail):
+    before = warm_up(rank, size)
+    for k in range(2):
+        comm = join(rank, size, f"{k}")
+        pids = pids_of(comm)
+        kept = exchanges(comm)
+        fail(comm, pids)
+        comm.destroy()
+        del comm, kept
+    nothing_left(before)
 
 
 def exchange_for_ever(comm) -> None:
@@ -210,16 +207,14 @@ def test_nothing_after_a_loss(ranks):
         assert found[rank].error is None, found[rank].report()
 
 
-def test_nothing_after_a_bootstrap_that_fails(ranks):
-    def work(rank, size):
-        before = warm_up(rank, size)
-        for k in range(3):
-            attempt(join, rank, size + 1, f"absent-{k}", timeout=0.2)
-            attempt(join, 0 if rank == 2 else rank, size, f"twice-{k}", timeout=0.5)
-            attempt(join, rank, size, f"settings-{k}", timeout=0.5, path="cma" if rank == 1 else "auto")
-        nothing_left(before)
-
-    ranks(3, communicator=False, fresh=True)(work)
+@on_ranks(3, communicator=False, fresh=True)
+def test_nothing_after_a_bootstrap_that_fails(rank, size):
+    before = warm_up(rank, size)
+    for k in range(3):
+        attempt(join, rank, size + 1, f"absent-{k}", timeout=0.2)
+        attempt(join, 0 if rank == 2 else rank, size, f"twice-{k}", timeout=0.5)
+        attempt(join, rank, size, f"settings-{k}", timeout=0.5, path="cma" if rank == 1 else "auto")
+    nothing_left(before)
 
 
 PROGRAM = """

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from on_ranks import on_both
 from trouble import LIMIT, Failure, attempt, check_works, last_seq
 
 import alltoallv
@@ -133,17 +134,15 @@ def reductions_of(x, comm):
     yield lambda: scan(x, group=comm)
 
 
-def test_shapes_of_reductions(launch):
-    def work(comm):
-        for plain, deviating, *texts in SHAPES:
-            x = np.ones(deviating if comm.rank == 1 else plain, np.float32)
-            for call in reductions_of(x, comm):
-                failure = attempt(call)
-                assert failure.name == "PeerMismatchError", (plain, failure)
-                assert failure.text.endswith("rank 0 has shape {}, rank 1 has shape {}".format(*texts)), failure.text
-        check_works(comm)
-
-    launch(3, work)
+@on_both(3)
+def test_shapes_of_reductions(comm):
+    for plain, deviating, *texts in SHAPES:
+        x = np.ones(deviating if comm.rank == 1 else plain, np.float32)
+        for call in reductions_of(x, comm):
+            failure = attempt(call)
+            assert failure.name == "PeerMismatchError", (plain, failure)
+            assert failure.text.endswith("rank 0 has shape {}, rank 1 has shape {}".format(*texts)), failure.text
+    check_works(comm)
 
 
 def test_failures_in_a_row_by_changing_ranks(launch):

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from on_ranks import on_ranks
 from scarcity import no_more_descriptors, no_more_memory, no_room_in_files, refused
 from trouble import LIMIT, check_works, join
 
@@ -54,23 +55,20 @@ def exchange(comm, amount: int = MB) -> None:
     assert [int(out[j * amount]) for j in range(comm.size)] == list(range(comm.size))
 
 
-def test_descriptors(ranks):
+@on_ranks(3, communicator=False, fresh=True)
+def test_descriptors(rank, size):
     """A rank without any takes a spare one for the segments of its peers, time after time."""
-
-    def work(rank, size):
-        comm = join(rank, size, timeout=30)
-        barrier(group=comm)
-        begin = time.monotonic()
-        with no_more_descriptors() if rank == 1 else nullcontext():
-            kept = []
-            for _ in range(6):
-                kept.append(alltoallv.empty(20 * MB, "uint8"))  # so that the next lies in another segment
-                exchange(comm)
-        assert time.monotonic() - begin < LIMIT
-        check_works(comm)
-        comm.destroy()
-
-    ranks(3, communicator=False, fresh=True)(work)
+    comm = join(rank, size, timeout=30)
+    barrier(group=comm)
+    begin = time.monotonic()
+    with no_more_descriptors() if rank == 1 else nullcontext():
+        kept = []
+        for _ in range(6):
+            kept.append(alltoallv.empty(20 * MB, "uint8"))  # so that the next lies in another segment
+            exchange(comm)
+    assert time.monotonic() - begin < LIMIT
+    check_works(comm)
+    comm.destroy()
 
 
 NO_MAPPING: dict[str, Starve] = {
@@ -80,42 +78,36 @@ NO_MAPPING: dict[str, Starve] = {
 
 
 @pytest.mark.parametrize("starve", NO_MAPPING.values(), ids=NO_MAPPING)
-def test_a_peers_segment_that_cannot_be_mapped(ranks, starve):
+@on_ranks(2, communicator=False, fresh=True)
+def test_a_peers_segment_that_cannot_be_mapped(rank, size, starve):
     """The call ends on all ranks at once, and the communicator, since data were moving."""
-
-    def work(rank, size):
-        comm = join(rank, size, timeout=60)
-        check_works(comm)
-        huge = alltoallv.empty(150 * MB, "uint8") if rank == 0 else None
-        sends, recvs = ([0, 0], [0, MB]) if rank == 0 else ([MB, 0], [0, 0])
-        x, out = np.zeros(sum(sends), "uint8"), None if huge is None else huge[:MB]
-        call = partial(all_to_all_v, x, sends, recvs, out=out, group=comm)
-        with fails_on_all(rank, 1, OutOfMemoryError, "mapping.*Cannot allocate memory"):
-            starve(call) if rank == 1 else call()
-        assert issubclass(OutOfMemoryError, MemoryError)
-        assert issubclass(OutOfMemoryError, ResourceError)
-        assert not comm.usable
-        comm.destroy()
-
-    ranks(2, communicator=False, fresh=True)(work)
+    comm = join(rank, size, timeout=60)
+    check_works(comm)
+    huge = alltoallv.empty(150 * MB, "uint8") if rank == 0 else None
+    sends, recvs = ([0, 0], [0, MB]) if rank == 0 else ([MB, 0], [0, 0])
+    x, out = np.zeros(sum(sends), "uint8"), None if huge is None else huge[:MB]
+    call = partial(all_to_all_v, x, sends, recvs, out=out, group=comm)
+    with fails_on_all(rank, 1, OutOfMemoryError, "mapping.*Cannot allocate memory"):
+        starve(call) if rank == 1 else call()
+    assert issubclass(OutOfMemoryError, MemoryError)
+    assert issubclass(OutOfMemoryError, ResourceError)
+    assert not comm.usable
+    comm.destroy()
 
 
-def test_joining_without_descriptors(ranks):
+@on_ranks(2, communicator=False, fresh=True)
+def test_joining_without_descriptors(rank, size):
     """A rank that has spare ones joins another domain with them."""
-
-    def work(rank, size):
-        first = join(rank, size, "first", timeout=20)
-        barrier(group=first)
-        begin = time.monotonic()
-        with no_more_descriptors() if rank == 1 else nullcontext():
-            second = join(rank, size, "second", domain="second", timeout=20)
-            barrier(group=second)
-        assert time.monotonic() - begin < LIMIT
-        check_works(first)
-        second.destroy()
-        first.destroy()
-
-    ranks(2, communicator=False, fresh=True)(work)
+    first = join(rank, size, "first", timeout=20)
+    barrier(group=first)
+    begin = time.monotonic()
+    with no_more_descriptors() if rank == 1 else nullcontext():
+        second = join(rank, size, "second", domain="second", timeout=20)
+        barrier(group=second)
+    assert time.monotonic() - begin < LIMIT
+    check_works(first)
+    second.destroy()
+    first.destroy()
 
 
 def refusing(call: str, number: int, error: type[Exception] = ResourceError) -> tuple[Starve, type[Exception], str]:
@@ -173,66 +165,56 @@ def test_outputs_without(ranks, what):
     ranks(2, communicator=False, fresh=True)(work)
 
 
-def test_no_memory_for_an_output(ranks):
+@on_ranks(2, communicator=False, fresh=True)
+def test_no_memory_for_an_output(rank, size):
     """The rank says so in its row, before any data move: the communicator goes on."""
-
-    def work(rank, size):
-        comm = join(rank, size, timeout=30)
-        check_works(comm)
-        before, x = np.full(size * 64 * MB, 7, "uint8") if rank != 1 else None, np.zeros(64 * MB, "uint8")
-        with (
-            fails_on_all(rank, 1, OutOfMemoryError),
-            no_more_memory(16 * MB) if rank == 1 else nullcontext(),
-        ):
-            all_gather(x, out=before, group=comm)
-        assert before is None or (before == 7).all()
-        assert comm.usable
-        check_works(comm)
-        comm.destroy()
-
-    ranks(2, communicator=False, fresh=True)(work)
+    comm = join(rank, size, timeout=30)
+    check_works(comm)
+    before, x = np.full(size * 64 * MB, 7, "uint8") if rank != 1 else None, np.zeros(64 * MB, "uint8")
+    with (
+        fails_on_all(rank, 1, OutOfMemoryError),
+        no_more_memory(16 * MB) if rank == 1 else nullcontext(),
+    ):
+        all_gather(x, out=before, group=comm)
+    assert before is None or (before == 7).all()
+    assert comm.usable
+    check_works(comm)
+    comm.destroy()
 
 
-def test_no_memory_for_the_output_of_a_plan(ranks):
-    def work(rank, size):
-        comm = join(rank, size, timeout=30)
-        sends, recvs = ([0, 0], [64 * MB, 0]) if rank == 1 else ([0, 64 * MB], [0, 0])
-        plan, x = Plan(sends, recvs, dtype="uint8", group=comm), np.zeros(sum(sends), "uint8")
-        with fails_on_all(rank, 1, OutOfMemoryError), no_more_memory(16 * MB) if rank == 1 else nullcontext():
-            plan(x)
-        check_works(comm)
-        comm.destroy()
-
-    ranks(2, communicator=False, fresh=True)(work)
+@on_ranks(2, communicator=False, fresh=True)
+def test_no_memory_for_the_output_of_a_plan(rank, size):
+    comm = join(rank, size, timeout=30)
+    sends, recvs = ([0, 0], [64 * MB, 0]) if rank == 1 else ([0, 64 * MB], [0, 0])
+    plan, x = Plan(sends, recvs, dtype="uint8", group=comm), np.zeros(sum(sends), "uint8")
+    with fails_on_all(rank, 1, OutOfMemoryError), no_more_memory(16 * MB) if rank == 1 else nullcontext():
+        plan(x)
+    check_works(comm)
+    comm.destroy()
 
 
-def test_no_thread_for_a_message(ranks):
+@on_ranks(2, communicator=False, fresh=True)
+def test_no_thread_for_a_message(rank, size):
     """The call that was refused has no message under way: the next one takes what comes."""
-
-    def work(rank, size):
-        comm = join(rank, size, timeout=30)
-        check_works(comm)
-        if rank == 0:
-            refused_out, out = np.zeros(1000), np.zeros(1000)
-            with no_more_memory(), pytest.raises(ResourceError, match="no thread can be made for messages"):
-                irecv(refused_out, 1, group=comm)
-            recv(out, 1, group=comm)
-            assert (out == 7).all()
-            assert not refused_out.any()
-        else:
-            send(np.full(1000, 7.0), 0, group=comm)
-        check_works(comm)
-        comm.destroy()
-
-    ranks(2, communicator=False, fresh=True)(work)
+    comm = join(rank, size, timeout=30)
+    check_works(comm)
+    if rank == 0:
+        refused_out, out = np.zeros(1000), np.zeros(1000)
+        with no_more_memory(), pytest.raises(ResourceError, match="no thread can be made for messages"):
+            irecv(refused_out, 1, group=comm)
+        recv(out, 1, group=comm)
+        assert (out == 7).all()
+        assert not refused_out.any()
+    else:
+        send(np.full(1000, 7.0), 0, group=comm)
+    check_works(comm)
+    comm.destroy()
 
 
-def test_no_threads_for_a_domain_of_threads(ranks):
-    def work(rank, size):
-        begin = time.monotonic()
-        with no_more_memory(300 * MB), pytest.raises(ResourceError, match="no thread can be made"):
-            alltoallv.Communicator.threads(64)
-        assert time.monotonic() - begin < LIMIT
-        alltoallv.Communicator.threads(2)[0].destroy()
-
-    ranks(1, communicator=False, fresh=True)(work)
+@on_ranks(1, communicator=False, fresh=True)
+def test_no_threads_for_a_domain_of_threads(rank, size):
+    begin = time.monotonic()
+    with no_more_memory(300 * MB), pytest.raises(ResourceError, match="no thread can be made"):
+        alltoallv.Communicator.threads(64)
+    assert time.monotonic() - begin < LIMIT
+    alltoallv.Communicator.threads(2)[0].destroy()

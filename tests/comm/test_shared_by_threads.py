@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 import numpy as np
+from on_ranks import on_ranks
 from trouble import check_works, join, on_threads
 
 from alltoallv.errors import PeerLostError, PeerMismatchError
@@ -44,16 +45,13 @@ def test_two_threads_at_once(ranks):
     assert any(ranks(2, communicator=False, fresh=True)(work))
 
 
-def test_one_after_the_other(ranks):
+@on_ranks(2, communicator=False)
+def test_one_after_the_other(rank, size):
     """Any thread may call while no other does; also beside asynchronous calls that are pending."""
-
-    def work(rank, size):
-        comm = join(rank, size, timeout=30)
-        for _ in range(20):
-            pending = barrier(group=comm, async_op=True)
-            on_threads(check_works, [comm])
-            pending.wait()
-            check_works(comm)
-        comm.destroy()
-
-    ranks(2, communicator=False)(work)
+    comm = join(rank, size, timeout=30)
+    for _ in range(20):
+        pending = barrier(group=comm, async_op=True)
+        on_threads(check_works, [comm])
+        pending.wait()
+        check_works(comm)
+    comm.destroy()

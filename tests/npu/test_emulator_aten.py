@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 from npu_ranks import caught, emulated, use_device
+from on_ranks import on_ranks
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -86,27 +87,25 @@ def same(result: object, expected: object) -> bool:
     return back.dtype == expected.dtype and back.shape == expected.shape and bool(((back == expected) | both_nan).all())
 
 
-def test_operators_give_the_bits_of_the_cpu(ranks: Ranks) -> None:
-    def check(rank: int, size: int) -> None:
-        device = use_device(rank)
-        for name, case in cases().items():
-            results, expected = flat(case(*inputs(device))), flat(case(*inputs("cpu")))
-            assert len(results) == len(expected), name
-            assert all(same(a, b) for a, b in zip(results, expected, strict=True)), name
-            if len(expected) > 1 or not isinstance(expected[0], Tensor):
-                continue
-            gradients = []
-            for where in (device, "cpu"):
-                x, y, i = inputs(where)
-                result = case(x.requires_grad_(), y.requires_grad_(), i)
-                assert isinstance(result, Tensor)
-                (result * result).sum().backward()
-                gradients.append([t.grad for t in (x, y)])
-            for a, b in zip(*gradients, strict=True):
-                assert (a is None) == (b is None), name
-                assert b is None or same(a, b), f"gradients of {name}"
-
-    ranks(1, communicator=False)(check)
+@on_ranks(1, communicator=False)
+def test_operators_give_the_bits_of_the_cpu(rank: int, size: int) -> None:
+    device = use_device(rank)
+    for name, case in cases().items():
+        results, expected = flat(case(*inputs(device))), flat(case(*inputs("cpu")))
+        assert len(results) == len(expected), name
+        assert all(same(a, b) for a, b in zip(results, expected, strict=True)), name
+        if len(expected) > 1 or not isinstance(expected[0], Tensor):
+            continue
+        gradients = []
+        for where in (device, "cpu"):
+            x, y, i = inputs(where)
+            result = case(x.requires_grad_(), y.requires_grad_(), i)
+            assert isinstance(result, Tensor)
+            (result * result).sum().backward()
+            gradients.append([t.grad for t in (x, y)])
+        for a, b in zip(*gradients, strict=True):
+            assert (a is None) == (b is None), name
+            assert b is None or same(a, b), f"gradients of {name}"
 
 
 def test_models_train_as_on_the_cpu(ranks: Ranks) -> None:
@@ -136,40 +135,36 @@ def test_models_train_as_on_the_cpu(ranks: Ranks) -> None:
     ranks(1, communicator=False)(check)
 
 
-def test_random_numbers_follow_their_seed(ranks: Ranks) -> None:
-    def check(rank: int, size: int) -> None:
-        device = use_device(rank)
-        torch.manual_seed(1)
-        drawn = torch.rand(3, device=device)
-        torch.manual_seed(1)
-        assert torch.equal(drawn.cpu(), torch.rand(3))
-        generator = torch.Generator(device=device)
-        rows = []
-        for seed in (5, None, 5, 6):
-            if seed is not None:
-                generator.manual_seed(seed)
-            rows.append(torch.randn(3, device=device, generator=generator))
-        assert torch.equal(rows[0], rows[2])
-        assert not torch.equal(rows[0], rows[1])
-        assert not torch.equal(rows[0], rows[3])
-
-    ranks(1, communicator=False)(check)
+@on_ranks(1, communicator=False)
+def test_random_numbers_follow_their_seed(rank: int, size: int) -> None:
+    device = use_device(rank)
+    torch.manual_seed(1)
+    drawn = torch.rand(3, device=device)
+    torch.manual_seed(1)
+    assert torch.equal(drawn.cpu(), torch.rand(3))
+    generator = torch.Generator(device=device)
+    rows = []
+    for seed in (5, None, 5, 6):
+        if seed is not None:
+            generator.manual_seed(seed)
+        rows.append(torch.randn(3, device=device, generator=generator))
+    assert torch.equal(rows[0], rows[2])
+    assert not torch.equal(rows[0], rows[1])
+    assert not torch.equal(rows[0], rows[3])
 
 
-def test_devices_and_their_memory(ranks: Ranks) -> None:
-    def check(rank: int, size: int) -> None:
-        device = use_device(rank)
-        x = torch.ones(3, device="npu:1")
-        assert x.device.index == 1
-        assert (x.to(device) + torch.ones(3, device=device)).tolist() == [2.0] * 3
-        assert "out of memory" in str(caught(lambda: torch.empty(10**11, device=device)))
-        pinned = torch.arange(4.0).pin_memory()
-        assert pinned.is_pinned()
-        side = torch.npu.Stream()
-        with emulated(task_delay_us=20000):
-            with torch.npu.stream(side):
-                y = torch.empty(4, device=device).copy_(pinned, non_blocking=True)
-            torch.npu.current_stream().wait_stream(side)
-            assert (y + 1).tolist() == [1.0, 2.0, 3.0, 4.0]
-
-    ranks(1, communicator=False)(check)
+@on_ranks(1, communicator=False)
+def test_devices_and_their_memory(rank: int, size: int) -> None:
+    device = use_device(rank)
+    x = torch.ones(3, device="npu:1")
+    assert x.device.index == 1
+    assert (x.to(device) + torch.ones(3, device=device)).tolist() == [2.0] * 3
+    assert "out of memory" in str(caught(lambda: torch.empty(10**11, device=device)))
+    pinned = torch.arange(4.0).pin_memory()
+    assert pinned.is_pinned()
+    side = torch.npu.Stream()
+    with emulated(task_delay_us=20000):
+        with torch.npu.stream(side):
+            y = torch.empty(4, device=device).copy_(pinned, non_blocking=True)
+        torch.npu.current_stream().wait_stream(side)
+        assert (y + 1).tolist() == [1.0, 2.0, 3.0, 4.0]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from npu_ranks import caught_or, communicator, emulated, exchange, group, use_device, wait_for, zeros
+from on_ranks import on_ranks
 
 import alltoallv.torch as at
 from alltoallv import Communicator, _core
@@ -15,20 +16,17 @@ from alltoallv.errors import BackendUnavailableError, CommTimeoutError, InvalidT
 from alltoallv.testing import Ranks
 
 
-def test_destroyed_with_much_left_to_do(ranks: Ranks) -> None:
+@on_ranks(2, communicator=False)
+def test_destroyed_with_much_left_to_do(rank: int, size: int) -> None:
     """Longer than HCCL's refusal is met with patience: what is healthy is waited for."""
-
-    def check(rank: int, size: int) -> None:
-        device = use_device(rank)
-        comm = Communicator.from_env(backend="hccl", timeout=30)
-        x = torch.full((size,), 1.0 + rank).to(device)
-        torch.npu.synchronize()
-        with emulated(task_delay_us=6_000_000):
-            y = at.all_to_all_v(x, [1] * size, [1] * size, group=comm)
-        comm.destroy()
-        assert y.cpu().tolist() == [1.0 + j for j in range(size)]
-
-    ranks(2, communicator=False)(check)
+    device = use_device(rank)
+    comm = Communicator.from_env(backend="hccl", timeout=30)
+    x = torch.full((size,), 1.0 + rank).to(device)
+    torch.npu.synchronize()
+    with emulated(task_delay_us=6_000_000):
+        y = at.all_to_all_v(x, [1] * size, [1] * size, group=comm)
+    comm.destroy()
+    assert y.cpu().tolist() == [1.0 + j for j in range(size)]
 
 
 def test_what_is_stuck_on_the_device_is_left_there(ranks: Ranks, tmp_path: Path) -> None:
@@ -54,32 +52,30 @@ def test_what_is_stuck_on_the_device_is_left_there(ranks: Ranks, tmp_path: Path)
     ranks(2, communicator=False, fresh=True, env={"HCCL_EXEC_TIMEOUT": "20"})(check, tmp_path / "done")
 
 
-def test_a_forked_child_leaves_it_alone(ranks: Ranks) -> None:
-    def check(rank: int, size: int) -> None:
-        import gc
-        import os
-        import signal
+@on_ranks(2, communicator=False, fresh=True)
+def test_a_forked_child_leaves_it_alone(rank: int, size: int) -> None:
+    import gc
+    import os
+    import signal
 
-        device = use_device(rank)
-        comm = Communicator.from_env(backend="hccl", timeout=20)
-        exchange(comm, device)
-        child = os.fork()
-        if child == 0:
-            signal.alarm(15)  # ends it if it hangs
-            told = ""
-            try:
-                comm.core.reduce("all_reduce", "float32", "sum", 0, 0, [0])
-            except BackendUnavailableError as error:
-                told = str(error)
-            usable = comm.usable
-            del comm
-            gc.collect()
-            os._exit(0 if "before fork" in told and not usable else 1)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert exchange(comm, device) == list(range(size))
-        comm.destroy()
-
-    ranks(2, communicator=False, fresh=True)(check)
+    device = use_device(rank)
+    comm = Communicator.from_env(backend="hccl", timeout=20)
+    exchange(comm, device)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(15)  # ends it if it hangs
+        told = ""
+        try:
+            comm.core.reduce("all_reduce", "float32", "sum", 0, 0, [0])
+        except BackendUnavailableError as error:
+            told = str(error)
+        usable = comm.usable
+        del comm
+        gc.collect()
+        os._exit(0 if "before fork" in told and not usable else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert exchange(comm, device) == list(range(size))
+    comm.destroy()
 
 
 def test_tensors_on_another_device(ranks: Ranks, tmp_path: Path) -> None:
@@ -98,26 +94,24 @@ def test_tensors_on_another_device(ranks: Ranks, tmp_path: Path) -> None:
     ranks(2, communicator=False, fresh=True)(check, str(tmp_path / "store"))
 
 
-def test_abort_and_use_after_destroy(ranks: Ranks) -> None:
-    def check(rank: int, size: int) -> None:
-        device = use_device(rank)
-        comm = Communicator.from_env('experts "a"', backend="hccl", timeout=20)
+@on_ranks(2, communicator=False)
+def test_abort_and_use_after_destroy(rank: int, size: int) -> None:
+    device = use_device(rank)
+    comm = Communicator.from_env('experts "a"', backend="hccl", timeout=20)
+    exchange(comm, device)
+    if rank == 0:
+        comm.abort("enough")
+    else:
+        time.sleep(0.5)
+    with pytest.raises(PeerLostError, match="enough"):
         exchange(comm, device)
-        if rank == 0:
-            comm.abort("enough")
-        else:
-            time.sleep(0.5)
-        with pytest.raises(PeerLostError, match="enough"):
-            exchange(comm, device)
-        comm.destroy()
-        with pytest.raises(ValueError, match="destroyed"):
-            exchange(comm, device)
-        with communicator(rank) as (fresh, _):
-            assert exchange(fresh, device) == list(range(size))
-        record = comm.flight_record()
-        assert record["domain"] == comm.domain
-        first = record["ranks"][0]["operators"][0]
-        assert (first["operator"], first["state"], first["bytes"]) == ("all_to_all_v", "done", size * 4)
-        assert first["start_ns"] <= first["end_ns"]
-
-    ranks(2, communicator=False)(check)
+    comm.destroy()
+    with pytest.raises(ValueError, match="destroyed"):
+        exchange(comm, device)
+    with communicator(rank) as (fresh, _):
+        assert exchange(fresh, device) == list(range(size))
+    record = comm.flight_record()
+    assert record["domain"] == comm.domain
+    first = record["ranks"][0]["operators"][0]
+    assert (first["operator"], first["state"], first["bytes"]) == ("all_to_all_v", "done", size * 4)
+    assert first["start_ns"] <= first["end_ns"]

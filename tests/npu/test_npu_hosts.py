@@ -16,6 +16,7 @@ import pytest
 import torch
 from npu_ranks import caught, caught_or, emulated, ended, moved, use_device
 from npu_starts import exchange_works, free_port, hccl_comm, start_as_msrun, write_table
+from on_ranks import on_ranks
 
 import alltoallv.torch as at
 from alltoallv import AllToAllVParam, Communicator
@@ -106,38 +107,34 @@ def test_what_ranks_disagree_about_is_an_error_on_all(ranks: Ranks, place: Place
     assert all(text == texts[0] for text in texts)
 
 
-def test_values_and_learnt_counts(ranks: Ranks, place: Place) -> None:
-    def check(rank: int, size: int, place: Place) -> None:
-        comm = join(rank, size, place)
-        device = device_of(comm)
-        for seed, dtype in enumerate(("float32", "bool", "bfloat16")):
-            case = random_case(np.random.default_rng(seed), size, dtype)
-            assert_bits_equal(moved(case, rank, device, group=comm), case.expected[rank], dtype)
-        # Nobody says what it expects: the peers tell, also beyond the calls that are compared.
-        for n in range(8):
-            sends = [(rank + j + n) % 3 for j in range(size)]
-            expected = [float(j) for j in range(size) for _ in range((rank + j + n) % 3)]
-            assert exchange(comm, sends).tolist() == expected
-        comm.destroy()
-
-    ranks(SIZE, communicator=False)(check, place)
+@on_ranks(SIZE, communicator=False)
+def test_values_and_learnt_counts(rank: int, size: int, place: Place) -> None:
+    comm = join(rank, size, place)
+    device = device_of(comm)
+    for seed, dtype in enumerate(("float32", "bool", "bfloat16")):
+        case = random_case(np.random.default_rng(seed), size, dtype)
+        assert_bits_equal(moved(case, rank, device, group=comm), case.expected[rank], dtype)
+    # Nobody says what it expects: the peers tell, also beyond the calls that are compared.
+    for n in range(8):
+        sends = [(rank + j + n) % 3 for j in range(size)]
+        expected = [float(j) for j in range(size) for _ in range((rank + j + n) % 3)]
+        assert exchange(comm, sends).tolist() == expected
+    comm.destroy()
 
 
-def test_a_failure_beyond_the_compared_calls_reaches_all(ranks: Ranks, place: Place) -> None:
-    def check(rank: int, size: int, place: Place) -> None:
-        comm = join(rank, size, place)
-        for _ in range(8):
+@on_ranks(SIZE, communicator=False)
+def test_a_failure_beyond_the_compared_calls_reaches_all(rank: int, size: int, place: Place) -> None:
+    comm = join(rank, size, place)
+    for _ in range(8):
+        works(comm)
+    if rank == 3:
+        with pytest.raises(ValueError, match="send_counts"):
+            exchange(comm, [-1] * size, [1] * size)
+    else:
+        ended(comm)
+        with pytest.raises(PeerLostError, match=r"rank 3 aborted: .*send_counts"):
             works(comm)
-        if rank == 3:
-            with pytest.raises(ValueError, match="send_counts"):
-                exchange(comm, [-1] * size, [1] * size)
-        else:
-            ended(comm)
-            with pytest.raises(PeerLostError, match=r"rank 3 aborted: .*send_counts"):
-                works(comm)
-        comm.destroy()
-
-    ranks(SIZE, communicator=False)(check, place)
+    comm.destroy()
 
 
 def test_hccl_refuses_on_one_rank(ranks: Ranks) -> None:

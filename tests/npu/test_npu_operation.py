@@ -11,6 +11,7 @@ import pytest
 import torch
 from npu_ranks import ATB_DTYPES, bits, communicator, emulated, on, use_device
 from npu_starts import hccl_comm, write_table
+from on_ranks import on_ranks
 
 import alltoallv.torch as at
 from alltoallv import AllToAllVParam
@@ -41,49 +42,44 @@ def some_case(seed: int, size: int, dtype: str) -> Case:
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_the_seven_dtypes(ranks: Ranks, size: int) -> None:
-    def check(rank: int, size: int) -> None:
-        device = use_device(rank)
-        for seed, dtype in enumerate(ATB_DTYPES):
-            case = some_case(seed, size, dtype)
-            operation = at.AllToAllVOperation(param_of(case, rank))  # backend "hccl" on an NPU is HCCL
-            x = on(device, case.inputs[rank])
-            for _ in range(2):
-                y = operation(x)
-                assert y.device == device
-                assert y.shape == (1, case.expected[rank].size)
-                assert_bits_equal(bits(y).reshape(-1), case.expected[rank], dtype)
-            out = torch.empty_like(y)
-            assert operation(x, out=out) is out
-            assert_bits_equal(bits(out).reshape(-1), case.expected[rank], dtype)
-
-    ranks(size, communicator=False)(check)
+@on_ranks(communicator=False)
+def test_the_seven_dtypes(rank: int, size: int) -> None:
+    device = use_device(rank)
+    for seed, dtype in enumerate(ATB_DTYPES):
+        case = some_case(seed, size, dtype)
+        operation = at.AllToAllVOperation(param_of(case, rank))  # backend "hccl" on an NPU is HCCL
+        x = on(device, case.inputs[rank])
+        for _ in range(2):
+            y = operation(x)
+            assert y.device == device
+            assert y.shape == (1, case.expected[rank].size)
+            assert_bits_equal(bits(y).reshape(-1), case.expected[rank], dtype)
+        out = torch.empty_like(y)
+        assert operation(x, out=out) is out
+        assert_bits_equal(bits(out).reshape(-1), case.expected[rank], dtype)
 
 
-def test_on_a_communicator_given(ranks: Ranks) -> None:
+@on_ranks(2, communicator=False)
+def test_on_a_communicator_given(rank: int, size: int) -> None:
     """What the device or one rank's tensor does not allow is refused, on every rank, and the next call is right."""
+    with communicator(rank) as (comm, device):
+        case = some_case(0, size, "float32")
+        x = on(device, case.inputs[rank])
+        operation = at.AllToAllVOperation(param_of(case, rank), comm)
+        assert_bits_equal(bits(operation(x))[0], case.expected[rank])
+        with pytest.raises(InvalidTensorError) as told:
+            operation(x.cpu())
+        assert told.value.code == 14
+        with pytest.raises((InvalidParamError, InvalidTensorError)):
+            operation(x[:0] if rank else x)  # rank 0 has nothing to reproach itself with
+        assert_bits_equal(bits(operation(x))[0], case.expected[rank])
+        with emulated(devices=1):
+            if rank == 0:  # alone: the check comes before anything that is collective
+                from alltoallv import _core
+                from alltoallv.atb.params import DeviceInfo
 
-    def check(rank: int, size: int) -> None:
-        with communicator(rank) as (comm, device):
-            case = some_case(0, size, "float32")
-            x = on(device, case.inputs[rank])
-            operation = at.AllToAllVOperation(param_of(case, rank), comm)
-            assert_bits_equal(bits(operation(x))[0], case.expected[rank])
-            with pytest.raises(InvalidTensorError) as told:
-                operation(x.cpu())
-            assert told.value.code == 14
-            with pytest.raises((InvalidParamError, InvalidTensorError)):
-                operation(x[:0] if rank else x)  # rank 0 has nothing to reproach itself with
-            assert_bits_equal(bits(operation(x))[0], case.expected[rank])
-            with emulated(devices=1):
-                if rank == 0:  # alone: the check comes before anything that is collective
-                    from alltoallv import _core
-                    from alltoallv.atb.params import DeviceInfo
-
-                    with pytest.raises(InvalidParamError, match="number of devices"):
-                        at.AllToAllVOperation(param_of(case, rank), comm, device=DeviceInfo(*_core.npu_devices()))
-
-    ranks(2, communicator=False)(check)
+                with pytest.raises(InvalidParamError, match="number of devices"):
+                    at.AllToAllVOperation(param_of(case, rank), comm, device=DeviceInfo(*_core.npu_devices()))
 
 
 def test_an_hccl_comm_that_the_caller_owns(ranks: Ranks, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from npu_ranks import caught, group, use_device
 from npu_starts import wheel
+from on_ranks import on_ranks
 from operators import families
 
 from alltoallv.npu_ops import names, schemas
@@ -23,16 +24,14 @@ from alltoallv.testing import Ranks
 
 
 @pytest.mark.parametrize("family", families())
-def test_operators_compute_their_formulas(ranks: Ranks, family: str) -> None:
-    def check(rank: int, size: int) -> None:
-        device = use_device(rank)
-        for case in families()[family]:
-            for dtype in case.dtypes:
-                case.call(device, dtype)
-            if case.gradient:
-                case.differentiate(device)
-
-    ranks(1, communicator=False)(check)
+@on_ranks(1, communicator=False)
+def test_operators_compute_their_formulas(rank: int, size: int, family: str) -> None:
+    device = use_device(rank)
+    for case in families()[family]:
+        for dtype in case.dtypes:
+            case.call(device, dtype)
+        if case.gradient:
+            case.differentiate(device)
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -66,29 +65,26 @@ def test_sixty_of_the_operators_that_programs_call_run() -> None:
     assert len(set(called) & set(names())) >= 60, sorted(set(called) - set(names()))
 
 
-def test_refusals_leave_the_queue_alive(ranks: Ranks) -> None:
+@on_ranks(1, communicator=False)
+def test_refusals_leave_the_queue_alive(rank: int, size: int) -> None:
     """Of an operator that has no formula, in the caller; and of an argument's value, by the argument's name."""
+    import torch_npu
 
-    def check(rank: int, size: int) -> None:
-        import torch_npu
-
-        device = use_device(rank)
-        x = torch.ones(4, 8, device=device, requires_grad=True)
-        for call, words in (
-            (
-                lambda: torch_npu.npu_lstm_cell(*[x] * 7),
-                "npu::npu_lstm_cell is not among the operators of",
-            ),
-            (lambda: torch_npu.npu_format_cast(x[1:], 29), "input is a tensor of shape (3, 8)"),
-            (lambda: torch_npu.npu_geglu(x, -1, 2), "npu::npu_geglu: approximate is 2; the emulator expects 0 or 1"),
-        ):
-            error = caught(call)
-            assert isinstance(error, NotImplementedError), error
-            assert words in str(error)
-            torch.npu.synchronize()
-            assert (x + 1).sum().item() == 64
-
-    ranks(1, communicator=False)(check)
+    device = use_device(rank)
+    x = torch.ones(4, 8, device=device, requires_grad=True)
+    for call, words in (
+        (
+            lambda: torch_npu.npu_lstm_cell(*[x] * 7),
+            "npu::npu_lstm_cell is not among the operators of",
+        ),
+        (lambda: torch_npu.npu_format_cast(x[1:], 29), "input is a tensor of shape (3, 8)"),
+        (lambda: torch_npu.npu_geglu(x, -1, 2), "npu::npu_geglu: approximate is 2; the emulator expects 0 or 1"),
+    ):
+        error = caught(call)
+        assert isinstance(error, NotImplementedError), error
+        assert words in str(error)
+        torch.npu.synchronize()
+        assert (x + 1).sum().item() == 64
 
 
 def test_a_format_is_remembered(ranks: Ranks, tmp_path: Path) -> None:
@@ -113,15 +109,13 @@ def test_a_format_is_remembered(ranks: Ranks, tmp_path: Path) -> None:
     ranks(1, communicator=False)(check, str(tmp_path / "store"))
 
 
-def test_the_schemas_are_torch_npus(ranks: Ranks) -> None:
-    def check(rank: int, size: int) -> None:
-        use_device(rank)
-        theirs = {str(one) for one in torch._C._jit_get_all_schemas() if one.name.startswith("npu::")}
-        ours = [text for texts in schemas().values() for text in texts]
-        assert [text for text in ours if text not in theirs and not text.startswith("atb::")] == []
-        assert len(ours) == len(formulas())
-
-    ranks(1, communicator=False)(check)
+@on_ranks(1, communicator=False)
+def test_the_schemas_are_torch_npus(rank: int, size: int) -> None:
+    use_device(rank)
+    theirs = {str(one) for one in torch._C._jit_get_all_schemas() if one.name.startswith("npu::")}
+    ours = [text for texts in schemas().values() for text in texts]
+    assert [text for text in ours if text not in theirs and not text.startswith("atb::")] == []
+    assert len(ours) == len(formulas())
 
 
 def test_the_schemas_of_atb_take_what_torch_npus_functions_take() -> None:

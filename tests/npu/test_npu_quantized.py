@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from npu_ranks import bits, communicator, group, on
+from on_ranks import on_ranks
 from torch import Tensor
 
 import alltoallv.torch as at
@@ -83,18 +84,16 @@ CASES: list[tuple[str, Callable[[int], Tensor], Reduce]] = [
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_over_a_communicator_the_bits_are_those_of_the_cpu(ranks: Ranks, size: int) -> None:
-    def check(rank: int, size: int) -> None:
-        with communicator(rank) as (npus, _), Communicator.from_env("host", backend="shm", timeout=30) as host:
-            for name, make, call in CASES:
-                x = make(rank)
-                wanted = call(x, host)
-                y = call(x.to(f"npu:{rank}"), npus)
-                assert y.device == torch.device(f"npu:{rank}")
-                assert (y.shape, y.dtype) == (wanted.shape, wanted.dtype)
-                assert_bits_equal(bits(y), bits(wanted), name)
-
-    ranks(size, communicator=False)(check)
+@on_ranks(communicator=False)
+def test_over_a_communicator_the_bits_are_those_of_the_cpu(rank: int, size: int) -> None:
+    with communicator(rank) as (npus, _), Communicator.from_env("host", backend="shm", timeout=30) as host:
+        for name, make, call in CASES:
+            x = make(rank)
+            wanted = call(x, host)
+            y = call(x.to(f"npu:{rank}"), npus)
+            assert y.device == torch.device(f"npu:{rank}")
+            assert (y.shape, y.dtype) == (wanted.shape, wanted.dtype)
+            assert_bits_equal(bits(y), bits(wanted), name)
 
 
 def dispatch(comm: Any, device: torch.device, rank: int, size: int) -> None:
@@ -146,90 +145,80 @@ def test_rows_travel_as_codes(ranks: Ranks, tmp_path: Path, size: int) -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
-def test_triton_kernels_interpreted_on_the_tensors(ranks: Ranks) -> None:
+@on_ranks(2, communicator=False, fresh=True, preloaded=False, env={"TRITON_INTERPRET": "1"})
+def test_triton_kernels_interpreted_on_the_tensors(rank: int, size: int) -> None:
     """In place of torch's operators, which must not be used then."""
+    from alltoallv_emulator.kernels import InterpretedKernels
 
-    def check(rank: int, size: int) -> None:
-        from alltoallv_emulator.kernels import InterpretedKernels
-
-        with communicator(rank) as (npus, device), Communicator.from_env("host", backend="shm", timeout=30) as host:
-            kernels = kernels_for("npu")
-            assert isinstance(kernels, InterpretedKernels)
-            for name in ("quantize", "dequantize_sum", "dequantize", "requantize", "sum_shared_scale"):
-                assert getattr(torch_kernels, name)
-                setattr(torch_kernels, name, None)
-            for name, make, call in CASES:
-                x = make(rank)
-                wanted, y = call(x, host), call(x.to(device), npus)
-                assert y.device == device
-                assert_bits_equal(bits(y), bits(wanted), name)
-            overflows(npus, device)
-
-    ranks(2, communicator=False, fresh=True, preloaded=False, env={"TRITON_INTERPRET": "1"})(check)
+    with communicator(rank) as (npus, device), Communicator.from_env("host", backend="shm", timeout=30) as host:
+        kernels = kernels_for("npu")
+        assert isinstance(kernels, InterpretedKernels)
+        for name in ("quantize", "dequantize_sum", "dequantize", "requantize", "sum_shared_scale"):
+            assert getattr(torch_kernels, name)
+            setattr(torch_kernels, name, None)
+        for name, make, call in CASES:
+            x = make(rank)
+            wanted, y = call(x, host), call(x.to(device), npus)
+            assert y.device == device
+            assert_bits_equal(bits(y), bits(wanted), name)
+        overflows(npus, device)
 
 
-def test_states_of_error_feedback_are_those_of_the_cpu(ranks: Ranks) -> None:
-    def check(rank: int, size: int) -> None:
-        with communicator(rank) as (npus, device), Communicator.from_env("host", backend="shm", timeout=30) as host:
-            states = {}
-            for comm, place in ((host, "cpu"), (npus, str(device))):
-                feedback = states[place] = at.ErrorFeedback()
-                for step in range(3):
-                    x = normal(10 * step + rank, 1000).to(place)
-                    at.quantized_all_reduce(x, gather="quantized", bits=4, error_feedback=feedback, group=comm)
-            there, here = states[str(device)].state_dict(), states["cpu"].state_dict()
-            assert there.keys() == here.keys()
-            for key, value in here.items():
-                if isinstance(value, Tensor):
-                    assert_bits_equal(bits(there[key]), bits(value), key)
-
-    ranks(2, communicator=False)(check)
+@on_ranks(2, communicator=False)
+def test_states_of_error_feedback_are_those_of_the_cpu(rank: int, size: int) -> None:
+    with communicator(rank) as (npus, device), Communicator.from_env("host", backend="shm", timeout=30) as host:
+        states = {}
+        for comm, place in ((host, "cpu"), (npus, str(device))):
+            feedback = states[place] = at.ErrorFeedback()
+            for step in range(3):
+                x = normal(10 * step + rank, 1000).to(place)
+                at.quantized_all_reduce(x, gather="quantized", bits=4, error_feedback=feedback, group=comm)
+        there, here = states[str(device)].state_dict(), states["cpu"].state_dict()
+        assert there.keys() == here.keys()
+        for key, value in here.items():
+            if isinstance(value, Tensor):
+                assert_bits_equal(bits(there[key]), bits(value), key)
 
 
-def test_disagreement_and_misfits_are_errors_on_all(ranks: Ranks) -> None:
-    def check(rank: int, size: int) -> None:
-        with communicator(rank, check="always") as (comm, device):
-            x = codes(rank, 64).to(device)
-            with pytest.raises(PeerMismatchError, match=r"rank 0 has scale 0\.25, rank 1 has scale 0\.5"):
-                at.quantized_all_reduce(x, scale=0.5 if rank else 0.25, group=comm)
-            y = normal(rank, 64).to(device)
-            with pytest.raises(PeerMismatchError, match="rank 0 has format int4, rank 1 has format int8"):
-                at.quantized_all_reduce(y, bits=8 if rank else 4, group=comm)
-            overflows(comm, device)
-            with pytest.raises(InvalidParamError, match="group_size"):
-                at.quantized_all_reduce(y, group_size=0 if rank else 128, group=comm)
-            at.quantized_all_reduce(y, group=comm)
-            assert comm.usable
-
-    ranks(2, communicator=False)(check)
+@on_ranks(2, communicator=False)
+def test_disagreement_and_misfits_are_errors_on_all(rank: int, size: int) -> None:
+    with communicator(rank, check="always") as (comm, device):
+        x = codes(rank, 64).to(device)
+        with pytest.raises(PeerMismatchError, match=r"rank 0 has scale 0\.25, rank 1 has scale 0\.5"):
+            at.quantized_all_reduce(x, scale=0.5 if rank else 0.25, group=comm)
+        y = normal(rank, 64).to(device)
+        with pytest.raises(PeerMismatchError, match="rank 0 has format int4, rank 1 has format int8"):
+            at.quantized_all_reduce(y, bits=8 if rank else 4, group=comm)
+        overflows(comm, device)
+        with pytest.raises(InvalidParamError, match="group_size"):
+            at.quantized_all_reduce(y, group_size=0 if rank else 128, group=comm)
+        at.quantized_all_reduce(y, group=comm)
+        assert comm.usable
 
 
 @pytest.mark.parametrize("quant_type", [QuantType.PER_TENSOR, QuantType.PER_CHANNEL])
-def test_the_operation_of_atb(ranks: Ranks, quant_type: QuantType) -> None:
+@on_ranks(2, communicator=False)
+def test_the_operation_of_atb(rank: int, size: int, quant_type: QuantType) -> None:
     """Also with the communicator that the param describes."""
-
-    def check(rank: int, size: int, quant_type: QuantType) -> None:
-        with communicator(rank, check="always") as (comm, device):
-            param = QuantAllReduceParam(rank=rank, rank_size=size, quant_type=quant_type)
-            operations = [at.QuantAllReduceOperation(param, comm), at.QuantAllReduceOperation(param)]
-            rng = np.random.default_rng(1)
-            for shape in [(135, 16), (2, 3, 48), (30, 4096)]:
-                inputs = [rng.integers(-100, 101, shape).astype(np.int8) for _ in range(size)]
-                scale = rng.uniform(-1, 1, 1 if quant_type == QuantType.PER_TENSOR else shape[-1]).astype(np.float16)
-                offset = rng.uniform(-1, 1, 1).astype(np.float16)
-                wanted = reference.shared_scale_all_reduce(inputs, scale, float(offset[0]))[0]
-                given = [on(device, array) for array in (inputs[rank], scale, offset)]
-                for operation in operations:
-                    y = operation(*given)
-                    assert y.device == device
-                    assert_bits_equal(bits(y), wanted)
-                    out = torch.full_like(y, 3)
-                    assert operation(*given, out=out) is out
-                    assert_bits_equal(bits(out), wanted)
-            with pytest.raises(InvalidTensorError, match="expected npu"):
-                operations[0](given[0].cpu(), *given[1:])
-            with pytest.raises(InvalidTensorError):  # on rank 0 too, which has no fault
-                operations[0](given[0][:, : 8 if rank else 16], *given[1:])
-            assert_bits_equal(bits(operations[0](*given)), wanted)
-
-    ranks(2, communicator=False)(check, quant_type)
+    with communicator(rank, check="always") as (comm, device):
+        param = QuantAllReduceParam(rank=rank, rank_size=size, quant_type=quant_type)
+        operations = [at.QuantAllReduceOperation(param, comm), at.QuantAllReduceOperation(param)]
+        rng = np.random.default_rng(1)
+        for shape in [(135, 16), (2, 3, 48), (30, 4096)]:
+            inputs = [rng.integers(-100, 101, shape).astype(np.int8) for _ in range(size)]
+            scale = rng.uniform(-1, 1, 1 if quant_type == QuantType.PER_TENSOR else shape[-1]).astype(np.float16)
+            offset = rng.uniform(-1, 1, 1).astype(np.float16)
+            wanted = reference.shared_scale_all_reduce(inputs, scale, float(offset[0]))[0]
+            given = [on(device, array) for array in (inputs[rank], scale, offset)]
+            for operation in operations:
+                y = operation(*given)
+                assert y.device == device
+                assert_bits_equal(bits(y), wanted)
+                out = torch.full_like(y, 3)
+                assert operation(*given, out=out) is out
+                assert_bits_equal(bits(out), wanted)
+        with pytest.raises(InvalidTensorError, match="expected npu"):
+            operations[0](given[0].cpu(), *given[1:])
+        with pytest.raises(InvalidTensorError):  # on rank 0 too, which has no fault
+            operations[0](given[0][:, : 8 if rank else 16], *given[1:])
+        assert_bits_equal(bits(operations[0](*given)), wanted)

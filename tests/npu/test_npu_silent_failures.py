@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from npu_ranks import communicator, emulated, exchange, moved, use_device
+from on_ranks import on_ranks
 
 import alltoallv.torch as at
 from alltoallv import Communicator
@@ -35,29 +36,24 @@ def test_success_with_zeros_is_noticed_and_gone_round(ranks: Ranks, size: int) -
     assert "HcclAlltoAllV returned success and did not move the data" in outcomes[0].output
 
 
-def test_zeros_on_one_rank_only(ranks: Ranks) -> None:
-    def check(rank: int, size: int) -> None:
-        use_device(rank)
-        faults = "HcclAlltoAllV=zeros" if rank == 1 else ""
-        with emulated(faults=faults), communicator(rank) as (comm, device):
-            assert comm.stats()["falls_back"] == 1  # on all alike
-            assert exchange(comm, device) == [0.0, 1.0, 2.0]
-
-    ranks(3, communicator=False)(check)
+@on_ranks(3, communicator=False)
+def test_zeros_on_one_rank_only(rank: int, size: int) -> None:
+    use_device(rank)
+    faults = "HcclAlltoAllV=zeros" if rank == 1 else ""
+    with emulated(faults=faults), communicator(rank) as (comm, device):
+        assert comm.stats()["falls_back"] == 1  # on all alike
+        assert exchange(comm, device) == [0.0, 1.0, 2.0]
 
 
-def test_a_rank_that_skips_the_self_check(ranks: Ranks) -> None:
+@on_ranks(2, communicator=False, fresh=True, env={"HCCL_EXEC_TIMEOUT": "3"})
+def test_a_rank_that_skips_the_self_check(rank: int, size: int) -> None:
     """All ranks alike: gone round. One alone: an error on every rank."""
-
-    def check(rank: int, size: int) -> None:
-        use_device(rank)
-        with emulated(faults="HcclAlltoAllV=skip"), communicator(rank) as (comm, device):
-            assert comm.stats()["falls_back"] == 1
-            assert exchange(comm, device) == list(range(size))
-        with emulated(faults="HcclAlltoAllV=skip" if rank == 1 else ""), pytest.raises((HcclError, PeerLostError)):
-            Communicator.from_env("another", backend="hccl", timeout=20)
-
-    ranks(2, communicator=False, fresh=True, env={"HCCL_EXEC_TIMEOUT": "3"})(check)
+    use_device(rank)
+    with emulated(faults="HcclAlltoAllV=skip"), communicator(rank) as (comm, device):
+        assert comm.stats()["falls_back"] == 1
+        assert exchange(comm, device) == list(range(size))
+    with emulated(faults="HcclAlltoAllV=skip" if rank == 1 else ""), pytest.raises((HcclError, PeerLostError)):
+        Communicator.from_env("another", backend="hccl", timeout=20)
 
 
 @pytest.mark.parametrize("fault", ["zeros", "skip"])
@@ -83,13 +79,11 @@ def test_reductions_that_do_nothing(ranks: Ranks, fault: str) -> None:
     assert "HCCL's all_reduce returned success and did not reduce the data" in outcomes[0].output
 
 
-def test_zeros_from_all_gather_too_is_an_error(ranks: Ranks) -> None:
-    def check(rank: int, size: int) -> None:
-        use_device(rank)
-        with (
-            emulated(faults="Hccl*=zeros"),
-            pytest.raises(HcclError, match="HcclAllGather returned success and did not move the data"),
-        ):
-            Communicator.from_env(backend="hccl", timeout=20)
-
-    ranks(2, communicator=False)(check)
+@on_ranks(2, communicator=False)
+def test_zeros_from_all_gather_too_is_an_error(rank: int, size: int) -> None:
+    use_device(rank)
+    with (
+        emulated(faults="Hccl*=zeros"),
+        pytest.raises(HcclError, match="HcclAllGather returned success and did not move the data"),
+    ):
+        Communicator.from_env(backend="hccl", timeout=20)

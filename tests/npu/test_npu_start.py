@@ -10,6 +10,7 @@ import pytest
 import torch
 from npu_ranks import caught, emulated, meet, memory_used, use_device
 from npu_starts import exchange_works, free_port, start_as_msrun, start_with_table, write_table
+from on_ranks import on_ranks
 
 from alltoallv import Communicator, _core
 from alltoallv.errors import (
@@ -125,15 +126,13 @@ def test_a_rank_dies_in_init(ranks: Ranks) -> None:
     assert "rank 1" in str(error)
 
 
-def test_a_rank_that_does_not_come(ranks: Ranks) -> None:
-    def check(rank: int, size: int) -> None:
-        use_device(rank)
-        meet()
-        if rank == 0:
-            with pytest.raises(CommTimeoutError, match="rank 1"):
-                Communicator.from_env(backend="hccl", timeout=1.0)
-
-    ranks(2, communicator=False)(check)
+@on_ranks(2, communicator=False)
+def test_a_rank_that_does_not_come(rank: int, size: int) -> None:
+    use_device(rank)
+    meet()
+    if rank == 0:
+        with pytest.raises(CommTimeoutError, match="rank 1"):
+            Communicator.from_env(backend="hccl", timeout=1.0)
 
 
 def test_the_size_of_a_domains_buffer(ranks: Ranks) -> None:

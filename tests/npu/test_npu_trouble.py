@@ -20,6 +20,7 @@ from npu_ranks import (
     wait_for,
     zeros,
 )
+from on_ranks import on_ranks
 
 import alltoallv.torch as at
 from alltoallv import Communicator, _core
@@ -27,19 +28,17 @@ from alltoallv.errors import CommTimeoutError, HcclError, PeerLostError, PeerMis
 from alltoallv.testing import Ranks
 
 
-def test_late_tasks_change_nothing(ranks: Ranks) -> None:
-    def check(rank: int, size: int) -> None:
-        with communicator(rank) as (comm, device), emulated(faults="HcclAlltoAllV=delay:200"):
-            works = []
-            for n in range(3):
-                x = torch.full((size,), 10.0 * n + rank).to(device)
-                works.append(at.all_to_all_v(x, [1] * size, [1] * size, group=comm, async_op=True))
-            for n, (y, work) in enumerate(works):
-                work.wait()
-                assert y.cpu().tolist() == [10.0 * n + j for j in range(size)]
-            assert exchange(comm, device) == list(range(size))
-
-    ranks(2, communicator=False)(check)
+@on_ranks(2, communicator=False)
+def test_late_tasks_change_nothing(rank: int, size: int) -> None:
+    with communicator(rank) as (comm, device), emulated(faults="HcclAlltoAllV=delay:200"):
+        works = []
+        for n in range(3):
+            x = torch.full((size,), 10.0 * n + rank).to(device)
+            works.append(at.all_to_all_v(x, [1] * size, [1] * size, group=comm, async_op=True))
+        for n, (y, work) in enumerate(works):
+            work.wait()
+            assert y.cpu().tolist() == [10.0 * n + j for j in range(size)]
+        assert exchange(comm, device) == list(range(size))
 
 
 def test_a_call_that_fails_ends_the_communicator_for_all(ranks: Ranks) -> None:
@@ -152,21 +151,19 @@ def test_a_rank_dies_while_data_move(ranks: Ranks) -> None:
         assert "rank 1" in outcome.result
 
 
-def test_a_rank_that_comes_too_late_is_a_timeout_that_names_it(ranks: Ranks) -> None:
-    def check(rank: int, size: int) -> None:
-        device = use_device(rank)
-        meet()
-        comm = Communicator.from_env(backend="hccl", timeout=2.0)
-        if rank == 0:
-            with pytest.raises(CommTimeoutError, match="rank 1"):
-                exchange(comm, device)
-        else:
-            time.sleep(3.0)
-            with pytest.raises((CommTimeoutError, PeerLostError)):
-                exchange(comm, device)
-        comm.destroy()
-
-    ranks(2, communicator=False)(check)
+@on_ranks(2, communicator=False)
+def test_a_rank_that_comes_too_late_is_a_timeout_that_names_it(rank: int, size: int) -> None:
+    device = use_device(rank)
+    meet()
+    comm = Communicator.from_env(backend="hccl", timeout=2.0)
+    if rank == 0:
+        with pytest.raises(CommTimeoutError, match="rank 1"):
+            exchange(comm, device)
+    else:
+        time.sleep(3.0)
+        with pytest.raises((CommTimeoutError, PeerLostError)):
+            exchange(comm, device)
+    comm.destroy()
 
 
 def test_a_rank_leaves_out_a_call_after_the_checked_ones(ranks: Ranks, tmp_path: Path) -> None:
@@ -192,55 +189,47 @@ def test_a_rank_leaves_out_a_call_after_the_checked_ones(ranks: Ranks, tmp_path:
     ranks(2, communicator=False, fresh=True, env={"HCCL_EXEC_TIMEOUT": "2"})(check, tmp_path / "done")
 
 
-def test_own_checks_fail_after_the_checked_calls(ranks: Ranks) -> None:
-    def check(rank: int, size: int) -> None:
-        device = use_device(rank)
-        comm = Communicator.from_env(backend="hccl", timeout=20)
-        for _ in range(8):
+@on_ranks(2, communicator=False)
+def test_own_checks_fail_after_the_checked_calls(rank: int, size: int) -> None:
+    device = use_device(rank)
+    comm = Communicator.from_env(backend="hccl", timeout=20)
+    for _ in range(8):
+        exchange(comm, device)
+    if rank == 1:
+        with pytest.raises(ValueError, match="send_counts"):
+            at.all_to_all_v(torch.zeros(2).to(device), [3, 1], [1, 1], group=comm)
+    else:
+        time.sleep(0.5)
+        with pytest.raises(PeerLostError, match="send_counts"):
             exchange(comm, device)
-        if rank == 1:
-            with pytest.raises(ValueError, match="send_counts"):
-                at.all_to_all_v(torch.zeros(2).to(device), [3, 1], [1, 1], group=comm)
-        else:
-            time.sleep(0.5)
-            with pytest.raises(PeerLostError, match="send_counts"):
-                exchange(comm, device)
-        comm.destroy()
-
-    ranks(2, communicator=False)(check)
+    comm.destroy()
 
 
-def test_counts_that_nobody_compares(ranks: Ranks) -> None:
+@on_ranks(2, communicator=False, fresh=True, env={"HCCL_EXEC_TIMEOUT": "2"})
+def test_counts_that_nobody_compares(rank: int, size: int) -> None:
     """HCCL refuses or gives up: an error on every rank, and then for good."""
-
-    def check(rank: int, size: int) -> None:
-        device = use_device(rank)
-        comm = Communicator.from_env(backend="hccl", timeout=20, check="off")
-        x = zeros(2 * size, device)
-        torch.npu.synchronize()
-        recvs = [2] * size if rank else [1] * size
-        with pytest.raises((HcclError, PeerLostError, RuntimeError)):
-            at.all_to_all_v(x, [2] * size, recvs, group=comm).cpu()
-        with pytest.raises((HcclError, PeerLostError)):
-            at.all_to_all_v(x, [2] * size, [2] * size, group=comm)
-        assert not comm.usable
-        comm.destroy()
-
-    ranks(2, communicator=False, fresh=True, env={"HCCL_EXEC_TIMEOUT": "2"})(check)
+    device = use_device(rank)
+    comm = Communicator.from_env(backend="hccl", timeout=20, check="off")
+    x = zeros(2 * size, device)
+    torch.npu.synchronize()
+    recvs = [2] * size if rank else [1] * size
+    with pytest.raises((HcclError, PeerLostError, RuntimeError)):
+        at.all_to_all_v(x, [2] * size, recvs, group=comm).cpu()
+    with pytest.raises((HcclError, PeerLostError)):
+        at.all_to_all_v(x, [2] * size, [2] * size, group=comm)
+    assert not comm.usable
+    comm.destroy()
 
 
-def test_counts_of_one_rank_for_itself(ranks: Ranks) -> None:
+@on_ranks(1, communicator=False, fresh=True)
+def test_counts_of_one_rank_for_itself(rank: int, size: int) -> None:
     """HCCL is not asked: its output would be written beyond its end."""
-
-    def check(rank: int, size: int) -> None:
-        with communicator(rank, check="off") as (comm, device):
-            out = zeros(10, device)
-            with pytest.raises(PeerMismatchError, match="rank 0 sends 10 elements to itself and expects 3"):
-                at.all_to_all_v(torch.ones(10).to(device), [10], [3], out=out[:3], group=comm)
-            assert out.cpu().tolist() == [0] * 10
-            assert at.all_to_all_v(torch.ones(2).to(device), [2], [2], group=comm).cpu().tolist() == [1, 1]
-
-    ranks(1, communicator=False, fresh=True)(check)
+    with communicator(rank, check="off") as (comm, device):
+        out = zeros(10, device)
+        with pytest.raises(PeerMismatchError, match="rank 0 sends 10 elements to itself and expects 3"):
+            at.all_to_all_v(torch.ones(10).to(device), [10], [3], out=out[:3], group=comm)
+        assert out.cpu().tolist() == [0] * 10
+        assert at.all_to_all_v(torch.ones(2).to(device), [2], [2], group=comm).cpu().tolist() == [1, 1]
 
 
 def test_a_failing_call_in_a_group(ranks: Ranks, tmp_path: Path) -> None:

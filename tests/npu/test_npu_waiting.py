@@ -13,6 +13,7 @@ import pytest
 import torch
 from npu_ranks import caught, communicator, emulated, ended, meet, use_device
 from npu_starts import exchange_works
+from on_ranks import on_ranks
 
 import alltoallv.torch as at
 from alltoallv import Communicator, _core
@@ -30,35 +31,32 @@ def start(comm: Any, x: torch.Tensor) -> tuple[torch.Tensor, Any]:
 
 
 @pytest.mark.parametrize("limit", ["the call's", "the communicator's"])
-def test_gathered_exchanges_end_in_time_when_a_rank_is_late(ranks: Ranks, limit: str) -> None:
+@on_ranks(2, communicator=False, fresh=True, env={"HCCL_EXEC_TIMEOUT": "8"})
+def test_gathered_exchanges_end_in_time_when_a_rank_is_late(rank: int, size: int, limit: str) -> None:
     """They wait for the counts of all ranks on the host: not for as long as HCCL does."""
-
-    def check(rank: int, size: int, limit: str) -> None:
-        device = use_device(rank)
-        meet()
-        timeout = 30.0 if limit == "the call's" else 3.0
-        with emulated(faults="HcclAlltoAllV=zeros"):
-            comm = Communicator.from_env(backend="hccl", timeout=timeout, check="off")
-        assert comm.stats()["falls_back"] == 1
-        x, y = torch.zeros(size).to(device), torch.zeros(size).to(device)
-        torch.npu.synchronize()
-        begin = time.monotonic()
-        if rank == 0:
-            places = list(range(size))
-            plan = _core.Plan(comm.core, "all_to_all_v", "float32", ones(comm), places, ones(comm), places)
-            calls = {
-                "the call's": lambda: plan.run(x.data_ptr(), y.data_ptr(), 2.0),
-                "the communicator's": lambda: at.all_to_all_v(x, ones(comm), ones(comm), group=comm),
-            }
-            with pytest.raises(CommTimeoutError, match="a rank is late or gone"):
-                calls[limit]()
-            assert time.monotonic() - begin < 15
-        else:
-            ended(comm)
-        with pytest.raises(PeerLostError, match=r"rank 0 aborted|has ended"):
-            at.all_to_all_v(x, ones(comm), ones(comm), group=comm)
-
-    ranks(2, communicator=False, fresh=True, env={"HCCL_EXEC_TIMEOUT": "8"})(check, limit)
+    device = use_device(rank)
+    meet()
+    timeout = 30.0 if limit == "the call's" else 3.0
+    with emulated(faults="HcclAlltoAllV=zeros"):
+        comm = Communicator.from_env(backend="hccl", timeout=timeout, check="off")
+    assert comm.stats()["falls_back"] == 1
+    x, y = torch.zeros(size).to(device), torch.zeros(size).to(device)
+    torch.npu.synchronize()
+    begin = time.monotonic()
+    if rank == 0:
+        places = list(range(size))
+        plan = _core.Plan(comm.core, "all_to_all_v", "float32", ones(comm), places, ones(comm), places)
+        calls = {
+            "the call's": lambda: plan.run(x.data_ptr(), y.data_ptr(), 2.0),
+            "the communicator's": lambda: at.all_to_all_v(x, ones(comm), ones(comm), group=comm),
+        }
+        with pytest.raises(CommTimeoutError, match="a rank is late or gone"):
+            calls[limit]()
+        assert time.monotonic() - begin < 15
+    else:
+        ended(comm)
+    with pytest.raises(PeerLostError, match=r"rank 0 aborted|has ended"):
+        at.all_to_all_v(x, ones(comm), ones(comm), group=comm)
 
 
 def test_gathered_exchanges_end_when_a_rank_is_lost(ranks: Ranks) -> None:
@@ -132,28 +130,25 @@ def test_an_event_that_cannot_be_asked_for_is_an_error(ranks: Ranks) -> None:
     ranks(2, communicator=False, fresh=True)(check)
 
 
-def test_communicators_used_in_another_order_on_each_rank(ranks: Ranks) -> None:
+@on_ranks(2, communicator=False, fresh=True)
+def test_communicators_used_in_another_order_on_each_rank(rank: int, size: int) -> None:
     """That is right for calls that are not compared. Those that are block their callers: an error in time."""
-
-    def check(rank: int, size: int) -> None:
-        device = use_device(rank)
-        x = torch.full((size,), float(rank)).to(device)
-        comms = [Communicator.from_env(name, backend="hccl", timeout=30) for name in ("one", "two")]
-        for comm in comms:
-            for _ in range(8):
-                exchange_works(comm, device)
-        for _ in range(3):
-            calls = [start(comm, x) for comm in (comms if rank == 0 else comms[::-1])]
-            for y, work in calls:
-                work.wait()
-                assert y.cpu().tolist() == list(range(size))
-        for comm in comms:
-            comm.destroy()
-        meet()
-        comms = [Communicator.from_env(name, backend="hccl", timeout=2) for name in ("three", "four")]
-        in_vain(rank, [lambda comm=comm: start(comm, x) for comm in comms])
-
-    ranks(2, communicator=False, fresh=True)(check)
+    device = use_device(rank)
+    x = torch.full((size,), float(rank)).to(device)
+    comms = [Communicator.from_env(name, backend="hccl", timeout=30) for name in ("one", "two")]
+    for comm in comms:
+        for _ in range(8):
+            exchange_works(comm, device)
+    for _ in range(3):
+        calls = [start(comm, x) for comm in (comms if rank == 0 else comms[::-1])]
+        for y, work in calls:
+            work.wait()
+            assert y.cpu().tolist() == list(range(size))
+    for comm in comms:
+        comm.destroy()
+    meet()
+    comms = [Communicator.from_env(name, backend="hccl", timeout=2) for name in ("three", "four")]
+    in_vain(rank, [lambda comm=comm: start(comm, x) for comm in comms])
 
 
 def in_vain(rank: int, calls: list[Callable[[], Any]]) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from on_ranks import on_ranks
 
 from alltoallv import Communicator
 from alltoallv import numpy as av
@@ -124,15 +125,13 @@ def test_capacity_drops_what_it_says(experts: int, tokens: int, k: int, capacity
     assert dispatcher.load(state).kept.tolist() == state.received
 
 
-def test_a_factor_as_capacity_and_the_load_of_all_ranks(ranks: Ranks) -> None:
-    def check(comm: Communicator) -> None:
-        dispatcher = av.MoEDispatcher(4, comm, capacity=1.5)
-        _, counts, state = dispatcher.dispatch(np.ones((8, 1)), np.zeros(8, np.int64))
-        assert counts == ([6, 0] if comm.rank == 0 else [0, 0])  # ceil(1.5 * 8 / 4) of each rank
-        load = dispatcher.load(state)
-        assert (load.chosen.tolist(), load.kept.tolist()) == ([16, 0, 0, 0], [6, 0, 0, 0])
-
-    ranks(2)(check)
+@on_ranks(2)
+def test_a_factor_as_capacity_and_the_load_of_all_ranks(comm: Communicator) -> None:
+    dispatcher = av.MoEDispatcher(4, comm, capacity=1.5)
+    _, counts, state = dispatcher.dispatch(np.ones((8, 1)), np.zeros(8, np.int64))
+    assert counts == ([6, 0] if comm.rank == 0 else [0, 0])  # ceil(1.5 * 8 / 4) of each rank
+    load = dispatcher.load(state)
+    assert (load.chosen.tolist(), load.kept.tolist()) == ([16, 0, 0, 0], [6, 0, 0, 0])
 
 
 def test_rows_state_and_their_ways(ranks: Ranks) -> None:
@@ -171,15 +170,13 @@ def test_rows_have_the_values_of_their_codes(payload: str) -> None:
 
 
 @pytest.mark.parametrize("payload", routing.CODES)
-def test_codes_and_scales(ranks: Ranks, payload: str) -> None:
-    def check(comm: Communicator) -> None:
-        tokens, ids, weights, _ = problem()
-        codes, _, state = av.MoEDispatcher(EXPERTS, comm, payload=payload, codes=True).dispatch(tokens, ids, weights)
-        rows, _, _ = av.MoEDispatcher(EXPERTS, comm, payload=payload).dispatch(tokens, ids, weights)
-        assert codes.dtype.name == routing.CODES[payload]
-        assert np.array_equal(codes.astype(np.float32) * state.scales[:, None], rows)
-
-    ranks(2)(check)
+@on_ranks(2)
+def test_codes_and_scales(comm: Communicator, payload: str) -> None:
+    tokens, ids, weights, _ = problem()
+    codes, _, state = av.MoEDispatcher(EXPERTS, comm, payload=payload, codes=True).dispatch(tokens, ids, weights)
+    rows, _, _ = av.MoEDispatcher(EXPERTS, comm, payload=payload).dispatch(tokens, ids, weights)
+    assert codes.dtype.name == routing.CODES[payload]
+    assert np.array_equal(codes.astype(np.float32) * state.scales[:, None], rows)
 
 
 @pytest.mark.parametrize(("dies", "victim"), [("before", 0), ("between", 2)])

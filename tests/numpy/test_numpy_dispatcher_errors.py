@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from on_ranks import on_ranks
 
 from alltoallv import Communicator
 from alltoallv import numpy as av
@@ -21,19 +22,15 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception]]] = {
 }
 
 
-def test_a_bad_argument_of_one_rank_fails_on_all(ranks: Ranks) -> None:
-    def check(comm: Communicator) -> None:
-        good = {"tokens": np.ones((2, 3)), "expert_ids": np.zeros((2, 1), int), "gate_weights": np.ones((2, 1))}
-        dispatcher = av.MoEDispatcher(4, comm)
-        for name, (arguments, kind) in BAD.items():
-            with pytest.raises(
-                (kind, InvalidParamError, InvalidTensorError), match=None if comm.rank == 0 else "rank 0"
-            ):
-                dispatcher.dispatch(**(good if comm.rank else {**good, **arguments}))
-            rows, _, _ = dispatcher.dispatch(**good)
-            assert len(rows) == (0 if comm.rank else 4), name
-
-    ranks(2)(check)
+@on_ranks(2)
+def test_a_bad_argument_of_one_rank_fails_on_all(comm: Communicator) -> None:
+    good = {"tokens": np.ones((2, 3)), "expert_ids": np.zeros((2, 1), int), "gate_weights": np.ones((2, 1))}
+    dispatcher = av.MoEDispatcher(4, comm)
+    for name, (arguments, kind) in BAD.items():
+        with pytest.raises((kind, InvalidParamError, InvalidTensorError), match=None if comm.rank == 0 else "rank 0"):
+            dispatcher.dispatch(**(good if comm.rank else {**good, **arguments}))
+        rows, _, _ = dispatcher.dispatch(**good)
+        assert len(rows) == (0 if comm.rank else 4), name
 
 
 WRONG_AGAIN: dict[str, tuple[tuple[Any, ...], str]] = {
@@ -44,17 +41,15 @@ WRONG_AGAIN: dict[str, tuple[tuple[Any, ...], str]] = {
 }
 
 
-def test_other_tokens_by_the_same_way_are_as_many(ranks: Ranks) -> None:
-    def check(comm: Communicator) -> None:
-        dispatcher, good = av.MoEDispatcher(4, comm), (np.ones((4, 5)), np.ones((4, 2)))
-        rows, _, state = dispatcher.dispatch(good[0], np.arange(8).reshape(4, 2) % 4, good[1])
-        for name, (arguments, message) in WRONG_AGAIN.items():
-            given = good if comm.rank else arguments
-            with pytest.raises(InvalidTensorError, match=("failed on rank 0: .*" if comm.rank else "") + message):
-                dispatcher.dispatch(given[0], state, *given[1:])
-            assert np.array_equal(dispatcher.dispatch(good[0], state)[0], rows), name
-
-    ranks(2)(check)
+@on_ranks(2)
+def test_other_tokens_by_the_same_way_are_as_many(comm: Communicator) -> None:
+    dispatcher, good = av.MoEDispatcher(4, comm), (np.ones((4, 5)), np.ones((4, 2)))
+    rows, _, state = dispatcher.dispatch(good[0], np.arange(8).reshape(4, 2) % 4, good[1])
+    for name, (arguments, message) in WRONG_AGAIN.items():
+        given = good if comm.rank else arguments
+        with pytest.raises(InvalidTensorError, match=("failed on rank 0: .*" if comm.rank else "") + message):
+            dispatcher.dispatch(given[0], state, *given[1:])
+        assert np.array_equal(dispatcher.dispatch(good[0], state)[0], rows), name
 
 
 @pytest.mark.parametrize("ids", [np.arange(4) % 2, np.zeros(4, int)], ids=["each has rows", "rank 1 has none"])
@@ -86,13 +81,11 @@ def test_ranks_that_move_other_rows(ranks: Ranks, ids: Any) -> None:
 
 
 @pytest.mark.parametrize("differs", [{"alignment": 2}, {"payload": "int8"}, {"num_experts": 6}])
-def test_ranks_that_disagree(ranks: Ranks, differs: dict[str, Any]) -> None:
-    def check(comm: Communicator) -> None:
-        dispatcher = av.MoEDispatcher(**{"num_experts": 2, "group": comm, **(differs if comm.rank else {})})
-        with pytest.raises(PeerMismatchError, match="rank 1"):
-            dispatcher.dispatch(np.ones((4, 8), np.float32), np.array([0, 0, 1, 1]))
-
-    ranks(2)(check)
+@on_ranks(2)
+def test_ranks_that_disagree(comm: Communicator, differs: dict[str, Any]) -> None:
+    dispatcher = av.MoEDispatcher(**{"num_experts": 2, "group": comm, **(differs if comm.rank else {})})
+    with pytest.raises(PeerMismatchError, match="rank 1"):
+        dispatcher.dispatch(np.ones((4, 8), np.float32), np.array([0, 0, 1, 1]))
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from on_ranks import on_both
 
 from alltoallv import Communicator
 from alltoallv import numpy as av
@@ -89,22 +90,20 @@ def test_receives_take_messages_of_a_tag_in_their_order(ranks: Ranks, words: int
     assert ranks(2, env={"ALLTOALLV_PATH": "staged"})(program) == [True, True]
 
 
-def test_objects(launch: Launch) -> None:
-    def program(comm: Communicator) -> None:
-        me, mine = comm.rank, VALUES[comm.rank]
-        assert av.all_gather_object(mine, group=comm) == VALUES
-        for root in range(3):
-            assert av.gather_object(mine, root, group=comm) == (VALUES if me == root else None)
-            assert av.broadcast_object(mine, root, group=comm) == VALUES[root]
-            assert av.scatter_object(VALUES if me == root else None, root, group=comm) == mine
-        if me == 0:
-            assert [av.recv_object(tag=3, group=comm), av.recv_object(2, group=comm)] == [VALUES[1], "last"]
-        elif me == 1:
-            av.send_object(mine, 0, 3, group=comm)
-        else:
-            av.send_object("last", 0, group=comm)
-
-    launch(3, program)
+@on_both(3)
+def test_objects(comm: Communicator) -> None:
+    me, mine = comm.rank, VALUES[comm.rank]
+    assert av.all_gather_object(mine, group=comm) == VALUES
+    for root in range(3):
+        assert av.gather_object(mine, root, group=comm) == (VALUES if me == root else None)
+        assert av.broadcast_object(mine, root, group=comm) == VALUES[root]
+        assert av.scatter_object(VALUES if me == root else None, root, group=comm) == mine
+    if me == 0:
+        assert [av.recv_object(tag=3, group=comm), av.recv_object(2, group=comm)] == [VALUES[1], "last"]
+    elif me == 1:
+        av.send_object(mine, 0, 3, group=comm)
+    else:
+        av.send_object("last", 0, group=comm)
 
 
 def test_objects_that_cannot_be_pickled(launch: Launch) -> None:

@@ -8,39 +8,37 @@ from typing import Any
 import numpy as np
 import paddle
 import pytest
+from on_ranks import on_ranks
 from paddle.distributed import ReduceOp
 from paddle_arrays import filled, inputs_of, same, to_paddle
 
 import alltoallv.paddle as ap
 from alltoallv import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError
-from alltoallv.testing import Ranks, reference
+from alltoallv.testing import reference
 
 COUNTS = [2, 0, 5]  # rows that each rank gives or gets
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_lists_of_tensors(ranks: Ranks, size: int) -> None:
+@on_ranks()
+def test_lists_of_tensors(comm: Communicator, size: int) -> None:
     """Uneven ones, and empty ones that are filled; tests/matrix has the rest."""
-
-    def check(comm: Communicator) -> None:
-        r, counts = comm.rank, COUNTS[:size]
-        for number, dtype in enumerate(("float32", "bfloat16", "int64")):
-            later: dict[str, Any] = {"group": comm, "sync_op": bool(number % 2)}
-            uneven, even = inputs_of(dtype, counts), inputs_of(dtype, [size] * size)
-            outs, made, told = [filled(n, dtype) for n in counts], [], []
-            assert ap.all_gather(outs, to_paddle(uneven[r]), **later).wait()
-            assert all(map(same, outs, uneven)), dtype
-            assert ap.all_gather(made, to_paddle(even[r]), **later).wait()
-            assert all(map(same, made, even)), dtype
-            assert ap.alltoall([to_paddle(even[r])] * size, told, **later).wait()
-            assert all(map(same, told, even)), dtype
-            whole = inputs_of(dtype, [sum(counts)] * size)
-            out, parts = filled(counts[r], dtype), np.split(whole[r], np.cumsum(counts)[:-1])
-            assert ap.reduce_scatter(out, [to_paddle(part) for part in parts], ReduceOp.MAX, **later).wait()
-            assert same(out, reference.reduce_scatter(whole, "max", counts)[r]), dtype
-
-    ranks(size)(check)
+    r, counts = comm.rank, COUNTS[:size]
+    for number, dtype in enumerate(("float32", "bfloat16", "int64")):
+        later: dict[str, Any] = {"group": comm, "sync_op": bool(number % 2)}
+        uneven, even = inputs_of(dtype, counts), inputs_of(dtype, [size] * size)
+        outs, made, told = [filled(n, dtype) for n in counts], [], []
+        assert ap.all_gather(outs, to_paddle(uneven[r]), **later).wait()
+        assert all(map(same, outs, uneven)), dtype
+        assert ap.all_gather(made, to_paddle(even[r]), **later).wait()
+        assert all(map(same, made, even)), dtype
+        assert ap.alltoall([to_paddle(even[r])] * size, told, **later).wait()
+        assert all(map(same, told, even)), dtype
+        whole = inputs_of(dtype, [sum(counts)] * size)
+        out, parts = filled(counts[r], dtype), np.split(whole[r], np.cumsum(counts)[:-1])
+        assert ap.reduce_scatter(out, [to_paddle(part) for part in parts], ReduceOp.MAX, **later).wait()
+        assert same(out, reference.reduce_scatter(whole, "max", counts)[r]), dtype
 
 
 PARAM, TENSOR = InvalidParamError, InvalidTensorError
@@ -62,11 +60,9 @@ ERRORS: list[tuple[Callable[[Communicator], Any], type[Exception], str]] = [
 ]
 
 
-def test_errors_leave_the_communicator_usable(ranks: Ranks) -> None:
-    def run(comm: Communicator) -> None:
-        for call, kind, text in ERRORS:
-            with pytest.raises(kind, match=text):
-                call(comm)
-        ap.barrier(comm)
-
-    ranks(2)(run)
+@on_ranks(2)
+def test_errors_leave_the_communicator_usable(comm: Communicator) -> None:
+    for call, kind, text in ERRORS:
+        with pytest.raises(kind, match=text):
+            call(comm)
+    ap.barrier(comm)

@@ -10,6 +10,7 @@ import paddle
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from on_ranks import on_ranks
 from paddle_arrays import to_numpy, to_paddle
 
 import alltoallv.paddle as ap
@@ -24,85 +25,77 @@ DTYPES = [name for name in _NAMES.values() if name not in ("uint16", "uint32", "
 
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32 - 1), size=st.sampled_from([2, 3]))
-def test_regions_anywhere(ranks: Ranks, seed: int, size: int) -> None:
+@on_ranks()
+def test_regions_anywhere(comm: Communicator, seed: int, size: int) -> None:
     """Overlapping send regions, gaps, rows, and outputs that keep what no region covers; gradients of both orders."""
+    random, r = np.random.default_rng(seed), comm.rank
+    counts = random.integers(0, 4, (size, size))
+    sdispls = random.integers(0, 6, (size, size))
+    places = np.stack([random.permutation(size) for _ in range(size)])
+    arrays = (counts, sdispls, counts.T, 4 * places + 1)
+    inputs = [random.standard_normal((10, 2)) for _ in range(size)]
+    before = [random.standard_normal((4 * size + 1, 2)) for _ in range(size)]
+    expected = reference.all_to_all_v(inputs, *arrays, before)[r]
+    mine = [array[r].tolist() for array in arrays]
+    named = {"sdispls": mine[1], "rdispls": mine[3], "unit": "row", "group": comm}
+    x, out = paddle.to_tensor(inputs[r]), paddle.to_tensor(before[r])
+    assert ap.all_to_all_v(x, mine[0], mine[2], out=out, **named) is out
+    assert np.array_equal(out.numpy(), expected)
 
-    def check(comm: Communicator) -> None:
-        random, r = np.random.default_rng(seed), comm.rank
-        counts = random.integers(0, 4, (size, size))
-        sdispls = random.integers(0, 6, (size, size))
-        places = np.stack([random.permutation(size) for _ in range(size)])
-        arrays = (counts, sdispls, counts.T, 4 * places + 1)
-        inputs = [random.standard_normal((10, 2)) for _ in range(size)]
-        before = [random.standard_normal((4 * size + 1, 2)) for _ in range(size)]
-        expected = reference.all_to_all_v(inputs, *arrays, before)[r]
-        mine = [array[r].tolist() for array in arrays]
-        named = {"sdispls": mine[1], "rdispls": mine[3], "unit": "row", "group": comm}
-        x, out = paddle.to_tensor(inputs[r]), paddle.to_tensor(before[r])
-        assert ap.all_to_all_v(x, mine[0], mine[2], out=out, **named) is out
-        assert np.array_equal(out.numpy(), expected)
-
-        x.stop_gradient = False
-        y = ap.all_to_all_v(x, mine[0], mine[2], **named)
-        zeros = reference.all_to_all_v(inputs, *arrays)[r]
-        assert np.array_equal(y.numpy(), zeros[: len(y)])  # ours ends with the last element that arrives
-        assert not zeros[len(y) :].any()
-        sent = np.zeros(10)
-        for count, begin in zip(mine[0], mine[1], strict=True):
-            sent[begin : begin + count] += 1
-        (slope,) = paddle.grad((y**3).sum(), x, create_graph=True)
-        assert np.allclose(slope.numpy(), 3 * inputs[r] ** 2 * sent[:, None])
-        (curve,) = paddle.grad(slope.sum(), x)
-        assert np.allclose(curve.numpy(), 6 * inputs[r] * sent[:, None])
-
-    ranks(size)(check)
+    x.stop_gradient = False
+    y = ap.all_to_all_v(x, mine[0], mine[2], **named)
+    zeros = reference.all_to_all_v(inputs, *arrays)[r]
+    assert np.array_equal(y.numpy(), zeros[: len(y)])  # ours ends with the last element that arrives
+    assert not zeros[len(y) :].any()
+    sent = np.zeros(10)
+    for count, begin in zip(mine[0], mine[1], strict=True):
+        sent[begin : begin + count] += 1
+    (slope,) = paddle.grad((y**3).sum(), x, create_graph=True)
+    assert np.allclose(slope.numpy(), 3 * inputs[r] ** 2 * sent[:, None])
+    (curve,) = paddle.grad(slope.sum(), x)
+    assert np.allclose(curve.numpy(), 6 * inputs[r] * sent[:, None])
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_experts(ranks: Ranks, size: int) -> None:
+@on_ranks()
+def test_experts(comm: Communicator, size: int) -> None:
     """Against the reference, every dtype; gather is the inverse, and each the other's gradient, of two orders."""
-
-    def check(comm: Communicator) -> None:
-        r, experts = comm.rank, 3
-        for seed, dtype in enumerate(DTYPES):
-            random = np.random.default_rng(seed)
-            local = random.integers(0, 4, (size, size, experts))
-            global_ = local.transpose(1, 0, 2)
-            rows = [golden.fill(random, (int(n.sum()), 2), dtype) for n in local]
-            mine = local[r].reshape(-1).tolist(), paddle.to_tensor(global_[r].reshape(-1))
-            expected = reference.global_scatter(rows, local.reshape(size, -1).tolist(), global_.reshape(size, -1))[r]
-            y = ap.global_scatter(to_paddle(rows[r]), *mine, group=comm)
-            assert str(y.dtype) == f"paddle.{dtype}"
-            golden.assert_bits_equal(to_numpy(y), expected, dtype)
-            golden.assert_bits_equal(to_numpy(ap.global_gather(y, *mine, group=comm)), rows[r], dtype)
-        x = paddle.to_tensor(random.standard_normal((int(local[r].sum()), 2)), stop_gradient=False)
-        y = ap.global_gather(ap.global_scatter(x, *mine, group=comm) * 2, *mine, group=comm)
-        (slope,) = paddle.grad((y**3).sum(), x, create_graph=True)
-        assert np.allclose(slope.numpy(), 24 * x.numpy() ** 2)
-        (curve,) = paddle.grad(slope.sum(), x)
-        assert np.allclose(curve.numpy(), 48 * x.numpy())
-
-    ranks(size)(check)
+    r, experts = comm.rank, 3
+    for seed, dtype in enumerate(DTYPES):
+        random = np.random.default_rng(seed)
+        local = random.integers(0, 4, (size, size, experts))
+        global_ = local.transpose(1, 0, 2)
+        rows = [golden.fill(random, (int(n.sum()), 2), dtype) for n in local]
+        mine = local[r].reshape(-1).tolist(), paddle.to_tensor(global_[r].reshape(-1))
+        expected = reference.global_scatter(rows, local.reshape(size, -1).tolist(), global_.reshape(size, -1))[r]
+        y = ap.global_scatter(to_paddle(rows[r]), *mine, group=comm)
+        assert str(y.dtype) == f"paddle.{dtype}"
+        golden.assert_bits_equal(to_numpy(y), expected, dtype)
+        golden.assert_bits_equal(to_numpy(ap.global_gather(y, *mine, group=comm)), rows[r], dtype)
+    x = paddle.to_tensor(random.standard_normal((int(local[r].sum()), 2)), stop_gradient=False)
+    y = ap.global_gather(ap.global_scatter(x, *mine, group=comm) * 2, *mine, group=comm)
+    (slope,) = paddle.grad((y**3).sum(), x, create_graph=True)
+    assert np.allclose(slope.numpy(), 24 * x.numpy() ** 2)
+    (curve,) = paddle.grad(slope.sum(), x)
+    assert np.allclose(curve.numpy(), 48 * x.numpy())
 
 
-def test_views_and_scalars(ranks: Ranks) -> None:
-    def check(comm: Communicator) -> None:
-        both = [np.arange(12, dtype=np.float32).reshape(3, 4) + 100 * j for j in range(2)]
-        base = paddle.to_tensor(both[comm.rank])
-        part = slice(0, 6) if comm.rank == 0 else slice(6, 12)
-        y = ap.all_to_all_v(base.T, [6, 6], [6, 6], unit="element", group=comm)  # its memory is in another order
-        assert np.array_equal(y.numpy(), np.concatenate([b.T.reshape(-1)[part] for b in both]))
-        y = ap.all_to_all_v(base[1:], [4, 4], [4, 4], unit="element", group=comm)
-        assert np.array_equal(y.numpy(), np.concatenate([b[1 + comm.rank] for b in both]))
-        out = paddle.zeros([3, 4])
-        ap.alltoall_single(base[:2], out[1:], group=comm)  # a part of a larger tensor
-        assert out[0].tolist() == [0] * 4
-        assert np.array_equal(out[1:].numpy(), np.stack([b[comm.rank] for b in both]))
-        outs = [paddle.zeros([]), paddle.zeros([1, 1])]
-        ap.alltoall([paddle.to_tensor(float(comm.rank)), paddle.to_tensor(10.0 + comm.rank)], outs, group=comm)
-        assert [t.tolist() for t in outs] == ([0, [[1]]] if comm.rank == 0 else [10, [[11]]])
-
-    ranks(2)(check)
+@on_ranks(2)
+def test_views_and_scalars(comm: Communicator) -> None:
+    both = [np.arange(12, dtype=np.float32).reshape(3, 4) + 100 * j for j in range(2)]
+    base = paddle.to_tensor(both[comm.rank])
+    part = slice(0, 6) if comm.rank == 0 else slice(6, 12)
+    y = ap.all_to_all_v(base.T, [6, 6], [6, 6], unit="element", group=comm)  # its memory is in another order
+    assert np.array_equal(y.numpy(), np.concatenate([b.T.reshape(-1)[part] for b in both]))
+    y = ap.all_to_all_v(base[1:], [4, 4], [4, 4], unit="element", group=comm)
+    assert np.array_equal(y.numpy(), np.concatenate([b[1 + comm.rank] for b in both]))
+    out = paddle.zeros([3, 4])
+    ap.alltoall_single(base[:2], out[1:], group=comm)  # a part of a larger tensor
+    assert out[0].tolist() == [0] * 4
+    assert np.array_equal(out[1:].numpy(), np.stack([b[comm.rank] for b in both]))
+    outs = [paddle.zeros([]), paddle.zeros([1, 1])]
+    ap.alltoall([paddle.to_tensor(float(comm.rank)), paddle.to_tensor(10.0 + comm.rank)], outs, group=comm)
+    assert [t.tolist() for t in outs] == ([0, [[1]]] if comm.rank == 0 else [10, [[11]]])
 
 
 def test_tensors_are_read_where_they_lie() -> None:
@@ -113,64 +106,55 @@ def test_tensors_are_read_where_they_lie() -> None:
     assert ADAPTER.contiguous(x.T).data_ptr() != x.data_ptr()
 
 
-def test_dropped_tasks_keep_their_tensors(ranks: Ranks) -> None:
-    def check(comm: Communicator) -> None:
-        n = 1 << 18
-        for step in range(10):
-            out = allocate((2 * n,), "float32")
-            ap.alltoall_single(paddle.full([2 * n], float(step + comm.rank)), out, group=comm, sync_op=False)
-            gc.collect()
-            paddle.full([2 * n], -1.0)  # would take the place of a freed input
-            ap.exchange_counts([0, 0], comm)  # queues behind
-            assert out[0].item() == step
-            assert out[-1].item() == step + 1
-            assert (out[:n] == step).all()
-            assert (out[n:] == step + 1).all()
-
-    ranks(2)(check)
-
-
-def test_outputs_lie_in_shared_memory_and_outlive_their_communicator(ranks: Ranks) -> None:
-    def check(comm: Communicator) -> None:
-        before = comm.stats()["arena_used_bytes"]
-        y = ap.all_to_all_v(paddle.ones([200_000]), [100_000, 100_000], [100_000, 100_000], group=comm)
-        assert comm.stats()["arena_used_bytes"] >= before + 800_000
-        part = y[10:20]
-        del y
-        other = ap.empty([200_000], paddle.float32)
-        as_bytes(region(other))[...] = 255
-        assert part.tolist() == [1] * 10
-        del part, other
+@on_ranks(2)
+def test_dropped_tasks_keep_their_tensors(comm: Communicator) -> None:
+    n = 1 << 18
+    for step in range(10):
+        out = allocate((2 * n,), "float32")
+        ap.alltoall_single(paddle.full([2 * n], float(step + comm.rank)), out, group=comm, sync_op=False)
         gc.collect()
-        assert comm.stats()["arena_used_bytes"] < before + 800_000
-
-    ranks(2)(check)
-
-
-def test_writing_into_what_backward_needs_is_noticed(ranks: Ranks) -> None:
-    def check(comm: Communicator) -> None:
-        x = paddle.ones([2])
-        x.stop_gradient = False
-        out = x * 1
-        loss = (out * out).sum()
-        ap.alltoall_single(paddle.full([2], 5.0), out.detach(), group=comm)
-        with pytest.raises(RuntimeError, match="inplace"):
-            loss.backward()
-
-    ranks(2)(check)
+        paddle.full([2 * n], -1.0)  # would take the place of a freed input
+        ap.exchange_counts([0, 0], comm)  # queues behind
+        assert out[0].item() == step
+        assert out[-1].item() == step + 1
+        assert (out[:n] == step).all()
+        assert (out[n:] == step + 1).all()
 
 
-def test_an_error_in_backward_is_an_error_on_all(ranks: Ranks) -> None:
+@on_ranks(2)
+def test_outputs_lie_in_shared_memory_and_outlive_their_communicator(comm: Communicator) -> None:
+    before = comm.stats()["arena_used_bytes"]
+    y = ap.all_to_all_v(paddle.ones([200_000]), [100_000, 100_000], [100_000, 100_000], group=comm)
+    assert comm.stats()["arena_used_bytes"] >= before + 800_000
+    part = y[10:20]
+    del y
+    other = ap.empty([200_000], paddle.float32)
+    as_bytes(region(other))[...] = 255
+    assert part.tolist() == [1] * 10
+    del part, other
+    gc.collect()
+    assert comm.stats()["arena_used_bytes"] < before + 800_000
+
+
+@on_ranks(2)
+def test_writing_into_what_backward_needs_is_noticed(comm: Communicator) -> None:
+    x = paddle.ones([2])
+    x.stop_gradient = False
+    out = x * 1
+    loss = (out * out).sum()
+    ap.alltoall_single(paddle.full([2], 5.0), out.detach(), group=comm)
+    with pytest.raises(RuntimeError, match="inplace"):
+        loss.backward()
+
+
+@on_ranks(2)
+def test_an_error_in_backward_is_an_error_on_all(comm: Communicator) -> None:
     """Paddle gives it another class, and keeps ours in the text."""
-
-    def check(comm: Communicator) -> None:
-        y = ap.all_to_all_v(paddle.to_tensor([1.0, 1.0], stop_gradient=False), [1, 1], [1, 1], group=comm)
-        call = (lambda: ap.exchange_counts([1, 1], comm)) if comm.rank else y.sum().backward
-        with pytest.raises((OSError, PeerMismatchError), match=r"PeerMismatchError|exchange_counts"):
-            call()
-        assert ap.exchange_counts([1, 1], comm).tolist() == [1, 1]
-
-    ranks(2)(check)
+    y = ap.all_to_all_v(paddle.to_tensor([1.0, 1.0], stop_gradient=False), [1, 1], [1, 1], group=comm)
+    call = (lambda: ap.exchange_counts([1, 1], comm)) if comm.rank else y.sum().backward
+    with pytest.raises((OSError, PeerMismatchError), match=r"PeerMismatchError|exchange_counts"):
+        call()
+    assert ap.exchange_counts([1, 1], comm).tolist() == [1, 1]
 
 
 def test_a_communicator_of_devices_is_refused() -> None:

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import paddle
 import pytest
+from on_ranks import on_ranks
 from paddle import Tensor
 
 import alltoallv.paddle as ap
 from alltoallv import Communicator
-from alltoallv.testing import Ranks
 
 
 def _functions(comm: Communicator) -> dict[str, Callable[[Tensor], Tensor]]:
@@ -47,38 +47,32 @@ def _functions(comm: Communicator) -> dict[str, Callable[[Tensor], Tensor]]:
     return {function.__name__: function for function in (at_once, named, out, handle, single, experts)}
 
 
-def test_between_graphs(ranks: Ranks) -> None:
-    def check(comm: Communicator) -> None:
-        x = paddle.arange(8, dtype="float32").reshape([4, 2]) + 100 * comm.rank
-        for name, function in _functions(comm).items():
-            static = paddle.jit.to_static(function, full_graph=False)
-            for n in range(3):
-                expected = function(x + n)
-                assert static(x + n).numpy().tolist() == expected.numpy().tolist(), name
-
-    ranks(2, timeout=120)(check)
+@on_ranks(2, timeout=120)
+def test_between_graphs(comm: Communicator) -> None:
+    x = paddle.arange(8, dtype="float32").reshape([4, 2]) + 100 * comm.rank
+    for name, function in _functions(comm).items():
+        static = paddle.jit.to_static(function, full_graph=False)
+        for n in range(3):
+            expected = function(x + n)
+            assert static(x + n).numpy().tolist() == expected.numpy().tolist(), name
 
 
-def test_gradients_between_graphs(ranks: Ranks) -> None:
-    def check(comm: Communicator) -> None:
-        gradients = []
-        for wrap in (lambda function: function, lambda function: paddle.jit.to_static(function, full_graph=False)):
-            x = paddle.arange(8, dtype="float32").reshape([4, 2])
-            x.stop_gradient = False
-            y = wrap(_functions(comm)["experts"])(x)
-            (y * y).sum().backward()
-            gradients.append(x.grad.numpy().tolist())
-        assert gradients[0] == gradients[1]
-
-    ranks(2, timeout=120)(check)
-
-
-def test_no_graph(ranks: Ranks) -> None:
-    def check(comm: Communicator) -> None:
+@on_ranks(2, timeout=120)
+def test_gradients_between_graphs(comm: Communicator) -> None:
+    gradients = []
+    for wrap in (lambda function: function, lambda function: paddle.jit.to_static(function, full_graph=False)):
         x = paddle.arange(8, dtype="float32").reshape([4, 2])
-        for function in _functions(comm).values():
-            with pytest.raises(RuntimeError, match="only supported in dygraph mode"):
-                paddle.jit.to_static(function, full_graph=True)(x)
-        assert _functions(comm)["named"](x).shape == [4, 2]
+        x.stop_gradient = False
+        y = wrap(_functions(comm)["experts"])(x)
+        (y * y).sum().backward()
+        gradients.append(x.grad.numpy().tolist())
+    assert gradients[0] == gradients[1]
 
-    ranks(2, timeout=120)(check)
+
+@on_ranks(2, timeout=120)
+def test_no_graph(comm: Communicator) -> None:
+    x = paddle.arange(8, dtype="float32").reshape([4, 2])
+    for function in _functions(comm).values():
+        with pytest.raises(RuntimeError, match="only supported in dygraph mode"):
+            paddle.jit.to_static(function, full_graph=True)(x)
+    assert _functions(comm)["named"](x).shape == [4, 2]

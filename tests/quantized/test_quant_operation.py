@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from on_ranks import on_both
 from quantized_cases import DTYPES, F32, Launch, normal
 
 from alltoallv import Communicator, QuantAllReduceOperation, QuantAllReduceParam, QuantType
@@ -138,71 +139,65 @@ def test_dynamic(launch: Launch, bits: int, gather: str) -> None:
         launch(size, reduce)
 
 
-def test_dynamic_refused(launch: Launch) -> None:
+@on_both(2)
+def test_dynamic_refused(communicator: Communicator) -> None:
     """One rank's mistake on every rank, and what the ranks disagree about; then the same operation works."""
-
-    def reduce(communicator: Communicator) -> None:
-        r = communicator.rank
-        operation = QuantAllReduceOperation(param(communicator, **DYNAMIC), communicator)
-        x, one, memory = np.ones(64, F32), np.ones(1, F16), np.ones(96, F32)
-        state, other = av.ErrorFeedback(), av.ErrorFeedback()
-        operation(np.ones(7, F32), error_feedback=other)
-        wrong: list[tuple[tuple[Any, ...], dict[str, Any], int, str]] = [
-            ((x.astype(np.int8),), {}, 13, "the dtype of the input is int8, expected float32, float16 or bfloat16"),
-            ((x, one, one), {}, 5, "the number of inputs is 3, expected 1"),
-            ((x,), {"out": np.ones(64, F16)}, 13, "the dtype of the output is float16, expected float32"),
-            ((x,), {"out": np.ones(32, F32)}, 8, r"the output has shape \[32\], expected \[64\]"),
-            ((np.array(1, F32),), {}, 8, "0 dimensions, expected 1 to 8"),
-            ((memory[:64],), {"out": memory[32:]}, 1, "the input and the output overlap in memory"),
-            ((x,), {"error_feedback": {}}, 1, "error_feedback is a dict"),
-            ((x,), {"error_feedback": other}, 1, "the error feedback's error has 7 elements, expected 64"),
-        ]
-        for arguments, more, code, message in wrong:
-            with pytest.raises(AllToAllVError, match=message) as caught:
-                operation(*(arguments if r == 0 else (x,)), **(more if r == 0 else {}))
-            assert caught.value.code == code, message
-            assert operation(x, error_feedback=state).tolist() == [2.0] * 64
-        with pytest.raises(PeerMismatchError, match="rank 0 has error feedback, rank 1 has no error feedback"):
-            operation(x, error_feedback=None if r else state)
-        for fields in ({"bits": 4}, {"group_size": 64}, {"gather": "quantized"}, {"all_reduce_type": "avg"}):
-            differing = QuantAllReduceOperation(param(communicator, **DYNAMIC, **(fields if r else {})), communicator)
-            with pytest.raises(PeerMismatchError, match=r"rank 0 .*rank 1"):
-                differing(x)
-        shared = QuantAllReduceOperation(param(communicator), communicator)
-        codes = np.ones(64, np.int8)
-        with pytest.raises(PeerMismatchError, match=r"rank 0 .*, rank 1 "):
-            _ = operation(x) if r else shared(codes, one, one)
-        with pytest.raises(InvalidParamError, match="error_feedback is given with a shared scale"):
-            shared(codes, one, one, error_feedback=state)
-        raising = QuantAllReduceOperation(
-            param(communicator, **DYNAMIC, out_data_type=ACL["float16"], overflow="raise"), communicator
-        )
-        with pytest.raises(ValueOverflowError):
-            raising(x * F32(1e6 if r else 1))
-        assert raising(x).tolist() == [2.0] * 64
-
-    launch(2, reduce)
+    r = communicator.rank
+    operation = QuantAllReduceOperation(param(communicator, **DYNAMIC), communicator)
+    x, one, memory = np.ones(64, F32), np.ones(1, F16), np.ones(96, F32)
+    state, other = av.ErrorFeedback(), av.ErrorFeedback()
+    operation(np.ones(7, F32), error_feedback=other)
+    wrong: list[tuple[tuple[Any, ...], dict[str, Any], int, str]] = [
+        ((x.astype(np.int8),), {}, 13, "the dtype of the input is int8, expected float32, float16 or bfloat16"),
+        ((x, one, one), {}, 5, "the number of inputs is 3, expected 1"),
+        ((x,), {"out": np.ones(64, F16)}, 13, "the dtype of the output is float16, expected float32"),
+        ((x,), {"out": np.ones(32, F32)}, 8, r"the output has shape \[32\], expected \[64\]"),
+        ((np.array(1, F32),), {}, 8, "0 dimensions, expected 1 to 8"),
+        ((memory[:64],), {"out": memory[32:]}, 1, "the input and the output overlap in memory"),
+        ((x,), {"error_feedback": {}}, 1, "error_feedback is a dict"),
+        ((x,), {"error_feedback": other}, 1, "the error feedback's error has 7 elements, expected 64"),
+    ]
+    for arguments, more, code, message in wrong:
+        with pytest.raises(AllToAllVError, match=message) as caught:
+            operation(*(arguments if r == 0 else (x,)), **(more if r == 0 else {}))
+        assert caught.value.code == code, message
+        assert operation(x, error_feedback=state).tolist() == [2.0] * 64
+    with pytest.raises(PeerMismatchError, match="rank 0 has error feedback, rank 1 has no error feedback"):
+        operation(x, error_feedback=None if r else state)
+    for fields in ({"bits": 4}, {"group_size": 64}, {"gather": "quantized"}, {"all_reduce_type": "avg"}):
+        differing = QuantAllReduceOperation(param(communicator, **DYNAMIC, **(fields if r else {})), communicator)
+        with pytest.raises(PeerMismatchError, match=r"rank 0 .*rank 1"):
+            differing(x)
+    shared = QuantAllReduceOperation(param(communicator), communicator)
+    codes = np.ones(64, np.int8)
+    with pytest.raises(PeerMismatchError, match=r"rank 0 .*, rank 1 "):
+        _ = operation(x) if r else shared(codes, one, one)
+    with pytest.raises(InvalidParamError, match="error_feedback is given with a shared scale"):
+        shared(codes, one, one, error_feedback=state)
+    raising = QuantAllReduceOperation(
+        param(communicator, **DYNAMIC, out_data_type=ACL["float16"], overflow="raise"), communicator
+    )
+    with pytest.raises(ValueOverflowError):
+        raising(x * F32(1e6 if r else 1))
+    assert raising(x).tolist() == [2.0] * 64
 
 
-def test_refused_tensors(launch: Launch) -> None:
+@on_both(2)
+def test_refused_tensors(communicator: Communicator) -> None:
     """One rank's mistake, with ATB's code, on every rank; then the same operation works."""
-
-    def reduce(communicator: Communicator) -> None:
-        for quant_type, how, code, message in REFUSED:
-            operation = QuantAllReduceOperation(param(communicator, quant_type=quant_type), communicator)
-            good = tensors(scale=(1,) if quant_type == 1 else (16,))
-            with pytest.raises(AllToAllVError, match=message) as caught:
-                operation(*(tensors(**how) if communicator.rank == 0 else good))
-            assert caught.value.code == code
-            assert operation(*good).tolist() == [[communicator.size * 2.0] * 16] * 4
-        operation = QuantAllReduceOperation(param(communicator), communicator)
-        x, scale, offset = tensors()
-        with pytest.raises(PeerMismatchError, match=r"rank 0 has scale 1, rank 1 has scale 0\.5"):
-            operation(x, scale if communicator.rank == 0 else scale / 2, offset)
-        with pytest.raises(AllToAllVError, match="out is not contiguous"):
-            operation(x, scale, offset, out=np.empty((4, 32), F16)[:, ::2])
-
-    launch(2, reduce)
+    for quant_type, how, code, message in REFUSED:
+        operation = QuantAllReduceOperation(param(communicator, quant_type=quant_type), communicator)
+        good = tensors(scale=(1,) if quant_type == 1 else (16,))
+        with pytest.raises(AllToAllVError, match=message) as caught:
+            operation(*(tensors(**how) if communicator.rank == 0 else good))
+        assert caught.value.code == code
+        assert operation(*good).tolist() == [[communicator.size * 2.0] * 16] * 4
+    operation = QuantAllReduceOperation(param(communicator), communicator)
+    x, scale, offset = tensors()
+    with pytest.raises(PeerMismatchError, match=r"rank 0 has scale 1, rank 1 has scale 0\.5"):
+        operation(x, scale if communicator.rank == 0 else scale / 2, offset)
+    with pytest.raises(AllToAllVError, match="out is not contiguous"):
+        operation(x, scale, offset, out=np.empty((4, 32), F16)[:, ::2])
 
 
 def test_json() -> None:

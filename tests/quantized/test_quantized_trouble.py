@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from quantized_cases import DTYPES, F32, Launch, check_all_reduce, normal
+from on_ranks import on_both, on_ranks
+from quantized_cases import DTYPES, F32, check_all_reduce, normal
 
 from alltoallv import Communicator, memory
 from alltoallv import numpy as av
 from alltoallv.errors import InvalidParamError, InvalidTensorError, PeerMismatchError
-from alltoallv.testing import Ranks
 from alltoallv.testing import quantized as reference
 from alltoallv.testing.golden import assert_bits_equal
 
@@ -44,38 +44,35 @@ DIFFERENCES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize("n", [96, 80_000])
-def test_differences(launch: Launch, n: int) -> None:
+@on_both(2)
+def test_differences(communicator: Communicator, n: int) -> None:
     """Named alike on every rank, before any output is written; the next call works."""
-
-    def reduce(communicator: Communicator) -> None:
-        inputs = normal(np.random.default_rng(0), communicator.size, n)
-        for mine, theirs, message in DIFFERENCES:
-            how = dict(mine if communicator.rank == 0 else theirs)
-            length = how.pop("n", 0) + n
-            if message.endswith("elements: 1"):
-                message = f"rank 0 has elements: {n}, rank 1 has elements: {n + 1}"
-            x = np.ones(length, "int8" if "scale" in how else DTYPES[how.pop("dtype", "float32")])
-            state = av.ErrorFeedback() if how.pop("error_feedback", False) else None
-            if "scale" in how:
-                x = x.reshape(-1, 8)
-            out = np.full(x.shape, 9, how.get("out_dtype") or ("float16" if "scale" in how else x.dtype))
-            with pytest.raises(PeerMismatchError, match=message):
-                av.quantized_all_reduce(x, out=out, error_feedback=state, group=communicator, **how)
-            assert (out == 9).all()
-            if state is not None:
-                assert not np.any(state.state_dict()["error"])
-            check_all_reduce(communicator, inputs)
-        with pytest.raises(PeerMismatchError, match="rank 0 calls quantized_all_reduce, rank 1 calls all_reduce"):
-            (av.quantized_all_reduce if communicator.rank == 0 else av.all_reduce)(inputs[0], group=communicator)
-        counts = [2, 1] if communicator.rank == 0 else [1, 2]
-        with pytest.raises(PeerMismatchError, match="rank 1 sends 1 elements to rank 0, which expects 2"):
-            av.quantized_reduce_scatter(np.ones(3, F32), counts, group=communicator)
-        x, half = inputs[0].reshape((2, -1) if communicator.rank == 0 else (-1, 2)), n // 2
-        for function in (av.quantized_all_reduce, av.quantized_reduce_scatter):
-            with pytest.raises(PeerMismatchError, match=rf"0 has shape \(2, {half}\), rank 1 has shape \({half}, 2\)"):
-                function(x, group=communicator)
-
-    launch(2, reduce)
+    inputs = normal(np.random.default_rng(0), communicator.size, n)
+    for mine, theirs, message in DIFFERENCES:
+        how = dict(mine if communicator.rank == 0 else theirs)
+        length = how.pop("n", 0) + n
+        if message.endswith("elements: 1"):
+            message = f"rank 0 has elements: {n}, rank 1 has elements: {n + 1}"
+        x = np.ones(length, "int8" if "scale" in how else DTYPES[how.pop("dtype", "float32")])
+        state = av.ErrorFeedback() if how.pop("error_feedback", False) else None
+        if "scale" in how:
+            x = x.reshape(-1, 8)
+        out = np.full(x.shape, 9, how.get("out_dtype") or ("float16" if "scale" in how else x.dtype))
+        with pytest.raises(PeerMismatchError, match=message):
+            av.quantized_all_reduce(x, out=out, error_feedback=state, group=communicator, **how)
+        assert (out == 9).all()
+        if state is not None:
+            assert not np.any(state.state_dict()["error"])
+        check_all_reduce(communicator, inputs)
+    with pytest.raises(PeerMismatchError, match="rank 0 calls quantized_all_reduce, rank 1 calls all_reduce"):
+        (av.quantized_all_reduce if communicator.rank == 0 else av.all_reduce)(inputs[0], group=communicator)
+    counts = [2, 1] if communicator.rank == 0 else [1, 2]
+    with pytest.raises(PeerMismatchError, match="rank 1 sends 1 elements to rank 0, which expects 2"):
+        av.quantized_reduce_scatter(np.ones(3, F32), counts, group=communicator)
+    x, half = inputs[0].reshape((2, -1) if communicator.rank == 0 else (-1, 2)), n // 2
+    for function in (av.quantized_all_reduce, av.quantized_reduce_scatter):
+        with pytest.raises(PeerMismatchError, match=rf"0 has shape \(2, {half}\), rank 1 has shape \({half}, 2\)"):
+            function(x, group=communicator)
 
 
 REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
@@ -123,46 +120,40 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
 ]
 
 
-def test_refused_arguments(launch: Launch) -> None:
+@on_both(2)
+def test_refused_arguments(communicator: Communicator) -> None:
     """A rank's own error reaches all, whichever rank it is; the next call works."""
-
-    def reduce(communicator: Communicator) -> None:
-        for how, error, message in REFUSED:
-            for culprits in ((0, 1), (1,)):
-                arguments = dict(how) if communicator.rank in culprits else {}
-                x = np.ones(8, arguments.pop("dtype", "float32"))
-                if arguments.get("error_feedback") == "wrong size":
-                    arguments["error_feedback"] = av.ErrorFeedback()
-                    arguments["error_feedback"].load_state_dict({"error": np.zeros(3), "gather_error": None})
-                with pytest.raises(error, match=message):
-                    av.quantized_all_reduce(x, group=communicator, **arguments)
-        check_all_reduce(communicator, normal(np.random.default_rng(0), 2, 100))
-
-    launch(2, reduce)
+    for how, error, message in REFUSED:
+        for culprits in ((0, 1), (1,)):
+            arguments = dict(how) if communicator.rank in culprits else {}
+            x = np.ones(8, arguments.pop("dtype", "float32"))
+            if arguments.get("error_feedback") == "wrong size":
+                arguments["error_feedback"] = av.ErrorFeedback()
+                arguments["error_feedback"].load_state_dict({"error": np.zeros(3), "gather_error": None})
+            with pytest.raises(error, match=message):
+                av.quantized_all_reduce(x, group=communicator, **arguments)
+    check_all_reduce(communicator, normal(np.random.default_rng(0), 2, 100))
 
 
-def test_asynchronous_calls(launch: Launch) -> None:
+@on_both(3)
+def test_asynchronous_calls(communicator: Communicator) -> None:
     """Several under way, errors among them, handles dropped; feedback is that of calls in order."""
-
-    def reduce(communicator: Communicator) -> None:
-        rng = np.random.default_rng(5)
-        sizes = [0, 100, 50_000, 3000]
-        vectors = [normal(rng, communicator.size, n) for n in sizes]
-        pending = [
-            av.quantized_all_reduce(inputs[communicator.rank], group=communicator, async_op=True, gather="quantized")
-            for inputs in vectors
-        ]
-        av.quantized_all_reduce(vectors[2][communicator.rank], group=communicator, async_op=True)  # dropped
-        bits = 8 if communicator.rank else 4
-        _, wrong = av.quantized_all_reduce(vectors[1][0], bits=bits, group=communicator, async_op=True)
-        for (out, work), inputs in zip(pending, vectors, strict=True):
-            assert work.result() is out
-            assert_bits_equal(out, reference.quantized_all_reduce(inputs, gather="quantized")[0])
-        with pytest.raises(PeerMismatchError, match="format"):
-            wrong.wait()
-        check_all_reduce(communicator, vectors[1], feedback=True)
-
-    launch(3, reduce)
+    rng = np.random.default_rng(5)
+    sizes = [0, 100, 50_000, 3000]
+    vectors = [normal(rng, communicator.size, n) for n in sizes]
+    pending = [
+        av.quantized_all_reduce(inputs[communicator.rank], group=communicator, async_op=True, gather="quantized")
+        for inputs in vectors
+    ]
+    av.quantized_all_reduce(vectors[2][communicator.rank], group=communicator, async_op=True)  # dropped
+    bits = 8 if communicator.rank else 4
+    _, wrong = av.quantized_all_reduce(vectors[1][0], bits=bits, group=communicator, async_op=True)
+    for (out, work), inputs in zip(pending, vectors, strict=True):
+        assert work.result() is out
+        assert_bits_equal(out, reference.quantized_all_reduce(inputs, gather="quantized")[0])
+    with pytest.raises(PeerMismatchError, match="format"):
+        wrong.wait()
+    check_all_reduce(communicator, vectors[1], feedback=True)
 
 
 def test_one_rank_does_what_was_asked() -> None:
@@ -196,44 +187,39 @@ def test_loading_feedback() -> None:
     assert_bits_equal(state.state_dict()["error"], np.array([0.5, -2, 0, 8], F32))
 
 
-def test_in_place_and_overlapping(launch: Launch) -> None:
-    def reduce(communicator: Communicator) -> None:
-        for n in (500, 200_000):
-            inputs = normal(np.random.default_rng(n), communicator.size, n)
-            x = inputs[communicator.rank].copy()
-            assert av.quantized_all_reduce(x, out=x, group=communicator) is x
-            assert_bits_equal(x, reference.quantized_all_reduce(inputs)[0])
-            with pytest.raises(InvalidParamError, match="overlap"):
-                av.quantized_all_reduce(x[1:], out=x[:-1], group=communicator)
-            with pytest.raises(InvalidParamError, match="overlap"):
-                av.quantized_all_reduce(x, out=x.view("float16")[:n], out_dtype="float16", group=communicator)
-
-    launch(2, reduce)
+@on_both(2)
+def test_in_place_and_overlapping(communicator: Communicator) -> None:
+    for n in (500, 200_000):
+        inputs = normal(np.random.default_rng(n), communicator.size, n)
+        x = inputs[communicator.rank].copy()
+        assert av.quantized_all_reduce(x, out=x, group=communicator) is x
+        assert_bits_equal(x, reference.quantized_all_reduce(inputs)[0])
+        with pytest.raises(InvalidParamError, match="overlap"):
+            av.quantized_all_reduce(x[1:], out=x[:-1], group=communicator)
+        with pytest.raises(InvalidParamError, match="overlap"):
+            av.quantized_all_reduce(x, out=x.view("float16")[:n], out_dtype="float16", group=communicator)
 
 
-def test_feedback_belongs_to_its_owner(launch: Launch) -> None:
+@on_both(2)
+def test_feedback_belongs_to_its_owner(communicator: Communicator) -> None:
     """Saved and loaded it continues as if never interrupted; the error of a repeated sum does not grow."""
-
-    def reduce(communicator: Communicator) -> None:
-        inputs = normal(np.random.default_rng(8), communicator.size, 6000)
-        x, how = inputs[communicator.rank], {"bits": 4, "gather": "quantized", "group": communicator}
-        state = av.ErrorFeedback()
-        total = np.zeros(6000, np.float64)
-        for step in range(40):
-            if step == 20:
-                saved = {name: np.array(value) for name, value in state.state_dict().items()}
-                state = av.ErrorFeedback()
-                state.load_state_dict(saved)
-            result: Any = av.quantized_all_reduce(x, error_feedback=state, **how)
-            total += result
-        exact = 40 * np.sum([v.astype(np.float64) for v in inputs], axis=0)
-        with_feedback = np.linalg.norm(total - exact)
-        without: Any = av.quantized_all_reduce(x, **how)
-        assert with_feedback < np.linalg.norm(40 * without.astype(np.float64) - exact) / 10
-        state.reset()
-        assert state.state_dict() == {"error": None, "gather_error": None}
-
-    launch(2, reduce)
+    inputs = normal(np.random.default_rng(8), communicator.size, 6000)
+    x, how = inputs[communicator.rank], {"bits": 4, "gather": "quantized", "group": communicator}
+    state = av.ErrorFeedback()
+    total = np.zeros(6000, np.float64)
+    for step in range(40):
+        if step == 20:
+            saved = {name: np.array(value) for name, value in state.state_dict().items()}
+            state = av.ErrorFeedback()
+            state.load_state_dict(saved)
+        result: Any = av.quantized_all_reduce(x, error_feedback=state, **how)
+        total += result
+    exact = 40 * np.sum([v.astype(np.float64) for v in inputs], axis=0)
+    with_feedback = np.linalg.norm(total - exact)
+    without: Any = av.quantized_all_reduce(x, **how)
+    assert with_feedback < np.linalg.norm(40 * without.astype(np.float64) - exact) / 10
+    state.reset()
+    assert state.state_dict() == {"error": None, "gather_error": None}
 
 
 def resident(what: str) -> int:
@@ -254,22 +240,19 @@ def resident(what: str) -> int:
     ],
     ids=lambda how: "-".join(map(str, how.values())) or "default",
 )
-def test_scratch_is_small(ranks: Ranks, how: dict[str, Any]) -> None:
+@on_ranks(2, fresh=True)
+def test_scratch_is_small(communicator: Communicator, how: dict[str, Any]) -> None:
     """At most 2 MiB per rank beside scales, however long the vector: a rank also sees its peers' scratch."""
-
-    def reduce(communicator: Communicator, how: dict[str, Any]) -> None:
-        n = 8 << 20
-        x = np.ones(n, np.int8 if "scale" in how else F32)
-        # Results in the arena are read where they lie, which maps them: no scratch, but resident.
-        out = memory.empty(n, F32) if how.get("gather") == "quantized" else np.empty(n, F32)
-        out[:] = 0
-        how["group"] = communicator
-        communicator.stats()
-        Path("/proc/self/clear_refs").write_text("5")  # forgets the peak
-        before = resident("VmRSS")
-        av.quantized_all_reduce(x, out=out, **how)
-        grown = resident("VmHWM") - before
-        assert np.allclose(out, communicator.size)
-        assert grown <= communicator.size * (2 << 20), f"{grown >> 10} KiB"
-
-    ranks(2, fresh=True)(reduce, how)
+    n = 8 << 20
+    x = np.ones(n, np.int8 if "scale" in how else F32)
+    # Results in the arena are read where they lie, which maps them: no scratch, but resident.
+    out = memory.empty(n, F32) if how.get("gather") == "quantized" else np.empty(n, F32)
+    out[:] = 0
+    how["group"] = communicator
+    communicator.stats()
+    Path("/proc/self/clear_refs").write_text("5")  # forgets the peak
+    before = resident("VmRSS")
+    av.quantized_all_reduce(x, out=out, **how)
+    grown = resident("VmHWM") - before
+    assert np.allclose(out, communicator.size)
+    assert grown <= communicator.size * (2 << 20), f"{grown >> 10} KiB"

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from on_ranks import on_both
 from quantized_cases import DTYPES, F32, Launch, normal
 
 from alltoallv import Communicator
@@ -47,14 +48,12 @@ def test_reduce_scatter(launch: Launch, counts: list[int], tail: tuple[int, ...]
         launch(3, reduce)
 
 
-def test_reduce_scatter_in_equal_parts(launch: Launch) -> None:
-    def reduce(communicator: Communicator) -> None:
-        inputs = normal(np.random.default_rng(0), communicator.size, 600)
-        result, work = av.quantized_reduce_scatter(inputs[communicator.rank], group=communicator, async_op=True)
-        work.wait()
-        assert_bits_equal(result, reference.quantized_reduce_scatter(inputs)[communicator.rank])
-
-    launch(3, reduce)
+@on_both(3)
+def test_reduce_scatter_in_equal_parts(communicator: Communicator) -> None:
+    inputs = normal(np.random.default_rng(0), communicator.size, 600)
+    result, work = av.quantized_reduce_scatter(inputs[communicator.rank], group=communicator, async_op=True)
+    work.wait()
+    assert_bits_equal(result, reference.quantized_reduce_scatter(inputs)[communicator.rank])
 
 
 @settings(max_examples=50)
@@ -94,39 +93,34 @@ def test_any_all_to_all_on_threads(
     run_ranks(len(counts), exchange, threads=True)
 
 
-def test_dispatch(launch: Launch) -> None:
+@on_both(3)
+def test_dispatch(communicator: Communicator) -> None:
     """Rows as a MoE layer sends them: one scale per row, one exchange of a row's bytes and its scale."""
-
-    def dispatch(communicator: Communicator) -> None:
-        r, size = communicator.rank, communicator.size
-        rng = np.random.default_rng(4)
-        counts = rng.integers(0, 300, (size, size)).tolist()
-        inputs = [rng.normal(size=(sum(row), 256)).astype(DTYPES["bfloat16"]) for row in counts]
-        before = communicator.stats()
-        result: Any = av.quantized_all_to_all(inputs[r], counts[r], group=communicator)
-        after = communicator.stats()
-        assert_bits_equal(result, reference.quantized_all_to_all(inputs, counts)[r].reshape(result.shape))
-        assert after["operators"] - before["operators"] == 1
-        moved = communicator.stats()
-        sent = sum(moved[key] - before[key] for key in moved if key.startswith("bytes_"))
-        assert sent <= sum(sum(row) for row in counts) * (256 + 4)
-
-    launch(3, dispatch)
+    r, size = communicator.rank, communicator.size
+    rng = np.random.default_rng(4)
+    counts = rng.integers(0, 300, (size, size)).tolist()
+    inputs = [rng.normal(size=(sum(row), 256)).astype(DTYPES["bfloat16"]) for row in counts]
+    before = communicator.stats()
+    result: Any = av.quantized_all_to_all(inputs[r], counts[r], group=communicator)
+    after = communicator.stats()
+    assert_bits_equal(result, reference.quantized_all_to_all(inputs, counts)[r].reshape(result.shape))
+    assert after["operators"] - before["operators"] == 1
+    moved = communicator.stats()
+    sent = sum(moved[key] - before[key] for key in moved if key.startswith("bytes_"))
+    assert sent <= sum(sum(row) for row in counts) * (256 + 4)
 
 
-def test_differences_of_rows(launch: Launch) -> None:
-    def exchange(communicator: Communicator) -> None:
-        r = communicator.rank
-        x = np.ones((2, 64), F32)
-        both: dict[str, Any] = {"send_counts": [1, 1], "group": communicator}
-        with pytest.raises(PeerMismatchError, match=r"rank 0 has int8 codes in groups of 64, rank 1 .* groups of 32"):
-            av.quantized_all_to_all(x, group_size=32 if r else None, **both)
-        with pytest.raises(PeerMismatchError, match="rank 0 sends 2 rows to rank 1, which expects 1"):
-            av.quantized_all_to_all(x, [0, 2] if r == 0 else [1, 1], [0, 1] if r == 0 else [1, 1], group=communicator)
-        x[0, 0] = 1e6 if r else 1
-        with pytest.raises(ValueOverflowError, match="a row of the input holds a value that float16 cannot"):
-            av.quantized_all_to_all(x, overflow="raise", out_dtype="float16", **both)
-        result: Any = av.quantized_all_to_all(x, out_dtype="float16", **both)
-        assert result[1, 0] == (65504 if r == 0 else 1)
-
-    launch(2, exchange)
+@on_both(2)
+def test_differences_of_rows(communicator: Communicator) -> None:
+    r = communicator.rank
+    x = np.ones((2, 64), F32)
+    both: dict[str, Any] = {"send_counts": [1, 1], "group": communicator}
+    with pytest.raises(PeerMismatchError, match=r"rank 0 has int8 codes in groups of 64, rank 1 .* groups of 32"):
+        av.quantized_all_to_all(x, group_size=32 if r else None, **both)
+    with pytest.raises(PeerMismatchError, match="rank 0 sends 2 rows to rank 1, which expects 1"):
+        av.quantized_all_to_all(x, [0, 2] if r == 0 else [1, 1], [0, 1] if r == 0 else [1, 1], group=communicator)
+    x[0, 0] = 1e6 if r else 1
+    with pytest.raises(ValueOverflowError, match="a row of the input holds a value that float16 cannot"):
+        av.quantized_all_to_all(x, overflow="raise", out_dtype="float16", **both)
+    result: Any = av.quantized_all_to_all(x, out_dtype="float16", **both)
+    assert result[1, 0] == (65504 if r == 0 else 1)

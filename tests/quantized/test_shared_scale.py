@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from on_ranks import on_both
 from quantized_cases import DTYPES, F32, Launch, digest, put
 
 from alltoallv import Communicator
@@ -17,17 +18,14 @@ from alltoallv.testing import run_ranks
 from alltoallv.testing.golden import assert_bits_equal
 
 
-def test_documented_example(launch: Launch) -> None:
+@on_both(2)
+def test_documented_example(communicator: Communicator) -> None:
     """ATB's: 1 to 16 on two ranks, scale 1, offset 0."""
-
-    def reduce(communicator: Communicator) -> None:
-        x = np.arange(1, 17, dtype=np.int8)
-        for scale in (1.0, np.ones(1, np.float16), np.ones(16, np.float16)):
-            result = av.quantized_all_reduce(x, scale=scale, offset=0, group=communicator)
-            assert isinstance(result, np.ndarray)
-            assert result.tolist() == list(range(2, 33, 2))
-
-    launch(2, reduce)
+    x = np.arange(1, 17, dtype=np.int8)
+    for scale in (1.0, np.ones(1, np.float16), np.ones(16, np.float16)):
+        result = av.quantized_all_reduce(x, scale=scale, offset=0, group=communicator)
+        assert isinstance(result, np.ndarray)
+        assert result.tolist() == list(range(2, 33, 2))
 
 
 @pytest.mark.parametrize("out_dtype", sorted(DTYPES))

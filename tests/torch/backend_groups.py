@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-
 from on_ranks import Function, called_by
 
 import alltoallv.torch as at

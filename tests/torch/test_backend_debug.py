@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from backend_groups import Grouped, joined
+from backend_groups import Grouped, joined, on_group
+from on_ranks import on_ranks
 
 from alltoallv.errors import PeerLostError, PeerMismatchError
-from alltoallv.testing import Ranks
 
 
 def ones(size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -36,20 +36,17 @@ WRONG: dict[str, Callable[[bool], object]] = {
 }
 
 
-def test_detail_has_nothing_to_add(ranks: Ranks, tmp_path: Path) -> None:
+@on_ranks(2, communicator=False, fresh=True)
+def test_detail_has_nothing_to_add(rank: int, size: int, tmp_path: Path) -> None:
     """Every rank is told of what the wrapper would have found, and the group goes on."""
-
-    def run(rank: int, size: int) -> None:
-        dist.set_debug_level(dist.DebugLevel.DETAIL)
-        with joined(rank, size, str(tmp_path / "store")):
-            for name, call in WRONG.items():
-                print(name)  # is shown if it fails
-                with pytest.raises(PeerMismatchError):
-                    call(rank == 1)
-                dist.all_reduce(x := ones(4))
-                assert x.tolist() == [size] * 4, name
-
-    ranks(2, communicator=False, fresh=True)(run)
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    with joined(rank, size, str(tmp_path / "store")):
+        for name, call in WRONG.items():
+            print(name)  # is shown if it fails
+            with pytest.raises(PeerMismatchError):
+                call(rank == 1)
+            dist.all_reduce(x := ones(4))
+            assert x.tolist() == [size] * 4, name
 
 
 def summed(group: dist.ProcessGroup | None = None) -> float:
@@ -58,37 +55,34 @@ def summed(group: dist.ProcessGroup | None = None) -> float:
     return float(x)
 
 
-def test_fewer_ranks(grouped: Grouped) -> None:
+@on_group(4, fresh=True)
+def test_fewer_ranks(rank: int, size: int, group: dist.ProcessGroup) -> None:
     """``shrink_group`` of the default group and of another, and ``split_group``."""
-
-    def run(rank: int, size: int, group: dist.ProcessGroup) -> None:
-        smaller = group.split_group([0, 2])
-        assert (smaller is None) == (rank % 2 == 1)
-        if smaller is not None:
-            assert summed(smaller) == 2
-            smaller.shutdown()
-        some = dist.new_group([0, 2, 3])
-        if rank in (0, 3):
-            some = dist.shrink_group([1], group=some)  # rank 2 of the job
-            assert (dist.get_world_size(some), summed(some)) == (2, 2)
-            assert dist.get_process_group_ranks(some) == [0, 3]
-        dist.barrier()
-        assert summed() == size
-        if rank == 1:
-            return
-        for excluded in ([], [4], [0, 0], [0, 1, 2, 3]):
-            with pytest.raises(ValueError, match="rank"):
-                dist.shrink_group(excluded)
-        shrunk = dist.shrink_group([1])
-        assert shrunk is dist.group.WORLD
-        assert shrunk.name() == "alltoallv"
-        assert (dist.get_rank(), dist.get_world_size(), summed()) == ([0, None, 1, 2][rank], 3, 3)
-        pair = dist.new_group([0, 2])
-        if dist.get_rank() != 1:
-            assert summed(pair) == 2
-        dist.barrier()
-
-    grouped(4, fresh=True)(run)
+    smaller = group.split_group([0, 2])
+    assert (smaller is None) == (rank % 2 == 1)
+    if smaller is not None:
+        assert summed(smaller) == 2
+        smaller.shutdown()
+    some = dist.new_group([0, 2, 3])
+    if rank in (0, 3):
+        some = dist.shrink_group([1], group=some)  # rank 2 of the job
+        assert (dist.get_world_size(some), summed(some)) == (2, 2)
+        assert dist.get_process_group_ranks(some) == [0, 3]
+    dist.barrier()
+    assert summed() == size
+    if rank == 1:
+        return
+    for excluded in ([], [4], [0, 0], [0, 1, 2, 3]):
+        with pytest.raises(ValueError, match="rank"):
+            dist.shrink_group(excluded)
+    shrunk = dist.shrink_group([1])
+    assert shrunk is dist.group.WORLD
+    assert shrunk.name() == "alltoallv"
+    assert (dist.get_rank(), dist.get_world_size(), summed()) == ([0, None, 1, 2][rank], 3, 3)
+    pair = dist.new_group([0, 2])
+    if dist.get_rank() != 1:
+        assert summed(pair) == 2
+    dist.barrier()
 
 
 @pytest.mark.parametrize("size", [3, 4])
@@ -116,22 +110,19 @@ CALLS: dict[str, Callable[[], object]] = {
 
 
 @pytest.mark.parametrize("way", CALLS)
-def test_abort_from_another_thread(grouped: Grouped, tmp_path: Path, way: str) -> None:
+@on_group(2)
+def test_abort_from_another_thread(rank: int, size: int, group: dist.ProcessGroup, tmp_path: Path, way: str) -> None:
     """It ends what waits for a peer, and what the peer calls later."""
-
-    def run(rank: int, size: int, group: dist.ProcessGroup) -> None:
-        dist.barrier()
-        told = dist.FileStore(str(tmp_path / "told"), size)
-        if rank == 0:
-            aborting = threading.Timer(0.1, group.abort)
-            aborting.start()
-            with pytest.raises(RuntimeError if way == "future" else PeerLostError, match="rank 0 aborted"):
-                CALLS[way]()
-            aborting.join()
-            told.set("aborted", "")
-        else:
-            told.wait(["aborted"])
-            with pytest.raises(PeerLostError, match="rank 0 aborted"):
-                dist.all_reduce(ones(4))
-
-    grouped(2)(run)
+    dist.barrier()
+    told = dist.FileStore(str(tmp_path / "told"), size)
+    if rank == 0:
+        aborting = threading.Timer(0.1, group.abort)
+        aborting.start()
+        with pytest.raises(RuntimeError if way == "future" else PeerLostError, match="rank 0 aborted"):
+            CALLS[way]()
+        aborting.join()
+        told.set("aborted", "")
+    else:
+        told.wait(["aborted"])
+        with pytest.raises(PeerLostError, match="rank 0 aborted"):
+            dist.all_reduce(ones(4))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from backend_groups import Grouped, carrier, joined
+from backend_groups import carrier, joined, on_group
 
 from alltoallv.errors import (
     AllToAllVError,
@@ -25,144 +25,128 @@ from alltoallv.testing import Ranks
 AVG, SUM = dist.ReduceOp.AVG, dist.ReduceOp.SUM
 
 
-def test_ranks_that_disagree(grouped: Grouped) -> None:
+@on_group(3)
+def test_ranks_that_disagree(rank: int, size: int, group: dist.ProcessGroup) -> None:
     """Every rank gets the error, sync or async, and the group stays usable; tests/matrix has the other collectives."""
-
-    def run(rank: int, size: int, group: dist.ProcessGroup) -> None:
-        last = rank == size - 1
-        mistakes: list[Callable[[bool], dist.Work | None]] = [
-            lambda a: dist.all_reduce(torch.ones(4 if last else 3), async_op=a),
-            lambda a: dist.barrier(async_op=a) if last else dist.all_reduce(torch.ones(3), async_op=a),
-            lambda a: dist.all_gather(list(torch.ones(size, 2 + last)), torch.ones(2 + last), async_op=a),
-        ]
-        for number, mistake in enumerate(mistakes):
-            for async_op in (False, True):
-                with pytest.raises(PeerMismatchError, match=rf"rank ({size - 1}|0)"):  # noqa: PT012
-                    work = mistake(async_op)
-                    assert work is not None, number
-                    work.wait()
-                if async_op:
-                    assert isinstance(work.exception(), PeerMismatchError)
-                    assert work.is_completed()
-                    assert not work.is_success()
-        work = dist.all_reduce(torch.ones(4 if last else 3), async_op=True)
-        with pytest.raises(RuntimeError, match=r"PeerMismatchError: operator .* rank 2 has elements: 4"):
-            work.get_future().wait()
-        dist.all_reduce(x := torch.ones(3))
-        assert x.tolist() == [size] * 3
-
-    grouped(3)(run)
+    last = rank == size - 1
+    mistakes: list[Callable[[bool], dist.Work | None]] = [
+        lambda a: dist.all_reduce(torch.ones(4 if last else 3), async_op=a),
+        lambda a: dist.barrier(async_op=a) if last else dist.all_reduce(torch.ones(3), async_op=a),
+        lambda a: dist.all_gather(list(torch.ones(size, 2 + last)), torch.ones(2 + last), async_op=a),
+    ]
+    for number, mistake in enumerate(mistakes):
+        for async_op in (False, True):
+            with pytest.raises(PeerMismatchError, match=rf"rank ({size - 1}|0)"):  # noqa: PT012
+                work = mistake(async_op)
+                assert work is not None, number
+                work.wait()
+            if async_op:
+                assert isinstance(work.exception(), PeerMismatchError)
+                assert work.is_completed()
+                assert not work.is_success()
+    work = dist.all_reduce(torch.ones(4 if last else 3), async_op=True)
+    with pytest.raises(RuntimeError, match=r"PeerMismatchError: operator .* rank 2 has elements: 4"):
+        work.get_future().wait()
+    dist.all_reduce(x := torch.ones(3))
+    assert x.tolist() == [size] * 3
 
 
-def test_mistakes_in_several_tensors(grouped: Grouped) -> None:
+@on_group(2)
+def test_mistakes_in_several_tensors(rank: int, size: int, group: dist.ProcessGroup) -> None:
     """A coalesced call of three tensors takes three operators on every rank, sync or async, on whichever rank."""
 
-    def run(rank: int, size: int, group: dist.ProcessGroup) -> None:
-        def several(kind: torch.dtype, async_op: bool) -> None:
-            work = dist.all_reduce_coalesced([torch.ones(n, dtype=kind) for n in (3, 4, 5)], AVG, async_op=async_op)
-            if async_op:
-                work.wait()
+    def several(kind: torch.dtype, async_op: bool) -> None:
+        work = dist.all_reduce_coalesced([torch.ones(n, dtype=kind) for n in (3, 4, 5)], AVG, async_op=async_op)
+        if async_op:
+            work.wait()
 
-        def gathers(lengths: list[int], async_op: bool) -> None:
-            with dist.distributed_c10d._coalescing_manager(group, async_ops=async_op) as manager:
-                for n in lengths:
-                    dist.all_gather_single(torch.empty(n * size), torch.ones(n))
-            if async_op:
-                manager.wait()
+    def gathers(lengths: list[int], async_op: bool) -> None:
+        with dist.distributed_c10d._coalescing_manager(group, async_ops=async_op) as manager:
+            for n in lengths:
+                dist.all_gather_single(torch.empty(n * size), torch.ones(n))
+        if async_op:
+            manager.wait()
 
-        for how in ((False, False), (True, True), (False, True), (True, False)):
-            with pytest.raises(RuntimeError, match=r"on rank 1: .*op 'avg' is not defined for dtype int32"):
-                several(torch.int32 if rank else torch.float32, how[rank])
-            with pytest.raises(RuntimeError, match="rank 1"):
-                gathers([1, 3, 3] if rank else [2, 3, 3], how[rank])
-            dist.all_reduce(x := torch.ones(3))
-            assert x.tolist() == [2] * 3
-        sparse = [torch.eye(2).to_sparse() if rank else torch.eye(2) for _ in range(3)]
-        with pytest.raises(PeerMismatchError, match="rank 1 calls handed_to_gloo"):
-            dist.all_reduce_coalesced(sparse)
-        dist.barrier()
-
-    grouped(2)(run)
+    for how in ((False, False), (True, True), (False, True), (True, False)):
+        with pytest.raises(RuntimeError, match=r"on rank 1: .*op 'avg' is not defined for dtype int32"):
+            several(torch.int32 if rank else torch.float32, how[rank])
+        with pytest.raises(RuntimeError, match="rank 1"):
+            gathers([1, 3, 3] if rank else [2, 3, 3], how[rank])
+        dist.all_reduce(x := torch.ones(3))
+        assert x.tolist() == [2] * 3
+    sparse = [torch.eye(2).to_sparse() if rank else torch.eye(2) for _ in range(3)]
+    with pytest.raises(PeerMismatchError, match="rank 1 calls handed_to_gloo"):
+        dist.all_reduce_coalesced(sparse)
+    dist.barrier()
 
 
-def test_a_rank_that_asks_for_gloo_alone(grouped: Grouped) -> None:
+@on_group(2)
+def test_a_rank_that_asks_for_gloo_alone(rank: int, size: int, group: dist.ProcessGroup) -> None:
     """It makes gloo together with the others, who are told; a rank that does nothing is waited for."""
-
-    def run(rank: int, size: int, group: dist.ProcessGroup) -> None:
-        sub, cpu = dist.new_group(), torch.device("cpu")
-        sparse = torch.eye(2).to_sparse()
-        alone: list[Callable[[], object]] = [lambda: sub._get_backend(cpu), lambda: dist.send(sparse, 0, group=sub)]
-        for ask in alone:
-            started = time.monotonic()
-            with pytest.raises(PeerMismatchError, match="rank 0 calls all_reduce, rank 1 calls handed_to_gloo"):
-                ask() if rank == 1 else dist.all_reduce(torch.ones(2), group=sub)
-            assert time.monotonic() - started < 5  # milliseconds on an idle machine
-        assert sub._get_backend(cpu).name() == "gloo"
-        dist.all_reduce(sparse, group=sub)
-        assert sparse.to_dense().diagonal().tolist() == [size] * 2
-
-    grouped(2)(run)
+    sub, cpu = dist.new_group(), torch.device("cpu")
+    sparse = torch.eye(2).to_sparse()
+    alone: list[Callable[[], object]] = [lambda: sub._get_backend(cpu), lambda: dist.send(sparse, 0, group=sub)]
+    for ask in alone:
+        started = time.monotonic()
+        with pytest.raises(PeerMismatchError, match="rank 0 calls all_reduce, rank 1 calls handed_to_gloo"):
+            ask() if rank == 1 else dist.all_reduce(torch.ones(2), group=sub)
+        assert time.monotonic() - started < 5  # milliseconds on an idle machine
+    assert sub._get_backend(cpu).name() == "gloo"
+    dist.all_reduce(sparse, group=sub)
+    assert sparse.to_dense().diagonal().tolist() == [size] * 2
 
 
-def test_late_rank(grouped: Grouped, file: str) -> None:
+@on_group(2, timeout=20)
+def test_late_rank(rank: int, size: int, group: dist.ProcessGroup, file: str) -> None:
     """The group's timeout, one set later, and one of a call."""
-
-    def run(rank: int, size: int, group: dist.ProcessGroup) -> None:
-        slow = dist.new_group(timeout=timedelta(seconds=1))
-        again = dist.new_group(timeout=timedelta(seconds=60))
-        dist.all_reduce(torch.ones(3), group=again)
-        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=1), again)
-        for sub in (slow, again):
-            over = Path(f"{file}-{sub.group_name}-over")
-            if rank == 0:
-                started = time.monotonic()
-                with pytest.raises(CommTimeoutError, match="rank 1"):
-                    dist.all_reduce(torch.ones(3), group=sub)
-                assert 0.8 < time.monotonic() - started < 5
-                over.touch()
-            while not over.exists():  # a call of another group would be a deadlock, and told as one
-                time.sleep(0.01)
-            dist.barrier(group)
-            with pytest.raises(AllToAllVError, match="rank"):  # ended for good
-                dist.all_reduce(torch.ones(3), group=sub)
+    slow = dist.new_group(timeout=timedelta(seconds=1))
+    again = dist.new_group(timeout=timedelta(seconds=60))
+    dist.all_reduce(torch.ones(3), group=again)
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=1), again)
+    for sub in (slow, again):
+        over = Path(f"{file}-{sub.group_name}-over")
         if rank == 0:
-            options = torch._C._distributed_c10d.BarrierOptions()
-            options.timeout = timedelta(seconds=1)
+            started = time.monotonic()
             with pytest.raises(CommTimeoutError, match="rank 1"):
-                group.barrier(options).wait()
-        else:
-            time.sleep(2)
-            with pytest.raises(AllToAllVError, match="rank 0"):
-                dist.barrier()
-
-    grouped(2, timeout=20)(run)
-
-
-def test_monitored_barrier(grouped: Grouped, file: str) -> None:
-    """The function of torch, whose errors begin as gloo's."""
-
-    def run(rank: int, size: int, group: dist.ProcessGroup) -> None:
-        every, first, at_once = dist.new_group(), dist.new_group(), dist.new_group()
-        dist.monitored_barrier(timeout=timedelta(seconds=20))
-        dist.monitored_barrier(dist.new_group([0, 1]), 20.0)
-        over = Path(f"{file}-over")
-        if rank == 0:
-            with pytest.raises(
-                CommTimeoutError, match=r"^Ranks 1, 2 failed to pass monitoredBarrier: rank 0 waited 0.3 s"
-            ):
-                dist.monitored_barrier(every, timedelta(seconds=0.3), wait_all_ranks=True)
-            with pytest.raises(CommTimeoutError, match=r"^Rank 1 failed to pass monitoredBarrier: rank 0 waited 0.3 s"):
-                dist.monitored_barrier(first, timedelta(seconds=0.3))
-            with pytest.raises(CommTimeoutError, match=r"^Rank 0 timed out in monitoredBarrier: rank 0 waited"):
-                dist.monitored_barrier(at_once, timedelta(0))
+                dist.all_reduce(torch.ones(3), group=sub)
+            assert 0.8 < time.monotonic() - started < 5
             over.touch()
         while not over.exists():  # a call of another group would be a deadlock, and told as one
             time.sleep(0.01)
-        if rank == 2:
-            with pytest.raises(CommTimeoutError, match=r"^Rank 2 successfully reached monitoredBarrier, but received"):
-                dist.monitored_barrier(every)
+        dist.barrier(group)
+        with pytest.raises(AllToAllVError, match="rank"):  # ended for good
+            dist.all_reduce(torch.ones(3), group=sub)
+    if rank == 0:
+        options = torch._C._distributed_c10d.BarrierOptions()
+        options.timeout = timedelta(seconds=1)
+        with pytest.raises(CommTimeoutError, match="rank 1"):
+            group.barrier(options).wait()
+    else:
+        time.sleep(2)
+        with pytest.raises(AllToAllVError, match="rank 0"):
+            dist.barrier()
 
-    grouped(3)(run)
+
+@on_group(3)
+def test_monitored_barrier(rank: int, size: int, group: dist.ProcessGroup, file: str) -> None:
+    """The function of torch, whose errors begin as gloo's."""
+    every, first, at_once = dist.new_group(), dist.new_group(), dist.new_group()
+    dist.monitored_barrier(timeout=timedelta(seconds=20))
+    dist.monitored_barrier(dist.new_group([0, 1]), 20.0)
+    over = Path(f"{file}-over")
+    if rank == 0:
+        with pytest.raises(CommTimeoutError, match=r"^Ranks 1, 2 failed to pass monitoredBarrier: rank 0 waited 0.3 s"):
+            dist.monitored_barrier(every, timedelta(seconds=0.3), wait_all_ranks=True)
+        with pytest.raises(CommTimeoutError, match=r"^Rank 1 failed to pass monitoredBarrier: rank 0 waited 0.3 s"):
+            dist.monitored_barrier(first, timedelta(seconds=0.3))
+        with pytest.raises(CommTimeoutError, match=r"^Rank 0 timed out in monitoredBarrier: rank 0 waited"):
+            dist.monitored_barrier(at_once, timedelta(0))
+        over.touch()
+    while not over.exists():  # a call of another group would be a deadlock, and told as one
+        time.sleep(0.01)
+    if rank == 2:
+        with pytest.raises(CommTimeoutError, match=r"^Rank 2 successfully reached monitoredBarrier, but received"):
+            dist.monitored_barrier(every)
 
 
 def test_killed_rank(ranks: Ranks, tmp_path: Path) -> None:
@@ -199,22 +183,20 @@ def test_killed_rank(ranks: Ranks, tmp_path: Path) -> None:
     assert [outcome.error is None for outcome in outcomes] == [True, False, True], outcomes
 
 
-def test_rank_that_leaves(grouped: Grouped) -> None:
-    def run(rank: int, size: int, group: dist.ProcessGroup) -> None:
-        sub = dist.new_group()
-        core = carrier(sub)
-        dist.all_reduce(torch.ones(100_000), group=sub)
-        if rank == 0:
-            dist.destroy_process_group(sub)
-            assert not core.usable
-        else:
-            with pytest.raises(PeerLostError, match="rank 0"):
-                dist.all_reduce(torch.ones(3), group=sub)
-        dist.barrier(group)
-        extra = dist.new_group()
-        if rank == 1:
-            extra.abort()
-        with pytest.raises(PeerLostError, match="aborted"):
-            dist.all_reduce(torch.ones(3), group=extra)
-
-    grouped(2)(run)
+@on_group(2)
+def test_rank_that_leaves(rank: int, size: int, group: dist.ProcessGroup) -> None:
+    sub = dist.new_group()
+    core = carrier(sub)
+    dist.all_reduce(torch.ones(100_000), group=sub)
+    if rank == 0:
+        dist.destroy_process_group(sub)
+        assert not core.usable
+    else:
+        with pytest.raises(PeerLostError, match="rank 0"):
+            dist.all_reduce(torch.ones(3), group=sub)
+    dist.barrier(group)
+    extra = dist.new_group()
+    if rank == 1:
+        extra.abort()
+    with pytest.raises(PeerLostError, match="aborted"):
+        dist.all_reduce(torch.ones(3), group=extra)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from backend_groups import Grouped
+from backend_groups import Grouped, on_group
 
 Future = torch.futures.Future[Any]
 
@@ -20,66 +20,61 @@ def summed(value: float, group: Any = None) -> Future:
     return work.get_future().then(lambda done: done.value()[0][0].item())
 
 
-def test_callbacks_that_wait(grouped: Grouped, file: str) -> None:
+@on_group(2)
+def test_callbacks_that_wait(rank: int, size: int, group: dist.ProcessGroup, file: str) -> None:
     """For collectives that they begin, and for ones that have begun before; errors go along."""
+    nested = summed(1).then(lambda done: done.value() + summed(5).wait())
+    assert nested.wait() == 12
 
-    def run(rank: int, size: int, group: dist.ProcessGroup) -> None:
-        nested = summed(1).then(lambda done: done.value() + summed(5).wait())
-        assert nested.wait() == 12
+    begun = dist.FileStore(file + "-begun", size)
+    if rank == 1:
+        begun.wait(["both"])  # calls of rank 0 are under way when its callback is added
+    first, second = dist.all_reduce(torch.ones(1), async_op=True).get_future(), summed(2)
+    both = first.then(lambda done: done.value()[0].item() + second.wait())
+    begun.set("both", "")
+    assert both.wait() == 6
 
-        begun = dist.FileStore(file + "-begun", size)
-        if rank == 1:
-            begun.wait(["both"])  # calls of rank 0 are under way when its callback is added
-        first, second = dist.all_reduce(torch.ones(1), async_op=True).get_future(), summed(2)
-        both = first.then(lambda done: done.value()[0].item() + second.wait())
-        begun.set("both", "")
-        assert both.wait() == 6
-
-        other = dist.new_group([0, 1])
-        failed = summed(1).then(lambda done: dist.all_reduce(torch.ones(3 + rank), group=other))
-        with pytest.raises(RuntimeError, match="PeerMismatchError"):
-            failed.wait()
-        deep = summed(1)
-        for _ in range(6):
-            deep = deep.then(lambda done: done.value() + summed(1, other).wait())
-        assert deep.wait() == 14
-
-    grouped(2)(run)
+    other = dist.new_group([0, 1])
+    failed = summed(1).then(lambda done: dist.all_reduce(torch.ones(3 + rank), group=other))
+    with pytest.raises(RuntimeError, match="PeerMismatchError"):
+        failed.wait()
+    deep = summed(1)
+    for _ in range(6):
+        deep = deep.then(lambda done: done.value() + summed(1, other).wait())
+    assert deep.wait() == 14
 
 
-def test_callbacks_begin_in_order(grouped: Grouped, file: str) -> None:
+@on_group(3)
+def test_callbacks_begin_in_order(rank: int, size: int, group: dist.ProcessGroup, file: str) -> None:
     """What callbacks begin comes in the order of their futures on every rank, however long they take."""
 
-    def run(rank: int, size: int, group: dist.ProcessGroup) -> None:
-        def slow(number: int) -> Callable[[Future], float]:
-            def callback(done: Future) -> float:
-                value: float = done.value()
-                if rank == number % 3:
-                    time.sleep(0.02)  # ranks are quick with different ones
-                for step in range(2):
-                    value += summed(10 * number + step, other).then(meet).wait()
-                return value
-
-            return callback
-
-        def meet(done: Future) -> float:
-            dist.barrier(other)
+    def slow(number: int) -> Callable[[Future], float]:
+        def callback(done: Future) -> float:
             value: float = done.value()
+            if rank == number % 3:
+                time.sleep(0.02)  # ranks are quick with different ones
+            for step in range(2):
+                value += summed(10 * number + step, other).then(meet).wait()
             return value
 
-        other = dist.new_group([0, 1, 2])
-        added = dist.FileStore(file + "-added", size)
-        if rank == 2:  # comes last and without callbacks, so that none of the others' futures is done at once
-            added.wait(["0", "1"])
-            (done := torch.futures.Future[Any]()).set_result(0.0)
-            found = [summed(number).wait() + slow(number)(done) for number in range(8)]
-        else:
-            futures = [summed(number).then(slow(number)) for number in range(8)]
-            added.set(str(rank), "")
-            found = [future.wait() for future in futures]
-        assert found == [63 * number + 3 for number in range(8)]
+        return callback
 
-    grouped(3)(run)
+    def meet(done: Future) -> float:
+        dist.barrier(other)
+        value: float = done.value()
+        return value
+
+    other = dist.new_group([0, 1, 2])
+    added = dist.FileStore(file + "-added", size)
+    if rank == 2:  # comes last and without callbacks, so that none of the others' futures is done at once
+        added.wait(["0", "1"])
+        (done := torch.futures.Future[Any]()).set_result(0.0)
+        found = [summed(number).wait() + slow(number)(done) for number in range(8)]
+    else:
+        futures = [summed(number).then(slow(number)) for number in range(8)]
+        added.set(str(rank), "")
+        found = [future.wait() for future in futures]
+    assert found == [63 * number + 3 for number in range(8)]
 
 
 def test_powersgd(grouped: Grouped) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from backend_groups import Grouped, carrier, joined, operators
+from backend_groups import Grouped, carrier, joined, on_group, operators
 
 import alltoallv.torch as at
 from alltoallv.testing import Ranks
@@ -92,25 +92,22 @@ def test_many_groups(ranks: Ranks, tmp_path: Path, world: str) -> None:
     ranks(2, communicator=False, timeout=60)(run, str(tmp_path / "port"))
 
 
-def test_split_group(grouped: Grouped) -> None:
+@on_group(3)
+def test_split_group(rank: int, size: int, group: dist.ProcessGroup) -> None:
     """By torch's own function, of the default group and of another."""
-
-    def run(rank: int, size: int, group: dist.ProcessGroup) -> None:
-        for parent in (None, dist.new_group([2, 0, 1])):
-            with pytest.raises(ValueError, match=r"split_ranks is \[\[0, 1\], \[1\]\], expected lists of ranks 0 to 2"):
-                dist.split_group(parent, [[0, 1], [1]])
-            group = dist.split_group(parent, [[2, 0]], timeout=timedelta(seconds=40), group_desc="some")
-            assert (group is None) == (rank == 1)
-            if group is not None:
-                assert dist.get_process_group_ranks(group) == [0, 2]
-                assert (group.group_desc, group.timeout) == ("some", timedelta(seconds=40))
-                dist.all_reduce(x := torch.tensor([rank + 1]), group=group)
-                assert x.item() == 4
-                dist.broadcast(x := torch.tensor([rank]), 2, group=group)
-                assert x.item() == 2
-                dist.destroy_process_group(group)
-
-    grouped(3)(run)
+    for parent in (None, dist.new_group([2, 0, 1])):
+        with pytest.raises(ValueError, match=r"split_ranks is \[\[0, 1\], \[1\]\], expected lists of ranks 0 to 2"):
+            dist.split_group(parent, [[0, 1], [1]])
+        group = dist.split_group(parent, [[2, 0]], timeout=timedelta(seconds=40), group_desc="some")
+        assert (group is None) == (rank == 1)
+        if group is not None:
+            assert dist.get_process_group_ranks(group) == [0, 2]
+            assert (group.group_desc, group.timeout) == ("some", timedelta(seconds=40))
+            dist.all_reduce(x := torch.tensor([rank + 1]), group=group)
+            assert x.item() == 4
+            dist.broadcast(x := torch.tensor([rank]), 2, group=group)
+            assert x.item() == 2
+            dist.destroy_process_group(group)
 
 
 @pytest.mark.parametrize("backend", ["alltoallv", "cpu:alltoallv"])
@@ -133,44 +130,40 @@ def test_only_devices_that_are_there(grouped: Grouped, backend: str) -> None:
     grouped(2, backend=backend)(run)
 
 
-def test_functions_use_the_backends_communicator(grouped: Grouped) -> None:
-    def run(rank: int, size: int, group: dist.ProcessGroup) -> None:
-        sub = dist.new_group([0, 1])
-        assert at.from_group(group) is carrier(group)
-        before = operators(sub), operators(group)
-        out = at.all_to_all_v(torch.arange(3) + 10 * rank, [1, 2], [rank + 1] * 2, group=sub)
-        assert out.tolist() == [[0, 10], [1, 2, 11, 12]][rank]
-        at.all_gather_into_tensor(both := torch.empty(2).long(), torch.tensor([rank]))
-        assert both.tolist() == [0, 1]
-        dist.all_reduce(both, group=sub)
-        assert (operators(sub), operators(group)) == (before[0] + 2, before[1] + 1)
-
-    grouped(2)(run)
+@on_group(2)
+def test_functions_use_the_backends_communicator(rank: int, size: int, group: dist.ProcessGroup) -> None:
+    sub = dist.new_group([0, 1])
+    assert at.from_group(group) is carrier(group)
+    before = operators(sub), operators(group)
+    out = at.all_to_all_v(torch.arange(3) + 10 * rank, [1, 2], [rank + 1] * 2, group=sub)
+    assert out.tolist() == [[0, 10], [1, 2, 11, 12]][rank]
+    at.all_gather_into_tensor(both := torch.empty(2).long(), torch.tensor([rank]))
+    assert both.tolist() == [0, 1]
+    dist.all_reduce(both, group=sub)
+    assert (operators(sub), operators(group)) == (before[0] + 2, before[1] + 1)
 
 
-def test_groups_of_some_ranks(grouped: Grouped) -> None:
-    def run(rank: int, size: int, group: dist.ProcessGroup) -> None:
-        for members in ([0, 1], [3, 1], [2], [0, 1, 2, 3]):
-            sub = dist.new_group(members)
-            x = torch.ones(3)
-            if rank in members:
-                dist.all_reduce(x, group=sub)
-                dist.broadcast(y := torch.tensor([rank]), src=members[-1], group=sub)
-                assert y.item() == members[-1]
-                assert x[0].item() == len(members)
-                dist.destroy_process_group(sub)
-            else:
-                with warnings.catch_warnings(record=True) as caught:
-                    warnings.simplefilter("always")
-                    assert dist.all_reduce(x, group=sub) is None
-                    assert at.all_gather_into_tensor(torch.empty(3), x, group=sub) is None
-                assert len(caught) == 2
-                assert x[0].item() == 1
-        pairs, _ = dist.new_subgroups(2)
-        dist.all_reduce(x := torch.tensor([rank]), group=pairs)
-        assert x.item() == (1 if rank < 2 else 5)
-
-    grouped(4)(run)
+@on_group(4)
+def test_groups_of_some_ranks(rank: int, size: int, group: dist.ProcessGroup) -> None:
+    for members in ([0, 1], [3, 1], [2], [0, 1, 2, 3]):
+        sub = dist.new_group(members)
+        x = torch.ones(3)
+        if rank in members:
+            dist.all_reduce(x, group=sub)
+            dist.broadcast(y := torch.tensor([rank]), src=members[-1], group=sub)
+            assert y.item() == members[-1]
+            assert x[0].item() == len(members)
+            dist.destroy_process_group(sub)
+        else:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                assert dist.all_reduce(x, group=sub) is None
+                assert at.all_gather_into_tensor(torch.empty(3), x, group=sub) is None
+            assert len(caught) == 2
+            assert x[0].item() == 1
+    pairs, _ = dist.new_subgroups(2)
+    dist.all_reduce(x := torch.tensor([rank]), group=pairs)
+    assert x.item() == (1 if rank < 2 else 5)
 
 
 def test_again_in_the_same_processes(ranks: Ranks, tmp_path: Path) -> None:

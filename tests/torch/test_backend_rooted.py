@@ -10,7 +10,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from backend_groups import Grouped, carrier, operators
+from backend_groups import Grouped, carrier, on_group, operators
 
 import alltoallv.torch as at
 from alltoallv.errors import CommTimeoutError, InvalidParamError, PeerLostError, PeerMismatchError
@@ -23,102 +23,96 @@ def column(value: float) -> tuple[torch.Tensor, torch.Tensor]:
     return whole, whole[:, 1]
 
 
-def test_rooted_collectives(grouped: Grouped) -> None:
+@on_group(3)
+def test_rooted_collectives(rank: int, size: int, group: dist.ProcessGroup) -> None:
     """Values, also of strided and uneven tensors, through the group and through functions of ours."""
+    for functions in (dist, at):
+        for root in range(size):
+            here = rank == root
+            whole, x = column(10.0 * rank)
+            functions.reduce(x, root)
+            sums = sum(column(10.0 * j)[1] for j in range(size))
+            assert torch.equal(x, sums if here else column(10.0 * rank)[1])
+            assert (whole[:, ::2] == -7).all()
+            outs = [column(77) for _ in range(size)] if here else []
+            functions.gather(column(10.0 * rank)[1], [out for _, out in outs] or None, root)
+            for j, (whole, out) in enumerate(outs):
+                assert torch.equal(out, column(10.0 * j)[1])
+                assert (whole[:, ::2] == -7).all()
+            whole, x = column(77)
+            parts = [column(10.0 * j)[1] for j in range(size)]
+            functions.scatter(x, parts if here else None, root)
+            assert torch.equal(x, parts[rank])
+            assert (whole[:, ::2] == -7).all()
+            z = torch.tensor([1 + 2j * rank])
+            functions.reduce(z, root)
+            assert not here or z.item() == size + 1j * size * (size - 1)
+        bits = torch.tensor([0b111 & ~(1 << rank)])
+        functions.all_reduce(bits, dist.ReduceOp.BAND)
+        assert bits.item() == 0
+        functions.all_reduce(odd := torch.tensor([rank == 1, True]), dist.ReduceOp.BXOR)
+        assert odd.tolist() == [True, size % 2 == 1]
+    # Uneven: of ours alone, torch checks nothing here either.
+    outs = [torch.empty(j + 1) for j in range(size)] if rank == 0 else None
+    dist.gather(torch.full((rank + 1,), rank + 0.5), outs, 0)
+    assert outs is None or [out.tolist() for out in outs] == [[0.5], [1.5] * 2, [2.5] * 3]
+    work = dist.scatter(
+        torch.empty(rank), list(torch.ones(3).split([0, 1, 2])) if rank == 2 else None, 2, async_op=True
+    )
+    assert work is not None
+    work.wait()
+    big = torch.arange(300_000.0) + rank / 3
+    dist.all_reduce(every := big.clone())
+    dist.reduce(big, 1)
+    assert rank != 1 or torch.equal(big, every)  # the same bits
+    before = operators(group)
+    with pytest.raises(InvalidParamError, match="op is 'PREMUL_SUM', expected sum"):
+        dist.all_reduce(torch.ones(2), dist._make_nccl_premul_sum(2.0))
+    assert operators(group) == before
 
-    def run(rank: int, size: int, group: dist.ProcessGroup) -> None:
-        for functions in (dist, at):
-            for root in range(size):
-                here = rank == root
-                whole, x = column(10.0 * rank)
-                functions.reduce(x, root)
-                sums = sum(column(10.0 * j)[1] for j in range(size))
-                assert torch.equal(x, sums if here else column(10.0 * rank)[1])
-                assert (whole[:, ::2] == -7).all()
-                outs = [column(77) for _ in range(size)] if here else []
-                functions.gather(column(10.0 * rank)[1], [out for _, out in outs] or None, root)
-                for j, (whole, out) in enumerate(outs):
-                    assert torch.equal(out, column(10.0 * j)[1])
-                    assert (whole[:, ::2] == -7).all()
-                whole, x = column(77)
-                parts = [column(10.0 * j)[1] for j in range(size)]
-                functions.scatter(x, parts if here else None, root)
-                assert torch.equal(x, parts[rank])
-                assert (whole[:, ::2] == -7).all()
-                z = torch.tensor([1 + 2j * rank])
-                functions.reduce(z, root)
-                assert not here or z.item() == size + 1j * size * (size - 1)
-            bits = torch.tensor([0b111 & ~(1 << rank)])
-            functions.all_reduce(bits, dist.ReduceOp.BAND)
-            assert bits.item() == 0
-            functions.all_reduce(odd := torch.tensor([rank == 1, True]), dist.ReduceOp.BXOR)
-            assert odd.tolist() == [True, size % 2 == 1]
-        # Uneven: of ours alone, torch checks nothing here either.
-        outs = [torch.empty(j + 1) for j in range(size)] if rank == 0 else None
-        dist.gather(torch.full((rank + 1,), rank + 0.5), outs, 0)
-        assert outs is None or [out.tolist() for out in outs] == [[0.5], [1.5] * 2, [2.5] * 3]
-        work = dist.scatter(
-            torch.empty(rank), list(torch.ones(3).split([0, 1, 2])) if rank == 2 else None, 2, async_op=True
-        )
+
+@on_group(3)
+def test_messages(rank: int, size: int, group: dist.ProcessGroup) -> None:
+    """With tags, from any source, in batches, beside collectives, to strided tensors."""
+    after, before = (rank + 1) % size, (rank - 1) % size
+    ops = [dist.P2POp(dist.isend, torch.tensor([rank]), after)]
+    ops.append(dist.P2POp(dist.irecv, got := torch.empty(1).long(), before))
+    for work in dist.batch_isend_irecv(ops):
+        work.wait()
+    assert got.item() == before
+    late = [torch.empty(n + 1) for n in range(4)]
+    works = [dist.irecv(x, before, tag=n) for n, x in enumerate(late)]
+    dist.all_reduce(torch.ones(2))  # which a pending receive does not hold up
+    works += [dist.isend(torch.full((n + 1,), 10.0 * rank + n), after, tag=n) for n in reversed(range(4))]
+    for work in works:
         assert work is not None
         work.wait()
-        big = torch.arange(300_000.0) + rank / 3
-        dist.all_reduce(every := big.clone())
-        dist.reduce(big, 1)
-        assert rank != 1 or torch.equal(big, every)  # the same bits
-        before = operators(group)
-        with pytest.raises(InvalidParamError, match="op is 'PREMUL_SUM', expected sum"):
-            dist.all_reduce(torch.ones(2), dist._make_nccl_premul_sum(2.0))
-        assert operators(group) == before
-
-    grouped(3)(run)
-
-
-def test_messages(grouped: Grouped) -> None:
-    """With tags, from any source, in batches, beside collectives, to strided tensors."""
-
-    def run(rank: int, size: int, group: dist.ProcessGroup) -> None:
-        after, before = (rank + 1) % size, (rank - 1) % size
-        ops = [dist.P2POp(dist.isend, torch.tensor([rank]), after)]
-        ops.append(dist.P2POp(dist.irecv, got := torch.empty(1).long(), before))
-        for work in dist.batch_isend_irecv(ops):
-            work.wait()
-        assert got.item() == before
-        late = [torch.empty(n + 1) for n in range(4)]
-        works = [dist.irecv(x, before, tag=n) for n, x in enumerate(late)]
-        dist.all_reduce(torch.ones(2))  # which a pending receive does not hold up
-        works += [dist.isend(torch.full((n + 1,), 10.0 * rank + n), after, tag=n) for n in reversed(range(4))]
-        for work in works:
-            assert work is not None
-            work.wait()
-            assert work.is_completed()
-        assert [x[0].item() for x in late] == [10.0 * before + n for n in range(4)]
-        if rank == 0:
-            sources = [dist.recv(x := torch.empty(200_000), tag=3) for _ in range(2)]
-            assert sorted(sources) == [1, 2]
-            assert (x == sources[1]).all()
-        else:
-            dist.send(torch.full((200_000,), float(rank)), 0, tag=3)
-        whole, x = column(77)
-        if rank == 1:
-            assert at.recv(x, 0, group) == 0
-            assert torch.equal(x, column(5)[1])
-            assert (whole[:, ::2] == -7).all()
-            with pytest.raises(InvalidParamError, match="dst is 3, expected one of the group's ranks"):
-                at.send(x, 3, group)
-        elif rank == 0:
-            at.send(column(5)[1], 1, group)
-        if rank == 2:
-            work = at.irecv(x := torch.empty(3), None, group, 9)
-            assert work is not None
-            assert work.result()[0] is x
-            assert work._source_rank() == 1
-        elif rank == 1:
-            handle = at.isend(torch.ones(3), 2, group, 9)
-            assert handle is not None
-            handle.wait()
-
-    grouped(3)(run)
+        assert work.is_completed()
+    assert [x[0].item() for x in late] == [10.0 * before + n for n in range(4)]
+    if rank == 0:
+        sources = [dist.recv(x := torch.empty(200_000), tag=3) for _ in range(2)]
+        assert sorted(sources) == [1, 2]
+        assert (x == sources[1]).all()
+    else:
+        dist.send(torch.full((200_000,), float(rank)), 0, tag=3)
+    whole, x = column(77)
+    if rank == 1:
+        assert at.recv(x, 0, group) == 0
+        assert torch.equal(x, column(5)[1])
+        assert (whole[:, ::2] == -7).all()
+        with pytest.raises(InvalidParamError, match="dst is 3, expected one of the group's ranks"):
+            at.send(x, 3, group)
+    elif rank == 0:
+        at.send(column(5)[1], 1, group)
+    if rank == 2:
+        work = at.irecv(x := torch.empty(3), None, group, 9)
+        assert work is not None
+        assert work.result()[0] is x
+        assert work._source_rank() == 1
+    elif rank == 1:
+        handle = at.isend(torch.ones(3), 2, group, 9)
+        assert handle is not None
+        handle.wait()
 
 
 def test_messages_that_do_not_fit(grouped: Grouped) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from backend_groups import Grouped, operators
+from backend_groups import Grouped, on_group, operators
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -122,30 +122,27 @@ def test_fsdp2(grouped: Grouped) -> None:
     assert all(other == losses[0] for other in losses)
 
 
-def test_dtensor_on_a_mesh(grouped: Grouped) -> None:
+@on_group(4)
+def test_dtensor_on_a_mesh(rank: int, size: int, group: dist.ProcessGroup) -> None:
     """A mesh of 2 x 2 ranks: sub-groups of the backend, redistribution between all placements."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
 
-    def run(rank: int, size: int, group: dist.ProcessGroup) -> None:
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
-
-        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("rows", "columns"))
-        assert mesh.get_group("rows").name() == "alltoallv"
-        whole = torch.arange(48.0).view(6, 8)
-        tensor = distribute_tensor(whole, mesh, [Shard(0), Shard(1)])
-        before = sum(operators(mesh.get_group(name)) for name in ("rows", "columns"))
-        for placements in (
-            [Shard(1), Shard(0)],
-            [Replicate(), Shard(0)],
-            [Shard(0), Replicate()],
-            [Shard(1), Shard(1)],
-        ):
-            moved = tensor.redistribute(mesh, placements)
-            assert moved.full_tensor().equal(whole)
-        product = tensor @ tensor.t()
-        torch.testing.assert_close(product.full_tensor(), whole @ whole.t())
-        assert any(isinstance(p, Partial) for p in (tensor.sum(0)).placements)
-        assert tensor.sum(0).full_tensor().equal(whole.sum(0))
-        assert sum(operators(mesh.get_group(name)) for name in ("rows", "columns")) > before
-
-    grouped(4)(run)
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("rows", "columns"))
+    assert mesh.get_group("rows").name() == "alltoallv"
+    whole = torch.arange(48.0).view(6, 8)
+    tensor = distribute_tensor(whole, mesh, [Shard(0), Shard(1)])
+    before = sum(operators(mesh.get_group(name)) for name in ("rows", "columns"))
+    for placements in (
+        [Shard(1), Shard(0)],
+        [Replicate(), Shard(0)],
+        [Shard(0), Replicate()],
+        [Shard(1), Shard(1)],
+    ):
+        moved = tensor.redistribute(mesh, placements)
+        assert moved.full_tensor().equal(whole)
+    product = tensor @ tensor.t()
+    torch.testing.assert_close(product.full_tensor(), whole @ whole.t())
+    assert any(isinstance(p, Partial) for p in (tensor.sum(0)).placements)
+    assert tensor.sum(0).full_tensor().equal(whole.sum(0))
+    assert sum(operators(mesh.get_group(name)) for name in ("rows", "columns")) > before

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from compiled import BACKENDS, OPTIONS, compiled, value_and_gradient
+from on_ranks import on_ranks
 from torch import Tensor
 
 import alltoallv.torch as at
@@ -32,28 +33,26 @@ def _counts(comm: Communicator, seed: int) -> tuple[list[int], list[int]]:
 
 @BACKENDS
 @pytest.mark.parametrize("kind", ["lists", "tensors", "learnt"])
-def test_all_to_all_v(ranks: Ranks, backend: str, kind: str) -> None:
+@on_ranks(2, **OPTIONS)
+def test_all_to_all_v(comm: Communicator, backend: str, kind: str) -> None:
     """Elements, rows, and regions with gaps and overlaps."""
 
-    def check(comm: Communicator) -> None:
-        def function(x: Tensor, sends: Any, recvs: Any) -> Tensor:
-            recvs = None if kind == "learnt" else recvs
-            rows = at.all_to_all_v(x * 2, sends, recvs, unit="row", group=comm)
-            elements = at.all_to_all_v(rows * rows, sends, recvs, unit="element", group=comm)
-            where = {} if kind == "learnt" else {"rdispls": [9, 2]}
-            arriving = None if kind == "learnt" else [[2, 2], [1, 1]][comm.rank]
-            regions = at.all_to_all_v(elements * 3, [2, 1], arriving, sdispls=[1, 0], group=comm, **where)
-            return torch.cat([rows.view(-1), elements, regions])
+    def function(x: Tensor, sends: Any, recvs: Any) -> Tensor:
+        recvs = None if kind == "learnt" else recvs
+        rows = at.all_to_all_v(x * 2, sends, recvs, unit="row", group=comm)
+        elements = at.all_to_all_v(rows * rows, sends, recvs, unit="element", group=comm)
+        where = {} if kind == "learnt" else {"rdispls": [9, 2]}
+        arriving = None if kind == "learnt" else [[2, 2], [1, 1]][comm.rank]
+        regions = at.all_to_all_v(elements * 3, [2, 1], arriving, sdispls=[1, 0], group=comm, **where)
+        return torch.cat([rows.view(-1), elements, regions])
 
-        calls = []
-        for seed in range(2):
-            sends, recvs = _counts(comm, seed)
-            calls.append((torch.randn(sum(sends), 8), sends, recvs))
-        if kind == "tensors":
-            calls = [(x, torch.tensor(sends), torch.tensor(recvs)) for x, sends, recvs in calls]
-        _check(function, backend, calls)
-
-    ranks(2, **OPTIONS)(check)
+    calls = []
+    for seed in range(2):
+        sends, recvs = _counts(comm, seed)
+        calls.append((torch.randn(sum(sends), 8), sends, recvs))
+    if kind == "tensors":
+        calls = [(x, torch.tensor(sends), torch.tensor(recvs)) for x, sends, recvs in calls]
+    _check(function, backend, calls)
 
 
 @pytest.mark.parametrize("kind", ["lists", "tensors", "learnt"])
@@ -86,85 +85,75 @@ def test_one_graph_serves_many_counts(ranks: Ranks, kind: str) -> None:
 
 
 @BACKENDS
-def test_every_collective_runs_in_order(ranks: Ranks, backend: str) -> None:
+@on_ranks(2, **OPTIONS)
+def test_every_collective_runs_in_order(comm: Communicator, backend: str) -> None:
     """Also those whose results nobody uses, for which the peers would wait all the same."""
 
-    def check(comm: Communicator) -> None:
-        def function(x: Tensor) -> Tensor:
-            a = at.functional.all_reduce(x, comm)
-            at.functional.all_gather(x, comm)
-            c = at.functional.reduce_scatter(x, comm)
-            at.all_to_all_v(x, [2, 2], group=comm)
-            return torch.cat([c, a])
+    def function(x: Tensor) -> Tensor:
+        a = at.functional.all_reduce(x, comm)
+        at.functional.all_gather(x, comm)
+        c = at.functional.reduce_scatter(x, comm)
+        at.all_to_all_v(x, [2, 2], group=comm)
+        return torch.cat([c, a])
 
-        made = compiled(function, backend)
-        with torch.no_grad():
-            assert made(torch.ones(4)).tolist() == [2] * 6
-        own = next(rank for rank in comm.flight_record()["ranks"] if rank["rank"] == comm.rank)
-        order = [operator["operator"] for operator in own["operators"]]
-        assert order == ["all_reduce", "all_gather_into_tensor", "reduce_scatter", "all_to_all_v"]
-
-    ranks(2, **OPTIONS)(check)
+    made = compiled(function, backend)
+    with torch.no_grad():
+        assert made(torch.ones(4)).tolist() == [2] * 6
+    own = next(rank for rank in comm.flight_record()["ranks"] if rank["rank"] == comm.rank)
+    order = [operator["operator"] for operator in own["operators"]]
+    assert order == ["all_reduce", "all_gather_into_tensor", "reduce_scatter", "all_to_all_v"]
 
 
-def test_errors_surface(ranks: Ranks) -> None:
+@on_ranks(2, **OPTIONS)
+def test_errors_surface(comm: Communicator) -> None:
     """Counts are checked when the operator runs, and the communicator goes on."""
-
-    def check(comm: Communicator) -> None:
-        made = compiled(lambda x, s, r: at.all_to_all_v(x, s, r, group=comm))
-        with pytest.raises(PeerMismatchError, match="rank 1 sends 2 elements to rank 1, which expects 3"):
-            made(torch.ones(4), [2, 2], [2, 2 + comm.rank])
-        assert made(torch.ones(4), [2, 2], [2, 2]).tolist() == [1, 1, 1, 1]
-
-    ranks(2, **OPTIONS)(check)
+    made = compiled(lambda x, s, r: at.all_to_all_v(x, s, r, group=comm))
+    with pytest.raises(PeerMismatchError, match="rank 1 sends 2 elements to rank 1, which expects 3"):
+        made(torch.ones(4), [2, 2], [2, 2 + comm.rank])
+    assert made(torch.ones(4), [2, 2], [2, 2]).tolist() == [1, 1, 1, 1]
 
 
 @BACKENDS
-def test_collectives_that_write_into_tensors(ranks: Ranks, backend: str) -> None:
+@on_ranks(2, **OPTIONS)
+def test_collectives_that_write_into_tensors(comm: Communicator, backend: str) -> None:
     """Reductions, gathers and those with a root, in place and out of place, are in the graph and give the same."""
 
-    def check(comm: Communicator) -> None:
-        def function(x: Tensor) -> list[Tensor]:
-            total = x * 2
-            at.all_reduce(total, dist.ReduceOp.MAX, group=comm)
-            part, single = torch.zeros_like(x[:2]), torch.zeros_like(x[:2])
-            at.reduce_scatter(part, [x[:2], x[2:4] + 1], group=comm)
-            at.reduce_scatter_tensor(single, total[:4], group=comm)
-            whole = [torch.zeros_like(x), torch.zeros_like(x)]
-            work = at.all_gather(whole, total + part.sum(), group=comm, async_op=True)
-            assert work is not None
-            work.wait()
-            told, summed, share = whole[0] - comm.rank, x + 1, torch.zeros_like(x[:2])
-            at.broadcast(told, 1, group=comm)
-            at.reduce(summed, 1, group=comm)
-            gathered = [torch.zeros_like(x), torch.zeros_like(x)] if comm.rank == 0 else None
-            at.gather(told * 3, gathered, 0, group=comm)
-            at.scatter(share, [x[:2], told[2:4]] if comm.rank == 1 else None, 1, group=comm)
-            return [total, part, single, *whole, told, summed, share, *(gathered or [])]
+    def function(x: Tensor) -> list[Tensor]:
+        total = x * 2
+        at.all_reduce(total, dist.ReduceOp.MAX, group=comm)
+        part, single = torch.zeros_like(x[:2]), torch.zeros_like(x[:2])
+        at.reduce_scatter(part, [x[:2], x[2:4] + 1], group=comm)
+        at.reduce_scatter_tensor(single, total[:4], group=comm)
+        whole = [torch.zeros_like(x), torch.zeros_like(x)]
+        work = at.all_gather(whole, total + part.sum(), group=comm, async_op=True)
+        assert work is not None
+        work.wait()
+        told, summed, share = whole[0] - comm.rank, x + 1, torch.zeros_like(x[:2])
+        at.broadcast(told, 1, group=comm)
+        at.reduce(summed, 1, group=comm)
+        gathered = [torch.zeros_like(x), torch.zeros_like(x)] if comm.rank == 0 else None
+        at.gather(told * 3, gathered, 0, group=comm)
+        at.scatter(share, [x[:2], told[2:4]] if comm.rank == 1 else None, 1, group=comm)
+        return [total, part, single, *whole, told, summed, share, *(gathered or [])]
 
-        made = compiled(function, backend)
-        for seed in range(3):
-            x = torch.randn(5, generator=torch.Generator().manual_seed(seed + 10 * comm.rank))
-            for one, other in zip(function(x), made(x), strict=True):
-                assert torch.equal(one, other)
-
-    ranks(2, **OPTIONS)(check)
+    made = compiled(function, backend)
+    for seed in range(3):
+        x = torch.randn(5, generator=torch.Generator().manual_seed(seed + 10 * comm.rank))
+        for one, other in zip(function(x), made(x), strict=True):
+            assert torch.equal(one, other)
 
 
-def test_rows_without_elements(ranks: Ranks) -> None:
+@on_ranks(2, **OPTIONS)
+def test_rows_without_elements(comm: Communicator) -> None:
     """As many come as without a graph, with gaps, too; only counts in lists tell how many."""
+    sends, recvs = [1, 2], [1 + comm.rank] * 2
 
-    def check(comm: Communicator) -> None:
-        sends, recvs = [1, 2], [1 + comm.rank] * 2
+    def function(x: Tensor) -> Tensor:
+        packed = at.all_to_all_v(x, sends, recvs, group=comm)
+        gaps = at.all_to_all_v(x, sends, recvs, rdispls=[1, 3 + comm.rank], group=comm)
+        return torch.cat([packed, gaps])
 
-        def function(x: Tensor) -> Tensor:
-            packed = at.all_to_all_v(x, sends, recvs, group=comm)
-            gaps = at.all_to_all_v(x, sends, recvs, rdispls=[1, 3 + comm.rank], group=comm)
-            return torch.cat([packed, gaps])
-
-        _check(function, "aot_eager", [(torch.ones(3, *tail),) for tail in ((0,), (2, 0), (0, 2))])
-        assert compiled(function)(torch.ones(3, 0)).shape == function(torch.ones(3, 0)).shape == (6 + 4 * comm.rank, 0)
-        with pytest.raises(Exception, match="rows without elements"):
-            compiled(lambda x: at.all_to_all_v(x, sends, group=comm))(torch.ones(3, 0))
-
-    ranks(2, **OPTIONS)(check)
+    _check(function, "aot_eager", [(torch.ones(3, *tail),) for tail in ((0,), (2, 0), (0, 2))])
+    assert compiled(function)(torch.ones(3, 0)).shape == function(torch.ones(3, 0)).shape == (6 + 4 * comm.rank, 0)
+    with pytest.raises(Exception, match="rows without elements"):
+        compiled(lambda x: at.all_to_all_v(x, sends, group=comm))(torch.ones(3, 0))

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 from documented import ROOT
+from on_ranks import on_ranks
 
 from alltoallv import Communicator, deep_ep
 from alltoallv.errors import InvalidParamError, InvalidTensorError, PeerMismatchError
-from alltoallv.testing import Ranks
 
 EXPERTS, K, TOKENS, WIDTH = 8, 3, 6, 5
 
@@ -27,90 +27,84 @@ def problem(rank: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_dispatch_and_combine(ranks: Ranks, size: int) -> None:
-    def check(comm: Communicator) -> None:
-        buffer, local = deep_ep.Buffer(comm), EXPERTS // size
-        x, ids, weights = problem(comm.rank)
-        per_rank, _, per_expert, there, _ = buffer.get_dispatch_layout(ids, EXPERTS)
-        assert per_expert.tolist() == [int((ids == e).sum()) for e in range(EXPERTS)]
-        assert per_rank.tolist() == there.sum(0).tolist()
-        got, experts, got_weights, counts, handle, event = buffer.dispatch(
-            x, topk_idx=ids, topk_weights=weights, num_tokens_per_rank=per_rank, is_token_in_rank=there,
-            num_tokens_per_expert=per_expert, expert_alignment=2, num_worst_tokens=size * TOKENS,
-        )  # fmt: skip
-        event.current_stream_wait()
-        rows: list[Any] = []
-        for source in range(size):  # in the order of ranks, then of tokens
-            for row in zip(*problem(source), strict=True):
-                here = (row[1] >= comm.rank * local) & (row[1] < (comm.rank + 1) * local)
-                if here.any():
-                    rows.append((row[0], torch.where(here, row[1] - comm.rank * local, -1), row[2] * here))
-        n = len(rows)
-        for ours, expected in zip((got, experts, got_weights), zip(*rows, strict=True), strict=True):
-            assert torch.equal(ours[:n], torch.stack(expected))
-        assert len(got) == size * TOKENS
-        assert (experts[n:] == -1).all()
-        received = [int((experts == e).sum()) for e in range(local)]
-        assert counts == [c + c % 2 for c in received]
+@on_ranks()
+def test_dispatch_and_combine(comm: Communicator, size: int) -> None:
+    buffer, local = deep_ep.Buffer(comm), EXPERTS // size
+    x, ids, weights = problem(comm.rank)
+    per_rank, _, per_expert, there, _ = buffer.get_dispatch_layout(ids, EXPERTS)
+    assert per_expert.tolist() == [int((ids == e).sum()) for e in range(EXPERTS)]
+    assert per_rank.tolist() == there.sum(0).tolist()
+    got, experts, got_weights, counts, handle, event = buffer.dispatch(
+        x, topk_idx=ids, topk_weights=weights, num_tokens_per_rank=per_rank, is_token_in_rank=there,
+        num_tokens_per_expert=per_expert, expert_alignment=2, num_worst_tokens=size * TOKENS,
+    )  # fmt: skip
+    event.current_stream_wait()
+    rows: list[Any] = []
+    for source in range(size):  # in the order of ranks, then of tokens
+        for row in zip(*problem(source), strict=True):
+            here = (row[1] >= comm.rank * local) & (row[1] < (comm.rank + 1) * local)
+            if here.any():
+                rows.append((row[0], torch.where(here, row[1] - comm.rank * local, -1), row[2] * here))
+    n = len(rows)
+    for ours, expected in zip((got, experts, got_weights), zip(*rows, strict=True), strict=True):
+        assert torch.equal(ours[:n], torch.stack(expected))
+    assert len(got) == size * TOKENS
+    assert (experts[n:] == -1).all()
+    received = [int((experts == e).sum()) for e in range(local)]
+    assert counts == [c + c % 2 for c in received]
 
-        back, back_weights, _ = buffer.combine(got, handle, topk_weights=got_weights)
-        assert torch.equal(back, x * there.sum(1, keepdim=True))  # small integers: exact
-        assert torch.equal(back_weights, weights * (ids >= 0))
-        again, *nothing, _ = buffer.dispatch(x, handle=handle)
-        assert torch.equal(again, got)
-        assert nothing[:3] == [None] * 3
+    back, back_weights, _ = buffer.combine(got, handle, topk_weights=got_weights)
+    assert torch.equal(back, x * there.sum(1, keepdim=True))  # small integers: exact
+    assert torch.equal(back_weights, weights * (ids >= 0))
+    again, *nothing, _ = buffer.dispatch(x, handle=handle)
+    assert torch.equal(again, got)
+    assert nothing[:3] == [None] * 3
 
-        elastic = deep_ep.ElasticBuffer(comm, hidden=WIDTH)
-        (codes, scales), found, _, other, _ = elastic.dispatch(
-            (x.to(torch.int8), x[:, :1].float()), topk_idx=ids, topk_weights=weights, num_experts=EXPERTS
-        )
-        assert torch.equal(codes, got[:n].to(torch.int8))
-        assert torch.equal(scales, got[:n, :1].float())
-        assert torch.equal(found, experts[:n])
-        assert other.num_recv_tokens_per_expert_list == received
-        assert torch.equal(elastic.combine(got[:n], other, bias=x)[0], back + x)
-
-    ranks(size)(check)
+    elastic = deep_ep.ElasticBuffer(comm, hidden=WIDTH)
+    (codes, scales), found, _, other, _ = elastic.dispatch(
+        (x.to(torch.int8), x[:, :1].float()), topk_idx=ids, topk_weights=weights, num_experts=EXPERTS
+    )
+    assert torch.equal(codes, got[:n].to(torch.int8))
+    assert torch.equal(scales, got[:n, :1].float())
+    assert torch.equal(found, experts[:n])
+    assert other.num_recv_tokens_per_expert_list == received
+    assert torch.equal(elastic.combine(got[:n], other, bias=x)[0], back + x)
 
 
-def test_a_bad_argument_of_one_rank_fails_on_all(ranks: Ranks) -> None:
-    def check(comm: Communicator) -> None:
-        buffer, (x, ids, weights) = deep_ep.ElasticBuffer(comm), problem(comm.rank)
-        for wrong in ({"topk_idx": ids + EXPERTS}, {"topk_idx": ids[:2]}, {"topk_weights": weights[:, :1]}):
-            given = {"topk_idx": ids, "topk_weights": weights, **(wrong if comm.rank == 0 else {})}
-            with pytest.raises((InvalidParamError, InvalidTensorError), match=None if comm.rank == 0 else "rank 0"):
-                buffer.dispatch(x, num_experts=EXPERTS, **given)
-
-    ranks(2)(check)
+@on_ranks(2)
+def test_a_bad_argument_of_one_rank_fails_on_all(comm: Communicator) -> None:
+    buffer, (x, ids, weights) = deep_ep.ElasticBuffer(comm), problem(comm.rank)
+    for wrong in ({"topk_idx": ids + EXPERTS}, {"topk_idx": ids[:2]}, {"topk_weights": weights[:, :1]}):
+        given = {"topk_idx": ids, "topk_weights": weights, **(wrong if comm.rank == 0 else {})}
+        with pytest.raises((InvalidParamError, InvalidTensorError), match=None if comm.rank == 0 else "rank 0"):
+            buffer.dispatch(x, num_experts=EXPERTS, **given)
 
 
-def test_ranks_that_disagree(ranks: Ranks) -> None:
-    def check(comm: Communicator) -> None:
-        buffer, (x, ids, weights) = deep_ep.ElasticBuffer(comm), problem(comm.rank)
-        others: tuple[dict[str, Any], ...] = (
-            {"topk_idx": ids[:, :2], "topk_weights": weights[:, :2]},
-            {"num_experts": 2 * EXPERTS},
-            {"topk_weights": weights.half()},
-        )
-        given = {"x": x, "topk_idx": ids, "topk_weights": weights, "num_experts": EXPERTS}
-        got, *_, handle, _ = buffer.dispatch(**given)
-        for other in others:
-            with pytest.raises(PeerMismatchError, match=r"rank 0 and rank 1 move .* but differ in their weights"):
-                buffer.dispatch(**given | (other if comm.rank else {}))
-        other_x, other_got = (x.half(), got.half()) if comm.rank else (x, got)
-        for call in (
-            lambda: buffer.dispatch(**given | {"x": other_x}),
-            lambda: buffer.dispatch(other_x, handle=handle),
-            lambda: buffer.combine(other_got, handle),
-        ):
-            with pytest.raises(PeerMismatchError, match=r"rank 0 moves .* of bfloat16, rank 1 moves .* of float16"):
-                call()
-        scales = torch.ones(TOKENS, 1, dtype=torch.float16 if comm.rank else torch.bfloat16)
-        with pytest.raises(PeerMismatchError, match="rank 0 and rank 1 move"):
-            buffer.dispatch((x.to(torch.int8), scales), handle=handle)
-        assert torch.equal(buffer.dispatch(x, handle=handle)[0], got)
-
-    ranks(2)(check)
+@on_ranks(2)
+def test_ranks_that_disagree(comm: Communicator) -> None:
+    buffer, (x, ids, weights) = deep_ep.ElasticBuffer(comm), problem(comm.rank)
+    others: tuple[dict[str, Any], ...] = (
+        {"topk_idx": ids[:, :2], "topk_weights": weights[:, :2]},
+        {"num_experts": 2 * EXPERTS},
+        {"topk_weights": weights.half()},
+    )
+    given = {"x": x, "topk_idx": ids, "topk_weights": weights, "num_experts": EXPERTS}
+    got, *_, handle, _ = buffer.dispatch(**given)
+    for other in others:
+        with pytest.raises(PeerMismatchError, match=r"rank 0 and rank 1 move .* but differ in their weights"):
+            buffer.dispatch(**given | (other if comm.rank else {}))
+    other_x, other_got = (x.half(), got.half()) if comm.rank else (x, got)
+    for call in (
+        lambda: buffer.dispatch(**given | {"x": other_x}),
+        lambda: buffer.dispatch(other_x, handle=handle),
+        lambda: buffer.combine(other_got, handle),
+    ):
+        with pytest.raises(PeerMismatchError, match=r"rank 0 moves .* of bfloat16, rank 1 moves .* of float16"):
+            call()
+    scales = torch.ones(TOKENS, 1, dtype=torch.float16 if comm.rank else torch.bfloat16)
+    with pytest.raises(PeerMismatchError, match="rank 0 and rank 1 move"):
+        buffer.dispatch((x.to(torch.int8), scales), handle=handle)
+    assert torch.equal(buffer.dispatch(x, handle=handle)[0], got)
 
 
 @pytest.mark.parametrize("kind", [deep_ep.Buffer, deep_ep.ElasticBuffer])

@@ -8,6 +8,7 @@ import pickle
 
 import pytest
 import torch
+from on_ranks import on_ranks
 from replicated import check_gradients
 from torch import Tensor
 
@@ -61,35 +62,30 @@ class Problem:
         (torch.complex64, torch.float32),
     ],
 )
+@on_ranks()
 def test_the_same_as_one_process_bit_for_bit(
-    ranks: Ranks, size: int, dtype: torch.dtype, weights: torch.dtype | None
+    comm: Communicator, size: int, dtype: torch.dtype, weights: torch.dtype | None
 ) -> None:
-    def check(comm: Communicator) -> None:
-        (alone,) = Communicator.threads(1)
-        for experts, k in itertools.product([3, 5], [1, 2, 3]):  # 3 experts: the last of 4 ranks has none
-            problem = Problem(size, experts, k, dtype, weights)
-            begin, end = problem.begins[comm.rank : comm.rank + 2]
-            mine = problem.run(comm, begin, end)
-            for ours, expected in zip(mine, problem.run(alone, 0, problem.begins[-1]), strict=True):
-                assert torch.equal(ours, expected[begin:end])
-
-    ranks(size)(check)
-
-
-def test_rows_that_come_back_in_pieces(ranks: Ranks) -> None:
-    """Of one or two tokens each; gradients, too."""
-
-    def check(comm: Communicator) -> None:
-        problem = Problem(4, 5, 2, torch.float32, torch.float32)
+    (alone,) = Communicator.threads(1)
+    for experts, k in itertools.product([3, 5], [1, 2, 3]):  # 3 experts: the last of 4 ranks has none
+        problem = Problem(size, experts, k, dtype, weights)
         begin, end = problem.begins[comm.rank : comm.rank + 2]
-        expected = problem.run(comm, begin, end)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(pieces, "PIECE_BYTES", 100)
-            mine = problem.run(comm, begin, end)
-        for ours, whole in zip(mine, expected, strict=True):
-            assert torch.equal(ours, whole)
+        mine = problem.run(comm, begin, end)
+        for ours, expected in zip(mine, problem.run(alone, 0, problem.begins[-1]), strict=True):
+            assert torch.equal(ours, expected[begin:end])
 
-    ranks(4)(check)
+
+@on_ranks(4)
+def test_rows_that_come_back_in_pieces(comm: Communicator) -> None:
+    """Of one or two tokens each; gradients, too."""
+    problem = Problem(4, 5, 2, torch.float32, torch.float32)
+    begin, end = problem.begins[comm.rank : comm.rank + 2]
+    expected = problem.run(comm, begin, end)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pieces, "PIECE_BYTES", 100)
+        mine = problem.run(comm, begin, end)
+    for ours, whole in zip(mine, expected, strict=True):
+        assert torch.equal(ours, whole)
 
 
 def test_one_exchange_each_way(ranks: Ranks) -> None:
@@ -115,48 +111,42 @@ def test_one_exchange_each_way(ranks: Ranks) -> None:
 
 @pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("k", [1, 2])
-def test_gradients(ranks: Ranks, size: int, k: int) -> None:
+@on_ranks()
+def test_gradients(comm: Communicator, size: int, k: int) -> None:
     """First and second derivatives, by tokens and by gate weights."""
+    lengths = [0, 2, 3][:size] if size > 1 else [3]
+    ids = torch.randint(0, 3, (sum(lengths), k), generator=torch.Generator().manual_seed(5))
+    begin = sum(lengths[: comm.rank])
+    mine = ids[begin : begin + lengths[comm.rank]]
 
-    def check(comm: Communicator) -> None:
-        lengths = [0, 2, 3][:size] if size > 1 else [3]
-        ids = torch.randint(0, 3, (sum(lengths), k), generator=torch.Generator().manual_seed(5))
-        begin = sum(lengths[: comm.rank])
-        mine = ids[begin : begin + lengths[comm.rank]]
+    def function(x: Tensor) -> Tensor:
+        dispatcher = at.nn.MoEDispatcher(3, comm)
+        rows, counts, state = dispatcher.dispatch(x[:, k:], mine, x[:, :k])
+        outputs = [
+            part * part * (number + 1)
+            for number, part in zip(dispatcher.local_experts, rows.split(counts), strict=True)
+        ]
+        return dispatcher.combine(torch.cat([*outputs, rows[:0]]), state)
 
-        def function(x: Tensor) -> Tensor:
-            dispatcher = at.nn.MoEDispatcher(3, comm)
-            rows, counts, state = dispatcher.dispatch(x[:, k:], mine, x[:, :k])
-            outputs = [
-                part * part * (number + 1)
-                for number, part in zip(dispatcher.local_experts, rows.split(counts), strict=True)
-            ]
-            return dispatcher.combine(torch.cat([*outputs, rows[:0]]), state)
-
-        check_gradients(comm, lengths, (k + 2,), function)
-
-    ranks(size)(check)
+    check_gradients(comm, lengths, (k + 2,), function)
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float16, torch.bfloat16, torch.float64, torch.complex128])
-def test_combine_is_the_inverse_of_dispatch(ranks: Ranks, dtype: torch.dtype) -> None:
+@on_ranks(3)
+def test_combine_is_the_inverse_of_dispatch(comm: Communicator, dtype: torch.dtype) -> None:
     """With k = 1 and no weights, every bit: NaN, infinity and -0 included. Rows may have any shape."""
-
-    def check(comm: Communicator) -> None:
-        generator = torch.Generator().manual_seed(comm.rank)
-        bits = torch.randint(0, 256, (11, 2, 3, dtype.itemsize), dtype=torch.uint8, generator=generator)
-        tokens = bits.view(dtype).squeeze(-1)
-        ids = torch.randint(0, 5, (11,), generator=generator)
-        dispatcher = at.nn.MoEDispatcher(5, comm)
-        rows, counts, state = dispatcher.dispatch(tokens, ids)
-        assert rows.shape == (sum(counts), 2, 3)
-        assert rows.dtype == dtype
-        assert state.weights is None
-        back = dispatcher.combine(rows, state)
-        assert back.shape == tokens.shape
-        assert torch.equal(back.contiguous().view(torch.uint8), tokens.contiguous().view(torch.uint8))
-
-    ranks(3)(check)
+    generator = torch.Generator().manual_seed(comm.rank)
+    bits = torch.randint(0, 256, (11, 2, 3, dtype.itemsize), dtype=torch.uint8, generator=generator)
+    tokens = bits.view(dtype).squeeze(-1)
+    ids = torch.randint(0, 5, (11,), generator=generator)
+    dispatcher = at.nn.MoEDispatcher(5, comm)
+    rows, counts, state = dispatcher.dispatch(tokens, ids)
+    assert rows.shape == (sum(counts), 2, 3)
+    assert rows.dtype == dtype
+    assert state.weights is None
+    back = dispatcher.combine(rows, state)
+    assert back.shape == tokens.shape
+    assert torch.equal(back.contiguous().view(torch.uint8), tokens.contiguous().view(torch.uint8))
 
 
 def test_call_runs_experts_and_trains_them(ranks: Ranks) -> None:
@@ -178,52 +168,45 @@ def test_call_runs_experts_and_trains_them(ranks: Ranks) -> None:
     assert ranks(2)(check) == [[6, 0], [6, 0]]  # 3 rows of weight 0.5, 4 entries each
 
 
-def test_tokens_without_gradient(ranks: Ranks) -> None:
+@on_ranks(2)
+def test_tokens_without_gradient(comm: Communicator) -> None:
     """Data in the first layer need no gradient; the gate does, and only its gradient travels back."""
-
-    def check(comm: Communicator) -> None:
-        x, weights = torch.randn(4, 1000), torch.rand(4, 2, requires_grad=True)
-        rows, _, state = at.nn.MoEDispatcher(2, comm).dispatch(x, torch.tensor([[0, 1]] * 4), weights)
-        assert not rows.requires_grad
-        assert state.weights is not None
-        before = comm.stats()
-        state.weights.sum().backward()
-        after = comm.stats()
-        assert weights.grad.tolist() == [[1, 1]] * 4
-        moved = sum(after[key] - before[key] for key in after if key.startswith("bytes_"))
-        assert 0 < moved < 1000
-
-    ranks(2)(check)
+    x, weights = torch.randn(4, 1000), torch.rand(4, 2, requires_grad=True)
+    rows, _, state = at.nn.MoEDispatcher(2, comm).dispatch(x, torch.tensor([[0, 1]] * 4), weights)
+    assert not rows.requires_grad
+    assert state.weights is not None
+    before = comm.stats()
+    state.weights.sum().backward()
+    after = comm.stats()
+    assert weights.grad.tolist() == [[1, 1]] * 4
+    moved = sum(after[key] - before[key] for key in after if key.startswith("bytes_"))
+    assert 0 < moved < 1000
 
 
-def test_other_tokens_by_the_same_way_are_as_many(ranks: Ranks) -> None:
-    def check(comm: Communicator) -> None:
-        dispatcher, x = at.nn.MoEDispatcher(2, comm), torch.ones(4, 3)
-        rows, _, state = dispatcher.dispatch(x, torch.tensor([[0], [0], [1], [1]]))
-        wrong = {
-            "tokens has shape": (x[:3], state),
-            "gate_weights has shape": (x, state, torch.ones(3, 1)),
-            "gate_weights has dtype": (x, state, torch.ones(4, 1, dtype=torch.int64)),
-            "tokens is a list": ([1.0], state),
-        }
-        for message, arguments in wrong.items():
-            kind = TypeError if "list" in message and comm.rank == 0 else (InvalidTensorError, InvalidParamError)
-            with pytest.raises(kind, match=("" if comm.rank == 0 else "failed on rank 0: .*") + message):
-                dispatcher.dispatch(*(arguments if comm.rank == 0 else (x, state)))
-            assert torch.equal(dispatcher.dispatch(x, state)[0], rows)
-
-    ranks(2)(check)
+@on_ranks(2)
+def test_other_tokens_by_the_same_way_are_as_many(comm: Communicator) -> None:
+    dispatcher, x = at.nn.MoEDispatcher(2, comm), torch.ones(4, 3)
+    rows, _, state = dispatcher.dispatch(x, torch.tensor([[0], [0], [1], [1]]))
+    wrong = {
+        "tokens has shape": (x[:3], state),
+        "gate_weights has shape": (x, state, torch.ones(3, 1)),
+        "gate_weights has dtype": (x, state, torch.ones(4, 1, dtype=torch.int64)),
+        "tokens is a list": ([1.0], state),
+    }
+    for message, arguments in wrong.items():
+        kind = TypeError if "list" in message and comm.rank == 0 else (InvalidTensorError, InvalidParamError)
+        with pytest.raises(kind, match=("" if comm.rank == 0 else "failed on rank 0: .*") + message):
+            dispatcher.dispatch(*(arguments if comm.rank == 0 else (x, state)))
+        assert torch.equal(dispatcher.dispatch(x, state)[0], rows)
 
 
-def test_outputs_of_another_length(ranks: Ranks) -> None:
-    def check(comm: Communicator) -> None:
-        dispatcher = at.nn.MoEDispatcher(2, comm)
-        rows, _, state = dispatcher.dispatch(torch.ones(2, 3), torch.tensor([[0], [1]]))
-        with pytest.raises(InvalidTensorError):
-            dispatcher.combine(rows[comm.rank :], state)
-        assert torch.equal(dispatcher.combine(rows, state), torch.ones(2, 3))
-
-    ranks(2)(check)
+@on_ranks(2)
+def test_outputs_of_another_length(comm: Communicator) -> None:
+    dispatcher = at.nn.MoEDispatcher(2, comm)
+    rows, _, state = dispatcher.dispatch(torch.ones(2, 3), torch.tensor([[0], [1]]))
+    with pytest.raises(InvalidTensorError):
+        dispatcher.combine(rows[comm.rank :], state)
+    assert torch.equal(dispatcher.combine(rows, state), torch.ones(2, 3))
 
 
 def test_all_to_all_v_module(ranks: Ranks) -> None:

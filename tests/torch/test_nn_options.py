@@ -9,6 +9,7 @@ import pytest
 import torch
 from compiled import BACKENDS, compiled
 from compiled import OPTIONS as COMPILING
+from on_ranks import on_ranks
 from replicated import check_gradients
 from torch import Tensor
 
@@ -38,25 +39,23 @@ def problem(rank: int) -> tuple[Tensor, Tensor, Tensor]:
     return tokens, ids, torch.rand(TOKENS, K, generator=generator)
 
 
-def test_the_bits_of_numpy(ranks: Ranks) -> None:
-    def check(comm: Communicator) -> None:
-        given = problem(comm.rank)
-        for call, options in OPTIONS.values():
-            torch_one = at.nn.MoEDispatcher(EXPERTS, comm, **options)
-            other = av.MoEDispatcher(EXPERTS, comm, **options)
-            experts = [lambda rows, e=e: rows * (e + 0.5) for e in torch_one.local_experts]
-            y = torch_one(*given, experts, **call)
-            assert np.array_equal(y.numpy(), other(*(x.numpy() for x in given), experts, **call))
-            rows, counts, state = torch_one.dispatch(*given)
-            _, counted, known = other.dispatch(*(x.numpy() for x in given))
-            assert (counts, state.received) == (counted, known.received)
-            for name in ("experts", "sources", "chosen", "kept", "weights"):
-                assert np.array_equal(getattr(state, name).numpy(), getattr(known, name)), name
-            assert np.array_equal(torch_one.load(state).kept, other.load(known).kept)
-            again, _, _ = torch_one.dispatch(given[0], state)
-            assert "payload" in options or torch.equal(again, rows)
-
-    ranks(2)(check)
+@on_ranks(2)
+def test_the_bits_of_numpy(comm: Communicator) -> None:
+    given = problem(comm.rank)
+    for call, options in OPTIONS.values():
+        torch_one = at.nn.MoEDispatcher(EXPERTS, comm, **options)
+        other = av.MoEDispatcher(EXPERTS, comm, **options)
+        experts = [lambda rows, e=e: rows * (e + 0.5) for e in torch_one.local_experts]
+        y = torch_one(*given, experts, **call)
+        assert np.array_equal(y.numpy(), other(*(x.numpy() for x in given), experts, **call))
+        rows, counts, state = torch_one.dispatch(*given)
+        _, counted, known = other.dispatch(*(x.numpy() for x in given))
+        assert (counts, state.received) == (counted, known.received)
+        for name in ("experts", "sources", "chosen", "kept", "weights"):
+            assert np.array_equal(getattr(state, name).numpy(), getattr(known, name)), name
+        assert np.array_equal(torch_one.load(state).kept, other.load(known).kept)
+        again, _, _ = torch_one.dispatch(given[0], state)
+        assert "payload" in options or torch.equal(again, rows)
 
 
 @pytest.mark.parametrize("name", ["lightest", "elsewhere"])
@@ -78,95 +77,81 @@ def test_gradients(ranks: Ranks, name: str) -> None:
     ranks(2)(check)
 
 
-def test_float8_codes_and_scales(ranks: Ranks) -> None:
+@on_ranks(2)
+def test_float8_codes_and_scales(comm: Communicator) -> None:
     """At once and in a graph."""
-
-    def check(comm: Communicator) -> None:
-        tokens, ids, _ = problem(comm.rank)
-        coded = at.nn.MoEDispatcher(EXPERTS, comm, payload="fp8_e5m2", codes=True)
-        rows, _, _ = at.nn.MoEDispatcher(EXPERTS, comm, payload="fp8_e5m2").dispatch(tokens, ids)
-        for call in (coded.dispatch, compiled(coded.dispatch, "eager")):
-            codes, _, state = call(tokens, ids)
-            assert codes.dtype == torch.float8_e5m2
-            assert torch.equal(codes.float() * state.scales[:, None], rows)
-
-    ranks(2)(check)
+    tokens, ids, _ = problem(comm.rank)
+    coded = at.nn.MoEDispatcher(EXPERTS, comm, payload="fp8_e5m2", codes=True)
+    rows, _, _ = at.nn.MoEDispatcher(EXPERTS, comm, payload="fp8_e5m2").dispatch(tokens, ids)
+    for call in (coded.dispatch, compiled(coded.dispatch, "eager")):
+        codes, _, state = call(tokens, ids)
+        assert codes.dtype == torch.float8_e5m2
+        assert torch.equal(codes.float() * state.scales[:, None], rows)
 
 
-def test_gradients_pass_straight_through_codes(ranks: Ranks) -> None:
-    def check(comm: Communicator) -> None:
-        tokens, ids, weights = problem(comm.rank)
-        grads = []
-        for payload in (None, "int8"):
-            x = tokens.clone().requires_grad_()
-            dispatcher = at.nn.MoEDispatcher(EXPERTS, comm, payload=payload, combine_payload=payload)
-            rows, _, state = dispatcher.dispatch(x, ids, weights)
-            (dispatcher.combine(rows * 2, state) * tokens).sum().backward()
-            grads.append(x.grad)
-        assert torch.equal(*grads)
-
-    ranks(2)(check)
+@on_ranks(2)
+def test_gradients_pass_straight_through_codes(comm: Communicator) -> None:
+    tokens, ids, weights = problem(comm.rank)
+    grads = []
+    for payload in (None, "int8"):
+        x = tokens.clone().requires_grad_()
+        dispatcher = at.nn.MoEDispatcher(EXPERTS, comm, payload=payload, combine_payload=payload)
+        rows, _, state = dispatcher.dispatch(x, ids, weights)
+        (dispatcher.combine(rows * 2, state) * tokens).sum().backward()
+        grads.append(x.grad)
+    assert torch.equal(*grads)
 
 
-def test_ranks_whose_graphs_disagree(ranks: Ranks) -> None:
+@on_ranks(2, **COMPILING)
+def test_ranks_whose_graphs_disagree(comm: Communicator) -> None:
     """The operators of a graph check what is known only when it runs."""
-
-    def check(comm: Communicator) -> None:
-        dispatcher, (x, ids, weights) = at.nn.MoEDispatcher(EXPERTS, comm), problem(0)
-        rows, _, state = dispatcher.dispatch(x, ids)
-        made = compiled(lambda x, weights: dispatcher.dispatch(x, state, weights)[0], "eager")
-        with pytest.raises(PeerMismatchError, match=r"rank 0 moves .* float32, rank 1 moves .* float64"):
-            made(x.double() if comm.rank else x, weights)
-        with pytest.raises(InvalidTensorError, match=rf"tokens has shape .*, expected {len(x)} rows"):
-            made(x if comm.rank else x[:-1], weights)
-        with pytest.raises(InvalidTensorError, match=r"expert_outputs has shape .*, expected .* rows"):
-            compiled(lambda rows: dispatcher.combine(rows, state), "eager")(rows[1 - comm.rank :])
-
-    ranks(2, **COMPILING)(check)
+    dispatcher, (x, ids, weights) = at.nn.MoEDispatcher(EXPERTS, comm), problem(0)
+    rows, _, state = dispatcher.dispatch(x, ids)
+    made = compiled(lambda x, weights: dispatcher.dispatch(x, state, weights)[0], "eager")
+    with pytest.raises(PeerMismatchError, match=r"rank 0 moves .* float32, rank 1 moves .* float64"):
+        made(x.double() if comm.rank else x, weights)
+    with pytest.raises(InvalidTensorError, match=rf"tokens has shape .*, expected {len(x)} rows"):
+        made(x if comm.rank else x[:-1], weights)
+    with pytest.raises(InvalidTensorError, match=r"expert_outputs has shape .*, expected .* rows"):
+        compiled(lambda rows: dispatcher.combine(rows, state), "eager")(rows[1 - comm.rank :])
 
 
 @BACKENDS
-def test_one_graph(ranks: Ranks, backend: str) -> None:
+@on_ranks(2, **COMPILING)
+def test_one_graph(comm: Communicator, backend: str) -> None:
     """The whole layer, forward and backward, serves other routes without another graph."""
+    for options in ({}, {"alignment": 4, "capacity": 1.0, "payload": "int8"}):
+        dispatcher = at.nn.MoEDispatcher(EXPERTS, comm, **options)
 
-    def check(comm: Communicator) -> None:
-        for options in ({}, {"alignment": 4, "capacity": 1.0, "payload": "int8"}):
-            dispatcher = at.nn.MoEDispatcher(EXPERTS, comm, **options)
+        def layer(x: Tensor, ids: Tensor, weights: Tensor, dispatcher: Any = dispatcher) -> Tensor:
+            return dispatcher(x * 2, ids, weights, lambda rows, counts: rows * rows, shared=torch.neg) + 1
 
-            def layer(x: Tensor, ids: Tensor, weights: Tensor, dispatcher: Any = dispatcher) -> Tensor:
-                return dispatcher(x * 2, ids, weights, lambda rows, counts: rows * rows, shared=torch.neg) + 1
-
-            made = compiled(layer, backend)
-            for seed in (comm.rank, comm.rank + 7):
-                tokens, ids, weights = problem(seed)
-                results = []
-                for function in (layer, made):
-                    x, w = tokens.clone().requires_grad_(), weights.clone().requires_grad_()
-                    y = function(x, ids, w)
-                    y.square().sum().backward()
-                    results.append((y.detach(), x.grad, w.grad))
-                bound = 1e-5 if backend == "inductor" else 0.0  # which fuses multiplications and additions
-                for ours, expected in zip(*results, strict=True):
-                    torch.testing.assert_close(ours, expected, rtol=bound, atol=0.0)
-
-    ranks(2, **COMPILING)(check)
+        made = compiled(layer, backend)
+        for seed in (comm.rank, comm.rank + 7):
+            tokens, ids, weights = problem(seed)
+            results = []
+            for function in (layer, made):
+                x, w = tokens.clone().requires_grad_(), weights.clone().requires_grad_()
+                y = function(x, ids, w)
+                y.square().sum().backward()
+                results.append((y.detach(), x.grad, w.grad))
+            bound = 1e-5 if backend == "inductor" else 0.0  # which fuses multiplications and additions
+            for ours, expected in zip(*results, strict=True):
+                torch.testing.assert_close(ours, expected, rtol=bound, atol=0.0)
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_a_graph_checks_the_outputs_rows(ranks: Ranks, weighted: bool) -> None:
+@on_ranks(2, **COMPILING)
+def test_a_graph_checks_the_outputs_rows(comm: Communicator, weighted: bool) -> None:
     """One rank's experts return too few rows: an error on all, in place of memory beyond them."""
+    dispatcher = at.nn.MoEDispatcher(2, comm)
 
-    def check(comm: Communicator) -> None:
-        dispatcher = at.nn.MoEDispatcher(2, comm)
+    def layer(x: Tensor, ids: Tensor, length: int) -> Tensor:
+        rows, _, state = dispatcher.dispatch(x, ids, torch.ones(ids.shape) if weighted else None)
+        return dispatcher.combine(rows[:length].clone(), state)
 
-        def layer(x: Tensor, ids: Tensor, length: int) -> Tensor:
-            rows, _, state = dispatcher.dispatch(x, ids, torch.ones(ids.shape) if weighted else None)
-            return dispatcher.combine(rows[:length].clone(), state)
-
-        made, given = compiled(layer), (torch.ones(4, 3), torch.tensor([[0], [1], [0], [1]]))
-        for length in (1, 2):
-            with pytest.raises(InvalidTensorError, match=rf"expert_outputs has shape \({length}, 3\), expected 4 rows"):
-                made(*given, 4 if comm.rank else length)
-        assert torch.equal(made(*given, 4), given[0])
-
-    ranks(2, **COMPILING)(check)
+    made, given = compiled(layer), (torch.ones(4, 3), torch.tensor([[0], [1], [0], [1]]))
+    for length in (1, 2):
+        with pytest.raises(InvalidTensorError, match=rf"expert_outputs has shape \({length}, 3\), expected 4 rows"):
+            made(*given, 4 if comm.rank else length)
+    assert torch.equal(made(*given, 4), given[0])

@@ -10,25 +10,23 @@ import fused_trouble
 import pytest
 import torch.distributed as dist
 from backend_groups import Grouped
+from on_ranks import on_ranks
 from operator_case import listed
 from operators import families
 
 from alltoallv.errors import PeerMismatchError
-from alltoallv.testing import Ranks
 
 
-def test_operators_compute_their_formulas(ranks: Ranks) -> None:
-    def check(rank: int, size: int) -> None:
-        import torch
+@on_ranks(1, communicator=False)
+def test_operators_compute_their_formulas(rank: int, size: int) -> None:
+    import torch
 
-        for cases in families().values():
-            for case in cases:
-                for dtype in case.dtypes:
-                    case.call(torch.device("cpu"), dtype)
-                if case.gradient:
-                    case.differentiate(torch.device("cpu"))
-
-    ranks(1, communicator=False)(check)
+    for cases in families().values():
+        for case in cases:
+            for dtype in case.dtypes:
+                case.call(torch.device("cpu"), dtype)
+            if case.gradient:
+                case.differentiate(torch.device("cpu"))
 
 
 #: Operators, arguments without rows, and the results' shapes; a tuple is the shape of a tensor of zeros.
@@ -104,49 +102,45 @@ INTEGERS = (
 )
 
 
-def test_operators_take_no_rows(ranks: Ranks) -> None:
-    def check(rank: int, size: int) -> None:
-        import torch
+@on_ranks(1, communicator=False)
+def test_operators_take_no_rows(rank: int, size: int) -> None:
+    import torch
 
-        from alltoallv import npu_ops
+    from alltoallv import npu_ops
 
-        for operator, arguments, shapes in NO_ROWS:
-            given: dict[str, Any] = {
-                name: torch.zeros(value, dtype=torch.int32 if name in INTEGERS else torch.float32)
-                if isinstance(value, tuple)
-                else value
-                for name, value in arguments.items()
-            }
-            made = listed(getattr(npu_ops, operator)(**given))
-            assert [tuple(x.shape) for x in made[: len(shapes)]] == shapes, operator
-            assert not any(x.any() for x in made[: len(shapes)]), operator
-        dropped = npu_ops.npu_moe_token_unpermute(
-            torch.tensor([[torch.inf]]), torch.tensor([0, 5], dtype=torch.int32), torch.ones(1, 2)
-        )
-        assert dropped.tolist() == [[torch.inf]]  # not NaN: what was dropped adds zero
-
-    ranks(1, communicator=False)(check)
+    for operator, arguments, shapes in NO_ROWS:
+        given: dict[str, Any] = {
+            name: torch.zeros(value, dtype=torch.int32 if name in INTEGERS else torch.float32)
+            if isinstance(value, tuple)
+            else value
+            for name, value in arguments.items()
+        }
+        made = listed(getattr(npu_ops, operator)(**given))
+        assert [tuple(x.shape) for x in made[: len(shapes)]] == shapes, operator
+        assert not any(x.any() for x in made[: len(shapes)]), operator
+    dropped = npu_ops.npu_moe_token_unpermute(
+        torch.tensor([[torch.inf]]), torch.tensor([0, 5], dtype=torch.int32), torch.ones(1, 2)
+    )
+    assert dropped.tolist() == [[torch.inf]]  # not NaN: what was dropped adds zero
 
 
-def test_arguments_go_with_the_schema(ranks: Ranks) -> None:
-    def check(rank: int, size: int) -> None:
-        import torch
+@on_ranks(1, communicator=False)
+def test_arguments_go_with_the_schema(rank: int, size: int) -> None:
+    import torch
 
-        from alltoallv import npu_ops
+    from alltoallv import npu_ops
 
-        x, gamma, known = torch.ones(2, 4), torch.ones(4), "input, gamma, epsilon"
-        for arguments, names, words in (
-            ((x, gamma), {"eps": 1e-2}, f"there is no argument eps, expected {known}"),
-            ((x, gamma, 1e-2, 3), {}, f"4 arguments are given by place, expected 3 at most: {known}"),
-            ((x, gamma, 1e-2), {"epsilon": 1e-6}, "epsilon is given by place and by name, expected once"),
-            ((x,), {}, "gamma is missing, expected input, gamma"),
-        ):
-            with pytest.raises(TypeError, match=f"npu::npu_rms_norm: {words}"):
-                npu_ops.npu_rms_norm(*arguments, **names)
-        with pytest.raises(TypeError, match="npu::npu_moe_re_routing: 3 arguments are given by place, expected 2 at"):
-            npu_ops.npu_moe_re_routing(x, torch.ones(1, 2, dtype=torch.int32), None)
-
-    ranks(1, communicator=False)(check)
+    x, gamma, known = torch.ones(2, 4), torch.ones(4), "input, gamma, epsilon"
+    for arguments, names, words in (
+        ((x, gamma), {"eps": 1e-2}, f"there is no argument eps, expected {known}"),
+        ((x, gamma, 1e-2, 3), {}, f"4 arguments are given by place, expected 3 at most: {known}"),
+        ((x, gamma, 1e-2), {"epsilon": 1e-6}, "epsilon is given by place and by name, expected once"),
+        ((x,), {}, "gamma is missing, expected input, gamma"),
+    ):
+        with pytest.raises(TypeError, match=f"npu::npu_rms_norm: {words}"):
+            npu_ops.npu_rms_norm(*arguments, **names)
+    with pytest.raises(TypeError, match="npu::npu_moe_re_routing: 3 arguments are given by place, expected 2 at"):
+        npu_ops.npu_moe_re_routing(x, torch.ones(1, 2, dtype=torch.int32), None)
 
 
 def check_names(group: str, rank: int, size: int) -> None:

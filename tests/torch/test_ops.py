@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from on_ranks import on_ranks
 from replicated import check_gradients
 from torch import Tensor
 from torch.autograd import forward_ad
@@ -28,30 +29,28 @@ def _counts(size: int) -> list[list[int]]:
 
 
 @SIZES
-def test_opcheck(ranks: Ranks, size: int) -> None:
-    def check(comm: Communicator) -> None:
-        name, r, w = groups.name_of(comm), comm.rank, comm.size
-        counts = _counts(w)
-        sends, recvs = counts[r], [counts[j][r] for j in range(w)]
-        places = [[sum(row[:j]) for j in range(w)] for row in (sends, recvs)]
-        layout = torch.tensor([sends, places[0], recvs, places[1]])
-        x = torch.randn(sum(sends), dtype=torch.float64, requires_grad=True)
-        y = torch.randn(sum(recvs), dtype=torch.float64, requires_grad=True)
-        rows = torch.randn(2 * w, 3, requires_grad=True)
-        calls = [
-            (operators.all_to_all_v, (x, layout, sum(recvs), 1, "all_to_all_v", name)),
-            (operators.all_to_all_v, (x, layout, -1, 1, "all_to_all_v", name)),
-            (operators.all_to_all_v_transpose, (y, layout, sum(sends), 1, "all_to_all_v", name)),
-            (operators.all_to_all_v_learn, (x, layout[:2], 1, "all_to_all_v", name)),
-            (operators.all_gather, (rows, w, name)),
-            (operators.reduce_scatter, (rows, w, name)),
-            (operators.all_reduce, (rows, name)),
-        ]
-        for op, arguments in calls:
-            results = torch.library.opcheck(op.custom, arguments)
-            assert set(results.values()) == {"SUCCESS"}, (op, results)
-
-    ranks(size)(check)
+@on_ranks()
+def test_opcheck(comm: Communicator) -> None:
+    name, r, w = groups.name_of(comm), comm.rank, comm.size
+    counts = _counts(w)
+    sends, recvs = counts[r], [counts[j][r] for j in range(w)]
+    places = [[sum(row[:j]) for j in range(w)] for row in (sends, recvs)]
+    layout = torch.tensor([sends, places[0], recvs, places[1]])
+    x = torch.randn(sum(sends), dtype=torch.float64, requires_grad=True)
+    y = torch.randn(sum(recvs), dtype=torch.float64, requires_grad=True)
+    rows = torch.randn(2 * w, 3, requires_grad=True)
+    calls = [
+        (operators.all_to_all_v, (x, layout, sum(recvs), 1, "all_to_all_v", name)),
+        (operators.all_to_all_v, (x, layout, -1, 1, "all_to_all_v", name)),
+        (operators.all_to_all_v_transpose, (y, layout, sum(sends), 1, "all_to_all_v", name)),
+        (operators.all_to_all_v_learn, (x, layout[:2], 1, "all_to_all_v", name)),
+        (operators.all_gather, (rows, w, name)),
+        (operators.reduce_scatter, (rows, w, name)),
+        (operators.all_reduce, (rows, name)),
+    ]
+    for op, arguments in calls:
+        results = torch.library.opcheck(op.custom, arguments)
+        assert set(results.values()) == {"SUCCESS"}, (op, results)
 
 
 def _regions(size: int) -> tuple[list[list[int]], ...]:
@@ -65,47 +64,43 @@ def _regions(size: int) -> tuple[list[list[int]], ...]:
 
 @SIZES
 @pytest.mark.parametrize("case", ["packed", "learnt", "regions", "rows", "rows learnt", "nothing", "async"])
-def test_gradients_of_all_to_all_v(ranks: Ranks, size: int, case: str) -> None:
-    def check(comm: Communicator) -> None:
-        counts, sdispls, recvs, rdispls = _regions(size)
-        r = comm.rank
-        lengths, tail = [sum(row) for row in counts], ()
+@on_ranks()
+def test_gradients_of_all_to_all_v(comm: Communicator, size: int, case: str) -> None:
+    counts, sdispls, recvs, rdispls = _regions(size)
+    r = comm.rank
+    lengths, tail = [sum(row) for row in counts], ()
+    if case == "regions":
+        lengths = [6] * size
+    if case.startswith("rows"):
+        tail = (2,)
+    if case == "nothing":
+        counts = recvs = [[0] * size] * size
+        lengths = [2] * size
+
+    def function(x: Tensor) -> Tensor:
         if case == "regions":
-            lengths = [6] * size
-        if case.startswith("rows"):
-            tail = (2,)
-        if case == "nothing":
-            counts = recvs = [[0] * size] * size
-            lengths = [2] * size
+            where = {"sdispls": sdispls[r], "rdispls": rdispls[r]}
+            return at.all_to_all_v(x, counts[r], recvs[r], **where, group=comm)
+        if case == "async":
+            y, work = at.all_to_all_v(x, counts[r], recvs[r], group=comm, async_op=True)
+            assert work.result() is y  # with its gradient
+            return y
+        known = None if case.endswith("learnt") else recvs[r]
+        return at.all_to_all_v(x, counts[r], known, unit="row" if tail else "element", group=comm)
 
-        def function(x: Tensor) -> Tensor:
-            if case == "regions":
-                where = {"sdispls": sdispls[r], "rdispls": rdispls[r]}
-                return at.all_to_all_v(x, counts[r], recvs[r], **where, group=comm)
-            if case == "async":
-                y, work = at.all_to_all_v(x, counts[r], recvs[r], group=comm, async_op=True)
-                assert work.result() is y  # with its gradient
-                return y
-            known = None if case.endswith("learnt") else recvs[r]
-            return at.all_to_all_v(x, counts[r], known, unit="row" if tail else "element", group=comm)
-
-        check_gradients(comm, lengths, tail, function)
-
-    ranks(size)(check)
+    check_gradients(comm, lengths, tail, function)
 
 
 @SIZES
 @pytest.mark.parametrize("name", ["all_to_all_single", "all_gather", "reduce_scatter", "all_reduce"])
-def test_gradients_of_functional_forms(ranks: Ranks, size: int, name: str) -> None:
-    def check(comm: Communicator) -> None:
-        def function(x: Tensor) -> Tensor:
-            if name == "all_to_all_single":
-                return at.functional.all_to_all_single(x, [x.shape[0] // size] * size, group=comm)
-            return getattr(at.functional, name)(x, comm)
+@on_ranks()
+def test_gradients_of_functional_forms(comm: Communicator, size: int, name: str) -> None:
+    def function(x: Tensor) -> Tensor:
+        if name == "all_to_all_single":
+            return at.functional.all_to_all_single(x, [x.shape[0] // size] * size, group=comm)
+        return getattr(at.functional, name)(x, comm)
 
-        check_gradients(comm, [size] * size, (2,), function)
-
-    ranks(size)(check)
+    check_gradients(comm, [size] * size, (2,), function)
 
 
 @SIZES
@@ -147,54 +142,46 @@ CALLS: dict[str, Callable[[Tensor, Communicator], Tensor]] = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_who_watches_sees_the_operators(ranks: Ranks, name: str) -> None:
+@on_ranks(2)
+def test_who_watches_sees_the_operators(comm: Communicator, name: str) -> None:
     """With the values and gradients of calls that nobody watches."""
+    x = (torch.arange(4.0) + comm.rank).requires_grad_()
+    weight = torch.arange(1.0, 9)
 
-    def check(comm: Communicator) -> None:
-        x = (torch.arange(4.0) + comm.rank).requires_grad_()
-        weight = torch.arange(1.0, 9)
+    def run() -> list[Tensor]:
+        y = CALLS[name](x, comm)
+        (grad,) = torch.autograd.grad(y, x, weight[: y.numel()].clone())
+        return [y.detach(), grad]
 
-        def run() -> list[Tensor]:
+    expected = run()
+    with Log() as log:
+        logged = run()
+    assert f"alltoallv.{name}.default" in log.names
+    with torch.profiler.profile() as profile:
+        profiled = run()
+    assert any(event.name == f"alltoallv::{name}" for event in profile.events() or ())
+    for results in (logged, profiled):
+        for result, wanted in zip(results, expected, strict=True):
+            assert torch.equal(result, wanted)
+
+
+@pytest.mark.parametrize("name", CALLS)
+@on_ranks(2)
+def test_results_may_be_changed_in_place(comm: Communicator, name: str) -> None:
+    weight = torch.ones((), requires_grad=True)
+    for x in (torch.ones(4, 3, requires_grad=True), torch.ones(4, 3)):
+        with torch.set_grad_enabled(x.requires_grad):
             y = CALLS[name](x, comm)
-            (grad,) = torch.autograd.grad(y, x, weight[: y.numel()].clone())
-            return [y.detach(), grad]
-
-        expected = run()
-        with Log() as log:
-            logged = run()
-        assert f"alltoallv.{name}.default" in log.names
-        with torch.profiler.profile() as profile:
-            profiled = run()
-        assert any(event.name == f"alltoallv::{name}" for event in profile.events() or ())
-        for results in (logged, profiled):
-            for result, wanted in zip(results, expected, strict=True):
-                assert torch.equal(result, wanted)
-
-    ranks(2)(check)
+        y.mul_(weight).sum().backward()
+        assert (x.grad is not None) == x.requires_grad
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_results_may_be_changed_in_place(ranks: Ranks, name: str) -> None:
-    def check(comm: Communicator) -> None:
-        weight = torch.ones((), requires_grad=True)
-        for x in (torch.ones(4, 3, requires_grad=True), torch.ones(4, 3)):
-            with torch.set_grad_enabled(x.requires_grad):
-                y = CALLS[name](x, comm)
-            y.mul_(weight).sum().backward()
-            assert (x.grad is not None) == x.requires_grad
-
-    ranks(2)(check)
-
-
-@pytest.mark.parametrize("name", CALLS)
-def test_forward_mode_gradients_are_refused(ranks: Ranks, name: str) -> None:
+@on_ranks(2)
+def test_forward_mode_gradients_are_refused(comm: Communicator, name: str) -> None:
     """One rank refuses them, and the others hear of it."""
-
-    def check(comm: Communicator) -> None:
-        for needs_grad in (False, True):
-            x = torch.ones(4, requires_grad=needs_grad)
-            CALLS[name](x, comm)  # without them it goes on
-            with forward_ad.dual_level(), pytest.raises(InvalidTensorError, match="forward-mode gradient"):
-                CALLS[name](forward_ad.make_dual(x, torch.ones(4)) if comm.rank == 0 else x, comm)
-
-    ranks(2)(check)
+    for needs_grad in (False, True):
+        x = torch.ones(4, requires_grad=needs_grad)
+        CALLS[name](x, comm)  # without them it goes on
+        with forward_ad.dual_level(), pytest.raises(InvalidTensorError, match="forward-mode gradient"):
+            CALLS[name](forward_ad.make_dual(x, torch.ones(4)) if comm.rank == 0 else x, comm)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from on_ranks import on_ranks
 from torch.profiler import profile
 
 import alltoallv.torch as at
@@ -70,20 +71,18 @@ def test_every_collective_is_a_range(ranks: Ranks, tmp_path: Path) -> None:
     ranks(2)(check, str(tmp_path))
 
 
-def test_gradients_and_asynchronous_calls(ranks: Ranks) -> None:
-    def check(comm: Communicator) -> None:
-        x = torch.ones(4, requires_grad=True)
-        with profile(record_shapes=True) as profiler:
-            at.all_to_all_v(x, [1, 3], [1 + 2 * comm.rank] * 2, group=comm).sum().backward()
-            _, work = at.all_to_all_v(x.detach(), [2, 2], [2, 2], group=comm, async_op=True)
-            work.wait()
-        ranges = _ranges(profiler)
-        forward, backward, launch = ranges["all_to_all_v"]
-        assert (forward["send_counts"], backward["recv_counts"]) == ("[1, 3]", "[1, 3]")
-        assert launch["async"] == "True"
-        assert len(ranges["wait"]) == 1
-
-    ranks(2)(check)
+@on_ranks(2)
+def test_gradients_and_asynchronous_calls(comm: Communicator) -> None:
+    x = torch.ones(4, requires_grad=True)
+    with profile(record_shapes=True) as profiler:
+        at.all_to_all_v(x, [1, 3], [1 + 2 * comm.rank] * 2, group=comm).sum().backward()
+        _, work = at.all_to_all_v(x.detach(), [2, 2], [2, 2], group=comm, async_op=True)
+        work.wait()
+    ranges = _ranges(profiler)
+    forward, backward, launch = ranges["all_to_all_v"]
+    assert (forward["send_counts"], backward["recv_counts"]) == ("[1, 3]", "[1, 3]")
+    assert launch["async"] == "True"
+    assert len(ranges["wait"]) == 1
 
 
 def test_ranges_add_up_by_name(ranks: Ranks) -> None:

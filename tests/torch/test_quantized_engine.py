@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from atb_front_ends import check_quantized
-from backend_groups import Grouped
+from backend_groups import Grouped, on_group
 from engine_groups import staged, to_numpy, to_torch, views
 
 import alltoallv.torch as at
@@ -203,17 +203,14 @@ def test_disagreement_about_rows(grouped: Grouped) -> None:
     assert "quantized_reduce_scatter" in told[0][3]
 
 
-def test_rows_as_on_an_accelerator(grouped: Grouped) -> None:
+@on_group(2, views)
+def test_rows_as_on_an_accelerator(rank: int, size: int, comm: Any) -> None:
     """With torch operators as kernels, where shared memory has its own."""
-
-    def run(rank: int, size: int, comm: Any) -> None:
-        rows = mock.patch.object(
-            quantized_rows, "HostRows", lambda *how: quantized_rows.DeviceRows(*how, torch.device("cpu"))
-        )
-        with np.errstate(all="ignore"), rows:
-            rows_cases(comm)
-            large = torch.full((2, 40), 7e4)
-            with pytest.raises(ValueOverflowError):
-                at.quantized_all_to_all(large, [1, 1], overflow="raise", out_dtype=torch.float16, group=comm)
-
-    grouped(2, views)(run)
+    rows = mock.patch.object(
+        quantized_rows, "HostRows", lambda *how: quantized_rows.DeviceRows(*how, torch.device("cpu"))
+    )
+    with np.errstate(all="ignore"), rows:
+        rows_cases(comm)
+        large = torch.full((2, 40), 7e4)
+        with pytest.raises(ValueOverflowError):
+            at.quantized_all_to_all(large, [1, 1], overflow="raise", out_dtype=torch.float16, group=comm)

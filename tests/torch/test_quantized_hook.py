@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from backend_groups import Grouped
+from backend_groups import Grouped, on_group
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -133,61 +133,57 @@ def not_yet_given(group: Any, run: Run) -> Tensor:
 
 @pytest.mark.parametrize("cap", [25, 0.002])
 @pytest.mark.parametrize("gather", ["full", "quantized"])
-def test_ddp_errors_follow_their_parameters(grouped: Grouped, tmp_path: Path, gather: str, cap: float) -> None:
+@on_group(2)
+def test_ddp_errors_follow_their_parameters(
+    rank: int, size: int, group: dist.ProcessGroup, tmp_path: Path, gather: str, cap: float
+) -> None:
     """Nothing is lost but what the state holds: the sum of all averages, and the state, is that of all gradients.
 
     So it is for every parameter, after DDP has put its buckets together anew, and after a restart half way.
     """
-
-    def check(rank: int, size: int, group: dist.ProcessGroup) -> None:
-        how: dict[str, Any] = {"bits": 4, "group_size": 32, "gather": gather}
-        run = Run(group, Observed(group, **how), bucket_cap_mb=cap)
-        asked, got = torch.zeros(()), torch.zeros(())
-        for number in range(8):
-            if number == 4:
-                assert len(set(run.hook.layouts)) > 1, "DDP did not make other buckets"
-                assert (len(set(run.hook.layouts[-2:])) == 1) == (cap > 1)
-                torch.save(run.hook.state_dict(), tmp_path / f"{rank}")
-                run = Run(group, Observed(group, **how), bucket_cap_mb=cap)
-                run.hook.load_state_dict(torch.load(tmp_path / f"{rank}"))
-            given, made = run.step(number)
-            asked, got = asked + total(group, given) / size, got + total(group, made) / size
-            if number in (0, 3, 4, 5, 7):
-                lacking = not_yet_given(group, run)
-                assert lacking.abs().max() > 1e-3
-                torch.testing.assert_close(got + lacking, asked, rtol=1e-5, atol=1e-5)
-
-    grouped(2)(check)
+    how: dict[str, Any] = {"bits": 4, "group_size": 32, "gather": gather}
+    run = Run(group, Observed(group, **how), bucket_cap_mb=cap)
+    asked, got = torch.zeros(()), torch.zeros(())
+    for number in range(8):
+        if number == 4:
+            assert len(set(run.hook.layouts)) > 1, "DDP did not make other buckets"
+            assert (len(set(run.hook.layouts[-2:])) == 1) == (cap > 1)
+            torch.save(run.hook.state_dict(), tmp_path / f"{rank}")
+            run = Run(group, Observed(group, **how), bucket_cap_mb=cap)
+            run.hook.load_state_dict(torch.load(tmp_path / f"{rank}"))
+        given, made = run.step(number)
+        asked, got = asked + total(group, given) / size, got + total(group, made) / size
+        if number in (0, 3, 4, 5, 7):
+            lacking = not_yet_given(group, run)
+            assert lacking.abs().max() > 1e-3
+            torch.testing.assert_close(got + lacking, asked, rtol=1e-5, atol=1e-5)
 
 
-def test_ddp_resumes(grouped: Grouped) -> None:
+@on_group(2)
+def test_ddp_resumes(rank: int, size: int, group: dist.ProcessGroup) -> None:
     """With buckets that stay as they are, a training that was interrupted has the bits of one that was not."""
-
-    def check(rank: int, size: int, group: dist.ProcessGroup) -> None:
-        options: dict[str, Any] = {"bucket_cap_mb": 0.002, "find_unused_parameters": True}
-        hooks = [Observed(group, bits=4, group_size=32) for _ in range(2)]
-        run = Run(group, hooks[0], **options)
-        for number in range(3):
-            run.step(number)
-        assert len(set(run.hook.layouts)) > 1
-        hooks[1].load_state_dict(run.hook.state_dict())
-        other = Run(group, hooks[1], **options)
-        for number in range(3, 6):
-            for a, b in zip(run.step(number)[1], other.step(number)[1], strict=True):
-                assert torch.equal(a, b)
-        saved = hooks[0].state_dict()
-        for wrong, message in (
-            (None, "the state is a NoneType"),
-            ({}, r"the state is \[\], expected a dict of shapes, group_size"),
-            (saved | {"group_size": 64}, "the state is of group_size 64, expected 32"),
-            (saved | {"shapes": saved["shapes"][::-1]}, "for parameter 0 in the order of the first step"),
-        ):
-            with pytest.raises(InvalidParamError, match=message):
-                hooks[1].load_state_dict(wrong)
-        hook = Observed(group, bits=4, group_size=32)
-        hook.load_state_dict(saved | {"rank": 1 - rank if rank else 0})  # one rank has another's
-        error = InvalidParamError if rank else RuntimeError  # torch's, of its future
-        with pytest.raises(error, match="is of rank 0 of 2, expected that of this rank, 1 of 2"):
-            Run(group, hook, **options).step(0)
-
-    grouped(2)(check)
+    options: dict[str, Any] = {"bucket_cap_mb": 0.002, "find_unused_parameters": True}
+    hooks = [Observed(group, bits=4, group_size=32) for _ in range(2)]
+    run = Run(group, hooks[0], **options)
+    for number in range(3):
+        run.step(number)
+    assert len(set(run.hook.layouts)) > 1
+    hooks[1].load_state_dict(run.hook.state_dict())
+    other = Run(group, hooks[1], **options)
+    for number in range(3, 6):
+        for a, b in zip(run.step(number)[1], other.step(number)[1], strict=True):
+            assert torch.equal(a, b)
+    saved = hooks[0].state_dict()
+    for wrong, message in (
+        (None, "the state is a NoneType"),
+        ({}, r"the state is \[\], expected a dict of shapes, group_size"),
+        (saved | {"group_size": 64}, "the state is of group_size 64, expected 32"),
+        (saved | {"shapes": saved["shapes"][::-1]}, "for parameter 0 in the order of the first step"),
+    ):
+        with pytest.raises(InvalidParamError, match=message):
+            hooks[1].load_state_dict(wrong)
+    hook = Observed(group, bits=4, group_size=32)
+    hook.load_state_dict(saved | {"rank": 1 - rank if rank else 0})  # one rank has another's
+    error = InvalidParamError if rank else RuntimeError  # torch's, of its future
+    with pytest.raises(error, match="is of rank 0 of 2, expected that of this rank, 1 of 2"):
+        Run(group, hook, **options).step(0)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from compiled import compiled
+from on_ranks import on_ranks
 from quantized_front_ends import check_linear_gradients
 
 import alltoallv.torch as at
@@ -27,34 +28,31 @@ def parts(comm: Communicator, rows: int = 96, k: int = 24, n: int = 40) -> Any:
     return *(torch.tensor(each[:, mine], dtype=torch.float32) for each in (x, w)), torch.arange(n) * 0.5, x @ w.T
 
 
-def test_formats_and_chunks(ranks: Ranks) -> None:
+@on_ranks(2, threads=True)
+def test_formats_and_chunks(comm: Communicator) -> None:
     """Near the product; as the all-reduce of the whole product, however many chunks."""
-
-    def check(comm: Communicator) -> None:
-        x, w, bias, exact = parts(comm)
-        for name, how in FORMATS.items():
-            kind: Any = {"format": name, "gather": "quantized", "group": comm}
-            limit = 0.3 if how.bits == 4 else 0.08
-            whole = at.quantized_all_reduce(x @ w.t(), **kind)
-            for chunks in (None, 1, 3):
-                y = at.quantized_linear_all_reduce(x, w, chunks=chunks, **kind)
-                error = np.linalg.norm(y.numpy() - exact) / np.linalg.norm(exact)
-                assert error < limit, (name, error)
-                if name != "nvfp4":
-                    torch.testing.assert_close(y, whole, rtol=0, atol=float(whole.abs().max()) / 4)
-                other = av.quantized_linear_all_reduce(x.numpy(), w.numpy(), chunks=chunks, **kind)
-                assert np.linalg.norm(other - exact) / np.linalg.norm(exact) < limit
-                everyone = at.functional.all_gather(y.view(torch.int32), group=comm)
-                for each in everyone.view(comm.size, -1):
-                    assert_bits_equal(each.numpy(), y.view(torch.int32).numpy().ravel(), name)
-        y = at.quantized_linear_all_reduce(x.view(8, 12, -1), w, bias, group_size="token", op="avg", group=comm)
-        assert y.shape == (8, 12, 40)
-        np.testing.assert_allclose(y.view(96, 40).numpy(), exact / comm.size + bias.numpy(), atol=0.5)
-        assert at.quantized_linear_all_reduce(x[:0], w, group=comm).shape == (0, 40)
-        with pytest.raises(InvalidTensorError, match=r"weight has shape \(40, 23\), expected \[out_features, 24\]"):
-            at.quantized_linear_all_reduce(x, w[:, :23], group=comm)
-
-    ranks(2, threads=True)(check)
+    x, w, bias, exact = parts(comm)
+    for name, how in FORMATS.items():
+        kind: Any = {"format": name, "gather": "quantized", "group": comm}
+        limit = 0.3 if how.bits == 4 else 0.08
+        whole = at.quantized_all_reduce(x @ w.t(), **kind)
+        for chunks in (None, 1, 3):
+            y = at.quantized_linear_all_reduce(x, w, chunks=chunks, **kind)
+            error = np.linalg.norm(y.numpy() - exact) / np.linalg.norm(exact)
+            assert error < limit, (name, error)
+            if name != "nvfp4":
+                torch.testing.assert_close(y, whole, rtol=0, atol=float(whole.abs().max()) / 4)
+            other = av.quantized_linear_all_reduce(x.numpy(), w.numpy(), chunks=chunks, **kind)
+            assert np.linalg.norm(other - exact) / np.linalg.norm(exact) < limit
+            everyone = at.functional.all_gather(y.view(torch.int32), group=comm)
+            for each in everyone.view(comm.size, -1):
+                assert_bits_equal(each.numpy(), y.view(torch.int32).numpy().ravel(), name)
+    y = at.quantized_linear_all_reduce(x.view(8, 12, -1), w, bias, group_size="token", op="avg", group=comm)
+    assert y.shape == (8, 12, 40)
+    np.testing.assert_allclose(y.view(96, 40).numpy(), exact / comm.size + bias.numpy(), atol=0.5)
+    assert at.quantized_linear_all_reduce(x[:0], w, group=comm).shape == (0, 40)
+    with pytest.raises(InvalidTensorError, match=r"weight has shape \(40, 23\), expected \[out_features, 24\]"):
+        at.quantized_linear_all_reduce(x, w[:, :23], group=comm)
 
 
 def loss_of(comm: Communicator, function: Any, x: Any, w: Any, bias: Any) -> Any:
@@ -64,23 +62,20 @@ def loss_of(comm: Communicator, function: Any, x: Any, w: Any, bias: Any) -> Any
 
 
 @pytest.mark.parametrize("op", ["sum", "avg"])
-def test_gradients(ranks: Ranks, op: Any) -> None:
+@on_ranks(2, threads=True)
+def test_gradients(comm: Communicator, op: Any) -> None:
     """Those of the composition, whose sum has a straight-through gradient."""
+    x, w, bias, _ = parts(comm)
+    how: Any = {"format": "fp8_e4m3", "op": op, "group": comm}
 
-    def check(comm: Communicator) -> None:
-        x, w, bias, _ = parts(comm)
-        how: Any = {"format": "fp8_e4m3", "op": op, "group": comm}
+    def fused(x: Any, w: Any, bias: Any) -> Any:
+        return at.quantized_linear_all_reduce(x, w, bias, chunks=1, **how)
 
-        def fused(x: Any, w: Any, bias: Any) -> Any:
-            return at.quantized_linear_all_reduce(x, w, bias, chunks=1, **how)
+    def composed(x: Any, w: Any, bias: Any) -> Any:
+        return at.quantized_all_reduce(x @ w.t(), **how) + bias
 
-        def composed(x: Any, w: Any, bias: Any) -> Any:
-            return at.quantized_all_reduce(x @ w.t(), **how) + bias
-
-        for got, wanted in zip(loss_of(comm, fused, x, w, bias), loss_of(comm, composed, x, w, bias), strict=True):
-            torch.testing.assert_close(got, wanted)
-
-    ranks(2, threads=True)(check)
+    for got, wanted in zip(loss_of(comm, fused, x, w, bias), loss_of(comm, composed, x, w, bias), strict=True):
+        torch.testing.assert_close(got, wanted)
 
 
 def test_gradients_of_whatever_wants_one(ranks: Ranks) -> None:
@@ -96,16 +91,14 @@ def test_gradients_of_whatever_wants_one(ranks: Ranks) -> None:
     ranks(2, threads=True)(check)
 
 
-def test_one_graph(ranks: Ranks) -> None:
-    def check(comm: Communicator) -> None:
-        x, w, bias, _ = parts(comm)
+@on_ranks(2)
+def test_one_graph(comm: Communicator) -> None:
+    x, w, bias, _ = parts(comm)
 
-        def layer(x: Any, w: Any, bias: Any) -> Any:
-            return at.quantized_linear_all_reduce(x, w, bias, chunks=2, format="mxfp8", group=comm)
+    def layer(x: Any, w: Any, bias: Any) -> Any:
+        return at.quantized_linear_all_reduce(x, w, bias, chunks=2, format="mxfp8", group=comm)
 
-        made = compiled(layer)
-        torch.testing.assert_close(made(x, w, bias), layer(x, w, bias))
-        for got, wanted in zip(loss_of(comm, made, x, w, bias), loss_of(comm, layer, x, w, bias), strict=True):
-            torch.testing.assert_close(got, wanted)
-
-    ranks(2)(check)
+    made = compiled(layer)
+    torch.testing.assert_close(made(x, w, bias), layer(x, w, bias))
+    for got, wanted in zip(loss_of(comm, made, x, w, bias), loss_of(comm, layer, x, w, bias), strict=True):
+        torch.testing.assert_close(got, wanted)

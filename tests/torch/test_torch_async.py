@@ -9,133 +9,119 @@ from typing import Any
 
 import pytest
 import torch
+from on_ranks import on_ranks
 from torch import Tensor
 
 import alltoallv.torch as at
 from alltoallv import Communicator
 from alltoallv.errors import CommTimeoutError, InvalidParamError
-from alltoallv.testing import Ranks
 
 LATE = 0.3  # seconds that a peer lets others wait
 
 
-def test_returns_before_its_peers_come(ranks: Ranks) -> None:
-    def check(comm: Communicator) -> None:
-        if comm.rank:
-            time.sleep(LATE)
-        start = time.monotonic()
-        y, work = at.all_to_all_v(torch.ones(2), [1, 1], [1, 1], group=comm, async_op=True)
-        launched = time.monotonic() - start
-        if comm.rank == 0:
-            assert launched < LATE / 2
-            assert not work.is_completed()
-            assert not work.is_success()
-            assert work.exception() is None
-            with pytest.raises(CommTimeoutError, match="still under way"):
-                work.wait(0.01)
-            with pytest.raises(CommTimeoutError, match="still under way"):
-                work.wait(timedelta(milliseconds=10))
-        assert work.wait(timedelta())  # as in torch, zero is no limit
-        assert y.tolist() == [1, 1]
-        assert work.is_completed()
-        assert work.is_success()
+@on_ranks(2)
+def test_returns_before_its_peers_come(comm: Communicator) -> None:
+    if comm.rank:
+        time.sleep(LATE)
+    start = time.monotonic()
+    y, work = at.all_to_all_v(torch.ones(2), [1, 1], [1, 1], group=comm, async_op=True)
+    launched = time.monotonic() - start
+    if comm.rank == 0:
+        assert launched < LATE / 2
+        assert not work.is_completed()
+        assert not work.is_success()
         assert work.exception() is None
-        assert work.result() is y
-        work.synchronize()
-        unknown, work = at.all_to_all_v(y, [1, 1], group=comm, async_op=True)
-        assert unknown is None
-        assert work.result().tolist() == [1, 1]
-
-    ranks(2)(check)
-
-
-def test_futures(ranks: Ranks) -> None:
-    def check(comm: Communicator) -> None:
-        if comm.rank:
-            time.sleep(LATE)
-        _, work = at.all_to_all_v(torch.ones(2), [1, 1], [1, 1], group=comm, async_op=True)
-        future = work.get_future().then(lambda future: future.value() * 2)
-        assert future.wait().tolist() == [2, 2]
-        _, work = at.all_to_all_v(torch.ones(2), [1, 1], [1, 1 + comm.rank], group=comm, async_op=True)
-        with pytest.raises(RuntimeError, match="PeerMismatchError"):
-            work.get_future().wait()
-
-    ranks(2)(check)
+        with pytest.raises(CommTimeoutError, match="still under way"):
+            work.wait(0.01)
+        with pytest.raises(CommTimeoutError, match="still under way"):
+            work.wait(timedelta(milliseconds=10))
+    assert work.wait(timedelta())  # as in torch, zero is no limit
+    assert y.tolist() == [1, 1]
+    assert work.is_completed()
+    assert work.is_success()
+    assert work.exception() is None
+    assert work.result() is y
+    work.synchronize()
+    unknown, work = at.all_to_all_v(y, [1, 1], group=comm, async_op=True)
+    assert unknown is None
+    assert work.result().tolist() == [1, 1]
 
 
-def test_tensors_stay_alive(ranks: Ranks) -> None:
+@on_ranks(2)
+def test_futures(comm: Communicator) -> None:
+    if comm.rank:
+        time.sleep(LATE)
+    _, work = at.all_to_all_v(torch.ones(2), [1, 1], [1, 1], group=comm, async_op=True)
+    future = work.get_future().then(lambda future: future.value() * 2)
+    assert future.wait().tolist() == [2, 2]
+    _, work = at.all_to_all_v(torch.ones(2), [1, 1], [1, 1 + comm.rank], group=comm, async_op=True)
+    with pytest.raises(RuntimeError, match="PeerMismatchError"):
+        work.get_future().wait()
+
+
+@on_ranks(2)
+def test_tensors_stay_alive(comm: Communicator) -> None:
     """Nobody holds the input, the output or the handle while the peer lets them wait."""
-
-    def check(comm: Communicator) -> None:
-        n = 1 << 18  # too much to travel with the announcement
-        x = torch.full((2 * n,), comm.rank + 1.0)
-        output = torch.empty(2 * n)
-        at.all_to_all_single(output, x, group=comm, async_op=True)
-        del x
-        gc.collect()
-        filler = [torch.full((2 * n,), -1.0) for _ in range(8)]  # takes freed memory
-        if comm.rank:
-            time.sleep(LATE)
-        at.functional.all_reduce(torch.ones(1), comm)
-        assert torch.equal(output, torch.tensor([1.0, 2.0]).repeat_interleave(n))
-        assert len(filler) == 8
-
-    ranks(2)(check)
+    n = 1 << 18  # too much to travel with the announcement
+    x = torch.full((2 * n,), comm.rank + 1.0)
+    output = torch.empty(2 * n)
+    at.all_to_all_single(output, x, group=comm, async_op=True)
+    del x
+    gc.collect()
+    filler = [torch.full((2 * n,), -1.0) for _ in range(8)]  # takes freed memory
+    if comm.rank:
+        time.sleep(LATE)
+    at.functional.all_reduce(torch.ones(1), comm)
+    assert torch.equal(output, torch.tensor([1.0, 2.0]).repeat_interleave(n))
+    assert len(filler) == 8
 
 
-def test_they_are_released_when_done(ranks: Ranks) -> None:
+@on_ranks(2)
+def test_they_are_released_when_done(comm: Communicator) -> None:
     """After the wait, the handle holds the output only; a handle that was dropped unfinished holds nothing."""
 
-    def check(comm: Communicator) -> None:
-        def used() -> int:
-            gc.collect()
-            return comm.stats()["arena_used_bytes"]
+    def used() -> int:
+        gc.collect()
+        return comm.stats()["arena_used_bytes"]
 
-        before, n = used(), 1 << 18
-        y, work = at.all_to_all_v(at.empty(2 * n), [n, n], [n, n], group=comm, async_op=True)
-        work.wait()
-        assert used() - before < 1.5 * y.nbytes
-        assert work.result() is y
-        del y, work
-        assert used() == before
-        at.all_to_all_v(at.empty(2 * n), [n, n], [n, n], group=comm, async_op=True)
-        at.all_to_all_v(torch.ones(2), [1, 1], [1, 1], group=comm, async_op=True)[1].wait()
-        at.all_to_all_v(torch.ones(2), [1, 1], [1, 1], group=comm, async_op=True)[1].wait()
-        assert used() - before < n  # the next asynchronous call lets go of what is done
-
-    ranks(2)(check)
+    before, n = used(), 1 << 18
+    y, work = at.all_to_all_v(at.empty(2 * n), [n, n], [n, n], group=comm, async_op=True)
+    work.wait()
+    assert used() - before < 1.5 * y.nbytes
+    assert work.result() is y
+    del y, work
+    assert used() == before
+    at.all_to_all_v(at.empty(2 * n), [n, n], [n, n], group=comm, async_op=True)
+    at.all_to_all_v(torch.ones(2), [1, 1], [1, 1], group=comm, async_op=True)[1].wait()
+    at.all_to_all_v(torch.ones(2), [1, 1], [1, 1], group=comm, async_op=True)[1].wait()
+    assert used() - before < n  # the next asynchronous call lets go of what is done
 
 
-def test_own_mistakes_raise_at_once(ranks: Ranks) -> None:
-    def check(comm: Communicator) -> None:
-        x = torch.ones(2, requires_grad=comm.rank == 0)
-        if comm.rank == 0:
-            with pytest.raises(InvalidParamError, match="expected one or the other"):
-                at.all_to_all_v(x, [1, 1], [1, 1], out=torch.empty(2), group=comm, async_op=True)
-        else:
-            _, work = at.all_to_all_v(x, [1, 1], [1, 1], group=comm, async_op=True)
-            with pytest.raises(InvalidParamError, match="rank 0"):
-                work.wait()
-        with pytest.raises(InvalidParamError, match="expected recv_counts"):
-            at.all_to_all_v(torch.ones(2, requires_grad=True), [1, 1], group=comm, async_op=True)
-
-    ranks(2)(check)
-
-
-def test_gradients_through_asynchronous_calls(ranks: Ranks) -> None:
-    """Several in flight; the gradients travel in the same order on all ranks."""
-
-    def check(comm: Communicator) -> None:
-        leaves = [torch.full((2,), n + 1.0, requires_grad=True) for n in range(3)]
-        started: list[tuple[Tensor, Any]] = [
-            at.all_to_all_v(x * x, [1, 1], [1, 1], group=comm, async_op=True) for x in leaves
-        ]
-        total = torch.zeros(())
-        for y, work in started:
+@on_ranks(2)
+def test_own_mistakes_raise_at_once(comm: Communicator) -> None:
+    x = torch.ones(2, requires_grad=comm.rank == 0)
+    if comm.rank == 0:
+        with pytest.raises(InvalidParamError, match="expected one or the other"):
+            at.all_to_all_v(x, [1, 1], [1, 1], out=torch.empty(2), group=comm, async_op=True)
+    else:
+        _, work = at.all_to_all_v(x, [1, 1], [1, 1], group=comm, async_op=True)
+        with pytest.raises(InvalidParamError, match="rank 0"):
             work.wait()
-            total = total + (y * (comm.rank + 1)).sum()
-        total.backward()
-        for x in leaves:
-            assert torch.equal(x.grad, 2 * x.detach() * torch.tensor([1.0, 2.0]))
+    with pytest.raises(InvalidParamError, match="expected recv_counts"):
+        at.all_to_all_v(torch.ones(2, requires_grad=True), [1, 1], group=comm, async_op=True)
 
-    ranks(2)(check)
+
+@on_ranks(2)
+def test_gradients_through_asynchronous_calls(comm: Communicator) -> None:
+    """Several in flight; the gradients travel in the same order on all ranks."""
+    leaves = [torch.full((2,), n + 1.0, requires_grad=True) for n in range(3)]
+    started: list[tuple[Tensor, Any]] = [
+        at.all_to_all_v(x * x, [1, 1], [1, 1], group=comm, async_op=True) for x in leaves
+    ]
+    total = torch.zeros(())
+    for y, work in started:
+        work.wait()
+        total = total + (y * (comm.rank + 1)).sum()
+    total.backward()
+    for x in leaves:
+        assert torch.equal(x.grad, 2 * x.detach() * torch.tensor([1.0, 2.0]))

@@ -13,12 +13,13 @@ import torch
 import torch.distributed as dist
 from backend_groups import Grouped
 from engine_groups import DTYPES, staged, to_numpy, to_torch, views
+from on_ranks import on_ranks
 
 import alltoallv.torch as at
 from alltoallv import Communicator
 from alltoallv._calls.reductions import COMPLEX, FLOATS, OTHERS
 from alltoallv.errors import InvalidParamError, InvalidTensorError
-from alltoallv.testing import Ranks, golden, reference
+from alltoallv.testing import golden, reference
 from alltoallv.torch.eager.reductions import REDUCE_OPS
 
 REDUCED = [name for name in DTYPES if not name.startswith(("float8", "complex"))]
@@ -124,34 +125,29 @@ ERRORS: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
 }
 
 
-def test_errors_leave_the_communicator_usable(ranks: Ranks) -> None:
-    def run(comm: Communicator) -> None:
-        for call, kind, text in ERRORS.values():
-            with pytest.raises(kind, match=text):
-                call(comm)
-        at.barrier(comm)
-
-    ranks(2)(run)
+@on_ranks(2)
+def test_errors_leave_the_communicator_usable(comm: Communicator) -> None:
+    for call, kind, text in ERRORS.values():
+        with pytest.raises(kind, match=text):
+            call(comm)
+    at.barrier(comm)
 
 
-def test_ranks_of_a_process_group(ranks: Ranks, tmp_path: Path) -> None:
+@on_ranks(3, communicator=False)
+def test_ranks_of_a_process_group(rank: int, size: int, tmp_path: Path) -> None:
     """``src`` is a number in the job, ``group_src`` in the group; outside the group a warning and None."""
-
-    def run(rank: int, size: int) -> None:
-        dist.init_process_group("gloo", rank=rank, world_size=size, init_method=f"file://{tmp_path / 'store'}")
-        group = dist.new_group([1, 2])
-        if rank == 0:
-            with pytest.warns(UserWarning, match="not a member"):
-                assert at.broadcast(torch.ones(1), 2, group) is None
-        else:
-            for named in ({"src": 2}, {"group_src": 1}):
-                x = torch.tensor([float(rank)])
-                at.broadcast(x, group=group, **named)
-                assert x.tolist() == [2.0]
-            with pytest.raises(InvalidParamError, match="expected one of the group's ranks"):
-                at.broadcast(x, 0, group)
-        compiled = torch.compile(lambda x: (at.all_reduce(x), x * 2)[1], backend="eager")
-        assert compiled(torch.ones(1)).tolist() == [2.0 * size]
-        dist.destroy_process_group()
-
-    ranks(3, communicator=False)(run)
+    dist.init_process_group("gloo", rank=rank, world_size=size, init_method=f"file://{tmp_path / 'store'}")
+    group = dist.new_group([1, 2])
+    if rank == 0:
+        with pytest.warns(UserWarning, match="not a member"):
+            assert at.broadcast(torch.ones(1), 2, group) is None
+    else:
+        for named in ({"src": 2}, {"group_src": 1}):
+            x = torch.tensor([float(rank)])
+            at.broadcast(x, group=group, **named)
+            assert x.tolist() == [2.0]
+        with pytest.raises(InvalidParamError, match="expected one of the group's ranks"):
+            at.broadcast(x, 0, group)
+    compiled = torch.compile(lambda x: (at.all_reduce(x), x * 2)[1], backend="eager")
+    assert compiled(torch.ones(1)).tolist() == [2.0 * size]
+    dist.destroy_process_group()

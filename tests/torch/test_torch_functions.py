@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from backend_groups import Grouped, joined
+from backend_groups import joined, on_group
 from compiled import compiled
+from on_ranks import on_ranks
 
 import alltoallv.torch as at
 from alltoallv import Communicator
@@ -19,96 +20,86 @@ from alltoallv.errors import PeerMismatchError
 from alltoallv.testing import Ranks
 
 
-def test_views(ranks: Ranks) -> None:
+@on_ranks(2)
+def test_views(comm: Communicator) -> None:
     """Transposed, strided, expanded, conjugated and negated views are read as what they show."""
-
-    def check(comm: Communicator) -> None:
-        z = torch.randn(4, 6, dtype=torch.complex64)
-        views = [z.t(), z[:, ::2], z[1:3, 1:3], z[0].expand(4, 6), z.conj(), z.conj().imag, z.real, z.t().conj()]
-        for view in views:
-            n = view.numel()
-            y = at.all_to_all_v(view, [n, n], [n, n], sdispls=[0, 0], rdispls=[n, 0], unit="element", group=comm)
-            own = y[n:] if comm.rank == 0 else y[:n]
-            assert torch.equal(own.view(view.shape), view)
-            gathered = torch.empty(2, *view.shape, dtype=view.dtype)
-            at.all_gather_into_tensor(gathered, view, comm)
-            assert torch.equal(gathered[comm.rank], view)
-            rows = at.functional.all_gather(view, comm)
-            assert torch.equal(rows[comm.rank * len(view) :][: len(view)], view)
-            outputs = [torch.empty(view.shape, dtype=view.dtype) for _ in range(2)]
-            at.all_to_all(outputs, [view, view], comm)
-            assert torch.equal(outputs[comm.rank], view)
-
-    ranks(2)(check)
+    z = torch.randn(4, 6, dtype=torch.complex64)
+    views = [z.t(), z[:, ::2], z[1:3, 1:3], z[0].expand(4, 6), z.conj(), z.conj().imag, z.real, z.t().conj()]
+    for view in views:
+        n = view.numel()
+        y = at.all_to_all_v(view, [n, n], [n, n], sdispls=[0, 0], rdispls=[n, 0], unit="element", group=comm)
+        own = y[n:] if comm.rank == 0 else y[:n]
+        assert torch.equal(own.view(view.shape), view)
+        gathered = torch.empty(2, *view.shape, dtype=view.dtype)
+        at.all_gather_into_tensor(gathered, view, comm)
+        assert torch.equal(gathered[comm.rank], view)
+        rows = at.functional.all_gather(view, comm)
+        assert torch.equal(rows[comm.rank * len(view) :][: len(view)], view)
+        outputs = [torch.empty(view.shape, dtype=view.dtype) for _ in range(2)]
+        at.all_to_all(outputs, [view, view], comm)
+        assert torch.equal(outputs[comm.rank], view)
 
 
-def test_process_groups(grouped: Grouped) -> None:
+@on_group(4, backend="gloo")
+def test_process_groups(rank: int, size: int, world: dist.ProcessGroup) -> None:
     """The default group, sub-groups and communicators side by side; names of dist.new_group as of Communicator."""
-
-    def check(rank: int, size: int, world: dist.ProcessGroup) -> None:
-        halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
-        reverse = dist.new_group([3, 1, 0])
-        other = Communicator.from_env("other", timeout=30)
-        mine = halves[rank // 2]
-        x = torch.tensor([float(rank)])
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            for group, members in ((None, [0, 1, 2, 3]), (world, [0, 1, 2, 3]), (other, [0, 1, 2, 3])):
-                assert at.functional.all_gather(x, group).tolist() == members
-            assert at.functional.all_gather(x, mine).tolist() == [rank // 2 * 2, rank // 2 * 2 + 1]
-            works = []
-            groups = [mine, other, world] if rank % 2 else [world, mine, other]
-            for group in groups:  # in another order on every second rank: they do not wait for each other
-                n = dist.get_world_size(group) if group is not other else 4
-                works.append(at.all_to_all_v(x.expand(n), [1] * n, [1] * n, group=group, async_op=True))
-            for group, (y, work) in zip(groups, works, strict=True):
-                work.wait()
-                assert y.tolist() == ([rank // 2 * 2, rank // 2 * 2 + 1] if group is mine else [0, 1, 2, 3])
-        if rank != 2:
-            ranks_of = dist.get_process_group_ranks(reverse)
-            assert at.functional.all_gather(x, reverse).tolist() == ranks_of
-        assert at.from_group(mine) is at.from_group(mine)
-        assert at.from_group(mine).size == 2
-        other.destroy()
-
-    grouped(4, backend="gloo")(check)
+    halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    reverse = dist.new_group([3, 1, 0])
+    other = Communicator.from_env("other", timeout=30)
+    mine = halves[rank // 2]
+    x = torch.tensor([float(rank)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for group, members in ((None, [0, 1, 2, 3]), (world, [0, 1, 2, 3]), (other, [0, 1, 2, 3])):
+            assert at.functional.all_gather(x, group).tolist() == members
+        assert at.functional.all_gather(x, mine).tolist() == [rank // 2 * 2, rank // 2 * 2 + 1]
+        works = []
+        groups = [mine, other, world] if rank % 2 else [world, mine, other]
+        for group in groups:  # in another order on every second rank: they do not wait for each other
+            n = dist.get_world_size(group) if group is not other else 4
+            works.append(at.all_to_all_v(x.expand(n), [1] * n, [1] * n, group=group, async_op=True))
+        for group, (y, work) in zip(groups, works, strict=True):
+            work.wait()
+            assert y.tolist() == ([rank // 2 * 2, rank // 2 * 2 + 1] if group is mine else [0, 1, 2, 3])
+    if rank != 2:
+        ranks_of = dist.get_process_group_ranks(reverse)
+        assert at.functional.all_gather(x, reverse).tolist() == ranks_of
+    assert at.from_group(mine) is at.from_group(mine)
+    assert at.from_group(mine).size == 2
+    other.destroy()
 
 
-def test_a_rank_outside_the_group_is_warned(grouped: Grouped) -> None:
-    def check(rank: int, size: int, group: dist.ProcessGroup) -> None:
-        pair = dist.new_group([0, 1])
-        x = torch.ones(2)
-        calls = {
-            "all_to_all_v": lambda: at.all_to_all_v(x, [1, 1], group=pair),
-            "all_to_all_single": lambda: at.all_to_all_single(torch.empty(2), x, group=pair),
-            "all_to_all": lambda: at.all_to_all([torch.empty(1)] * 2, list(x.split(1)), group=pair),
-            "all_gather": lambda: at.all_gather_into_tensor(torch.empty(4), x, group=pair),
-            "exchange_counts": lambda: at.exchange_counts([1, 1], group=pair),
-            "global_scatter": lambda: at.global_scatter(x, [1, 1], [1, 1], group=pair),
-            "global_gather": lambda: at.global_gather(x, [1, 1], [1, 1], group=pair),
-            "async": lambda: at.all_to_all_single(torch.empty(2), x, group=pair, async_op=True),
-        }
-        if rank == 2:
-            for call in calls.values():
-                with pytest.warns(UserWarning, match="not a member of the group"):
-                    assert call() is None
+@on_group(3, backend="gloo")
+def test_a_rank_outside_the_group_is_warned(rank: int, size: int, group: dist.ProcessGroup) -> None:
+    pair = dist.new_group([0, 1])
+    x = torch.ones(2)
+    calls = {
+        "all_to_all_v": lambda: at.all_to_all_v(x, [1, 1], group=pair),
+        "all_to_all_single": lambda: at.all_to_all_single(torch.empty(2), x, group=pair),
+        "all_to_all": lambda: at.all_to_all([torch.empty(1)] * 2, list(x.split(1)), group=pair),
+        "all_gather": lambda: at.all_gather_into_tensor(torch.empty(4), x, group=pair),
+        "exchange_counts": lambda: at.exchange_counts([1, 1], group=pair),
+        "global_scatter": lambda: at.global_scatter(x, [1, 1], [1, 1], group=pair),
+        "global_gather": lambda: at.global_gather(x, [1, 1], [1, 1], group=pair),
+        "async": lambda: at.all_to_all_single(torch.empty(2), x, group=pair, async_op=True),
+    }
+    if rank == 2:
+        for call in calls.values():
             with pytest.warns(UserWarning, match="not a member of the group"):
-                assert at.all_to_all_v(x, [1, 1], group=pair, async_op=True) == (None, None)
-        else:
-            assert at.all_to_all_v(x, [1, 1], group=pair).tolist() == [1, 1]
+                assert call() is None
+        with pytest.warns(UserWarning, match="not a member of the group"):
+            assert at.all_to_all_v(x, [1, 1], group=pair, async_op=True) == (None, None)
+    else:
+        assert at.all_to_all_v(x, [1, 1], group=pair).tolist() == [1, 1]
 
-    grouped(3, backend="gloo")(check)
 
-
-def test_graphs_name_process_groups(grouped: Grouped) -> None:
-    def check(rank: int, size: int, world: dist.ProcessGroup) -> None:
-        x = torch.ones(2, requires_grad=True)
-        y = compiled(lambda x: at.functional.all_gather(at.all_to_all_v(x * 2, [1, 1], group=world), world))(x)
-        assert y.tolist() == [2] * 4
-        y.sum().backward()
-        assert x.grad.tolist() == [4, 4]
-
-    grouped(2, backend="gloo", seconds=120)(check)
+@on_group(2, backend="gloo", seconds=120)
+def test_graphs_name_process_groups(rank: int, size: int, world: dist.ProcessGroup) -> None:
+    x = torch.ones(2, requires_grad=True)
+    y = compiled(lambda x: at.functional.all_gather(at.all_to_all_v(x * 2, [1, 1], group=world), world))(x)
+    assert y.tolist() == [2] * 4
+    y.sum().backward()
+    assert x.grad.tolist() == [4, 4]
 
 
 def test_a_new_group_under_an_old_name(ranks: Ranks, tmp_path: Path) -> None:
@@ -125,19 +116,16 @@ def test_a_new_group_under_an_old_name(ranks: Ranks, tmp_path: Path) -> None:
     assert ranks(2, communicator=False)(check, str(tmp_path)) == [3, 3]
 
 
-def test_an_error_in_backward_is_an_error_on_all(ranks: Ranks) -> None:
+@on_ranks(2)
+def test_an_error_in_backward_is_an_error_on_all(comm: Communicator) -> None:
     """One rank differentiates, the other does something else: both hear of it."""
-
-    def check(comm: Communicator) -> None:
-        x = torch.ones(2, requires_grad=True)
-        y = at.all_to_all_v(x, [1, 1], [1, 1], group=comm)
-        call = (lambda: at.functional.all_reduce(torch.ones(2), comm)) if comm.rank else y.sum().backward
-        with pytest.raises(PeerMismatchError, match="all_reduce"):
-            call()
-        y.sum().backward()
-        assert x.grad.tolist() == [1, 1]
-
-    ranks(2)(check)
+    x = torch.ones(2, requires_grad=True)
+    y = at.all_to_all_v(x, [1, 1], [1, 1], group=comm)
+    call = (lambda: at.functional.all_reduce(torch.ones(2), comm)) if comm.rank else y.sum().backward
+    with pytest.raises(PeerMismatchError, match="all_reduce"):
+        call()
+    y.sum().backward()
+    assert x.grad.tolist() == [1, 1]
 
 
 ROWS, LEAF = torch.ones(4, 3), torch.ones(4, 3, requires_grad=True)
@@ -153,15 +141,12 @@ MISTAKES: dict[str, tuple[Callable[[Communicator, Any], Any], Any, Any]] = {
 }
 
 
-def test_peers_learn_of_a_mistake(ranks: Ranks) -> None:
+@on_ranks(2)
+def test_peers_learn_of_a_mistake(comm: Communicator) -> None:
     """Rank 1's argument is wrong: rank 0 raises at once, too, and the next call works."""
-
-    def check(comm: Communicator) -> None:
-        for name, (call, good, bad) in MISTAKES.items():
-            print(name)  # is shown if it fails
-            with pytest.raises(ValueError, match="is|has" if comm.rank else "failed on rank 1: "):
-                call(comm, bad if comm.rank else good)
-            at.barrier(comm)
-            call(comm, good)
-
-    ranks(2)(check)
+    for name, (call, good, bad) in MISTAKES.items():
+        print(name)  # is shown if it fails
+        with pytest.raises(ValueError, match="is|has" if comm.rank else "failed on rank 1: "):
+            call(comm, bad if comm.rank else good)
+        at.barrier(comm)
+        call(comm, good)

@@ -7,7 +7,7 @@ import logging
 import pytest
 import torch
 import torch.distributed as dist
-from backend_groups import Grouped
+from backend_groups import on_group
 from engine_groups import logged
 
 import alltoallv.torch as at
@@ -15,65 +15,57 @@ from alltoallv.errors import BackendUnavailableError, CommTimeoutError, InvalidP
 from alltoallv.torch.engines import rendezvous
 
 
-def test_who_carries_a_group(grouped: Grouped) -> None:
+@on_group(2, backend="gloo")
+def test_who_carries_a_group(rank: int, size: int, group: dist.ProcessGroup) -> None:
     """An argument says it; there is one communicator per kind of device; what ranks want must agree."""
+    with logged(logging.INFO) as lines:
+        auto = at.from_group(group)
+        assert auto.backend == "shm"
+        assert at.from_group(group) is auto
+        again = at.from_group(group, backend="tcp", timeout=20)  # which needs no TCP on one host
+    assert (again.backend, again is auto, lines) == ("shm", False, [])
+    assert at.from_group(group, backend="tcp") is again
+    assert at.all_to_all_v(torch.ones(2), [1, 1], group=again).tolist() == [1, 1]
+    assert at.all_to_all_v(torch.ones(2), [1, 1]).tolist() == [1, 1]
+    assert (auto.stats()["operators"], again.stats()["operators"]) == (1, 1)
 
-    def run(rank: int, size: int, group: dist.ProcessGroup) -> None:
-        with logged(logging.INFO) as lines:
-            auto = at.from_group(group)
-            assert auto.backend == "shm"
-            assert at.from_group(group) is auto
-            again = at.from_group(group, backend="tcp", timeout=20)  # which needs no TCP on one host
-        assert (again.backend, again is auto, lines) == ("shm", False, [])
-        assert at.from_group(group, backend="tcp") is again
-        assert at.all_to_all_v(torch.ones(2), [1, 1], group=again).tolist() == [1, 1]
-        assert at.all_to_all_v(torch.ones(2), [1, 1]).tolist() == [1, 1]
-        assert (auto.stats()["operators"], again.stats()["operators"]) == (1, 1)
+    for backend in ("smoke", "gloo", "mpi"):
+        with pytest.raises(InvalidParamError, match=f"backend is '{backend}', expected one of auto, shm, tcp"):
+            at.from_group(group, backend=backend)
+    with pytest.raises(BackendUnavailableError, match="has 'gloo' for cpu tensors, expected 'nccl'"):
+        at.from_group(group, backend="nccl")
+    with pytest.raises(PeerMismatchError, match="rank 0 has cpu tensors over backend 'hccl', rank 1 has cpu"):
+        at.from_group(group, backend="hccl" if rank == 0 else "nccl")
+    with pytest.raises(InvalidParamError, match="check is 'sometimes'"):
+        at.from_group(group, backend="shm", check="sometimes", device="meta")
 
-        for backend in ("smoke", "gloo", "mpi"):
-            with pytest.raises(InvalidParamError, match=f"backend is '{backend}', expected one of auto, shm, tcp"):
-                at.from_group(group, backend=backend)
-        with pytest.raises(BackendUnavailableError, match="has 'gloo' for cpu tensors, expected 'nccl'"):
-            at.from_group(group, backend="nccl")
-        with pytest.raises(PeerMismatchError, match="rank 0 has cpu tensors over backend 'hccl', rank 1 has cpu"):
-            at.from_group(group, backend="hccl" if rank == 0 else "nccl")
-        with pytest.raises(InvalidParamError, match="check is 'sometimes'"):
-            at.from_group(group, backend="shm", check="sometimes", device="meta")
-
-        again.destroy()
-        assert not again.usable
-        with pytest.raises(InvalidParamError, match="has been destroyed"):
-            at.all_to_all_v(torch.ones(2), [1, 1], group=again)
-        anew = at.from_group(group, backend="tcp", timeout=20)  # in place of the old one
-        assert anew is not again
-        assert at.all_to_all_v(torch.ones(2), [1, 1], group=anew).tolist() == [1, 1]
-
-    grouped(2, backend="gloo")(run)
+    again.destroy()
+    assert not again.usable
+    with pytest.raises(InvalidParamError, match="has been destroyed"):
+        at.all_to_all_v(torch.ones(2), [1, 1], group=again)
+    anew = at.from_group(group, backend="tcp", timeout=20)  # in place of the old one
+    assert anew is not again
+    assert at.all_to_all_v(torch.ones(2), [1, 1], group=anew).tolist() == [1, 1]
 
 
-def test_ranks_without_a_store(grouped: Grouped) -> None:
+@on_group(2, backend="gloo")
+def test_ranks_without_a_store(rank: int, size: int, group: dist.ProcessGroup) -> None:
     """As those of MPI, which can hand everybody what all give."""
 
-    def run(rank: int, size: int, group: dist.ProcessGroup) -> None:
+    def gather(mine: bytes) -> list[bytes]:
+        heard: list[bytes] = [b""] * size
+        dist.all_gather_object(heard, mine, group)
+        return heard
 
-        def gather(mine: bytes) -> list[bytes]:
-            heard: list[bytes] = [b""] * size
-            dist.all_gather_object(heard, mine, group)
-            return heard
-
-        meeting = rendezvous.meet_over(gather, device="cpu")
-        assert [one["device"] for one in meeting.who] == ["cpu"] * size
-        with rendezvous.connect(meeting, gather, rank, size, "no store", 20) as comm:
-            assert at.all_to_all_v(torch.ones(2), [1, 1], group=comm).tolist() == [1, 1]
-
-    grouped(2, backend="gloo")(run)
+    meeting = rendezvous.meet_over(gather, device="cpu")
+    assert [one["device"] for one in meeting.who] == ["cpu"] * size
+    with rendezvous.connect(meeting, gather, rank, size, "no store", 20) as comm:
+        assert at.all_to_all_v(torch.ones(2), [1, 1], group=comm).tolist() == [1, 1]
 
 
-def test_rank_that_never_joins(grouped: Grouped) -> None:
-    def run(rank: int, size: int, group: dist.ProcessGroup) -> None:
-        if rank == 0:
-            with pytest.raises(CommTimeoutError, match=r"rank 0 of group '.*' waited 1.0 s for rank 1 to join"):
-                at.from_group(group, backend="tcp", timeout=1.0)
-        dist.barrier()
-
-    grouped(2, backend="gloo")(run)
+@on_group(2, backend="gloo")
+def test_rank_that_never_joins(rank: int, size: int, group: dist.ProcessGroup) -> None:
+    if rank == 0:
+        with pytest.raises(CommTimeoutError, match=r"rank 0 of group '.*' waited 1.0 s for rank 1 to join"):
+            at.from_group(group, backend="tcp", timeout=1.0)
+    dist.barrier()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from backend_groups import Grouped, joined
+from backend_groups import Grouped, joined, on_group
 from engine_groups import DTYPES, random_cases, run_case, to_numpy, to_torch
 from test_quantized_engine import every_case, operation_cases, rows_cases
 
@@ -115,16 +115,14 @@ def quantized_cases(comm: Any) -> None:
 
 
 @needs_nccl
-def test_quantized_over_nccl_alone(grouped: Grouped) -> None:
-    def run(rank: int, size: int, comm: Any) -> None:
-        quantized_cases(comm)
-        x = torch.linspace(-1, 1, 1000, device="cuda")
-        param = QuantAllReduceParam(rank=rank, rank_size=size, quant_type=QuantType.DYNAMIC)
-        assert torch.equal(at.QuantAllReduceOperation(param)(x), at.quantized_all_reduce(x))
-        with pytest.raises(InvalidTensorError):
-            at.QuantAllReduceOperation(param, comm)(x.cpu())
-
-    grouped(1, on_gpu, backend="cpu:gloo,cuda:nccl", seconds=300)(run)
+@on_group(1, on_gpu, backend="cpu:gloo,cuda:nccl", seconds=300)
+def test_quantized_over_nccl_alone(rank: int, size: int, comm: Any) -> None:
+    quantized_cases(comm)
+    x = torch.linspace(-1, 1, 1000, device="cuda")
+    param = QuantAllReduceParam(rank=rank, rank_size=size, quant_type=QuantType.DYNAMIC)
+    assert torch.equal(at.QuantAllReduceOperation(param)(x), at.quantized_all_reduce(x))
+    with pytest.raises(InvalidTensorError):
+        at.QuantAllReduceOperation(param, comm)(x.cpu())
 
 
 def test_quantized_by_several_ranks_on_one_gpu(grouped: Grouped) -> None:

@@ -13,8 +13,9 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from backend_groups import Grouped
+from backend_groups import Grouped, on_group
 from engine_groups import random_cases, run_case, staged, views
+from on_ranks import on_ranks
 from replicated import check_gradients
 
 import alltoallv.torch as at
@@ -25,7 +26,7 @@ from alltoallv.errors import (
     PeerLostError,
     PeerMismatchError,
 )
-from alltoallv.testing import Ranks, golden
+from alltoallv.testing import golden
 from alltoallv.torch.engines.nccl import FIRST
 
 
@@ -42,27 +43,24 @@ def test_random_exchanges(grouped: Grouped, size: int, way: Any, options: dict[s
     grouped(size, way, **options)(run, random_cases(size, 24))
 
 
-def test_gradients(grouped: Grouped) -> None:
+@on_group(2, views)
+def test_gradients(rank: int, size: int, comm: Any) -> None:
     """First and second derivatives with gaps, permutations and overlapping send regions; learnt counts."""
-
-    def run(rank: int, size: int, comm: Any) -> None:
-        sends = [[1, 2], [0, 1]][rank]
-        recvs = [[1, 0], [2, 1]][rank]
-        check_gradients(
-            comm,
-            [4, 2],
-            (),
-            lambda x: at.all_to_all_v(x, sends, recvs, sdispls=[0, 0], rdispls=[[1, 0], [0, 3]][rank], group=comm),
-        )
-        check_gradients(comm, [3, 1], (2,), lambda x: at.all_to_all_v(x, sends, unit="row", group=comm))
-        x = torch.ones(3, requires_grad=True)
-        out, work = at.all_to_all_v(x, [1, 2], [1 + rank] * 2, group=comm, async_op=True)
-        work.wait()
-        (out * 3).sum().backward()
-        assert x.grad is not None
-        assert x.grad.tolist() == [3, 3, 3]
-
-    grouped(2, views)(run)
+    sends = [[1, 2], [0, 1]][rank]
+    recvs = [[1, 0], [2, 1]][rank]
+    check_gradients(
+        comm,
+        [4, 2],
+        (),
+        lambda x: at.all_to_all_v(x, sends, recvs, sdispls=[0, 0], rdispls=[[1, 0], [0, 3]][rank], group=comm),
+    )
+    check_gradients(comm, [3, 1], (2,), lambda x: at.all_to_all_v(x, sends, unit="row", group=comm))
+    x = torch.ones(3, requires_grad=True)
+    out, work = at.all_to_all_v(x, [1, 2], [1 + rank] * 2, group=comm, async_op=True)
+    work.wait()
+    (out * 3).sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [3, 3, 3]
 
 
 def test_first_calls_are_checked(grouped: Grouped) -> None:
@@ -130,59 +128,54 @@ def test_first_calls_are_checked(grouped: Grouped) -> None:
     ]
 
 
-def test_ranks_in_trouble(ranks: Ranks, file: str) -> None:
+@on_ranks(2, communicator=False)
+def test_ranks_in_trouble(rank: int, size: int, file: str) -> None:
     """One that is late, that leaves, that aborts, that breaks off, and a forked child."""
+    one = torch.ones(size), [1] * size, [1] * size
 
-    def run(rank: int, size: int) -> None:
-        one = torch.ones(size), [1] * size, [1] * size
+    def exchange(comm: Any) -> torch.Tensor:
+        return at.all_to_all_v(*one, group=comm)
 
-        def exchange(comm: Any) -> torch.Tensor:
-            return at.all_to_all_v(*one, group=comm)
-
-        with views(rank, size, file, timeout=1.0) as comm:
-            if rank == 1:
-                time.sleep(1.5)
-            late = r"waited 1.0 s in operator #1 all_to_all_v of domain 'torch-views' for rank 1 \(pid "
-            with pytest.raises(CommTimeoutError, match=late):
-                exchange(comm)
-        with views(rank, size, file + "2") as comm:
+    with views(rank, size, file, timeout=1.0) as comm:
+        if rank == 1:
+            time.sleep(1.5)
+        late = r"waited 1.0 s in operator #1 all_to_all_v of domain 'torch-views' for rank 1 \(pid "
+        with pytest.raises(CommTimeoutError, match=late):
             exchange(comm)
-            child = os.fork()
-            if child == 0:
-                try:
-                    exchange(comm)
-                except BackendUnavailableError:
-                    os._exit(int(comm.usable))
-                finally:
-                    os._exit(1)
-            assert os.waitpid(child, 0)[1] == 0
-            at.barrier(comm)
-            if rank == 0:
-                comm.destroy()
-            else:
-                with pytest.raises(PeerLostError, match="rank 0"):
-                    exchange(comm)
-        with views(rank, size, file + "3") as comm:
-            for _ in range(FIRST):
+    with views(rank, size, file + "2") as comm:
+        exchange(comm)
+        child = os.fork()
+        if child == 0:
+            try:
                 exchange(comm)
-            if rank == 1:
-                breaks = mock.patch.object(dist, "all_to_all", side_effect=RuntimeError("the engine says so"))
-                with breaks, pytest.raises(RuntimeError, match="the engine says so"):
-                    exchange(comm)
-            else:
-                while comm.usable:
-                    time.sleep(0.01)
-                with pytest.raises(PeerLostError, match="it broke off all_to_all_v: the engine says so"):
-                    exchange(comm)
+            except BackendUnavailableError:
+                os._exit(int(comm.usable))
+            finally:
+                os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+        at.barrier(comm)
+        if rank == 0:
+            comm.destroy()
+        else:
+            with pytest.raises(PeerLostError, match="rank 0"):
+                exchange(comm)
+    with views(rank, size, file + "3") as comm:
+        for _ in range(FIRST):
+            exchange(comm)
+        if rank == 1:
+            breaks = mock.patch.object(dist, "all_to_all", side_effect=RuntimeError("the engine says so"))
+            with breaks, pytest.raises(RuntimeError, match="the engine says so"):
+                exchange(comm)
+        else:
+            while comm.usable:
+                time.sleep(0.01)
+            with pytest.raises(PeerLostError, match="it broke off all_to_all_v: the engine says so"):
+                exchange(comm)
 
-    ranks(2, communicator=False)(run)
 
-
-def test_host_tensors_are_refused_by_the_front_end(grouped: Grouped) -> None:
-    def run(rank: int, size: int, comm: Any) -> None:
-        on_a_device = mock.patch.object(type(comm), "reaches_host", False)
-        text = "the tensors lie on cpu, expected a device of nccl"
-        with on_a_device, pytest.raises(InvalidTensorError, match=text):
-            at.all_to_all_v(torch.ones(1), [1], [1], group=comm)
-
-    grouped(1, views)(run)
+@on_group(1, views)
+def test_host_tensors_are_refused_by_the_front_end(rank: int, size: int, comm: Any) -> None:
+    on_a_device = mock.patch.object(type(comm), "reaches_host", False)
+    text = "the tensors lie on cpu, expected a device of nccl"
+    with on_a_device, pytest.raises(InvalidTensorError, match=text):
+        at.all_to_all_v(torch.ones(1), [1], [1], group=comm)

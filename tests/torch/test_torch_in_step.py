@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import pytest
 import torch
+from on_ranks import on_ranks
 
 import alltoallv.torch as at
 from alltoallv import Communicator
 from alltoallv.errors import PeerMismatchError
-from alltoallv.testing import Ranks
 
 
 @pytest.mark.parametrize("what", ["dtype", "chunks"])
-def test_linear(ranks: Ranks, what: str) -> None:
+@on_ranks(2)
+def test_linear(comm: Communicator, what: str) -> None:
     """The first call is wrong on rank 1; none of its chunks shows up in the result of the second."""
-
-    def check(comm: Communicator) -> None:
-        x, w = torch.arange(512.0)[:, None].expand(512, 16).contiguous(), torch.ones(128, 16)
-        odd = comm.rank == 1
-        given = (x.double(), w.double()) if odd and what == "dtype" else (x, w)
-        with pytest.raises(PeerMismatchError if what == "chunks" else ValueError):
-            at.quantized_linear_all_reduce(*given, group=comm, chunks=2 if odd and what == "chunks" else 4)
-        y = at.quantized_linear_all_reduce(x, w, group=comm, chunks=4)
-        torch.testing.assert_close(y[:, 0], 2 * x.sum(1), rtol=0.02, atol=1.0)
-        at.barrier(comm)
-
-    ranks(2)(check)
+    x, w = torch.arange(512.0)[:, None].expand(512, 16).contiguous(), torch.ones(128, 16)
+    odd = comm.rank == 1
+    given = (x.double(), w.double()) if odd and what == "dtype" else (x, w)
+    with pytest.raises(PeerMismatchError if what == "chunks" else ValueError):
+        at.quantized_linear_all_reduce(*given, group=comm, chunks=2 if odd and what == "chunks" else 4)
+    y = at.quantized_linear_all_reduce(x, w, group=comm, chunks=4)
+    torch.testing.assert_close(y[:, 0], 2 * x.sum(1), rtol=0.02, atol=1.0)
+    at.barrier(comm)

@@ -11,12 +11,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from on_ranks import on_ranks
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 import alltoallv.torch as at
 from alltoallv import Communicator, _core
-from alltoallv.testing import Ranks
 from alltoallv.torch.eager.tensors import MOVABLE
 
 MB = 1 << 20
@@ -130,34 +130,32 @@ def test_data_loader_workers_read_them(made: Callable[[], Tensor], context: str)
     assert in_arena(x) == (context == "fork")
 
 
-def test_memory_returns(ranks: Ranks) -> None:
-    def check(comm: Communicator) -> None:
-        def used() -> int:
-            gc.collect()
-            return comm.stats()["arena_used_bytes"]
+@on_ranks(2)
+def test_memory_returns(comm: Communicator) -> None:
+    def used() -> int:
+        gc.collect()
+        return comm.stats()["arena_used_bytes"]
 
-        x, before = torch.ones(2 * MB), used()
-        y = at.all_to_all_v(x, [MB, MB], [MB, MB], group=comm)
-        assert used() >= before + 8 * MB
-        view = y[5:7]
-        del y
-        assert used() >= before + 8 * MB  # a view keeps it
-        del view
-        assert used() == before
-        segments = comm.stats()["arena_segments"]
-        for _ in range(50):  # 400 MB if nothing came back
-            at.all_to_all_v(x, [MB, MB], group=comm)
-        assert comm.stats()["arena_segments"] <= segments + 1
-        assert used() == before
-        kept = [at.all_to_all_v(x, [MB, MB], [MB, MB], group=comm) for _ in range(2)]
-        assert used() >= before + 16 * MB
-        thread = threading.Thread(target=kept.clear)
-        thread.start()
-        thread.join()
-        assert used() == before
-        leaf = x.requires_grad_()
-        (at.all_to_all_v(leaf, [MB, MB], group=comm) ** 2).sum().backward()
-        leaf.grad = None
-        assert used() == before
-
-    ranks(2)(check)
+    x, before = torch.ones(2 * MB), used()
+    y = at.all_to_all_v(x, [MB, MB], [MB, MB], group=comm)
+    assert used() >= before + 8 * MB
+    view = y[5:7]
+    del y
+    assert used() >= before + 8 * MB  # a view keeps it
+    del view
+    assert used() == before
+    segments = comm.stats()["arena_segments"]
+    for _ in range(50):  # 400 MB if nothing came back
+        at.all_to_all_v(x, [MB, MB], group=comm)
+    assert comm.stats()["arena_segments"] <= segments + 1
+    assert used() == before
+    kept = [at.all_to_all_v(x, [MB, MB], [MB, MB], group=comm) for _ in range(2)]
+    assert used() >= before + 16 * MB
+    thread = threading.Thread(target=kept.clear)
+    thread.start()
+    thread.join()
+    assert used() == before
+    leaf = x.requires_grad_()
+    (at.all_to_all_v(leaf, [MB, MB], group=comm) ** 2).sum().backward()
+    leaf.grad = None
+    assert used() == before

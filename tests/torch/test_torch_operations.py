@@ -6,19 +6,17 @@ import pytest
 import torch
 from atb_front_ends import check_operations
 from engine_groups import to_numpy, to_torch
+from on_ranks import on_ranks
 
 import alltoallv.torch as at
 from alltoallv import AllToAllVOperation, AllToAllVParam, Communicator
 from alltoallv.errors import InvalidTensorError
-from alltoallv.testing import Ranks
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_operations(ranks: Ranks, size: int) -> None:
-    def check(comm: Communicator) -> None:
-        check_operations(comm, at, lambda a: to_torch(a).clone(), to_numpy, at.ErrorFeedback())
-
-    ranks(size)(check)
+@on_ranks()
+def test_operations(comm: Communicator) -> None:
+    check_operations(comm, at, lambda a: to_torch(a).clone(), to_numpy, at.ErrorFeedback())
 
 
 def test_another_device_and_another_framework() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
-from backend_groups import Grouped
+from backend_groups import on_group
 
 import alltoallv.torch as at
 from alltoallv import Communicator
@@ -13,23 +13,21 @@ from alltoallv.errors import InvalidParamError, InvalidTensorError
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_a_plan_repeats_the_exchange(grouped: Grouped, size: int) -> None:
-    def program(rank: int, size: int, world: dist.ProcessGroup) -> None:
-        group = at.from_group(world)
-        sends = [(rank + j) % 3 for j in range(size)]
-        plan = at.Plan(sends, sends, torch.int32, rdispls=[4 * j for j in range(size)], group=group)
-        for step in range(3):
-            x = torch.arange(sum(sends), dtype=torch.int32) + 100 * rank + 1000 * step
-            out = torch.full((4 * size,), -1, dtype=torch.int32)
-            assert plan(x, out) is out
-            expected = at.all_to_all_v(
-                x, sends, sends, rdispls=[4 * j for j in range(size)], out=torch.full_like(out, -1), group=group
-            )
-            assert torch.equal(out, expected)
-            made = plan(x)
-            assert torch.equal(made, torch.where(out == -1, 0, out)[: made.numel()])
-
-    grouped(size, backend="gloo")(program)
+@on_group(backend="gloo")
+def test_a_plan_repeats_the_exchange(rank: int, size: int, world: dist.ProcessGroup) -> None:
+    group = at.from_group(world)
+    sends = [(rank + j) % 3 for j in range(size)]
+    plan = at.Plan(sends, sends, torch.int32, rdispls=[4 * j for j in range(size)], group=group)
+    for step in range(3):
+        x = torch.arange(sum(sends), dtype=torch.int32) + 100 * rank + 1000 * step
+        out = torch.full((4 * size,), -1, dtype=torch.int32)
+        assert plan(x, out) is out
+        expected = at.all_to_all_v(
+            x, sends, sends, rdispls=[4 * j for j in range(size)], out=torch.full_like(out, -1), group=group
+        )
+        assert torch.equal(out, expected)
+        made = plan(x)
+        assert torch.equal(made, torch.where(out == -1, 0, out)[: made.numel()])
 
 
 def test_what_it_refuses() -> None:

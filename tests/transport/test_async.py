@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from exchange_cases import SEED, Array, Launch, put
+from on_ranks import on_both
 
 from alltoallv import Communicator
 from alltoallv import numpy as av
@@ -97,40 +98,35 @@ def test_every_operator_returns_before_the_peers_come(launch: Launch, tmp_path: 
         launch(size, run, Gate(tmp_path))
 
 
-def test_synchronous_calls_queue_behind_pending_ones(launch: Launch) -> None:
-    def run(communicator: Communicator) -> None:
-        if is_late(communicator):
-            time.sleep(0.1)
-        started = start_everything(communicator, 3)
-        result, work = av.all_gather([communicator.rank], group=communicator, async_op=True)
-        assert av.all_reduce([1], group=communicator).tolist() == [communicator.size]
-        assert result.ravel().tolist() == list(range(communicator.size))  # without having waited for it
-        work.wait()
-        for one in started:
-            check(*one)
-
-    launch(3, run)
+@on_both(3)
+def test_synchronous_calls_queue_behind_pending_ones(communicator: Communicator) -> None:
+    if is_late(communicator):
+        time.sleep(0.1)
+    started = start_everything(communicator, 3)
+    result, work = av.all_gather([communicator.rank], group=communicator, async_op=True)
+    assert av.all_reduce([1], group=communicator).tolist() == [communicator.size]
+    assert result.ravel().tolist() == list(range(communicator.size))  # without having waited for it
+    work.wait()
+    for one in started:
+        check(*one)
 
 
-def test_any_value_is_a_flag(launch: Launch) -> None:
+@on_both(2)
+def test_any_value_is_a_flag(communicator: Communicator) -> None:
     """By its truth, in every function alike; one that has none is an error on every rank."""
-
-    def run(communicator: Communicator) -> None:
-        x, out, all_ = np.ones(2), np.zeros(2), np.zeros(4)
-        for flag in (1, "yes", np.True_, 0, None, np.False_):
-            how: dict[str, Any] = {"group": communicator, "async_op": flag}
-            made = [av.all_to_all_v(x, [1, 1], [1, 1], **how), av.all_gather(x, **how), av.all_reduce(x, **how)]
-            works = [av.all_to_all_single(out, x, **how), av.all_gather_into_tensor(all_, x, **how)]
-            if flag:
-                works += [pair[1] for pair in made]
-            for work in works:
-                assert work.wait() if flag else work is None
-            assert {type(each) for each in made} == {tuple if flag else np.ndarray}
-        neither = np.ones(2) if communicator.rank == 0 else False
-        with pytest.raises(ValueError, match="truth value"):
-            av.all_to_all_v(x, [1, 1], [1, 1], group=communicator, async_op=neither)
-
-    launch(2, run)
+    x, out, all_ = np.ones(2), np.zeros(2), np.zeros(4)
+    for flag in (1, "yes", np.True_, 0, None, np.False_):
+        how: dict[str, Any] = {"group": communicator, "async_op": flag}
+        made = [av.all_to_all_v(x, [1, 1], [1, 1], **how), av.all_gather(x, **how), av.all_reduce(x, **how)]
+        works = [av.all_to_all_single(out, x, **how), av.all_gather_into_tensor(all_, x, **how)]
+        if flag:
+            works += [pair[1] for pair in made]
+        for work in works:
+            assert work.wait() if flag else work is None
+        assert {type(each) for each in made} == {tuple if flag else np.ndarray}
+    neither = np.ones(2) if communicator.rank == 0 else False
+    with pytest.raises(ValueError, match="truth value"):
+        av.all_to_all_v(x, [1, 1], [1, 1], group=communicator, async_op=neither)
 
 
 def test_errors_surface_in_wait_on_every_rank(launch: Launch) -> None:
@@ -220,44 +216,37 @@ def test_dropped_handles_keep_arrays_alive(launch: Launch, tmp_path: Path) -> No
         launch(2, run, Gate(tmp_path), 100_000, in_arena)
 
 
-def test_a_handle_that_was_waited_for_keeps_nothing_alive(launch: Launch) -> None:
-    def run(communicator: Communicator) -> None:
-        x, out = np.arange(2), np.zeros(2, np.int64)
-        refs = [weakref.ref(x), weakref.ref(out)]
-        work = av.all_to_all_v(x, [1, 1], [1, 1], out=out, group=communicator, async_op=True)[1]
-        work.wait()
-        del x
-        assert refs[0]() is None
-        del out, work
-        assert refs[1]() is None
-
-    launch(2, run)
+@on_both(2)
+def test_a_handle_that_was_waited_for_keeps_nothing_alive(communicator: Communicator) -> None:
+    x, out = np.arange(2), np.zeros(2, np.int64)
+    refs = [weakref.ref(x), weakref.ref(out)]
+    work = av.all_to_all_v(x, [1, 1], [1, 1], out=out, group=communicator, async_op=True)[1]
+    work.wait()
+    del x
+    assert refs[0]() is None
+    del out, work
+    assert refs[1]() is None
 
 
-def test_destroy_waits_for_what_is_pending(launch: Launch) -> None:
-    def run(communicator: Communicator) -> None:
-        if is_late(communicator):
-            time.sleep(0.1)
-        result, work = av.all_gather([communicator.rank], group=communicator, async_op=True)
-        communicator.destroy()
-        assert result.ravel().tolist() == list(range(communicator.size))
-        assert work.result() is result
-
-    launch(3, run)
+@on_both(3)
+def test_destroy_waits_for_what_is_pending(communicator: Communicator) -> None:
+    if is_late(communicator):
+        time.sleep(0.1)
+    result, work = av.all_gather([communicator.rank], group=communicator, async_op=True)
+    communicator.destroy()
+    assert result.ravel().tolist() == list(range(communicator.size))
+    assert work.result() is result
 
 
-def test_many_in_flight_from_several_threads(launch: Launch) -> None:
+@on_both(3)
+def test_many_in_flight_from_several_threads(communicator: Communicator) -> None:
     """Calls of several threads are ordered by the communicator; here each order is as good as another."""
+    from concurrent.futures import ThreadPoolExecutor
 
-    def run(communicator: Communicator) -> None:
-        from concurrent.futures import ThreadPoolExecutor
+    def reduce(_: int) -> list[int]:
+        works = [av.all_reduce(np.ones(3, np.int32), group=communicator, async_op=True)[1] for _ in range(25)]
+        return [int(work.result().sum()) for work in works]
 
-        def reduce(_: int) -> list[int]:
-            works = [av.all_reduce(np.ones(3, np.int32), group=communicator, async_op=True)[1] for _ in range(25)]
-            return [int(work.result().sum()) for work in works]
-
-        with ThreadPoolExecutor(4) as pool:
-            for sums in pool.map(reduce, range(4)):
-                assert sums == [3 * communicator.size] * 25
-
-    launch(3, run)
+    with ThreadPoolExecutor(4) as pool:
+        for sums in pool.map(reduce, range(4)):
+            assert sums == [3 * communicator.size] * 25

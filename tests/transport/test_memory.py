@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from exchange_cases import Counters, counters, difference
+from on_ranks import on_ranks
 from started import forked
 
 import alltoallv
@@ -112,21 +113,19 @@ def test_outputs_beyond_the_budget_are_private(ranks: Ranks) -> None:
         assert stats["arena_bytes"] <= 200 * MB
 
 
-def test_pool_switched_off(ranks: Ranks) -> None:
-    def exchange(communicator: Communicator) -> None:
-        size, r = communicator.size, communicator.rank
-        array = alltoallv.empty(1000)
-        assert not is_shared(array)
-        for n in (3, 30_000):
-            out = av.all_to_all_v(np.arange(size * n) + r, [n] * size, group=communicator)
-            assert not is_shared(out)
-            assert out.tolist() == [i + j for j in range(size) for i in range(r * n, r * n + n)]
-        stats = communicator.stats()
-        assert stats["arena_bytes"] == stats["bytes_push"] == stats["bytes_pull"] == 0
-        assert stats["private_outputs"] == 3
-        assert stats["bytes_cma"] + stats["bytes_staged"] == (size - 1) * 30_000 * 8
-
-    ranks(3, fresh=True, env={"ALLTOALLV_POOL": "0"})(exchange)
+@on_ranks(3, fresh=True, env={"ALLTOALLV_POOL": "0"})
+def test_pool_switched_off(communicator: Communicator) -> None:
+    size, r = communicator.size, communicator.rank
+    array = alltoallv.empty(1000)
+    assert not is_shared(array)
+    for n in (3, 30_000):
+        out = av.all_to_all_v(np.arange(size * n) + r, [n] * size, group=communicator)
+        assert not is_shared(out)
+        assert out.tolist() == [i + j for j in range(size) for i in range(r * n, r * n + n)]
+    stats = communicator.stats()
+    assert stats["arena_bytes"] == stats["bytes_push"] == stats["bytes_pull"] == 0
+    assert stats["private_outputs"] == 3
+    assert stats["bytes_cma"] + stats["bytes_staged"] == (size - 1) * 30_000 * 8
 
 
 def mapped_segments() -> int:
@@ -134,50 +133,44 @@ def mapped_segments() -> int:
         return sum("alltoallv-arena" in line for line in maps)
 
 
-def test_what_its_owner_releases_is_unmapped_by_the_peers(ranks: Ranks) -> None:
+@on_ranks(2, fresh=True)
+def test_what_its_owner_releases_is_unmapped_by_the_peers(communicator: Communicator) -> None:
     """Also while another communicator of the same processes lives, and has used the segments."""
-
-    def run(communicator: Communicator) -> None:
-        for turn in range(4):
-            comm = Communicator.from_env(f"turn-{turn}:300")
-            x = alltoallv.empty(100 * MB, np.int8)  # more than the domain that stays may keep idle
-            x[:] = communicator.rank
-            out = av.all_gather(x, group=communicator if turn % 2 else comm)
-            assert (out == np.arange(communicator.size).reshape(-1, 1)).all()
-            del x, out
-            comm.destroy()
-            av.barrier(group=communicator)  # all have released theirs, and told it
-            av.barrier(group=communicator)
-        gc.collect()
-        assert mapped_segments() <= 2 * communicator.size  # what the domain that stays may keep
-
-    ranks(2, fresh=True)(run)
+    for turn in range(4):
+        comm = Communicator.from_env(f"turn-{turn}:300")
+        x = alltoallv.empty(100 * MB, np.int8)  # more than the domain that stays may keep idle
+        x[:] = communicator.rank
+        out = av.all_gather(x, group=communicator if turn % 2 else comm)
+        assert (out == np.arange(communicator.size).reshape(-1, 1)).all()
+        del x, out
+        comm.destroy()
+        av.barrier(group=communicator)  # all have released theirs, and told it
+        av.barrier(group=communicator)
+    gc.collect()
+    assert mapped_segments() <= 2 * communicator.size  # what the domain that stays may keep
 
 
-def test_nothing_is_left_without_communicators_and_arrays(ranks: Ranks) -> None:
+@on_ranks(2, fresh=True)
+def test_nothing_is_left_without_communicators_and_arrays(communicator: Communicator) -> None:
     """The segments go when the last communicator and the last array have gone, in either order."""
-
-    def run(communicator: Communicator) -> None:
-        for arrays_first in (False, True):
-            comm = Communicator.from_env(f"brief-{arrays_first}")
-            out = av.all_gather(np.zeros(100_000), group=comm)
-            assert mapped_segments() > 0
-            av.barrier(group=comm)
-            if arrays_first:
-                del out
-            comm.destroy()
-            if not arrays_first:
-                assert not out.any()
-                del out
-            gc.collect()
-        communicator.destroy()
-        assert mapped_segments() == 0
-        array = alltoallv.empty(1000)
-        assert mapped_segments() == 1
-        del array
-        assert mapped_segments() == 0
-
-    ranks(2, fresh=True)(run)
+    for arrays_first in (False, True):
+        comm = Communicator.from_env(f"brief-{arrays_first}")
+        out = av.all_gather(np.zeros(100_000), group=comm)
+        assert mapped_segments() > 0
+        av.barrier(group=comm)
+        if arrays_first:
+            del out
+        comm.destroy()
+        if not arrays_first:
+            assert not out.any()
+            del out
+        gc.collect()
+    communicator.destroy()
+    assert mapped_segments() == 0
+    array = alltoallv.empty(1000)
+    assert mapped_segments() == 1
+    del array
+    assert mapped_segments() == 0
 
 
 def test_copies_are_ordinary_arrays(one_rank: Communicator) -> None:
@@ -206,52 +199,49 @@ def test_copies_are_ordinary_arrays(one_rank: Communicator) -> None:
     assert used(one_rank) == before
 
 
-def test_fork(ranks: Ranks) -> None:
+@on_ranks(2, fresh=True)
+def test_fork(communicator: Communicator) -> None:
     """A child reads what it inherited and frees it without a word to the parent; it may allocate for itself."""
+    size, r = communicator.size, communicator.rank
+    n = 10_000
+    x = np.arange(size * n) + r
+    out = av.all_to_all_v(x, [n] * size, group=communicator)
+    mine = alltoallv.empty(MB, np.int8)
+    mine[...] = 3
+    expected = out.copy()
+    before = used(communicator)
+    holder = [out, mine]
+    del out, mine
 
-    def run(communicator: Communicator) -> None:
-        size, r = communicator.size, communicator.rank
-        n = 10_000
-        x = np.arange(size * n) + r
-        out = av.all_to_all_v(x, [n] * size, group=communicator)
-        mine = alltoallv.empty(MB, np.int8)
-        mine[...] = 3
-        expected = out.copy()
-        before = used(communicator)
-        holder = [out, mine]
-        del out, mine
-
-        def child() -> None:
-            out, mine = holder
-            assert np.array_equal(out, expected)
-            assert (mine == 3).all()
-            assert not is_shared(mine)  # the child's arena is another
-            holder.clear()
-            del out, mine
-            gc.collect()
-            own = [alltoallv.empty(MB, np.int8) for _ in range(4)]
-            for number, array in enumerate(own):
-                array[...] = 100 + number
-            assert is_shared(own[0])
-            assert [int(array[-1]) for array in own] == [100, 101, 102, 103]
-            assert not communicator.usable
-            with pytest.raises(BackendUnavailableError, match=r"made before fork.*make a new one in the child"):
-                av.barrier(group=communicator)
-            [alone] = Communicator.threads(1)
-            assert av.all_gather([5], group=alone).tolist() == [[5]]
-            alone.destroy()
-
-        assert forked(child) == "None"
-        assert used(communicator) == before
-        assert np.array_equal(holder[0], expected)
-        assert (holder[1] == 3).all()
-        fresh = [alltoallv.empty(MB, np.int8) for _ in range(3)]  # what the child freed is not handed out again
-        for array in fresh:
-            array[...] = 9
-        assert (holder[1] == 3).all()
-        again = av.all_to_all_v(x, [n] * size, group=communicator)
-        assert np.array_equal(again, expected)
-        del fresh, again
+    def child() -> None:
+        out, mine = holder
+        assert np.array_equal(out, expected)
+        assert (mine == 3).all()
+        assert not is_shared(mine)  # the child's arena is another
         holder.clear()
+        del out, mine
+        gc.collect()
+        own = [alltoallv.empty(MB, np.int8) for _ in range(4)]
+        for number, array in enumerate(own):
+            array[...] = 100 + number
+        assert is_shared(own[0])
+        assert [int(array[-1]) for array in own] == [100, 101, 102, 103]
+        assert not communicator.usable
+        with pytest.raises(BackendUnavailableError, match=r"made before fork.*make a new one in the child"):
+            av.barrier(group=communicator)
+        [alone] = Communicator.threads(1)
+        assert av.all_gather([5], group=alone).tolist() == [[5]]
+        alone.destroy()
 
-    ranks(2, fresh=True)(run)
+    assert forked(child) == "None"
+    assert used(communicator) == before
+    assert np.array_equal(holder[0], expected)
+    assert (holder[1] == 3).all()
+    fresh = [alltoallv.empty(MB, np.int8) for _ in range(3)]  # what the child freed is not handed out again
+    for array in fresh:
+        array[...] = 9
+    assert (holder[1] == 3).all()
+    again = av.all_to_all_v(x, [n] * size, group=communicator)
+    assert np.array_equal(again, expected)
+    del fresh, again
+    holder.clear()

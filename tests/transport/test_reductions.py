@@ -14,6 +14,7 @@ import pytest
 from exchange_cases import SEED, Array, Counters, Launch, counters, difference, put, total
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from on_ranks import on_both
 
 from alltoallv import Communicator
 from alltoallv import numpy as av
@@ -192,31 +193,28 @@ def test_shapes(launch: Launch) -> None:
         launch(size, reduce)
 
 
-def test_two_ranks_use_their_rings_in_turn(launch: Launch) -> None:
+@on_both(2)
+def test_two_ranks_use_their_rings_in_turn(communicator: Communicator) -> None:
     """Pieces of any length go round the rings, after others that lie there unread, and after refused operators."""
-
-    def call(communicator: Communicator) -> None:
-        r = communicator.rank
-        rng = np.random.default_rng(SEED)
-        for i in range(120):
-            counts = rng.integers(1, 60_000 if i % 3 else 400_000, 2)
-            inputs = [golden.fill(rng, int(counts.sum()), np.dtype("int32")) for _ in range(2)]
-            parts = [inputs[j][np.cumsum(counts)[r] - counts[r] :][: counts[r]] for j in range(2)]
-            what = i % 4
-            if what == 0:
-                golden.assert_bits_equal(av.all_reduce(inputs[r], group=communicator), reference.all_reduce(inputs)[r])
-            elif what == 1:
-                part = av.reduce_scatter(inputs[r], counts, group=communicator)
-                golden.assert_bits_equal(part, reference.reduce_scatter(inputs, "sum", counts.tolist())[r])
-            elif what == 2:
-                out = np.empty(2 * counts[r], np.int32)
-                av.all_to_all_v(inputs[r], counts, [counts[r]] * 2, out=out, group=communicator)
-                golden.assert_bits_equal(out, np.concatenate(parts))
-            else:
-                with pytest.raises(PeerMismatchError, match="has elements"):
-                    av.all_reduce(inputs[r][r:], group=communicator)
-
-    launch(2, call)
+    r = communicator.rank
+    rng = np.random.default_rng(SEED)
+    for i in range(120):
+        counts = rng.integers(1, 60_000 if i % 3 else 400_000, 2)
+        inputs = [golden.fill(rng, int(counts.sum()), np.dtype("int32")) for _ in range(2)]
+        parts = [inputs[j][np.cumsum(counts)[r] - counts[r] :][: counts[r]] for j in range(2)]
+        what = i % 4
+        if what == 0:
+            golden.assert_bits_equal(av.all_reduce(inputs[r], group=communicator), reference.all_reduce(inputs)[r])
+        elif what == 1:
+            part = av.reduce_scatter(inputs[r], counts, group=communicator)
+            golden.assert_bits_equal(part, reference.reduce_scatter(inputs, "sum", counts.tolist())[r])
+        elif what == 2:
+            out = np.empty(2 * counts[r], np.int32)
+            av.all_to_all_v(inputs[r], counts, [counts[r]] * 2, out=out, group=communicator)
+            golden.assert_bits_equal(out, np.concatenate(parts))
+        else:
+            with pytest.raises(PeerMismatchError, match="has elements"):
+                av.all_reduce(inputs[r][r:], group=communicator)
 
 
 @settings(max_examples=60)
