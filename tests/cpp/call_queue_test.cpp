@@ -102,15 +102,6 @@ TEST(works_tell) {
     CHECK(next->wait(20));
 }
 
-/// What a call holds is let go before its work counts as done: whoever waits may rely on it.
-TEST(lets_go) {
-    CallQueue queue;
-    auto held = std::make_shared<int>(0);
-    const WorkPtr work = queue.submit([held] {});
-    CHECK(work->wait(20));
-    CHECK_EQ(held.use_count(), 1L);
-}
-
 TEST(destructor_finishes) {
     int done = 0;
     WorkPtr last;
@@ -186,45 +177,6 @@ TEST(helper_interrupted) {
         CHECK_EQ(first == "interrupted", here);
         CHECK_EQ(second.find("the call was interrupted") != std::string::npos, here);
     }
-    CHECK(!queue.busy());
-}
-
-/// A call inside another one of its thread would wait for itself, and one in the middle of another would spoil it.
-TEST(inside_another_call) {
-    CallQueue queue(CallQueue::Waiters::help, "domain 'a'"), other;
-    const auto refuses = [&](const WorkPtr& pending) {
-        const std::function<void()> calls[] = {[&] { const CallQueue::Turn turn(queue); }, [&] { queue.submit([] {}); },
-                                               [&] { queue.run_or_submit([] {}); }, [&] { pending->wait(-1); }};
-        for (const auto& call : calls)
-            CHECK(testing::thrown(call).starts_with("domain 'a': a call was made inside another call"));
-        const CallQueue::Turn turn(other);
-    };
-    WorkPtr first, second;
-    {
-        const CallQueue::Turn turn(queue);
-        std::thread([&] {
-            first = queue.submit([&] {
-                const CallQueue::Turn its(queue);
-                refuses(second);
-            });
-            second = queue.submit([] {});
-        }).join();
-        refuses(second);
-    }
-    CHECK(first->wait(-1) && second->wait(-1));
-    std::atomic<bool> go = false;
-    const WorkPtr blocker = queue.submit([&] {
-        while (!go) std::this_thread::yield();
-    });
-    hooks().poll = [&] {
-        if (CallQueue::on_worker() || go) return;
-        refuses(blocker);
-        go = true;
-    };
-    {
-        const CallQueue::Turn turn(queue);
-    }
-    hooks().poll = nullptr;
     CHECK(!queue.busy());
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from pathlib import Path
 
 import pytest
 
@@ -40,3 +41,9 @@ else:
 @pytest.fixture(scope="session")
 def ranks_preload() -> tuple[str, ...]:
     return ("torch_npu", "alltoallv.torch", "alltoallv_emulator.aten")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    """Where the ranks of one group meet."""
+    return str(tmp_path / "store")

@@ -78,20 +78,17 @@ def test_a_forked_child_leaves_it_alone(rank: int, size: int) -> None:
     comm.destroy()
 
 
-def test_tensors_on_another_device(ranks: Ranks, tmp_path: Path) -> None:
+@on_ranks(2, communicator=False, fresh=True)
+def test_tensors_on_another_device(rank: int, size: int, file: str) -> None:
     """The peers hear of it, and all go on."""
-
-    def check(rank: int, size: int, file: str) -> None:
-        with group(rank, size, file, backend="gloo") as (world, device):
-            comm = at.from_group(world, device="npu", timeout=20)
-            exchange(comm, device)
-            other = use_device(rank + size) if rank == 1 else device  # the communicator was made for another
-            with pytest.raises(InvalidTensorError, match="expected npu:1"):
-                exchange(comm, other)
-            use_device(rank)
-            exchange(comm, device)
-
-    ranks(2, communicator=False, fresh=True)(check, str(tmp_path / "store"))
+    with group(rank, size, file, backend="gloo") as (world, device):
+        comm = at.from_group(world, device="npu", timeout=20)
+        exchange(comm, device)
+        other = use_device(rank + size) if rank == 1 else device  # the communicator was made for another
+        with pytest.raises(InvalidTensorError, match="expected npu:1"):
+            exchange(comm, other)
+        use_device(rank)
+        exchange(comm, device)
 
 
 @on_ranks(2, communicator=False)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from npu_ranks import caught, group, use_device
 from on_ranks import on_ranks
-
-from alltoallv.testing import Ranks
 
 
 @on_ranks(1, communicator=False)
@@ -117,21 +114,19 @@ def test_attention_gets_other_lengths_while_a_replay_waits_for_them(rank: int, s
         assert torch.equal(doubled, expected[0] * 2)
 
 
-def test_collectives_are_replayed(ranks: Ranks, tmp_path: Path) -> None:
-    def check(rank: int, size: int, file: str) -> None:
-        with group(rank, size, file) as (_, device):
-            x, whole = torch.zeros(2, device=device), torch.zeros(2 * size, device=device)
-            dist.all_reduce(x)  # makes the communicator
-            graph = torch.npu.NPUGraph()
-            with torch.npu.graph(graph):
-                y = x + rank
-                dist.all_reduce(y)
-                dist.all_gather_into_tensor(whole, y * (rank + 1))
-            for number in (1.0, 2.0):
-                x.fill_(number)
-                graph.replay()
-                total = number * size + sum(range(size))
-                assert y.tolist() == [total] * 2
-                assert whole.tolist() == [total * (other + 1) for other in range(size) for _ in range(2)]
-
-    ranks(2, communicator=False)(check, str(tmp_path / "store"))
+@on_ranks(2, communicator=False)
+def test_collectives_are_replayed(rank: int, size: int, file: str) -> None:
+    with group(rank, size, file) as (_, device):
+        x, whole = torch.zeros(2, device=device), torch.zeros(2 * size, device=device)
+        dist.all_reduce(x)  # makes the communicator
+        graph = torch.npu.NPUGraph()
+        with torch.npu.graph(graph):
+            y = x + rank
+            dist.all_reduce(y)
+            dist.all_gather_into_tensor(whole, y * (rank + 1))
+        for number in (1.0, 2.0):
+            x.fill_(number)
+            graph.replay()
+            total = number * size + sum(range(size))
+            assert y.tolist() == [total] * 2
+            assert whole.tolist() == [total * (other + 1) for other in range(size) for _ in range(2)]

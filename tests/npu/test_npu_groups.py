@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from npu_ranks import DTYPES, bits, caught, emulated, group, moved, on
+from on_ranks import on_ranks
 
 import alltoallv.torch as at
 from alltoallv.errors import HcclError, PeerLostError
@@ -42,113 +43,99 @@ def test_a_rank_is_lost_while_it_joins(ranks: Ranks, tmp_path: Path, fault: str)
     assert (second.error is None) == (fault != "die")
 
 
-def test_the_same_bits_as_torch_npu(ranks: Ranks, tmp_path: Path) -> None:
-    def check(rank: int, size: int, file: str) -> None:
-        rng = np.random.default_rng(1)
-        with group(rank, size, file) as (_, device):
-            for dtype in ("float16", "float32", "int8", "int64", "bfloat16"):
-                case = random_case(rng, size, dtype, gaps=False, permuted=False, max_count=200)
-                sends, recvs = case.send_counts[rank].tolist(), case.recv_counts[rank].tolist()
-                x = on(device, case.inputs[rank])
-                ours, theirs = (on(device, case.outputs[rank]) for _ in range(2))
-                at.all_to_all_single(ours, x, recvs, sends)
-                dist.all_to_all_single(theirs, x, recvs, sends)
-                torch.npu.synchronize()
-                assert_bits_equal(bits(ours), case.expected[rank], dtype)
-                assert_bits_equal(bits(theirs), case.expected[rank], dtype)
-
-    ranks(4, communicator=False)(check, str(tmp_path / "store"))
+@on_ranks(4, communicator=False)
+def test_the_same_bits_as_torch_npu(rank: int, size: int, file: str) -> None:
+    rng = np.random.default_rng(1)
+    with group(rank, size, file) as (_, device):
+        for dtype in ("float16", "float32", "int8", "int64", "bfloat16"):
+            case = random_case(rng, size, dtype, gaps=False, permuted=False, max_count=200)
+            sends, recvs = case.send_counts[rank].tolist(), case.recv_counts[rank].tolist()
+            x = on(device, case.inputs[rank])
+            ours, theirs = (on(device, case.outputs[rank]) for _ in range(2))
+            at.all_to_all_single(ours, x, recvs, sends)
+            dist.all_to_all_single(theirs, x, recvs, sends)
+            torch.npu.synchronize()
+            assert_bits_equal(bits(ours), case.expected[rank], dtype)
+            assert_bits_equal(bits(theirs), case.expected[rank], dtype)
 
 
-def test_regions_async_and_learnt_counts(ranks: Ranks, tmp_path: Path) -> None:
-    def check(rank: int, size: int, file: str) -> None:
-        rng = np.random.default_rng(2)
-        with group(rank, size, file) as (world, device):
-            for n, dtype in enumerate(DTYPES):
-                case = random_case(rng, size, dtype)
-                written = moved(case, rank, device, async_op=n % 2 == 0)
-                assert_bits_equal(written, case.expected[rank], dtype)
-            for async_op in (False, True):
-                case = random_case(rng, size, "float32", gaps=False, permuted=False)
-                result = at.all_to_all_v(on(device, case.inputs[rank]), case.send_counts[rank], async_op=async_op)
-                assert_bits_equal(bits(result[1].result() if async_op else result), case.expected[rank])
-            comm = at.from_group(world, device="npu")
-            assert comm.backend == "hccl"
-            assert comm.check == "first"
-
-    ranks(2, communicator=False)(check, str(tmp_path / "store"))
+@on_ranks(2, communicator=False)
+def test_regions_async_and_learnt_counts(rank: int, size: int, file: str) -> None:
+    rng = np.random.default_rng(2)
+    with group(rank, size, file) as (world, device):
+        for n, dtype in enumerate(DTYPES):
+            case = random_case(rng, size, dtype)
+            written = moved(case, rank, device, async_op=n % 2 == 0)
+            assert_bits_equal(written, case.expected[rank], dtype)
+        for async_op in (False, True):
+            case = random_case(rng, size, "float32", gaps=False, permuted=False)
+            result = at.all_to_all_v(on(device, case.inputs[rank]), case.send_counts[rank], async_op=async_op)
+            assert_bits_equal(bits(result[1].result() if async_op else result), case.expected[rank])
+        comm = at.from_group(world, device="npu")
+        assert comm.backend == "hccl"
+        assert comm.check == "first"
 
 
-def test_subgroups(ranks: Ranks, tmp_path: Path) -> None:
-    def check(rank: int, size: int, file: str) -> None:
-        with group(rank, size, file) as (_, device):
-            groups = [dist.new_group([0, 2]), dist.new_group([3, 1, 0])]
-            for made in groups:
-                members = dist.get_process_group_ranks(made)
-                if rank not in members:
-                    continue
-                place, w = dist.get_rank(made), len(members)
-                x = (torch.arange(2.0 * w) + 100 * rank).to(device)
-                y = at.all_to_all_v(x, [2] * w, [2] * w, group=made)
-                expected = [100.0 * j + 2 * place + k for j in members for k in range(2)]
-                assert y.cpu().tolist() == expected
-
-    ranks(4, communicator=False)(check, str(tmp_path / "store"))
+@on_ranks(4, communicator=False)
+def test_subgroups(rank: int, size: int, file: str) -> None:
+    with group(rank, size, file) as (_, device):
+        groups = [dist.new_group([0, 2]), dist.new_group([3, 1, 0])]
+        for made in groups:
+            members = dist.get_process_group_ranks(made)
+            if rank not in members:
+                continue
+            place, w = dist.get_rank(made), len(members)
+            x = (torch.arange(2.0 * w) + 100 * rank).to(device)
+            y = at.all_to_all_v(x, [2] * w, [2] * w, group=made)
+            expected = [100.0 * j + 2 * place + k for j in members for k in range(2)]
+            assert y.cpu().tolist() == expected
 
 
-def test_the_communicator_of_torch_npu_is_used(ranks: Ranks, tmp_path: Path) -> None:
-    def check(rank: int, size: int, file: str) -> None:
-        from alltoallv.torch.engines.hccl import handle_of
+@on_ranks(2, communicator=False)
+def test_the_communicator_of_torch_npu_is_used(rank: int, size: int, file: str) -> None:
+    from alltoallv.torch.engines.hccl import handle_of
 
-        with group(rank, size, file) as (world, device):
-            theirs = torch.ones(2).to(device)
-            dist.all_reduce(theirs)
-            handle = handle_of(world, device)
-            assert handle != 0
-            assert handle == world._get_backend(torch.device("npu")).get_hccl_comm(rank)
-            y = at.all_to_all_v(torch.full((2,), float(rank)).to(device), [1, 1], [1, 1])
-            assert y.cpu().tolist() == [0, 1]
-
-    ranks(2, communicator=False)(check, str(tmp_path / "store"))
+    with group(rank, size, file) as (world, device):
+        theirs = torch.ones(2).to(device)
+        dist.all_reduce(theirs)
+        handle = handle_of(world, device)
+        assert handle != 0
+        assert handle == world._get_backend(torch.device("npu")).get_hccl_comm(rank)
+        y = at.all_to_all_v(torch.full((2,), float(rank)).to(device), [1, 1], [1, 1])
+        assert y.cpu().tolist() == [0, 1]
 
 
-def test_the_communicator_of_a_subgroup_is_that_of_the_device(ranks: Ranks, tmp_path: Path) -> None:
+@on_ranks(3, communicator=False)
+def test_the_communicator_of_a_subgroup_is_that_of_the_device(rank: int, size: int, file: str) -> None:
     """Not of the device whose number is the rank in the group."""
-
-    def check(rank: int, size: int, file: str) -> None:
-        with group(rank, size, file) as (_, device):
-            made = dist.new_group([1, 2])
-            if rank == 0:
-                return
-            dist.all_reduce(torch.ones(2).to(device), group=made)
-            with emulated(faults="HcclCommInit*=fail:4"):  # there is one already
-                y = at.all_to_all_v(torch.full((2,), 1.0 * rank).to(device), [1, 1], [1, 1], group=made)
-            assert y.cpu().tolist() == [1, 2]
-
-    ranks(3, communicator=False)(check, str(tmp_path / "store"))
+    with group(rank, size, file) as (_, device):
+        made = dist.new_group([1, 2])
+        if rank == 0:
+            return
+        dist.all_reduce(torch.ones(2).to(device), group=made)
+        with emulated(faults="HcclCommInit*=fail:4"):  # there is one already
+            y = at.all_to_all_v(torch.full((2,), 1.0 * rank).to(device), [1, 1], [1, 1], group=made)
+        assert y.cpu().tolist() == [1, 2]
 
 
-def test_calls_of_torch_npu_and_ours_run_in_their_order(ranks: Ranks, tmp_path: Path) -> None:
+@on_ranks(2, communicator=False, fresh=True)
+def test_calls_of_torch_npu_and_ours_run_in_their_order(rank: int, size: int, file: str) -> None:
     """They share a communicator, in which HCCL can do one thing after the other only."""
-
-    def check(rank: int, size: int, file: str) -> None:
-        with group(rank, size, file) as (_, device):
-            x = torch.full((size,), 1.0 + rank).to(device)
-            others = [1.0 + j for j in range(size)]
-            for async_op in (False, True):
-                with emulated(task_delay_us=20_000):
-                    total, theirs = x.clone(), []
-                    theirs.append(dist.all_reduce(total, async_op=True))
-                    result: Any = at.all_to_all_v(x, [1] * size, [1] * size, async_op=async_op)
-                    again = x.clone()
-                    theirs.append(dist.all_reduce(again, async_op=True))
-                    y = result[1].result() if async_op else result
-                    for work in theirs:
-                        work.wait()
-                    assert y.cpu().tolist() == others
-                    assert total.cpu().tolist() == again.cpu().tolist() == [sum(others)] * size
-
-    ranks(2, communicator=False, fresh=True)(check, str(tmp_path / "store"))
+    with group(rank, size, file) as (_, device):
+        x = torch.full((size,), 1.0 + rank).to(device)
+        others = [1.0 + j for j in range(size)]
+        for async_op in (False, True):
+            with emulated(task_delay_us=20_000):
+                total, theirs = x.clone(), []
+                theirs.append(dist.all_reduce(total, async_op=True))
+                result: Any = at.all_to_all_v(x, [1] * size, [1] * size, async_op=async_op)
+                again = x.clone()
+                theirs.append(dist.all_reduce(again, async_op=True))
+                y = result[1].result() if async_op else result
+                for work in theirs:
+                    work.wait()
+                assert y.cpu().tolist() == others
+                assert total.cpu().tolist() == again.cpu().tolist() == [sum(others)] * size
 
 
 @pytest.mark.parametrize("backend", ["hccl", "gloo"])

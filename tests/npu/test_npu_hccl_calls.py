@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor
 import alltoallv.torch as at
 from alltoallv import Communicator
 from alltoallv.errors import HcclError
-from alltoallv.testing import Ranks, reference
+from alltoallv.testing import reference
 from alltoallv.testing.golden import assert_bits_equal
 
 
@@ -54,20 +53,18 @@ def test_an_all_gather_is_hccls_own(rank: int, size: int) -> None:
             fails(lambda: quantized(x, comm))
 
 
-def test_an_all_gather_of_a_group_is_hccls_own(ranks: Ranks, tmp_path: Path) -> None:
-    def check(rank: int, size: int, file: str) -> None:
-        with group(rank, size, file) as (world, device):
-            comm = at.from_group(world, device="npu")
-            x = torch.arange(5.0).to(device) + rank
-            out = torch.zeros(5 * size).to(device)
+@on_ranks(2, communicator=False)
+def test_an_all_gather_of_a_group_is_hccls_own(rank: int, size: int, file: str) -> None:
+    with group(rank, size, file) as (world, device):
+        comm = at.from_group(world, device="npu")
+        x = torch.arange(5.0).to(device) + rank
+        out = torch.zeros(5 * size).to(device)
+        at.all_gather_into_tensor(out, x, comm)
+        with emulated(faults="HcclAlltoAllV=fail:4"):
             at.all_gather_into_tensor(out, x, comm)
-            with emulated(faults="HcclAlltoAllV=fail:4"):
-                at.all_gather_into_tensor(out, x, comm)
-            assert out.cpu().tolist() == [k + j for j in range(size) for k in range(5)]
-            with emulated(faults="HcclAllGather=fail:4"):
-                fails(lambda: at.all_gather_into_tensor(out, x, comm))
-
-    ranks(2, communicator=False)(check, str(tmp_path / "store"))
+        assert out.cpu().tolist() == [k + j for j in range(size) for k in range(5)]
+        with emulated(faults="HcclAllGather=fail:4"):
+            fails(lambda: at.all_gather_into_tensor(out, x, comm))
 
 
 @on_ranks(2, communicator=False, fresh=True, env={"HCCL_BUFFSIZE": "250"})

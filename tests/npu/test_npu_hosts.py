@@ -7,21 +7,20 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from npu_ranks import caught, caught_or, emulated, ended, moved, use_device
+from npu_ranks import caught, ended, moved, use_device
 from npu_starts import exchange_works, free_port, hccl_comm, start_as_msrun, write_table
 from on_ranks import on_ranks
 
 import alltoallv.torch as at
 from alltoallv import AllToAllVParam, Communicator
 from alltoallv.atb.member import connect
-from alltoallv.errors import CommTimeoutError, InvalidParamError, PeerLostError, PeerMismatchError
+from alltoallv.errors import InvalidParamError, PeerMismatchError
 from alltoallv.testing import Ranks
 from alltoallv.testing.golden import assert_bits_equal, random_case
 
@@ -120,55 +119,6 @@ def test_values_and_learnt_counts(rank: int, size: int, place: Place) -> None:
         expected = [float(j) for j in range(size) for _ in range((rank + j + n) % 3)]
         assert exchange(comm, sends).tolist() == expected
     comm.destroy()
-
-
-@on_ranks(SIZE, communicator=False)
-def test_a_failure_beyond_the_compared_calls_reaches_all(rank: int, size: int, place: Place) -> None:
-    comm = join(rank, size, place)
-    for _ in range(8):
-        works(comm)
-    if rank == 3:
-        with pytest.raises(ValueError, match="send_counts"):
-            exchange(comm, [-1] * size, [1] * size)
-    else:
-        ended(comm)
-        with pytest.raises(PeerLostError, match=r"rank 3 aborted: .*send_counts"):
-            works(comm)
-    comm.destroy()
-
-
-def test_hccl_refuses_on_one_rank(ranks: Ranks) -> None:
-    """The others have launched, and HCCL gives up in time: they learn why with their next call."""
-
-    def check(rank: int, size: int, place: Place) -> None:
-        comm = join(rank, size, place)
-        x = torch.zeros(size).to(device_of(comm))
-        torch.npu.synchronize()
-        with emulated(faults="HcclAlltoAllV=fail:4" if rank == 1 else ""):
-            error = caught_or(lambda: at.all_to_all_v(x, [1] * size, [1] * size, group=comm))
-        ended(comm)
-        if rank == 1:
-            assert "HCCL_E_INTERNAL" in str(error)
-        with pytest.raises(PeerLostError, match="HCCL_E_INTERNAL"):
-            at.all_to_all_v(x, [1] * size, [1] * size, group=comm)
-        comm.destroy()
-
-    env = {"HCCL_EXEC_TIMEOUT": "2"}
-    ranks(3, communicator=False, fresh=True, env=env)(check, ("launcher", "", free_port()))
-
-
-def test_a_late_rank_is_named(ranks: Ranks) -> None:
-    def check(rank: int, size: int, place: Place) -> None:
-        join(rank, size, place, domain="all are here").destroy()
-        comm = join(rank, size, place, timeout=2.0)
-        if rank == 1:
-            time.sleep(3)
-        with pytest.raises(CommTimeoutError, match=r"rank 1 \(pid"):
-            works(comm)
-        assert not comm.usable
-        comm.destroy()
-
-    ranks(2, communicator=False)(check, ("launcher", "", free_port()))
 
 
 def test_a_rank_dies(ranks: Ranks) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-from pathlib import Path
 
 import fused_cases
 import fused_trouble
@@ -20,7 +19,6 @@ from operators import families
 
 from alltoallv.npu_ops import names, schemas
 from alltoallv.npu_ops.registry import formulas
-from alltoallv.testing import Ranks
 
 
 @pytest.mark.parametrize("family", families())
@@ -35,17 +33,15 @@ def test_operators_compute_their_formulas(rank: int, size: int, family: str) -> 
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_fused_operators_compute_their_formulas(ranks: Ranks, tmp_path: Path, size: int) -> None:
-    def check(rank: int, size: int, file: str) -> None:
-        os.environ["ALLTOALLV_NPU_LIMITS"] = "relax"
-        with group(rank, size, file) as (made, device):
-            name = made._get_backend(device).get_hccl_comm_name(rank)
-            for cases in fused_cases.FAMILIES.values():
-                for case in cases:
-                    case.call(device, name, rank, size)
-            fused_trouble.check(device, name, rank, size)
-
-    ranks(size, communicator=False)(check, str(tmp_path / "store"))
+@on_ranks(communicator=False)
+def test_fused_operators_compute_their_formulas(rank: int, size: int, file: str) -> None:
+    os.environ["ALLTOALLV_NPU_LIMITS"] = "relax"
+    with group(rank, size, file) as (made, device):
+        name = made._get_backend(device).get_hccl_comm_name(rank)
+        for cases in fused_cases.FAMILIES.values():
+            for case in cases:
+                case.call(device, name, rank, size)
+        fused_trouble.check(device, name, rank, size)
 
 
 def test_every_operator_has_a_case() -> None:
@@ -87,26 +83,23 @@ def test_refusals_leave_the_queue_alive(rank: int, size: int) -> None:
         assert (x + 1).sum().item() == 64
 
 
-def test_a_format_is_remembered(ranks: Ranks, tmp_path: Path) -> None:
+@on_ranks(1, communicator=False)
+def test_a_format_is_remembered(rank: int, size: int, file: str) -> None:
     """By torch_npu itself: its process group refuses an offset, and gives the result the format of the input."""
+    import torch_npu
 
-    def check(rank: int, size: int, file: str) -> None:
-        import torch_npu
-
-        with group(rank, size, file) as (_, device):
-            x = torch.arange(8.0, device=device).view(2, 4)
-            cast, in_place = torch_npu.npu_format_cast(x, 29), torch_npu.npu_format_cast_(x.clone(), 29)
-            casts = (x, cast, cast.t(), cast[1:], in_place, torch_npu.npu_format_cast(cast, 2))
-            assert [int(torch_npu.get_npu_format(one)) for one in casts] == [2, 29, 29, 29, 29, 2]
-            for one in (cast, in_place, torch.empty_like(x).copy_(cast), cast.copy_(x, non_blocking=True)):
-                assert torch.equal(one.cpu(), x.cpu())
-            error = caught(lambda: dist.broadcast(cast[1:], 0))
-            assert "For a tensor of internal format, it's storage_offset must be 0" in str(error)
-            dist.all_reduce(cast)
-            assert int(torch_npu.get_npu_format(cast)) == 29
-            assert torch.equal(cast.cpu(), x.cpu())
-
-    ranks(1, communicator=False)(check, str(tmp_path / "store"))
+    with group(rank, size, file) as (_, device):
+        x = torch.arange(8.0, device=device).view(2, 4)
+        cast, in_place = torch_npu.npu_format_cast(x, 29), torch_npu.npu_format_cast_(x.clone(), 29)
+        casts = (x, cast, cast.t(), cast[1:], in_place, torch_npu.npu_format_cast(cast, 2))
+        assert [int(torch_npu.get_npu_format(one)) for one in casts] == [2, 29, 29, 29, 29, 2]
+        for one in (cast, in_place, torch.empty_like(x).copy_(cast), cast.copy_(x, non_blocking=True)):
+            assert torch.equal(one.cpu(), x.cpu())
+        error = caught(lambda: dist.broadcast(cast[1:], 0))
+        assert "For a tensor of internal format, it's storage_offset must be 0" in str(error)
+        dist.all_reduce(cast)
+        assert int(torch_npu.get_npu_format(cast)) == 29
+        assert torch.equal(cast.cpu(), x.cpu())
 
 
 @on_ranks(1, communicator=False)

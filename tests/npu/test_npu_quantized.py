@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,29 +16,26 @@ from torch import Tensor
 import alltoallv.torch as at
 from alltoallv import Communicator, QuantAllReduceParam, QuantType
 from alltoallv.errors import InvalidParamError, InvalidTensorError, PeerMismatchError, ValueOverflowError
-from alltoallv.testing import Ranks
 from alltoallv.testing import quantized as reference
 from alltoallv.testing.golden import assert_bits_equal
 from alltoallv.torch.engines import torch_kernels
 from alltoallv.torch.engines.kernels import kernels_for
 
 
-def test_shared_scale_over_a_group(ranks: Ranks, tmp_path: Path) -> None:
-    def check(rank: int, size: int, file: str) -> None:
-        rng = np.random.default_rng(0)
-        with group(rank, size, file) as (_, device):
-            for numel in (1, 1000, 5003):
-                arrays = [rng.integers(-128, 128, numel, np.int8) for _ in range(size)]
-                y = at.quantized_all_reduce(on(device, arrays[rank]), scale=0.0125)
-                assert y.device == device
-                total = np.sum([x.astype(np.int32) for x in arrays], axis=0, dtype=np.int32)
-                expected = (total.astype(np.float32) * np.float32(0.0125)).astype(np.float16)
-                assert_bits_equal(bits(y), expected)
-            x = torch.from_numpy(rng.standard_normal(3000).astype(np.float32)).to(device)  # the same on all ranks
-            y = at.quantized_all_reduce(x)
-            assert float((y.cpu() - size * x.cpu()).abs().max()) < 0.05 * size
-
-    ranks(2, communicator=False)(check, str(tmp_path / "store"))
+@on_ranks(2, communicator=False)
+def test_shared_scale_over_a_group(rank: int, size: int, file: str) -> None:
+    rng = np.random.default_rng(0)
+    with group(rank, size, file) as (_, device):
+        for numel in (1, 1000, 5003):
+            arrays = [rng.integers(-128, 128, numel, np.int8) for _ in range(size)]
+            y = at.quantized_all_reduce(on(device, arrays[rank]), scale=0.0125)
+            assert y.device == device
+            total = np.sum([x.astype(np.int32) for x in arrays], axis=0, dtype=np.int32)
+            expected = (total.astype(np.float32) * np.float32(0.0125)).astype(np.float16)
+            assert_bits_equal(bits(y), expected)
+        x = torch.from_numpy(rng.standard_normal(3000).astype(np.float32)).to(device)  # the same on all ranks
+        y = at.quantized_all_reduce(x)
+        assert float((y.cpu() - size * x.cpu()).abs().max()) < 0.05 * size
 
 
 def normal(rank: int, count: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -124,24 +120,21 @@ def overflows(comm: Communicator, device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_rows_travel_as_codes(ranks: Ranks, tmp_path: Path, size: int) -> None:
+@on_ranks(communicator=False)
+def test_rows_travel_as_codes(rank: int, size: int, file: str) -> None:
     """Over a communicator and over a group."""
-
-    def check(rank: int, size: int, file: str) -> None:
-        with communicator(rank, check="always") as (comm, device):
-            dispatch(comm, device, rank, size)
-            x = normal(rank, 64 * size).view(size, 64).to(device)
-            ones = [1] * size
-            with pytest.raises(PeerMismatchError):
-                at.quantized_all_to_all(x, ones, bits=8 if rank else 4, group=comm)
-            x.requires_grad_()
-            at.quantized_all_to_all(x, ones, ones, group=comm).sum().backward()
-            assert x.grad is not None
-            assert x.grad.eq(1).all()
-        with group(rank, size, file) as (own, device):
-            dispatch(own, device, rank, size)
-
-    ranks(size, communicator=False)(check, str(tmp_path / "store"))
+    with communicator(rank, check="always") as (comm, device):
+        dispatch(comm, device, rank, size)
+        x = normal(rank, 64 * size).view(size, 64).to(device)
+        ones = [1] * size
+        with pytest.raises(PeerMismatchError):
+            at.quantized_all_to_all(x, ones, bits=8 if rank else 4, group=comm)
+        x.requires_grad_()
+        at.quantized_all_to_all(x, ones, ones, group=comm).sum().backward()
+        assert x.grad is not None
+        assert x.grad.eq(1).all()
+    with group(rank, size, file) as (own, device):
+        dispatch(own, device, rank, size)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")

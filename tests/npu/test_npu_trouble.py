@@ -232,18 +232,16 @@ def test_counts_of_one_rank_for_itself(rank: int, size: int) -> None:
         assert at.all_to_all_v(torch.ones(2).to(device), [2], [2], group=comm).cpu().tolist() == [1, 1]
 
 
-def test_a_failing_call_in_a_group(ranks: Ranks, tmp_path: Path) -> None:
-    def check(rank: int, size: int, file: str) -> None:
-        with group(rank, size, file, backend="gloo") as (world, device):
-            comm = at.from_group(world, device="npu", timeout=20)
-            exchange(comm, device)
-            if rank == 1:
-                with emulated(faults="HcclAlltoAllV=fail:4"), pytest.raises(HcclError, match="HCCL_E_INTERNAL"):
-                    exchange(comm, device)
-            else:
-                caught_or(lambda: exchange(comm, device))
-            dist.barrier()
-            with pytest.raises(PeerLostError, match=r"HCCL_E_INTERNAL|rank 1"):
+@on_ranks(2, communicator=False, fresh=True, env={"HCCL_EXEC_TIMEOUT": "2"})
+def test_a_failing_call_in_a_group(rank: int, size: int, file: str) -> None:
+    with group(rank, size, file, backend="gloo") as (world, device):
+        comm = at.from_group(world, device="npu", timeout=20)
+        exchange(comm, device)
+        if rank == 1:
+            with emulated(faults="HcclAlltoAllV=fail:4"), pytest.raises(HcclError, match="HCCL_E_INTERNAL"):
                 exchange(comm, device)
-
-    ranks(2, communicator=False, fresh=True, env={"HCCL_EXEC_TIMEOUT": "2"})(check, str(tmp_path / "store"))
+        else:
+            caught_or(lambda: exchange(comm, device))
+        dist.barrier()
+        with pytest.raises(PeerLostError, match=r"HCCL_E_INTERNAL|rank 1"):
+            exchange(comm, device)

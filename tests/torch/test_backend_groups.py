@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from backend_groups import Grouped, carrier, joined, on_group, operators
+from on_ranks import on_ranks
 
 import alltoallv.torch as at
 from alltoallv.testing import Ranks
@@ -43,28 +44,25 @@ def test_ranks_do_not_meet_those_of_before() -> None:
     assert len(keys) == 4
 
 
-def test_again_on_the_store_of_before(ranks: Ranks, tmp_path: Path) -> None:
+@on_ranks(2, communicator=False, timeout=60)
+def test_again_on_the_store_of_before(rank: int, size: int, file: str) -> None:
     """Groups of before are still held, and one rank comes back first."""
-
-    def run(rank: int, size: int, file: str) -> None:
-        store = dist.FileStore(file, size)
-        held = []
-        for i in range(4):
-            dist.init_process_group("alltoallv", store=store, rank=rank, world_size=size)
-            dist.all_reduce(x := torch.tensor([rank + i]))
-            assert x.item() == 2 * i + 1
-            group = dist.new_group([0, 1])
-            dist.gather(x, [torch.empty_like(x) for _ in range(size)] if rank == 0 else None)
-            dist.all_to_all_single(y := torch.empty(2), torch.tensor([10.0 * rank, 10.0 * rank + 1]), group=group)
-            assert y.tolist() == [rank, 10 + rank]
-            held += [dist.group.WORLD, group]
-            dist.destroy_process_group()
-            if rank == i % 2:
-                store.wait([f"ahead/{i}"])
-            else:
-                store.set(f"ahead/{i}", "")
-
-    ranks(2, communicator=False, timeout=60)(run, str(tmp_path / "store"))
+    store = dist.FileStore(file, size)
+    held = []
+    for i in range(4):
+        dist.init_process_group("alltoallv", store=store, rank=rank, world_size=size)
+        dist.all_reduce(x := torch.tensor([rank + i]))
+        assert x.item() == 2 * i + 1
+        group = dist.new_group([0, 1])
+        dist.gather(x, [torch.empty_like(x) for _ in range(size)] if rank == 0 else None)
+        dist.all_to_all_single(y := torch.empty(2), torch.tensor([10.0 * rank, 10.0 * rank + 1]), group=group)
+        assert y.tolist() == [rank, 10 + rank]
+        held += [dist.group.WORLD, group]
+        dist.destroy_process_group()
+        if rank == i % 2:
+            store.wait([f"ahead/{i}"])
+        else:
+            store.set(f"ahead/{i}", "")
 
 
 @pytest.mark.parametrize("world", ["alltoallv", "gloo"])
