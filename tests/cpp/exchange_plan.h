@@ -106,10 +106,6 @@ struct Attempt {
         std::memset(output.data(), untouched, output.size());
     }
 
-    bool output_untouched() const {
-        return std::all_of(output.data(), output.data() + output.size(), [](char c) { return c == untouched; });
-    }
-
   private:
     size_t bytes_of(const std::vector<int64_t>& lengths, int rank) const {
         return static_cast<size_t>(lengths[static_cast<size_t>(rank)]) * plan.element();

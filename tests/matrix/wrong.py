@@ -238,7 +238,6 @@ def disagree(function: str, what: str, text: str, needs: tuple[str, ...] = (), *
     return bad(function, f"ranks disagree about {what}", "PeerMismatchError", text, needs, breach=True, **mistake)
 
 
-FOUR = data(0, 4)
 DISAGREEMENTS = [
     disagree(V, "what a peer sends", "rank 1 sends 2 elements to rank 2, which expects 1", recv_counts=[2, 1, 2]),
     disagree(V, "what a peer expects", "rank 2 sends 0 elements to rank 1, which expects 2", send_counts=[2, 0, 2]),
