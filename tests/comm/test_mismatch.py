@@ -14,15 +14,7 @@ from trouble import LIMIT, Failure, attempt, check_works, last_seq
 
 import alltoallv
 from alltoallv import Communicator, errors
-from alltoallv.numpy import (
-    all_gather,
-    all_gather_into_tensor,
-    all_reduce,
-    all_to_all_v,
-    barrier,
-    reduce,
-    scan,
-)
+from alltoallv.numpy import all_gather, all_gather_into_tensor, all_reduce, all_to_all_v, barrier, reduce, scan
 
 # Elements per pair of ranks: with the row, and beyond what travels inline.
 SMALL, LARGE = 5, 40_000

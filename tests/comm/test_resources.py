@@ -171,10 +171,7 @@ def test_no_memory_for_an_output(rank, size):
     comm = join(rank, size, timeout=30)
     check_works(comm)
     before, x = np.full(size * 64 * MB, 7, "uint8") if rank != 1 else None, np.zeros(64 * MB, "uint8")
-    with (
-        fails_on_all(rank, 1, OutOfMemoryError),
-        no_more_memory(16 * MB) if rank == 1 else nullcontext(),
-    ):
+    with fails_on_all(rank, 1, OutOfMemoryError), no_more_memory(16 * MB) if rank == 1 else nullcontext():
         all_gather(x, out=before, group=comm)
     assert before is None or (before == 7).all()
     assert comm.usable

@@ -163,20 +163,6 @@ TEST(calls_that_differ) {
     });
 }
 
-TEST(failure_of_one) {
-    on_ranks(3, [](Communicator& comm) {
-        for (int n = 0; n < 3; ++n) {
-            if (comm.rank() == n) {
-                comm.fail(OpKind::all_to_all_v, invalid_param("sdispls is wrong"));
-            } else {
-                fails(ErrorClass::invalid_param, "failed on rank " + std::to_string(n) + ": sdispls is wrong",
-                      [&] { agree(comm); });
-            }
-        }
-        agree(comm);
-    });
-}
-
 TEST(a_late_rank_is_named) {
     std::atomic<int> timeouts{0};
     on_ranks(

@@ -53,13 +53,7 @@ def test_paddle():
 
 def test_openmpi():
     found = detect(OPENMPI)
-    assert (found.launcher, found.rank, found.size, found.local_rank, found.local_size) == (
-        "openmpi",
-        1,
-        2,
-        1,
-        2,
-    )
+    assert (found.launcher, found.rank, found.size, found.local_rank, found.local_size) == ("openmpi", 1, 2, 1, 2)
     assert found.job_id.startswith("openmpi:prterun-host-5373@1:")
     assert detect(OPENMPI | {"OMPI_COMM_WORLD_RANK": "0"}).job_id == found.job_id
     older = {k: v for k, v in OPENMPI.items() if not k.startswith("PMIX")} | {"OMPI_MCA_ess_base_jobid": "123"}
@@ -190,13 +184,7 @@ def test_slurm():
 
 def test_lone_process():
     found = detect({})
-    assert (found.launcher, found.rank, found.size, found.local_rank, found.local_size) == (
-        "single",
-        0,
-        1,
-        0,
-        1,
-    )
+    assert (found.launcher, found.rank, found.size, found.local_rank, found.local_size) == ("single", 0, 1, 0, 1)
     command = [sys.executable, "-c", "from alltoallv.launch.detect import detect; print(detect({}).job_id)"]
     others = {subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() for _ in range(2)}
     assert len(others | {found.job_id}) == 3

@@ -21,12 +21,7 @@ print("@" + json.dumps(dataclasses.asdict(detect())))
 
 def launched(command: list[str], env: dict[str, str] | None = None) -> list[dict]:
     result = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        env=clean_environment() | (env or {}),
-        timeout=120,
-        check=False,
+        command, capture_output=True, text=True, env=clean_environment() | (env or {}), timeout=120, check=False
     )
     assert result.returncode == 0, result.stderr
     # Launchers may run the ranks' lines together.
@@ -62,14 +57,7 @@ def test_torchrun_for_real():
         pytest.skip("torch is not installed")
     jobs = []
     for _ in range(2):
-        command = [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc-per-node=2",
-            "--no-python",
-        ]
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--no-python"]
         found = launched([*command, sys.executable, "-c", SHOW])
         assert sorted((f["rank"], f["local_rank"]) for f in found) == [(0, 0), (1, 1)]
         assert {(f["launcher"], f["size"], f["local_size"]) for f in found} == {("torchrun", 2, 2)}

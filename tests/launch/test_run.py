@@ -116,10 +116,7 @@ def test_output_that_nobody_reads(tmp_path):
     script.write_text("while True: print('y' * 1000)")
     command = " ".join([*RUN, "-n", "2", str(script)])
     result = subprocess.run(
-        ["bash", "-c", f"{command} | head -n 3; exit ${{PIPESTATUS[0]}}"],
-        capture_output=True,
-        timeout=60,
-        check=False,
+        ["bash", "-c", f"{command} | head -n 3; exit ${{PIPESTATUS[0]}}"], capture_output=True, timeout=60, check=False
     )
     assert len(result.stdout.splitlines()) == 3
     assert result.returncode == 128 + signal.SIGPIPE
@@ -134,10 +131,7 @@ def test_output_that_nobody_reads(tmp_path):
         (["-n", "2", "missing.py"], "script 'missing.py' does not exist in"),
         (["-n", "2"], "the following arguments are required: program"),
         (["missing.py"], "the following arguments are required: -n/--nprocs/--nproc-per-node"),
-        (
-            ["-n", "2", "--timeout", "-1", "x.py"],
-            "argument --timeout: is '-1', expected a number of seconds above 0",
-        ),
+        (["-n", "2", "--timeout", "-1", "x.py"], "argument --timeout: is '-1', expected a number of seconds above 0"),
     ],
 )
 def test_wrong_arguments(arguments, message):

@@ -27,8 +27,7 @@ sys.exit(4)
     assert sorted(result.stdout.splitlines()) == [b"[0] own error", b"[2] own error"]
     messages = result.stderr.decode().splitlines()
     assert re.fullmatch(
-        r"alltoallv run: rank 1 \(pid \d+\) exited with code 3; the other ranks have 5 s to finish",
-        messages[0],
+        r"alltoallv run: rank 1 \(pid \d+\) exited with code 3; the other ranks have 5 s to finish", messages[0]
     )
     assert sorted(re.sub(r"pid \d+", "pid", m) for m in messages[1:]) == [
         f"alltoallv run: rank {r} (pid) exited with code 4" for r in (0, 2)

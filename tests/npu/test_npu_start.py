@@ -13,12 +13,7 @@ from npu_starts import exchange_works, free_port, start_as_msrun, start_with_tab
 from on_ranks import on_ranks
 
 from alltoallv import Communicator, _core
-from alltoallv.errors import (
-    AllToAllVError,
-    CommTimeoutError,
-    HcclError,
-    PeerLostError,
-)
+from alltoallv.errors import AllToAllVError, CommTimeoutError, HcclError, PeerLostError
 from alltoallv.testing import Ranks
 
 

@@ -8,18 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from npu_ranks import (
-    caught,
-    caught_or,
-    communicator,
-    emulated,
-    exchange,
-    group,
-    meet,
-    use_device,
-    wait_for,
-    zeros,
-)
+from npu_ranks import caught, caught_or, communicator, emulated, exchange, group, meet, use_device, wait_for, zeros
 from on_ranks import on_ranks
 
 import alltoallv.torch as at

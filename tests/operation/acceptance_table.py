@@ -23,13 +23,7 @@ BASE: dict[str, Any] = {
     "recv_counts": [2, 2],
     "rdispls": [0, 2],
 }
-ALONE: dict[str, Any] = {
-    "rank_size": 1,
-    "send_counts": [4],
-    "sdispls": [1],
-    "recv_counts": [4],
-    "rdispls": [0],
-}
+ALONE: dict[str, Any] = {"rank_size": 1, "send_counts": [4], "sdispls": [1], "recv_counts": [4], "rdispls": [0]}
 ATB_DTYPES = ("float16", "float32", "int8", "int16", "int32", "int64", "bfloat16")
 OTHER_DTYPES = ("uint8", "uint16", "uint32", "uint64", "float64", "complex64", "float8_e4m3fn")
 A2 = DeviceInfo("Ascend910B3", 8)
@@ -145,13 +139,7 @@ def tensors() -> Iterator[Row]:
     yield Row("send-zero-outside", "I", 1, "ATB's rule", {"send_counts": [2, 0], "sdispls": [0, 61]})
     zero_outside = {"recv_counts": [2, 0], "rdispls": [0, 3]}
     yield Row("recv-zero-outside", "I", 1, "ATB's rule", zero_outside)
-    yield Row(
-        "permuted",
-        "-",
-        0,
-        "any order of regions",
-        {"rdispls": [2, 0], "sdispls": [58, 7]},
-    )
+    yield Row("permuted", "-", 0, "any order of regions", {"rdispls": [2, 0], "sdispls": [58, 7]})
     yield Row("send-overlap", "-", 0, "the same elements to both", {"sdispls": [1, 1]})
     yield Row("send-sum-beyond", "-", 0, "only each region is bounded", {
         "send_counts": [60, 60], "sdispls": [0, 0], "recv_counts": [60, 60], "rdispls": [0, 60]

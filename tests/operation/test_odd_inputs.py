@@ -15,13 +15,7 @@ import numpy as np
 import pytest
 from rank_tables import device, table
 
-from alltoallv import (
-    AllToAllVOperation,
-    AllToAllVParam,
-    Communicator,
-    QuantAllReduceOperation,
-    QuantAllReduceParam,
-)
+from alltoallv import AllToAllVOperation, AllToAllVParam, Communicator, QuantAllReduceOperation, QuantAllReduceParam
 from alltoallv.errors import AllToAllVError, BackendUnavailableError, InvalidParamError
 from alltoallv.launch.detect import detect
 from alltoallv.launch.job import Launch

@@ -93,10 +93,7 @@ CASES = [
             to_unpermute(pad, with_probs),
             unpermute,
             gradient=("permuted_tokens", *(["probs"] if with_probs else [])),
-            runs=(
-                "_npu_moe_token_unpermute_with_routing_map",
-                "npu_moe_token_unpermute_with_routing_map_grad",
-            ),
+            runs=("_npu_moe_token_unpermute_with_routing_map", "npu_moe_token_unpermute_with_routing_map_grad"),
         ),
     )
 ]

@@ -27,13 +27,7 @@ def to_mask(r: np.random.Generator) -> dict[str, Any]:
 
 
 CASES = [
-    Case(
-        "npu_scaled_masked_softmax",
-        to_mask,
-        masked,
-        gradient=("x",),
-        runs=("npu_scaled_masked_softmax_backward",),
-    ),
+    Case("npu_scaled_masked_softmax", to_mask, masked, gradient=("x",), runs=("npu_scaled_masked_softmax_backward",)),
     Case(
         "npu_softmax_cross_entropy_with_logits",
         lambda r: {"input": r.normal(size=(3, 5)), "labels": softmax(r.normal(size=(3, 5)))},

@@ -31,11 +31,7 @@ def test_the_buffer_is_the_documented_one(use: MoE, product: Product, needed: in
 @pytest.mark.parametrize(
     ("use", "product", "words"),
     [
-        (
-            MoE(12, 24, 7168, 8, 8),
-            "A2",
-            "ep_world_size is 12, expected one of 2, 3, 4, 5, 6, 7, 8, 16, 32, 64,",
-        ),
+        (MoE(12, 24, 7168, 8, 8), "A2", "ep_world_size is 12, expected one of 2, 3, 4, 5, 6, 7, 8, 16, 32, 64,"),
         (MoE(128, 256, 7168, 8, 8, "hierarchy"), "A2", "ep_world_size is 128, expected one of 16, 32, 64 on A2"),
         (MoE(16, 32, 7136 + 16, 8, 8), "A2", "the hidden size is 7152, expected a multiple of 32 on A2"),
         (MoE(16, 512, 1024, 1, 8), "A2", "moe_expert_num is 512, 32 for each rank, expected 24 at most on A2"),
@@ -47,21 +43,9 @@ def test_the_buffer_is_the_documented_one(use: MoE, product: Product, needed: in
         (MoE(16, 32, 1024, 8, 8, shared=5, shared_ranks=5), "A3", "shared_expert_num is 5, expected 0 to 4 on A3"),
         (MoE(16, 26, 7168, 8, 8, shared_ranks=3, version=1), "A3", "rank_num is 3, expected a divisor of 16 on A3"),
         (MoE(16, 32, 1024, 8, 8, "hierarchy"), "A3", "comm_alg is 'hierarchy', expected one of"),
-        (
-            GroupedMatmul(16, 32, 7168, 4096, 50 * MB),
-            "A3",
-            "the number of experts of all ranks is 512, expected 1 to",
-        ),
-        (
-            GroupedMatmul(16, 2, 7168, 4096, MB),
-            "A3",
-            "bytes that a rank sends is 1048576, expected 2097152 to",
-        ),
-        (
-            Matmul("npu_mm_all_reduce_base", 8, 4096),
-            "A3",
-            "not exist on A3, expected A2: set ALLTOALLV_NPU_PRODUCT=A2",
-        ),
+        (GroupedMatmul(16, 32, 7168, 4096, 50 * MB), "A3", "the number of experts of all ranks is 512, expected 1 to"),
+        (GroupedMatmul(16, 2, 7168, 4096, MB), "A3", "bytes that a rank sends is 1048576, expected 2097152 to"),
+        (Matmul("npu_mm_all_reduce_base", 8, 4096), "A3", "not exist on A3, expected A2: set ALLTOALLV_NPU_PRODUCT=A2"),
         (Matmul("npu_all_gather_base_mm", 16, 4096), "A2", "world_size is 16, expected one of 2, 4, 8 on A2"),
         (Matmul("npu_mm_reduce_scatter_base", 16, 128), "A3", "width is 128, expected 256 to 65534 on A3"),
         (Matmul("npu_all_to_all_matmul", 32, 128), "A3", "world_size is 32, expected one of 2, 4, 8, 16 on A3"),

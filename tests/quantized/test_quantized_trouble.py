@@ -89,11 +89,7 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"op": ["sum"]}, InvalidParamError, r"op is \['sum'\], expected sum or avg"),
     ({"offset": 1.0}, InvalidParamError, "offset is 1.0 but scale is None"),
     ({"dtype": "int8", "scale": 1.0, "offset": "a"}, InvalidParamError, "offset is 'a', expected a number"),
-    (
-        {"dtype": "int8", "scale": 1.0, "offset": np.ones(2)},
-        InvalidParamError,
-        "offset is a ndarray, expected",
-    ),
+    ({"dtype": "int8", "scale": 1.0, "offset": np.ones(2)}, InvalidParamError, "offset is a ndarray, expected"),
     ({"dtype": "int8", "scale": 1.0, "offset": 1e39}, InvalidParamError, r"offset is 1e\+39, expected a number that"),
     ({"dtype": "int8", "scale": 1e39}, InvalidParamError, r"scale is 1e\+39, expected a number that float32 holds"),
     ({"dtype": "int8", "scale": 1e-50}, InvalidParamError, "scale is 1e-50, expected a number that float32 holds"),

@@ -56,11 +56,7 @@ def test_bits_decide():
     assert_bits_equal(np.float32(1), np.float32(1))
     payload = np.array([0x7FC00001], np.uint32).view(np.float32)
     for actual, expected, message in (
-        (
-            np.array([1, 0.0]),
-            np.array([1, -0.0]),
-            "1 of 2 elements differ, first at index 1: 0.0 (0x0000000000000000)",
-        ),
+        (np.array([1, 0.0]), np.array([1, -0.0]), "1 of 2 elements differ, first at index 1: 0.0 (0x0000000000000000)"),
         (payload, np.array([np.nan], np.float32), "index 0: nan (0x7fc00001), expected nan (0x7fc00000)"),
         (np.eye(2), np.ones((2, 2)), "2 of 4 elements differ, first at index (0, 1): 0.0"),
         (np.zeros(2), np.zeros(3), "shape is (2,), expected (3,)"),

@@ -14,12 +14,7 @@ import torch
 import torch.distributed as dist
 from backend_groups import carrier, joined, on_group
 
-from alltoallv.errors import (
-    AllToAllVError,
-    CommTimeoutError,
-    PeerLostError,
-    PeerMismatchError,
-)
+from alltoallv.errors import AllToAllVError, CommTimeoutError, PeerLostError, PeerMismatchError
 from alltoallv.testing import Ranks
 
 AVG, SUM = dist.ReduceOp.AVG, dist.ReduceOp.SUM

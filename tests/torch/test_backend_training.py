@@ -133,12 +133,7 @@ def test_dtensor_on_a_mesh(rank: int, size: int, group: dist.ProcessGroup) -> No
     whole = torch.arange(48.0).view(6, 8)
     tensor = distribute_tensor(whole, mesh, [Shard(0), Shard(1)])
     before = sum(operators(mesh.get_group(name)) for name in ("rows", "columns"))
-    for placements in (
-        [Shard(1), Shard(0)],
-        [Replicate(), Shard(0)],
-        [Shard(0), Replicate()],
-        [Shard(1), Shard(1)],
-    ):
+    for placements in ([Shard(1), Shard(0)], [Replicate(), Shard(0)], [Shard(0), Replicate()], [Shard(1), Shard(1)]):
         moved = tensor.redistribute(mesh, placements)
         assert moved.full_tensor().equal(whole)
     product = tensor @ tensor.t()

@@ -35,11 +35,7 @@ NO_ROWS: list[tuple[str, dict[str, Any], list[tuple[int, ...]]]] = [
     ("npu_dynamic_quant", {"input": (0, 8), "quant_mode": "perchannel"}, [(0, 8), (8,)]),
     ("npu_dynamic_quant", {"input": (0, 8), "quant_mode": "pertensor"}, [(0, 8), (1,)]),
     ("npu_dequant_swiglu_quant", {"x": (0, 8), "weight_scale": (1, 8), "quant_mode": 1}, [(0, 4), (0,)]),
-    (
-        "npu_transpose_batchmatmul",
-        {"input": (2, 0, 4), "weight": (2, 4, 5), "batch_split_factor": 2},
-        [(2, 0, 5)],
-    ),
+    ("npu_transpose_batchmatmul", {"input": (2, 0, 4), "weight": (2, 4, 5), "batch_split_factor": 2}, [(2, 0, 5)]),
     (
         "npu_mrope",
         {"positions": (0,), "query": (0, 16), "key": (0, 8), "cos_sin_cache": (9, 8), "head_size": 8},

@@ -61,23 +61,6 @@ def loss_of(comm: Communicator, function: Any, x: Any, w: Any, bias: Any) -> Any
     return [each.grad for each in given]
 
 
-@pytest.mark.parametrize("op", ["sum", "avg"])
-@on_ranks(2, threads=True)
-def test_gradients(comm: Communicator, op: Any) -> None:
-    """Those of the composition, whose sum has a straight-through gradient."""
-    x, w, bias, _ = parts(comm)
-    how: Any = {"format": "fp8_e4m3", "op": op, "group": comm}
-
-    def fused(x: Any, w: Any, bias: Any) -> Any:
-        return at.quantized_linear_all_reduce(x, w, bias, chunks=1, **how)
-
-    def composed(x: Any, w: Any, bias: Any) -> Any:
-        return at.quantized_all_reduce(x @ w.t(), **how) + bias
-
-    for got, wanted in zip(loss_of(comm, fused, x, w, bias), loss_of(comm, composed, x, w, bias), strict=True):
-        torch.testing.assert_close(got, wanted)
-
-
 def test_gradients_of_whatever_wants_one(ranks: Ranks) -> None:
     def gradients(loss: Any, tensors: Any, wanted: Any) -> Any:
         for x, wants in zip(tensors, wanted, strict=True):

@@ -95,11 +95,7 @@ def there_and_back(rank: int, size: int, world: dist.ProcessGroup, align: int) -
 def wrong(rank: int, size: int, world: dist.ProcessGroup) -> None:
     group = world.group_name
     torch.manual_seed(rank)
-    call, x, told = (
-        operator("all_to_all_vdev_2d"),
-        torch.zeros(2 * size),
-        torch.zeros(2, size, dtype=torch.int64),
-    )
+    call, x, told = (operator("all_to_all_vdev_2d"), torch.zeros(2 * size), torch.zeros(2, size, dtype=torch.int64))
     splits = torch.ones(size, dtype=torch.int64)
     with pytest.raises(InvalidParamError, match="major_align is 0, expected at least 1"):
         call(x, x.clone(), splits, told, group, rank)

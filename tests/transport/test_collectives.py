@@ -205,9 +205,7 @@ def mixture_of_experts(communicator: Communicator, path: str, rng: np.random.Gen
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(
-    "body",
-    [gather_into_tensor, uneven_single, lists, from_every_root],
-    ids=lambda body: body.__name__,
+    "body", [gather_into_tensor, uneven_single, lists, from_every_root], ids=lambda body: body.__name__
 )
 @pytest.mark.parametrize("sizes", [SIZES, pytest.param((3, 4), marks=pytest.mark.slow)], ids=str)
 def test_equal_to_the_reference(launch: Launch, body: Body, path: str, sizes: tuple[int, ...]) -> None:

@@ -61,8 +61,7 @@ def test_auto_takes_the_quickest_path_for_each_receiver(launch: Launch) -> None:
         before = counters(communicator)
         alltoallv.numpy.all_to_all_v(x, [n] * size, [n] * size, out=out, group=communicator)
         assert np.array_equal(
-            out,
-            np.concatenate([np.arange(n * r, n * (r + 1), dtype=np.int32) + 1000 * j for j in range(size)]),
+            out, np.concatenate([np.arange(n * r, n * (r + 1), dtype=np.int32) + 1000 * j for j in range(size)])
         )
         return difference(counters(communicator), before)
 

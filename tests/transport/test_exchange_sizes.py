@@ -146,13 +146,7 @@ def exchange_far(communicator: Communicator, path: str) -> None:
     x[far : far + n], x[5 : 5 + n] = 10 + r, 20 + r
     out[77 : 77 + n + 1] = out[far - 1 : far + n + 1] = -1
     result = alltoallv.numpy.all_to_all_v(
-        x,
-        [n, n],
-        [n, n],
-        sdispls=[far, 5] if r == 0 else [5, far],
-        rdispls=[77, far],
-        out=out,
-        group=communicator,
+        x, [n, n], [n, n], sdispls=[far, 5] if r == 0 else [5, far], rdispls=[77, far], out=out, group=communicator
     )
     assert result is out
     assert (out[77 : 77 + n] == (10 if r == 0 else 20)).all()

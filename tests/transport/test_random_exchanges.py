@@ -9,16 +9,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 import pytest
-from exchange_cases import (
-    PATHS,
-    SEED,
-    Counts,
-    Launch,
-    bytes_of,
-    make_cases,
-    run_cases,
-    total,
-)
+from exchange_cases import PATHS, SEED, Counts, Launch, bytes_of, make_cases, run_cases, total
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

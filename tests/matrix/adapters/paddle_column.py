@@ -67,10 +67,7 @@ class PaddleColumn(Column):
             _synchronous,
         ),
         "all_gather_into_tensor": Row(
-            "all_gather",
-            {"output_tensor": "tensor_list", "input_tensor": "tensor"},
-            "output_tensor",
-            _synchronous,
+            "all_gather", {"output_tensor": "tensor_list", "input_tensor": "tensor"}, "output_tensor", _synchronous
         ),
         "all_gather": Row("all_gather", {"input": "tensor", "out": "tensor_list"}, "out", _synchronous),
         "all_reduce": Row("all_reduce", {"input": "tensor"}, "input", _reduced),

@@ -14,10 +14,7 @@ from wrong import LISTS, PARAM, TENSOR, bad_of
 from alltoallv.testing.golden import DTYPES, dtype_of
 
 DIFFERENT = "Invalid usage of tensors with different dtypes"
-SAME_DTYPES = (
-    "all_to_all_single: output: dtypes",
-    *(f"all_to_all: dtypes of {name}" for name in LISTS),
-)
+SAME_DTYPES = ("all_to_all_single: output: dtypes", *(f"all_to_all: dtypes of {name}" for name in LISTS))
 
 
 def _reduced(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -47,9 +44,7 @@ class TorchColumn(Column):
         "reduce_scatter without an output": "torch.distributed's functions write into tensors",
     }
     # The words of torch's own check, which is the first.
-    own = {
-        **dict.fromkeys(SAME_DTYPES, ("ValueError", f"{DIFFERENT}torch.float32 and torch.int32")),
-    }
+    own = {**dict.fromkeys(SAME_DTYPES, ("ValueError", f"{DIFFERENT}torch.float32 and torch.int32"))}
 
     no_group = "group is a int, expected a ProcessGroup, a Communicator or None"
     cases = [
