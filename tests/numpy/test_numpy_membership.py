@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from on_ranks import on_both
 
 from alltoallv import Communicator, membership
 from alltoallv import numpy as av
@@ -56,20 +57,18 @@ def test_a_color_is_a_number_of_any_type(launch: Launch) -> None:
     assert launch(3, program) == [[3, 1003, 2003]] * 3
 
 
-def test_parts_are_split_again_and_the_same_twice(launch: Launch) -> None:
-    def program(comm: Communicator) -> bool:
-        half, again = comm.split(comm.rank // 2), comm.split(comm.rank // 2)
-        assert half is not None
-        assert again is not None
-        alone = half.split(half.rank)
-        assert alone is not None
-        av.barrier(group=comm)
-        half.abort()
-        assert told(alone) == [1]
-        assert told(again) == [2, 1002]
-        return comm.usable
-
-    assert launch(4, program) == [True] * 4
+@on_both(4)
+def test_parts_are_split_again_and_the_same_twice(comm: Communicator) -> None:
+    half, again = comm.split(comm.rank // 2), comm.split(comm.rank // 2)
+    assert half is not None
+    assert again is not None
+    alone = half.split(half.rank)
+    assert alone is not None
+    av.barrier(group=comm)
+    half.abort()
+    assert told(alone) == [1]
+    assert told(again) == [2, 1002]
+    assert comm.usable
 
 
 @pytest.mark.parametrize(("color", "key", "text"), [
@@ -77,13 +76,11 @@ def test_parts_are_split_again_and_the_same_twice(launch: Launch) -> None:
     (0, "a", "key is 'a', expected an integer"),
     (2**63, 0, "color is 9223372036854775808, expected what 64 bits hold"),
 ])  # fmt: skip
-def test_what_split_refuses_fails_on_every_rank(launch: Launch, color: Any, key: Any, text: str) -> None:
-    def program(comm: Communicator) -> bool:
-        with pytest.raises(InvalidParamError, match=text):
-            comm.split(*((color, key) if comm.rank == 1 else (0, 0)))
-        return comm.split(0) is not None
-
-    assert launch(3, program) == [True] * 3
+@on_both(3)
+def test_what_split_refuses_fails_on_every_rank(comm: Communicator, color: Any, key: Any, text: str) -> None:
+    with pytest.raises(InvalidParamError, match=text):
+        comm.split(*((color, key) if comm.rank == 1 else (0, 0)))
+    assert comm.split(0) is not None
 
 
 def sum_on(comm: Communicator, steps: int, dies: dict[int, int]) -> list[int]:

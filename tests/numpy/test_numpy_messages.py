@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from on_ranks import on_both
+from on_ranks import on_both, on_ranks
 
 from alltoallv import Communicator
 from alltoallv import numpy as av
 from alltoallv.errors import InvalidParamError, PeerLostError, PeerMismatchError
-from alltoallv.testing import Ranks
 
 Launch = Callable[..., list[Any]]
 
@@ -68,26 +67,21 @@ VALUES = [None, {"a": [1, 2]}, "x" * 100_000]
 
 @pytest.mark.parametrize("words", [8, 20_000], ids=["small", "in pieces"])
 @pytest.mark.parametrize("source", [1, None], ids=["of a rank", "of any"])
-def test_receives_take_messages_of_a_tag_in_their_order(ranks: Ranks, words: int, source: int | None) -> None:
+@on_ranks(2, env={"ALLTOALLV_PATH": "staged"})
+def test_receives_take_messages_of_a_tag_in_their_order(comm: Communicator, words: int, source: int | None) -> None:
     """Messages that arrive while the receives are looked at must not pass an earlier one by."""
-
-    def program(comm: Communicator) -> bool:
-        right = True
-        for _ in range(20):
+    for _ in range(20):
+        av.barrier(group=comm)
+        if comm.rank == 0:
+            outs = [np.full(words, -1) for _ in range(30)]
+            works = [av.irecv(out, source, group=comm) for out in outs]
             av.barrier(group=comm)
-            if comm.rank == 0:
-                outs = [np.full(words, -1) for _ in range(30)]
-                works = [av.irecv(out, source, group=comm) for out in outs]
-                av.barrier(group=comm)
-            else:
-                av.barrier(group=comm)
-                works = [av.isend(np.full(words, number), 0, group=comm) for number in range(30)]
-            for work in works:
-                work.wait()
-            right &= comm.rank == 1 or all((out == number).all() for number, out in enumerate(outs))
-        return right
-
-    assert ranks(2, env={"ALLTOALLV_PATH": "staged"})(program) == [True, True]
+        else:
+            av.barrier(group=comm)
+            works = [av.isend(np.full(words, number), 0, group=comm) for number in range(30)]
+        for work in works:
+            work.wait()
+        assert comm.rank == 1 or all((out == number).all() for number, out in enumerate(outs))
 
 
 @on_both(3)
@@ -106,34 +100,29 @@ def test_objects(comm: Communicator) -> None:
         av.send_object("last", 0, group=comm)
 
 
-def test_objects_that_cannot_be_pickled(launch: Launch) -> None:
-    def program(comm: Communicator) -> bool:
-        bad = (lambda: None) if comm.rank == 1 else 1
-        for call in (
-            lambda: av.all_gather_object(bad, group=comm),
-            lambda: av.gather_object(bad, group=comm),
-            lambda: av.broadcast_object(bad, 1, group=comm),
-            lambda: av.scatter_object([0, bad], 1, group=comm),
-        ):
-            with pytest.raises(InvalidParamError, match=r"is a function that cannot be pickled \("):
-                call()
-        for values, text in ((None, "values is None, expected 2"), ([1], r"values is \[1\], expected 2 objects")):
-            with pytest.raises(InvalidParamError, match=text):
-                av.scatter_object(values, group=comm)
-        return av.all_gather_object(comm.rank, group=comm) == [0, 1]
-
-    assert launch(2, program) == [True, True]
+@on_both(2)
+def test_objects_that_cannot_be_pickled(comm: Communicator) -> None:
+    bad = (lambda: None) if comm.rank == 1 else 1
+    for call in (
+        lambda: av.all_gather_object(bad, group=comm),
+        lambda: av.gather_object(bad, group=comm),
+        lambda: av.broadcast_object(bad, 1, group=comm),
+        lambda: av.scatter_object([0, bad], 1, group=comm),
+    ):
+        with pytest.raises(InvalidParamError, match=r"is a function that cannot be pickled \("):
+            call()
+    for values, text in ((None, "values is None, expected 2"), ([1], r"values is \[1\], expected 2 objects")):
+        with pytest.raises(InvalidParamError, match=text):
+            av.scatter_object(values, group=comm)
+    assert av.all_gather_object(comm.rank, group=comm) == [0, 1]
 
 
-def test_a_lost_peer_of_objects(ranks: Ranks) -> None:
-    def program(comm: Communicator) -> bool:
-        if comm.rank == 1:
-            comm.destroy()
-            return True
-        with pytest.raises(PeerLostError):
-            av.recv_object(1, group=comm)
-        with pytest.raises(PeerLostError):
-            av.all_gather_object(1, group=comm)
-        return True
-
-    assert ranks(2)(program) == [True, True]
+@on_ranks(2)
+def test_a_lost_peer_of_objects(comm: Communicator) -> None:
+    if comm.rank == 1:
+        comm.destroy()
+        return
+    with pytest.raises(PeerLostError):
+        av.recv_object(1, group=comm)
+    with pytest.raises(PeerLostError):
+        av.all_gather_object(1, group=comm)

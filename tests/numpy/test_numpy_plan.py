@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from on_ranks import on_both
 
 from alltoallv import Communicator, empty
 from alltoallv import numpy as av
@@ -72,31 +73,25 @@ def test_a_refused_input_fails_on_every_rank(launch: Launch, name: str) -> None:
     assert launch(2, program) == ["[0.0, 1.0]"] * 2
 
 
-def test_refused_outputs_and_counts(launch: Launch) -> None:
-    def program(comm: Communicator) -> bool:
-        plan = av.Plan([2], [2], group=comm)
-        x = np.zeros(4, np.float32)
-        with pytest.raises(InvalidParamError, match="out has 1 elements, expected at least 2"):
-            plan(x, np.zeros(1, np.float32))
-        with pytest.raises(InvalidParamError, match="overlap in memory"):
-            plan(x, x)
-        with pytest.raises(InvalidParamError, match="send_counts has 2 entries"):
-            av.Plan([1, 1], [2], group=comm)
-        with pytest.raises(InvalidParamError, match="timeout"):
-            plan(x, timeout=-1)
-        return True
-
-    assert launch(1, program) == [True]
+@on_both(1)
+def test_refused_outputs_and_counts(comm: Communicator) -> None:
+    plan = av.Plan([2], [2], group=comm)
+    x = np.zeros(4, np.float32)
+    with pytest.raises(InvalidParamError, match="out has 1 elements, expected at least 2"):
+        plan(x, np.zeros(1, np.float32))
+    with pytest.raises(InvalidParamError, match="overlap in memory"):
+        plan(x, x)
+    with pytest.raises(InvalidParamError, match="send_counts has 2 entries"):
+        av.Plan([1, 1], [2], group=comm)
+    with pytest.raises(InvalidParamError, match="timeout"):
+        plan(x, timeout=-1)
 
 
-def test_plans_that_disagree(launch: Launch) -> None:
-    def program(comm: Communicator) -> bool:
-        plan = av.Plan([1, 1 + comm.rank], [1, 1], group=comm)
-        with pytest.raises(PeerMismatchError):
-            plan(np.zeros(3, np.float32))
-        return True
-
-    assert launch(2, program) == [True, True]
+@on_both(2)
+def test_plans_that_disagree(comm: Communicator) -> None:
+    plan = av.Plan([1, 1 + comm.rank], [1, 1], group=comm)
+    with pytest.raises(PeerMismatchError):
+        plan(np.zeros(3, np.float32))
 
 
 def test_a_plan_that_was_not_made_does_nothing() -> None:
