@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from started import ALLTOALLV, alltoallv
+from started import ALLTOALLV, alltoallv, wait_gone
 
 BENCH = ["bench", "--np", "2", "--bytes", "1K", "--peers", ""]
 
@@ -117,7 +117,7 @@ def test_ctrl_c_ends_a_command_with_its_processes(command, children):
         os.killpg(process.pid, signal.SIGINT)
         _, errors = process.communicate(timeout=30)
     assert (process.returncode, "Traceback" in errors) == (130, False), errors
-    assert [pid for pid in started if Path(f"/proc/{pid}").exists()] == []
+    assert wait_gone([int(pid) for pid in started]) == []
 
 
 def test_a_command_that_is_ended_leaves_nothing(tmp_path):

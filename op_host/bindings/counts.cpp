@@ -74,6 +74,7 @@ std::string text_of(nb::handle value) {
 
 /// Reads any number of integers; returns nothing if these are not integers.
 std::optional<std::vector<int64_t>> read_integers(const char* name, nb::handle values) {
+    if (PyDict_Check(values.ptr()) != 0 || PyAnySet_Check(values.ptr()) != 0) return std::nullopt;  // keys, in no order
     std::vector<int64_t> read;
     try {
         for (const nb::handle each : nb::list(plain(values)))

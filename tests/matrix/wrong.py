@@ -74,6 +74,7 @@ def wrong_counts(function: str, name: str, *, everything: bool = True) -> list[C
         wrong("None among them", [2, None, 2]),
         wrong("a number", 2),
         wrong("a text", "222"),
+        wrong("a dict, whose keys would be the counts", {2: 1, 1: 2, 3: 0}),
         wrong("an array of fractions", np.ones(3, "float32"), "[1.0, 1.0, 1.0]", ("counts as tensor",)),
         wrong("an array of bools", np.ones(3, bool), "[True, True, True]", ("counts as tensor",)),
         wrong("an array of two dimensions", np.ones((3, 1), int), "[[1], [1], [1]]", ("counts as tensor",)),
