@@ -74,9 +74,9 @@ void check_communicator(const AllToAllVParam& param, const std::optional<DeviceI
 
 }  // namespace
 
-Domain parse_domain(std::string_view text) {
+Domain parse_domain(std::string_view text, std::string_view name) {
     if (text.size() > max_domain_bytes) {
-        throw invalid_param("comm_domain has ", text.size(), " bytes, expected at most ", max_domain_bytes);
+        throw invalid_param(name, " has ", text.size(), " bytes, expected at most ", max_domain_bytes);
     }
     const size_t colon = text.rfind(':');
     if (colon == std::string_view::npos) return {std::string(text), std::nullopt};
@@ -86,7 +86,7 @@ Domain parse_domain(std::string_view text) {
     const bool is_number = !digits.empty() && error == std::errc() && end == digits.data() + digits.size();
     // The upper bound keeps the size in bytes within 64 bits; from_chars accepts a leading minus.
     if (!is_number || megabytes < min_domain_megabytes || megabytes > (int64_max >> 20)) {
-        throw invalid_param("comm_domain is \"", text, "\", expected \"name\" or \"name:MB\" with MB at least ",
+        throw invalid_param(name, " is \"", text, "\", expected \"name\" or \"name:MB\" with MB at least ",
                             min_domain_megabytes, " in decimal digits");
     }
     return {std::string(text.substr(0, colon)), megabytes};

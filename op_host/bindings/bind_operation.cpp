@@ -155,11 +155,11 @@ void bind_checks(nb::module_& m) {
     m.def(
         "parse_domain",
         [](std::string_view text) {
-            const Domain domain = parse_domain(text);
+            const Domain domain = parse_domain(text, "domain");
             return nb::make_tuple(domain.name, domain.megabytes);
         },
         "text"_a, nb::sig("def parse_domain(text: str) -> tuple[str, int | None]"),
-        "Name of a comm_domain, and its buffer budget in MB where it says one.");
+        "Name of a domain, and its buffer budget in MB where it says one.");
 }
 
 /// Returns the class for the code; peers raise the same one.

@@ -25,7 +25,7 @@ class Handle:
         """Does what `wait` does, and returns the output. None: as long as the communicator's own timeout allows."""
         try:
             with self._waiting():
-                done = self._core.wait(-1.0 if timeout is None else float(timeout))
+                done = self._core.wait(-1.0 if timeout is None else max(0.0, timeout))
         except AllToAllVError:
             self._let_go()
             raise
