@@ -25,7 +25,8 @@ struct Domain {
 inline constexpr int64_t min_domain_megabytes = 200;
 inline constexpr size_t max_domain_bytes = 128;
 
-/// Parses the argument `name`. Throws code 1 if the size is not a number or below 200 MB, or the text is above 128 bytes.
+/// Parses the argument `name`. Throws code 1 if the size is not a number or below 200 MB, or the text is above 128
+/// bytes.
 Domain parse_domain(std::string_view text, std::string_view name = "comm_domain");
 
 /// Makes ATB's CreateOperation checks, in ATB's order (docs/compatibility.md). Throws invalid_param, code 1.
