@@ -54,9 +54,9 @@ class NumpyArrays : public Framework {
     std::optional<DType> dtype_of(PyArray_Descr* dtype) const {
         if (!PyArray_ISNBO(dtype->byteorder)) return std::nullopt;
         const int number = dtype->type_num;
-        if (!PyTypeNum_ISNUMBER(number) && number != NPY_BOOL && number < NPY_USERDEF) return std::nullopt;
         for (const Known& each : known_)
             if (each.number == number) return each.dtype;
+        if (!PyTypeNum_ISNUMBER(number) && number != NPY_BOOL && number < NPY_USERDEF) return std::nullopt;
         const auto name = nb::cast<std::string>(nb::handle(reinterpret_cast<PyObject*>(dtype)).attr("name"));
         known_.push_back({number, table_dtype(name)});
         return known_.back().dtype;

@@ -22,29 +22,9 @@ constexpr size_t min_segment = 8 * megabyte;
 constexpr size_t max_segment = 64 * megabyte;
 constexpr size_t recent_limit = 128 * megabyte;
 
-std::atomic<Arena*> current{nullptr};
-
 /// Rounds to whole pages, so that memory within reach of a late writer is cut out without touching another block.
 size_t rounded(size_t bytes) {
     return round_up(std::max<size_t>(bytes, 1), 4096);
-}
-
-Arena* make_arena() {
-    static std::once_flag once;
-    std::call_once(once, [] {
-        // A child must not share the parent's free lists or manage its segments.
-        pthread_atfork(nullptr, nullptr, [] {
-            if (const Arena* parents = current.load(std::memory_order_relaxed)) {
-                parents->close_descriptors();
-                current.store(new Arena(parents), std::memory_order_release);
-            }
-        });
-    });
-    auto* fresh = new Arena();  // never destroyed: blocks may outlive every static object
-    Arena* expected = nullptr;
-    if (current.compare_exchange_strong(expected, fresh)) return fresh;
-    delete fresh;
-    return expected;
 }
 
 }  // namespace
@@ -61,15 +41,27 @@ Block::~Block() {
     if (data_ == nullptr) return;
     if (arena_ == nullptr) {
         Arena::instance().give_back_private({data_, reserved_});
-    } else if (arena_ ==
-               current.load(std::memory_order_acquire)) {  // else: inherited through fork, the parent frees it
+    } else if (arena_ == &Arena::instance()) {  // else: inherited through fork, the parent frees it
         arena_->give_back(data_, reserved_);
     }
 }
 
-Arena& Arena::instance() {
-    Arena* arena = current.load(std::memory_order_acquire);
-    return arena != nullptr ? *arena : *make_arena();
+Arena* Arena::make() {
+    static std::once_flag once;
+    std::call_once(once, [] {
+        // A child must not share the parent's free lists or manage its segments.
+        pthread_atfork(nullptr, nullptr, [] {
+            if (const Arena* parents = current_.load(std::memory_order_relaxed)) {
+                parents->close_descriptors();
+                current_.store(new Arena(parents), std::memory_order_release);
+            }
+        });
+    });
+    auto* fresh = new Arena();  // never destroyed: blocks may outlive every static object
+    Arena* expected = nullptr;
+    if (current_.compare_exchange_strong(expected, fresh)) return fresh;
+    delete fresh;
+    return expected;
 }
 
 Arena::Arena(const Arena* inherited)

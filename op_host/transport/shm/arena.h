@@ -54,7 +54,10 @@ struct ArenaStats {
 class Arena {
   public:
     /// Returns the arena of this process; a forked child has its own.
-    static Arena& instance();
+    static Arena& instance() {
+        Arena* const arena = current_.load(std::memory_order_acquire);
+        return arena != nullptr ? *arena : *make();
+    }
 
     /// Random number by which peers identify this process.
     uint64_t process() const { return process_; }
@@ -123,6 +126,7 @@ class Arena {
         std::unique_lock<std::mutex> lock_;
     };
 
+    static Arena* make();
     std::span<const Span> spans() const { return {spans_.data(), spans_in_use_.load(std::memory_order_acquire)}; }
     char* take(size_t bytes);
     char* take_from(Segment& segment, size_t bytes);
@@ -139,6 +143,8 @@ class Arena {
 
     static constexpr size_t max_segments = 64;
     static constexpr size_t max_recent = 32;
+
+    static inline constinit std::atomic<Arena*> current_{nullptr};
 
     mutable std::mutex mutex_;
     uint64_t process_;

@@ -1,6 +1,7 @@
 // Data movement: announce, agree, then one copy per non-empty pair on the path that the two rows determine.
 #include <algorithm>
 #include <cstring>
+#include <optional>
 
 #include "transport/shm/shm_communicator.h"
 
@@ -160,7 +161,8 @@ Path ShmCommunicator::path_of(const RowWords& sender, const RowWords& receiver) 
 uint64_t ShmCommunicator::exchange_in_turn(const Exchange& x, Row& row) {
     const size_t element = size_of(x.dtype);
     const int64_t unit = x.byte_displs ? 1 : static_cast<int64_t>(element);
-    const ExchangeSummary all = x.summary != nullptr ? *x.summary : summarize(x, rank());
+    std::optional<ExchangeSummary> computed;
+    const ExchangeSummary& all = x.summary != nullptr ? *x.summary : computed.emplace(summarize(x, rank()));
     RowWords mine = fill_row(x, all, row);
     // If ranks share processors, their times mean nothing; two copies are faster there.
     const size_t avoided_bytes = timed_bytes(x, all, mine), timed = control_->has_room() ? avoided_bytes : 0;
@@ -211,7 +213,8 @@ uint64_t ShmCommunicator::exchange_in_turn(const Exchange& x, Row& row) {
     incoming_.clear();
     // Step k pairs every rank with another receiver, so that the ranks do not all write one output at the same time.
     for (int k = 1; k < size(); ++k) {
-        const int to = (rank() + k) % size(), from = (rank() - k + size()) % size();
+        const int to = rank() + k < size() ? rank() + k : rank() + k - size();  // divisions would take longer
+        const int from = rank() >= k ? rank() - k : rank() - k + size();
         if (const int64_t n = x.send_counts[static_cast<size_t>(to)]; n > 0 && !given) {
             if (read_once(control_->row(to).flags) & row_learns) await_late(to, seq);
             const RowWords receiver(control_->row(to), rank());

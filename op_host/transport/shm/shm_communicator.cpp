@@ -122,7 +122,7 @@ void ShmCommunicator::connect() {
     };
     links_->watch();
     probe_peers();
-    cache_bytes_ = last_level_cache_bytes(control_->cpus());
+    cache_share_ = last_level_cache_bytes(control_->cpus()) / static_cast<size_t>(size());
     processors_ = control_->processors();
     const int shares =
         options_.copy_threads > 0 ? options_.copy_threads : std::min(processors_ / size(), most_copy_threads);

@@ -89,7 +89,7 @@ class ShmCommunicator final : public ControlledCommunicator {
 
     // copies.cpp
     /// True if ranks that each read and write this number of bytes exceed the caches, so that streaming stores pay.
-    bool outgrows_caches(size_t bytes) const { return bytes >= cache_bytes_ / static_cast<size_t>(size()); }
+    bool outgrows_caches(size_t bytes) const { return bytes >= cache_share_; }
     enum class Stores : uint8_t { ordinary, streaming, to_peer };
     void copy_checked(char* to, const char* from, size_t bytes, Stores stores);
     void copy_together(char* to, const char* from, size_t bytes, Stores stores);
@@ -138,7 +138,7 @@ class ShmCommunicator final : public ControlledCommunicator {
     const bool chooses_;            // among the paths, by what is faster
     unsigned allowed_ = 0;          // bit per Path
     int processors_ = 0;            // of all ranks together
-    size_t cache_bytes_ = 0;        // of these processors
+    size_t cache_share_ = 0;        // bytes of these processors' caches, for each rank
     uint64_t probe_word_ = 0;       // private memory that peers try to read
     const void* output_ = nullptr;  // of this operator, once peers may know its location in the arena
     size_t output_bytes_ = 0;
