@@ -68,9 +68,19 @@ def test_refusals_leave_the_queue_alive(rank: int, size: int) -> None:
 
     device = use_device(rank)
     x = torch.ones(4, 8, device=device, requires_grad=True)
+    choices = torch.zeros(4, 2, dtype=torch.int64, device=device)
     for call, words in (
         (lambda: torch_npu.npu_lstm_cell(*[x] * 7), "npu::npu_lstm_cell is not among the operators of"),
         (lambda: torch_npu.npu_format_cast(x[1:], 29), "input is a tensor of shape (3, 8)"),
+        (lambda: torch_npu.npu_moe_token_permute(x, choices[1:]), "indices is a tensor of shape (3, 2)"),
+        (
+            lambda: torch_npu.npu_moe_token_permute(x, choices.float()),
+            "indices is a tensor of shape (4, 2) and torch.float32",
+        ),
+        (
+            lambda: torch_npu.npu_grouped_matmul([x], [x.t().int()], split_item=3, group_type=-1),
+            "weight is a tensor of",
+        ),
         (lambda: torch_npu.npu_geglu(x, -1, 2), "npu::npu_geglu: approximate is 2; the emulator expects 0 or 1"),
     ):
         error = caught(call)

@@ -268,6 +268,7 @@ def _one_group(
         groups = antiquant_scale.size(0) if antiquant_scale.dim() == 2 else 0
         size = -(-x.size(-1) // groups) if groups else 0
         weight = antiquantize(weight, antiquant_scale, antiquant_offset, size, x.dtype)
+    expect(weight.dtype == x.dtype, "weight", weight, f"{x.dtype}, as x, where no scales say otherwise")
     y = product(x, weight)
     return activate(y if bias is None else y + bias.float()).to(dtype)
 
