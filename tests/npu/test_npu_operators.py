@@ -17,6 +17,7 @@ from npu_starts import wheel
 from on_ranks import on_ranks
 from operators import families
 
+from alltoallv.errors import PeerMismatchError
 from alltoallv.npu_ops import names, schemas
 from alltoallv.npu_ops.registry import formulas
 
@@ -42,6 +43,20 @@ def test_fused_operators_compute_their_formulas(rank: int, size: int, file: str)
             for case in cases:
                 case.call(device, name, rank, size)
         fused_trouble.check(device, name, rank, size)
+
+
+@on_ranks(2, communicator=False)
+def test_a_matrix_that_one_rank_forgot_on_the_host(rank: int, size: int, file: str) -> None:
+    import torch_npu
+
+    os.environ["ALLTOALLV_NPU_LIMITS"] = "relax"
+    with group(rank, size, file) as (made, device):
+        name = made._get_backend(device).get_hccl_comm_name(rank)
+        x, weight = torch.ones(4, 8, device=device).half(), torch.ones(8, 3).half()
+        error = caught(lambda: torch_npu.npu_all_gather_base_mm(x, weight if rank else weight.npu(), name, size))
+        assert "npu::npu_all_gather_base_mm: expected all tensors to be on the same device" in str(error)
+        assert isinstance(error, RuntimeError if rank else PeerMismatchError)
+        assert torch_npu.npu_all_gather_base_mm(x, weight.npu(), name, size)[0].sum().item() == 4 * size * 8 * 3
 
 
 def test_every_operator_has_a_case() -> None:
