@@ -153,7 +153,7 @@ def _quantized(
 
     ``scales`` has one row for each shared expert, then one for each other expert.
     """
-    rows = x.float()[choices // ids.size(1)]
+    rows = x.detach().float()[choices // ids.size(1)]
     if scales is not None:
         column, behind = choices % ids.size(1), experts.shared_ranks * experts.local - experts.extra
         number = torch.where(column < experts.extra, column, ids.reshape(-1)[choices].long() - behind)
