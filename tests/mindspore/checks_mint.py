@@ -97,7 +97,15 @@ def check_a_name_means_one_group(comm: Communicator) -> None:
         ours.all_reduce(x, group=group)
     ours.all_reduce(x, group="named")
     equal(x, given(0) + given(1))
-    comm_func.destroy_group("named")
+    comm_func.create_group("other", [0, 1])
+    totals = {name: Tensor(np.full(3, factor)) for name, factor in (("named", 1.0), ("other", 10.0))}
+    for name in list(totals) if comm.rank else reversed(totals):
+        totals[name] = totals[name], ours.all_reduce(totals[name], group=name, async_op=True)
+    for _, handle in totals.values():
+        handle.wait()
+    assert [float(total[0]) for total, _ in totals.values()] == [2, 20]
+    for name in totals:
+        comm_func.destroy_group(name)
 
 
 def check_mint_no_warning_at_calls(comm: Communicator) -> None:

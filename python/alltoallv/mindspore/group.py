@@ -115,7 +115,7 @@ def resolve(group: Group) -> Communicator:
     made = _made.get(group)
     if made is None or not made.usable:
         ranks = members(group)
-        domain = f"group-{len(ranks)}-{subgroups.digest(ranks)}"
+        domain = f"group-{len(ranks)}-{subgroups.digest([group, *ranks])}"  # groups of equal ranks stay apart
         made = subgroups.connect(group, domain, ranks, _timeout)
         if target() == "Ascend":
             made = Communicator(hccl.over(made.core, make_options(domain, _timeout)))
