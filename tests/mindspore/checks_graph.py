@@ -9,7 +9,7 @@ from checks_gradients import Net, inputs, near
 from mindspore import Tensor
 
 import alltoallv.mindspore as am
-from alltoallv import Communicator, QuantAllReduceParam, QuantType
+from alltoallv import Communicator, QuantAllReduceOperation, QuantAllReduceParam, QuantType
 from alltoallv.errors import InvalidParamError, InvalidTensorError, PeerMismatchError
 
 
@@ -104,8 +104,17 @@ def check_function_in_a_graph_is_refused(comm: Communicator) -> None:
     def run(x):
         return am.all_to_all_v(x, [3, 3], [3, 3])
 
-    with pytest.raises(RuntimeError, match=r"all_to_all_v' is not supported"):
-        run(inputs(comm))
+    operation = QuantAllReduceOperation(
+        QuantAllReduceParam(rank=comm.rank, rank_size=2, quant_type=QuantType.DYNAMIC), comm
+    )
+
+    @ms.jit
+    def operate(x):
+        return operation(x)
+
+    for call, name in ((run, "all_to_all_v"), (operate, "Operation._adapter")):
+        with pytest.raises(RuntimeError, match=f"{name}' is not supported"):
+            call(inputs(comm))
 
 
 def check_errors_in_a_graph(comm: Communicator) -> None:
