@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import mindspore as ms
 import numpy as np
 import pytest
@@ -164,6 +166,20 @@ def check_what_one_rank_cannot_compile_fails_on_all(comm: Communicator) -> None:
     with pytest.raises(InvalidParamError, match=r"the input's shape is \[\?, 3\]"):
         once(cell, x, dynamic=wrong)
     assert (once(cell, x) == 1).all()
+
+
+def check_a_network_with_cells_can_be_copied(comm: Communicator) -> None:
+    rows, counts = Tensor(np.full((2, 16), comm.rank, np.float32)), Tensor([1, 1])
+    param = QuantAllReduceParam(rank=comm.rank, rank_size=2, quant_type=QuantType.DYNAMIC)
+    for total, cell, *more in (
+        (16, am.AllToAllV([1, 1], [1, 1], group=comm)),
+        (16, am.DynamicAllToAllV(2, group=comm), counts, counts),
+        (32, am.QuantAllReduceCell(param, comm)),
+        (32, am.QuantizedAllReduce(group=comm)),
+    ):
+        net = copy.deepcopy(ms.nn.CellList([cell]))
+        for run in (net[0], lambda *given, net=net: once(net[0], *given)):
+            assert float(run(rows, *more).sum()) == total
 
 
 def check_errors_of_a_graph_count_rows(comm: Communicator) -> None:

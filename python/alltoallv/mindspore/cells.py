@@ -29,7 +29,7 @@ from alltoallv.mindspore import graph_quantized, quantized
 from alltoallv.mindspore import group as groups
 from alltoallv.mindspore.autograd import summed, tracks
 from alltoallv.mindspore.graph import AllToAllV
-from alltoallv.mindspore.graph_exchange import ARRAYS, About, Array, Host, make_operator, plain_operator
+from alltoallv.mindspore.graph_exchange import ARRAYS, About, Array, Host, Stateless, make_operator, plain_operator
 from alltoallv.mindspore.graph_quantized import Steps, StraightSteps, shaped
 from alltoallv.mindspore.group import Group
 from alltoallv.mindspore.tensors import core_name, in_queue, target
@@ -75,7 +75,7 @@ class AllToAllVCell(AllToAllV):
         return super().__call__(input).reshape(1, -1)
 
 
-class QuantAllReduceCell(nn.Cell):
+class QuantAllReduceCell(Stateless):
     """`QuantAllReduceOperation` as a cell, in PyNative and in graphs.
 
     With ``QuantType.DYNAMIC`` it has straight-through gradients: those of the sum (or average), not quantized. With a
@@ -151,7 +151,7 @@ class _Reduction(_Function):
         return summed(grad.astype(ctx.dtype), ctx.comm, ctx.op), None, None, None
 
 
-class _Options(nn.Cell):
+class _Options(Stateless):
     """The base class of the cells of the quantized collectives.
 
     ``counts`` are the function's counts, in rows; ``options`` are its other arguments.

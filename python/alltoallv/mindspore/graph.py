@@ -6,7 +6,7 @@ from typing import Any
 
 import mindspore
 import numpy as np
-from mindspore import Tensor, nn, ops
+from mindspore import Tensor, ops
 from mindspore.ops.primitive import constexpr
 
 from alltoallv import _core
@@ -16,12 +16,12 @@ from alltoallv.errors import InvalidParamError
 from alltoallv.mindspore import group as groups
 from alltoallv.mindspore.adapter import LATE
 from alltoallv.mindspore.exchange import all_to_all_v
-from alltoallv.mindspore.graph_exchange import EMPTY, Array, Exchange, Host
+from alltoallv.mindspore.graph_exchange import EMPTY, Array, Exchange, Host, Stateless
 from alltoallv.mindspore.group import Group
 from alltoallv.mindspore.tensors import check_tensor, core_name
 
 
-class AllToAllV(nn.Cell):
+class AllToAllV(Stateless):
     """`alltoallv.mindspore.all_to_all_v` with counts that are known when the cell is made.
 
     Values and gradients are equal in PyNative, in ``ms.jit`` functions and in GRAPH_MODE. In a graph, bfloat16 values
@@ -81,7 +81,7 @@ class AllToAllV(nn.Cell):
         return self.graph(input, self.sends, self.recvs, self.rows)
 
 
-class DynamicAllToAllV(nn.Cell):
+class DynamicAllToAllV(Stateless):
     """`alltoallv.mindspore.all_to_all_v` with counts that are tensors; one graph serves all their values.
 
     Values and gradients are equal in PyNative, in ``ms.jit`` functions and in GRAPH_MODE; bfloat16 as in `AllToAllV`.

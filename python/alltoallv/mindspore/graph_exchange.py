@@ -125,6 +125,13 @@ class Host:
         return request, request.row or 1, summed
 
 
+class Stateless(nn.Cell):
+    """A cell that is its own copy, in a copy of a network: MindSpore cannot copy its operators, nor a communicator."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Stateless:
+        return self
+
+
 class Exchange(nn.Cell):
     """The cell that a graph calls: it exchanges, or refuses an empty tensor.
 
