@@ -24,6 +24,8 @@ REFUSED: list[tuple[str, Any, str]] = [
     (DISPATCH, lambda one: {"x": one["x"][1:]}, "x"),
     (DISPATCH, lambda one: {"x_active_mask": np.ones(3, bool)}, "x_active_mask"),
     (DISPATCH, lambda one: {"expert_scales": np.ones((3, 2), np.float32)}, "expert_scales"),
+    (DISPATCH, lambda one: {"expert_ids": one["expert_ids"].astype(np.int64)}, "expert_ids"),
+    (DISPATCH, lambda one: {"expert_token_nums_type": 2}, "expert_token_nums_type"),
     (DISPATCH, lambda one: {"quant_mode": 2, "scales": np.ones((1, 16), np.float32)}, "scales"),
     (COMBINE, lambda one: {"expand_x": one["expand_x"][:1]}, "expand_x"),
     (COMBINE, lambda one: {"ep_send_counts": one["ep_send_counts"][1:]}, "ep_send_counts"),
@@ -31,7 +33,9 @@ REFUSED: list[tuple[str, Any, str]] = [
     (NORM, lambda one: {"gamma": WRONG}, "gamma"),
     (EXCHANGE, lambda one: {"mm_x": np.ones((3, 8)), "mm_weight": np.ones((7, 5))}, "mm_weight"),
     ("npu_alltoallv_quant_gmm", lambda one: {"gmm_x_scale": WRONG}, "gmm_x_scale"),
+    ("npu_alltoallv_quant_gmm", lambda one: {"gmm_weight_scale": None}, "gmm_x"),
     (GATHER, lambda one: {"bias": WRONG}, "bias"),
+    (GATHER, lambda one: {"x2": one["x2"].astype(np.int8)}, "x2"),
     ("npu_mm_reduce_scatter_base", lambda one: {"bias": WRONG}, "bias"),
     ("npu_matmul_all_to_all", lambda one: {"bias": WRONG}, "bias"),
     ("npu_quant_matmul_all_to_all", lambda one: {"x2_scale": WRONG}, "x2_scale"),
@@ -43,14 +47,14 @@ REFUSED: list[tuple[str, Any, str]] = [
 def check(device: torch.device, group: str, rank: int, size: int) -> None:
     """Fails unless every call is refused as it should be."""
 
-    def call(operator: str, change: Any = None, **environ: str) -> Exception | None:
+    def call(operator: str, change: Any = None, dtype: str = "float16", **environ: str) -> Exception | None:
         """What the operator raises after a change of its arguments."""
         os.environ.update({"ALLTOALLV_NPU_LIMITS": "relax"} | environ)
         case = next(one for cases in fused_cases.FAMILIES.values() for one in cases if one.operator == operator)
         arguments = case.inputs(np.random.default_rng(5), size)[rank] | place(operator, group, rank, size)
         arguments |= change(arguments) if change else {}
         try:
-            called(operator, device)(**{name: to_torch(value, "float16", device) for name, value in arguments.items()})
+            called(operator, device)(**{name: to_torch(value, dtype, device) for name, value in arguments.items()})
         except Exception as error:
             return error
         return None
@@ -80,6 +84,11 @@ def check(device: torch.device, group: str, rank: int, size: int) -> None:
         PeerMismatchError,
         f"{operator}: the hidden size is 16 on rank 0 and 32 on rank 1, expected the same on all ranks",
     )
+    expect(
+        call(operator, lambda one: wide, "float32", ALLTOALLV_NPU_LIMITS="keep"),
+        InvalidParamError,
+        "x has dtype float32, expected float16 or bfloat16 on A3",
+    )
     error = call(operator, lambda one: {"tp_world_size": 2 * (rank == 1)})
     text = f"npu::{operator}: tp_world_size is 2; the emulator expects 0 or 1: ranks of group_tp"
     if rank == 1:
@@ -102,6 +111,9 @@ def check(device: torch.device, group: str, rank: int, size: int) -> None:
         NotImplementedError,
         "x_active_mask is [True, False, True, True]; the emulator expects the active tokens first",
     )
+    for operator in (DISPATCH, COMBINE, EXCHANGE, GATHER, "npu_matmul_all_to_all"):
+        error = call(operator, dtype="bfloat16" if rank == 1 else "float16")
+        expect(error, PeerMismatchError, "is torch.float16 on rank 0 and torch.bfloat16 on rank 1, expected the same")
     operator = EXCHANGE
     counts = lambda one: {"recv_counts": [one["recv_counts"][0] + (rank == 1), *one["recv_counts"][1:]]}  # noqa: E731
     expect(call(operator, counts), PeerMismatchError, "rank 0 sends 0 rows of expert 0 to rank 1, which expects 1")

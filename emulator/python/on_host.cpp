@@ -132,7 +132,7 @@ class Call {
         if (is_plain(value)) return nb::borrow(value);
         if (is_tensor(value)) {
             const DLTensor seen = read(value);
-            if (seen.device.device_type == kDLCPU) return nb::borrow(value);
+            if (seen.device.device_type == kDLCPU && seen.ndim == 0) return nb::borrow(value);
             const bool first = views_.empty();
             if (seen.device.device_type != npu || (!first && seen.device.device_id != device_index_)) throw Unusual{};
             device_index_ = seen.device.device_id;

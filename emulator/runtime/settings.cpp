@@ -25,32 +25,29 @@ int version(const std::string& text) {
     return 10000 * major + 100 * minor + release;
 }
 
-int devices(const std::string& name, const std::string& text) {
-    const double count = number(name, text);
-    if (count < 0 || count > 1024) throw std::invalid_argument("devices is " + text + ", expected 0 to 1024");
-    return static_cast<int>(count);
-}
-
 struct Setting {
     const char* name;
     void (*assign)(Settings& settings, const std::string& name, const std::string& value);
 };
 
-/// Assigns a number.
-template <auto member>
-constexpr auto as_number = [](Settings& settings, const std::string& name, const std::string& value) {
+/// Assigns a number from 0 to a bound; -1, where it means that nothing is set, is `unset`.
+template <auto member, int64_t most, bool unset = false>
+constexpr auto as_number = [](Settings& settings, const std::string& name, const std::string& text) {
+    const double value = number(name, text);
+    if (!(value >= 0 && value <= most) && !(unset && value == -1))
+        throw std::invalid_argument(name + " is " + text + ", expected 0 to " + std::to_string(most));
     using Value = decltype((settings.*member).load());
-    settings.*member = static_cast<Value>(number(name, value));
+    settings.*member = static_cast<Value>(value);
 };
 
 constexpr Setting all_settings[] = {
-    {"devices", [](auto& settings, auto& name, auto& value) { settings.devices = devices(name, value); }},
-    {"memory_mb", as_number<&Settings::memory_mb>},
-    {"task_delay_us", as_number<&Settings::task_delay_us>},
-    {"connect_timeout", as_number<&Settings::connect_timeout>},
-    {"exec_timeout", as_number<&Settings::exec_timeout>},
-    {"late_counts", as_number<&Settings::late_counts>},
-    {"verbose", as_number<&Settings::verbose>},
+    {"devices", as_number<&Settings::devices, 1024>},
+    {"memory_mb", as_number<&Settings::memory_mb, 1 << 30>},
+    {"task_delay_us", as_number<&Settings::task_delay_us, 1 << 30>},
+    {"connect_timeout", as_number<&Settings::connect_timeout, 1 << 30, true>},
+    {"exec_timeout", as_number<&Settings::exec_timeout, 1 << 30, true>},
+    {"late_counts", as_number<&Settings::late_counts, 1>},
+    {"verbose", as_number<&Settings::verbose, 1>},
     {"cann_version", [](auto& settings, auto&, auto& value) { settings.cann_version = version(value); }},
     {"faults", [](auto&, auto&, auto& value) { set_faults(value); }},
 };

@@ -46,12 +46,12 @@ class MindsporeTensors : public Framework {
     /// First waits for all computations that Python has requested: MindSpore may still have to write this tensor, or to
     /// read the memory of the output.
     bool input(nb::handle array, ArrayView& seen) const override {
-        if (!is_true(at_once_()) || wants_grad(array)) return false;
+        if (!is_true(at_once_()) || wants_grad()) return false;
         sync_();
         return view(array, seen);
     }
 
-    bool output(nb::handle array, ArrayView& seen) const override { return !wants_grad(array) && view(array, seen); }
+    bool output(nb::handle array, ArrayView& seen) const override { return !wants_grad() && view(array, seen); }
 
     nb::object make(nb::handle like, Shape shape, Block&& block) const override {
         nb::list dims;
@@ -60,10 +60,8 @@ class MindsporeTensors : public Framework {
     }
 
   private:
-    /// True if a gradient with respect to the tensor may be needed.
-    bool wants_grad(nb::handle tensor) const {
-        return is_true(enable_grad_()) && (is_true(grad_flag_()) || is_true(nb::getattr(tensor, requires_grad_)));
-    }
+    /// True inside a gradient function; a tensor's own flag stays set after one, and a Parameter's always is.
+    bool wants_grad() const { return is_true(enable_grad_()) && is_true(grad_flag_()); }
 
     static nb::object interned(const char* name) { return nb::steal(PyUnicode_InternFromString(name)); }
 
@@ -72,8 +70,7 @@ class MindsporeTensors : public Framework {
         DType dtype;
     };
 
-    const nb::object dtype_ = interned("_dtype"), shape_ = interned("_shape"),
-                     requires_grad_ = interned("_requires_grad");
+    const nb::object dtype_ = interned("_dtype"), shape_ = interned("_shape");
     nb::object data_ptr_, is_contiguous_, sync_, enable_grad_, grad_flag_, at_once_, from_block_;
     std::vector<Row> dtypes_;
 };

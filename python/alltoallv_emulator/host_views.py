@@ -12,12 +12,19 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
+from alltoallv.npu_ops.registry import Operator
 from alltoallv_emulator import graphs
 
 __all__ = ["host_view", "on_host", "synchronize", "to_npu"]
 
 _PLAIN = {int, float, bool, str, type(None), torch.dtype}  # arguments that are passed to the host unchanged
 _CPU = torch.device("cpu")
+# Operators that take tensors of the host beside those of a device.
+_MIXED = {
+    "aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index",
+    "aten::_unsafe_index_put", "aten::_foreach_copy", "aten::_foreach_copy_", "aten::copy", "aten::resize_as_",
+    "aten::_ctc_loss", "aten::_pack_padded_sequence", "atb::_npu_paged_attention", "atb::_npu_flash_attention_unpad",
+}  # fmt: skip
 _LOWEST = 64  # an address below every tensor's, and aligned for every dtype
 
 _Pairs = list[tuple[torch.Tensor, torch.Tensor]]  # views and their npu tensors, in the order of the arguments
@@ -67,19 +74,24 @@ def _handles() -> Callable[[int], int]:
     return handle
 
 
-def _to_host(value: Any, views: _Pairs, asked: list[torch.device]) -> Any:
-    """Replaces npu tensors by views, which it adds to ``views``, and npu devices, added to ``asked``, by the CPU."""
+def _to_host(value: Any, views: _Pairs, asked: list[torch.device], places: set[torch.device]) -> Any:
+    """Replaces npu tensors by views, which it adds to ``views``, and npu devices, added to ``asked``, by the CPU.
+
+    Adds to ``places`` the devices of all tensors but the host's scalars, which go with any other.
+    """
     kind = type(value)
     if kind in _PLAIN:
         return value
     if kind is torch.Tensor or isinstance(value, torch.Tensor):
+        if not value.is_cpu or value.dim():
+            places.add(value.device)
         if value.is_cpu:
             return value
         view = host_view(value)
         views.append((view, value))
         return view
     if kind is tuple or kind is list:
-        return kind([_to_host(one, views, asked) for one in value])
+        return kind([_to_host(one, views, asked, places) for one in value])
     if kind is torch.device and value.type == "npu":
         asked.append(value if value.index is not None else torch.device("npu", torch.npu.current_device()))
         return _CPU
@@ -129,16 +141,22 @@ def _native() -> Any:
 def on_host(operator: Any) -> Callable[..., Any]:
     """Returns a function that runs the operator with the CPU's kernel on views of the same memory."""
     outs = {argument.name for argument in operator._schema.arguments if argument.is_out}
-    call = getattr(operator, "_op", operator)
+    name, call = operator._schema.name, getattr(operator, "_op", operator)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         targets = {name: kwargs.pop(name) for name in outs if name in kwargs} if outs else {}
         views: _Pairs = []
         asked: list[torch.device] = []
-        host_args = [_to_host(value, views, asked) for value in args]
-        host_kwargs = {name: _to_host(value, views, asked) for name, value in kwargs.items()}
+        places: set[torch.device] = set()
+        host_args = [_to_host(value, views, asked, places) for value in args]
+        host_kwargs = {key: _to_host(value, views, asked, places) for key, value in kwargs.items()}
         for target in targets.values():
-            _to_host(target, views, asked)
+            _to_host(target, views, asked, places)
+        if len(places) > 1 and name not in _MIXED:
+            why = f"expected all tensors to be on the same device, but found {', '.join(sorted(map(str, places)))}"
+            if isinstance(operator, Operator):
+                operator.refuse(args, kwargs, why)
+            raise RuntimeError(f"{name}: {why}")
         # Results go to the device that an argument names, else to that of the tensors.
         devices = [*asked, *[npu.device for _, npu in views]] or [torch.device("npu", torch.npu.current_device())]
         for used in devices if len(devices) == 1 else set(devices):

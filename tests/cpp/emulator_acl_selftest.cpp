@@ -270,7 +270,14 @@ TEST(faults_hit_the_call_they_name) {
                               "aclrtMalloc@x=die", "aclrtMalloc#99999999999=die"})
         CHECK_EQ(AlltoallvEmulatorSet("faults", wrong), -1);
     CHECK_EQ(AlltoallvEmulatorSet("no such setting", "1"), -1);
-    CHECK_EQ(AlltoallvEmulatorSet("devices", "many"), -1);
+}
+
+TEST(settings_out_of_range_are_refused) {
+    for (const char* name : {"devices", "memory_mb", "task_delay_us", "connect_timeout", "exec_timeout", "late_counts"})
+        for (const char* wrong : {"many", "-2", "nan", "inf", "1e300", ""})
+            CHECK_EQ(AlltoallvEmulatorSet(name, wrong), -1);
+    for (const char* name : {"memory_mb", "task_delay_us"}) CHECK_EQ(AlltoallvEmulatorSet(name, "-1"), -1);
+    CHECK_EQ(AlltoallvEmulatorSet("exec_timeout", "-1"), 0);
 }
 
 extern "C" int aclmdlLoadFromFile();

@@ -209,3 +209,15 @@ def check_cell_training(comm: Communicator) -> None:
     optimizer(grads)
     for p, b, g in zip(optimizer.parameters, before, grads, strict=True):
         near(p, b - 0.01 * g.asnumpy())
+
+
+def check_parameters_outside_of_gradient_functions(comm: Communicator) -> None:
+    """MindSpore marks them, and inputs of gradients, for ever: calls that have no gradient take them all the same."""
+    used, factor = Tensor(np.ones((2, 2), np.float32)), comm.rank + 1.0
+    ms.grad(lambda x: (x * x).sum())(used)
+    for x in (ms.Parameter(Tensor(np.full((2, 2), factor, np.float32)), name="x"), used * 1, used):
+        whole = ops.zeros((8, 2))
+        am.all_reduce(x, "max", group=comm)
+        am.all_gather_into_tensor(whole[:4], x, group=comm)
+        am.quantized_all_reduce(x, error_feedback=am.ErrorFeedback(), group=comm)
+        assert float(whole.sum()) == 8 * float(x.max())

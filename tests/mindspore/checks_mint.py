@@ -81,6 +81,33 @@ def check_comm_func_refusal_of_one_rank(comm: Communicator) -> None:
     equal(comm_func.reduce(x, 0, group=comm), given(0) + given(1) if comm.rank == 0 else given(1))
 
 
+def check_a_name_means_one_group(comm: Communicator) -> None:
+    """And "", which `new_group` returns on a rank outside, means none: it was the group of all ranks."""
+    am.init()
+    x, group = Tensor(given(comm.rank)), ours.new_group([1])
+    for ranks in ([0, 1], [1, 0]):
+        comm_func.create_group("named", ranks)
+    for name, ranks in (("named", [comm.rank]), ("hccl_world_group", [0, 1]), ("", [0, 1])):
+        with pytest.raises(ValueError, match="name"):
+            comm_func.create_group(name, ranks)
+    if comm.rank == 0:
+        with pytest.raises(InvalidParamError, match="group is '', which new_group"):
+            ours.all_reduce(x, group=group)
+    else:
+        ours.all_reduce(x, group=group)
+    ours.all_reduce(x, group="named")
+    equal(x, given(0) + given(1))
+    comm_func.create_group("other", [0, 1])
+    totals = {name: Tensor(np.full(3, factor)) for name, factor in (("named", 1.0), ("other", 10.0))}
+    for name in list(totals) if comm.rank else reversed(totals):
+        totals[name] = totals[name], ours.all_reduce(totals[name], group=name, async_op=True)
+    for _, handle in totals.values():
+        handle.wait()
+    assert [float(total[0]) for total, _ in totals.values()] == [2, 20]
+    for name in totals:
+        comm_func.destroy_group(name)
+
+
 def check_mint_no_warning_at_calls(comm: Communicator) -> None:
     am.init()
     with unittest.mock.patch("mindspore.log.warning") as warned:

@@ -111,6 +111,9 @@ def others():
     scattered = am.global_scatter(x, local, received)
     with pytest.raises(InvalidParamError, match="dst is 2, expected 0 <= dst < 2"):
         am.reduce(x, 2)
+    if tensors.queued:
+        with pytest.raises(RuntimeError, match="timeout is 5, expected None on Ascend"):
+            am.all_to_all([x[:2] + 0, x[2:] + 0], [x[:2], x[2:]], timeout=5 if comm.rank else None)
     return split + 0, gathered + 0, scattered, am.global_gather(scattered, local, received), am.exchange_counts([1, 2])
 
 

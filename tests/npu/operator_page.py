@@ -42,11 +42,11 @@ nothing about the speed of an NPU, and CANN's kernels may round differently with
 The families Moe distribute, Moe alltoallv and Parallel matmuls communicate over the group that `hcom` or `group_ep`
 names. Each case runs on 2 and on 4 ranks; the reference is one process that has the arguments of all ranks. torch_npu
 has no gradients for these operators, but on CPU tensors (`alltoallv.npu_ops`) they have. If ranks disagree, or one
-rank refuses its arguments, all ranks raise the error. The limits in the devices' documentation (world sizes, hidden
-sizes, tokens, experts, HCCL_BUFFSIZE) apply to the product that `ALLTOALLV_NPU_PRODUCT` names: `A3` (the default) or
-`A2`. `ALLTOALLV_NPU_LIMITS=relax` turns them off. The first `shared_expert_rank_num` ranks hold the copies of the
-shared expert; the tokens of rank r go to copy r modulo the number of copies. The operators refuse `tp_world_size` 2
-(with 0 or 1, `group_tp` has no effect), `elastic_info`, and scales of blocks (mx).
+rank refuses its arguments, all ranks raise the error. The limits in the devices' documentation (dtypes, world sizes,
+hidden sizes, tokens, experts, HCCL_BUFFSIZE) apply to the product that `ALLTOALLV_NPU_PRODUCT` names: `A3` (the
+default) or `A2`. `ALLTOALLV_NPU_LIMITS=relax` turns them off. The first `shared_expert_rank_num` ranks hold the
+copies of the shared expert; the tokens of rank r go to copy r modulo the number of copies. The operators refuse
+`tp_world_size` 2 (with 0 or 1, `group_tp` has no effect), `elastic_info`, and scales of blocks (mx).
 
 """
 

@@ -136,6 +136,31 @@ def test_models_train_as_on_the_cpu(ranks: Ranks) -> None:
 
 
 @on_ranks(1, communicator=False)
+def test_tensors_of_several_devices_do_not_mix(rank: int, size: int) -> None:
+    """But for the host's scalars, and its indices."""
+    import torch_npu
+
+    device = use_device(rank)
+    host = torch.ones(4, 4)
+    x, other, rows = host.to(device), host.to("npu:1"), torch.tensor([0, 1])
+    for call, places in (
+        (lambda: x + host, "aten::add: expected all tensors to be on the same device, but found cpu, npu:0"),
+        (lambda: nn.Linear(4, 4)(x), "aten::addmm"),
+        (lambda: host.add_(x), "aten::add_"),
+        (lambda: torch.add(x, x, out=torch.empty(4, 4)), "aten::add"),
+        (lambda: torch.cat([x, host]), "aten::cat"),
+        (lambda: x @ other, "found npu:0, npu:1"),
+        (lambda: torch_npu.npu_rms_norm(x, torch.ones(4)), "npu::npu_rms_norm"),
+    ):
+        error = caught(call)
+        assert isinstance(error, RuntimeError), error
+        assert places in str(error)
+    assert host.sum().item() == 16
+    for right in (x[rows], x[host.bool()], x * torch.tensor(2.0), x.index_put((rows,), x[rows])):
+        assert right.device == device
+
+
+@on_ranks(1, communicator=False)
 def test_random_numbers_follow_their_seed(rank: int, size: int) -> None:
     device = use_device(rank)
     torch.manual_seed(1)

@@ -17,6 +17,7 @@ from npu_starts import wheel
 from on_ranks import on_ranks
 from operators import families
 
+from alltoallv.errors import PeerMismatchError
 from alltoallv.npu_ops import names, schemas
 from alltoallv.npu_ops.registry import formulas
 
@@ -44,6 +45,20 @@ def test_fused_operators_compute_their_formulas(rank: int, size: int, file: str)
         fused_trouble.check(device, name, rank, size)
 
 
+@on_ranks(2, communicator=False)
+def test_a_matrix_that_one_rank_forgot_on_the_host(rank: int, size: int, file: str) -> None:
+    import torch_npu
+
+    os.environ["ALLTOALLV_NPU_LIMITS"] = "relax"
+    with group(rank, size, file) as (made, device):
+        name = made._get_backend(device).get_hccl_comm_name(rank)
+        x, weight = torch.ones(4, 8, device=device).half(), torch.ones(8, 3).half()
+        error = caught(lambda: torch_npu.npu_all_gather_base_mm(x, weight if rank else weight.npu(), name, size))
+        assert "npu::npu_all_gather_base_mm: expected all tensors to be on the same device" in str(error)
+        assert isinstance(error, RuntimeError if rank else PeerMismatchError)
+        assert torch_npu.npu_all_gather_base_mm(x, weight.npu(), name, size)[0].sum().item() == 4 * size * 8 * 3
+
+
 def test_every_operator_has_a_case() -> None:
     cases = [case for family in families().values() for case in family]
     run = {name for case in cases for name in (case.operator, *case.runs)}
@@ -68,9 +83,19 @@ def test_refusals_leave_the_queue_alive(rank: int, size: int) -> None:
 
     device = use_device(rank)
     x = torch.ones(4, 8, device=device, requires_grad=True)
+    choices = torch.zeros(4, 2, dtype=torch.int64, device=device)
     for call, words in (
         (lambda: torch_npu.npu_lstm_cell(*[x] * 7), "npu::npu_lstm_cell is not among the operators of"),
         (lambda: torch_npu.npu_format_cast(x[1:], 29), "input is a tensor of shape (3, 8)"),
+        (lambda: torch_npu.npu_moe_token_permute(x, choices[1:]), "indices is a tensor of shape (3, 2)"),
+        (
+            lambda: torch_npu.npu_moe_token_permute(x, choices.float()),
+            "indices is a tensor of shape (4, 2) and torch.float32",
+        ),
+        (
+            lambda: torch_npu.npu_grouped_matmul([x], [x.t().int()], split_item=3, group_type=-1),
+            "weight is a tensor of",
+        ),
         (lambda: torch_npu.npu_geglu(x, -1, 2), "npu::npu_geglu: approximate is 2; the emulator expects 0 or 1"),
     ):
         error = caught(call)

@@ -175,6 +175,17 @@ def check_gradients(group: str, rank: int, size: int) -> None:
     y.backward(grad)
     expected, _ = npu_ops.npu_gmm_alltoallv(grad, weight.detach(), *place, trans_gmm_weight=True)
     assert torch.allclose(x.grad, expected)
+    tokens, choices = torch.randn(3, 16).requires_grad_(), torch.tensor([[0, 3], [1, 2], [3, 1]], dtype=torch.int32)
+    place = group, size, rank, 2 * size
+    sent, _, info, _, ends, *_ = npu_ops.npu_moe_distribute_dispatch_v2(tokens, choices, *place)
+    for mode in (0, 2):  # rounding to int8 on the way has no gradient of its own
+        back = npu_ops.npu_moe_distribute_combine_v2(
+            sent * 3, choices, info, ends, torch.full((3, 2), 0.5), *place, comm_quant_mode=mode
+        )
+        (found,) = torch.autograd.grad(back, tokens, torch.ones(3, 16), retain_graph=True)
+        assert torch.allclose(found, torch.full((3, 16), 3.0))
+    assert not any(one.requires_grad for one in npu_ops.npu_dynamic_quant(tokens))
+    assert not npu_ops.npu_moe_distribute_dispatch_v2(tokens, choices, *place, quant_mode=2)[1].requires_grad
     parts = zip(rows.detach().chunk(2), grad.chunk(2), strict=True)
     assert torch.allclose(weight.grad, torch.stack([part.t() @ one for part, one in parts]), atol=1e-5)
 

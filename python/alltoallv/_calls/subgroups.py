@@ -12,8 +12,8 @@ from alltoallv.launch import detect as launch
 from alltoallv.launch.options import make_options
 
 
-def digest(ranks: Sequence[int]) -> str:
-    """Returns a short text that identifies these ranks."""
+def digest(ranks: Sequence[object]) -> str:
+    """Returns a short text that identifies these ranks, or a name and its ranks."""
     return hashlib.sha1("_".join(map(str, ranks)).encode()).hexdigest()
 
 

@@ -68,8 +68,10 @@ from alltoallv.mindspore.work import CommHandle
 # A graph cannot hold these functions: MindSpore then reports that instead of reading their source.
 _OURS = "collectives", "comm_func", "dispatcher", "front_end", "group", "messages", "quantized", "tensors"
 _MINT = "mint.checks", "mint.groups", "mint.messages", "mint.objects"
-_SHARED = "_calls.exchanges", "_calls.expert_rows", "atb.operations", "atb.quant_operations", "quantization.functions"
-for _module in ("mindspore", "mindspore.distributed", *(f"mindspore.{_name}" for _name in (*_OURS, *_MINT)), *_SHARED):
+_ATB = "atb.operation", "atb.operations", "atb.quant_operations"
+_SHARED = "_calls.exchanges", "_calls.expert_rows", "quantization.functions"
+_NAMES = "mindspore", "mindspore.distributed", *(f"mindspore.{_name}" for _name in (*_OURS, *_MINT))
+for _module in (*_NAMES, *_ATB, *_SHARED):
     _forbid(f"alltoallv.{_module}")
 
 __all__ = [

@@ -24,12 +24,11 @@ from alltoallv.mindspore.tensors import empty, executor, in_queue, region, settl
 
 
 def tracks(*tensors: Any) -> bool:
-    """True if a gradient with respect to one of these tensors may be needed."""
-    if not executor.enable_grad():
-        return False
-    if executor.grad_flag():
-        return True
-    return any(getattr(tensor, "_requires_grad", False) for tensor in tensors)
+    """True if a gradient with respect to one of these tensors may be needed: inside a gradient function, of all.
+
+    A tensor's own flag stays set after one, and a Parameter's always is.
+    """
+    return bool(executor.enable_grad() and executor.grad_flag())
 
 
 class _Applied(_Function):

@@ -14,6 +14,7 @@ import mindspore
 import numpy as np
 from mindspore import Tensor, nn, ops
 from mindspore.common._grad_function import _Function
+from mindspore.ops.primitive import constexpr
 
 from alltoallv._calls.counts import Counts, as_counts, packed, shares
 from alltoallv._calls.linear import all_reduction
@@ -28,7 +29,7 @@ from alltoallv.mindspore import graph_quantized, quantized
 from alltoallv.mindspore import group as groups
 from alltoallv.mindspore.autograd import summed, tracks
 from alltoallv.mindspore.graph import AllToAllV
-from alltoallv.mindspore.graph_exchange import ARRAYS, Array, Host, make_operator, plain_operator
+from alltoallv.mindspore.graph_exchange import ARRAYS, About, Array, Host, Stateless, make_operator, plain_operator
 from alltoallv.mindspore.graph_quantized import Steps, StraightSteps, shaped
 from alltoallv.mindspore.group import Group
 from alltoallv.mindspore.tensors import core_name, in_queue, target
@@ -74,7 +75,7 @@ class AllToAllVCell(AllToAllV):
         return super().__call__(input).reshape(1, -1)
 
 
-class QuantAllReduceCell(nn.Cell):
+class QuantAllReduceCell(Stateless):
     """`QuantAllReduceOperation` as a cell, in PyNative and in graphs.
 
     With ``QuantType.DYNAMIC`` it has straight-through gradients: those of the sum (or average), not quantized. With a
@@ -97,14 +98,15 @@ class QuantAllReduceCell(nn.Cell):
         super().__init__()
         self._operation = QuantAllReduceOperation(param, communicator)
         self._comm, self._op = _connected(replace(param, backend="auto").group(), communicator), param.all_reduce_type
-        self.dynamic = param.quant_type == QuantType.DYNAMIC
+        about = self._comm, "quantized_all_reduce"
+        self.dynamic, self.refuse = param.quant_type == QuantType.DYNAMIC, constexpr(self._refuse)
         self.dtype = None if self.dynamic and param.out_data_type == -1 else _OUTPUTS[abs(param.out_data_type)]
         back = _summed(self._comm, self._op)
         if in_queue():
             self.graph, self.shared = StraightSteps(self._steps, back), Steps(self._steps)
         else:
-            self.graph = _Straight(lambda x: self._operation(x), _same, self.dtype, back)
-            self.shared = make_operator(lambda x, scale, offset: self._operation(x, scale, offset), _same, self.dtype)
+            self.graph = _Straight(lambda x: self._operation(x), _same, about, self.dtype, back)
+            self.shared = make_operator(lambda x, s, offset: self._operation(x, s, offset), _same, about, self.dtype)
 
     def __call__(self, x: Tensor, scale: Tensor | None = None, offset: Tensor | None = None) -> Tensor:
         """Runs in PyNative; in a graph MindSpore reads `construct` instead."""
@@ -113,13 +115,20 @@ class QuantAllReduceCell(nn.Cell):
         return self._operation(x, scale, offset)
 
     def construct(self, x: Tensor, scale: Tensor | None = None, offset: Tensor | None = None) -> Tensor:
+        if (scale is None) != self.dynamic or (offset is None) != self.dynamic:
+            self.refuse(1 if scale is None and offset is None else 2 if scale is None or offset is None else 3)
         if self.dynamic:
             return self.graph(x)
         return ops.cast(self.shared(x, scale, offset), self.dtype)
 
+    def _refuse(self, inputs: int) -> None:
+        """Raises the operation's error for a wrong number of inputs: MindSpore itself dies of None."""
+        self._operation.request(*[np.zeros(16, np.int8)] * inputs)
+
     def _steps(self, *like: Any) -> Any:
         """Returns the steps for inputs of these shapes and dtypes, one after the other."""
-        inputs = [shaped(*pair) for pair in zip(like[::2], like[1::2], strict=True)]
+        about = self._comm, "quantized_all_reduce"
+        inputs = [shaped(*pair, about) for pair in zip(like[::2], like[1::2], strict=True)]
         request = self._operation.request(*inputs)
 
         def with_values(values: Array) -> QuantizedReduction:
@@ -142,7 +151,7 @@ class _Reduction(_Function):
         return summed(grad.astype(ctx.dtype), ctx.comm, ctx.op), None, None, None
 
 
-class _Options(nn.Cell):
+class _Options(Stateless):
     """The base class of the cells of the quantized collectives.
 
     ``counts`` are the function's counts, in rows; ``options`` are its other arguments.
@@ -175,11 +184,12 @@ class _Options(nn.Cell):
                 given[name] = given[name].asnumpy()
         if dtype is None and given.get("scale") is not None:
             dtype = mindspore.float16
-        name = self.function
+        name, about = self.function, (given["group"], self.function)
         if in_queue():
-            self.graph = StraightSteps(lambda *like: getattr(graph_quantized.STEPS, name)(shaped(*like), **given), back)
+            steps = getattr(graph_quantized.STEPS, name)
+            self.graph = StraightSteps(lambda shape, dtype: steps(shaped(shape, dtype, about), **given), back)
         else:
-            self.graph = _Straight(lambda x: getattr(_ON_ARRAYS, name)(x, **given), shape, dtype, back)
+            self.graph = _Straight(lambda x: getattr(_ON_ARRAYS, name)(x, **given), shape, about, dtype, back)
 
 
 class QuantizedAllReduce(_Options):
@@ -236,7 +246,12 @@ class _Straight(nn.Cell):
     """A graph's operator with the straight-through gradient ``back(dout, x)``."""
 
     def __init__(
-        self, run: Callable[[Array], Array], shape: Callable[..., Any], dtype: Any, back: Callable[..., Any]
+        self,
+        run: Callable[[Array], Array],
+        shape: Callable[..., Any],
+        about: About,
+        dtype: Any,
+        back: Callable[..., Any],
     ) -> None:
         super().__init__()
 
@@ -245,7 +260,7 @@ class _Straight(nn.Cell):
                 return (x * 0,)
             return (ops.cast(back(ops.depend(ops.cast(dout, x.dtype), out), x), x.dtype),)
 
-        self.operator, self.dtype = make_operator(run, shape, dtype, bprop), dtype
+        self.operator, self.dtype = make_operator(run, shape, about, dtype, bprop), dtype
 
     def construct(self, x: Tensor) -> Tensor:
         return ops.cast(self.operator(x), x.dtype if self.dtype is None else self.dtype)
@@ -271,7 +286,7 @@ def _summed(group: Group, op: str) -> Callable[..., Any]:
     def run(dout: Array) -> Array:
         return all_reduction(ARRAYS, groups.resolve(group), dout.shape, op).run(dout)
 
-    operator = make_operator(run, _same)
+    operator = make_operator(run, _same, (group, "all_reduce"))
 
     def back(dout: Tensor, x: Tensor) -> Tensor:
         return operator(dout)

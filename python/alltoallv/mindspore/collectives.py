@@ -23,7 +23,7 @@ from alltoallv._calls.linear import Reduction, gathering
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError
 from alltoallv.mindspore import group as groups
-from alltoallv.mindspore.adapter import LATE, Tensors
+from alltoallv.mindspore.adapter import LATE, Tensors, refuse_timeout
 from alltoallv.mindspore.autograd import Broadcast, ListExchange, apply, summed
 from alltoallv.mindspore.front_end import Gradient, check_async, enter, front_end
 from alltoallv.mindspore.group import Group, on_host
@@ -58,8 +58,11 @@ def all_to_all(
         shapes = [tuple(out.shape) for out in made.outputs]
         return lambda: ListExchange.apply(comm, shapes, *made.inputs)
 
-    tensors = output_tensor_list, input_tensor_list
-    return front_end.call(declared.all_to_all, group, async_op, *tensors, timeout=timeout, gradient=gradient)
+    comm, tensors = enter(group), (output_tensor_list, input_tensor_list)
+    if in_queue():
+        with guard(comm, "all_to_all"):
+            refuse_timeout(timeout)
+    return front_end.call(declared.all_to_all, comm, async_op, *tensors, timeout=timeout, gradient=gradient)
 
 
 @_ending

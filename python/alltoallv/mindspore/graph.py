@@ -6,7 +6,8 @@ from typing import Any
 
 import mindspore
 import numpy as np
-from mindspore import Tensor, nn, ops
+from mindspore import Tensor, ops
+from mindspore.ops.primitive import constexpr
 
 from alltoallv import _core
 from alltoallv._calls.counts import Counts, Unit, as_counts, packed
@@ -15,12 +16,12 @@ from alltoallv.errors import InvalidParamError
 from alltoallv.mindspore import group as groups
 from alltoallv.mindspore.adapter import LATE
 from alltoallv.mindspore.exchange import all_to_all_v
-from alltoallv.mindspore.graph_exchange import EMPTY, Array, Exchange, Host
+from alltoallv.mindspore.graph_exchange import EMPTY, Array, Exchange, Host, Stateless
 from alltoallv.mindspore.group import Group
 from alltoallv.mindspore.tensors import check_tensor, core_name
 
 
-class AllToAllV(nn.Cell):
+class AllToAllV(Stateless):
     """`alltoallv.mindspore.all_to_all_v` with counts that are known when the cell is made.
 
     Values and gradients are equal in PyNative, in ``ms.jit`` functions and in GRAPH_MODE. In a graph, bfloat16 values
@@ -80,7 +81,7 @@ class AllToAllV(nn.Cell):
         return self.graph(input, self.sends, self.recvs, self.rows)
 
 
-class DynamicAllToAllV(nn.Cell):
+class DynamicAllToAllV(Stateless):
     """`alltoallv.mindspore.all_to_all_v` with counts that are tensors; one graph serves all their values.
 
     Values and gradients are equal in PyNative, in ``ms.jit`` functions and in GRAPH_MODE; bfloat16 as in `AllToAllV`.
@@ -107,7 +108,7 @@ class DynamicAllToAllV(nn.Cell):
         if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
             raise InvalidParamError(f"rows is {rows!r}, expected an integer above 0")
         _core.reads_rows(unit, 1)  # refuses others
-        self._unit, self._group = unit, group
+        self._unit, self._group, self.check = unit, group, constexpr(self._check_counts)
         self.rows = Tensor(np.zeros(rows, np.int8))
         self.graph = Exchange(Host(unit, group), derivatives)
 
@@ -136,8 +137,16 @@ class DynamicAllToAllV(nn.Cell):
         sdispls: Tensor | None = None,
         rdispls: Tensor | None = None,
     ) -> Tensor:
+        self.check(send_counts.dtype, recv_counts.dtype)
         sends, recvs = self._regions(send_counts, sdispls), self._regions(recv_counts, rdispls)
         return self.graph(input, sends, recvs, self.rows)
+
+    def _check_counts(self, *dtypes: Any) -> None:
+        """Refuses counts that are not integers, when MindSpore compiles a graph."""
+        with guard(groups.resolve(self._group), "all_to_all_v"):
+            for name, dtype in zip(("send_counts", "recv_counts"), dtypes, strict=True):
+                if "int" not in core_name(dtype):
+                    raise InvalidParamError(f"{name} has dtype {dtype}, expected integers, one per rank")
 
     def _regions(self, counts: Tensor, displs: Tensor | None) -> Tensor:
         counts = ops.cast(counts, mindspore.int64)

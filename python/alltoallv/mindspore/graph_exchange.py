@@ -21,20 +21,21 @@ from mindspore._c_expression.typing import TensorType, type_to_type_id
 
 from alltoallv import _core
 from alltoallv._calls import adapters
-from alltoallv._calls.counts import Layout, Unit, overlap, packed
+from alltoallv._calls.counts import Unit, overlap
 from alltoallv._calls.guard import guard
 from alltoallv._calls.linear import Transfer
 from alltoallv.communicator import Communicator
-from alltoallv.errors import InvalidParamError
+from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.mindspore import graph_op
 from alltoallv.mindspore import group as groups
 from alltoallv.mindspore.group import Group
 from alltoallv.mindspore.tensors import DTYPES, core_name, in_queue, numpy_dtype
 
 Array = npt.NDArray[Any]
+About = tuple[Group, str]
 ARRAYS: adapters.Adapter[Array] = adapters.find("x", np.empty(0))  # of what MindSpore passes in
 DTYPES_BY_NUMBER: dict[int, Any] = {type_to_type_id(dtype): dtype for dtype in DTYPES}  # by MindSpore's number
-EMPTY = "MindSpore's graphs cannot hand over empty tensors: call all_to_all_v outside the graph"
+EMPTY = "MindSpore's graphs cannot hand over empty tensors: call the function outside the graph"
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,11 @@ class Host:
     check: Callable[[Array], None] = lambda input: None
     sums: bool = False
 
+    @property
+    def about(self) -> About:
+        """The group and the operator that hear of errors."""
+        return self.group, "all_to_all_v"
+
     def transposed(self) -> Host:
         return replace(self, refusal="", check=lambda input: None, sums=not self.sums)
 
@@ -73,17 +79,14 @@ class Host:
         comm = groups.resolve(self.group)
         with guard(comm, "all_to_all_v"):
             shape = (len(like), *x.shape[1:]) if self.by_row(x.ndim) else like.shape
-            row, (sends, sdispls, recvs, rdispls) = self._layout(comm, shape, send, recv)
-            room = math.prod(shape)
-            summed = self.sums and overlap(recvs, rdispls)
-            places, numel = (packed(recvs), sum(recvs)) if summed else (rdispls, room)
-            layout = sends, sdispls, recvs, places
-            _core.check_exchange(x.size, numel, *layout, comm.size)
+            request, row, summed = self._request(comm, x.shape, shape, send, recv)
+            numel = math.prod(request.shape if summed else shape)
+        layout = request.layout
         out = Transfer(ARRAYS, comm, "all_to_all_v", x.shape, (numel,), layout, row).run(x)
         if summed:
             parts = out.astype(np.float32) if x.dtype.name == "bfloat16" else out
-            out = np.zeros(room, parts.dtype)
-            for begin, place, n in zip(rdispls, places, recvs, strict=True):
+            out = np.zeros(math.prod(shape), parts.dtype)
+            for begin, n, place in zip(recv[1] * row, layout[2], layout[3], strict=True):
                 out[begin : begin + n] += parts[place : place + n]
         return out.reshape(shape)
 
@@ -95,25 +98,38 @@ class Host:
         with guard(comm, "all_to_all_v"):
             out = tuple(call.output_shape[: call.output_rank])
             send, recv = np.array(call.send[: call.send_size]), np.array(call.recv[: call.recv_size])
-            row, layout = self._layout(comm, out, send.reshape(2, -1), recv.reshape(2, -1))
-            if self.sums and overlap(*layout[2:]):
+            request, row, summed = self._request(comm, shape, out, send.reshape(2, -1), recv.reshape(2, -1))
+            if summed:
                 raise InvalidParamError(
                     "the regions that are sent overlap, expected none for a gradient in a graph on Ascend"
                 )
-            _core.check_exchange(math.prod(shape), math.prod(out), *layout, comm.size)
-            plan = _core.Plan(comm.core, "all_to_all_v", core_name(dtype), *layout, 0, row)
+            plan = _core.Plan(comm.core, "all_to_all_v", core_name(dtype), *request.layout, 0, row)
         plan.run(call.input or 0, call.output or 0, -1.0, call.stream or 0)
 
-    def _layout(self, comm: Communicator, shape: Sequence[int], send: Array, recv: Array) -> tuple[int, Layout]:
-        """Returns the elements of a unit and the layout in elements, for an output of that shape."""
+    def _request(
+        self, comm: Communicator, shape: Sequence[int], into: Sequence[int], send: Array, recv: Array
+    ) -> tuple[_core.Request, int, bool]:
+        """Returns the request, the elements of a unit, and whether receive regions overlap and are packed to be added.
+
+        ``shape`` and ``into`` are those of input and output.
+        """
         if self.refusal:
             raise InvalidParamError(self.refusal)
         for name, values in (("send_counts", send), ("recv_counts", recv)):
             if values.shape != (2, comm.size):
                 raise InvalidParamError(f"{name} has {values.shape[1]} entries, expected {comm.size}, one per rank")
-        row = math.prod(shape[1:]) if self.by_row(len(shape)) else 1
-        sends, sdispls, recvs, rdispls = ([n * row for n in values] for values in (*send.tolist(), *recv.tolist()))
-        return max(row, 1), (sends, sdispls, recvs, rdispls)
+        (sends, sdispls), (recvs, rdispls) = send.tolist(), recv.tolist()
+        summed = self.sums and overlap(recvs, rdispls)
+        layout = sends, recvs, sdispls, None if summed else rdispls
+        request = _core.Request.all_to_all_v(comm.size, shape, *layout, self.unit, None if summed else into)
+        return request, request.row or 1, summed
+
+
+class Stateless(nn.Cell):
+    """A cell that is its own copy, in a copy of a network: MindSpore cannot copy its operators, nor a communicator."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Stateless:
+        return self
 
 
 class Exchange(nn.Cell):
@@ -126,28 +142,29 @@ class Exchange(nn.Cell):
         super().__init__()
         plain = derivatives == 1 and not in_queue()
         self.exchange = exchange_operator(host) if plain else _Differentiable(host, derivatives)
+        self.queues = in_queue()
         self.empty = plain_operator(replace(host, refusal=f"input is empty, but {EMPTY}"))
 
     def construct(self, x: Tensor, send: Tensor, recv: Tensor, like: Tensor) -> Tensor:
-        if x.size == 0:
+        if self.queues and x.size == 0:
             return ops.cast(self.empty(ops.zeros((1, *x.shape[1:]), x.dtype), send, recv, like), x.dtype)
         return ops.cast(self.exchange(x, send, recv, like), x.dtype)
 
 
 def exchange_operator(host: Host) -> ops.Custom:
     """Returns the operator of the exchange, with the transposed one as gradient; bfloat16 comes as float32: cast it."""
-    back = make_operator(host.transposed().run, host.transposed().shape)
+    back = plain_operator(host.transposed())
 
     def bprop(x: Tensor, send: Tensor, recv: Tensor, like: Tensor, out: Tensor, dout: Tensor) -> tuple[Any, ...]:
         grad = back(ops.depend(dout, out), recv, send, x)
         return ops.cast(grad, x.dtype), send * 0, recv * 0, like * 0
 
-    return make_operator(host.run, host.shape, bprop=bprop)
+    return make_operator(host.run, host.shape, host.about, bprop=bprop)
 
 
 def plain_operator(host: Host) -> Any:
     """Returns the operator of the exchange, without a gradient."""
-    return _DeviceExchange(host) if in_queue() else make_operator(host.run, host.shape)
+    return _DeviceExchange(host) if in_queue() else make_operator(host.run, host.shape, host.about)
 
 
 class _DeviceExchange(nn.Cell):
@@ -192,18 +209,23 @@ class _Differentiable(nn.Cell):
         return self.back(ops.depend(dout, out), recv, send, x), send * 0, recv * 0, like * 0
 
 
-def check_known(shape: Sequence[int | None]) -> None:
+def check_known(shape: Sequence[int | None], about: About) -> None:
     """Raises InvalidParamError for an input whose shape MindSpore does not know when it compiles a graph."""
     if any(n is None or n < 0 for n in shape):
         dims = ", ".join("?" if n is None or n < 0 else str(n) for n in shape)
-        raise InvalidParamError(
-            f"the input's shape is [{dims}] when MindSpore compiles the graph, expected known dimensions: "
-            "compile for each shape (no enable_dynamic or set_inputs), or call the function outside the graph"
-        )
+        with guard(groups.resolve(about[0]), about[1]):
+            raise InvalidParamError(
+                f"the input's shape is [{dims}] when MindSpore compiles the graph, expected known dimensions: "
+                "compile for each shape (no enable_dynamic or set_inputs), or call the function outside the graph"
+            )
 
 
 def make_operator(
-    run: Callable[..., Array], shape: Callable[..., Any], dtype: Any = None, bprop: Callable[..., Any] | None = None
+    run: Callable[..., Array],
+    shape: Callable[..., Any],
+    about: About,
+    dtype: Any = None,
+    bprop: Callable[..., Any] | None = None,
 ) -> ops.Custom:
     """Makes a function of NumPy arrays an operator of a graph.
 
@@ -211,13 +233,15 @@ def make_operator(
         run: The function; called in the order of the program, then in that of the gradients, which are the same on all
             ranks.
         shape: Computes the output's shape from those of the inputs.
+        about: The group whose ranks hear of errors when MindSpore compiles the graph, and the operator's name.
         dtype: The output's dtype; None means the first input's. For bfloat16 it is float32: cast it.
         bprop: Computes the inputs' gradients from inputs, output and the output's gradient; by default there is none.
             What it calls must depend on the output, so that it comes after the program.
     """
 
     def infer(x: Any, *_others: Any) -> Any:
-        core_name(x.element_type())
+        with guard(groups.resolve(about[0]), about[1]):
+            core_name(x.element_type())
         made = x.element_type() if dtype is None else dtype
         return TensorType(mindspore.float32 if made == mindspore.bfloat16 else made)
 
@@ -227,7 +251,13 @@ def make_operator(
         return out.astype(np.float32) if out.dtype.name == "bfloat16" else out
 
     def known(x: Any, *others: Any) -> Any:
-        check_known(x)  # MindSpore itself fails without a reason
-        return shape(x, *others)
+        check_known(x, about)  # MindSpore itself fails without a reason
+        with guard(groups.resolve(about[0]), about[1]):
+            if not x:
+                raise InvalidTensorError("input has shape [], expected at least 1 dimension in a graph on CPU")
+            made = shape(x, *others)
+            if 0 in (*x, *made):
+                raise InvalidParamError(f"{'input' if 0 in x else 'the output'} is empty, but {EMPTY}")
+        return made
 
     return graph_op.in_order(ops.Custom(array, out_shape=known, out_dtype=infer, bprop=bprop, func_type="pyfunc"))

@@ -19,7 +19,7 @@ from alltoallv.errors import InvalidParamError, ValueOverflowError
 from alltoallv.mindspore import device_quantized, graph_op
 from alltoallv.mindspore import group as groups
 from alltoallv.mindspore.device_quantized import Moves
-from alltoallv.mindspore.graph_exchange import ARRAYS, DTYPES_BY_NUMBER, EMPTY, check_known
+from alltoallv.mindspore.graph_exchange import ARRAYS, DTYPES_BY_NUMBER, EMPTY, About, check_known
 from alltoallv.mindspore.tensors import core_name, numpy_dtype
 from alltoallv.quantization import requests
 from alltoallv.quantization.functions import Quantized
@@ -166,9 +166,9 @@ class _Prepared(Quantized[Any]):
 STEPS = _Prepared(ARRAYS, groups.resolve)  # the quantized collectives whose calls return their steps
 
 
-def shaped(shape: Sequence[int], dtype: Any) -> Any:
+def shaped(shape: Sequence[int], dtype: Any, about: About) -> Any:
     """Returns an array of that shape and dtype, all zero, which takes no memory; refuses unknown dimensions."""
-    check_known(shape)
+    check_known(shape, about)
     return np.broadcast_to(np.zeros((), numpy_dtype(dtype)), tuple(shape))
 
 

@@ -44,10 +44,11 @@ def init(*, timeout: float = 600.0) -> Communicator:
     """
     global _timeout
     _leave_scheduler()
-    made = _made.get("")
+    made = _made.get(WORLD[0])
     if made is None or not made.usable:
         _timeout = timeout  # for sub-groups, too
-        made = _made[""] = Communicator.from_env(backend="hccl" if target() == "Ascend" else "auto", timeout=timeout)
+        backend = "hccl" if target() == "Ascend" else "auto"
+        made = _made[WORLD[0]] = Communicator.from_env(backend=backend, timeout=timeout)
     return made
 
 
@@ -58,7 +59,7 @@ def _leave_scheduler() -> None:
 
 def joined() -> bool:
     """True if `init` has been called and its communicator is usable."""
-    made = _made.get("")
+    made = _made.get(WORLD[0])
     return made is not None and made.usable
 
 
@@ -86,7 +87,7 @@ def new_group(ranks: Sequence[int] | None = None, *, prefix: str = "alltoallv", 
 
     Raises:
         TypeError: ``ranks`` is not a list.
-        InvalidParamError: ranks are out of range or repeated.
+        InvalidParamError: ranks are out of range or repeated, or other ranks have the name.
     """
     if ranks is None:
         return WORLD[0]
@@ -94,8 +95,12 @@ def new_group(ranks: Sequence[int] | None = None, *, prefix: str = "alltoallv", 
         raise TypeError(f"ranks must be list, but got {type(ranks)}")
     _leave_scheduler()
     checked = subgroups.check_ranks(ranks, launch.detect().size)
-    name = name or f"{prefix}_{len(checked)}_{subgroups.digest(checked)}"
-    _ranks[name] = checked
+    name = f"{prefix}_{len(checked)}_{subgroups.digest(checked)}" if name is None else name
+    if name in ("", *WORLD):
+        raise InvalidParamError(f"the group's name is {name!r}, expected one that does not mean all ranks or none")
+    known = _ranks.setdefault(name, checked)
+    if known != checked:
+        raise InvalidParamError(f"group {name!r} has ranks {known}, expected another name for ranks {checked}")
     return name
 
 
@@ -104,13 +109,13 @@ def resolve(group: Group) -> Communicator:
     if isinstance(group, Communicator):
         return group if group.host_core is not None or in_queue() else subgroups.of_host(group)
     if group is None or (isinstance(group, str) and group in WORLD):
-        return made if (made := _made.get("")) is not None and made.usable else init()
+        return made if (made := _made.get(WORLD[0])) is not None and made.usable else init()
     if not isinstance(group, str):
         raise TypeError(f"The argument 'group' must be type of string, but got 'group' type : {type(group)}.")
     made = _made.get(group)
     if made is None or not made.usable:
         ranks = members(group)
-        domain = f"group-{len(ranks)}-{subgroups.digest(ranks)}"
+        domain = f"group-{len(ranks)}-{subgroups.digest([group, *ranks])}"  # groups of equal ranks stay apart
         made = subgroups.connect(group, domain, ranks, _timeout)
         if target() == "Ascend":
             made = Communicator(hccl.over(made.core, make_options(domain, _timeout)))
@@ -146,6 +151,8 @@ def members(group: str | None) -> list[int]:
         return list(range(launch.detect().size))
     if group in _ranks:
         return list(_ranks[group])
+    if group == "":
+        raise InvalidParamError("group is '', which new_group() returns on a rank outside of the group")
     try:
         if not mindspore_groups._is_initialized():
             raise RuntimeError("mindspore.communication.init() has not been called")

@@ -20,6 +20,8 @@ from torch import Tensor
 from alltoallv.errors import InvalidParamError, PeerMismatchError
 from alltoallv.npu_ops.registry import exchanges, this_call
 
+Values = dict[str, Any]  # numbers and texts that must be equal on all ranks, by what they are
+
 _BYTES = 4096  # in which a rank announces its call: a header, then JSON
 # The length of the text, and digests of the counts that it sends and expects. In front of rows is no text, but a
 # negative digest of it.
@@ -27,7 +29,7 @@ _HEADER = struct.Struct("qqq")
 _DIGESTS = 2**62  # they are smaller
 
 # The operator, its values, why the rank refuses, and the difference of its digests.
-_Descriptor = tuple[str, dict[str, int], str, int]
+_Descriptor = tuple[str, Values, str, int]
 
 
 def named(hcom: str | dist.ProcessGroup, world_size: int | None = None) -> Group:
@@ -88,7 +90,7 @@ class Group:
         """Adds the tensors of all ranks in float32, in rank order; returns this rank's equal part of the rows."""
         return self.all_to_all(x.unflatten(0, (self.size, -1)), [1] * self.size, [1] * self.size).float().sum(0)
 
-    def agree(self, operator: str, same: dict[str, int], sends: Sequence[int] = (), recvs: Sequence[int] = ()) -> None:
+    def agree(self, operator: str, same: Values, sends: Sequence[int] = (), recvs: Sequence[int] = ()) -> None:
         """Raises PeerMismatchError on all ranks unless the values are equal on all, and no rank refuses the call.
 
         It also raises, as `check_counts` does, unless what each rank sends is what its receiver expects.
@@ -114,7 +116,7 @@ class Group:
             check_counts(self, operator, sends, recvs)
 
     def exchange_agreed(
-        self, operator: str, same: dict[str, int], rows: Tensor, sends: Sequence[int], recvs: Sequence[int]
+        self, operator: str, same: Values, rows: Tensor, sends: Sequence[int], recvs: Sequence[int]
     ) -> Tensor:
         """Agrees on values and counts, as `agree`, and exchanges rows that lie by rank and by expert, like the counts.
 
@@ -153,7 +155,7 @@ class Group:
         ]
 
     def gather_descriptors(
-        self, operator: str, values: dict[str, int], refusal: str, digests: Sequence[int] = (0, 0)
+        self, operator: str, values: Values, refusal: str, digests: Sequence[int] = (0, 0)
     ) -> list[_Descriptor]:
         """Announces this rank's call, its values and a refusal, if any; returns what every rank announces."""
         text = json.dumps([operator, values, refusal[: _BYTES // 8]]).encode()

@@ -45,6 +45,13 @@ def check(breaches: Callable[[Product], Iterable[str]]) -> None:
             raise InvalidParamError(f"{breach} ({_RELAX})")
 
 
+def check_dtype(name: str, dtype: object, allowed: tuple[str, ...] = ("float16", "bfloat16")) -> None:
+    """Raises InvalidParamError unless the product has the operator for an argument ``name`` of that dtype of torch."""
+    found = str(dtype).removeprefix("torch.")
+    wrong = f"{name} has dtype {found}, expected {' or '.join(allowed)}"
+    check(lambda product: [] if found in allowed else [f"{wrong} on {product}"])
+
+
 def _outside(name: str, value: int, low: int, high: int, product: str) -> Iterable[str]:
     if not low <= value <= high:
         yield f"{name} is {value}, expected {low} to {high} on {product}"

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from alltoallv.npu_ops import limits
 from alltoallv.npu_ops.packing import scale_and_offset, unpack_matrix
 from alltoallv.npu_ops.registry import backward, dtype_of, expect, operator, present, renamed
 
@@ -16,6 +17,17 @@ from alltoallv.npu_ops.registry import backward, dtype_of, expect, operator, pre
 def product(a: Tensor, b: Tensor) -> Tensor:
     """Multiplies floating point matrices in float32, and integers exactly, as float64."""
     return a.float() @ b.float() if a.is_floating_point() else a.double() @ b.double()
+
+
+def check_dtypes(first: str, a: Tensor, second: str, b: Tensor, scaled: bool) -> None:
+    """Raises for dtypes that an operator which communicates does not multiply: int8 needs scales of the second matrix.
+
+    Floating point rows may become int8 on the way.
+    """
+    expect(a.is_floating_point() or scaled, first, a, "floating point numbers, where there are no scales")
+    same = b.dtype == a.dtype or (scaled and b.dtype == torch.int8)
+    expect(same, second, b, f"{a.dtype}, as {first}")
+    limits.check_dtype(first, a.dtype, ("int8", "float16", "bfloat16") if scaled else ("float16", "bfloat16"))
 
 
 @operator("npu_linear")
@@ -256,6 +268,7 @@ def _one_group(
         groups = antiquant_scale.size(0) if antiquant_scale.dim() == 2 else 0
         size = -(-x.size(-1) // groups) if groups else 0
         weight = antiquantize(weight, antiquant_scale, antiquant_offset, size, x.dtype)
+    expect(weight.dtype == x.dtype, "weight", weight, f"{x.dtype}, as x, where no scales say otherwise")
     y = product(x, weight)
     return activate(y if bias is None else y + bias.float()).to(dtype)
 

@@ -82,6 +82,11 @@ def gating_top_k(
     return (y * routed_scaling_factor).to(x.dtype), experts.to(torch.int32), norm
 
 
+def _check_choices(name: str, experts: Tensor, tokens: Tensor) -> None:
+    fits = not experts.is_floating_point() and len(experts) == len(tokens)
+    expect(fits, name, experts, f"integers, for each of {len(tokens)} tokens")
+
+
 def _sources(sorted_indices: Tensor, rows: int, tokens: int) -> Tensor:
     """Returns which token each of the sorted rows copies; ``sorted_indices`` has the place of each token's copies."""
     copies = max(1, len(sorted_indices) // max(1, tokens))
@@ -91,6 +96,7 @@ def _sources(sorted_indices: Tensor, rows: int, tokens: int) -> Tensor:
 @operator("npu_moe_token_permute")
 def token_permute(tokens: Tensor, indices: Tensor, num_out_tokens: int | None) -> tuple[Tensor, Tensor]:
     """Returns the tokens sorted by expert (stable), and the place of each choice."""
+    _check_choices("indices", indices, tokens)
     places = indices.reshape(-1).argsort(stable=True).argsort()
     rows = num_out_tokens or len(places)
     rows = max(0, len(places) + rows) if rows < 0 else min(rows, len(places))
@@ -163,6 +169,7 @@ def init_routing(x: Tensor, row_idx: Tensor, expert_idx: Tensor, active_num: int
 
     ``row_idx`` numbers the choices with all first choices first.
     """
+    _check_choices("expert_idx", expert_idx, x)
     experts, order = expert_idx.reshape(-1).sort(stable=True)
     sorted_rows = row_idx.reshape(-1)[order].long()
     rows = min(len(x), active_num) * expert_idx.size(1)
@@ -193,6 +200,7 @@ def init_routing_v2(
     expect(drop_pad_mode == 0, "drop_pad_mode", drop_pad_mode, "0")
     expect(quant_mode in (-1, 1), "quant_mode", quant_mode, "-1 (none) or 1 (a scale for each row)")
     expect(row_idx_type in (0, 1), "row_idx_type", row_idx_type, "0 (each choice's place) or 1 (each row's choice)")
+    _check_choices("expert_idx", expert_idx, x)
     first, end = active_expert_range or (0, expert_num)
     experts = expert_idx.reshape(-1).long()
     here = (experts >= first) & (experts < end)

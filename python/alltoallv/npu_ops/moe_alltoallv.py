@@ -11,21 +11,22 @@ from torch import Tensor
 
 from alltoallv.npu_ops import groups, limits
 from alltoallv.npu_ops.groups import Group
-from alltoallv.npu_ops.matmuls import product
+from alltoallv.npu_ops.matmuls import check_dtypes, product
 from alltoallv.npu_ops.registry import dtype_of, expect, variant
 
 _PER_TENSOR = 1
 
 
 def _checked(
-    group: Group, x: Tensor, weight: Tensor, sends: Sequence[int], recvs: Sequence[int], sent_width: int
-) -> dict[str, int]:
+    group: Group, x: Tensor, weight: Tensor, sends: Sequence[int], recvs: Sequence[int], sent_width: int, scaled: bool
+) -> groups.Values:
     """Raises for what the formula does not cover or the device refuses; returns what must be equal on all ranks.
 
-    ``sent_width`` is the number of bytes of a row that travels.
+    ``sent_width`` is the number of bytes of a row that travels; ``scaled`` is true if there are scales.
     """
     expect(x.dim() == 2, "gmm_x", x, "two dimensions")
     expect(weight.dim() == 3 and x.size(1) == weight.size(1), "gmm_weight", weight, f"(e, {x.size(1)}, N1)")
+    check_dtypes("gmm_x", x, "gmm_weight", weight, scaled)
     each, count = weight.size(0), weight.size(0) * group.size
     for argument, counts in (("send_counts", sends), ("recv_counts", recvs)):
         expected = f"{count} numbers from 0 on, {each} for each rank"
@@ -33,7 +34,8 @@ def _checked(
     expect(x.size(0) == sum(sends), "gmm_x", x, f"{sum(sends)} rows, as many as send_counts says")
     nbytes = sum(sends) * sent_width
     limits.check(limits.GroupedMatmul(group.size, each, x.size(1), weight.size(2), nbytes).breaches)
-    return {"the number of experts of a rank": each, "H1": x.size(1), "N1": weight.size(2)}
+    same: groups.Values = {"the number of experts of a rank": each, "H1": x.size(1), "N1": weight.size(2)}
+    return same | {"the dtype of gmm_x": str(x.dtype)}
 
 
 def _transposed(rows: Tensor, counts: Sequence[int], inner: int) -> Tensor:
@@ -104,7 +106,8 @@ def _grouped_matmul(
     shared = _shared(mm_x, mm_weight, scales[2:], trans_mm_weight, dtype_of(mm_y_dtype, default, "mm_y_dtype"))
     weight, group = gmm_weight.mT if trans_gmm_weight else gmm_weight, groups.named(hcom, ep_world_size)
     travels = gmm_x.size(-1) * gmm_x.itemsize if travels_first else weight.size(-1) * dtype.itemsize
-    same = _checked(group, gmm_x, weight, send_counts, recv_counts, travels)
+    same = _checked(group, gmm_x, weight, send_counts, recv_counts, travels, gmm_weight_scale is not None)
+    same["the dtype of the result"] = str(dtype)
     if travels_first:
         arrived = group.exchange_agreed(name, same, gmm_x, send_counts, recv_counts)
         rows = _transposed(arrived, recv_counts, len(weight))

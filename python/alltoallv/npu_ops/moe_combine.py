@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from alltoallv.npu_ops import groups
+from alltoallv.npu_ops.groups import Group
 from alltoallv.npu_ops.moe import by_expert
 from alltoallv.npu_ops.moe_distribute import NEW_IN_V2, RESERVED, Experts, check, chosen, counts_of, with_shared
 from alltoallv.npu_ops.norms import add_rms_norm
@@ -49,6 +50,20 @@ class _Special(NamedTuple):
             mask = mask.repeat_interleave(ids.size(1)) if mask.dim() == 1 else mask.reshape(-1)
             result = result * mask.unsqueeze(1)
         return result
+
+
+class _Rounded(torch.autograd.Function):
+    """Exchanges rows as int8, each with a scale; gradients pass as if the rows had not been rounded."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, group: Group, sends: list[int], recvs: list[int]) -> Tensor:
+        ctx.group, ctx.sends, ctx.recvs, ctx.dtype = group, sends, recvs, rows.dtype
+        codes, scale = quantize_rows(rows.float(), torch.int8)
+        return group.all_to_all(codes, sends, recvs).float() * group.all_to_all(scale, sends, recvs).unsqueeze(1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        return ctx.group.all_to_all(grad, ctx.recvs, ctx.sends).to(ctx.dtype), None, None, None
 
 
 def _combine(
@@ -114,9 +129,7 @@ def _combine(
     leaving = torch.empty_like(rows).index_copy(0, order, rows)
     sends, recvs = back.sum(1).tolist(), expected.sum(1).tolist()
     if comm_quant_mode == 2:
-        codes, scale = quantize_rows(leaving.float(), torch.int8)
-        arrived = group.all_to_all(codes, sends, recvs).float()
-        arrived = arrived * group.all_to_all(scale, sends, recvs).unsqueeze(1)
+        arrived = _Rounded.apply(leaving, group, sends, recvs)
     else:
         arrived = group.all_to_all(leaving, sends, recvs).float()
     made = arrived.new_zeros(ids.numel(), rows.size(1)).index_copy(0, choices, arrived)

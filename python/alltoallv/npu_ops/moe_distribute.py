@@ -96,11 +96,12 @@ def check(
     global_bs: int,
     algorithm: str,
     version: int,
-) -> dict[str, int]:
+) -> groups.Values:
     """Raises for what the formulas do not cover or the device refuses; returns what must be equal on all ranks."""
     expect(tp in (0, 1), "tp_world_size", tp, "0 or 1: ranks of group_tp do not share experts here")
     expect(x.dim() == 2, "x", x, "two dimensions")
     expect(ids.dim() == 2 and ids.size(1) > 0, "expert_ids", ids, "a row for each token")
+    expect(ids.dtype == torch.int32, "expert_ids", ids, "int32")
     group, hidden, (n, k) = experts.group, x.size(1), ids.shape
     expect(mask is None or mask.shape in ((n,), (n, k)), "x_active_mask", mask, f"the shape ({n},) or ({n}, {k})")
     expect(weights is None or weights.shape == (n, k), "expert_scales", weights, f"the shape ({n}, {k})")
@@ -120,9 +121,11 @@ def check(
     expect(distinct, "expert_ids", ids.tolist(), "distinct experts for each token")
     most = global_bs // group.size or n
     expect(n <= most, "global_bs", global_bs, f"{n * group.size} at least, for {n} tokens")
+    limits.check_dtype("x", x.dtype)
     use = limits.MoE(group.size, count, hidden, most, k, algorithm, experts.shared, ranks, version)
     limits.check(use.breaches)
-    same = {"the hidden size": hidden, "the number of experts of a token": k, "moe_expert_num": count}
+    same: groups.Values = {"the dtype of the rows": str(x.dtype), "the hidden size": hidden}
+    same |= {"the number of experts of a token": k, "moe_expert_num": count}
     same |= {"global_bs": global_bs, "zero_expert_num": experts.zero, "copy_expert_num": experts.copy}
     same |= {"const_expert_num": experts.const, "the number of tokens": most}
     return same | {"shared_expert_num": experts.shared, "shared_expert_rank_num": ranks}
@@ -150,7 +153,7 @@ def _quantized(
 
     ``scales`` has one row for each shared expert, then one for each other expert.
     """
-    rows = x.float()[choices // ids.size(1)]
+    rows = x.detach().float()[choices // ids.size(1)]
     if scales is not None:
         column, behind = choices % ids.size(1), experts.shared_ranks * experts.local - experts.extra
         number = torch.where(column < experts.extra, column, ids.reshape(-1)[choices].long() - behind)
@@ -183,6 +186,8 @@ def _dispatch(
     name: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     expect(quant_mode in (0, 2), "quant_mode", quant_mode, "0 (none) or 2 (a scale for each row)")
+    kinds = "0 (sums) or 1 (counts)"
+    expect(expert_token_nums_type in (0, 1), "expert_token_nums_type", expert_token_nums_type, kinds)
     group = groups.named(group_ep, ep_world_size)
     shared, special = (shared_expert_num, shared_expert_rank_num), (zero_expert_num, copy_expert_num, const_expert_num)
     experts = Experts(group, name, moe_expert_num, *shared, *special)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from alltoallv.npu_ops import groups, limits
 from alltoallv.npu_ops.groups import Group
-from alltoallv.npu_ops.matmuls import antiquantize, dequantize, product, to_int8
+from alltoallv.npu_ops.matmuls import antiquantize, check_dtypes, dequantize, product, to_int8
 from alltoallv.npu_ops.quantization import quantize_rows
 from alltoallv.npu_ops.registry import dtype_of, expect, operator, variant
 
@@ -24,6 +24,7 @@ def _checked(
     name: str,
     x1: Tensor,
     x2: Tensor,
+    dtype: torch.dtype,
     inner: int,
     shared: int | None = None,
     bias: Tensor | None = None,
@@ -35,6 +36,7 @@ def _checked(
     What can fail comes before the agreement: a rank's failure is announced until then.
 
     Args:
+        dtype: The result's.
         inner: Rows that x2 must have.
         shared: The dimension that the ranks must share equally.
         scales: By the argument's name: those of the rows that are multiplied, then any of the columns of x2.
@@ -43,6 +45,7 @@ def _checked(
     allowed = (2,) if "all_to_all" in name else (2, 3)
     expect(x1.dim() in allowed, "x1", x1, f"{' or '.join(map(str, allowed))} dimensions")
     expect(x2.dim() == 2 and x2.size(0) == inner, "x2", x2, f"a matrix of {inner} rows")
+    check_dtypes("x1", x1, "x2", x2, any(scale is not None for scale in list(scales.values())[1:2]))
     columns, rows = x2.size(1), x1.numel() // max(inner, 1)
     equal = shared is None or shared % group.size == 0
     expect(equal, "x1 @ x2", f"of shape {(*x1.shape[:-1], columns)}", f"what {group.size} ranks share equally")
@@ -51,7 +54,8 @@ def _checked(
         count = columns if number else rows
         expect(scale is None or scale.numel() in (1, count), argument, scale, f"one number or {count}")
     limits.check(limits.Matmul(name, group.size, x1.size(-1)).breaches)
-    same = {f"dimension {axis} of x1": size for axis, size in enumerate(x1.shape)} | {"columns of x2": columns}
+    same: groups.Values = {f"dimension {axis} of x1": size for axis, size in enumerate(x1.shape)}
+    same |= {"columns of x2": columns, "the dtype of x1": str(x1.dtype), "the dtype of the result": str(dtype)}
     same["the presence of scales"] = int(exchanged is not None)
     return functools.partial(group.agree, name, same)
 
@@ -96,7 +100,7 @@ def all_gather_base_mm(
     """Returns the rows of all ranks times x2, and those rows. Scales of the rows of ``input`` are gathered, too."""
     group, dtype = groups.named(hcom, world_size), _result_dtype(input, x2_scale, output_dtype, "output_dtype")
     scales = {"x1_scale": x1_scale, "x2_scale": x2_scale}
-    _checked(group, "npu_all_gather_base_mm", input, x2, input.size(-1), None, bias, scales, x1_scale)()
+    _checked(group, "npu_all_gather_base_mm", input, x2, dtype, input.size(-1), None, bias, scales, x1_scale)()
     rows = group.all_gather(input).flatten(0, 1)
     if x1_scale is not None:
         x1_scale = group.all_gather(_of_rows(x1_scale, input))
@@ -118,7 +122,7 @@ def mm_reduce_scatter_base(
     """Adds up input @ x2, with each rank's bias, over the ranks; returns this rank's part of the rows."""
     group, dtype = groups.named(hcom, world_size), _result_dtype(input, x2_scale, output_dtype, "output_dtype")
     sizes, scales = (input.size(-1), input.size(0)), {"x1_scale": x1_scale, "x2_scale": x2_scale}
-    agree = _checked(group, "npu_mm_reduce_scatter_base", input, x2, *sizes, bias, scales)
+    agree = _checked(group, "npu_mm_reduce_scatter_base", input, x2, dtype, *sizes, bias, scales)
     y = _product(input, x2, bias, x1_scale, x2_scale)
     agree()
     return group.reduce_scatter(y).to(dtype)
@@ -150,11 +154,11 @@ def mm_all_reduce_base(
         x2 = antiquantize(x2, antiquant_scale, antiquant_offset, antiquant_group_size, x1.dtype)
     scales = {"pertoken_scale": pertoken_scale, "dequant_scale": dequant_scale}
     scales |= {"comm_quant_scale_1": first, "comm_quant_scale_2": second}
-    agree = _checked(group, "npu_mm_all_reduce_base", x1, x2, x1.size(-1), None, bias, scales, first)
-    rows, dtype = x1.flatten(0, -2), x1.dtype
+    dtype = x1.dtype
     if dequant_scale is not None:
         dtype = torch.bfloat16 if dequant_scale.dtype == torch.bfloat16 else torch.float16
-    y = _product(rows, x2, bias, pertoken_scale, dequant_scale)
+    agree = _checked(group, "npu_mm_all_reduce_base", x1, x2, dtype, x1.size(-1), None, bias, scales, first)
+    y = _product(x1.flatten(0, -2), x2, bias, pertoken_scale, dequant_scale)
     if x3 is not None:
         y = y + x3.float().reshape(y.shape)
     agree()
@@ -217,7 +221,7 @@ def _all_to_all_matmul(
     group, dynamic = groups.named(hcom, world_size), x1_quant_mode == _DYNAMIC_PER_TOKEN
     sizes = x1.size(-1) * group.size, x1.size(0)
     scales = {"x1_scale": None if dynamic else x1_scale, "x2_scale": x2_scale}
-    _checked(group, name, x1, x2, *sizes, bias, scales)()
+    _checked(group, name, x1, x2, dtype, *sizes, bias, scales)()
     rows = arrived = _transposed(group, x1)
     if dynamic:
         rows, x1_scale = quantize_rows(arrived.float(), torch.int8)
@@ -248,7 +252,7 @@ def _matmul_all_to_all(
         dtype_of(y_dtype, torch.bfloat16 if quantized else x1.dtype, "y_dtype"),
     )
     sizes, scales = (x1.size(-1), x2.size(-1)), {"x1_scale": x1_scale, "x2_scale": x2_scale}
-    agree = _checked(group, name, x1, x2, *sizes, bias, scales)
+    agree = _checked(group, name, x1, x2, dtype, *sizes, bias, scales)
     y = _product(x1, x2, bias, x1_scale, x2_scale, late=True).to(dtype)
     agree()
     return _scattered(group, y)

@@ -27,6 +27,7 @@ def quantize_rows(x: Tensor, dtype: torch.dtype, dim: int | None = -1) -> tuple[
     With ``dim`` None there is one scale for all rows.
     """
     expect(dtype in _LARGEST, "dst_type", dtype, "int8 or quint4x2")
+    x = x.detach()  # the integers have no gradient, and that of the scales alone would not be the rows'
     sizes, axis = (x.abs().view(-1), -1) if dim is None else (x.abs(), dim)
     largest = sizes.amax(axis, keepdim=True) if sizes.size(axis) else sizes.sum(axis, keepdim=True)
     scale = largest / _LARGEST[dtype]

@@ -225,6 +225,10 @@ class Operator:
                     raise kind(text) from None
             raise
 
+    def refuse(self, args: Sequence[Any], kwargs: dict[str, Any], why: str) -> None:
+        """Announces to the peers that this rank makes no such call."""
+        self._notify_peers(dict(zip(self._by_place, args, strict=False)) | kwargs, f"npu::{self._name}: {why}")
+
     def _check_names(self, args: Sequence[Any], kwargs: dict[str, Any], given: dict[str, Any]) -> None:
         places, names = self._by_place, list(self._tensors)
         if len(args) > len(places):
