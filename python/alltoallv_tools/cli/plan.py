@@ -177,13 +177,14 @@ def _fit(source: Path, out: Path | None) -> int:
     except ValueError as error:  # InvalidParamError is a ValueError, and so is what json raises
         raise ValueError(f"--fit is {source}: {error}") from None
     (host,) = fitted.topology.levels
-    print("# ranks wait for each other: " + ", ".join(f"{us:.1f} us where {int(n)}" for n, us in host.waits))
-    print("# ranks, bytes that they send together, and GB/s of one with a processor to itself:")
-    for ranks, nbytes, rate in host.curve:
-        print(f"# {int(ranks):>5} {int(nbytes):>11} {rate:.2f}")
-    print(*fitted.table(), sep="\n")
+    with contextlib.redirect_stdout(sys.stderr if out == STANDARD_OUTPUT else sys.stdout):
+        print("# ranks wait for each other: " + ", ".join(f"{us:.1f} us where {int(n)}" for n, us in host.waits))
+        print("# ranks, bytes that they send together, and GB/s of one with a processor to itself:")
+        for ranks, nbytes, rate in host.curve:
+            print(f"# {int(ranks):>5} {int(nbytes):>11} {rate:.2f}")
+        print(*fitted.table(), sep="\n")
     if out:
-        fitted.topology.write(out)
+        write_text(out, fitted.topology.as_json())
     return 0
 
 
