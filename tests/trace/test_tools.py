@@ -22,6 +22,7 @@ from alltoallv.numpy import all_reduce, barrier
 from alltoallv_tools.cli import main
 from alltoallv_tools.trace.records import read
 from alltoallv_tools.trace.story import lateness, tell
+from alltoallv_tools.trace.watch import table
 
 ALLTOALLV = [sys.executable, "-m", "alltoallv"]
 
@@ -116,6 +117,20 @@ def test_perfetto_on_standard_output(folder, capsys):
     assert {event["args"]["name"] for event in events if event["name"] == "process_name"} >= {
         f"rank 0 (pid {next(iter(read(folder)[0].ranks.values())).pid} of {os.uname().nodename})"
     }
+
+
+def test_top_of_another_host(folder):
+    """Its clock began an hour earlier."""
+    hour = 3600 * 10**9
+    here = read(folder)
+    since = [float(row.split()[-5]) for row in table(here, 1)[1:]]
+    for domain in here:
+        for trace in domain.ranks.values():
+            trace.host, trace.clock_ns, trace.records = "elsewhere", trace.clock_ns - hour, trace.records.copy()
+            for name in ("begin", "end"):
+                trace.records[name] += hour
+    for row, before in zip(table(here, 1)[1:], since, strict=True):
+        assert float(row.split()[-5]) == pytest.approx(before, abs=2)
 
 
 def test_flight_recorder_dumps(folder, tmp_path, capsys):
