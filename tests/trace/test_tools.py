@@ -209,6 +209,23 @@ def test_flight_records_of_jobs_of_other_sizes(tmp_path, capsys):
     assert "rank0.json' is no flight record: it has rank 7 of 2" in capsys.readouterr().err
 
 
+def test_flight_records_of_a_job_that_was_started_again(tmp_path, capsys):
+    """The first time rank 1 was killed before it could write."""
+
+    def write(name: str, rank: int, operator: str, pid: int) -> None:
+        one = {"seq": 1, "operator": operator, "dtype": "uint8", "state": "failed", "start_ns": 1, "end_ns": 2}
+        ranks = [{"rank": r, "pid": pid + r, "left": False, "operators": [one]} for r in range(2)]
+        record = {"domain": "d", "rank": rank, "size": 2, "ranks": ranks}
+        (tmp_path / f"flight-d-{name}.json").write_text(json.dumps(record))
+
+    write("rank0", 0, "barrier", 10)
+    write("rank0-2", 0, "all_reduce", 20)
+    write("rank1", 1, "all_reduce", 20)
+    assert main(["trace", str(tmp_path)]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[:2] == ["Both ranks failed in barrier #1 of 'd'.", "Both ranks failed in all_reduce #1 of 'd (2)'."]
+
+
 @pytest.mark.parametrize("command", ["trace", "top"])
 def test_no_trace(command, tmp_path, capsys):
     assert main([command, str(tmp_path)]) == 2
