@@ -1,5 +1,6 @@
 #include "runtime/settings.h"
 
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -10,10 +11,13 @@
 namespace alltoallv::emulator {
 namespace {
 
+constexpr double most = 1e9;
+
 double number(const std::string& name, const std::string& text) {
     char* end = nullptr;
     const double value = std::strtod(text.c_str(), &end);
-    if (text.empty() || *end != 0) throw std::invalid_argument(name + " is '" + text + "', expected a number");
+    if (text.empty() || *end != 0 || !(std::abs(value) <= most))
+        throw std::invalid_argument(name + " is '" + text + "', expected a number up to 1e9");
     return value;
 }
 

@@ -266,11 +266,18 @@ TEST(faults_hit_the_call_they_name) {
     CHECK_EQ(aclrtMalloc(&memory, 10, ACL_MEM_MALLOC_HUGE_FIRST), 0);
     CHECK_EQ(aclrtFree(memory), 0);
     option("faults", "");
+    option("faults", "aclrtFree@7=fail:1 ; aclrtMalloc=fail:207001;");
+    CHECK_EQ(aclrtMalloc(&memory, 10, ACL_MEM_MALLOC_HUGE_FIRST), 207001);
+    option("faults", "");
     for (const char* wrong : {"aclrtMalloc", "=die", "aclrtMalloc=explode", "aclrtMalloc=fail", "aclrtMalloc=zeros",
-                              "aclrtMalloc@x=die", "aclrtMalloc#99999999999=die"})
+                              "aclrtMalloc@x=die", "aclrtMalloc#99999999999=die", "aclrtMalloc#2x=die",
+                              "aclrtMalloc@-1=die", "aclrtMalloc=fail:4 5", "HcclSend=zeros:1"})
         CHECK_EQ(AlltoallvEmulatorSet("faults", wrong), -1);
     CHECK_EQ(AlltoallvEmulatorSet("no such setting", "1"), -1);
-    CHECK_EQ(AlltoallvEmulatorSet("devices", "many"), -1);
+    for (const char* wrong : {"many", "nan", "1e10"}) {
+        CHECK_EQ(AlltoallvEmulatorSet("devices", wrong), -1);
+        CHECK_EQ(AlltoallvEmulatorSet("exec_timeout", wrong), -1);
+    }
 }
 
 extern "C" int aclmdlLoadFromFile();
