@@ -280,6 +280,17 @@ TEST(faults_hit_the_call_they_name) {
     }
 }
 
+TEST(a_new_stream_has_no_subscriber) {
+    for (int i = 0; i < 10; ++i) {  // at the address of the one before, perhaps
+        const Stream stream;
+        CHECK_EQ(aclrtLaunchCallback(slow_task, nullptr, ACL_CALLBACK_BLOCK, stream), 100034);
+        check_message("no thread has subscribed");
+        CHECK_EQ(aclrtSubscribeReport(pthread_self(), stream), 0);
+        CHECK_EQ(aclrtLaunchCallback(slow_task, nullptr, ACL_CALLBACK_BLOCK, stream), 0);
+        CHECK_EQ(aclrtProcessReport(-1), 0);
+    }
+}
+
 extern "C" int aclmdlLoadFromFile();
 
 TEST(what_is_not_implemented_says_so) {
