@@ -190,6 +190,8 @@ def test_folders_that_cannot_be_written(folder, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, _: path != folder)  # root may write to all
     assert main(["trace", str(folder)]) == 2
     assert "trace: --html is" in capsys.readouterr().err
+    assert main(["trace", str(folder), "--html", "-", "--perfetto", "-"]) == 2
+    assert capsys.readouterr() == ("", "trace: --html and --perfetto are both '-', expected two files\n")
 
 
 def test_flight_records_of_jobs_of_other_sizes(tmp_path, capsys):
