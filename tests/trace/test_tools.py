@@ -211,6 +211,18 @@ def test_flight_records_of_jobs_of_other_sizes(tmp_path, capsys):
     assert "rank0.json' is no flight record: it has rank 7 of 2" in capsys.readouterr().err
 
 
+def test_flight_records_of_ranks_with_other_operators(tmp_path):
+    one = {"seq": 1, "dtype": "uint8", "state": "failed", "start_ns": 1, "end_ns": 2}
+    called = [["all_reduce", "barrier"], ["barrier", "reduce"]]
+    operators = [[{**one, "operator": name} for name in names] for names in called]
+    ranks = [{"rank": r, "pid": 10 + r, "left": False, "operators": operators[r]} for r in range(2)]
+    record = {"domain": "d", "rank": 0, "size": 2, "ranks": ranks}
+    (tmp_path / "flight-d-rank0.json").write_text(json.dumps(record))
+    assert main(["trace", str(tmp_path)]) == 0
+    (domain,) = page_data((tmp_path / "trace.html").read_text("utf-8"))["domains"]
+    assert [[domain["operators"][event[3]] for event in rank] for rank in domain["events"]] == called
+
+
 def test_flight_records_of_a_job_that_was_started_again(tmp_path, capsys):
     """The first time rank 1 was killed before it could write."""
 

@@ -24,12 +24,13 @@ def read(folder: Path) -> list[DomainTrace]:
         ValueError: a file is not a flight record.
     """
     found: list[_Failed] = []
+    operators: list[str] = []  # of all ranks, as in traces
     paths = folder.glob("flight-*.json")
     for path in sorted(paths, key=lambda path: (len(path.name), path.name)):  # a rank's second file after its first
         try:
             record = json.loads(path.read_text())
             name, size, writer = record["domain"], int(record["size"]), record["rank"]
-            ranks = {one["rank"]: _rank(name, size, one) for one in record["ranks"]}
+            ranks = {one["rank"]: _rank(name, size, one, operators) for one in record["ranks"]}
             if strange := ranks.keys() - range(size):
                 raise ValueError(f"it has rank {min(strange)} of {size}")
             domain = next((one for one in found if one.wrote(name, size, writer, ranks)), None)
@@ -55,8 +56,9 @@ class _Failed(DomainTrace):
         return (self.name, self.size) == (name, size) and writer not in self.writers and same
 
 
-def _rank(domain: str, size: int, one: dict[str, Any]) -> RankTrace:
-    operators = sorted({entry["operator"] for entry in one["operators"]})
+def _rank(domain: str, size: int, one: dict[str, Any], operators: list[str]) -> RankTrace:
+    """Makes a rank's trace; adds the names of its operators to those of others."""
+    operators += sorted({entry["operator"] for entry in one["operators"]} - set(operators))
     dtypes = sorted({entry["dtype"] for entry in one["operators"]})
     records = np.zeros(len(one["operators"]), layout(size))
     for record, entry in zip(records, one["operators"], strict=True):
