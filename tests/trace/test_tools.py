@@ -119,6 +119,14 @@ def test_perfetto_on_standard_output(folder, capsys):
     }
 
 
+@pytest.mark.parametrize("nbytes", [0, 5000])
+def test_a_rank_that_has_not_begun(folder, nbytes, tmp_path):
+    """Its file is empty, or has grown and has no header yet."""
+    shutil.copytree(folder, tmp_path / "copy")
+    (tmp_path / "copy" / "late.trace").write_bytes(bytes(nbytes))
+    assert [domain.name for domain in read(tmp_path / "copy")] == [domain.name for domain in read(folder)]
+
+
 def test_top_of_another_host(folder):
     """Its clock began an hour earlier."""
     hour = 3600 * 10**9
