@@ -3,6 +3,7 @@
 msrun --worker_num=2 --local_worker_num=2 --join=True examples/mindspore_on_cpu.py program.py [arguments of program.py]
 """
 
+import os
 import runpy
 import sys
 
@@ -10,4 +11,5 @@ import alltoallv.mindspore
 
 with alltoallv.mindspore.install():
     del sys.argv[0]
+    sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))  # from where the program imports
     runpy.run_path(sys.argv[0], run_name="__main__")

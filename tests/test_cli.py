@@ -41,7 +41,8 @@ def test_json_on_standard_output(command):
     ("options", "message"),
     [
         (["--iters", "0"], "argument --iters: is '0', expected an integer of at least 1"),
-        (["--json", "-", "--csv", "-"], "--json and --csv are both '-'"),
+        (["--json", "-", "--csv", "-"], "--json and --csv are both '-', expected two files"),
+        (["--csv", "t.svg", "--plot", "t.svg"], "--csv and --plot are both 't.svg', expected two files"),
     ],
 )
 def test_wrong_options(options, message):
@@ -57,6 +58,7 @@ def test_wrong_options(options, message):
         ("doctor --devices -1", "argument --devices: is '-1', expected an integer of at least 1"),
         ("doctor --devices 2", "--devices is given without --selftest, expected both"),
         ("plan --np 8 --bytes 99999999999999999999", "--bytes has '99999999999999999999', expected a size"),
+        ("plan --json t.svg --plot t.svg", "--json and --plot are both 't.svg', expected two files"),
         ("plan --moe=", "--moe has '', expected NAME=NUMBER"),
         ("", "the following arguments are required: COMMAND\n"),
     ],

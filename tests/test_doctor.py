@@ -12,7 +12,8 @@ import sysconfig
 from pathlib import Path
 
 import alltoallv
-from alltoallv_tools.doctor import Check, machine, selftest, software
+from alltoallv_tools.cli import main
+from alltoallv_tools.doctor import Check, machine, npu_selftest, selftest, software
 
 CASES = {
     "inline", "push", "pull", "cma", "staged",
@@ -186,6 +187,16 @@ def test_checks_leave_nothing_behind():
         machine.checks()
     assert descriptors() == before
     assert all("alltoallv-doctor" not in line for line in Path("/proc/net/unix").read_text().splitlines())
+
+
+def test_a_report_that_cannot_be_written_is_told_before_the_test(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / npu_selftest.REPORT).mkdir()
+    assert main(["doctor", "--selftest"]) == 2
+    assert capsys.readouterr() == (
+        "",
+        f"doctor: --selftest is '{npu_selftest.REPORT}', expected a file in a folder that exists and can be written\n",
+    )
 
 
 def test_self_test_reports_why_ranks_failed(monkeypatch):

@@ -30,7 +30,6 @@ struct Reports {
     std::mutex mutex;
     std::condition_variable arrived;
     std::map<uint64_t, std::deque<std::function<void()>>> queues;  // by thread
-    std::map<Stream*, uint64_t> subscribed;
 };
 
 Reports& reports = *new Reports;  // never destroyed: threads use it to the end
@@ -116,33 +115,19 @@ aclError aclrtLaunchHostFunc(aclrtStream stream, aclrtHostFunc fn, void* args) {
 }
 
 aclError aclrtSubscribeReport(uint64_t threadId, aclrtStream stream) {
-    ACL_FUNCTION({
-        const StreamPtr found = stream_of(stream);
-        const std::lock_guard lock(reports.mutex);
-        reports.subscribed[found.get()] = threadId;
-    });
+    ACL_FUNCTION(stream_of(stream)->subscriber = threadId;);
 }
 
 aclError aclrtUnSubscribeReport(uint64_t, aclrtStream stream) {
-    ACL_FUNCTION({
-        const StreamPtr found = stream_of(stream);
-        const std::lock_guard lock(reports.mutex);
-        reports.subscribed.erase(found.get());
-    });
+    ACL_FUNCTION(stream_of(stream)->subscriber = 0;);
 }
 
 aclError aclrtLaunchCallback(aclrtCallback fn, void* userData, aclrtCallbackBlockType blockType, aclrtStream stream) {
     ACL_FUNCTION({
         check_pointer("fn", reinterpret_cast<void*>(fn));
         const StreamPtr found = stream_of(stream);
-        uint64_t thread;
-        {
-            const std::lock_guard lock(reports.mutex);
-            const auto subscription = reports.subscribed.find(found.get());
-            if (subscription == reports.subscribed.end())
-                throw Failure(100034, "no thread has subscribed to the stream: call aclrtSubscribeReport");
-            thread = subscription->second;
-        }
+        const uint64_t thread = found->subscriber;
+        if (thread == 0) throw Failure(100034, "no thread has subscribed to the stream: call aclrtSubscribeReport");
         found->enqueue([=] {
             const auto done = std::make_shared<Record>();
             {

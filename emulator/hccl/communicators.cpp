@@ -168,7 +168,8 @@ HcclResult HcclCreateSubCommConfig(HcclComm* comm, uint32_t rankNum, uint32_t* r
             throw Failure(HCCL_E_PARA, "rankIds[", subCommRankId, "] is ", rankIds[subCommRankId],
                           ", but this rank is ", parent->rank());
         CommSpec spec = parent->spec();
-        spec.name = parent->spec().name + "_sub_" + std::to_string(subCommId);
+        const std::string end = "_sub_" + std::to_string(subCommId);  // a name has at most 127 bytes
+        spec.name = parent->spec().name.substr(0, hccl_comm_name_bytes - 1 - end.size()) + end;
         spec.job += "/" + std::to_string(subCommId) + members;
         *subComm = make_comm(spec, subCommRankId, rankNum, config);
     });

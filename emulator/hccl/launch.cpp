@@ -210,14 +210,15 @@ Copied::Copied(const Region& input, const Region& output) : data_(input.address)
 void in_threads(size_t count, const std::function<void(size_t)>& body) {
     std::vector<std::exception_ptr> errors(count);
     std::vector<std::thread> threads;
-    for (size_t i = 0; i < count; ++i)
-        threads.emplace_back([&, i] {
-            try {
-                body(i);
-            } catch (...) {
-                errors[i] = std::current_exception();
-            }
-        });
+    const auto noting = [&](size_t i, const auto& call) {
+        try {
+            call();
+        } catch (...) {
+            errors[i] = std::current_exception();
+        }
+    };
+    for (size_t i = 0; i < count; ++i)  // where no thread can be made, those that were come to their end first
+        noting(i, [&] { threads.emplace_back([&, i] { noting(i, [&] { body(i); }); }); });
     for (std::thread& thread : threads) thread.join();
     for (const std::exception_ptr& error : errors)
         if (error) std::rethrow_exception(error);

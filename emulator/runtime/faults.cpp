@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <charconv>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -54,34 +55,42 @@ Rule parse(const std::string& text) {
         return std::invalid_argument("fault '" + text + "': " + why +
                                      "; expected FUNCTION[@RANK][#CALL]=fail:N|async:N|delay:MS|zeros|skip|die");
     };
+    const auto number = [&](const std::string& digits) {
+        int value = 0;
+        const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
+        if (error == std::errc::result_out_of_range) throw wrong("a number is too large");
+        if (error != std::errc{} || end != digits.data() + digits.size() || value < 0)
+            throw wrong("'" + digits + "' is no number");
+        return value;
+    };
     const size_t equal = text.find('=');
     if (equal == std::string::npos) throw wrong("there is no '='");
+    const std::string head = text.substr(0, equal), action = text.substr(equal + 1);
+    const auto part = [&](char mark) {  // from behind the mark to the next one
+        const size_t begin = head.find(mark) + 1;
+        return head.substr(begin, head.find_first_of("@#", begin) - begin);
+    };
     Rule rule;
-    rule.function = text.substr(0, text.find_first_of("@#="));
+    rule.function = head.substr(0, head.find_first_of("@#"));
     if (rule.function.empty()) throw wrong("there is no function");
-    try {
-        const std::string head = text.substr(0, equal);
-        if (const size_t at = head.find('@'); at != std::string::npos) rule.rank = std::stoi(head.substr(at + 1));
-        if (const size_t at = head.find('#'); at != std::string::npos) rule.call = std::stoi(head.substr(at + 1));
-        const std::string action = text.substr(equal + 1);
-        const size_t colon = action.find(':');
-        const std::string name = action.substr(0, colon);
-        const bool has_number = colon != std::string::npos;
-        if (has_number) rule.fault.number = std::stoi(action.substr(colon + 1));
-        const auto* known = std::ranges::find(actions, name, &ActionInfo::name);
-        if (known == std::end(actions)) throw wrong("'" + name + "' is no action");
-        if (known->needs_number && (!has_number || rule.fault.number == 0))
-            throw wrong("'" + name + "' needs a number other than 0");
-        if (known->on_stream && !rule.function.starts_with("Hccl"))
-            throw wrong("'" + name + "' is for HCCL's collectives");
-        rule.fault.action = known->action;
-    } catch (const std::out_of_range&) {
-        throw wrong("a number is too large");
-    } catch (const std::invalid_argument& error) {
-        if (std::string(error.what()).rfind("fault", 0) == 0) throw;
-        throw wrong("a number is missing");
-    }
+    if (head.find('@') != std::string::npos) rule.rank = number(part('@'));
+    if (head.find('#') != std::string::npos) rule.call = number(part('#'));
+    const size_t colon = action.find(':');
+    const std::string name = action.substr(0, colon);
+    const auto* known = std::ranges::find(actions, name, &ActionInfo::name);
+    if (known == std::end(actions)) throw wrong("'" + name + "' is no action");
+    if (colon != std::string::npos) rule.fault.number = number(action.substr(colon + 1));
+    if (known->needs_number && rule.fault.number == 0) throw wrong("'" + name + "' needs a number other than 0");
+    if (!known->needs_number && colon != std::string::npos) throw wrong("'" + name + "' takes no number");
+    if (known->on_stream && !rule.function.starts_with("Hccl")) throw wrong("'" + name + "' is for HCCL's collectives");
+    rule.fault.action = known->action;
     return rule;
+}
+
+/// Returns the text without spaces around it.
+std::string stripped(const std::string& text) {
+    const size_t begin = std::min(text.find_first_not_of(' '), text.size());
+    return text.substr(begin, text.find_last_not_of(' ') + 1 - begin);
 }
 
 }  // namespace
@@ -90,7 +99,7 @@ void set_faults(const std::string& rules) {
     std::vector<Rule> parsed;
     std::istringstream stream(rules);
     for (std::string text; std::getline(stream, text, ';');)
-        if (!text.empty()) parsed.push_back(parse(text));
+        if (const std::string rule = stripped(text); !rule.empty()) parsed.push_back(parse(rule));
     const std::lock_guard lock(faults.mutex);
     if (parsed.empty()) faults.rules.clear();
     faults.rules.insert(faults.rules.end(), parsed.begin(), parsed.end());

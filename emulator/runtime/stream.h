@@ -58,6 +58,9 @@ class Stream {
     /// The value that aclrtSetStreamOverflowSwitch has set; it has no effect.
     std::atomic<uint32_t> overflow_switch{0};
 
+    /// The thread that aclrtSubscribeReport has named; 0: none.
+    std::atomic<uint64_t> subscriber{0};
+
     int device() const { return device_; }
     int id() const { return id_; }
 

@@ -1,5 +1,14 @@
 #include "control/controlled_communicator.h"
 
+#include <fcntl.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <fstream>
+
+#include "base/unique_fd.h"
+
 namespace alltoallv {
 
 bool ControlledCommunicator::usable() const {
@@ -28,6 +37,22 @@ void ControlledCommunicator::check_counts(int from, int to, int64_t sent, int64_
     if (sent == expected) return;
     throw peer_mismatch(control_->describe_op() + ": rank " + std::to_string(from) + " sends " + std::to_string(sent) +
                         " elements to rank " + std::to_string(to) + ", which expects " + std::to_string(expected));
+}
+
+void ControlledCommunicator::write_flight_record() {
+    const char* folder = std::getenv("ALLTOALLV_FLIGHT_DIR");
+    if (!control_->poisoned() || folder == nullptr || *folder == 0) return;
+    std::string start = domain();
+    std::ranges::replace(start, '/', '_');
+    start = std::string(folder) + "/flight-" + start + "-rank" + std::to_string(rank());
+    for (int number = 1; record_path_.empty(); ++number) {
+        const std::string path = start + (number == 1 ? "" : "-" + std::to_string(number)) + ".json";
+        if (const UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666)); fd)
+            record_path_ = path;
+        else if (errno != EEXIST)
+            return;
+    }
+    std::ofstream(record_path_) << control_->flight_record() << "\n";
 }
 
 void ControlledCommunicator::close_control() {

@@ -36,9 +36,8 @@ class ControlledCommunicator : public Communicator {
     virtual void begin_operator(double /*timeout*/) {}
     /// Throws if the data that an operator has moved are not valid.
     virtual void check_moved() const {}
-    /// Called after a failed operator, before and after the peers are informed.
+    /// Called after a failed operator, before the peers are informed.
     virtual void before_failure() {}
-    virtual void after_failure() const {}
 
     /// Throws if a rank sends another number of elements than its receiver expects. Needed with `check` off, too: data
     /// of a wrong size would be written where they do not belong.
@@ -52,6 +51,11 @@ class ControlledCommunicator : public Communicator {
     bool moving_ = false;  // data are moving: the peers cannot continue without this rank
 
   private:
+    /// Writes the flight record of a poisoned communicator to ALLTOALLV_FLIGHT_DIR: into a file of its own, beside
+    /// those of communicators that have failed before under the same name.
+    void write_flight_record();
+
+    std::string record_path_;      // the file, once it is written
     std::string final_record_;     // of the flight recorder, once destroyed
     mutable std::mutex lifetime_;  // guards control_ against `close_control`, for calls outside the turns
 };
@@ -72,7 +76,7 @@ void ControlledCommunicator::run(OpKind op, DType dtype, double timeout, Body&& 
         before_failure();
         failed_.fetch_add(1, std::memory_order_relaxed);
         control_->close(false, 0);
-        after_failure();
+        write_flight_record();
     };
     const auto fail_with = [&](const Error& error) {
         control_->give_up(error, moving_);

@@ -13,7 +13,7 @@ namespace alltoallv::kernel::quant {
 struct Integer {
     static constexpr bool integer = true;
     static constexpr float unit = 1;
-    static constexpr uint32_t most_scale = infinity_bits - 1;
+    static constexpr uint32_t most_scale = ((127u + 121) << 23) - 1;  ///< its products with codes are finite
 
     static bool flushes(float) { return false; }
     static bool plain(const void*, size_t) { return true; }

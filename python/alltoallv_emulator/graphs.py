@@ -201,8 +201,17 @@ def _begin(self: Any, pool: Any = None, capture_error_mode: str = "global", repo
     _below_others(recorder.__enter__)
 
 
+def _captured(function: str) -> _Recorder:
+    """Returns what is being captured, for a function that is of use in a capture alone."""
+    if not _capturing:
+        raise RuntimeError(f"{function} is called outside of a capture of an NPUGraph")
+    return _capturing[-1]
+
+
 def _end(self: Any) -> None:
-    recorder = _capturing.pop()
+    recorder = _captured("capture_end")
+    _capturing.clear()
+    _begins.clear()
     _below_others(lambda: recorder.__exit__(None, None, None))
     recorder.restore()
 
@@ -229,14 +238,15 @@ def _reset(self: Any) -> None:
 
 
 def _task_begin(stream: Any) -> None:
-    if not _capturing:
-        raise RuntimeError("graph_task_group_begin is called outside of a capture of an NPUGraph")
-    _begins.append(len(_capturing[-1].calls))
+    _begins.append(len(_captured("graph_task_group_begin").calls))
 
 
 def _task_end(stream: Any) -> list[_Call]:
     """Returns the handle for updates."""
-    return _capturing[-1].group(_begins.pop())
+    recorder = _captured("graph_task_group_end")
+    if not _begins:
+        raise RuntimeError("graph_task_group_end is called, expected graph_task_group_begin before")
+    return recorder.group(_begins.pop())
 
 
 def _update_begin(stream: Any, handle: list[_Call]) -> None:

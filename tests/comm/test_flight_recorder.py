@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import threading
 import time
 
@@ -15,6 +16,7 @@ from trouble import attempt, join, pids_of, wait_for
 
 from alltoallv import Communicator
 from alltoallv.numpy import all_reduce, all_to_all_v, barrier, broadcast
+from alltoallv_tools.cli import main
 
 FIELDS = {"seq", "operator", "dtype", "state", "bytes", "start_ns", "end_ns"}
 
@@ -132,6 +134,39 @@ def test_errors_leave_a_file_behind(ranks, cause, tmp_path):
     if cause == "loss":  # what the dead one did last is known
         assert left[0]["ranks"][1]["operators"][-1]["operator"] == "barrier"
         assert left[0]["ranks"][1]["pid"] > 0
+
+
+def test_each_communicator_that_fails_leaves_a_file(ranks, tmp_path, capsys):
+    """Those of one domain, one after the other; a call that fails later adds none."""
+
+    def work(comm):
+        for _ in range(2):
+            comm.abort()
+            for _ in range(2):
+                attempt(barrier, group=comm)
+            comm.destroy()
+            comm = join(comm.rank, comm.size, "again", comm.domain)
+        comm.destroy()
+        return comm.domain
+
+    domain, _ = ranks(2, env={"ALLTOALLV_FLIGHT_DIR": str(tmp_path)})(work)
+    names = [f"flight-{domain}-rank{rank}{number}.json" for rank in range(2) for number in ("-2", "")]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+    assert main(["trace", str(tmp_path)]) == 0
+    assert f"'{domain} (2)'" in capsys.readouterr().out
+
+
+def test_ranks_that_share_no_memory_leave_files(ranks, tmp_path):
+    def work(comm):
+        with Communicator.from_env("apart", backend="tcp", timeout=15.0) as apart:
+            apart.abort()
+            attempt(barrier, group=apart)
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
+    ranks(2, env={"ALLTOALLV_FLIGHT_DIR": str(tmp_path), **place})(work)
+    assert set(records(tmp_path)) == {0, 1}
 
 
 def test_disagreements_leave_no_file_and_a_bad_folder_harms_nobody(ranks, tmp_path):

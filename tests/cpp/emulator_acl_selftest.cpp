@@ -266,8 +266,12 @@ TEST(faults_hit_the_call_they_name) {
     CHECK_EQ(aclrtMalloc(&memory, 10, ACL_MEM_MALLOC_HUGE_FIRST), 0);
     CHECK_EQ(aclrtFree(memory), 0);
     option("faults", "");
+    option("faults", "aclrtFree@7=fail:1 ; aclrtMalloc=fail:207001;");
+    CHECK_EQ(aclrtMalloc(&memory, 10, ACL_MEM_MALLOC_HUGE_FIRST), 207001);
+    option("faults", "");
     for (const char* wrong : {"aclrtMalloc", "=die", "aclrtMalloc=explode", "aclrtMalloc=fail", "aclrtMalloc=zeros",
-                              "aclrtMalloc@x=die", "aclrtMalloc#99999999999=die"})
+                              "aclrtMalloc@x=die", "aclrtMalloc#99999999999=die", "aclrtMalloc#2x=die",
+                              "aclrtMalloc@-1=die", "aclrtMalloc=fail:4 5", "HcclSend=zeros:1"})
         CHECK_EQ(AlltoallvEmulatorSet("faults", wrong), -1);
     CHECK_EQ(AlltoallvEmulatorSet("no such setting", "1"), -1);
 }
@@ -278,6 +282,17 @@ TEST(settings_out_of_range_are_refused) {
             CHECK_EQ(AlltoallvEmulatorSet(name, wrong), -1);
     for (const char* name : {"memory_mb", "task_delay_us"}) CHECK_EQ(AlltoallvEmulatorSet(name, "-1"), -1);
     CHECK_EQ(AlltoallvEmulatorSet("exec_timeout", "-1"), 0);
+}
+
+TEST(a_new_stream_has_no_subscriber) {
+    for (int i = 0; i < 10; ++i) {  // at the address of the one before, perhaps
+        const Stream stream;
+        CHECK_EQ(aclrtLaunchCallback(slow_task, nullptr, ACL_CALLBACK_BLOCK, stream), 100034);
+        check_message("no thread has subscribed");
+        CHECK_EQ(aclrtSubscribeReport(pthread_self(), stream), 0);
+        CHECK_EQ(aclrtLaunchCallback(slow_task, nullptr, ACL_CALLBACK_BLOCK, stream), 0);
+        CHECK_EQ(aclrtProcessReport(-1), 0);
+    }
 }
 
 extern "C" int aclmdlLoadFromFile();

@@ -1,4 +1,9 @@
 // The emulated HCCL used wrongly, and by ranks that disagree.
+#include <pthread.h>
+#include <sys/resource.h>
+
+#include <fstream>
+
 #include "hccl_group.h"
 
 using namespace testing;
@@ -91,6 +96,28 @@ TEST(freed_too_early, Group& g) {
     if (g.rank == 0) CHECK_EQ(aclrtFree(memory), 0);
     check_async(g, HCCL_E_PARA);
     option("task_delay_us", "0");
+}
+
+/// A rank that has memory for one of the threads of its messages alone fails; its peer waits for the timeout.
+TEST(too_few_threads_for_messages) {
+    in_group(2, [](Group& g) {
+        option("exec_timeout", "1");
+        const DeviceArray<int> x(8), y(8);
+        const auto peer = static_cast<uint32_t>(1 - g.rank);
+        HcclSendRecvItem items[] = {{HCCL_SEND, x.data(), 1, int32, peer}, {HCCL_RECV, y.data(), 1, int32, peer}};
+        if (g.rank == 0) {
+            pthread_attr_t attributes;
+            CHECK_EQ(pthread_attr_init(&attributes), 0);
+            CHECK_EQ(pthread_attr_setstacksize(&attributes, size_t{1} << 30), 0);
+            CHECK_EQ(pthread_setattr_default_np(&attributes), 0);
+            rlim_t pages = 0;
+            std::ifstream("/proc/self/statm") >> pages;
+            const rlimit limit{pages * 4096 + (rlim_t{3} << 29), RLIM_INFINITY};
+            CHECK_EQ(setrlimit(RLIMIT_AS, &limit), 0);
+        }
+        CHECK_EQ(HcclBatchSendRecv(items, 2, g.comm, g.stream), 0);
+        check_async(g, g.rank == 0 ? HCCL_E_INTERNAL : HCCL_E_TIMEOUT);
+    });
 }
 
 }  // namespace

@@ -127,6 +127,25 @@ TEST(sub_communicators, Group& g) {
     CHECK_EQ(HcclCommDestroy(sub), HCCL_E_PARA);
 }
 
+/// The name that a sub-communicator gets after a long one fits what HcclGetCommName has room for.
+TEST(long_names) {
+    HcclRootInfo info;
+    CHECK_EQ(HcclGetRootInfo(&info), 0);
+    HcclCommConfig config = hccl_default_config();
+    std::memset(config.hcclCommName, 'x', hccl_comm_name_bytes - 1);
+    HcclComm comm = nullptr, sub = nullptr;
+    CHECK_EQ(HcclCommInitRootInfoConfig(1, &info, 0, &config, &comm), 0);
+    config = hccl_default_config();
+    uint32_t rank = 0;
+    CHECK_EQ(HcclCreateSubCommConfig(&comm, 1, &rank, 7, 0, &config, &sub), 0);
+    std::string name(2 * hccl_comm_name_bytes, '?');
+    CHECK_EQ(HcclGetCommName(sub, name.data()), 0);
+    CHECK_EQ(name,
+             std::string(hccl_comm_name_bytes - 7, 'x') + "_sub_7" + '\0' + std::string(hccl_comm_name_bytes, '?'));
+    CHECK_EQ(HcclCommDestroy(sub), 0);
+    CHECK_EQ(HcclCommDestroy(comm), 0);
+}
+
 /// As HCCL: between one rank and itself the displacements are ignored.
 TEST(one_rank) {
     in_group(1, [](Group& g) {

@@ -52,6 +52,13 @@ def test_what_cannot_be_replayed_is_refused_by_name(rank: int, size: int) -> Non
         assert f"{name} cannot be captured in an NPUGraph" in str(caught(lambda call=call: capture(call)))
         assert (x + 1).sum().item() == 8
     assert "on the default stream" in str(caught(torch.npu.NPUGraph().capture_begin))
+    stream = torch.npu.current_stream()
+    for call, name in (
+        (torch.npu.NPUGraph().capture_end, "capture_end"),
+        (lambda: torch.npu.graph_task_group_begin(stream), "graph_task_group_begin"),
+        (lambda: torch.npu.graph_task_group_end(stream), "graph_task_group_end"),
+    ):
+        assert f"{name} is called outside of a capture of an NPUGraph" in str(caught(call))
     assert isinstance(caught(lambda: torch.npu.NPUGraph().debug_dump("graph.json")), NotImplementedError)
 
 

@@ -145,7 +145,7 @@ def test_closed_forms_equal_the_sums_over_all_pairs(pattern: str, size: int) -> 
 
 def test_a_topology_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
-    TWO.write(path)
+    path.write_text(TWO.as_json())
     assert Topology.read(path) == TWO
     with pytest.raises(InvalidParamError, match="expected one of atlas-a2"):
         Topology.read("atlas-b9")
@@ -157,6 +157,11 @@ def test_a_topology_is_read_as_it_was_written(tmp_path: Path) -> None:
         ('[{"name": "a", "ranks": 0, "alpha_us": NaN, "port_gbps": 1}]', "", "alpha_us of level 'a' is nan"),
         ('[{"name": "a", "ranks": 0, "alpha_us": 1, "port_gbps": 1}]', ', "memory_gbps": 0', "memory_gbps of topo"),
         ('[{"name": "a", "ranks": 0, "alpha_us": 1, "port_gbps": 1, "curve": [[1, 2]]}]', "", "curve of level 'a'"),
+        (
+            '[{"name": "a", "ranks": 0, "alpha_us": 1, "port_gbps": 1, "waits": [[2, 5], [2, 6]]}]',
+            "",
+            "waits of level 'a' has two values at one point",
+        ),
     ):
         path.write_text(f'{{"name": "x", "levels": {levels}{extra}}}')
         with pytest.raises(InvalidParamError, match=message):
@@ -223,7 +228,7 @@ def test_ranges_of_ranks(tmp_path: Path) -> None:
 def test_the_plot_shows_the_topology_and_ranks_that_were_asked_for(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     path, slow = tmp_path / "wins.svg", tmp_path / "slow.json"
-    TWO.write(slow)
+    slow.write_text(TWO.as_json())
     for arguments, names in (((), set(PRESETS)), (("--topology", str(slow)), {"two"}), (("--np", "8"), set(PRESETS))):
         assert command("--bytes", "1M", "--plot", str(path), *arguments) == 0
         text = path.read_text()
@@ -236,6 +241,18 @@ def test_files_that_cannot_be_fitted(text: str, tmp_path: Path, capsys: pytest.C
     path.write_text(text)
     assert command("--fit", str(path)) == 2
     assert f"--fit is {path}: " in capsys.readouterr().err
+
+
+def test_a_fit_on_standard_output(tmp_path: Path, monkeypatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    kind = {"collective": "alltoallv", "np": 2, "pattern": "uniform"}
+    rows = [{**kind, "nbytes": 1 << n, "times": {"ours": {"min_us": 2.0**n / 1e3}}} for n in (10, 12, 14)]
+    Path("bench.json").write_text(json.dumps({"machine": {"cpus": 2}, "rows": rows}))
+    assert command("--fit", "bench.json", "--out", "-") == 0
+    told = capsys.readouterr()
+    assert json.loads(told.out)["name"] == "fitted"
+    assert "predicted within 25%" in told.err
+    assert [path.name for path in tmp_path.iterdir()] == ["bench.json"]
 
 
 @pytest.mark.slow

@@ -91,6 +91,24 @@ def test_every_code(name: str) -> None:
     assert_bits_equal(out, reference.dequantize(made, overflow="infinity"), name)
 
 
+@pytest.mark.parametrize("isa", _core.kernel_isas())
+@pytest.mark.parametrize("name", FORMATS)
+def test_sums_of_infinite_products(name: str, isa: str) -> None:
+    """Codes times scales that no encoder makes: inf less inf is the one NaN, whose sign a processor would choose."""
+    group = FORMATS[name].group_size or 64
+    n = 3 * group
+    codes = np.random.default_rng(3).integers(0, 256, (2, Quantization(name, group).code_bytes(n)), np.uint8)
+    largest = {"float32": F32(3e38).tobytes(), "float8_e8m0fnu": b"\xfe", "float8_e4m3fn": b"\x7e"}[FORMATS[name].scale]
+    stored = np.frombuffer(3 * largest, F32 if len(largest) == 4 else np.uint8)
+    made = [reference.Quantized(row, stored, n, group, name, F32(3e38)) for row in codes]
+    records = [one.record().copy() for one in made]
+    out = np.empty(n, F32)
+    addresses = [[array.ctypes.data for array in arrays] for arrays in ([one.codes for one in made], records)]
+    _core.kernel_dequantize_sum(name, group, *addresses, n, False, out.ctypes.data, isa)
+    assert np.isnan(out).any()
+    assert_bits_equal(out, reference.dequantize_sum(made), name)
+
+
 def reduce_all(communicator: Communicator, name: str, sizes: tuple[int, ...]) -> list[str]:
     rng = np.random.default_rng(5)
     digests = []

@@ -91,6 +91,11 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"dtype": "int8", "scale": 1.0, "offset": "a"}, InvalidParamError, "offset is 'a', expected a number"),
     ({"dtype": "int8", "scale": 1.0, "offset": np.ones(2)}, InvalidParamError, "offset is a ndarray, expected"),
     ({"dtype": "int8", "scale": 1.0, "offset": 1e39}, InvalidParamError, r"offset is 1e\+39, expected a number that"),
+    (
+        {"dtype": "int8", "scale": 1.0, "offset": 3e38},
+        InvalidParamError,
+        r"of 2 ranks' offset 3e\+38 is 6\S+e\+38, expec",
+    ),
     ({"dtype": "int8", "scale": 1e39}, InvalidParamError, r"scale is 1e\+39, expected a number that float32 holds"),
     ({"dtype": "int8", "scale": 1e-50}, InvalidParamError, "scale is 1e-50, expected a number that float32 holds"),
     ({"comm_quant_scale_1": 1.0, "comm_quant_scale_2": 1e40}, InvalidParamError, r"comm_quant_scale_2 is 1e\+40"),

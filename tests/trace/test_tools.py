@@ -22,6 +22,7 @@ from alltoallv.numpy import all_reduce, barrier
 from alltoallv_tools.cli import main
 from alltoallv_tools.trace.records import read
 from alltoallv_tools.trace.story import lateness, tell
+from alltoallv_tools.trace.watch import table
 
 ALLTOALLV = [sys.executable, "-m", "alltoallv"]
 
@@ -118,6 +119,28 @@ def test_perfetto_on_standard_output(folder, capsys):
     }
 
 
+@pytest.mark.parametrize("nbytes", [0, 5000])
+def test_a_rank_that_has_not_begun(folder, nbytes, tmp_path):
+    """Its file is empty, or has grown and has no header yet."""
+    shutil.copytree(folder, tmp_path / "copy")
+    (tmp_path / "copy" / "late.trace").write_bytes(bytes(nbytes))
+    assert [domain.name for domain in read(tmp_path / "copy")] == [domain.name for domain in read(folder)]
+
+
+def test_top_of_another_host(folder):
+    """Its clock began an hour earlier."""
+    hour = 3600 * 10**9
+    here = read(folder)
+    since = [float(row.split()[-5]) for row in table(here, 1)[1:]]
+    for domain in here:
+        for trace in domain.ranks.values():
+            trace.host, trace.clock_ns, trace.records = "elsewhere", trace.clock_ns - hour, trace.records.copy()
+            for name in ("begin", "end"):
+                trace.records[name] += hour
+    for row, before in zip(table(here, 1)[1:], since, strict=True):
+        assert float(row.split()[-5]) == pytest.approx(before, abs=2)
+
+
 def test_flight_recorder_dumps(folder, tmp_path, capsys):
     assert main(["trace", str(folder), "--flight-recorder", str(tmp_path / "dumps")]) == 0
     assert "wrote 4 dumps" in capsys.readouterr().out
@@ -175,6 +198,8 @@ def test_folders_that_cannot_be_written(folder, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, _: path != folder)  # root may write to all
     assert main(["trace", str(folder)]) == 2
     assert "trace: --html is" in capsys.readouterr().err
+    assert main(["trace", str(folder), "--html", "-", "--perfetto", "-"]) == 2
+    assert capsys.readouterr() == ("", "trace: --html and --perfetto are both '-', expected two files\n")
 
 
 def test_flight_records_of_jobs_of_other_sizes(tmp_path, capsys):
@@ -192,6 +217,35 @@ def test_flight_records_of_jobs_of_other_sizes(tmp_path, capsys):
     write(0, 2, [0, 7])
     assert main(["trace", str(tmp_path)]) == 2
     assert "rank0.json' is no flight record: it has rank 7 of 2" in capsys.readouterr().err
+
+
+def test_flight_records_of_ranks_with_other_operators(tmp_path):
+    one = {"seq": 1, "dtype": "uint8", "state": "failed", "start_ns": 1, "end_ns": 2}
+    called = [["all_reduce", "barrier"], ["barrier", "reduce"]]
+    operators = [[{**one, "operator": name} for name in names] for names in called]
+    ranks = [{"rank": r, "pid": 10 + r, "left": False, "operators": operators[r]} for r in range(2)]
+    record = {"domain": "d", "rank": 0, "size": 2, "ranks": ranks}
+    (tmp_path / "flight-d-rank0.json").write_text(json.dumps(record))
+    assert main(["trace", str(tmp_path)]) == 0
+    (domain,) = page_data((tmp_path / "trace.html").read_text("utf-8"))["domains"]
+    assert [[domain["operators"][event[3]] for event in rank] for rank in domain["events"]] == called
+
+
+def test_flight_records_of_a_job_that_was_started_again(tmp_path, capsys):
+    """The first time rank 1 was killed before it could write."""
+
+    def write(name: str, rank: int, operator: str, pid: int) -> None:
+        one = {"seq": 1, "operator": operator, "dtype": "uint8", "state": "failed", "start_ns": 1, "end_ns": 2}
+        ranks = [{"rank": r, "pid": pid + r, "left": False, "operators": [one]} for r in range(2)]
+        record = {"domain": "d", "rank": rank, "size": 2, "ranks": ranks}
+        (tmp_path / f"flight-d-{name}.json").write_text(json.dumps(record))
+
+    write("rank0", 0, "barrier", 10)
+    write("rank0-2", 0, "all_reduce", 20)
+    write("rank1", 1, "all_reduce", 20)
+    assert main(["trace", str(tmp_path)]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[:2] == ["Both ranks failed in barrier #1 of 'd'.", "Both ranks failed in all_reduce #1 of 'd (2)'."]
 
 
 @pytest.mark.parametrize("command", ["trace", "top"])

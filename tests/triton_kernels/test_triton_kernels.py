@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+import triton
+import triton.language as tl
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +19,7 @@ from alltoallv.quantization.spec import Overflow, Quantization
 from alltoallv.testing import quantized as q
 from alltoallv.testing.golden import assert_bits_equal, dtype_of
 from alltoallv_triton import launch
+from alltoallv_triton.tiles import pieces_of
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 F32 = np.float32
@@ -229,12 +232,24 @@ def test_grids_are_bounded_by_the_vector(monkeypatch, bits):
     assert_bits_equal(to_numpy(out), q.dequantize_sum([source, source]))
 
 
+@triton.jit
+def _number_of_pieces(out, count, size):
+    tl.store(out, pieces_of(count, size))
+
+
+@pytest.mark.parametrize(("count", "size"), [(3 << 29, 3 << 29), ((1 << 31) - 1, 4096), (5 << 40, 3 << 30), (1, 128)])
+def test_number_of_pieces(count, size):
+    out = torch.zeros(1, dtype=torch.int64, device=DEVICE)
+    _number_of_pieces[(1,)](out, count, size)
+    assert out.item() == triton.cdiv(count, size)
+
+
 @pytest.mark.skipif(
     DEVICE == "cpu" or torch.cuda.get_device_properties(0).total_memory < 16 << 30, reason="needs a GPU with 16 GiB"
 )
 @pytest.mark.parametrize("group_size", [128, 1 << 40])
-def test_more_than_an_int32_counts(group_size):
-    count = (1 << 31) + 77
+@pytest.mark.parametrize("count", [3 << 29, (1 << 31) + 77], ids=["twice the count", "the count"])
+def test_more_than_an_int32_counts(count, group_size):
     x = torch.zeros(count, dtype=torch.float16, device=DEVICE)
     x[0], x[-1] = -0.5, 1.0
     how = Quantization("int8", group_size)

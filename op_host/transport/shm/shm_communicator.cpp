@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <optional>
 #include <utility>
 
@@ -244,16 +243,6 @@ void ShmCommunicator::await_threads() const {
     const auto end = Clock::now() + std::chrono::seconds(1);
     for (int j = 0; j < size(); ++j)
         while (is_inside(j) && Clock::now() < end) sched_yield();
-}
-
-/// Writes the flight record to ALLTOALLV_FLIGHT_DIR, to find out later what each rank was doing.
-void ShmCommunicator::after_failure() const {
-    const char* folder = std::getenv("ALLTOALLV_FLIGHT_DIR");
-    if (!control_->poisoned() || folder == nullptr || *folder == 0) return;
-    std::string name = domain();
-    std::replace(name.begin(), name.end(), '/', '_');
-    std::ofstream(std::string(folder) + "/flight-" + name + "-rank" + std::to_string(rank()) + ".json")
-        << control_->flight_record() << "\n";
 }
 
 Stats ShmCommunicator::stats() const {

@@ -65,7 +65,6 @@ class ShmCommunicator final : public ControlledCommunicator {
     void begin_operator(double timeout) override;
     void check_moved() const override;
     void before_failure() override;
-    void after_failure() const override;
     void quarantine_output(const void* data, size_t bytes);
     void await_threads() const;
 

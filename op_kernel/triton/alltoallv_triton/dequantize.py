@@ -18,6 +18,7 @@ from alltoallv_triton.tiles import (
     load_flat,
     load_tile,
     only_elements,
+    pieces_of,
     store_flat,
     store_tile,
     unpacked,
@@ -98,8 +99,8 @@ def dequantize_groups(
     """Dequantizes groups that fit a tile. The output has ``count`` elements in parts; their records lie in sequence."""
     span: tl.constexpr = ROWS * GROUP
     span_bytes: tl.constexpr = ROWS * (GROUP if BITS == 8 else (GROUP + 1) // 2)
-    tiles = tl.cdiv(part, span)
-    for tile in range(tl.program_id(0), tiles * tl.cdiv(count, part), tl.num_programs(0)):
+    tiles = pieces_of(part, span)
+    for tile in range(tl.program_id(0), tiles * pieces_of(count, part), tl.num_programs(0)):
         record = tl.cast(tile // tiles, tl.int64)
         within = tl.cast(tile % tiles, tl.int64)
         first = record * part + within * span
@@ -136,10 +137,10 @@ def dequantize_pieces(
     OVERFLOW: tl.constexpr,
 ):  # fmt: skip
     """Dequantizes groups of any size up to ``part``; a tile is a piece of one group."""
-    pieces = tl.cdiv(group, WIDTH)
-    tiles = tl.cdiv(part, group) * pieces
+    pieces = pieces_of(group, WIDTH)
+    tiles = pieces_of(part, group) * pieces
     group_bytes = group if BITS == 8 else (group + 1) // 2
-    for tile in range(tl.program_id(0), tiles * tl.cdiv(count, part), tl.num_programs(0)):
+    for tile in range(tl.program_id(0), tiles * pieces_of(count, part), tl.num_programs(0)):
         record = tl.cast(tile // tiles, tl.int64)
         of_record = tile % tiles
         within = tl.cast(of_record // pieces, tl.int64)
@@ -186,7 +187,7 @@ def requantize_groups(
     """Sums the sources of one part and quantizes the sum in the same groups, which fit a tile."""
     span: tl.constexpr = ROWS * GROUP
     span_bytes: tl.constexpr = ROWS * (GROUP if BITS == 8 else (GROUP + 1) // 2)
-    for tile in range(tl.program_id(0), tl.cdiv(count, span), tl.num_programs(0)):
+    for tile in range(tl.program_id(0), pieces_of(count, span), tl.num_programs(0)):
         at = tl.cast(tile, tl.int64)
         first = at * span
         left = tl.minimum(count - first, span).to(tl.int32)

@@ -144,8 +144,8 @@ def small_value(code, FORMAT: tl.constexpr):
         bits = tl.where(magnitude == 0x7F, NAN, bits)
     if e5m2:
         bits = tl.where(magnitude < 0x7C, bits, tl.where(magnitude == 0x7C, INF, NAN))
-    value = bits.to(tl.float32, bitcast=True)
-    return tl.where((code & sign) != 0, -value, value)
+    signed = tl.where((code & sign) != 0, bits | ~SIGN_CLEAR, bits)  # older Tritons' -x is 0 - x, which is never -0
+    return signed.to(tl.float32, bitcast=True)
 
 
 @triton.jit

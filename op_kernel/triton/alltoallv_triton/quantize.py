@@ -28,6 +28,7 @@ from alltoallv_triton.tiles import (
     load_flat,
     load_tile,
     packed,
+    pieces_of,
     store_flat,
     store_tile,
 )
@@ -112,8 +113,8 @@ def quantize_groups(
     """Quantizes groups that fit a tile: WIDTH >= GROUP, ROWS groups at a time."""
     span: tl.constexpr = ROWS * GROUP
     span_bytes: tl.constexpr = ROWS * (GROUP if BITS == 8 else (GROUP + 1) // 2)
-    tiles = tl.cdiv(part, span)
-    for tile in range(tl.program_id(0), tiles * tl.cdiv(count, part), tl.num_programs(0)):
+    tiles = pieces_of(part, span)
+    for tile in range(tl.program_id(0), tiles * pieces_of(count, part), tl.num_programs(0)):
         record = tl.cast(tile // tiles, tl.int64)
         within = tl.cast(tile % tiles, tl.int64)
         first = record * part + within * span
@@ -151,9 +152,9 @@ def quantize_pieces(
     """Quantizes groups of at most ``part``, one at a time: reads the pieces for the largest magnitude, then for the
     codes.
     """
-    groups = tl.cdiv(part, group)
+    groups = pieces_of(part, group)
     group_bytes = group if BITS == 8 else (group + 1) // 2
-    for item in range(tl.program_id(0), groups * tl.cdiv(count, part), tl.num_programs(0)):
+    for item in range(tl.program_id(0), groups * pieces_of(count, part), tl.num_programs(0)):
         record = tl.cast(item // groups, tl.int64)
         within = tl.cast(item % groups, tl.int64)
         first = record * part + within * group

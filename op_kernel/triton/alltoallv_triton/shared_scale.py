@@ -11,6 +11,7 @@ import triton.language as tl
 
 from alltoallv_triton.dequantize import note_misfit
 from alltoallv_triton.numbers import INF, RAISE, magnitude_of, narrowed, one_nan, saturated_code
+from alltoallv_triton.tiles import pieces_of
 
 
 @triton.jit
@@ -43,7 +44,7 @@ def tile_of(tile, rows, channels, ROWS: tl.constexpr, WIDTH: tl.constexpr, UNIFO
         flat = tl.arange(0, WIDTH)
         return tl.cast(0, tl.int32), column, flat, flat < channels - column
     else:
-        across = tl.cdiv(channels, WIDTH)
+        across = pieces_of(channels, WIDTH)
         row = tile // across * ROWS
         column = tile % across * WIDTH
         down = tl.arange(0, ROWS)[:, None]
@@ -68,7 +69,7 @@ def sum_shared_scale(
 ):  # fmt: skip
     """Computes (sum + sources * offset) * scale, rounded to DTYPE. ``out`` points to integers of DTYPE's size."""
     offsets = tl.load(offset) * sources
-    for tile in range(tl.program_id(0), tl.cdiv(rows, ROWS) * tl.cdiv(channels, WIDTH), tl.num_programs(0)):
+    for tile in range(tl.program_id(0), pieces_of(rows, ROWS) * pieces_of(channels, WIDTH), tl.num_programs(0)):
         row, column, at, mask = tile_of(tile, rows, channels, ROWS, WIDTH, UNIFORM)
         first = tl.cast(row, tl.int64) * channels + column
         total = load_integers(inputs + first, at, mask, sources, stride)
@@ -87,7 +88,7 @@ def quantize_scaled(
     x, scales, codes, rows, channels, ROWS: tl.constexpr, WIDTH: tl.constexpr, UNIFORM: tl.constexpr
 ):  # fmt: skip
     """Writes the codes of x * (1 / scale), rounded half to even, at most 127 in magnitude."""
-    for tile in range(tl.program_id(0), tl.cdiv(rows, ROWS) * tl.cdiv(channels, WIDTH), tl.num_programs(0)):
+    for tile in range(tl.program_id(0), pieces_of(rows, ROWS) * pieces_of(channels, WIDTH), tl.num_programs(0)):
         row, column, at, mask = tile_of(tile, rows, channels, ROWS, WIDTH, UNIFORM)
         first = tl.cast(row, tl.int64) * channels + column
         inverse = load_inverses(scales, column, channels - column, WIDTH, UNIFORM)
@@ -101,7 +102,7 @@ def requantize_sum(
     ROWS: tl.constexpr, WIDTH: tl.constexpr, UNIFORM: tl.constexpr,
 ):  # fmt: skip
     """Writes the codes of sum * ratio, half to even, at most 127 in magnitude, to convert between two shared scales."""
-    for tile in range(tl.program_id(0), tl.cdiv(rows, ROWS) * tl.cdiv(channels, WIDTH), tl.num_programs(0)):
+    for tile in range(tl.program_id(0), pieces_of(rows, ROWS) * pieces_of(channels, WIDTH), tl.num_programs(0)):
         row, column, at, mask = tile_of(tile, rows, channels, ROWS, WIDTH, UNIFORM)
         first = tl.cast(row, tl.int64) * channels + column
         total = load_integers(inputs + first, at, mask, sources, stride)

@@ -14,6 +14,12 @@ from alltoallv_triton.numbers import value_of
 
 
 @triton.jit
+def pieces_of(count, size):
+    """Returns the number of pieces of ``size`` in ``count`` > 0. `tl.cdiv` adds both, which an int32 may not hold."""
+    return (count - 1) // size + 1
+
+
+@triton.jit
 def load_flat(pointer, left, WIDTH: tl.constexpr):
     """Loads ``left`` elements, then zeros. Shape [WIDTH]."""
     at = tl.arange(0, WIDTH)

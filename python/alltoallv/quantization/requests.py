@@ -49,6 +49,7 @@ def all_reduce(
         _check_float(dtype)
     out_dtype = output_dtype(adapter, options, dtype if options.scale is None else "float16")
     offset = 0.0 if options.offset is None else _float32("offset", options.offset)
+    _float32(f"the sum of {comm.size} ranks' offset {offset:g}", comm.size * offset)
     counts = (math.prod(shape),)
     request = QuantizedReduction("quantized_all_reduce", dtype, out_dtype, counts, how, first, second, offset, shape)
     return _reduction(adapter, comm, request, x, shape, out, feedback)

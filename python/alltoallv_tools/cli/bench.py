@@ -31,7 +31,7 @@ from alltoallv_tools.bench.jobs import Job, Jobs, LibraryError
 from alltoallv_tools.bench.libraries import contenders_of
 from alltoallv_tools.bench.peers import PEERS, SUPPORTED
 from alltoallv_tools.bench.turns import Effort, measure
-from alltoallv_tools.cli.outputs import STANDARD_OUTPUT, check_file, check_plot, write_text
+from alltoallv_tools.cli.outputs import STANDARD_OUTPUT, check_files, check_plot, write_text
 
 # The options that affect results, in the order of `given`, each with the subjects for which it has a meaning.
 _PAYLOADS = (*COLLECTIVES, "overhead")
@@ -164,10 +164,7 @@ def _prepare(args: argparse.Namespace) -> tuple[int, Callable[[list[report.Row]]
     for option, subjects in _OPTIONS.items():
         if _value(args, option) is not None and args.collective not in subjects:
             raise ValueError(f"--{option} has no meaning for {args.collective}")
-    check_file("json", args.json)
-    check_file("csv", args.csv)
-    if args.json == args.csv == STANDARD_OUTPUT:
-        raise ValueError("--json and --csv are both '-', expected one of them on standard output")
+    check_files(json=args.json, csv=args.csv, plot=args.plot)
     check_plot(args.plot)
     payloads = parse_bytes(_BYTES.get(args.collective, "1K..64M") if args.bytes is None else args.bytes)
     if args.plot and (args.collective == "kernels" or not any(payloads)):

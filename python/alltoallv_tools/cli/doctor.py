@@ -13,7 +13,7 @@ from typing import Any
 
 from alltoallv import __version__
 from alltoallv_tools import numbers
-from alltoallv_tools.cli.outputs import write_text
+from alltoallv_tools.cli.outputs import check_files, write_text
 from alltoallv_tools.doctor import Check, machine, npu_selftest, selftest, software
 
 _EPILOG = """\
@@ -37,8 +37,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Runs the checks and prints them; returns the exit code."""
-    if args.devices and not args.selftest:
-        print("doctor: --devices is given without --selftest, expected both", file=sys.stderr)
+    report = Path(npu_selftest.REPORT)
+    try:
+        if args.devices and not args.selftest:
+            raise ValueError("--devices is given without --selftest, expected both")
+        check_files(selftest=report if args.selftest else None)
+    except ValueError as error:
+        print(f"doctor: {error}", file=sys.stderr)
         return 2
     checks, measured = examine()
     on_npu: list[Check] = []
@@ -61,7 +66,7 @@ def main(args: argparse.Namespace) -> int:
         print(f"alltoallv {__version__}\n{as_lines(checks)}\n")
         print(f"The shm backend {'works' if works else 'does not work'} here.")
     if args.selftest:
-        write_text(Path(npu_selftest.REPORT), json.dumps(document, indent=2))
+        write_text(report, json.dumps(document, indent=2))
         if not args.json:
             print(f"Everything is in {npu_selftest.REPORT}: please send it back (docs/ascend.md).")
     return 0 if works and all(check.status != "no" for check in on_npu) else 1

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import TextIO
 
 _PLOTS = (".png", ".svg")
-
-
 STANDARD_OUTPUT = Path("-")
 
 
@@ -23,25 +21,29 @@ def write_text(path: Path, text: str, log: TextIO | None = None) -> None:
         print(f"wrote {path}", file=log)
 
 
-def check_file(option: str, path: Path | None) -> None:
-    """Checks that a file can be written; ``-`` is standard output.
+def check_files(**paths: Path | None) -> None:
+    """Checks that the files that options name can be written; ``-`` is standard output.
 
     Raises:
-        ValueError: its folder is missing or not writable, or the path is a folder or a file that is not writable.
+        ValueError: a folder is missing or not writable, a path is a folder or a file that is not writable, or two
+            options name the same file.
     """
-    if path is None or path == STANDARD_OUTPUT:
-        return
-    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise ValueError(f"--{option} is {str(path)!r}, expected a file in a folder that exists and can be written")
+    given = {option: path for option, path in paths.items() if path is not None}
+    for option, path in given.items():
+        writable = os.access(path if path.exists() else path.parent, os.W_OK) and not path.is_dir()
+        if path != STANDARD_OUTPUT and not writable:
+            raise ValueError(f"--{option} is {str(path)!r}, expected a file in a folder that exists and can be written")
+        for other in given:
+            if other != option and given[other] == path:
+                raise ValueError(f"--{option} and --{other} are both {str(path)!r}, expected two files")
 
 
 def check_plot(path: Path | None) -> None:
     """Checks the file given to --plot.
 
     Raises:
-        ValueError: the file cannot be written, its suffix names no format that we know, or matplotlib is missing.
+        ValueError: its suffix names no format that we know, or matplotlib is missing.
     """
-    check_file("plot", path)
     if path and path.suffix not in _PLOTS:
         raise ValueError(f"--plot is {str(path)!r}, expected a name that ends with {' or '.join(_PLOTS)}")
     if path and importlib.util.find_spec("matplotlib") is None:

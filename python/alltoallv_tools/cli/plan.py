@@ -15,7 +15,7 @@ from alltoallv.errors import InvalidParamError
 from alltoallv.npu_ops.limits import Product
 from alltoallv_tools.bench.cases import parse_bytes
 from alltoallv_tools.bench.figure import panels
-from alltoallv_tools.cli.outputs import STANDARD_OUTPUT, check_file, check_plot, write_text
+from alltoallv_tools.cli.outputs import STANDARD_OUTPUT, check_files, check_plot, write_text
 from alltoallv_tools.planner import fit, model, moe, patterns
 from alltoallv_tools.planner.topology import PRESETS, Topology
 
@@ -104,8 +104,7 @@ def _check(args: argparse.Namespace) -> None:
             raise ValueError(f"--{name} is given with --moe, which takes --np, --topology and --json only")
     if args.out and not args.fit:
         raise ValueError("--out is given without --fit, expected both")
-    check_file("out", args.out)
-    check_file("json", args.json)
+    check_files(out=args.out, json=args.json, plot=args.plot)
     check_plot(args.plot)
 
 
@@ -177,13 +176,14 @@ def _fit(source: Path, out: Path | None) -> int:
     except ValueError as error:  # InvalidParamError is a ValueError, and so is what json raises
         raise ValueError(f"--fit is {source}: {error}") from None
     (host,) = fitted.topology.levels
-    print("# ranks wait for each other: " + ", ".join(f"{us:.1f} us where {int(n)}" for n, us in host.waits))
-    print("# ranks, bytes that they send together, and GB/s of one with a processor to itself:")
-    for ranks, nbytes, rate in host.curve:
-        print(f"# {int(ranks):>5} {int(nbytes):>11} {rate:.2f}")
-    print(*fitted.table(), sep="\n")
+    with contextlib.redirect_stdout(sys.stderr if out == STANDARD_OUTPUT else sys.stdout):
+        print("# ranks wait for each other: " + ", ".join(f"{us:.1f} us where {int(n)}" for n, us in host.waits))
+        print("# ranks, bytes that they send together, and GB/s of one with a processor to itself:")
+        for ranks, nbytes, rate in host.curve:
+            print(f"# {int(ranks):>5} {int(nbytes):>11} {rate:.2f}")
+        print(*fitted.table(), sep="\n")
     if out:
-        fitted.topology.write(out)
+        write_text(out, fitted.topology.as_json())
     return 0
 
 

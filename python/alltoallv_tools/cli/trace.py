@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from alltoallv_tools.cli.outputs import check_file, write_text
+from alltoallv_tools.cli.outputs import check_files, write_text
 from alltoallv_tools.trace import flight, page, perfetto, story, torch_flight
 from alltoallv_tools.trace.records import read
 
@@ -42,8 +42,7 @@ def main(args: argparse.Namespace) -> int:
     target = args.html or (None if args.perfetto or args.flight_recorder else args.folder / "trace.html")
     try:
         domains = flight.read(args.folder) or read(args.folder)
-        for option, path in (("html", target), ("perfetto", args.perfetto)):
-            check_file(option, path)
+        check_files(html=target, perfetto=args.perfetto)
     except (OSError, ValueError) as error:
         print(f"trace: {error}", file=sys.stderr)
         return 2

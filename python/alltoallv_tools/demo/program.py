@@ -77,6 +77,9 @@ def run(comm: Communicator, picture: Path, repetitions: int) -> int:
         picture: Where rank 0 writes the traffic as a PNG.
         repetitions: How often each exchange is timed, after ``WARM_UP`` times that are not.
     """
+    if comm.rank == 0:  # before anything is sent, so that no result is lost
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        picture.open("ab").close()
     tokens, classes = digits.load_tokens()
     mine = np.isin(classes, digits.classes_of(comm.rank, comm.size))
     centroids = np.empty((digits.EXPERTS, tokens.shape[1]))

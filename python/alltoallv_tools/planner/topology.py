@@ -124,6 +124,8 @@ class Topology:
                 for point in points:
                     if len(point) != length or not all(map(_is_above_0, point)):
                         raise InvalidParamError(f"{name} of {where} has {point}, expected {length} numbers above 0")
+                if len({point[:-1] for point in points}) < len(points):
+                    raise InvalidParamError(f"{name} of {where} has two values at one point, expected one: {points}")
 
     def used(self, size: int) -> list[tuple[Level, int]]:
         """Returns the levels that ``size`` ranks fill, innermost first, and how many peers a rank has over each."""
@@ -137,7 +139,7 @@ class Topology:
 
     @classmethod
     def read(cls, source: str | Path) -> Topology:
-        """Reads a preset by name, or a JSON file that `write` made.
+        """Reads a preset by name, or a JSON file of what `as_json` returns.
 
         Raises:
             InvalidParamError: ``source`` is neither a preset nor such a file.
@@ -159,9 +161,9 @@ class Topology:
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise InvalidParamError(f"topology {str(source)!r} is not as docs/plan.md describes: {error}") from error
 
-    def write(self, path: Path) -> None:
-        """Writes the topology as JSON."""
-        path.write_text(json.dumps(asdict(self), indent=1) + "\n")
+    def as_json(self) -> str:
+        """Returns the text of a file for `read`."""
+        return json.dumps(asdict(self), indent=1)
 
 
 def _check(where: str, owner: Level | Topology, least_0: Sequence[str], above_0: Sequence[str]) -> None:

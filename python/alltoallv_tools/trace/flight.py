@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,32 +17,48 @@ _STATES = ("running", "done", "failed")
 def read(folder: Path) -> list[DomainTrace]:
     """Reads what the ranks of a failed job have written to ``folder``, by domain; empty if there are no such files.
 
-    A rank that was killed before it could write is shown as its peers have seen it. Communicators of one name but other
-    sizes, such as those of a job before, are domains of their own.
+    A rank that was killed before it could write is shown as its peers have seen it. Communicators of one name, such as
+    those of a job before and those that failed one after the other, are domains of their own.
 
     Raises:
         ValueError: a file is not a flight record.
     """
-    found: dict[tuple[str, int], DomainTrace] = {}
-    for path in sorted(folder.glob("flight-*.json")):
+    found: list[_Failed] = []
+    operators: list[str] = []  # of all ranks, as in traces
+    paths = folder.glob("flight-*.json")
+    for path in sorted(paths, key=lambda path: (len(path.name), path.name)):  # a rank's second file after its first
         try:
             record = json.loads(path.read_text())
-            name, size = record["domain"], int(record["size"])
-            domain = found.setdefault((name, size), DomainTrace(name, size, {}))
-            for one in record["ranks"]:
-                if not 0 <= one["rank"] < size:
-                    raise ValueError(f"it has rank {one['rank']} of {size}")
-                if one["rank"] == record["rank"] or one["rank"] not in domain.ranks:
-                    domain.ranks[one["rank"]] = _rank(name, size, one)
+            name, size, writer = record["domain"], int(record["size"]), record["rank"]
+            ranks = {one["rank"]: _rank(name, size, one, operators) for one in record["ranks"]}
+            if strange := ranks.keys() - range(size):
+                raise ValueError(f"it has rank {min(strange)} of {size}")
+            domain = next((one for one in found if one.wrote(name, size, writer, ranks)), None)
+            if domain is None:
+                found.append(domain := _Failed(name, size, {}))
+            domain.writers.add(writer)
+            domain.ranks = dict(sorted((ranks | domain.ranks | {writer: ranks[writer]}).items()))
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{str(path)!r} is no flight record: {error}") from None
-    for domain in found.values():
-        domain.ranks = dict(sorted(domain.ranks.items()))
-    return named(found.values())
+    return named(found)
 
 
-def _rank(domain: str, size: int, one: dict[str, Any]) -> RankTrace:
-    operators = sorted({entry["operator"] for entry in one["operators"]})
+@dataclass
+class _Failed(DomainTrace):
+    """A communicator that has failed."""
+
+    writers: set[int] = field(default_factory=set)  # the ranks whose files have been read
+
+    def wrote(self, name: str, size: int, writer: int, ranks: dict[int, RankTrace]) -> bool:
+        """True if a file can be of a rank of this communicator: its processes are the same."""
+        pids = {(self.ranks[rank].pid, one.pid) for rank, one in ranks.items() if rank in self.ranks}
+        same = all(mine == other for mine, other in pids if mine and other)
+        return (self.name, self.size) == (name, size) and writer not in self.writers and same
+
+
+def _rank(domain: str, size: int, one: dict[str, Any], operators: list[str]) -> RankTrace:
+    """Makes a rank's trace; adds the names of its operators to those of others."""
+    operators += sorted({entry["operator"] for entry in one["operators"]} - set(operators))
     dtypes = sorted({entry["dtype"] for entry in one["operators"]})
     records = np.zeros(len(one["operators"]), layout(size))
     for record, entry in zip(records, one["operators"], strict=True):

@@ -87,7 +87,7 @@ def read(folder: Path) -> list[DomainTrace]:
     Raises:
         ValueError: the folder is missing or holds no trace, or a file is not a trace.
     """
-    traces = [read_file(path) for path in sorted(folder.glob("*.trace"))] if folder.is_dir() else []
+    traces = [read_file(path) for path in sorted(folder.glob("*.trace")) if _has_begun(path)]
     if not traces:
         raise ValueError(
             f"folder {str(folder)!r} holds no *.trace files, expected the one that ALLTOALLV_TRACE or "
@@ -113,6 +113,12 @@ def named(domains: Iterable[DomainTrace]) -> list[DomainTrace]:
         if (number := again[domain.name]) > 1:
             domain.name += f" ({number})"
     return found
+
+
+def _has_begun(path: Path) -> bool:
+    """True once a rank has written the first page; where the disk is full it never does."""
+    with path.open("rb") as file:
+        return file.read(1) not in (b"", b"\0")
 
 
 def read_file(path: Path) -> RankTrace:

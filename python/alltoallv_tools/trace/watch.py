@@ -21,10 +21,13 @@ def table(domains: Sequence[DomainTrace], seconds: float, now_ns: int | None = N
     Args:
         domains: The trace as it has just been read.
         seconds: The period over which rates are computed.
-        now_ns: The time on the records' clock; default: `time.monotonic_ns`.
+        now_ns: The time on the records' clock; default: the time of each rank's host.
     """
-    now = time.monotonic_ns() if now_ns is None else now_ns
-    rows = [_row(domain, trace, now, seconds) for domain in domains for trace in domain.ranks.values()]
+    rows = [
+        _row(domain, trace, _now(trace) if now_ns is None else now_ns, seconds)
+        for domain in domains
+        for trace in domain.ranks.values()
+    ]
     widths = [max(map(len, column)) for column in zip(_COLUMNS, *rows, strict=True)]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -56,6 +59,15 @@ def _row(domain: DomainTrace, trace: RankTrace, now: int, seconds: float) -> tup
     )
 
 
+def _now(trace: RankTrace) -> int:
+    """Returns the time on the clock of the records."""
+    return time.monotonic_ns() if _is_here(trace) else time.time_ns() - trace.clock_ns
+
+
 def _lives(trace: RankTrace) -> bool:
     """True if the process exists, as far as this host can tell."""
-    return trace.host != socket.gethostname() or os.path.exists(f"/proc/{trace.pid}")
+    return not _is_here(trace) or os.path.exists(f"/proc/{trace.pid}")
+
+
+def _is_here(trace: RankTrace) -> bool:
+    return trace.host == socket.gethostname()

@@ -1,5 +1,8 @@
 """A program as it is written for NPUs; it knows nothing of alltoallv."""
 
+import sys
+from pathlib import Path
+
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor
@@ -19,6 +22,7 @@ from mindspore.mint.distributed import (
     reduce_scatter_tensor,
 )
 
+assert Path(sys.path[0]) == Path(__file__).resolve().parent  # it can import what lies beside it
 ms.set_context(mode=ms.PYNATIVE_MODE, device_target="Ascend")
 ms.set_device("Ascend", 0)
 init_process_group()
