@@ -37,6 +37,7 @@ from alltoallv.torch.eager import collectives
 from alltoallv.torch.eager.calls import Operation
 from alltoallv.torch.eager.collectives import MOVABLE
 from alltoallv.torch.eager.declaration import NO_PARAMETERS, Collective, Method, Parameters
+from alltoallv.torch.eager.graphs import hide
 from alltoallv.torch.eager.tensors import PLAIN, as_plain
 from alltoallv.torch.process_group import engines, functions
 from alltoallv.torch.process_group.group import NAME, EngineGroup, device_kind
@@ -282,6 +283,7 @@ def _register() -> None:
     for row in collectives.COLLECTIVES.values():
         if row.method is not None:
             _add(row, row.method)
+    hide(AllToAllVGroup, EngineGroup, BackendWork, MessageWork, WorkList)
     dist.Backend.register_backend(NAME, AllToAllVGroup, extended_api=True, devices=["cpu"])
     dist.Backend.backend_capability[NAME] = _Devices()
     functions.install()
