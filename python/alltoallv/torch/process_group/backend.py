@@ -70,8 +70,9 @@ class AllToAllVGroup(EngineGroup):
 
         return self._each(collectives.all_gather, [input_list, *output_lists], call, hand_over)
 
-    def barrier(self, opts: Any = None) -> TorchWork:
+    def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> TorchWork:
         opts = opts or BarrierOptions()
+        opts.timeout = opts.timeout if timeout is None else timeout
         device = opts.device.type if opts.device is not None else "cpu"
         if device == "cpu":
             return self._run("barrier", collectives.barrier, [], [], opts, ())
@@ -233,15 +234,19 @@ def _add(row: Collective, method: Method) -> None:
     """Gives the group the methods of a collective. What does not change from call to call is found here."""
     name, options, parameters = method.names[0], method.options, method.parameters
     outputs, inputs = _reader(row.outputs, method.flat), _reader(row.inputs, method.flat)
-    tensors = 2 if row.inputs else 1
+    tensors, of_torch = 2 if row.inputs else 1, getattr(dist.ProcessGroup, name)
     expected = tensors + method.arguments
 
-    def call(self: AllToAllVGroup, *given: Any, opts: Any = None) -> TorchWork | None:
+    def call(self: AllToAllVGroup, *given: Any, **named: Any) -> TorchWork | None:
+        own, opts = given, named.get("opts")
         if len(given) > expected:
-            given, opts = given[:-1], given[-1]
+            own, opts = given[:-1], given[-1]
         opts = opts or options()
-        ins = inputs(given[1]) if tensors == 2 else []
-        return self._run(name, row, outputs(given[0]), ins, opts, given, parameters(opts, *given[tensors:]))
+        bare = not method.flat and (isinstance(own[0], Tensor) or isinstance(own[-1], Tensor)) if own else True
+        if bare or not named.keys() <= {"opts"} or not hasattr(opts, "timeout"):
+            return of_torch(self, *given, **named)  # another way to write it, which torch translates to this one
+        ins = inputs(own[1]) if tensors == 2 else []
+        return self._run(name, row, outputs(own[0]), ins, opts, own, parameters(opts, *own[tensors:]))
 
     def call_each(self: AllToAllVGroup, *given: Any, opts: Any = None) -> TorchWork:
         if len(given) > tensors:
