@@ -71,6 +71,12 @@ def test_tensors_without_memory_of_their_own(rank: int, size: int, group: dist.P
         with pytest.raises(InvalidTensorError, match="is a DTensor, expected a tensor with its own memory"):
             call(whole if rank == 0 else torch.ones(size, 2))
 
+    (freed := torch.ones(size, 2)).untyped_storage().resize_(0)  # as FSDP does between two uses
+    calls += [dist.all_reduce, lambda x: dist.all_gather([torch.empty(size, 2), torch.empty(size, 2)], x)]
+    for call in calls:
+        with pytest.raises(InvalidTensorError, match="has 4 elements but a storage of 0 bytes"):
+            call(freed if rank == 0 else torch.ones(size, 2))
+
 
 @on_group(4, backend="gloo")
 def test_process_groups(rank: int, size: int, world: dist.ProcessGroup) -> None:

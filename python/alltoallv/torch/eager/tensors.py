@@ -75,8 +75,15 @@ def check_tensor(name: str, tensor: object) -> None:
     if wraps(tensor) and not hasattr(tensor, "trigger_wait"):  # results of torch's functional collectives have that
         kind = type(tensor).__name__
         raise InvalidTensorError(f"{name} is a {kind}, expected a tensor with its own memory, as to_local() returns", 5)
+    check_memory(name, tensor)
     if has_tangent(tensor):
         raise InvalidTensorError(f"{name} has a forward-mode gradient, which would be lost: expected none")
+
+
+def check_memory(name: str, tensor: Tensor) -> None:
+    """Raises InvalidTensorError for a tensor in host memory whose storage was freed, as those of FSDP between calls."""
+    if tensor.is_cpu and not (wraps(tensor) or tensor.data_ptr()) and tensor.numel():
+        raise InvalidTensorError(f"{name} has {tensor.numel()} elements but a storage of 0 bytes, expected memory", 7)
 
 
 def has_tangent(tensor: Tensor) -> bool:
@@ -136,6 +143,7 @@ def is_contiguous(tensor: Tensor) -> bool:
 def output_of(tensor: Tensor, copies: Copies) -> Tensor:
     """Returns memory for an output: the tensor itself, or memory that is copied to it afterwards."""
     if is_contiguous(tensor):
+        check_memory("tensor", tensor)
         return tensor.detach()
     space = torch.empty_like(tensor, memory_format=torch.contiguous_format)
     copies.append((tensor, space))
@@ -145,6 +153,7 @@ def output_of(tensor: Tensor, copies: Copies) -> Tensor:
 def in_place(tensor: Tensor, copies: Copies) -> Tensor:
     """Returns memory that is input and output at once: the tensor itself, or a copy that is copied back."""
     if is_contiguous(tensor):
+        check_memory("tensor", tensor)
         return tensor.detach()
     copy = as_input("tensor", tensor)
     copies.append((tensor, copy))
