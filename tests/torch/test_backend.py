@@ -15,7 +15,7 @@ from on_ranks import on_ranks
 from torch import Tensor
 
 import alltoallv.torch as at
-from alltoallv.errors import CommTimeoutError, PeerMismatchError
+from alltoallv.errors import CommTimeoutError, InvalidTensorError, PeerMismatchError
 
 
 @on_ranks(2, communicator=False)
@@ -173,6 +173,10 @@ def test_tensors_that_need_copies(rank: int, size: int, group: dist.ProcessGroup
     assert z.conj().imag.is_neg()
     dist.all_reduce(z.conj().imag)
     assert z.tolist() == [3 + 12j, 9 - 6j]
+    expanded = torch.ones(1).expand(3)
+    dist.broadcast(expanded if rank == 0 else torch.empty(3), 0)  # is read only
+    with pytest.raises(InvalidTensorError, match="an output's elements share memory"):
+        dist.all_reduce(expanded if rank == 0 else torch.ones(3), async_op=True).wait()
     leaf = torch.ones(3, requires_grad=True)
     dist.broadcast(leaf, 0)
     with torch.no_grad():
