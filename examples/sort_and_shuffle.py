@@ -35,8 +35,10 @@ def sort(records: np.ndarray, comm: Communicator) -> np.ndarray:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--records", type=int, default=100_000, help="per rank")
+    parser.add_argument("--records", type=int, default=100_000, help="per rank, at least 1")
     count = parser.parse_args().records
+    if count < 1:
+        parser.error(f"--records is {count}, expected 1 or more")
     with Communicator.from_env() as comm:
         rng = np.random.default_rng(comm.rank)
         records = np.zeros(count, RECORD)
@@ -49,7 +51,8 @@ def main() -> None:
         assert np.allclose(sums[comm.rank :: comm.size], expected[comm.rank :: comm.size])
 
         ordered = sort(records, comm)
-        ends = gather(np.array([len(ordered), ordered["key"][0], ordered["key"][-1]]), group=comm)
+        keys = ordered["key"]
+        ends = gather(np.array([len(keys), keys.min(initial=1000), keys.max(initial=-1)]), group=comm)
         if ends is not None:
             assert ends[:, 0].sum() == count * comm.size
             assert (ends[:-1, 2] <= ends[1:, 1]).all()

@@ -106,7 +106,7 @@ Stream::Task pad(const Call& call) {
         mode != call.attributes.values.end() && mode->second != "constant")
         throw Failure(acl_error_rt_feature_not_support, "mode '", mode->second, "' is not emulated");
     const std::vector<int64_t> paddings = integers(call.inputs[1]), from = input.desc.dims, to = output.desc.dims;
-    bool fits = from.size() == to.size() && paddings.size() == 2 * from.size();
+    bool fits = input.desc.type == output.desc.type && from.size() == to.size() && paddings.size() == 2 * from.size();
     for (size_t d = 0; fits && d < from.size(); ++d)
         fits = paddings[2 * d] >= 0 && paddings[2 * d + 1] >= 0 &&
                from[d] + paddings[2 * d] + paddings[2 * d + 1] == to[d];

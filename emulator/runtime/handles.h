@@ -17,7 +17,7 @@ template <class Object>
 class Handles {
   public:
     /// `kind` is for messages; `tag` distinguishes handles of different kinds; `code` is the number of the failure.
-    Handles(const char* kind, uint64_t tag, int code) : kind_(kind), code_(code), next_((tag << 32) + 0x10) {}
+    Handles(const char* kind, uint64_t tag, int code) : kind_(kind), code_(code), tag_(tag), next_((tag << 32) + 0x10) {}
 
     void* add(std::shared_ptr<Object> object) {
         const std::lock_guard lock(mutex_);
@@ -57,7 +57,7 @@ class Handles {
 
   private:
     Failure none(void* handle) const {
-        const bool known = reinterpret_cast<uint64_t>(handle) >> 32 == next_ >> 32 && handle != nullptr;
+        const bool known = reinterpret_cast<uint64_t>(handle) >> 32 == tag_ && handle != nullptr;
         return Failure(code_, kind_,
                        handle == nullptr ? " is null"
                        : known           ? " has been destroyed"
@@ -66,6 +66,7 @@ class Handles {
 
     const char* kind_;
     int code_;
+    uint64_t tag_;
     mutable std::mutex mutex_;
     uint64_t next_;
     std::unordered_map<uint64_t, std::shared_ptr<Object>> objects_;

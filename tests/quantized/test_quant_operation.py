@@ -182,6 +182,12 @@ def test_dynamic_refused(communicator: Communicator) -> None:
     assert raising(x).tolist() == [2.0] * 64
 
 
+@pytest.mark.parametrize("communicator", ["name", 3, np])
+def test_refused_communicators(communicator: Any) -> None:
+    with pytest.raises(InvalidParamError, match=r"communicator is a \w+, expected Communicator"):
+        QuantAllReduceOperation(QuantAllReduceParam(rank=0, rank_size=1), communicator)
+
+
 @on_both(2)
 def test_refused_tensors(communicator: Communicator) -> None:
     """One rank's mistake, with ATB's code, on every rank; then the same operation works."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -14,7 +15,7 @@ from on_ranks import on_ranks
 from torch import Tensor
 
 import alltoallv.torch as at
-from alltoallv.errors import CommTimeoutError, PeerMismatchError
+from alltoallv.errors import CommTimeoutError, InvalidTensorError, PeerMismatchError
 
 
 @on_ranks(2, communicator=False)
@@ -172,6 +173,10 @@ def test_tensors_that_need_copies(rank: int, size: int, group: dist.ProcessGroup
     assert z.conj().imag.is_neg()
     dist.all_reduce(z.conj().imag)
     assert z.tolist() == [3 + 12j, 9 - 6j]
+    expanded = torch.ones(1).expand(3)
+    dist.broadcast(expanded if rank == 0 else torch.empty(3), 0)  # is read only
+    with pytest.raises(InvalidTensorError, match="an output's elements share memory"):
+        dist.all_reduce(expanded if rank == 0 else torch.ones(3), async_op=True).wait()
     leaf = torch.ones(3, requires_grad=True)
     dist.broadcast(leaf, 0)
     with torch.no_grad():
@@ -190,9 +195,11 @@ def test_async_works(rank: int, size: int, group: dist.ProcessGroup) -> None:
     assert time.monotonic() - started < 0.7
     if rank == 0:
         assert not work.is_completed()
-        with pytest.raises(CommTimeoutError, match="still under way"):
-            work.wait(timedelta(milliseconds=20))
+        for limit in (timedelta(milliseconds=20), 0.02):
+            with pytest.raises(CommTimeoutError, match=r"after 0\.02 s; it is still under way"):
+                work.wait(limit)
     assert work.wait(timedelta(seconds=30))
+    assert work.wait(30.0)
     assert work.is_completed()
     assert work.is_success()
     assert work.exception() is None
@@ -214,6 +221,37 @@ def test_async_works(rank: int, size: int, group: dist.ProcessGroup) -> None:
     done = dist.all_reduce(x, async_op=True)
     done.wait()
     assert done.get_future().wait()[0] is x
+
+
+def _methods(rank: int, size: int) -> list[Callable[[Any], tuple[Any, Any]]]:
+    """Calls of a group's methods as torch's own take them; each returns the work and the outputs."""
+    op, limit = dist.ReduceOp.MAX, timedelta(seconds=30)
+    x, outs = torch.full((2,), rank + 1.0), [torch.zeros(2) for _ in range(size)]
+    at_root = [x, x + 1] if rank == 0 else []
+    return [
+        lambda group: (group.allreduce(x), x),
+        lambda group: (group.allreduce([x], op), x),
+        lambda group: (group.allreduce(tensor=x, op=op, timeout=limit), x),
+        lambda group: (group.allreduce(tensors=[x], opts=dist.AllreduceOptions()), x),
+        lambda group: (group.broadcast(x, 1), x),
+        lambda group: (group.broadcast(x, root=1), x),
+        lambda group: (group.reduce(x, 0, op), x if rank == 0 else 0),
+        lambda group: (group.allgather(outs, x), outs),
+        lambda group: (group.gather(outs if rank == 0 else [], x, 0), outs),
+        lambda group: (group.scatter(x, at_root, 0), x),
+        lambda group: (group.reduce_scatter(x, outs, op), x),
+        lambda group: (group.barrier(timeout=limit), 0),
+    ]
+
+
+@on_group(2)
+def test_methods_of_the_group(rank: int, size: int, group: dist.ProcessGroup) -> None:
+    gloo = dist.new_group(backend="gloo")
+    for ours, theirs in zip(_methods(rank, size), _methods(rank, size), strict=True):
+        found, expected = ours(group), theirs(gloo)
+        assert found[0].wait()
+        assert expected[0].wait()
+        torch.testing.assert_close(found[1], expected[1], rtol=0, atol=0)
 
 
 @on_group(2)

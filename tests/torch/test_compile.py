@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from backend_groups import on_group
 from compiled import BACKENDS, OPTIONS, compiled, value_and_gradient
 from on_ranks import on_ranks
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 import alltoallv.torch as at
 from alltoallv import Communicator
@@ -158,3 +160,28 @@ def test_rows_without_elements(comm: Communicator) -> None:
     assert compiled(function)(torch.ones(3, 0)).shape == function(torch.ones(3, 0)).shape == (6 + 4 * comm.rank, 0)
     with pytest.raises(Exception, match="rows without elements"):
         compiled(lambda x: at.all_to_all_v(x, sends, group=comm))(torch.ones(3, 0))
+
+
+@on_group(2, seconds=200)
+def test_calls_between_graphs(rank: int, size: int, group: dist.ProcessGroup) -> None:
+    """The compiler leaves out of its graphs what the backend does between them, also when torch's C++ calls it."""
+    model = DistributedDataParallel(nn.Linear(2, 2))
+    model.register_comm_hook(None, at.QuantizedCommHook(group_size=32))
+
+    def step(x: Tensor) -> list[Tensor]:
+        model(x).sum().backward()
+        y, others, from_peer = x * (rank + 1), [torch.empty_like(x) for _ in range(size)], torch.empty_like(x)
+        dist.all_gather(others, y)
+        work = dist.all_reduce(y, async_op=True)
+        messages = [dist.P2POp(dist.isend, x, 1 - rank), dist.P2POp(dist.irecv, from_peer, 1 - rank)]
+        for each in (work, *dist.batch_isend_irecv(messages)):
+            assert each is not None
+            each.wait()
+        dist.monitored_barrier()
+        return [y, *others, from_peer, *(p.grad for p in model.parameters() if p.grad is not None)]
+
+    torch._dynamo.reset()
+    x = torch.ones(2, 2)
+    found = torch.compile(step, backend="eager")(x)
+    model.zero_grad()
+    assert all(map(torch.equal, found, step(x)))

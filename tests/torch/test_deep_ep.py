@@ -92,6 +92,7 @@ def test_a_bad_argument_of_one_rank_fails_on_all(comm: Communicator) -> None:
         (buffer.dispatch, given | counts, {"topk_idx": None}, "topk_idx or num_tokens_per_expert is None"),
         (buffer.dispatch, given | counts, {"num_tokens_per_expert": None}, "num_tokens_per_expert is None"),
         (buffer.combine, {"x": got, "handle": handle}, {"x": None}, "x is NoneType, expected"),
+        (buffer.combine, {"x": got, "handle": handle}, {"topk_weights": got[:, 0]}, r"has shape \(\d+,\), expected"),
         (buffer.combine, {"x": got, "handle": handle}, {"bias": x[:2]}, r"has shape \(2, 5\), expected \(6, 5\)"),
         (buffer.combine, {"x": got, "handle": handle}, {"bias": (x, x[0])}, r"bias has shape \(5,\), expected"),
     ):  # fmt: skip
@@ -109,7 +110,10 @@ def test_ranks_that_disagree(comm: Communicator) -> None:
         {"topk_weights": weights.half()},
     )
     given = {"x": x, "topk_idx": ids, "topk_weights": weights, "num_experts": EXPERTS}
-    got, *_, handle, _ = buffer.dispatch(**given)
+    got, _, got_weights, handle, _ = buffer.dispatch(**given)
+    for told in (None, got_weights.half()):
+        with pytest.raises(PeerMismatchError, match=r"rank 0 and rank 1 move .* but differ in their weights"):
+            buffer.combine(got, handle, topk_weights=told if comm.rank else got_weights)
     for other in others:
         with pytest.raises(PeerMismatchError, match=r"rank 0 and rank 1 move .* but differ in their weights"):
             buffer.dispatch(**given | (other if comm.rank else {}))

@@ -13,10 +13,12 @@ import torch.distributed as dist
 from backend_groups import joined, on_group
 from compiled import compiled
 from on_ranks import on_ranks
+from torch import Tensor
+from torch.distributed import _functional_collectives as functional
 
 import alltoallv.torch as at
 from alltoallv import Communicator
-from alltoallv.errors import PeerMismatchError
+from alltoallv.errors import InvalidTensorError, PeerMismatchError
 from alltoallv.testing import Ranks
 
 
@@ -38,6 +40,42 @@ def test_views(comm: Communicator) -> None:
         outputs = [torch.empty(view.shape, dtype=view.dtype) for _ in range(2)]
         at.all_to_all(outputs, [view, view], comm)
         assert torch.equal(outputs[comm.rank], view)
+
+
+@on_group(2)
+def test_tensors_without_memory_of_their_own(rank: int, size: int, group: dist.ProcessGroup) -> None:
+    """What torch's functional collectives return is taken; a DTensor of one rank is an error on all."""
+    from torch.distributed.tensor import DTensor, init_device_mesh
+
+    def two() -> Tensor:
+        return functional.all_reduce(torch.ones(size, 2), "sum", group)
+
+    assert at.all_to_all_v(two(), [1, 1]).tolist() == [[2, 2], [2, 2]]
+    assert at.quantized_all_reduce(two()).tolist() == [[4, 4], [4, 4]]
+    at.all_reduce(x := two())
+    at.all_gather(parts := [two(), two()], x)
+    assert (parts[1] + 0).tolist() == [[4, 4], [4, 4]]
+    with pytest.raises(InvalidTensorError, match="output is not contiguous"):
+        at.all_to_all_single(two(), torch.ones(size, 2))
+
+    whole = DTensor.from_local(torch.ones(size, 2), init_device_mesh("cpu", (size,)))
+    calls: list[Callable[[Tensor], object]] = [
+        lambda x: at.all_to_all_v(x, [1, 1]),
+        lambda x: at.all_to_all_v(torch.ones(size, 2), [1, 1], [1, 1], out=x),
+        lambda x: at.all_to_all_single(torch.empty(size, 2), x, async_op=True).wait(),
+        lambda x: at.quantized_all_reduce(x),
+        at.all_reduce,
+        lambda x: at.broadcast(x, 0),
+    ]
+    for call in calls:
+        with pytest.raises(InvalidTensorError, match="is a DTensor, expected a tensor with its own memory"):
+            call(whole if rank == 0 else torch.ones(size, 2))
+
+    (freed := torch.ones(size, 2)).untyped_storage().resize_(0)  # as FSDP does between two uses
+    calls += [dist.all_reduce, lambda x: dist.all_gather([torch.empty(size, 2), torch.empty(size, 2)], x)]
+    for call in calls:
+        with pytest.raises(InvalidTensorError, match="has 4 elements but a storage of 0 bytes"):
+            call(freed if rank == 0 else torch.ones(size, 2))
 
 
 @on_group(4, backend="gloo")

@@ -41,6 +41,7 @@ class RowMover(ABC, Generic[T]):
 
     def __init__(self, comm: Any, apart: bool) -> None:
         self.comm, self.apart = comm, apart  # apart: peers are on other hosts, so that tokens follow their headers
+        self.beside: object = None  # what else all ranks agree on that collect
 
     @abstractmethod
     def room(self, rows: int, columns: int, dtype: Any) -> T:
@@ -113,9 +114,8 @@ class RowMover(ABC, Generic[T]):
             routing.check_ids(ids)
             by_weight = self.floats(weights) if weights is not None and routing.weighs else None
             sending = routing.send(ids, by_weight, self.comm.size, about)
-            columns = [sending.tags.view(np.uint8)]
-            if weights is not None:
-                columns.append(self._column(weights)[sending.order])
+            tags = sending.tags.view(np.uint8)
+            columns = [tags] if weights is None else [tags, self._column(weights)[sending.order]]
             rows = _Coded(self, tokens, routing.payload)
             terms = row_terms(tokens.dtype, tokens.shape[1], sending.about)
         going = _Going(self, rows, sending.order, sending.sends, ids.shape, columns, terms, begins)
@@ -163,7 +163,7 @@ class RowMover(ABC, Generic[T]):
 
         Weights ``[r]`` come back as ``[n, k]``. ``gates`` ``[r]`` multiply the rows before they travel.
         """
-        terms = row_terms(rows.dtype, rows.shape[1], payload, None if weights is None else weights.dtype)
+        terms = row_terms(rows.dtype, rows.shape[1], payload, None if weights is None else weights.dtype, self.beside)
 
         def send(piece: Piece) -> Callable[[], tuple[T, T | None]]:
             with guard(self.comm, OPERATOR):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 
 class Pending(Protocol):
@@ -22,6 +22,7 @@ class Startable(Protocol):
     def submit(self, timeout: float = -1.0) -> Pending: ...
 
 
+@runtime_checkable
 class Member(Protocol):
     """A rank's membership in a group, whichever engine moves its data: what guards, handles and users need of it.
 

@@ -58,15 +58,16 @@ class QuantAllReduceOperation(Operation):
         Raises:
             InvalidParamError: a field has a value that ATB refuses, too.
         """
-        member = communicator if isinstance(communicator, Communicator) else None
+        engine = isinstance(communicator, Member) and not isinstance(communicator, Communicator)
+        member: Any = None if engine else communicator
         super().__init__(param, QuantAllReduceParam, member, device)
         self._param = param
         core = None if member is None else member.core
         self._checks = self._core = _core.QuantAllReduceOperation(param.core(), device, core, self._connect)
         self._group: Member | None = None
         self._engine: Any = None  # None in shared memory
-        self._member = member
-        if communicator is not None and member is None:
+        self._member: Communicator | None = member
+        if isinstance(communicator, Member) and engine:
             self._use(communicator)
 
     def __call__(

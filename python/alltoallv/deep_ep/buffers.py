@@ -14,7 +14,7 @@ from alltoallv._calls.guard import guard
 from alltoallv._calls.routing import row_terms
 from alltoallv.deep_ep.utils import Config, EventHandle, EventOverlap
 from alltoallv.errors import InvalidParamError, InvalidTensorError
-from alltoallv.torch.api.moe_ops import moe_collect
+from alltoallv.torch.api.moe_ops import begin_collect
 from alltoallv.torch.api.rows import TensorMover
 from alltoallv.torch.eager import group as groups
 from alltoallv.torch.eager.calls import AnyCommunicator
@@ -130,23 +130,22 @@ class _Buffer:
         comm = self._member(x)
         with guard(comm, OPERATOR):
             self._parts(x)
-            for name, value in (("x", x), ("topk_weights", weights)):
-                if value is not None and len(value) != handle.rows:
-                    raise InvalidTensorError(f"{name} has {len(value)} rows, expected {handle.rows}, as dispatched")
             biases = (bias,) if isinstance(bias, Tensor) else tuple(bias or ())
-            expected = handle.tokens, x.shape[1]
-            for each in biases:
-                if tuple(each.shape) != expected:
-                    raise InvalidTensorError(f"bias has shape {tuple(each.shape)}, expected {expected}")
+            given = [("x", x, (handle.rows, x.shape[1])), ("topk_weights", weights, tuple(handle.topk_idx.shape))]
+            given += [("bias", each, (handle.tokens, x.shape[1])) for each in biases]
+            for name, value, shape in given:
+                if value is not None and tuple(value.shape) != shape:
+                    raise InvalidTensorError(f"{name} has shape {tuple(value.shape)}, expected {shape}")
             arrived = int(handle.ranks[1].sum())
             source = torch.arange(arrived, device=x.device)
             rest = None, handle.tokens, comm.size, "", groups.name_of(self.group)
             way = handle.order, source, handle.ranks, source, *rest
         with torch.no_grad():
-            combined: Tensor = moe_collect.run(x[:arrived], None, *way)[0]
+            beside = None if weights is None else weights.dtype
+            combined = begin_collect(x[:arrived], None, *way, beside=beside)()[0]
             for each in biases:
                 combined = (combined.float() + each.float()).to(x.dtype)
-            return combined, None if weights is None else moe_collect.run(weights[:arrived], None, *way)[0]
+            return combined, None if weights is None else begin_collect(weights[:arrived], None, *way)()[0]
 
     @staticmethod
     def capture() -> EventOverlap:

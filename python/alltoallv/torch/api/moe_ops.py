@@ -156,18 +156,20 @@ def moe_spread(tokens: Tensor, weights: Tensor | None, *about: Any) -> list[Tens
 
 
 def begin_collect(
-    rows: Tensor, weights: Tensor | None, *about: Any, begins: bool = False, whole: bool = False
+    rows: Tensor, weights: Tensor | None, *about: Any, begins: bool = False, whole: bool = False, beside: object = None
 ) -> Callable[[], list[Tensor]]:
-    """Sends the rows back; the result returns `moe_collect`'s results."""
+    """Sends the rows back; the result returns `moe_collect`'s results. ``beside``: what else all ranks agree on."""
     order, source, ranks, token, gates, tokens, k, payload, group = about
     comm = communicator_of(group, rows)
     with guard(comm, OPERATOR):
         check_outputs(rows.shape, source.shape[0])
-        x, beside = as_input("rows", rows), None if weights is None else as_input("weights", weights)
+        x, column = as_input("rows", rows), None if weights is None else as_input("weights", weights)
         known = ranks if rows.is_cpu and not whole else ranks[:2]
         way = order.cpu().numpy(), source.cpu().numpy(), known.tolist(), token.cpu().numpy()
         made = pieces(*way, tokens, k, x.shape[1] * x.itemsize)
-    arriving = TensorMover(comm, x).collect(made, x, beside, gates, payload or None, begins)
+        mover = TensorMover(comm, x)
+        mover.beside = beside
+    arriving = mover.collect(made, x, column, gates, payload or None, begins)
 
     def finish() -> list[Tensor]:
         total, flat = arriving()

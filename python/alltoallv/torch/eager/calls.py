@@ -71,7 +71,13 @@ class Operation:
         return self.result
 
     def giving(self, result: Sequence[Any], copies: Copies) -> Operation:
-        """Says what the caller gets, a list as in torch, after these copies."""
+        """Says what the caller gets, a list as in torch, after these copies.
+
+        Raises:
+            InvalidTensorError: torch would refuse a copy, when the peers have finished.
+        """
+        if any(torch._debug_has_internal_overlap(target) == 1 for target, _ in copies):
+            raise InvalidTensorError("an output's elements share memory, as those of expand(), expected a clone", 7)
         self.result, self.copies = list(result), copies
         return self
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 import torch
+from torch._C._dynamo import eval_frame
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from alltoallv.errors import InvalidParamError
@@ -51,3 +52,15 @@ def between_graphs(function: Callable[P, T]) -> Callable[P, T]:
         return function(*args, **kwargs)
 
     return either
+
+
+def hide(*kinds: type) -> None:
+    """Makes torch.compile run the classes' methods as they are, and all that they call.
+
+    Between its graphs the compiler looks at every Python function that runs, also those that torch's C++ calls.
+    """
+    skip = eval_frame._FrameAction.SKIP
+    for kind in kinds:
+        for each in vars(kind).values():
+            if (code := getattr(getattr(each, "fget", each), "__code__", None)) is not None:
+                eval_frame.set_code_exec_strategy(code, eval_frame._FrameExecStrategy(skip, skip))

@@ -30,11 +30,15 @@ MOVABLE = {dtype: name for name in _core.dtypes if isinstance(dtype := getattr(t
 
 def as_plain(tensor: Tensor) -> Tensor:
     """Returns the tensor as one of torch's own class, with the same memory; one that wraps others stays as it is."""
-    kind = type(tensor)
-    if kind in PLAIN or kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl:
+    if type(tensor) in PLAIN or wraps(tensor):
         return tensor
     with torch._C.DisableTorchFunctionSubclass():
         return tensor.detach()
+
+
+def wraps(tensor: Tensor) -> bool:
+    """Returns whether a tensor is of a class that stands for other tensors, which have the memory."""
+    return type(tensor).__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl
 
 
 def core_name(dtype: torch.dtype) -> str:
@@ -68,8 +72,18 @@ def check_tensor(name: str, tensor: object) -> None:
             f"{name} stands for other tensors (torch.export, make_fx, FakeTensorMode, torch.func), which this call "
             "does not know: expected one of the functions of alltoallv.torch"
         )
+    if wraps(tensor) and not hasattr(tensor, "trigger_wait"):  # results of torch's functional collectives have that
+        kind = type(tensor).__name__
+        raise InvalidTensorError(f"{name} is a {kind}, expected a tensor with its own memory, as to_local() returns", 5)
+    check_memory(name, tensor)
     if has_tangent(tensor):
         raise InvalidTensorError(f"{name} has a forward-mode gradient, which would be lost: expected none")
+
+
+def check_memory(name: str, tensor: Tensor) -> None:
+    """Raises InvalidTensorError for a tensor in host memory whose storage was freed, as those of FSDP between calls."""
+    if tensor.is_cpu and not (wraps(tensor) or tensor.data_ptr()) and tensor.numel():
+        raise InvalidTensorError(f"{name} has {tensor.numel()} elements but a storage of 0 bytes, expected memory", 7)
 
 
 def has_tangent(tensor: Tensor) -> bool:
@@ -80,7 +94,8 @@ def has_tangent(tensor: Tensor) -> bool:
 def as_input(name: str, tensor: Tensor) -> Tensor:
     """Returns the values in contiguous memory; copies only if needed."""
     check_tensor(name, tensor)
-    return tensor.detach().resolve_conj().resolve_neg().contiguous()
+    x = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    return x.clone() if wraps(x) else x
 
 
 def needs_grad(*tensors: object) -> bool:
@@ -122,12 +137,13 @@ def region(tensor: Tensor) -> Region:
 
 def is_contiguous(tensor: Tensor) -> bool:
     """Returns whether a tensor's elements follow each other in memory, as they are."""
-    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+    return tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg() or wraps(tensor))
 
 
 def output_of(tensor: Tensor, copies: Copies) -> Tensor:
     """Returns memory for an output: the tensor itself, or memory that is copied to it afterwards."""
     if is_contiguous(tensor):
+        check_memory("tensor", tensor)
         return tensor.detach()
     space = torch.empty_like(tensor, memory_format=torch.contiguous_format)
     copies.append((tensor, space))
@@ -137,6 +153,7 @@ def output_of(tensor: Tensor, copies: Copies) -> Tensor:
 def in_place(tensor: Tensor, copies: Copies) -> Tensor:
     """Returns memory that is input and output at once: the tensor itself, or a copy that is copied back."""
     if is_contiguous(tensor):
+        check_memory("tensor", tensor)
         return tensor.detach()
     copy = as_input("tensor", tensor)
     copies.append((tensor, copy))

@@ -37,6 +37,7 @@ from alltoallv.torch.eager import collectives
 from alltoallv.torch.eager.calls import Operation
 from alltoallv.torch.eager.collectives import MOVABLE
 from alltoallv.torch.eager.declaration import NO_PARAMETERS, Collective, Method, Parameters
+from alltoallv.torch.eager.graphs import hide
 from alltoallv.torch.eager.tensors import PLAIN, as_plain
 from alltoallv.torch.process_group import engines, functions
 from alltoallv.torch.process_group.group import NAME, EngineGroup, device_kind
@@ -69,8 +70,9 @@ class AllToAllVGroup(EngineGroup):
 
         return self._each(collectives.all_gather, [input_list, *output_lists], call, hand_over)
 
-    def barrier(self, opts: Any = None) -> TorchWork:
+    def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> TorchWork:
         opts = opts or BarrierOptions()
+        opts.timeout = opts.timeout if timeout is None else timeout
         device = opts.device.type if opts.device is not None else "cpu"
         if device == "cpu":
             return self._run("barrier", collectives.barrier, [], [], opts, ())
@@ -230,17 +232,22 @@ def _named(error: InvalidParamError | InvalidTensorError, name: str, comm: Commu
 
 def _add(row: Collective, method: Method) -> None:
     """Gives the group the methods of a collective. What does not change from call to call is found here."""
-    name, options, parameters = method.names[0], method.options, method.parameters
-    outputs, inputs = _reader(row.outputs, method.flat), _reader(row.inputs, method.flat)
-    tensors = 2 if row.inputs else 1
+    name, options, parameters, flat = method.names[0], method.options, method.parameters, method.flat
+    outputs, inputs = _reader(row.outputs, flat), _reader(row.inputs, flat)
+    tensors, of_torch = 2 if row.inputs else 1, getattr(dist.ProcessGroup, name)
     expected = tensors + method.arguments
 
-    def call(self: AllToAllVGroup, *given: Any, opts: Any = None) -> TorchWork | None:
-        if len(given) > expected:
-            given, opts = given[:-1], given[-1]
-        opts = opts or options()
-        ins = inputs(given[1]) if tensors == 2 else []
-        return self._run(name, row, outputs(given[0]), ins, opts, given, parameters(opts, *given[tensors:]))
+    def call(self: AllToAllVGroup, *given: Any, **named: Any) -> TorchWork | None:
+        if not named and len(given) > expected and type(given[-1]) is options and (flat or type(given[0]) is list):
+            own, opts = given[:-1], given[-1]  # as torch.distributed's functions call it
+        else:
+            own, opts = (given[:-1], given[-1]) if len(given) > expected else (given, named.get("opts"))
+            opts = options() if opts is None else opts
+            bare = not flat and (isinstance(own[0], Tensor) or isinstance(own[-1], Tensor)) if own else True
+            if bare or not named.keys() <= {"opts"} or not isinstance(opts, options):
+                return of_torch(self, *given, **named)  # another way to write it, which torch translates to this one
+        ins = inputs(own[1]) if tensors == 2 else []
+        return self._run(name, row, outputs(own[0]), ins, opts, own, parameters(opts, *own[tensors:]))
 
     def call_each(self: AllToAllVGroup, *given: Any, opts: Any = None) -> TorchWork:
         if len(given) > tensors:
@@ -248,7 +255,7 @@ def _add(row: Collective, method: Method) -> None:
         opts = opts or options()
 
         def one(*each: Tensor) -> TorchWork | None:
-            return call(self, *(x if method.flat else [x] for x in each), opts=opts)
+            return call(self, *(x if flat else [x] for x in each), opts=opts)
 
         return self._each(row, given, one, lambda: self._hand_over(method.coalesced[0], *given, opts))
 
@@ -282,6 +289,7 @@ def _register() -> None:
     for row in collectives.COLLECTIVES.values():
         if row.method is not None:
             _add(row, row.method)
+    hide(AllToAllVGroup, EngineGroup, BackendWork, MessageWork, WorkList)
     dist.Backend.register_backend(NAME, AllToAllVGroup, extended_api=True, devices=["cpu"])
     dist.Backend.backend_capability[NAME] = _Devices()
     functions.install()

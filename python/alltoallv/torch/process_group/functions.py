@@ -18,6 +18,7 @@ from torch._C._distributed_c10d import _DistributedBackendOptions
 from alltoallv._calls.collectives import barrier_plan
 from alltoallv._calls.guard import guard
 from alltoallv.errors import InvalidParamError
+from alltoallv.torch.eager.graphs import between_graphs
 from alltoallv.torch.process_group.group import EngineGroup
 
 _c10d: Any = dist.distributed_c10d
@@ -33,6 +34,7 @@ def install() -> None:
 def _install_monitored_barrier() -> None:
     of_torch = _c10d.monitored_barrier
 
+    @between_graphs
     @functools.wraps(of_torch)
     def monitored_barrier(
         group: dist.ProcessGroup | None = None, timeout: timedelta | float | None = None, wait_all_ranks: bool = False
@@ -51,6 +53,7 @@ def _install_monitored_barrier() -> None:
 def _install_shrink_and_split() -> None:
     of_torch, split_of_torch = _c10d.shrink_group, _c10d.split_group
 
+    @between_graphs
     @functools.wraps(of_torch)
     def shrink_group(
         ranks_to_exclude: list[int],
@@ -64,6 +67,7 @@ def _install_shrink_and_split() -> None:
         smaller: dist.ProcessGroup = of_torch(ranks_to_exclude, group, shrink_flags, pg_options)
         return smaller
 
+    @between_graphs
     @functools.wraps(split_of_torch)
     def split_group(
         parent_pg: dist.ProcessGroup | None = None,

@@ -54,14 +54,14 @@ class BackendWork(TorchWork):
         self._finish = finish
         self._lock = threading.Lock()
 
-    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Blocks until the operator is done, at most ``timeout`` (zero: no limit); returns True.
+    def wait(self, timeout: timedelta | float = timedelta(0)) -> bool:
+        """Blocks until the operator is done, at most ``timeout``, also in seconds (zero: no limit); returns True.
 
         Raises:
             CommTimeoutError: not done in time; it is still under way and may be waited for again.
             AllToAllVError: whatever the operator raised.
         """
-        limit = timeout.total_seconds()
+        limit = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
         if not self._call.wait(limit if limit > 0 else -1.0):
             raise CommTimeoutError(f"the operator was not done after {limit} s; it is still under way")
         self._settle()
@@ -139,7 +139,7 @@ class WorkList(TorchWork):
         super().__init__()
         self._works = works
 
-    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+    def wait(self, timeout: timedelta | float = timedelta(0)) -> bool:
         for work in self._works:
             work.wait(timeout)
         return True

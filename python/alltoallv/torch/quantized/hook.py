@@ -10,6 +10,7 @@ from alltoallv._calls.guard import guard
 from alltoallv.errors import InvalidParamError
 from alltoallv.quantization.spec import Format, Gather, Quantization, coding
 from alltoallv.torch.eager import group as groups
+from alltoallv.torch.eager.graphs import hide
 from alltoallv.torch.eager.group import Group, device_of
 from alltoallv.torch.quantized.feedback import BucketFeedback
 from alltoallv.torch.quantized.functions import quantized_all_reduce
@@ -86,3 +87,6 @@ class QuantizedCommHook:
                 rank or number of ranks.
         """
         self._feedback.load_state_dict(state)
+
+
+hide(QuantizedCommHook)
