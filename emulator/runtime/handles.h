@@ -17,7 +17,8 @@ template <class Object>
 class Handles {
   public:
     /// `kind` is for messages; `tag` distinguishes handles of different kinds; `code` is the number of the failure.
-    Handles(const char* kind, uint64_t tag, int code) : kind_(kind), code_(code), tag_(tag), next_((tag << 32) + 0x10) {}
+    Handles(const char* kind, uint64_t tag, int code)
+        : kind_(kind), code_(code), tag_(tag), next_((tag << 32) + 0x10) {}
 
     void* add(std::shared_ptr<Object> object) {
         const std::lock_guard lock(mutex_);
