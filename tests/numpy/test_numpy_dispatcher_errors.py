@@ -91,8 +91,8 @@ def test_ranks_that_disagree(comm: Communicator, differs: dict[str, Any]) -> Non
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("num_experts", 0), ("capacity", 0), ("drop", "all"), ("alignment", 0), ("payload", "int5"),
-        ("combine_payload", "int5"), ("placement", ((0, 0),)), ("codes", True),
+        ("capacity", True), ("capacity", 0), ("drop", "all"), ("alignment", 0), ("payload", "int5"),
+        ("combine_payload", "int5"), ("placement", ((0, 0),)), ("codes", True), ("num_experts", True),
     ],
 )  # fmt: skip
 def test_bad_options(name: str, value: Any) -> None:

@@ -66,10 +66,11 @@ class Routing:
     def __post_init__(self) -> None:
         for name in ("num_experts", "alignment"):
             value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise InvalidParamError(f"{name} is {value!r}, expected an integer of at least 1")
         room = self.capacity
-        if room is not None and (not isinstance(room, int | float) or not 0 < room < math.inf):
+        is_number = isinstance(room, int | float) and not isinstance(room, bool)
+        if room is not None and not (is_number and 0 < room < math.inf):
             raise InvalidParamError(f"capacity is {room!r}, expected an integer >= 1, a factor > 0, or None")
         if self.drop not in get_args(Drop):
             raise InvalidParamError(f"drop is {self.drop!r}, expected 'last' or 'lightest'")
