@@ -244,7 +244,7 @@ def _add(row: Collective, method: Method) -> None:
             own, opts = (given[:-1], given[-1]) if len(given) > expected else (given, named.get("opts"))
             opts = options() if opts is None else opts
             bare = not flat and (isinstance(own[0], Tensor) or isinstance(own[-1], Tensor)) if own else True
-            if bare or not named.keys() <= {"opts"} or not isinstance(opts, options):
+            if bare or not named.keys() <= {"opts"} or not hasattr(opts, "timeout"):
                 return of_torch(self, *given, **named)  # another way to write it, which torch translates to this one
         ins = inputs(own[1]) if tensors == 2 else []
         return self._run(name, row, outputs(own[0]), ins, opts, own, parameters(opts, *own[tensors:]))
