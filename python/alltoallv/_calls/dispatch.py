@@ -39,9 +39,9 @@ class Arrived(Generic[T]):
 class RowMover(ABC, Generic[T]):
     """Moves rows of a front end's tensors: matrices, whose rows travel as bytes. Subclasses know the tensors."""
 
-    def __init__(self, comm: Any, apart: bool) -> None:
+    def __init__(self, comm: Any, apart: bool, beside: object = None) -> None:
         self.comm, self.apart = comm, apart  # apart: peers are on other hosts, so that tokens follow their headers
-        self.beside: object = None  # what else all ranks agree on that collect
+        self._beside = beside  # what else all ranks agree on that collect
 
     @abstractmethod
     def room(self, rows: int, columns: int, dtype: Any) -> T:
@@ -163,7 +163,7 @@ class RowMover(ABC, Generic[T]):
 
         Weights ``[r]`` come back as ``[n, k]``. ``gates`` ``[r]`` multiply the rows before they travel.
         """
-        terms = row_terms(rows.dtype, rows.shape[1], payload, None if weights is None else weights.dtype, self.beside)
+        terms = row_terms(rows.dtype, rows.shape[1], payload, None if weights is None else weights.dtype, self._beside)
 
         def send(piece: Piece) -> Callable[[], tuple[T, T | None]]:
             with guard(self.comm, OPERATOR):

@@ -167,9 +167,7 @@ def begin_collect(
         known = ranks if rows.is_cpu and not whole else ranks[:2]
         way = order.cpu().numpy(), source.cpu().numpy(), known.tolist(), token.cpu().numpy()
         made = pieces(*way, tokens, k, x.shape[1] * x.itemsize)
-        mover = TensorMover(comm, x)
-        mover.beside = beside
-    arriving = mover.collect(made, x, column, gates, payload or None, begins)
+    arriving = TensorMover(comm, x, beside).collect(made, x, column, gates, payload or None, begins)
 
     def finish() -> list[Tensor]:
         total, flat = arriving()

@@ -35,8 +35,8 @@ def sum_dtype(*dtypes: torch.dtype) -> torch.dtype:
 class TensorMover(RowMover[Tensor]):
     """Moves rows of tensors on the device of one that is given."""
 
-    def __init__(self, comm: AnyCommunicator, like: Tensor) -> None:
-        super().__init__(comm, like.is_cpu and comm.backend == "tcp")
+    def __init__(self, comm: AnyCommunicator, like: Tensor, beside: object = None) -> None:
+        super().__init__(comm, like.is_cpu and comm.backend == "tcp", beside)
         self._device, self._cpu = like.device, like.is_cpu
 
     def room(self, rows: int, columns: int, dtype: Any) -> Tensor:
