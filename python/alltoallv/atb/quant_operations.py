@@ -58,8 +58,9 @@ class QuantAllReduceOperation(Operation):
         Raises:
             InvalidParamError: a field has a value that ATB refuses, too.
         """
-        engine = isinstance(communicator, Member) and not isinstance(communicator, Communicator)
-        member: Any = None if engine else communicator
+        is_engine = isinstance(communicator, Member) and not isinstance(communicator, Communicator)
+        engine: Any = communicator if is_engine else None
+        member: Any = None if is_engine else communicator
         super().__init__(param, QuantAllReduceParam, member, device)
         self._param = param
         core = None if member is None else member.core
@@ -67,8 +68,8 @@ class QuantAllReduceOperation(Operation):
         self._group: Member | None = None
         self._engine: Any = None  # None in shared memory
         self._member: Communicator | None = member
-        if isinstance(communicator, Member) and engine:
-            self._use(communicator)
+        if engine is not None:
+            self._use(engine)
 
     def __call__(
         self,
