@@ -72,7 +72,8 @@ class AllToAllVGroup(EngineGroup):
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> TorchWork:
         opts = opts or BarrierOptions()
-        opts.timeout = opts.timeout if timeout is None else timeout
+        if timeout is not None:
+            opts.timeout = timeout
         device = opts.device.type if opts.device is not None else "cpu"
         if device == "cpu":
             return self._run("barrier", collectives.barrier, [], [], opts, ())
