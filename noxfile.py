@@ -321,7 +321,7 @@ def fuzz(session: nox.Session) -> None:
     if not steps.has_debian(session, ("clang++",), ("clang", "llvm", "libclang-rt-14-dev")):
         session.skip("the bootstrap's messages need the Debian package clang")
     program = str(steps.ROOT / "build/fuzz/bootstrap_fuzz")
-    sources = ("tests/fuzz/bootstrap_fuzz.cpp", *(f"op_host/bootstrap/{name}.cpp" for name in FUZZED))
+    sources = ("tests/fuzz/bootstrap_fuzz.cpp", *(f"op_host/runtime/bootstrap/{name}.cpp" for name in FUZZED))
     flags = ["-std=c++20", "-O1", "-g", "-fsanitize=fuzzer,address,undefined", "-fno-sanitize-recover=undefined"]
     session.run("clang++", *flags, "-Iop_host", *sources, "-o", program, external=True)
     session.run(program, "-max_len=512", *chosen, str(folders[1]), external=True)

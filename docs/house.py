@@ -18,8 +18,11 @@ import grimp
 ROOT = Path(__file__).resolve().parent.parent
 PICTURE = ROOT / "docs" / "house.svg"
 CPP = (
-    *(f"op_host/{name}" for name in ("base", "abi", "core", "control", "bootstrap", "quantized", "atb", "bindings")),
-    *(f"op_host/transport/{name}" for name in ("shm", "tcp", "hccl")),
+    *(f"op_host/{name}" for name in ("all_to_all_v", "quant_all_reduce", "bindings")),
+    *(
+        f"op_host/runtime/{name}"
+        for name in ("base", "abi", "core", "control", "bootstrap", "quantized", "shm", "hosts", "hccl")
+    ),
     "op_kernel/cpu",
     "emulator",
 )
@@ -121,7 +124,7 @@ def draw(imports: Imports) -> str:
                 f'<line x1="{x:.0f}" y1="{y + BOX / 2:.0f}" x2="{to_x:.0f}" y2="{to_y - BOX / 2:.0f}" stroke="#9ab"/>'
             )
     for room, (x, y) in sorted(places.items()):
-        name, colour = room.removeprefix("op_host/"), "#4477aa" if room in CPP else "#228833"
+        name, colour = room.removeprefix("op_host/").removeprefix("runtime/"), "#4477aa" if room in CPP else "#228833"
         wide = 8 * max(len(name), 9) + 10
         out.append(
             f'<rect x="{x - wide / 2:.0f}" y="{y - BOX / 2:.0f}" width="{wide}" height="{BOX}" rx="5" fill="{colour}"/>'

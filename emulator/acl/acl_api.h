@@ -1,7 +1,7 @@
 // The ACL functions beyond abi/acl.h that the emulator implements, for programs such as torch_npu.
 #pragma once
 
-#include "abi/acl.h"
+#include "runtime/abi/acl.h"
 
 using aclmdlRI = void*;
 

@@ -5,7 +5,7 @@
 #include <set>
 
 #include "acl/arguments.h"
-#include "base/abandon.h"
+#include "runtime/base/abandon.h"
 #include "runtime/device.h"
 
 using namespace alltoallv::emulator;

@@ -3,10 +3,10 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "core/hooks.h"
+#include "runtime/core/hooks.h"
 #include "runtime/handles.h"
 #include "runtime/settings.h"
-#include "transport/shm/shm_communicator.h"
+#include "runtime/shm/shm_communicator.h"
 
 namespace alltoallv::emulator {
 namespace {

@@ -9,8 +9,8 @@
 #include <string>
 #include <utility>
 
-#include "core/communicator.h"
 #include "hccl/hccl_api.h"
+#include "runtime/core/communicator.h"
 #include "runtime/memory.h"
 
 namespace alltoallv::emulator {

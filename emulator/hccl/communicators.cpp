@@ -2,9 +2,9 @@
 #include <fstream>
 #include <sstream>
 
-#include "base/sha256.h"
 #include "hccl/launch.h"
 #include "hccl/rank_table.h"
+#include "runtime/base/sha256.h"
 #include "runtime/device.h"
 
 using namespace alltoallv;

@@ -1,8 +1,8 @@
 // The HCCL functions beyond abi/hccl.h that the emulator implements, for programs such as torch_npu.
 #pragma once
 
-#include "abi/hccl.h"
 #include "acl/acl_api.h"
+#include "runtime/abi/hccl.h"
 
 enum HcclCommConfigCapability : int { HCCL_COMM_CONFIG_RESERVED = 12 };
 enum HcclConfig : int { HCCL_DETERMINISTIC = 0 };

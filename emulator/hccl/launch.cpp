@@ -5,7 +5,7 @@
 #include <thread>
 #include <utility>
 
-#include "core/request.h"
+#include "runtime/core/request.h"
 #include "runtime/memory.h"
 
 namespace alltoallv::emulator {

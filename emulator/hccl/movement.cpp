@@ -4,8 +4,8 @@
 #include <limits>
 #include <span>
 
-#include "core/request.h"
 #include "hccl/launch.h"
+#include "runtime/core/request.h"
 #include "runtime/settings.h"
 
 using namespace alltoallv;

@@ -3,8 +3,8 @@
 #include <map>
 #include <utility>
 
-#include "core/request.h"
 #include "hccl/launch.h"
+#include "runtime/core/request.h"
 
 using namespace alltoallv;
 using namespace alltoallv::emulator;

@@ -3,7 +3,7 @@
 #include <regex>
 #include <set>
 
-#include "abi/hccl.h"
+#include "runtime/abi/hccl.h"
 #include "runtime/failure.h"
 
 namespace alltoallv::emulator {

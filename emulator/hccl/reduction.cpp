@@ -1,8 +1,8 @@
 // HCCL's reductions, in the order of the ranks, so that every rank gets the same bits.
 #include <algorithm>
 
-#include "core/request.h"
 #include "hccl/launch.h"
+#include "runtime/core/request.h"
 
 using namespace alltoallv;
 using namespace alltoallv::emulator;

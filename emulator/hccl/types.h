@@ -4,8 +4,8 @@
 #include <cstddef>
 #include <string>
 
-#include "core/collective.h"
 #include "hccl/hccl_api.h"
+#include "runtime/core/collective.h"
 
 namespace alltoallv::emulator {
 

@@ -8,7 +8,7 @@
 #include <optional>
 #include <vector>
 
-#include "abi/dlpack.h"
+#include "runtime/abi/dlpack.h"
 #include "runtime/stream.h"
 
 namespace nb = nanobind;

@@ -4,7 +4,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "base/error.h"
+#include "runtime/base/error.h"
 #include "runtime/faults.h"
 
 namespace alltoallv::emulator {

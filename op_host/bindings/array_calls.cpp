@@ -4,16 +4,16 @@
 #include <algorithm>
 #include <string_view>
 
-#include "base/error.h"
 #include "bindings/arrays.h"
 #include "bindings/bindings.h"
 #include "bindings/counts.h"
 #include "bindings/guarded.h"
 #include "bindings/lock.h"
 #include "bindings/plan.h"
-#include "core/communicator.h"
-#include "core/regions.h"
 #include "op_kernel/cpu/reduce.h"
+#include "runtime/base/error.h"
+#include "runtime/core/communicator.h"
+#include "runtime/core/regions.h"
 
 namespace alltoallv {
 namespace {

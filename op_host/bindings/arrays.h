@@ -6,9 +6,9 @@
 #include <cstdint>
 #include <memory>
 
-#include "base/dtype.h"
-#include "core/request.h"
-#include "transport/shm/arena.h"
+#include "runtime/base/dtype.h"
+#include "runtime/core/request.h"
+#include "runtime/shm/arena.h"
 
 namespace alltoallv {
 

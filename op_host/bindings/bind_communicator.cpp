@@ -3,14 +3,14 @@
 #include <future>
 #include <thread>
 
-#include "base/processors.h"
-#include "base/quiet_thread.h"
 #include "bindings/bindings.h"
 #include "bindings/plan.h"
-#include "bootstrap/registry.h"
-#include "control/trace.h"
-#include "core/communicator.h"
-#include "transport/shm/shm_communicator.h"
+#include "runtime/base/processors.h"
+#include "runtime/base/quiet_thread.h"
+#include "runtime/bootstrap/registry.h"
+#include "runtime/control/trace.h"
+#include "runtime/core/communicator.h"
+#include "runtime/shm/shm_communicator.h"
 
 namespace alltoallv {
 namespace {

@@ -1,9 +1,9 @@
 // Maps errors of the core to the classes of alltoallv.errors, and checks for Ctrl-C while the core waits.
-#include "base/resources.h"
 #include "bindings/bindings.h"
-#include "control/deadlock.h"
-#include "core/call_queue.h"
-#include "core/hooks.h"
+#include "runtime/base/resources.h"
+#include "runtime/control/deadlock.h"
+#include "runtime/core/call_queue.h"
+#include "runtime/core/hooks.h"
 
 namespace alltoallv {
 namespace {

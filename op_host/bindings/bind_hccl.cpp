@@ -1,11 +1,11 @@
 // Communicators over HCCL; libhccl and libascendcl are opened when the first of these functions needs them.
 #include "bindings/bindings.h"
-#include "bootstrap/registry.h"
-#include "transport/hccl/hccl_communicator.h"
-#include "transport/hccl/library.h"
-#include "transport/hccl/synchronization.h"
-#include "transport/shm/shm_communicator.h"
-#include "transport/tcp/tcp_communicator.h"
+#include "runtime/bootstrap/registry.h"
+#include "runtime/hccl/hccl_communicator.h"
+#include "runtime/hccl/library.h"
+#include "runtime/hccl/synchronization.h"
+#include "runtime/hosts/tcp_communicator.h"
+#include "runtime/shm/shm_communicator.h"
 
 namespace alltoallv {
 namespace {
@@ -96,7 +96,7 @@ void bind_hccl(nb::module_& m) {
         },
         "communicator"_a, "The same of ours, as HCCL's logs have it; empty where it has no HcclComm.");
     m.def("leave_out_synchronizations", &leave_out_synchronizations, "names"_a,
-          "For tests: names separated by commas, see op_host/transport/hccl/synchronization.h.");
+          "For tests: names separated by commas, see op_host/runtime/hccl/synchronization.h.");
     m.def(
         "npu_current_device",
         [] {

@@ -2,15 +2,15 @@
 #include <algorithm>
 #include <numeric>
 
-#include "base/place.h"
 #include "bindings/bindings.h"
-#include "bootstrap/registry.h"
-#include "core/hooks.h"
-#include "transport/shm/arena.h"
-#include "transport/shm/shm_communicator.h"
-#include "transport/tcp/tcp_communicator.h"
-#include "transport/tcp/tcp_connections.h"
-#include "transport/tcp/tcp_mesh.h"
+#include "runtime/base/place.h"
+#include "runtime/bootstrap/registry.h"
+#include "runtime/core/hooks.h"
+#include "runtime/hosts/tcp_communicator.h"
+#include "runtime/hosts/tcp_connections.h"
+#include "runtime/hosts/tcp_mesh.h"
+#include "runtime/shm/arena.h"
+#include "runtime/shm/shm_communicator.h"
 
 namespace alltoallv {
 namespace {

@@ -1,11 +1,11 @@
 // Binds the CPU kernels on raw addresses.
 
-#include "base/error.h"
 #include "bindings/bindings.h"
 #include "op_kernel/cpu/copy.h"
 #include "op_kernel/cpu/quantize.h"
 #include "op_kernel/cpu/reduce.h"
 #include "op_kernel/cpu/rows.h"
+#include "runtime/base/error.h"
 
 namespace alltoallv {
 namespace {

@@ -1,6 +1,6 @@
 // Binds blocks of the arena as Python buffers.
 #include "bindings/bindings.h"
-#include "transport/shm/arena.h"
+#include "runtime/shm/arena.h"
 
 namespace alltoallv {
 namespace {

@@ -1,15 +1,16 @@
-// Binds op_host/atb: the params, their checks, and the ATB-shaped operators on raw addresses.
+// Binds op_host/all_to_all_v and quant_all_reduce: the params, their checks, and the ATB-shaped operators on raw
+// addresses.
 #include <nanobind/operators.h>
 
 #include <algorithm>
 #include <array>
 #include <string_view>
 
-#include "atb/all_to_all_v.h"
-#include "atb/quant_all_reduce.h"
-#include "base/error.h"
+#include "all_to_all_v/all_to_all_v.h"
 #include "bindings/bindings.h"
-#include "core/regions.h"
+#include "quant_all_reduce/quant_all_reduce.h"
+#include "runtime/base/error.h"
+#include "runtime/core/regions.h"
 
 namespace alltoallv {
 namespace {

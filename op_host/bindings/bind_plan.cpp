@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "bindings/bindings.h"
-#include "core/token_terms.h"
+#include "runtime/core/token_terms.h"
 
 namespace alltoallv {
 namespace {

@@ -2,9 +2,9 @@
 #include <algorithm>
 
 #include "bindings/bindings.h"
-#include "core/communicator.h"
-#include "core/quant_terms.h"
 #include "op_kernel/cpu/coded_rows.h"
+#include "runtime/core/communicator.h"
+#include "runtime/core/quant_terms.h"
 
 namespace alltoallv {
 namespace {

@@ -18,10 +18,10 @@
 #include <variant>
 #include <vector>
 
-#include "base/code_format.h"
-#include "base/dtype.h"
 #include "bindings/gil.h"
-#include "core/collective.h"
+#include "runtime/base/code_format.h"
+#include "runtime/base/dtype.h"
+#include "runtime/core/collective.h"
 
 namespace alltoallv {
 

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "base/error.h"
 #include "bindings/arrays.h"
+#include "runtime/base/error.h"
 
 namespace nb = nanobind;
 

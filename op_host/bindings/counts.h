@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <span>
 
-#include "core/request.h"
+#include "runtime/core/request.h"
 
 namespace alltoallv {
 

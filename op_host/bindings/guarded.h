@@ -1,10 +1,10 @@
 // What a call does before its operator starts.
 #pragma once
 
-#include "base/error.h"
 #include "bindings/arrays.h"
 #include "bindings/bindings.h"
-#include "core/communicator.h"
+#include "runtime/base/error.h"
+#include "runtime/core/communicator.h"
 
 namespace alltoallv {
 

@@ -4,8 +4,8 @@
 #include <optional>
 
 #include "bindings/gil.h"
-#include "core/communicator.h"
-#include "core/hold.h"
+#include "runtime/core/communicator.h"
+#include "runtime/core/hold.h"
 
 namespace alltoallv {
 

@@ -1,6 +1,6 @@
 #include "bindings/bindings.h"
 
-#include "base/error.h"
+#include "runtime/base/error.h"
 
 namespace alltoallv {
 DType dtype_from_name(const std::string& name) {

@@ -6,9 +6,9 @@
 #include <memory>
 #include <vector>
 
-#include "core/communicator.h"
-#include "core/request.h"
-#include "transport/shm/arena.h"
+#include "runtime/core/communicator.h"
+#include "runtime/core/request.h"
+#include "runtime/shm/arena.h"
 
 namespace alltoallv {
 

@@ -1,8 +1,8 @@
 // Reads torch's tensors by the DLPack functions of their type, since this extension is built without torch.
 
-#include "abi/dlpack.h"
 #include "bindings/arrays.h"
 #include "bindings/bindings.h"
+#include "runtime/abi/dlpack.h"
 
 namespace alltoallv {
 namespace {

@@ -3,8 +3,8 @@
 
 #include <cstddef>
 
-#include "base/dtype.h"
 #include "op_kernel/cpu/clones.h"
+#include "runtime/base/dtype.h"
 
 namespace alltoallv::kernel {
 

@@ -9,9 +9,9 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "base/code_format.h"
-#include "base/dtype.h"
 #include "op_kernel/cpu/clones.h"
+#include "runtime/base/code_format.h"
+#include "runtime/base/dtype.h"
 
 namespace alltoallv::kernel {
 

@@ -8,11 +8,11 @@
 #include <string>
 #include <type_traits>
 
-#include "base/dtype.h"
-#include "base/error.h"
 #include "op_kernel/cpu/elements.h"
 #include "op_kernel/cpu/half_blocks.h"
 #include "op_kernel/cpu/quantize.h"
+#include "runtime/base/dtype.h"
+#include "runtime/base/error.h"
 
 /// For lambdas in kernels, after their parameters: an inlined body is compiled for the instruction set of its clone.
 #define ALLTOALLV_LAMBDA __attribute__((always_inline))

@@ -7,9 +7,9 @@
 #include <string>
 #include <type_traits>
 
-#include "base/error.h"
 #include "op_kernel/cpu/elements.h"
 #include "op_kernel/cpu/half_blocks.h"
+#include "runtime/base/error.h"
 
 namespace alltoallv::kernel {
 namespace {

@@ -3,9 +3,9 @@
 
 #include <cstddef>
 
-#include "base/dtype.h"
-#include "base/reduce_op.h"
 #include "op_kernel/cpu/clones.h"
+#include "runtime/base/dtype.h"
+#include "runtime/base/reduce_op.h"
 
 namespace alltoallv::kernel {
 

@@ -5,12 +5,12 @@
 #include <cstring>
 #include <vector>
 
-#include "base/error.h"
 #include "op_kernel/cpu/clones.h"
 #include "op_kernel/cpu/copy.h"
 #include "op_kernel/cpu/elements.h"
 #include "op_kernel/cpu/half_blocks.h"
 #include "op_kernel/cpu/reduce.h"
+#include "runtime/base/error.h"
 
 namespace alltoallv::kernel {
 namespace {

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "base/dtype.h"
+#include "runtime/base/dtype.h"
 
 namespace alltoallv::kernel {
 

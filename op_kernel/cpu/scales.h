@@ -4,9 +4,9 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "base/code_format.h"
 #include "op_kernel/cpu/clones.h"
 #include "op_kernel/cpu/quantize_blocks.h"
+#include "runtime/base/code_format.h"
 
 namespace alltoallv::kernel::quant {
 

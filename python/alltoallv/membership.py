@@ -83,7 +83,7 @@ def _gatherer(
     whole: _core.Communicator, members: Sequence[int], name: str, limit: float | None = None
 ) -> Callable[[bytes], list[bytes]]:
     """Returns a function that gives every member the bytes, equally many, of all members, through the first of them."""
-    # These tags differ from those of programs; the lower ones work after a loss, too (transport/tcp/tcp_messages.cpp).
+    # These tags differ from those of programs; the lower ones work after a loss, too (runtime/hosts/tcp_messages.cpp).
     tag = -1 - zlib.crc32(name.encode()) % (2**30 - 1) - (0 if limit is None else 2**30)
 
     def post(operator: str, data: npt.NDArray[np.uint8], peer: int) -> None:

@@ -1,5 +1,5 @@
 // Both ways are tried, the quicker one is taken, and what changes is noticed.
-#include "transport/shm/algorithm_selector.h"
+#include "runtime/shm/algorithm_selector.h"
 
 #include "check.h"
 

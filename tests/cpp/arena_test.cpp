@@ -1,5 +1,5 @@
 // Memory that peers can write to: handed out, merged, kept within budget, quarantined, and looked up.
-#include "transport/shm/arena.h"
+#include "runtime/shm/arena.h"
 
 #include <sys/mman.h>
 #include <sys/stat.h>

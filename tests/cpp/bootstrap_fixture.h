@@ -11,12 +11,12 @@
 #include <chrono>
 #include <optional>
 
-#include "base/processors.h"
-#include "bootstrap/bootstrap.h"
-#include "bootstrap/bootstrap_protocol.h"
-#include "bootstrap/bootstrap_rendezvous.h"
-#include "bootstrap/unix_socket.h"
 #include "errors.h"
+#include "runtime/base/processors.h"
+#include "runtime/bootstrap/bootstrap.h"
+#include "runtime/bootstrap/bootstrap_protocol.h"
+#include "runtime/bootstrap/bootstrap_rendezvous.h"
+#include "runtime/bootstrap/unix_socket.h"
 
 namespace testing {
 

@@ -7,9 +7,9 @@
 #include <cstddef>
 #include <cstring>
 
-#include "base/sha256.h"
-#include "bootstrap/bootstrap_protocol.h"
 #include "bootstrap_fixture.h"
+#include "runtime/base/sha256.h"
+#include "runtime/bootstrap/bootstrap_protocol.h"
 
 using namespace testing;
 

@@ -9,9 +9,9 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 
-#include "control/deadlock.h"
 #include "control_segment.h"
 #include "random_calls.h"
+#include "runtime/control/deadlock.h"
 
 using namespace alltoallv;
 using namespace testing;

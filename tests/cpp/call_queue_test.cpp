@@ -1,10 +1,10 @@
 // Calls in order: from several threads, synchronous and queued, interrupted, and taken down.
-#include "core/call_queue.h"
+#include "runtime/core/call_queue.h"
 
 #include <chrono>
 
 #include "check.h"
-#include "core/hooks.h"
+#include "runtime/core/hooks.h"
 
 using namespace alltoallv;
 

@@ -1,13 +1,13 @@
 // The control plane by itself: the segment's layout, digests, agreement, poison, the flight recorder.
-#include "control/control.h"
+#include "runtime/control/control.h"
 
 #include <sys/mman.h>
 
 #include <algorithm>
 #include <random>
 
-#include "base/unique_fd.h"
 #include "errors.h"
+#include "runtime/base/unique_fd.h"
 
 using namespace alltoallv;
 using testing::check_contains, testing::fails;

@@ -4,8 +4,8 @@
 #include <functional>
 #include <string>
 
-#include "base/error.h"
 #include "check.h"
+#include "runtime/base/error.h"
 
 namespace testing {
 

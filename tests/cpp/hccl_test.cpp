@@ -3,10 +3,10 @@
 #include <string>
 #include <vector>
 
-#include "atb/atb_param.h"
+#include "all_to_all_v/atb_param.h"
 #include "check.h"
-#include "transport/hccl/library.h"
-#include "transport/hccl/result.h"
+#include "runtime/hccl/library.h"
+#include "runtime/hccl/result.h"
 
 using namespace alltoallv;  // NOLINT
 

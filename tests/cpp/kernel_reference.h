@@ -9,8 +9,8 @@
 #include <limits>
 #include <random>
 
-#include "base/dtype.h"
 #include "op_kernel/cpu/half.h"
+#include "runtime/base/dtype.h"
 
 namespace kernel_reference {
 

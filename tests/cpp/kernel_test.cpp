@@ -8,10 +8,10 @@
 #include <type_traits>
 #include <vector>
 
-#include "base/error.h"
 #include "kernel_reference.h"
 #include "op_kernel/cpu/copy.h"
 #include "op_kernel/cpu/reduce.h"
+#include "runtime/base/error.h"
 
 using namespace alltoallv;          // NOLINT
 using namespace alltoallv::kernel;  // NOLINT

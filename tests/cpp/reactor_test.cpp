@@ -1,5 +1,5 @@
 // The watching thread: the end of a process seen in time, removal from every side, fork, exit.
-#include "bootstrap/reactor.h"
+#include "runtime/bootstrap/reactor.h"
 
 #include <poll.h>
 #include <signal.h>
@@ -11,10 +11,10 @@
 #include <fstream>
 #include <memory>
 
-#include "base/processors.h"
-#include "bootstrap/bootstrap_rendezvous.h"
-#include "bootstrap/unix_socket.h"
 #include "check.h"
+#include "runtime/base/processors.h"
+#include "runtime/bootstrap/bootstrap_rendezvous.h"
+#include "runtime/bootstrap/unix_socket.h"
 
 using namespace alltoallv;
 using testing::eventually;

@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "transport/tcp/tcp_communicator.h"
-#include "transport/tcp/tcp_connections.h"
-#include "transport/tcp/tcp_mesh.h"
+#include "runtime/hosts/tcp_communicator.h"
+#include "runtime/hosts/tcp_connections.h"
+#include "runtime/hosts/tcp_mesh.h"
 
 namespace testing {
 

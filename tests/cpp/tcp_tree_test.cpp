@@ -10,10 +10,10 @@
 #include <string>
 #include <vector>
 
-#include "control/deadlock.h"
-#include "core/hooks.h"
 #include "errors.h"
 #include "exchange_plan.h"
+#include "runtime/control/deadlock.h"
+#include "runtime/core/hooks.h"
 #include "tcp_fixture.h"
 
 using namespace alltoallv;

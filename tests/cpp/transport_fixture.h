@@ -7,7 +7,7 @@
 #include <optional>
 
 #include "errors.h"
-#include "transport/shm/shm_communicator.h"
+#include "runtime/shm/shm_communicator.h"
 
 namespace testing {
 

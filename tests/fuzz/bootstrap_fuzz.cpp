@@ -3,7 +3,7 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "bootstrap/bootstrap_protocol.h"
+#include "runtime/bootstrap/bootstrap_protocol.h"
 
 using namespace alltoallv;
 

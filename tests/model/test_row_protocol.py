@@ -1,4 +1,4 @@
-"""The model of the row protocol (op_host/control/row_protocol.pml) holds, and breaking one of its rules is found."""
+"""The model of the row protocol (op_host/runtime/control/row_protocol.pml) holds, and breaking one of its rules is found."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-MODEL = Path(__file__).resolve().parents[2] / "op_host/control/row_protocol.pml"
+MODEL = Path(__file__).resolve().parents[2] / "op_host/runtime/control/row_protocol.pml"
 BROKEN = {
     1: "data",
     2: "copied",

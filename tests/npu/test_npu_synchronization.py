@@ -235,7 +235,7 @@ BREAKS_THE_DEVICE += ("fallback-counts", "fallback-memory", "meeting-wait", "des
 
 def test_every_switch_has_a_scene() -> None:
     found = set()
-    for folder, suffix in (("op_host/transport/hccl", "*.cpp"), ("python/alltoallv/torch/engines", "*.py")):
+    for folder, suffix in (("op_host/runtime/hccl", "*.cpp"), ("python/alltoallv/torch/engines", "*.py")):
         for file in (ROOT / folder).glob(suffix):
             found |= set(re.findall(r'\b(?:synchronizes|wait|on_device|gather_to_host)\("([a-z-]+)"', file.read_text()))
     assert found == {*SCENES, "end-first"}

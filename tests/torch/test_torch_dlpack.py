@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch.utils.cpp_extension import include_paths
 
-HEADER = Path(__file__).parents[2] / "op_host/abi/dlpack.h"
+HEADER = Path(__file__).parents[2] / "op_host/runtime/abi/dlpack.h"
 
 
 def program(ours: str) -> str:

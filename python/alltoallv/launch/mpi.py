@@ -18,7 +18,7 @@ Piece = tuple[int, int, int]  # rank, address, bytes
 
 
 class Engine:
-    """Carries the data of a communicator between hosts; see op_host/core/mover.h."""
+    """Carries the data of a communicator between hosts; see op_host/runtime/core/mover.h."""
 
     name = "mpi"
 

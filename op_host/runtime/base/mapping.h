@@ -1,0 +1,90 @@
+// A shared mapping of a memfd, unmapped on destruction.
+#pragma once
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "runtime/base/huge_pages.h"
+#include "runtime/base/resources.h"
+
+namespace alltoallv {
+
+class Mapping {
+  public:
+    Mapping() = default;
+    Mapping(int fd, size_t bytes) : bytes_(bytes) {
+        void* place = bytes < HugePages::size ? nullptr : aligned_place(bytes);
+        const int flags = MAP_SHARED | (place == nullptr ? 0 : MAP_FIXED);
+        data_ = mmap(place, bytes, PROT_READ | PROT_WRITE, flags, fd, 0);
+        if (data_ != MAP_FAILED) return;
+        const int number = errno;
+        data_ = nullptr;  // do not unmap: by now the address may belong to another thread's mapping
+        throw system_error("mapping " + std::to_string(bytes) + " bytes of memory failed", number);
+    }
+    Mapping(Mapping&& other) noexcept
+        : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+    Mapping& operator=(Mapping&& other) noexcept {
+        std::swap(data_, other.data_);
+        std::swap(bytes_, other.bytes_);
+        return *this;
+    }
+    ~Mapping() {
+        if (data_ != nullptr) munmap(data_, bytes_);
+    }
+
+    char* data() const { return static_cast<char*>(data_); }
+    size_t size() const { return bytes_; }
+
+    /// Returns the address of `bytes` at `offset`; null unless all of them lie in the mapping.
+    char* at(uint64_t offset, uint64_t bytes) const {
+        return offset <= bytes_ && bytes <= bytes_ - offset ? data() + offset : nullptr;
+    }
+
+    /// Makes the first `bytes` resident: a page fault inside an exchange costs more than the exchange. Uses huge pages
+    /// if they are available, which takes a tenth of the time, unless the kernel has to make them first: then it takes
+    /// at most as long as page by page.
+    void populate(size_t bytes) const {
+        if (data_ == nullptr) return;
+        (void)madvise(data_, bytes, MADV_HUGEPAGE);
+        HugePages pages;
+        for (size_t at = 0; at + HugePages::size <= bytes && pages.worthwhile(); at += HugePages::size) {
+            (void)*static_cast<const volatile char*>(data() + at);
+            if (!pages.gather(data() + at)) break;
+        }
+        populate_pages(0, bytes);
+    }
+
+    /// Makes the pages of a part resident, as they are.
+    void populate_pages(size_t offset, size_t bytes) const {
+        constexpr int populate_write = 23;  // MADV_POPULATE_WRITE, Linux 5.14; older kernels fault lazily
+        const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+        const size_t begin = offset / page * page;
+        (void)madvise(data() + begin, offset + bytes - begin, populate_write);
+    }
+
+  private:
+    /// Reserves addresses that begin at a huge page, for a mapping to replace; null if there are none.
+    static void* aligned_place(size_t bytes) {
+        const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+        const size_t kept = (bytes + page - 1) / page * page, reserved = kept + HugePages::size;
+        void* place = mmap(nullptr, reserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (place == MAP_FAILED) return nullptr;
+        const size_t before =
+            (HugePages::size - reinterpret_cast<uintptr_t>(place) % HugePages::size) % HugePages::size;
+        char* begin = static_cast<char*>(place) + before;
+        if (before > 0) munmap(place, before);
+        if (before < HugePages::size) munmap(begin + kept, HugePages::size - before);
+        return begin;
+    }
+
+    void* data_ = nullptr;
+    size_t bytes_ = 0;
+};
+
+}  // namespace alltoallv

@@ -1,0 +1,36 @@
+#include "runtime/base/spare_descriptors.h"
+
+#include <fcntl.h>
+
+namespace alltoallv {
+
+void SpareDescriptors::hold() {
+    {
+        const std::lock_guard lock(mutex);
+        ++holders_;
+    }
+    refill();
+}
+
+void SpareDescriptors::let_go() {
+    const std::lock_guard lock(mutex);
+    if (--holders_ == 0) spares_.clear();
+}
+
+bool SpareDescriptors::give_one() {
+    const std::lock_guard lock(mutex);
+    if (spares_.empty()) return false;
+    spares_.pop_back();
+    return true;
+}
+
+void SpareDescriptors::refill() {
+    const std::lock_guard lock(mutex);
+    while (holders_ > 0 && spares_.size() < kept) {
+        UniqueFd fd(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+        if (!fd) return;
+        spares_.push_back(std::move(fd));
+    }
+}
+
+}  // namespace alltoallv

@@ -1,0 +1,91 @@
+#include "runtime/bootstrap/registry.h"
+
+#include <map>
+#include <mutex>
+#include <tuple>
+#include <vector>
+
+#include "runtime/base/process_state.h"
+
+namespace alltoallv {
+namespace {
+
+struct Shared {
+    std::mutex making;                         // two threads that request one domain must not both bootstrap it
+    std::weak_ptr<Communicator> communicator;  // guarded by the registry's mutex
+};
+
+using Key = std::tuple<std::string, std::string, int>;  // job, domain, rank of a thread (otherwise -1)
+
+struct Registry {
+    std::mutex mutex;
+    std::map<Key, std::shared_ptr<Shared>> entries;
+    std::vector<std::weak_ptr<Communicator>> others;  // which are not found by name
+};
+
+Registry& registry() {
+    return ProcessState<Registry>::get();
+}
+
+}  // namespace
+
+CommunicatorPtr find_or_make_communicator(const CommunicatorOptions& options, const CommunicatorFactory& make) {
+    Registry& all = registry();
+    std::shared_ptr<Shared> entry;
+    {
+        const std::lock_guard lock(all.mutex);
+        std::erase_if(all.entries, [](const auto& item) {
+            return item.second.use_count() == 1 && item.second->communicator.expired();
+        });
+        auto& slot = all.entries[Key(options.job, options.domain, options.threads ? options.rank : -1)];
+        if (!slot) slot = std::make_shared<Shared>();
+        entry = slot;
+    }
+    const std::lock_guard making(entry->making);
+    std::vector<CommunicatorPtr> present;  // in this domain: one, or one for each rank that is a thread
+    {
+        const std::lock_guard lock(all.mutex);
+        for (const auto& [key, other] : all.entries)
+            if (std::get<0>(key) == options.job && std::get<1>(key) == options.domain)
+                if (CommunicatorPtr communicator = other->communicator.lock())
+                    present.push_back(std::move(communicator));
+    }
+    for (const CommunicatorPtr& existing : present) {
+        if (!existing->usable()) continue;
+        if (existing->size() != options.size || (!options.threads && existing->rank() != options.rank))
+            throw invalid_param("domain '", options.domain, "' is in use by rank ", existing->rank(), " of ",
+                                existing->size(), " in this process, asked for rank ", options.rank, " of ",
+                                options.size);
+        if (existing->rank() == options.rank) return existing;
+    }
+    CommunicatorPtr fresh = make(options);
+    const std::lock_guard lock(all.mutex);
+    entry->communicator = fresh;
+    return fresh;
+}
+
+CommunicatorPtr destroyed_with_all(CommunicatorPtr made) {
+    Registry& all = registry();
+    const std::lock_guard lock(all.mutex);
+    std::erase_if(all.others, [](const auto& other) { return other.expired(); });
+    all.others.push_back(made);
+    return made;
+}
+
+void destroy_all_communicators() {
+    std::vector<CommunicatorPtr> alive;
+    {
+        Registry& all = registry();
+        const std::lock_guard lock(all.mutex);
+        for (const auto& [key, entry] : all.entries)
+            if (CommunicatorPtr communicator = entry->communicator.lock()) alive.push_back(std::move(communicator));
+        for (const auto& other : all.others)
+            if (CommunicatorPtr communicator = other.lock()) alive.push_back(std::move(communicator));
+    }
+    for (const CommunicatorPtr& communicator : alive) {
+        if (communicator->busy()) communicator->abort("the process exits while calls are pending");
+        communicator->destroy();
+    }
+}
+
+}  // namespace alltoallv

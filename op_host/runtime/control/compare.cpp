@@ -1,0 +1,215 @@
+// Agreement: every rank compares the same rows and so reaches the same verdict, with the same text (VERDICT in
+// row_protocol.pml).
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include "runtime/control/control.h"
+#include "runtime/control/peer_words.h"
+#include "runtime/core/peer_names.h"
+#include "runtime/core/quant_terms.h"
+#include "runtime/core/token_terms.h"
+
+namespace alltoallv {
+namespace {
+
+std::string rank_text(int rank) {
+    return "rank " + std::to_string(rank);
+}
+
+/// True for operators whose rows describe one tensor, of the same shape on all ranks.
+bool has_shape(OpKind op) {
+    return is_reduction(op) || op == OpKind::scan;
+}
+
+uint32_t shape_digest(const ControlPlane& control, int rank) {
+    Row& row = control.row(rank);
+    if (is_quantized_reduction(row.op)) return reinterpret_cast<const QuantTerms*>(control.payload(row))->shape_digest;
+    return static_cast<uint32_t>(static_cast<uint64_t>(row.root) >> 32);
+}
+
+/// Returns the first difference between the shapes of ranks that have announced one; empty if there is none.
+std::string shape_difference(const ControlPlane& control) {
+    const auto shape_of = [&](int rank) {
+        const Pair pair = RowWords(control.row(rank), control.rank()).pair;
+        return rank_text(rank) + " has shape " + shape_text({pair.source, pair.target});
+    };
+    int first = -1;
+    for (int j = 0; j < control.size(); ++j) {
+        const uint32_t digest = shape_digest(control, j);
+        if (digest == 0) continue;
+        if (first < 0) first = j;
+        if (digest != shape_digest(control, first)) return shape_of(first) + ", " + shape_of(j);
+    }
+    return {};
+}
+
+/// Returns the difference between the rows of ranks 0 and `rank_b`, but for shapes; empty if there is none.
+std::string row_difference(const ControlPlane& control, int rank_b) {
+    constexpr int rank_a = 0;
+    Row &a = control.row(rank_a), &b = control.row(rank_b);
+    const auto both = [&](const std::string& of_a, const std::string& of_b) {
+        return rank_text(rank_a) + " " + of_a + ", " + rank_text(rank_b) + " " + of_b;
+    };
+    if (a.op != b.op) return both("calls " + std::string(name_of(a.op)), "calls " + std::string(name_of(b.op)));
+    if (a.dtype != b.dtype) return both("has dtype " + peer_name(a.dtype), "has dtype " + peer_name(b.dtype));
+    if (a.reduce_op != b.reduce_op)
+        return both("reduces with " + std::string(name_of(a.reduce_op)),
+                    "reduces with " + std::string(name_of(b.reduce_op)));
+    if (a.root != b.root && is_quantized_reduction(a.op)) {
+        const QuantTerms of_a = *reinterpret_cast<const QuantTerms*>(control.payload(a));
+        const QuantTerms of_b = *reinterpret_cast<const QuantTerms*>(control.payload(b));
+        const std::string text = difference(of_a, rank_a, of_b, rank_b);
+        if (!text.empty()) return text;
+    }
+    if (a.root != b.root && a.op == OpKind::quantized_all_to_all)
+        return both("has " + describe_row_terms(a.root), "has " + describe_row_terms(b.root));
+    if (a.root != b.root && a.op == OpKind::all_to_all_v) {
+        const std::string of_a = describe_token_terms(a.root), of_b = describe_token_terms(b.root);
+        if (of_a != of_b) return both("moves " + of_a, "moves " + of_b);
+        return rank_text(rank_a) + " and " + rank_text(rank_b) + " move " + of_a +
+               ", but differ in their weights, choices, experts or options";
+    }
+    const auto root_of = [](const Row& row) { return static_cast<int32_t>(row.root); };
+    if (root_of(a) != root_of(b) && !is_quantized_reduction(a.op))
+        return both("has root " + std::to_string(root_of(a)), "has root " + std::to_string(root_of(b)));
+    if (a.count != b.count) {
+        const char* what = has_shape(a.op) ? "has elements: " : "has elements per row: ";
+        return both(what + std::to_string(a.count), what + std::to_string(b.count));
+    }
+    return {};
+}
+
+/// Fills in the counts: rank i gives counts_i[j] elements to the part of rank j, which has counts_j[j].
+void announce_parts(Row& mine, int rank, std::span<const int64_t> counts, const ShapeWords& shape) {
+    const int64_t own = counts[static_cast<size_t>(rank)];
+    for (int j = 0; j < static_cast<int>(counts.size()); ++j) {
+        const int64_t part = counts[static_cast<size_t>(j)];
+        mine.pairs()[j] = {part, shape.words[0], own, shape.words[1]};
+        mine.digests.sent += pair_hash(rank, j, part);
+        mine.digests.expected += pair_hash(j, rank, own);
+    }
+}
+
+}  // namespace
+
+void announce(Row& mine, int rank, const Reduction& r) {
+    mine.reduce_op = r.reduce_op;
+    mine.root = static_cast<int64_t>(uint64_t{r.shape.digest} << 32 | static_cast<uint32_t>(r.root));
+    mine.count = total_count(r);
+    announce_parts(mine, rank, r.counts, r.shape);
+}
+
+void announce(Row& mine, const ControlPlane& control, const QuantReduction& q) {
+    const QuantTerms terms = terms_of(q);
+    std::memcpy(control.payload(mine), &terms, sizeof terms);
+    mine.root = digest(terms);
+    mine.reduce_op = q.average ? ReduceOp::avg : ReduceOp::sum;
+    mine.count = total_count(q);
+    const std::vector<int64_t> none(static_cast<size_t>(control.size()));
+    announce_parts(mine, control.rank(), q.op == OpKind::quantized_reduce_scatter ? q.counts : none, q.shape);
+}
+
+/// Returns the first difference by receiver, then by sender. Rows that learn their counts agree with all. Between hosts
+/// rank 0 looks for it, because only rank 0 has all counts.
+PairDifference ControlPlane::find_difference() {
+    if (hosts && rank() != 0) {
+        const auto judged = [&] { return header().judged.load(std::memory_order_acquire) >= seq_; };
+        wait(judged, [&] { return judged() ? std::vector<int>{} : std::vector<int>{0}; }, false);
+        return header().difference;
+    }
+    const auto found = [&] {
+        for (int to = 0; to < size(); ++to) {
+            if (row(to).flags & row_learns) continue;
+            for (int from = 0; from < size(); ++from) {
+                const int64_t sent = row(from).pairs()[to].send_count, expected = row(to).pairs()[from].recv_count;
+                if (sent != expected) return PairDifference{from, to, sent, expected};
+            }
+        }
+        return PairDifference{};
+    }();
+    if (hosts) {
+        hear_difference(seq_, found);
+        hosts->judged(seq_, found);
+    }
+    return found;
+}
+
+/// The number in the header never falls: a rank that is ahead may refuse a later operator before this one does.
+void ControlPlane::note_refusal() {
+    my_flags().refused.value.store(seq_, std::memory_order_release);
+    std::atomic<uint64_t>& last = header().refused;
+    for (uint64_t known = last.load(); known < seq_ && !last.compare_exchange_weak(known, seq_);) {
+    }
+    doorbell_.ring();
+}
+
+/// True if a rank has refused this operator (REFUSED in row_protocol.pml).
+bool ControlPlane::is_refused() const {
+    for (int j = 0; j < size(); ++j)
+        if (flags(j).refused.value.load(std::memory_order_acquire) == seq_) return true;
+    return false;
+}
+
+/// REFUSED in row_protocol.pml: the caller may use the announced memory again once no peer continues with it. All ranks
+/// have read the same rows, unless a broken peer has changed its own meanwhile; then ranks that have agreed may be
+/// reading and writing here. Between hosts no rank accesses the memory of another.
+void ControlPlane::refuse() {
+    if (hosts) return;
+    note_refusal();
+    const auto has_gone_on = [&](int j) { return has_row(j, seq_ + 1); };
+    wait_flags([](Flags& flags) -> Flag& { return flags.refused; }, seq_, [&](int j) { return !has_gone_on(j); });
+    for (int j = 0; j < size(); ++j)
+        if (flags(j).refused.value.load(std::memory_order_acquire) < seq_) throw_disagreement();
+}
+
+void ControlPlane::throw_disagreement() {
+    poison(PoisonKind::lost, "the ranks have come to different verdicts about " + describe_op() +
+                                 ": a rank has changed its row while they compared it");
+    throw_poison();
+}
+
+void ControlPlane::compare_rows() {
+    const Row& first = row(0);
+    uint64_t sent = 0, expected = 0;
+    bool any_failed = false, any_learns = false, all_learn = true, equal = true;
+    for (int j = 0; j < size(); ++j) {
+        const Row& r = row(j);
+        any_failed |= (r.flags & row_failed) != 0;
+        any_learns |= (r.flags & row_learns) != 0;
+        all_learn &= (r.flags & row_learns) != 0;
+        equal &= r.op == first.op && r.dtype == first.dtype && r.reduce_op == first.reduce_op && r.root == first.root &&
+                 r.count == first.count;
+        sent += r.digests.sent;
+        expected += r.digests.expected;
+    }
+    if (any_failed) {
+        for (int j = 0; j < size(); ++j) {
+            if (!(row(j).flags & row_failed)) continue;
+            const auto& error = *reinterpret_cast<const ErrorText*>(payload(row(j)));
+            const std::string text =
+                describe_op(row(j).op) + " failed on " + rank_text(j) + ": " + peer_text(error.text, sizeof error.text);
+            const auto kind = static_cast<ErrorClass>(read_once(error.kind));
+            if (kind > ErrorClass::resource) throw peer_lost(text);
+            throw Error(kind, static_cast<ErrorType>(error.code), text);
+        }
+    }
+    if (!options_.check) return;
+    if (!equal) {
+        std::string difference;
+        for (int j = 1; j < size() && difference.empty(); ++j) difference = row_difference(*this, j);
+        if (difference.empty() && has_shape(first.op)) difference = shape_difference(*this);
+        if (!difference.empty())
+            throw peer_mismatch("operator #" + std::to_string(seq_) + " of domain '" + domain() + "': " + difference);
+    }
+    // If some ranks learn their counts, the digests cannot balance, so the others are compared pair by pair.
+    if (all_learn || (!any_learns && sent == expected)) return;
+    const PairDifference pair = find_difference();
+    if (pair.from < 0) return;
+    const int64_t unit = is_reduction(first.op) ? 1 : std::max<int64_t>(first.count, 1);
+    throw peer_mismatch(describe_op() + ": " + rank_text(pair.from) + " sends " + std::to_string(pair.sent / unit) +
+                        (unit > 1 ? " rows" : " elements") + " to " + rank_text(pair.to) + ", which expects " +
+                        std::to_string(pair.expected / unit));
+}
+
+}  // namespace alltoallv

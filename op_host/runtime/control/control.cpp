@@ -1,0 +1,186 @@
+#include "runtime/control/control.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+
+#include "runtime/base/huge_pages.h"
+#include "runtime/base/place.h"
+#include "runtime/control/deadlock.h"
+
+namespace alltoallv {
+ControlPlane::ControlPlane(const CommunicatorOptions& options, size_t inline_bytes, std::shared_ptr<Mapping> memory,
+                           int on_host)
+    : options_(options),
+      memory_(std::move(memory)),
+      layout_(options.size, inline_bytes),
+      doorbell_(layout_.header(memory_->data()).bell),
+      oversubscription_(on_host > 0 ? on_host : options.size),
+      spins_((on_host > 0 ? on_host : options.size) <= usable_cpus() ? spins_with_room : 0),
+      tracer_(options.domain, options.rank, options.size) {
+    start_clock(-1);
+    populate();
+    RankStatus& mine = status(rank());
+    mine.place.store(place_number(this_place()), std::memory_order_relaxed);
+    mine.pid.store(static_cast<uint32_t>(getpid()), std::memory_order_relaxed);
+    const CpuSet cpus = affinity();
+    for (size_t i = 0; i < cpus.size(); ++i) mine.cpus[i].store(cpus[i], std::memory_order_relaxed);
+    Deadlocks::instance().add(*this);
+}
+
+ControlPlane::~ControlPlane() {
+    Deadlocks::instance().remove(*this);
+}
+
+/// Makes resident what every operator touches. Of a small segment, which has no huge page, only the beginnings of the
+/// mailboxes: most groups never send more in one, and a job may have hundreds of groups.
+void ControlPlane::populate() const {
+    constexpr size_t usual_payload = 16 << 10;
+    if (layout_.hot() >= HugePages::size) return memory_->populate(layout_.hot());
+    const auto part = [&](const void* begin, const void* end) {
+        memory_->populate_pages(static_cast<size_t>(static_cast<const char*>(begin) - memory_->data()),
+                                static_cast<size_t>(static_cast<const char*>(end) - static_cast<const char*>(begin)));
+    };
+    part(memory_->data(), layout_.payload(row(0, 0)));
+    for (int j = 0; j < size(); ++j)
+        for (const uint64_t seq : {0, 1})
+            part(&row(j, seq), layout_.payload(row(j, seq)) + std::min(usual_payload, layout_.inline_bytes()));
+    part(&status(0), memory_->data() + layout_.hot());
+}
+
+void ControlPlane::enter_state(RankState state) {
+    status(rank()).state.store(state, std::memory_order_release);
+    doorbell_.ring();
+    wait_ranks([&](int j) { return status(j).state.load(std::memory_order_acquire) >= state; });
+    if (state == RankState::joined) count_cpus();  // by now every rank has written its mask
+}
+
+/// Counts the processors in all ranks' affinity masks together: a launcher may have bound each rank to one.
+void ControlPlane::count_cpus() {
+    int together = 0;
+    for (size_t i = 0; i < cpus_.size(); ++i) {
+        for (int j = 0; j < size(); ++j) cpus_[i] |= status(j).cpus[i].load(std::memory_order_relaxed);
+        together += std::popcount(cpus_[i]);
+    }
+    processors_ = std::min(together, quota_cpus());
+    spins_ = has_room() ? spins_with_room : 0;
+    oversubscription_.set_cpus(processors_);
+}
+
+void ControlPlane::start_clock(double timeout) {
+    started_ = Clock::now();
+    next_warning_ = after(options_.warn_after, started_);
+    op_timeout_ = timeout < 0 ? options_.timeout : timeout;
+}
+
+Row& ControlPlane::open(OpKind op, DType dtype, double timeout) {
+    // Sequentially consistent, because of acknowledge_if_idle(): either it sees us active or we see the poison.
+    active_.store(true, std::memory_order_seq_cst);
+    start_clock(timeout);
+    if (header().poison.load(std::memory_order_seq_cst) != 0) {
+        ++seq_;
+        op_ = op;
+        throw_poison();
+    }
+    if (!settled_) await_rows(seq_);  // ROW in row_protocol.pml
+    settled_ = published_ = agreed_ = false;
+    ++seq_;
+    op_ = op;
+    record_start(dtype);
+    Row& mine = row(rank());
+    mine.op = op;
+    mine.dtype = dtype;
+    mine.reduce_op = ReduceOp::sum;
+    mine.flags = 0;
+    mine.digests = {};
+    mine.input = mine.output = Location{};
+    mine.count = mine.root = 0;
+    return mine;
+}
+
+void ControlPlane::publish(Row& mine) {
+    published_ = true;
+    mine.seq.store(seq_, std::memory_order_release);
+    // Every rank waits for all rows: the last one to publish wakes the sleepers, once.
+    doorbell_.ring_if([&] { return has_all_rows(seq_); });
+    if (hosts) hosts->published(seq_);
+}
+
+bool ControlPlane::has_all_rows(uint64_t seq) const {
+    for (int j = 0; j < size(); ++j)
+        if (!has_row(j, seq)) return false;
+    return true;
+}
+
+void ControlPlane::await_rows(uint64_t seq) {
+    wait_ranks([&](int j) { return has_row(j, seq); });
+    settled_ = true;
+}
+
+void ControlPlane::agree() {
+    const bool timed = traced_ != nullptr && !has_all_rows(seq_);  // the last rank reads no clock
+    const auto begun = timed ? Clock::now() : started_;
+    await_rows(seq_);
+    if (timed) traced_->waited_ns = flight_ns() - flight_ns(begun);
+    try {
+        compare_rows();
+    } catch (const Error&) {
+        refuse();
+        throw;
+    }
+    agreed_ = true;
+}
+
+void ControlPlane::close(bool ok, uint64_t bytes) {
+    record_end(ok, bytes);
+    op_ = OpKind::none;
+    active_.store(false, std::memory_order_seq_cst);
+    if (header().poison.load(std::memory_order_seq_cst) != 0) status(rank()).acked.store(1, std::memory_order_release);
+}
+
+/// Returns how long to sleep, in milliseconds: at most until the timeout.
+int ControlPlane::sleep_limit() const {
+    const double left = op_timeout_ - seconds_since(started_);
+    return std::clamp(static_cast<int>(std::min(left, 1.0) * 1000) + 1, 1, sleep_ms);
+}
+
+bool ControlPlane::step_due(WaitState& state) const {
+    if (poisoned()) return true;
+    const auto now = Clock::now();
+    if (now < state.next_step) return false;
+    state.next_step = now + std::chrono::milliseconds(20);
+    return true;
+}
+
+void ControlPlane::step(const std::function<std::vector<int>()>& missing, WaitState& state) {
+    const auto before = Clock::now();
+    const std::vector<int> late = missing();
+    if (late.empty()) return;  // the last of them has just come; what it published before it died or aborted counts
+    throw_if_poisoned();
+    confirm();
+    for (const int j : late) {
+        const int gone = has_left(j) ? j : hosts ? hosts->cut_off(j) : -1;
+        if (state.polls || gone < 0) continue;
+        // Check again: what it published before it left counts.
+        for (const int still : missing()) {
+            if (still != j) continue;
+            poison(PoisonKind::lost,
+                   "rank " + std::to_string(gone) + " has left domain '" + domain() + "': " + describe_rank(gone));
+            throw_poison();
+        }
+    }
+    if (op_ != OpKind::none && state.for_calls) state.told.still(op_, late, before);
+    if (hosts) hosts->look();
+    const auto now = Clock::now();
+    if (std::chrono::duration<double>(now - started_).count() >= op_timeout_) {
+        poison(PoisonKind::timeout, describe_wait("waited", started_, describe_op(), late) + "; the timeout is over");
+        throw_poison();
+    }
+    if (now >= next_warning_) {
+        next_warning_ = now + (now - started_);
+        if (hooks().warn) hooks().warn(describe_wait("has waited", started_, describe_op(), late));
+    }
+    if (hooks().poll) hooks().poll();
+}
+}  // namespace alltoallv

@@ -1,0 +1,69 @@
+#include "runtime/control/controlled_communicator.h"
+
+#include <fcntl.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <fstream>
+
+#include "runtime/base/unique_fd.h"
+
+namespace alltoallv {
+
+bool ControlledCommunicator::usable() const {
+    if (is_inherited()) return false;
+    const std::lock_guard lock(lifetime_);
+    return control_ != nullptr && !control_->poisoned();
+}
+
+void ControlledCommunicator::fail(OpKind op, const Error& error) {
+    check_usable();
+    queue_->run_or_submit([this, op, error] {
+        check_usable();  // it may have been destroyed by now
+        failed_.fetch_add(1, std::memory_order_relaxed);
+        control_->fail(op, error);
+    });
+}
+
+void ControlledCommunicator::abort(const std::string& reason) {
+    if (is_inherited()) return;
+    const std::lock_guard lock(lifetime_);
+    if (control_ == nullptr) return;
+    control_->poison(PoisonKind::aborted, "rank " + std::to_string(rank()) + " aborted: " + reason);
+}
+
+void ControlledCommunicator::check_counts(int from, int to, int64_t sent, int64_t expected) const {
+    if (sent == expected) return;
+    throw peer_mismatch(control_->describe_op() + ": rank " + std::to_string(from) + " sends " + std::to_string(sent) +
+                        " elements to rank " + std::to_string(to) + ", which expects " + std::to_string(expected));
+}
+
+void ControlledCommunicator::write_flight_record() {
+    const char* folder = std::getenv("ALLTOALLV_FLIGHT_DIR");
+    if (!control_->poisoned() || folder == nullptr || *folder == 0) return;
+    std::string start = domain();
+    std::ranges::replace(start, '/', '_');
+    start = std::string(folder) + "/flight-" + start + "-rank" + std::to_string(rank());
+    for (int number = 1; record_path_.empty(); ++number) {
+        const std::string path = start + (number == 1 ? "" : "-" + std::to_string(number)) + ".json";
+        if (const UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666)); fd)
+            record_path_ = path;
+        else if (errno != EEXIST)
+            return;
+    }
+    std::ofstream(record_path_) << control_->flight_record() << "\n";
+}
+
+void ControlledCommunicator::close_control() {
+    const std::lock_guard lock(lifetime_);
+    final_record_ = control_->flight_record();
+    control_.reset();
+}
+
+std::string ControlledCommunicator::flight_record() const {
+    const std::lock_guard lock(lifetime_);
+    return control_ == nullptr ? final_record_ : control_->flight_record();
+}
+
+}  // namespace alltoallv

@@ -1,0 +1,110 @@
+/// \file controlled_communicator.h
+/// \brief The common part of communicators over a control plane: one operator, and the state after a failure.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <string>
+#include <type_traits>
+
+#include "runtime/control/control.h"
+#include "runtime/core/communicator.h"
+#include "runtime/core/options.h"
+
+namespace alltoallv {
+
+class ControlledCommunicator : public Communicator {
+  public:
+    void fail(OpKind op, const Error& error) override;
+    void abort(const std::string& reason) override;
+    bool usable() const override;
+    std::string flight_record() const override;
+
+  protected:
+    explicit ControlledCommunicator(const CommunicatorOptions& options)
+        : Communicator(options.rank, options.size, options.domain, CallQueue::Waiters::help), options_(options) {
+        queue_->on_interrupt = [this] { abort("interrupted while waiting for its turn"); };
+    }
+
+    /// Runs one operator in its turn: `body` fills the row, agrees and moves the data; it may return the number of
+    /// bytes moved.
+    template <class Body>
+    void run(OpKind op, DType dtype, double timeout, Body&& body);
+    /// Called before each operator.
+    virtual void begin_operator(double /*timeout*/) {}
+    /// Throws if the data that an operator has moved are not valid.
+    virtual void check_moved() const {}
+    /// Called after a failed operator, before the peers are informed.
+    virtual void before_failure() {}
+
+    /// Throws if a rank sends another number of elements than its receiver expects. Needed with `check` off, too: data
+    /// of a wrong size would be written where they do not belong.
+    void check_counts(int from, int to, int64_t sent, int64_t expected) const;
+
+    /// Ends use of the control plane; the flight record stays.
+    void close_control();
+
+    CommunicatorOptions options_;
+    std::unique_ptr<ControlPlane> control_;
+    bool moving_ = false;  // data are moving: the peers cannot continue without this rank
+
+  private:
+    /// Writes the flight record of a poisoned communicator to ALLTOALLV_FLIGHT_DIR: into a file of its own, beside
+    /// those of communicators that have failed before under the same name.
+    void write_flight_record();
+
+    std::string record_path_;      // the file, once it is written
+    std::string final_record_;     // of the flight recorder, once destroyed
+    mutable std::mutex lifetime_;  // guards control_ against `close_control`, for calls outside the turns
+};
+
+template <class Body>
+void ControlledCommunicator::run(OpKind op, DType dtype, double timeout, Body&& body) {
+    if (has_ended()) check_usable();
+    const CallQueue::Turn turn(*queue_, size() > 1);
+    if (has_ended()) check_usable();  // destroyed meanwhile
+    if (turn.overlaps()) {
+        failed_.fetch_add(1, std::memory_order_relaxed);
+        control_->fail(op, two_threads(op));
+        throw two_threads(op);
+    }
+    moving_ = false;
+    begin_operator(timeout);
+    const auto close_failed = [&] {
+        before_failure();
+        failed_.fetch_add(1, std::memory_order_relaxed);
+        control_->close(false, 0);
+        write_flight_record();
+    };
+    const auto fail_with = [&](const Error& error) {
+        control_->give_up(error, moving_);
+        close_failed();
+        throw error;
+    };
+    try {
+        Row& mine = control_->open(op, dtype, timeout);
+        uint64_t bytes = 0;
+        if constexpr (std::is_void_v<std::invoke_result_t<Body&, Row&>>)
+            body(mine);
+        else
+            bytes = body(mine);
+        control_->confirm();
+        check_moved();
+        control_->close(true, bytes);
+    } catch (const Error& error) {
+        fail_with(error);
+    } catch (const std::bad_alloc&) {
+        fail_with(resource_error("no memory for what " + control_->describe_op() + " needs"));
+    } catch (...) {
+        control_->poison(PoisonKind::aborted,
+                         "rank " + std::to_string(rank()) + " was interrupted in " + control_->describe_op());
+        close_failed();
+        throw;
+    }
+    operators_.store(operators_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);  // it has the turn
+    if (turn.is_joined()) throw two_threads(op);  // what has arrived may have been meant for the other call
+}
+
+}  // namespace alltoallv

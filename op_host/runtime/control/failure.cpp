@@ -1,0 +1,159 @@
+// Handles a rank that fails, dies or writes nonsense, and composes the errors.
+#include <algorithm>
+#include <cstring>
+
+#include "runtime/base/resources.h"
+#include "runtime/control/control.h"
+#include "runtime/control/deadlock.h"
+#include "runtime/control/peer_words.h"
+
+namespace alltoallv {
+namespace {
+
+/// Copies as much of `text` as fits, whole UTF-8 characters only: half of one could not become a Python string.
+void copy_text(char* to, size_t capacity, const std::string& text) {
+    size_t length = std::min(text.size(), capacity - 1);
+    if (length < text.size())
+        while (length > 0 && (static_cast<unsigned char>(text[length]) & 0xc0) == 0x80) --length;
+    std::memcpy(to, text.data(), length);
+    to[length] = 0;
+}
+
+}  // namespace
+
+void ControlPlane::fail(OpKind op, const Error& error) {
+    try {
+        publish_failure(open(op, DType::uint8, -1), error);
+    } catch (const Error&) {
+        // The communicator is poisoned, which the peers notice instead.
+    } catch (...) {
+        close(false, 0);  // interrupted
+        throw;
+    }
+    close(false, 0);
+}
+
+void ControlPlane::publish_failure(Row& mine, const Error& error) {
+    auto& text = *reinterpret_cast<ErrorText*>(payload(mine));
+    text.kind = static_cast<uint8_t>(error.kind());
+    text.code = static_cast<int32_t>(error.code());
+    copy_text(text.text, sizeof text.text, error.what());
+    mine.flags = row_failed;
+    note_refusal();
+    publish(mine);
+}
+
+void ControlPlane::give_up(const Error& error, bool in_the_middle) {
+    if (poisoned()) return;
+    if (in_the_middle)
+        poison_with(error, describe_op());
+    else if (!published_)
+        publish_failure(row(rank()), error);
+}
+
+void ControlPlane::poison_with(const Error& error, const std::string& what) {
+    const PoisonKind kind = is_memory(error)                       ? PoisonKind::memory
+                            : error.kind() == ErrorClass::resource ? PoisonKind::resource
+                                                                   : PoisonKind::aborted;
+    poison(kind, "rank " + std::to_string(rank()) + " failed in " + what + ": " + error.what());
+}
+
+ControlPlane::Poison ControlPlane::poison_told() const {
+    const uint64_t poison = header().poison.load(std::memory_order_acquire);
+    const uint64_t by = (poison & 0xffffffff) - 1;
+    if (by >= static_cast<uint64_t>(size()) || poison >> 32 > static_cast<uint64_t>(PoisonKind::memory))
+        return {PoisonKind::lost, rank(), "a rank has written nonsense into the control segment"};
+    const RankStatus& teller = status(static_cast<int>(by));
+    return {static_cast<PoisonKind>(poison >> 32), static_cast<int>(by),
+            peer_text(teller.reason, sizeof teller.reason)};
+}
+
+Error ControlPlane::poison_error(const std::string& what) const {
+    const Poison poison = poison_told();
+    if (poison.kind == PoisonKind::timeout) return comm_timeout(poison.reason);
+    if (poison.kind == PoisonKind::deadlock) return deadlock(poison.reason);
+    if (poison.kind == PoisonKind::resource)
+        return {ErrorClass::resource, ErrorType::RT_FAIL, what + ": " + poison.reason};
+    if (poison.kind == PoisonKind::memory) return resource_error(what + ": " + poison.reason);
+    return peer_lost(what + ": " + poison.reason);
+}
+
+void ControlPlane::throw_poison() const {
+    const Error error = poison_error(describe_op());
+    if (error.kind() == ErrorClass::deadlock)
+        Deadlocks::instance().judge(error.what());  // ranks that wait for this one must learn it before it continues
+    throw error;
+}
+
+void ControlPlane::poison(PoisonKind kind, const std::string& reason) {
+    hear_poison(kind, rank(), reason);
+}
+
+void ControlPlane::hear_poison(PoisonKind kind, int by, const std::string& reason) {
+    {
+        const std::lock_guard lock(poison_mutex_);
+        if (poisoned()) return;
+        RankStatus& teller = status(by);
+        copy_text(teller.reason, sizeof teller.reason, reason);
+        uint64_t expected = 0;
+        const uint64_t value = static_cast<uint64_t>(kind) << 32 | (static_cast<uint64_t>(by) + 1);
+        if (!header().poison.compare_exchange_strong(expected, value, std::memory_order_seq_cst)) return;
+    }
+    doorbell_.ring();
+    if (on_poison) on_poison();
+}
+
+void ControlPlane::hear_left(int peer) {
+    status(peer).state.store(RankState::left, std::memory_order_release);
+    doorbell_.ring();
+}
+
+void ControlPlane::hear_difference(uint64_t seq, const PairDifference& difference) {
+    header().difference = difference;
+    header().judged.store(seq, std::memory_order_release);
+    doorbell_.ring();
+}
+
+void ControlPlane::lost(int peer, const std::string& how) {
+    poison(PoisonKind::lost, "rank " + std::to_string(peer) + " was lost: " + how + "; " + describe_rank(peer));
+}
+
+void ControlPlane::acknowledge_if_idle() {
+    if (poisoned() && !active_.load(std::memory_order_seq_cst))
+        status(rank()).acked.store(1, std::memory_order_release);
+}
+
+void ControlPlane::leave() {
+    if (const std::string reason = Deadlocks::instance().reason_to_leave(*this); !reason.empty())
+        poison(PoisonKind::deadlock, reason);
+    status(rank()).acked.store(1, std::memory_order_release);
+    hear_left(rank());
+}
+
+Error ControlPlane::broken(int peer, const std::string& how) const {
+    return peer_lost(describe_op() + ": rank " + std::to_string(peer) + "'s row is broken: " + how);
+}
+
+const char* ControlPlane::payload_of(int peer, int64_t offset, size_t bytes) const {
+    const size_t room = layout_.inline_bytes();
+    if (bytes > room || static_cast<uint64_t>(offset) > room - bytes)
+        throw broken(peer, "its payload is longer than a mailbox");
+    return payload(row(peer)) + offset;
+}
+
+std::vector<int64_t> ControlPlane::counts_from_peers(DType dtype) const {
+    constexpr size_t most_bytes = size_t{1} << 47;  // more than a process can address
+    const size_t most = most_bytes / size_of(dtype);
+    std::vector<int64_t> counts;
+    size_t total = 0;
+    for (int j = 0; j < size(); ++j) {
+        const auto count = static_cast<size_t>(read_once(row(j).pairs()[rank()].send_count));
+        if (count > most - total)
+            throw broken(j, "it sends " + std::to_string(static_cast<int64_t>(count)) + " elements");
+        total += count;
+        counts.push_back(static_cast<int64_t>(count));
+    }
+    return counts;
+}
+
+}  // namespace alltoallv

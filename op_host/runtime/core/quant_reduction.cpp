@@ -1,0 +1,61 @@
+#include "runtime/core/quant_reduction.h"
+
+#include <algorithm>
+#include <numeric>
+#include <string>
+
+#include "runtime/base/error.h"
+
+namespace alltoallv {
+namespace {
+
+void check_scale(const char* name, std::span<const float> scale, int64_t count) {
+    const auto size = static_cast<int64_t>(scale.size());
+    if (size >= 1 && count % size == 0) return;
+    throw invalid_param(std::string(name) + " has " + std::to_string(size) + " values, expected 1, or one per entry " +
+                        "of the last axis of " + std::to_string(count) + " elements");
+}
+
+}  // namespace
+
+void check(const QuantReduction& r) {
+    const bool shared = r.mode == QuantMode::shared_scale;
+    if (shared ? r.dtype != DType::int8 : !info(r.dtype).quantizes)
+        throw invalid_param("dtype is " + std::string(name_of(r.dtype)) + ", expected " +
+                            (shared ? "int8 with a shared scale" : "float32, float16 or bfloat16"));
+    if (!info(r.out_dtype).quantizes)
+        throw invalid_param("the output's dtype is " + std::string(name_of(r.out_dtype)) +
+                            ", expected float32, float16 or bfloat16");
+    if (!takes_group(r.format, r.group_size)) {
+        const CodeFormatInfo& format = info(r.format);
+        throw invalid_param("group_size is " + std::to_string(r.group_size) + ", expected " +
+                            (format.group_size == 0
+                                 ? "at least 1"
+                                 : std::to_string(format.group_size) + " in format " + std::string(format.name)));
+    }
+    const bool scatters = r.op == OpKind::quantized_reduce_scatter;
+    if (scatters && (r.mode != QuantMode::dynamic || r.requantizes))
+        throw invalid_param("a quantized_reduce_scatter has neither a shared scale nor a second quantization");
+    if (r.mode == QuantMode::dynamic) return;
+    check_scale("scale", r.scale, total_count(r));
+    if (r.mode == QuantMode::two_scales && r.scale_2.size() != r.scale.size())
+        throw invalid_param("scale_2 has " + std::to_string(r.scale_2.size()) + " values, expected " +
+                            std::to_string(r.scale.size()) + ", as many as scale");
+    if (r.feeds_back || r.gather_feeds_back)
+        throw invalid_param("error feedback is given with a shared scale, expected the dynamic mode");
+}
+
+int64_t total_count(const QuantReduction& r) {
+    return std::accumulate(r.counts.begin(), r.counts.end(), int64_t{0});
+}
+
+QuantPart quant_part(int64_t count, int64_t group_size, int size, int rank) {
+    const int64_t groups = count / group_size + (count % group_size != 0);
+    const int64_t groups_each = groups / size + (groups % size != 0);
+    // A share that reaches beyond the end is everything: the product might not fit 64 bits.
+    const int64_t share = groups_each > count / group_size ? count : groups_each * group_size;
+    const int64_t begin = rank == 0 ? 0 : share > count / rank ? count : share * rank;
+    return {begin, std::min(share, count - begin)};
+}
+
+}  // namespace alltoallv

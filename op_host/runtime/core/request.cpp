@@ -1,0 +1,170 @@
+#include "runtime/core/request.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "runtime/base/error.h"
+#include "runtime/core/regions.h"
+
+namespace alltoallv {
+namespace {
+
+void split(std::string_view name, std::string_view tensor, int64_t rows, std::span<int64_t> counts, bool none) {
+    const auto size = static_cast<int64_t>(counts.size());
+    if (none) {
+        if (rows % size != 0)
+            throw invalid_param(std::string(tensor) + " has " + std::to_string(rows) + " rows in dimension 0, which " +
+                                std::to_string(size) +
+                                " ranks cannot share equally: give split sizes, or a multiple of the number of ranks");
+        std::ranges::fill(counts, rows / size);
+        return;
+    }
+    uint64_t sum = 0;
+    bool fits = true;
+    for (const int64_t count : counts) {
+        fits = fits && count >= 0 && count <= rows;
+        sum += static_cast<uint64_t>(count);
+        fits = fits && sum <= static_cast<uint64_t>(rows);
+    }
+    if (!fits || sum != static_cast<uint64_t>(rows))
+        throw invalid_param(std::string(name) + " is " + list_text(counts) + ", expected entries >= 0 whose sum is " +
+                            std::to_string(rows) + ", dimension 0 of " + std::string(tensor));
+}
+
+void to_elements(std::span<int64_t> values, int64_t row) {
+    const std::vector<int64_t> given(values.begin(), values.end());
+    for (int64_t& value : values)
+        if (__builtin_mul_overflow(value, row, &value))
+            throw invalid_param("counts or displacements are " + list_text(given) + " rows of " + std::to_string(row) +
+                                " elements, expected at most what 64 bits hold");
+}
+
+std::string joined(std::span<const int64_t> values) {
+    std::string text;
+    for (size_t i = 0; i < values.size(); ++i) text += (i == 0 ? "" : ", ") + std::to_string(values[i]);
+    return text;
+}
+
+}  // namespace
+
+Exchange Request::exchange(DType dtype, const void* input, void* output) const {
+    Exchange made;
+    made.op = op;
+    made.dtype = dtype;
+    made.input = input;
+    made.output = output;
+    made.send_counts = array(0);
+    made.sdispls = array(1);
+    if (!learns) {
+        made.recv_counts = array(2);
+        made.rdispls = array(3);
+    }
+    made.byte_displs = byte_displs;
+    made.root = root;
+    made.row = row;
+    made.moves = row != 0;
+    return made;
+}
+
+void Request::count_rows(Shape input) {
+    row = row_size(input);
+    shape.assign(input.begin(), input.end());
+}
+
+void Request::settle(size_t first, bool packs) {
+    if (row > 1) {
+        to_elements(array(first), row);
+        if (!packs) to_elements(array(first + 1), row);
+    }
+    if (packs) pack(array(first), array(first + 1));
+}
+
+void Request::check(int64_t numel_in, int64_t numel_out) {
+    const int64_t unit = std::max<int64_t>(row, 1);
+    check_send(numel_in, send_counts(), sdispls(), size(), unit);
+    if (learns) return;
+    const int64_t needed = check_receive(numel_out, recv_counts(), rdispls(), size(), unit);
+    shape[0] = needed / unit;
+    const auto covered = std::accumulate(recv_counts().begin(), recv_counts().end(), int64_t{0});
+    has_gaps = covered < (numel_out < 0 ? needed : numel_out);
+}
+
+std::vector<int64_t> Request::shape_for(std::span<const int64_t> told) const {
+    std::vector<int64_t> made = shape;
+    made[0] = std::accumulate(told.begin(), told.end(), int64_t{0}) / std::max<int64_t>(row, 1);
+    return made;
+}
+
+Request gather_request(OpKind op, int size, int64_t numel) {
+    Request request(op, size);
+    std::ranges::fill(request.send_counts(), numel);
+    std::ranges::fill(request.recv_counts(), numel);
+    pack(request.recv_counts(), request.rdispls());
+    return request;
+}
+
+void check_gathered(std::string_view name, int64_t numel, Shape input, int size) {
+    const int64_t each = element_count(input);
+    if (numel != size * each)
+        throw invalid_tensor(ErrorType::INVALID_TENSOR_SIZE, std::string(name) + " has " + std::to_string(numel) +
+                                                                 " elements, expected " + std::to_string(size) +
+                                                                 " times the " + std::to_string(each) +
+                                                                 " of an input of shape " + tuple_text(input));
+}
+
+void check_splits(Request& request, Shape output, Shape input, bool no_output_splits, bool no_input_splits,
+                  const SplitNames& names) {
+    request.count_rows(input);
+    if (output.empty() || row_size(output) != request.row)
+        throw invalid_tensor(ErrorType::INVALID_TENSOR_DIM,
+                             names.output + " has rows of shape " +
+                                 tuple_text(output.subspan(std::min<size_t>(1, output.size()))) + ", expected " +
+                                 tuple_text(input.subspan(1)) + " as the input");
+    split(names.input_sizes, names.input, input[0], request.send_counts(), no_input_splits);
+    split(names.output_sizes, names.output, output[0], request.recv_counts(), no_output_splits);
+    if (request.row == 0) request = Request(request.op, request.size());
+    request.settle_sends(true);
+    request.settle_receives(true);
+    request.shape.assign(output.begin(), output.end());
+}
+
+void pack(std::span<const int64_t> counts, std::span<int64_t> displs) {
+    int64_t next = 0;
+    for (size_t j = 0; j < counts.size(); ++j) {
+        displs[j] = next;
+        if (__builtin_add_overflow(next, counts[j], &next) && j + 1 < counts.size())
+            throw invalid_param("the counts " + list_text(counts) +
+                                " sum to 2**63 or more, expected at most what 64 bits hold");
+    }
+}
+
+std::vector<int64_t> even_parts(int64_t length, int size) {
+    std::vector<int64_t> parts(static_cast<size_t>(size), length / size);
+    for (int64_t j = 0; j < length % size; ++j) ++parts[static_cast<size_t>(j)];
+    return parts;
+}
+
+int64_t row_size(Shape shape) {
+    if (shape.empty())
+        throw invalid_tensor(ErrorType::INVALID_TENSOR_DIM,
+                             "a 0-dimensional input has no rows, expected at least 1 dimension");
+    return element_count(shape.subspan(1));
+}
+
+std::string list_text(std::span<const int64_t> values) {
+    return "[" + joined(values) + "]";
+}
+
+std::string tuple_text(Shape values) {
+    return "(" + joined(values) + (values.size() == 1 ? ",)" : ")");
+}
+
+void check_apart(ByteRange output, ByteRange input) {
+    if (overlaps(output, input)) throw invalid_param("output and input overlap in memory, expected separate memory");
+}
+
+void check_gather_apart(ByteRange output, ByteRange input, int rank) {
+    if (input.address != output.address + static_cast<size_t>(rank) * input.bytes) check_apart(output, input);
+}
+
+}  // namespace alltoallv

@@ -1,0 +1,120 @@
+/// \file request.h
+/// \brief The counts and displacements of one rank's exchange, read by a front end and checked here.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <numeric>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "runtime/core/collective.h"
+
+namespace alltoallv {
+
+using Shape = std::span<const int64_t>;
+
+/// One entry per rank in each of four arrays, in elements once the counts have been converted.
+class Request {
+  public:
+    Request(OpKind kind, int size) : op(kind), size_(static_cast<size_t>(size)), values_(4 * size_) {}
+
+    OpKind op;
+    int64_t root = 0;
+    /// Elements per unit of the caller's counts. 0 for empty rows: the counts stay rows, which the ranks compare, and
+    /// nothing moves.
+    int64_t row = 1;
+    bool byte_displs = false;  ///< as in Exchange
+    bool learns = false;       ///< the peers announce the receive counts
+
+    /// The shape of the output, given or to be made; without the first dimension if counts are rows.
+    std::vector<int64_t> shape{0};
+    bool has_gaps = false;  ///< the output has elements outside all regions
+
+    int size() const { return static_cast<int>(size_); }
+    std::span<int64_t> send_counts() { return array(0); }
+    std::span<int64_t> sdispls() { return array(1); }
+    std::span<int64_t> recv_counts() { return array(2); }
+    std::span<int64_t> rdispls() { return array(3); }
+    std::span<const int64_t> send_counts() const { return array(0); }
+    std::span<const int64_t> values() const { return values_; }
+
+    /// Returns an Exchange that refers to this request, which must outlive it.
+    Exchange exchange(DType dtype, const void* input, void* output) const;
+
+    /// Makes the counts rows of an input of that shape. Throws invalid_tensor if it has no dimensions.
+    void count_rows(Shape input);
+
+    /// Converts from the caller's units to elements; `packs` sets `displs` for regions packed in rank order.
+    void settle_sends(bool packs) { settle(0, packs); }
+    void settle_receives(bool packs) { settle(2, packs); }
+
+    /// Checks bounds and overlaps, in elements or in empty rows. `numel_out` is -1 if the output must be made. Sets
+    /// `shape` and `has_gaps`.
+    void check(int64_t numel_in, int64_t numel_out);
+
+    /// Returns the output's shape for the receive counts that the peers have announced.
+    std::vector<int64_t> shape_for(std::span<const int64_t> recv_counts) const;
+
+  private:
+    std::span<int64_t> array(size_t i) { return {values_.data() + i * size_, size_}; }
+    std::span<const int64_t> array(size_t i) const { return {values_.data() + i * size_, size_}; }
+    void settle(size_t first, bool packs);
+
+    size_t size_;
+    std::vector<int64_t> values_;
+};
+
+/// Every rank sends the same `numel` elements to all ranks and receives all ranks' elements, packed.
+Request gather_request(OpKind op, int size, int64_t numel);
+
+/// Throws invalid_tensor unless the `numel` elements of output `name` are those of all ranks' inputs of that shape.
+void check_gathered(std::string_view name, int64_t numel, Shape input, int size);
+
+/// The front end's names for the arguments of an all_to_all_single.
+struct SplitNames {
+    std::string output = "output", input = "input", output_sizes = "output_split_sizes",
+                input_sizes = "input_split_sizes";
+};
+
+/// Checks the parts of dimension 0 of two tensors, whose split sizes are or will be in the request's counts: equal
+/// parts without split sizes. Throws if rows have different shapes, or sizes do not add up.
+void check_splits(Request& request, Shape output, Shape input, bool no_output_splits, bool no_input_splits,
+                  const SplitNames& names);
+
+/// Computes displacements of regions that follow each other in rank order. Throws invalid_param beyond 64 bits.
+void pack(std::span<const int64_t> counts, std::span<int64_t> displs);
+
+/// Returns parts that are as equal as possible, the larger ones first.
+std::vector<int64_t> even_parts(int64_t length, int size);
+
+inline int64_t element_count(Shape shape) {
+    return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
+}
+
+/// Returns the elements of a row of dimension 0. Throws invalid_tensor for a shape without dimensions.
+int64_t row_size(Shape shape);
+
+/// Formats values as Python writes lists and tuples.
+std::string list_text(std::span<const int64_t> values);
+std::string tuple_text(Shape values);
+
+/// The bytes of one tensor, as a range of addresses.
+struct ByteRange {
+    uintptr_t address;
+    size_t bytes;
+};
+
+inline bool overlaps(ByteRange a, ByteRange b) {
+    return a.bytes != 0 && b.bytes != 0 && a.address < b.address + b.bytes && b.address < a.address + a.bytes;
+}
+
+/// Throws invalid_param if the two overlap.
+void check_apart(ByteRange output, ByteRange input);
+
+/// Checks the same for a gather, whose input may be this rank's part of the output.
+void check_gather_apart(ByteRange output, ByteRange input, int rank);
+
+}  // namespace alltoallv

@@ -1,0 +1,102 @@
+#include "runtime/core/waiting.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+
+namespace alltoallv {
+
+struct Waiting::Slot {
+    const uint64_t id = this_thread();
+    std::atomic<bool> calls{false};
+    std::atomic<uint32_t> depth{0};
+    std::atomic<uint64_t> changes{0};
+    std::atomic<Time> still{Time::min()};
+};
+
+struct Waiting::Slots {
+    std::mutex mutex;
+    std::vector<Slot*> all;
+    pthread_key_t ends;  // its destructor runs when a thread ends; a thread_local would leak it in forked children
+
+    static inline Slots* current = nullptr;
+
+    static void forget(void* slot) {
+        const std::lock_guard lock(current->mutex);
+        std::erase(current->all, slot);
+        delete static_cast<Slot*>(slot);
+    }
+
+    static void forget_other_threads() {
+        std::erase_if(current->all, [](const Slot* slot) {
+            const bool other = slot->id != this_thread();
+            if (other) delete slot;
+            return other;
+        });
+        current->mutex.unlock();
+    }
+};
+
+// Never destroyed, because threads may end after static objects. A forked child has one thread.
+Waiting::Slots& Waiting::slots() {
+    static std::once_flag once;
+    std::call_once(once, [] {
+        Slots::current = new Slots;
+        pthread_key_create(&Slots::current->ends, Slots::forget);
+        pthread_atfork([] { Slots::current->mutex.lock(); }, [] { Slots::current->mutex.unlock(); },
+                       Slots::forget_other_threads);
+    });
+    return *Slots::current;
+}
+
+Waiting::Slot& Waiting::mine() {
+    thread_local Slot* slot = nullptr;
+    if (slot == nullptr) {
+        slot = new Slot;
+        pthread_setspecific(slots().ends, slot);
+        const std::lock_guard lock(slots().mutex);
+        slots().all.push_back(slot);
+    }
+    return *slot;
+}
+
+Waiting::Waiting() : slot_(mine()) {
+    slot_.still.store(Time::min());
+    slot_.changes.fetch_add(1);
+    slot_.depth.fetch_add(1);
+}
+
+Waiting::~Waiting() {
+    if (!ended_) end();
+}
+
+void Waiting::still(Time time) {
+    slot_.still.store(time);
+}
+
+void Waiting::end() {
+    ended_ = true;
+    slot_.depth.fetch_sub(1);
+    slot_.changes.fetch_add(1);
+}
+
+void Waiting::make_calls() {
+    mine().calls.store(true);
+}
+
+std::vector<Waiting::Thread> Waiting::threads() {
+    std::vector<Thread> found;
+    const std::lock_guard lock(slots().mutex);
+    for (const Slot* slot : slots().all)
+        found.push_back(
+            {slot->id, slot->calls.load(), slot->depth.load() > 0, slot->changes.load(), slot->still.load()});
+    return found;
+}
+
+uint64_t Waiting::this_thread() {
+    return static_cast<uint64_t>(pthread_self());
+}
+
+}  // namespace alltoallv

@@ -1,0 +1,231 @@
+// Exchanges between hosts: small ones travel with the rows, others within a host through shared memory and between
+// hosts by the mover.
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "runtime/control/peer_words.h"
+#include "runtime/core/request.h"
+#include "runtime/hosts/tcp_communicator.h"
+
+namespace alltoallv {
+namespace {
+
+constexpr double reason_in_time = 1.0;  // seconds until the reason of a loss must have come
+
+size_t bytes_of(DType dtype, int64_t count) {
+    return static_cast<size_t>(count) * size_of(dtype);
+}
+
+size_t place_of(const Exchange& x, int64_t displ) {
+    return x.byte_displs ? static_cast<size_t>(displ) : bytes_of(x.dtype, displ);
+}
+
+}  // namespace
+
+void TcpCommunicator::exchange(const Exchange& x, double timeout) {
+    run(x.op, x.dtype, timeout, [&](Row& mine) {
+        fill_row(x, mine);
+        if (x.moves) pack(x, mine);
+        control_->publish(mine);
+        control_->agree();
+        std::vector<int64_t> recvs(x.recv_counts.begin(), x.recv_counts.end());
+        if (x.moves) return deliver(x, mine, recvs);
+        if (recvs.empty()) x.allocate(control_->counts_from_peers(x.dtype));
+    });
+}
+
+void TcpCommunicator::fill_row(const Exchange& x, Row& mine) {
+    const bool learns = x.recv_counts.empty();
+    for (int j = 0; j < size(); ++j) {
+        const auto i = static_cast<size_t>(j);
+        mine.pairs()[j] = {x.send_counts[i], 0, learns ? 0 : x.recv_counts[i], 0};
+    }
+    mine.digests = digest_pairs(rank(), x.send_counts, x.recv_counts);
+    mine.root = x.root;
+    mine.count = x.row;
+    if (learns) mine.flags |= row_learns;
+}
+
+/// Packs all data that this rank sends, if they are few: regions for several ranks once.
+void TcpCommunicator::pack(const Exchange& x, Row& mine) {
+    size_t used = 0;
+    for (size_t j = 0; j < x.send_counts.size(); ++j) {
+        Pair& pair = mine.pairs()[j];
+        const size_t bytes = bytes_of(x.dtype, x.send_counts[j]);
+        if (j > 0 && x.send_counts[j] == x.send_counts[j - 1] && x.sdispls[j] == x.sdispls[j - 1]) {
+            pair.source = mine.pairs()[j - 1].source;
+            continue;
+        }
+        if (used + bytes > tcp_payload_bytes) {
+            if (carriers_.between) return;
+            throw backend_unavailable("domain '", domain(), "' moves no more than ", tcp_payload_bytes,
+                                      " bytes of a rank between hosts");
+        }
+        pair.source = static_cast<int64_t>(used);
+        if (bytes > 0)
+            std::memcpy(control_->payload(mine) + used, static_cast<const char*>(x.input) + place_of(x, x.sdispls[j]),
+                        bytes);
+        used += bytes;
+    }
+    mine.input.bits = used;
+    mine.flags |= row_inline;
+}
+
+void TcpCommunicator::deliver(const Exchange& x, const Row& mine, std::vector<int64_t>& recvs) {
+    const bool learns = recvs.empty();
+    auto* output = static_cast<char*>(x.output);
+    // All ranks see all rows, so they decide alike.
+    bool all_inline = true, none_inline = true;
+    for (int j = 0; j < size(); ++j) ((control_->row(j).flags & row_inline) != 0 ? none_inline : all_inline) = false;
+    if (!all_inline) start_moving();
+    if (learns) {
+        recvs = control_->counts_from_peers(x.dtype);
+        output = static_cast<char*>(x.allocate(recvs));
+    }
+    Pieces pieces(size());
+    bool within = (mine.flags & row_inline) == 0;
+    size_t packed = 0;
+    for (size_t j = 0; j < recvs.size(); ++j) {
+        const size_t bytes = bytes_of(x.dtype, recvs[j]);
+        char* const to = output + (learns ? packed : place_of(x, x.rdispls[j]));
+        packed += bytes;
+        Row& sender = control_->row(static_cast<int>(j));
+        const Pair pair = RowWords(sender, rank()).pair;
+        check_counts(static_cast<int>(j), rank(), pair.send_count, recvs[j]);
+        if ((sender.flags & row_inline) != 0) {
+            if (bytes > 0) std::memcpy(to, control_->payload_of(static_cast<int>(j), pair.source, bytes), bytes);
+            continue;
+        }
+        within |= on_this_host(static_cast<int>(j));
+        pieces.in[j] = {to, bytes};
+    }
+    if (all_inline) return;
+    if ((mine.flags & row_inline) == 0)
+        for (size_t j = 0; j < x.send_counts.size(); ++j)
+            pieces.out[j] = {static_cast<const char*>(x.input) + place_of(x, x.sdispls[j]),
+                             bytes_of(x.dtype, x.send_counts[j])};
+    if (none_inline && (x.op == OpKind::all_gather || x.op == OpKind::all_gather_into_tensor))
+        share(pieces);
+    else
+        move(pieces, within);
+}
+
+/// Uses displacements from the lowest address, because the pieces may be in several allocations.
+void TcpCommunicator::move_within(const Pieces& pieces) {
+    Request request(OpKind::all_to_all_v, static_cast<int>(carriers_.on_host.size()));
+    const auto place = [this](const auto& by_rank, std::span<int64_t> counts, std::span<int64_t> displs) {
+        decltype(by_rank[0].data()) lowest = nullptr;
+        for (const int j : carriers_.on_host)
+            if (const auto& piece = by_rank[static_cast<size_t>(j)];
+                !piece.empty() && (!lowest || piece.data() < lowest))
+                lowest = piece.data();
+        for (size_t k = 0; k < counts.size(); ++k) {
+            const auto& piece = by_rank[static_cast<size_t>(carriers_.on_host[k])];
+            counts[k] = static_cast<int64_t>(piece.size());
+            if (!piece.empty()) displs[k] = piece.data() - lowest;
+        }
+        return lowest;
+    };
+    const char* const input = place(pieces.out, request.send_counts(), request.sdispls());
+    char* const output = place(pieces.in, request.recv_counts(), request.rdispls());
+    carriers_.within->exchange(request.exchange(DType::uint8, input, output), timeout_);
+}
+
+/// Called before data move that do not travel with the rows: from here on the peers cannot continue without this rank.
+void TcpCommunicator::start_moving() {
+    if (!carriers_.between) throw backend_unavailable("domain '", domain(), "' moves no data between hosts");
+    moving_ = true;
+}
+
+void TcpCommunicator::move(const Pieces& pieces, bool within) {
+    std::vector<Outgoing> out;
+    std::vector<Incoming> in;
+    for (int j = 0; j < size(); ++j) {
+        const auto from = pieces.out[static_cast<size_t>(j)];
+        const auto to = pieces.in[static_cast<size_t>(j)];
+        if (j == rank() || (carriers_.within && on_this_host(j))) continue;
+        if (!from.empty()) out.push_back({j, from.data(), from.size()});
+        if (!to.empty()) in.push_back({j, to.data(), to.size()});
+    }
+    const auto reasoned = [this](const auto& step) {
+        try {
+            return step();
+        } catch (const Error& error) {
+            // A peer that has closed its connection has told why on another one, whose news may come a little later.
+            const auto end = after(error.kind() == ErrorClass::peer_lost ? reason_in_time : 0);
+            while (!control_->poisoned() && Clock::now() < end) ::usleep(500);
+            control_->throw_if_poisoned();
+            throw;
+        }
+    };
+    reasoned([&] { carriers_.between->begin(out, in); });
+    const auto me = static_cast<size_t>(rank());
+    if (const auto own = pieces.in[me]; !carriers_.within && !own.empty())
+        std::memcpy(own.data(), pieces.out[me].data(), own.size());
+    if (carriers_.within && within) move_within(pieces);
+    control_->wait_polling([&] { return reasoned([&] { return carriers_.between->progress(); }); },
+                           [&] { return carriers_.between->missing(); });
+}
+
+/// Returns the rank of `host` (given by its first rank) that receives the data of rank `from` on another host.
+int TcpCommunicator::takes_for(int host, int from) const {
+    std::vector<int> ranks;
+    size_t place = 0;
+    for (int j = 0; j < size(); ++j) {
+        if (first_on_host_[static_cast<size_t>(j)] == host) ranks.push_back(j);
+        if (j < from && first_on_host_[static_cast<size_t>(j)] == first_on_host_[static_cast<size_t>(from)]) ++place;
+    }
+    return ranks[place % ranks.size()];
+}
+
+void TcpCommunicator::share(const Pieces& pieces) {
+    const int here = first_on_host_[static_cast<size_t>(rank())];
+    Pieces between(size()), within(size());
+    // In every round, each rank of this host forwards one piece: first its own, then those that it receives.
+    std::vector<std::vector<int>> taken(static_cast<size_t>(size()));
+    size_t rounds = 1;
+    for (int j = 0; j < size(); ++j) {
+        const auto i = static_cast<size_t>(j);
+        if (first_on_host_[i] == here) {
+            Pieces& beside = carriers_.within ? within : between;
+            beside.in[i] = pieces.in[i];
+            beside.out[i] = pieces.out[i];
+            continue;
+        }
+        if (takes_for(first_on_host_[i], rank()) == j) between.out[i] = pieces.out[i];
+        const int taker = takes_for(here, j);
+        taken[static_cast<size_t>(taker)].push_back(j);
+        rounds = std::max(rounds, taken[static_cast<size_t>(taker)].size() + 1);
+        if (taker == rank()) between.in[i] = pieces.in[i];
+    }
+    move(between, false);
+    if (!carriers_.within) return;
+    move_within(within);
+    for (size_t round = 0; round + 1 < rounds; ++round) {
+        Pieces handed(size());
+        const auto forwarded_by = [&](int taker) {
+            const std::vector<int>& list = taken[static_cast<size_t>(taker)];
+            return round < list.size() ? pieces.in[static_cast<size_t>(list[round])] : std::span<char>();
+        };
+        for (const int j : carriers_.on_host) {
+            if (j == rank()) continue;
+            handed.out[static_cast<size_t>(j)] = forwarded_by(rank());
+            handed.in[static_cast<size_t>(j)] = forwarded_by(j);
+        }
+        move_within(handed);
+    }
+}
+
+std::vector<std::string> gather_texts(Communicator& communicator, const std::string& mine) {
+    const auto ranks = static_cast<size_t>(communicator.size());
+    std::string all(ranks * mine.size(), '\0');
+    const Request request = gather_request(OpKind::all_gather, communicator.size(), static_cast<int64_t>(mine.size()));
+    communicator.exchange(request.exchange(DType::uint8, mine.data(), all.data()), -1);
+    std::vector<std::string> texts;
+    for (size_t j = 0; j < ranks; ++j) texts.push_back(all.substr(j * mine.size(), mine.size()));
+    return texts;
+}
+
+}  // namespace alltoallv

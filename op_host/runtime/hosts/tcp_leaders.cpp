@@ -1,0 +1,333 @@
+#include "runtime/hosts/tcp_leaders.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <exception>
+#include <set>
+#include <utility>
+
+#include "runtime/base/process_state.h"
+#include "runtime/bootstrap/reactor.h"
+
+namespace alltoallv {
+namespace {
+
+constexpr double farewell = 1.0;    // seconds
+constexpr int patience_ms = 30000;  // for a leader that takes nothing
+
+}  // namespace
+
+/// Holds the mutex; at the end of the outermost one, reads what came while this side was sending.
+class TcpLeaders::Turn {
+  public:
+    explicit Turn(TcpLeaders& leaders) : lock_(leaders.mutex_), leaders_(leaders) { ++leaders_.turns_; }
+    ~Turn() {
+        for (size_t i = 0; leaders_.turns_ == 1 && i < leaders_.connections_.size(); ++i) {
+            Connection& connection = leaders_.connections_[i];
+            if (connection.late.empty()) continue;
+            connection.heard += std::exchange(connection.late, {});
+            if (!connection.ended) leaders_.read_messages(i);
+            i = SIZE_MAX;  // reading may have led to sending: from the first one again
+        }
+        --leaders_.turns_;
+    }
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+
+  private:
+    const std::lock_guard<std::recursive_mutex> lock_;
+    TcpLeaders& leaders_;
+};
+
+/// Lets a forked child close its copies, because a connection ends when all owners have closed it.
+struct TcpLeadersOfProcess {
+    std::mutex mutex;
+    std::set<TcpLeaders*> all;
+
+    static TcpLeadersOfProcess& instance() { return ProcessState<TcpLeadersOfProcess>::get(); }
+
+    void forget() const {
+        for (TcpLeaders* leaders : all) close(*leaders);
+    }
+    static void close(TcpLeaders& leaders) {
+        for (TcpLeaders::Connection& connection : leaders.connections_) connection.socket.reset();
+        leaders.local_.clear();
+    }
+};
+
+TcpLeaders::TcpLeaders(TcpMembership membership, std::vector<int> here, std::vector<Peer> local, ControlPlane& control)
+    : control_(control),
+      tree_(membership.peers),
+      here_(std::move(here)),
+      local_(std::move(local)),
+      rows_told_(membership.peers.size()),
+      waits_told_(rows_told_),
+      departures_told_(rows_told_.size()) {
+    if (!leads()) return;
+    const int host = tree_.host_of(here_[0]);
+    for (const int other : tree_.neighbours(host)) {
+        Connection& made = connections_.emplace_back();
+        made.leader = tree_.leader(other);
+        made.is_parent = other < host;
+        made.socket = std::move(membership.sockets[static_cast<size_t>(made.leader)]);
+        for (int k = 0; k < control.size(); ++k) {
+            if (!is_here(k) && tree_.towards(host, tree_.host_of(k)) == other) made.ranks.push_back(k);
+        }
+    }
+}
+
+TcpLeaders::~TcpLeaders() {
+    stop();
+}
+
+void TcpLeaders::watch() {
+    auto& of_process = TcpLeadersOfProcess::instance();
+    {
+        const std::lock_guard lock(of_process.mutex);
+        of_process.all.insert(this);
+    }
+    // Calls with this object before their own arguments, as long as it lives.
+    const auto weakly = [weak = weak_from_this()](auto call) {
+        return [weak, call](const auto&... arguments) {
+            if (const auto self = weak.lock()) call(*self, arguments...);
+        };
+    };
+    control_.on_poison = weakly([](TcpLeaders& self) { self.look(); });
+    control_.hosts =
+        ControlPlane::Hosts{weakly([](TcpLeaders& self, uint64_t seq) { self.published(seq); }), control_.on_poison,
+                            [weak = weak_from_this()](int rank) {
+                                const auto self = weak.lock();
+                                return self ? self->cut_off(rank) : -1;
+                            },
+                            weakly([](TcpLeaders& self, uint64_t seq, const PairDifference& difference) {
+                                const std::string body(reinterpret_cast<const char*>(&difference), sizeof difference);
+                                self.send_to_others(nobody, {0, Tells::difference, 0, {}, seq}, body);
+                            })};
+    const auto listen = [&](const UniqueFd& fd, auto call) {
+        if (fd) Reactor::instance().add(fd.get(), weakly([call](TcpLeaders& self, uint32_t) { call(self); }));
+    };
+    for (size_t i = 0; i < local_.size(); ++i) {
+        listen(local_[i].pidfd, [i](TcpLeaders& self) { self.on_local(i, true, "its process has ended"); });
+        listen(local_[i].socket, [i](TcpLeaders& self) { self.on_local(i, false, "its connection was closed"); });
+    }
+    for (size_t i = 0; i < connections_.size(); ++i)
+        listen(connections_[i].socket, [i](TcpLeaders& self) { self.on_bytes(i); });
+}
+
+/// Messages from another host come through the leaders between this one and it.
+int TcpLeaders::cut_off(int rank) const {
+    if (is_here(rank)) return -1;
+    const int last = tree_.host_of(rank);
+    for (int host = tree_.host_of(here_[0]);; host = tree_.towards(host, last)) {
+        if (control_.has_left(tree_.leader(host))) return tree_.leader(host);
+        if (host == last) return -1;
+    }
+}
+
+/// The last rank on its host sends the rows, all at once; on a late host, the rank that waits for them does.
+void TcpLeaders::published(uint64_t seq) {
+    full_fence();  // of several ranks that publish at the same time, the last one sees the rows of all
+    for (const int j : here_)
+        if (!control_.has_row(j, seq)) return;
+    if (!leads()) return look();
+    const Turn turn(*this);
+    if (!stopped_) tell_rows();
+}
+
+void TcpLeaders::look() {
+    if (!leads()) {
+        const std::lock_guard lock(mutex_);
+        const char ring = 0;  // its socket is full of these, or it is about to look
+        if (!stopped_ && local_[0].socket) (void)::send(local_[0].socket.get(), &ring, 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+        return;
+    }
+    const Turn turn(*this);
+    if (stopped_) return;
+    tell_rows();
+    tell_poison();
+    tell_departures();
+    tell_waits();
+}
+
+void TcpLeaders::tell_poison() {
+    if (!control_.poisoned() || std::exchange(poison_told_, true)) return;
+    const auto poison = control_.poison_told();
+    send_to_others(nobody, {0, Tells::poisoned, poison.by, poison.kind, 0}, poison.reason);
+}
+
+void TcpLeaders::tell_departures() {
+    for (const int j : here_)
+        if (control_.has_left(j) && !departures_told_[static_cast<size_t>(j)]) {
+            departures_told_[static_cast<size_t>(j)] = true;
+            send_to_others(nobody, {0, Tells::departed, j, {}, 0}, {});
+        }
+}
+
+void TcpLeaders::on_local(size_t index, bool ended, const std::string& how) {
+    const std::lock_guard lock(mutex_);
+    if (stopped_ || index >= local_.size()) return;
+    Peer& peer = local_[index];
+    char rings[64];
+    for (ssize_t got = 1; !ended && got > 0;) {
+        got = ::recv(peer.socket.get(), rings, sizeof rings, MSG_DONTWAIT);
+        ended = got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR);
+    }
+    if (leads()) look();
+    if (!ended) return;
+    ignore(peer);
+    if (!control_.has_left(here_[index])) control_.lost(here_[index], how);
+}
+
+void TcpLeaders::ignore(const Peer& peer) {
+    for (const UniqueFd* fd : {&peer.socket, &peer.pidfd})
+        if (*fd) Reactor::instance().remove(fd->get());
+}
+
+/// Takes what has arrived. Returns false at the end of the connection.
+bool TcpLeaders::receive(Connection& connection, std::string& into) {
+    char chunk[65536];
+    for (;;) {
+        const ssize_t got = ::recv(connection.socket.get(), chunk, sizeof chunk, MSG_DONTWAIT);
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0 && errno == EAGAIN) return true;
+        if (got <= 0) return false;
+        into.append(chunk, static_cast<size_t>(got));
+        if (static_cast<size_t>(got) < sizeof chunk) return true;
+    }
+}
+
+void TcpLeaders::on_bytes(size_t index) {
+    const Turn turn(*this);
+    Connection& connection = connections_[index];
+    if (connection.ended) return;
+    const bool goes_on = receive(connection, connection.heard);
+    read_messages(index);
+    if (!goes_on && !connection.ended) on_end(connection);
+}
+
+void TcpLeaders::read_messages(size_t index) {
+    Connection& connection = connections_[index];
+    size_t at = 0;
+    try {
+        for (Message message; connection.heard.size() - at >= sizeof message; at += sizeof message + message.bytes) {
+            std::memcpy(&message, connection.heard.data() + at, sizeof message);
+            if (message.bytes > most_bytes() || message.rank < 0 || message.rank >= control_.size())
+                throw not_understood();
+            if (connection.heard.size() - at < sizeof message + message.bytes) break;
+            on_message(index, message, connection.heard.data() + at + sizeof message);
+        }
+        connection.heard.erase(0, at);
+    } catch (const std::exception& error) {
+        control_.lost(connection.leader, error.what());
+        on_end(connection);
+    }
+}
+
+void TcpLeaders::on_message(size_t index, const Message& message, const char* body) {
+    Connection& connection = connections_[index];
+    switch (message.tells) {
+        case Tells::rows:
+            return hear_rows(index, message, body);
+        case Tells::difference: {
+            PairDifference difference;
+            if (message.bytes != sizeof difference || !connection.is_parent) break;
+            std::memcpy(&difference, body, sizeof difference);
+            send_to_others(index, message, std::string(body, message.bytes));
+            return control_.hear_difference(message.seq, difference);
+        }
+        case Tells::poisoned:
+            control_.hear_poison(message.kind, message.rank, std::string(body, message.bytes));
+            return tell_poison();
+        case Tells::departed:
+            control_.hear_left(message.rank);
+            send_to_others(index, message, {});
+            if (message.rank == connection.leader && !connection.is_parent)
+                ::shutdown(connection.socket.get(), SHUT_WR);  // it waits for this
+            return;
+        case Tells::waits:
+            return hear_waits(index, message, body);
+        default:
+            break;
+    }
+    throw not_understood();
+}
+
+void TcpLeaders::on_end(Connection& connection) {
+    connection.ended = true;
+    // Closed by `stop`, so that its number is not reused before.
+    Reactor::instance().remove(connection.socket.get());
+    ::shutdown(connection.socket.get(), SHUT_RDWR);
+    if (!stopped_ && !control_.has_left(connection.leader))
+        control_.lost(connection.leader, "its connection has ended");
+}
+
+void TcpLeaders::send_to_others(size_t except, const Message& message, const std::string& body) {
+    const Turn turn(*this);
+    for (size_t i = 0; i < connections_.size(); ++i)
+        if (i != except) send(connections_[i], message, body);
+}
+
+/// A peer that no longer reads counts as lost: its own callback sees the end of the connection.
+void TcpLeaders::send(Connection& connection, Message message, const std::string& body) {
+    if (!connection.socket || connection.ended) return;
+    message.bytes = static_cast<uint32_t>(body.size());
+    const std::string data = std::string(reinterpret_cast<const char*>(&message), sizeof message) + body;
+    if (!send_or_receive(connection, data)) ::shutdown(connection.socket.get(), SHUT_RDWR);
+}
+
+/// Receives while it cannot send: the other leader may be sending, too, and would wait for this one to receive. Returns
+/// false if the other end is gone, or has not taken the bytes for a while.
+bool TcpLeaders::send_or_receive(Connection& connection, const std::string& data) {
+    const int socket = connection.socket.get();
+    for (size_t at = 0; at < data.size();) {
+        const ssize_t sent = ::send(socket, data.data() + at, data.size() - at, MSG_DONTWAIT | MSG_NOSIGNAL);
+        if (sent >= 0) {
+            at += static_cast<size_t>(sent);
+            continue;
+        }
+        if (errno == EINTR) continue;
+        if (errno != EAGAIN) return false;
+        pollfd ready{socket, POLLIN | POLLOUT, 0};
+        const int found = ::poll(&ready, 1, patience_ms);
+        if (found == 0 || (found < 0 && errno != EINTR)) return false;
+        if ((ready.revents & POLLIN) != 0 && !receive(connection, connection.late)) return false;
+    }
+    return true;
+}
+
+bool TcpLeaders::all_ended() {
+    const std::lock_guard lock(mutex_);
+    return std::all_of(connections_.begin(), connections_.end(),
+                       [](const Connection& connection) { return !connection.socket || connection.ended; });
+}
+
+void TcpLeaders::stop() {
+    {
+        const std::lock_guard lock(mutex_);
+        if (stopped_) return;
+        look();
+        stopped_ = true;
+        for (Connection& connection : connections_)
+            if (!connection.is_parent) ::shutdown(connection.socket.get(), SHUT_WR);
+    }
+    // If it were closed at once with unread data, a connection would lose what was just sent.
+    const auto deadline = after(control_.poisoned() ? farewell / 10 : farewell);
+    while (!all_ended() && Clock::now() < deadline) ::usleep(500);
+    for (const Connection& connection : connections_)
+        if (connection.socket) Reactor::instance().remove(connection.socket.get());
+    for (const Peer& peer : local_) ignore(peer);
+    {
+        auto& of_process = TcpLeadersOfProcess::instance();
+        const std::lock_guard lock(of_process.mutex);
+        of_process.all.erase(this);
+    }
+    TcpLeadersOfProcess::close(*this);
+}
+
+}  // namespace alltoallv

@@ -1,0 +1,112 @@
+/// \file tcp_leaders.h
+/// \brief Keeps the hosts' control segments equal: rows, failures, departures and waits travel between their leaders.
+///
+/// The ranks of a host share a segment. The lowest of them is the leader: its process sends what they publish to the
+/// leaders that it has a connection to, writes what it receives into the segment, and forwards it to the others of
+/// these leaders. Other ranks ring their leader when there is something to send.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "runtime/bootstrap/bootstrap.h"
+#include "runtime/control/control.h"
+#include "runtime/hosts/tcp_meeting.h"
+#include "runtime/hosts/tcp_tree.h"
+
+namespace alltoallv {
+
+class TcpLeaders : public std::enable_shared_from_this<TcpLeaders> {
+  public:
+    /// `here` are the ranks of this host, in order, and `local` are the connections to them. `control` must outlive the
+    /// leaders, or their `stop`.
+    TcpLeaders(TcpMembership membership, std::vector<int> here, std::vector<Peer> local, ControlPlane& control);
+    ~TcpLeaders();
+
+    /// Sets the functions of the control plane, and starts to listen to the peers.
+    void watch();
+
+    /// Informs the peers that this rank leaves; a leader waits up to a second until the others know. After this
+    /// returns, nothing uses the control plane. Do not call it from a callback.
+    void stop();
+
+  private:
+    /// A connection between leaders.
+    struct Connection {
+        UniqueFd socket;
+        int leader = 0;
+        std::vector<int> ranks;  // ranks whose messages come over it, in order
+        std::string heard;       // the beginning of a message
+        std::string late;        // what follows it and came while this side was sending
+        bool is_parent = false;  // it leads to rank 0
+        bool ended = false;      // the other end has closed
+        int64_t its_clock = 0;   // the other clock as last received, and when
+        int64_t told_ns = 0;
+    };
+    enum class Tells : uint32_t { rows = 1, difference, poisoned, departed, waits };
+    struct Message {
+        uint32_t bytes = 0;  // bytes that follow
+        Tells tells = Tells::departed;
+        int32_t rank = 0;  // the rank it is about
+        PoisonKind kind = PoisonKind::none;
+        uint64_t seq = 0;  // of an operator; for rows: their number
+    };
+
+    class Turn;
+
+    bool leads() const { return here_[0] == control_.rank(); }
+    static bool comes_over(const Connection& connection, int64_t rank) {
+        return std::binary_search(connection.ranks.begin(), connection.ranks.end(), rank);
+    }
+    bool is_here(int rank) const { return tree_.host_of(rank) == tree_.host_of(here_[0]); }
+    int cut_off(int rank) const;
+    bool all_ended();
+    static void ignore(const Peer& peer);
+
+    void published(uint64_t seq);
+    void look();
+    void tell_departures();
+    void tell_poison();
+    void send_to_others(size_t except, const Message& message, const std::string& body);
+    void send(Connection& connection, Message message, const std::string& body);
+    bool send_or_receive(Connection& connection, const std::string& data);
+
+    void on_local(size_t index, bool ended, const std::string& how);
+    void on_bytes(size_t connection);
+    bool receive(Connection& connection, std::string& into);
+    void read_messages(size_t connection);
+    void on_message(size_t connection, const Message& message, const char* body);
+    void on_end(Connection& connection);
+    Row& row(int rank, uint64_t seq) const { return control_.row(rank, seq); }
+    friend struct TcpLeadersOfProcess;
+
+    // tcp_leader_messages.cpp
+    using Rows = std::vector<std::pair<int, uint64_t>>;  // ranks and operators
+    void tell_rows();
+    void send_rows(const Rows& rows, size_t except);
+    void append_row(std::string& body, int rank, uint64_t seq, const Connection& to) const;
+    void hear_rows(size_t connection, const Message& message, const char* body);
+    void tell_waits();
+    void hear_waits(size_t connection, const Message& message, const char* body);
+    size_t most_bytes() const;
+    static Error not_understood();
+
+    static constexpr size_t nobody = SIZE_MAX;
+
+    ControlPlane& control_;
+    const TcpTree tree_;
+    std::vector<int> here_;                         // in order: the first is the leader
+    std::vector<Peer> local_;                       // as `here_`
+    std::recursive_mutex mutex_;                    // guards the members below; a failed send may lead to another
+    std::vector<Connection> connections_;           // of a leader
+    std::vector<uint64_t> rows_told_, waits_told_;  // by rank: the last row, the version of the board
+    std::vector<bool> departures_told_;
+    bool poison_told_ = false, stopped_ = false;
+    int turns_ = 0;  // of this thread, one in another
+};
+
+}  // namespace alltoallv

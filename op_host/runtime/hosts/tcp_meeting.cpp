@@ -1,0 +1,275 @@
+#include "runtime/hosts/tcp_meeting.h"
+
+#include <poll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <thread>
+
+#include "runtime/base/error.h"
+#include "runtime/base/place.h"
+#include "runtime/base/seconds_text.h"
+#include "runtime/base/sha256.h"
+#include "runtime/bootstrap/without_descriptors.h"
+#include "runtime/hosts/tcp_guests.h"
+#include "runtime/hosts/tcp_introduction.h"
+
+namespace alltoallv {
+namespace {
+
+/// A rank's answer to rank 0's challenge, with a challenge of its own.
+struct Introduction {
+    Digest challenge{}, proof{};
+    TcpHello hello;
+};
+
+std::vector<TcpPeer> peers_of(const std::vector<TcpHello>& all, int rank) {
+    const std::string place = text_of(all[static_cast<size_t>(rank)].place);
+    std::vector<TcpPeer> peers;
+    for (const TcpHello& hello : all) {
+        const auto first = std::find_if(all.begin(), all.end(), [&](const TcpHello& other) {
+            return text_of(other.place) == text_of(hello.place);
+        });
+        peers.push_back({hello.pid, place_number(text_of(hello.place)), text_of(hello.place) == place,
+                         static_cast<int>(first - all.begin()), text_of(hello.host)});
+    }
+    return peers;
+}
+
+template <class T>
+std::string bytes_of(const T& value) {
+    return {reinterpret_cast<const char*>(&value), sizeof value};
+}
+
+/// Proves that the sender knows the key and has received the other side's challenge.
+Digest prove(const std::string& key, const char* role, const Digest& challenge, const Digest& own,
+             const TcpHello& hello) {
+    return hmac_sha256(key, role + bytes_of(challenge) + bytes_of(own) + bytes_of(hello));
+}
+
+constexpr const char* secret_hint = "are job, domain and ALLTOALLV_JOB_SECRET equal on all ranks?";
+
+/// Sends the reason of the failure to the ranks that have arrived, and lets them go.
+void tell(TcpMembership& membership, const Error& error) {
+    for (UniqueFd& socket : membership.sockets) {
+        if (socket) answer_with(socket.get(), error);
+        socket.reset();
+    }
+}
+
+[[noreturn]] void refuse(TcpMembership& membership, const Error& error) {
+    tell(membership, error);
+    throw error;
+}
+
+void receive_apart(int port, const TcpMeetingOptions& options, const Error& error) {
+    tell_apart(options, error, [port](const auto& apart) { receive_ranks(listen_when_free(port, apart), apart); });
+}
+
+std::string unproven(int count) {
+    if (count == 0) return "";
+    return "; " + std::to_string(count) + " tries to join did not know the domain's secret: " + secret_hint;
+}
+
+std::string absent(const TcpMembership& membership) {
+    std::string names;
+    for (size_t j = 1; j < membership.sockets.size(); ++j)
+        if (!membership.sockets[j]) names += (names.empty() ? "rank " : ", rank ") + std::to_string(j);
+    return names;
+}
+
+/// Receives the ranks into `membership`; if one of them cannot join, tells all why, and returns it.
+std::optional<Error> receive(const UniqueFd& listener, const TcpMeetingOptions& options, TcpMembership& membership) {
+    auto deadline = after(options.timeout);
+    std::vector<TcpHello> hellos(static_cast<size_t>(options.size));
+    hellos[0] = introduce(options);
+    std::optional<Error> failure;
+    if (options.failure) failure = failure_of(hellos[0], options.domain);
+    membership.sockets.resize(hellos.size());
+    TcpGuests guests(listener.get(), sizeof(Introduction), true);
+    int refused = 0;
+    for (int waiting = options.size - 1; waiting > 0;) {
+        if (options.poll) options.poll();
+        if (failure && Clock::now() >= deadline) break;
+        if (Clock::now() >= deadline)
+            refuse(membership, comm_timeout("rank 0 waited ", seconds_text(options.timeout), " for ",
+                                            absent(membership), " to join domain '", options.domain, "' at port ",
+                                            port_of(listener.get()), unproven(refused)));
+        for (TcpGuest& guest : guests.next(static_cast<int>(tcp_pause.count()))) {
+            Introduction given;
+            std::memcpy(&given, guest.heard.data(), sizeof given);
+            const TcpHello& hello = given.hello;
+            if (hello.magic != tcp_magic ||
+                !equal(given.proof, prove(options.key, "join", guest.challenge, given.challenge, hello))) {
+                ++refused;
+                continue;  // it belongs to another domain and will try again
+            }
+            const Digest proof = prove(options.key, "root", given.challenge, guest.challenge, hello);
+            if (!send_all(guest.socket.get(), &proof, sizeof proof)) continue;
+            if (hello.size != options.size || hello.rank < 1 || hello.rank >= options.size) {
+                membership.sockets.push_back(std::move(guest.socket));
+                refuse(membership, invalid_param("rank ", hello.rank, " of ", hello.size, " came to domain '",
+                                                 options.domain, "', which has ", options.size, " ranks"));
+            }
+            TcpHello& known = hellos[static_cast<size_t>(hello.rank)];
+            if (known.magic == 0) --waiting;  // else it has tried again
+            known = hello;
+            membership.sockets[static_cast<size_t>(hello.rank)] = std::move(guest.socket);
+            if (hello.failure != 0 && !failure) {
+                failure = failure_of(hello, options.domain);
+                deadline = std::min(deadline, after(telling));
+            }
+            if (failure) tell(membership, *failure);
+        }
+    }
+    if (failure) return failure;
+    const TcpAnswer welcome{tcp_magic, 0, static_cast<uint32_t>(hellos.size() * sizeof(TcpHello))};
+    for (const UniqueFd& socket : membership.sockets)
+        if (socket && send_all(socket.get(), &welcome, sizeof welcome))
+            (void)send_all(socket.get(), hellos.data(), welcome.bytes);
+    membership.peers = peers_of(hellos, 0);
+    return std::nullopt;
+}
+
+/// Joins rank 0, and returns nothing, or what keeps a rank from joining.
+std::optional<Error> join(const std::vector<TcpAddress>& addresses, const TcpMeetingOptions& options,
+                          TcpMembership& membership) {
+    const auto deadline = after(options.timeout);
+    const auto soon = [deadline] { return std::min(deadline, after(tcp_patience)); };
+    Introduction mine;
+    mine.hello = introduce(options);
+    bool refused = false;
+    for (;;) {
+        for (const TcpAddress& address : addresses) {
+            membership.sockets.clear();
+            membership.sockets.push_back(
+                connect_tcp(address, std::chrono::duration<double>(soon() - Clock::now()).count()));
+            const int socket = membership.sockets[0].get();
+            Digest challenge, proof;
+            if (socket < 0 || !receive_all(socket, &challenge, sizeof challenge, soon())) continue;
+            mine.challenge = random_digest();
+            mine.proof = prove(options.key, "join", challenge, mine.challenge, mine.hello);
+            if (!send_all(socket, &mine, sizeof mine)) continue;
+            // A process that is not rank 0 of this domain closes the connection, or cannot prove it.
+            refused = true;
+            if (!receive_all(socket, &proof, sizeof proof, soon()) ||
+                !equal(proof, prove(options.key, "root", mine.challenge, challenge, mine.hello)))
+                continue;
+            refused = false;
+            std::optional<Error> failure;
+            const auto answer = hear_answer(socket, deadline + std::chrono::seconds(2), options, failure);
+            if (failure) return failure;
+            if (!answer) continue;
+            std::vector<TcpHello> all(static_cast<size_t>(options.size));
+            if (answer->bytes != all.size() * sizeof(TcpHello) ||
+                !receive_all(socket, all.data(), answer->bytes, after(tcp_patience)))
+                continue;
+            membership.peers = peers_of(all, options.rank);
+            return std::nullopt;
+        }
+        if (Clock::now() >= deadline) {
+            std::string tried;
+            for (const TcpAddress& address : addresses)
+                tried += (tried.empty() ? "" : ", ") + address.host + ":" + std::to_string(address.port);
+            throw comm_timeout(
+                "rank ", options.rank, " waited ", seconds_text(options.timeout), " for rank 0 of domain '",
+                options.domain, "' at ", tried,
+                (refused ? std::string(", where somebody does not know the domain's secret: ") + secret_hint : ""));
+        }
+        if (options.poll) options.poll();
+        std::this_thread::sleep_for(tcp_pause);
+    }
+}
+
+std::string lost(int rank) {
+    return "rank " + std::to_string(rank) + " was lost while it joined: its connection has ended";
+}
+
+/// Hears every other rank, even after a failure, so that none hears its answer while it still joins.
+std::optional<Error> hear_all(const TcpMembership& membership, const TcpMeetingOptions& options) {
+    const Clock::time_point deadline = after(options.timeout);
+    std::optional<Error> failure;
+    for (size_t j = 1; j < membership.sockets.size(); ++j) {
+        const int socket = membership.sockets[j].get();
+        TcpHello hello;
+        const bool heard =
+            wait_to_hear(socket, deadline, options) && receive_all(socket, &hello, sizeof hello, after(tcp_patience));
+        if (failure || (heard && hello.failure == 0)) continue;
+        failure = heard ? failure_of(hello, options.domain) : peer_lost(lost(static_cast<int>(j)));
+    }
+    return failure;
+}
+
+}  // namespace
+
+UniqueFd listen_when_free(int port, const TcpMeetingOptions& options) {
+    const auto deadline = after(options.timeout);
+    for (;;) {
+        try {
+            if (UniqueFd listener = listen_tcp(port)) return listener;
+        } catch (const Error& error) {
+            receive_apart(port, options, error);
+            throw;
+        }
+        if (Clock::now() >= deadline)
+            throw comm_timeout("rank 0 could not listen on port ", port, " within ", seconds_text(options.timeout),
+                               ": it is in use; ALLTOALLV_ROOT_PORT chooses another");
+        if (options.poll) options.poll();
+        std::this_thread::sleep_for(tcp_pause);
+    }
+}
+
+TcpMembership receive_ranks(UniqueFd listener, const TcpMeetingOptions& options) {
+    TcpMembership membership;
+    const int port = port_of(listener.get());
+    std::optional<Error> failure;
+    try {
+        failure = receive(listener, options, membership);
+    } catch (const Error& error) {
+        listener.reset();
+        membership.sockets.clear();  // they will try again
+        receive_apart(port, options, error);
+        throw;
+    }
+    if (failure) throw *failure;
+    return membership;
+}
+
+TcpMembership join_rank_0(const std::vector<TcpAddress>& addresses, const TcpMeetingOptions& options) {
+    TcpMembership membership;
+    std::optional<Error> failure;
+    try {
+        failure = join(addresses, options, membership);
+    } catch (const Error& error) {
+        tell_apart(options, error, [&](const auto& apart) { join_rank_0(addresses, apart); });
+        throw;
+    }
+    if (failure) throw *failure;
+    return membership;
+}
+
+void confirm(const TcpMembership& membership, TcpMeetingOptions options, const std::optional<Error>& failure) {
+    options.failure = failure;
+    const TcpHello hello = introduce(options);
+    std::optional<Error> heard;
+    if (options.rank != 0) {
+        const int socket = membership.sockets[0].get();
+        if (!send_all(socket, &hello, sizeof hello) ||
+            !hear_answer(socket, after(options.timeout + tcp_patience), options, heard))
+            heard = peer_lost(lost(0));
+    } else {
+        heard = hear_all(membership, options);
+        if (failure) heard = failure_of(hello, options.domain);
+        const TcpAnswer welcome{tcp_magic};
+        for (const UniqueFd& socket : membership.sockets) {
+            if (socket && heard) answer_with(socket.get(), *heard);
+            if (socket && !heard) (void)send_all(socket.get(), &welcome, sizeof welcome);
+        }
+    }
+    if (failure) throw *failure;
+    if (heard) throw *heard;
+}
+
+}  // namespace alltoallv

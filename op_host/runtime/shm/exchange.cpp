@@ -1,0 +1,313 @@
+// Data movement: announce, agree, then one copy per non-empty pair on the path that the two rows determine.
+#include <algorithm>
+#include <cstring>
+#include <optional>
+
+#include "runtime/shm/shm_communicator.h"
+
+namespace alltoallv {
+namespace {
+
+/// Bytes from which a rank with its own processor sends directly into its peers' outputs.
+constexpr size_t pushed_from = 4096;
+
+/// Bytes up to which two copies may be faster than the kernel's one.
+constexpr size_t copied_twice = size_t{1} << 20;
+
+/// Measures the time between `go_on` and `pause`, if it is on.
+class Stopwatch {
+  public:
+    explicit Stopwatch(bool runs) : runs_(runs) { go_on(); }
+
+    void go_on() {
+        if (runs_) since_ = Clock::now();
+    }
+    void pause() {
+        if (runs_) total_ += Clock::now() - since_;
+    }
+    double nanoseconds() {
+        pause();
+        return std::chrono::duration<double, std::nano>(total_).count();
+    }
+
+  private:
+    bool runs_;
+    Clock::time_point since_;
+    Clock::duration total_{};
+};
+
+}  // namespace
+
+/// Fills the row except for its pairs.
+RowWords ShmCommunicator::fill_row(const Exchange& x, const ExchangeSummary& all, Row& row) {
+    RowWords mine;
+    mine.input = Arena::instance().locate(x.input, all.input_extent);
+    if (x.recv_counts.empty()) {
+        mine.flags |= row_learns;
+    } else {
+        mine.output = announce_output(x.output, all.output_extent);
+    }
+    if (hands_over(x, all, mine))
+        mine.flags |= row_in_ring;
+    else if (x.moves && allows(Path::inlined) && all.to_peers <= inline_capacity(mine))
+        mine.flags |= row_inline;
+    row.digests = all.digests;
+    row.root = x.root;
+    row.count = x.row;
+    row.input = mine.input;
+    row.output = mine.output;
+    return mine;
+}
+
+/// Fills the pairs, and copies data that travel with the row into the mailbox or the ring: peers that get the same
+/// region (all_gather) share one copy. A pair that is unchanged since the row's last operator is not written, so it
+/// stays in its reader's cache.
+void ShmCommunicator::fill_pairs(const Exchange& x, uint8_t flags, Row& row) {
+    const auto element = static_cast<int64_t>(size_of(x.dtype));
+    const int64_t unit = x.byte_displs ? 1 : element;
+    const bool learns = (flags & row_learns) != 0, inlined = (flags & row_inline) != 0;
+    const bool in_ring = (flags & row_in_ring) != 0;
+    char* const payload = control_->payload(row);
+    Pair* const pairs = row.pairs();
+    int64_t used = 0;
+    Pair last{0, -1, 0, 0};  // as in the input
+    int64_t last_offset = 0;
+    for (int j = 0; j < size(); ++j) {
+        const auto i = static_cast<size_t>(j);
+        Pair pair{x.send_counts[i], x.sdispls[i] * unit, learns ? 0 : x.recv_counts[i],
+                  learns ? 0 : x.rdispls[i] * unit};
+        if (inlined && j != rank() && pair.send_count > 0) {
+            if (pair.source != last.source || pair.send_count != last.send_count) {
+                const int64_t bytes = pair.send_count * element;
+                peer_writer_.copy(payload + used, static_cast<const char*>(x.input) + pair.source,
+                                  static_cast<size_t>(bytes));
+                last_offset = used;
+                used += bytes;
+            }
+            last = pair;
+            pair.source = last_offset;
+        }
+        if (in_ring && j != rank())
+            put_into_ring(static_cast<const char*>(x.input) + pair.source,
+                          static_cast<size_t>(pair.send_count * element));
+        if (pairs[j] != pair) pairs[j] = pair;
+    }
+}
+
+Location ShmCommunicator::announce_output(const void* output, size_t bytes) {
+    const Location location = Arena::instance().locate(output, bytes);
+    if (location.segment() == 0) return location;
+    output_ = output;
+    output_bytes_ = bytes;
+    return location;
+}
+
+/// Returns the bytes that this rank may read from peers' private memory into its own if two copies may be faster, or 0.
+size_t ShmCommunicator::timed_bytes(const Exchange& x, const ExchangeSummary& all, const RowWords& mine) const {
+    if (!chooses_ || !allows(Path::cma) || !x.moves) return 0;
+    if ((mine.flags & row_learns) != 0 || mine.output.segment() != 0) return 0;
+    if (all.from_peers <= 4 * options_.inline_bytes || all.from_peers > copied_twice) return 0;
+    return outgrows_caches(all.read + all.written) ? 0 : all.from_peers;
+}
+
+/// True if the data go through the ring of two ranks: into private memory, or while pushes are slow.
+bool ShmCommunicator::hands_over(const Exchange& x, const ExchangeSummary& all, const RowWords& mine) {
+    if (!x.moves || (mine.flags & row_learns) != 0 || !fits_ring(all.to_peers)) return false;
+    if (mine.output.segment() == 0) return true;  // the peer's output is assumed to be like this one
+    if (peer_writer_.streams()) peer_writer_.passed(all.to_peers);
+    return peer_writer_.streams();
+}
+
+/// Returns the mailbox bytes to use. If every rank has a processor, a second look at the peers costs less than a second
+/// copy, from a few KiB on. Into private memory the alternatives are a system call per pair or a ring: then the mailbox
+/// is better up to larger sizes, even larger if ranks share processors.
+size_t ShmCommunicator::inline_capacity(const RowWords& mine) const {
+    if (!chooses_ || (mine.flags & row_learns) != 0) return options_.inline_bytes;
+    const bool has_room = control_->has_room();
+    if (mine.output.segment() != 0)  // peers' outputs are assumed to be like this one
+        return has_room ? std::min(options_.inline_bytes, pushed_from) : options_.inline_bytes;
+    return has_room ? 4 * options_.inline_bytes : control_->layout().inline_bytes();
+}
+
+/// After agreement, a rank that learns its counts allocates its output and informs the ranks that write into it.
+char* ShmCommunicator::learn_counts(const Exchange& x, RowWords& mine, Row& row, size_t& bytes) {
+    learnt_ = control_->counts_from_peers(x.dtype);
+    targets_.clear();
+    bytes = 0;
+    for (int j = 0; j < size(); ++j) {
+        targets_.push_back(static_cast<int64_t>(bytes));
+        write_once(row.pairs()[j].recv_count, learnt_[static_cast<size_t>(j)]);
+        write_once(row.pairs()[j].target, targets_.back());
+        bytes += static_cast<size_t>(learnt_[static_cast<size_t>(j)]) * size_of(x.dtype);
+    }
+    void* output = x.allocate(learnt_);
+    mine.output = announce_output(output, bytes);
+    write_once(row.output, mine.output);
+    control_->signal(control_->my_flags().late, control_->seq());
+    return static_cast<char*>(output);
+}
+
+Path ShmCommunicator::path_of(const RowWords& sender, const RowWords& receiver) const {
+    if (sender.flags & row_inline) return Path::inlined;
+    if (sender.flags & row_in_ring) return Path::staged;
+    if (receiver.output.segment() != 0 && allows(Path::push)) return Path::push;
+    if (sender.input.segment() != 0 && allows(Path::pull)) return Path::pull;
+    // If the input is in the arena, the row has no address to read from.
+    const bool reads = allows(Path::cma) && sender.input.segment() == 0 && (receiver.flags & row_avoids_reads) == 0;
+    return reads ? Path::cma : Path::staged;
+}
+
+// Reads nothing from this rank's own row, because a broken peer may have changed it.
+uint64_t ShmCommunicator::exchange_in_turn(const Exchange& x, Row& row) {
+    const size_t element = size_of(x.dtype);
+    const int64_t unit = x.byte_displs ? 1 : static_cast<int64_t>(element);
+    std::optional<ExchangeSummary> computed;
+    const ExchangeSummary& all = x.summary != nullptr ? *x.summary : computed.emplace(summarize(x, rank()));
+    RowWords mine = fill_row(x, all, row);
+    // If ranks share processors, their times mean nothing; two copies are faster there.
+    const size_t avoided_bytes = timed_bytes(x, all, mine), timed = control_->has_room() ? avoided_bytes : 0;
+    if (timed > 0 ? reads_.choose(timed) == AlgorithmSelector::other : avoided_bytes > 0)
+        mine.flags |= row_avoids_reads;
+    row.flags = mine.flags;
+    Stopwatch watch(timed > 0);
+    fill_pairs(x, mine.flags, row);
+    watch.pause();
+    control_->publish(row);
+    control_->agree();
+    if ((mine.flags & row_in_ring) != 0) settle_ring();
+    const bool learns = (mine.flags & row_learns) != 0;
+    if (!x.moves) {
+        if (learns) x.allocate(control_->counts_from_peers(x.dtype));
+        return 0;
+    }
+    watch.go_on();
+
+    moving_ = true;
+    const auto* input = static_cast<const char*>(x.input);
+    size_t written = all.written;
+    char* output = learns ? learn_counts(x, mine, row, written) : static_cast<char*>(x.output);
+    const auto source_of = [&](int to) { return input + x.sdispls[static_cast<size_t>(to)] * unit; };
+    const auto expected_of = [&](int from) {
+        return learns ? learnt_[static_cast<size_t>(from)] : x.recv_counts[static_cast<size_t>(from)];
+    };
+    const auto target_of = [&](int from) {
+        return output + (learns ? targets_[static_cast<size_t>(from)] : x.rdispls[static_cast<size_t>(from)] * unit);
+    };
+    const uint64_t seq = control_->seq();
+    const bool given = (mine.flags & (row_inline | row_in_ring)) != 0;
+    uint64_t moved = 0;
+    const bool outgrows = outgrows_caches(all.read + written);
+    const Stores own = outgrows ? Stores::streaming : Stores::ordinary;
+
+    if (const int64_t n = expected_of(rank()); n > 0) {
+        check_counts(rank(), rank(), x.send_counts[static_cast<size_t>(rank())], n);
+        const size_t bytes = static_cast<size_t>(n) * element;
+        copy_checked(target_of(rank()), source_of(rank()), bytes, own);
+        count(Path::self, bytes);
+        moved += bytes;
+    }
+    // This rank uses a peer's memory, or a peer uses its memory, by system calls.
+    bool touched = false, awaits = false, reads = false, is_read = false;
+    std::fill(awaited_.begin(), awaited_.end(), uint8_t{0});
+    outgoing_.clear();
+    incoming_.clear();
+    // Step k pairs every rank with another receiver, so that the ranks do not all write one output at the same time.
+    for (int k = 1; k < size(); ++k) {
+        const int to = rank() + k < size() ? rank() + k : rank() + k - size();  // divisions would take longer
+        const int from = rank() >= k ? rank() - k : rank() - k + size();
+        if (const int64_t n = x.send_counts[static_cast<size_t>(to)]; n > 0 && !given) {
+            if (read_once(control_->row(to).flags) & row_learns) await_late(to, seq);
+            const RowWords receiver(control_->row(to), rank());
+            check_counts(rank(), to, n, receiver.pair.recv_count);
+            const size_t bytes = static_cast<size_t>(n) * element;
+            const char* source = source_of(to);
+            const Path path = path_of(mine, receiver);
+            switch (path) {
+                case Path::push:
+                    copy_checked(address_of(to, receiver.output, receiver.pair.target, bytes), source, bytes,
+                                 outgrows ? Stores::streaming : Stores::to_peer);
+                    count(Path::push, bytes);
+                    touched = true;
+                    break;
+                case Path::staged:
+                    outgoing_.push_back({to, &control_->ring(rank(), to), const_cast<char*>(source), bytes});
+                    break;
+                default:  // the receiver reads this rank's input
+                    awaited_[static_cast<size_t>(to)] = 1;
+                    awaits = true;
+                    is_read |= path == Path::cma;
+            }
+        }
+        if (const int64_t n = expected_of(from); n > 0) {
+            const RowWords sender(control_->row(from), rank());
+            check_counts(from, rank(), sender.pair.send_count, n);
+            const size_t bytes = static_cast<size_t>(n) * element;
+            const int64_t source = sender.pair.source;
+            char* target = target_of(from);
+            const Path path = path_of(sender, mine);
+            moved += bytes;
+            switch (path) {
+                case Path::inlined:
+                    std::memcpy(target, control_->payload_of(from, source, bytes), bytes);
+                    break;
+                case Path::pull:
+                    copy_checked(target, address_of(from, sender.input, source, bytes), bytes, own);
+                    touched = true;
+                    break;
+                case Path::cma:
+                    read_peer(from, target, sender.input.offset() + static_cast<uint64_t>(source), bytes);
+                    touched = reads = true;
+                    break;
+                case Path::staged:
+                    if ((sender.flags & row_in_ring) == 0)
+                        incoming_.push_back({from, &control_->ring(from, rank()), target, bytes});
+                    else if (fits_ring(bytes))
+                        take_from_ring(bytes, [&](const char* data) { std::memcpy(target, data, bytes); });
+                    else
+                        throw control_->broken(from, "its data do not fit the ring");
+                    break;
+                default:  // the sender writes into this rank's output, and counts the bytes
+                    awaited_[static_cast<size_t>(from)] = 1;
+                    awaits = true;
+            }
+            if (path != Path::push) count(path, bytes);
+        }
+    }
+    if (!outgoing_.empty() || !incoming_.empty()) run_staged();
+    if (touched) {
+        control_->throw_if_poisoned();  // the data may have been read from the memory of a dead call
+        control_->signal(control_->my_flags().done, seq);
+    }
+    if (awaits)  // DONE in row_protocol.pml
+        control_->wait_flags([](Flags& flags) -> Flag& { return flags.done; }, seq,
+                             [&](int j) { return awaited_[static_cast<size_t>(j)] != 0; });
+    if (timed > 0) reads_.note(timed, reads ? AlgorithmSelector::usual : AlgorithmSelector::other, watch.nanoseconds());
+    if (is_read) promoter_.note(input, all.input_extent);
+    return moved;
+}
+
+void ShmCommunicator::await_late(int peer, uint64_t seq) {
+    control_->wait_flags([](Flags& flags) -> Flag& { return flags.late; }, seq, [&](int j) { return j == peer; });
+}
+
+/// Returns the address of memory that a peer has announced; throws unless it lies in a segment of that peer.
+char* ShmCommunicator::address_of(int peer, Location location, int64_t displacement, size_t bytes) {
+    ShmPeer& state = peers_[static_cast<size_t>(peer)];
+    const uint64_t offset = location.offset() + static_cast<uint64_t>(displacement);
+    char* address = nullptr;
+    if (state.same_process) {
+        address = Arena::instance().address(location.segment(), offset, bytes);
+    } else {
+        const Mapping* segment = state.segments.find(location.segment());
+        if (segment == nullptr) {
+            links_->request_segment(peer, location.segment());
+            control_->wait([&] { return (segment = state.segments.find(location.segment())) != nullptr; },
+                           [&] { return std::vector<int>{peer}; }, false);
+        }
+        address = segment->at(offset, bytes);
+    }
+    if (address == nullptr) throw control_->broken(peer, "it names memory that it has not given");
+    return address;
+}
+
+}  // namespace alltoallv

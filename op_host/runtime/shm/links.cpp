@@ -1,0 +1,234 @@
+#include "runtime/shm/links.h"
+
+#include <fcntl.h>
+
+#include <algorithm>
+#include <cstring>
+#include <set>
+
+#include "runtime/base/process_state.h"
+#include "runtime/base/resources.h"
+#include "runtime/base/spare_descriptors.h"
+#include "runtime/bootstrap/reactor.h"
+#include "runtime/bootstrap/unix_socket.h"
+#include "runtime/shm/arena.h"
+
+namespace alltoallv {
+
+struct WireMessage {
+    enum Kind : uint32_t { want_segment, segment_sent, released, poisoned } kind;
+    uint32_t segment;
+};
+
+namespace {
+
+std::string_view wire(const WireMessage& message) {
+    return {reinterpret_cast<const char*>(&message), sizeof message};
+}
+
+}  // namespace
+
+/// All live Links of the process, so that a forked child can close its copies of their descriptors: otherwise the
+/// sockets would hide the parent's death from peers.
+struct LinksRegistry {
+    std::mutex mutex;
+    std::set<Links*> all;
+
+    static LinksRegistry& instance() { return ProcessState<LinksRegistry>::get(); }
+
+    void forget() const {
+        for (Links* links : all)
+            for (auto& link : links->links_) {
+                link->peer.socket.reset();
+                link->peer.pidfd.reset();
+            }
+    }
+};
+
+Links::Links(std::vector<Peer> peers, LinkEvents events) : events_(std::move(events)) {
+    for (Peer& peer : peers) {
+        links_.push_back(std::make_unique<Link>());
+        links_.back()->peer = std::move(peer);
+    }
+    SpareDescriptors::instance().hold();
+    LinksRegistry& registry = LinksRegistry::instance();
+    const std::lock_guard lock(registry.mutex);
+    registry.all.insert(this);
+}
+
+Links::~Links() {
+    stop();
+    LinksRegistry& registry = LinksRegistry::instance();
+    {
+        const std::lock_guard lock(registry.mutex);
+        if (registry.all.erase(this) == 0) return;
+    }
+    SpareDescriptors::instance().let_go();
+}
+
+std::shared_ptr<Links> Links::make(std::vector<Peer> peers, LinkEvents events) {
+    return std::shared_ptr<Links>(new Links(std::move(peers), std::move(events)));
+}
+
+void Links::watch() {
+    const std::weak_ptr<Links> self = weak_from_this();
+    for (int rank = 0; rank < static_cast<int>(links_.size()); ++rank) {
+        const Peer& peer = links_[static_cast<size_t>(rank)]->peer;
+        if (peer.pidfd)
+            Reactor::instance().add(peer.pidfd.get(), [self, rank](uint32_t) {
+                if (const auto links = self.lock()) links->on_death(rank, "its process has ended");
+            });
+        if (peer.socket)
+            Reactor::instance().add(peer.socket.get(), [self, rank](uint32_t) {
+                if (const auto links = self.lock()) links->on_socket(rank);
+            });
+    }
+}
+
+void Links::unwatch(int rank) {
+    Peer& peer = links_[static_cast<size_t>(rank)]->peer;
+    if (peer.pidfd) Reactor::instance().remove(peer.pidfd.get());
+    if (peer.socket) Reactor::instance().remove(peer.socket.get());
+}
+
+void Links::stop() {
+    {
+        const std::lock_guard lock(mutex_);
+        if (stopped_) return;
+        stopped_ = true;
+    }
+    for (int rank = 0; rank < static_cast<int>(links_.size()); ++rank) unwatch(rank);
+    {
+        // A link whose peer has died is no longer watched, so the code above has not waited for it.
+        const std::lock_guard lock(events_mutex_);
+        events_ = {};
+    }
+    const std::lock_guard lock(mutex_);
+    for (auto& link : links_) {
+        link->peer.socket.reset();
+        link->peer.pidfd.reset();
+        link->memory.reset();
+    }
+}
+
+void Links::on_death(int rank, const std::string& how) {
+    Link& link = *links_[static_cast<size_t>(rank)];
+    unwatch(rank);
+    if (link.gone.exchange(true, std::memory_order_acq_rel)) return;
+    const std::lock_guard lock(events_mutex_);
+    if (events_.lost) events_.lost(rank, how);
+}
+
+void Links::on_socket(int rank) {
+    Link& link = *links_[static_cast<size_t>(rank)];
+    for (;;) {
+        Message message;
+        IoStatus status;
+        {
+            const std::lock_guard lock(mutex_);
+            if (stopped_ || !link.peer.socket) return;
+            try {
+                status = try_receive(link.peer.socket.get(), message);
+            } catch (const Error& error) {
+                on_cut_short(rank, message, error);
+                continue;
+            }
+        }
+        if (status == IoStatus::again) return;
+        if (status == IoStatus::closed) return on_death(rank, "its connection was closed");
+        if (on_message(rank, message)) continue;
+        const std::lock_guard lock(events_mutex_);
+        if (events_.lost) events_.lost(rank, "it sent what nobody understands");
+    }
+}
+
+/// A segment's descriptor was lost because this process has none left: it is requested again with a spare one, or the
+/// waiting rank gets the error.
+void Links::on_cut_short(int rank, const Message& message, const Error& error) {
+    WireMessage words{};
+    Link& link = *links_[static_cast<size_t>(rank)];
+    if (message.data.size() != sizeof words || !link.memory) return;
+    std::memcpy(&words, message.data.data(), sizeof words);
+    if (words.kind != WireMessage::segment_sent) return;
+    if (SpareDescriptors::instance().give_one()) {
+        const WireMessage again{WireMessage::want_segment, words.segment};
+        (void)try_send(link.peer.socket.get(), wire(again));
+    } else {
+        link.memory->refuse(words.segment, error);
+    }
+}
+
+/// Returns false for a message that no healthy peer sends.
+bool Links::on_message(int rank, Message& message) {
+    Link& link = *links_[static_cast<size_t>(rank)];
+    WireMessage words{};
+    if (message.data.size() != sizeof words) return false;
+    std::memcpy(&words, message.data.data(), sizeof words);
+    switch (words.kind) {
+        case WireMessage::want_segment: {
+            const std::lock_guard lock(mutex_);  // before the look, so that the message about a release follows
+            const int fd = Arena::instance().descriptor(words.segment);
+            if (!stopped_)
+                (void)try_send(link.peer.socket.get(), wire(WireMessage{WireMessage::segment_sent, words.segment}),
+                               std::span(&fd, fd < 0 ? 0 : 1));
+            return true;
+        }
+        case WireMessage::segment_sent: {
+            const std::lock_guard lock(mutex_);
+            if (!link.memory) return true;
+            if (message.fds.size() == 1) return link.memory->offer(words.segment, std::move(message.fds[0]));
+            link.memory->refuse(words.segment,
+                                peer_lost("rank " + std::to_string(rank) + "'s row is broken: it has no " + "segment " +
+                                          std::to_string(words.segment)));
+            return true;
+        }
+        case WireMessage::released: {
+            const std::lock_guard lock(mutex_);
+            if (link.memory) link.memory->drop(words.segment);
+            return true;
+        }
+        case WireMessage::poisoned: {
+            const std::lock_guard lock(events_mutex_);
+            if (events_.poisoned) events_.poisoned();
+            return true;
+        }
+    }
+    return false;
+}
+
+void Links::set_memory(int rank, std::shared_ptr<PeerMemory> memory) {
+    const std::lock_guard lock(mutex_);
+    links_[static_cast<size_t>(rank)]->memory = std::move(memory);
+}
+
+void Links::request_segment(int rank, uint32_t segment) {
+    const WireMessage message{WireMessage::want_segment, segment};
+    const std::lock_guard lock(mutex_);
+    const Peer& peer = links_[static_cast<size_t>(rank)]->peer;
+    if (peer.socket) (void)try_send(peer.socket.get(), wire(message));
+}
+
+void Links::announce_poison() {
+    tell_all(WireMessage{WireMessage::poisoned, 0});
+}
+
+void Links::tell_all(const WireMessage& message) {
+    const std::lock_guard lock(mutex_);
+    for (const auto& link : links_)
+        if (link->peer.socket) (void)try_send(link->peer.socket.get(), wire(message));
+}
+
+void Links::announce_released(std::span<const uint32_t> segments) {
+    LinksRegistry& registry = LinksRegistry::instance();
+    const std::lock_guard lock(registry.mutex);
+    for (Links* links : registry.all)
+        for (const uint32_t segment : segments) links->tell_all(WireMessage{WireMessage::released, segment});
+}
+
+UniqueFd Links::duplicate_pidfd(int rank) const {
+    const std::lock_guard lock(mutex_);
+    const Peer& peer = links_[static_cast<size_t>(rank)]->peer;
+    return peer.pidfd ? UniqueFd(fcntl(peer.pidfd.get(), F_DUPFD_CLOEXEC, 0)) : UniqueFd();
+}
+
+}  // namespace alltoallv

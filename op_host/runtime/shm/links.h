@@ -1,0 +1,77 @@
+/// \file links.h
+/// \brief The sockets and pidfds to the peers of one communicator: for deaths, poison, and requests for segments.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "runtime/bootstrap/bootstrap.h"
+#include "runtime/shm/peer_memory.h"
+
+namespace alltoallv {
+
+/// All callbacks run on the reactor's thread.
+struct LinkEvents {
+    std::function<void(int rank, const std::string& how)> lost;
+    std::function<void()> poisoned;
+};
+
+class Links : public std::enable_shared_from_this<Links> {
+  public:
+    static std::shared_ptr<Links> make(std::vector<Peer> peers, LinkEvents events);
+    ~Links();
+
+    /// From now on callbacks run. Throws if a resource for that has run out.
+    void watch();
+
+    /// After this returns, no callback runs any more and all descriptors are closed. Do not call it from a callback.
+    void stop();
+
+    /// Segments that the peer sends are kept in `memory`, which belongs to the peer's process.
+    void set_memory(int rank, std::shared_ptr<PeerMemory> memory);
+
+    /// Requests a segment of the arena of `rank`; the answer goes to its PeerMemory.
+    void request_segment(int rank, uint32_t segment);
+
+    /// Makes every peer's process check for poison, even if none of its threads waits.
+    void announce_poison();
+
+    /// Informs the processes of all peers, over all links of this process, that its arena no longer has these segments.
+    static void announce_released(std::span<const uint32_t> segments);
+
+    /// True once the process of `rank` is known to have ended.
+    bool gone(int rank) const { return links_[static_cast<size_t>(rank)]->gone.load(std::memory_order_acquire); }
+
+    /// Returns a descriptor that shows if the process of `rank` lives, even after `stop`.
+    UniqueFd duplicate_pidfd(int rank) const;
+
+  private:
+    struct Link {
+        Peer peer;
+        std::atomic<bool> gone{false};
+        std::shared_ptr<PeerMemory> memory;
+    };
+
+    explicit Links(std::vector<Peer> peers, LinkEvents events);
+    void tell_all(const struct WireMessage& message);
+    void on_socket(int rank);
+    bool on_message(int rank, struct Message& message);
+    void on_cut_short(int rank, const struct Message& message, const Error& error);
+    void on_death(int rank, const std::string& how);
+    void unwatch(int rank);
+    friend struct LinksRegistry;
+
+    std::mutex events_mutex_;  // held while an event is delivered; `stop` empties them
+    LinkEvents events_;
+    std::vector<std::unique_ptr<Link>> links_;
+    mutable std::mutex mutex_;  // guards descriptors and memory of all links
+    bool stopped_ = false;
+};
+
+}  // namespace alltoallv

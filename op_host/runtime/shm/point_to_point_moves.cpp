@@ -1,0 +1,183 @@
+/// \file point_to_point_moves.cpp
+/// \brief Moves a message: the sender offers it, the receiver matches and reads it, or gets it in pieces.
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "runtime/control/peer_words.h"
+#include "runtime/shm/arena.h"
+#include "runtime/shm/point_to_point.h"
+#include "runtime/shm/point_to_point_post.h"
+
+namespace alltoallv {
+namespace {
+
+constexpr uint64_t still = ~uint64_t{0};
+
+}  // namespace
+
+bool PointToPoint::offer(Post& post) {
+    const int to = post.asked.peer;
+    const uint64_t number = sent_[static_cast<size_t>(to)] + 1;
+    MessageSlot& message = slot(control_.rank(), to, number);
+    if (message.state.load(std::memory_order_acquire) != MessageState::free) return false;
+    sent_[static_cast<size_t>(to)] = number;
+    message.tag = post.asked.tag;
+    message.count = post.asked.count;
+    message.dtype = post.asked.dtype;
+    message.input = post.input;
+    message.produced.store(0, std::memory_order_relaxed);
+    message.consumed.store(0, std::memory_order_relaxed);
+    message.state.store(MessageState::offered, std::memory_order_relaxed);
+    message.number.store(number, std::memory_order_release);
+    post.message = &message;
+    ring(to);
+    return true;
+}
+
+/// Continues a send that has been offered: handles the receiver's answer, or writes pieces for it.
+bool PointToPoint::push(Post& post) {
+    MessageSlot& message = *post.message;
+    const MessageState state = message.state.load(std::memory_order_acquire);
+    if (state == MessageState::done || state == MessageState::refused) {
+        const auto error = state == MessageState::done ? nullptr : std::make_exception_ptr(mismatch(post, message));
+        message.state.store(MessageState::free, std::memory_order_relaxed);
+        return finish(post, error);
+    }
+    if (state != MessageState::taken || !staged(post.input)) return false;
+    Channel& way = channel(control_.rank(), post.asked.peer);
+    uint32_t& produced = post.pieces;
+    const uint32_t before = produced;
+    while (post.moved < post.bytes() && produced - message.consumed.load(std::memory_order_acquire) < 2) {
+        const size_t n = std::min(control_.layout().piece_bytes(), post.bytes() - post.moved);
+        std::memcpy(control_.layout().piece(way, produced), post.data() + post.moved, n);
+        post.moved += n;
+        message.produced.store(++produced, std::memory_order_release);
+    }
+    if (produced == before) return false;
+    ring(post.asked.peer);
+    return true;
+}
+
+bool PointToPoint::take(Post& post) {
+    if (post.asked.peer != PeerMessage::any_rank) return take_from(post, post.asked.peer);
+    for (int from = 0; from < control_.size(); ++from)
+        if (take_from(post, from)) return true;
+    return false;
+}
+
+/// Matches a receive with the first message of its tag. Whatever becomes possible between an earlier receive and a
+/// later one waits for the next pass, in which the earlier one comes first.
+bool PointToPoint::take_from(Post& post, int from) {
+    const auto i = static_cast<size_t>(from);
+    const int me = control_.rank();
+    while (heard_[i] != pass_ && waiting_[i].size() < Channel::slots &&
+           slot(from, me, arrived_[i] + 1).number.load(std::memory_order_acquire) == arrived_[i] + 1)
+        waiting_[i].push_back(++arrived_[i]);
+    heard_[i] = pass_;
+    const auto found = std::find_if(waiting_[i].begin(), waiting_[i].end(),
+                                    [&](uint64_t number) { return slot(from, me, number).tag == post.asked.tag; });
+    if (found == waiting_[i].end()) return false;
+    MessageSlot& message = slot(from, me, *found);
+    const bool fits = message.dtype == post.asked.dtype && message.count == post.asked.count;
+    const Location input = read_once(message.input);
+    const bool in_pieces = fits && post.bytes() > 0 && staged(input);
+    if (in_pieces && reading_[i] >= pass_) return false;
+    if (!fits) {
+        message.expected_count = post.asked.count;
+        message.expected_dtype = post.asked.dtype;
+    }
+    MessageState state = MessageState::offered;
+    const MessageState answer = fits ? MessageState::taken : MessageState::refused;
+    if (!message.state.compare_exchange_strong(state, answer, std::memory_order_acq_rel)) return false;
+    waiting_[i].erase(found);
+    post.from = from;
+    post.work->set_source(from);
+    if (post.traced != nullptr) {
+        post.traced->peer = from;
+        post.traced->waited_ns = flight_ns() - flight_ns(post.started);
+    }
+    if (!fits) {
+        ring(from);
+        return finish(post, std::make_exception_ptr(mismatch(post, message)));
+    }
+    post.message = &message;
+    post.input = input;
+    post.in_pieces = in_pieces;
+    if (in_pieces) {
+        reading_[i] = still;
+        ring(from);
+    }
+    read(post);
+    return true;
+}
+
+/// Continues a receive that has been matched.
+bool PointToPoint::read(Post& post) {
+    MessageSlot& message = *post.message;
+    const ShmPeer& peer = peers_[static_cast<size_t>(post.from)];
+    const size_t bytes = post.bytes();
+    if (post.in_pieces) {
+        const bool changed = read_pieces(post);
+        if (post.moved < bytes) return changed;
+        reading_[static_cast<size_t>(post.from)] = pass_;
+    } else if (bytes > 0 && post.input.segment() != 0) {
+        const char* source = address_of(post);
+        if (source == nullptr) return false;
+        std::memcpy(post.data(), source, bytes);
+    } else {
+        while (post.moved < bytes) {
+            const ssize_t got =
+                peer.read(post.data() + post.moved, post.input.offset() + post.moved, bytes - post.moved);
+            if (got < 0 && errno == EINTR) continue;
+            if (got <= 0)
+                throw peer_lost("reading the memory of " + control_.describe_rank(post.from) +
+                                " failed: " + strerror(errno));
+            post.moved += static_cast<size_t>(got);
+        }
+    }
+    // A sender that has given up meanwhile may have changed the data.
+    const bool complete = !control_.poisoned();
+    message.state.store(MessageState::done, std::memory_order_release);
+    ring(post.from);
+    return finish(post, complete ? nullptr : std::make_exception_ptr(post.ended(control_)));
+}
+
+bool PointToPoint::read_pieces(Post& post) {
+    MessageSlot& message = *post.message;
+    Channel& way = channel(post.from, control_.rank());
+    uint32_t& consumed = post.pieces;
+    const uint32_t before = consumed;
+    while (post.moved < post.bytes() && consumed != message.produced.load(std::memory_order_acquire)) {
+        const size_t n = std::min(control_.layout().piece_bytes(), post.bytes() - post.moved);
+        std::memcpy(post.data() + post.moved, control_.layout().piece(way, consumed), n);
+        post.moved += n;
+        message.consumed.store(++consumed, std::memory_order_release);
+    }
+    if (consumed == before) return false;
+    ring(post.from);
+    return true;
+}
+
+/// Returns null until the peer has sent its segment.
+const char* PointToPoint::address_of(const Post& post) {
+    ShmPeer& owner = peers_[static_cast<size_t>(post.from)];
+    const uint32_t id = post.input.segment();
+    const char* address = nullptr;
+    if (owner.same_process) {
+        address = Arena::instance().address(id, post.input.offset(), post.bytes());
+    } else {
+        owner.segments.refresh();  // no copies run now: every copy follows at once
+        const Mapping* const segment = owner.segments.find(id);
+        if (segment == nullptr) {
+            links_->request_segment(post.from, id);
+            return nullptr;
+        }
+        address = segment->at(post.input.offset(), post.bytes());
+    }
+    if (address == nullptr) throw control_.broken(post.from, "its message names memory that it has not given");
+    return address;
+}
+
+}  // namespace alltoallv

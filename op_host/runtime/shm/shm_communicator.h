@@ -1,0 +1,164 @@
+/// \file shm_communicator.h
+/// \brief Communicator over shared memory: the ranks are processes of one host, or threads of one process.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "runtime/control/controlled_communicator.h"
+#include "runtime/control/peer_words.h"
+#include "runtime/shm/algorithm_selector.h"
+#include "runtime/shm/arena.h"
+#include "runtime/shm/copy_threads.h"
+#include "runtime/shm/hugepage_promoter.h"
+#include "runtime/shm/links.h"
+#include "runtime/shm/peer_writer.h"
+#include "runtime/shm/point_to_point.h"
+
+namespace alltoallv {
+
+class QuantCodec;
+
+/// The path of the bytes of one pair of ranks.
+enum class Path : uint8_t {
+    self,     // within this rank
+    inlined,  // in the mailbox, along with the row
+    push,     // the sender writes into the receiver's output, which lies in the receiver's arena
+    pull,     // the receiver reads the sender's input, which lies in the sender's arena
+    cma,      // the receiver reads the sender's private input with process_vm_readv
+    staged,   // through a ring in the control segment
+};
+
+inline constexpr std::array<const char*, 6> path_names{"self", "inline", "push", "pull", "cma", "staged"};
+
+class ShmCommunicator final : public ControlledCommunicator {
+  public:
+    explicit ShmCommunicator(const CommunicatorOptions& options);
+    ~ShmCommunicator() override;
+
+    std::string backend() const override { return "shm"; }
+    bool lets_go() const override { return !options_.threads; }  // they would wait for each other
+    void exchange(const Exchange& exchange, double timeout) override;
+    void reduce(const Reduction& reduction, double timeout) override;
+    void quant_reduce(const QuantReduction& reduction, double timeout) override;
+    MessageWorkPtr post(const PeerMessage& message, double timeout, bool waits) override;
+    Stats stats() const override;
+
+  private:
+    /// One staged transfer that is under way.
+    struct Stream {
+        int peer;
+        RingHeader* ring;
+        char* local;
+        size_t left;
+    };
+
+    void connect();
+    void probe_peers();
+    void leave() override;
+    void begin_operator(double timeout) override;
+    void check_moved() const override;
+    void before_failure() override;
+    void quarantine_output(const void* data, size_t bytes);
+    void await_threads() const;
+
+    // exchange.cpp
+    uint64_t exchange_in_turn(const Exchange& exchange, Row& mine);
+    RowWords fill_row(const Exchange& exchange, const ExchangeSummary& all, Row& row);
+    void fill_pairs(const Exchange& exchange, uint8_t flags, Row& row);
+    size_t timed_bytes(const Exchange& exchange, const ExchangeSummary& all, const RowWords& mine) const;
+    bool hands_over(const Exchange& exchange, const ExchangeSummary& all, const RowWords& mine);
+    size_t inline_capacity(const RowWords& mine) const;
+    char* learn_counts(const Exchange& exchange, RowWords& mine, Row& row, size_t& bytes);
+    Location announce_output(const void* output, size_t bytes);
+    void await_late(int peer, uint64_t seq);
+    Path path_of(const RowWords& sender, const RowWords& receiver) const;
+    bool allows(Path path) const { return (allowed_ >> static_cast<unsigned>(path) & 1u) != 0; }
+    char* address_of(int peer, Location location, int64_t displacement, size_t bytes);
+    void count(Path path, size_t bytes) {
+        auto& counter = bytes_by_path_[static_cast<size_t>(path)];
+        counter.store(counter.load(std::memory_order_relaxed) + bytes, std::memory_order_relaxed);
+    }
+
+    // copies.cpp
+    /// True if ranks that each read and write this number of bytes exceed the caches, so that streaming stores pay.
+    bool outgrows_caches(size_t bytes) const { return bytes >= cache_share_; }
+    enum class Stores : uint8_t { ordinary, streaming, to_peer };
+    void copy_checked(char* to, const char* from, size_t bytes, Stores stores);
+    void copy_together(char* to, const char* from, size_t bytes, Stores stores);
+    void copy_alone(char* to, const char* from, size_t bytes, Stores stores);
+    void read_peer(int peer, char* to, uint64_t from, size_t bytes);
+    void run_staged();
+    bool fits_ring(size_t bytes) const;
+    uint64_t place_in_ring(const Flag& used, size_t bytes) const;
+    char* ring_data(RingHeader& ring, uint64_t place) const {
+        return reinterpret_cast<char*>(&ring + 1) + place % control_->layout().ring_bytes();
+    }
+    void put_into_ring(const void* data, size_t bytes);
+    void settle_ring();
+    /// After agreement: calls `use` with the bytes that the other of two ranks has put there.
+    template <class Use>
+    void take_from_ring(size_t bytes, Use&& use) {
+        RingHeader& ring = control_->ring(1 - rank(), rank());
+        const uint64_t place = place_in_ring(ring.consumed, bytes);
+        use(static_cast<const char*>(ring_data(ring, place)));
+        control_->signal(ring.consumed, place + bytes);
+    }
+    size_t filled(const Stream& stream, uint64_t produced, uint64_t consumed) const;
+    size_t pump_out(Stream& stream);
+    size_t pump_in(Stream& stream);
+
+    // reduce.cpp
+    uint64_t reduce_in_turn(const Reduction& reduction, Row& mine);
+    bool has_result(const Reduction& r) const { return r.op != OpKind::reduce || r.root == rank(); }
+    uint64_t reduce_sources(const Reduction& reduction, const Part& part, Path path);
+    uint64_t reduce_small(const Reduction& reduction, Row& mine);
+    uint64_t reduce_pair(const Reduction& reduction, Row& mine);
+    uint64_t reduce_two_shot(const Reduction& reduction, Row& mine);
+    bool find_all(std::vector<const char*>& addresses, Location Row::* where, size_t bytes);
+    template <class Stages>
+    void two_shot(Stages& stages, const struct TwoShotShape& shape);
+
+    // quant_reduce.cpp
+    uint64_t quant_reduce_in_turn(const QuantReduction& reduction, Row& mine);
+    void quant_reduce_by(const QuantReduction& q, QuantCodec& codec, std::vector<QuantPart> parts, Row& mine);
+    void quant_reduce_small(const QuantReduction& q, QuantCodec& codec, const std::vector<QuantPart>& parts, Row& mine);
+    void quant_reduce_two_shot(const QuantReduction& q, QuantCodec& codec, std::vector<QuantPart> parts, Row& mine);
+
+    std::shared_ptr<Links> links_;
+    std::vector<ShmPeer> peers_;
+    std::shared_ptr<PointToPoint> messages_;
+    const bool chooses_;            // among the paths, by what is faster
+    unsigned allowed_ = 0;          // bit per Path
+    int processors_ = 0;            // of all ranks together
+    size_t cache_share_ = 0;        // bytes of these processors' caches, for each rank
+    uint64_t probe_word_ = 0;       // private memory that peers try to read
+    const void* output_ = nullptr;  // of this operator, once peers may know its location in the arena
+    size_t output_bytes_ = 0;
+    uint64_t put_ = 0;                 // end of what was last put into the ring to the other of two ranks
+    uint64_t steps_ = 0, rounds_ = 0;  // of two-shot reductions so far, equal on all ranks
+    PeerWriter peer_writer_;           // what is quicker: a ring between two ranks, else streaming stores
+    PeerWriter scratch_writer_{4.0};   // less than reading an input that is in no cache
+    PeerWriter codes_writer_{0.6};     // part of the own codes' speed
+    AlgorithmSelector reads_;          // private memory: a system call, or two copies with shared memory between
+    HugepagePromoter promoter_;
+    std::unique_ptr<CopyThreads> copy_threads_;  // null if ranks need all processors
+    std::vector<Stream> outgoing_, incoming_;
+    std::vector<uint8_t> awaited_;
+    std::vector<int64_t> learnt_, targets_;  // counts of the peers, and destinations of their data, in bytes
+    std::vector<const char*> inputs_, outputs_, slots_;
+    std::vector<const void*> sources_;
+    std::vector<char> result_;  // of a part of a small quantized reduction
+    std::array<std::atomic<uint64_t>, path_names.size()> bytes_by_path_{};
+};
+
+/// The factory that the registry uses.
+CommunicatorPtr make_shm_communicator(const CommunicatorOptions& options);
+
+}  // namespace alltoallv
