@@ -1,4 +1,4 @@
-"""The model of the row protocol (op_host/runtime/control/row_protocol.pml) holds, and breaking one of its rules is found."""
+"""The model of the row protocol in op_host/runtime/control holds, and breaking one of its rules is found."""
 
 from __future__ import annotations
 

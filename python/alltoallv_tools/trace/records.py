@@ -20,7 +20,10 @@ Records = npt.NDArray[Any]  # has the dtype of `layout`
 
 
 def layout(size: int) -> np.dtype[Any]:
-    """Returns a record's dtype, as in op_host/runtime/control/trace.h: times in ns, counts in units of ``element`` bytes."""
+    """Returns a record's dtype, as in op_host/runtime/control/trace.h.
+
+    Times are in ns, counts in units of ``element`` bytes.
+    """
     fields = "begin=u8 end=u8 waited=u8 seq=u8 bytes=u8 dtype=u4 element=u4 op=u2 state=u1 unused=u1 peer=i4"
     return np.dtype([*(tuple(field.split("=")) for field in fields.split()), ("counts", "i8", (size,))])
 
