@@ -4,6 +4,7 @@
 #include <cstdlib>
 
 #include "runtime/core/hooks.h"
+#include "runtime/device.h"
 #include "runtime/handles.h"
 #include "runtime/settings.h"
 #include "runtime/shm/shm_communicator.h"
@@ -65,8 +66,9 @@ void leave_at_exit() {
 
 Comm::Comm(const CommSpec& spec) : spec_(spec) {
     const double megabytes = spec.buffer_mb > 0 ? spec.buffer_mb : number_of("HCCL_BUFFSIZE", 200, 1, 2147483647);
+    buffer_bytes_ = static_cast<uint64_t>(megabytes) << 21;
     try {
-        buffers_.emplace(spec.device, static_cast<size_t>(megabytes) << 21);
+        buffers_.emplace(spec.device, buffer_bytes_);
     } catch (const Failure& failure) {
         throw Failure(HCCL_E_OOM, "twice ", static_cast<int64_t>(megabytes), " MB for '", spec.name,
                       "': ", failure.what());
@@ -98,6 +100,22 @@ Communicator& Comm::channel(int from, int to) {
     return *channels_.emplace(std::pair{from, to}, std::move(made)).first->second;
 }
 
+Windows& Comm::windows() {
+    const std::lock_guard lock(mutex_);
+    if (!windows_) windows_.emplace(rank(), size(), spec_.device, buffer_bytes_);
+    return *windows_;
+}
+
+void* Comm::connect_windows() {
+    Windows& own = windows();
+    if (!own.connected()) {  // over ranks of its own, so that calls which are queued do not come between
+        const CommunicatorPtr core = connect(spec_, spec_.name + "/windows", rank(), size(), exec_timeout());
+        own.connect(*core);
+        core->destroy();
+    }
+    return own.of(rank());
+}
+
 void Comm::fail(HcclResult result) {
     int none = HCCL_SUCCESS;
     failed_.compare_exchange_strong(none, result);
@@ -106,6 +124,7 @@ void Comm::fail(HcclResult result) {
 void Comm::destroy() {
     const std::lock_guard lock(mutex_);
     core_->destroy();
+    windows_.reset();
     buffers_.reset();
     for (const auto& entry : channels_) entry.second->destroy();
 }
@@ -121,6 +140,13 @@ CommPtr comm_of(HcclComm handle) {
 
 void remove_comm(HcclComm handle) {
     comms.remove(handle);
+}
+
+HcclComm comm_named(const std::string& name) {
+    const int device = current_device();
+    void* found = comms.find_if([&](const Comm& c) { return c.spec().name == name && c.spec().device == device; });
+    if (found == nullptr) throw Failure(HCCL_E_NOT_FOUND, "commName is '", name, "', which no communicator has");
+    return found;
 }
 
 HcclResult result_of(const Error& error) {

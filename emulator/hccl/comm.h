@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "hccl/hccl_api.h"
+#include "hccl/windows.h"
 #include "runtime/core/communicator.h"
 #include "runtime/memory.h"
 
@@ -41,6 +42,12 @@ class Comm {
     /// Returns the one-way connection of two ranks. Its first use makes it and blocks until the peer does the same.
     Communicator& channel(int from, int to);
 
+    /// Returns this rank's buffer, made at the first call, and its peers' once `connect_windows` has been called.
+    Windows& windows();
+
+    /// Maps the peers' buffers; all ranks call it, and the first call blocks until they do. Returns this rank's buffer.
+    void* connect_windows();
+
     /// Returns the time limit of one collective, in seconds.
     double exec_timeout() const;
 
@@ -60,6 +67,8 @@ class Comm {
   private:
     CommSpec spec_;
     std::optional<Reserved> buffers_;
+    uint64_t buffer_bytes_ = 0;
+    std::optional<Windows> windows_;
     CommunicatorPtr core_;
     std::mutex mutex_;
     std::map<std::pair<int, int>, CommunicatorPtr> channels_;
@@ -72,6 +81,9 @@ using CommPtr = std::shared_ptr<Comm>;
 HcclComm add_comm(CommPtr comm);
 CommPtr comm_of(HcclComm handle);
 void remove_comm(HcclComm handle);
+
+/// Returns the handle of this name's communicator, of the current device where several have it. Throws Failure.
+HcclComm comm_named(const std::string& name);
 
 /// Returns the HcclResult for a failure of the core.
 HcclResult result_of(const Error& error);

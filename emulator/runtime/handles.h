@@ -56,6 +56,15 @@ class Handles {
         return objects;
     }
 
+    /// Returns the handle of the first object that `matches`; null if there is none.
+    template <class Matches>
+    void* find_if(Matches&& matches) const {
+        const std::lock_guard lock(mutex_);
+        for (const auto& [handle, object] : objects_)
+            if (matches(*object)) return reinterpret_cast<void*>(handle);
+        return nullptr;
+    }
+
   private:
     Failure none(void* handle) const {
         const bool known = reinterpret_cast<uint64_t>(handle) >> 32 == tag_ && handle != nullptr;

@@ -106,9 +106,20 @@ void free_memory(MemoryKind kind, void* address) {
 void unregister_host(void* address) {
     const std::lock_guard lock(registry.mutex);
     const auto found = registry.allocations.find(reinterpret_cast<uintptr_t>(address));
-    if (found == registry.allocations.end() || !found->second.registered)
+    if (found == registry.allocations.end() || !found->second.registered || found->second.kind != MemoryKind::host)
         throw Failure(acl_error_rt_param_invalid, hex(address), " is not registered");
     registry.allocations.erase(found);
+}
+
+void know_device_memory(void* address, size_t bytes, int device) {
+    const std::lock_guard lock(registry.mutex);
+    registry.allocations[reinterpret_cast<uintptr_t>(address)] = {static_cast<char*>(address), bytes,
+                                                                  MemoryKind::device, device, true};
+}
+
+void forget_device_memory(void* address) {
+    const std::lock_guard lock(registry.mutex);
+    registry.allocations.erase(reinterpret_cast<uintptr_t>(address));
 }
 
 std::optional<Allocation> find_allocation(const void* address) {

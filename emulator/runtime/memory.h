@@ -14,7 +14,7 @@ struct Allocation {
     size_t bytes;
     MemoryKind kind;
     int device;       // for device memory
-    bool registered;  // the caller's host memory
+    bool registered;  // the caller's host memory, or known and not allocated here
 };
 
 /// Fresh device memory is filled with 0xA5, so that missing initialization is noticed. Throws Failure if the device is
@@ -25,6 +25,10 @@ void register_host(void* address, size_t bytes);
 /// Throws Failure for an address that `allocate` or `register_host` has not returned.
 void free_memory(MemoryKind kind, void* address);
 void unregister_host(void* address);
+
+/// Device memory that something else has mapped here and accounts for, until it is forgotten.
+void know_device_memory(void* address, size_t bytes, int device);
+void forget_device_memory(void* address);
 
 /// Returns the allocation that holds the address.
 std::optional<Allocation> find_allocation(const void* address);

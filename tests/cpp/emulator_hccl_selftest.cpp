@@ -2,6 +2,7 @@
 #include <deque>
 
 #include "hccl_group.h"
+#include "runtime/abi/hccl_windows.h"
 
 using namespace testing;
 
@@ -189,6 +190,41 @@ TEST(buffers_take_device_memory, Group&) {
 }
 
 /// A rank table as a file.
+TEST(windows, Group& g) {
+    void *own = nullptr, *args = nullptr, *context = nullptr, *peer = nullptr;
+    uint64_t bytes = 0, peer_bytes = 0;
+    char name[hccl_comm_name_bytes] = {};
+    HcclComm by_name = nullptr;
+    CHECK_EQ(HcclGetCommName(g.comm, name), 0);
+    CHECK_EQ(HcclCommGetHandleWithName(name, &by_name), 0);
+    CHECK(by_name == g.comm);
+    CHECK_EQ(HcclCommGetHandleWithName("nobody", &by_name), HCCL_E_NOT_FOUND);
+
+    CHECK_EQ(HcclGetHcclBuffer(g.comm, &own, &bytes), 0);
+    CHECK(bytes > 0 && *static_cast<unsigned char*>(own) == 0xA5);
+    const auto next = static_cast<uint64_t>((g.rank + 1) % g.size);
+    if (g.size > 1) CHECK_EQ(HcclGetRemoteIpcHcclBuf(g.comm, next, &peer, &peer_bytes), HCCL_E_NOT_FOUND);
+    CHECK_EQ(HcclGetRemoteIpcHcclBuf(g.comm, static_cast<uint64_t>(g.size), &peer, &peer_bytes), HCCL_E_PARA);
+
+    CHECK_EQ(HcclKfcAllocOpArgs(&args), 0);
+    CHECK_EQ(HcclCreateOpResCtx(g.comm, 8, args, &context), HCCL_E_PARA);  // no engine yet
+    CHECK_EQ(HcclKfcOpArgsSetCommEngine(args, 3), HCCL_E_NOT_SUPPORT);
+    CHECK_EQ(HcclKfcOpArgsSetCommEngine(args, 4), 0);
+    CHECK_EQ(HcclCreateOpResCtx(g.comm, 2, args, &context), HCCL_E_NOT_SUPPORT);
+    CHECK_EQ(HcclCreateOpResCtx(g.comm, 8, args, &context), 0);
+    CHECK_EQ(HcclKfcFreeOpArgs(args), 0);
+    CHECK_EQ(HcclKfcFreeOpArgs(args), HCCL_E_PARA);
+
+    CHECK_EQ(HcclGetRemoteIpcHcclBuf(g.comm, next, &peer, &peer_bytes), 0);
+    CHECK_EQ(peer_bytes, bytes);
+    static_cast<int*>(peer)[(bytes / sizeof(int)) - 1] = 100 + g.rank;  // the last word of the peer's buffer
+    CHECK_EQ(HcclBarrier(g.comm, g.stream), 0);
+    g.synchronize();
+    CHECK_EQ(static_cast<int*>(own)[(bytes / sizeof(int)) - 1], 100 + (g.rank + g.size - 1) % g.size);
+    CHECK_EQ(aclrtMemcpyAsync(peer, 8, own, 8, ACL_MEMCPY_DEVICE_TO_DEVICE, g.stream), 0);  // they are device memory
+    g.synchronize();
+}
+
 TEST(rank_table) {
     const std::string path = "/tmp/emulator-rank-table-" + std::to_string(getpid()) + ".json";
     const auto write = [&](const std::string& status, const std::string& second) {

@@ -23,10 +23,10 @@ UNIMPLEMENTED = sorted((ROOT / "emulator" / "acl").glob("unimplemented_*.inc"))
 OURS = {
     path: ROOT / folder / path
     for folder, path in (
-        ("op_host", "abi/acl.h"),
+        ("op_host", "runtime/abi/acl.h"),
         ("emulator", "acl/acl_api.h"),
         ("emulator", "acl/acl_op.h"),
-        ("op_host", "abi/hccl.h"),
+        ("op_host", "runtime/abi/hccl.h"),
         ("emulator", "hccl/hccl_api.h"),
     )
 }
@@ -133,7 +133,7 @@ def program(ours: dict[str, str]) -> str:
     lines += [f"constexpr long value_of_{name} = static_cast<long>({name});" for name in compared]
     lines += ["}"]
     lines += [f"#undef {name}" for name in [*all_functions, *compared]]
-    lines += [re.sub(r'#pragma once|#include "(abi|acl|hccl)/.*', "", ours[name]) for name in OURS]
+    lines += [re.sub(r'#pragma once|#include "(runtime/abi|acl|hccl)/.*', "", ours[name]) for name in OURS]
     lines += [COMPARE]
     pairs = {**{name: name for name in enumerators}, **constants}
     for name, theirs in pairs.items():

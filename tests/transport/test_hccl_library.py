@@ -32,7 +32,7 @@ def make_library(folder: Path, name: str, *functions: str) -> None:
 
 
 def required(library: str) -> list[str]:
-    header = Path(__file__).parents[2] / "op_host" / "transport" / "hccl" / "library.h"
+    header = Path(__file__).parents[2] / "op_host" / "runtime" / "hccl" / "library.h"
     text = header.read_text().partition("ALLTOALLV_CANN_OPTIONAL")[0]
     return [part.partition(")")[0] for part in text.split(f"X({library}, ")[1:]]
 
