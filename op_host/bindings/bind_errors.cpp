@@ -29,7 +29,9 @@ void set(const Error& error) {
         const nb::object value = nb::steal(enter_python([&] {  // the classes' constructor is Python code
             return PyObject_CallFunction(type.ptr(), "Oi", text.ptr(), static_cast<int>(error.code()));
         }));
-        if (value.is_valid()) PyErr_SetObject(type.ptr(), value.ptr());
+        if (!value.is_valid()) return;
+        if (dynamic_cast<const UnmetFailure*>(&error) != nullptr) value.attr("unmet") = true;
+        PyErr_SetObject(type.ptr(), value.ptr());
     } catch (nb::python_error& another) {
         another.restore();
     }

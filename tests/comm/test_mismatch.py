@@ -14,7 +14,19 @@ from trouble import LIMIT, Failure, attempt, check_works, last_seq
 
 import alltoallv
 from alltoallv import Communicator, errors
-from alltoallv.numpy import all_gather, all_gather_into_tensor, all_reduce, all_to_all_v, barrier, reduce, scan
+from alltoallv.numpy import (
+    all_gather,
+    all_gather_into_tensor,
+    all_reduce,
+    all_to_all_v,
+    barrier,
+    gather,
+    quantized_all_reduce,
+    reduce,
+    reduce_scatter,
+    scan,
+    scatter,
+)
 
 # Elements per pair of ranks: with the row, and beyond what travels inline.
 SMALL, LARGE = 5, 40_000
@@ -240,3 +252,37 @@ def test_checking_off_still_announces_failures(ranks):
     found = ranks(2, check="off")(work)
     assert "failed on rank 1" in found[0].text
     assert found[0].at - found[0].began < LIMIT
+
+
+@pytest.mark.parametrize("size", [2, 3])  # two have a ring between them
+def test_a_mistake_that_one_rank_alone_makes(launch: Callable[..., Any], size: int) -> None:
+    launch(size, mistakes_of_one_rank)
+
+
+def mistakes_of_one_rank(comm: Communicator) -> None:
+    """It catches the error of a call that the others never make, and goes on: every call meets that of the others."""
+    odd, n = comm.rank == 1, comm.size
+    mistakes: list[Callable[[], object]] = [
+        lambda: gather(np.ones(2), root=9, group=comm),
+        lambda: scatter(np.ones(2), root=9, group=comm),
+        lambda: reduce_scatter(np.ones(n + 1), group=comm),
+    ]
+    total = sum(range(1, n + 1))
+    calls: list[tuple[Callable[[], Any], object]] = [
+        (lambda: all_reduce(np.full(2, comm.rank + 1.0), group=comm), [total, total]),
+        (lambda: all_to_all_v(np.full(n, comm.rank), [1] * n, group=comm), [*range(n)]),
+        (lambda: all_to_all_v(np.full(n * 5000, comm.rank), [5000] * n, [5000] * n, group=comm)[::5000], [*range(n)]),
+        (lambda: quantized_all_reduce(np.full(2, 127, np.float32), group=comm), [127 * n, 127 * n]),
+        (lambda: all_gather(np.array(comm.rank), group=comm), [*range(n)]),
+        (lambda: all_reduce(np.full(100_000, comm.rank + 1.0), group=comm)[-2:], [total, total]),
+        (lambda: all_reduce(np.ones(2), async_op=True, group=comm)[1].result(), [n, n]),
+    ]
+    for step in range(3):
+        for call, want in calls:
+            for mistake in mistakes[: step + 1] if odd else ():
+                with pytest.raises(errors.InvalidParamError):
+                    mistake()
+            assert call().tolist() == want
+    with pytest.raises(errors.InvalidParamError, match="root" if odd else "gather .* failed on rank 1: "):
+        gather(np.ones(2), root=9 if odd else 0, group=comm)
+    check_works(comm)

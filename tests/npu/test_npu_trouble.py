@@ -234,3 +234,17 @@ def test_a_failing_call_in_a_group(rank: int, size: int, file: str) -> None:
         dist.barrier()
         with pytest.raises(PeerLostError, match=r"HCCL_E_INTERNAL|rank 1"):
             exchange(comm, device)
+
+
+@on_ranks(2, communicator=False)
+def test_a_mistake_that_one_rank_alone_makes(rank: int, size: int, file: str) -> None:
+    """Among the compared calls, the last of them included: the calls that it makes then meet those of the other."""
+    with group(rank, size, file, backend="gloo") as (world, device):
+        comm = at.from_group(world, device="npu", timeout=20)
+        for step in range(10):
+            if rank == 1 and step in (1, 2, 5):
+                with pytest.raises(ValueError, match="recv_counts"):
+                    at.all_to_all_v(torch.zeros(2).to(device), [1, 1], [-1, 1], group=comm)
+            at.all_reduce(x := torch.full((3,), step + 1.0).to(device), group=comm)
+            assert x.tolist() == [2 * (step + 1.0)] * 3
+        assert comm.stats()["agreed_operators"] == 5

@@ -195,3 +195,37 @@ def test_rank_that_leaves(rank: int, size: int, group: dist.ProcessGroup) -> Non
         extra.abort()
     with pytest.raises(PeerLostError, match="aborted"):
         dist.all_reduce(torch.ones(3), group=extra)
+
+
+@on_group(2)
+def test_outputs_of_several_after_a_mismatch(rank: int, size: int, group: dist.ProcessGroup) -> None:
+    """The last of the tensors differs: none of the others has been written."""
+
+    def check(n: int, async_op: bool) -> None:
+        sums, parts, wholes = torch.full((n, 2), -5.0)[:, 1], torch.full((n,), -5.0), torch.full((2 * n,), -5.0)
+        lists, odd, ones = list(torch.full((2, n), -5.0)), torch.ones(n + 2 * rank), torch.ones(n)
+        kinds = "AllreduceOptions", "ReduceScatterOptions", "AllgatherOptions"
+        reduces, scatters, gathers = (getattr(torch._C._distributed_c10d, kind)() for kind in kinds)
+        reduces.asyncOp = scatters.asyncOp = gathers.asyncOp = async_op
+        pairs = [torch.ones(2 * n), odd], [ones, odd]
+        calls: list[Callable[[], dist.Work]] = [
+            lambda: group.allreduce_coalesced([sums, odd.clone()], reduces),
+            lambda: group.reduce_scatter_tensor_coalesced([parts, odd[::2].clone()], pairs[0], scatters),
+            lambda: group.allgather_into_tensor_coalesced([wholes, odd.repeat(2)], pairs[1], gathers),
+            lambda: group.allgather_coalesced([lists, [odd.clone(), odd.clone()]], pairs[1], gathers),
+        ]
+        for call in calls:
+            with pytest.raises(AllToAllVError):
+                call().wait()
+            dist.all_reduce(x := torch.ones(3))
+            assert x.tolist() == [2] * 3
+        for output in (sums, parts, wholes, *lists):
+            assert (output == -5).all()
+        work = group.allreduce_coalesced([sums, ones], reduces)
+        assert work.get_future().wait() == work.result() == [sums, ones] if async_op else work.wait()
+        assert (sums == -10).all()
+        assert (ones == 2).all()
+
+    for n in (4, 60_000):
+        for async_op in (False, True):
+            check(n, async_op)

@@ -71,6 +71,12 @@ class Error : public std::runtime_error {
     ErrorType code_;
 };
 
+/// A peer refused its caller's arguments, and no rank calls the operator that it announced: a mistake of that rank
+/// alone, after which its next call meets the call that this rank makes now, as the next operator.
+struct UnmetFailure : Error {
+    explicit UnmetFailure(const Error& error) : Error(error) {}
+};
+
 /// Joins texts and numbers.
 template <class... Parts>
 std::string joined(const Parts&... parts) {

@@ -80,6 +80,24 @@ std::string row_difference(const ControlPlane& control, int rank_b) {
     return {};
 }
 
+/// True if a call that announces its failures as `op` may have `called` among its operators.
+bool may_consist_of(OpKind op, OpKind called) {
+    switch (op) {
+        case OpKind::global_scatter:
+        case OpKind::global_gather:
+            return called == op || called == OpKind::exchange_counts || called == OpKind::all_to_all_v;
+        case OpKind::all_to_all_v:
+        case OpKind::quantized_all_reduce:
+            return called == op || called == OpKind::exchange_counts;
+        case OpKind::all_gather:
+            return called == op || called == OpKind::all_gather_into_tensor;
+        case OpKind::reduce:
+            return called == op || called == OpKind::all_reduce;
+        default:
+            return called == op;
+    }
+}
+
 /// Fills in the counts: rank i gives counts_i[j] elements to the part of rank j, which has counts_j[j].
 void announce_parts(Row& mine, int rank, std::span<const int64_t> counts, const ShapeWords& shape) {
     const int64_t own = counts[static_cast<size_t>(rank)];
@@ -169,6 +187,32 @@ void ControlPlane::throw_disagreement() {
     throw_poison();
 }
 
+/// Throws the first failure that concerns the calls of the other ranks; if none does, the first one, as UnmetFailure.
+void ControlPlane::throw_failure() const {
+    const auto failed = [&](int j) { return (row(j).flags & row_failed) != 0; };
+    const auto concerns = [&](int by) {
+        if ((row(by).flags & row_of_caller) == 0) return true;
+        for (int j = 0; j < size(); ++j)
+            if (!failed(j) && may_consist_of(row(by).op, row(j).op)) return true;
+        return false;
+    };
+    const auto error_of = [&](int by) -> Error {
+        const auto& error = *reinterpret_cast<const ErrorText*>(payload(row(by)));
+        const std::string text =
+            describe_op(row(by).op) + " failed on " + rank_text(by) + ": " + peer_text(error.text, sizeof error.text);
+        const auto kind = static_cast<ErrorClass>(read_once(error.kind));
+        if (kind > ErrorClass::resource) return peer_lost(text);
+        return {kind, static_cast<ErrorType>(error.code), text};
+    };
+    int first = -1;
+    for (int j = 0; j < size(); ++j) {
+        if (!failed(j)) continue;
+        if (concerns(j)) throw error_of(j);
+        if (first < 0) first = j;
+    }
+    throw UnmetFailure(error_of(first));
+}
+
 void ControlPlane::compare_rows() {
     const Row& first = row(0);
     uint64_t sent = 0, expected = 0;
@@ -183,17 +227,7 @@ void ControlPlane::compare_rows() {
         sent += r.digests.sent;
         expected += r.digests.expected;
     }
-    if (any_failed) {
-        for (int j = 0; j < size(); ++j) {
-            if (!(row(j).flags & row_failed)) continue;
-            const auto& error = *reinterpret_cast<const ErrorText*>(payload(row(j)));
-            const std::string text =
-                describe_op(row(j).op) + " failed on " + rank_text(j) + ": " + peer_text(error.text, sizeof error.text);
-            const auto kind = static_cast<ErrorClass>(read_once(error.kind));
-            if (kind > ErrorClass::resource) throw peer_lost(text);
-            throw Error(kind, static_cast<ErrorType>(error.code), text);
-        }
-    }
+    if (any_failed) throw_failure();
     if (!options_.check) return;
     if (!equal) {
         std::string difference;

@@ -64,8 +64,9 @@ class ControlPlane {
     }
     /// Ends the operator, with success or failure. After a poisoning this acknowledges it.
     void close(bool ok, uint64_t bytes);
-    /// Publishes a failure instead of an operator, without waiting for the peers.
-    void fail(OpKind op, const Error& error);
+    /// Publishes a failure instead of an operator, without waiting for the peers. If it is `of_caller`, of the
+    /// arguments that this rank was given, it concerns only calls of the same operator: see UnmetFailure.
+    void fail(OpKind op, const Error& error, bool of_caller);
     /// This rank cannot continue its operator: announces that in its row, if not published yet, or ends the
     /// communicator if it is `in_the_middle` of the data for which peers wait.
     void give_up(const Error& error, bool in_the_middle);
@@ -245,7 +246,8 @@ class ControlPlane {
     bool step_due(WaitState& state) const;
     void step(const std::function<std::vector<int>()>& missing, WaitState& state);
     [[noreturn]] void throw_poison() const;
-    void publish_failure(Row& row, const Error& error);
+    void publish_failure(Row& row, const Error& error, bool of_caller);
+    void throw_failure() const;
     void compare_rows();
     void note_refusal();
     bool is_refused() const;

@@ -22,7 +22,7 @@ void ControlledCommunicator::fail(OpKind op, const Error& error) {
     queue_->run_or_submit([this, op, error] {
         check_usable();  // it may have been destroyed by now
         failed_.fetch_add(1, std::memory_order_relaxed);
-        control_->fail(op, error);
+        control_->fail(op, error, true);
     });
 }
 

@@ -29,9 +29,10 @@ class ControlledCommunicator : public Communicator {
     }
 
     /// Runs one operator in its turn: `body` fills the row, agrees and moves the data; it may return the number of
-    /// bytes moved.
+    /// bytes moved. After an UnmetFailure it runs again as the next operator; if it `moves` nothing, its caller does
+    /// that.
     template <class Body>
-    void run(OpKind op, DType dtype, double timeout, Body&& body);
+    void run(OpKind op, DType dtype, double timeout, bool moves, Body&& body);
     /// Called before each operator.
     virtual void begin_operator(double /*timeout*/) {}
     /// Throws if the data that an operator has moved are not valid.
@@ -61,17 +62,16 @@ class ControlledCommunicator : public Communicator {
 };
 
 template <class Body>
-void ControlledCommunicator::run(OpKind op, DType dtype, double timeout, Body&& body) {
+void ControlledCommunicator::run(OpKind op, DType dtype, double timeout, bool moves, Body&& body) {
     if (has_ended()) check_usable();
     const CallQueue::Turn turn(*queue_, size() > 1);
     if (has_ended()) check_usable();  // destroyed meanwhile
     if (turn.overlaps()) {
         failed_.fetch_add(1, std::memory_order_relaxed);
-        control_->fail(op, two_threads(op));
+        control_->fail(op, two_threads(op), false);
         throw two_threads(op);
     }
     moving_ = false;
-    begin_operator(timeout);
     const auto close_failed = [&] {
         before_failure();
         failed_.fetch_add(1, std::memory_order_relaxed);
@@ -81,9 +81,9 @@ void ControlledCommunicator::run(OpKind op, DType dtype, double timeout, Body&& 
     const auto fail_with = [&](const Error& error) {
         control_->give_up(error, moving_);
         close_failed();
-        throw error;
     };
-    try {
+    const auto once = [&] {
+        begin_operator(timeout);
         Row& mine = control_->open(op, dtype, timeout);
         uint64_t bytes = 0;
         if constexpr (std::is_void_v<std::invoke_result_t<Body&, Row&>>)
@@ -93,10 +93,27 @@ void ControlledCommunicator::run(OpKind op, DType dtype, double timeout, Body&& 
         control_->confirm();
         check_moved();
         control_->close(true, bytes);
+        return true;
+    };
+    const auto met = [&] {
+        try {
+            return once();
+        } catch (const UnmetFailure&) {
+            if (!moves) throw;
+            control_->close(false, 0);
+            return false;
+        }
+    };
+    try {
+        while (!met()) {
+        }
     } catch (const Error& error) {
         fail_with(error);
+        throw;
     } catch (const std::bad_alloc&) {
-        fail_with(resource_error("no memory for what " + control_->describe_op() + " needs"));
+        const Error error = resource_error("no memory for what " + control_->describe_op() + " needs");
+        fail_with(error);
+        throw error;
     } catch (...) {
         control_->poison(PoisonKind::aborted,
                          "rank " + std::to_string(rank()) + " was interrupted in " + control_->describe_op());

@@ -21,9 +21,9 @@ void copy_text(char* to, size_t capacity, const std::string& text) {
 
 }  // namespace
 
-void ControlPlane::fail(OpKind op, const Error& error) {
+void ControlPlane::fail(OpKind op, const Error& error, bool of_caller) {
     try {
-        publish_failure(open(op, DType::uint8, -1), error);
+        publish_failure(open(op, DType::uint8, -1), error, of_caller);
     } catch (const Error&) {
         // The communicator is poisoned, which the peers notice instead.
     } catch (...) {
@@ -33,12 +33,12 @@ void ControlPlane::fail(OpKind op, const Error& error) {
     close(false, 0);
 }
 
-void ControlPlane::publish_failure(Row& mine, const Error& error) {
+void ControlPlane::publish_failure(Row& mine, const Error& error, bool of_caller) {
     auto& text = *reinterpret_cast<ErrorText*>(payload(mine));
     text.kind = static_cast<uint8_t>(error.kind());
     text.code = static_cast<int32_t>(error.code());
     copy_text(text.text, sizeof text.text, error.what());
-    mine.flags = row_failed;
+    mine.flags = of_caller ? row_failed | row_of_caller : row_failed;
     note_refusal();
     publish(mine);
 }
@@ -48,7 +48,7 @@ void ControlPlane::give_up(const Error& error, bool in_the_middle) {
     if (in_the_middle)
         poison_with(error, describe_op());
     else if (!published_)
-        publish_failure(row(rank()), error);
+        publish_failure(row(rank()), error, false);
 }
 
 void ControlPlane::poison_with(const Error& error, const std::string& what) {

@@ -76,9 +76,21 @@ void HcclCommunicator::run(OpKind op, DType dtype, Agree&& agree, Body&& body) {
         flight_.back().bytes = bytes;
         flight_.back().end_ns = flight_ns();
     };
+    const auto agrees_now = [&] {
+        try {
+            agree();
+            return true;
+        } catch (const UnmetFailure&) {  // one of the calls that the ranks count
+            ++seq_;
+            const std::lock_guard lock(records_);
+            flight_.back().seq = seq_;
+            return false;
+        }
+    };
     bool launching = false;
     try {
-        agree();
+        while (!agrees_now()) {
+        }
         launching = true;
         const uint64_t bytes = body(where(op));
         record(FlightState::done, bytes);

@@ -25,7 +25,7 @@ size_t place_of(const Exchange& x, int64_t displ) {
 }  // namespace
 
 void TcpCommunicator::exchange(const Exchange& x, double timeout) {
-    run(x.op, x.dtype, timeout, [&](Row& mine) {
+    run(x.op, x.dtype, timeout, x.moves, [&](Row& mine) {
         fill_row(x, mine);
         if (x.moves) pack(x, mine);
         control_->publish(mine);

@@ -102,7 +102,7 @@ struct TcpCommunicator::QuantRun {
 };
 
 void TcpCommunicator::quant_reduce(const QuantReduction& q, double timeout) {
-    run(q.op, q.dtype, timeout, [&](Row& mine) {
+    run(q.op, q.dtype, timeout, q.moves, [&](Row& mine) {
         check(q);
         announce(mine, *control_, q);
         control_->publish(mine);

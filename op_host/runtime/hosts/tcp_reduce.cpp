@@ -16,7 +16,7 @@ void reduce_into(const Reduction& r, char* out, const std::vector<const void*>& 
 }  // namespace
 
 void TcpCommunicator::reduce(const Reduction& r, double timeout) {
-    run(r.op, r.dtype, timeout, [&](Row& mine) {
+    run(r.op, r.dtype, timeout, r.moves, [&](Row& mine) {
         announce(mine, rank(), r);
         const size_t bytes = static_cast<size_t>(total_count(r)) * size_of(r.dtype);
         const bool small = bytes <= tcp_payload_bytes;

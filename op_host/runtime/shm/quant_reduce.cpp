@@ -98,7 +98,7 @@ size_t largest_piece(const QuantCodec& codec, size_t ranks) {
 }  // namespace
 
 void ShmCommunicator::quant_reduce(const QuantReduction& q, double timeout) {
-    run(q.op, q.dtype, timeout, [&](Row& mine) { return quant_reduce_in_turn(q, mine); });
+    run(q.op, q.dtype, timeout, q.moves, [&](Row& mine) { return quant_reduce_in_turn(q, mine); });
 }
 
 uint64_t ShmCommunicator::quant_reduce_in_turn(const QuantReduction& q, Row& mine) {

@@ -164,11 +164,13 @@ void ShmCommunicator::probe_peers() {
 }
 
 void ShmCommunicator::exchange(const Exchange& exchange, double timeout) {
-    run(exchange.op, exchange.dtype, timeout, [&](Row& mine) { return exchange_in_turn(exchange, mine); });
+    run(exchange.op, exchange.dtype, timeout, exchange.moves,
+        [&](Row& mine) { return exchange_in_turn(exchange, mine); });
 }
 
 void ShmCommunicator::reduce(const Reduction& reduction, double timeout) {
-    run(reduction.op, reduction.dtype, timeout, [&](Row& mine) { return reduce_in_turn(reduction, mine); });
+    run(reduction.op, reduction.dtype, timeout, reduction.moves,
+        [&](Row& mine) { return reduce_in_turn(reduction, mine); });
 }
 
 MessageWorkPtr ShmCommunicator::post(const PeerMessage& message, double timeout, bool waits) {

@@ -165,7 +165,7 @@ class Exchanges(FrontEnd[A, G, H]):
         timeout: float | None,
     ) -> Any:
         """Runs an all_to_all_v whose tensors Python has to check, because the core may not."""
-        with guard(comm, operator):
+        with guard(comm, operator, self.local):
             self.check_async(async_op)
             limit = _core.read_timeout(timeout)
             x = self.check("input", input)
@@ -226,7 +226,7 @@ class Exchanges(FrontEnd[A, G, H]):
         names: tuple[str, str, str, str] = ("output", "input", "output_split_sizes", "input_split_sizes"),
     ) -> Any:
         """Runs an all_to_all_single of arguments with these ``names``; returns what `run` does."""
-        with guard(comm, "all_to_all_single"):
+        with guard(comm, "all_to_all_single", self.local):
             self.check_async(async_op)
             limit = _core.read_timeout(timeout)
             x = self.check(names[1], input)
@@ -248,7 +248,7 @@ class Exchanges(FrontEnd[A, G, H]):
         names: tuple[str, str],
     ) -> Any:
         """Gathers all ranks' inputs, of one shape, into ``out`` or stacked; returns what `run` does."""
-        with guard(comm, operator):
+        with guard(comm, operator, self.local):
             self.check_async(async_op)
             limit = _core.read_timeout(timeout)
             x = self.check(names[1], input)

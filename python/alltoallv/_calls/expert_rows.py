@@ -87,7 +87,7 @@ class ExpertRows(Exchanges[A, G, H]):
         self, operator: str, comm: Communicator, x: A, local_count: Counts, global_count: Counts, rows_of_x: str
     ) -> tuple[A, Matrix, Matrix]:
         """Returns the rows and the counts as [card, expert] matrices, on which all cards agree expert by expert."""
-        with guard(comm, operator):
+        with guard(comm, operator, self.local):
             self.check_counts({"local_count": local_count, "global_count": global_count})
             x = self.check("x", x)
             shape = tuple(x.shape)

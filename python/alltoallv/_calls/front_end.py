@@ -26,6 +26,7 @@ class FrontEnd(ABC, Generic[A, G, H]):
 
     adapter: ClassVar[Adapter[Any]]
     messenger: ClassVar[Adapter[Any] | None] = None  # for messages, which use tensors at once; None: the adapter
+    local: ClassVar[type[Exception] | tuple[()]] = ()  # errors that concern a rank alone; see `guard`
 
     @abstractmethod
     def enter(self, group: G) -> Communicator | None:
@@ -81,7 +82,7 @@ class FrontEnd(ABC, Generic[A, G, H]):
         operator = declared.__name__
         if operator[0] == "_":
             operator = operator[1:].removesuffix("_uneven")
-        with guard(comm, operator):
+        with guard(comm, operator, self.local):
             self.check_async(async_op)
             limit = _core.read_timeout(timeout)
             if root is not None:
@@ -134,7 +135,7 @@ class FrontEnd(ABC, Generic[A, G, H]):
         if comm is None:
             return None
         comm = self.host(comm)
-        with guard(comm, declared.__name__):
+        with guard(comm, declared.__name__, self.local):
             limit = _core.read_timeout(timeout)
             if root is not None:
                 more["root"] = self.checked_rank(comm, group, *root)

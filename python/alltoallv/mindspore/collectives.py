@@ -232,7 +232,7 @@ def reduce(tensor: Tensor, dst: int, op: str = "sum", group: Group = None, async
         return front_end.call(declared.reduce, group, async_op, tensor, op=op, root=("dst", dst))
     # HCCL reduces on all ranks, here into a copy: our transport over it has no reduction to one rank.
     comm = enter(group)
-    with guard(comm, "all_reduce"):
+    with guard(comm, "all_reduce", TypeError):
         LATE.check_output("tensor", tensor)
         root = front_end.checked_rank(comm, group, "dst", dst)
         total = tensor.copy()
@@ -274,7 +274,7 @@ def barrier(group: Group = None, async_op: bool = False, device_ids: Any = None)
     if in_queue():
         executor.sync()
         comm = on_host(comm)
-    with guard(comm, "barrier"):
+    with guard(comm, "barrier", TypeError):
         check_async(async_op)
         ready = collectives.barrier(comm)
     if async_op:

@@ -239,8 +239,8 @@ def destroy_group(group: str) -> None:
 
 
 def _checks(operator: str, group: str | None) -> guard:
-    """Surrounds what is checked and made before an operator, whose own checks follow: peers hear of an error."""
-    return guard(enter(group), operator)
+    """Surrounds what is checked and made before an operator, whose own checks follow; see `guard`."""
+    return guard(enter(group), operator, TypeError)
 
 
 def _like(tensor: Any) -> Tensor:

@@ -42,6 +42,7 @@ def check_async(async_op: Any) -> None:
 
 class _FrontEnd(ExpertRows[Tensor, Group, CommHandle]):
     adapter, messenger, quick = LATE, ADAPTER, Tensor
+    local = TypeError  # as MindSpore's checks of argument types
     enter, host, rank_in = staticmethod(enter), staticmethod(on_host), staticmethod(groups.rank_in)
     check_async, tracks, numbers = staticmethod(check_async), staticmethod(tracks), staticmethod(Tensor.from_numpy)
     apply, assign = staticmethod(apply), staticmethod(assign)

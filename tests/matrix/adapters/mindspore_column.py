@@ -33,6 +33,8 @@ class MindsporeColumn(Column):
         ),
     }
 
+    unheard = frozenset(name for name, (kind, _) in own.items() if kind == "TypeError")
+
     def tensor(self, array: Array) -> Any:
         import mindspore as ms
 

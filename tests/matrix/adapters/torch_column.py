@@ -47,6 +47,8 @@ class TorchColumn(Column):
     # The words of torch's own check, which is the first.
     own = {**dict.fromkeys(SAME_DTYPES, ("ValueError", f"{DIFFERENT}torch.float32 and torch.int32")), **ROOTS}
 
+    unheard = frozenset(["all_to_all: no tensors in the list"])  # torch's wrappers find it on the rank alone
+
     no_group = "group is a int, expected a ProcessGroup, a Communicator or None"
     cases = [
         *[only(V, what, TENSOR, text, input=make) for what, make, text in (

@@ -29,7 +29,8 @@ _ROOTS = {"scatter_list": "src", "gather_list": "dst"}  # lists that only one ra
 def as_mint(function: Callable[P, R], ops: tuple[str, ...] = OPS, *, message: bool = False) -> Callable[P, R]:
     """Adds MindSpore's checks before the function's own; all ranks raise an error that one of them finds.
 
-    A parameter's name determines its checks. Errors of a message concern only its two ranks.
+    A parameter's name determines its checks. A TypeError concerns this rank alone, as in MindSpore, and errors of a
+    message only its two ranks.
     """
     parameters = inspect.signature(function).parameters
     operator = function.__name__.removesuffix("_uneven")  # the core's name
@@ -53,7 +54,7 @@ def as_mint(function: Callable[P, R], ops: tuple[str, ...] = OPS, *, message: bo
                 if whole:
                     _check_gathered(given["output_tensor"], given["input_tensor"], comm)
         except Exception as error:
-            if message:
+            if message or isinstance(error, TypeError):
                 raise
             with guard(comm or enter(given.get("group")), operator):
                 raise error

@@ -261,7 +261,7 @@ def _call(
     comm = groups.resolve(group, device_of(first))
     if comm is None:
         return None
-    with guard(comm, row.operator):
+    with guard(comm, row.operator, TypeError):  # torch.distributed's wrappers check types on a rank alone
         limit = calls.limit(comm, timeout)
         for name, given in ((row.inputs, ins), (row.outputs, outs)):
             if not isinstance(given, list | tuple):

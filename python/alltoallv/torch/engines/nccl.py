@@ -16,6 +16,7 @@ from torch import Tensor
 from alltoallv._calls import reductions
 from alltoallv._calls.counts import Layout, packed
 from alltoallv.communicator import Communicator
+from alltoallv.errors import AllToAllVError
 from alltoallv.quantization import requests as quantized
 from alltoallv.quantization.spec import QuantizedReduction
 from alltoallv.torch.engines.device import Call, DeviceMember
@@ -81,7 +82,7 @@ class NcclMember(DeviceMember):
             self._stats["failed_operators"] += 1
             told = None
             if learns or self._compares() or not self.communicator.usable:  # the comparison then says what has ended it
-                told = compare()
+                told = self._compared(compare, learns)
             try:
                 result, received = launch(told)
             except BaseException as error:  # the peers have launched the call, or will
@@ -93,6 +94,18 @@ class NcclMember(DeviceMember):
             self._stats[self._received] += received
             entry["state"], entry["end_ns"] = "done", time.monotonic_ns()
             return result
+
+    def _compared(self, compare: Callable[[], Any], learns: bool) -> Any:
+        """Returns what the comparison says; a peer's mistake in another call counts as a call, and it is made anew."""
+        while True:
+            try:
+                return compare()
+            except AllToAllVError as error:
+                if not getattr(error, "unmet", False):
+                    raise
+            self._seq += 1
+            if not (learns or self._compares()):
+                return None
 
     def fail(self, operator: str, error: BaseException) -> None:
         with self._lock:

@@ -38,10 +38,18 @@ from alltoallv.torch.eager.calls import Operation
 from alltoallv.torch.eager.collectives import MOVABLE
 from alltoallv.torch.eager.declaration import NO_PARAMETERS, Collective, Method, Parameters
 from alltoallv.torch.eager.graphs import hide
-from alltoallv.torch.eager.tensors import PLAIN, as_plain
+from alltoallv.torch.eager.tensors import PLAIN, Copies, as_plain
 from alltoallv.torch.process_group import engines, functions
 from alltoallv.torch.process_group.group import NAME, EngineGroup, device_kind
-from alltoallv.torch.process_group.work import BackendWork, Futures, MessageWork, WorkList, callbacks, in_turn
+from alltoallv.torch.process_group.work import (
+    BackendWork,
+    CoalescedWork,
+    Futures,
+    MessageWork,
+    WorkList,
+    callbacks,
+    in_turn,
+)
 
 Prepare = Callable[..., Operation]  # `prepare_send` or `prepare_recv`
 
@@ -62,13 +70,13 @@ class AllToAllVGroup(EngineGroup):
     ) -> TorchWork:
         opts = opts or AllgatherOptions()
 
-        def call(x: Tensor, *outputs: Tensor) -> TorchWork | None:
-            return self.allgather([list(outputs)], [x], opts)
+        def call(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> TorchWork | None:
+            return self.allgather([list(outputs)], list(inputs), opts)
 
         def hand_over() -> TorchWork:
             return self._hand_over("allgather_coalesced", output_lists, input_list, opts)
 
-        return self._each(collectives.all_gather, [input_list, *output_lists], call, hand_over)
+        return self._each(collectives.all_gather, output_lists, [input_list], call, hand_over)
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> TorchWork:
         opts = opts or BarrierOptions()
@@ -196,32 +204,48 @@ class AllToAllVGroup(EngineGroup):
     def _each(
         self,
         row: Collective,
-        lists: Sequence[Sequence[Tensor]],
-        call: Callable[..., TorchWork | None],
+        outs: Sequence[Sequence[Tensor]],
+        ins: Sequence[Sequence[Tensor]],
+        call: Callable[[Sequence[Tensor], Sequence[Tensor]], TorchWork | None],
         hand_over: Callable[[], TorchWork],
     ) -> TorchWork:
         """Makes a call for each tensor of the lists, or ``hand_over`` for all of them.
 
-        Whatever fails, where and when, the calls take as many operators, so that the next ones of all ranks meet.
+        The outputs of several calls are written once all have succeeded. Whatever fails, where and when, the calls take
+        as many operators, so that the next ones of all ranks meet.
         """
+        lists = [*outs, *ins]
         count, made, carried = max(map(len, lists)), 0, True
         begun: list[TorchWork] = []
+        copies: Copies = []
+        outer, self._coalescing = self._coalescing, None  # it gets the one work of all
+
+        def space(out: Tensor) -> Tensor:
+            if count == 1:
+                return out
+            like = torch.clone if row.updates else torch.empty_like
+            copies.append((out, like(out.detach(), memory_format=torch.contiguous_format)))
+            return copies[-1][1]
+
         try:
             if min(map(len, lists)) < count:
                 raise InvalidParamError(f"the lists have {[*map(len, lists)]} tensors, expected equally many")
             carried = self._carried([x for each in lists for x in each]) is not None
             if not carried:
                 made = 1  # by which the ranks agree
-                return hand_over()
-            for made, each in enumerate(zip(*lists, strict=True), 1):  # noqa: B007
-                if (work := call(*each)) is not None:
+                begun.append(hand_over())
+            for made, each in enumerate(zip(*lists, strict=True) if carried else (), 1):  # noqa: B007
+                targets = [space(out) for out in each[: len(outs)]]
+                if (work := call(targets, each[len(outs) :])) is not None:
                     begun.append(work)
         except Exception as error:
             for _ in range(made, count) if carried or isinstance(error, AllToAllVError) else ():
                 with contextlib.suppress(AllToAllVError):
                     self.communicator.fail(row.operator, error)
             raise
-        return begun[0] if len(begun) == 1 else WorkList(begun)
+        finally:
+            self._coalescing = outer
+        return self._kept(begun[0] if begun and not copies else CoalescedWork(begun, copies))
 
 
 def _named(error: InvalidParamError | InvalidTensorError, name: str, comm: Communicator) -> AllToAllVError:
@@ -255,10 +279,10 @@ def _add(row: Collective, method: Method) -> None:
             given, opts = given[:-1], given[-1]
         opts = opts or options()
 
-        def one(*each: Tensor) -> TorchWork | None:
-            return call(self, *(x if flat else [x] for x in each), opts=opts)
+        def one(outs: Sequence[Tensor], ins: Sequence[Tensor]) -> TorchWork | None:
+            return call(self, *(x if flat else [x] for x in (*outs, *ins)), opts=opts)
 
-        return self._each(row, given, one, lambda: self._hand_over(method.coalesced[0], *given, opts))
+        return self._each(row, given[:1], given[1:], one, lambda: self._hand_over(method.coalesced[0], *given, opts))
 
     for names, function in ((method.names, call), (method.coalesced, call_each)):
         for each in names:

@@ -167,6 +167,53 @@ class WorkList(TorchWork):
         return futures.then(lambda done: [future.value() for future in done.value()])
 
 
+class CoalescedWork(WorkList):
+    """Makes one work of calls that write into memory of their own, which is copied once all have succeeded."""
+
+    def __init__(self, works: Sequence[TorchWork], copies: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Takes pairs of an output and the memory that a call writes; works that are not given have ended."""
+        super().__init__(works)
+        self._copies, self._outputs = copies, [output for output, _ in copies]
+        self._lock = threading.Lock()
+        if not works:
+            self._settle()
+
+    def _settle(self) -> None:
+        with self._lock:
+            for output, space in self._copies:
+                output.detach().copy_(space)
+            self._copies = ()
+
+    def wait(self, timeout: timedelta | float = timedelta(0)) -> bool:
+        super().wait(timeout)
+        self._settle()
+        return True
+
+    def is_completed(self) -> bool:
+        if not super().is_completed():
+            return False
+        if self.exception() is None:
+            self._settle()
+        return True
+
+    def result(self) -> Any:
+        self.wait()
+        return self._outputs
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def get_future(self) -> Future:
+        """Returns a future of the outputs."""
+
+        def settled(done: Any) -> list[Tensor]:
+            done.value()
+            self._settle()
+            return self._outputs
+
+        return super().get_future().then(settled)
+
+
 class Futures:
     """Runs the threads that complete the futures of a group, whose operators end in the order of their calls.
 
