@@ -33,7 +33,7 @@ def test_lists_of_tensors(comm: Communicator, size: int) -> None:
         assert all(map(same, outs, uneven)), dtype
         assert ap.all_gather(made, to_paddle(even[r]), **later).wait()
         assert all(map(same, made, even)), dtype
-        assert ap.alltoall([to_paddle(even[r])] * size, told, **later).wait()
+        assert ap.alltoall(told, [to_paddle(even[r])] * size, **later).wait()
         assert all(map(same, told, even)), dtype
         whole = inputs_of(dtype, [sum(counts)] * size)
         out, parts = filled(counts[r], dtype), np.split(whole[r], np.cumsum(counts)[:-1])

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import importlib
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,6 +20,7 @@ import alltoallv.paddle as ap
 from alltoallv import Communicator
 from alltoallv._calls.regions import as_bytes
 from alltoallv.errors import InvalidParamError, PeerMismatchError
+from alltoallv.paddle import _needs
 from alltoallv.paddle.tensors import _NAMES, ADAPTER, allocate, region
 from alltoallv.testing import Ranks, golden, reference
 
@@ -90,11 +94,11 @@ def test_views_and_scalars(comm: Communicator) -> None:
     y = ap.all_to_all_v(base[1:], [4, 4], [4, 4], unit="element", group=comm)
     assert np.array_equal(y.numpy(), np.concatenate([b[1 + comm.rank] for b in both]))
     out = paddle.zeros([3, 4])
-    ap.alltoall_single(base[:2], out[1:], group=comm)  # a part of a larger tensor
+    ap.alltoall_single(out[1:], base[:2], group=comm)  # a part of a larger tensor
     assert out[0].tolist() == [0] * 4
     assert np.array_equal(out[1:].numpy(), np.stack([b[comm.rank] for b in both]))
     outs = [paddle.zeros([]), paddle.zeros([1, 1])]
-    ap.alltoall([paddle.to_tensor(float(comm.rank)), paddle.to_tensor(10.0 + comm.rank)], outs, group=comm)
+    ap.alltoall(outs, [paddle.to_tensor(float(comm.rank)), paddle.to_tensor(10.0 + comm.rank)], group=comm)
     assert [t.tolist() for t in outs] == ([0, [[1]]] if comm.rank == 0 else [10, [[11]]])
 
 
@@ -111,7 +115,7 @@ def test_dropped_tasks_keep_their_tensors(comm: Communicator) -> None:
     n = 1 << 18
     for step in range(10):
         out = allocate((2 * n,), "float32")
-        ap.alltoall_single(paddle.full([2 * n], float(step + comm.rank)), out, group=comm, sync_op=False)
+        ap.alltoall_single(out, paddle.full([2 * n], float(step + comm.rank)), group=comm, sync_op=False)
         gc.collect()
         paddle.full([2 * n], -1.0)  # would take the place of a freed input
         ap.exchange_counts([0, 0], comm)  # queues behind
@@ -142,7 +146,7 @@ def test_writing_into_what_backward_needs_is_noticed(comm: Communicator) -> None
     x.stop_gradient = False
     out = x * 1
     loss = (out * out).sum()
-    ap.alltoall_single(paddle.full([2], 5.0), out.detach(), group=comm)
+    ap.alltoall_single(out.detach(), paddle.full([2], 5.0), group=comm)
     with pytest.raises(RuntimeError, match="inplace"):
         loss.backward()
 
@@ -155,6 +159,44 @@ def test_an_error_in_backward_is_an_error_on_all(comm: Communicator) -> None:
     with pytest.raises((OSError, PeerMismatchError), match=r"PeerMismatchError|exchange_counts"):
         call()
     assert ap.exchange_counts([1, 1], comm).tolist() == [1, 1]
+
+
+def _names(function: Callable[..., Any]) -> list[str]:
+    return list(inspect.signature(function).parameters)
+
+
+def test_arguments_stand_where_paddle_has_them() -> None:
+    """An exchange that takes its output for its input destroys the input."""
+    shared = [name for name in ap.__all__ if inspect.isfunction(getattr(paddle.distributed, name, None))]
+    shared.remove("new_group")  # which has ranks alone
+    assert {"alltoall", "alltoall_single", "all_gather", "reduce_scatter"} <= set(shared)
+    for name in shared:
+        theirs = _names(getattr(paddle.distributed, name))
+        assert _names(getattr(ap, name))[: len(theirs)] == theirs, name
+    assert _names(ap.P2POp) == _names(paddle.distributed.P2POp)
+
+
+@on_ranks(2)
+def test_exchanges_by_position_keep_the_input(comm: Communicator) -> None:
+    out, x = paddle.zeros([4]), paddle.arange(4.0) + 10 * comm.rank + 1
+    ap.alltoall_single(out, x, None, None, comm)
+    outs, ins = [paddle.zeros([2]), paddle.zeros([2])], list(x.split(2))
+    ap.alltoall(outs, ins, comm)
+    right = [1 + 2 * comm.rank, 2 + 2 * comm.rank, 11 + 2 * comm.rank, 12 + 2 * comm.rank]
+    assert out.tolist() == paddle.concat(outs).tolist() == right
+    assert x.tolist() == paddle.concat(ins).tolist() == [10 * comm.rank + n for n in (1, 2, 3, 4)]
+    ap.alltoall(fresh := [], ins, comm)
+    assert paddle.concat(fresh).tolist() == right
+
+
+def test_an_older_paddle_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Paddle 2 takes the input first."""
+
+    def alltoall_single(in_tensor: Any, out_tensor: Any) -> None: ...
+
+    monkeypatch.setattr(paddle.distributed, "alltoall_single", alltoall_single)
+    with pytest.raises(ImportError, match="needs paddlepaddle 3, whose alltoall_single takes the output first"):
+        importlib.reload(_needs)
 
 
 def test_a_communicator_of_devices_is_refused() -> None:
@@ -172,9 +214,9 @@ def test_alone_and_in_static_mode() -> None:
     ap.global_gather(ap.global_scatter(rows, counts, counts), counts, counts).sum().backward()
     assert rows.grad.tolist() == [[1, 1]] * 3
     x = paddle.ones([2])
-    task = ap.alltoall_single(x, out := paddle.zeros([2]), group=ap.new_group([0]))
+    task = ap.alltoall_single(out := paddle.zeros([2]), x, group=ap.new_group([0]))
     assert (task.wait(), task.is_completed(), task.is_sync(), out.tolist()) == (True, True, True, [1, 1])
-    assert not ap.alltoall_single(x, out, sync_op=False).is_sync()
+    assert not ap.alltoall_single(out, x, sync_op=False).is_sync()
     with pytest.raises(InvalidParamError, match="expected different ranks below 1"):
         ap.new_group([0, 1])
     paddle.enable_static()

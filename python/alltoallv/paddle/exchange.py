@@ -22,8 +22,8 @@ exchange_counts = front_end.exchange_counts
 
 @ending
 def alltoall_single(
-    in_tensor: Tensor,
     out_tensor: Tensor,
+    in_tensor: Tensor,
     in_split_sizes: Counts | None = None,
     out_split_sizes: Counts | None = None,
     group: Group = None,
@@ -33,13 +33,13 @@ def alltoall_single(
 ) -> Task | None:
     """Splits ``in_tensor`` along dimension 0, sends part j to rank j, concatenates what arrives into ``out_tensor``.
 
-    It means the same as ``paddle.distributed.alltoall_single``, with Paddle 2's order of arguments; Paddle 3 has the
-    output first, so give the tensors by name. Split sizes count rows and default to equal parts, into which dimension 0
+    Signature and meaning are those of ``paddle.distributed.alltoall_single`` in Paddle 3: the output comes first, the
+    input's split sizes before the output's. Split sizes count rows and default to equal parts, into which dimension 0
     must divide. It has no gradient, as in Paddle; `all_to_all_v` has one.
 
     Args:
-        in_tensor: Shape ``[sum(in_split_sizes), ...]``, any dtype.
-        out_tensor: Shape ``[sum(out_split_sizes), ...]``, of the same dtype; contiguous, apart from ``in_tensor``.
+        out_tensor: Shape ``[sum(out_split_sizes), ...]``, of the input's dtype; contiguous, apart from ``in_tensor``.
+        in_tensor: Shape ``[sum(in_split_sizes), ...]``, any dtype; it is never written.
         in_split_sizes, out_split_sizes: One integer >= 0 per rank. What rank i sends to j, rank j must receive from i.
     """
     comm = front_end.enter(group)
@@ -53,8 +53,8 @@ def alltoall_single(
 
 @ending
 def alltoall(
-    in_tensor_list: Sequence[Tensor],
     out_tensor_list: list[Tensor],
+    in_tensor_list: Sequence[Tensor],
     group: Group = None,
     sync_op: bool = True,
     *,
@@ -62,9 +62,9 @@ def alltoall(
 ) -> Task | None:
     """Sends ``in_tensor_list[j]`` to rank j and receives ``out_tensor_list[j]`` from it.
 
-    It means the same as ``paddle.distributed.alltoall``, with Paddle 2's order of arguments (see `alltoall_single`).
-    Tensors may have any shapes but one dtype; the data move directly between them. An empty ``out_tensor_list`` is
-    filled with tensors of the shapes of ``in_tensor_list``.
+    Signature and meaning are those of ``paddle.distributed.alltoall`` in Paddle 3: the outputs come first. Tensors may
+    have any shapes but one dtype; the data move directly between them. An empty ``out_tensor_list`` is filled with
+    tensors of the shapes of ``in_tensor_list``.
     """
     return front_end.call(_all_to_all, group, not sync_op, out_tensor_list, in_tensor_list, timeout=timeout)
 

@@ -12,7 +12,7 @@ import alltoallv.paddle as ap
 
 comm = alltoallv.Communicator.from_env(timeout=60)
 x, out = paddle.ones([4]), paddle.full([4], -1.0)
-ap.alltoall_single(x, out)
+ap.alltoall_single(out, x)
 out[:] = -1.0
 begin = time.monotonic()
 try:
@@ -22,6 +22,6 @@ try:
         x, split = paddle.ones([5]), [3, 2]
     else:
         split = [2, 2]
-    ap.alltoall_single(x, out, split, [2, 2])
+    ap.alltoall_single(out, x, split, [2, 2])
 finally:
     print(f"ended after {time.monotonic() - begin:.2f} s, {out.tolist()}", flush=True)

@@ -26,20 +26,20 @@ if initialized:
     assert paddle.concat([part[2 * mine : 2 * mine + 2] for part in parts]).tolist() == expected
 for group in groups:
     out = paddle.empty([4])
-    ap.alltoall_single(x, out, group=group)
+    ap.alltoall_single(out, x, group=group)
     assert out.tolist() == expected, group
 # In opposite order on the two ranks: groups are independent.
 two = [groups[1], groups[2]]
 outs = [paddle.empty([4]) for _ in two]
 order = [0, 1] if mine == 0 else [1, 0]
-tasks = [ap.alltoall_single(x, outs[i], group=two[i], sync_op=False) for i in order]
+tasks = [ap.alltoall_single(outs[i], x, group=two[i], sync_op=False) for i in order]
 assert all(task.wait() for task in tasks)
 assert [out.tolist() for out in outs] == [expected, expected]
 alone = dist.new_group([1]) if initialized else ap.new_group([1])
 with warnings.catch_warnings(record=True) as said:
     warnings.simplefilter("always")
     got = ap.all_to_all_v(x, [4], group=alone)
-    assert ap.alltoall_single(x, x * 1, group=alone) is None or mine == 1
+    assert ap.alltoall_single(x * 1, x, group=alone) is None or mine == 1
 if mine == 0:
     assert got is None
     assert "Current global rank 0 is not in group" in str(said[0].message)
