@@ -71,7 +71,8 @@ class Communicator:
                 the launcher's local rank; MB in ``domain`` is then the size of HCCL's buffer.
             timeout: Seconds that a rank waits for its peers, here and in every operator.
             check: ``"always"`` (the default in shared memory) compares operator, dtype and counts of all ranks before
-                any data move; ``"first"`` (hccl, its default there) does so for the first 8 calls; ``"off"`` does not.
+                any data move; ``"first"`` (hccl, its default there) does so for the first 8 calls; ``"off"`` does not,
+                but in host memory it still compares how many bytes move, because later calls depend on that.
 
         Raises:
             InvalidParamError: an argument is wrong, or launcher variables contradict each other or the other ranks'.

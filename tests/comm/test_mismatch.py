@@ -18,6 +18,7 @@ from alltoallv.numpy import (
     all_gather,
     all_gather_into_tensor,
     all_reduce,
+    all_to_all_single,
     all_to_all_v,
     barrier,
     gather,
@@ -286,3 +287,70 @@ def mistakes_of_one_rank(comm: Communicator) -> None:
     with pytest.raises(errors.InvalidParamError, match="root" if odd else "gather .* failed on rank 1: "):
         gather(np.ones(2), root=9 if odd else 0, group=comm)
     check_works(comm)
+
+
+def lengths_that_differ(comm: Communicator) -> Iterator[Callable[[int, float], float]]:
+    """Functions ``f(n, value)``: an operator with n elements of that value; each returns what it made of them."""
+
+    def output(n: int, shared: bool) -> np.ndarray:
+        out = alltoallv.empty(n, np.float64) if shared else np.empty(n)
+        out.fill(-1.0)
+        return out
+
+    def of_all(out: np.ndarray) -> float:
+        return float(out[0]) if (out == out[0]).all() else -1.0
+
+    for shared in (False, True):
+
+        def to_last(n: int, value: float, shared: bool = shared) -> float:
+            """Rank 0 sends to the last one, which expects that or, with n odd, nothing."""
+            size, first, last = comm.size, comm.rank == 0, comm.rank == comm.size - 1
+            sends = [0] * (size - 1) + [n if first else 0]
+            recvs = [n if last and n % 2 == 0 else 0] + [0] * (size - 1)
+            out = output(recvs[0], shared)
+            all_to_all_v(np.full(sum(sends), value), sends, recvs, out=out, group=comm)
+            return of_all(out) if recvs[0] else value
+
+        def summed(n: int, value: float, shared: bool = shared) -> float:
+            n += comm.rank * (n % 2)  # with n odd, ranks differ
+            out = output(n, shared)
+            all_reduce(np.full(n, value), out=out, group=comm)
+            return of_all(out) / comm.size
+
+        def quantized(n: int, value: float) -> float:
+            n += comm.rank * (n % 2)
+            return of_all(quantized_all_reduce(np.full(n, value, np.float32), group=comm)) / comm.size
+
+        yield from (to_last, summed, quantized)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_checking_off_leaves_later_calls_right(ranks, size):
+    """One operator whose ranks differ in lengths, on every path; those after it get their own data, or raise."""
+
+    def work(comm: Communicator) -> None:
+        for n in (300, 3_000, 40_000, 300_000):
+            for call in lengths_that_differ(comm):
+                failure = attempt(call, n + 1, 1.0)
+                assert failure.name == "PeerMismatchError", failure
+                for value in (2.0, 3.0, 4.0):
+                    assert abs(call(n, value) - value) < 0.02 * value, (n, call, value)
+        assert comm.usable
+
+    ranks(size, check="off")(work)
+
+
+def test_checking_off_leaves_names_to_the_caller(ranks):
+    """Only what decides how data move is compared."""
+
+    def work(comm: Communicator) -> list[float]:
+        counts, x = [300] * comm.size, np.full(300 * comm.size, comm.rank + 1, np.float32 if comm.rank else np.int32)
+        if comm.rank == 0:
+            return [float(n) for n in all_to_all_v(x, counts, counts, group=comm)[::300]]
+        out = np.empty_like(x)
+        all_to_all_single(out, x, group=comm)
+        return [float(n) for n in out[::300].view(np.int32)]
+
+    first, second = ranks(2, check="off")(work)
+    assert first == [1.0, float(np.float32(2).view(np.int32))]
+    assert second == [1.0, float(np.float32(2).view(np.int32))]

@@ -48,6 +48,7 @@ enum RowFlag : uint8_t {
     row_avoids_reads = 8,  // this rank avoids reading the peers' private memory: a mailbox or a ring is better
     row_in_ring = 16,      // everything that this rank sends lies in the ring to the other of two ranks
     row_of_caller = 32,    // with row_failed: the caller's arguments were wrong, which concerns this operator alone
+    row_moves_nothing = 64,  // the ranks only compare their rows: the data lie on a device
 };
 
 /// A rank's announcement of one operator; Pair[W] and the payload follow.

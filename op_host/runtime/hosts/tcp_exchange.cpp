@@ -46,6 +46,7 @@ void TcpCommunicator::fill_row(const Exchange& x, Row& mine) {
     mine.root = x.root;
     mine.count = x.row;
     if (learns) mine.flags |= row_learns;
+    if (!x.moves) mine.flags |= row_moves_nothing;
 }
 
 /// Packs all data that this rank sends, if they are few: regions for several ranks once.

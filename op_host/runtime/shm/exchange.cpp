@@ -47,9 +47,11 @@ RowWords ShmCommunicator::fill_row(const Exchange& x, const ExchangeSummary& all
     } else {
         mine.output = announce_output(x.output, all.output_extent);
     }
-    if (hands_over(x, all, mine))
+    if (!x.moves)
+        mine.flags |= row_moves_nothing;
+    else if (hands_over(all, mine))
         mine.flags |= row_in_ring;
-    else if (x.moves && allows(Path::inlined) && all.to_peers <= inline_capacity(mine))
+    else if (allows(Path::inlined) && all.to_peers <= inline_capacity(mine))
         mine.flags |= row_inline;
     row.digests = all.digests;
     row.root = x.root;
@@ -111,8 +113,8 @@ size_t ShmCommunicator::timed_bytes(const Exchange& x, const ExchangeSummary& al
 }
 
 /// True if the data go through the ring of two ranks: into private memory, or while pushes are slow.
-bool ShmCommunicator::hands_over(const Exchange& x, const ExchangeSummary& all, const RowWords& mine) {
-    if (!x.moves || (mine.flags & row_learns) != 0 || !fits_ring(all.to_peers)) return false;
+bool ShmCommunicator::hands_over(const ExchangeSummary& all, const RowWords& mine) {
+    if ((mine.flags & row_learns) != 0 || !fits_ring(all.to_peers)) return false;
     if (mine.output.segment() == 0) return true;  // the peer's output is assumed to be like this one
     if (peer_writer_.streams()) peer_writer_.passed(all.to_peers);
     return peer_writer_.streams();

@@ -59,6 +59,7 @@ uint64_t ShmCommunicator::reduce_pair(const Reduction& r, Row& mine) {
     put_into_ring(input + theirs.begin, theirs.bytes);
     control_->publish(mine);
     control_->agree();
+    moving_ = true;
     settle_ring();
     take_from_ring(own.bytes, [&](const char* of_peer) {
         sources_ = {input + own.begin, of_peer};

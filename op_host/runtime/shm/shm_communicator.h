@@ -73,7 +73,7 @@ class ShmCommunicator final : public ControlledCommunicator {
     RowWords fill_row(const Exchange& exchange, const ExchangeSummary& all, Row& row);
     void fill_pairs(const Exchange& exchange, uint8_t flags, Row& row);
     size_t timed_bytes(const Exchange& exchange, const ExchangeSummary& all, const RowWords& mine) const;
-    bool hands_over(const Exchange& exchange, const ExchangeSummary& all, const RowWords& mine);
+    bool hands_over(const ExchangeSummary& all, const RowWords& mine);
     size_t inline_capacity(const RowWords& mine) const;
     char* learn_counts(const Exchange& exchange, RowWords& mine, Row& row, size_t& bytes);
     Location announce_output(const void* output, size_t bytes);
