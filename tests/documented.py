@@ -2,7 +2,7 @@
 
 A block belongs to the tests of one framework if the line before it is a comment ``<!-- with: torch -->``; without
 one to those of NumPy. In expected output ``...`` stands for anything, alone in a line for other lines. Lines of ranks
-may come in any order.
+may come in any order. Warnings of other packages are left out: which ones come depends on what a machine has.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 _BLOCK = re.compile(r"(?:<!-- with: (\w+) -->\n)?^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_WARNING = re.compile(r"(\[\d+\] |)\S*/site-packages/(?!alltoallv)\S+:\d+: \w*Warning: ")
 
 
 @dataclass
@@ -64,6 +65,22 @@ def run_page(page: Path, framework: str, folder: Path) -> None:
     assert commands
 
 
+def without_warnings(said: str) -> str:
+    """The text without Python's warnings from installed packages, each with the line of source that follows it."""
+    lines: list[str] = []
+    warned: set[str] = set()  # prefixes of ranks whose line of source is to come
+    for line in said.splitlines():
+        if warning := _WARNING.match(line):
+            warned.add(warning[1])
+            continue
+        source = next((prefix for prefix in warned if line.startswith(f"{prefix}  ")), None)
+        if source is None:
+            lines.append(line)
+        else:
+            warned.remove(source)
+    return "\n".join(lines)
+
+
 def compare(command: str, expected: str, folder: Path) -> None:
     """Runs one command line as a user would."""
     env = os.environ | {
@@ -74,7 +91,7 @@ def compare(command: str, expected: str, folder: Path) -> None:
         ["bash", "-c", command], cwd=folder, env=env, text=True, timeout=240, check=False,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
-    said = done.stdout
+    said = without_warnings(done.stdout)
     if command.startswith(("torchrun", "mpiexec")):  # their ranks write lines and the ends of lines apart
         said = re.sub(r"(?<=.)(?=rank \d+: )", "\n", said)
     wanted = [line for line in expected.splitlines() if line.strip()]

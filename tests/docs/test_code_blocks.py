@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from documented import blocks, pages, run_page
+from documented import blocks, pages, run_page, without_warnings
 
 
 @pytest.mark.parametrize("page", pages("numpy"))
@@ -18,3 +18,16 @@ def test_every_python_block_is_a_program():
 def test_programs_are_shown_running():
     shown = {(one.page, one.framework) for one in blocks() if one.language == "console"}
     assert {(one.page, one.framework) for one in blocks() if one.title} <= shown
+
+
+def test_warnings_of_other_packages_are_left_out():
+    lines = [
+        "[0] /v/lib/site-packages/paddle/utils.py:7: UserWarning: No ccache found.",
+        "[1] /v/lib/site-packages/paddle/utils.py:7: UserWarning: No ccache found.",
+        "[0]   warnings.warn(message)",
+        "[0]   printed",
+        "[1]   warnings.warn(message)",
+        "/v/lib/site-packages/alltoallv/numpy/counts.py:3: UserWarning: ours",
+        "  warnings.warn(ours)",
+    ]
+    assert without_warnings("\n".join(lines)).splitlines() == [lines[3], *lines[5:]]
