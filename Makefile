@@ -10,13 +10,14 @@ unexport PYTHONDONTWRITEBYTECODE
 SHELL := /bin/bash
 
 .DEFAULT_GOAL := help
-.PHONY: help demo bench test test-core lint format build clean
+.PHONY: help demo bench test quick lint format build clean
 
 help:
 	@echo "make demo       route 1,797 handwritten digits over 4 ranks"
 	@echo "make bench      measure the exchanges"
-	@echo "make test       all but slow tests: lint, C++ and Python tests, sanitizers, aarch64, wheel"
-	@echo "make test-core  the quick loop: Python tests that need no framework and are not slow"
+	@echo "make quick      the quick loop, under 20 s: NumPy's front end, the operation, and its cases of the matrix"
+	@echo "make test       all but slow tests: lint, C++ and Python tests, sanitizers, aarch64, wheel;"
+	@echo "                APT=1 has it install Debian packages that are missing, as root"
 	@echo "make lint       ruff, clang-format, mypy        make format   rewrite to the style"
 	@echo "make clean      remove all that was built, .venv too"
 
@@ -31,15 +32,18 @@ bench: build
 # The sessions of noxfile.py; `nox -s tsan` from the environment runs one. Warnings are errors from here on.
 test: export CMAKE_ARGS += -DALLTOALLV_TESTS=ON -DALLTOALLV_WERROR=ON
 test: build
+	@python .ci/debian.py --install
 	nox -t first
-	@$(MAKE) --no-print-directory --keep-going --jobs=3 test-lane-a test-lane-b test-lane-c
+	@$(MAKE) --no-print-directory --keep-going --jobs=3 test-lane-a test-lane-b test-lane-c; done=$$?; \
+	  python .ci/debian.py; exit $$done
 
 # Three at a time: much of what tests do is wait, and c compiles when others do. Every line says whose it is.
 test-lane-%:
 	@set -o pipefail; nox -t lane-$* 2>&1 | sed -u 's/^/[$*] /'
 
-test-core: build
-	pytest -m "not slow"
+# Ranks that die and jobs of many calls take seconds each; `nox -s tests` from the environment runs all.
+quick: build
+	pytest -q tests/numpy tests/operation tests/matrix -m "not slow" -k "not membership and not dispatcher"
 
 lint: build
 	nox -s lint

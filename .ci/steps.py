@@ -32,7 +32,6 @@ STRICT = ("-DALLTOALLV_TESTS=ON", "-DALLTOALLV_WERROR=ON")
 # On a shared CI machine a test about seconds may meet a pause of seconds: it is tried twice, and the log says why.
 RERUN = ("--reruns=1", "--rerun-show-tracebacks") if os.environ.get("CI") else ()
 REPEAT = ("--repeat", "until-pass:2") if os.environ.get("CI") else ()
-HOSTS_PACKAGES = ("iproute2", "util-linux")  # for network namespaces
 ASAN = "strict_string_checks=1:detect_stack_use_after_return=1:abort_on_error=0"
 # GCC's thread sanitizer does not know the widest address-space randomization of new kernels.
 UNRANDOMIZED = ("setarch", "--addr-no-randomize") if shutil.which("setarch") else ()
@@ -151,23 +150,6 @@ def cpp_files() -> list[str]:
     """All that is C++ in the tree."""
     files = (path for room in CPP_ROOMS for path in (ROOT / room).rglob("*"))
     return sorted(str(path.relative_to(ROOT)) for path in files if path.suffix in {".h", ".cpp", ".cc"})
-
-
-def has_debian(session: nox.Session, commands: tuple[str, ...], packages: tuple[str, ...]) -> bool:
-    """Whether the commands are here, or could be installed with their Debian packages."""
-    if all(map(shutil.which, commands)):
-        return True
-    if os.geteuid() != 0 or not shutil.which("apt-get"):
-        return False
-    session.run("apt-get", "update", "-qq", external=True)
-    session.run("apt-get", "install", "-qq", "--no-install-recommends", *packages, external=True)
-    return True
-
-
-def bring_hosts(session: nox.Session) -> None:
-    """What tests of two hosts need."""
-    if not has_debian(session, ("ip", "tc", "nsenter"), HOSTS_PACKAGES):
-        session.log(f"without the Debian packages {' '.join(HOSTS_PACKAGES)}: tests of two hosts will skip")
 
 
 def framework_tests(session: nox.Session, folders: str, *requirements: str) -> None:
