@@ -15,7 +15,7 @@ from alltoallv import _core, membership
 from alltoallv.errors import AllToAllVError, BackendUnavailableError, InvalidParamError, OutOfMemoryError
 from alltoallv.launch import detect as launch
 from alltoallv.launch import hccl, mpi
-from alltoallv.launch.options import between_hosts, make_options
+from alltoallv.launch.options import between_hosts, make_options, on_this_host, take_place
 
 BACKENDS = ("auto", "shm", "tcp", "hccl", "nccl")
 
@@ -89,16 +89,16 @@ class Communicator:
             )
         options = make_options(domain, timeout, None if backend == "hccl" else check)
         options.rank, options.size = job.rank, job.size
-        options.job = f"{job.job_id}#{job.restart_count}"
         _forget_defaults(lambda made: made.domain == options.domain and not made.usable)
         if backend == "hccl":
+            take_place(job, options)
             return cls(hccl.from_launch(job, options, check))
         if backend == "tcp" or (backend == "auto" and job.several_hosts):
             made = cls(between_hosts(job, options), options)
             _of_hosts[:] = [made]
             return made
         job.require_one_host(job.size)
-        return cls(_core.communicator(options), options)
+        return cls(on_this_host(job, options), options)
 
     @classmethod
     def from_mpi(
@@ -188,8 +188,7 @@ class Communicator:
         known, options = self._options, make_options("default")
         options.domain = self.domain
         if known is None:
-            job = launch.detect()
-            options.job = f"{job.job_id}#{job.restart_count}"
+            options.job = launch.detect().key
             return options
         for name in ("job", "timeout", "check", "budget_mb"):
             setattr(options, name, getattr(known, name))

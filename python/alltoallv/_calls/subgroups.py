@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
-from alltoallv import _core, communicator, membership
+from alltoallv import communicator, membership
 from alltoallv.communicator import Communicator
 from alltoallv.errors import BackendUnavailableError, InvalidParamError
 from alltoallv.launch import detect as launch
-from alltoallv.launch.options import make_options
+from alltoallv.launch.options import make_options, on_this_host
 
 
 def digest(ranks: Sequence[object]) -> str:
@@ -67,5 +67,4 @@ def connect(name: str, domain: str, members: Sequence[int], timeout: float) -> C
         options.job = "group"
         return Communicator(membership.connect(options, whole.core, members), options)
     options.rank, options.size = members.index(job.rank), len(members)
-    options.job = f"{job.job_id}#{job.restart_count}"
-    return Communicator(_core.communicator(options), options)
+    return Communicator(on_this_host(job, options), options)

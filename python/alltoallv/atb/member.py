@@ -9,8 +9,9 @@ from alltoallv import _core
 from alltoallv.errors import BackendUnavailableError, InvalidParamError
 from alltoallv.launch import detect as launch
 from alltoallv.launch import hccl
+from alltoallv.launch.ancestry import process_id
 from alltoallv.launch.job import Launch
-from alltoallv.launch.options import between_hosts, make_options
+from alltoallv.launch.options import between_hosts, make_options, on_this_host, take_place
 from alltoallv.launch.rank_table import RankTable
 
 _connected: dict[tuple[str, str, int], _core.Communicator] = {}
@@ -34,12 +35,15 @@ def connect(param: _core.AllToAllVParam, npu: bool = False) -> _core.Communicato
         _require_threads(param, job)
         options.job = f"pid-{os.getpid()}"
     else:
-        # Ranks that no launcher started, such as the children of one test, have the same parent.
-        options.job = f"{job.job_id}#{job.restart_count}" if job.launcher != "single" else f"parent-{os.getppid()}"
+        take_place(job, options)
+        if job.launcher == "single":  # ranks that no launcher started, such as the children of one test
+            options.job = f"parent-{process_id(os.getppid())}"
         if not npu and job.several_hosts:
             if param.backend == "shm" or param.rank_size != job.size:
                 job.require_one_host(param.rank_size)
             return _kept(options, between_hosts(job, options), "/tcp")
+        if not npu and job.launcher != "single":
+            return _kept(options, on_this_host(job, options), "")
     core = hccl.from_param(param, options) if npu else _core.communicator(options)
     return _kept(options, core, "/hccl" * npu)
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from alltoallv.errors import BackendUnavailableError, InvalidParamError
-from alltoallv.launch.processes import ranks_here
-from alltoallv.launch.variables import integer, port, utf8
+from alltoallv.launch.ancestry import ranks_here
+from alltoallv.launch.variables import given, integer, port, utf8
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,9 @@ class Launch:
         master_port: port that goes with it, or 0.
         rank_table: path in RANK_TABLE_FILE, or "".
         hosts: number of hosts on which the job's ranks are; None where the launcher does not say.
+        name: what the launcher calls the job on all hosts, or "".
+        by_address: True where nothing but an address tells the job from another, which may have been given the same.
+        depth: how many processes above this one is the one that made it a rank.
     """
 
     launcher: str
@@ -39,10 +42,13 @@ class Launch:
     master_port: int = 0
     rank_table: str = ""
     hosts: int | None = None
+    name: str = ""
+    by_address: bool = False
+    depth: int = field(default=1, compare=False)
 
     def __post_init__(self) -> None:
         where = f"the variables of launcher {self.launcher!r}"
-        for what, text in (("job id", self.job_id), ("address of rank 0", self.master_addr)):
+        for what, text in (("job id", self.job_id + self.name), ("address of rank 0", self.master_addr)):
             utf8(f"the {what} of {where}", text)
         if self.size < 1:
             raise InvalidParamError(f"{where} give world size {self.size}, expected at least 1")
@@ -54,6 +60,11 @@ class Launch:
             raise InvalidParamError(f"{where} give restart count {self.restart_count}, expected at least 0")
         if self.local_size is not None and not 1 <= self.local_size <= self.size:
             raise InvalidParamError(f"{where} give {self.local_size} ranks on this host, expected 1 to {self.size}")
+
+    @property
+    def key(self) -> str:
+        """Returns the name by which ranks on one host find each other."""
+        return f"{self.job_id}#{self.restart_count}"
 
     @property
     def several_hosts(self) -> bool:
@@ -83,7 +94,7 @@ class Launch:
         """
         address = self.master_addr if self.master_port else os.environ.get("MASTER_ADDR", self.master_addr)
         near = self.master_port or integer(os.environ, "MASTER_PORT", 0)
-        if not address or not (near or "ALLTOALLV_ROOT_PORT" in os.environ):
+        if not address or not (near or given(os.environ, "ALLTOALLV_ROOT_PORT")):
             raise BackendUnavailableError(
                 f"the job has {self.size} ranks, {self.local_size} of them on this host, and launcher "
                 f"{self.launcher!r} gives no address of rank 0: set MASTER_ADDR and MASTER_PORT to it, or use "

@@ -2,19 +2,66 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Mapping
 from numbers import Real
 
 from alltoallv import _core
 from alltoallv.errors import InvalidParamError
-from alltoallv.launch import variables
+from alltoallv.launch import seat, variables
+from alltoallv.launch.ancestry import strangers
 from alltoallv.launch.job import Launch
 
 
+def take_place(job: Launch, options: _core.CommunicatorOptions) -> None:
+    """Gives ``options`` the job's name, and makes this process the only one that is this rank of it.
+
+    Raises:
+        InvalidParamError: another process is, and only an address tells the jobs apart.
+    """
+    options.job = job.key
+    if job.by_address and job.size > 1:
+        seat.take(f"{job.key} {job.rank}", f"rank {job.rank} of job {job.job_id!r}", options.timeout)
+
+
+def on_this_host(job: Launch, options: _core.CommunicatorOptions) -> _core.Communicator:
+    """Returns the communicator of ranks of the job that share this host.
+
+    Raises:
+        InvalidParamError: its ranks are of different jobs, which have been given one address.
+    """
+    take_place(job, options)
+    made = _core.communicator(options)
+    if job.by_address and job.size > 1:
+        pids = {one["rank"]: one["pid"] for one in json.loads(made.flight_record())["ranks"]}
+        refuse_strangers(job.depth, pids, job.size, made)
+    return made
+
+
+def refuse_strangers(depth: int, pids: Mapping[int, int], size: int, made: _core.Communicator) -> None:
+    """Ends a communicator, on all its ranks, if some of them are of another job of ``size`` ranks."""
+    found = strangers(depth, pids, size)
+    if found:
+        text = (
+            f"rank {found[0]} is process {pids[found[0]]}, which has not been started with this rank, process "
+            f"{os.getpid()}: two jobs have one address; give each job its own"
+        )
+        made.abort(text)
+        raise InvalidParamError(text)
+
+
 def between_hosts(job: Launch, options: _core.CommunicatorOptions) -> _core.Communicator:
-    """Returns the communicator of a job on several hosts, whose ranks meet at rank 0."""
-    options.job = f"hosts#{job.restart_count}"  # the launcher's names of a job may differ between hosts
-    return _core.hosts_communicator(options, *job.root())
+    """Returns the communicator of a job on several hosts, whose ranks meet at rank 0.
+
+    Raises:
+        InvalidParamError: another process of this host has rank 0's port.
+    """
+    options.job = f"hosts#{job.name}#{job.restart_count}"  # job_id may differ between hosts
+    address, port = job.root()
+    if job.rank == 0:
+        seat.take(f"port {port}", f"rank 0 of the job at {address}:{port}", options.timeout)
+    return _core.hosts_communicator(options, address, port)
 
 
 def make_options(domain: str, timeout: float = 600.0, check: str | None = None) -> _core.CommunicatorOptions:
@@ -28,7 +75,7 @@ def make_options(domain: str, timeout: float = 600.0, check: str | None = None) 
     options.timeout = float(min(timeout, 1e18))  # an int may have more digits than a float
     options.check = check != "off"
     options.secret = variables.utf8("ALLTOALLV_JOB_SECRET", os.environ.get("ALLTOALLV_JOB_SECRET", ""), secret=True)
-    options.path = variables.utf8("ALLTOALLV_PATH", os.environ.get("ALLTOALLV_PATH", "auto"))
+    options.path = variables.utf8("ALLTOALLV_PATH", os.environ.get("ALLTOALLV_PATH") or "auto")
     options.copy_threads = variables.integer(os.environ, "ALLTOALLV_COPY_THREADS", 0)
     options.warn_after = variables.seconds(os.environ, "ALLTOALLV_WARN_AFTER", options.warn_after)
     for name in ("ALLTOALLV_POOL", "ALLTOALLV_ALLOW_PTRACE"):  # the core reads these

@@ -1,4 +1,4 @@
-"""Starts children that never outlive their parent, reports how one ended, and finds which processes started us."""
+"""Starts children that never outlive their parent, and reports how one ended."""
 
 from __future__ import annotations
 
@@ -9,16 +9,10 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
-
-# Processes that start ranks; a rank's nearest ancestor with such a name identifies its job.
-_LAUNCHER_NAMES = ("hydra", "pmi_proxy", "mpiexec", "mpirun", "prte", "orted", "slurmstepd", "msrun")
-
-_START_SECONDS = 5.0  # between the starts of a host's first and last rank
 
 # Runs in its own small process: once the pipe from the parent closes, for whatever reason, it kills every
 # process group on its list. Lines are "+group" and "-group".
@@ -125,98 +119,3 @@ def describe_exit(code: int) -> str:
     except ValueError:
         name = f"signal {-code}"
     return f"was killed by {name}"
-
-
-def launcher_process(variable: str) -> str:
-    """Identifies the process that started the ranks.
-
-    It is this process's nearest ancestor that is a launcher by name, or whose environment lacks ``variable``.
-    Shells and wrappers between the two do not matter.
-    """
-    return process_id(_launcher(variable))
-
-
-def launcher_number(variable: str, option: str) -> int | None:
-    """Returns the number in that process's command, as in ``--option=4`` or ``--option 4``; None if none above 0.
-
-    So one learns what a launcher such as msrun passes to its ranks in no variable.
-    """
-    try:
-        with open(f"/proc/{_launcher(variable)}/cmdline", errors="replace") as file:
-            words = file.read().replace("=", "\0").split("\0")
-    except OSError:
-        return None
-    number = words[words.index(option) + 1] if option in words else ""
-    return int(number) or None if number.isdecimal() else None
-
-
-def ranks_here(variable: str, expected: int) -> int | None:
-    """Returns how many ranks the process that started this one has started on this host.
-
-    None if the program itself has set ``variable``, so that other processes do not show it either.
-
-    Args:
-        variable: The one that holds a rank's number.
-        expected: The number of ranks after which there is nothing to wait for; others may be about to start.
-    """
-    try:
-        if _value(os.getpid(), variable) is None:
-            return None
-    except OSError:  # there is no /proc
-        return None
-    launcher, end, found = _launcher(variable), time.monotonic() + _START_SECONDS, set()
-    while True:
-        for pid in filter(str.isdecimal, os.listdir("/proc")):
-            with contextlib.suppress(OSError):  # it has ended, or is another user's
-                rank = _value(int(pid), variable)
-                if rank is not None and _launcher(variable, int(pid)) == launcher:
-                    found.add(rank)
-        if len(found) >= expected or time.monotonic() >= end:
-            return len(found)
-        time.sleep(0.1)
-
-
-def _value(pid: int, variable: str) -> bytes | None:
-    """Returns the variable in the environment with which a process was started; None without it."""
-    with open(f"/proc/{pid}/environ", "rb") as file:
-        marker = variable.encode() + b"="
-        return next((entry[len(marker) :] for entry in file.read().split(b"\0") if entry.startswith(marker)), None)
-
-
-def _launcher(variable: str, rank: int | None = None) -> int:
-    pid = os.getppid() if rank is None else int(_stat_fields(rank)[1])
-    while pid > 1:
-        try:
-            with open(f"/proc/{pid}/comm") as file:
-                name = file.read().strip()
-            value = _value(pid, variable)
-            parent = int(_stat_fields(pid)[1])
-        except OSError:  # another user's process: certainly none of the ranks
-            break
-        if name.startswith(_LAUNCHER_NAMES) or value is None:
-            break
-        pid = parent
-    return pid
-
-
-def process_id(pid: int) -> str:
-    """Returns a process's number, start time and pid namespace, which are unique on a host between two boots."""
-    try:
-        started = _stat_fields(pid)[19]
-    except OSError:
-        started = "?"
-    return f"{pid}.{started}:{pid_namespace()}"
-
-
-def _stat_fields(pid: int) -> list[str]:
-    """Returns the fields of /proc/<pid>/stat after the command name: [0] state, [1] parent, [19] start time."""
-    with open(f"/proc/{pid}/stat") as file:
-        return file.read().rpartition(")")[2].split()
-
-
-def pid_namespace() -> str:
-    """Returns the namespace in which this process's pids are unique."""
-    try:
-        return os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return ""

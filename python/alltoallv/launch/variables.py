@@ -12,24 +12,30 @@ Environ = Mapping[str, str]
 LARGEST = 2**31 - 1
 
 
+def given(env: Environ, name: str) -> str | None:
+    """Returns a variable; None if it is not set, or is one of ours and empty, which means the same."""
+    value = env.get(name)
+    return None if value == "" and name.startswith("ALLTOALLV_") else value
+
+
 def required(env: Environ, name: str) -> int:
     """Returns the number in a variable that the launcher sets together with others; raises if it is missing."""
-    if name not in env:
+    if given(env, name) is None:
         raise InvalidParamError(f"{name} is not set, expected an integer: the launcher's other variables are set")
     return integer(env, name, 0)
 
 
 def optional(env: Environ, *names: str) -> int | None:
     """Returns the number in the first of these variables that is set; None if none is."""
-    return next((integer(env, name, 0) for name in names if name in env), None)
+    return next((integer(env, name, 0) for name in names if given(env, name) is not None), None)
 
 
 def port(name: str, default: int) -> int:
     """Returns the number of a port from the environment, or ``default``; raises if that is none."""
     number = integer(os.environ, name, default)
     if not 1 <= number <= 65535:
-        given = "is" if name in os.environ else "is not set, which means"
-        raise InvalidParamError(f"{name} {given} {number}, expected a port, 1 to 65535")
+        what = "is not set, which means" if given(os.environ, name) is None else "is"
+        raise InvalidParamError(f"{name} {what} {number}, expected a port, 1 to 65535")
     return number
 
 
@@ -54,7 +60,7 @@ def folder(env: Environ, name: str) -> None:
 
 def seconds(env: Environ, name: str, default: float) -> float:
     """Returns the seconds, above 0, in a variable."""
-    value = env.get(name)
+    value = given(env, name)
     if value is None:
         return default
     try:
@@ -68,7 +74,7 @@ def seconds(env: Environ, name: str, default: float) -> float:
 
 def integer(env: Environ, name: str, default: int) -> int:
     """Returns the integer of 0 to ``LARGEST`` in a variable."""
-    text = env.get(name)
+    text = given(env, name)
     if text is None:
         return default
     digits = text.strip()

@@ -14,6 +14,7 @@ from mindspore.mint.distributed.distributed import TCPStore
 
 from alltoallv.errors import InvalidParamError
 from alltoallv.launch import detect as launch
+from alltoallv.launch.detect import BY_ADDRESS
 from alltoallv.mindspore import group as groups
 from alltoallv.mindspore.tensors import executor
 
@@ -83,7 +84,7 @@ def _meet_without_launcher(init_method: str | None, store: TCPStore | None, rank
             place = "{}:{}".format(*_parse_tcp_url_for_ipv4(init_method))
         except Exception as error:
             raise RuntimeError(f"Failed to parse TCP URL from 'init_method': {init_method}") from error
-    os.environ.update(zip(_VARIABLES, (str(rank), str(world_size), f"tcp:{place}"), strict=True))
+    os.environ.update(zip(_VARIABLES, (str(rank), str(world_size), f"{BY_ADDRESS}{place}"), strict=True))
     _set_here[:] = _VARIABLES
 
 

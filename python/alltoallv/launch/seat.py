@@ -1,0 +1,106 @@
+"""Lets one process at a time be a certain rank of a job that only an address tells from others.
+
+The process holds a name, until it ends: an abstract Unix socket, whose holder the kernel knows.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import socket
+import struct
+import threading
+import time
+
+from alltoallv.errors import InvalidParamError
+from alltoallv.launch.ancestry import is_ancestor
+
+_PATIENCE = 5.0  # seconds for the holder to end: it may be of an earlier job that is just ending
+_SILENCE = 0.05  # seconds for one that has taken its name to listen
+_NAMES = 16  # another user may hold some of them
+_held: dict[str, socket.socket] = {}
+_lock = threading.Lock()
+
+
+def take(seat: str, what: str, patience: float = _PATIENCE) -> None:
+    """Takes a seat for this process, which may have it already, as may a process that has started this one.
+
+    Args:
+        seat: Equal for processes that must not both have it.
+        what: The seat in words, for the error.
+        patience: Seconds to wait while another process has it.
+
+    Raises:
+        InvalidParamError: another process of this user has it.
+    """
+    end, pause = time.monotonic() + min(patience, _PATIENCE), 0.005
+    with _lock:
+        while seat not in _held:
+            holder = _try(seat)
+            if holder is None or is_ancestor(holder):
+                return
+            if time.monotonic() >= end:
+                raise InvalidParamError(
+                    f"{what} is process {holder} already: another job has the same address, or a process of an earlier "
+                    "one is left; give each job an address of its own, or end that process"
+                )
+            time.sleep(pause)
+            pause = min(2 * pause, 0.1)
+
+
+def _try(seat: str) -> int | None:
+    """Takes the seat, and returns None; or returns the process of this user that has it."""
+    for attempt in range(_NAMES):
+        text = f"{os.geteuid()} {attempt} {seat}"
+        name = f"\0alltoallv-seat-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
+        own = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            own.bind(name)
+            own.listen(64)
+        except OSError as error:
+            own.close()
+            if error.errno != errno.EADDRINUSE:
+                raise
+        else:
+            _held[seat] = own
+            return None
+        holder = _holder(name)
+        if holder is not None:
+            return holder
+    return None  # other users have all names: the job goes without
+
+
+def _holder(name: str) -> int | None:
+    """Returns the process of this user that has the name; None if it is another user's, or only its child is left."""
+    end = time.monotonic() + _SILENCE
+    while True:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asking:
+            asking.setblocking(False)
+            if asking.connect_ex(name) == 0:
+                credentials = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+                pid, user, _ = map(int, struct.unpack("3i", credentials))
+                break
+        if time.monotonic() >= end:
+            return None
+        time.sleep(0.001)
+    return pid if user == os.geteuid() and _lives(pid) else None
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _forget() -> None:
+    global _lock
+    _lock = threading.Lock()
+    for own in _held.values():
+        own.close()
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_forget)

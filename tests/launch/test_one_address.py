@@ -1,0 +1,147 @@
+"""Jobs that have been given one address, at once or one after the other's launcher was killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from environments import clean_environment
+
+# Rank r waits until the r-th file of its job exists, joins, and adds up the job's number.
+RANK = """
+import os, sys, time, numpy as np, alltoallv
+from alltoallv.numpy import all_reduce, barrier
+rank, job, folder = int(os.environ.get("RANK", os.environ.get("RANK_ID"))), sys.argv[1], sys.argv[2]
+while not os.path.exists(f"{folder}/{job}.{rank}"):
+    time.sleep(0.01)
+def say(text):  # at once: the ranks share a pipe
+    os.write(1, f"{job}.{rank} {text}\\n".encode())
+try:
+    comm = alltoallv.Communicator.from_env(timeout=30)
+    say(f"sum {all_reduce(np.array([int(job)]), group=comm)[0]}")
+    while os.path.exists(f"{folder}/stay"):
+        time.sleep(0.01)
+    say(f"then {all_reduce(np.array([int(job)]), group=alltoallv.Communicator.from_env('b'))[0]}")
+except Exception as error:
+    say(f"{type(error).__name__}: {error}")
+"""
+# Starts two ranks and waits for them.
+START = """
+import os, subprocess, sys
+ranks = [subprocess.Popen([sys.executable, "-c", *sys.argv[1:]], env=os.environ | {"RANK": str(j)})
+         for j in range(2)]
+for rank in ranks:
+    rank.wait()
+"""
+LOOP = """for j in 0 1; do RANK=$j "$0" -c "$@" & done; wait"""
+BY_HAND = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
+MSRUN = {"MS_WORKER_NUM": "2", "RANK_SIZE": "2", "MS_ROLE": "MS_WORKER", "MS_SCHED_HOST": "127.0.0.1"}
+MSRUN |= {"MS_SCHED_PORT": "8118"}
+
+
+class Jobs:
+    """Jobs 1, 100, ... of two ranks; each rank joins once it is told to."""
+
+    def __init__(self, folder: Path, variables: dict[str, str], *starter: str) -> None:
+        self.folder, self.starter = folder, starter or (sys.executable, "-c", START)
+        self.env = clean_environment() | variables
+        self.processes: dict[int, subprocess.Popen] = {}
+
+    def start(self, job: int) -> subprocess.Popen:
+        command = [*self.starter, *([sys.executable] if "-c" in self.starter and self.starter[0] == "bash" else [])]
+        command += [RANK, str(job), str(self.folder)]
+        self.processes[job] = subprocess.Popen(command, env=self.env, stdout=subprocess.PIPE, text=True)
+        return self.processes[job]
+
+    def join(self, *ranks: str) -> None:
+        for name in ranks:
+            (self.folder / name).touch()
+
+    def line(self, job: int) -> str:
+        return self.processes[job].stdout.readline()
+
+    def lines(self, job: int) -> list[str]:
+        return sorted(self.processes[job].communicate(timeout=60)[0].splitlines())
+
+
+@pytest.mark.parametrize("starter", [(), ("bash", "-c", LOOP)], ids=["program", "shell"])
+def test_ranks_of_two_jobs_refuse_each_other(tmp_path, starter):
+    jobs = Jobs(tmp_path, BY_HAND, *starter)
+    jobs.start(1)
+    jobs.start(100)
+    jobs.join("1.0", "100.1")
+    lines = jobs.line(1), jobs.line(100)
+    for line in lines:
+        assert "which has not been started with this rank" in line
+        assert "InvalidParamError" in line
+        assert "two jobs have one address" in line
+    for process in jobs.processes.values():
+        process.kill()
+
+
+def test_a_second_job_is_refused(tmp_path):
+    jobs = Jobs(tmp_path, BY_HAND)
+    jobs.join("stay", "1.0", "1.1")
+    jobs.start(1)
+    assert {jobs.line(1), jobs.line(1)} == {"1.0 sum 2\n", "1.1 sum 2\n"}
+    jobs.join("100.0", "100.1")
+    jobs.start(100)
+    for rank, line in enumerate(jobs.lines(100)):
+        assert line.startswith(
+            f"100.{rank} InvalidParamError: rank {rank} of job 'torchrun:@127.0.0.1:29511' is process"
+        )
+        assert "another job has the same address" in line
+    (tmp_path / "stay").unlink()
+    assert jobs.lines(1) == ["1.0 then 2", "1.1 then 2"]
+
+
+def test_orphans_of_a_killed_launcher(tmp_path):
+    jobs = Jobs(tmp_path, BY_HAND)
+    jobs.join("stay", "1.0")
+    orphans = jobs.start(1)
+    children = Path(f"/proc/{orphans.pid}/task/{orphans.pid}/children")
+    while len(children.read_text().split()) < 2:
+        pass
+    pids = [int(pid) for pid in children.read_text().split()]
+    orphans.kill()
+    try:
+        jobs.join("1.1")
+        assert {jobs.line(1), jobs.line(1)} == {"1.0 sum 2\n", "1.1 sum 2\n"}
+        jobs.join("100.0", "100.1")
+        jobs.start(100)
+        assert all("InvalidParamError" in line for line in jobs.lines(100))
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_two_jobs_of_a_launcher_on_its_usual_port(tmp_path):
+    """Msrun's is 8118; each job has its own ranks, groups made later too, however late these come."""
+    msrun = tmp_path / "msrun"
+    msrun.write_text(f'#!/bin/sh\nfor j in 0 1; do RANK_ID=$j {sys.executable} -c "$@" & done; wait\n')
+    msrun.chmod(0o755)
+    jobs = Jobs(tmp_path, MSRUN, str(msrun))
+    jobs.start(1)
+    jobs.start(100)
+    jobs.join("1.0", "100.1", "1.1", "100.0")
+    for job in (1, 100):
+        sums = [f"{job}.{rank} {what} {2 * job}" for rank in range(2) for what in ("sum", "then")]
+        assert jobs.lines(job) == sums
+
+
+def test_ranks_that_were_started_one_by_one_meet(tmp_path):
+    """As in two terminals: nothing but the address joins them."""
+    jobs = Jobs(tmp_path, BY_HAND, "bash", "-c", 'RANK=$3 "$0" -c "$1" 1 "$4"; exit $?', sys.executable)
+    jobs.join("1.0", "1.1")
+    ranks = [
+        subprocess.Popen(
+            ["bash", "-c", 'RANK=$3 "$0" -c "$1" 1 "$2"; exit $?', sys.executable, RANK, str(tmp_path), str(rank)],
+            env=jobs.env, stdout=subprocess.PIPE, text=True,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    assert [rank.communicate(timeout=60)[0] for rank in ranks] == ["1.0 sum 2\n1.0 then 2\n", "1.1 sum 2\n1.1 then 2\n"]
