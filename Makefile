@@ -69,7 +69,7 @@ $(VENV)/.installed: pyproject.toml
 	@echo "making the environment $(VENV) and building; a few minutes the first time"
 	@$(PYTHON) -m venv $(VENV)
 	@pip install -qq "uv>=0.8,<1"
-	@eval "$$(python .ci/uv_settings.py)"; uv pip install --quiet --editable ".[dev]"
+	@eval "$$(python .ci/uv_settings.py)"; uv pip install --quiet --config-setting compile=no --editable ".[dev]"
 	@# Without the backend's finder: it would come before PYTHONPATH, and there is nothing for it to rebuild.
 	@sed -i '/^import /d' $(VENV)/lib/python*/site-packages/_editable_skbc_alltoallv.pth
 	@touch $@

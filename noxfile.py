@@ -344,7 +344,10 @@ def docs(session: nox.Session) -> None:
 
 @nox.session(tags=["lane-a"])
 def wheel(session: nox.Session) -> None:
-    """Source distribution and wheel, of the build that the Python tests use; that wheel in a clean environment."""
+    """Source distribution and wheel, of the build that the Python tests use; that wheel in a clean environment.
+
+    setup.py makes a wheel, too: the contents must be the same.
+    """
     out = Path(session.create_tmp()) / "dist"
     archive, path = steps.make_packages(session, out)
     if absent := steps.not_packed(archive, path):

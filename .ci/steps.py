@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import configparser
+import email
 import os
 import re
 import shlex
@@ -11,8 +13,10 @@ import sys
 import tarfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import nox
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build/core"  # that of `make build`, which the Python tests use
@@ -119,11 +123,44 @@ def make_packages(session: nox.Session, out: Path) -> tuple[Path, Path]:
     shutil.rmtree(out, ignore_errors=True)
     cmake_args = " ".join([os.environ.get("CMAKE_ARGS", ""), *STRICT])
     python = Path(sys.executable).with_name("python")  # the one that has made the build
-    make = f"import scikit_build_core.build as b; b.build_sdist({str(out)!r}); b.build_wheel({str(out)!r})"
+    make = f"import backend as b; b.build_sdist({str(out)!r}); b.build_wheel({str(out)!r})"
     env = {"CMAKE_ARGS": cmake_args, "SKBUILD_BUILD_DIR": str(BUILD)}
-    session.run(str(python), "-c", make, external=True, env=env)
+    session.run(str(python), "-c", make, external=True, env=env | {"PYTHONPATH": str(ROOT / ".ci")})
     (archive,), (wheel,) = out.glob("*.tar.gz"), out.glob("*.whl")
+    # By setup.py, with the setuptools of older Ascend images.
+    session.install("setuptools==65.5.*", "wheel==0.40.*")
+    (packages,) = Path(session.virtualenv.location).glob("lib/python*/site-packages")
+    command = (str(python), "setup.py", "--quiet", "bdist_wheel", "--dist-dir", str(out / "setuptools"))
+    session.run(*command, external=True, env=env | {"PYTHONPATH": str(packages)})
+    (second,) = out.glob("setuptools/*.whl")
+    if differences := different_content(wheel, second):
+        session.error(f"pip's wheel and setup.py's differ in {', '.join(differences)}")
     return archive, wheel
+
+
+def different_content(*wheels: Path) -> list[str]:
+    """Names the files and the fields of the metadata in which two wheels differ, beside what their makers write."""
+    names = {wheel.name for wheel in wheels}
+    contents: list[dict[str, Any]] = []
+    for wheel in wheels:
+        with zipfile.ZipFile(wheel) as archive:
+            content: dict[str, Any] = {name: archive.read(name) for name in archive.namelist()}
+        information = {name: content.pop(name).decode() for name in [*content] if ".dist-info/" in name}
+        text = {name.rpartition("/")[2]: value for name, value in information.items()}
+        metadata = email.message_from_string(text["METADATA"])
+        for field in {*metadata} - {"Metadata-Version", "Dynamic", "License-File"}:
+            values = metadata.get_all(field, [])
+            if field == "Requires-Dist":
+                values = [str(Requirement(value)).replace("_", "-") for value in values]
+            content[field] = sorted(values)
+        content["description"] = metadata.get_payload().strip()
+        commands = configparser.ConfigParser()
+        commands.read_string(text["entry_points.txt"])
+        content["entry points"] = {name: dict(commands[name]) for name in commands.sections()}
+        contents.append(content)
+    one, other = contents
+    different = [name for name in {*one, *other} if one.get(name) != other.get(name)]
+    return sorted(different + ([f"the name: {names}"] if len(names) > 1 else []))
 
 
 def not_packed(archive: Path, wheel: Path) -> set[str]:

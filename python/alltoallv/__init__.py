@@ -6,6 +6,7 @@ The front ends are modules of their own, such as ``alltoallv.numpy``. No framewo
 from __future__ import annotations
 
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -38,11 +39,30 @@ __all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
+    if name == "_core":
+        return _extension()
     if name not in _HOMES:
         raise AttributeError(f"module 'alltoallv' has no attribute {name!r}")
     value = getattr(import_module(f"alltoallv.{_HOMES[name]}"), name)
     globals()[name] = value
     return value
+
+
+def _extension() -> Any:
+    """The compiled part, which every use of the package begins with."""
+    try:
+        return import_module("alltoallv._core")
+    except ModuleNotFoundError as error:
+        if error.name != "alltoallv._core":
+            raise
+        folder = Path(__file__).parent
+        others = ", ".join(sorted(file.name for file in folder.glob("_core.*.so")))
+        found = f"has only {others}, of other Pythons" if others else "has none"
+        message = (
+            f"alltoallv's compiled part is missing: {folder} {found}. Install it with 'pip install .' or "
+            "'pip install -e .' in the repository, or compile it into the working tree with 'make build'"
+        )
+        raise ImportError(message, name="alltoallv._core", path=str(folder)) from None
 
 
 def __dir__() -> list[str]:

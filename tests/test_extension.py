@@ -1,0 +1,38 @@
+"""What a package without its compiled part says."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import alltoallv
+
+
+@pytest.mark.parametrize("code", ["import alltoallv; alltoallv.Communicator", "import alltoallv.numpy"])
+def test_no_extension(tmp_path, code):
+    error = import_error(tmp_path, code)
+    for words in ("compiled part is missing", "has none", "pip install -e .", "make build"):
+        assert words in error
+
+
+def test_extension_of_another_python(tmp_path):
+    error = import_error(tmp_path, "import alltoallv.numpy", "_core.cpython-37m-x86_64-linux-gnu.so")
+    assert "has only _core.cpython-37m-x86_64-linux-gnu.so, of other Pythons" in error
+
+
+def import_error(folder: Path, code: str, *modules: str) -> str:
+    """Runs code on a copy of the package with these extension modules; returns the ImportError."""
+    source = Path(alltoallv.__file__).parent
+    shutil.copytree(source, folder / "alltoallv", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    for module in modules:
+        (folder / "alltoallv" / module).touch()
+    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(folder)!r}); {code}"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 1
+    error = result.stderr.splitlines()[-1]
+    assert error.startswith("ImportError: "), result.stderr
+    return error
