@@ -1,4 +1,7 @@
-"""Every kind of fault once on NumPy, one of every group on the frameworks; ``python tests/soak`` goes on for hours."""
+"""Every kind of fault once on NumPy, one of every group on the frameworks, and jobs side by side with others in them.
+
+``python tests/soak``, also with ``--jobs``, goes on for hours.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,11 @@ from pathlib import Path
 
 import pytest
 import rooms  # noqa: F401 - the modules below
-from columns import RUNS
+from columns import FRAMEWORKS, RUNS
 from faults import KINDS
+from jobs import Found, Planned
+from jobs import soak as soak_jobs
+from launchers import free_port
 from soak import Table, episodes, soak
 
 from alltoallv.testing import Ranks
@@ -26,3 +32,22 @@ def test_faults(ranks: Ranks, column: type, tmp_path: Path, capsys: pytest.Captu
         print(f"\ntests/soak, {column.name}:", *table.lines(), sep="\n")
     assert set(table.faults) == set(kinds)
     assert not table.failures(), "\n".join(table.failures())
+
+
+@pytest.mark.skipif(bool(FRAMEWORKS), reason="the jobs are NumPy's: the session `tests` runs them")
+def test_jobs_side_by_side_and_nested(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wave = [
+        Planned(kind, size, (("plain", 20), ("option", option), ("limit", limit), ("inner", inner), *more), free_port())
+        for kind, size, option, limit, inner, *more in (
+            ("run", 2, "root", "descriptors", "torchrun's variables", ("limit", "limits of groups")),
+            ("torchrun's variables", 3, "bits", "limits of calls", "run", ("option", "payload")),
+        )
+    ]
+    found = Found()
+    soak_jobs(iter([wave]), found, tmp_path, seed=1, seconds=0)
+    with capsys.disabled():
+        print("\ntests/soak, jobs:", *found.lines(), sep="\n")
+    assert found.jobs == 7
+    assert sum(found.nested.values()) == 5
+    assert found.operators > 100
+    assert not found.failures(), "\n".join(found.failures())
