@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -9,10 +10,11 @@ import time
 import numpy as np
 import pytest
 from started import run
-from traced_program import COUNTS, LATE, STEPS
+from traced_program import COUNTS, LATE, STEPS, are_in
 
 import alltoallv
-from alltoallv.errors import InvalidParamError, PeerMismatchError
+from alltoallv import Communicator
+from alltoallv.errors import AllToAllVError, InvalidParamError, PeerMismatchError
 from alltoallv.numpy import all_reduce, all_to_all_v, barrier
 from alltoallv_tools.trace.records import DONE, FAILED, RUNNING, read, read_file
 
@@ -74,6 +76,8 @@ def test_failures_and_what_never_ends(ranks, tmp_path):
                 all_to_all_v(np.ones(2), [1, 1], [1, 1 + comm.rank], group=comm)
             barrier(group=comm)
             if comm.rank == 0:
+                while not are_in(comm, "all_reduce"):
+                    time.sleep(0.001)
                 os._exit(0)
             all_reduce(np.ones(1), group=comm)
 
@@ -143,3 +147,26 @@ def test_a_running_operator_is_seen_from_outside(ranks, tmp_path):
             all_reduce(np.ones(1), group=comm)
 
     ranks(2)(work, str(tmp_path))
+
+
+def test_no_element_is_recorded(ranks, tmp_path):
+    """In traces and in the records that errors leave, as SECURITY.md says."""
+
+    def work(rank, size, folder, mark):
+        os.environ["ALLTOALLV_FLIGHT_DIR"] = folder
+        comm = Communicator.from_env(timeout=20)
+        with alltoallv.trace(folder):
+            x = np.frombuffer(mark * 40 * size, "uint8")
+            for part in (x[: len(mark) * size], x):  # inside the rows, and beside them
+                y = all_to_all_v(part, [len(part) // size] * size, group=comm)
+                assert mark in y.tobytes()
+            barrier(group=comm)
+            with contextlib.suppress(AllToAllVError):
+                comm.abort("over")
+                all_to_all_v(x, [len(x) // size] * size, group=comm)
+
+    mark = b"an element of the input"
+    ranks(2, communicator=False, fresh=True)(work, str(tmp_path), mark)
+    files = sorted(tmp_path.iterdir())
+    assert {file.suffix for file in files} == {".trace", ".json"}
+    assert [file.name for file in files if mark in file.read_bytes()] == []

@@ -24,6 +24,8 @@ def traffic(comm: alltoallv.Communicator, folder: str) -> None:
             counts = COUNTS[comm.rank]
             all_to_all_v(np.ones(counts.sum(), np.float32), counts.tolist(), group=comm)
             if comm.rank == LATE:
+                while not are_in(comm, "all_reduce"):
+                    time.sleep(0.001)
                 time.sleep(0.05)
             all_reduce(np.ones(8, np.float64), group=comm)
             all_reduce(np.ones(2, np.int16), group=pair)
@@ -35,3 +37,9 @@ def traffic(comm: alltoallv.Communicator, folder: str) -> None:
         barrier(group=comm)
         pair.destroy()
     barrier(group=comm)
+
+
+def are_in(comm: alltoallv.Communicator, operator: str) -> bool:
+    """Whether all other ranks wait in a call of this operator."""
+    last = [one["operators"][-1:] for one in comm.flight_record()["ranks"] if one["rank"] != comm.rank]
+    return all(ops and (ops[0]["operator"], ops[0]["state"]) == (operator, "running") for ops in last)
