@@ -64,3 +64,16 @@ def test_every_environment_variable_is_explained():
     found = {name for path in files for name in read.findall(path.read_text("utf-8"))}
     assert len(found) > 8
     assert {name for name in found if f"`{name}`" not in page("environment") and "EMULATOR" not in name} == set()
+
+
+def test_tests_that_pages_name_exist():
+    """What is promised is held by tests that are there."""
+    named = [
+        (path.stem, name)
+        for path in [*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "SECURITY.md", ROOT / "CONTRIBUTING.md"]
+        for name in re.findall(r"`(tests/[\w/.]+)`", path.read_text("utf-8"))
+    ]
+    assert [one for one in named if not (ROOT / one[1]).exists()] == []
+    promises = page("reliability").partition("## What is promised")[2].partition("\n\nElsewhere")[0]
+    for row in re.findall(r"^\| (\*\*.*) \|$", promises, re.MULTILINE):
+        assert "`tests/" in row.rpartition(" | ")[2], row
