@@ -171,6 +171,10 @@ def test_old_kernel_and_limits(monkeypatch):
     monkeypatch.setattr(machine.os, "sched_getaffinity", lambda pid: set(range(8)))
     assert machine.processors().detail.startswith("2 usable")
     assert "quota 1.5" in machine.processors().detail
+    files = {"/sys/fs/cgroup/cpu/cpu.cfs_quota_us": "150000", "/sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000"}
+    assert "quota 1.5" in machine.processors().detail
+    files["/sys/fs/cgroup/cpu/cpu.cfs_quota_us"] = "-1"
+    assert "no quota" in machine.processors().detail
     files["/sys/kernel/mm/transparent_hugepage/shmem_enabled"] = "always within_size [advise] never deny force"
     assert machine.huge_pages().status == "ok"
     files["/proc/meminfo"] = "MemTotal: 900000 kB\nMemAvailable:  102400 kB"

@@ -63,7 +63,7 @@ Settings* from_environment() {
     auto* settings = new Settings;  // never destroyed: streams use it until the process ends
     for (const auto& [name, assign] : all_settings) {
         const char* value = std::getenv(variable(name).c_str());
-        if (value == nullptr) continue;
+        if (value == nullptr || *value == 0) continue;
         try {
             assign(*settings, name, value);
         } catch (const std::exception& error) {

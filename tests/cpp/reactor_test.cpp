@@ -1,4 +1,4 @@
-// The watching thread: the end of a process seen in time, removal from every side, fork, exit.
+// The watching thread: the end of a process seen in time, removal from every side, fork, exit; quotas of processors.
 #include "runtime/bootstrap/reactor.h"
 
 #include <poll.h>
@@ -227,6 +227,22 @@ TEST(exit_while_watching) {
         reactor().add(late.fd, [](uint32_t) {});
     });
     CHECK_EQ(testing::wait_for(child), 0);
+}
+
+TEST(quotas_of_both_versions_of_cgroups) {
+    const std::string folder = std::filesystem::temp_directory_path() / ("cgroup-" + std::to_string(getpid()));
+    const auto cpus = [&](const std::vector<std::pair<std::string, std::string>>& files) {
+        std::filesystem::create_directories(folder + "/cpu");
+        for (const auto& [name, text] : files) std::ofstream(folder + name) << text;
+        const int found = quota_cpus(folder);
+        std::filesystem::remove_all(folder);
+        return found;
+    };
+    const int all = cpus({});
+    CHECK_EQ(cpus({{"/cpu.max", "50000 100000\n"}}), 1);
+    CHECK_EQ(cpus({{"/cpu.max", "max 100000\n"}}), all);
+    CHECK_EQ(cpus({{"/cpu/cpu.cfs_quota_us", "50000\n"}, {"/cpu/cpu.cfs_period_us", "100000\n"}}), 1);
+    CHECK_EQ(cpus({{"/cpu/cpu.cfs_quota_us", "-1\n"}, {"/cpu/cpu.cfs_period_us", "100000\n"}}), all);
 }
 
 }  // namespace

@@ -206,6 +206,19 @@ TEST(ranks_that_do_not_come) {
           [&] { join(options_of(1, 2, 0.3), port); });
 }
 
+/// As when two jobs have one address; the first process lives, so it has not tried again.
+TEST(two_processes_that_are_one_rank) {
+    const int port = free_port();
+    const std::string part = "rank 1 came to domain 'hosts' twice, as pid ";
+    const auto come = [&](int rank) {
+        fails(ErrorClass::invalid_param, part, [&] { join(options_of(rank, 3), port); });
+    };
+    const pid_t one = spawn("first", [&] { come(1); }), other = spawn("second", [&] { come(1); });
+    come(0);
+    CHECK_EQ(wait_for(one), 0);
+    CHECK_EQ(wait_for(other), 0);
+}
+
 /// Two domains at one port, in opposite order of arrival: each meets its own.
 TEST(domains_share_a_port) {
     const int port = free_port();

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -280,3 +281,20 @@ def test_inconsistent_variables(env, message):
 def test_world_size_alone_is_left_to_the_launcher_that_knows_the_rank():
     assert detect(SLURM | {"WORLD_SIZE": "4"}).launcher == "slurm"
     assert detect({"WORLD_SIZE": "1"}).size == 1
+
+
+def test_own_variables_that_are_empty(monkeypatch):
+    """They mean what unset ones do."""
+    names = (
+        *OWN, "ALLTOALLV_LOCAL_RANK", "ALLTOALLV_LOCAL_WORLD_SIZE", "ALLTOALLV_RESTART_COUNT", "ALLTOALLV_PATH",
+        "ALLTOALLV_COPY_THREADS", "ALLTOALLV_WARN_AFTER", "ALLTOALLV_POOL", "ALLTOALLV_ALLOW_PTRACE",
+        "ALLTOALLV_FLIGHT_DIR", "ALLTOALLV_TRACE", "ALLTOALLV_JOB_SECRET", "ALLTOALLV_ROOT_PORT",
+        "ALLTOALLV_NPU_LIMITS", "ALLTOALLV_NPU_PRODUCT", "ALLTOALLV_TORCH_BACKEND", "ALLTOALLV_TEST_WITHOUT",
+        "ALLTOALLV_BENCH_CACHE", "ALLTOALLV_EMULATOR_NPUS",
+    )  # fmt: skip
+    for name in names:
+        monkeypatch.setenv(name, "")
+    assert detect().launcher == "single"
+    assert detect(dict(os.environ) | {"RANK": "1", "WORLD_SIZE": "2"}).launcher == "torchrun"
+    with Communicator.from_env("empty") as comm:
+        assert comm.size == 1

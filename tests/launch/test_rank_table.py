@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -164,3 +165,12 @@ def test_rank_table_and_variables_that_disagree(tmp_path):
 def test_unusable_tables_are_refused(content: Any, message: str) -> None:
     with pytest.raises(InvalidParamError, match=re.escape(message)):
         parse(content)
+
+
+def test_a_rank_table_that_is_no_file(tmp_path):
+    """The read of a pipe into which nobody writes would wait for ever."""
+    pipe = tmp_path / "table.json"
+    os.mkfifo(pipe)
+    for path in (str(pipe), "/dev/zero", str(tmp_path)):
+        with pytest.raises(InvalidParamError, match=r"cannot be read: (it is not a regular file|Is a directory)"):
+            RankTable.load(path)

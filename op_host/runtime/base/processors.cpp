@@ -36,12 +36,15 @@ std::string first_line(const std::string& path) {
 
 }  // namespace
 
-int quota_cpus() {
+int quota_cpus(const std::string& cgroup) {
     int cpus = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
-    std::ifstream quota_file("/sys/fs/cgroup/cpu.max");
+    std::ifstream version_2(cgroup + "/cpu.max"), quota_file(cgroup + "/cpu/cpu.cfs_quota_us"),
+        period_file(cgroup + "/cpu/cpu.cfs_period_us");
     std::string quota;
     double period = 0;
-    if (quota_file >> quota >> period && quota != "max" && period > 0) {
+    const bool limited =
+        version_2 >> quota >> period ? quota != "max" : quota_file >> quota && period_file >> period && quota != "-1";
+    if (limited && period > 0) {
         const double share = std::strtod(quota.c_str(), nullptr) / period;
         if (share > 0) cpus = std::min(cpus, static_cast<int>(std::ceil(share)));
     }

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 namespace alltoallv {
 
@@ -33,8 +34,9 @@ inline void cpu_pause() {
 /// Returns the number of processors that this process may use: its affinity mask, limited by the cgroup's CPU quota.
 int usable_cpus();
 
-/// Returns the number of processors of the host, limited by the cgroup's CPU quota, without the affinity mask.
-int quota_cpus();
+/// Returns the number of processors of the host, limited by the cgroup's CPU quota (of either version of cgroups, in
+/// the folder ``cgroup``), without the affinity mask.
+int quota_cpus(const std::string& cgroup = "/sys/fs/cgroup");
 
 /// A set of processors, as a bit mask.
 using CpuSet = std::array<uint64_t, 16>;

@@ -193,7 +193,7 @@ class Joiner {
         const auto self = static_cast<size_t>(options_.rank);
         if (pids[0] != root().pid || pids[self] != getpid()) {
             throw backend_unavailable("rank 0 and rank ", options_.rank, " of ", describe(options_),
-                                      " run in different pid namespaces");
+                                      different_namespaces);
         }
         for (size_t rank = 0; rank < pids.size(); ++rank) membership_.peers[rank].pid = pids[rank];
         membership_.memory = std::make_shared<Mapping>(control.get(), options_.control_bytes);

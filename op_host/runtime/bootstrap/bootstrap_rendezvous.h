@@ -13,6 +13,11 @@ namespace alltoallv {
 /// Number of names that the root tries in turn. Another user may hold some of them, but nothing is sent to that user.
 inline constexpr int name_attempts = 16;
 
+/// The end of an error: what keeps two ranks from knowing each other's processes, and its cure.
+inline constexpr const char* different_namespaces =
+    " run in different pid namespaces: give their containers one (docker run --pid=host or --pid=container:NAME, "
+    "shareProcessNamespace in Kubernetes), or use backend='tcp'";
+
 /// Returns name number `attempt` of the domain: a hash of user id, job, domain and attempt, keyed by the job's secret.
 std::string socket_name(const BootstrapOptions& options, int attempt);
 

@@ -224,8 +224,7 @@ class Root {
         Member& member = members_[static_cast<size_t>(hello.rank)];
         if (!failure_ && (hello.rank == 0 || member.joined)) throw joined_twice(hello, member.pid, stranger.pid);
         if (stranger.pid == 0) {
-            throw backend_unavailable("rank 0 and rank ", hello.rank, " of ", describe(options_),
-                                      " run in different pid namespaces");
+            throw backend_unavailable("rank 0 and rank ", hello.rank, " of ", describe(options_), different_namespaces);
         }
         member.pid = stranger.pid;
         member.pidfd = open_pidfd(stranger.pid);

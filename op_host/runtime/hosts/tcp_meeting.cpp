@@ -80,6 +80,19 @@ std::string absent(const TcpMembership& membership) {
     return names;
 }
 
+bool is_same(const TcpHello& one, const TcpHello& other) {
+    return one.pid == other.pid && text_of(one.place) == text_of(other.place);
+}
+
+std::string process_of(const TcpHello& hello) {
+    return "pid " + std::to_string(hello.pid) + " on " + text_of(hello.host);
+}
+
+bool has_hung_up(const UniqueFd& socket) {
+    pollfd item{socket.get(), POLLRDHUP, 0};
+    return !socket || ::poll(&item, 1, 0) > 0;
+}
+
 /// Receives the ranks into `membership`; if one of them cannot join, tells all why, and returns it.
 std::optional<Error> receive(const UniqueFd& listener, const TcpMeetingOptions& options, TcpMembership& membership) {
     auto deadline = after(options.timeout);
@@ -114,6 +127,13 @@ std::optional<Error> receive(const UniqueFd& listener, const TcpMeetingOptions& 
                                                  options.domain, "', which has ", options.size, " ranks"));
             }
             TcpHello& known = hellos[static_cast<size_t>(hello.rank)];
+            if (known.magic != 0 && !is_same(known, hello) &&
+                !has_hung_up(membership.sockets[static_cast<size_t>(hello.rank)])) {
+                membership.sockets.push_back(std::move(guest.socket));
+                refuse(membership,
+                       invalid_param("rank ", hello.rank, " came to domain '", options.domain, "' twice, as ",
+                                     process_of(known), " and ", process_of(hello), ": do two jobs have one address?"));
+            }
             if (known.magic == 0) --waiting;  // else it has tried again
             known = hello;
             membership.sockets[static_cast<size_t>(hello.rank)] = std::move(guest.socket);

@@ -128,12 +128,18 @@ def strangers(depth: int, peers: Mapping[int, int], size: int) -> list[int]:
     if len(line) <= depth:
         return []
     starter, below = line[depth], line[depth - 1]
-    found = [rank for rank, pid in peers.items() if not any(_is_same(starter, one) for one in _line(pid))]
+    found = [rank for rank, pid in peers.items() if not _is_below(pid, starter.pid)]
     if not found:
         return []
     command = _command(below.pid)
     alike = [child for child in _children(starter.pid) if _command(child) == command]
     return found if len(alike) >= size else []
+
+
+def _is_below(pid: int | None, ancestor: int) -> bool:
+    while pid and pid != ancestor:
+        pid = _parent(pid)
+    return pid == ancestor
 
 
 def _command(pid: int) -> bytes | None:

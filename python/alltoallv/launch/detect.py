@@ -78,6 +78,11 @@ def detect(environ: Environ | None = None) -> Launch:
     return Launch("single", 0, 1, 0, f"single:{process_id(os.getpid())}", local_size=1, rank_table=_table(env))
 
 
+def depth_of_torch() -> int:
+    """Returns how many processes above this one the one is that gave it torch's variables; 1 if there are none."""
+    return ancestry.setter(os.environ, _TORCHRUN.names).depth if _TORCHRUN.signs[0] in os.environ else 1
+
+
 def _without_outer(env: Environ, kind: _Kind, by: Setter) -> Environ:
     """Leaves out what an outer job has set, where the inner launcher did not set it anew."""
     outer = by.before
@@ -330,15 +335,16 @@ _OWN = _Kind(
     ("ALLTOALLV_LOCAL_RANK", _LOCAL_SIZE, "ALLTOALLV_RESTART_COUNT"),
     alone=True,
 )
+_TORCHRUN = _Kind(
+    _torchrun,
+    ("RANK",),  # WORLD_SIZE alone is common in job scripts whose ranks come from srun or mpirun
+    ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"),
+    ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
+    alone=True,
+)
 _KINDS = (
     _OWN,
-    _Kind(
-        _torchrun,
-        ("RANK",),  # WORLD_SIZE alone is common in job scripts whose ranks come from srun or mpirun
-        ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"),
-        ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
-        alone=True,
-    ),
+    _TORCHRUN,
     _Kind(
         _msrun,
         ("RANK_ID", "MS_WORKER_NUM", "MS_ROLE"),

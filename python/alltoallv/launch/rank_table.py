@@ -5,9 +5,12 @@ Formats 1.0 (``server_list``) and 1.2 (with ``super_pod_list``, too). Numbers ar
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import ipaddress
 import json
+import os
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -74,7 +77,10 @@ class RankTable:
     def load(cls, path: str) -> RankTable:
         """Reads ``path``; raises InvalidParamError unless it is a usable rank table."""
         try:
-            with open(path, "rb") as file:
+            # Nobody may ever write to a pipe.
+            with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                    raise OSError(errno.EINVAL, "it is not a regular file")
                 content = file.read()
         except OSError as error:
             raise InvalidParamError(f"rank table {path!r} cannot be read: {error.strerror}") from None

@@ -24,7 +24,7 @@ def product() -> Product:
     Raises:
         InvalidParamError: ``ALLTOALLV_NPU_PRODUCT`` is neither A2 nor A3.
     """
-    value = os.environ.get("ALLTOALLV_NPU_PRODUCT", "A3")
+    value = os.environ.get("ALLTOALLV_NPU_PRODUCT") or "A3"
     if value not in ("A2", "A3"):
         raise InvalidParamError(f"ALLTOALLV_NPU_PRODUCT is {value!r}, expected A2 or A3")
     return "A2" if value == "A2" else "A3"
@@ -37,7 +37,7 @@ def buffer_mb() -> int:
 
 def check(breaches: Callable[[Product], Iterable[str]]) -> None:
     """Raises InvalidParamError with the first limit that the call breaks on this process's product."""
-    value = os.environ.get("ALLTOALLV_NPU_LIMITS", "keep")
+    value = os.environ.get("ALLTOALLV_NPU_LIMITS") or "keep"
     if value not in ("keep", "relax"):
         raise InvalidParamError(f"ALLTOALLV_NPU_LIMITS is {value!r}, expected keep or relax")
     if value == "keep":

@@ -72,6 +72,8 @@ def processors() -> Check:
     """Counts the processors that ranks may use: the affinity mask, limited by the control group's quota."""
     online, affinity = os.cpu_count() or 1, len(os.sched_getaffinity(0))
     quota, _, period = read_text("/sys/fs/cgroup/cpu.max").partition(" ")
+    if not quota:  # version 1 of cgroups
+        quota, period = (read_text(f"/sys/fs/cgroup/cpu/cpu.cfs_{what}_us") for what in ("quota", "period"))
     usable, limit = affinity, "no quota"
     if quota.isdecimal() and period.isdecimal() and int(period) > 0:
         share = int(quota) / int(period)
@@ -83,7 +85,9 @@ def memory() -> Check:
     """Reports how far shared memory can grow: memfds count as ordinary memory, /dev/shm's size does not matter."""
     lines = dict(line.split(":", 1) for line in read_text("/proc/meminfo").splitlines() if ":" in line)
     available = int(lines.get("MemAvailable", "0 kB").split()[0]) << 10
-    limit, used = read_text("/sys/fs/cgroup/memory.max"), read_text("/sys/fs/cgroup/memory.current")
+    names = ("max", "current") if read_text("/sys/fs/cgroup/memory.max") else ("limit_in_bytes", "usage_in_bytes")
+    folder = "/sys/fs/cgroup" if names[0] == "max" else "/sys/fs/cgroup/memory"  # version 1 of cgroups
+    limit, used = (read_text(f"{folder}/memory.{name}") for name in names)
     if limit.isdecimal() and used.isdecimal():
         available = min(available, max(0, int(limit) - int(used)))
     good = available >= 2 * OUTPUT_MB << 20

@@ -108,7 +108,7 @@ def from_group(
         BackendUnavailableError: the backend cannot be used for these ranks or devices.
         CommTimeoutError: ranks did not come; the message names them.
     """
-    wanted = backend or os.environ.get("ALLTOALLV_TORCH_BACKEND", "auto")
+    wanted = backend or os.environ.get("ALLTOALLV_TORCH_BACKEND") or "auto"
     of_group = _made.setdefault(group, {})
     own: Communicator | None = getattr(group, "communicator", None)
     made: AnyCommunicator | None = of_group.get((device, wanted))
@@ -149,7 +149,9 @@ def _make(group: dist.ProcessGroup, timeout: float, device: str, wanted: str, ch
         number = f"{meeting.hosts} host{'s'[: meeting.hosts > 1]}"
         _log.info("group %r: %s tensors of %d ranks on %s go through %s", name, device, size, number, chosen)
     on_host = chosen in ("shm", "tcp")
-    made = rendezvous.connect(meeting, gather, rank, size, name, timeout, "off" if check == "off" and on_host else None)
+    checked = "off" if check == "off" and on_host else None
+    whole = raw is not None and group is dist.group.WORLD
+    made = rendezvous.connect(meeting, gather, rank, size, name, timeout, checked, all_ranks=whole)
     if on_host:
         return made if device == "cpu" else StagedMember(group, made)
     return HcclGroupMember(group, made, timeout, check) if chosen == "hccl" else NcclMember(group, chosen, made, check)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import os
 import threading
 import time
 import uuid
@@ -17,7 +18,8 @@ import torch.distributed as dist
 from alltoallv import _core
 from alltoallv.communicator import Communicator
 from alltoallv.errors import CommTimeoutError, PeerLostError
-from alltoallv.launch.options import make_options
+from alltoallv.launch import detect as launch
+from alltoallv.launch.options import make_options, refuse_strangers
 
 T = TypeVar("T")
 
@@ -33,7 +35,8 @@ class Meeting(NamedTuple):
     """Says what a rank knows once all ranks of a group have come.
 
     Attributes:
-        who: Each rank's description of itself; ``"host"`` is equal for those that can share memory.
+        who: Each rank's description of itself: ``"pid"`` is the number of its process, ``"host"`` is equal for those
+            that can share memory.
         key: Equal on all ranks, and different from every other meeting's.
     """
 
@@ -178,7 +181,7 @@ def meet_over(gather: Gather, **more: Any) -> Meeting:
 
 
 def _introduction(key: str, more: dict[str, Any]) -> str:
-    return json.dumps({"host": _core.this_place(), "key": key, **more})
+    return json.dumps({"host": _core.this_place(), "pid": os.getpid(), "key": key, **more})
 
 
 def gatherer(meeting: Meeting, of_group: dist.Store, rank: int, size: int, timeout: float) -> Gather:
@@ -198,7 +201,15 @@ def gatherer(meeting: Meeting, of_group: dist.Store, rank: int, size: int, timeo
 
 
 def connect(
-    meeting: Meeting, gather: Gather, rank: int, size: int, name: str, timeout: float, check: str | None = None
+    meeting: Meeting,
+    gather: Gather,
+    rank: int,
+    size: int,
+    name: str,
+    timeout: float,
+    check: str | None = None,
+    *,
+    all_ranks: bool = False,
 ) -> Communicator:
     """Connects the ranks over shared memory on one host; over TCP between hosts, with shared memory inside each host.
 
@@ -207,8 +218,10 @@ def connect(
         name: The group's name.
         timeout: Seconds, here and in every operator.
         check: See `Communicator.from_env`.
+        all_ranks: Whether these are all ranks of the job.
 
     Raises:
+        InvalidParamError: all ranks are those of different jobs, which have been given one address.
         CommTimeoutError: ranks did not come; the message names them.
         BackendUnavailableError: hosts do not reach each other over TCP.
     """
@@ -216,9 +229,12 @@ def connect(
     options = make_options(domain.encode()[:128].decode(errors="ignore"), timeout, check)
     options.rank, options.size = rank, size
     options.job = "torch:" + meeting.key
-    if meeting.hosts == 1:
-        return Communicator(_core.communicator(options), options)
-    return Communicator(_core.engine_communicator(options, gather, None), options)
+    core = _core.communicator(options) if meeting.hosts == 1 else _core.engine_communicator(options, gather, None)
+    if all_ranks and size > 1:
+        here = meeting.who[rank]["host"]
+        pids = {j: int(peer["pid"]) for j, peer in enumerate(meeting.who) if peer["host"] == here}
+        refuse_strangers(launch.depth_of_torch(), pids, size, core)
+    return Communicator(core, options)
 
 
 _connections: weakref.WeakKeyDictionary[Any, tuple[Any, Any]] = weakref.WeakKeyDictionary()

@@ -21,6 +21,7 @@ from alltoallv.torch.process_group.work import Futures, WorkList, in_turn
 
 NAME = "alltoallv"
 _CPU = torch.device("cpu")
+_DEFAULT = ("0", "default_pg")  # torch's names for the default group; others may be of several programs
 
 
 class EngineGroup(dist.ProcessGroup):
@@ -52,7 +53,8 @@ class EngineGroup(dist.ProcessGroup):
         self._place = dist.PrefixStore(f"alltoallv/{self.meeting.key}", options.store)
         seconds = options.timeout.total_seconds()
         gather = rendezvous.gatherer(self.meeting, options.store, rank, size, seconds)
-        self.communicator = rendezvous.connect(self.meeting, gather, rank, size, name, seconds)
+        is_default = world is None and name in _DEFAULT
+        self.communicator = rendezvous.connect(self.meeting, gather, rank, size, name, seconds, all_ranks=is_default)
         # Holds the group's name and timeout while there is no gloo.
         stand_in = engines.stand_in(options)
         self._cpu_options = stand_in.options  # all ways to set the group's timeout end here
