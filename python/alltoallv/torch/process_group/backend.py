@@ -40,6 +40,7 @@ from alltoallv.torch.eager.declaration import NO_PARAMETERS, Collective, Method,
 from alltoallv.torch.eager.graphs import hide
 from alltoallv.torch.eager.tensors import PLAIN, Copies, as_plain
 from alltoallv.torch.process_group import engines, functions
+from alltoallv.torch.process_group.dispatched import active, dispatch
 from alltoallv.torch.process_group.group import NAME, EngineGroup, device_kind
 from alltoallv.torch.process_group.work import (
     BackendWork,
@@ -76,6 +77,8 @@ class AllToAllVGroup(EngineGroup):
         def hand_over() -> TorchWork:
             return self._hand_over("allgather_coalesced", output_lists, input_list, opts)
 
+        if active():
+            return dispatch(self, "allgather_coalesced", output_lists, input_list, opts)
         return self._each(collectives.all_gather, output_lists, [input_list], call, hand_over)
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> TorchWork:
@@ -83,6 +86,8 @@ class AllToAllVGroup(EngineGroup):
         if timeout is not None:
             opts.timeout = timeout
         device = opts.device.type if opts.device is not None else "cpu"
+        if device == "cpu" and active():
+            return dispatch(self, "barrier", opts)
         if device == "cpu":
             return self._run("barrier", collectives.barrier, [], [], opts, ())
         return self._kept(self._engine(device).barrier(opts))
@@ -147,6 +152,8 @@ class AllToAllVGroup(EngineGroup):
         """
         if outs is None or ins is None:
             return self._hand_over(method, *given, opts)
+        if active():
+            return dispatch(self, method, *given, opts)  # whose kernel comes here again
         if callbacks:
             in_turn()
         comm, timeout, async_op = self.communicator, opts.timeout, opts.asyncOp
@@ -172,6 +179,8 @@ class AllToAllVGroup(EngineGroup):
 
     def _post(self, method: str, prepare: Prepare, tensors: list[Tensor], peer: int | None, tag: int) -> TorchWork:
         """Begins a message. Only this rank raises errors of its arguments."""
+        if active():
+            return dispatch(self, method, tensors, *([] if peer is None else [peer]), tag)
         carried = self._carried(tensors)
         if len(tensors) != 1 or carried is None:
             return self._engine_work(method, tensors, *([] if peer is None else [peer]), tag)
@@ -278,6 +287,8 @@ def _add(row: Collective, method: Method) -> None:
         if len(given) > tensors:
             given, opts = given[:-1], given[-1]
         opts = opts or options()
+        if active():
+            return dispatch(self, method.coalesced[0], *given, opts)
 
         def one(outs: Sequence[Tensor], ins: Sequence[Tensor]) -> TorchWork | None:
             return call(self, *(x if flat else [x] for x in (*outs, *ins)), opts=opts)
