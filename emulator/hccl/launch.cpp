@@ -7,6 +7,7 @@
 
 #include "runtime/core/request.h"
 #include "runtime/memory.h"
+#include "runtime/settings.h"
 
 namespace alltoallv::emulator {
 namespace {
@@ -175,6 +176,10 @@ HcclResult launch(const char* function, const std::function<Launch()>& make) {
         std::strncpy(l.agreed.function, function, sizeof l.agreed.function - 1);
         const CommPtr comm = comm_of(l.comm);
         if (!l.at_once) check_given("stream", l.stream);
+        if (!l.at_once && settings().capturing)
+            throw Failure(HCCL_E_NOT_SUPPORT,
+                          "cannot be captured in an NPUGraph: it is called by no operator of torch, so that replays "
+                          "would leave it out");
         check_count("count", l.agreed.count);
         check_regions(l);
         Checked call{comm, l.at_once ? nullptr : stream_of(l.stream), std::move(l), fault};

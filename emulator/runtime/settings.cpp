@@ -47,6 +47,7 @@ constexpr Setting all_settings[] = {
     {"connect_timeout", as_number<&Settings::connect_timeout, 1 << 30, true>},
     {"exec_timeout", as_number<&Settings::exec_timeout, 1 << 30, true>},
     {"late_counts", as_number<&Settings::late_counts, 1>},
+    {"capturing", as_number<&Settings::capturing, 1>},
     {"verbose", as_number<&Settings::verbose, 1>},
     {"cann_version", [](auto& settings, auto&, auto& value) { settings.cann_version = version(value); }},
     {"faults", [](auto&, auto&, auto& value) { set_faults(value); }},

@@ -15,6 +15,7 @@ struct Settings {
     std::atomic<double> connect_timeout{-1};  ///< seconds; negative: HCCL_CONNECT_TIMEOUT decides
     std::atomic<double> exec_timeout{-1};     ///< seconds; negative: HCCL_EXEC_TIMEOUT decides
     std::atomic<bool> late_counts{false};     ///< HcclAlltoAllV checks the caller's counts again when it runs
+    std::atomic<bool> capturing{false};       ///< a graph is captured, which does not see what is launched now
     std::atomic<bool> verbose{true};          ///< true: failures are also reported on standard error
     std::atomic<int> cann_version{80500};     ///< the reported version: 10000 * major + 100 * minor + release
 };

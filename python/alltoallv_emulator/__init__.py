@@ -12,6 +12,7 @@ and what is refused.
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -90,12 +91,17 @@ def set_option(name: str, value: str | int | float) -> None:
 
     Args:
         name: ``devices``, ``memory_mb``, ``task_delay_us``, ``connect_timeout``, ``exec_timeout``,
-            ``late_counts``, ``verbose``, ``cann_version`` or ``faults`` (adds rules; an empty text removes all).
+            ``late_counts``, ``capturing``, ``verbose``, ``cann_version`` or ``faults`` (adds rules; an empty text
+            removes all).
         value: The new value.
 
     Raises:
         ValueError: The emulator refuses name or value; its message is on standard error.
     """
-    library = ctypes.CDLL(str(library_folder() / "libascendcl.so"))
-    if library.AlltoallvEmulatorSet(name.encode(), str(value).encode()) != 0:
+    if _library().AlltoallvEmulatorSet(name.encode(), str(value).encode()) != 0:
         raise ValueError(f"the emulator does not accept {name}={value!r}")
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    return ctypes.CDLL(str(library_folder() / "libascendcl.so"))

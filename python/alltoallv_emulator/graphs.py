@@ -10,18 +10,24 @@ arguments; later replays use those, and still put the results where the capture 
 ExternalEvent, a replay stops until somebody records the event; until then its stream does nothing else, and a request
 for more work on it raises an error.
 
-Refused by name: operators whose result goes to the host or whose size depends on values, and conditional graphs.
+Refused by name: operators whose result goes to the host or whose size depends on values, conditional graphs, and
+collectives that no operator of torch makes, which the mode does not see. Work of other streams must have been waited
+for when a capture ends, as on a device.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils import _python_dispatch as modes
 from torch.utils._pytree import tree_leaves, tree_map_only
+
+import alltoallv_emulator
 
 __all__ = ["check_waiting", "install", "waiting"]
 
@@ -60,7 +66,7 @@ class _Call(NamedTuple):
                     f"expected {tuple(target.shape)} as when captured"
                 )
             target.copy_(results[place])
-        if self.operator.namespace == "c10d":
+        if self.operator.namespace in ("c10d", "alltoallv"):
             torch.npu.synchronize()  # there is no handle to wait for
 
 
@@ -78,6 +84,31 @@ def _as_it_is(tree: Any) -> Any:
     return tree_map_only(torch.Tensor, lambda tensor: tensor.detach(), tree)
 
 
+class _Streams:
+    """Knows which captured work every stream has, and which it has waited for."""
+
+    def __init__(self) -> None:
+        self._last: dict[Any, int] = {}  # by stream: the number of its last work
+        self._seen: dict[Any, dict[Any, int]] = {}  # by stream: what of each stream comes before its next work
+        self._events: dict[int, tuple[Any, dict[Any, int]]] = {}  # by id: the event, and what comes before it
+
+    def used(self, stream: Any) -> None:
+        self._last[stream] = self._last.get(stream, 0) + 1
+        self._seen.setdefault(stream, {})[stream] = self._last[stream]
+
+    def recorded(self, event: Any, stream: Any) -> None:
+        self._events[id(event)] = event, dict(self._seen.get(stream, {}))
+
+    def waits(self, event: Any, stream: Any) -> None:
+        seen = self._seen.setdefault(stream, {})
+        for other, number in self._events.get(id(event), (event, {}))[1].items():
+            seen[other] = max(number, seen.get(other, 0))
+
+    def not_awaited_by(self, stream: Any) -> list[Any]:
+        seen = self._seen.get(stream, {})
+        return [other for other, number in self._last.items() if other != stream and seen.get(other, 0) < number]
+
+
 class _Recorder(modes.TorchDispatchMode):
     """Records the operators that are called."""
 
@@ -86,6 +117,8 @@ class _Recorder(modes.TorchDispatchMode):
         self.calls: list[_Call | list[_Call] | _Wait] = []
         self._rest: Iterator[None] = iter(())  # rest of a replay that waits
         self.stream: Any = None  # stream of the replay
+        self._streams = _Streams()
+        self._inside = 0  # operators that are being called
         self._made: set[int] = set()  # addresses of memory that the capture made
         self._before: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # memory, and its values before the capture
 
@@ -96,7 +129,8 @@ class _Recorder(modes.TorchDispatchMode):
         for tensor in _written(func, args, kwargs):
             self._keep(tensor)
         call = func, _as_it_is(args), _as_it_is(kwargs)
-        results = func(*args, **kwargs)
+        with self._calling(func.namespace == "c10d"):
+            results = func(*args, **kwargs)
         fresh = [
             (place, leaf.detach())
             for place, leaf in enumerate(tree_leaves(results))
@@ -105,7 +139,38 @@ class _Recorder(modes.TorchDispatchMode):
         self._made.update(_address(tensor) for _, tensor in fresh)
         if _computes(func):
             self.calls.append(_Call(*call, fresh))
+            self._streams.used(torch.npu.current_stream())
         return results
+
+    @contextlib.contextmanager
+    def _calling(self, queues: bool) -> Iterator[None]:
+        """Lets collectives be launched, which are those of an operator that is recorded."""
+        self._inside += 1
+        alltoallv_emulator.set_option("capturing", 0)
+        try:
+            yield
+            if queues:
+                torch.npu.current_stream().npu_stream  # noqa: B018  # launches what torch_npu has queued
+        finally:
+            self._inside -= 1
+            alltoallv_emulator.set_option("capturing", int(self in _capturing and not self._inside))
+
+    def refuse_unseen(self, operator: str) -> None:
+        """Raises for a collective of alltoallv that is launched while no operator is called."""
+        if not self._inside:
+            raise RuntimeError(
+                f"{operator} cannot be captured in an NPUGraph this way: the call is no operator of torch, so that "
+                "replays would leave it out"
+            )
+
+    def check_joined(self) -> None:
+        """Raises if another stream has work that the stream of the capture, the current one, has not waited for."""
+        late = self._streams.not_awaited_by(torch.npu.current_stream())
+        if late:
+            raise RuntimeError(
+                f"capture_end of an NPUGraph fails with 107025: {late[0]} has captured work that the stream of the "
+                f"capture has not waited for, expected torch.npu.current_stream().wait_stream({late[0]})"
+            )
 
     def group(self, begin: int) -> list[_Call]:
         """Groups the calls from ``begin`` on, which an update may replace, and returns them."""
@@ -160,7 +225,9 @@ def check_waiting() -> None:
 
 def _check(func: Any, args: Any, kwargs: Any) -> None:
     to_host = func.name() in ("aten::_to_copy", "aten::copy_") and _moves_to_host(func, args, kwargs)
-    if to_host or _FROM_VALUES & set(func.tags):
+    library = sys.modules.get("alltoallv.torch.graph.library")
+    sized = None if library is None else library.sizes_depend_on_values.get(func.name())
+    if to_host or _FROM_VALUES & set(func.tags) or (sized is not None and sized(args)):
         raise RuntimeError(f"{func.name()} cannot be captured in an NPUGraph: what it gives is needed before replay")
 
 
@@ -199,6 +266,9 @@ def _begin(self: Any, pool: Any = None, capture_error_mode: str = "global", repo
     recorder = _graphs[id(self)] = _Recorder()
     _capturing.append(recorder)
     _below_others(recorder.__enter__)
+    alltoallv_emulator.set_option("capturing", 1)
+    if (engines := sys.modules.get("alltoallv.torch.engines.device")) is not None:
+        engines.before_launch[:] = [_refuse_unseen]
 
 
 def _captured(function: str) -> _Recorder:
@@ -213,7 +283,18 @@ def _end(self: Any) -> None:
     _capturing.clear()
     _begins.clear()
     _below_others(lambda: recorder.__exit__(None, None, None))
+    alltoallv_emulator.set_option("capturing", 0)
     recorder.restore()
+    try:
+        recorder.check_joined()
+    except RuntimeError:
+        _reset(self)
+        raise
+
+
+def _refuse_unseen(operator: str) -> None:
+    for recorder in _capturing:
+        recorder.refuse_unseen(operator)
 
 
 def _below_others(change: Callable[[], Any]) -> None:
@@ -233,8 +314,8 @@ def _replay(self: Any) -> None:
     recorder.replay()
 
 
-def _reset(self: Any) -> None:
-    _graphs.pop(id(self), None)
+def _reset(self: Any, graphs: dict[int, _Recorder] = _graphs) -> None:  # the module may be gone at exit
+    graphs.pop(id(self), None)
 
 
 def _task_begin(stream: Any) -> None:
@@ -295,6 +376,23 @@ def _refusal(name: str) -> Callable[..., Any]:
     return refuse
 
 
+def _watch_events(kind: Any) -> None:
+    """Follows what streams wait for while a graph is captured."""
+    record, wait = kind.record, kind.wait
+
+    def recorded(self: Any, stream: Any = None) -> None:
+        record(self, stream)
+        for recorder in _capturing:
+            recorder._streams.recorded(self, stream or torch.npu.current_stream())
+
+    def waits(self: Any, stream: Any = None) -> None:
+        wait(self, stream)
+        for recorder in _capturing:
+            recorder._streams.waits(self, stream or torch.npu.current_stream())
+
+    kind.record, kind.wait = recorded, waits
+
+
 def install() -> None:
     """Replaces torch_npu's capture, which needs a device."""
     module: Any = importlib.import_module("torch_npu.npu.graphs")
@@ -306,6 +404,7 @@ def install() -> None:
         setattr(base, name, _refusal(name))
     module._graph_task_group_begin, module._graph_task_group_end = _task_begin, _task_end
     module._graph_task_update_begin, module._graph_task_update_end = _update_begin, _update_end
+    _watch_events(torch.npu.Event)
     event = torch.npu.ExternalEvent
     event.happened, event.wait, event.reset, event.record = False, _event_wait, _event_reset, _event_record
     module._npu_isCurrentStreamCapturing = lambda: bool(_capturing)

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from npu_ranks import caught, group, use_device
 from on_ranks import on_ranks
+from torch import Tensor
+
+import alltoallv.torch as at
+import alltoallv_emulator as emulator
+from alltoallv import AllToAllVParam
+from alltoallv.torch.engines.device import Call
 
 
 @on_ranks(1, communicator=False)
@@ -137,3 +148,159 @@ def test_collectives_are_replayed(rank: int, size: int, file: str) -> None:
             total = number * size + sum(range(size))
             assert y.tolist() == [total] * 2
             assert whole.tolist() == [total * (other + 1) for other in range(size) for _ in range(2)]
+
+
+Way = tuple[Callable[[Tensor], Tensor], Callable[[list[Tensor]], Tensor]]
+
+
+def ways(rank: int, device: torch.device) -> dict[str, Way]:
+    """Calls of alltoallv by name, on 8 floats of two ranks, and what they give, of all ranks' inputs."""
+    zeros = partial(torch.zeros, device=device)
+    outs = {n: zeros(n) for n in (4, 8, 16)}
+    param = AllToAllVParam(
+        rank=rank, rank_size=2, send_counts=[4, 4], sdispls=[0, 4], recv_counts=[4, 4], rdispls=[0, 4]
+    )
+    operation, plan = at.AllToAllVOperation(param), at.Plan([4, 4], [4, 4], device="npu")
+
+    def into(call: Callable[[Tensor], object], out: Tensor) -> Tensor:
+        call(out)
+        return out
+
+    def filled(x: Tensor, call: Callable[[Tensor], object]) -> Tensor:
+        return into(call, torch.empty_like(x).copy_(x))
+
+    def parts(each: list[Tensor]) -> Tensor:
+        return torch.cat([x[4 * rank : 4 * rank + 4] for x in each])
+
+    def own_part(each: list[Tensor]) -> Tensor:
+        return sum(each)[4 * rank : 4 * rank + 4]
+
+    def only(root: int, there: Callable[[list[Tensor]], Tensor]) -> Callable[[list[Tensor]], Tensor]:
+        return lambda each: there(each) if rank == root else each[rank]
+
+    def gathered(x: Tensor) -> Tensor:
+        at.gather(x[:4], list(outs[8].view(2, 4)) if rank == 0 else None)
+        return outs[8] if rank == 0 else x
+
+    def later(x: Tensor) -> Tensor:
+        y, work = at.all_to_all_v(x, [4, 4], [4, 4], async_op=True)
+        work.wait()
+        return y
+
+    even = [4, 4], [4, 4]
+    return {
+        "all_to_all_v": (lambda x: at.all_to_all_v(x, *even), parts),
+        "all_to_all_v of rows": (lambda x: at.all_to_all_v(x.view(4, 2), [2, 2], [2, 2]).view(-1), parts),
+        "all_to_all_v into": (lambda x: into(lambda out: at.all_to_all_v(x, *even, out=out), outs[8]), parts),
+        "all_to_all_v later": (later, parts),
+        "all_to_all_single": (lambda x: into(lambda out: at.all_to_all_single(out, x), outs[8]), parts),
+        "all_to_all": (
+            lambda x: into(lambda out: at.all_to_all(list(out.view(2, 4)), list(x.view(2, 4))), outs[8]), parts,
+        ),
+        "all_gather": (lambda x: into(lambda out: at.all_gather(list(out.view(2, 8)), x), outs[16]), torch.cat),
+        "all_gather_into_tensor": (lambda x: into(lambda out: at.all_gather_into_tensor(out, x), outs[16]), torch.cat),
+        "all_reduce": (lambda x: filled(x, at.all_reduce), sum),
+        "reduce": (lambda x: filled(x, lambda y: at.reduce(y, 1)), only(1, sum)),
+        "reduce_scatter": (
+            lambda x: into(lambda out: at.reduce_scatter(out, list(x.view(2, 4))), outs[4]), own_part,
+        ),
+        "reduce_scatter_tensor": (lambda x: into(lambda out: at.reduce_scatter_tensor(out, x), outs[4]), own_part),
+        "broadcast": (lambda x: filled(x, lambda y: at.broadcast(y, 1)), lambda each: each[1]),
+        "gather": (gathered, only(0, lambda each: torch.cat([x[:4] for x in each]))),
+        "scatter": (
+            lambda x: into(lambda out: at.scatter(out, list(x.view(2, 4)) if rank == 0 else None), outs[4]),
+            lambda each: each[0][4 * rank : 4 * rank + 4],
+        ),
+        "functional.all_reduce": (at.functional.all_reduce, sum),
+        "quantized_all_reduce": (lambda x: at.quantized_all_reduce(x, group_size=8), sum),
+        "quantized_all_reduce into": (
+            lambda x: into(lambda out: at.quantized_all_reduce(x, group_size=8, out=out), outs[8]), sum,
+        ),
+        "AllToAllVOperation": (operation, lambda each: parts(each)[None]),
+        "Plan": (plan, parts),
+    }  # fmt: skip
+
+
+@on_ranks(2, communicator=False)
+def test_calls_of_alltoallv_are_replayed(rank: int, size: int, file: str) -> None:
+    with group(rank, size, file) as (_, device):
+        for name, (call, want) in ways(rank, device).items():
+            x, graph = torch.full((8,), -7.0, device=device), torch.npu.NPUGraph()
+            call(x)  # makes the communicator
+            with torch.npu.graph(graph):
+                y = call(x)
+            for number in (1, 2):
+                inputs = [torch.arange(8.0) + 100 * number + 10 * other for other in range(size)]
+                x.copy_(inputs[rank])
+                graph.replay()
+                close = 2.0 if "quantized" in name else 0.0
+                assert torch.allclose(y.cpu(), want(inputs), rtol=0, atol=close), (name, y, want(inputs))
+
+
+@on_ranks(2, communicator=False)
+def test_calls_that_a_graph_cannot_have_are_refused_by_name(rank: int, size: int, file: str) -> None:
+    with group(rank, size, file) as (world, device):
+        x = torch.ones(8, device=device)
+        feedback = at.ErrorFeedback()
+        at.all_reduce(x)
+
+        def capture(call: Callable[[], object]) -> None:
+            with torch.npu.graph(torch.npu.NPUGraph()):
+                call()
+
+        for call, name in (
+            (lambda: at.all_to_all_v(x, [4, 4]), "alltoallv::all_to_all_v_learn"),
+            (lambda: at.quantized_all_to_all(x.view(4, 2), [2, 2]), "alltoallv::quantized_all_to_all"),
+            (lambda: at.quantized_all_reduce(x, error_feedback=feedback), "quantized_all_reduce"),
+            (lambda: at.all_to_all_v(x, torch.tensor([4, 4], device=device), [4, 4]), "aten::_to_copy"),
+        ):
+            error = str(caught(lambda call=call: capture(call)))
+            assert f"{name} cannot be captured in an NPUGraph" in error, error
+            at.all_reduce(y := x.clone())
+            assert y.tolist() == [v * size for v in x.tolist()]
+        # A call into HCCL that goes past torch.
+        member, out = at.from_group(world, device="npu"), torch.empty_like(x)
+        raw = Call("all_to_all_v", "float32", ([4, 4], [0, 4], [4, 4], [0, 4]))
+        error = str(caught(lambda: capture(lambda: member._launch_exchange(raw, out, x, True))))
+        assert "HCCL_E_NOT_SUPPORT" in error
+
+
+@on_ranks(1, communicator=False)
+def test_another_stream_is_joined_before_a_capture_ends(rank: int, size: int) -> None:
+    device = use_device(rank)
+    x, side = torch.ones(4, device=device), torch.npu.Stream()
+
+    def capture(graph: torch.npu.NPUGraph, *, joins: bool) -> Tensor:
+        with torch.npu.graph(graph):
+            side.wait_stream(torch.npu.current_stream())
+            with torch.npu.stream(side):
+                y = x * 2
+                done = side.record_event()
+                z = None if joins else y + 1
+            torch.npu.current_stream().wait_event(done)
+        del z
+        return y
+
+    graph = torch.npu.NPUGraph()
+    assert "107025" in str(caught(lambda: capture(graph, joins=False)))
+    assert "expected a capture before" in str(caught(graph.replay))
+    y = capture(graph, joins=True)
+    x.fill_(3)
+    graph.replay()
+    assert y.tolist() == [6] * 4
+
+
+def test_a_graph_that_lives_at_exit(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import torch, torch_npu\n"
+        "torch.npu.set_device(0)\n"
+        "x, graph = torch.ones(2, device='npu'), torch.npu.NPUGraph()\n"
+        "with torch.npu.graph(graph):\n    y = x + 1\n"
+        "torch.kept = graph\n"  # beyond the modules of the emulator
+    )
+    run = subprocess.run(
+        [sys.executable, program], env=emulator.environment(), capture_output=True, text=True, timeout=120, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    assert "Exception ignored" not in run.stderr

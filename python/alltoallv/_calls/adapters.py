@@ -110,6 +110,10 @@ class Adapter(ABC, Generic[A]):
         """Returns whether calls wait in the framework's queue instead of running when they are made."""
         return False
 
+    def watches(self) -> bool:
+        """Returns whether `launch` shows the framework each call, in host memory, too."""
+        return False
+
     def enqueue(self, linear: Any, input: A, output: A | None) -> A:
         """Puts an `alltoallv._calls.linear.Linear` into the framework's queue and returns its output."""
         raise NotImplementedError

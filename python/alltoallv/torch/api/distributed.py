@@ -29,7 +29,9 @@ from alltoallv.torch.eager.graphs import between_graphs, check_untimed, is_traci
 from alltoallv.torch.eager.group import Group, device_of
 from alltoallv.torch.eager.tensors import check_contiguous, check_tensor
 from alltoallv.torch.eager.work import Work
+from alltoallv.torch.graph import watched
 from alltoallv.torch.graph.traced import collective
+from alltoallv.torch.graph.watched import is_watched
 
 _SUM = dist.ReduceOp.SUM
 _ending = signature.ending(
@@ -274,7 +276,10 @@ def _call(
                 check_contiguous(label, out)
         if root is not None:
             parameters = parameters._replace(root=rank_in(group, *root))
-        operation = row.prepare(comm, outs, ins, parameters)
+        operation = None if (seen := first is not None and is_watched()) else row.prepare(comm, outs, ins, parameters)
+    if seen:
+        return watched.collective(comm, row, outs, ins, parameters, limit, async_op)
+    assert operation is not None
     if async_op:
         if row.strict:
             operation.result = row.result(outs)

@@ -20,12 +20,15 @@ from alltoallv.errors import InvalidParamError
 from alltoallv.torch.eager import calls
 from alltoallv.torch.eager import group as groups
 from alltoallv.torch.eager.calls import AnyCommunicator
+from alltoallv.torch.eager.collectives import COLLECTIVES
+from alltoallv.torch.eager.declaration import Parameters
 from alltoallv.torch.eager.graphs import check_untimed, is_tracing
 from alltoallv.torch.eager.group import Group, device_of
 from alltoallv.torch.eager.tensors import as_input, check_output, needs_grad, region, shaped
 from alltoallv.torch.eager.work import Work
 from alltoallv.torch.graph import ops as ops
-from alltoallv.torch.graph import traced
+from alltoallv.torch.graph import traced, watched
+from alltoallv.torch.graph.watched import is_watched
 
 if TYPE_CHECKING:
     from alltoallv._calls.signature import AllToAllV
@@ -84,13 +87,18 @@ def all_to_all_v(
         operands = input, layout, math.prod(shape), row, "all_to_all_v", comm
         if not async_op:
             return ops.all_to_all_v(*operands).view(shape)
+    seen = is_watched() and not wants_grad
     with guard(comm, "all_to_all_v"):
         target = out
         if target is None:  # flat, so that autograd makes the view: one made here could not be changed in place
             target = calls.new_output(comm, (math.prod(shape),) if wants_grad else shape, x)
             if request.has_gaps:
                 target.zero_()
-        call = calls.exchange(comm, "all_to_all_v", target, x, request.layout, row)
+        call = None if seen else calls.exchange(comm, "all_to_all_v", target, x, request.layout, row)
+    if call is None:
+        parameters = Parameters(counts=counts[:4], unit=unit)
+        work = watched.collective(comm, COLLECTIVES["all_to_all_v"], [target], [x], parameters, limit, async_op)
+        return (target, work) if async_op else target
     if wants_grad:
         call.result = ops.all_to_all_v.ran(target, *operands).view(shape)
     if async_op:
@@ -109,7 +117,7 @@ def _learning(
     limit: float,
 ) -> Any:
     sends, sdispls, _, _ = request.layout
-    if wants_grad:
+    if wants_grad or (is_watched() and not async_op and limit < 0):
         layout = torch.tensor([sends, sdispls], dtype=torch.int64, device="cpu")
         out, layout_out = ops.all_to_all_v_learn(input, layout, request.row, "all_to_all_v", comm)
         return out.view(request.shape_for(layout_out[2].tolist()))
@@ -136,6 +144,9 @@ def exchange_counts(send_counts: Counts, group: Group = None) -> Tensor:
         counts = experts.read_counts(send_counts, comm.size)
         x = as_input("send_counts", torch.from_numpy(counts))
         out = torch.empty_like(x)
-        call = calls.exchange(comm, "exchange_counts", out, x, experts.layout(counts.reshape(-1, 1)))
+        layout = experts.layout(counts.reshape(-1, 1))
+        call = None if is_watched() else calls.exchange(comm, "exchange_counts", out, x, layout)
+    if call is None:
+        return ops.all_to_all_v(x, torch.tensor(layout, device="cpu"), comm.size, 1, "exchange_counts", comm)
     call.run()
     return out

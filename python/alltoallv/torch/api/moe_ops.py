@@ -125,6 +125,7 @@ def _dispatched(tokens: Tensor, weights: Tensor | None, ids: Tensor, routing: st
     fake=_dispatched,
     gradient=lambda call, grads, *way: _back(call, grads, way, *call.ids.shape),
     saves=(3, 4, 5, 6),
+    sized_by_values=lambda args: True,
 )
 def moe_dispatch(tokens: Tensor, weights: Tensor | None, ids: Tensor, routing: str, group: str) -> list[Tensor]:
     """Returns rows ``[r, d]``, their weights and scales, ``[r]`` or ``[0]``, the way, and rows of every local expert.

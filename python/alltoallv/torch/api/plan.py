@@ -15,8 +15,12 @@ from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.torch.eager import calls
 from alltoallv.torch.eager import group as groups
+from alltoallv.torch.eager.collectives import COLLECTIVES
+from alltoallv.torch.eager.declaration import Parameters
 from alltoallv.torch.eager.group import Group
 from alltoallv.torch.eager.tensors import check_contiguous, check_output, check_tensor, core_name, region
+from alltoallv.torch.graph import watched
+from alltoallv.torch.graph.watched import is_watched
 
 
 class Plan(_core.ArrayPlan):
@@ -87,8 +91,14 @@ class Plan(_core.ArrayPlan):
                 if out.numel() < self.output_size:
                     raise InvalidParamError(f"out has {out.numel()} elements, expected at least {self.output_size}")
                 check_apart(region(out), region(input))
-            call = calls.exchange(comm, "all_to_all_v", out, input, self._layout)
-        call.run()
+            call = None if is_watched() else calls.exchange(comm, "all_to_all_v", out, input, self._layout)
+        if call is not None:
+            call.run()
+            return out
+        sends, sdispls, recvs, rdispls = self._layout
+        parameters = Parameters(counts=(sends, recvs, sdispls, rdispls), unit="element")
+        flat = out.view(-1)[: self.output_size], input.view(-1)[: self.input_size]
+        watched.collective(comm, COLLECTIVES["all_to_all_v"], flat[:1], flat[1:], parameters, -1.0, False)
         return out
 
     def _check_input(self, input: Tensor) -> None:

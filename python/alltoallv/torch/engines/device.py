@@ -23,6 +23,7 @@ from alltoallv.torch.engines.quantized_reduction import reduce_quantized
 from alltoallv.torch.engines.reduction import Steps, reduce_in_order
 
 _numbers = itertools.count()
+before_launch: list[Callable[[str], None]] = []  # get the operator's name; the emulator of NPUs may refuse it
 by_name: weakref.WeakValueDictionary[str, DeviceMember] = weakref.WeakValueDictionary()
 
 
@@ -233,6 +234,8 @@ class DeviceMember(ABC):
 
     def _later(self, like: Tensor, operator: str, launch: Callable[[bool], tuple[Any, Any]]) -> DeviceCall:
         def run(wait: bool) -> tuple[Any, Any]:
+            for check in before_launch:
+                check(operator)
             self._enter(like.device, operator)
             return launch(wait)
 

@@ -26,6 +26,10 @@ class Like(NamedTuple):
     dtype: torch.dtype
 
 
+# For operators whose results' sizes depend on values: whether they do with these arguments.
+sizes_depend_on_values: dict[str, Callable[[Any], bool]] = {}
+
+
 class Operator:
     """Makes the operator ``alltoallv::<name of the function>``.
 
@@ -41,6 +45,7 @@ class Operator:
         saves: What the gradient receives: names of arguments, places in the list that ``run`` returns.
         schema: The operator's schema, in torch's words; left out, it follows from the function's annotations.
         followed: How many of the first arguments may need gradients.
+        sized_by_values: Whether the sizes of the results depend on values, given the operator's arguments.
     """
 
     def __init__(
@@ -52,7 +57,10 @@ class Operator:
         saves: tuple[str | int, ...] = (),
         schema: str | None = None,
         followed: int = 1,
+        sized_by_values: Callable[[Any], bool] | None = None,
     ) -> None:
+        if sized_by_values is not None:
+            sizes_depend_on_values[f"alltoallv::{run.__name__}"] = sized_by_values
         self.run, self.gradient, self.followed = run, gradient, followed
         self.custom = torch.library.custom_op(f"alltoallv::{run.__name__}", run, mutates_args=(), schema=schema)
         self.packet = getattr(torch.ops.alltoallv, run.__name__)

@@ -106,6 +106,7 @@ def all_to_all_v_transpose(grad: Tensor, layout: Tensor, numel_in: int, row: int
     fake=lambda input, sends, *given: [input.new_empty((known(-1),)), sends.new_empty((4, sends.shape[1]))],
     gradient=lambda call, grads, layout: _back(call, grads[0], layout),
     saves=(1,),
+    sized_by_values=lambda args: True,
 )
 def all_to_all_v_learn(input: Tensor, sends: Tensor, row: int, operator: str, group: str) -> list[Tensor]:
     """Makes an exchange whose receive counts the peers announce. ``sends`` is ``[2, W]``; returns output and layout.

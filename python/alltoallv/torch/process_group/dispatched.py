@@ -106,7 +106,8 @@ def _kernel(of_torch: Any, schema: Any, method: str, options: Any) -> Callable[.
         if not isinstance(group, EngineGroup):
             return of_torch.call_boxed(keys, *args)
         given = defaults | dict(zip(arguments, args, strict=False))
-        opts, own = None if options is None else options(), []
+        opts: Any = None if options is None else options()
+        own = []
         for name, value in given.items():
             if name == "process_group" or name in _UNUSED:
                 continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -21,6 +22,8 @@ from alltoallv.torch.eager.work import Work
 from alltoallv.torch.engines.device import DeviceMember
 from alltoallv.torch.engines.hccl import HcclMember
 from alltoallv.torch.engines.npu import Streams
+from alltoallv.torch.graph import watched
+from alltoallv.torch.graph.watched import is_watched
 from alltoallv.torch.quantized.feedback import ErrorFeedback
 
 T = TypeVar("T")
@@ -55,7 +58,13 @@ class _Tensors(Adapter[Tensor]):
         return function(*args)
 
     def launch(self, x: Tensor, out: Tensor, start: Callable[[Region, Region, int], None]) -> None:
-        Streams().launch(x.device, lambda stream: start(region(x), region(out), stream), True, lambda: ())
+        if is_watched():
+            watched.launch(_launches.setdefault(start, partial(_launch, start)), x, out)
+        else:
+            _launch(start, x, out)
+
+    def watches(self) -> bool:
+        return is_watched()
 
     def engine(self, x: Tensor, member: Any) -> DeviceMember:
         if member is not None:
@@ -79,4 +88,12 @@ class _Tensors(Adapter[Tensor]):
         return x.detach().to("cpu", torch.float32).numpy()
 
 
+def _launch(start: Callable[[Region, Region, int], None], x: Tensor, out: Tensor) -> None:
+    if x.is_cpu:
+        start(region(x), region(out), 0)
+    else:
+        Streams().launch(x.device, lambda stream: start(region(x), region(out), stream), True, lambda: ())
+
+
+_launches: dict[Any, Any] = {}  # what the modes have seen, by what it starts
 ADAPTER = _Tensors()

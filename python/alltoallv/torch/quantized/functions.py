@@ -35,6 +35,7 @@ from alltoallv.torch.eager.tensors import needs_grad, row_size
 from alltoallv.torch.eager.work import Done
 from alltoallv.torch.graph.library import Operator
 from alltoallv.torch.graph.traced import outcome
+from alltoallv.torch.graph.watched import is_watched
 from alltoallv.torch.quantized import ops as quantized_ops
 from alltoallv.torch.quantized.adapter import ADAPTER
 from alltoallv.torch.quantized.feedback import ErrorFeedback
@@ -125,13 +126,14 @@ def _reduced(
         if comm is None:
             return (None, None) if async_op else None
     traced, wants_grad = is_tracing(), needs_grad(input)
+    seen = feedback is None and limit is None and not (async_op or traced or wants_grad) and is_watched()
     with guard(comm, f"quantized_{request.__name__}"):
         if traced:
             requests.exclude("this is recorded for a graph", error_feedback=feedback, timeout=limit)
         if wants_grad:
             given = {"out": out, "async_op": async_op, "error_feedback": feedback, "timeout": limit}
             requests.exclude("input requires grad", **given)
-        if traced or wants_grad:
+        if traced or wants_grad or seen:
             place: tuple[Any, ...] = ()
             if counts:
                 row_size(input)  # raises for a tensor without rows
@@ -140,7 +142,7 @@ def _reduced(
         else:
             call = calls.quantized_reduce(comm, request(ADAPTER, comm, input, *counts, options, out, feedback))
             seconds = calls.limit(comm, limit)
-    if traced or wants_grad:
+    if traced or wants_grad or seen:
         scales = map(_as_tensor, options[:3])
         return outcome(operator(input, *place, *scales, *options[3:], group), out, async_op)
     if async_op:
@@ -194,7 +196,8 @@ def quantized_all_to_all(
         if comm is None:
             return (None, None) if async_op else None
     traced = is_tracing()
-    if traced or (needs_grad(input) and not async_op):
+    seen = timeout is None and is_watched()
+    if traced or ((needs_grad(input) or seen) and not async_op):
         with guard(None if traced else comm, RowExchange.operator):
             requests.exclude("input requires grad, or is recorded for a graph", timeout=timeout)
             if not traced:

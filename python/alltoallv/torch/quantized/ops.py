@@ -114,6 +114,7 @@ def _returned(call: Any, grads: list[Tensor], sends: Tensor, recvs: Tensor) -> T
     fake=lambda input, sends, recvs, rows, *given: [_rows_like(input, rows, given), sends.new_empty(sends.shape)],
     gradient=_returned,
     saves=("sends", 1),
+    sized_by_values=lambda args: args[2] is None,
 )
 def quantized_all_to_all(input: Tensor, sends: Tensor, recvs: Tensor | None, rows: int, *given: Any) -> list[Tensor]:
     """Sends rows as codes; ``sends`` and ``recvs`` are int64 ``[W]``, in rows. Returns the rows and their counts.
