@@ -104,6 +104,8 @@ void bind_communicator(nb::module_& m) {
         .def_prop_ro("usable", &Communicator::usable)
         .def_prop_ro("control", &Communicator::control, nb::sig("def control(self, /) -> Communicator | None"),
                      "Of ranks on devices: the communicator of the same ranks in host memory.")
+        .def("set_timeout", &Communicator::set_timeout, "seconds"_a,
+             "Changes how many seconds calls wait that have no limit of their own, from the next one on.")
         .def(
             "fail",
             [](Communicator& self, const std::string& op, int kind, int code, const std::string& message) {

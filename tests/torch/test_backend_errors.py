@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from backend_groups import carrier, joined, on_group
 
+import alltoallv.torch as at
 from alltoallv.errors import AllToAllVError, CommTimeoutError, PeerLostError, PeerMismatchError
 from alltoallv.testing import Ranks
 
@@ -76,18 +77,16 @@ def test_mistakes_in_several_tensors(rank: int, size: int, group: dist.ProcessGr
 
 
 @on_group(2)
-def test_a_rank_that_asks_for_gloo_alone(rank: int, size: int, group: dist.ProcessGroup) -> None:
+def test_a_rank_that_needs_gloo_alone(rank: int, size: int, group: dist.ProcessGroup) -> None:
     """It makes gloo together with the others, who are told; a rank that does nothing is waited for."""
     sub, cpu = dist.new_group(), torch.device("cpu")
     sparse = torch.eye(2).to_sparse()
-    alone: list[Callable[[], object]] = [lambda: sub._get_backend(cpu), lambda: dist.send(sparse, 0, group=sub)]
-    for ask in alone:
-        started = time.monotonic()
-        with pytest.raises(PeerMismatchError, match="rank 0 calls all_reduce, rank 1 calls handed_to_gloo"):
-            ask() if rank == 1 else dist.all_reduce(torch.ones(2), group=sub)
-        assert time.monotonic() - started < 5  # milliseconds on an idle machine
-    assert sub._get_backend(cpu).name() == "gloo"
+    started = time.monotonic()
+    with pytest.raises(PeerMismatchError, match="rank 0 calls all_reduce, rank 1 calls handed_to_gloo"):
+        dist.send(sparse, 0, group=sub) if rank == 1 else dist.all_reduce(torch.ones(2), group=sub)
+    assert time.monotonic() - started < 5  # milliseconds on an idle machine
     dist.all_reduce(sparse, group=sub)
+    assert sub._get_backend(cpu).name() == "gloo"
     assert sparse.to_dense().diagonal().tolist() == [size] * 2
 
 
@@ -229,3 +228,85 @@ def test_outputs_of_several_after_a_mismatch(rank: int, size: int, group: dist.P
     for n in (4, 60_000):
         for async_op in (False, True):
             check(n, async_op)
+
+
+@on_group(3, seconds=20)
+def test_what_a_rank_may_do_alone(rank: int, size: int, group: dist.ProcessGroup) -> None:
+    """Nothing of it waits for the others: its group has no engine of torch's yet."""
+    sub, cpu, c10d = dist.new_group(), torch.device("cpu"), dist.distributed_c10d
+    if rank == 0:
+        backend = sub._get_backend(cpu)
+        assert isinstance(backend.supports_coalescing, bool)  # batch_isend_irecv of newer versions asks that
+        c10d._set_pg_timeout(timedelta(seconds=9), sub)
+        assert sub._get_backend(cpu).options._timeout == sub.timeout == timedelta(seconds=9)
+    if rank < 2:
+        out = torch.empty(2)
+        messages = [(dist.isend, torch.full((2,), rank + 1.0)), (dist.irecv, out)]
+        for work in dist.batch_isend_irecv([dist.P2POp(*each, 1 - rank, group=sub) for each in messages]):
+            work.wait()
+        with c10d._coalescing_manager(sub, cpu, async_ops=True) as manager:
+            for call, tensor in messages:
+                call(tensor, 1 - rank, group=sub)
+        manager.wait()
+        assert out.tolist() == [2.0 - rank] * 2
+    dist.all_reduce(x := torch.ones(2), group=sub)
+    assert x.tolist() == [size] * 2
+
+
+@on_group(2)
+def test_functions_of_alltoallv_follow_a_changed_limit(rank: int, size: int, group: dist.ProcessGroup) -> None:
+    """Down and up again, by both ways to change it; messages, too."""
+    sub = dist.new_group()
+    for seconds in (0.3, 30.0):
+        sub.set_timeout(timedelta(seconds=seconds))
+    some = [dist.new_group() for _ in range(3)]
+    calls: list[Callable[[dist.ProcessGroup], object]] = [
+        lambda own: at.all_to_all_v(torch.ones(2), [1, 1], [1, 1], group=own),
+        lambda own: at.all_reduce(torch.ones(2), group=own),
+        lambda own: at.send(torch.ones(2), 1, group=own),
+    ]
+    if rank == 0:
+        for call, own in zip(calls, some, strict=True):
+            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=0.3), own)
+            started = time.monotonic()
+            with pytest.raises(CommTimeoutError):
+                call(own)
+            assert time.monotonic() - started < 15  # of the 60 s that the groups had
+        time.sleep(0.4)  # longer than the limit that was changed again
+    at.all_reduce(x := torch.ones(2), group=sub)
+    assert x.tolist() == [2, 2]
+    dist.barrier()
+
+
+def test_a_group_of_ranks_with_and_without_a_default_group(ranks: Ranks, tmp_path: Path) -> None:
+    """As weight updates make it: each side has a default group of its own, or none. Made twice, with destruction."""
+
+    def check(rank: int, size: int, folder: str, worlds: list[list[int]]) -> None:
+        c10d, limit = dist.distributed_c10d, timedelta(seconds=20)
+        own = next((world for world in worlds if rank in world), None)
+        if own is not None:
+            store = dist.FileStore(f"{folder}/world-{own[0]}", len(own))
+            about = {"store": store, "rank": own.index(rank), "world_size": len(own), "timeout": limit}
+            dist.init_process_group("alltoallv", **about)
+        for turn in range(2):
+            store = dist.FileStore(f"{folder}/weights-{turn}", size)
+            group, _ = c10d._new_process_group_helper(
+                size, rank, [], "alltoallv", store, group_name=f"weights-{turn}", timeout=limit
+            )
+            c10d._world.pg_group_ranks[group] = {j: j for j in range(size)}
+            x = torch.full((1000,), float(rank))
+            dist.broadcast(x, 0, group=group)
+            assert (x == 0).all()
+            dist.all_reduce(y := torch.ones(4), group=group)
+            assert y.tolist() == [size] * 4
+            if own is not None:
+                dist.all_reduce(z := torch.ones(2))
+                assert z.tolist() == [len(own)] * 2
+            dist.destroy_process_group(group)
+        if own is not None:
+            dist.destroy_process_group()
+
+    for number, worlds in enumerate(([[1, 2]], [[0], [1, 2]], [[0]], [])):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        ranks(3, communicator=False)(check, str(folder), worlds)

@@ -18,6 +18,7 @@ ControlPlane::ControlPlane(const CommunicatorOptions& options, size_t inline_byt
       doorbell_(layout_.header(memory_->data()).bell),
       oversubscription_(on_host > 0 ? on_host : options.size),
       spins_((on_host > 0 ? on_host : options.size) <= usable_cpus() ? spins_with_room : 0),
+      timeout_(options.timeout),
       tracer_(options.domain, options.rank, options.size) {
     start_clock(-1);
     populate();
@@ -71,7 +72,7 @@ void ControlPlane::count_cpus() {
 void ControlPlane::start_clock(double timeout) {
     started_ = Clock::now();
     next_warning_ = after(options_.warn_after, started_);
-    op_timeout_ = timeout < 0 ? options_.timeout : timeout;
+    op_timeout_ = timeout < 0 ? this->timeout() : timeout;
 }
 
 Row& ControlPlane::open(OpKind op, DType dtype, double timeout) {

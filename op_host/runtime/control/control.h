@@ -73,6 +73,10 @@ class ControlPlane {
     /// Ends the communicator because this rank has failed in `what`.
     void poison_with(const Error& error, const std::string& what);
 
+    /// Seconds that an operator waits whose call gives no limit; a change counts from the next one on.
+    double timeout() const { return timeout_.load(std::memory_order_relaxed); }
+    void set_timeout(double seconds) { timeout_.store(seconds, std::memory_order_relaxed); }
+
     uint64_t seq() const { return seq_; }
     Row& row(int rank) const { return row(rank, seq_); }
     Row& row(int rank, uint64_t seq) const { return layout_.row(memory_->data(), rank, seq); }  // this or the last
@@ -273,6 +277,7 @@ class ControlPlane {
     bool published_ = false;  // this rank's row of seq_ is published
     bool agreed_ = false;     // this rank has agreed to the rows of seq_
     OpKind op_ = OpKind::none;
+    std::atomic<double> timeout_;
     double op_timeout_;
     Clock::time_point started_, next_warning_;
     std::atomic<bool> active_{false};

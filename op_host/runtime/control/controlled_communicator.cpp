@@ -17,6 +17,11 @@ bool ControlledCommunicator::usable() const {
     return control_ != nullptr && !control_->poisoned();
 }
 
+void ControlledCommunicator::set_timeout(double seconds) {
+    const std::lock_guard lock(lifetime_);
+    if (control_ != nullptr) control_->set_timeout(seconds);
+}
+
 void ControlledCommunicator::fail(OpKind op, const Error& error) {
     check_usable();
     queue_->run_or_submit([this, op, error] {

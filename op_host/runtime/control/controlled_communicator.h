@@ -20,6 +20,7 @@ class ControlledCommunicator : public Communicator {
     void fail(OpKind op, const Error& error) override;
     void abort(const std::string& reason) override;
     bool usable() const override;
+    void set_timeout(double seconds) override;
     std::string flight_record() const override;
 
   protected:

@@ -70,6 +70,11 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     /// Submits one operator; if that fails, its failure is announced to the peers.
     WorkPtr begin(OpKind op, std::function<void()> call);
 
+    /// Changes how many seconds calls wait that have no limit of their own, from the next one on.
+    virtual void set_timeout(double /*seconds*/) {
+        throw backend_unavailable("backend '" + backend() + "' keeps the timeout with which it was made");
+    }
+
     /// Wakes and fails every rank that waits or comes later. Callable from any thread.
     virtual void abort(const std::string& reason) = 0;
 

@@ -141,7 +141,7 @@ void TcpCommunicator::carry_by(Carriers carriers, std::vector<UniqueFd> for_mess
         for (int j = 0; j < size(); ++j)
             if (on_this_host(j)) first_on_host_[static_cast<size_t>(j)] = j;
     messages_ = std::make_shared<TcpMessages>(*control_, std::move(for_messages), carriers_.within, carriers_.on_host,
-                                              options_.timeout, queue_->key());
+                                              queue_->key());
     Deadlocks::instance().answer_by(*control_, [messages = std::weak_ptr(messages_)] {
         try {
             if (const auto there = messages.lock()) there->serve();

@@ -26,11 +26,10 @@ constexpr double last_words = 1.0;  // seconds
 }  // namespace
 
 TcpMessages::TcpMessages(ControlPlane& control, std::vector<UniqueFd> sockets, CommunicatorPtr within,
-                         std::vector<int> on_host, double timeout, const void* key)
+                         std::vector<int> on_host, const void* key)
     : control_(control),
       within_(std::move(within)),
       on_host_(std::move(on_host)),
-      timeout_(timeout),
       key_(key),
       connections_(sockets.size()),
       bell_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
@@ -45,7 +44,7 @@ TcpMessages::~TcpMessages() {
 MessageWorkPtr TcpMessages::start(const PeerMessage& message, double timeout) {
     const auto work = std::make_shared<Pending>(shared_from_this());
     const std::lock_guard lock(mutex_);
-    Post post{{message, timeout < 0 ? timeout_ : timeout}, work};
+    Post post{{message, timeout < 0 ? control_.timeout() : timeout}, work};
     if (closing_) throw was_destroyed(message.op);
     if (control_.poisoned() && !post.survives()) throw post.ended(control_);
     serve();

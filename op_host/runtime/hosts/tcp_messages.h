@@ -28,7 +28,7 @@ class TcpMessages : public std::enable_shared_from_this<TcpMessages> {
     /// `sockets`: by rank, non-blocking, empty for this one. `within`: of the ranks `on_host`, which share memory, or
     /// null. `key` stands for the communicator; see core/inside.h. The control plane must outlive this, or its `close`.
     TcpMessages(ControlPlane& control, std::vector<UniqueFd> sockets, CommunicatorPtr within, std::vector<int> on_host,
-                double timeout, const void* key);
+                const void* key);
     ~TcpMessages();
 
     MessageWorkPtr start(const PeerMessage& message, double timeout);
@@ -71,7 +71,6 @@ class TcpMessages : public std::enable_shared_from_this<TcpMessages> {
     ControlPlane& control_;
     CommunicatorPtr within_;    // for large data of the ranks on this host; null if there are none
     std::vector<int> on_host_;  // their ranks here, by their ranks there
-    double timeout_;
     const void* key_;
     std::mutex mutex_;  // guards the members below
     std::vector<Connection> connections_;

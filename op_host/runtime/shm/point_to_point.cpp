@@ -20,13 +20,12 @@ constexpr auto look_every = std::chrono::milliseconds(20);
 }  // namespace
 
 PointToPoint::PointToPoint(ControlPlane& control, std::shared_ptr<Links> links, std::vector<ShmPeer> peers, Ways ways,
-                           double timeout, const void* key)
+                           const void* key)
     : control_(control),
       base_(control.memory()->data()),
       links_(std::move(links)),
       peers_(std::move(peers)),
       ways_(ways),
-      timeout_(timeout),
       key_(key),
       sent_(peers_.size()),
       arrived_(peers_.size()),
@@ -38,7 +37,7 @@ PointToPoint::~PointToPoint() = default;
 
 MessageWorkPtr PointToPoint::start(const PeerMessage& message, double timeout, bool waits) {
     const auto work = std::make_shared<Pending>(shared_from_this());
-    Post post{{message, timeout < 0 ? timeout_ : timeout}, work};
+    Post post{{message, timeout < 0 ? control_.timeout() : timeout}, work};
     post.next_look = post.started + look_every;
     if (post.sends()) post.input = Arena::instance().locate(message.data, post.bytes());
     const std::lock_guard lock(mutex_);

@@ -34,7 +34,7 @@ class PointToPoint : public std::enable_shared_from_this<PointToPoint> {
 
     /// `key` stands for the communicator; see core/inside.h.
     PointToPoint(ControlPlane& control, std::shared_ptr<Links> links, std::vector<ShmPeer> peers, Ways ways,
-                 double timeout, const void* key);
+                 const void* key);
     ~PointToPoint();
 
     /// Starts a message as far as possible without waiting; `waits` says that the caller will drive it.
@@ -78,7 +78,6 @@ class PointToPoint : public std::enable_shared_from_this<PointToPoint> {
     std::shared_ptr<Links> links_;
     std::vector<ShmPeer> peers_;
     Ways ways_;
-    double timeout_;
     const void* key_;
 
     std::mutex mutex_;                      // guards the members below

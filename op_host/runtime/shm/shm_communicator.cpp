@@ -126,9 +126,8 @@ void ShmCommunicator::connect() {
     const int shares =
         options_.copy_threads > 0 ? options_.copy_threads : std::min(processors_ / size(), most_copy_threads);
     if (shares > 1) copy_threads_ = std::make_unique<CopyThreads>(static_cast<size_t>(shares - 1));
-    messages_ = std::make_shared<PointToPoint>(*control_, links_, peers_,
-                                               PointToPoint::Ways{allows(Path::pull), allows(Path::cma)},
-                                               options_.timeout, queue_->key());
+    messages_ = std::make_shared<PointToPoint>(
+        *control_, links_, peers_, PointToPoint::Ways{allows(Path::pull), allows(Path::cma)}, queue_->key());
     awaited_.resize(peers_.size());
     outgoing_.reserve(peers_.size());
     incoming_.reserve(peers_.size());

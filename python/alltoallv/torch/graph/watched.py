@@ -32,7 +32,7 @@ _launches: dict[int, Launch] = {}  # by id; a mode may repeat what it has seen, 
 
 def is_watched() -> bool:
     """Returns whether a mode sees the operators of this thread, whose tensors are themselves."""
-    return torch._C._len_torch_dispatch_stack() > 0 and not is_tracing()
+    return not is_tracing() and torch._C._len_torch_dispatch_stack() > 0
 
 
 def collective(

@@ -30,7 +30,7 @@ def meet(options: _DistributedBackendOptions, world: Meeting | None, counts: Cou
     name, ranks = options.group_id, list(options.global_ranks_in_group)
     if world is None or not ranks:
         place = options.store, options.group_rank, options.group_size
-        return rendezvous.meet(*place, name, options.timeout.total_seconds())
+        return rendezvous.meet(*place, name, options.timeout.total_seconds(), first=world is None)
     group = f"{name} of ranks {ranks}"
     counts[group] += 1
     return Meeting([world.who[rank] for rank in ranks], f"{world.key}/{group}, {counts[group]}")

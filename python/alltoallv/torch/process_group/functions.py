@@ -2,7 +2,8 @@
 
 `monitored_barrier` takes gloo alone, by name. The last step of `shrink_group` makes a group of torch's C++ class out of
 a C++ engine, which no Python group is, so that calls of the smaller group would never reach this backend;
-`split_group` refuses groups without an accelerator. For groups of this backend the same steps are done here.
+`split_group` refuses groups without an accelerator, and `_set_pg_timeout` knows gloo and NCCL alone. For groups of this
+backend the same steps are done here.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ _c10d: Any = dist.distributed_c10d
 def install() -> None:
     """Replaces the functions that this torch has; other groups go to torch's."""
     _install_monitored_barrier()
+    _install_set_timeout()
     if hasattr(_c10d, "shrink_group"):
         _install_shrink_and_split()
 
@@ -48,6 +50,20 @@ def _install_monitored_barrier() -> None:
         return target.monitored_barrier(limit, wait_all_ranks)
 
     _c10d.monitored_barrier = dist.monitored_barrier = monitored_barrier
+
+
+def _install_set_timeout() -> None:
+    of_torch = _c10d._set_pg_timeout
+
+    @functools.wraps(of_torch)
+    def set_timeout(timeout: timedelta, group: dist.ProcessGroup | None = None) -> None:
+        target = dist.group.WORLD if group is None else group
+        if isinstance(target, EngineGroup):
+            target.set_timeout(timeout)
+        else:
+            of_torch(timeout, group)
+
+    _c10d._set_pg_timeout = set_timeout
 
 
 def _install_shrink_and_split() -> None:

@@ -28,8 +28,9 @@ class EngineGroup(dist.ProcessGroup):
     """A group with a communicator and torch's engines, to which it passes calls that it does not carry.
 
     A Python group replaces torch's own with all its devices, so it holds one (``_engines``) for what it does not carry.
-    The default group has gloo from the beginning. Other groups make it, all ranks together, when they first need it:
-    most never do, and it would take as long as all the rest of a group.
+    A group that is the first one on all its ranks, as the default group of a job, has gloo from the beginning. Others
+    make it, all ranks together, when they first need it: most never do, and it would take as long as all the rest of a
+    group. Nothing that a rank may do alone makes it.
     """
 
     def __init__(self, options: _DistributedBackendOptions, engine_options: Any = None) -> None:
@@ -60,7 +61,7 @@ class EngineGroup(dist.ProcessGroup):
         self._cpu_options = stand_in.options  # all ways to set the group's timeout end here
         dist.ProcessGroup._register_backend(self, _CPU, dist.ProcessGroup.BackendType.UNDEFINED, stand_in)
         self._set_group_name(name)
-        if world is None:
+        if world is None and all(peer["first"] for peer in self.meeting.who):
             try:
                 self._gloo = engines.gloo(options, self._place, self.timeout)  # all ranks are here now
                 self._engine("cpu")
@@ -91,9 +92,10 @@ class EngineGroup(dist.ProcessGroup):
     def _get_backend(self, device: torch.device) -> Any:
         """Returns torch's engine for the device; for CPU tensors gloo, which carries what shared memory does not.
 
-        All ranks of a group that has no such engine yet must ask for it.
+        Where no call of all ranks has needed gloo yet, what is returned has the group's name and timeout, and no calls.
         """
-        self._engine(device.type)
+        if device.type != "cpu":
+            self._engine(device.type)
         return super()._get_backend(device)
 
     def _configured(self) -> dict[str, str]:
@@ -143,6 +145,7 @@ class EngineGroup(dist.ProcessGroup):
     def set_timeout(self, timeout: timedelta) -> None:
         self._cpu_options._timeout = timeout
         self._engines.set_timeout(timeout)
+        self.communicator.core.set_timeout(timeout.total_seconds())  # for the functions of alltoallv.torch
 
     def shutdown(self) -> None:
         """Leaves the group; peers that still wait for this rank get an error."""
