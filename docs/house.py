@@ -21,7 +21,7 @@ CPP = (
     *(f"op_host/{name}" for name in ("all_to_all_v", "quant_all_reduce", "bindings")),
     *(
         f"op_host/runtime/{name}"
-        for name in ("base", "abi", "core", "control", "bootstrap", "quantized", "shm", "hosts", "hccl")
+        for name in ("base", "abi", "core", "control", "bootstrap", "quantized", "shm", "hosts", "hccl", "aclnn")
     ),
     "op_kernel/cpu",
     "emulator",

@@ -12,6 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import alltoallv_emulator
+
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 
 
@@ -139,3 +141,19 @@ def test_examples_run_alone():
     command = [sys.executable, str(EXAMPLES / "hello.py")]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, env=env)
     assert result.stdout.splitlines() == hello_lines(1)[0]
+
+
+def test_aclnn_example(tmp_path):
+    """A program of aclnn in C++, compiled as its first lines say, on four emulated NPUs."""
+    source, libraries = EXAMPLES / "aclnn_all_to_all_v.cpp", str(alltoallv_emulator.library_folder())
+    assert source.name in (EXAMPLES / "README.md").read_text()
+    compiler = os.environ.get("CXX", "c++")
+    flags = ["-std=c++20", f"-I{EXAMPLES.parent / 'op_host'}", "-Wl,--allow-shlib-undefined"]
+    names = [f"-l{name}" for name in ("cust_opapi", "nnopbase", "hccl", "ascendcl")]
+    command = [compiler, *flags, str(source), f"-L{libraries}", *names, "-o", str(tmp_path / "program")]
+    subprocess.run(command, check=True)
+    env = os.environ | {"LD_LIBRARY_PATH": libraries}
+    result = subprocess.run([tmp_path / "program"], capture_output=True, text=True, timeout=60, check=False, env=env)
+    assert result.returncode == 0, result.stdout + result.stderr
+    lines = [f"rank {r} of 4: {what}, right" for r in range(4) for what in ("10 rows", "sum of 128 elements")]
+    assert sorted(result.stdout.splitlines()) == sorted(lines)

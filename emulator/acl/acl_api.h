@@ -99,7 +99,6 @@ struct aclrtUtilizationInfo {
 };
 
 using aclrtCallback = void (*)(void* userData);
-using aclrtHostFunc = void (*)(void* args);
 
 #pragma GCC visibility push(default)
 extern "C" {
@@ -160,7 +159,6 @@ aclError aclrtSetStreamFailureMode(aclrtStream stream, uint64_t mode);
 aclError aclrtSetStreamOverflowSwitch(aclrtStream stream, uint32_t flag);
 aclError aclrtGetStreamOverflowSwitch(aclrtStream stream, uint32_t* flag);
 aclError aclmdlRICaptureGetInfo(aclrtStream stream, aclmdlRICaptureStatus* status, aclmdlRI* modelRI);
-aclError aclrtLaunchHostFunc(aclrtStream stream, aclrtHostFunc fn, void* args);
 aclError aclrtLaunchCallback(aclrtCallback fn, void* userData, aclrtCallbackBlockType blockType, aclrtStream stream);
 aclError aclrtSubscribeReport(uint64_t threadId, aclrtStream stream);
 aclError aclrtUnSubscribeReport(uint64_t threadId, aclrtStream stream);

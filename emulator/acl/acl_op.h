@@ -6,26 +6,6 @@
 
 using aclFloat16 = uint16_t;
 
-enum aclDataType {
-    ACL_DT_UNDEFINED = -1,
-    ACL_FLOAT = 0,
-    ACL_FLOAT16 = 1,
-    ACL_INT8 = 2,
-    ACL_INT32 = 3,
-    ACL_UINT8 = 4,
-    ACL_INT16 = 6,
-    ACL_UINT16 = 7,
-    ACL_UINT32 = 8,
-    ACL_INT64 = 9,
-    ACL_UINT64 = 10,
-    ACL_DOUBLE = 11,
-    ACL_BOOL = 12,
-    ACL_COMPLEX64 = 16,
-    ACL_COMPLEX128 = 17,
-    ACL_BF16 = 27
-};
-
-enum aclFormat : int { ACL_FORMAT_UNDEFINED = -1 };
 enum aclMemType : int { ACL_MEMTYPE_DEVICE = 0 };
 enum aclopEngineType : int;
 enum aclopCompileType : int;
@@ -37,7 +17,6 @@ struct aclopAttr;
 #pragma GCC visibility push(default)
 extern "C" {
 
-size_t aclDataTypeSize(aclDataType dataType);
 float aclFloat16ToFloat(aclFloat16 value);
 aclFloat16 aclFloatToFloat16(float value);
 

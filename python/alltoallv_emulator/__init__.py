@@ -27,6 +27,8 @@ LIBRARY_NAMES = (
     "libge_runner.so",
     "libgraph.so",
     "libacl_tdt_channel.so",
+    "libnnopbase.so",
+    "libcust_opapi.so",
 )
 
 
@@ -69,7 +71,8 @@ def environment(
     """
     env = dict(os.environ if base is None else base)
     folder = library_folder()
-    for name, first in (("LD_LIBRARY_PATH", folder), ("PYTHONPATH", folder.parent / "startup")):
+    paths = {"LD_LIBRARY_PATH": folder, "PYTHONPATH": folder.parent / "startup", "ASCEND_CUSTOM_OPP_PATH": folder}
+    for name, first in paths.items():
         others = [path for path in env.get(name, "").split(os.pathsep) if path and path != str(first)]
         env[name] = os.pathsep.join([str(first), *others])
     settings = {

@@ -99,3 +99,9 @@ def test_programs_are_told_the_version_of_cann_that_is_set() -> None:
     code = "text = ctypes.create_string_buffer(128); acl.aclsysGetVersionStr(b'CANN', text); print(text.value.decode())"
     assert call(code).stdout == "8.5.0\n"
     assert call(code, cann_version="9.0.1").stdout == "9.0.1\n"
+
+
+def test_torch_npu_finds_the_aclnn_operators() -> None:
+    result = run_program(str(PROGRAMS / "aclnn_caller.py"), ranks=1)
+    assert result.returncode == 0, result.stderr
+    assert "right" in result.stdout

@@ -29,9 +29,39 @@ enum aclrtMemcpyKind {
 
 enum aclrtEventRecordedStatus { ACL_EVENT_RECORDED_STATUS_NOT_READY = 0, ACL_EVENT_RECORDED_STATUS_COMPLETE = 1 };
 
+enum aclDataType {
+    ACL_DT_UNDEFINED = -1,
+    ACL_FLOAT = 0,
+    ACL_FLOAT16 = 1,
+    ACL_INT8 = 2,
+    ACL_INT32 = 3,
+    ACL_UINT8 = 4,
+    ACL_INT16 = 6,
+    ACL_UINT16 = 7,
+    ACL_UINT32 = 8,
+    ACL_INT64 = 9,
+    ACL_UINT64 = 10,
+    ACL_DOUBLE = 11,
+    ACL_BOOL = 12,
+    ACL_COMPLEX64 = 16,
+    ACL_COMPLEX128 = 17,
+    ACL_BF16 = 27
+};
+
+enum aclFormat : int {
+    ACL_FORMAT_UNDEFINED = -1,
+    ACL_FORMAT_NCHW = 0,
+    ACL_FORMAT_ND = 2,
+    ACL_FORMAT_NCDHW = 30,
+    ACL_FORMAT_NCL = 47
+};
+
+using aclrtHostFunc = void (*)(void* args);
+
 #pragma GCC visibility push(default)
 extern "C" {
 
+size_t aclDataTypeSize(aclDataType dataType);
 aclError aclInit(const char* configPath);
 const char* aclGetRecentErrMsg();
 const char* aclrtGetSocName();
@@ -55,6 +85,7 @@ aclError aclrtDestroyEvent(aclrtEvent event);
 aclError aclrtRecordEvent(aclrtEvent event, aclrtStream stream);
 aclError aclrtQueryEventStatus(aclrtEvent event, aclrtEventRecordedStatus* status);
 aclError aclrtStreamWaitEvent(aclrtStream stream, aclrtEvent event);
+aclError aclrtLaunchHostFunc(aclrtStream stream, aclrtHostFunc fn, void* args);
 
 }  // extern "C"
 #pragma GCC visibility pop

@@ -1,0 +1,46 @@
+// aclnn's form of the quantized all-reduce and of its two halves, in C.
+//
+// Each operator is two calls. `...GetWorkspaceSize` checks all arguments and touches neither stream nor data; it gives
+// the bytes of workspace, which the caller allocates on the device, and an executor, which the second call uses up.
+// Status: 0; 161001 a null parameter; 161002 an invalid one; 361001 ACL or HCCL has failed; 561000 any other failure.
+// Tensors are contiguous. The bits are those of alltoallv.testing.quantized.
+#pragma once
+
+#include "runtime/abi/aclnn.h"
+
+#pragma GCC visibility push(default)
+extern "C" {
+
+/// Symmetric absmax codes per group of `groupSize` elements of the flattened x.
+///   x       float32, float16 or bfloat16, any shape, n elements
+///   codes   int8, n elements
+///   scales  float32, one per group: ceil(n / groupSize)
+aclnnStatus aclnnAlltoallvQuantizeGetWorkspaceSize(const aclTensor* x, int64_t groupSize, aclTensor* codes,
+                                                   aclTensor* scales, uint64_t* workspaceSize,
+                                                   aclOpExecutor** executor);
+aclnnStatus aclnnAlltoallvQuantize(void* workspace, uint64_t workspaceSize, aclOpExecutor* executor,
+                                   aclrtStream stream);
+
+/// Sums W records in float32 in their order, and rounds once; values that do not fit saturate.
+///   codes   int8, [W, n]
+///   scales  float32, [W, ceil(n / groupSize)]
+///   out     float32, float16 or bfloat16, n elements
+aclnnStatus aclnnAlltoallvDequantizeSumGetWorkspaceSize(const aclTensor* codes, const aclTensor* scales,
+                                                        int64_t groupSize, aclTensor* out, uint64_t* workspaceSize,
+                                                        aclOpExecutor** executor);
+aclnnStatus aclnnAlltoallvDequantizeSum(void* workspace, uint64_t workspaceSize, aclOpExecutor* executor,
+                                        aclrtStream stream);
+
+/// Sums x over the ranks of a group: int8 all-to-all, sum in the order of the ranks, dequantize, all-gather. All ranks
+/// call it with the same n, groupSize and type of out, and all get the same bits.
+///   x      float32, float16 or bfloat16, n elements
+///   group  the name of a communicator of HCCL, at most 127 bytes
+///   out    float32, float16 or bfloat16, n elements
+aclnnStatus aclnnAlltoallvQuantAllReduceGetWorkspaceSize(const aclTensor* x, const char* group, int64_t groupSize,
+                                                         aclTensor* out, uint64_t* workspaceSize,
+                                                         aclOpExecutor** executor);
+aclnnStatus aclnnAlltoallvQuantAllReduce(void* workspace, uint64_t workspaceSize, aclOpExecutor* executor,
+                                         aclrtStream stream);
+
+}  // extern "C"
+#pragma GCC visibility pop

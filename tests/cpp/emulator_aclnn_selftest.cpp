@@ -1,0 +1,266 @@
+// aclnn's operators on emulated NPUs: results against their definitions, and the numbers of what they refuse.
+#include <cmath>
+#include <optional>
+
+#include "all_to_all_v/op_api/aclnn_all_to_all_v.h"
+#include "hccl_group.h"
+#include "op_kernel/cpu/half.h"
+#include "quant_all_reduce/op_api/aclnn_quant_all_reduce.h"
+
+using namespace testing;
+
+namespace {
+
+/// A tensor over device memory, contiguous unless strides are given.
+class Tensor {
+  public:
+    Tensor(aclDataType dtype, std::vector<int64_t> shape, void* data, const std::vector<int64_t>& strides = {})
+        : tensor_(aclCreateTensor(shape.data(), shape.size(), dtype, strides.empty() ? nullptr : strides.data(), 0,
+                                  ACL_FORMAT_ND, shape.data(), shape.size(), data)) {}
+    ~Tensor() { aclDestroyTensor(tensor_); }
+    Tensor(const Tensor&) = delete;
+    Tensor& operator=(const Tensor&) = delete;
+    operator aclTensor*() const { return tensor_; }
+
+  private:
+    aclTensor* tensor_;
+};
+
+/// The result of a GetWorkspaceSize, run once.
+struct Prepared {
+    uint64_t bytes = 12345;
+    aclOpExecutor* executor = nullptr;
+
+    template <class Second>
+    int run(Second second, aclrtStream stream) {
+        const DeviceArray<char> workspace(bytes);
+        const int status = second(workspace.data(), bytes, executor, stream);
+        aclrtSynchronizeStream(stream);
+        return status;
+    }
+};
+
+struct Coded {
+    std::vector<int8_t> codes;
+    std::vector<float> scales;
+};
+
+/// The definition: absmax / 127 per group, half to even.
+Coded quantized(const std::vector<float>& x, size_t group) {
+    Coded result{std::vector<int8_t>(x.size()), {}};
+    for (size_t begin = 0; begin < x.size(); begin += group) {
+        const size_t end = std::min(x.size(), begin + group);
+        float largest = 0;
+        for (size_t i = begin; i < end; ++i) largest = std::max(largest, std::fabs(x[i]));
+        const float scale = largest / 127;
+        result.scales.push_back(scale);
+        for (size_t i = begin; i < end; ++i)
+            result.codes[i] = static_cast<int8_t>(scale == 0 ? 0 : std::nearbyint(x[i] / scale));
+    }
+    return result;
+}
+
+float decoded(const Coded& coded, size_t group, size_t i) {
+    return static_cast<float>(coded.codes[i]) * coded.scales[i / group];
+}
+
+/// Quarters whose largest of a group is 127 / 4, so that no rounding depends on how a scale is used.
+std::vector<float> data(int rank, size_t count, size_t group) {
+    std::vector<float> x(count);
+    for (size_t i = 0; i < count; ++i)
+        x[i] = static_cast<float>((i * 37 + static_cast<size_t>(rank) * 11) % 200) / 4 - 25;
+    for (size_t begin = 0; begin < count; begin += group) x[begin] = rank % 2 == 0 ? 31.75F : -31.75F;
+    return x;
+}
+
+TEST(quantize_and_sum) {
+    const Stream stream;
+    const size_t group = 7, count = 45, ranks = 3;
+    std::vector<int8_t> all_codes;
+    std::vector<float> all_scales, expected(count);
+    for (size_t r = 0; r < ranks; ++r) {
+        const std::vector<float> x = data(static_cast<int>(r), count, group);
+        const Coded reference = quantized(x, group);
+        const DeviceArray<float> input(x), scales(reference.scales.size());
+        const DeviceArray<int8_t> codes(count);
+        const Tensor tx(ACL_FLOAT, {9, 5}, input.data()), tc(ACL_INT8, {count}, codes.data());
+        const Tensor ts(ACL_FLOAT, {7}, scales.data());
+        Prepared call;
+        CHECK_EQ(aclnnAlltoallvQuantizeGetWorkspaceSize(tx, group, tc, ts, &call.bytes, &call.executor), 0);
+        CHECK_EQ(call.bytes, 0u);
+        CHECK_EQ(call.run(aclnnAlltoallvQuantize, stream), 0);
+        CHECK(codes.values() == reference.codes);
+        CHECK(scales.values() == reference.scales);
+        all_codes.insert(all_codes.end(), reference.codes.begin(), reference.codes.end());
+        all_scales.insert(all_scales.end(), reference.scales.begin(), reference.scales.end());
+        for (size_t i = 0; i < count; ++i) expected[i] += decoded(reference, group, i);
+    }
+    const DeviceArray<int8_t> codes(all_codes);
+    const DeviceArray<float> scales(all_scales), out(count);
+    const DeviceArray<uint16_t> half(count);
+    const Tensor tc(ACL_INT8, {ranks, count}, codes.data()), ts(ACL_FLOAT, {ranks, 7}, scales.data());
+    const Tensor to(ACL_FLOAT, {count}, out.data()), th(ACL_FLOAT16, {count}, half.data());
+    Prepared call, rounded;
+    CHECK_EQ(aclnnAlltoallvDequantizeSumGetWorkspaceSize(tc, ts, group, to, &call.bytes, &call.executor), 0);
+    CHECK_EQ(aclnnAlltoallvDequantizeSumGetWorkspaceSize(tc, ts, group, th, &rounded.bytes, &rounded.executor), 0);
+    CHECK_EQ(aclSetAclOpExecutorRepeatable(call.executor), 0);
+    for (int repeat = 0; repeat < 2; ++repeat) {
+        CHECK_EQ(aclrtMemset(out.data(), out.bytes(), 0, out.bytes()), 0);
+        CHECK_EQ(call.run(aclnnAlltoallvDequantizeSum, stream), 0);
+        CHECK(out.values() == expected);
+    }
+    CHECK_EQ(aclDestroyAclOpExecutor(call.executor), 0);
+    CHECK_EQ(rounded.run(aclnnAlltoallvDequantizeSum, stream), 0);
+    const std::vector<uint16_t> halves = half.values();
+    for (size_t i = 0; i < count; ++i) CHECK_EQ(halves[i], alltoallv::kernel::float_to_float16(expected[i]));
+}
+
+TEST(refusals) {
+    const Stream stream;
+    const DeviceArray<float> x(std::vector<float>(8, 1.0F)), scales(2);
+    const DeviceArray<int8_t> codes(std::vector<int8_t>(8, 77));
+    const Tensor tx(ACL_FLOAT, {8}, x.data()), tc(ACL_INT8, {8}, codes.data()), ts(ACL_FLOAT, {2}, scales.data());
+    const Tensor strided(ACL_FLOAT, {4, 2}, x.data(), {1, 4}), nowhere(ACL_FLOAT, {8}, nullptr);
+    const Tensor ints(ACL_INT32, {8}, x.data()), over(ACL_INT8, {8}, x.data());
+    const Tensor three(ACL_FLOAT, {3}, scales.data());
+    uint64_t bytes = 0;
+    aclOpExecutor* executor = nullptr;
+    const auto first = [&](aclTensor* a, int64_t group, aclTensor* b, aclTensor* c) {
+        return aclnnAlltoallvQuantizeGetWorkspaceSize(a, group, b, c, &bytes, &executor);
+    };
+    CHECK_EQ(first(nullptr, 4, tc, ts), 161001);
+    check_message("x is null");
+    CHECK_EQ(first(tx, 4, nullptr, ts), 161001);
+    CHECK_EQ(first(nowhere, 4, tc, ts), 161001);
+    CHECK_EQ(aclnnAlltoallvQuantizeGetWorkspaceSize(tx, 4, tc, ts, nullptr, &executor), 161001);
+    CHECK_EQ(aclnnAlltoallvQuantizeGetWorkspaceSize(tx, 4, tc, ts, &bytes, nullptr), 161001);
+    CHECK_EQ(first(ints, 4, tc, ts), 161002);
+    check_message("x has the type int32, expected float32, float16, bfloat16");
+    CHECK_EQ(first(strided, 4, tc, ts), 161002);
+    check_message("x is not contiguous");
+    CHECK_EQ(first(tx, 0, tc, ts), 161002);
+    check_message("groupSize is 0, expected at least 1");
+    CHECK_EQ(first(tx, 4, tc, three), 161002);
+    check_message("scales has the shape [3], expected 2 elements");
+    CHECK_EQ(first(tx, 4, over, ts), 161002);
+    check_message("codes and x share memory");
+    CHECK(executor == nullptr);
+
+    CHECK_EQ(aclnnAlltoallvQuantAllReduceGetWorkspaceSize(tx, nullptr, 4, tx, &bytes, &executor), 161002);  // in place
+    const DeviceArray<float> y(8);
+    const Tensor ty(ACL_FLOAT, {8}, y.data());
+    const auto reduce = [&](const char* group) {
+        return aclnnAlltoallvQuantAllReduceGetWorkspaceSize(tx, group, 4, ty, &bytes, &executor);
+    };
+    CHECK_EQ(reduce(nullptr), 161001);
+    CHECK_EQ(reduce("nobody"), 161002);
+    check_message("which no communicator of this process is called");
+    CHECK_EQ(reduce(std::string(128, 'a').c_str()), 161002);
+
+    CHECK_EQ(aclnnAlltoallvQuantize(nullptr, 0, nullptr, stream), 161001);
+    CHECK_EQ(first(tx, 4, tc, ts), 0);
+    CHECK_EQ(aclnnAlltoallvDequantizeSum(nullptr, 0, executor, stream), 161002);  // another operator's executor
+    CHECK_EQ(aclrtSynchronizeStream(stream), 0);
+    CHECK(codes.values() == std::vector<int8_t>(8, 77));  // nothing has run yet
+    CHECK_EQ(aclnnAlltoallvQuantize(nullptr, 0, executor, stream), 0);
+    CHECK_EQ(aclrtSynchronizeStream(stream), 0);
+    CHECK(codes.values() == std::vector<int8_t>(8, 127));
+}
+
+TEST(all_reduce, Group& g) {
+    char name[hccl_comm_name_bytes] = {};
+    CHECK_EQ(HcclGetCommName(g.comm, name), 0);
+    const size_t group = 8;
+    for (const size_t count : {0u, 1u, 8u, 9u, 200u, 1001u}) {
+        std::vector<float> expected(count);
+        for (int r = 0; r < g.size; ++r) {
+            const Coded coded = quantized(data(r, count, group), group);
+            for (size_t i = 0; i < count; ++i) expected[i] += decoded(coded, group, i);
+        }
+        const DeviceArray<float> x(data(g.rank, count, group)), out(count);
+        const Tensor tx(ACL_FLOAT, {static_cast<int64_t>(count)}, x.data());
+        const Tensor to(ACL_FLOAT, {static_cast<int64_t>(count)}, out.data());
+        Prepared call;
+        CHECK_EQ(aclnnAlltoallvQuantAllReduceGetWorkspaceSize(tx, name, group, to, &call.bytes, &call.executor), 0);
+        if (count == 200) {
+            CHECK_EQ(aclnnAlltoallvQuantAllReduce(nullptr, call.bytes, call.executor, g.stream), 161001);
+            CHECK_EQ(aclnnAlltoallvQuantAllReduce(x.data(), call.bytes - 1, call.executor, g.stream), 161002);
+        }
+        CHECK_EQ(call.run(aclnnAlltoallvQuantAllReduce, g.stream), 0);
+        CHECK(out.values() == expected);
+    }
+}
+
+/// Rank r sends (r + 2 j) % 4 rows of two numbers to rank j.
+std::vector<int64_t> counts_of(const Group& g, int rank) {
+    std::vector<int64_t> counts;
+    for (int j = 0; j < g.size; ++j) counts.push_back((rank + 2 * j) % 4);
+    return counts;
+}
+
+struct Exchange {
+    std::vector<int> out;
+    std::vector<int64_t> recv_counts;
+    std::vector<int32_t> status;
+};
+
+/// Blocks lie in the reverse order of the ranks, with displacements, and one row before the first. `out` has -1.
+Exchange exchange(Group& g, const std::vector<int64_t>& counts, int64_t capacity) {
+    char name[hccl_comm_name_bytes] = {};
+    CHECK_EQ(HcclGetCommName(g.comm, name), 0);
+    std::vector<int> rows = {-9, -9};
+    std::vector<int64_t> displs(counts.size());
+    for (int j = g.size; j-- > 0;) {
+        displs[static_cast<size_t>(j)] = static_cast<int64_t>(rows.size()) / 2;
+        for (int k = 0; k < counts[static_cast<size_t>(j)]; ++k)
+            rows.insert(rows.end(), {1000 * g.rank + 100 * j + k, 7});
+    }
+    const auto ranks = static_cast<int64_t>(g.size), input_rows = static_cast<int64_t>(rows.size()) / 2;
+    const DeviceArray<int> x(rows), out(std::vector<int>(static_cast<size_t>(2 * capacity), -1));
+    const DeviceArray<int64_t> sends(counts), places(displs), receives(counts.size());
+    const DeviceArray<int32_t> status(8);
+    const Tensor tx(ACL_INT32, {input_rows, 2}, x.data()), to(ACL_INT32, {capacity, 2}, out.data());
+    const Tensor tc(ACL_INT64, {ranks}, sends.data()), td(ACL_INT64, {ranks}, places.data());
+    const Tensor tr(ACL_INT64, {ranks}, receives.data()), ts(ACL_INT32, {8}, status.data());
+    Prepared call;
+    CHECK_EQ(aclnnAlltoallvAllToAllVGetWorkspaceSize(tx, tc, td, name, to, tr, ts, &call.bytes, &call.executor), 0);
+    CHECK_EQ(call.run(aclnnAlltoallvAllToAllV, g.stream), 0);
+    return {out.values(), receives.values(), status.values()};
+}
+
+bool untouched(const Exchange& result) {
+    return std::all_of(result.out.begin(), result.out.end(), [](int value) { return value == -1; });
+}
+
+TEST(all_to_all_v_with_device_counts, Group& g) {
+    std::vector<int> expected;
+    std::vector<int64_t> receives;
+    for (int i = 0; i < g.size; ++i) {
+        receives.push_back((i + 2 * g.rank) % 4);
+        for (int k = 0; k < receives.back(); ++k) expected.insert(expected.end(), {1000 * i + 100 * g.rank + k, 7});
+    }
+    expected.resize(2 * 20, -1);
+    const Exchange result = exchange(g, counts_of(g, g.rank), 20);
+    CHECK_EQ(result.status[0], 0);
+    CHECK(result.recv_counts == receives);
+    CHECK(result.out == expected);
+}
+
+TEST(all_ranks_agree_on_an_overflow, Group& g) {
+    const Exchange result = exchange(g, std::vector<int64_t>(static_cast<size_t>(g.size), 2), g.rank == 0 ? 1 : 20);
+    CHECK_EQ(result.status[0], 4);
+    CHECK_EQ(result.status[1], 0);
+    CHECK(untouched(result));
+    CHECK_EQ(exchange(g, counts_of(g, g.rank), 20).status[0], 0);  // the communicator stays usable
+}
+
+TEST(all_ranks_agree_on_bad_counts, Group& g) {
+    std::vector<int64_t> counts(static_cast<size_t>(g.size), 0);
+    if (g.rank == g.size - 1) counts[0] = -1;
+    const Exchange result = exchange(g, counts, 4);
+    CHECK_EQ(result.status[0], 5);
+    CHECK_EQ(result.status[1], g.size - 1);
+    CHECK(untouched(result));
+}
+
+}  // namespace
