@@ -24,6 +24,7 @@ CPP = (
         for name in ("base", "abi", "core", "control", "bootstrap", "quantized", "shm", "hosts", "hccl", "aclnn")
     ),
     "op_kernel/cpu",
+    "op_kernel/ascendc",
     "emulator",
 )
 # Modules of the package's top folder that make one room.

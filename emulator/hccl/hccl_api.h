@@ -26,8 +26,6 @@ extern "C" {
 
 // --- communicators ---
 HcclResult HcclCommInitAll(uint32_t ndev, int32_t* devices, HcclComm* comms);
-HcclResult HcclCreateSubCommConfig(HcclComm* comm, uint32_t rankNum, uint32_t* rankIds, uint64_t subCommId,
-                                   uint32_t subCommRankId, HcclCommConfig* config, HcclComm* subComm);
 uint32_t HcclGetCommConfigCapability();
 HcclResult HcclSetConfig(HcclConfig config, HcclConfigValue configValue);
 HcclResult HcclGetConfig(HcclConfig config, HcclConfigValue* configValue);
@@ -43,7 +41,6 @@ HcclResult HcclBroadcast(void* buf, uint64_t count, HcclDataType dataType, uint3
                          aclrtStream stream);
 HcclResult HcclScatter(void* sendBuf, void* recvBuf, uint64_t recvCount, HcclDataType dataType, uint32_t root,
                        HcclComm comm, aclrtStream stream);
-HcclResult HcclBarrier(HcclComm comm, aclrtStream stream);
 
 /// Like HcclAlltoAllV, but for bytes in host memory, packed in the order of the ranks, and done when it returns.
 HcclResult AlltoallvEmulatorExchange(const void* input, const uint64_t* sends, const void* output,

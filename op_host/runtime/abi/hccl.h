@@ -128,6 +128,8 @@ HcclResult HcclCommInitRootInfoConfig(uint32_t nRanks, const HcclRootInfo* rootI
 HcclResult HcclCommInitClusterInfo(const char* clusterInfo, uint32_t rank, HcclComm* comm);
 HcclResult HcclCommInitClusterInfoConfig(const char* clusterInfo, uint32_t rank, HcclCommConfig* config,
                                          HcclComm* comm);
+HcclResult HcclCreateSubCommConfig(HcclComm* comm, uint32_t rankNum, uint32_t* rankIds, uint64_t subCommId,
+                                   uint32_t subCommRankId, HcclCommConfig* config, HcclComm* subComm);
 HcclResult HcclCommDestroy(HcclComm comm);
 HcclResult HcclGetCommName(HcclComm comm, char* commName);
 HcclResult HcclGetRankSize(HcclComm comm, uint32_t* rankSize);
@@ -137,6 +139,7 @@ const char* HcclGetErrorString(HcclResult code);
 HcclResult HcclAlltoAllV(const void* sendBuf, const void* sendCounts, const void* sdispls, HcclDataType sendType,
                          const void* recvBuf, const void* recvCounts, const void* rdispls, HcclDataType recvType,
                          HcclComm comm, aclrtStream stream);
+HcclResult HcclBarrier(HcclComm comm, aclrtStream stream);
 HcclResult HcclAllGather(void* sendBuf, void* recvBuf, uint64_t sendCount, HcclDataType dataType, HcclComm comm,
                          aclrtStream stream);
 HcclResult HcclAllReduce(void* sendBuf, void* recvBuf, uint64_t count, HcclDataType dataType, HcclReduceOp op,

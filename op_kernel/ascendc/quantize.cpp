@@ -1,0 +1,34 @@
+// Quantizes: a float32 scale for each group of elements, and int8 codes.
+#include "group_codes.h"
+#include "quantized_tiling.h"
+#include "tiling.h"
+
+namespace alltoallv_kernels {
+
+template <class In>
+__aicore__ inline void Quantize(GM_ADDR x, GM_ADDR codes, GM_ADDR scales, const QuantizeTiling& tiling) {
+    const uint64_t all = (tiling.count + tiling.group - 1) / tiling.group, cores = GetBlockNum(), core = GetBlockIdx();
+    const uint64_t first = all * core / cores, end = all * (core + 1) / cores;
+    if (first == end) return;
+    GlobalTensor<In> input;
+    GlobalTensor<int8_t> code;
+    GlobalTensor<float> scale;
+    input.SetGlobalBuffer(reinterpret_cast<__gm__ In*>(x), tiling.count);
+    code.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(codes), tiling.count);
+    scale.SetGlobalBuffer(reinterpret_cast<__gm__ float*>(scales), all);
+    TPipe pipe;
+    GroupQuantizer<In> quantizer;
+    quantizer.Init(&pipe);
+    quantizer.Run({tiling.count, tiling.group, first, end - first}, input, code[first * tiling.group], scale[first]);
+}
+
+}  // namespace alltoallv_kernels
+
+extern "C" __global__ __aicore__ void alltoallv_quantize(GM_ADDR x, GM_ADDR codes, GM_ADDR scales, GM_ADDR tiling) {
+    using namespace alltoallv_kernels;
+    const QuantizeTiling numbers = TilingOf<QuantizeTiling>(tiling);
+    const Type type = static_cast<Type>(numbers.type);
+    if (type == Type::float32) Quantize<float>(x, codes, scales, numbers);
+    if (type == Type::float16) Quantize<half>(x, codes, scales, numbers);
+    if (type == Type::bfloat16) Quantize<bfloat16_t>(x, codes, scales, numbers);
+}

@@ -1,0 +1,42 @@
+// What the host tells the kernels of the quantized pipeline. Types are ACL's numbers: 0 float32, 1 float16, 27
+// bfloat16.
+#pragma once
+
+#include <cstdint>
+
+#include "window.h"
+
+namespace alltoallv_kernels {
+
+/// x: count elements of `type`; codes: int8 [count]; scales: float32, one for each `group` elements.
+struct QuantizeTiling {
+    uint64_t count, group;
+    uint32_t type, unused;
+};
+
+/// codes: int8 [ranks, count]; scales: float32 [ranks, groups]; output: count elements of `type`.
+struct DequantizeSumTiling {
+    uint64_t count, group;
+    uint32_t ranks, type;
+    uint32_t saturate, average;
+};
+
+/// x: int8 [ranks, count]; scale: [channels] of `scale_type`; output: count elements of `type`. Element i has the scale
+/// i % channels.
+struct SharedScaleTiling {
+    uint64_t count, channels;
+    uint32_t ranks, type;
+    uint32_t scale_type, saturate;
+};
+
+/// The whole pipeline between ranks. With `group` the input is of `type` and each rank has scales of its own; without,
+/// it is int8, and scale and offset are common.
+struct QuantAllReduceTiling {
+    WindowTiling window;
+    uint64_t count, group, channels;
+    uint32_t type, output_type;
+    uint32_t scale_type, saturate;
+    uint32_t average, unused;
+};
+
+}  // namespace alltoallv_kernels
