@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -125,16 +128,32 @@ def test_late_writer_touches_only_quarantined_memory(ranks, learns):
     assert all(0 < late <= MB for late in arrived), arrived  # the rest of one piece, and no more
 
 
-def test_late_writer_leaves_the_callers_array_alone(ranks):
+@pytest.fixture
+def large_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, bool]]:
+    """``large_pages(*options of the compiler)``: from now on new ranks run as on a system with pages of 64 KiB; returns
+    arguments for ``ranks``.
+    """
+
+    def use(*options: str) -> dict[str, bool]:
+        library, source = tmp_path / "large_pages.so", Path(__file__).with_name("large_pages.c")
+        subprocess.run(["cc", "-shared", "-fPIC", "-O1", *options, "-o", library, source, "-ldl"], check=True)
+        monkeypatch.setenv("LD_PRELOAD", str(library))
+        return {"fresh": True, "preloaded": False}
+
+    return use
+
+
+@pytest.mark.parametrize("pages", ["of the system", "large"])
+def test_late_writer_leaves_the_callers_array_alone(ranks, large_pages, pages):
     """The caller goes on with its own array: also in the pages that it shares with other arrays, and in new calls."""
 
     def work(comm):
         if comm.rank == OTHER:
             base = counted = None
         else:
-            base = alltoallv.empty(BYTES + 200, np.uint8)
+            base = alltoallv.empty(4096 + BYTES + 200, np.uint8)
             base[:] = 1
-            counted = base[100:-100]
+            counted = base[4096 + 100 : -100]  # on large pages it does not begin in the second one
         for k in range(2):
             with join(comm.rank, comm.size, f"kept-{k}", comm.domain, path="push") as place:
                 pids = pids_of(place)
@@ -170,7 +189,34 @@ def test_late_writer_leaves_the_callers_array_alone(ranks):
             del base, counted, out
             return place.stats()["arena_cut_bytes"]
 
-    assert ranks(3)(work)[RECEIVER] == 0
+    options = large_pages() if pages == "large" else {}
+    assert ranks(3, **options)(work)[RECEIVER] == 0
+
+
+def test_large_pages_hold_one_array_each(ranks, large_pages):
+    """What is cut out of the memory that peers see must not take a part of the next array along."""
+
+    def work(comm):
+        del_me = alltoallv.empty(56 * MB, np.uint8)
+        del del_me  # a segment of that size
+        out, beside = alltoallv.empty(1000, np.float64), alltoallv.empty(1000, np.float64)
+        found = []
+        with join(comm.rank, 2, "failing", comm.domain) as place:
+            barrier(group=place)
+            if comm.rank == 0:
+                failure = attempt(all_to_all_v, out[:0], [0, 0], [0, 1000], out=out, group=place, timeout=0.3)
+                assert failure.name == "CommTimeoutError", failure
+                assert place.stats()["arena_cut_bytes"] >= out.nbytes
+            for k in range(3):
+                x = np.full(1000 * comm.rank, float(k))
+                into = beside if comm.rank == 0 else beside[:0]  # where peers write, so that the data do not go inline
+                beside[:] = FOREIGN
+                all_to_all_v(x, [x.size, 0], [0, into.size], out=into, group=comm)
+                found.append(sorted(set(into.tolist())))
+            barrier(group=comm)
+        return found
+
+    assert ranks(2, **large_pages("-DROUNDS"))(work)[0] == [[0.0], [1.0], [2.0]]
 
 
 def test_late_thread_is_waited_for():

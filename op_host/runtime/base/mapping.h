@@ -11,7 +11,9 @@
 #include <utility>
 
 #include "runtime/base/huge_pages.h"
+#include "runtime/base/pages.h"
 #include "runtime/base/resources.h"
+#include "runtime/base/sizes.h"
 
 namespace alltoallv {
 
@@ -19,7 +21,7 @@ class Mapping {
   public:
     Mapping() = default;
     Mapping(int fd, size_t bytes) : bytes_(bytes) {
-        void* place = bytes < HugePages::size ? nullptr : aligned_place(bytes);
+        void* place = aligned_place(bytes);
         const int flags = MAP_SHARED | (place == nullptr ? 0 : MAP_FIXED);
         data_ = mmap(place, bytes, PROT_READ | PROT_WRITE, flags, fd, 0);
         if (data_ != MAP_FAILED) return;
@@ -63,23 +65,23 @@ class Mapping {
     /// Makes the pages of a part resident, as they are.
     void populate_pages(size_t offset, size_t bytes) const {
         constexpr int populate_write = 23;  // MADV_POPULATE_WRITE, Linux 5.14; older kernels fault lazily
-        const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-        const size_t begin = offset / page * page;
+        const size_t begin = offset / page_size() * page_size();
         (void)madvise(data() + begin, offset + bytes - begin, populate_write);
     }
 
   private:
-    /// Reserves addresses that begin at a huge page, for a mapping to replace; null if there are none.
+    /// Reserves addresses that begin at a huge page, or for less memory at a page, for a mapping to replace; null if
+    /// there are none or any will do.
     static void* aligned_place(size_t bytes) {
-        const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-        const size_t kept = (bytes + page - 1) / page * page, reserved = kept + HugePages::size;
+        const size_t unit = bytes < HugePages::size ? page_size() : HugePages::size;
+        if (unit == static_cast<size_t>(sysconf(_SC_PAGESIZE))) return nullptr;
+        const size_t kept = round_up(bytes, page_size()), reserved = kept + unit;
         void* place = mmap(nullptr, reserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (place == MAP_FAILED) return nullptr;
-        const size_t before =
-            (HugePages::size - reinterpret_cast<uintptr_t>(place) % HugePages::size) % HugePages::size;
+        const size_t before = (unit - reinterpret_cast<uintptr_t>(place) % unit) % unit;
         char* begin = static_cast<char*>(place) + before;
         if (before > 0) munmap(place, before);
-        if (before < HugePages::size) munmap(begin + kept, HugePages::size - before);
+        if (before < unit) munmap(begin + kept, unit - before);
         return begin;
     }
 

@@ -192,15 +192,15 @@ class Layout {
         : size_(static_cast<size_t>(size)),
           inline_bytes_(round_up(inline_bytes < sizeof(ErrorText) ? sizeof(ErrorText) : inline_bytes, cache_line)),
           row_stride_(sizeof(Row) + round_up(size_ * sizeof(Pair), cache_line) + inline_bytes_),
-          ring_bytes_(size == 2 ? ring_of_two : ring_budget / std::max(size_ - 1, size_t{1}) / 4096 * 4096) {
+          ring_bytes_(size == 2 ? ring_of_two : ring_budget / std::max(size_ - 1, size_t{1}) / unit * unit) {
         if (ring_bytes_ < min_ring) ring_bytes_ = min_ring;
         flags_ = sizeof(ControlHeader);
         rows_ = flags_ + size_ * sizeof(Flags);
         status_ = rows_ + size_ * 2 * row_stride_;
-        hot_ = round_up(status_ + size_ * sizeof(RankStatus), 4096);
+        hot_ = round_up(status_ + size_ * sizeof(RankStatus), unit);
         boards_ = hot_;
-        rings_ = round_up(boards_ + size_ * sizeof(WaitBoard), 4096);
-        scratch_ = round_up(rings_ + size_ * size_ * (sizeof(RingHeader) + ring_bytes_), 4096);
+        rings_ = round_up(boards_ + size_ * sizeof(WaitBoard), unit);
+        scratch_ = round_up(rings_ + size_ * size_ * (sizeof(RingHeader) + ring_bytes_), unit);
         channels_ = scratch_ + size_ * scratch_bytes;
         total_ = channels_ + size_ * size_ * (sizeof(Channel) + 2 * piece_bytes());
     }
@@ -237,6 +237,7 @@ class Layout {
     static constexpr size_t scratch_bytes = size_t{7} << 18;  // of a two-shot reduction, per rank
 
   private:
+    static constexpr size_t unit = size_t{4} << 10;  // at which parts begin, equal on all ranks
     static constexpr size_t ring_budget = size_t{1} << 20;  // per rank, over all its receivers
     static constexpr size_t ring_of_two = size_t{3} << 20;  // more than a processor's own caches, less than shared ones
     static constexpr size_t min_ring = size_t{16} << 10;

@@ -11,6 +11,7 @@
 #include <new>
 #include <utility>
 
+#include "runtime/base/pages.h"
 #include "runtime/shm/links.h"
 
 namespace alltoallv {
@@ -24,7 +25,7 @@ constexpr size_t recent_limit = 128 * megabyte;
 
 /// Rounds to whole pages, so that memory within reach of a late writer is cut out without touching another block.
 size_t rounded(size_t bytes) {
-    return round_up(std::max<size_t>(bytes, 1), 4096);
+    return round_up(std::max<size_t>(bytes, 1), page_size());
 }
 
 }  // namespace
@@ -148,7 +149,7 @@ uint32_t Arena::free_id() {
 bool Arena::grow(size_t bytes) {
     const size_t limit = communicators_ == 0 ? default_budget : budget_;
     size_t size = round_up(std::max({bytes, min_segment, std::min(total_, max_segment)}), 2 * megabyte);
-    if (total_ + size > limit) size = round_up(bytes, 4096);
+    if (total_ + size > limit) size = round_up(bytes, page_size());
     if (total_ + size > limit || segments_.size() == max_segments) return false;
     auto segment = std::make_unique<Segment>();
     segment->id = free_id();

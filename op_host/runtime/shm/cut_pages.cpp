@@ -4,10 +4,10 @@
 
 #include <algorithm>
 
+#include "runtime/base/pages.h"
+
 namespace alltoallv {
 namespace {
-
-constexpr size_t page = 4096;
 
 bool map_at(char* address, size_t bytes, int visibility, int fd, int64_t offset) {
     return mmap(address, bytes, PROT_READ | PROT_WRITE, visibility | MAP_FIXED, fd, offset) != MAP_FAILED;
@@ -17,12 +17,13 @@ bool map_at(char* address, size_t bytes, int visibility, int fd, int64_t offset)
 void make_own(char* begin, size_t bytes) {
     constexpr int populate_write = 23;  // MADV_POPULATE_WRITE, Linux 5.14
     if (madvise(begin, bytes, populate_write) == 0) return;
-    for (size_t at = 0; at < bytes; at += page) __atomic_fetch_or(begin + at, char{0}, __ATOMIC_RELAXED);
+    for (size_t at = 0; at < bytes; at += page_size()) __atomic_fetch_or(begin + at, char{0}, __ATOMIC_RELAXED);
 }
 
 }  // namespace
 
 bool CutPages::cut(int fd, char* base, const char* data, size_t bytes) {
+    const size_t page = page_size();
     const auto first = static_cast<size_t>(data - base) / page * page;
     const auto last = (static_cast<size_t>(data - base) + bytes + page - 1) / page * page;
     for (size_t at = first; at < last;) {
