@@ -91,7 +91,7 @@ TEST(takes_huge_pages) {
     const Location at = arena().locate(block.data(), block.bytes());
     const size_t bytes = block.bytes();
     const Mapping seen_by_a_peer(arena().descriptor(at.segment()), bytes);
-    seen_by_a_peer.populate(bytes);
+    seen_by_a_peer.populate(0, bytes);
     for (const char* data : {block.data(), seen_by_a_peer.data()}) {
         CHECK_EQ(reinterpret_cast<uintptr_t>(data) % (2 * megabyte), uintptr_t{0});
         if (gives_huge_pages())

@@ -4,9 +4,12 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -24,16 +27,24 @@ class Mapping {
         void* place = aligned_place(bytes);
         const int flags = MAP_SHARED | (place == nullptr ? 0 : MAP_FIXED);
         data_ = mmap(place, bytes, PROT_READ | PROT_WRITE, flags, fd, 0);
-        if (data_ != MAP_FAILED) return;
+        if (data_ != MAP_FAILED) {
+            resident_ = std::make_unique<std::atomic<bool>[]>((bytes + block - 1) / block);
+            return;
+        }
         const int number = errno;
         data_ = nullptr;  // do not unmap: by now the address may belong to another thread's mapping
         throw system_error("mapping " + std::to_string(bytes) + " bytes of memory failed", number);
     }
     Mapping(Mapping&& other) noexcept
-        : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+        : data_(std::exchange(other.data_, nullptr)),
+          bytes_(std::exchange(other.bytes_, 0)),
+          resident_(std::move(other.resident_)),
+          gathers_(other.gathers_.load()) {}
     Mapping& operator=(Mapping&& other) noexcept {
         std::swap(data_, other.data_);
         std::swap(bytes_, other.bytes_);
+        std::swap(resident_, other.resident_);
+        gathers_ = other.gathers_.exchange(gathers_);
         return *this;
     }
     ~Mapping() {
@@ -48,18 +59,31 @@ class Mapping {
         return offset <= bytes_ && bytes <= bytes_ - offset ? data() + offset : nullptr;
     }
 
-    /// Makes the first `bytes` resident: a page fault inside an exchange costs more than the exchange. Uses huge pages
-    /// if they are available, which takes a tenth of the time, unless the kernel has to make them first: then it takes
-    /// at most as long as page by page.
-    void populate(size_t bytes) const {
-        if (data_ == nullptr) return;
-        (void)madvise(data_, bytes, MADV_HUGEPAGE);
+    /// Makes a part resident, and a little around it, once: a page fault inside an exchange costs more than the
+    /// exchange. `gathers`: large parts come into huge pages if they are available, which takes half the time, unless
+    /// the kernel has to make them first: then it takes at most as long as page by page. Who maps them later finds them
+    /// so. Thread-safe.
+    void populate(size_t offset, size_t bytes, bool gathers = false) const {
+        if (data_ == nullptr || bytes == 0) return;
+        const size_t first = offset / block, last = (std::min(offset + bytes, bytes_) - 1) / block;
         HugePages pages;
-        for (size_t at = 0; at + HugePages::size <= bytes && pages.worthwhile(); at += HugePages::size) {
-            (void)*static_cast<const volatile char*>(data() + at);
-            if (!pages.gather(data() + at)) break;
+        for (size_t i = first; i <= last; ++i) {
+            if (resident_[i].load(std::memory_order_relaxed)) continue;
+            const size_t begin = i * block / HugePages::size * HugePages::size, end = begin + HugePages::size;
+            const size_t part = std::min(end, offset + bytes) - std::min(std::max(begin, offset), offset + bytes);
+            if (gathers && part >= HugePages::size / 2 && end <= bytes_ && gathers_.load(std::memory_order_relaxed)) {
+                (void)madvise(data() + begin, HugePages::size, MADV_HUGEPAGE);
+                (void)*static_cast<const volatile char*>(data() + begin);
+                if (pages.worthwhile() && pages.gather(data() + begin)) {
+                    for (size_t k = begin / block; k < end / block; ++k)
+                        resident_[k].store(true, std::memory_order_relaxed);
+                    continue;
+                }
+                gathers_.store(false, std::memory_order_relaxed);
+            }
+            resident_[i].store(true, std::memory_order_relaxed);
+            populate_pages(i * block, std::min(block, bytes_ - i * block));
         }
-        populate_pages(0, bytes);
     }
 
     /// Makes the pages of a part resident, as they are.
@@ -85,8 +109,12 @@ class Mapping {
         return begin;
     }
 
+    static constexpr size_t block = size_t{256} << 10;  // that is made resident at once
+
     void* data_ = nullptr;
     size_t bytes_ = 0;
+    std::unique_ptr<std::atomic<bool>[]> resident_;  // per block
+    mutable std::atomic<bool> gathers_{true};  // false once the kernel has had no huge page, or only after long work
 };
 
 }  // namespace alltoallv

@@ -22,11 +22,15 @@ namespace alltoallv {
 
 namespace {
 
+constexpr uint32_t input = EPOLLIN | EPOLLRDHUP;
+
 struct Entry {
     Reactor::Callback callback;
     uint32_t generation = 0;  ///< distinguishes this entry's events from late ones of an older entry of the same number
     bool running = false;
     std::thread::id runner;
+
+    uint64_t key(int fd) const { return uint64_t{generation} << 32 | static_cast<uint32_t>(fd); }
 };
 
 struct State;
@@ -40,11 +44,11 @@ class Worker {
         if (!watch(wake.get(), EPOLLIN, wake_key)) throw system_error("cannot set up the watching thread", errno);
     }
 
-    bool watch(int fd, uint32_t events, uint64_t key) const {
+    bool watch(int fd, uint32_t events, uint64_t key, int change = EPOLL_CTL_ADD) const {
         epoll_event event{};
         event.events = events;
         event.data.u64 = key;
-        return ::epoll_ctl(epoll.get(), EPOLL_CTL_ADD, fd, &event) == 0;
+        return ::epoll_ctl(epoll.get(), change, fd, &event) == 0;
     }
 
     void run(State& state);
@@ -159,13 +163,20 @@ void Reactor::add(int fd, Callback callback) {
     entry->callback = std::move(callback);
     entry->generation = ++state.generation;
     if (!state.worker) state.start();
-    const uint64_t key = uint64_t{entry->generation} << 32 | static_cast<uint32_t>(fd);
-    if (!state.worker->watch(fd, EPOLLIN | EPOLLRDHUP, key)) {
+    if (!state.worker->watch(fd, input, entry->key(fd))) {
         const int number = errno;
         if (state.entries.empty()) state.stop(lock);
         throw system_error("cannot watch descriptor " + std::to_string(fd), number);
     }
     state.entries[fd] = std::move(entry);
+}
+
+void Reactor::watch_output(int fd, bool watched) {
+    State& state = the_state();
+    const std::lock_guard lock(state.mutex);
+    const auto found = state.entries.find(fd);
+    if (found == state.entries.end() || !state.worker) return;
+    (void)state.worker->watch(fd, watched ? input | EPOLLOUT : input, found->second->key(fd), EPOLL_CTL_MOD);
 }
 
 void Reactor::remove(int fd) {

@@ -18,6 +18,10 @@ class Reactor {
     /// Watches `fd` for reading and hang-up (level-triggered). The caller keeps ownership of the descriptor.
     void add(int fd, Callback callback);
 
+    /// From now on, or no longer, the callback of `fd` runs also while it can be written. Does nothing if nobody
+    /// watches it.
+    void watch_output(int fd, bool watched);
+
     /// After return the callback of `fd` is not running and will not run again (unless called from that callback).
     void remove(int fd);
 

@@ -38,7 +38,7 @@ ControlPlane::~ControlPlane() {
 /// mailboxes: most groups never send more in one, and a job may have hundreds of groups.
 void ControlPlane::populate() const {
     constexpr size_t usual_payload = 16 << 10;
-    if (layout_.hot() >= HugePages::size) return memory_->populate(layout_.hot());
+    if (layout_.hot() >= HugePages::size) return memory_->populate(0, layout_.hot(), true);
     const auto part = [&](const void* begin, const void* end) {
         memory_->populate_pages(static_cast<size_t>(static_cast<const char*>(begin) - memory_->data()),
                                 static_cast<size_t>(static_cast<const char*>(end) - static_cast<const char*>(begin)));

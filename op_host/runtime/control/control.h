@@ -168,6 +168,8 @@ class ControlPlane {
     /// Returns the error that `what` raises once poisoned.
     Error poison_error(const std::string& what) const;
     void ring() { doorbell_.ring(); }
+    /// Wakes all that wait in this domain, for messages, too.
+    void ring_all();
     bool has_left(int rank) const { return status(rank).state.load(std::memory_order_acquire) == RankState::left; }
 
     /// Returns the error for a peer that has announced something impossible.
@@ -236,7 +238,7 @@ class ControlPlane {
                 if (state.rounds % yields_per_step != 0) continue;
             } else {
                 Hold::let_go_now();
-                if (doorbell_.sleep(ready, sleep_limit())) return;
+                if (doorbell_.sleep([&] { return ready() || poisoned(); }, sleep_limit()) && !poisoned()) return;
             }
             if (step_due(state)) step(std::function<std::vector<int>()>(missing), state);
         } while (!ready());

@@ -4,6 +4,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <climits>
 #include <ctime>
 
@@ -15,9 +16,9 @@ void Doorbell::wake() {
     syscall(SYS_futex, &bell_.rung, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-void Doorbell::futex_wait(uint32_t seen, int limit_ms) {
+bool Doorbell::futex_wait(uint32_t seen, int limit_ms) {
     const timespec limit{limit_ms / 1000, (limit_ms % 1000) * 1000000L};
-    syscall(SYS_futex, &bell_.rung, FUTEX_WAIT, seen, &limit, nullptr, 0);
+    return syscall(SYS_futex, &bell_.rung, FUTEX_WAIT, seen, &limit, nullptr, 0) == 0 || errno != ETIMEDOUT;
 }
 
 }  // namespace alltoallv

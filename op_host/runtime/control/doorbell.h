@@ -37,20 +37,36 @@ class Doorbell {
         if (bell_.sleepers.load(std::memory_order_relaxed) > 0 && completes()) wake();
     }
 
-    /// Sleeps until the bell rings, at most `limit_ms`, unless `ready` is already true.
+    /// Sleeps until the bell rings, at most `limit_ms`, unless `ready` is already true. Returns true if it knows that
+    /// `ready` is.
     template <class Ready>
     bool sleep(Ready&& ready, int limit_ms) {
-        bell_.sleepers.fetch_add(1, std::memory_order_seq_cst);
+        const Sleeper sleeper(bell_);
         const uint32_t seen = bell_.rung.load(std::memory_order_seq_cst);
-        const bool done = ready();
-        if (!done) futex_wait(seen, limit_ms);
-        bell_.sleepers.fetch_sub(1, std::memory_order_seq_cst);
-        return done;
+        if (ready()) return true;
+        if (futex_wait(seen, limit_ms) || !ready()) return false;
+        if (bell_.rung.load(std::memory_order_seq_cst) == seen) unrung_.fetch_add(1, std::memory_order_relaxed);
+        return true;
     }
 
+    /// Returns how many sleeps of this process have ended only because they looked: who had stored what they waited for
+    /// had not rung. Now and then one counts whose bell rings a moment later.
+    static uint64_t unrung() { return unrung_.load(std::memory_order_relaxed); }
+
   private:
+    struct Sleeper {
+        explicit Sleeper(Bell& at) : bell(at) { bell.sleepers.fetch_add(1, std::memory_order_seq_cst); }
+        ~Sleeper() { bell.sleepers.fetch_sub(1, std::memory_order_seq_cst); }
+        Sleeper(const Sleeper&) = delete;
+        Sleeper& operator=(const Sleeper&) = delete;
+
+        Bell& bell;
+    };
+
     void wake();
-    void futex_wait(uint32_t seen, int limit_ms);
+    bool futex_wait(uint32_t seen, int limit_ms);  // false if the time is over
+
+    static inline constinit std::atomic<uint64_t> unrung_{0};
 
     Bell& bell_;
 };

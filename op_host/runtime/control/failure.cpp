@@ -99,13 +99,18 @@ void ControlPlane::hear_poison(PoisonKind kind, int by, const std::string& reaso
         const uint64_t value = static_cast<uint64_t>(kind) << 32 | (static_cast<uint64_t>(by) + 1);
         if (!header().poison.compare_exchange_strong(expected, value, std::memory_order_seq_cst)) return;
     }
-    doorbell_.ring();
+    ring_all();
     if (on_poison) on_poison();
+}
+
+void ControlPlane::ring_all() {
+    doorbell_.ring();
+    for (int j = 0; j < size(); ++j) Doorbell(flags(j).messages).ring();
 }
 
 void ControlPlane::hear_left(int peer) {
     status(peer).state.store(RankState::left, std::memory_order_release);
-    doorbell_.ring();
+    ring_all();
 }
 
 void ControlPlane::hear_difference(uint64_t seq, const PairDifference& difference) {

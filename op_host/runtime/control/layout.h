@@ -237,7 +237,7 @@ class Layout {
     static constexpr size_t scratch_bytes = size_t{7} << 18;  // of a two-shot reduction, per rank
 
   private:
-    static constexpr size_t unit = size_t{4} << 10;  // at which parts begin, equal on all ranks
+    static constexpr size_t unit = size_t{4} << 10;         // at which parts begin, equal on all ranks
     static constexpr size_t ring_budget = size_t{1} << 20;  // per rank, over all its receivers
     static constexpr size_t ring_of_two = size_t{3} << 20;  // more than a processor's own caches, less than shared ones
     static constexpr size_t min_ring = size_t{16} << 10;

@@ -134,6 +134,7 @@ char* Arena::take_from(Segment& segment, size_t bytes) {
     segment.free.erase(best);
     if (left > 0) segment.free.emplace(offset + bytes, left);
     segment.used += bytes;
+    segment.memory.populate(offset, bytes, true);
     return segment.memory.data() + offset;
 }
 
@@ -162,7 +163,6 @@ bool Arena::grow(size_t bytes) {
     } catch (const Error&) {
         return false;  // out of memory: a private block may still be possible
     }
-    segment->memory.populate(size);
     segment->free.emplace(0, size);
     for (size_t i = 0; i < max_segments; ++i) {
         Span& span = spans_[i];

@@ -189,9 +189,8 @@ uint64_t ShmCommunicator::exchange_in_turn(const Exchange& x, Row& row) {
     size_t written = all.written;
     char* output = learns ? learn_counts(x, mine, row, written) : static_cast<char*>(x.output);
     const auto source_of = [&](int to) { return input + x.sdispls[static_cast<size_t>(to)] * unit; };
-    const auto expected_of = [&](int from) {
-        return learns ? learnt_[static_cast<size_t>(from)] : x.recv_counts[static_cast<size_t>(from)];
-    };
+    const std::span<const int64_t> expected = learns ? std::span<const int64_t>(learnt_) : x.recv_counts;
+    const auto expected_of = [&](int from) { return expected[static_cast<size_t>(from)]; };
     const auto target_of = [&](int from) {
         return output + (learns ? targets_[static_cast<size_t>(from)] : x.rdispls[static_cast<size_t>(from)] * unit);
     };
@@ -226,8 +225,9 @@ uint64_t ShmCommunicator::exchange_in_turn(const Exchange& x, Row& row) {
             const Path path = path_of(mine, receiver);
             switch (path) {
                 case Path::push:
-                    copy_checked(address_of(to, receiver.output, receiver.pair.target, bytes), source, bytes,
-                                 outgrows ? Stores::streaming : Stores::to_peer);
+                    copy_checked(
+                        address_of(to, &Row::output, receiver.output, receiver.pair.target, bytes, x.send_counts),
+                        source, bytes, outgrows ? Stores::streaming : Stores::to_peer);
                     count(Path::push, bytes);
                     touched = true;
                     break;
@@ -253,7 +253,8 @@ uint64_t ShmCommunicator::exchange_in_turn(const Exchange& x, Row& row) {
                     std::memcpy(target, control_->payload_of(from, source, bytes), bytes);
                     break;
                 case Path::pull:
-                    copy_checked(target, address_of(from, sender.input, source, bytes), bytes, own);
+                    copy_checked(target, address_of(from, &Row::input, sender.input, source, bytes, expected), bytes,
+                                 own);
                     touched = true;
                     break;
                 case Path::cma:
@@ -292,8 +293,11 @@ void ShmCommunicator::await_late(int peer, uint64_t seq) {
     control_->wait_flags([](Flags& flags) -> Flag& { return flags.late; }, seq, [&](int j) { return j == peer; });
 }
 
-/// Returns the address of memory that a peer has announced; throws unless it lies in a segment of that peer.
-char* ShmCommunicator::address_of(int peer, Location location, int64_t displacement, size_t bytes) {
+/// Returns the address of memory that a peer has announced at `where`; throws unless it lies in a segment of that peer.
+/// With a segment that is not mapped yet those of all peers are requested with which this rank shares data, so that it
+/// waits once; `counts`: of these data by rank, empty if every rank has some.
+char* ShmCommunicator::address_of(int peer, Location Row::* where, Location location, int64_t displacement,
+                                  size_t bytes, std::span<const int64_t> counts) {
     ShmPeer& state = peers_[static_cast<size_t>(peer)];
     const uint64_t offset = location.offset() + static_cast<uint64_t>(displacement);
     char* address = nullptr;
@@ -302,11 +306,19 @@ char* ShmCommunicator::address_of(int peer, Location location, int64_t displacem
     } else {
         const Mapping* segment = state.segments.find(location.segment());
         if (segment == nullptr) {
-            links_->request_segment(peer, location.segment());
+            for (int j = 0; j < size(); ++j) {
+                const ShmPeer& other = peers_[static_cast<size_t>(j)];
+                if (j == rank() || other.same_process || (!counts.empty() && counts[static_cast<size_t>(j)] <= 0))
+                    continue;
+                const Location theirs = j == peer ? location : read_once(control_->row(j).*where);
+                if (theirs.segment() != 0 && !other.segments.holds(theirs.segment()))
+                    links_->request_segment(j, theirs.segment());
+            }
             control_->wait([&] { return (segment = state.segments.find(location.segment())) != nullptr; },
                            [&] { return std::vector<int>{peer}; }, false);
         }
         address = segment->at(offset, bytes);
+        if (address != nullptr) segment->populate(offset, bytes);
     }
     if (address == nullptr) throw control_->broken(peer, "it names memory that it has not given");
     return address;

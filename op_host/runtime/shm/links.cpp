@@ -3,8 +3,10 @@
 #include <fcntl.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <set>
+#include <thread>
 
 #include "runtime/base/process_state.h"
 #include "runtime/base/resources.h"
@@ -15,15 +17,13 @@
 
 namespace alltoallv {
 
-struct WireMessage {
-    enum Kind : uint32_t { want_segment, segment_sent, released, poisoned } kind;
-    uint32_t segment;
-};
-
 namespace {
 
-std::string_view wire(const WireMessage& message) {
-    return {reinterpret_cast<const char*>(&message), sizeof message};
+/// Sends a message; a segment's descriptor goes with it. Returns false if the socket is full.
+bool send_now(int socket, const WireMessage& message) {
+    const int fd = message.kind == WireMessage::segment_sent ? Arena::instance().descriptor(message.segment) : -1;
+    const std::string_view words{reinterpret_cast<const char*>(&message), sizeof message};
+    return try_send(socket, words, std::span(&fd, fd < 0 ? 0 : 1)) != IoStatus::again;
 }
 
 }  // namespace
@@ -125,12 +125,15 @@ void Links::on_socket(int rank) {
         Message message;
         IoStatus status;
         {
-            const std::lock_guard lock(mutex_);
+            std::unique_lock lock(mutex_);
             if (stopped_ || !link.peer.socket) return;
+            send_unsent(link);
             try {
                 status = try_receive(link.peer.socket.get(), message);
             } catch (const Error& error) {
-                on_cut_short(rank, message, error);
+                const bool refused = on_cut_short(link, message, error);
+                lock.unlock();
+                if (refused) answered();
                 continue;
             }
         }
@@ -143,19 +146,19 @@ void Links::on_socket(int rank) {
 }
 
 /// A segment's descriptor was lost because this process has none left: it is requested again with a spare one, or the
-/// waiting rank gets the error.
-void Links::on_cut_short(int rank, const Message& message, const Error& error) {
+/// waiting rank gets the error; then the result is true.
+bool Links::on_cut_short(Link& link, const Message& message, const Error& error) {
     WireMessage words{};
-    Link& link = *links_[static_cast<size_t>(rank)];
-    if (message.data.size() != sizeof words || !link.memory) return;
+    if (message.data.size() != sizeof words || !link.memory) return false;
     std::memcpy(&words, message.data.data(), sizeof words);
-    if (words.kind != WireMessage::segment_sent) return;
+    if (words.kind != WireMessage::segment_sent) return false;
     if (SpareDescriptors::instance().give_one()) {
-        const WireMessage again{WireMessage::want_segment, words.segment};
-        (void)try_send(link.peer.socket.get(), wire(again));
-    } else {
-        link.memory->refuse(words.segment, error);
+        send(link, {WireMessage::want_segment, words.segment});
+        return false;
     }
+    link.requested.erase(words.segment);
+    link.memory->refuse(words.segment, error);
+    return true;
 }
 
 /// Returns false for a message that no healthy peer sends.
@@ -166,21 +169,25 @@ bool Links::on_message(int rank, Message& message) {
     std::memcpy(&words, message.data.data(), sizeof words);
     switch (words.kind) {
         case WireMessage::want_segment: {
-            const std::lock_guard lock(mutex_);  // before the look, so that the message about a release follows
-            const int fd = Arena::instance().descriptor(words.segment);
-            if (!stopped_)
-                (void)try_send(link.peer.socket.get(), wire(WireMessage{WireMessage::segment_sent, words.segment}),
-                               std::span(&fd, fd < 0 ? 0 : 1));
+            const std::lock_guard lock(mutex_);  // the message about a release follows
+            send(link, {WireMessage::segment_sent, words.segment});
             return true;
         }
         case WireMessage::segment_sent: {
-            const std::lock_guard lock(mutex_);
-            if (!link.memory) return true;
-            if (message.fds.size() == 1) return link.memory->offer(words.segment, std::move(message.fds[0]));
-            link.memory->refuse(words.segment,
-                                peer_lost("rank " + std::to_string(rank) + "'s row is broken: it has no " + "segment " +
-                                          std::to_string(words.segment)));
-            return true;
+            bool valid = true;
+            {
+                const std::lock_guard lock(mutex_);
+                if (!link.memory) return true;
+                link.requested.erase(words.segment);
+                if (message.fds.size() == 1)
+                    valid = link.memory->offer(words.segment, std::move(message.fds[0]));
+                else
+                    link.memory->refuse(words.segment,
+                                        peer_lost("rank " + std::to_string(rank) + "'s row is broken: it has no " +
+                                                  "segment " + std::to_string(words.segment)));
+            }
+            if (valid) answered();
+            return valid;
         }
         case WireMessage::released: {
             const std::lock_guard lock(mutex_);
@@ -202,10 +209,33 @@ void Links::set_memory(int rank, std::shared_ptr<PeerMemory> memory) {
 }
 
 void Links::request_segment(int rank, uint32_t segment) {
-    const WireMessage message{WireMessage::want_segment, segment};
     const std::lock_guard lock(mutex_);
-    const Peer& peer = links_[static_cast<size_t>(rank)]->peer;
-    if (peer.socket) (void)try_send(peer.socket.get(), wire(message));
+    Link& link = *links_[static_cast<size_t>(rank)];
+    if (link.requested.insert(segment).second) send(link, {WireMessage::want_segment, segment});
+}
+
+/// Call it with the lock held. If the socket is full, the message follows once the peer has read others.
+void Links::send(Link& link, const WireMessage& message) {
+    if (stopped_ || !link.peer.socket) return;
+    if (link.unsent.empty() && send_now(link.peer.socket.get(), message)) return;
+    if (std::ranges::find(link.unsent, message) != link.unsent.end()) return;
+    link.unsent.push_back(message);
+    if (link.unsent.size() == 1) Reactor::instance().watch_output(link.peer.socket.get(), true);
+}
+
+/// Call it with the lock held.
+void Links::send_unsent(Link& link) {
+    if (link.unsent.empty()) return;
+    const size_t before = link.unsent.size();
+    while (!link.unsent.empty() && send_now(link.peer.socket.get(), link.unsent.front())) link.unsent.pop_front();
+    if (link.unsent.empty()) Reactor::instance().watch_output(link.peer.socket.get(), false);
+    // Too many descriptors of this user are in flight, of which nobody tells when they have arrived.
+    if (link.unsent.size() == before) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+
+void Links::answered() {
+    const std::lock_guard lock(events_mutex_);
+    if (events_.answered) events_.answered();
 }
 
 void Links::announce_poison() {
@@ -214,8 +244,7 @@ void Links::announce_poison() {
 
 void Links::tell_all(const WireMessage& message) {
     const std::lock_guard lock(mutex_);
-    for (const auto& link : links_)
-        if (link->peer.socket) (void)try_send(link->peer.socket.get(), wire(message));
+    for (const auto& link : links_) send(*link, message);
 }
 
 void Links::announce_released(std::span<const uint32_t> segments) {

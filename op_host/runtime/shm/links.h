@@ -4,9 +4,11 @@
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -20,6 +22,14 @@ namespace alltoallv {
 struct LinkEvents {
     std::function<void(int rank, const std::string& how)> lost;
     std::function<void()> poisoned;
+    std::function<void()> answered;  // a segment that was requested has come, or will not
+};
+
+struct WireMessage {
+    enum Kind : uint32_t { want_segment, segment_sent, released, poisoned } kind;
+    uint32_t segment;
+
+    bool operator==(const WireMessage&) const = default;
 };
 
 class Links : public std::enable_shared_from_this<Links> {
@@ -36,7 +46,7 @@ class Links : public std::enable_shared_from_this<Links> {
     /// Segments that the peer sends are kept in `memory`, which belongs to the peer's process.
     void set_memory(int rank, std::shared_ptr<PeerMemory> memory);
 
-    /// Requests a segment of the arena of `rank`; the answer goes to its PeerMemory.
+    /// Requests a segment of the arena of `rank`; the answer goes to its PeerMemory. Does nothing while one is awaited.
     void request_segment(int rank, uint32_t segment);
 
     /// Makes every peer's process check for poison, even if none of its threads waits.
@@ -56,13 +66,18 @@ class Links : public std::enable_shared_from_this<Links> {
         Peer peer;
         std::atomic<bool> gone{false};
         std::shared_ptr<PeerMemory> memory;
+        std::set<uint32_t> requested;    // segments that the peer has not answered for
+        std::deque<WireMessage> unsent;  // that the socket has not taken, in order, each once
     };
 
     explicit Links(std::vector<Peer> peers, LinkEvents events);
-    void tell_all(const struct WireMessage& message);
+    void tell_all(const WireMessage& message);
+    void send(Link& link, const WireMessage& message);
+    void send_unsent(Link& link);
+    void answered();
     void on_socket(int rank);
     bool on_message(int rank, struct Message& message);
-    void on_cut_short(int rank, const struct Message& message, const Error& error);
+    bool on_cut_short(Link& link, const struct Message& message, const Error& error);
     void on_death(int rank, const std::string& how);
     void unwatch(int rank);
     friend struct LinksRegistry;
@@ -70,7 +85,7 @@ class Links : public std::enable_shared_from_this<Links> {
     std::mutex events_mutex_;  // held while an event is delivered; `stop` empties them
     LinkEvents events_;
     std::vector<std::unique_ptr<Link>> links_;
-    mutable std::mutex mutex_;  // guards descriptors and memory of all links
+    mutable std::mutex mutex_;  // guards all links; taken after the one above
     bool stopped_ = false;
 };
 

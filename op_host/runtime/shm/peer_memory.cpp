@@ -37,7 +37,6 @@ std::shared_ptr<Mapping> PeerMemory::segment(uint32_t id) {
     }
     if (segment.memory == nullptr) {
         segment.memory = std::make_shared<Mapping>(segment.fd.get(), segment.bytes);
-        segment.memory->populate(segment.bytes);
         segment.fd.reset();
         SpareDescriptors::instance().refill();
     }

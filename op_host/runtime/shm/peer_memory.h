@@ -5,6 +5,7 @@
 #include <sys/types.h>
 #include <sys/uio.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <map>
@@ -67,6 +68,11 @@ class PeerSegments {
 
     /// Returns a segment; null until it has been offered.
     const Mapping* find(uint32_t id);
+
+    /// True if `find` has returned it before.
+    bool holds(uint32_t id) const {
+        return std::ranges::any_of(held_, [id](const auto& segment) { return segment.first == id; });
+    }
 
   private:
     std::shared_ptr<PeerMemory> memory_;

@@ -175,6 +175,7 @@ const char* PointToPoint::address_of(const Post& post) {
             return nullptr;
         }
         address = segment->at(post.input.offset(), post.bytes());
+        if (address != nullptr) segment->populate(post.input.offset(), post.bytes());
     }
     if (address == nullptr) throw control_.broken(post.from, "its message names memory that it has not given");
     return address;

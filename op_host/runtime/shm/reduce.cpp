@@ -160,7 +160,8 @@ bool ShmCommunicator::find_all(std::vector<const char*>& addresses, Location Row
     const auto location_of = [&](int j) { return read_once(control_->row(j).*where); };
     bool reachable = allows(Path::pull);
     for (int j = 0; j < size(); ++j) reachable &= location_of(j).segment() != 0;
-    for (int j = 0; reachable && j < size(); ++j) addresses.push_back(address_of(j, location_of(j), 0, bytes));
+    for (int j = 0; reachable && j < size(); ++j)
+        addresses.push_back(address_of(j, where, location_of(j), 0, bytes, {}));
     return reachable;
 }
 

@@ -112,10 +112,16 @@ void ShmCommunicator::connect() {
     peers_.resize(static_cast<size_t>(size()));
     for (size_t j = 0; j < peers_.size(); ++j) peers_[j].pid = membership.peers[j].pid;
     control_ = std::make_unique<ControlPlane>(options_, options_.mailbox_bytes(), std::move(membership.memory));
-    links_ = Links::make(std::move(membership.peers), {[this](int peer, const std::string& how) {
-                                                           if (!control_->has_left(peer)) control_->lost(peer, how);
-                                                       },
-                                                       [this] { control_->acknowledge_if_idle(); }});
+    LinkEvents events;
+    events.lost = [this](int peer, const std::string& how) {
+        if (!control_->has_left(peer)) control_->lost(peer, how);
+    };
+    events.poisoned = [this] { control_->acknowledge_if_idle(); };
+    events.answered = [this] {
+        control_->ring();
+        Doorbell(control_->my_flags().messages).ring();
+    };
+    links_ = Links::make(std::move(membership.peers), std::move(events));
     control_->on_poison = [links = std::weak_ptr(links_)] {
         if (const auto alive = links.lock()) alive->announce_poison();
     };
@@ -251,6 +257,7 @@ Stats ShmCommunicator::stats() const {
     for (size_t i = 0; i < path_names.size(); ++i)
         stats[std::string("bytes_") + path_names[i]] = bytes_by_path_[i].load(std::memory_order_relaxed);
     stats["cma_permitted"] = allows(Path::cma) ? 1 : 0;
+    stats["unrung_waits"] = Doorbell::unrung();
     stats["processors"] = static_cast<uint64_t>(processors_);
     const ArenaStats arena = Arena::instance().stats();
     stats["arena_segments"] = arena.segments;

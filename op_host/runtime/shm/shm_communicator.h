@@ -80,7 +80,8 @@ class ShmCommunicator final : public ControlledCommunicator {
     void await_late(int peer, uint64_t seq);
     Path path_of(const RowWords& sender, const RowWords& receiver) const;
     bool allows(Path path) const { return (allowed_ >> static_cast<unsigned>(path) & 1u) != 0; }
-    char* address_of(int peer, Location location, int64_t displacement, size_t bytes);
+    char* address_of(int peer, Location Row::* where, Location location, int64_t displacement, size_t bytes,
+                     std::span<const int64_t> counts);
     void count(Path path, size_t bytes) {
         auto& counter = bytes_by_path_[static_cast<size_t>(path)];
         counter.store(counter.load(std::memory_order_relaxed) + bytes, std::memory_order_relaxed);
