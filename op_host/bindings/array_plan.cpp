@@ -14,6 +14,7 @@ namespace {
 struct ArrayPlan {
     std::optional<Plan> plan;
     size_t input_size = 0, output_size = 0;  // elements, at least
+    bool covers = false;                     // inputs have no more: the counts are packed
 };
 
 /// Runs the plan; makes the output if it is None. Returns None and does nothing for arrays of a rare kind.
@@ -21,7 +22,9 @@ nb::object run(const ArrayPlan& self, nb::handle input, nb::object output) {
     if (!self.plan) return nb::none();
     const ReadyExchange& exchange = *self.plan->data;
     const ArrayPair given(input, output);
-    if (!given || given.input.dtype != exchange.dtype() || given.input.size < self.input_size) return nb::none();
+    if (!given || given.input.dtype != exchange.dtype() || given.input.size < self.input_size ||
+        (self.covers && given.input.size > self.input_size))
+        return nb::none();
     if (given.has_output &&
         (given.output.size < self.output_size || overlaps(given.output.bytes(), given.input.bytes())))
         return nb::none();
@@ -65,11 +68,13 @@ void bind_array_plan(nb::module_& m) {
     nb::class_<ArrayPlan>(m, "ArrayPlan", nb::type_slots(slots), "What the plans of NumPy and torch are subclasses of.")
         .def(
             "__init__",
-            [](ArrayPlan* self, const Plan* plan, size_t input_size, size_t output_size) {
-                new (self) ArrayPlan{plan == nullptr ? std::nullopt : std::optional(*plan), input_size, output_size};
+            [](ArrayPlan* self, const Plan* plan, size_t input_size, size_t output_size, bool covers) {
+                new (self)
+                    ArrayPlan{plan == nullptr ? std::nullopt : std::optional(*plan), input_size, output_size, covers};
             },
-            "plan"_a.none(), "input_size"_a, "output_size"_a,
-            "Without a plan of shared memory everything is left to `_checked`.")
+            "plan"_a.none(), "input_size"_a, "output_size"_a, "covers"_a,
+            "covers: inputs have no more than input_size elements. Without a plan of shared memory everything is left "
+            "to `_checked`.")
         .def("_call", call_plan, "input"_a, "out"_a = nb::none(), nb::kw_only(), "timeout"_a = nb::none(),
              "What a call does; what is no common case is for the class's method `_checked(input, out, timeout)`.");
 }

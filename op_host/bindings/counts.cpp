@@ -158,6 +158,7 @@ Request read_all_to_all_v(int size, Shape input, nb::handle send_counts, nb::han
     }
     const auto length = [&](Shape shape) { return request.row == 0 ? shape[0] : element_count(shape); };
     request.check(length(input), out == nullptr ? -1 : length(*out));
+    if (sdispls.is_none()) request.check_covers(length(input));
     return request;
 }
 

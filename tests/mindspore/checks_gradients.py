@@ -8,8 +8,9 @@ import pytest
 from mindspore import Tensor, nn, ops
 
 import alltoallv.mindspore as am
-from alltoallv import Communicator
+from alltoallv import AllToAllVParam, Communicator, QuantAllReduceParam, QuantType
 from alltoallv.errors import InvalidParamError, InvalidTensorError
+from alltoallv.mindspore.tensors import executor
 
 
 def inputs(comm: Communicator, n: int = 6) -> Tensor:
@@ -164,6 +165,59 @@ def check_gradients_of_lists_and_reductions(comm: Communicator) -> None:
         near_cubes(cubes, x, factor)
     with pytest.raises(InvalidParamError, match="op is 'max', expected 'sum' or 'avg' for a tensor with a gradient"):
         ms.grad(lambda x: reduced(x * 1, "max").sum())(x)
+
+
+def check_gradients_of_operations(comm: Communicator) -> None:
+    """Those of the cells: of regions that overlap or are left out, and straight through a quantized sum."""
+    x, weight, both = inputs(comm, 6), float(comm.rank + 1), {"rank": comm.rank, "rank_size": 2}
+    places = {"send_counts": [2, 2], "sdispls": [1, 2], "recv_counts": [2, 2], "rdispls": [2, 0]}
+    moves = am.AllToAllVOperation(AllToAllVParam(**both, **places), comm)
+    adds = am.QuantAllReduceOperation(QuantAllReduceParam(**both, quant_type=QuantType.DYNAMIC), comm)
+    near(ms.grad(lambda x: (moves(x * 1) * weight).sum())(x), [0, 1, 3, 2, 0, 0])
+    cubes = x.asnumpy() ** 2 * np.array([0, 1, 2, 1, 0, 0])
+    near(ms.grad(lambda x: (moves(x) ** 3).sum())(x), 3 * cubes)
+    near(ms.grad(lambda x: (adds(x * 2) * weight).sum())(x), [6] * 6)
+
+    def given(x):
+        out = ops.zeros((1, 4))
+        moves(x * 1, out=out)
+        return (out * weight).sum()
+
+    near(ms.grad(given)(x), [0, 1, 3, 2, 0, 0])
+    with pytest.raises(InvalidParamError, match="x wants a gradient"):
+        ms.grad(lambda x: adds(x, out=ops.zeros(6)).sum())(x)
+    constant = Tensor(np.ones(6, np.float32))
+    near(ms.grad(lambda x: adds(constant, out=ops.zeros(6)).sum() * x.sum())(x), [12] * 6)
+    executor.clear_res()  # the exception has left MindSpore's own in disorder
+
+
+def check_what_has_no_gradient_is_refused(comm: Communicator) -> None:
+    """It would be zero; what wants none may be used inside a gradient function."""
+    x, other = inputs(comm, 2), 1 - comm.rank
+
+    def parts():
+        return [ops.zeros(2), ops.zeros(2)]
+
+    for name, call in {
+        "reduce": lambda y: am.reduce(y, 0, group=comm),
+        "gather": lambda y: am.gather(y, parts(), 1, comm),
+        "scatter": lambda y: am.scatter(ops.zeros(2), [y, y * 2], 1, comm),
+        "send": lambda y: am.isend(y, other, comm),
+        "recv": lambda y: am.irecv(y * 1, other, comm),
+    }.items():
+
+        def total(x, call=call):
+            call(x * 1)
+            return x.sum()
+
+        with pytest.raises(InvalidParamError, match=f"{name} has no gradient and got a tensor that wants one"):
+            ms.grad(total)(x)
+        if name != "send" and name != "recv":
+            near(ms.grad(lambda x, call=call: (call(ops.stop_gradient(x * 1)), x.sum())[1])(x), [1, 1])
+    am.all_reduce(total := x * 1, "max", group=comm)  # outside of a gradient function, whose flag is still set
+    near(total, [11, 12])
+    near(ms.grad(lambda x: (am.all_to_all_v(x, [1, 1], group=comm) ** 2).sum())(x), 2 * x.asnumpy())
+    executor.clear_res()
 
 
 def check_gradient_of_scatter_and_gather(comm: Communicator) -> None:

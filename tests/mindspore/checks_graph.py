@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 
 import mindspore as ms
 import numpy as np
@@ -38,7 +39,7 @@ def check_jit_function(comm: Communicator) -> None:
 
 def check_order_in_a_graph(comm: Communicator) -> None:
     """Independent exchanges, equal ones and one without a use: all run, in the order of the program."""
-    a, b, c = (am.AllToAllV([n, n], [n, n], group=comm) for n in (1, 2, 3))
+    a, b, c = (am.AllToAllV([n, n], [n, n], sdispls=[0, n], group=comm) for n in (1, 2, 3))
 
     @ms.jit
     def many(x):
@@ -52,12 +53,12 @@ def check_order_in_a_graph(comm: Communicator) -> None:
         many(x).asnumpy()
         assert comm.stats()["operators"] == before + 5
         # The graph has ended before the next exchange gets its number.
-        near(am.all_to_all_v(x, [1, 1], [1, 1], group=comm), [1 + comm.rank, 11 + comm.rank])
+        near(am.all_to_all_v(x, [1, 1], [1, 1], sdispls=[0, 1], group=comm), [1 + comm.rank, 11 + comm.rank])
 
 
 def check_order_of_gradients_in_a_graph(comm: Communicator) -> None:
     """Independent exchanges, of counts that would be a mismatch in any other order; MindSpore has several threads."""
-    cells = [am.AllToAllV([n, n], [n, n], group=comm) for n in (1, 2, 3)]
+    cells = [am.AllToAllV([n, n], [n, n], sdispls=[0, n], group=comm) for n in (1, 2, 3)]
 
     def loss(x):
         return sum([(cell(x * (1.0 + i)) ** 2).sum() for i, cell in enumerate(cells)])
@@ -84,7 +85,7 @@ def check_cell_in_graph_mode(comm: Communicator) -> None:
     ms.set_context(mode=ms.GRAPH_MODE)
     try:
         graph = gradients()
-        near(am.all_to_all_v(inputs(comm), [1, 1], [1, 1], group=comm), [1 + comm.rank, 11 + comm.rank])
+        near(am.all_to_all_v(inputs(comm)[:2], [1, 1], [1, 1], group=comm), [1 + comm.rank, 11 + comm.rank])
     finally:
         ms.set_context(mode=ms.PYNATIVE_MODE)
     for one, other in zip(eager, graph, strict=True):
@@ -120,7 +121,7 @@ def check_function_in_a_graph_is_refused(comm: Communicator) -> None:
 
 
 def check_errors_in_a_graph(comm: Communicator) -> None:
-    cell = am.AllToAllV([1, 2], [1, 2], group=comm)
+    cell = am.AllToAllV([1, 2], [1, 2], sdispls=[0, 1], group=comm)
     nothing = am.AllToAllV([6, 0], [6, 6] if comm.rank == 0 else [0, 0], group=comm)
 
     def plus_one(x):
@@ -136,7 +137,7 @@ def check_errors_in_a_graph(comm: Communicator) -> None:
         empty(inputs(comm)).asnumpy()
     with pytest.raises(InvalidParamError, match=r"the input's shape is \[\?\] when MindSpore compiles the graph"):
         ms.jit(ms.enable_dynamic(x=Tensor(shape=[None], dtype=ms.float32))(plus_one))(inputs(comm))
-    near(am.all_to_all_v(inputs(comm), [1, 1], [1, 1], group=comm), [1 + comm.rank, 11 + comm.rank])
+    near(am.all_to_all_v(inputs(comm)[:2], [1, 1], [1, 1], group=comm), [1 + comm.rank, 11 + comm.rank])
 
 
 def once(cell, *inputs, dynamic=False):
@@ -180,6 +181,23 @@ def check_a_network_with_cells_can_be_copied(comm: Communicator) -> None:
         net = copy.deepcopy(ms.nn.CellList([cell]))
         for run in (net[0], lambda *given, net=net: once(net[0], *given)):
             assert float(run(rows, *more).sum()) == total
+
+
+def check_rows_left_behind(comm: Communicator) -> None:
+    """Packed counts cover the input; with displacements rows may stay."""
+    x, counts, begins = Tensor(np.arange(12, dtype=np.float32).reshape(4, 3)), Tensor([1, 1]), Tensor([0, 1])
+    for cell, *more in (
+        (am.AllToAllV([1, 1], [1, 1], group=comm),),
+        (am.DynamicAllToAllV(2, group=comm), counts, counts),
+    ):
+        for run in (cell, functools.partial(once, cell)):
+            with pytest.raises(
+                InvalidParamError, match="sum to 2, expected 4, the rows of the input: give sdispls to leave"
+            ):
+                run(x, *more)
+    left = am.AllToAllV([1, 1], [1, 1], sdispls=[0, 1], group=comm)
+    for made in (left(x).asnumpy(), once(left, x), once(am.DynamicAllToAllV(2, group=comm), x, counts, counts, begins)):
+        np.testing.assert_array_equal(made, [x.asnumpy()[comm.rank]] * 2)
 
 
 def check_errors_of_a_graph_count_rows(comm: Communicator) -> None:

@@ -56,6 +56,7 @@ BAD: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "list": (lambda: [1.0, 2.0], InvalidTensorError, "input is a list"),
     "dtype": (lambda: np.zeros(4), InvalidTensorError, "input has dtype float64, expected float32"),
     "strided": (lambda: np.zeros(8, np.float32)[::2], InvalidTensorError, "input is not contiguous"),
+    "long": (lambda: np.zeros(4, np.float32), InvalidParamError, "input has 4 elements, expected 2: give sdispls"),
     "short": (lambda: np.zeros(1, np.float32), InvalidParamError, "input has 1 elements, expected at least 2"),
 }
 
@@ -76,7 +77,7 @@ def test_a_refused_input_fails_on_every_rank(launch: Launch, name: str) -> None:
 @on_both(1)
 def test_refused_outputs_and_counts(comm: Communicator) -> None:
     plan = av.Plan([2], [2], group=comm)
-    x = np.zeros(4, np.float32)
+    x = np.zeros(2, np.float32)
     with pytest.raises(InvalidParamError, match="out has 1 elements, expected at least 2"):
         plan(x, np.zeros(1, np.float32))
     with pytest.raises(InvalidParamError, match="overlap in memory"):
@@ -91,7 +92,7 @@ def test_refused_outputs_and_counts(comm: Communicator) -> None:
 def test_plans_that_disagree(comm: Communicator) -> None:
     plan = av.Plan([1, 1 + comm.rank], [1, 1], group=comm)
     with pytest.raises(PeerMismatchError):
-        plan(np.zeros(3, np.float32))
+        plan(np.zeros(2 + comm.rank, np.float32))
 
 
 def test_a_plan_that_was_not_made_does_nothing() -> None:

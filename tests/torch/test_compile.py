@@ -42,7 +42,7 @@ def test_all_to_all_v(comm: Communicator, backend: str, kind: str) -> None:
     def function(x: Tensor, sends: Any, recvs: Any) -> Tensor:
         recvs = None if kind == "learnt" else recvs
         rows = at.all_to_all_v(x * 2, sends, recvs, unit="row", group=comm)
-        elements = at.all_to_all_v(rows * rows, sends, recvs, unit="element", group=comm)
+        elements = at.all_to_all_v(rows * rows, sends, recvs, sdispls=[0, 5], unit="element", group=comm)
         where = {} if kind == "learnt" else {"rdispls": [9, 2]}
         arriving = None if kind == "learnt" else [[2, 2], [1, 1]][comm.rank]
         regions = at.all_to_all_v(elements * 3, [2, 1], arriving, sdispls=[1, 0], group=comm, **where)

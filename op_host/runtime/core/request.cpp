@@ -89,6 +89,15 @@ void Request::check(int64_t numel_in, int64_t numel_out) {
     has_gaps = covered < (numel_out < 0 ? needed : numel_out);
 }
 
+void Request::check_covers(int64_t numel_in) const {
+    const auto covered = std::accumulate(send_counts().begin(), send_counts().end(), int64_t{0});
+    if (covered == numel_in) return;
+    const int64_t unit = std::max<int64_t>(row, 1);
+    const char* const what = row == 1 && shape.size() < 2 ? "elements" : "rows";
+    throw invalid_param("send_counts sum to ", covered / unit, ", expected ", numel_in / unit, ", the ", what,
+                        " of the input: give sdispls to leave ", what, " out");
+}
+
 std::vector<int64_t> Request::shape_for(std::span<const int64_t> told) const {
     std::vector<int64_t> made = shape;
     made[0] = std::accumulate(told.begin(), told.end(), int64_t{0}) / std::max<int64_t>(row, 1);

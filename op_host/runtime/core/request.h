@@ -55,6 +55,9 @@ class Request {
     /// `shape` and `has_gaps`.
     void check(int64_t numel_in, int64_t numel_out);
 
+    /// Throws invalid_param unless the packed send regions, which `check` has seen, cover the whole input.
+    void check_covers(int64_t numel_in) const;
+
     /// Returns the output's shape for the receive counts that the peers have announced.
     std::vector<int64_t> shape_for(std::span<const int64_t> recv_counts) const;
 

@@ -134,6 +134,10 @@ class Adapter(ABC, Generic[A]):
         """Calls ``function`` outside of the graph that the framework may be making."""
         return function(*args)
 
+    def differentiated(self, operation: Any, x: A, out: A | None, feedback: Any, timeout: float | None) -> A | None:
+        """Runs an operation of ATB in the framework's autograd; None where `x` wants no gradient."""
+        return None
+
     def launch(self, x: A, out: A, start: Callable[[Region, Region, int], None]) -> None:
         """Calls ``start`` with the memory of both tensors and the current stream of their device."""
         raise NotImplementedError

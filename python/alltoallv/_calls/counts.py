@@ -80,9 +80,17 @@ def plan_request(
     if recv_counts is None:
         raise InvalidParamError(f"recv_counts is None, expected {size} integers, one per rank")
     request = _core.Request.all_to_all_v(
-        size, (min(needed, _LIMIT - 1),), counts, recv_counts, sdispls, rdispls, "element"
+        size, (min(needed, _LIMIT - 1),), counts, recv_counts, begins, rdispls, "element"
     )
     return needed, request
+
+
+def check_length(name: str, length: int, needed: int, covers: bool) -> None:
+    """Checks the elements of a plan's input; ``covers``: its counts are packed, and take all of it."""
+    if length < needed:
+        raise InvalidParamError(f"{name} has {length} elements, expected at least {needed}")
+    if covers and length > needed:
+        raise InvalidParamError(f"{name} has {length} elements, expected {needed}: give sdispls to leave elements out")
 
 
 def read_request(

@@ -118,8 +118,8 @@ def all_to_all_v() -> None:
         send_counts, recv_counts: One integer >= 0 per rank: a list, tuple, array or integer tensor. ``send_counts`` of
             rank i for j and ``recv_counts`` of rank j for i must agree. ``recv_counts=None`` learns them from the
             peers; the output is then packed.
-        sdispls, rdispls: Where the regions begin; packed in rank order if left out. Send regions may overlap and leave
-            gaps; receive regions may leave gaps.
+        sdispls, rdispls: Where the regions begin; packed in rank order if left out. Packed, ``send_counts`` cover the
+            whole input; with ``sdispls`` send regions may overlap and leave gaps. Receive regions may leave gaps.
         unit: What counts and displacements count: ``"element"``, or ``"row"`` of dimension 0; None: rows of an input of
             2 dimensions or more, elements of others.
         out: Where to receive; contiguous, of the input's dtype, apart from it in memory. Elements that no region covers

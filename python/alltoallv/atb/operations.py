@@ -20,7 +20,8 @@ class AllToAllVOperation(Operation):
     When a rank's own checks fail in a call, the call fails on every rank. A call on the CPU blocks until this rank's
     output is complete. On an NPU it is launched on torch's current stream, over HCCL, and the host does not wait; the
     param is checked against the device's family and the number of devices, at the first call if not when it is made.
-    Results have no gradients; in MindSpore those of the cell `alltoallv.mindspore.AllToAllVCell` have.
+    Results have gradients in MindSpore's PyNative mode alone; in its graphs those of the cell
+    `alltoallv.mindspore.AllToAllVCell` have.
     """
 
     def __init__(
@@ -75,8 +76,8 @@ class AllToAllVOperation(Operation):
             HcclError: on NPU, a call into HCCL failed.
         """
         adapter = self._adapter(x)
-        y: A = adapter.call(self._exchange, adapter, x, out, timeout)
-        return y
+        y: A | None = adapter.differentiated(self, x, out, None, timeout)
+        return adapter.call(self._exchange, adapter, x, out, timeout) if y is None else y
 
     def _exchange(self, adapter: Adapter[A], x: A, out: A | None, timeout: float | None) -> A:
         limit = self._checked(_core.read_timeout, timeout)

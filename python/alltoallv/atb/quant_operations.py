@@ -40,8 +40,8 @@ class QuantAllReduceOperation(Operation):
     With torch tensors on a GPU or an NPU the codes travel over NCCL, HCCL or gloo, as bytes of an all-to-all and an
     all-gather, and are summed on the device. A call is enqueued on torch's current stream; the host waits only to read
     ``scale`` and ``offset``, which the ranks compare. Without a communicator, tensors on a GPU go through the default
-    group of torch.distributed. Results have no gradients; in MindSpore those of the cell
-    `alltoallv.mindspore.QuantAllReduceCell` have.
+    group of torch.distributed. Results have gradients in MindSpore's PyNative mode alone, with DYNAMIC: those of the
+    sum, not quantized. In its graphs those of the cell `alltoallv.mindspore.QuantAllReduceCell` have.
     """
 
     def __init__(
@@ -70,6 +70,11 @@ class QuantAllReduceOperation(Operation):
         self._member: Communicator | None = member
         if engine is not None:
             self._use(engine)
+
+    @property
+    def param(self) -> QuantAllReduceParam:
+        """The param that the operation was made with."""
+        return self._param
 
     def __call__(
         self,
@@ -103,8 +108,8 @@ class QuantAllReduceOperation(Operation):
         """
         adapter = self._adapter(x)
         given = {"x": x} | {name: a for name, a in (("scale", scale), ("offset", offset)) if a is not None}
-        y: A = adapter.call(self._reduce, adapter, given, out, error_feedback, timeout)
-        return y
+        y: A | None = adapter.differentiated(self, x, out, error_feedback, timeout)
+        return adapter.call(self._reduce, adapter, given, out, error_feedback, timeout) if y is None else y
 
     def _reduce(
         self, adapter: Adapter[A], given: dict[str, A], out: A | None, feedback: Feedback[Any] | None, timeout: Any

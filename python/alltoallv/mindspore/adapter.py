@@ -31,6 +31,7 @@ from alltoallv.mindspore.tensors import (
     region,
     settle,
     target,
+    wants_gradient,
 )
 from alltoallv.mindspore.work import CommHandle, Done
 from alltoallv.quantization.feedback import ErrorFeedback
@@ -114,6 +115,15 @@ class Tensors(Adapter[Tensor]):
 
     def device(self, x: Tensor) -> str:
         return "npu" if target() == "Ascend" else "cpu"
+
+    def differentiated(
+        self, operation: Any, x: Tensor, out: Tensor | None, feedback: Any, timeout: float | None
+    ) -> Tensor | None:
+        if not wants_gradient(x):
+            return None
+        from alltoallv.mindspore import cells  # which imports this module
+
+        return cells.differentiated(operation, x, out, feedback, timeout)
 
     def launch(self, x: Tensor, out: Tensor, start: Callable[[Region, Region, int], None]) -> None:
         device_op.enqueue(lambda place, stream: start(place(x), place(out), stream), [out], [x])

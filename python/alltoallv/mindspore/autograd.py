@@ -17,18 +17,10 @@ from alltoallv._calls.guard import guard
 from alltoallv._calls.linear import Map, all_reduction
 from alltoallv._calls.regions import as_bytes
 from alltoallv.communicator import Communicator
-from alltoallv.errors import InvalidTensorError
+from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.mindspore.adapter import LATE
 from alltoallv.mindspore.calls import Call
-from alltoallv.mindspore.tensors import empty, executor, in_queue, region, settle
-
-
-def tracks(*tensors: Any) -> bool:
-    """True if a gradient with respect to one of these tensors may be needed: inside a gradient function, of all.
-
-    A tensor's own flag stays set after one, and a Parameter's always is.
-    """
-    return bool(executor.enable_grad() and executor.grad_flag())
+from alltoallv.mindspore.tensors import empty, in_queue, region, settle, wants_gradient
 
 
 class _Applied(_Function):
@@ -45,6 +37,14 @@ class _Applied(_Function):
 def apply(input: Tensor, call: Map[Tensor]) -> Tensor:
     """Runs the call and records its gradient."""
     return _Applied.apply(input, call)
+
+
+def refuse_gradient(operator: str, *tensors: Any) -> None:
+    """Raises InvalidParamError where a call without a gradient gets a tensor that wants one: it would be zero."""
+    if wants_gradient(*tensors):
+        raise InvalidParamError(
+            f"{operator} has no gradient and got a tensor that wants one, expected ops.stop_gradient(tensor)"
+        )
 
 
 def summed(input: Tensor, comm: Communicator, op: str = "sum") -> Tensor:

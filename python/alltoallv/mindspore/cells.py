@@ -17,6 +17,7 @@ from mindspore.common._grad_function import _Function
 from mindspore.ops.primitive import constexpr
 
 from alltoallv._calls.counts import Counts, as_counts, packed, shares
+from alltoallv._calls.guard import guard
 from alltoallv._calls.linear import all_reduction
 from alltoallv.atb.member import connect
 from alltoallv.atb.operations import AllToAllVOperation
@@ -27,13 +28,15 @@ from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError
 from alltoallv.mindspore import graph_quantized, quantized
 from alltoallv.mindspore import group as groups
-from alltoallv.mindspore.autograd import summed, tracks
+from alltoallv.mindspore.autograd import summed
+from alltoallv.mindspore.exchange import all_to_all_v
 from alltoallv.mindspore.graph import AllToAllV
 from alltoallv.mindspore.graph_exchange import ARRAYS, About, Array, Host, Stateless, make_operator, plain_operator
 from alltoallv.mindspore.graph_quantized import Steps, StraightSteps, shaped
 from alltoallv.mindspore.group import Group
-from alltoallv.mindspore.tensors import core_name, in_queue, target
+from alltoallv.mindspore.tensors import core_name, in_queue, target, tracks
 from alltoallv.quantization.functions import Quantized
+from alltoallv.quantization.requests import exclude
 from alltoallv.quantization.spec import Options, QuantizedReduction
 
 _OUTPUTS = {1: mindspore.float16, 0: mindspore.float32, 27: mindspore.bfloat16}  # key: ACL's number of the dtype
@@ -111,7 +114,7 @@ class QuantAllReduceCell(Stateless):
     def __call__(self, x: Tensor, scale: Tensor | None = None, offset: Tensor | None = None) -> Tensor:
         """Runs in PyNative; in a graph MindSpore reads `construct` instead."""
         if self.dynamic and scale is None and offset is None and tracks(x):
-            return _Reduction.apply(x, self._operation, self._comm, self._op)
+            return _Reduction.apply(x, self._operation, self._comm, self._op, None)
         return self._operation(x, scale, offset)
 
     def construct(self, x: Tensor, scale: Tensor | None = None, offset: Tensor | None = None) -> Tensor:
@@ -142,13 +145,35 @@ class _Reduction(_Function):
     """A dynamic reduction in PyNative, with its gradient."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, operation: QuantAllReduceOperation, comm: Communicator, op: str) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, operation: QuantAllReduceOperation, comm: Communicator, op: str, timeout: float | None
+    ) -> Tensor:
         ctx.comm, ctx.op, ctx.dtype = comm, op, x.dtype
-        return operation(x)
+        return operation(x, timeout=timeout)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        return summed(grad.astype(ctx.dtype), ctx.comm, ctx.op), None, None, None
+        return summed(grad.astype(ctx.dtype), ctx.comm, ctx.op), None, None, None, None
+
+
+def differentiated(
+    operation: Any, x: Tensor, out: Tensor | None, feedback: Any, timeout: float | None
+) -> Tensor | None:
+    """Runs an operation in PyNative with its gradient; None for a shared scale, which has none."""
+    param, comm = operation.param, operation._communicator
+    if isinstance(operation, AllToAllVOperation):
+        operation.infer_shape(x)
+        comm, places = _connected(param, comm), {"sdispls": param.sdispls, "rdispls": param.rdispls}
+        about: Any = {**places, "unit": "element", "out": out, "group": comm, "timeout": timeout}
+        made: Tensor = all_to_all_v(x, param.send_counts, param.recv_counts, **about)
+        return made.reshape(1, -1) if out is None else made
+    if param.quant_type != QuantType.DYNAMIC:
+        return None
+    comm = _connected(replace(param, backend="auto").group(), comm)
+    with guard(comm, "quantized_all_reduce"):
+        exclude("x wants a gradient", out=out, error_feedback=feedback)
+    made = _Reduction.apply(x, operation, comm, param.all_reduce_type, timeout)
+    return made
 
 
 class _Options(Stateless):

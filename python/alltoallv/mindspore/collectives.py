@@ -3,8 +3,8 @@
 Signatures and return values are those of ``mint.distributed``: None, or a `CommHandle` with ``async_op=True``. Outputs
 are contiguous tensors of the caller. ``dst`` and ``src`` are ranks of the job; with a `Communicator` they are ranks in
 it. Gradients pass through the outputs. With a gradient, an output must not be a part of a larger tensor, tensors have
-one size on all ranks, and ``op`` is ``"sum"``. reduce, gather and scatter have no gradients. All functions raise the
-errors of `alltoallv.mindspore.all_to_all_v`.
+one size on all ranks, and ``op`` is ``"sum"``. reduce, gather and scatter have no gradients: inside a gradient function
+they refuse tensors that want one, on all ranks. All functions raise the errors of `alltoallv.mindspore.all_to_all_v`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError
 from alltoallv.mindspore import group as groups
 from alltoallv.mindspore.adapter import LATE, Tensors, refuse_timeout
-from alltoallv.mindspore.autograd import Broadcast, ListExchange, apply, summed
+from alltoallv.mindspore.autograd import Broadcast, ListExchange, apply, refuse_gradient, summed
 from alltoallv.mindspore.front_end import Gradient, check_async, enter, front_end
 from alltoallv.mindspore.group import Group, on_host
 from alltoallv.mindspore.tensors import executor, in_queue
@@ -234,6 +234,7 @@ def reduce(tensor: Tensor, dst: int, op: str = "sum", group: Group = None, async
     comm = enter(group)
     with guard(comm, "all_reduce", TypeError):
         LATE.check_output("tensor", tensor)
+        refuse_gradient("reduce", tensor)
         root = front_end.checked_rank(comm, group, "dst", dst)
         total = tensor.copy()
     all_reduce(total, op, group)

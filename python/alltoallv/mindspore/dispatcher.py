@@ -18,9 +18,8 @@ from alltoallv._calls.regions import as_bytes
 from alltoallv.communicator import Communicator
 from alltoallv.dtypes import core_name as name_of
 from alltoallv.errors import InvalidParamError
-from alltoallv.mindspore.autograd import tracks
 from alltoallv.mindspore.front_end import enter
-from alltoallv.mindspore.tensors import as_input, check_tensor, numpy_dtype, region, settle
+from alltoallv.mindspore.tensors import as_input, check_tensor, numpy_dtype, region, settle, tracks
 
 
 class MoEDispatcher(HostDispatching[Tensor]):

@@ -15,10 +15,10 @@ from alltoallv._calls.expert_rows import ExpertRows, Order
 from alltoallv.communicator import Communicator
 from alltoallv.mindspore import group as groups
 from alltoallv.mindspore.adapter import ADAPTER, LATE
-from alltoallv.mindspore.autograd import apply, assign, tracks
+from alltoallv.mindspore.autograd import apply, assign, refuse_gradient
 from alltoallv.mindspore.calls import Call
 from alltoallv.mindspore.group import Group, on_host
-from alltoallv.mindspore.tensors import in_queue
+from alltoallv.mindspore.tensors import in_queue, tracks
 from alltoallv.mindspore.work import CommHandle, Done
 
 Gradient = Callable[[Communicator, Made], Callable[[], Sequence[Tensor]]]  # makes a function for the outputs' values
@@ -64,7 +64,10 @@ class _FrontEnd(ExpertRows[Tensor, Group, CommHandle]):
     ) -> tuple[Call, Callable[[], Sequence[Tensor]] | None]:
         call = Call(declared, comm, arguments, more)
         made = call.made
-        if gradient is None or not tracks(*made.outputs, *made.inputs, *arguments):
+        if gradient is None:
+            refuse_gradient(declared.__name__, *made.outputs, *made.inputs)
+            return call, None
+        if not tracks(*made.outputs, *made.inputs, *arguments):
             return call, None
         return call, gradient(comm, made)
 

@@ -62,13 +62,13 @@ class AllToAllV(Stateless):
             name: packed(counts) if displs is None else as_counts(name, displs, size)
             for name, displs, counts in (("sdispls", sdispls, sends), ("rdispls", rdispls, recvs))
         }
-        self._counts, self._options = (sends, recvs), {**places, "unit": unit, "group": group}
+        self._counts, self._options = (sends, recvs), {**places, "sdispls": sdispls, "unit": unit, "group": group}
         regions = (sends, places["sdispls"]), (recvs, places["rdispls"])
         rows = max((d + n for n, d in zip(*regions[1], strict=True) if n), default=0)
         self.sends, self.recvs = (Tensor(np.array(pair, np.int64)) for pair in regions)
         self.rows = Tensor(np.zeros(max(rows, 1), np.int8))
         refusal = "" if rows else f"recv_counts is {recvs}, but {EMPTY}"
-        self.graph = Exchange(Host(unit, group, refusal, self._check), derivatives)
+        self.graph = Exchange(Host(unit, group, refusal, self._check, packs=sdispls is None), derivatives)
 
     def _check(self, input: Array) -> None:
         """Checks what only this cell demands in a graph; by default nothing."""
@@ -110,7 +110,7 @@ class DynamicAllToAllV(Stateless):
         _core.reads_rows(unit, 1)  # refuses others
         self._unit, self._group, self.check = unit, group, constexpr(self._check_counts)
         self.rows = Tensor(np.zeros(rows, np.int8))
-        self.graph = Exchange(Host(unit, group), derivatives)
+        self.graph, self.packed = (Exchange(Host(unit, group, packs=packs), derivatives) for packs in (False, True))
 
     def __call__(
         self,
@@ -139,6 +139,8 @@ class DynamicAllToAllV(Stateless):
     ) -> Tensor:
         self.check(send_counts.dtype, recv_counts.dtype)
         sends, recvs = self._regions(send_counts, sdispls), self._regions(recv_counts, rdispls)
+        if sdispls is None:
+            return self.packed(input, sends, recvs, self.rows)
         return self.graph(input, sends, recvs, self.rows)
 
     def _check_counts(self, *dtypes: Any) -> None:

@@ -48,6 +48,7 @@ class Host:
         check: Called with the input before anything else; peers are informed of its error.
         sums: True if receive regions may overlap, and what arrives is then added up: the transpose of an exchange whose
             send regions overlap.
+        packs: True if send regions are packed: they cover the input.
     """
 
     unit: Unit | None
@@ -55,6 +56,7 @@ class Host:
     refusal: str = ""
     check: Callable[[Array], None] = lambda input: None
     sums: bool = False
+    packs: bool = False
 
     @property
     def about(self) -> About:
@@ -62,7 +64,7 @@ class Host:
         return self.group, "all_to_all_v"
 
     def transposed(self) -> Host:
-        return replace(self, refusal="", check=lambda input: None, sums=not self.sums)
+        return replace(self, refusal="", check=lambda input: None, sums=not self.sums, packs=False)
 
     def by_row(self, dimensions: int) -> bool:
         """Returns whether layouts of a tensor with so many dimensions count rows."""
@@ -120,7 +122,7 @@ class Host:
                 raise InvalidParamError(f"{name} has {values.shape[1]} entries, expected {comm.size}, one per rank")
         (sends, sdispls), (recvs, rdispls) = send.tolist(), recv.tolist()
         summed = self.sums and overlap(recvs, rdispls)
-        layout = sends, recvs, sdispls, None if summed else rdispls
+        layout = sends, recvs, None if self.packs else sdispls, None if summed else rdispls
         request = _core.Request.all_to_all_v(comm.size, shape, *layout, self.unit, None if summed else into)
         return request, request.row or 1, summed
 

@@ -1,7 +1,8 @@
 """Messages of ``mindspore.mint.distributed``, with its signatures and return values.
 
-They have no gradients. On Ascend they travel in host memory, which requires ranks of one host. ``dst`` and ``src`` are
-ranks of the job; with a `Communicator` they are ranks in it. They raise the errors of `alltoallv.numpy.send`.
+They have no gradients: inside a gradient function a tensor that wants one is refused. On Ascend they travel in host
+memory, which requires ranks of one host. ``dst`` and ``src`` are ranks of the job; with a `Communicator` they are ranks
+in it. They raise the errors of `alltoallv.numpy.send`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from mindspore import Tensor
 from alltoallv._calls import messages
 from alltoallv.mindspore import group as groups
 from alltoallv.mindspore.adapter import LATE
+from alltoallv.mindspore.autograd import refuse_gradient
 from alltoallv.mindspore.front_end import enter, front_end
 from alltoallv.mindspore.group import Group, on_host
 from alltoallv.mindspore.tensors import core_name, in_queue
@@ -67,6 +69,7 @@ def message(
 ) -> Callable[[], Any]:
     """Checks a ``"send"`` or ``"recv"`` and returns what runs it, or, if it does not wait, starts it for the handle."""
     name = "dst" if operator == "send" else "src"
+    refuse_gradient(operator, tensor)
     if not in_queue():
         return front_end.message(operator, group, tensor, (name, peer), waits=waits, tag=tag)
     # Device memory is copied through the host: a send in MindSpore's queue would stop all that follows it.

@@ -10,11 +10,11 @@ from alltoallv._calls.adapters import Adapter
 from alltoallv.communicator import Communicator
 from alltoallv.mindspore import device_quantized
 from alltoallv.mindspore.adapter import ADAPTER, learnt, refuse_timeout
-from alltoallv.mindspore.autograd import apply, tracks
+from alltoallv.mindspore.autograd import apply
 from alltoallv.mindspore.device_codes import Codes
 from alltoallv.mindspore.device_quantized import Moves, Rows
 from alltoallv.mindspore.front_end import check_async, enter
-from alltoallv.mindspore.tensors import in_queue
+from alltoallv.mindspore.tensors import in_queue, tracks, wants_gradient
 from alltoallv.mindspore.work import CommHandle, Done
 from alltoallv.quantization import requests
 from alltoallv.quantization.feedback import ErrorFeedback as ErrorFeedback
@@ -86,7 +86,7 @@ class _Quantized(Quantized[Tensor]):
     def wants_grad(self, input: Tensor, **given: Any) -> bool:
         """False within a gradient function for a call that cannot have a gradient, unless its input needs one."""
         check_async(given["async_op"])
-        if tracks(input) and getattr(input, "_requires_grad", False):
+        if wants_gradient(input):
             exclude("input requires grad", **given)
         return tracks(input) and not present(given)
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 from collections.abc import Callable, Sequence
+from types import FunctionType
 from typing import Any
 
 import mindspore
 import numpy as np
-from mindspore import Tensor
+from mindspore import Tensor, nn
 from mindspore._c_expression import MSContext, ms_ctx_param
+from mindspore.ops.composite import base
 
 from alltoallv import _core, memory
 from alltoallv._calls.regions import Region
@@ -33,6 +36,17 @@ DTYPES: dict[Any, str] = {
         *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
         *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
     )
+}
+
+
+# What MindSpore runs a function or a cell in to differentiate it.
+_RECORDING = {
+    function.__code__
+    for owner, name in (
+        *((base, f"_pynative_func_grad_{pass_}") for pass_ in ("forward", "backward")),
+        (nn.Cell, "_complex_call"),
+    )
+    if isinstance(function := getattr(owner, name, None), FunctionType)
 }
 
 
@@ -61,6 +75,27 @@ queued = False  # tests set it to queue on CPU, too
 def in_queue() -> bool:
     """True if exchanges run in MindSpore's queue, on its stream, and not when Python calls them."""
     return queued or target() == "Ascend"
+
+
+def tracks(*tensors: Any) -> bool:
+    """True if a gradient with respect to one of these tensors may be needed: inside a gradient function, of all.
+
+    A tensor's own flag stays set after one, and a Parameter's always is. MindSpore's flag stays set after an exception
+    in one; so where it is set, the stack says whether there is one.
+    """
+    return bool(executor.enable_grad() and executor.grad_flag()) and _in_gradient()
+
+
+def _in_gradient() -> bool:
+    frame = sys._getframe(1) if _RECORDING else None
+    while frame is not None and frame.f_code not in _RECORDING:
+        frame = frame.f_back
+    return frame is not None or not _RECORDING
+
+
+def wants_gradient(*tensors: Any) -> bool:
+    """True inside a gradient function if one of these tensors is computed from what it differentiates."""
+    return tracks() and any(getattr(x, "_requires_grad", False) for x in tensors)
 
 
 def core_name(dtype: Any) -> str:

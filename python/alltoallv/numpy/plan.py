@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from alltoallv import _core
-from alltoallv._calls.counts import Counts, plan_request
+from alltoallv._calls.counts import Counts, check_length, plan_request
 from alltoallv._calls.guard import guard
 from alltoallv._calls.regions import check_apart
 from alltoallv.communicator import Communicator
@@ -24,7 +24,7 @@ class Plan(_core.ArrayPlan):
     both are the same operator. A call is ``plan(input, out=None, *, timeout=None)``:
 
     Args:
-        input: Contiguous array of the plan's dtype, with at least ``input_size`` elements, taken flat.
+        input: Contiguous array of the plan's dtype, with ``input_size`` elements, taken flat; more with ``sdispls``.
         out: The array for the result: contiguous, of the plan's dtype, with at least ``output_size`` elements, without
             overlap with ``input``. Elements outside the receive regions keep their value. By default a flat array of
             ``output_size`` elements is allocated in shared memory, with zeros in its gaps.
@@ -55,11 +55,12 @@ class Plan(_core.ArrayPlan):
         self._communicator = comm = resolve(group)
         with guard(comm, "all_to_all_v"):
             self.dtype = np.dtype(dtype)
+            self._covers = sdispls is None
             self.input_size, request = plan_request(comm.size, send_counts, recv_counts, sdispls, rdispls)
             (self.output_size,), self._gaps = request.shape, request.has_gaps
             plan = request.plan(comm.core, "all_to_all_v", core_name(self.dtype))
             self._run = plan.run
-            super().__init__(plan, self.input_size, self.output_size)
+            super().__init__(plan, self.input_size, self.output_size, self._covers)
 
     if TYPE_CHECKING:
 
@@ -88,5 +89,4 @@ class Plan(_core.ArrayPlan):
             raise InvalidTensorError(f"input has dtype {input.dtype}, expected {self.dtype}, that of the plan", 13)
         if not input.flags.c_contiguous:
             raise InvalidTensorError("input is not contiguous, expected a contiguous array")
-        if input.size < self.input_size:
-            raise InvalidParamError(f"input has {input.size} elements, expected at least {self.input_size}")
+        check_length("input", input.size, self.input_size, self._covers)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from alltoallv import _core
-from alltoallv._calls.counts import Counts, plan_request
+from alltoallv._calls.counts import Counts, check_length, plan_request
 from alltoallv._calls.guard import guard
 from alltoallv._calls.regions import check_apart
 from alltoallv.communicator import Communicator
@@ -31,7 +31,7 @@ class Plan(_core.ArrayPlan):
     ``plan(input, out=None)``:
 
     Args:
-        input: Contiguous tensor of the plan's dtype, of at least ``input_size`` elements, taken flat.
+        input: Contiguous tensor of the plan's dtype, of ``input_size`` elements, taken flat; more with ``sdispls``.
         out: Where to receive: contiguous, of the plan's dtype, at least ``output_size`` elements, apart from ``input``
             in memory. Elements that no region covers keep their value. Left out, a flat tensor of ``output_size``
             elements is allocated, in shared memory where that moves the data, gaps zero.
@@ -65,11 +65,12 @@ class Plan(_core.ArrayPlan):
         self._communicator = comm
         with guard(comm, "all_to_all_v"):
             self.dtype = dtype
+            self._covers = sdispls is None
             self.input_size, request = plan_request(comm.size, send_counts, recv_counts, sdispls, rdispls)
             (self.output_size,), self._gaps, self._layout = request.shape, request.has_gaps, request.layout
             name = core_name(dtype)
             plan = request.plan(comm.core, "all_to_all_v", name) if isinstance(comm, Communicator) else None
-            super().__init__(plan, self.input_size, self.output_size)
+            super().__init__(plan, self.input_size, self.output_size, self._covers)
 
     if TYPE_CHECKING:
 
@@ -106,7 +107,6 @@ class Plan(_core.ArrayPlan):
         if input.dtype != self.dtype:
             raise InvalidTensorError(f"input has dtype {input.dtype}, expected {self.dtype}, that of the plan", 13)
         check_contiguous("input", input)
-        if input.numel() < self.input_size:
-            raise InvalidParamError(f"input has {input.numel()} elements, expected at least {self.input_size}")
+        check_length("input", input.numel(), self.input_size, self._covers)
         if input.requires_grad and torch.is_grad_enabled():
             raise InvalidParamError("input requires grad, which a plan does not follow: use all_to_all_v")
