@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from on_ranks import on_ranks
 
 from alltoallv import Communicator
 from alltoallv import numpy as av
+from alltoallv._calls.routing import Routing
 from alltoallv.errors import InvalidParamError, InvalidTensorError, PeerMismatchError
 from alltoallv.testing import Ranks
 
@@ -80,12 +82,35 @@ def test_ranks_that_move_other_rows(ranks: Ranks, ids: Any) -> None:
     ranks(2)(check)
 
 
-@pytest.mark.parametrize("differs", [{"alignment": 2}, {"payload": "int8"}, {"num_experts": 6}])
-@on_ranks(2)
-def test_ranks_that_disagree(comm: Communicator, differs: dict[str, Any]) -> None:
-    dispatcher = av.MoEDispatcher(**{"num_experts": 2, "group": comm, **(differs if comm.rank else {})})
-    with pytest.raises(PeerMismatchError, match="rank 1"):
-        dispatcher.dispatch(np.ones((4, 8), np.float32), np.array([0, 0, 1, 1]))
+DIFFERENT: dict[str, Any] = {
+    "num_experts": 6,
+    "capacity": 2,
+    "drop": "lightest",
+    "alignment": 2,
+    "payload": "int8",
+    "combine_payload": "int8",
+    "placement": ((0,), (), (1,)),
+    "codes": True,
+}
+
+
+@on_ranks(3)
+def test_every_option_is_compared(comm: Communicator) -> None:
+    """Whatever two ranks have different is named on all, and the next call works."""
+    tokens, ids, odd = np.ones((4, 8), np.float32), np.array([0, 0, 1, 1]), comm.rank == 1
+    assert set(DIFFERENT) == {field.name for field in dataclasses.fields(Routing)}
+    for name, value in DIFFERENT.items():
+        options = {"num_experts": 2, "payload": "int8"} if name == "codes" else {"num_experts": 2}
+        dispatcher = av.MoEDispatcher(group=comm, **(options | {name: value} if odd else options))
+        with pytest.raises(PeerMismatchError) as caught:
+            dispatcher.dispatch(tokens, ids)
+        text = f"rank 0 has {name} {getattr(Routing(**options), name)!r}, rank 1 has {name} {value!r}"
+        assert str(caught.value).endswith(text)
+        assert len(av.MoEDispatcher(2, comm).dispatch(tokens, ids)[0]) == 6 * (comm.rank < 2)
+    for capacity in (1, 1.0):  # rows, a factor
+        if odd == isinstance(capacity, int):
+            with pytest.raises(PeerMismatchError, match=r"capacity 1\.0, rank 1 has capacity 1$"):
+                av.MoEDispatcher(2, comm, capacity=capacity).dispatch(tokens, ids)
 
 
 @pytest.mark.parametrize(
@@ -93,6 +118,7 @@ def test_ranks_that_disagree(comm: Communicator, differs: dict[str, Any]) -> Non
     [
         ("capacity", True), ("capacity", 0), ("drop", "all"), ("alignment", 0), ("payload", "int5"),
         ("combine_payload", "int5"), ("placement", ((0, 0),)), ("codes", True), ("num_experts", True),
+        ("num_experts", 2**31), ("alignment", 2**31),
     ],
 )  # fmt: skip
 def test_bad_options(name: str, value: Any) -> None:

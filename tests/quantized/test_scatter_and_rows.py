@@ -124,3 +124,16 @@ def test_differences_of_rows(communicator: Communicator) -> None:
         av.quantized_all_to_all(x, overflow="raise", out_dtype="float16", **both)
     result: Any = av.quantized_all_to_all(x, out_dtype="float16", **both)
     assert result[1, 0] == (65504 if r == 0 else 1)
+
+
+@on_both(3)
+def test_ranks_without_rows(communicator: Communicator) -> None:
+    """An expert that nobody chose sends nothing; in every grouping that is an ordinary part."""
+    for rows in ([2, 1, 0], [0, 0, 3], [0, 0, 0]):
+        mine = rows[communicator.rank]
+        for group_size in ("tensor", "token", None, 16):
+            x = np.full((mine, 2, 16), communicator.rank + 1, F32)
+            y = av.quantized_all_to_all(x, [0, mine, 0], group_size=group_size, group=communicator)
+            sources = [rank + 1 for rank in range(3) for _ in range(rows[rank])] if communicator.rank == 1 else []
+            assert y.shape == (len(sources), 2, 16)
+            assert y[:, 0, 0].round(3).tolist() == sources

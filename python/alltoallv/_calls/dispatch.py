@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from alltoallv._calls import headers
+from alltoallv._calls import headers, objects
 from alltoallv._calls.counts import packed
 from alltoallv._calls.dispatching import OPERATOR
 from alltoallv._calls.guard import guard
 from alltoallv._calls.headers import Bytes, Headers
 from alltoallv._calls.pieces import Piece, follow, following, places
 from alltoallv._calls.routing import Arrival, Numbers, Routing, Sending, row_terms
+from alltoallv.communicator import Communicator
+from alltoallv.errors import AllToAllVError, PeerMismatchError
 
 T = TypeVar("T", bound=Any)  # a matrix of the front end, or a vector of indices
 Received = Callable[[], tuple[T, list[int]]]  # waits for rows of bytes; returns them, and how many came from each rank
@@ -118,10 +121,12 @@ class RowMover(ABC, Generic[T]):
             columns = [tags] if weights is None else [tags, self._column(weights)[sending.order]]
             rows = _Coded(self, tokens, routing.payload)
             terms = row_terms(tokens.dtype, tokens.shape[1], sending.about)
-        going = _Going(self, rows, sending.order, sending.sends, ids.shape, columns, terms, begins)
+        with _naming_options(self.comm, routing):
+            going = _Going(self, rows, sending.order, sending.sends, ids.shape, columns, terms, begins)
 
         def finish() -> Arrived[T]:
-            parsed = going.parse()
+            with _naming_options(self.comm, routing):
+                parsed = going.parse()
             experts, token = np.ascontiguousarray(parsed.columns[0].view(np.int32).T, np.int64)
             arrival = routing.receive(experts, self.comm.size, self.comm.rank)
             count, length = len(arrival.source), tokens.shape[1]
@@ -241,6 +246,25 @@ class RowMover(ABC, Generic[T]):
         weights = self.as_values(self.on_device(column), like.dtype)
         made: T = self.placed(weights, self.on_device(source)).reshape(-1)
         return made
+
+
+@contextlib.contextmanager
+def _naming_options(comm: Any, routing: Routing) -> Iterator[None]:
+    """Names the option in which two ranks differ, where the core has found on all ranks that their terms do."""
+    try:
+        yield
+    except PeerMismatchError as error:
+        if not isinstance(comm, Communicator) or comm.host_core is None or "or options" not in str(error):
+            raise
+        # As text: a capacity of 1, rows, is not one of 1.0, a factor.
+        mine, every = {name: repr(value) for name, value in asdict(routing).items()}, list[dict[str, str]]()
+        with contextlib.suppress(AllToAllVError):  # a rank is elsewhere
+            every = objects.all_gather(comm, mine)(-1.0)
+        for rank, name in ((rank, name) for rank, options in enumerate(every) for name in options):
+            if every[rank][name] != every[0][name]:
+                text = f"rank 0 has {name} {every[0][name]}, rank {rank} has {name} {every[rank][name]}"
+                raise PeerMismatchError(f"{str(error).partition(': ')[0]}: {text}") from None
+        raise
 
 
 class _Coded(Generic[T]):

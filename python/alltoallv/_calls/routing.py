@@ -25,6 +25,7 @@ from alltoallv.errors import InvalidParamError, InvalidTensorError
 
 Numbers = npt.NDArray[np.int64]
 Drop = Literal["last", "lightest"]
+MOST = 2**20  # experts, rows of an alignment, chunks: every rank keeps lists of them
 CODES = {"int8": "int8", "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}  # dtypes of codes for experts
 
 
@@ -40,7 +41,7 @@ class Routing:
     """The options of a dispatcher; they are equal on all ranks.
 
     Attributes:
-        num_experts: Experts on all ranks together.
+        num_experts: Experts on all ranks together, at most 2**20.
         capacity: Rows that one rank may send to one expert in a call: an integer of at least 1, or as a float the
             factor by which it exceeds an even share, ``ceil(capacity * tokens * k / num_experts)``. None: any number.
         drop: Which pairs are dropped beyond the capacity: ``"last"``, those of the last tokens, or ``"lightest"``,
@@ -66,8 +67,8 @@ class Routing:
     def __post_init__(self) -> None:
         for name in ("num_experts", "alignment"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InvalidParamError(f"{name} is {value!r}, expected an integer of at least 1")
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST:
+                raise InvalidParamError(f"{name} is {value!r}, expected an integer from 1 to {MOST}")
         room = self.capacity
         is_number = isinstance(room, int | float) and not isinstance(room, bool)
         if room is not None and not (is_number and 0 < room < math.inf):
@@ -137,7 +138,8 @@ class Routing:
         owners = np.searchsorted(ends, sent, side="right")
         sends = np.bincount(owners, minlength=size)
         local = sent - np.concatenate([[0], ends])[owners]
-        text = f"{about} {self.num_experts} {parts} {self.alignment} {self.payload} {self.combine_payload}"
+        room = f"{self.capacity!r} {self.drop} {self.codes}"
+        text = f"{about} {self.num_experts} {parts} {self.alignment} {self.payload} {self.combine_payload} {room}"
         tags = np.stack([local, order // ids.shape[1]], 1).astype(np.int32)
         return Sending(order, sends.tolist(), tags, text)
 
@@ -231,6 +233,6 @@ def check_coded(name: str, dtype: object) -> None:
 
 def chunk_ends(tokens: int, chunks: int) -> list[int]:
     """Returns the end of each of ``chunks`` equal parts of the tokens."""
-    if not isinstance(chunks, int) or chunks < 1:
-        raise InvalidParamError(f"chunks is {chunks!r}, expected an integer of at least 1")
+    if isinstance(chunks, bool) or not isinstance(chunks, int) or not 1 <= chunks <= MOST:
+        raise InvalidParamError(f"chunks is {chunks!r}, expected an integer from 1 to {MOST}")
     return [tokens * (part + 1) // chunks for part in range(chunks)]

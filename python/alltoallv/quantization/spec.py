@@ -130,12 +130,12 @@ def grouping(group_size: Any, input: Any) -> Any:
     if not isinstance(group_size, str) or group_size not in ("token", "tensor"):
         return group_size
     shape = tuple(getattr(input, "shape", ())) or (1,)
-    return max(shape[-1] if group_size == "token" else math.prod(shape), 1)
+    return max(shape[-1], 1) if group_size == "token" else math.prod(max(n, 1) for n in shape)  # also without rows
 
 
 def grouping_of(group_size: Any, rows: int, columns: int) -> Any:
     """Does `grouping` for a matrix that does not exist yet."""
-    return {"token": max(columns, 1), "tensor": max(rows * columns, 1)}.get(group_size, group_size)
+    return {"token": max(columns, 1), "tensor": max(rows, 1) * max(columns, 1)}.get(group_size, group_size)
 
 
 def _checked(format: Any, group_size: Any, *texts: Any) -> Quantization:
