@@ -22,13 +22,15 @@ def test_a_program_for_npus_as_it_is(tmp_path: Path) -> None:
 
 
 def test_a_failing_job_says_why_in_seconds(tmp_path: Path) -> None:
-    """The log of every other worker names the rank that was killed."""
+    """The log of every other worker names the rank that was killed; rank and size stay what they were."""
     job = msrun(tmp_path, 3, JOBS / "failures.py")
     assert job.code != 0
     for worker in (0, 2):
         text = job.logs[f"worker_{worker}.log"]
         assert re.search(r"alltoallv\.errors\.PeerLostError: .*rank 1", text), text
         assert float(re.search(r"ended after (\S+) s", text).group(1)) < 5
+        assert "a call has not failed" not in text
+        assert f"is {worker} of 3, True" in text
 
 
 def test_subgroups_beside_mindspores_own_collectives(tmp_path: Path) -> None:

@@ -138,8 +138,8 @@ class Routing:
         owners = np.searchsorted(ends, sent, side="right")
         sends = np.bincount(owners, minlength=size)
         local = sent - np.concatenate([[0], ends])[owners]
-        room = f"{self.capacity!r} {self.drop} {self.codes}"
-        text = f"{about} {self.num_experts} {parts} {self.alignment} {self.payload} {self.combine_payload} {room}"
+        text = f"{about} {self.num_experts} {parts} {self.alignment} {self.payload} {self.combine_payload} "
+        text += f"{self.capacity!r} {self.drop} {self.codes}"
         tags = np.stack([local, order // ids.shape[1]], 1).astype(np.int32)
         return Sending(order, sends.tolist(), tags, text)
 

@@ -37,15 +37,18 @@ def init(*, timeout: float = 600.0) -> Communicator:
         timeout: Seconds that a rank waits for its peers, here and in every operator.
 
     Returns:
-        The communicator that ``group=None`` means. A second call returns the same one while it is usable.
+        The communicator that ``group=None`` means. A second call returns the same one while it is usable; after a loss,
+        a timeout or an abort it joins anew. Other calls do not: they raise.
 
     Raises:
         InvalidParamError, CommTimeoutError: see `alltoallv.Communicator.from_env`.
     """
     global _timeout
     _leave_scheduler()
+    for name in [name for name, each in _made.items() if not each.usable]:
+        _made.pop(name).destroy()
     made = _made.get(WORLD[0])
-    if made is None or not made.usable:
+    if made is None:
         _timeout = timeout  # for sub-groups, too
         backend = "hccl" if target() == "Ascend" else "auto"
         made = _made[WORLD[0]] = Communicator.from_env(backend=backend, timeout=timeout)
@@ -58,9 +61,8 @@ def _leave_scheduler() -> None:
 
 
 def joined() -> bool:
-    """True if `init` has been called and its communicator is usable."""
-    made = _made.get(WORLD[0])
-    return made is not None and made.usable
+    """True if this process has joined its job and not left it; what has ended a communicator does not change that."""
+    return WORLD[0] in _made
 
 
 def forget(group: str | None) -> None:
@@ -105,15 +107,18 @@ def new_group(ranks: Sequence[int] | None = None, *, prefix: str = "alltoallv", 
 
 
 def resolve(group: Group) -> Communicator:
-    """Returns the communicator of ``group``. The first call makes it, which is collective among its ranks."""
+    """Returns the communicator of ``group``. The first call makes it, which is collective among its ranks.
+
+    One that a loss, a timeout or an abort has ended stays until `init` or `forget`, so that calls raise at once.
+    """
     if isinstance(group, Communicator):
         return group if group.host_core is not None or in_queue() else subgroups.of_host(group)
     if group is None or (isinstance(group, str) and group in WORLD):
-        return made if (made := _made.get(WORLD[0])) is not None and made.usable else init()
+        return made if (made := _made.get(WORLD[0])) is not None else init()
     if not isinstance(group, str):
         raise TypeError(f"The argument 'group' must be type of string, but got 'group' type : {type(group)}.")
     made = _made.get(group)
-    if made is None or not made.usable:
+    if made is None:
         ranks = members(group)
         domain = f"group-{len(ranks)}-{subgroups.digest([group, *ranks])}"  # groups of equal ranks stay apart
         made = subgroups.connect(group, domain, ranks, _timeout)

@@ -44,6 +44,7 @@ def new_group(ranks: Sequence[int] | None = None) -> PaddleGroup:
 def resolve(group: Group) -> Communicator | None:
     """Returns the communicator of ``group``. The first call makes it, which is collective among its ranks.
 
+    One that a loss, a timeout or an abort has ended stays, so that calls raise at once; another group makes another.
     A rank that is not a member of the group gets None and a warning.
     """
     if isinstance(group, Communicator):
@@ -59,7 +60,7 @@ def resolve(group: Group) -> Communicator | None:
         warnings.warn(f"Current global rank {rank} is not in group {group.name}", stacklevel=3)
         return None
     made = _made.get(group)
-    if made is None or not made.usable:
+    if made is None:
         # Groups of the same ranks differ in Paddle's group number, which is equal on all of them.
         domain = f"paddle-{group.id}-{subgroups.digest(group.ranks)}"
         made = _made[group] = subgroups.connect(str(group.name), domain, sorted(group.ranks), _TIMEOUT)

@@ -125,7 +125,7 @@ def _of_member(group: str | None, function: str, answer: Callable[[list[int], in
     if not groups.joined():
         return -1
     try:
-        members, rank = groups.members(group), groups.init().rank
+        members, rank = groups.members(group), groups.resolve(None).rank
     except InvalidParamError as error:
         log.warning(error)
         return -1
