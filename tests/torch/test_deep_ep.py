@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 from typing import Any
@@ -145,6 +146,104 @@ def test_a_destroyed_buffer_refuses_calls(kind: type[deep_ep.Buffer | deep_ep.El
         buffer.dispatch(x, topk_idx=ids, topk_weights=weights, **given)
     with pytest.raises(InvalidParamError, match="the buffer has been destroyed"):
         buffer.combine(x, handle)
+
+
+# DeepEP's arguments: what each does here. "Done" ones have tests of their own; others are given with these values.
+DONE, EVENTS = "done", {"previous_event": 1, "async_finish": True, "allocate_on_comm_stream": True}
+KERNELS = {"num_sms": 24, "num_qps": 9, "previous_event": 1, "previous_event_before_epilogue": 1}
+KERNELS |= {"async_with_compute_stream": True, "allocate_on_comm_stream": True}
+
+
+def _done(*names: str) -> dict[str, Any]:
+    return dict.fromkeys(names, DONE)
+
+
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "Buffer": _done("group", "num_nvl_bytes", "num_rdma_bytes")
+    | {"low_latency_mode": True, "num_qps_per_rank": 8, "allow_nvlink_for_low_latency_mode": False}
+    | {"allow_mnnvl": True, "use_fabric": True, "explicitly_destroy": True, "enable_shrink": True},
+    "Buffer.get_dispatch_layout": _done("topk_idx", "num_experts") | EVENTS,
+    "Buffer.dispatch": _done("x", "handle", "num_tokens_per_rank", "is_token_in_rank", "num_tokens_per_expert")
+    | _done("topk_idx", "topk_weights", "expert_alignment", "num_worst_tokens")
+    | {"num_tokens_per_rdma_rank": torch.zeros(1), "config": deep_ep.Config(num_sms=24), **EVENTS},
+    "Buffer.combine": _done("x", "handle", "topk_weights", "bias") | {"config": deep_ep.Config(24, 8, 256), **EVENTS},
+    "ElasticBuffer": _done("group", "num_bytes", "num_max_tokens_per_rank")
+    | {"num_cpu_bytes": 1, "hidden": WIDTH, "num_topk": K, "use_fp8_dispatch": True, "deterministic": True}
+    | {"allow_hybrid_mode": False, "allow_multiple_reduction": False, "prefer_overlap_with_compute": False}
+    | {"sl_idx": 0, "num_allocated_qps": 9, "num_cpu_timeout_secs": 1, "num_gpu_timeout_secs": 1}
+    | {"explicitly_destroy": True},
+    "ElasticBuffer.dispatch": _done("x", "topk_idx", "topk_weights", "cumulative_local_expert_recv_stats")
+    | _done("num_experts", "num_max_tokens_per_rank", "expert_alignment", "handle", "do_cpu_sync")
+    | {**KERNELS, "do_handle_copy": False},
+    "ElasticBuffer.combine": _done("x", "handle", "topk_weights", "bias") | KERNELS,
+}
+REFUSED: dict[str, dict[str, Any]] = {
+    "Buffer": {"comm": 1},
+    "ElasticBuffer.dispatch": {"do_expand": True, "do_zero_padding": True, "use_tma_aligned_col_major_sf": True},
+}
+
+
+@on_ranks(2)
+def test_every_argument_is_done_or_refused_or_ignored_on_purpose(comm: Communicator) -> None:
+    x, ids, weights = problem(comm.rank)
+    buffers = {"Buffer": deep_ep.Buffer(comm), "ElasticBuffer": deep_ep.ElasticBuffer(comm)}
+    got, *_, handle, _ = buffers["ElasticBuffer"].dispatch(x, ids, weights, num_experts=EXPERTS)
+    tokens = {"x": x, "topk_idx": ids, "topk_weights": weights}
+    right: dict[str, dict[str, Any]] = {
+        "Buffer": {"group": comm},
+        "ElasticBuffer": {"group": comm},
+        "Buffer.get_dispatch_layout": {"topk_idx": ids, "num_experts": EXPERTS},
+        "Buffer.dispatch": tokens | {"num_tokens_per_expert": torch.zeros(EXPERTS)},
+        "ElasticBuffer.dispatch": tokens | {"num_experts": EXPERTS},
+        **{f"{name}.combine": {"x": got, "handle": handle} for name in buffers},
+    }
+    for name, table in ARGUMENTS.items():
+        of, _, method = name.partition(".")
+        call = getattr(buffers[of], method) if method else getattr(deep_ep, of)
+        refused = REFUSED.get(name, {})
+        assert set(inspect.signature(call).parameters) == set(table) | set(refused), name
+        given = {argument: value for argument, value in table.items() if value is not DONE}
+        for plain, more in zip(_tensors(call(**right[name])), _tensors(call(**right[name], **given)), strict=True):
+            assert torch.equal(plain, more), name
+        for argument, value in refused.items():
+            with pytest.raises(InvalidParamError, match=argument):
+                call(**right[name], **({argument: value} if comm.rank == 0 or not method else {}))
+        with pytest.raises(TypeError, match="do_expnad"):
+            call(**right[name], do_expnad=True)
+
+
+def _tensors(made: Any) -> list[torch.Tensor]:
+    return [each for each in made if isinstance(each, torch.Tensor)] if isinstance(made, tuple) else []
+
+
+@on_ranks(2)
+def test_arguments_of_the_elastic_buffer(comm: Communicator) -> None:
+    (x, ids, weights), local = problem(comm.rank), EXPERTS // 2
+    buffer, given = deep_ep.ElasticBuffer(comm, num_max_tokens_per_rank=TOKENS), {"num_experts": EXPERTS}
+    stats = torch.ones(local, dtype=torch.int32)
+    *_, handle, _ = buffer.dispatch(x, ids, weights, stats, expert_alignment=4, **given)
+    every = torch.cat([problem(rank)[1].reshape(-1) for rank in range(2)])
+    mine = [int((every == comm.rank * local + expert).sum()) for expert in range(local)]
+    assert stats.tolist() == [n + 1 for n in mine]
+    assert handle.num_recv_tokens_per_expert_list == [-(-n // 4) * 4 for n in mine]
+    again = {"x": x, "handle": handle, "num_experts": EXPERTS, "expert_alignment": 4, "do_cpu_sync": False}
+    assert len(buffer.dispatch(**again)[0]) == handle.rows
+    layout, first = deep_ep.Buffer(comm).get_dispatch_layout(ids, EXPERTS), {"x": x, "topk_idx": ids}
+    wrong = first | {"num_tokens_per_expert": layout[2], "is_token_in_rank": ~layout[3]}
+    for call, arguments, text in (
+        (buffer.dispatch, again | {"topk_idx": ids}, "topk_idx is given with a handle"),
+        (buffer.dispatch, again | {"topk_weights": weights}, "topk_weights is given with a handle"),
+        (buffer.dispatch, again | {"do_cpu_sync": True}, "do_cpu_sync is given with a handle"),
+        (buffer.dispatch, again | {"expert_alignment": 2}, "expert_alignment is given with a handle of 4"),
+        (buffer.dispatch, again | {"num_experts": 2}, "num_experts is given with a handle of 8"),
+        (buffer.dispatch, first | {"do_cpu_sync": False} | given, "do_cpu_sync is given as False"),
+        (buffer.dispatch, first | {"num_max_tokens_per_rank": 5} | given, "is 5, expected at least 6"),
+        (buffer.dispatch, first | {"num_experts": 2**31}, "num_experts is 2147483648, expected"),
+        (buffer.dispatch, first | {"cumulative_local_expert_recv_stats": stats[1:]} | given, "recv_stats is"),
+        (deep_ep.Buffer(comm).dispatch, wrong, "is_token_in_rank is not the layout"),
+    ):
+        with pytest.raises((InvalidParamError, InvalidTensorError), match=text):
+            call(**arguments)
 
 
 def test_a_program_for_low_latency_buffers_begins() -> None:

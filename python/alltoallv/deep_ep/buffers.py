@@ -11,7 +11,7 @@ from torch import Tensor
 
 from alltoallv._calls.dispatching import OPERATOR
 from alltoallv._calls.guard import guard
-from alltoallv._calls.routing import row_terms
+from alltoallv._calls.routing import MOST, row_terms
 from alltoallv.deep_ep.utils import Config, EventHandle, EventOverlap
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.torch.api.moe_ops import begin_collect
@@ -33,6 +33,8 @@ class EPHandle:
     """
 
     tokens: int
+    num_experts: int
+    expert_alignment: int
     order: Tensor  # token * W + rank of every sent row, sorted by rank
     ranks: Tensor  # int64 [2, W]: rows for and from every rank
     topk_idx: Tensor
@@ -71,8 +73,24 @@ class _Buffer:
             raise InvalidTensorError(f"x has shape {found}, expected [n, hidden], or [n, …] of codes and of scales")
         return parts
 
+    def _refuse(self, x: Tokens, why: str, **given: object) -> None:
+        """Raises InvalidParamError, on all ranks, for arguments that are given; None and False are not."""
+        with guard(self._member(x), OPERATOR):
+            for name, value in given.items():
+                if value is not None and value is not False:
+                    raise InvalidParamError(f"{name} is given {why}, expected a call without it")
+
     def _send(
-        self, x: Tokens, ids: Tensor | None, weights: Tensor | None, experts: Experts, alignment: int, worst: int
+        self,
+        x: Tokens,
+        ids: Tensor | None,
+        weights: Tensor | None,
+        experts: Experts,
+        alignment: int,
+        worst: int,
+        most: int = 0,
+        stats: Tensor | None = None,
+        layout: tuple[Tensor | None, Tensor | None] = (None, None),
     ) -> tuple[Tokens, Tensor, Tensor | None, EPHandle]:
         comm = self._member(x)
         with guard(comm, OPERATOR):
@@ -84,12 +102,20 @@ class _Buffer:
             local = _local(number, comm.size)
             if alignment < 1:
                 raise InvalidParamError(f"expert_alignment is {alignment}, expected at least 1")
+            if most and rows > most:
+                raise InvalidParamError(f"num_max_tokens_per_rank is {most}, expected at least {rows}, the rows of x")
+            if stats is not None and (tuple(stats.shape) != (local,) or stats.dtype not in (torch.int32, torch.int64)):
+                found = f"{stats.dtype} {tuple(stats.shape)}"
+                raise InvalidTensorError(f"cumulative_local_expert_recv_stats is {found}, expected integers [{local}]")
             if ids.dim() != 2 or ids.shape[0] != rows:
                 raise InvalidTensorError(f"topk_idx has shape {tuple(ids.shape)}, expected [{rows}, k]")
             if weights is not None and weights.shape != ids.shape:
                 shapes = tuple(weights.shape), tuple(ids.shape)
                 raise InvalidTensorError(f"topk_weights has shape {shapes[0]}, expected {shapes[1]}, that of topk_idx")
             there = _in_rank(ids, number, comm.size)
+            for name, told, right in zip(_LAYOUT, layout, (there.sum(0), there), strict=True):
+                if told is not None and (told.shape != right.shape or not bool((told == right).all())):
+                    raise InvalidParamError(f"{name} is not the layout of topk_idx, expected get_dispatch_layout's")
             rank, token = there.t().nonzero(as_tuple=True)
             here = ids[token] - rank[:, None] * local
             foreign = (here < 0) | (here >= local)
@@ -106,11 +132,13 @@ class _Buffer:
         made, columns = _received(given, received, columns, more)
         found = _column(received, columns[0], torch.int64, more, -1)
         got = None if weights is None else _column(received, columns[1], weights.dtype, more, 0)
-        counts = torch.stack([(found == expert).any(1).sum() for expert in range(local)]).tolist()
-        counts = [-(-count // alignment) * alignment for count in counts]
+        each = torch.stack([(found == expert).any(1).sum() for expert in range(local)])
+        if stats is not None:
+            stats += each.to(stats.device, stats.dtype)
+        counts = [-(-count // alignment) * alignment for count in each.tolist()]
         ranks = torch.tensor([sends, recvs], dtype=torch.int64, device="cpu")
         order = token * comm.size + rank
-        handle = EPHandle(rows, order, ranks, found, counts, len(received) + more)
+        handle = EPHandle(rows, number, alignment, order, ranks, found, counts, len(received) + more)
         return made, found.view(-1, k), None if got is None else got.view(-1, k), handle
 
     def _send_again(self, x: Tokens, handle: EPHandle) -> Tokens:
@@ -159,13 +187,30 @@ class Buffer(_Buffer):
     Args:
         group: A ProcessGroup, a `Communicator`, or None for the default group.
         num_nvl_bytes, num_rdma_bytes: Kept as attributes.
-        unused: Arguments that have no meaning here.
+        low_latency_mode, num_qps_per_rank, allow_nvlink_for_low_latency_mode, allow_mnnvl, use_fabric,
+            explicitly_destroy, enable_shrink: Ignored: they are about memory and links that are not used here.
+        comm: Refused: give a `Communicator` as ``group``.
     """
 
     num_sms = 20
 
-    def __init__(self, group: Any, num_nvl_bytes: int = 0, num_rdma_bytes: int = 0, *unused: Any, **named: Any) -> None:
+    def __init__(
+        self,
+        group: Any,
+        num_nvl_bytes: int = 0,
+        num_rdma_bytes: int = 0,
+        low_latency_mode: bool = False,
+        num_qps_per_rank: int = 24,
+        allow_nvlink_for_low_latency_mode: bool = True,
+        allow_mnnvl: bool = False,
+        use_fabric: bool = False,
+        explicitly_destroy: bool = False,
+        enable_shrink: bool = False,
+        comm: Any = None,
+    ) -> None:
         super().__init__(group)
+        if comm is not None:
+            raise InvalidParamError("comm is given, expected a ProcessGroup or a Communicator as group instead")
         self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
 
     @classmethod
@@ -188,14 +233,19 @@ class Buffer(_Buffer):
         return 0
 
     def get_dispatch_layout(
-        self, topk_idx: Tensor, num_experts: int, *unused: Any, **named: Any
+        self,
+        topk_idx: Tensor,
+        num_experts: int,
+        previous_event: Any = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
     ) -> tuple[Tensor, None, Tensor, Tensor, EventOverlap]:
         """Returns how many tokens go where. Communicates with no peer.
 
         Args:
             topk_idx: Experts of every token, int64 ``[n, k]``; -1: none.
             num_experts: Experts on all ranks together, a multiple of the number of ranks.
-            unused: Events and streams, ignored.
+            previous_event, async_finish, allocate_on_comm_stream: Ignored: the call is done when it returns.
 
         Returns:
             Tokens for each rank, int32 ``[W]``; None, tokens for each RDMA rank; tokens for each expert, int32
@@ -220,20 +270,24 @@ class Buffer(_Buffer):
         topk_weights: Tensor | None = None,
         expert_alignment: int = 1,
         num_worst_tokens: int = 0,
-        *unused: Any,
-        **named: Any,
+        config: Any = None,
+        previous_event: Any = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
     ) -> tuple[Tokens, Tensor | None, Tensor | None, list[int] | None, EPHandle, EventOverlap]:
         """Sends every token to each rank that has one of its experts.
 
         Args:
             x: ``[n, hidden]`` of any dtype, or a pair of codes and scales ``[n, …]``.
-            handle: The handle of an earlier dispatch, whose way the tokens go; the next six are then left out.
-            num_tokens_per_rank, num_tokens_per_rdma_rank, is_token_in_rank: Ignored; they follow from ``topk_idx``.
+            handle: The handle of an earlier dispatch, whose way the tokens go; ``topk_idx`` and ``topk_weights`` are
+                then refused, and what else is about the layout is ignored.
+            num_tokens_per_rank, is_token_in_rank: As `get_dispatch_layout` returns them, or left out.
+            num_tokens_per_rdma_rank: Ignored: it follows from ``topk_idx``.
             num_tokens_per_expert: Only its length matters: it is the number of experts.
             topk_idx, topk_weights: Experts and weights of every token, ``[n, k]``; -1: no expert.
             expert_alignment: The experts' counts are rounded up to multiples of it.
             num_worst_tokens: Rows of the results, if more than arrive; the additional rows belong to no expert.
-            unused: Events and streams, ignored.
+            config, previous_event, async_finish, allocate_on_comm_stream: Ignored: the call is done when it returns.
 
         Returns:
             Rows received, in the order of ranks; their experts by this rank's numbers, -1 for others', and weights, 0
@@ -241,14 +295,24 @@ class Buffer(_Buffer):
         """
         with torch.no_grad():
             if handle is not None:
+                self._refuse(x, "with a handle", topk_idx=topk_idx, topk_weights=topk_weights)
                 return self._send_again(x, handle), None, None, None, handle, self.capture()
             experts = "num_tokens_per_expert", num_tokens_per_expert
             about = topk_idx, topk_weights, experts, expert_alignment, num_worst_tokens
-            made, ids, weights, handle = self._send(x, *about)
+            layout = num_tokens_per_rank, is_token_in_rank
+            made, ids, weights, handle = self._send(x, *about, layout=layout)
             return made, ids, weights, handle.num_recv_tokens_per_expert_list, handle, self.capture()
 
     def combine(
-        self, x: Tensor, handle: EPHandle, topk_weights: Tensor | None = None, bias: Any = None, *_: Any, **named: Any
+        self,
+        x: Tensor,
+        handle: EPHandle,
+        topk_weights: Tensor | None = None,
+        bias: Any = None,
+        config: Any = None,
+        previous_event: Any = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
     ) -> tuple[Tensor, Tensor | None, EventOverlap]:
         """Adds up the ranks' outputs for every token, in the order of ranks, in float32 or wider, rounded once.
 
@@ -257,6 +321,7 @@ class Buffer(_Buffer):
             handle: What dispatch returned.
             topk_weights: ``[rows, k]``, added up in the same way.
             bias: A tensor ``[n, hidden]`` that is added, or a pair.
+            config, previous_event, async_finish, allocate_on_comm_stream: Ignored: the call is done when it returns.
 
         Returns:
             ``[n, hidden]``; the weights' sums ``[n, k]``, or None; an event.
@@ -276,19 +341,59 @@ class ElasticBuffer(_Buffer):
     Args:
         group: A ProcessGroup, a `Communicator`, or None for the default group.
         num_bytes: Kept as attribute.
-        sizes: Arguments that have no meaning here.
+        num_max_tokens_per_rank: The most rows that a dispatch may have, unless it says so itself; 0: any number.
+        deterministic: Results always are.
+        num_cpu_bytes, hidden, num_topk, use_fp8_dispatch, allow_hybrid_mode, allow_multiple_reduction,
+            prefer_overlap_with_compute, sl_idx, num_allocated_qps, num_cpu_timeout_secs, num_gpu_timeout_secs,
+            explicitly_destroy: Ignored: they are about memory, links and kernels that are not used here. Codes and
+            their scales are given as a pair; a sum is always rounded once; the group's timeout counts.
     """
 
-    def __init__(self, group: Any, num_bytes: int | None = None, **sizes: Any) -> None:
+    def __init__(
+        self,
+        group: Any,
+        num_bytes: int | None = None,
+        num_cpu_bytes: int = 0,
+        num_max_tokens_per_rank: int = 0,
+        hidden: int = 0,
+        num_topk: int = 0,
+        use_fp8_dispatch: bool = False,
+        deterministic: bool = False,
+        allow_hybrid_mode: bool = True,
+        allow_multiple_reduction: bool = True,
+        prefer_overlap_with_compute: bool = True,
+        sl_idx: int = 3,
+        num_allocated_qps: int = 0,
+        num_cpu_timeout_secs: int = 300,
+        num_gpu_timeout_secs: int = 100,
+        explicitly_destroy: bool = False,
+    ) -> None:
         super().__init__(group)
-        self.num_bytes = num_bytes or 0
+        self.num_bytes, self.num_max_tokens_per_rank = num_bytes or 0, num_max_tokens_per_rank
 
     @staticmethod
-    def get_buffer_size_hint(*unused: Any, **named: Any) -> int:
+    def get_buffer_size_hint(
+        group: Any,
+        num_max_tokens_per_rank: int,
+        hidden: int,
+        num_topk: int = 0,
+        use_fp8_dispatch: bool = False,
+        allow_hybrid_mode: bool = True,
+        allow_multiple_reduction: bool = True,
+    ) -> int:
         """Returns 0: no memory is needed."""
         return 0
 
-    def get_theoretical_num_sms(self, num_experts: int, num_topk: int) -> int:
+    def get_theoretical_num_sms(
+        self,
+        num_experts: int,
+        num_topk: int,
+        num_scaleout_topk: int = 0,
+        rdma_gbs: float = 0,
+        nvlink_gbs: float = 0,
+        sm_read_gbs: float = 200,
+        sm_write_gbs: float = 50,
+    ) -> int:
         """Returns 0: no SMs are needed."""
         return 0
 
@@ -297,29 +402,79 @@ class ElasticBuffer(_Buffer):
         x: Tokens,
         topk_idx: Tensor | None = None,
         topk_weights: Tensor | None = None,
-        *,
-        handle: EPHandle | None = None,
+        cumulative_local_expert_recv_stats: Tensor | None = None,
         num_experts: int | None = None,
-        expert_alignment: int = 1,
-        **unused: Any,
+        num_max_tokens_per_rank: int | None = None,
+        expert_alignment: int | None = None,
+        num_sms: int = 0,
+        num_qps: int = 0,
+        previous_event: Any = None,
+        previous_event_before_epilogue: Any = None,
+        async_with_compute_stream: bool = False,
+        allocate_on_comm_stream: bool = False,
+        handle: EPHandle | None = None,
+        do_handle_copy: bool = True,
+        do_cpu_sync: bool | None = None,
+        do_expand: bool = False,
+        do_zero_padding: bool = False,
+        use_tma_aligned_col_major_sf: bool = False,
     ) -> tuple[Tokens, Tensor | None, Tensor | None, EPHandle, EventOverlap]:
-        """Does `Buffer.dispatch`; the handle has the experts' counts."""
+        """Does `Buffer.dispatch`; the handle has the experts' counts.
+
+        Args:
+            x, topk_idx, topk_weights, handle: See `Buffer.dispatch`.
+            cumulative_local_expert_recv_stats: Integers, one per local expert, to which its rows are added; not with a
+                handle.
+            num_experts: Experts on all ranks together; with a handle, the handle's or None.
+            num_max_tokens_per_rank: The most rows that ``x`` may have; None: the constructor's.
+            expert_alignment: The experts' counts are rounded up to multiples of it; with a handle, the handle's or
+                None.
+            num_sms, num_qps, previous_event, previous_event_before_epilogue, async_with_compute_stream,
+                allocate_on_comm_stream, do_handle_copy: Ignored: the call is done when it returns, with copies.
+            do_cpu_sync: True or None; with a handle False or None: the number of received rows is always known.
+            do_expand, do_zero_padding, use_tma_aligned_col_major_sf: Refused: the layouts are not offered.
+        """
+        layouts = {"do_expand": do_expand, "do_zero_padding": do_zero_padding}
+        layouts["use_tma_aligned_col_major_sf"] = use_tma_aligned_col_major_sf
         with torch.no_grad():
+            self._refuse(x, "for a layout that is not offered here", **layouts)
+            most = self.num_max_tokens_per_rank if num_max_tokens_per_rank is None else num_max_tokens_per_rank
             if handle is not None:
+                given = {"topk_idx": topk_idx, "topk_weights": topk_weights, "do_cpu_sync": do_cpu_sync}
+                given["cumulative_local_expert_recv_stats"] = cumulative_local_expert_recv_stats
+                self._refuse(x, "with a handle", **given)
+                for name, value in (("num_experts", num_experts), ("expert_alignment", expert_alignment)):
+                    other = None if value in (None, getattr(handle, name)) else value
+                    self._refuse(x, f"with a handle of {getattr(handle, name)}", **{name: other})
                 return self._send_again(x, handle), None, None, handle, self.capture()
-            about = topk_idx, topk_weights, ("num_experts", num_experts), expert_alignment, 0
-            return *self._send(x, *about), self.capture()
+            self._refuse(x, "as False without a handle", do_cpu_sync=None if do_cpu_sync is not False else 0)
+            alignment = 1 if expert_alignment is None else expert_alignment
+            about = topk_idx, topk_weights, ("num_experts", num_experts), alignment, 0, most
+            return *self._send(x, *about, stats=cumulative_local_expert_recv_stats), self.capture()
 
     def combine(
-        self, x: Tensor, handle: EPHandle, topk_weights: Tensor | None = None, bias: Any = None, **unused: Any
+        self,
+        x: Tensor,
+        handle: EPHandle,
+        topk_weights: Tensor | None = None,
+        bias: Any = None,
+        num_sms: int = 0,
+        num_qps: int = 0,
+        previous_event: Any = None,
+        previous_event_before_epilogue: Any = None,
+        async_with_compute_stream: bool = False,
+        allocate_on_comm_stream: bool = False,
     ) -> tuple[Tensor, Tensor | None, EventOverlap]:
-        """Does `Buffer.combine`."""
+        """Does `Buffer.combine`; arguments from ``num_sms`` on are ignored: the call is done when it returns."""
         return *self._collect(x, handle, topk_weights, bias), self.capture()
 
 
+_LAYOUT = "num_tokens_per_rank", "is_token_in_rank"
+
+
 def _local(experts: int, size: int) -> int:
-    if experts < 1 or experts % size:
-        raise InvalidParamError(f"num_experts is {experts}, expected a multiple of {size} ranks")
+    if not 1 <= experts <= MOST or experts % size:
+        raise InvalidParamError(f"num_experts is {experts}, expected a multiple of {size} ranks, at most {MOST}")
     return experts // size
 
 

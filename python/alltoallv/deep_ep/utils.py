@@ -7,10 +7,17 @@ from typing import Any
 
 
 class Config:
-    """Accepts sizes of kernels and buffers, which this package does not need."""
+    """Accepts sizes of kernels and buffers, which this package does not need; all are ignored."""
 
-    def __init__(self, *sizes: int) -> None:
-        self.sizes = sizes
+    def __init__(
+        self,
+        num_sms: int = 20,
+        num_max_nvl_chunked_send_tokens: int = 6,
+        num_max_nvl_chunked_recv_tokens: int = 256,
+        num_max_rdma_chunked_send_tokens: int = 6,
+        num_max_rdma_chunked_recv_tokens: int = 256,
+    ) -> None:
+        self.num_sms = num_sms
 
     def get_nvl_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
         """Returns 0: no memory is needed."""
