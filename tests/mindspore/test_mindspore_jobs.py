@@ -33,6 +33,13 @@ def test_a_failing_job_says_why_in_seconds(tmp_path: Path) -> None:
         assert f"is {worker} of 3, True" in text
 
 
+def test_a_rank_that_dies_in_a_graph_is_named(tmp_path: Path) -> None:
+    """At once: msrun kills the others before MindSpore has passed the error on."""
+    job = msrun(tmp_path, 2, JOBS / "graph_failure.py")
+    assert job.code != 0
+    assert re.search(r"alltoallv: operator #4 all_to_all_v .*rank 1 was lost", job.logs["worker_0.log"])
+
+
 def test_subgroups_beside_mindspores_own_collectives(tmp_path: Path) -> None:
     for said in outputs(tmp_path, 3, JOBS / "subgroups.py"):
         assert "groups agree" in said

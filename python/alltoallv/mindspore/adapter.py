@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import mindspore
 from mindspore import Tensor, mint, ops
@@ -58,6 +58,7 @@ class Tensors(Adapter[Tensor]):
 
     kind, tensor, feedback, handle = "a MindSpore tensor", Tensor, ErrorFeedback, CommHandle
     done = Done
+    with_gradient: ClassVar[Callable[..., Tensor | None]]  # runs an operation with its gradient; `cells` has it
 
     def __init__(
         self, place: Place = region, copies: dict[int, tuple[Tensor, Tensor]] | None = None, settles: bool = False
@@ -119,11 +120,7 @@ class Tensors(Adapter[Tensor]):
     def differentiated(
         self, operation: Any, x: Tensor, out: Tensor | None, feedback: Any, timeout: float | None
     ) -> Tensor | None:
-        if not wants_gradient(x):
-            return None
-        from alltoallv.mindspore import cells  # which imports this module
-
-        return cells.differentiated(operation, x, out, feedback, timeout)
+        return self.with_gradient(operation, x, out, feedback, timeout) if wants_gradient(x) else None
 
     def launch(self, x: Tensor, out: Tensor, start: Callable[[Region, Region, int], None]) -> None:
         device_op.enqueue(lambda place, stream: start(place(x), place(out), stream), [out], [x])

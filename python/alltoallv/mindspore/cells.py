@@ -28,6 +28,7 @@ from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError
 from alltoallv.mindspore import graph_quantized, quantized
 from alltoallv.mindspore import group as groups
+from alltoallv.mindspore.adapter import Tensors
 from alltoallv.mindspore.autograd import summed
 from alltoallv.mindspore.exchange import all_to_all_v
 from alltoallv.mindspore.graph import AllToAllV
@@ -174,6 +175,9 @@ def differentiated(
         exclude("x wants a gradient", out=out, error_feedback=feedback)
     made = _Reduction.apply(x, operation, comm, param.all_reduce_type, timeout)
     return made
+
+
+Tensors.with_gradient = staticmethod(differentiated)
 
 
 class _Options(Stateless):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import os
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 
 from mindspore import Tensor, ops
 
-from alltoallv.errors import BackendUnavailableError
+from alltoallv.errors import BackendUnavailableError, PeerLostError
 from alltoallv.mindspore.tensors import Place, executor, target
 
 Launch = Callable[[Any, int], None]  # called with the addresses of the tensors, and the stream
@@ -38,9 +39,16 @@ def _run(ticket: int, addresses: Any, stream: int, message: int, capacity: int) 
 
 def tell(error: Exception, message: int, capacity: int) -> int:
     """Writes an error's class and text where the operator reads them, and returns that it failed."""
-    text = f"{type(error).__name__}: {error}".encode()[: capacity - 1] + b"\0"
+    report_loss(error)
+    text = f"{type(error).__name__}: {error}".encode(errors="backslashreplace")[: capacity - 1] + b"\0"
     ctypes.memmove(message, text, len(text))
     return 1
+
+
+def report_loss(error: Exception) -> None:
+    """Writes the loss of a peer to stderr at once: launchers end this process before MindSpore passes the error on."""
+    if isinstance(error, PeerLostError):
+        os.write(2, f"alltoallv: {error}\n".encode(errors="backslashreplace"))
 
 
 #: Address of the C function that runs or enqueues the collective of a ticket.

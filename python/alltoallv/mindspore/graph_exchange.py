@@ -28,6 +28,7 @@ from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.mindspore import graph_op
 from alltoallv.mindspore import group as groups
+from alltoallv.mindspore.device_op import report_loss
 from alltoallv.mindspore.group import Group
 from alltoallv.mindspore.tensors import DTYPES, core_name, in_queue, numpy_dtype
 
@@ -249,7 +250,12 @@ def make_operator(
 
     @functools.wraps(run)  # MindSpore counts the inputs by the signature
     def array(*inputs: Array) -> Array:
-        out = run(*inputs)  # MindSpore reads the result through the buffer protocol, which has no bfloat16
+        try:
+            out = run(*inputs)
+        except Exception as error:
+            report_loss(error)
+            raise
+        # MindSpore reads the result through the buffer protocol, which has no bfloat16
         return out.astype(np.float32) if out.dtype.name == "bfloat16" else out
 
     def known(x: Any, *others: Any) -> Any:
