@@ -50,24 +50,43 @@ bool python_is_reachable() {
     return !CallQueue::on_worker() && Py_IsInitialized() != 0;
 }
 
+/// Returns the globals of a module of Python that has been imported, else none. By these its frames are known: files
+/// may have any name, and other libraries a `threading.py` of their own.
+nb::object globals_of(const char* module) {
+    const nb::object found = nb::module_::import_("sys").attr("modules").attr("get")(module);
+    return found.is_none() ? found : found.attr("__dict__");
+}
+
 /// True if a thread waits, without limit, for another thread of the program: an idle pool, a join, a lock's owner.
-bool waits_for_threads(nb::handle frame) {
-    const nb::object code = frame.attr("f_code");
-    const auto name = nb::cast<std::string>(code.attr("co_name"));
-    const auto file = nb::cast<std::string>(code.attr("co_filename"));
-    if (file.ends_with("concurrent/futures/thread.py")) return name == "_worker";
-    if (!file.ends_with("/threading.py")) return false;
-    if (name != "wait" && name != "join" && name != "_wait_for_tstate_lock") return false;
+bool waits_for_threads(nb::handle frame, nb::handle threading, nb::handle pool) {
+    const nb::object globals = frame.attr("f_globals");
+    const auto is_in = [&](const char* function) {
+        return PyUnicode_CompareWithASCIIString(nb::object(frame.attr("f_code").attr("co_name")).ptr(), function) == 0;
+    };
+    if (globals.is(pool)) return is_in("_worker");
+    if (!globals.is(threading) || !(is_in("wait") || is_in("join") || is_in("_wait_for_tstate_lock"))) return false;
     const nb::object limit = frame.attr("f_locals").attr("get")("timeout");
     return limit.is_none() || nb::cast<double>(limit) < 0;
 }
 
-/// Looks for deadlocks. The threads of the program that may call a collective are those that run Python.
+/// Looks for deadlocks. The threads of the program that may call a collective are those that run Python. Such a look
+/// is no concern of the wait: what cannot be read counts as a thread that may go on.
 void look_for_deadlocks() {
     std::vector<uint64_t> callers;
-    const auto frames = nb::cast<nb::dict>(nb::module_::import_("sys").attr("_current_frames")());
-    for (const auto& [thread, frame] : frames)
-        if (!waits_for_threads(frame)) callers.push_back(nb::cast<uint64_t>(thread));
+    try {
+        const auto frames = nb::cast<nb::dict>(nb::module_::import_("sys").attr("_current_frames")());
+        const nb::object threading = globals_of("threading"), pool = globals_of("concurrent.futures.thread");
+        for (const auto& [thread, frame] : frames) {
+            bool waits = false;
+            try {
+                waits = waits_for_threads(frame, threading, pool);
+            } catch (const std::exception&) {  // its locals hold what is no number, say
+            }
+            if (!waits) callers.push_back(nb::cast<uint64_t>(thread));
+        }
+    } catch (const std::exception&) {  // no memory, or a program that has replaced a part of `sys`
+        return;
+    }
     Deadlocks::instance().look(callers);
 }
 

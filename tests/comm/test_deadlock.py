@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import os
 import random
 import threading
 import time
@@ -202,3 +204,32 @@ def test_messages_that_move_by_themselves_are_no_deadlock(ranks):
         return bool((got == 2).all())
 
     assert all(ranks(2, fresh=True, communicator=False)(work))
+
+FOREIGN = """
+def wait(timeout, started):
+    started.set()
+    end.wait()
+
+def _worker(work_queue, started):
+    wait(work_queue, started)
+"""
+
+
+@pytest.mark.parametrize("name", [b"lib/threading.py", b"concurrent/futures/thread.py", b"jos\xe9/work.py"])
+def test_frames_of_others_are_no_concern_of_a_wait(ranks, name):
+    """A look for deadlocks reads what threads are in: a library may name its files and variables as it likes."""
+
+    def work(comm):
+        end, started = threading.Event(), threading.Event()
+        library = {"end": end}
+        exec(compile(FOREIGN, os.fsdecode(name), "exec"), library)
+        for what in (datetime.timedelta(seconds=6), "6 s", object()):
+            for function in ("wait", "_worker"):
+                threading.Thread(target=library[function], args=(what, started), daemon=True).start()
+        started.wait()
+        if comm.rank == 1:
+            time.sleep(1.0)  # the other one looks
+        barrier(group=comm)
+        end.set()
+
+    ranks(2, fresh=True)(work)

@@ -16,7 +16,8 @@ import alltoallv
 from alltoallv import Communicator
 from alltoallv.errors import AllToAllVError, InvalidParamError, PeerMismatchError
 from alltoallv.numpy import all_reduce, all_to_all_v, barrier
-from alltoallv_tools.trace.records import DONE, FAILED, RUNNING, read, read_file
+from alltoallv_tools.trace.records import CUT_SHORT, DONE, FAILED, RUNNING, read, read_file
+from alltoallv_tools.trace.story import tell
 
 
 def domain_of(folder, size):
@@ -85,7 +86,7 @@ def test_failures_and_what_never_ends(ranks, tmp_path):
     assert len(outcomes) == 2
     (domain,) = read(tmp_path)
     assert domain.ranks[0].records["state"].tolist() == [FAILED, DONE]
-    assert domain.ranks[1].records["state"].tolist() == [FAILED, DONE, FAILED]
+    assert domain.ranks[1].records["state"].tolist() == [FAILED, DONE, CUT_SHORT]
 
 
 def test_nested_blocks(ranks, tmp_path):
@@ -114,6 +115,34 @@ def test_environment_variable(tmp_path):
     assert domain.name == 'a/b "c'
     assert [len(trace.records) for trace in domain.ranks.values()] == [1, 1]
     assert all(path.stat().st_size < 8192 for path in (tmp_path / "new" / "folder").iterdir())  # cut at the end
+
+
+@pytest.mark.parametrize("left", [0, 4096 + 40 * 72 + 5])
+def test_a_file_that_another_program_cuts(ranks, tmp_path, left):
+    """As `: > file` does, or logrotate; whole records that are left stay."""
+
+    def work(comm, folder):
+        with alltoallv.trace(folder):
+            for i in range(300):
+                if i == 100 and comm.rank == 0:
+                    for path in type(tmp_path)(folder).glob("*.trace"):
+                        os.truncate(path, left)
+                all_reduce(np.ones(1), group=comm)
+
+    ranks(2)(work, str(tmp_path))
+    (domain,) = read(tmp_path)
+    for rank, trace in domain.ranks.items():
+        assert len(trace.records) + trace.lost == 300
+        assert (trace.records["state"] == DONE).all()
+        numbers = trace.records["seq"]
+        (gaps,) = np.nonzero(np.diff(numbers) != 1)
+        kept = int(gaps[0]) + 1 if left else 0
+        assert (kept, len(gaps)) in (((39, 1), (40, 1)) if left else ((0, 0),))
+        assert 198 <= len(numbers) - kept <= 201  # the others may have been in the next one
+        assert (
+            f"{trace.lost} operators of rank {rank} of {domain.name!r} are lost: another program cut its file."
+            in tell([domain])
+        )
 
 
 def test_a_folder_that_cannot_be(tmp_path):

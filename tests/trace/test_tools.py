@@ -20,7 +20,8 @@ from traced_program import COUNTS, LATE, STEPS
 from alltoallv.errors import PeerLostError
 from alltoallv.numpy import all_reduce, barrier
 from alltoallv_tools.cli import main
-from alltoallv_tools.trace.records import read
+from alltoallv_tools.trace.page import html
+from alltoallv_tools.trace.records import CUT_SHORT, DONE, FAILED, RUNNING, read
 from alltoallv_tools.trace.story import lateness, tell
 from alltoallv_tools.trace.watch import table
 
@@ -74,6 +75,17 @@ def test_page(folder, tmp_path, capsys):
     late = lateness(next(domain for domain in read(folder) if domain.size == 4))
     assert [row[0] for row in world["late"]] == late.came_last.tolist()
     assert world["left_out"] == 0
+
+
+@pytest.mark.parametrize("name", ["a<!--<script>", "</script><b>", "a&lt;b"])
+def test_a_name_that_is_markup(folder, name):
+    """A script's text ends at the first end tag; but not behind `<!--<script>`."""
+    domains = read(folder)
+    domains[0].name = name
+    text = html(domains, name)
+    (data,) = re.findall(r'<script id="data" type="application/json">([^<]*)</script>', text)
+    assert json.loads(data)["title"] == name
+    assert name in [one["name"] for one in json.loads(data)["domains"]]
 
 
 def test_page_in_a_browser(folder, tmp_path):
@@ -172,6 +184,34 @@ def test_a_job_that_hangs(tmp_path):
         assert rows[0][3:7] == ["is", "in", "all_reduce", "#41"]
         job.send_signal(signal.SIGKILL)
     assert expected in tell(read(folder))
+
+
+@pytest.mark.parametrize("first_to_die", [1, 2])
+def test_a_job_whose_ranks_die_one_by_one(tmp_path, first_to_die):
+    """Those that outlive another have failed by its death: the verdict is that of the moment before."""
+    script, folder = tmp_path / "program.py", tmp_path / "trace"
+    script.write_text(DESYNC)
+    env = os.environ | {"ALLTOALLV_TRACE": str(folder)}
+    job = subprocess.Popen(
+        [*ALLTOALLV, "run", "-n", "4", str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env
+    )
+    with job:
+        job.stdout.readline()
+        expected = "Rank 2 has ended all_reduce #40 of 'tp', all others are in all_reduce #41."
+        end = time.monotonic() + 30
+        while expected not in tell(read(folder)) and time.monotonic() < end:
+            pass
+        (domain,) = read(folder)
+        os.kill(domain.ranks[first_to_die].pid, signal.SIGKILL)
+        job.communicate()
+    assert expected in tell(read(folder))
+    (domain,) = read(folder)
+    states = [int(trace.records["state"][-1]) for trace in domain.ranks.values()]
+    died = {first_to_die: DONE if first_to_die == 2 else RUNNING, 2: DONE}
+    assert states == [died.get(rank, CUT_SHORT) for rank in range(4)]
+    domain.ranks[0].records = domain.ranks[0].records.copy()
+    domain.ranks[0].records["state"][-1] = FAILED  # for a reason of its own
+    assert expected in tell([domain])
 
 
 def test_flight_records_of_a_job_that_was_not_traced(ranks, tmp_path, capsys):

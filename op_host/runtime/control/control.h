@@ -192,6 +192,7 @@ class ControlPlane {
     std::string describe_op() const { return describe_op(op_); }
     std::string flight_record() const;
     Tracer& tracer() { return tracer_; }
+    TraceState trace_state(bool ok) const;
 
     /// The segment itself, for objects that outlive the communicator (quarantined blocks).
     std::shared_ptr<Mapping> memory() const { return memory_; }

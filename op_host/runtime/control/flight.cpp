@@ -99,7 +99,14 @@ void ControlPlane::trace_end(bool ok, uint64_t bytes, uint64_t now_ns) {
         for (int j = 0; j < size(); ++j)
             traced_->counts()[j] =
                 op_ == OpKind::quantized_all_reduce ? mine.count / size() : mine.pairs()[j].send_count;
-    Tracer::end(*std::exchange(traced_, nullptr), ok, bytes, now_ns);
+    tracer_.end(*std::exchange(traced_, nullptr), trace_state(ok), bytes, now_ns);
+}
+
+/// Returns how an operator or message has ended, for the trace: a job's end is not a failure of what ranks were in.
+TraceState ControlPlane::trace_state(bool ok) const {
+    if (ok) return TraceState::done;
+    const PoisonKind kind = poisoned() ? poison_told().kind : PoisonKind::none;
+    return kind == PoisonKind::lost || kind == PoisonKind::aborted ? TraceState::cut_short : TraceState::failed;
 }
 
 std::string ControlPlane::flight_record() const {

@@ -1,6 +1,7 @@
 #include "runtime/control/trace.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -9,6 +10,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <new>
 #include <utility>
 
 #include "runtime/core/hold.h"
@@ -76,12 +78,42 @@ Tracer::~Tracer() {
         if (file->fd) (void)!ftruncate(file->fd.get(), static_cast<off_t>(file->used));
 }
 
-TraceRecord* Tracer::claim(uint64_t seq, OpKind op, DType dtype, Clock::time_point time) {
+std::unique_lock<std::mutex> Tracer::locked() {
     std::unique_lock lock(mutex_, std::try_to_lock);
     if (!lock) {
         Hold::let_go_now();  // the thread that has the mutex may be waiting for it, to warn
         lock.lock();
     }
+    return lock;
+}
+
+/// No failure of the trace is one of the operator.
+TraceRecord* Tracer::claim(uint64_t seq, OpKind op, DType dtype, Clock::time_point time, int32_t peer) {
+    const auto lock = locked();
+    try {
+        File* const into = file();
+        if (into == nullptr) return nullptr;
+        Slot& slot = free_slot();
+        if (!place(*into, slot)) return nullptr;
+        auto* const record = reinterpret_cast<TraceRecord*>(&slot + 1);
+        std::memset(static_cast<void*>(record), 0, stride_);
+        record->seq = seq;
+        record->dtype = static_cast<uint32_t>(dtype);
+        record->element = static_cast<uint32_t>(size_of(dtype));
+        record->op = static_cast<uint16_t>(op);
+        record->begin_ns = flight_ns(time);
+        record->peer = peer;
+        slot.file = into;
+        slot.busy = true;
+        write(slot);
+        return record;
+    } catch (const std::bad_alloc&) {
+        return nullptr;
+    }
+}
+
+/// Returns the file into which operators go now; null if there is none.
+Tracer::File* Tracer::file() {
     if (const uint64_t now = generation.load(std::memory_order_acquire); now != opened_) {
         std::string folder;
         {
@@ -89,30 +121,91 @@ TraceRecord* Tracer::claim(uint64_t seq, OpKind op, DType dtype, Clock::time_poi
             folder = current_folder;
         }
         opened_ = now;
-        const auto known = std::ranges::find(files_, folder, [](const auto& file) { return file->folder; });
+        const auto known = std::ranges::find(files_, folder, [](const auto& one) { return one->folder; });
         if (known != files_.end()) {
             std::rotate(known, known + 1, files_.end());
         } else if (!folder.empty()) {
             open(folder);
         }
     }
-    if (files_.empty()) return nullptr;
-    File& file = *files_.back();
-    if (!file.fd || !grow(file, file.used + stride_)) return nullptr;
-    auto* record = reinterpret_cast<TraceRecord*>(file.memory.data() + file.used);
-    file.used += stride_;
-    record->seq = seq;
-    record->dtype = static_cast<uint32_t>(dtype);
-    record->element = static_cast<uint32_t>(size_of(dtype));
-    record->op = static_cast<uint16_t>(op);
-    record->begin_ns.store(flight_ns(time), std::memory_order_release);
-    return record;
+    return files_.empty() || !files_.back()->fd ? nullptr : files_.back().get();
 }
 
-void Tracer::end(TraceRecord& record, bool ok, uint64_t bytes, uint64_t now_ns) {
+Tracer::Slot& Tracer::free_slot() {
+    for (const auto& one : slots_)
+        if (auto& slot = *reinterpret_cast<Slot*>(one.get()); !slot.busy) return slot;
+    slots_.push_back(std::make_unique<std::byte[]>(sizeof(Slot) + stride_));
+    return *new (slots_.back().get()) Slot{};
+}
+
+/// Gives a record its place in the file.
+bool Tracer::place(File& file, Slot& slot) {
+    if (!mend(file) || !grow(file, file.used + stride_)) return false;
+    slot.offset = std::exchange(file.used, file.used + stride_);
+    return true;
+}
+
+void Tracer::write(Slot& slot) {
+    (void)!::pwrite(slot.file->fd.get(), &slot + 1, stride_, static_cast<off_t>(slot.offset));
+}
+
+void Tracer::update(TraceRecord& record) {
+    const auto lock = locked();
+    Slot& slot = slot_of(record);
+    if (slot.file->fd && slot.offset != gone) write(slot);
+}
+
+void Tracer::end(TraceRecord& record, TraceState state, uint64_t bytes, uint64_t now_ns) {
     record.bytes = bytes;
-    record.state = static_cast<uint8_t>(ok ? FlightState::done : FlightState::failed);
-    record.end_ns.store(now_ns, std::memory_order_release);
+    record.state = state;
+    record.end_ns = now_ns;
+    const auto lock = locked();
+    Slot& slot = slot_of(record);
+    if (slot.file->fd && (slot.offset != gone || place(*slot.file, slot))) write(slot);
+    slot.busy = false;
+}
+
+/// Returns where the records end that have not been cut off. Behind them are zeros, and records that ended since.
+size_t Tracer::whole(const File& file) const {
+    const size_t at_once = std::max(size_t{64} << 10, stride_) / stride_;
+    std::vector<char> records(at_once * stride_);
+    char first = 0;
+    if (::pread(file.fd.get(), &first, 1, 0) != 1 || first == 0) return header_bytes;
+    for (size_t at = header_bytes;;) {
+        const ssize_t got = ::pread(file.fd.get(), records.data(), records.size(), static_cast<off_t>(at));
+        for (size_t i = 0; i < at_once; ++i, at += stride_) {
+            TraceRecord record;
+            if (got < static_cast<ssize_t>((i + 1) * stride_)) return at;
+            std::memcpy(static_cast<void*>(&record), records.data() + i * stride_, sizeof record);
+            if (at >= file.used) return file.used;
+            if (record.begin_ns == 0) return std::max(at, header_bytes + stride_) - stride_;  // the last may be a part
+        }
+    }
+}
+
+/// If another program has cut the file, goes on behind what is left of it, and says in its header what is lost. Returns
+/// false if there is no room for that.
+bool Tracer::mend(File& file) {
+    struct stat now{};
+    if (::fstat(file.fd.get(), &now) != 0 || static_cast<size_t>(now.st_size) == file.size) return true;
+    const size_t kept = whole(file);
+    const bool first = file.lost == 0;
+    file.lost += (file.used - kept) / stride_;
+    for (const auto& one : slots_)
+        if (auto& slot = *reinterpret_cast<Slot*>(one.get());
+            slot.busy && slot.file == &file && slot.offset != gone && slot.offset >= kept) {
+            slot.offset = gone;
+            --file.lost;  // it is written again at its end
+        }
+    (void)!::ftruncate(file.fd.get(), static_cast<off_t>(kept));
+    file.used = kept;
+    file.size = 0;  // so that it grows
+    if (!grow(file, file.used)) return false;
+    write_header(file);
+    if (first && hooks().warn)
+        hooks().warn("the trace of domain '" + domain_ + "' has been cut by another program: " +
+                     std::to_string(file.lost) + " operators of rank " + std::to_string(rank_) + " are lost");
+    return true;
 }
 
 /// Opens the files. A folder that is not writable is reported once; the program continues.
@@ -120,7 +213,7 @@ void Tracer::open(const std::string& folder) {
     static std::atomic<int> number{0};
     std::error_code ignored;  // the file then cannot be opened
     std::filesystem::create_directories(folder, ignored);
-    auto& file = *files_.emplace_back(std::make_unique<File>(File{folder, {}, {}, 0, 0}));
+    auto& file = *files_.emplace_back(std::make_unique<File>(File{folder, {}, 0, 0, 0}));
     const std::string name = folder + "/" + plain(domain_) + "-rank" + std::to_string(rank_) + "-" +
                              plain(host_name()) + "-" + std::to_string(getpid()) + "-" + std::to_string(++number) +
                              ".trace";
@@ -129,12 +222,16 @@ void Tracer::open(const std::string& folder) {
         if (hooks().warn) hooks().warn("nothing is traced: " + name + " cannot be written: " + strerror(errno));
         return;
     }
-    file.memory = Mapping(fd.get(), most_bytes);  // pages beyond the file's end are not touched before it grows
     file.fd = std::move(fd);
     if (!grow(file, header_bytes)) return;
-    const std::string text = header();
-    std::memcpy(file.memory.data(), text.data(), std::min(text.size(), header_bytes));
+    write_header(file);
     file.used = header_bytes;
+}
+
+void Tracer::write_header(const File& file) const {
+    std::string text = header(file);
+    text.resize(header_bytes);
+    (void)!::pwrite(file.fd.get(), text.data(), text.size(), 0);
 }
 
 /// Returns false if the disk or the file is full; tracing then stops.
@@ -147,18 +244,18 @@ bool Tracer::grow(File& file, size_t size) {
         file.fd = {};
         return false;
     }
-    file.memory.populate_pages(file.size, wanted - file.size);  // a page fault costs more than many records
     file.size = wanted;
     return true;
 }
 
-std::string Tracer::header() const {
+std::string Tracer::header(const File& file) const {
     const std::chrono::nanoseconds unix_time = std::chrono::system_clock::now().time_since_epoch();
     return "{\"domain\": " + json_string(domain_) + ", \"rank\": " + std::to_string(rank_) +
            ", \"size\": " + std::to_string(size_) + ", \"pid\": " + std::to_string(getpid()) +
            ", \"host\": " + json_string(host_name()) + ", \"stride\": " + std::to_string(stride_) +
-           ", \"steady_ns\": " + std::to_string(flight_ns()) + ", \"unix_ns\": " + std::to_string(unix_time.count()) +
-           ", \"operators\": " + names_of(op_table) + ", \"dtypes\": " + names_of(dtype_table) + "}\n";
+           ", \"lost\": " + std::to_string(file.lost) + ", \"steady_ns\": " + std::to_string(flight_ns()) +
+           ", \"unix_ns\": " + std::to_string(unix_time.count()) + ", \"operators\": " + names_of(op_table) +
+           ", \"dtypes\": " + names_of(dtype_table) + "}\n";
 }
 
 }  // namespace alltoallv

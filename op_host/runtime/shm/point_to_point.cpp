@@ -44,8 +44,7 @@ MessageWorkPtr PointToPoint::start(const PeerMessage& message, double timeout, b
     if (closing_) throw was_destroyed(message.op);
     if (control_.poisoned()) throw post.ended(control_);
     if (!waits && !thread_.joinable()) thread_ = quiet_thread("alltoallv-p2p", "messages", [this] { run(); });
-    post.traced = control_.tracer().begin(0, message.op, message.dtype, post.started);
-    if (post.traced != nullptr) post.traced->peer = message.peer;
+    post.traced = control_.tracer().begin(0, message.op, message.dtype, post.started, message.peer);
     posts_.push_back(std::move(post));
     control_.messages_under_way.fetch_add(1);
     progress();
@@ -202,7 +201,8 @@ void PointToPoint::look(Post& post) {
 bool PointToPoint::finish(Post& post, std::exception_ptr error) {
     if (post.traced != nullptr) {
         if (post.sends()) post.traced->counts()[post.asked.peer] = post.asked.count;
-        Tracer::end(*post.traced, error == nullptr, post.sends() ? 0 : post.bytes(), flight_ns());
+        control_.tracer().end(*std::exchange(post.traced, nullptr), control_.trace_state(error == nullptr),
+                              post.sends() ? 0 : post.bytes(), flight_ns());
     }
     control_.messages_under_way.fetch_sub(1);
     post.work->finish(std::move(error));

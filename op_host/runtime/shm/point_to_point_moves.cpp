@@ -97,6 +97,7 @@ bool PointToPoint::take_from(Post& post, int from) {
     if (post.traced != nullptr) {
         post.traced->peer = from;
         post.traced->waited_ns = flight_ns() - flight_ns(post.started);
+        control_.tracer().update(*post.traced);
     }
     if (!fits) {
         ring(from);

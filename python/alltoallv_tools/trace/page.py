@@ -32,7 +32,7 @@ def html(domains: Sequence[DomainTrace], title: str) -> str:
         "story": tell(domains),
         "domains": [_domain(domain) for domain in sorted(domains, key=lambda one: -one.bytes)],
     }
-    text = json.dumps(data, separators=(",", ":")).replace("</", "<\\/")
+    text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")  # else a name could end the script
     template = resources.files("alltoallv_tools.trace").joinpath("page.html").read_text("utf-8")
     return template.replace("{{DATA}}", text)
 

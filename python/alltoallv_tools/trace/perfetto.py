@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from alltoallv_tools.trace.records import FAILED, RUNNING, DomainTrace, RankTrace, rank_names
+from alltoallv_tools.trace.records import CUT_SHORT, FAILED, RUNNING, DomainTrace, RankTrace, rank_names
 
 
 def events(domains: Sequence[DomainTrace]) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def _slices(trace: RankTrace, record: Any, sent: list[int], place: dict[str, int
     waited = int(record["waited"]) / 1e3
     whole = {
         "name": trace.operators[record["op"]],
-        "cat": "failed" if record["state"] == FAILED else "alltoallv",
+        "cat": "failed" if record["state"] in (FAILED, CUT_SHORT) else "alltoallv",
         "ts": begin,
         **place,
         "args": {"operator": trace.name(record), "dtype": trace.dtype(record), "waited_us": waited, "bytes_to": sent},

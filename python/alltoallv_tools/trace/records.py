@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 HEADER_BYTES = 4096
-RUNNING, DONE, FAILED = range(3)
+RUNNING, DONE, FAILED, CUT_SHORT = range(4)  # the last: by the loss or the abort of a rank
 MESSAGES = ("send", "recv")
 
 Records = npt.NDArray[Any]  # has the dtype of `layout`
@@ -42,6 +42,7 @@ class RankTrace:
     operators: list[str]
     dtypes: list[str]
     records: Records
+    lost: int = 0  # number of records that another program has cut off
 
     def name(self, record: Any) -> str:
         """Returns ``"all_reduce #41"``, or ``"recv from rank 3"`` for a message, which has no sequence number."""
@@ -152,6 +153,7 @@ def read_file(path: Path) -> RankTrace:
         operators=about["operators"],
         dtypes=about["dtypes"],
         records=records[: empty[0]] if empty.size else records,
+        lost=about.get("lost", 0),
     )
 
 

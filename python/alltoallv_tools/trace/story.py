@@ -10,18 +10,23 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from alltoallv_tools.trace.records import DONE, FAILED, MESSAGES, RUNNING, DomainTrace, RankTrace
+from alltoallv_tools.trace.records import CUT_SHORT, DONE, FAILED, MESSAGES, RUNNING, DomainTrace, RankTrace
+
+_VERBS = {RUNNING: "is in", DONE: "has ended"}
 
 
 def tell(domains: Sequence[DomainTrace]) -> list[str]:
     """Returns one sentence or more per domain: what its ranks do, then for which ranks they waited."""
-    return [sentence for domain in domains for sentence in (*_places(domain), *_messages(domain), *_waits(domain))]
+    return [
+        sentence
+        for domain in domains
+        for sentence in (*_lost(domain), *_places(domain), *_messages(domain), *_waits(domain))
+    ]
 
 
 def where(trace: RankTrace, record: Any) -> str:
     """Returns ``"is in all_reduce #41"``, ``"has ended all_reduce #40"`` or ``"failed in all_reduce #41"``."""
-    verb = {RUNNING: "is in", DONE: "has ended", FAILED: "failed in"}[int(record["state"])]
-    return f"{verb} {trace.name(record)}"
+    return f"{_VERBS.get(int(record['state']), 'failed in')} {trace.name(record)}"
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
@@ -29,6 +34,14 @@ def ranks_text(ranks: Sequence[int]) -> str:
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+
+
+def _lost(domain: DomainTrace) -> list[str]:
+    return [
+        f"{trace.lost:,} operators of rank {rank} of {domain.name!r} are lost: another program cut its file."
+        for rank, trace in domain.ranks.items()
+        if trace.lost
+    ]
 
 
 def _places(domain: DomainTrace) -> list[str]:
@@ -47,19 +60,23 @@ def _places(domain: DomainTrace) -> list[str]:
     if len(groups) == 1:
         ranks = next(iter(groups.values()))
         everybody = {1: ranks_text(ranks), 2: "both ranks"}.get(len(ranks), f"all {len(ranks)} ranks")
-        return [*sentences, f"{_start(_phrase(domain, ranks[0], last, everybody))} of {domain.name!r}."]
+        return [*sentences, f"{_start(_phrase(domain, ranks, last, everybody))} of {domain.name!r}."]
     ordered = [ranks for _, ranks in sorted(groups.items())]
-    phrases = [_phrase(domain, ranks[0], last, ranks_text(ranks)) for ranks in ordered[:-1]]
+    phrases = [_phrase(domain, ranks, last, ranks_text(ranks)) for ranks in ordered[:-1]]
     end = ordered[-1]
     others = "all others" if len(end) > 1 else f"{ranks_text(end)}"
     first = f"{phrases[0]} of {domain.name!r}"
-    text = ", ".join([first, *phrases[1:], _phrase(domain, end[0], last, others)])
+    text = ", ".join([first, *phrases[1:], _phrase(domain, end, last, others)])
     sentences.append(f"{_start(text)}.")
     return sentences
 
 
-def _phrase(domain: DomainTrace, rank: int, last: dict[int, Any], who: str) -> str:
+def _phrase(domain: DomainTrace, ranks: Sequence[int], last: dict[int, Any], who: str) -> str:
+    """Says what ranks did before the end: those that outlived another by a moment were in what the loss cut short."""
+    rank = min(ranks, key=lambda one: last[one]["state"] == FAILED)
     text = where(domain.ranks[rank], last[rank])
+    if last[rank]["state"] == CUT_SHORT:
+        text = text.replace("failed in", _VERBS[RUNNING], 1)
     plural = {"is": "are", "has": "have"} if not who.startswith("rank ") else {}
     verb, _, rest = text.partition(" ")
     return f"{who} {plural.get(verb, verb)} {rest}"
@@ -72,7 +89,7 @@ def _start(text: str) -> str:
 def _messages(domain: DomainTrace) -> list[str]:
     sentences = []
     for rank, trace in domain.ranks.items():
-        left = trace.records[trace.of(MESSAGES) & (trace.records["state"] == RUNNING)]
+        left = trace.records[trace.of(MESSAGES) & np.isin(trace.records["state"], (RUNNING, CUT_SHORT))]
         if len(left):
             more = f" and {len(left) - 1} more" if len(left) > 1 else ""
             sentences.append(f"Rank {rank} of {domain.name!r} has not ended its {trace.name(left[0])}{more}.")
