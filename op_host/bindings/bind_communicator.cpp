@@ -5,9 +5,11 @@
 
 #include "bindings/bindings.h"
 #include "bindings/plan.h"
+#include "runtime/base/place.h"
 #include "runtime/base/processors.h"
 #include "runtime/base/quiet_thread.h"
 #include "runtime/bootstrap/registry.h"
+#include "runtime/control/liveness.h"
 #include "runtime/control/trace.h"
 #include "runtime/core/communicator.h"
 #include "runtime/shm/shm_communicator.h"
@@ -69,6 +71,7 @@ void bind_communicator(nb::module_& m) {
         .def_rw("domain", &CommunicatorOptions::domain)
         .def_rw("budget_mb", &CommunicatorOptions::budget_mb)
         .def_rw("threads", &CommunicatorOptions::threads)
+        .def_rw("processes", &CommunicatorOptions::processes)
         .def_rw("job", &CommunicatorOptions::job)
         .def_rw("secret", &CommunicatorOptions::secret)
         .def_rw("timeout", &CommunicatorOptions::timeout)
@@ -102,6 +105,7 @@ void bind_communicator(nb::module_& m) {
         .def("check_enqueued", &Communicator::check_enqueued, "done"_a, ReleaseGil(),
              "Raises what is known to have failed behind calls enqueued on a device; `done`: they have ended.")
         .def_prop_ro("usable", &Communicator::usable)
+        .def_prop_ro("processes", &Communicator::processes, "Numbers of the ranks' processes, for `check_living`.")
         .def_prop_ro("control", &Communicator::control, nb::sig("def control(self, /) -> Communicator | None"),
                      "Of ranks on devices: the communicator of the same ranks in host memory.")
         .def("set_timeout", &Communicator::set_timeout, "seconds"_a,
@@ -158,6 +162,16 @@ void bind_communicator(nb::module_& m) {
         "communicator",
         [](const CommunicatorOptions& options) { return find_or_make_communicator(options, make_shm_communicator); },
         ReleaseGil(), "options"_a, "The communicator of a domain, made if need be.");
+    m.def(
+        "processes_of", [](const std::string& job, int size) { return Liveness::untold(processes_of(job, size)); },
+        "job"_a, "size"_a,
+        "Numbers of the processes of a job of that size, 0 for those whose loss has been raised; empty: unknown.");
+    m.def(
+        "process_number",
+        [](const std::string& place, uint32_t pid) { return Liveness::process(place_number(place), pid); }, "place"_a,
+        "pid"_a, "The number of a process with that `this_place()`.");
+    m.def("check_living", &Liveness::check, "processes"_a, "rank"_a, "domain"_a,
+          "Raises PeerLostError if one of these, by rank, but the own one, is known to be lost.");
     m.def(
         "cache_bytes", [] { return last_level_cache_bytes(affinity()); },
         "Bytes of the last-level caches of the processors that this process may use: exchanges that outgrow them write "

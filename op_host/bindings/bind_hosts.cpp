@@ -5,6 +5,7 @@
 #include "bindings/bindings.h"
 #include "runtime/base/place.h"
 #include "runtime/bootstrap/registry.h"
+#include "runtime/control/liveness.h"
 #include "runtime/core/hooks.h"
 #include "runtime/hosts/tcp_communicator.h"
 #include "runtime/hosts/tcp_connections.h"
@@ -70,6 +71,9 @@ CommunicatorPtr equip(const CommunicatorOptions& options, const std::shared_ptr<
             local.rank = static_cast<int>(std::find(on_host.begin(), on_host.end(), options.rank) - on_host.begin());
             local.size = static_cast<int>(on_host.size());
             local.job = made->local_job();
+            local.names = on_host;
+            local.processes = {};
+            for (const int j : on_host) local.processes.push_back(made->processes()[static_cast<size_t>(j)]);
             carriers.within = make_shm_communicator(local);
             carriers.on_host = on_host;
         } else {
@@ -84,9 +88,9 @@ CommunicatorPtr equip(const CommunicatorOptions& options, const std::shared_ptr<
         connections.peers = {all};
         if (between == nullptr) connections.peers.push_back(carriers.within ? others : all);
         connections.timeout = options.timeout;
-        connections.poll = [&] {
+        connections.poll = [&, alive = Liveness::poll(options)] {
             if (!made->usable()) gather_texts(*made, "");  // throws the error that has ended it
-            if (hooks().poll) hooks().poll();
+            alive();
         };
         connections.gather = [&](const std::string& card) { return gather_texts(*made, card); };
         std::vector<std::vector<UniqueFd>> sockets = connect_ranks(connections);

@@ -53,6 +53,7 @@ def split(comm: Communicator, color: int | None, key: int) -> Made | None:
     members = sorted((row[2], rank) for rank, row in enumerate(gathered.tolist()) if row[:2] == [1, color])
     options.domain = f"{comm.domain}/{color}"
     ranks = [rank for _, rank in members]
+    options.processes = _processes(comm.core, ranks)
     if comm.backend == "shm":
         return _make(options, gathered, ranks, comm.rank)
     options.job = f"split/{gathered[0, 3]:x}"
@@ -73,10 +74,17 @@ def connect(
         limit: Only after a loss has ended ``whole``: the seconds that one survivor waits for another.
     """
     options.rank, options.size = members.index(whole.rank), len(members)
+    options.processes = _processes(whole, members)
     gather = _gatherer(whole, members, f"{options.job}\n{options.domain}", limit)
     if len(set(gather(_core.this_place().encode()))) == 1:
         return _core.communicator(options)
     return _core.engine_communicator(options, gather, None)
+
+
+def _processes(core: _core.Communicator, members: Sequence[int]) -> list[int]:
+    """Returns the numbers of the processes of these ranks: those who wait for one that has ended need not wait on."""
+    known = core.processes
+    return [known[rank] for rank in members] if known else []
 
 
 def _gatherer(
@@ -125,6 +133,7 @@ def shrink(comm: Communicator) -> Made:
         living = [rank for rank, pid in sorted(ranks.items()) if rank == comm.rank or _lives(pid)]
         trial.job = f"{job}/shrink/{'.'.join(f'{rank}-{ranks.get(rank)}' for rank in living)}"
         trial.rank, trial.size = living.index(comm.rank), len(living)
+        trial.processes = _processes(comm.core, living)
         trial.threads = list(ranks.values()).count(os.getpid()) > 1
         try:
             met = _core.communicator(trial)
@@ -132,6 +141,7 @@ def shrink(comm: Communicator) -> Made:
                 # Not for longer: one that gave up as the others met is trying again, and waits for them there.
                 gathered = _gather(met, [0, 0, 0], min(_PATIENCE, final.timeout))
                 final.job = job
+                final.processes = _processes(met, range(met.size))
                 final.join_timeout = min(_PATIENCE, final.timeout)  # one of them may die before it joins
                 return _make(final, gathered, list(range(met.size)), met.rank)
             finally:

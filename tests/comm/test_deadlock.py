@@ -205,6 +205,7 @@ def test_messages_that_move_by_themselves_are_no_deadlock(ranks):
 
     assert all(ranks(2, fresh=True, communicator=False)(work))
 
+
 FOREIGN = """
 def wait(timeout, started):
     started.set()
@@ -233,3 +234,23 @@ def test_frames_of_others_are_no_concern_of_a_wait(ranks, name):
         end.set()
 
     ranks(2, fresh=True)(work)
+
+
+@pytest.mark.parametrize("limit", ["call", "group"])
+def test_a_wait_that_ends_by_itself_is_none(ranks, limit):
+    """A short limit finds out who is late; the other group goes on."""
+
+    def work(rank, size):
+        (a, b) = groups(rank, (0, 1), (0, 1))
+        if limit == "group":
+            a = join(rank, 2, "deadlock", "short", timeout=1.5)
+        failure = None
+        if rank == 0:
+            failure = attempt(barrier, group=a, **({"timeout": 1.5} if limit == "call" else {}))
+        barrier(group=b)
+        check_works(b)
+        return failure
+
+    failure = ranks(2, fresh=True, communicator=False)(work)[0]
+    assert failure.name == "CommTimeoutError", failure
+    assert "for rank 1 (" in failure.text

@@ -37,6 +37,46 @@ def lost(how: str, *ranks: str) -> None:
             print(f"{type(error).__name__} after {time.monotonic() - begin:.3f} s: {error}", flush=True)
 
 
+def lost_at_any_time(victim: str, after: str) -> None:
+    """A rank dies some time after the others have begun to exchange much; they tell whom they miss, and go on."""
+    comm = Communicator.from_env(timeout=30)
+    an.barrier(group=comm)
+    if str(comm.rank) == victim:
+        threading.Timer(float(after), os.kill, (os.getpid(), signal.SIGKILL)).start()
+    try:
+        while True:
+            an.all_to_all_v(np.full(4 * 300_000, comm.rank), [300_000] * 4, [300_000] * 4, group=comm)
+    except AllToAllVError as error:
+        print(f"{type(error).__name__}: {error}", flush=True)
+    assert comm.shrink().size == comm.size - 1
+
+
+def silent(how: str, victim: str) -> None:
+    """A rank is stopped, or comes too late; the others tell for whom they have waited."""
+    comm = Communicator.from_env(timeout=3)
+    pids = [one["pid"] for one in comm.flight_record()["ranks"]]
+    an.barrier(group=comm)
+    if str(comm.rank) == victim:
+        if how == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(4)
+        return
+    try:
+        an.all_reduce(np.ones(3), group=comm)
+    except AllToAllVError as error:
+        print(f"{type(error).__name__}: {error}", flush=True)
+    if how == "stop" and comm.rank == 3:
+        time.sleep(1)
+        os.kill(pids[int(victim)], signal.SIGKILL)
+
+
+def settings_differ() -> None:
+    try:
+        Communicator.from_env(timeout=30, check="off" if os.environ["RANK"] == "1" else "always")
+    except AllToAllVError as error:
+        print(f"{type(error).__name__}: {error}", flush=True)
+
+
 def shrink(*ranks: str) -> None:
     """Ranks die; the others shrink their communicator, go on, and tell how long that took."""
     comm = Communicator.from_env(timeout=30)

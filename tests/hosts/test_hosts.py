@@ -137,6 +137,43 @@ def test_lost_ranks_are_named_on_all_within_a_second(hosts: list[Host], how: str
         assert how == "exit" or float(text.split("after ")[1].split()[0]) < 1.0, text
 
 
+def test_no_living_rank_is_named(hosts: list[Host]) -> None:
+    """At whatever moment a rank dies: within a host, too, where the ranks that exchange have other numbers."""
+    a, b, _ = hosts
+    for trial in range(6):
+        victim = (2, 3, 1)[trial % 3]
+        arguments = ("lost_at_any_time", str(victim), str(0.05 + 0.03 * trial))
+        texts = told([a, a, b, b], *arguments, port=29_520 + 2 * trial, lost=[victim])
+        for text in (text for rank, text in enumerate(texts) if rank != victim):
+            assert text.startswith("PeerLostError: operator #"), text
+            assert f"rank {victim}" in text, text
+
+
+@pytest.mark.parametrize("how", ["stop", "late"])
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_silent_leader_does_not_accuse_those_behind_it(hosts: list[Host], how: str, victim: int) -> None:
+    """The rows of the other rank on its host have come to it, but not further if it is stopped."""
+    a, b, _ = hosts
+    texts = told([a, a, b, b], "silent", how, str(victim), port=29_580, lost=[victim])
+    for rank, text in enumerate(texts):
+        if rank == victim:
+            continue
+        assert text.startswith("CommTimeoutError: rank "), text
+        assert f" for rank {victim} (" in text, text
+        assert text.count("(pid ") == 1, text
+        same_host = rank // 2 == victim // 2
+        assert ("stopped" if same_host else "does not answer") in text or how == "late", text
+
+
+def test_a_check_that_differs_is_refused_while_joining(hosts: list[Host]) -> None:
+    a, b, c = hosts
+    for text in told([a, b, c], "settings_differ", port=29_590):
+        assert text == (
+            "InvalidParamError: rank 1 has check = 'off', rank 0 has check = 'always': settings of domain 'default' "
+            "must be equal on every rank\n"
+        )
+
+
 @pytest.mark.parametrize("lost", [(0,), (1,), (2, 3)], ids=["rank-0", "a-rank", "a-host"])
 def test_survivors_go_on_at_once(hosts: list[Host], lost: tuple[int, ...]) -> None:
     """`shrink` where rank 0 is lost, over which rows go, a rank that leads nobody, and all of a host."""

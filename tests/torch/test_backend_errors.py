@@ -143,6 +143,25 @@ def test_monitored_barrier(rank: int, size: int, group: dist.ProcessGroup, file:
             dist.monitored_barrier(every)
 
 
+def test_a_rank_that_dies_before_it_joins_a_group(ranks: Ranks, tmp_path: Path) -> None:
+    """The others, which know its process from the default group, do not wait for the timeout."""
+
+    def work(rank: int, size: int, file: str) -> None:
+        with joined(rank, size, file):
+            dist.barrier()
+            if rank == 2:
+                time.sleep(0.3)
+                os.kill(os.getpid(), signal.SIGKILL)
+            begin = time.monotonic()
+            with pytest.raises(PeerLostError, match=r"rank 2 \(pid .*\) was lost before it joined"):
+                dist.new_group([0, 1, 2])
+            assert time.monotonic() - begin < 5
+            time.sleep(0.5)  # not another one that has ended by now
+
+    outcomes = ranks(3, communicator=False, fresh=True, outcomes=True)(work, str(tmp_path / "file"))
+    assert [outcome.error is None for outcome in outcomes] == [True, True, False], outcomes
+
+
 def test_killed_rank(ranks: Ranks, tmp_path: Path) -> None:
     """While the others wait in a call, for a handle, and in DDP's backward pass; then a new group of the rest."""
 

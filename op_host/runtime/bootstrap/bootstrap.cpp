@@ -98,7 +98,8 @@ class Joiner {
     void pause(std::chrono::microseconds length) {
         patience_.tick();
         if (patience_.expired()) {
-            throw comm_timeout("rank 0 had not opened ", describe(options_), " after ", seconds_text(options_.timeout));
+            throw comm_timeout("rank ", name_of(options_, 0), " had not opened ", describe(options_), " after ",
+                               seconds_text(options_.timeout));
         }
         std::this_thread::sleep_for(
             std::min<std::chrono::microseconds>(length, std::chrono::milliseconds(patience_.slice_ms())));
@@ -153,8 +154,8 @@ class Joiner {
             const double ms = std::min(std::ceil(options_.timeout * 1000), 2e9);
             try_send(socket_.get(), encode(MessageKind::expired, static_cast<int32_t>(ms)));
         } else if (now >= give_up_at_) {
-            throw comm_timeout("after ", seconds_text(options_.timeout), " rank 0 (pid ", root().pid,
-                               ") had not answered while opening ", describe(options_));
+            throw comm_timeout("after ", seconds_text(options_.timeout), " rank ", name_of(options_, 0), " (pid ",
+                               root().pid, ") had not answered while opening ", describe(options_));
         }
     }
 
@@ -214,7 +215,8 @@ class Joiner {
     }
 
     Error root_lost() {
-        return peer_lost("rank 0 (pid ", root().pid, ") ended or left while opening ", describe(options_));
+        return peer_lost("rank ", name_of(options_, 0), " (pid ", root().pid, ") ended or left while opening ",
+                         describe(options_));
     }
 
     Peer& root() { return membership_.peers[0]; }

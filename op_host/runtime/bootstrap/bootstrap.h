@@ -21,7 +21,7 @@ struct BootstrapOptions {
     std::string domain;  ///< name of the communication domain
     int rank = 0;
     int size = 1;
-    int called = -1;           ///< the rank in messages about its own failure, where that is another number
+    std::vector<int> names;    ///< the ranks' numbers in messages, where they are others
     double timeout = 600.0;    ///< seconds until absent ranks are an error that names them
     std::string settings;      ///< "key=value;key=value", equal on every rank
     size_t control_bytes = 0;  ///< size of the shared control segment, equal on every rank

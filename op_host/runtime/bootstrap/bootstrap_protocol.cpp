@@ -71,7 +71,7 @@ std::string rank_text(int rank) {
 }
 
 std::string own_name(const BootstrapOptions& options) {
-    return rank_text(options.called < 0 ? options.rank : options.called) + " (pid " + std::to_string(getpid()) + ")";
+    return "rank " + std::to_string(name_of(options, options.rank)) + " (pid " + std::to_string(getpid()) + ")";
 }
 
 void check_settings(const BootstrapOptions& joining, const BootstrapOptions& present) {
@@ -197,7 +197,7 @@ Error joined_twice(const BootstrapOptions& joining, pid_t first, pid_t second) {
 Error absent_error(const BootstrapOptions& options, double seconds, const std::vector<int>& ranks,
                    const std::string& had_not) {
     std::string list;
-    for (const int rank : ranks) list += (list.empty() ? "" : ", ") + std::to_string(rank);
+    for (const int rank : ranks) list += (list.empty() ? "" : ", ") + std::to_string(name_of(options, rank));
     return comm_timeout("after ", seconds_text(seconds), (ranks.size() == 1 ? " rank " : " ranks "), list, " of ",
                         options.size, " ", had_not, " ", describe(options));
 }

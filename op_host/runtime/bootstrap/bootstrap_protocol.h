@@ -71,6 +71,11 @@ Error absent_error(const BootstrapOptions& options, double seconds, const std::v
 /// Returns the error of the other ranks when `rank` leaves with an exception that is not an `Error`.
 Error gave_up_error(const BootstrapOptions& options);
 
+/// Returns a rank's number in messages.
+inline int name_of(const BootstrapOptions& options, int rank) {
+    return options.names.empty() ? rank : options.names[static_cast<size_t>(rank)];
+}
+
 /// Returns "domain 'd' (job 'j')".
 std::string describe(const BootstrapOptions& options);
 

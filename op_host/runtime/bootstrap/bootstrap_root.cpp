@@ -321,7 +321,7 @@ class Root {
     }
 
     Error lost(int rank) const {
-        return peer_lost("rank ", rank, " (pid ", members_[static_cast<size_t>(rank)].pid,
+        return peer_lost("rank ", name_of(options_, rank), " (pid ", members_[static_cast<size_t>(rank)].pid,
                          ") ended or left while joining ", describe(options_));
     }
 

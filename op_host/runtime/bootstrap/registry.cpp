@@ -20,7 +20,8 @@ using Key = std::tuple<std::string, std::string, int>;  // job, domain, rank of 
 struct Registry {
     std::mutex mutex;
     std::map<Key, std::shared_ptr<Shared>> entries;
-    std::vector<std::weak_ptr<Communicator>> others;  // which are not found by name
+    std::vector<std::weak_ptr<Communicator>> others;                        // which are not found by name
+    std::map<std::pair<std::string, int>, std::vector<int64_t>> processes;  // by job and size: the last ones
 };
 
 Registry& registry() {
@@ -58,10 +59,24 @@ CommunicatorPtr find_or_make_communicator(const CommunicatorOptions& options, co
                                 options.size);
         if (existing->rank() == options.rank) return existing;
     }
-    CommunicatorPtr fresh = make(options);
+    CommunicatorOptions known = options;
+    if (known.processes.empty() && !options.threads) {
+        known.processes = processes_of(options.job, options.size);
+        known.replaceable = true;
+    }
+    CommunicatorPtr fresh = make(known);
+    const std::vector<int64_t> processes = fresh->processes();
     const std::lock_guard lock(all.mutex);
     entry->communicator = fresh;
+    if (!options.threads) all.processes[{options.job, options.size}] = processes;
     return fresh;
+}
+
+std::vector<int64_t> processes_of(const std::string& job, int size) {
+    Registry& all = registry();
+    const std::lock_guard lock(all.mutex);
+    const auto found = all.processes.find({job, size});
+    return found == all.processes.end() ? std::vector<int64_t>{} : found->second;
 }
 
 CommunicatorPtr destroyed_with_all(CommunicatorPtr made) {

@@ -70,9 +70,10 @@ void ControlPlane::count_cpus() {
 }
 
 void ControlPlane::start_clock(double timeout) {
-    started_ = Clock::now();
-    next_warning_ = after(options_.warn_after, started_);
-    op_timeout_ = timeout < 0 ? this->timeout() : timeout;
+    const ControlPlane& all = whole();
+    started_ = &all != this ? all.started_ : Clock::now();
+    next_warning_ = &all != this ? all.next_warning_ : after(options_.warn_after, started_);
+    op_timeout_ = &all != this ? all.op_timeout_ : timeout < 0 ? this->timeout() : timeout;
 }
 
 Row& ControlPlane::open(OpKind op, DType dtype, double timeout) {
@@ -166,12 +167,16 @@ void ControlPlane::step(const std::function<std::vector<int>()>& missing, WaitSt
         // Check again: what it published before it left counts.
         for (const int still : missing()) {
             if (still != j) continue;
-            poison(PoisonKind::lost,
-                   "rank " + std::to_string(gone) + " has left domain '" + domain() + "': " + describe_rank(gone));
+            poison(PoisonKind::lost, "rank " + std::to_string(called(gone)) + " has left domain '" + domain() +
+                                         "': " + describe_rank(gone));
             throw_poison();
         }
     }
-    if (op_ != OpKind::none && state.for_calls) state.told.still(op_, late, before);
+    if (const OpKind op = whole().op_; op != OpKind::none && state.for_calls) {
+        std::vector<int> ranks;
+        for (const int j : late) ranks.push_back(called(j));
+        state.told.still(op, ranks, op_timeout_, before);
+    }
     if (hosts) hosts->look();
     const auto now = Clock::now();
     if (std::chrono::duration<double>(now - started_).count() >= op_timeout_) {

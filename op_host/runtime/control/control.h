@@ -44,6 +44,13 @@ class ControlPlane {
     int rank() const { return options_.rank; }
     int size() const { return options_.size; }
     const std::string& domain() const { return options_.domain; }
+    /// Returns a rank's number in messages.
+    int called(int rank) const { return options_.names.empty() ? rank : options_.names[static_cast<size_t>(rank)]; }
+    /// This plane carries out parts of the operators of `whole`, from which its ranks have their names: messages name
+    /// the operator that was called, and a failure of either is one of both. `share` tells the other one's.
+    struct Poison;
+    void become_part_of(const ControlPlane& whole) { whole_.store(&whole, std::memory_order_release); }
+    void share_poison(std::function<void(const Poison&)> share);
     const Layout& layout() const { return layout_; }
     /// The processors that the ranks may use together; complete once all ranks have joined.
     const CpuSet& cpus() const { return cpus_; }
@@ -154,6 +161,8 @@ class ControlPlane {
     void leave();
     /// A transport between hosts reports what it has received about the other hosts.
     void hear_poison(PoisonKind kind, int by, const std::string& reason);
+    /// Takes the end of the whole, or of the part.
+    void hear_poison(const Poison& poison) { hear_poison(poison.kind, rank(), poison.reason); }
     void hear_left(int rank);
     void hear_rows(uint64_t seq) {
         doorbell_.ring_if([&] { return has_all_rows(seq); });
@@ -188,6 +197,10 @@ class ControlPlane {
     std::string describe_wait(const std::string& waited, Clock::time_point since, const std::string& what,
                               const std::vector<int>& ranks) const;
     std::string describe_rank(int rank) const;
+    /// Returns the process of a rank, as control/liveness.h numbers it.
+    int64_t process_of(int rank) const;
+    /// Returns the rank that was lost in this process's view; < 0 if none was.
+    int lost_rank() const;
     std::string describe_op(OpKind op) const;
     std::string describe_op() const { return describe_op(op_); }
     std::string flight_record() const;
@@ -205,14 +218,15 @@ class ControlPlane {
     struct Hosts {
         std::function<void(uint64_t seq)> published;  // called when this rank's row is published
         std::function<void()> look;                   // called when this segment has news for the other hosts
-        std::function<int(int rank)> cut_off;  // rank that has left and without which `rank` cannot be reached, or -1
+        std::function<int(int rank)> cut_off;    // rank that has left and without which `rank` cannot be reached, or -1
+        std::function<int(int rank)> hidden_by;  // the rank that does not answer and hides `rank`, or `rank` itself
         std::function<void(uint64_t seq, const PairDifference&)> judged;  // called by rank 0
     };
     std::optional<Hosts> hosts;
 
   private:
     struct WaitState {
-        WaitState(const ControlPlane& plane, bool calls) : told(plane), for_calls(calls) {}
+        WaitState(const ControlPlane& plane, bool calls) : told(plane.whole()), for_calls(calls) {}
 
         Deadlocks::Wait told;
         const bool for_calls;
@@ -245,6 +259,10 @@ class ControlPlane {
         } while (!ready());
     }
 
+    const ControlPlane& whole() const {
+        const ControlPlane* const whole = whole_.load(std::memory_order_acquire);
+        return whole != nullptr ? *whole : *this;
+    }
     ControlHeader& header() const { return layout_.header(memory_->data()); }
     void start_clock(double timeout);
     void populate() const;
@@ -285,6 +303,8 @@ class ControlPlane {
     Clock::time_point started_, next_warning_;
     std::atomic<bool> active_{false};
     std::mutex poison_mutex_;
+    std::function<void(const Poison&)> share_poison_;  // guarded by the mutex
+    std::atomic<const ControlPlane*> whole_{nullptr};
     Tracer tracer_;
     TraceRecord* traced_ = nullptr;  // record of the present operator
 };

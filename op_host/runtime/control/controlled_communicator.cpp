@@ -35,7 +35,24 @@ void ControlledCommunicator::abort(const std::string& reason) {
     if (is_inherited()) return;
     const std::lock_guard lock(lifetime_);
     if (control_ == nullptr) return;
-    control_->poison(PoisonKind::aborted, "rank " + std::to_string(rank()) + " aborted: " + reason);
+    control_->poison(PoisonKind::aborted, "rank " + std::to_string(control_->called(rank())) + " aborted: " + reason);
+}
+
+std::vector<int64_t> ControlledCommunicator::processes() const {
+    std::vector<int64_t> found;
+    const std::lock_guard lock(lifetime_);
+    for (int j = 0; control_ != nullptr && j < size(); ++j) found.push_back(control_->process_of(j));
+    return found;
+}
+
+void ControlledCommunicator::end_with(const ControlPlane::Poison& poison) {
+    const std::lock_guard lock(lifetime_);
+    if (control_ != nullptr) control_->hear_poison(poison);
+}
+
+void ControlledCommunicator::part_of_this(ControlledCommunicator& part) {
+    part.control_->become_part_of(*control_);
+    part.control_->share_poison([this](const ControlPlane::Poison& poison) { end_with(poison); });
 }
 
 void ControlledCommunicator::check_counts(int from, int to, int64_t sent, int64_t expected) const {

@@ -8,6 +8,7 @@
 #include <new>
 #include <string>
 #include <type_traits>
+#include <vector>
 
 #include "runtime/control/control.h"
 #include "runtime/core/communicator.h"
@@ -22,6 +23,10 @@ class ControlledCommunicator : public Communicator {
     bool usable() const override;
     void set_timeout(double seconds) override;
     std::string flight_record() const override;
+    std::vector<int64_t> processes() const override;
+
+    /// Ends with this error, which another communicator of the process has met; after `destroy` too late.
+    void end_with(const ControlPlane::Poison& poison);
 
   protected:
     explicit ControlledCommunicator(const CommunicatorOptions& options)
@@ -44,6 +49,10 @@ class ControlledCommunicator : public Communicator {
     /// Throws if a rank sends another number of elements than its receiver expects. Needed with `check` off, too: data
     /// of a wrong size would be written where they do not belong.
     void check_counts(int from, int to, int64_t sent, int64_t expected) const;
+
+    /// Makes `part` carry out operators of this one: the failure of either is one of both. `share_poison` on this one's
+    /// plane tells the part; until `part` is destroyed, this one stays.
+    void part_of_this(ControlledCommunicator& part);
 
     /// Ends use of the control plane; the flight record stays.
     void close_control();
@@ -116,8 +125,8 @@ void ControlledCommunicator::run(OpKind op, DType dtype, double timeout, bool mo
         fail_with(error);
         throw error;
     } catch (...) {
-        control_->poison(PoisonKind::aborted,
-                         "rank " + std::to_string(rank()) + " was interrupted in " + control_->describe_op());
+        control_->poison(PoisonKind::aborted, "rank " + std::to_string(control_->called(rank())) +
+                                                  " was interrupted in " + control_->describe_op());
         close_failed();
         throw;
     }

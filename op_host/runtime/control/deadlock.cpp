@@ -12,7 +12,8 @@ namespace alltoallv {
 namespace {
 
 constexpr int64_t between_looks_ns = 50'000'000;
-constexpr int64_t together_ns = 100'000'000;   // of waiting, in which a loss on its way ends the wait instead
+constexpr int64_t together_ns = 100'000'000;  // of waiting, in which a loss on its way ends the wait instead
+constexpr double soon = 60;  // seconds: a shorter limit than the others' may be meant to find out who is late
 constexpr int64_t hearsay_ns = 3'000'000'000;  // older records of other processes are ignored
 
 /// Returns the number of the last operator that this rank has begun, as far as every thread may know it.
@@ -21,11 +22,6 @@ uint64_t last_operator(const ControlPlane& plane) {
     for (const FlightEntry& entry : plane.status(plane.rank()).flight)
         last = std::max(last, entry.seq.load(std::memory_order_relaxed));
     return last;
-}
-
-int64_t process_of(const RankStatus& status) {
-    const int64_t place = status.place.load(std::memory_order_relaxed);
-    return place << 32 | status.pid.load(std::memory_order_relaxed);
 }
 
 Deadlocks* current = nullptr;
@@ -64,7 +60,16 @@ void Deadlocks::answer_by(const ControlPlane& plane, std::function<void()> answe
     answers_[&plane] = std::move(answer);
 }
 
-void Deadlocks::Wait::still(OpKind op, const std::vector<int>& missing, Clock::time_point time,
+std::string Deadlocks::loss_of(int64_t process) {
+    const std::lock_guard lock(mutex_);
+    if (process == 0) return {};
+    for (const ControlPlane* plane : planes_)
+        if (const int lost = plane->lost_rank(); lost >= 0 && plane->process_of(lost) == process)
+            return plane->poison_told().reason;
+    return {};
+}
+
+void Deadlocks::Wait::still(OpKind op, const std::vector<int>& missing, double limit, Clock::time_point time,
                             Clock::time_point since) {
     if (begun_ == Clock::time_point{}) begun_ = std::min(time, since);
     if (time - begun_ < long_wait) return;
@@ -75,13 +80,14 @@ void Deadlocks::Wait::still(OpKind op, const std::vector<int>& missing, Clock::t
     const auto [found, fresh] = all.waits_.try_emplace({&plane_, Waiting::this_thread()});
     if (fresh) found->second.number = ++all.numbers_;
     WaitRecord& record = found->second.record = WaitRecord{};
-    record.process = process_of(plane_.status(plane_.rank()));
+    record.process = plane_.process_of(plane_.rank());
+    record.limit = limit;
     record.rank = plane_.rank();
     record.seen_ns = static_cast<int64_t>(flight_ns(time));
     record.seq = plane_.seq();
     record.op = op;
     record.ranks = static_cast<uint16_t>(std::min(missing.size(), WaitRecord::most_ranks));
-    for (size_t i = 0; i < record.ranks; ++i) record.missing[i] = {process_of(plane_.status(missing[i])), missing[i]};
+    for (size_t i = 0; i < record.ranks; ++i) record.missing[i] = {plane_.process_of(missing[i]), missing[i]};
     plane_.domain().copy(record.domain, sizeof record.domain - 1);
 }
 
@@ -235,6 +241,13 @@ bool Deadlocks::ends_by_loss(const WaitRecord& record) const {
     return told && !usable;
 }
 
+/// True if one of the waits soon ends by a limit that is shorter than the others': by a timeout, which names who is
+/// late, and after which the others may go on.
+bool Deadlocks::ends_by_itself(const std::vector<WaitRecord>& cycle) {
+    const auto [first, last] = std::ranges::minmax_element(cycle, {}, &WaitRecord::limit);
+    return first->limit < soon && first->limit < last->limit;
+}
+
 void Deadlocks::judge_known(int64_t together) {
     // Processes that wait, in every operator, for a process that also stays in this set.
     Known stuck = known_;
@@ -273,6 +286,7 @@ void Deadlocks::judge_known(int64_t together) {
     }
     if (seen - since < together) return;  // as far as is known, they did not all wait at one instant, or for so long
     if (std::ranges::any_of(cycle, [this](const WaitRecord& record) { return ends_by_loss(record); })) return;
+    if (ends_by_itself(cycle)) return;
 
     for (ControlPlane* plane : planes_)
         for (const WaitRecord& record : cycle) {

@@ -55,6 +55,9 @@ class Deadlocks {
     void add(ControlPlane& plane);
     void remove(ControlPlane& plane);
 
+    /// Returns how a process was lost to one of the domains; empty if it was not.
+    std::string loss_of(int64_t process);
+
     /// `answer` is called when this process has waited for long: it lets messages of peers be answered.
     void answer_by(const ControlPlane& plane, std::function<void()> answer);
 
@@ -68,7 +71,8 @@ class Deadlocks {
 
         /// Reports that it still waited for calls of these ranks after `time`. Published `long_wait` after its
         /// beginning: the first report, or `since` if that was earlier.
-        void still(OpKind op, const std::vector<int>& missing, Clock::time_point time,
+        /// The wait ends by itself after `limit` seconds.
+        void still(OpKind op, const std::vector<int>& missing, double limit, Clock::time_point time,
                    Clock::time_point since = Clock::time_point::max());
         void ends();
 
@@ -109,6 +113,7 @@ class Deadlocks {
     void publish();
     void hear();
     bool ends_by_loss(const WaitRecord& record) const;
+    static bool ends_by_itself(const std::vector<WaitRecord>& cycle);
     void judge_known(int64_t together);
 
     const Deadlocks* of_parent_ = nullptr;  // before a fork

@@ -2,18 +2,18 @@
 /// \brief Names of operators and ranks in messages.
 #include <signal.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <fstream>
 #include <sstream>
 #include <string>
 
 #include "runtime/control/control.h"
+#include "runtime/control/liveness.h"
 #include "runtime/control/peer_words.h"
 
 namespace alltoallv {
-namespace {
 
-/// Returns "running", "stopped" or "gone", from the kernel's table.
 const char* process_state(uint32_t pid) {
     std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
     if (!file.is_open() && kill(static_cast<pid_t>(pid), 0) == 0) return "running";  // no descriptor is left to read it
@@ -34,19 +34,22 @@ const char* process_state(uint32_t pid) {
     return state == 'T' || state == 't' ? "stopped" : "running";
 }
 
-}  // namespace
-
 std::string ControlPlane::describe_op(OpKind op) const {
+    if (const ControlPlane& all = whole(); &all != this) return all.describe_op();
     if (op == OpKind::none) return "domain '" + domain() + "'";
     return "operator #" + std::to_string(seq_) + " " + std::string(name_of(op)) + " of domain '" + domain() + "'";
 }
 
 std::string ControlPlane::describe_rank(int peer) const {
+    if (const ControlPlane& all = whole(); &all != this) return all.describe_rank(called(peer));
     const RankStatus& peer_status = status(peer);
     const uint32_t pid = peer_status.pid.load(std::memory_order_relaxed);
     const std::string host = peer_text(peer_status.host, sizeof peer_status.host);
-    const std::string state = has_left(peer) ? "left" : host.empty() ? process_state(pid) : "on another host";
-    std::string text = "rank " + std::to_string(peer) + " (pid " + std::to_string(pid) +
+    const bool silent = peer_status.silent.load(std::memory_order_relaxed) != 0;
+    const std::string state = has_left(peer) ? "left"
+                              : host.empty() ? process_state(pid)
+                                             : std::string("on another host") + (silent ? ", does not answer" : "");
+    std::string text = "rank " + std::to_string(called(peer)) + " (pid " + std::to_string(pid) +
                        (host.empty() ? "" : " of " + host) + ", " + state;
     uint64_t last = 0, what = 0;
     for (const FlightEntry& entry : peer_status.flight) {
@@ -62,10 +65,20 @@ std::string ControlPlane::describe_rank(int peer) const {
 
 std::string ControlPlane::describe_wait(const std::string& waited, Clock::time_point since, const std::string& what,
                                         const std::vector<int>& ranks) const {
+    if (const ControlPlane& all = whole(); &all != this) {
+        std::vector<int> named;
+        for (const int j : ranks) named.push_back(called(j));
+        return all.describe_wait(waited, since, what, named);
+    }
+    std::vector<int> guilty;  // a rank that does not answer hides others, which may have come
+    for (const int j : ranks) {
+        const int by = hosts ? hosts->hidden_by(j) : j;
+        if (std::ranges::find(guilty, by) == guilty.end()) guilty.push_back(by);
+    }
     char seconds[32];
     std::snprintf(seconds, sizeof seconds, " %.1f s in ", seconds_since(since));
-    std::string text = "rank " + std::to_string(rank()) + " " + waited + seconds + what + " for ";
-    for (const int j : ranks) text += (j == ranks[0] ? "" : ", ") + describe_rank(j);
+    std::string text = "rank " + std::to_string(called(rank())) + " " + waited + seconds + what + " for ";
+    for (const int j : guilty) text += (j == guilty[0] ? "" : ", ") + describe_rank(j);
     return text;
 }
 

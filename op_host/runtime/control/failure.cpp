@@ -5,6 +5,7 @@
 #include "runtime/base/resources.h"
 #include "runtime/control/control.h"
 #include "runtime/control/deadlock.h"
+#include "runtime/control/liveness.h"
 #include "runtime/control/peer_words.h"
 
 namespace alltoallv {
@@ -55,7 +56,7 @@ void ControlPlane::poison_with(const Error& error, const std::string& what) {
     const PoisonKind kind = is_memory(error)                       ? PoisonKind::memory
                             : error.kind() == ErrorClass::resource ? PoisonKind::resource
                                                                    : PoisonKind::aborted;
-    poison(kind, "rank " + std::to_string(rank()) + " failed in " + what + ": " + error.what());
+    poison(kind, "rank " + std::to_string(called(rank())) + " failed in " + what + ": " + error.what());
 }
 
 ControlPlane::Poison ControlPlane::poison_told() const {
@@ -70,6 +71,7 @@ ControlPlane::Poison ControlPlane::poison_told() const {
 
 Error ControlPlane::poison_error(const std::string& what) const {
     const Poison poison = poison_told();
+    if (const int gone = lost_rank(); gone >= 0) Liveness::tell(process_of(gone));
     if (poison.kind == PoisonKind::timeout) return comm_timeout(poison.reason);
     if (poison.kind == PoisonKind::deadlock) return deadlock(poison.reason);
     if (poison.kind == PoisonKind::resource)
@@ -89,7 +91,16 @@ void ControlPlane::poison(PoisonKind kind, const std::string& reason) {
     hear_poison(kind, rank(), reason);
 }
 
+void ControlPlane::share_poison(std::function<void(const Poison&)> share) {
+    {
+        const std::lock_guard lock(poison_mutex_);
+        share_poison_ = share;
+    }
+    if (share && poisoned()) share(poison_told());
+}
+
 void ControlPlane::hear_poison(PoisonKind kind, int by, const std::string& reason) {
+    std::function<void(const Poison&)> share;
     {
         const std::lock_guard lock(poison_mutex_);
         if (poisoned()) return;
@@ -98,9 +109,11 @@ void ControlPlane::hear_poison(PoisonKind kind, int by, const std::string& reaso
         uint64_t expected = 0;
         const uint64_t value = static_cast<uint64_t>(kind) << 32 | (static_cast<uint64_t>(by) + 1);
         if (!header().poison.compare_exchange_strong(expected, value, std::memory_order_seq_cst)) return;
+        share = share_poison_;
     }
     ring_all();
     if (on_poison) on_poison();
+    if (share) share({kind, by, reason});
 }
 
 void ControlPlane::ring_all() {
@@ -120,7 +133,19 @@ void ControlPlane::hear_difference(uint64_t seq, const PairDifference& differenc
 }
 
 void ControlPlane::lost(int peer, const std::string& how) {
-    poison(PoisonKind::lost, "rank " + std::to_string(peer) + " was lost: " + how + "; " + describe_rank(peer));
+    if (!poisoned()) status(peer).lost.store(1, std::memory_order_release);
+    poison(PoisonKind::lost, "rank " + std::to_string(called(peer)) + " was lost: " + how + "; " + describe_rank(peer));
+}
+
+int64_t ControlPlane::process_of(int peer) const {
+    const RankStatus& of = status(peer);
+    return Liveness::process(of.place.load(std::memory_order_relaxed), of.pid.load(std::memory_order_relaxed));
+}
+
+int ControlPlane::lost_rank() const {
+    for (int j = 0; poisoned() && j < size(); ++j)
+        if (status(j).lost.load(std::memory_order_acquire) != 0) return j;
+    return -1;
 }
 
 void ControlPlane::acknowledge_if_idle() {
@@ -136,7 +161,7 @@ void ControlPlane::leave() {
 }
 
 Error ControlPlane::broken(int peer, const std::string& how) const {
-    return peer_lost(describe_op() + ": rank " + std::to_string(peer) + "'s row is broken: " + how);
+    return peer_lost(describe_op() + ": rank " + std::to_string(called(peer)) + "'s row is broken: " + how);
 }
 
 const char* ControlPlane::payload_of(int peer, int64_t offset, size_t bytes) const {

@@ -107,6 +107,8 @@ struct alignas(cache_line) RankStatus {
     std::atomic<uint64_t> acked;       // set once this rank has seen the poison and will not write to any peer again
     std::atomic<uint64_t> probe;       // address of a word that peers try to read with process_vm_readv
     std::atomic<uint32_t> reads_all;   // 1 if this rank could read every peer
+    std::atomic<uint32_t> lost;        // 1 once a rank of this host knows that it is lost
+    std::atomic<uint32_t> silent;      // of a leader of another host: 1 while it does not answer
     std::atomic<uint64_t> cpus[16];    // the processors it may use, bit by bit
     char host[64];                     // its name, if it is not this host
     char reason[1024];                 // why this rank poisoned the communicator
@@ -172,6 +174,7 @@ struct WaitRecord {
     OpKind op;
     uint16_t ranks;
     uint32_t moves_messages;  // 1 if the process has messages under way that no thread waits for
+    double limit;             // seconds that the wait lasts at most
     For missing[most_ranks];
     char domain[136];
 };

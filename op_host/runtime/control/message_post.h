@@ -27,7 +27,9 @@ struct MessagePost {
     /// Returns the rank that it waits for; negative if any rank may send.
     int other() const { return from >= 0 ? from : asked.peer; }
 
-    std::string text(const ControlPlane& control) const { return describe(asked, other(), control.domain()); }
+    std::string text(const ControlPlane& control) const {
+        return describe(asked, other() < 0 ? other() : control.called(other()), control.domain());
+    }
 
     /// Returns the error of a message that can no longer be completed.
     Error ended(const ControlPlane& control) const {

@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "runtime/base/error.h"
 #include "runtime/base/fork_generation.h"
@@ -99,6 +100,11 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     bool busy() const { return queue_->busy(); }
 
     virtual Stats stats() const;
+
+    /// Returns the processes of the ranks, as control/liveness.h numbers them; nothing once destroyed.
+    virtual std::vector<int64_t> processes() const {
+        return control() ? control()->processes() : std::vector<int64_t>{};
+    }
 
     /// The last operators of every rank, as JSON.
     virtual std::string flight_record() const = 0;

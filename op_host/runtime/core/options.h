@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace alltoallv {
 
@@ -15,6 +17,9 @@ struct CommunicatorOptions {
     std::string domain = "default";   ///< name, without budget
     std::optional<size_t> budget_mb;  ///< MB of shared memory per rank for outputs; unset: as the domain says, else 200
     bool threads = false;             ///< ranks are threads of this process
+    std::vector<int> names;           ///< the ranks' numbers in messages, where they are others: of a part of a group
+    std::vector<int64_t> processes;   ///< those expected as the ranks, as far as known, else 0 (control/liveness.h)
+    bool replaceable = false;         ///< once their loss has been raised, others may come in their place
     std::string job;                  ///< distinguishes concurrent jobs of one user
     std::string secret;               ///< proves that ranks belong to the job, if it has one
     double timeout = 600.0;           ///< seconds

@@ -6,6 +6,7 @@
 #include "runtime/base/abandon.h"
 #include "runtime/base/sha256.h"
 #include "runtime/bootstrap/bootstrap.h"
+#include "runtime/control/liveness.h"
 #include "runtime/hosts/tcp_connections.h"
 #include "runtime/hosts/tcp_tree.h"
 
@@ -22,7 +23,8 @@ TcpMeetingOptions meeting_options(const CommunicatorOptions& options, const std:
     meeting.domain = options.domain;
     meeting.key = hex(hmac_sha256(secret, options.job + '\n' + options.domain));
     meeting.timeout = options.timeout;
-    meeting.poll = hooks().poll;
+    meeting.check = options.check;
+    meeting.poll = Liveness::poll(options);
     return meeting;
 }
 
@@ -56,6 +58,7 @@ std::shared_ptr<TcpCommunicator> make_tcp_communicator(const CommunicatorOptions
     }
     const std::vector<std::string> words = words_of(gather(card)[0]);
     std::shared_ptr<TcpCommunicator> made;
+    std::optional<Error> refused;  // with the same error on all ranks
     if (words.size() > 2) {
         TcpMeetingOptions meeting = meeting_options(options, options.secret + words[1]);
         meeting.timeout = std::min(options.timeout, meeting_seconds);
@@ -67,6 +70,7 @@ std::shared_ptr<TcpCommunicator> make_tcp_communicator(const CommunicatorOptions
             made = make_of(options, std::move(membership), meeting);
         } catch (const Error& error) {
             failure = error.what();
+            if (error.kind() == ErrorClass::invalid_param || error.kind() == ErrorClass::peer_lost) refused = error;
         }
     } else if (failure.empty()) {
         failure = "rank 0 has no address";
@@ -74,6 +78,7 @@ std::shared_ptr<TcpCommunicator> make_tcp_communicator(const CommunicatorOptions
     const std::vector<std::string> verdicts = gather(made ? "+" : "-");
     if (std::all_of(verdicts.begin(), verdicts.end(), [](const std::string& verdict) { return verdict == "+"; }))
         return made;
+    if (refused) throw *refused;
     if (failure.empty()) failure = "another rank could not";
     return nullptr;
 }
@@ -92,10 +97,10 @@ TcpCommunicator::TcpCommunicator(const CommunicatorOptions& options, TcpMembersh
     bootstrap.domain = domain();
     bootstrap.rank = static_cast<int>(std::find(here.begin(), here.end(), rank()) - here.begin());
     bootstrap.size = static_cast<int>(here.size());
-    bootstrap.called = rank();
+    bootstrap.names = here;
     bootstrap.timeout = options.timeout;
     bootstrap.control_bytes = Layout(size(), tcp_payload_bytes).without_data();
-    bootstrap.poll = hooks().poll;
+    bootstrap.poll = meeting.poll;
     Membership local;
     std::optional<Error> failure;
     try {
@@ -136,6 +141,12 @@ TcpCommunicator::~TcpCommunicator() {
 
 void TcpCommunicator::carry_by(Carriers carriers, std::vector<UniqueFd> for_messages) {
     carriers_ = std::move(carriers);
+    if (const auto within = std::dynamic_pointer_cast<ControlledCommunicator>(carriers_.within)) {
+        part_of_this(*within);
+        control_->share_poison([part = std::weak_ptr(within)](const ControlPlane::Poison& poison) {
+            if (const auto there = part.lock()) there->end_with(poison);
+        });
+    }
     // Ranks that do not share memory count as ranks on separate hosts.
     if (!carriers_.within)
         for (int j = 0; j < size(); ++j)
@@ -165,6 +176,7 @@ void TcpCommunicator::leave() {
     leaders_->stop();
     if (messages_) messages_->close();
     if (carriers_.between) carriers_.between->close();
+    control_->share_poison({});
     if (carriers_.within) carriers_.within->destroy();
     carriers_.memory.reset();
     close_control();

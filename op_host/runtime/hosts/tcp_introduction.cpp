@@ -23,6 +23,7 @@ TcpHello introduce(const TcpMeetingOptions& options) {
     hello.magic = tcp_magic;
     hello.rank = options.rank;
     hello.size = options.size;
+    hello.checks = options.check ? 1 : 0;
     hello.pid = static_cast<uint32_t>(getpid());
     set_text(hello.place, this_place());
     (void)::gethostname(hello.host, sizeof hello.host - 1);

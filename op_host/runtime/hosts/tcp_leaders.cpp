@@ -14,12 +14,14 @@
 
 #include "runtime/base/process_state.h"
 #include "runtime/bootstrap/reactor.h"
+#include "runtime/control/liveness.h"
 
 namespace alltoallv {
 namespace {
 
-constexpr double farewell = 1.0;    // seconds
-constexpr int patience_ms = 30000;  // for a leader that takes nothing
+constexpr double farewell = 1.0;         // seconds
+constexpr int patience_ms = 30000;       // for a leader that takes nothing
+constexpr int64_t ask_ns = 500'000'000;  // from one question to the next, and until a leader counts as silent
 
 }  // namespace
 
@@ -105,6 +107,10 @@ void TcpLeaders::watch() {
                                 const auto self = weak.lock();
                                 return self ? self->cut_off(rank) : -1;
                             },
+                            [weak = weak_from_this()](int rank) {
+                                const auto self = weak.lock();
+                                return self ? self->hidden_by(rank) : rank;
+                            },
                             weakly([](TcpLeaders& self, uint64_t seq, const PairDifference& difference) {
                                 const std::string body(reinterpret_cast<const char*>(&difference), sizeof difference);
                                 self.send_to_others(nobody, {0, Tells::difference, 0, {}, seq}, body);
@@ -130,6 +136,20 @@ int TcpLeaders::cut_off(int rank) const {
     }
 }
 
+/// The rows of ranks on another host come through the leaders between this one and it. One whose program is late still
+/// passes them on; one that is stopped does not.
+int TcpLeaders::hidden_by(int rank) const {
+    if (is_here(rank)) return rank;
+    const auto pid = control_.status(here_[0]).pid.load(std::memory_order_relaxed);
+    if (!leads() && std::string(process_state(pid)) == "stopped") return here_[0];
+    const int last = tree_.host_of(rank);
+    for (int host = tree_.host_of(here_[0]); host != last;) {
+        host = tree_.towards(host, last);
+        if (control_.status(tree_.leader(host)).silent.load(std::memory_order_relaxed) != 0) return tree_.leader(host);
+    }
+    return rank;
+}
+
 /// The last rank on its host sends the rows, all at once; on a late host, the rank that waits for them does.
 void TcpLeaders::published(uint64_t seq) {
     full_fence();  // of several ranks that publish at the same time, the last one sees the rows of all
@@ -153,12 +173,37 @@ void TcpLeaders::look() {
     tell_poison();
     tell_departures();
     tell_waits();
+    ask();
+}
+
+/// Asks the other leaders, while this host waits, if they are there.
+void TcpLeaders::ask() {
+    const int64_t now = now_ns();
+    for (Connection& connection : connections_) {
+        if (now - connection.asked_ns < ask_ns) continue;
+        if (!connection.answers) {
+            note_silence(connection, true);
+            continue;
+        }
+        connection.asked_ns = now;
+        connection.answers = false;
+        send(connection, {0, Tells::question, 0, {}, 0}, {});
+    }
+}
+
+/// Keeps it in this host's segment, and passes it on to the others.
+void TcpLeaders::note_silence(const Connection& connection, bool silent) {
+    const uint32_t value = silent ? 1 : 0;
+    if (control_.status(connection.leader).silent.exchange(value, std::memory_order_relaxed) == value) return;
+    send_to_others(static_cast<size_t>(&connection - connections_.data()),
+                   {0, Tells::silent, connection.leader, {}, value}, {});
 }
 
 void TcpLeaders::tell_poison() {
     if (!control_.poisoned() || std::exchange(poison_told_, true)) return;
     const auto poison = control_.poison_told();
-    send_to_others(nobody, {0, Tells::poisoned, poison.by, poison.kind, 0}, poison.reason);
+    const auto lost = static_cast<uint64_t>(control_.lost_rank() + 1);
+    send_to_others(nobody, {0, Tells::poisoned, poison.by, poison.kind, lost}, poison.reason);
 }
 
 void TcpLeaders::tell_departures() {
@@ -207,6 +252,8 @@ void TcpLeaders::on_bytes(size_t index) {
     Connection& connection = connections_[index];
     if (connection.ended) return;
     const bool goes_on = receive(connection, connection.heard);
+    connection.answers = true;
+    note_silence(connection, false);
     read_messages(index);
     if (!goes_on && !connection.ended) on_end(connection);
 }
@@ -242,8 +289,17 @@ void TcpLeaders::on_message(size_t index, const Message& message, const char* bo
             return control_.hear_difference(message.seq, difference);
         }
         case Tells::poisoned:
+            if (message.seq > static_cast<uint64_t>(control_.size())) break;
+            if (message.seq > 0) control_.status(static_cast<int>(message.seq) - 1).lost.store(1);
             control_.hear_poison(message.kind, message.rank, std::string(body, message.bytes));
             return tell_poison();
+        case Tells::question:
+            return send(connection, {0, Tells::answer, 0, {}, 0}, {});
+        case Tells::answer:
+            return;
+        case Tells::silent:
+            control_.status(message.rank).silent.store(message.seq != 0 ? 1 : 0, std::memory_order_relaxed);
+            return send_to_others(index, message, {});
         case Tells::departed:
             control_.hear_left(message.rank);
             send_to_others(index, message, {});

@@ -46,14 +46,17 @@ class TcpLeaders : public std::enable_shared_from_this<TcpLeaders> {
         bool ended = false;      // the other end has closed
         int64_t its_clock = 0;   // the other clock as last received, and when
         int64_t told_ns = 0;
+        int64_t asked_ns = 0;  // when it was last asked for an answer
+        bool answers = true;   // false from then until anything comes
     };
-    enum class Tells : uint32_t { rows = 1, difference, poisoned, departed, waits };
+    enum class Tells : uint32_t { rows = 1, difference, poisoned, departed, waits, question, answer, silent };
     struct Message {
         uint32_t bytes = 0;  // bytes that follow
         Tells tells = Tells::departed;
         int32_t rank = 0;  // the rank it is about
         PoisonKind kind = PoisonKind::none;
-        uint64_t seq = 0;  // of an operator; for rows: their number
+        uint64_t seq =
+            0;  // of an operator; for rows: their number; for a poison: the lost rank + 1; for silence: 1 or 0
     };
 
     class Turn;
@@ -64,6 +67,7 @@ class TcpLeaders : public std::enable_shared_from_this<TcpLeaders> {
     }
     bool is_here(int rank) const { return tree_.host_of(rank) == tree_.host_of(here_[0]); }
     int cut_off(int rank) const;
+    int hidden_by(int rank) const;
     bool all_ended();
     static void ignore(const Peer& peer);
 
@@ -71,6 +75,8 @@ class TcpLeaders : public std::enable_shared_from_this<TcpLeaders> {
     void look();
     void tell_departures();
     void tell_poison();
+    void ask();
+    void note_silence(const Connection& connection, bool silent);
     void send_to_others(size_t except, const Message& message, const std::string& body);
     void send(Connection& connection, Message message, const std::string& body);
     bool send_or_receive(Connection& connection, const std::string& data);

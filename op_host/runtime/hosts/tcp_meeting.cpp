@@ -141,6 +141,13 @@ std::optional<Error> receive(const UniqueFd& listener, const TcpMeetingOptions& 
                 failure = failure_of(hello, options.domain);
                 deadline = std::min(deadline, after(telling));
             }
+            if (hello.checks != hellos[0].checks && !failure) {
+                const auto check = [](const TcpHello& one) { return one.checks != 0 ? "'always'" : "'off'"; };
+                failure = invalid_param("rank ", hello.rank, " has check = ", check(hello),
+                                        ", rank 0 has check = ", check(hellos[0]), ": settings of domain '",
+                                        options.domain, "' must be equal on every rank");
+                deadline = std::min(deadline, after(telling));
+            }
             if (failure) tell(membership, *failure);
         }
     }

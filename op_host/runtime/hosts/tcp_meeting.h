@@ -21,6 +21,7 @@ struct TcpMeetingOptions {
     int rank = 0;
     int size = 1;
     std::string domain;
+    bool check = true;             ///< equal on all ranks
     std::string key;               ///< equal on all ranks of a communicator, different for others; made from the secret
     double timeout = 600.0;        ///< seconds
     std::function<void()> poll;    ///< called about every 50 ms; may throw

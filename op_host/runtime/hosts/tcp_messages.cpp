@@ -47,7 +47,12 @@ MessageWorkPtr TcpMessages::start(const PeerMessage& message, double timeout) {
     Post post{{message, timeout < 0 ? control_.timeout() : timeout}, work};
     if (closing_) throw was_destroyed(message.op);
     if (control_.poisoned() && !post.survives()) throw post.ended(control_);
-    serve();
+    try {
+        serve();
+    } catch (const Error& error) {  // its peer waits for this message already, or will
+        control_.poison_with(error, post.text(control_));
+        throw;
+    }
     posts_.push_back(std::move(post));
     control_.messages_under_way.fetch_add(1);
     const uint64_t one = 1;

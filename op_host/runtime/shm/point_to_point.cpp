@@ -43,7 +43,14 @@ MessageWorkPtr PointToPoint::start(const PeerMessage& message, double timeout, b
     const std::lock_guard lock(mutex_);
     if (closing_) throw was_destroyed(message.op);
     if (control_.poisoned()) throw post.ended(control_);
-    if (!waits && !thread_.joinable()) thread_ = quiet_thread("alltoallv-p2p", "messages", [this] { run(); });
+    if (!waits && !thread_.joinable()) {
+        try {
+            thread_ = quiet_thread("alltoallv-p2p", "messages", [this] { run(); });
+        } catch (const Error& error) {  // its peer waits for this message already, or will
+            control_.poison_with(error, post.text(control_));
+            throw;
+        }
+    }
     post.traced = control_.tracer().begin(0, message.op, message.dtype, post.started, message.peer);
     posts_.push_back(std::move(post));
     control_.messages_under_way.fetch_add(1);
@@ -113,8 +120,8 @@ bool PointToPoint::drive(Work& work, double seconds) {
         }
     } catch (...) {
         lock.lock();
-        control_.poison(PoisonKind::aborted,
-                        "rank " + std::to_string(control_.rank()) + " was interrupted while it waited for a message");
+        control_.poison(PoisonKind::aborted, "rank " + std::to_string(control_.called(control_.rank())) +
+                                                 " was interrupted while it waited for a message");
         progress();
         leave();
         throw;
@@ -131,7 +138,7 @@ void PointToPoint::tell_wait(const Work& work, Deadlocks::Wait& told, Clock::tim
     if (post == posts_.end() || post->is_answered() || post->other() < 0 || post->other() == control_.rank())
         told.ends();
     else
-        told.still(post->asked.op, {post->other()}, now);
+        told.still(post->asked.op, {post->other()}, post->timeout, now);
 }
 
 void PointToPoint::run() {
@@ -190,8 +197,9 @@ void PointToPoint::look(Post& post) {
     if (left) {
         // Its answer counts if it came before it left.
         if (post.sends() && post.message != nullptr && push(post)) return;
-        return control_.poison(PoisonKind::lost, "rank " + std::to_string(late[0]) + " has left domain '" +
-                                                     control_.domain() + "': " + control_.describe_rank(late[0]));
+        return control_.poison(PoisonKind::lost, "rank " + std::to_string(control_.called(late[0])) +
+                                                     " has left domain '" + control_.domain() +
+                                                     "': " + control_.describe_rank(late[0]));
     }
     if (seconds_since(post.started) < post.timeout) return;
     control_.poison(PoisonKind::timeout, control_.describe_wait("waited", post.started, post.text(control_), late) +
@@ -226,7 +234,7 @@ void PointToPoint::end(Post& post, const Error& error) {
 }
 
 Error PointToPoint::mismatch(const Post& post, const MessageSlot& message) const {
-    const int me = control_.rank(), peer = post.other();
+    const int me = control_.called(control_.rank()), peer = control_.called(post.other());
     return message_mismatch(message.tag, control_.domain(), post.sends() ? me : peer, {message.count, message.dtype},
                             post.sends() ? peer : me, {message.expected_count, message.expected_dtype});
 }

@@ -15,6 +15,7 @@
 #include "runtime/base/processors.h"
 #include "runtime/base/resources.h"
 #include "runtime/base/spare_descriptors.h"
+#include "runtime/control/liveness.h"
 
 namespace alltoallv {
 namespace {
@@ -104,7 +105,8 @@ void ShmCommunicator::connect() {
     bootstrap.settings = "path=" + options_.path + ";inline_bytes=" + std::to_string(options_.inline_bytes) +
                          ";check=" + (options_.check ? "always" : "off");
     bootstrap.control_bytes = layout.total();
-    bootstrap.poll = hooks().poll;
+    bootstrap.names = options_.names;
+    bootstrap.poll = Liveness::poll(options_);
     std::optional<SpareDescriptors::Lent> lent(std::in_place);  // a process without any joins with these
     Membership membership = options_.threads ? bootstrap_threads(bootstrap) : bootstrap_processes(bootstrap);
     lent.reset();

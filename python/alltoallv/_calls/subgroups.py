@@ -67,4 +67,4 @@ def connect(name: str, domain: str, members: Sequence[int], timeout: float) -> C
         options.job = "group"
         return Communicator(membership.connect(options, whole.core, members), options)
     options.rank, options.size = members.index(job.rank), len(members)
-    return Communicator(on_this_host(job, options), options)
+    return Communicator(on_this_host(job, options, members), options)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from numbers import Real
 
 from alltoallv import _core
@@ -25,13 +25,18 @@ def take_place(job: Launch, options: _core.CommunicatorOptions) -> None:
         seat.take(f"{job.key} {job.rank}", f"rank {job.rank} of job {job.job_id!r}", options.timeout)
 
 
-def on_this_host(job: Launch, options: _core.CommunicatorOptions) -> _core.Communicator:
-    """Returns the communicator of ranks of the job that share this host.
+def on_this_host(
+    job: Launch, options: _core.CommunicatorOptions, members: Sequence[int] | None = None
+) -> _core.Communicator:
+    """Returns the communicator of ranks of the job that share this host: of all, or of these members.
 
     Raises:
         InvalidParamError: its ranks are of different jobs, which have been given one address.
     """
     take_place(job, options)
+    known = _core.processes_of(options.job, job.size)
+    if members is not None and known:
+        options.processes = [known[rank] for rank in members]
     made = _core.communicator(options)
     if job.by_address and job.size > 1:
         pids = {one["rank"]: one["pid"] for one in json.loads(made.flight_record())["ranks"]}

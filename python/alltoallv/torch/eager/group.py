@@ -138,7 +138,7 @@ def _make(group: dist.ProcessGroup, timeout: float, device: str, wanted: str, ch
         meeting = rendezvous.meet_over(gather, device=device, backend=wanted)
     else:
         meeting = rendezvous.meet(raw, rank, size, name, timeout, device=device, backend=wanted)
-        gather = rendezvous.gatherer(meeting, raw, rank, size, timeout)
+        gather = rendezvous.gatherer(meeting, raw, rank, size, name, timeout)
     who = meeting.who
     for j, peer in enumerate(who):
         asked = [f"{one['device']} tensors over backend {one['backend']!r}" for one in (who[0], peer)]

@@ -44,6 +44,11 @@ class Meeting(NamedTuple):
     key: str
 
     @property
+    def processes(self) -> list[int]:
+        """Returns the numbers of the ranks' processes."""
+        return [_core.process_number(peer["host"], peer["pid"]) for peer in self.who]
+
+    @property
     def hosts(self) -> int:
         """Returns the number of hosts on which the ranks are."""
         return len({peer["host"] for peer in self.who})
@@ -161,12 +166,16 @@ def meet(store: dist.Store, rank: int, size: int, name: str, timeout: float, **m
     return Meeting(who, who[0]["key"])
 
 
-def _waiter(who: str, timeout: float) -> Wait:
-    """Returns a function that waits until ``timeout`` seconds from now are over, then names those who are missing."""
+def _waiter(who: str, timeout: float, look: Callable[[], None] = lambda: None) -> Wait:
+    """Returns a function that waits until ``timeout`` seconds from now are over, then names those who are missing.
+
+    It calls ``look`` meanwhile, which may raise.
+    """
     end = time.monotonic() + timeout
 
     def wait(ready: Ready, missing: Callable[[], list[int]]) -> None:
         while not ready(min(0.5, max(end - time.monotonic(), 0.0))):
+            look()
             if time.monotonic() >= end:
                 late = ", ".join(f"rank {j}" for j in missing())
                 raise CommTimeoutError(f"{who} waited {timeout:.1f} s for {late} to join")
@@ -184,9 +193,12 @@ def _introduction(key: str, more: dict[str, Any]) -> str:
     return json.dumps({"host": _core.this_place(), "pid": os.getpid(), "key": key, **more})
 
 
-def gatherer(meeting: Meeting, of_group: dist.Store, rank: int, size: int, timeout: float) -> Gather:
+def gatherer(meeting: Meeting, of_group: dist.Store, rank: int, size: int, name: str, timeout: float) -> Gather:
     """Returns a function that gives every rank the bytes of all ranks, through a part of the group's store."""
     numbers = itertools.count()
+
+    def living() -> None:
+        _core.check_living(meeting.processes, rank, name)
 
     @functools.cache
     def own_part() -> GroupStore:
@@ -195,7 +207,7 @@ def gatherer(meeting: Meeting, of_group: dist.Store, rank: int, size: int, timeo
     def gather(mine: bytes) -> list[bytes]:
         key = f"gather/{next(numbers)}"
         own_part().post(f"{key}/{rank}", mine)
-        return own_part().collect(key, _waiter(f"rank {rank}", timeout))
+        return own_part().collect(key, _waiter(f"rank {rank}", timeout, living))
 
     return gather
 
@@ -228,7 +240,7 @@ def connect(
     domain = f"torch-{name}".replace(":", "-")  # a colon would begin a size
     options = make_options(domain.encode()[:128].decode(errors="ignore"), timeout, check)
     options.rank, options.size = rank, size
-    options.job = "torch:" + meeting.key
+    options.job, options.processes = "torch:" + meeting.key, meeting.processes
     core = _core.communicator(options) if meeting.hosts == 1 else _core.engine_communicator(options, gather, None)
     if all_ranks and size > 1:
         here = meeting.who[rank]["host"]

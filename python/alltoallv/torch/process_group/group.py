@@ -53,7 +53,7 @@ class EngineGroup(dist.ProcessGroup):
         # A place of this group alone: the group's own store may hold values of an earlier group.
         self._place = dist.PrefixStore(f"alltoallv/{self.meeting.key}", options.store)
         seconds = options.timeout.total_seconds()
-        gather = rendezvous.gatherer(self.meeting, options.store, rank, size, seconds)
+        gather = rendezvous.gatherer(self.meeting, options.store, rank, size, name, seconds)
         is_default = world is None and name in _DEFAULT
         self.communicator = rendezvous.connect(self.meeting, gather, rank, size, name, seconds, all_ranks=is_default)
         # Holds the group's name and timeout while there is no gloo.
