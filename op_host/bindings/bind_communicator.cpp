@@ -176,9 +176,15 @@ void bind_communicator(nb::module_& m) {
         "cache_bytes", [] { return last_level_cache_bytes(affinity()); },
         "Bytes of the last-level caches of the processors that this process may use: exchanges that outgrow them write "
         "past them.");
-    m.def("set_trace_folder", &set_trace_folder, "folder"_a,
-          "Begins to trace this process's operators into files there, or ends that with an empty name; returns the "
-          "one until now.");
+    m.def(
+        "set_trace_folder",
+        [](const nb::bytes& folder) {
+            const std::string before = set_trace_folder({folder.c_str(), folder.size()});
+            return nb::bytes(before.data(), before.size());
+        },
+        "folder"_a,
+        "Begins to trace this process's operators into files there, or ends that with an empty name; returns the "
+        "one until now.");
     m.def("thread_communicators", &make_threads, "options"_a, ReleaseGil());
     m.def("destroy_all", &destroy_all_communicators, ReleaseGil());
 }

@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include "bindings/bindings.h"
+#include "bindings/text.h"
 #include "runtime/base/place.h"
 #include "runtime/bootstrap/registry.h"
 #include "runtime/control/liveness.h"
@@ -63,6 +64,9 @@ class PythonMover final : public Mover {
 CommunicatorPtr equip(const CommunicatorOptions& options, const std::shared_ptr<TcpCommunicator>& made,
                       std::unique_ptr<Mover> between) {
     try {
+        const auto look = [&] {
+            if (!made->usable()) gather_texts(*made, "");  // throws the error that has ended it
+        };
         Carriers carriers;
         std::vector<int> on_host, others;
         for (int j = 0; j < options.size; ++j) (made->on_this_host(j) ? on_host : others).push_back(j);
@@ -74,7 +78,7 @@ CommunicatorPtr equip(const CommunicatorOptions& options, const std::shared_ptr<
             local.names = on_host;
             local.processes = {};
             for (const int j : on_host) local.processes.push_back(made->processes()[static_cast<size_t>(j)]);
-            carriers.within = make_shm_communicator(local);
+            carriers.within = make_shm_part(local, look);
             carriers.on_host = on_host;
         } else {
             carriers.memory = std::make_shared<ArenaBudget>(Arena::instance(), options.budget_bytes());
@@ -89,7 +93,7 @@ CommunicatorPtr equip(const CommunicatorOptions& options, const std::shared_ptr<
         if (between == nullptr) connections.peers.push_back(carriers.within ? others : all);
         connections.timeout = options.timeout;
         connections.poll = [&, alive = Liveness::poll(options)] {
-            if (!made->usable()) gather_texts(*made, "");  // throws the error that has ended it
+            look();
             alive();
         };
         connections.gather = [&](const std::string& card) { return gather_texts(*made, card); };
@@ -100,6 +104,9 @@ CommunicatorPtr equip(const CommunicatorOptions& options, const std::shared_ptr<
         gather_texts(*made, "+");  // so that either all ranks have it or none
     } catch (const Error& error) {
         made->give_up(error);
+        throw;
+    } catch (const nb::python_error& error) {
+        made->abort(words_of(error));
         throw;
     } catch (const std::exception& error) {
         made->abort(error.what());

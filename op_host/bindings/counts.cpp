@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "bindings/arrays.h"
+#include "bindings/text.h"
 #include "runtime/base/error.h"
 
 namespace nb = nanobind;
@@ -69,7 +70,7 @@ nb::object plain(nb::handle values) {
 
 /// Formats a value as Python does.
 std::string text_of(nb::handle value) {
-    return nb::cast<std::string>(nb::repr(value));
+    return utf8(nb::repr(value));
 }
 
 /// Reads any number of integers; returns nothing if these are not integers.

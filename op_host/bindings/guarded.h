@@ -3,6 +3,7 @@
 
 #include "bindings/arrays.h"
 #include "bindings/bindings.h"
+#include "bindings/text.h"
 #include "runtime/base/error.h"
 #include "runtime/core/communicator.h"
 
@@ -26,7 +27,7 @@ auto guarded(Communicator& communicator, OpKind op, Function prepare) {
         announce(communicator, op, error);
         throw;
     } catch (const nb::python_error& error) {
-        if (error.matches(PyExc_Exception)) announce(communicator, op, invalid_param(error.what()));
+        if (error.matches(PyExc_Exception)) announce(communicator, op, invalid_param(words_of(error)));
         throw;
     }
 }

@@ -219,7 +219,7 @@ class Communicator:
         """Makes every rank's present and later calls fail with `PeerLostError`, which says why. Callable from any
         thread.
         """
-        self.core.abort(str(reason))
+        self.core.abort(_utf8(str(reason)))
 
     def destroy(self) -> None:
         """Leaves the domain and frees what it holds; a second call does nothing.
@@ -240,12 +240,12 @@ class Communicator:
         names = _core.error_classes
         name = type(error).__name__
         if isinstance(error, MemoryError):
-            self.core.fail(operator, names.index("ResourceError"), OutOfMemoryError.code, str(error) or name)
+            self.core.fail(operator, names.index("ResourceError"), OutOfMemoryError.code, _utf8(str(error) or name))
             return
         kind = names.index(name) if name in names else names.index("InvalidParamError")
         code = error.code if isinstance(error, AllToAllVError) else 1
         text = str(error) if name in names else f"{name}: {error}"
-        self.core.fail(operator, kind, code, text)
+        self.core.fail(operator, kind, code, _utf8(text))
 
     def keep(self, pending: Any) -> None:
         """Keeps what an asynchronous call needs until it is done, even when its handle is dropped."""
@@ -262,6 +262,11 @@ class Communicator:
 
     def __repr__(self) -> str:
         return f"Communicator(rank={self.rank}, size={self.size}, domain={self.domain!r}, backend={self.backend!r})"
+
+
+def _utf8(text: str) -> str:
+    """Returns the text with escapes for what has no UTF-8, as names of files may have."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def release(pending: Any) -> None:

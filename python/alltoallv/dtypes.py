@@ -49,5 +49,5 @@ def numpy_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
 
             dtype = getattr(ml_dtypes, dtype)
         return np.dtype(dtype)
-    except (ImportError, AttributeError, TypeError) as error:
+    except (ImportError, AttributeError, TypeError, ValueError) as error:  # of text that is not UTF-8, too
         raise InvalidTensorError(f"dtype is {dtype!r}, which is none here ({error})", _INI_MATCH) from error

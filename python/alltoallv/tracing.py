@@ -35,7 +35,7 @@ def trace(folder: str | os.PathLike[str]) -> Iterator[None]:
         raise InvalidParamError(f"folder is {str(folder)!r}, expected one that can be made ({error})") from None
     if not os.access(path, os.W_OK):
         raise InvalidParamError(f"folder is {path!r}, expected one that this process may write")
-    before = _core.set_trace_folder(path)
+    before = _core.set_trace_folder(os.fsencode(path))
     try:
         yield
     finally:

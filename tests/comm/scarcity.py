@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import mmap
 import os
 import platform
@@ -28,10 +29,11 @@ def _limited(what: int, limit: int) -> Iterator[None]:
         resource.setrlimit(what, before)
 
 
-def no_more_descriptors() -> AbstractContextManager[None]:
-    """In the block this process gets none."""
+def no_more_descriptors(few: int = 0) -> AbstractContextManager[None]:
+    """In the block this process gets none, or so many."""
     used = {int(name) for name in os.listdir("/proc/self/fd")}
-    return _limited(resource.RLIMIT_NOFILE, next(number for number in range(1 << 16) if number not in used))
+    free = (number for number in range(1 << 16) if number not in used)
+    return _limited(resource.RLIMIT_NOFILE, next(itertools.islice(free, few, None)))
 
 
 def no_more_memory(room: int = 1 << 20) -> AbstractContextManager[None]:

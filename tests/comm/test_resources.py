@@ -7,7 +7,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ from scarcity import no_more_descriptors, no_more_memory, no_room_in_files, refu
 from trouble import LIMIT, check_works, join
 
 import alltoallv
-from alltoallv.errors import OutOfMemoryError, ResourceError
+from alltoallv.errors import AllToAllVError, OutOfMemoryError, ResourceError
 from alltoallv.numpy import Plan, all_gather, all_to_all_v, barrier, irecv, send
 
 MB = 1 << 20
@@ -108,6 +108,29 @@ def test_joining_without_descriptors(rank, size):
     check_works(first)
     second.destroy()
     first.destroy()
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_joining_with_few_descriptors(ranks, victim):
+    """However many there are: all join, or all hear at once who had too few, whatever had taken the last one."""
+
+    def work(rank, size):
+        outcomes = []
+        for few in range(9):
+            with no_more_descriptors(few) if rank == victim else nullcontext(), ExitStack() as joined:
+                begin, error = time.monotonic(), None
+                try:
+                    joined.enter_context(join(rank, size, f"few{few}", timeout=30))
+                except AllToAllVError as caught:
+                    error = caught
+                assert time.monotonic() - begin < LIMIT
+            assert error is None or rank == victim or re.search(rf"rank {victim}\b", str(error)), error
+            outcomes.append(error is None)
+        return outcomes
+
+    first, *others = ranks(3, communicator=False, fresh=True)(work)
+    assert not first[0]
+    assert all(other == first for other in others)
 
 
 def refusing(call: str, number: int, error: type[Exception] = ResourceError) -> tuple[Starve, type[Exception], str]:

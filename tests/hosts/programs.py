@@ -107,6 +107,24 @@ def shrink(*ranks: str) -> None:
     print(f"{left.backend} after {seconds:.3f} s", flush=True)
 
 
+def few_descriptors(victim: str) -> None:
+    """One rank has few descriptors, then more: all tell if they have joined."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = set(map(int, os.listdir("/proc/self/fd")))
+    free = [number for number in range(len(used) + 40) if number not in used]
+    for few in range(0, 30, 3):
+        begin = time.monotonic()
+        if os.environ["RANK"] == victim:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (free[few], before[1]))
+        try:
+            with Communicator.from_env(f"few{few}", timeout=30):
+                text = "joined"
+        except AllToAllVError as error:
+            text = f"{type(error).__name__}: {error}"
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        print(f"{few}: {'at once' if time.monotonic() - begin < 5 else 'late'}: {text}", flush=True)
+
+
 def starved(victim: str) -> None:
     """One rank has no descriptor when it joins: all tell what they hear, and when; with descriptors they meet."""
     begin = time.monotonic()

@@ -194,6 +194,21 @@ def test_a_rank_without_descriptors_is_named_to_all_that_join(hosts: list[Host],
         assert met == "met"
 
 
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_with_few_descriptors_is_named_to_all_that_join(hosts: list[Host], victim: int) -> None:
+    """However many it has, whatever takes the last one: accepting a connection, or listing its own addresses."""
+    a, b, _ = hosts
+    texts = [text.splitlines() for text in told([a, a, b], "few_descriptors", str(victim), port=29_600)]
+    for lines in zip(*texts, strict=True):
+        joined = [line.endswith("joined") for line in lines]
+        assert all(joined) or not any(joined), lines
+        for rank, line in enumerate(lines):
+            assert ": at once: " in line, lines
+            assert joined[0] or rank == victim or f"rank {victim}" in line, lines
+    assert not texts[0][0].endswith("joined")
+    assert texts[0][-1].endswith("joined")
+
+
 def test_ranks_that_wait_for_each_other_are_told_both_chains(hosts: list[Host]) -> None:
     a, b, c = hosts
     if subprocess.run([*OTHER_CLOCK, "true"], check=False).returncode == 0:

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <thread>
 
+#include "runtime/base/place.h"
 #include "runtime/base/seconds_text.h"
 #include "runtime/base/sha256.h"
 #include "runtime/bootstrap/bootstrap_protocol.h"
@@ -20,8 +21,9 @@ namespace alltoallv {
 
 namespace {
 
-constexpr auto stranger_patience = std::chrono::seconds(2);  // time for a new connection to introduce itself
-constexpr size_t most_strangers = 512;                       // at once; further ones replace the oldest
+constexpr auto stranger_patience = std::chrono::seconds(2);      // time for a new connection to introduce itself
+constexpr auto stranger_pause = std::chrono::milliseconds(200);  // after which its descriptor may be taken away
+constexpr size_t most_strangers = 512;                           // at once; further ones replace the oldest
 
 /// Admits the peers of one domain and sends them what they need. Never waits for a single connection: every wait is for
 /// all of them, so that a silent stranger delays nobody and the end of any member is seen at once. Messages of
@@ -41,6 +43,7 @@ class Root {
 
     Membership run() {
         try {
+            (void)this_place();  // what the communicator reads later, when nobody could be told that it failed
             if (options_.size > 1) open();
             while (!waiting_for(&Member::joined).empty()) step();
             if (failure_) throw *failure_;
@@ -75,6 +78,7 @@ class Root {
         UniqueFd socket;
         pid_t pid = 0;
         Clock::time_point until;
+        Clock::time_point came = Clock::now();
     };
 
     /// Listens on the first free name, or else on an unpredictable one.
@@ -185,10 +189,14 @@ class Root {
             try {
                 socket = accept_connection(listener_.get());
             } catch (const Error& error) {
-                if (strangers_.empty())
+                if (strangers_.empty()) {
                     fail(error);
-                else
+                } else if (Clock::now() - strangers_.front().came > stranger_pause) {
                     strangers_.erase(strangers_.begin());  // its descriptor is needed
+                } else {  // most likely it is a member, about to introduce itself; the others wait at the door
+                    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+                    return;
+                }
                 continue;
             }
             if (!socket) return;

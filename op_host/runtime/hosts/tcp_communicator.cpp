@@ -122,8 +122,14 @@ TcpCommunicator::TcpCommunicator(const CommunicatorOptions& options, TcpMembersh
         if (!peer.same_host)
             std::memcpy(status.host, peer.host.data(), std::min(peer.host.size(), sizeof status.host - 1));
     }
-    leaders_ = std::make_shared<TcpLeaders>(std::move(membership), std::move(here), std::move(local.peers), *control_);
-    leaders_->watch();
+    try {
+        leaders_ =
+            std::make_shared<TcpLeaders>(std::move(membership), std::move(here), std::move(local.peers), *control_);
+        leaders_->watch();
+    } catch (const Error& error) {
+        give_up(error);
+        throw;
+    }
 }
 
 TcpCommunicator::~TcpCommunicator() {

@@ -13,6 +13,7 @@ namespace alltoallv {
 namespace {
 
 constexpr double patience = 3.0;     // seconds for the whole message
+constexpr double silence = 0.2;      // seconds after which its descriptor may be taken away
 constexpr size_t most_guests = 512;  // at once; further ones replace the oldest
 constexpr int most_accepts = 64;     // before present guests are served again
 
@@ -48,6 +49,8 @@ void TcpGuests::accept() {
         TcpGuest guest{accept_tcp(listener_), {}, after(patience), {}};
         const bool full = !guest.socket && (errno == EMFILE || errno == ENFILE);
         if (full && guests_.empty()) throw ran_out("cannot accept a connection", errno);
+        if (full && seconds_since(guests_.front().came) < silence)
+            return;  // most likely it is about to introduce itself
         if (full || guests_.size() == most_guests) guests_.erase(guests_.begin());
         if (!guest.socket) return;
         if (challenges_) {

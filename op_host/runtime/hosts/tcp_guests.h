@@ -16,6 +16,7 @@ struct TcpGuest {
     Digest challenge{};  ///< random, sent to it first, if there are challenges
     Clock::time_point until;
     std::string heard;
+    Clock::time_point came = Clock::now();
 };
 
 class TcpGuests {

@@ -123,7 +123,10 @@ std::vector<std::string> own_addresses() {
     if (const std::string chosen = environment("HCCL_IF_IP"); !chosen.empty()) addresses.push_back(chosen);
     const std::string wanted = environment("HCCL_SOCKET_IFNAME");
     ifaddrs* all = nullptr;
-    if (getifaddrs(&all) != 0) return addresses;
+    if (getifaddrs(&all) != 0) {
+        if (has_run_out(errno)) throw system_error("cannot list this host's addresses", errno);
+        return addresses;
+    }
     const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> owner(all, &freeifaddrs);
     for (const int family : {AF_INET, AF_INET6}) {
         for (const ifaddrs* i = all; i != nullptr; i = i->ifa_next) {

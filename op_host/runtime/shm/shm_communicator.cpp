@@ -51,7 +51,11 @@ CommunicatorPtr make_shm_communicator(const CommunicatorOptions& options) {
     return make_communicator<ShmCommunicator>(options);
 }
 
-ShmCommunicator::ShmCommunicator(const CommunicatorOptions& options)
+CommunicatorPtr make_shm_part(const CommunicatorOptions& options, const std::function<void()>& look) {
+    return make_communicator<ShmCommunicator>(options, look);
+}
+
+ShmCommunicator::ShmCommunicator(const CommunicatorOptions& options, const std::function<void()>& look)
     : ControlledCommunicator(options),
       chooses_(options.path == "auto"),
       allowed_(allowed_paths(options.path)),
@@ -67,7 +71,7 @@ ShmCommunicator::ShmCommunicator(const CommunicatorOptions& options)
         Arena::instance().remove_budget(options.budget_bytes());
     };
     try {
-        connect();
+        connect(look);
     } catch (const Error& error) {
         give_up(error);
         throw;
@@ -93,7 +97,7 @@ ShmCommunicator::~ShmCommunicator() {
     queue_.reset();
 }
 
-void ShmCommunicator::connect() {
+void ShmCommunicator::connect(const std::function<void()>& look) {
     const Layout layout(size(), options_.mailbox_bytes());
     BootstrapOptions bootstrap;
     bootstrap.job = options_.job;
@@ -106,7 +110,10 @@ void ShmCommunicator::connect() {
                          ";check=" + (options_.check ? "always" : "off");
     bootstrap.control_bytes = layout.total();
     bootstrap.names = options_.names;
-    bootstrap.poll = Liveness::poll(options_);
+    bootstrap.poll = [&, alive = Liveness::poll(options_)] {
+        if (look) look();
+        alive();
+    };
     std::optional<SpareDescriptors::Lent> lent(std::in_place);  // a process without any joins with these
     Membership membership = options_.threads ? bootstrap_threads(bootstrap) : bootstrap_processes(bootstrap);
     lent.reset();

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -39,7 +40,8 @@ inline constexpr std::array<const char*, 6> path_names{"self", "inline", "push",
 
 class ShmCommunicator final : public ControlledCommunicator {
   public:
-    explicit ShmCommunicator(const CommunicatorOptions& options);
+    /// `look` is called while the ranks join; it may throw.
+    explicit ShmCommunicator(const CommunicatorOptions& options, const std::function<void()>& look = {});
     ~ShmCommunicator() override;
 
     std::string backend() const override { return "shm"; }
@@ -59,7 +61,7 @@ class ShmCommunicator final : public ControlledCommunicator {
         size_t left;
     };
 
-    void connect();
+    void connect(const std::function<void()>& look);
     void probe_peers();
     void leave() override;
     void begin_operator(double timeout) override;
@@ -161,5 +163,8 @@ class ShmCommunicator final : public ControlledCommunicator {
 
 /// The factory that the registry uses.
 CommunicatorPtr make_shm_communicator(const CommunicatorOptions& options);
+
+/// Makes the part of a communicator between hosts on this host; `look` throws once that has ended.
+CommunicatorPtr make_shm_part(const CommunicatorOptions& options, const std::function<void()>& look);
 
 }  // namespace alltoallv
