@@ -6,6 +6,7 @@
 #include <set>
 #include <string_view>
 
+#include "runtime/base/error.h"
 #include "runtime/base/place.h"
 #include "runtime/base/process_state.h"
 #include "runtime/control/deadlock.h"
