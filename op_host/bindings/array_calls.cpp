@@ -51,11 +51,16 @@ nb::object learn(Communicator& communicator, Request request, const ArrayPair& g
 }
 
 /// Runs the call that `read` makes of the arrays and its other arguments; makes the output if none is given.
+/// Reading `counts`, `async_op` and `timeout` may run code of the caller, which may change the arrays.
 template <class Read>
 nb::object call(Communicator& communicator, OpKind op, nb::handle input, nb::object output, nb::handle async_op,
-                nb::handle timeout, Read read) {
-    const ArrayPair given(input, output);
+                nb::handle timeout, std::initializer_list<nb::handle> counts, Read read) {
+    ArrayPair given(input, output);
     if (!given) return nb::none();
+    const bool settled = PyBool_Check(async_op.ptr()) &&
+                         (timeout.is_none() || PyFloat_CheckExact(timeout.ptr()) || PyLong_CheckExact(timeout.ptr())) &&
+                         std::ranges::all_of(counts, reads_in_place);
+    if (!settled) given.keep_shapes();
     Target target{};
     double limit = -1;
     bool later = false;
@@ -63,6 +68,9 @@ nb::object call(Communicator& communicator, OpKind op, nb::handle input, nb::obj
         limit = read_timeout(timeout);
         later = read_flag(async_op);
         Request made = read(given);
+        if (!settled && !(ArrayPair(input, output) == given))
+            throw invalid_param(
+                "an array was changed while the other arguments were read, expected it to stay as it is");
         if (!made.learns && made.row != 0) target = target_of(given, input, std::move(output), made);
         return made;
     });
@@ -74,12 +82,14 @@ nb::object call(Communicator& communicator, OpKind op, nb::handle input, nb::obj
 nb::object all_to_all_v(Communicator& communicator, nb::handle input, nb::object out, nb::handle send_counts,
                         nb::handle recv_counts, nb::handle sdispls, nb::handle rdispls, nb::handle unit,
                         nb::handle async_op, nb::handle timeout) {
-    return call(communicator, OpKind::all_to_all_v, input, std::move(out), async_op, timeout, [&](const auto& given) {
+    const auto read = [&](const ArrayPair& given) {
         Request made = read_all_to_all_v(communicator.size(), given.input.shape, send_counts, recv_counts, sdispls,
                                          rdispls, unit, given.output_shape());
         if (given.has_output) check_apart(given.output.bytes(), given.input.bytes());
         return made;
-    });
+    };
+    return call(communicator, OpKind::all_to_all_v, input, std::move(out), async_op, timeout,
+                {send_counts, recv_counts, sdispls, rdispls}, read);
 }
 
 nb::object all_to_all_single(Communicator& communicator, nb::object output, nb::handle input,
@@ -93,14 +103,15 @@ nb::object all_to_all_single(Communicator& communicator, nb::object output, nb::
         if (!compares_rows) made.row = 1;
         return made;
     };
-    return call(communicator, OpKind::all_to_all_single, input, std::move(output), async_op, timeout, read);
+    return call(communicator, OpKind::all_to_all_single, input, std::move(output), async_op, timeout,
+                {output_split_sizes, input_split_sizes}, read);
 }
 
 template <OpKind op>
 nb::object gather(Communicator& communicator, nb::object output, nb::handle input, nb::handle async_op,
                   nb::handle timeout) {
     if (output.is_none() && op == OpKind::all_gather_into_tensor) return nb::none();
-    return call(communicator, op, input, std::move(output), async_op, timeout, [&](const ArrayPair& given) {
+    return call(communicator, op, input, std::move(output), async_op, timeout, {}, [&](const ArrayPair& given) {
         Request made = gather_request(op, communicator.size(), static_cast<int64_t>(given.input.size));
         made.shape.assign(given.input.shape.begin(), given.input.shape.end());
         made.shape.insert(made.shape.begin(), communicator.size());
@@ -161,7 +172,7 @@ nb::object exchange(Communicator& communicator, const std::string& op, nb::handl
             return nb::none();
         }
     }
-    return call(communicator, kind, input, nb::none(), nb::bool_(false), nb::none(), [&](const ArrayPair& given) {
+    return call(communicator, kind, input, nb::none(), nb::bool_(false), nb::none(), {}, [&](const ArrayPair& given) {
         request.check(static_cast<int64_t>(given.input.size), numel_out);
         if (numel_out >= 0) request.shape[0] = numel_out;
         request.row = std::max<int64_t>(row, 1);

@@ -34,6 +34,23 @@ ArrayPair::ArrayPair(nb::handle source, nb::handle target) : has_output(!target.
     framework = known;
 }
 
+void ArrayPair::keep_shapes() {
+    for (ArrayView* const each : {&input, &output}) {
+        auto copy = std::make_unique<int64_t[]>(each->shape.size());
+        std::ranges::copy(each->shape, copy.get());
+        each->shape = {copy.get(), each->shape.size()};
+        each->kept = std::move(copy);
+    }
+}
+
+bool ArrayPair::operator==(const ArrayPair& other) const {
+    const auto same = [](const ArrayView& a, const ArrayView& b) {
+        return a.dtype == b.dtype && a.address == b.address && std::ranges::equal(a.shape, b.shape);
+    };
+    return framework == other.framework && has_output == other.has_output && same(input, other.input) &&
+           (!has_output || same(output, other.output));
+}
+
 Target target_of(const ArrayPair& given, nb::handle like, nb::object output, const Request& request) {
     if (given.has_output) return {std::move(output), given.output.address};
     const size_t bytes = static_cast<size_t>(element_count(request.shape)) * size_of(given.input.dtype);

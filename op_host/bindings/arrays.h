@@ -56,6 +56,10 @@ struct ArrayPair {
     ArrayPair(nanobind::handle input, nanobind::handle output);
 
     explicit operator bool() const { return framework != nullptr; }
+    /// Copies the shapes, which a caller's code might change.
+    void keep_shapes();
+    /// True if these are the same arrays, in the same memory.
+    bool operator==(const ArrayPair& other) const;
     const Shape* output_shape() const { return has_output ? &output.shape : nullptr; }
 };
 

@@ -91,6 +91,22 @@ std::optional<std::vector<int64_t>> read_integers(const char* name, nb::handle v
 
 }  // namespace
 
+bool reads_in_place(nb::handle values) {
+    if (values.is_none()) return true;
+    const bool is_list = PyList_CheckExact(values.ptr());
+    if (is_list || PyTuple_CheckExact(values.ptr())) {
+        const Py_ssize_t size = is_list ? NB_LIST_GET_SIZE(values.ptr()) : NB_TUPLE_GET_SIZE(values.ptr());
+        for (Py_ssize_t i = 0; i < size; ++i)
+            if (!PyLong_CheckExact(is_list ? NB_LIST_GET_ITEM(values.ptr(), i) : NB_TUPLE_GET_ITEM(values.ptr(), i)))
+                return false;
+        return true;
+    }
+    const Framework* const framework = framework_of(values);
+    ArrayView view;
+    return framework != nullptr && framework->view(values, view) &&
+           (view.dtype == DType::int64 || view.dtype == DType::int32);
+}
+
 void read_counts(const char* name, nb::handle values, std::span<int64_t> counts) {
     std::optional<size_t> found = read_list(values.ptr(), counts);
     if (!found) found = read_array(values, counts);

@@ -10,6 +10,9 @@
 
 namespace alltoallv {
 
+/// True if no code of the caller runs while these counts are read: None, plain integers, or an array of integers.
+bool reads_in_place(nanobind::handle values);
+
 /// Reads one integer per rank; signs and bounds are checked later, against the tensors. Throws invalid_param with
 /// `name`, the value and what was expected.
 void read_counts(const char* name, nanobind::handle values, std::span<int64_t> counts);

@@ -60,6 +60,9 @@ class TorchTensors : public Framework {
         : api_(api),
           is_neg_(type.attr("is_neg")),
           is_conj_(type.attr("is_conj")),
+          storage_(type.attr("untyped_storage")),
+          data_ptr_(nb::steal(PyUnicode_InternFromString("data_ptr"))),
+          nbytes_(nb::steal(PyUnicode_InternFromString("nbytes"))),
           requires_grad_(nb::steal(PyUnicode_InternFromString("requires_grad"))),
           records_(std::move(records)),
           forward_(std::move(forward)),
@@ -75,7 +78,7 @@ class TorchTensors : public Framework {
         if (!dtype || (size != 0 && (tensor.data == nullptr || !is_contiguous(tensor, shape)))) return false;
         if (ask(is_neg_, array) || (tensor.dtype.code == kDLComplex && ask(is_conj_, array))) return false;
         seen = {*dtype, shape, size, reinterpret_cast<uintptr_t>(tensor.data) + tensor.byte_offset};
-        return true;
+        return size == 0 || has_memory(array, seen);
     }
 
     bool input(nb::handle array, ArrayView& seen) const override {
@@ -114,6 +117,20 @@ class TorchTensors : public Framework {
     }
 
   private:
+    /// False if the tensor's storage ends before its last element, as after resize_() of the storage.
+    bool has_memory(nb::handle array, const ArrayView& seen) const {
+        PyObject* const tensor[] = {array.ptr()};
+        const nb::object storage = nb::steal(PyObject_Vectorcall(storage_.ptr(), tensor, 1, nullptr));
+        if (!storage.is_valid()) throw nb::python_error();
+        PyObject* const arguments[] = {storage.ptr()};
+        const auto asked = [&](const nb::object& name) {
+            const nb::object number = nb::steal(PyObject_VectorcallMethod(name.ptr(), arguments, 1, nullptr));
+            if (!number.is_valid()) throw nb::python_error();
+            return static_cast<uintptr_t>(PyLong_AsUnsignedLongLong(number.ptr()));
+        };
+        return asked(data_ptr_) + asked(nbytes_) >= seen.address + seen.bytes().bytes;
+    }
+
     /// Returns false, among other cases, for a tensor without storage.
     bool read(nb::handle array, DLTensor& tensor) const {
         if (api_.dltensor_from_py_object_no_sync(array.ptr(), &tensor) == 0) return true;
@@ -122,7 +139,7 @@ class TorchTensors : public Framework {
     }
 
     const DLPackExchangeAPI& api_;
-    nb::object is_neg_, is_conj_, requires_grad_, records_, forward_, level_;
+    nb::object is_neg_, is_conj_, storage_, data_ptr_, nbytes_, requires_grad_, records_, forward_, level_;
     nb::tuple watchers_;
 };
 

@@ -15,7 +15,7 @@ from engine_groups import DTYPES, random_cases, run_case, to_numpy, to_torch
 from test_quantized_engine import every_case, operation_cases, rows_cases
 
 import alltoallv.torch as at
-from alltoallv import QuantAllReduceParam, QuantType
+from alltoallv import AllToAllVParam, QuantAllReduceParam, QuantType
 from alltoallv.errors import InvalidTensorError, PeerMismatchError
 from alltoallv.testing import golden, reference
 from alltoallv.torch.engines.nccl import FIRST
@@ -121,6 +121,8 @@ def test_quantized_over_nccl_alone(rank: int, size: int, comm: Any) -> None:
     x = torch.linspace(-1, 1, 1000, device="cuda")
     param = QuantAllReduceParam(rank=rank, rank_size=size, quant_type=QuantType.DYNAMIC)
     assert torch.equal(at.QuantAllReduceOperation(param)(x), at.quantized_all_reduce(x))
+    counts = {"send_counts": [4], "sdispls": [1], "recv_counts": [4], "rdispls": [0]}
+    assert torch.equal(at.AllToAllVOperation(AllToAllVParam(rank=0, rank_size=1, **counts))(x)[0], x[1:5])
     with pytest.raises(InvalidTensorError):
         at.QuantAllReduceOperation(param, comm)(x.cpu())
 

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import alltoallv.torch as at
 from alltoallv import Communicator, _core
+from alltoallv.errors import AllToAllVError, InvalidTensorError
 from alltoallv.torch.eager.tensors import MOVABLE
 
 MB = 1 << 20
@@ -159,3 +160,60 @@ def test_memory_returns(comm: Communicator) -> None:
     (at.all_to_all_v(leaf, [MB, MB], group=comm) ** 2).sum().backward()
     leaf.grad = None
     assert used() == before
+
+
+class Resizes:
+    """A count that changes a tensor while it is read."""
+
+    def __init__(self, change: Callable[[], object]) -> None:
+        self._change = change
+
+    def __index__(self) -> int:
+        self._change()
+        return 1 << 20
+
+
+@on_ranks(2)
+def test_tensors_that_end_beyond_their_storage(comm: Communicator) -> None:
+    """An error that both ranks raise, in every way to give one; the next call works."""
+
+    def short(numel: int, step: int = 1) -> torch.Tensor:
+        made = torch.ones(numel * step)[::step]
+        made.untyped_storage().resize_(64)
+        return made
+
+    n = 1 << 20
+    calls: list[Callable[[bool], object]] = [
+        lambda odd: at.all_to_all_v(short(2 * n) if odd else torch.ones(2 * n), [n, n], [n, n], group=comm),
+        lambda odd: at.all_to_all_v(
+            torch.ones(2 * n), [n, n], [n, n], out=short(2 * n) if odd else torch.ones(2 * n), group=comm
+        ),
+        lambda odd: at.all_reduce(short(n) if odd else torch.ones(n), group=comm),
+        lambda odd: at.all_reduce(short(n, 2) if odd else torch.ones(n), group=comm),
+        lambda odd: at.all_gather_into_tensor(torch.ones(2 * n), short(n) if odd else torch.ones(n), group=comm),
+        lambda odd: at.all_to_all_single(torch.ones(2 * n), short(2 * n) if odd else torch.ones(2 * n), group=comm),
+        lambda odd: at.quantized_all_reduce(short(n) if odd else torch.ones(n), group=comm),
+        lambda odd: at.Plan([n, n], [n, n], group=comm)(short(2 * n) if odd else torch.ones(2 * n)),
+    ]
+    for number, call in enumerate(calls):
+        with pytest.raises(InvalidTensorError, match="a storage of 64 bytes"):
+            call(comm.rank == 1)
+        at.all_reduce(x := torch.ones(3), group=comm)
+        assert x.tolist() == [2] * 3, number
+
+
+@on_ranks(2)
+def test_counts_that_change_the_tensors(comm: Communicator) -> None:
+    n = 1 << 20
+    for way in range(3):
+        x, out = torch.ones(2 * n), torch.ones(2 * n)
+        tensor = out if way == 2 else x
+
+        def change(tensor: torch.Tensor = tensor, way: int = way) -> None:
+            tensor.resize_(4) if way == 1 else tensor.untyped_storage().resize_(64)
+
+        last = Resizes(change) if comm.rank == 1 else n
+        with pytest.raises(AllToAllVError, match=r"storage of 64 bytes|changed while"):
+            at.all_to_all_v(x, [n, n], [n, last], out=out, group=comm)
+        at.all_reduce(y := torch.ones(3), group=comm)
+        assert y.tolist() == [2] * 3

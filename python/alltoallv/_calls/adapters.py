@@ -150,6 +150,10 @@ class Adapter(ABC, Generic[A]):
         """Raises InvalidTensorError for tensors that the engine does not reach."""
         raise InvalidTensorError(f"x is {self.kind}, expected a tensor that domain '{engine.domain}' reaches", 14)
 
+    def exchange(self, engine: Any, operator: str, out: A, x: A, layout: Any) -> None:
+        """Runs an exchange of contiguous tensors there; the layout is in elements."""
+        raise NotImplementedError
+
     def reduce(self, engine: Any, request: Any, tensors: Sequence[A]) -> None:
         """Runs a quantized reduction there. ``tensors`` are the output, the input and the states of error feedback."""
         raise NotImplementedError

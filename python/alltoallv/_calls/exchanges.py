@@ -20,6 +20,7 @@ from alltoallv._calls.linear import Learning, Linear, Map, Submitted, Transfer
 from alltoallv._calls.regions import check_apart, check_gather_apart
 from alltoallv._calls.signature import described
 from alltoallv.communicator import Communicator
+from alltoallv.errors import InvalidParamError
 
 if TYPE_CHECKING:
     from alltoallv._calls.signature import AllToAllV
@@ -175,7 +176,10 @@ class Exchanges(FrontEnd[A, G, H]):
             if out is not None and counts[1] is not None:
                 x = self._check_pair("input", x, "out", out, wants_grad)
             given = comm.size, x.shape, *counts, out, async_op and wants_grad
+            shapes = [tuple(a.shape) for a in (x, out) if a is not None]
             request = read_request(*given, empty_rows=not self.adapter.queues())
+            if shapes != [tuple(a.shape) for a in (x, out) if a is not None]:
+                raise InvalidParamError("an array was changed while the counts were read, expected it to stay as it is")
             layout, shape = request.layout, tuple(x.shape)
             if wants_grad and (index := linear.packing(*layout[:2])) is not None:
                 x = self.taken(x, index)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, ParamSpec, Protocol, TypeVar
@@ -9,9 +10,11 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 from alltoallv import _core
 from alltoallv._calls import adapters
 from alltoallv._calls.adapters import Adapter
+from alltoallv._calls.guard import guard
+from alltoallv._calls.protocol import Member
 from alltoallv.atb.member import connect
 from alltoallv.communicator import Communicator
-from alltoallv.errors import InvalidParamError, InvalidTensorError
+from alltoallv.errors import AllToAllVError, InvalidParamError, InvalidTensorError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -31,16 +34,38 @@ class Operation(ABC):
 
     _checks: Checks
 
-    def __init__(
-        self, param: object, kind: type[Any], communicator: Communicator | None, device: _core.DeviceInfo | None
-    ) -> None:
-        for name, value, expected in (("param", param, kind), ("communicator", communicator, Communicator)):
+    def __init__(self, param: Any, kind: type[Any], communicator: Any, device: _core.DeviceInfo | None) -> None:
+        for name, value, expected in (("param", param, kind), ("communicator", communicator, Member)):
             if not isinstance(value, expected) and (name, value) != ("communicator", None):
-                raise InvalidParamError(f"{name} is a {type(value).__name__}, expected {expected.__name__}")
-        self._communicator = communicator
+                wanted = "Communicator" if expected is Member else kind.__name__
+                raise InvalidParamError(f"{name} is a {type(value).__name__}, expected {wanted}")
+        self._group: Member | None = None  # whose engine moves the tensors of a device
+        self._engine: Any = None  # None in shared memory
+        self._ranks = param.rank, param.rank_size
+        self._communicator: Communicator | None = communicator if isinstance(communicator, Communicator) else None
+        communicator = self._communicator
         self._npu = communicator is not None and communicator.backend == "hccl"
         self._checks_device = device is None
         self._plan: tuple[Hashable, _core.TensorDesc] | None = None  # what it is set up for, and the output of that
+
+    @property
+    def _given_core(self) -> _core.Communicator | None:
+        return None if self._communicator is None else self._communicator.core
+
+    def _begin(self, core: _core.Operation, operator: str, communicator: Member | None) -> None:
+        """Takes the core's operation, and an engine's group if one was given."""
+        self._checks, self._plain, self._operator = core, core, operator
+        if communicator is not None and self._communicator is None:
+            self._use(communicator)
+
+    def _find_engine(self, adapter: Adapter[Any], x: Any) -> None:
+        """Finds the group's engine for a tensor that is neither the host's nor an NPU's."""
+        if self._engine is None and self._communicator is None and adapter.device(x) not in ("cpu", "npu"):
+            self._use(adapter.engine(x, None))
+
+    def _use(self, group: Member) -> None:
+        self._engine = self._group = group
+        self._checks = _GroupChecks(self._plain, self._operator, self._ranks, group)
 
     @abstractmethod
     def _check_create(self, device: _core.DeviceInfo) -> None:
@@ -67,6 +92,8 @@ class Operation(ABC):
         return adapter.contiguous(x)
 
     def _check_place(self, name: str, x: Any, adapter: Adapter[Any]) -> None:
+        if self._group is not None:
+            return adapter.check_place(self._group, x)
         place, expected = adapter.device(x), "npu" if self._npu else "cpu"
         if place != expected:
             raise InvalidTensorError(
@@ -105,6 +132,31 @@ class Operation(ABC):
             code = 27 if isinstance(error, MemoryError) else getattr(error, "code", 3)
             self._checks.announce(code, str(error))
             raise
+
+
+class _GroupChecks:
+    """Does for a group of torch.distributed what the core's operation does as one rank of several."""
+
+    def __init__(self, core: _core.Operation, operator: str, ranks: tuple[int, int], group: Member) -> None:
+        self._core, self._operator, self._ranks, self._group = core, operator, ranks, group
+
+    def infer_shape(self, inputs: Sequence[_core.TensorDesc]) -> _core.TensorDesc:
+        with guard(self._group, self._operator):
+            return self._core.check(inputs, [])
+
+    def setup(self, inputs: Sequence[_core.TensorDesc], outputs: Sequence[_core.TensorDesc]) -> None:
+        group, (rank, rank_size) = self._group, self._ranks
+        with guard(group, self._operator):
+            self._core.check(inputs, outputs)
+            if (rank, rank_size) != (group.rank, group.size):
+                raise InvalidParamError(
+                    f"rank and rank_size are {rank} and {rank_size}, expected {group.rank} and "
+                    f"{group.size}, as in the group of domain '{group.domain}'"
+                )
+
+    def announce(self, code: int, message: str) -> None:
+        with contextlib.suppress(AllToAllVError):  # nobody is left to inform: the first error counts
+            self._group.fail(self._operator, InvalidTensorError(message, code))
 
 
 def describe(x: Any) -> _core.TensorDesc:

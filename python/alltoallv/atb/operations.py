@@ -6,10 +6,10 @@ from functools import partial
 
 from alltoallv import _core
 from alltoallv._calls.adapters import Adapter
-from alltoallv._calls.regions import Region
+from alltoallv._calls.protocol import Member
+from alltoallv._calls.regions import Region, check_apart
 from alltoallv.atb.operation import A, Operation, describe
 from alltoallv.atb.params import AllToAllVParam, DeviceInfo
-from alltoallv.communicator import Communicator
 
 
 class AllToAllVOperation(Operation):
@@ -19,7 +19,8 @@ class AllToAllVOperation(Operation):
     paid once per shape and dtype of the input. Calls are collective: every rank makes the same ones in the same order.
     When a rank's own checks fail in a call, the call fails on every rank. A call on the CPU blocks until this rank's
     output is complete. On an NPU it is launched on torch's current stream, over HCCL, and the host does not wait; the
-    param is checked against the device's family and the number of devices, at the first call if not when it is made.
+    param is checked against the device's family and the number of devices, at the first call if not when it is made. On
+    a GPU the engine of torch.distributed's group moves the data, as for `alltoallv.torch.all_to_all_v`.
     Results have gradients in MindSpore's PyNative mode alone; in its graphs those of the cell
     `alltoallv.mindspore.AllToAllVCell` have.
     """
@@ -27,7 +28,7 @@ class AllToAllVOperation(Operation):
     def __init__(
         self,
         param: AllToAllVParam,
-        communicator: Communicator | None = None,
+        communicator: Member | None = None,
         *,
         device: DeviceInfo | None = None,
     ) -> None:
@@ -35,16 +36,17 @@ class AllToAllVOperation(Operation):
 
         Args:
             param: Copied; later changes have no effect.
-            communicator: One of ``param.rank_size`` ranks in which this is ``param.rank``. Left out, the one
-                that the param describes is found or made at the first call.
+            communicator: One of ``param.rank_size`` ranks in which this is ``param.rank``, for tensors of a GPU as
+                `alltoallv.torch.from_group` makes it. Left out, the one that the param describes is found or made at
+                the first call; tensors of a GPU use torch.distributed's default group.
             device: On NPU, the device whose family and count the param is checked against.
 
         Raises:
             InvalidParamError: a field has a value that ATB refuses, too (docs/compatibility.md).
         """
         super().__init__(param, _core.AllToAllVParam, communicator, device)
-        core = None if communicator is None else communicator.core
-        self._checks = self._core = _core.AllToAllVOperation(param, device, core, self._connect)
+        self._core = _core.AllToAllVOperation(param, device, self._given_core, self._connect)
+        self._begin(self._core, "all_to_all_v", communicator)
         self._starts: dict[float, partial[None]] = {}  # by timeout: alike for calls that are alike
 
     @property
@@ -54,7 +56,7 @@ class AllToAllVOperation(Operation):
 
     def infer_shape(self, x: object) -> tuple[int, ...]:
         """Returns the output's shape for `x`, after ATB's checks of it; the peers' call raises their errors, too."""
-        return tuple(self._core.infer_shape([self._checked(describe, x)]).shape)
+        return tuple(self._checks.infer_shape([self._checked(describe, x)]).shape)
 
     def __call__(self, x: A, *, out: A | None = None, timeout: float | None = None) -> A:
         """Exchanges `x`.
@@ -80,12 +82,19 @@ class AllToAllVOperation(Operation):
         return adapter.call(self._exchange, adapter, x, out, timeout) if y is None else y
 
     def _exchange(self, adapter: Adapter[A], x: A, out: A | None, timeout: float | None) -> A:
+        self._find_engine(adapter, x)
         limit = self._checked(_core.read_timeout, timeout)
         x = self._checked(self._as_input, "x", x, adapter)
         if out is not None:
             self._checked(self._check_output, out, adapter)
         target = self._set_up(adapter, [x], out)
 
+        if self._engine is not None:
+            self._checked(check_apart, adapter.region(target), adapter.region(x))
+            param = self._core.param
+            layout = param.send_counts, param.sdispls, param.recv_counts, param.rdispls
+            adapter.exchange(self._engine, self._operator, target, x, layout)
+            return target
         start = self._starts.get(limit) or self._starts.setdefault(limit, partial(_start, self._core, limit))
         if self._npu or adapter.queues() or adapter.watches():
             adapter.launch(x, target, start)

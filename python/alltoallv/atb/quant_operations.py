@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -12,14 +11,13 @@ import numpy as np
 from alltoallv import _core
 from alltoallv._calls import adapters
 from alltoallv._calls.adapters import Adapter
-from alltoallv._calls.guard import guard
 from alltoallv._calls.protocol import Member
 from alltoallv._calls.regions import check_apart
 from alltoallv.atb.operation import A, Operation, describe
 from alltoallv.atb.params import DeviceInfo
 from alltoallv.atb.quant_params import QuantAllReduceParam, QuantType
 from alltoallv.communicator import Communicator
-from alltoallv.errors import AllToAllVError, InvalidParamError, InvalidTensorError
+from alltoallv.errors import InvalidParamError
 from alltoallv.quantization.feedback import Feedback
 from alltoallv.quantization.spec import Quantization, QuantizedReduction
 
@@ -58,18 +56,11 @@ class QuantAllReduceOperation(Operation):
         Raises:
             InvalidParamError: a field has a value that ATB refuses, too.
         """
-        is_engine = isinstance(communicator, Member) and not isinstance(communicator, Communicator)
-        engine: Any = communicator if is_engine else None
-        member: Any = None if is_engine else communicator
-        super().__init__(param, QuantAllReduceParam, member, device)
+        super().__init__(param, QuantAllReduceParam, communicator, device)
         self._param = param
-        core = None if member is None else member.core
-        self._checks = self._core = _core.QuantAllReduceOperation(param.core(), device, core, self._connect)
-        self._group: Member | None = None
-        self._engine: Any = None  # None in shared memory
-        self._member: Communicator | None = member
-        if engine is not None:
-            self._use(engine)
+        self._core = _core.QuantAllReduceOperation(param.core(), device, self._given_core, self._connect)
+        self._begin(self._core, _OPERATOR, communicator)
+        self._member: Communicator | None = self._communicator
 
     @property
     def param(self) -> QuantAllReduceParam:
@@ -115,8 +106,7 @@ class QuantAllReduceOperation(Operation):
         self, adapter: Adapter[A], given: dict[str, A], out: A | None, feedback: Feedback[Any] | None, timeout: Any
     ) -> A:
         x = given["x"]
-        if self._engine is None and self._communicator is None and adapter.device(x) not in ("cpu", "npu"):
-            self._use(adapter.engine(x, None))
+        self._find_engine(adapter, x)
         limit = self._checked(_core.read_timeout, timeout)
         inputs: list[A] = [self._checked(self._as_input, name, a, adapter) for name, a in given.items()]
         states = [] if feedback is None else self._checked(self._states, feedback, inputs[0], adapter)
@@ -134,10 +124,6 @@ class QuantAllReduceOperation(Operation):
             adapter.reduce(self._engine, request, (target, inputs[0], *states))
         return target
 
-    def _use(self, group: Member) -> None:
-        self._engine = self._group = group
-        self._checks = _GroupChecks(self._core, self._param, group)
-
     def _connect(self, param: _core.AllToAllVParam) -> _core.Communicator:
         core = super()._connect(param)
         if self._npu:
@@ -146,12 +132,6 @@ class QuantAllReduceOperation(Operation):
 
     def _check_create(self, device: DeviceInfo) -> None:
         _core.QuantAllReduceOperation(self._param.core(), device)
-
-    def _check_place(self, name: str, x: A, adapter: Adapter[A]) -> None:
-        if self._group is None:
-            super()._check_place(name, x, adapter)
-        else:
-            adapter.check_place(self._group, x)
 
     def _states(self, feedback: Feedback[Any], x: A, adapter: Adapter[A]) -> list[Any]:
         """Returns the arrays of the error feedback, which the call replaces."""
@@ -185,28 +165,3 @@ class QuantAllReduceOperation(Operation):
         scale, offset = (adapter.values(x).reshape(-1).astype(np.float32) for x in inputs[1:])
         about = Quantization(), scale, None, float(offset[0]), shape
         return QuantizedReduction(_OPERATOR, dtype, out_dtype, counts, *about)
-
-
-class _GroupChecks:
-    """Does for a group of torch.distributed what the core's operation does as one rank of several."""
-
-    def __init__(self, core: _core.QuantAllReduceOperation, param: QuantAllReduceParam, group: Member) -> None:
-        self._core, self._param, self._group = core, param, group
-
-    def infer_shape(self, inputs: Sequence[_core.TensorDesc]) -> _core.TensorDesc:
-        with guard(self._group, _OPERATOR):
-            return self._core.check(inputs, [])
-
-    def setup(self, inputs: Sequence[_core.TensorDesc], outputs: Sequence[_core.TensorDesc]) -> None:
-        group, param = self._group, self._param
-        with guard(group, _OPERATOR):
-            self._core.check(inputs, outputs)
-            if (param.rank, param.rank_size) != (group.rank, group.size):
-                raise InvalidParamError(
-                    f"rank and rank_size are {param.rank} and {param.rank_size}, expected {group.rank} and "
-                    f"{group.size}, as in the group of domain '{group.domain}'"
-                )
-
-    def announce(self, code: int, message: str) -> None:
-        with contextlib.suppress(AllToAllVError):  # nobody is left to inform: the first error counts
-            self._group.fail(_OPERATOR, InvalidTensorError(message, code))

@@ -24,7 +24,7 @@ from alltoallv.torch.eager.collectives import COLLECTIVES
 from alltoallv.torch.eager.declaration import Parameters
 from alltoallv.torch.eager.graphs import check_untimed, is_tracing
 from alltoallv.torch.eager.group import Group, device_of
-from alltoallv.torch.eager.tensors import as_input, check_output, needs_grad, region, shaped
+from alltoallv.torch.eager.tensors import as_input, check_memory, check_output, needs_grad, region, shaped
 from alltoallv.torch.eager.work import Work
 from alltoallv.torch.graph import ops as ops
 from alltoallv.torch.graph import traced, watched
@@ -79,6 +79,9 @@ def all_to_all_v(
             check_output("out", out, x.dtype)
             check_apart(region(out), region(x))
         request = read_request(comm.size, x.shape, *counts, out, wants_grad and async_op)
+        for name, tensor in (("input", x), ("out", out)):  # the caller's code may have run while counts were read
+            if tensor is not None:
+                check_memory(name, tensor)
     if request.learns:
         return _learning(comm, input, x, request, wants_grad, async_op, limit)
     row, shape = max(request.row, 1), request.shape

@@ -81,9 +81,15 @@ def check_tensor(name: str, tensor: object) -> None:
 
 
 def check_memory(name: str, tensor: Tensor) -> None:
-    """Raises InvalidTensorError for a tensor in host memory whose storage was freed, as those of FSDP between calls."""
-    if tensor.is_cpu and not (wraps(tensor) or tensor.data_ptr()) and tensor.numel():
-        raise InvalidTensorError(f"{name} has {tensor.numel()} elements but a storage of 0 bytes, expected memory", 7)
+    """Raises InvalidTensorError for a tensor in host memory that ends beyond its storage, as FSDP's between calls."""
+    if not tensor.is_cpu or wraps(tensor) or not tensor.numel():
+        return
+    last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    found = tensor.untyped_storage().nbytes()
+    if (tensor.storage_offset() + last + 1) * tensor.itemsize > found:
+        raise InvalidTensorError(
+            f"{name} has {tensor.numel()} elements but a storage of {found} bytes, expected memory for all", 7
+        )
 
 
 def has_tangent(tensor: Tensor) -> bool:
@@ -142,8 +148,8 @@ def is_contiguous(tensor: Tensor) -> bool:
 
 def output_of(tensor: Tensor, copies: Copies) -> Tensor:
     """Returns memory for an output: the tensor itself, or memory that is copied to it afterwards."""
+    check_memory("tensor", tensor)
     if is_contiguous(tensor):
-        check_memory("tensor", tensor)
         return tensor.detach()
     space = torch.empty_like(tensor, memory_format=torch.contiguous_format)
     copies.append((tensor, space))

@@ -81,6 +81,9 @@ class _Tensors(Adapter[Tensor]):
     def check_place(self, engine: Any, *tensors: Tensor) -> None:
         calls.check_place(engine, *tensors)
 
+    def exchange(self, engine: Any, operator: str, out: Tensor, x: Tensor, layout: Any) -> None:
+        calls.exchange(engine, operator, out.view(-1), x.view(-1), layout).run()
+
     def reduce(self, engine: Any, request: QuantizedReduction, tensors: Sequence[Tensor]) -> None:
         engine.quantized_reduce(request, *tensors).run()
 
