@@ -54,7 +54,9 @@ class Jobs:
     def start(self, job: int) -> subprocess.Popen:
         command = [*self.starter, *([sys.executable] if "-c" in self.starter and self.starter[0] == "bash" else [])]
         command += [RANK, str(job), str(self.folder)]
-        self.processes[job] = subprocess.Popen(command, env=self.env, stdout=subprocess.PIPE, text=True)
+        self.processes[job] = subprocess.Popen(
+            command, env=self.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
         return self.processes[job]
 
     def join(self, *ranks: str) -> None:
@@ -74,13 +76,15 @@ def test_ranks_of_two_jobs_refuse_each_other(tmp_path, starter):
     jobs.start(1)
     jobs.start(100)
     jobs.join("1.0", "100.1")
-    lines = jobs.line(1), jobs.line(100)
-    for line in lines:
-        assert "which has not been started with this rank" in line
-        assert "InvalidParamError" in line
-        assert "two jobs have one address" in line
+    said = "which has not been started with this rank"
     for process in jobs.processes.values():
-        process.kill()
+        assert any(said in line and "RuntimeWarning" in line for line in process.stderr)
+    jobs.join("1.1", "100.0")  # the late ones do not meet, either
+    for job in (1, 100):
+        lines = jobs.lines(job)
+        assert len(lines) == 2
+        assert all("InvalidParamError" in line for line in lines)
+        assert any(said in line and "two jobs have one address" in line for line in lines)
 
 
 def test_a_second_job_is_refused(tmp_path):

@@ -46,17 +46,20 @@ def test_two_jobs_of_one_init_method(tmp_path: Path, method: str, backend: str) 
     jobs = [
         subprocess.Popen(
             [sys.executable, "-c", START, RANK, backend, url, early, job],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
         for early, job in (("0", "1"), ("1", "100"))
     ]  # fmt: skip
     try:
+        for job in jobs:
+            assert job.stdin is not None
+            assert job.stderr is not None
+            assert any("two jobs have one address" in line for line in job.stderr)
+            job.stdin.close()  # the late rank, which would be refused, too, ends
         for line in [job.stdout.readline() for job in jobs if job.stdout is not None]:
             assert line.startswith("InvalidParamError: ")
             assert "which has not been started with this rank" in line
             assert "two jobs have one address" in line
     finally:
         for job in jobs:
-            assert job.stdin is not None
-            job.stdin.close()  # ends the rank that waits
-            job.wait()
+            job.kill()

@@ -113,7 +113,7 @@ def _children(pid: int) -> list[int]:
     return [one for one in map(int, filter(str.isdecimal, os.listdir("/proc"))) if _parent(one) == pid]
 
 
-def strangers(depth: int, peers: Mapping[int, int], size: int) -> list[int]:
+def strangers(depth: int, peers: Mapping[int, int], size: int) -> tuple[list[int], list[int]]:
     """Returns which peers another process has started, where the one that started this rank has started all ranks.
 
     All, that are as many processes with this one's command, apart from numbers, as there are ranks. A shell or a
@@ -123,17 +123,27 @@ def strangers(depth: int, peers: Mapping[int, int], size: int) -> list[int]:
         depth: How many processes above this one is the one that started this rank.
         peers: Numbers of processes on this host, by rank.
         size: The number of ranks.
+
+    Returns:
+        Those ranks; and where there are any, the processes that were started with this one and are no peers.
     """
     line = _own_line(os.getpid())
     if len(line) <= depth:
-        return []
-    starter, below = line[depth], line[depth - 1]
-    found = [rank for rank, pid in peers.items() if not _is_below(pid, starter.pid)]
+        return [], []
+    starter, below = line[depth].pid, line[depth - 1].pid
+    found = [rank for rank, pid in peers.items() if not _is_below(pid, starter)]
     if not found:
-        return []
-    command = _command(below.pid)
-    alike = [child for child in _children(starter.pid) if _command(child) == command]
-    return found if len(alike) >= size else []
+        return [], []
+    command = _command(below)
+    alike = [child for child in _children(starter) if _command(child) == command]
+    if len(alike) < size:
+        return [], []
+    return found, [child for child in alike if not any(_is_below(pid, child) for pid in peers.values())]
+
+
+def runs(pid: int) -> bool:
+    """True while a process runs; it may have ended without its parent's notice."""
+    return bool(_command(pid))
 
 
 def _is_below(pid: int | None, ancestor: int) -> bool:

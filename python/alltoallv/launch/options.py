@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import time
+import warnings
 from collections.abc import Mapping, Sequence
 from numbers import Real
 
 from alltoallv import _core
 from alltoallv.errors import InvalidParamError
 from alltoallv.launch import seat, variables
-from alltoallv.launch.ancestry import strangers
+from alltoallv.launch.ancestry import runs, strangers
 from alltoallv.launch.job import Launch
+
+_LATE_SECONDS = 20.0  # in which late ranks of a job that has met another are refused
 
 
 def take_place(job: Launch, options: _core.CommunicatorOptions) -> None:
@@ -45,15 +49,24 @@ def on_this_host(
 
 
 def refuse_strangers(depth: int, pids: Mapping[int, int], size: int, made: _core.Communicator) -> None:
-    """Ends a communicator, on all its ranks, if some of them are of another job of ``size`` ranks."""
-    found = strangers(depth, pids, size)
-    if found:
-        text = (
-            f"rank {found[0]} is process {pids[found[0]]}, which has not been started with this rank, process "
-            f"{os.getpid()}: two jobs have one address; give each job its own"
-        )
-        made.abort(text)
-        raise InvalidParamError(text)
+    """Ends a communicator, on all its ranks, if some of them are of another job of ``size`` ranks.
+
+    The others of both jobs may be about to meet, too: they are refused as long as this process is there.
+    """
+    found, late = strangers(depth, pids, size)
+    if not found:
+        return
+    text = (
+        f"rank {found[0]} is process {pids[found[0]]}, which has not been started with this rank, process "
+        f"{os.getpid()}: two jobs have one address; give each job its own"
+    )
+    made.abort(text)
+    end = time.monotonic() + _LATE_SECONDS
+    if any(map(runs, late)):
+        warnings.warn(text, RuntimeWarning, stacklevel=3)
+    while any(map(runs, late)) and time.monotonic() < end:
+        time.sleep(0.1)
+    raise InvalidParamError(text)
 
 
 def between_hosts(job: Launch, options: _core.CommunicatorOptions) -> _core.Communicator:

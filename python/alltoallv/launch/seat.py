@@ -16,7 +16,7 @@ import time
 from alltoallv.errors import InvalidParamError
 from alltoallv.launch.ancestry import is_ancestor
 
-_PATIENCE = 5.0  # seconds for the holder to end: it may be of an earlier job that is just ending
+_PATIENCE = 3.0  # seconds for the holder to end: it may be of an earlier job that is just ending
 _SILENCE = 0.05  # seconds for one that has taken its name to listen
 _NAMES = 16  # another user may hold some of them
 _held: dict[str, socket.socket] = {}
