@@ -184,7 +184,13 @@ def _line(pid: int) -> tuple[Process, ...]:
     return tuple(found)
 
 
-_own_line = functools.lru_cache(1)(_line)  # a launcher may end before its ranks
+@functools.lru_cache(1)  # a launcher may end before its ranks
+def _own_line(pid: int) -> tuple[Process, ...]:
+    """Returns this process and its ancestors; nothing where /proc is that of another pid namespace."""
+    with contextlib.suppress(OSError):
+        if os.readlink("/proc/self") == str(pid):
+            return _line(pid)
+    return ()
 
 
 def _read(pid: int) -> Process:
