@@ -168,7 +168,7 @@ def test_disagreement_is_an_error_everywhere_and_nothing_is_written(ranks: Ranks
             x = torch.arange(4.0).to(device)
             out = torch.full((4,), 7.0).to(device)
             with pytest.raises(PeerMismatchError, match="rank 1 sends 1 elements to rank 0, which expects 2"):
-                at.all_to_all_v(x, [2 - rank, 2], [2, 2], out=out, group=comm)
+                at.all_to_all_v(x, [2 - rank, 2 + rank], [2, 2], out=out, group=comm)
             with pytest.raises(PeerMismatchError, match="dtype"):
                 at.all_to_all_v(x if rank else torch.zeros(4).half().to(device), [2, 2], [2, 2], group=comm)
             with pytest.raises(InvalidParamError):  # on the rank that is wrong, and on its peer

@@ -107,7 +107,7 @@ def memory_of_async(rank: int, size: int, without: str) -> bool:
 def agreement(rank: int, size: int, without: str) -> bool:
     """Counts that disagree are found before anything is launched."""
     with communicator(rank) as (comm, device):
-        x = torch.zeros(4 * size).to(device)
+        x = torch.zeros(2 * size).to(device)
         recvs = [2] * size if rank else [1] * size
         with left_out(without):
             error = caught(lambda: at.all_to_all_v(x, [2] * size, recvs, group=comm).cpu())

@@ -30,7 +30,7 @@ def test_every_collective_is_a_range(ranks: Ranks, tmp_path: Path) -> None:
         x = torch.arange(6.0)
         with profile(record_shapes=True) as profiler:
             at.all_to_all_v(x, [2, 4], [2 + 2 * rank] * 2, group=comm)
-            at.all_to_all_v(x.half(), [1, 0], group=comm)
+            at.all_to_all_v(x[:1].half(), [1, 0], group=comm)
             at.all_to_all_single(torch.empty(6), x, group=comm)
             at.all_to_all([torch.empty(3), torch.empty(3)], list(x.split(3)), group=comm)
             at.all_gather_into_tensor(torch.empty(12), x, group=comm)

@@ -93,7 +93,7 @@ def test_several_ranks_on_one_gpu(grouped: Grouped) -> None:
         out = torch.full_like(x, -1)
         sends = [3] * size if rank else [2] * size
         with pytest.raises(PeerMismatchError):
-            at.all_to_all_v(x, sends, [3] * size, out=out)
+            at.all_to_all_v(x[: sum(sends)], sends, [3] * size, out=out)
         assert out.tolist() == [-1] * 3 * size
         rng = np.random.default_rng(7)
         for name in ("float16", "bfloat16", "float32", "int16", "uint32", "bool"):
