@@ -39,7 +39,7 @@ aclnnStatus report(const char* function, aclnnStatus status, const std::string& 
     return emulator::report(function, status, message);
 }
 
-void quantize(aclDataType dtype, const void* x, int64_t count, int64_t group_size, void* codes, void* scales,
+void quantize(aclDataType dtype, const void* x, int64_t count, int64_t group_size, void* codes, void* scales, void*,
               aclrtStream stream) {
     const auto elements = static_cast<size_t>(count);
     const kernel::QuantFormat format = format_of(group_size);
@@ -51,7 +51,7 @@ void quantize(aclDataType dtype, const void* x, int64_t count, int64_t group_siz
 }
 
 void dequantize_sum(const void* codes, const void* scales, int64_t ranks, int64_t count, int64_t group_size,
-                    aclDataType dtype, void* out, aclrtStream stream) {
+                    aclDataType dtype, void* out, void*, aclrtStream stream) {
     const auto elements = static_cast<size_t>(count), records = static_cast<size_t>(ranks);
     const kernel::QuantFormat format = format_of(group_size);
     const std::vector<Range> ranges = {{"codes", codes, records * elements},
