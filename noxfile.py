@@ -133,6 +133,12 @@ def triton_ascend(session: nox.Session) -> None:
     steps.framework_tests(session, "tests/triton_ascend", *TRITON_ASCEND)
 
 
+@nox.session(venv_backend="none")
+def ascendc(session: nox.Session) -> None:
+    """The Ascend C kernels on their twin; with more seeds than `tests` for those that communicate."""
+    session.run("pytest", "-s", "tests/ascendc", *steps.selected(session), env={"ALLTOALLV_ASCENDC_SEEDS": "40"})
+
+
 @nox.session
 def triton_ascend_all(session: nox.Session) -> None:
     """The same for every combination of tile, dtype, overflow, average and error feedback: hours."""

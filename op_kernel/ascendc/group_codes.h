@@ -43,7 +43,6 @@ class GroupQuantizer {
         pipe->InitBuffer(rows_, 5 * most_rows * sizeof(float));
         Duplicate(Row(0), 127.0f, most_rows);
         Duplicate(Row(1), 1.0f, most_rows);
-        PipeBarrier<PIPE_V>();
     }
 
     /// `x` is the whole tensor; codes and scales are those of these groups.
@@ -175,7 +174,6 @@ class GroupQuantizer {
         Maxs(Scales(), Scales(), 0x1p-125f, rows);
         PipeBarrier<PIPE_V>();
         Muls(Inverses(), Scales(), 127.0f, rows);
-        PipeBarrier<PIPE_V>();
         SetFlag<HardEvent::V_S>(0);
         WaitFlag<HardEvent::V_S>(0);
         const LocalTensor<int32_t> largest = Largest().template ReinterpretCast<int32_t>();
@@ -319,7 +317,6 @@ class GroupSummer {
         }
         LocalTensor<Out> output = outputs_.template AllocTensor<Out>();
         rounding_.Run(output, sums, count);
-        PipeBarrier<PIPE_V>();
         outputs_.EnQue(output);
         output = outputs_.template DeQue<Out>();
         DataCopyPad(out[at - groups.Begin(0)], output, BlocksOut(rows, length * sizeof(Out), row * sizeof(Out)));

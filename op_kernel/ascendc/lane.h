@@ -92,7 +92,6 @@ class Lane {
     /// Keeps the number of the last round for the next call, and leaves the outcome in `status`, 8 words per lane.
     __aicore__ inline void End(GM_ADDR status) {
         const bool broken = status_ == LaneStatus::late || status_ == LaneStatus::told || status_ == LaneStatus::broken;
-        PipeBarrier<PIPE_ALL>();
         SetCell(sequence_, broken ? 1 : 0, static_cast<int32_t>(named_));
         DataCopy(Window<int32_t>(Rank(), sequence_place + lane_ * cell_bytes, cell_words), Cell(), cell_words);
         PipeBarrier<PIPE_ALL>();
@@ -100,7 +99,6 @@ class Lane {
         GlobalTensor<int32_t> out;
         out.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(status), Lanes() * status_words);
         DataCopy(out[lane_ * status_words], Cell(), cell_words);
-        PipeBarrier<PIPE_ALL>();
     }
 
   private:

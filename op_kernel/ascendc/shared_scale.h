@@ -98,7 +98,6 @@ class SharedScaleSummer {
             PipeBarrier<PIPE_V>();
             rounding_.Run(output, result, count, offset_finite_ && one_finite_);
         }
-        PipeBarrier<PIPE_V>();
         outputs_.EnQue(output);
         output = outputs_.template DeQue<Out>();
         DataCopyPad(
@@ -137,7 +136,6 @@ class SharedScaleSummer {
 
     /// Scalars may read what the vector unit has written, and back.
     __aicore__ inline static void Wait() {
-        PipeBarrier<PIPE_V>();
         SetFlag<HardEvent::V_S>(0);
         WaitFlag<HardEvent::V_S>(0);
     }

@@ -46,7 +46,6 @@ class Magnitudes {
     __aicore__ inline void Init(TPipe* pipe) {
         pipe->InitBuffer(mask_, tile_elements * sizeof(int32_t));
         Duplicate(mask_.Get<int32_t>(), 0x7FFFFFFF, tile_elements);
-        PipeBarrier<PIPE_V>();
     }
 
     __aicore__ inline void Of(const LocalTensor<int32_t>& to, const LocalTensor<float>& x, uint32_t count) const {
