@@ -11,9 +11,11 @@ import sys
 import sysconfig
 from pathlib import Path
 
+import numpy as np
+
 import alltoallv
 from alltoallv_tools.cli import main
-from alltoallv_tools.doctor import Check, machine, npu_selftest, selftest, software
+from alltoallv_tools.doctor import Check, kernel_bits, kernels, machine, npu_selftest, selftest, software
 
 CASES = {
     "inline", "push", "pull", "cma", "staged",
@@ -210,3 +212,38 @@ def test_self_test_reports_why_ranks_failed(monkeypatch):
     assert [check.status for check in checks] == ["no"]
     assert "soon" in checks[0].detail
     assert checks[0].required
+
+
+def test_kernels():
+    """Every kernel for Ascend that has an aclnn interface, on the emulator: the bits of the reference."""
+    result = doctor("--kernels", "--json")
+    assert result.returncode == 0, result.stdout + result.stderr
+    document = json.loads(result.stdout)
+    assert document["kernels"]["where"] == "the emulator"
+    compared = document["kernels"]["compared"]
+    for case in ("division", "ties", "subnormals", "zeros", "nan", "infinity", "minus infinity", "largest"):
+        for name in (f"quantize, float16, {case}: codes", f"dequantize and sum, float32, {case}"):
+            assert compared[name] == {"elements": 640, "different": 0}
+    assert not any(case["different"] for case in compared.values())
+
+
+def test_kernels_say_which_bits_differ():
+    case = kernel_bits.differences(np.array([1, 2, 4], np.float32), np.array([1, 2, 3], np.float32))
+    assert case == {
+        "elements": 3, "different": 1, "first": {"index": 2, "got": "40800000", "expected": "40400000"}
+    }  # fmt: skip
+    line = kernels.judge("a kernel", case, "a device")
+    assert line.status == "no"
+    assert line.detail == "1 of 3 differ, on a device: element 2 is 40800000, expected 40400000"
+
+
+def test_kernels_without_libraries(monkeypatch):
+    def absent():
+        raise FileNotFoundError("libcust_opapi.so is missing")
+
+    monkeypatch.setattr(kernels, "loads", lambda: False)
+    monkeypatch.setattr(kernels.alltoallv_emulator, "environment", absent)
+    (line,), document = kernels.run()
+    assert line.status == "no"
+    assert "libcust_opapi.so is missing" in line.detail
+    assert document == {}

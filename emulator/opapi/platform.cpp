@@ -1,11 +1,13 @@
-// The emulator's part of libcust_opapi.so: kernels as tasks of emulated streams.
-//
-// They are those of op_kernel/cpu, which have the bits of the kernels for devices.
+// The emulator's part of libcust_opapi.so: kernels as tasks of emulated streams, run by their twin.
 #include "runtime/aclnn/platform.h"
 
+#include <array>
+#include <cstring>
 #include <vector>
 
-#include "op_kernel/cpu/quantize.h"
+#include "op_kernel/ascendc/quantized_tiling.h"
+#include "op_kernel/ascendc/twin/kernels.h"
+#include "quant_all_reduce/plan.h"
 #include "runtime/failure.h"
 #include "runtime/memory.h"
 #include "runtime/stream.h"
@@ -13,24 +15,35 @@
 namespace alltoallv::aclnn {
 namespace {
 
-DType dtype_of(aclDataType dtype) {
-    return dtype == ACL_FLOAT ? DType::float32 : dtype == ACL_FLOAT16 ? DType::float16 : DType::bfloat16;
-}
+constexpr uint32_t vector_cores = 4;                        // each is a thread
+constexpr int acl_error_rt_vector_core_exception = 507035;  // as a device reports a kernel that does what it must not
 
-/// Enqueues a kernel that reads and writes these ranges of device memory.
-struct Range {
+struct Argument {
     const char* name;
     const void* address;
     size_t bytes;
 };
-void enqueue(const char* kernel, const std::vector<Range>& ranges, aclrtStream stream, std::function<void()> run) {
-    for (const Range& range : ranges)
-        if (range.bytes > 0) emulator::check_device_range(range.name, range.address, range.bytes);
-    emulator::stream_of(stream)->enqueue([kernel, run = std::move(run)] { return emulator::guarded(kernel, run); });
-}
 
-kernel::QuantFormat format_of(int64_t group_size) {
-    return {.codes = CodeFormat::int8, .group_size = static_cast<size_t>(group_size)};
+/// Enqueues a kernel on these ranges of device memory, with its tiling behind them.
+template <class Tiling>
+void enqueue(const char* kernel, uint32_t cores, const std::vector<Argument>& arguments, const Tiling& numbers,
+             void* tiling, aclrtStream stream) {
+    static_assert(sizeof(Tiling) <= tiling_bytes);
+    std::vector<void*> addresses;
+    for (const Argument& argument : arguments) {
+        emulator::check_device_range(argument.name, argument.address, argument.bytes);
+        addresses.push_back(const_cast<void*>(argument.address));
+    }
+    emulator::check_device_range("workspace", tiling, sizeof numbers);
+    addresses.push_back(tiling);
+    emulator::stream_of(stream)->enqueue([=] {
+        return emulator::guarded(kernel, [&] {
+            std::memcpy(tiling, &numbers, sizeof numbers);
+            std::array<char, 1000> fault{};
+            if (alltoallv_twin_run(kernel, cores, addresses.data(), addresses.size(), 0, 0, fault.data(), fault.size()))
+                throw emulator::Failure(acl_error_rt_vector_core_exception, fault.data());
+        });
+    });
 }
 
 }  // namespace
@@ -40,33 +53,35 @@ aclnnStatus report(const char* function, aclnnStatus status, const std::string& 
 }
 
 void quantize(aclDataType dtype, const void* x, int64_t count, int64_t group_size, void* codes, void* scales,
-              aclrtStream stream) {
-    const auto elements = static_cast<size_t>(count);
-    const kernel::QuantFormat format = format_of(group_size);
-    const std::vector<Range> ranges = {{"x", x, elements * aclDataTypeSize(dtype)},
-                                       {"codes", codes, elements},
-                                       {"scales", scales, format.scale_bytes(elements)}};
-    enqueue("quantize", ranges, stream,
-            [=] { kernel::quantize(format, dtype_of(dtype), x, elements, codes, scales, nullptr); });
+              void* tiling, aclrtStream stream) {
+    if (count == 0) return;
+    alltoallv_kernels::QuantizeTiling numbers{};
+    numbers.count = static_cast<uint64_t>(count);
+    numbers.group = static_cast<uint64_t>(group_size);
+    numbers.type = static_cast<uint32_t>(dtype);
+    const uint64_t groups = (numbers.count + numbers.group - 1) / numbers.group;
+    const std::vector<Argument> arguments = {{"x", x, numbers.count * aclDataTypeSize(dtype)},
+                                             {"codes", codes, numbers.count},
+                                             {"scales", scales, groups * sizeof(float)}};
+    enqueue("alltoallv_quantize", cores_for_groups(numbers.count, numbers.group, vector_cores), arguments, numbers,
+            tiling, stream);
 }
 
 void dequantize_sum(const void* codes, const void* scales, int64_t ranks, int64_t count, int64_t group_size,
-                    aclDataType dtype, void* out, aclrtStream stream) {
-    const auto elements = static_cast<size_t>(count), records = static_cast<size_t>(ranks);
-    const kernel::QuantFormat format = format_of(group_size);
-    const std::vector<Range> ranges = {{"codes", codes, records * elements},
-                                       {"scales", scales, records * format.scale_bytes(elements)},
-                                       {"out", out, elements * aclDataTypeSize(dtype)}};
-    enqueue("dequantize_sum", ranges, stream, [=] {
-        std::vector<const void*> code_records, scale_records;
-        for (size_t j = 0; j < records; ++j) {
-            code_records.push_back(static_cast<const char*>(codes) + j * elements);
-            scale_records.push_back(static_cast<const char*>(scales) + j * format.scale_bytes(elements));
-        }
-        std::vector<float> sum(elements);
-        kernel::dequantize_sum(format, code_records.data(), scale_records.data(), records, elements, false, sum.data());
-        kernel::cast(dtype_of(dtype), Overflow::saturate, sum.data(), elements, out);
-    });
+                    aclDataType dtype, void* out, void* tiling, aclrtStream stream) {
+    if (count == 0) return;
+    alltoallv_kernels::DequantizeSumTiling numbers{};
+    numbers.count = static_cast<uint64_t>(count);
+    numbers.group = static_cast<uint64_t>(group_size);
+    numbers.ranks = static_cast<uint32_t>(ranks);
+    numbers.type = static_cast<uint32_t>(dtype);
+    numbers.saturate = 1;
+    const uint64_t groups = (numbers.count + numbers.group - 1) / numbers.group;
+    const std::vector<Argument> arguments = {{"codes", codes, numbers.ranks * numbers.count},
+                                             {"scales", scales, numbers.ranks * groups * sizeof(float)},
+                                             {"out", out, numbers.count * aclDataTypeSize(dtype)}};
+    enqueue("alltoallv_dequantize_sum", cores_for_groups(numbers.count, numbers.group, vector_cores), arguments,
+            numbers, tiling, stream);
 }
 
 }  // namespace alltoallv::aclnn

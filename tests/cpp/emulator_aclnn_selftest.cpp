@@ -87,7 +87,6 @@ TEST(quantize_and_sum) {
         const Tensor ts(ACL_FLOAT, {7}, scales.data());
         Prepared call;
         CHECK_EQ(aclnnAlltoallvQuantizeGetWorkspaceSize(tx, group, tc, ts, &call.bytes, &call.executor), 0);
-        CHECK_EQ(call.bytes, 0u);
         CHECK_EQ(call.run(aclnnAlltoallvQuantize, stream), 0);
         CHECK(codes.values() == reference.codes);
         CHECK(scales.values() == reference.scales);
@@ -159,10 +158,13 @@ TEST(refusals) {
 
     CHECK_EQ(aclnnAlltoallvQuantize(nullptr, 0, nullptr, stream), 161001);
     CHECK_EQ(first(tx, 4, tc, ts), 0);
-    CHECK_EQ(aclnnAlltoallvDequantizeSum(nullptr, 0, executor, stream), 161002);  // another operator's executor
+    const DeviceArray<char> workspace(bytes);
+    CHECK_EQ(aclnnAlltoallvDequantizeSum(workspace.data(), bytes, executor, stream), 161002);  // another's executor
+    CHECK_EQ(aclnnAlltoallvQuantize(nullptr, bytes, executor, stream), 161001);
+    CHECK_EQ(aclnnAlltoallvQuantize(workspace.data(), bytes - 1, executor, stream), 161002);
     CHECK_EQ(aclrtSynchronizeStream(stream), 0);
     CHECK(codes.values() == std::vector<int8_t>(8, 77));  // nothing has run yet
-    CHECK_EQ(aclnnAlltoallvQuantize(nullptr, 0, executor, stream), 0);
+    CHECK_EQ(aclnnAlltoallvQuantize(workspace.data(), bytes, executor, stream), 0);
     CHECK_EQ(aclrtSynchronizeStream(stream), 0);
     CHECK(codes.values() == std::vector<int8_t>(8, 127));
 }

@@ -64,6 +64,7 @@ Run all_reduce(const View& x, const Group& group, int64_t group_size, const View
     const int64_t own = parts.length(group.rank), own_groups = groups_of(own, group_size);
     const auto bytes = [](int64_t elements, size_t each) { return static_cast<uint64_t>(elements) * each; };
     const size_t element = aclDataTypeSize(out.dtype);
+    const uint64_t first_tiling = workspace.add(tiling_bytes), second_tiling = workspace.add(tiling_bytes);
     const uint64_t codes = workspace.add(bytes(count, 1)), scales = workspace.add(bytes(groups, sizeof(float)));
     const uint64_t their_codes = workspace.add(bytes(own * group.size, 1));
     const uint64_t their_scales = workspace.add(bytes(own_groups * group.size, sizeof(float)));
@@ -71,12 +72,12 @@ Run all_reduce(const View& x, const Group& group, int64_t group_size, const View
     const uint64_t gathered = workspace.add(bytes(parts.size * group.size, element));
     return [=](char* memory, aclrtStream stream) {
         if (count == 0) return;
-        quantize(x.dtype, x.data, count, group_size, memory + codes, memory + scales, stream);
+        quantize(x.dtype, x.data, count, group_size, memory + codes, memory + scales, memory + first_tiling, stream);
         Exchange(parts, group, 1).run(memory + codes, memory + their_codes, HCCL_DATA_TYPE_INT8, group, stream);
         Exchange(parts, group, group_size)
             .run(memory + scales, memory + their_scales, HCCL_DATA_TYPE_FP32, group, stream);
         dequantize_sum(memory + their_codes, memory + their_scales, group.size, own, group_size, out.dtype,
-                       memory + sum, stream);
+                       memory + sum, memory + second_tiling, stream);
         require_success("HcclAllGather",
                         HcclAllGather(memory + sum, memory + gathered, static_cast<uint64_t>(parts.size),
                                       hccl_type(out.dtype), group.comm, stream));
@@ -91,15 +92,16 @@ Run all_reduce(const View& x, const Group& group, int64_t group_size, const View
 aclnnStatus aclnnAlltoallvQuantizeGetWorkspaceSize(const aclTensor* x, int64_t groupSize, aclTensor* codes,
                                                    aclTensor* scales, uint64_t* workspaceSize,
                                                    aclOpExecutor** executor) {
-    return prepare(__func__, workspaceSize, executor, [&](Workspace&) -> Run {
+    return prepare(__func__, workspaceSize, executor, [&](Workspace& workspace) -> Run {
         const View in = view("x", x, floating_types), out = view("codes", codes, {ACL_INT8});
         const View factors = view("scales", scales, {ACL_FLOAT});
         check_group_size(groupSize);
         check_numel(out, in.numel());
         check_numel(factors, groups_of(in.numel(), groupSize));
         require_apart({in}, {out, factors});
-        return [=](char*, aclrtStream stream) {
-            quantize(in.dtype, in.data, in.numel(), groupSize, out.data, factors.data, stream);
+        workspace.add(tiling_bytes);
+        return [=](char* tiling, aclrtStream stream) {
+            quantize(in.dtype, in.data, in.numel(), groupSize, out.data, factors.data, tiling, stream);
         };
     });
 }
@@ -112,7 +114,7 @@ aclnnStatus aclnnAlltoallvQuantize(void* workspace, uint64_t workspaceSize, aclO
 aclnnStatus aclnnAlltoallvDequantizeSumGetWorkspaceSize(const aclTensor* codes, const aclTensor* scales,
                                                         int64_t groupSize, aclTensor* out, uint64_t* workspaceSize,
                                                         aclOpExecutor** executor) {
-    return prepare(__func__, workspaceSize, executor, [&](Workspace&) -> Run {
+    return prepare(__func__, workspaceSize, executor, [&](Workspace& workspace) -> Run {
         const View in = view("codes", codes, {ACL_INT8}), factors = view("scales", scales, {ACL_FLOAT});
         const View sum = view("out", out, floating_types);
         check_group_size(groupSize);
@@ -123,8 +125,9 @@ aclnnStatus aclnnAlltoallvDequantizeSumGetWorkspaceSize(const aclTensor* codes, 
                    std::to_string(groups_of(count, groupSize)) + "]");
         check_numel(sum, count);
         require_apart({in, factors}, {sum});
-        return [=](char*, aclrtStream stream) {
-            dequantize_sum(in.data, factors.data, ranks, count, groupSize, sum.dtype, sum.data, stream);
+        workspace.add(tiling_bytes);
+        return [=](char* tiling, aclrtStream stream) {
+            dequantize_sum(in.data, factors.data, ranks, count, groupSize, sum.dtype, sum.data, tiling, stream);
         };
     });
 }

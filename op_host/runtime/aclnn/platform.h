@@ -10,13 +10,16 @@ namespace alltoallv::aclnn {
 /// Keeps or prints the message of a call that is refused or fails; returns `status`.
 aclnnStatus report(const char* function, aclnnStatus status, const std::string& message);
 
+/// What a kernel needs of the caller's workspace: device memory for its tiling.
+inline constexpr uint64_t tiling_bytes = 512;
+
 /// Enqueues: int8 codes and float32 scales of `count` elements in groups, as op_kernel/cpu/quantize.h says.
 void quantize(aclDataType dtype, const void* x, int64_t count, int64_t group_size, void* codes, void* scales,
-              aclrtStream stream);
+              void* tiling, aclrtStream stream);
 
 /// Enqueues: sum of `ranks` records of codes and of scales, which follow each other, in the order of the ranks, with
 /// one rounding to `dtype`; values that do not fit become the largest that do.
 void dequantize_sum(const void* codes, const void* scales, int64_t ranks, int64_t count, int64_t group_size,
-                    aclDataType dtype, void* out, aclrtStream stream);
+                    aclDataType dtype, void* out, void* tiling, aclrtStream stream);
 
 }  // namespace alltoallv::aclnn

@@ -14,7 +14,7 @@ from typing import Any
 from alltoallv import __version__
 from alltoallv_tools import numbers
 from alltoallv_tools.cli.outputs import check_files, write_text
-from alltoallv_tools.doctor import Check, machine, npu_selftest, selftest, software
+from alltoallv_tools.doctor import Check, kernels, machine, npu_selftest, selftest, software
 
 _EPILOG = """\
 Each check prints a line: "ok" if something works, "no" with advice if it does not, "-" if it is absent and need not be
@@ -23,7 +23,10 @@ there. The last checks exchange data between two processes over each data path, 
 --selftest also runs one process on every NPU, compares the results of HCCL with their definitions, and writes a report
 (docs/ascend.md).
 
-The exit code is 0 if shared memory works here and, with --selftest, the NPUs pass; 1 otherwise.
+--kernels also runs the kernels for Ascend by their aclnn interface, on a device or on the emulator, and says which bits
+differ from the NumPy reference.
+
+The exit code is 0 if shared memory works here and what --selftest and --kernels run passes; 1 otherwise.
 """
 
 
@@ -32,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EPILOG
     parser.add_argument("--selftest", action="store_true", help=f"test all NPUs and write {npu_selftest.REPORT}")
     parser.add_argument("--devices", type=numbers.count, help="with --selftest: test only this many NPUs")
+    parser.add_argument("--kernels", action="store_true", help="compare the bits of the kernels for Ascend")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of lines")
 
 
@@ -50,7 +54,11 @@ def main(args: argparse.Namespace) -> int:
     npu: dict[str, Any] = {}
     if args.selftest:
         on_npu, npu = npu_selftest.run(args.devices)
-        checks += on_npu
+    bits: dict[str, Any] = {}
+    if args.kernels:
+        compared, bits = kernels.run()
+        on_npu = [*on_npu, *compared]
+    checks += on_npu
     works = all(check.status != "no" for check in checks if check.required)
     document = {
         "alltoallv": __version__,
@@ -60,6 +68,8 @@ def main(args: argparse.Namespace) -> int:
     }
     if args.selftest:
         document |= {"machine": platform.platform(), "npu": npu}
+    if args.kernels:
+        document |= {"kernels": bits}
     if args.json:
         print(json.dumps(document, indent=2))
     else:

@@ -1,0 +1,42 @@
+#include "all_to_all_v/plan.h"
+
+#include <algorithm>
+
+#include "runtime/base/error.h"
+
+namespace alltoallv {
+namespace {
+
+using namespace alltoallv_kernels;
+
+constexpr uint64_t mib = 1 << 20;
+
+/// The smallest HCCL_BUFFSIZE, in MB, that gives every peer a cell of each lane; a window has two such buffers.
+uint64_t smallest_buffer(uint32_t ranks, uint32_t lanes) {
+    uint64_t mb = 1;
+    while (lane_bytes_of(2 * mb * mib, lanes) < static_cast<uint64_t>(ranks) * cell_bytes) ++mb;
+    return mb;
+}
+
+}  // namespace
+
+WindowPlan plan_window(uint64_t window_bytes, uint32_t ranks, uint32_t cores) {
+    if (ranks < 1 || ranks > most_ranks)
+        throw invalid_param("the communicator has ", ranks, " ranks, expected 1 to ", most_ranks, " for its kernels");
+    if (cores < 1) throw invalid_param("the device has 0 vector cores, expected at least 1");
+    const uint32_t lanes = std::min(cores, most_lanes);
+    const uint64_t lane_bytes = lane_bytes_of(window_bytes, lanes);
+    if (lane_bytes < static_cast<uint64_t>(ranks) * cell_bytes)
+        throw invalid_param("the communicator's windows have ", window_bytes, " bytes, too few for ", ranks,
+                            " ranks: set HCCL_BUFFSIZE to at least ", smallest_buffer(ranks, lanes));
+    return {lanes, lane_bytes};
+}
+
+uint64_t rounds_of(const WindowPlan& plan, uint32_t ranks, uint64_t rows, uint64_t row_bytes) {
+    const uint64_t slot = plan.lane_bytes / ranks / cell_bytes * cell_bytes;
+    const uint64_t cells = (rows * row_bytes + cell_bytes - 1) / cell_bytes;
+    const uint64_t share = (cells + plan.lanes - 1) / plan.lanes * cell_bytes;
+    return std::max<uint64_t>(1, (share + slot - 1) / slot);
+}
+
+}  // namespace alltoallv
