@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import paddle
 from paddle import Tensor
 
 from alltoallv._calls import messages
@@ -69,12 +70,17 @@ class P2POp(messages.P2POp):
 def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[Task]:
     """Starts all messages of the list at once, in its order, and returns their tasks; if one is refused, none.
 
+    Paddle's own ``P2POp`` serve, too.
+
     Raises:
         RuntimeError: the argument is not a list of `P2POp`; the text is Paddle's.
     """
-    if not isinstance(p2p_op_list, list) or not all(isinstance(op, P2POp) for op in p2p_op_list):
+    if not isinstance(p2p_op_list, list) or not all(
+        isinstance(op, P2POp | paddle.distributed.P2POp) for op in p2p_op_list
+    ):
         raise RuntimeError(
             "Invalid ``p2p_op_list``. Each op is expected to to be of type ``paddle.distributed.P2POp``."
         )
-    starts = [_message("send" if op.sends else "recv", op.group, op.tensor, op.peer) for op in p2p_op_list]
+    ours = [op if isinstance(op, P2POp) else P2POp(op.op, op.tensor, op.peer, op.group) for op in p2p_op_list]
+    starts = [_message("send" if op.sends else "recv", op.group, op.tensor, op.peer) for op in ours]
     return [task for start in starts if (task := start()) is not None]

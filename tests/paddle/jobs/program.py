@@ -24,6 +24,11 @@ if initialized:
     parts = []
     dist.all_gather(parts, x)
     assert paddle.concat([part[2 * mine : 2 * mine + 2] for part in parts]).tolist() == expected
+    arrives = paddle.empty([4])
+    pair = [dist.P2POp(dist.isend, x, 1 - mine), dist.P2POp(dist.irecv, arrives, 1 - mine)]
+    for task in ap.batch_isend_irecv(pair):
+        task.wait()
+    assert arrives.tolist() == [10 * (1 - mine) + n for n in range(4)]
 for group in groups:
     out = paddle.empty([4])
     ap.alltoall_single(out, x, group=group)
