@@ -33,6 +33,9 @@ def test_arguments() -> None:
         barrier(group=comm, timeout=Count())
     with pytest.raises(InvalidTensorError, match="dtype is "):
         alltoallv.empty(3, TEXT)
+    for out in (TEXT, Count()):
+        with pytest.raises(InvalidTensorError, match=r"out is a (str|Count), expected a NumPy array"):
+            all_to_all_v(x, [3], out=out, group=comm)
     comm.fail("barrier", ValueError(TEXT))
     barrier(group=comm)
     comm.abort(OSError(TEXT))

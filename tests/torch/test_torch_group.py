@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
+import time
+from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +16,14 @@ from backend_groups import on_group
 from engine_groups import logged
 
 import alltoallv.torch as at
-from alltoallv.errors import BackendUnavailableError, CommTimeoutError, InvalidParamError, PeerMismatchError
+from alltoallv.errors import (
+    BackendUnavailableError,
+    CommTimeoutError,
+    InvalidParamError,
+    PeerLostError,
+    PeerMismatchError,
+)
+from alltoallv.testing import Ranks
 from alltoallv.torch.engines import rendezvous
 
 
@@ -69,3 +81,24 @@ def test_rank_that_never_joins(rank: int, size: int, group: dist.ProcessGroup) -
         with pytest.raises(CommTimeoutError, match=r"rank 0 of group '.*' waited 1.0 s for rank 1 to join"):
             at.from_group(group, backend="tcp", timeout=1.0)
     dist.barrier()
+
+
+def test_a_rank_that_dies_before_the_groups_first_call(ranks: Ranks, tmp_path: Path) -> None:
+    """The others, which have met it in another group, do not wait in the store for the timeout."""
+
+    def work(rank: int, size: int, file: str) -> None:
+        store = dist.FileStore(file, size)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
+        at.all_reduce(torch.ones(3))
+        group = dist.new_group([0, 1, 2])
+        if rank == 2:
+            time.sleep(0.3)
+            os.kill(os.getpid(), signal.SIGKILL)
+        begin = time.monotonic()
+        with pytest.raises(PeerLostError, match=r"rank 2 \(pid .*\) was lost before it joined"):
+            at.all_reduce(torch.ones(3), group=group)
+        assert time.monotonic() - begin < 10
+        time.sleep(0.5)  # not another one that has ended by now
+
+    outcomes = ranks(3, communicator=False, fresh=True, outcomes=True)(work, str(tmp_path / "file"))
+    assert [outcome.error is None for outcome in outcomes] == [True, True, False], outcomes

@@ -111,7 +111,7 @@ def read_request(
     ``out`` is a tensor or None. ``gradient_later``: the call is asynchronous, and its input wants a gradient.
     ``empty_rows``: the counts of rows without elements may be learnt.
     """
-    into = None if out is None else getattr(out, "shape", None)
+    into = None if out is None else out.shape
     request = _core.Request.all_to_all_v(size, shape, send_counts, recv_counts, sdispls, rdispls, unit, into)
     # An exchange of elements cannot announce rows that have none.
     if request.learns and request.row == 0 and not empty_rows:

@@ -175,6 +175,8 @@ class Exchanges(FrontEnd[A, G, H]):
                 self.check_tracked_output()
             if out is not None and counts[1] is not None:
                 x = self._check_pair("input", x, "out", out, wants_grad)
+            elif out is not None:
+                self.adapter.check_output("out", out)
             given = comm.size, x.shape, *counts, out, async_op and wants_grad
             shapes = [tuple(a.shape) for a in (x, out) if a is not None]
             request = read_request(*given, empty_rows=not self.adapter.queues())

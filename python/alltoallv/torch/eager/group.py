@@ -28,6 +28,8 @@ AnyCommunicator = Communicator | DeviceMember
 
 _log = logging.getLogger("alltoallv")
 # Communicators by group, then by kind of device and backend. The backend None is the default at the group's first use.
+# By default group: the processes of the ranks that have met, by rank.
+_met: weakref.WeakKeyDictionary[Any, dict[int, int]] = weakref.WeakKeyDictionary()
 _made: weakref.WeakKeyDictionary[Any, dict[tuple[str, str | None], AnyCommunicator]] = weakref.WeakKeyDictionary()
 
 
@@ -137,7 +139,11 @@ def _make(group: dist.ProcessGroup, timeout: float, device: str, wanted: str, ch
         gather = _gatherer(group)
         meeting = rendezvous.meet_over(gather, device=device, backend=wanted)
     else:
-        meeting = rendezvous.meet(raw, rank, size, name, timeout, device=device, backend=wanted)
+        ranks = dist.get_process_group_ranks(group)
+        met = _met.setdefault(dist.group.WORLD, {})
+        known = [met.get(one, 0) for one in ranks]
+        meeting = rendezvous.meet(raw, rank, size, name, timeout, known, device=device, backend=wanted)
+        met.update(zip(ranks, meeting.processes, strict=True))
         gather = rendezvous.gatherer(meeting, raw, rank, size, name, timeout)
     who = meeting.who
     for j, peer in enumerate(who):

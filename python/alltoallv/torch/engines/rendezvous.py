@@ -10,7 +10,7 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch.distributed as dist
@@ -124,23 +124,27 @@ def _silent(error: RuntimeError) -> PeerLostError:
     return PeerLostError(f"the group's store does not answer: {str(error).splitlines()[0]}")
 
 
-def meet(store: dist.Store, rank: int, size: int, name: str, timeout: float, **more: Any) -> Meeting:
+def meet(
+    store: dist.Store, rank: int, size: int, name: str, timeout: float, processes: Sequence[int] = (), **more: Any
+) -> Meeting:
     """Waits for all ranks of group ``name`` at its store, which may hold values of an earlier group.
 
     Rank 0 opens a place that no meeting has had. A rank that has gone to an old one does not find itself among those
     who were there, and looks for a newer place.
 
     Args:
+        processes: Numbers of the ranks' processes, as far as they are known from an earlier meeting, else 0.
         more: What peers should know of this rank beside its host.
 
     Raises:
         CommTimeoutError: ranks did not come; the message names them.
+        PeerLostError: one of the processes has ended.
     """
     own = GroupStore(dist.PrefixStore("alltoallv", store), size)
     key = uuid.uuid4().hex
     mine = _introduction(key, more)
     place, everybody = "", b"[]"
-    wait = _waiter(f"rank {rank} of group {name!r}", timeout)
+    wait = _waiter(f"rank {rank} of group {name!r}", timeout, lambda: _core.check_living(list(processes), rank, name))
 
     def gathered() -> bool:
         nonlocal place, everybody
