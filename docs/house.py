@@ -21,7 +21,19 @@ CPP = (
     *(f"op_host/{name}" for name in ("all_to_all_v", "quant_all_reduce", "bindings")),
     *(
         f"op_host/runtime/{name}"
-        for name in ("base", "abi", "core", "control", "bootstrap", "quantized", "shm", "hosts", "hccl", "aclnn")
+        for name in (
+            "base",
+            "abi",
+            "core",
+            "control",
+            "bootstrap",
+            "quantized",
+            "shm",
+            "hosts",
+            "hccl",
+            "aclnn",
+            "device",
+        )
     ),
     "op_kernel/cpu",
     "op_kernel/ascendc",

@@ -7,7 +7,7 @@
 #include "op_kernel/ascendc/quantized_tiling.h"
 #include "quant_all_reduce/plan.h"
 #include "runtime/aclnn/call.h"
-#include "runtime/aclnn/device/launch.h"
+#include "runtime/device/launch.h"
 
 // Of CANN's acl_rt.h, whose enumerator is an int here.
 extern "C" aclError aclrtGetDeviceInfo(uint32_t deviceId, int attr, int64_t* value);
