@@ -49,8 +49,14 @@ def no_room_in_files() -> AbstractContextManager[None]:
 
 # Numbers of the architecture and of its system calls (linux/audit.h, asm/unistd.h).
 _CALLS: dict[str, tuple[int, dict[str, int]]] = {
-    "x86_64": (0xC000003E, {"mmap": 9, "ftruncate": 77, "epoll_create1": 291, "memfd_create": 319}),
-    "aarch64": (0xC00000B7, {"mmap": 222, "ftruncate": 46, "epoll_create1": 20, "memfd_create": 279}),
+    "x86_64": (
+        0xC000003E,
+        {"mmap": 9, "ftruncate": 77, "epoll_create1": 291, "process_vm_readv": 310, "memfd_create": 319},
+    ),
+    "aarch64": (
+        0xC00000B7,
+        {"mmap": 222, "ftruncate": 46, "epoll_create1": 20, "process_vm_readv": 270, "memfd_create": 279},
+    ),
 }
 _NO_NEW_PRIVS, _SET_SECCOMP, _FILTER = 38, 22, 2  # of prctl
 _LOAD, _IF_EQUAL, _IF_BIT, _RETURN = 0x20, 0x15, 0x45, 0x06  # of BPF

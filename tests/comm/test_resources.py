@@ -19,7 +19,7 @@ from trouble import LIMIT, check_works, join
 
 import alltoallv
 from alltoallv.errors import AllToAllVError, OutOfMemoryError, ResourceError
-from alltoallv.numpy import Plan, all_gather, all_to_all_v, barrier, irecv, send
+from alltoallv.numpy import Plan, all_gather, all_to_all_v, barrier, irecv, isend, recv, send
 
 MB = 1 << 20
 
@@ -236,3 +236,35 @@ def test_no_threads_for_a_domain_of_threads(rank, size):
         alltoallv.Communicator.threads(64)
     assert time.monotonic() - begin < LIMIT
     alltoallv.Communicator.threads(2)[0].destroy()
+
+
+@pytest.mark.parametrize(("size", "options"), [(2, {}), (3, {"path": "cma"}), (4, {})])
+@pytest.mark.parametrize("error", [errno.EPERM, errno.ENOSYS, errno.EFAULT])
+def test_reading_peers_is_refused_after_joining(ranks, size, options, error):
+    """By a sandbox, or since a peer may no longer be looked into: the data come another way, also in the same call."""
+
+    def work(comm):
+        me, before, after = comm.rank, (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+
+        def calls():
+            for n in (30_000, 400_000):
+                y = np.empty(n * comm.size)
+                for k in range(3):
+                    all_to_all_v(np.full(y.size, me + 10.0 * k), [n] * comm.size, [n] * comm.size, out=y, group=comm)
+                    assert (y.reshape(comm.size, n) == np.arange(comm.size)[:, None] + 10.0 * k).all()
+                works = [isend(np.full(n, me + 10.0 * k), after, group=comm) for k in range(3)]
+                for k in range(3):
+                    y = np.empty(n)
+                    recv(y, before, group=comm)
+                    assert (y == before + 10.0 * k).all()
+                for one in works:
+                    one.wait()
+
+        if me % 2 == 1 or comm.size == 2:  # of two ranks both ask each other at once
+            refused("process_vm_readv", error, calls)
+        else:
+            calls()
+        check_works(comm)
+        return comm.usable
+
+    assert all(ranks(size, **options)(work))

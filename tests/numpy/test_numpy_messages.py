@@ -126,3 +126,13 @@ def test_a_lost_peer_of_objects(comm: Communicator) -> None:
         av.recv_object(1, group=comm)
     with pytest.raises(PeerLostError):
         av.all_gather_object(1, group=comm)
+
+
+@on_ranks(2)
+def test_tags_that_no_program_may_use(comm: Communicator) -> None:
+    """Negative ones would meet those with which groups are set up."""
+    for tag in (-1, -(2**31), 2**31):
+        for call in (av.send, av.recv, av.isend, av.irecv):
+            with pytest.raises(InvalidParamError, match=f"tag is {tag}, expected an integer from 0 to 2147483647"):
+                call(np.zeros(1), 1 - comm.rank, tag, group=comm)
+    av.barrier(group=comm)

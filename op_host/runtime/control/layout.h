@@ -135,9 +135,11 @@ struct alignas(cache_line) ControlHeader {
 struct RingHeader {
     Flag produced;  // bytes since the communicator was made
     Flag consumed;
+    Flag wanted;  // number of the operator whose data the receiver takes here, because it may not read them itself
 };
 
-enum class MessageState : uint32_t { free, offered, taken, done, refused, withdrawn };
+/// taken: the receiver reads the data by itself; wanted: they are to come in pieces through the channel.
+enum class MessageState : uint32_t { free, offered, taken, wanted, done, refused, withdrawn };
 
 /// One message from a rank to another. The sender writes all fields except the receiver's answer.
 struct alignas(cache_line) MessageSlot {

@@ -167,8 +167,8 @@ bool Arena::grow(size_t bytes) {
     for (size_t i = 0; i < max_segments; ++i) {
         Span& span = spans_[i];
         if (span.id.load(std::memory_order_relaxed) != 0) continue;
-        span.base.store(reinterpret_cast<uint64_t>(segment->memory.data()), std::memory_order_relaxed);
-        span.bytes.store(size, std::memory_order_relaxed);
+        span.base.store(reinterpret_cast<uint64_t>(segment->memory.data()), std::memory_order_release);
+        span.bytes.store(size, std::memory_order_release);
         span.fd.store(segment->fd.get(), std::memory_order_relaxed);
         span.id.store(segment->id, std::memory_order_release);
         spans_in_use_.store(std::max(spans_in_use_.load(std::memory_order_relaxed), i + 1), std::memory_order_release);
@@ -226,21 +226,19 @@ Location Arena::locate(const void* data, size_t bytes) const {
     const auto address = reinterpret_cast<uint64_t>(data);
     if (has_cuts() && is_cut(data, bytes)) return Location::in_private(data);
     for (const Span& span : spans()) {
-        const uint32_t id = span.id.load(std::memory_order_acquire);
-        if (id == 0) continue;
-        const uint64_t base = span.base.load(std::memory_order_relaxed),
-                       size = span.bytes.load(std::memory_order_relaxed);
-        if (address >= base && address - base + bytes <= size) return Location::in_segment(id, address - base);
+        const auto [id, base, size] = span.read();
+        if (id != 0 && address >= base && address - base + bytes <= size)
+            return Location::in_segment(id, address - base);
     }
     return Location::in_private(data);
 }
 
 char* Arena::address(uint32_t segment, uint64_t offset, size_t bytes) const {
     for (const Span& span : spans()) {
-        if (segment == 0 || span.id.load(std::memory_order_acquire) != segment) continue;
-        const uint64_t size = span.bytes.load(std::memory_order_relaxed);
+        const auto [id, base, size] = span.read();
+        if (segment == 0 || id != segment) continue;
         if (offset > size || bytes > size - offset) return nullptr;
-        return reinterpret_cast<char*>(span.base.load(std::memory_order_relaxed)) + offset;
+        return reinterpret_cast<char*>(base) + offset;
     }
     return nullptr;
 }

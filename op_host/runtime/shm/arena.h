@@ -104,9 +104,23 @@ class Arena {
         std::map<size_t, size_t> free;  // offset -> bytes, neighbours merged
     };
     struct Span {
+        struct Words {
+            uint32_t id;
+            uint64_t base, bytes;
+        };
+
         std::atomic<uint64_t> base{0}, bytes{0};
         std::atomic<uint32_t> id{0};
         std::atomic<int> fd{-1};
+
+        /// Returns what belongs together, also while another segment takes the slot.
+        Words read() const {
+            for (;;) {
+                const uint32_t first = id.load(std::memory_order_acquire);
+                const Words words{first, base.load(std::memory_order_acquire), bytes.load(std::memory_order_acquire)};
+                if (id.load(std::memory_order_relaxed) == first) return words;
+            }
+        }
     };
     struct Parked {
         char* data;

@@ -58,18 +58,30 @@ void ShmCommunicator::copy_alone(char* to, const char* from, size_t bytes, Store
     }
 }
 
-void ShmCommunicator::read_peer(int peer, char* to, uint64_t from, size_t bytes) {
+/// Returns false if the kernel refuses it, which it may do at any time after the probe.
+bool ShmCommunicator::read_peer(int peer, char* to, uint64_t from, size_t bytes) {
     while (bytes > 0) {
         const ssize_t got = peers_[static_cast<size_t>(peer)].read(to, from, bytes);
         control_->throw_if_poisoned();
         if (got <= 0) {
             if (got < 0 && errno == EINTR) continue;
+            if (got == 0 || errno != ESRCH) return false;
             throw peer_lost("reading the memory of " + control_->describe_rank(peer) + " failed: " + strerror(errno));
         }
         to += got;
         from += static_cast<uint64_t>(got);
         bytes -= static_cast<size_t>(got);
     }
+    return true;
+}
+
+/// Starts to send what peers have asked for because they may not read it. Returns true if there was any.
+bool ShmCommunicator::serve_refused() {
+    return std::erase_if(lent_, [&](const Stream& stream) {
+               const bool wanted = stream.ring->wanted.value.load(std::memory_order_acquire) == control_->seq();
+               if (wanted) outgoing_.push_back(stream);
+               return wanted;
+           }) > 0;
 }
 
 /// Returns the bytes in a ring: at most its capacity, unless a rank has written nonsense.
@@ -135,8 +147,8 @@ void ShmCommunicator::run_staged() {
         control_->throw_if_poisoned();
         control_->wait(
             [&] {
-                const bool out = advance(outgoing_, [&](Stream& s) { return pump_out(s); });
-                return advance(incoming_, [&](Stream& s) { return pump_in(s); }) || out;
+                const bool asked = serve_refused(), out = advance(outgoing_, [&](Stream& s) { return pump_out(s); });
+                return advance(incoming_, [&](Stream& s) { return pump_in(s); }) || out || asked;
             },
             unfinished);
     }

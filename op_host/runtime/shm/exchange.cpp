@@ -170,6 +170,7 @@ uint64_t ShmCommunicator::exchange_in_turn(const Exchange& x, Row& row) {
     const size_t avoided_bytes = timed_bytes(x, all, mine), timed = control_->has_room() ? avoided_bytes : 0;
     if (timed > 0 ? reads_.choose(timed) == AlgorithmSelector::other : avoided_bytes > 0)
         mine.flags |= row_avoids_reads;
+    if (reads_refused_) mine.flags |= row_avoids_reads;
     row.flags = mine.flags;
     Stopwatch watch(timed > 0);
     fill_pairs(x, mine.flags, row);
@@ -212,6 +213,7 @@ uint64_t ShmCommunicator::exchange_in_turn(const Exchange& x, Row& row) {
     std::fill(awaited_.begin(), awaited_.end(), uint8_t{0});
     outgoing_.clear();
     incoming_.clear();
+    lent_.clear();
     // Step k pairs every rank with another receiver, so that the ranks do not all write one output at the same time.
     for (int k = 1; k < size(); ++k) {
         const int to = rank() + k < size() ? rank() + k : rank() + k - size();  // divisions would take longer
@@ -237,7 +239,9 @@ uint64_t ShmCommunicator::exchange_in_turn(const Exchange& x, Row& row) {
                 default:  // the receiver reads this rank's input
                     awaited_[static_cast<size_t>(to)] = 1;
                     awaits = true;
-                    is_read |= path == Path::cma;
+                    if (path != Path::cma) break;
+                    is_read = true;
+                    lent_.push_back({to, &control_->ring(rank(), to), const_cast<char*>(source), bytes});
             }
         }
         if (const int64_t n = expected_of(from); n > 0) {
@@ -246,7 +250,7 @@ uint64_t ShmCommunicator::exchange_in_turn(const Exchange& x, Row& row) {
             const size_t bytes = static_cast<size_t>(n) * element;
             const int64_t source = sender.pair.source;
             char* target = target_of(from);
-            const Path path = path_of(sender, mine);
+            Path path = path_of(sender, mine);
             moved += bytes;
             switch (path) {
                 case Path::inlined:
@@ -258,8 +262,15 @@ uint64_t ShmCommunicator::exchange_in_turn(const Exchange& x, Row& row) {
                     touched = true;
                     break;
                 case Path::cma:
-                    read_peer(from, target, sender.input.offset() + static_cast<uint64_t>(source), bytes);
-                    touched = reads = true;
+                    touched = true;
+                    if (read_peer(from, target, sender.input.offset() + static_cast<uint64_t>(source), bytes)) {
+                        reads = true;
+                        break;
+                    }
+                    reads_refused_ = true;
+                    path = Path::staged;
+                    incoming_.push_back({from, &control_->ring(from, rank()), target, bytes});
+                    control_->signal(control_->ring(from, rank()).wanted, seq);
                     break;
                 case Path::staged:
                     if ((sender.flags & row_in_ring) == 0)
@@ -281,9 +292,18 @@ uint64_t ShmCommunicator::exchange_in_turn(const Exchange& x, Row& row) {
         control_->throw_if_poisoned();  // the data may have been read from the memory of a dead call
         control_->signal(control_->my_flags().done, seq);
     }
-    if (awaits)  // DONE in row_protocol.pml
-        control_->wait_flags([](Flags& flags) -> Flag& { return flags.done; }, seq,
-                             [&](int j) { return awaited_[static_cast<size_t>(j)] != 0; });
+    while (awaits) {  // DONE in row_protocol.pml
+        control_->wait_ranks([&](int j) {
+            const auto asks = [&](const Stream& stream) {
+                return stream.peer == j && stream.ring->wanted.value.load(std::memory_order_acquire) == seq;
+            };
+            return awaited_[static_cast<size_t>(j)] == 0 ||
+                   control_->flags(j).done.value.load(std::memory_order_acquire) >= seq ||
+                   std::ranges::any_of(lent_, asks);
+        });
+        awaits = serve_refused();
+        if (awaits) run_staged();
+    }
     if (timed > 0) reads_.note(timed, reads ? AlgorithmSelector::usual : AlgorithmSelector::other, watch.nanoseconds());
     if (is_read) promoter_.note(input, all.input_extent);
     return moved;

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -79,6 +80,9 @@ class PeerSegments {
     uint64_t seen_ = 0;
     std::vector<std::pair<uint32_t, std::shared_ptr<Mapping>>> held_;
 };
+
+/// How long a failed call waits for a thread of this process that may be copying from or to its memory.
+inline constexpr std::chrono::seconds thread_patience{10};
 
 /// A rank of a communicator, as another one reads and writes its memory.
 struct ShmPeer {

@@ -220,10 +220,14 @@ bool PointToPoint::finish(Post& post, std::exception_ptr error) {
 /// Ends a message with an error, and makes sure that no peer still reads here, which would crash within a process.
 void PointToPoint::end(Post& post, const Error& error) {
     if (post.work->done()) return;
+    if (!post.sends() && post.message != nullptr) {  // this rank no longer reads
+        MessageState state = MessageState::taken;
+        post.message->state.compare_exchange_strong(state, MessageState::withdrawn, std::memory_order_acq_rel);
+    }
     if (post.sends() && post.message != nullptr) {
         MessageState state = MessageState::offered;
         post.message->state.compare_exchange_strong(state, MessageState::withdrawn, std::memory_order_acq_rel);
-        const auto until = Clock::now() + std::chrono::seconds(1);
+        const auto until = Clock::now() + thread_patience;
         while (peers_[static_cast<size_t>(post.asked.peer)].same_process && state == MessageState::taken &&
                Clock::now() < until) {
             sched_yield();

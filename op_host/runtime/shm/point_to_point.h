@@ -55,7 +55,9 @@ class PointToPoint : public std::enable_shared_from_this<PointToPoint> {
     bool take(Post& post);
     bool take_from(Post& post, int from);
     bool read(Post& post);
+    bool read_itself(Post& post);
     bool read_pieces(Post& post);
+    bool begin_pieces(Post& post);
     void look(Post& post);
     bool finish(Post& post, std::exception_ptr error = nullptr);
     void end(Post& post, const Error& error);
@@ -64,7 +66,7 @@ class PointToPoint : public std::enable_shared_from_this<PointToPoint> {
     template <class Ready>
     void await(Ready&& ready, uint64_t& rounds);
 
-    bool staged(Location input) const { return input.segment() != 0 ? !ways_.pull : !ways_.cma; }
+    bool staged(Location input) const { return input.segment() != 0 ? !ways_.pull : !ways_.cma || refused_; }
     const char* address_of(const Post& post);
     Channel& channel(int from, int to) const { return control_.layout().channel(base_, from, to); }
     MessageSlot& slot(int from, int to, uint64_t number) const {
@@ -79,6 +81,7 @@ class PointToPoint : public std::enable_shared_from_this<PointToPoint> {
     std::vector<ShmPeer> peers_;
     Ways ways_;
     const void* key_;
+    bool refused_ = false;  // the kernel no longer lets this rank read its peers' private memory
 
     std::mutex mutex_;                      // guards the members below
     std::list<Post> posts_;                 // in the order of their calls

@@ -45,7 +45,7 @@ bool PointToPoint::push(Post& post) {
         message.state.store(MessageState::free, std::memory_order_relaxed);
         return finish(post, error);
     }
-    if (state != MessageState::taken || !staged(post.input)) return false;
+    if (state != MessageState::wanted) return false;
     Channel& way = channel(control_.rank(), post.asked.peer);
     uint32_t& produced = post.pieces;
     const uint32_t before = produced;
@@ -89,7 +89,7 @@ bool PointToPoint::take_from(Post& post, int from) {
         message.expected_dtype = post.asked.dtype;
     }
     MessageState state = MessageState::offered;
-    const MessageState answer = fits ? MessageState::taken : MessageState::refused;
+    const MessageState answer = !fits ? MessageState::refused : in_pieces ? MessageState::wanted : MessageState::taken;
     if (!message.state.compare_exchange_strong(state, answer, std::memory_order_acq_rel)) return false;
     waiting_[i].erase(found);
     post.from = from;
@@ -117,7 +117,6 @@ bool PointToPoint::take_from(Post& post, int from) {
 /// Continues a receive that has been matched.
 bool PointToPoint::read(Post& post) {
     MessageSlot& message = *post.message;
-    const ShmPeer& peer = peers_[static_cast<size_t>(post.from)];
     const size_t bytes = post.bytes();
     if (post.in_pieces) {
         const bool changed = read_pieces(post);
@@ -128,21 +127,43 @@ bool PointToPoint::read(Post& post) {
         if (source == nullptr) return false;
         std::memcpy(post.data(), source, bytes);
     } else {
-        while (post.moved < bytes) {
-            const ssize_t got =
-                peer.read(post.data() + post.moved, post.input.offset() + post.moved, bytes - post.moved);
-            if (got < 0 && errno == EINTR) continue;
-            if (got <= 0)
-                throw peer_lost("reading the memory of " + control_.describe_rank(post.from) +
-                                " failed: " + strerror(errno));
-            post.moved += static_cast<size_t>(got);
-        }
+        if (!post.waits_for_pieces && !read_itself(post)) post.waits_for_pieces = refused_ = true;
+        if (post.waits_for_pieces) return begin_pieces(post);
     }
     // A sender that has given up meanwhile may have changed the data.
     const bool complete = !control_.poisoned();
     message.state.store(MessageState::done, std::memory_order_release);
     ring(post.from);
     return finish(post, complete ? nullptr : std::make_exception_ptr(post.ended(control_)));
+}
+
+/// Reads the sender's private memory; false if the kernel refuses that, which it may do at any time after the probe.
+bool PointToPoint::read_itself(Post& post) {
+    const ShmPeer& peer = peers_[static_cast<size_t>(post.from)];
+    while (post.moved < post.bytes()) {
+        const ssize_t got =
+            peer.read(post.data() + post.moved, post.input.offset() + post.moved, post.bytes() - post.moved);
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0 && errno == ESRCH)
+            throw peer_lost("reading the memory of " + control_.describe_rank(post.from) +
+                            " failed: " + strerror(errno));
+        if (got <= 0) return false;
+        post.moved += static_cast<size_t>(got);
+    }
+    return true;
+}
+
+/// Asks the sender of a message that was taken for its data in pieces, once no other message uses those.
+bool PointToPoint::begin_pieces(Post& post) {
+    uint64_t& reading = reading_[static_cast<size_t>(post.from)];
+    if (reading >= pass_) return false;
+    reading = still;
+    post.in_pieces = true;
+    post.moved = 0;
+    MessageState state = MessageState::taken;
+    post.message->state.compare_exchange_strong(state, MessageState::wanted, std::memory_order_acq_rel);
+    ring(post.from);
+    return true;
 }
 
 bool PointToPoint::read_pieces(Post& post) {

@@ -28,7 +28,7 @@ struct PointToPoint::Post : MessagePost {
     MessageSlot* message = nullptr;  // once offered or taken
     size_t moved = 0;                // bytes moved so far, in pieces
     uint32_t pieces = 0;
-    bool in_pieces = false;
+    bool in_pieces = false, waits_for_pieces = false;
     TraceRecord* traced = nullptr;
 
     /// True if the peer has made its half.

@@ -246,8 +246,9 @@ void ShmCommunicator::quarantine_output(const void* data, size_t bytes) {
     });
 }
 
-/// Waits until the ranks of this process that have begun this operator have seen the poison. None of them is stopped
-/// alone, and they check for it after each piece of a copy.
+/// Waits until the ranks of this process that have begun this operator have seen the poison. They check for it after
+/// each piece of a copy, so they come to it as soon as they get a processor; only a signal handler that waits for this
+/// very call could keep one from it, hence the limit.
 void ShmCommunicator::await_threads() const {
     const auto is_inside = [&](int j) {
         if (j == rank() || !peers_[static_cast<size_t>(j)].same_process) return false;
@@ -256,7 +257,7 @@ void ShmCommunicator::await_threads() const {
                control_->row(j).pairs()[rank()].send_count > 0 &&
                control_->status(j).acked.load(std::memory_order_acquire) == 0;
     };
-    const auto end = Clock::now() + std::chrono::seconds(1);
+    const auto end = Clock::now() + thread_patience;
     for (int j = 0; j < size(); ++j)
         while (is_inside(j) && Clock::now() < end) sched_yield();
 }

@@ -96,7 +96,8 @@ class ShmCommunicator final : public ControlledCommunicator {
     void copy_checked(char* to, const char* from, size_t bytes, Stores stores);
     void copy_together(char* to, const char* from, size_t bytes, Stores stores);
     void copy_alone(char* to, const char* from, size_t bytes, Stores stores);
-    void read_peer(int peer, char* to, uint64_t from, size_t bytes);
+    bool read_peer(int peer, char* to, uint64_t from, size_t bytes);
+    bool serve_refused();
     void run_staged();
     bool fits_ring(size_t bytes) const;
     uint64_t place_in_ring(const Flag& used, size_t bytes) const;
@@ -153,6 +154,8 @@ class ShmCommunicator final : public ControlledCommunicator {
     HugepagePromoter promoter_;
     std::unique_ptr<CopyThreads> copy_threads_;  // null if ranks need all processors
     std::vector<Stream> outgoing_, incoming_;
+    std::vector<Stream> lent_;    // data that peers read by themselves, or else ask for
+    bool reads_refused_ = false;  // the kernel no longer lets this rank read its peers' private memory
     std::vector<uint8_t> awaited_;
     std::vector<int64_t> learnt_, targets_;  // counts of the peers, and destinations of their data, in bytes
     std::vector<const char*> inputs_, outputs_, slots_;

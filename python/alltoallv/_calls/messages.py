@@ -60,8 +60,8 @@ def post(
     if waits and peer == comm.rank:
         raise InvalidParamError(f"{name} is {peer}, this rank itself, for whom a call that waits would wait for ever")
     number = integer(tag)
-    if number is None or not -_TAGS <= number < _TAGS:
-        raise InvalidParamError(f"tag is {tag!r}, expected an integer of 32 bits")
+    if number is None or not 0 <= number < _TAGS:  # negative ones are this package's own (membership.py)
+        raise InvalidParamError(f"tag is {tag!r}, expected an integer from 0 to {_TAGS - 1}")
     return Message(comm.core, (operator, dtype, tensor[0], count_of(tensor, dtype), peer, tag))
 
 
