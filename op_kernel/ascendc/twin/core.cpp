@@ -207,7 +207,7 @@ void Core::publish_one() {
     // The last of those without order, more often than not: a flag before its data.
     size_t i = random_() % 4 == 0 ? random_() % oldest.size() : oldest.size() - 1;
     // Stores to the same place keep their order.
-    for (size_t j = 0; j < i; ++j)
+    for (size_t j = i; j-- > 0;)
         if (oldest[j].to < oldest[i].to + oldest[i].bytes.size() &&
             oldest[i].to < oldest[j].to + oldest[j].bytes.size())
             i = j;
@@ -217,8 +217,11 @@ void Core::publish_one() {
 }
 
 void Core::publish_all() {
-    for (; !epochs_.front().empty(); publish_one())
-        if (random_() % 4 == 0) std::this_thread::sleep_for(std::chrono::microseconds(20));  // others may see a part
+    for (int pauses = 8; !epochs_.front().empty(); publish_one())  // in which others may see a part
+        if (pauses > 0 && random_() % 4 == 0) {
+            std::this_thread::sleep_for(std::chrono::microseconds(20));
+            --pauses;
+        }
 }
 
 void Core::open_pipe() {
