@@ -218,7 +218,9 @@ def test_flight_records_of_a_job_that_was_not_traced(ranks, tmp_path, capsys):
     def work(comm):
         for _ in range(3):
             all_reduce(np.ones(4), group=comm)
-        if comm.rank == 1:
+        if comm.rank == 1:  # once the others are in the barrier
+            while {one["operators"][-1]["seq"] for one in comm.flight_record()["ranks"][::2]} != {4}:
+                time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGKILL)
         with pytest.raises(PeerLostError):
             barrier(group=comm)
