@@ -75,7 +75,8 @@ class Communicator:
                 but in host memory it still compares how many bytes move, because later calls depend on that.
 
         Raises:
-            InvalidParamError: an argument is wrong, or launcher variables contradict each other or the other ranks'.
+            InvalidParamError: an argument is wrong, or launcher variables contradict each other or the other ranks'; or
+                another job has the address that this one was given.
             BackendUnavailableError: the backend cannot be used here.
             CommTimeoutError: ranks did not come; the message names them.
         """

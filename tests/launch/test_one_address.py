@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from environments import clean_environment
 
+from alltoallv.launch import seat
+
 # Rank r waits until the r-th file of its job exists, joins, and adds up the job's number.
 RANK = """
 import os, sys, time, numpy as np, alltoallv
@@ -149,3 +151,15 @@ def test_ranks_that_were_started_one_by_one_meet(tmp_path):
         for rank in range(2)
     ]  # fmt: skip
     assert [rank.communicate(timeout=60)[0] for rank in ranks] == ["1.0 sum 2\n1.0 then 2\n", "1.1 sum 2\n1.1 then 2\n"]
+
+
+def test_a_process_that_becomes_another_rank_leaves_its_first():
+    """As when a job that grows or shrinks numbers its ranks anew."""
+    seat.take("renumbered", 0, "rank 0")
+    seat.take("renumbered", 1, "rank 1")
+    take = "from alltoallv.launch import ancestry, seat; ancestry.is_ancestor = seat.is_ancestor = lambda pid: False; "
+    for rank, message in ((0, ""), (1, f"rank 1 is process {os.getpid()} already")):
+        command = [sys.executable, "-c", f"{take} seat.take('renumbered', {rank}, 'rank {rank}', 0)"]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert message in ended.stderr
+        assert (ended.returncode == 0) == (message == "")

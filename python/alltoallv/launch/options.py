@@ -26,7 +26,7 @@ def take_place(job: Launch, options: _core.CommunicatorOptions) -> None:
     """
     options.job = job.key
     if job.by_address and job.size > 1:
-        seat.take(f"{job.key} {job.rank}", f"rank {job.rank} of job {job.job_id!r}", options.timeout)
+        seat.take(job.key, job.rank, f"rank {job.rank} of job {job.job_id!r}", options.timeout)
 
 
 def on_this_host(
@@ -78,7 +78,7 @@ def between_hosts(job: Launch, options: _core.CommunicatorOptions) -> _core.Comm
     options.job = f"hosts#{job.name}#{job.restart_count}"  # job_id may differ between hosts
     address, port = job.root()
     if job.rank == 0:
-        seat.take(f"port {port}", f"rank 0 of the job at {address}:{port}", options.timeout)
+        seat.take(f"port {port}", 0, f"rank 0 of the job at {address}:{port}", options.timeout)
     return _core.hosts_communicator(options, address, port)
 
 

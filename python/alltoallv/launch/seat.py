@@ -19,25 +19,29 @@ from alltoallv.launch.ancestry import is_ancestor
 _PATIENCE = 3.0  # seconds for the holder to end: it may be of an earlier job that is just ending
 _SILENCE = 0.05  # seconds for one that has taken its name to listen
 _NAMES = 16  # another user may hold some of them
-_held: dict[str, socket.socket] = {}
+_held: dict[str, tuple[int, socket.socket]] = {}  # by job
 _lock = threading.Lock()
 
 
-def take(seat: str, what: str, patience: float = _PATIENCE) -> None:
-    """Takes a seat for this process, which may have it already, as may a process that has started this one.
+def take(job: str, rank: int, what: str, patience: float = _PATIENCE) -> None:
+    """Makes this process the only one that is this rank of a job; it is no other rank of it any more.
+
+    A process that has started this one may be the same rank.
 
     Args:
-        seat: Equal for processes that must not both have it.
-        what: The seat in words, for the error.
-        patience: Seconds to wait while another process has it.
+        job: Equal on all ranks of a job, and of others from which it cannot be told.
+        what: The rank in words, for the error.
+        patience: Seconds to wait while another process is the rank.
 
     Raises:
         InvalidParamError: another process of this user has it.
     """
     end, pause = time.monotonic() + min(patience, _PATIENCE), 0.005
     with _lock:
-        while seat not in _held:
-            holder = _try(seat)
+        if job in _held and _held[job][0] != rank:
+            _held.pop(job)[1].close()
+        while job not in _held:
+            holder = _try(job, rank)
             if holder is None or is_ancestor(holder):
                 return
             if time.monotonic() >= end:
@@ -49,10 +53,10 @@ def take(seat: str, what: str, patience: float = _PATIENCE) -> None:
             pause = min(2 * pause, 0.1)
 
 
-def _try(seat: str) -> int | None:
-    """Takes the seat, and returns None; or returns the process of this user that has it."""
+def _try(job: str, rank: int) -> int | None:
+    """Takes the rank's name, and returns None; or returns the process of this user that has it."""
     for attempt in range(_NAMES):
-        text = f"{os.geteuid()} {attempt} {seat}"
+        text = f"{os.geteuid()} {attempt} {rank} {job}"
         name = f"\0alltoallv-seat-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
         own = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -63,7 +67,7 @@ def _try(seat: str) -> int | None:
             if error.errno != errno.EADDRINUSE:
                 raise
         else:
-            _held[seat] = own
+            _held[job] = rank, own
             return None
         holder = _holder(name)
         if holder is not None:
@@ -98,7 +102,7 @@ def _lives(pid: int) -> bool:
 def _forget() -> None:
     global _lock
     _lock = threading.Lock()
-    for own in _held.values():
+    for _, own in _held.values():
         own.close()
     _held.clear()
 
