@@ -15,7 +15,9 @@
 namespace alltoallv::aclnn {
 namespace {
 
-constexpr uint32_t vector_cores = 4;                        // each is a thread
+constexpr uint32_t vector_cores = 4;         // each is a thread
+constexpr uint32_t communicating_cores = 1;  // on every rank, and there may be many
+constexpr uint64_t status_bytes = communicating_cores * alltoallv_kernels::status_words * sizeof(int32_t);
 constexpr int acl_error_rt_vector_core_exception = 507035;  // as a device reports a kernel that does what it must not
 
 struct Argument {
@@ -82,6 +84,42 @@ void dequantize_sum(const void* codes, const void* scales, int64_t ranks, int64_
                                              {"out", out, numbers.count * aclDataTypeSize(dtype)}};
     enqueue("alltoallv_dequantize_sum", cores_for_groups(numbers.count, numbers.group, vector_cores), arguments,
             numbers, tiling, stream);
+}
+
+uint32_t lanes() {
+    return communicating_cores;
+}
+
+void all_to_all_v(const alltoallv_kernels::AllToAllVTiling& numbers, const void* x, const void* send_counts,
+                  const void* sdispls, void* out, void* recv_counts, void* status, void* tiling, aclrtStream stream) {
+    const uint64_t counts = numbers.window.size * sizeof(int64_t);
+    const std::vector<Argument> arguments = {{"x", x, numbers.input_rows * numbers.row_bytes},
+                                             {"sendCounts", send_counts, counts},
+                                             {"sdispls", sdispls, sdispls == nullptr ? 0 : counts},
+                                             {"out", out, numbers.output_rows * numbers.row_bytes},
+                                             {"recvCounts", recv_counts, counts},
+                                             {"status", status, status_bytes}};
+    enqueue("alltoallv_all_to_all_v", communicating_cores, arguments, numbers, tiling, stream);
+}
+
+void quant_all_reduce(const alltoallv_kernels::QuantAllReduceTiling& numbers, const void* x, void* out, void* status,
+                      void* tiling, aclrtStream stream) {
+    const std::vector<Argument> arguments = {
+        {"x", x, numbers.count * aclDataTypeSize(static_cast<aclDataType>(numbers.type))},
+        {"scale", nullptr, 0},
+        {"offset", nullptr, 0},
+        {"out", out, numbers.count * aclDataTypeSize(static_cast<aclDataType>(numbers.output_type))},
+        {"status", status, status_bytes}};
+    const char* name = "alltoallv_quant_all_reduce";
+    enqueue(name, communicating_cores, arguments, numbers, tiling, stream);
+    emulator::stream_of(stream)->enqueue([=] {
+        return emulator::guarded(name, [&] {
+            const auto* words = static_cast<const int32_t*>(status);
+            if (words[0] == 0) return;
+            throw emulator::Failure(acl_error_rt_vector_core_exception, "ends with status ", words[0], " of rank ",
+                                    words[1], " in round ", words[2]);
+        });
+    });
 }
 
 }  // namespace alltoallv::aclnn

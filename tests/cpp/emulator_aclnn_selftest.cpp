@@ -26,6 +26,19 @@ class Tensor {
     aclTensor* tensor_;
 };
 
+/// The name of a group for operators, which keep something for it until this ends.
+class Named {
+  public:
+    explicit Named(const Group& g) { CHECK_EQ(HcclGetCommName(g.comm, name_), 0); }
+    ~Named() { aclnnAlltoallvReleaseGroup(name_); }
+    Named(const Named&) = delete;
+    Named& operator=(const Named&) = delete;
+    operator const char*() const { return name_; }
+
+  private:
+    char name_[hccl_comm_name_bytes] = {};
+};
+
 /// The result of a GetWorkspaceSize, run once.
 struct Prepared {
     uint64_t bytes = 12345;
@@ -170,8 +183,7 @@ TEST(refusals) {
 }
 
 TEST(all_reduce, Group& g) {
-    char name[hccl_comm_name_bytes] = {};
-    CHECK_EQ(HcclGetCommName(g.comm, name), 0);
+    const Named name(g);
     const size_t group = 8;
     for (const size_t count : {0u, 1u, 8u, 9u, 200u, 1001u}) {
         std::vector<float> expected(count);
@@ -207,9 +219,7 @@ struct Exchange {
 };
 
 /// Blocks lie in the reverse order of the ranks, with displacements, and one row before the first. `out` has -1.
-Exchange exchange(Group& g, const std::vector<int64_t>& counts, int64_t capacity) {
-    char name[hccl_comm_name_bytes] = {};
-    CHECK_EQ(HcclGetCommName(g.comm, name), 0);
+Exchange exchange(Group& g, const char* name, const std::vector<int64_t>& counts, int64_t capacity) {
     std::vector<int> rows = {-9, -9};
     std::vector<int64_t> displs(counts.size());
     for (int j = g.size; j-- > 0;) {
@@ -235,6 +245,7 @@ bool untouched(const Exchange& result) {
 }
 
 TEST(all_to_all_v_with_device_counts, Group& g) {
+    const Named name(g);
     std::vector<int> expected;
     std::vector<int64_t> receives;
     for (int i = 0; i < g.size; ++i) {
@@ -242,24 +253,27 @@ TEST(all_to_all_v_with_device_counts, Group& g) {
         for (int k = 0; k < receives.back(); ++k) expected.insert(expected.end(), {1000 * i + 100 * g.rank + k, 7});
     }
     expected.resize(2 * 20, -1);
-    const Exchange result = exchange(g, counts_of(g, g.rank), 20);
+    const Exchange result = exchange(g, name, counts_of(g, g.rank), 20);
     CHECK_EQ(result.status[0], 0);
     CHECK(result.recv_counts == receives);
     CHECK(result.out == expected);
 }
 
 TEST(all_ranks_agree_on_an_overflow, Group& g) {
-    const Exchange result = exchange(g, std::vector<int64_t>(static_cast<size_t>(g.size), 2), g.rank == 0 ? 1 : 20);
+    const Named name(g);
+    const Exchange result =
+        exchange(g, name, std::vector<int64_t>(static_cast<size_t>(g.size), 2), g.rank == 0 ? 1 : 20);
     CHECK_EQ(result.status[0], 4);
     CHECK_EQ(result.status[1], 0);
     CHECK(untouched(result));
-    CHECK_EQ(exchange(g, counts_of(g, g.rank), 20).status[0], 0);  // the communicator stays usable
+    CHECK_EQ(exchange(g, name, counts_of(g, g.rank), 20).status[0], 0);  // the communicator stays usable
 }
 
 TEST(all_ranks_agree_on_bad_counts, Group& g) {
+    const Named name(g);
     std::vector<int64_t> counts(static_cast<size_t>(g.size), 0);
     if (g.rank == g.size - 1) counts[0] = -1;
-    const Exchange result = exchange(g, counts, 4);
+    const Exchange result = exchange(g, name, counts, 4);
     CHECK_EQ(result.status[0], 5);
     CHECK_EQ(result.status[1], g.size - 1);
     CHECK(untouched(result));

@@ -2,7 +2,10 @@
 
 #include <numeric>
 
+#include "op_kernel/ascendc/all_to_all_v_tiling.h"
 #include "runtime/aclnn/call.h"
+#include "runtime/aclnn/platform.h"
+#include "runtime/aclnn/windows.h"
 
 using namespace alltoallv::aclnn;
 
@@ -91,7 +94,20 @@ std::pair<int64_t, int64_t> agree(const Call& call, int64_t code, char* memory, 
     return {done, 0};
 }
 
-void run(const Call& call, char* memory, aclrtStream stream) {
+/// One kernel through the windows: the host waits for nothing.
+Run on_device(const Call& call, std::shared_ptr<const alltoallv_kernels::WindowTiling> windows) {
+    const alltoallv_kernels::AllToAllVTiling numbers{
+        *windows, static_cast<uint64_t>(call.row_bytes()), static_cast<uint64_t>(call.x.shape[0]),
+        static_cast<uint64_t>(call.out.shape[0]), call.sdispls.data != nullptr};
+    return [=](char* tiling, aclrtStream stream) {
+        (void)windows;  // live as long as the executor
+        all_to_all_v(numbers, call.x.data, call.send_counts.data, call.sdispls.data, call.out.data,
+                     call.recv_counts.data, call.status.data, tiling, stream);
+    };
+}
+
+/// Where there are no windows: HCCL's calls, after the host has read the counts.
+void on_host(const Call& call, char* memory, aclrtStream stream) {
     synchronize(stream);
     const std::vector<int64_t> counts = read(call.send_counts.data, call.ranks());
     const std::vector<int64_t> displs =
@@ -151,11 +167,15 @@ aclnnStatus aclnnAlltoallvAllToAllVGetWorkspaceSize(const aclTensor* x, const ac
         if (call.out.shape.size() != call.x.shape.size() ||
             !std::equal(call.x.shape.begin() + 1, call.x.shape.end(), call.out.shape.begin() + 1))
             refuse(call.out.text() + ", expected rows like those of x; " + call.x.text());
-        if (call.status.numel() == 0 || call.status.numel() % 8 != 0)
-            refuse(call.status.text() + ", expected a multiple of 8 elements");
+        if (call.status.numel() != 8 * int64_t{lanes()})
+            refuse(call.status.text() + ", expected [" + std::to_string(lanes()) + ", 8]");
         require_apart({call.x, call.send_counts, call.sdispls}, {call.out, call.recv_counts, call.status});
+        if (auto windows = windows_of(call.group)) {
+            workspace.add(tiling_bytes);
+            return on_device(call, std::move(windows));
+        }
         workspace.add(sizeof(Verdict) * (call.ranks() + 1));
-        return [call](char* memory, aclrtStream stream) { run(call, memory, stream); };
+        return [call](char* memory, aclrtStream stream) { on_host(call, memory, stream); };
     });
 }
 

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 
+#include "op_kernel/ascendc/quantized_tiling.h"
 #include "runtime/aclnn/call.h"
 #include "runtime/aclnn/platform.h"
+#include "runtime/aclnn/windows.h"
 
 using namespace alltoallv::aclnn;
 
@@ -57,7 +59,27 @@ HcclDataType hccl_type(aclDataType dtype) {
     return dtype == ACL_FLOAT ? HCCL_DATA_TYPE_FP32 : dtype == ACL_FLOAT16 ? HCCL_DATA_TYPE_FP16 : HCCL_DATA_TYPE_BFP16;
 }
 
-/// The host path: kernels for quantizing and for the sum, HCCL's exchanges between them, all on the caller's stream.
+/// One kernel through the windows.
+Run fused(const View& x, int64_t group_size, const View& out, Workspace& workspace,
+          std::shared_ptr<const alltoallv_kernels::WindowTiling> windows) {
+    alltoallv_kernels::QuantAllReduceTiling numbers{};
+    numbers.window = *windows;
+    numbers.count = static_cast<uint64_t>(x.numel());
+    numbers.group = static_cast<uint64_t>(group_size);
+    numbers.channels = 1;
+    numbers.type = static_cast<uint32_t>(x.dtype);
+    numbers.output_type = static_cast<uint32_t>(out.dtype);
+    numbers.saturate = 1;
+    const uint64_t tiling = workspace.add(tiling_bytes);
+    const uint64_t status = workspace.add(uint64_t{lanes()} * alltoallv_kernels::status_words * sizeof(int32_t));
+    return [=](char* memory, aclrtStream stream) {
+        (void)windows;  // live as long as the executor
+        if (x.numel() > 0) quant_all_reduce(numbers, x.data, out.data, memory + status, memory + tiling, stream);
+    };
+}
+
+/// Where there are no windows: kernels for quantizing and for the sum, HCCL's exchanges between them, all on the
+/// caller's stream.
 Run all_reduce(const View& x, const Group& group, int64_t group_size, const View& out, Workspace& workspace) {
     const int64_t count = x.numel(), groups = groups_of(count, group_size);
     const Parts parts(count, group_size, group.size);
@@ -145,7 +167,13 @@ aclnnStatus aclnnAlltoallvQuantAllReduceGetWorkspaceSize(const aclTensor* x, con
         check_group_size(groupSize);
         check_numel(sum, in.numel());
         require_apart({in}, {sum});
-        return all_reduce(in, group_named(group), groupSize, sum, workspace);
+        const Group ranks = group_named(group);
+        // A chunk has a group for each rank at least.
+        auto windows = windows_of(ranks);
+        const uint64_t bytes = static_cast<uint64_t>(groupSize) * (1 + aclDataTypeSize(sum.dtype)) + sizeof(float);
+        if (windows && bytes < (windows->lane_bytes - 2048) / ranks.size)
+            return fused(in, groupSize, sum, workspace, std::move(windows));
+        return all_reduce(in, ranks, groupSize, sum, workspace);
     });
 }
 

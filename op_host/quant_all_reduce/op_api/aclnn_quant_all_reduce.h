@@ -36,6 +36,9 @@ aclnnStatus aclnnAlltoallvDequantizeSum(void* workspace, uint64_t workspaceSize,
 ///   x      float32, float16 or bfloat16, n elements
 ///   group  the name of a communicator of HCCL, at most 127 bytes
 ///   out    float32, float16 or bfloat16, n elements
+/// One kernel, which reaches its peers through their windows; the first call for a group waits for all ranks. Where
+/// HCCL has no windows, the group has more than 64 ranks, or a group of elements is larger than a window, kernels and
+/// HCCL's calls in turn. On the emulator a rank that does not come makes the stream fail.
 aclnnStatus aclnnAlltoallvQuantAllReduceGetWorkspaceSize(const aclTensor* x, const char* group, int64_t groupSize,
                                                          aclTensor* out, uint64_t* workspaceSize,
                                                          aclOpExecutor** executor);

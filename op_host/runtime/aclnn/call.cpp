@@ -53,8 +53,9 @@ bool is_contiguous(const std::vector<int64_t>& shape, const std::vector<int64_t>
     return true;
 }
 
-template <class Body>
-aclnnStatus guarded(const char* function, Body&& body) {
+}  // namespace
+
+aclnnStatus guarded(const char* function, const std::function<void()>& body) {
     try {
         body();
         return 0;
@@ -64,8 +65,6 @@ aclnnStatus guarded(const char* function, Body&& body) {
         return report(function, aclnn_err_inner, error.what());
     }
 }
-
-}  // namespace
 
 void refuse(const std::string& message) {
     throw Refusal(aclnn_err_param_invalid, message);

@@ -26,6 +26,9 @@ class Refusal : public std::runtime_error {
     aclnnStatus status_;
 };
 
+/// Runs the body of a C function; what it throws becomes a reported status.
+aclnnStatus guarded(const char* function, const std::function<void()>& body);
+
 [[noreturn]] void refuse(const std::string& message);  ///< with 161002
 void require_pointer(const char* name, const void* pointer);
 /// Throws a Refusal with 361001 unless the call of ACL or HCCL has succeeded.

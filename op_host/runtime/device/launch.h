@@ -12,5 +12,9 @@ void alltoallv_launch_quantize(uint32_t cores, aclrtStream stream, const void* x
                                void* tiling);
 void alltoallv_launch_dequantize_sum(uint32_t cores, aclrtStream stream, const void* codes, const void* scales,
                                      void* out, void* tiling);
+void alltoallv_launch_all_to_all_v(uint32_t cores, aclrtStream stream, const void* x, const void* send_counts,
+                                   const void* sdispls, void* out, void* recv_counts, void* status, void* tiling);
+void alltoallv_launch_quant_all_reduce(uint32_t cores, aclrtStream stream, const void* x, const void* scale,
+                                       const void* offset, void* out, void* status, void* tiling);
 
 }  // extern "C"

@@ -70,4 +70,23 @@ void dequantize_sum(const void* codes, const void* scales, int64_t ranks, int64_
                                     scales, out, tiling);
 }
 
+uint32_t lanes() {
+    const uint32_t cores = vector_cores();
+    return cores < alltoallv_kernels::most_lanes ? cores : alltoallv_kernels::most_lanes;
+}
+
+void all_to_all_v(const alltoallv_kernels::AllToAllVTiling& numbers, const void* x, const void* send_counts,
+                  const void* sdispls, void* out, void* recv_counts, void* status, void* tiling, aclrtStream stream) {
+    send(numbers, tiling, stream);
+    alltoallv_launch_all_to_all_v(numbers.window.lanes, stream, x, send_counts, sdispls, out, recv_counts, status,
+                                  tiling);
+}
+
+/// A device's stream cannot be made to fail by what a kernel has found: whoever wants to know looks at the status.
+void quant_all_reduce(const alltoallv_kernels::QuantAllReduceTiling& numbers, const void* x, void* out, void* status,
+                      void* tiling, aclrtStream stream) {
+    send(numbers, tiling, stream);
+    alltoallv_launch_quant_all_reduce(numbers.window.lanes, stream, x, nullptr, nullptr, out, status, tiling);
+}
+
 }  // namespace alltoallv::aclnn

@@ -1,7 +1,7 @@
 // libhccl and libascendcl, opened at run time.
 #pragma once
 
-#include "runtime/abi/hccl_windows.h"
+#include "runtime/abi/hccl.h"
 
 /// Every function that the transport calls, with its library. Older releases may lack those of the second list, whose
 /// pointers are then null.
@@ -44,16 +44,7 @@
     X(ascendcl, aclrtSynchronizeDeviceWithTimeout) \
     X(hccl, HcclGetCommAsyncError)                 \
     X(hccl, HcclCommInitRootInfoConfig)            \
-    X(hccl, HcclCommInitClusterInfoConfig)         \
-    X(hccl, HcclCommGetHandleWithName)             \
-    X(hccl, HcclCreateSubCommConfig)               \
-    X(hccl, HcclBarrier)                           \
-    X(hccl, HcclGetHcclBuffer)                     \
-    X(hccl, HcclGetRemoteIpcHcclBuf)               \
-    X(hccl, HcclKfcAllocOpArgs)                    \
-    X(hccl, HcclKfcFreeOpArgs)                     \
-    X(hccl, HcclKfcOpArgsSetCommEngine)            \
-    X(hccl, HcclCreateOpResCtx)
+    X(hccl, HcclCommInitClusterInfoConfig)
 
 namespace alltoallv {
 

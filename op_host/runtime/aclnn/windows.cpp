@@ -1,0 +1,160 @@
+#include "runtime/aclnn/windows.h"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <numeric>
+
+#include "all_to_all_v/op_api/aclnn_all_to_all_v.h"
+#include "runtime/abi/hccl_windows.h"
+#include "runtime/aclnn/platform.h"
+
+namespace alltoallv::aclnn {
+namespace {
+
+using alltoallv_kernels::WindowTiling;
+
+constexpr uint8_t all_to_all_v = 8;         // HCCL's number of the operator whose links are made
+constexpr uint8_t engine_vector_cores = 4;  // its kernels reach windows by addresses
+constexpr uint32_t buffer_mb = 32;          // a window has twice as much
+
+/// What no public header has completely, looked up by name; null where a release lacks it.
+struct Functions {
+#define ALLTOALLV_FIND(name) decltype(&::name) name = reinterpret_cast<decltype(&::name)>(dlsym(RTLD_DEFAULT, #name));
+    ALLTOALLV_FIND(HcclCreateSubCommConfig)
+    ALLTOALLV_FIND(HcclBarrier)
+    ALLTOALLV_FIND(HcclGetHcclBuffer)
+    ALLTOALLV_FIND(HcclGetRemoteIpcHcclBuf)
+    ALLTOALLV_FIND(HcclKfcAllocOpArgs)
+    ALLTOALLV_FIND(HcclKfcFreeOpArgs)
+    ALLTOALLV_FIND(HcclKfcOpArgsSetCommEngine)
+    ALLTOALLV_FIND(HcclCreateOpResCtx)
+#undef ALLTOALLV_FIND
+
+    bool complete() const {
+        return HcclCreateSubCommConfig && HcclBarrier && HcclGetHcclBuffer && HcclGetRemoteIpcHcclBuf &&
+               HcclKfcAllocOpArgs && HcclKfcFreeOpArgs && HcclKfcOpArgsSetCommEngine && HcclCreateOpResCtx;
+    }
+};
+
+const Functions& hccl() {
+    static const Functions functions;
+    return functions;
+}
+
+/// The windows of one group, as long as its communicator lives.
+class Windows {
+  public:
+    Windows(const Group& group, uint64_t number) : comm_(clone(group, number)) {
+        try {
+            link(group);
+            meet();
+        } catch (...) {
+            HcclCommDestroy(comm_);
+            throw;
+        }
+    }
+    ~Windows() { HcclCommDestroy(comm_); }
+    Windows(const Windows&) = delete;
+    Windows& operator=(const Windows&) = delete;
+
+    WindowTiling tiling{};
+
+  private:
+    /// A communicator of the same ranks under a name of its own, which is the same on all of them.
+    static HcclComm clone(const Group& group, uint64_t number) {
+        std::vector<uint32_t> ranks(group.size);
+        std::iota(ranks.begin(), ranks.end(), 0u);
+        HcclCommConfig config = hccl_default_config();
+        config.hcclBufferSize = buffer_mb;
+        char name[hccl_comm_name_bytes + 1] = {};
+        require_success("HcclGetCommName", HcclGetCommName(group.comm, name));
+        const std::string suffix = "-windows" + std::to_string(number);
+        const std::string own = std::string(name).substr(0, hccl_comm_name_bytes - 1 - suffix.size()) + suffix;
+        std::memcpy(config.hcclCommName, own.c_str(), own.size());
+        HcclComm parent = group.comm, comm = nullptr;
+        require_success("HcclCreateSubCommConfig", hccl().HcclCreateSubCommConfig(&parent, group.size, ranks.data(),
+                                                                                  number, group.rank, &config, &comm));
+        return comm;
+    }
+
+    void link(const Group& group) {
+        void *args = nullptr, *context = nullptr, *own = nullptr;
+        uint64_t bytes = 0;
+        require_success("HcclGetHcclBuffer", hccl().HcclGetHcclBuffer(comm_, &own, &bytes));
+        require_success("HcclKfcAllocOpArgs", hccl().HcclKfcAllocOpArgs(&args));
+        HcclResult result = hccl().HcclKfcOpArgsSetCommEngine(args, engine_vector_cores);
+        if (result == HCCL_SUCCESS) result = hccl().HcclCreateOpResCtx(comm_, all_to_all_v, args, &context);
+        hccl().HcclKfcFreeOpArgs(args);
+        require_success("HcclCreateOpResCtx", result);
+        for (uint32_t j = 0; j < group.size; ++j) {
+            void* address = own;
+            uint64_t of_peer = bytes;
+            if (j != group.rank)
+                require_success("HcclGetRemoteIpcHcclBuf",
+                                hccl().HcclGetRemoteIpcHcclBuf(comm_, j, &address, &of_peer));
+            bytes = std::min(bytes, of_peer);
+            tiling.windows[j] = reinterpret_cast<uint64_t>(address);
+        }
+        tiling.rank = group.rank;
+        tiling.size = group.size;
+        tiling.lanes = lanes();
+        tiling.wait_us = wait_us();
+        tiling.lane_bytes = alltoallv_kernels::lane_bytes_of(bytes, tiling.lanes);
+        const std::vector<char> zeros(alltoallv_kernels::data_place);
+        require_success("aclrtMemcpy",
+                        aclrtMemcpy(own, zeros.size(), zeros.data(), zeros.size(), ACL_MEMCPY_HOST_TO_DEVICE));
+    }
+
+    /// HCCL's own limit of a collective, within what the kernel can count.
+    static uint32_t wait_us() {
+        const char* text = std::getenv("HCCL_EXEC_TIMEOUT");
+        const double seconds = text == nullptr || *text == 0 ? 1836 : std::strtod(text, nullptr);
+        return static_cast<uint32_t>(std::clamp(seconds, 1.0, 4000.0) * 1e6);
+    }
+
+    /// Nobody writes a flag into a window that its owner still zeroes.
+    void meet() const {
+        aclrtStream stream = nullptr;
+        require_success("aclrtCreateStream", aclrtCreateStream(&stream));
+        const HcclResult result = hccl().HcclBarrier(comm_, stream);
+        const int finished = result == HCCL_SUCCESS ? aclrtSynchronizeStreamWithTimeout(stream, -1) : 0;
+        aclrtDestroyStream(stream);
+        require_success("HcclBarrier", result);
+        require_success("aclrtSynchronizeStreamWithTimeout", finished);
+    }
+
+    HcclComm comm_;
+};
+
+std::mutex mutex;
+auto& known = *new std::map<HcclComm, std::shared_ptr<Windows>>;  // never destroyed: ACL may have ended
+
+}  // namespace
+
+void forget_windows(HcclComm comm) {
+    const std::lock_guard lock(mutex);
+    known.erase(comm);
+}
+
+std::shared_ptr<const WindowTiling> windows_of(const Group& group) {
+    static uint64_t made = 0;  // the same on all ranks, which make theirs in the same order
+    if (!hccl().complete() || group.size > alltoallv_kernels::most_ranks) return nullptr;
+    const std::lock_guard lock(mutex);
+    const auto found = known.find(group.comm);
+    if (found != known.end()) return {found->second, &found->second->tiling};
+    const auto fresh = std::make_shared<Windows>(group, ++made);
+    known.emplace(group.comm, fresh);
+    return {fresh, &fresh->tiling};
+}
+
+}  // namespace alltoallv::aclnn
+
+aclnnStatus aclnnAlltoallvReleaseGroup(const char* group) {
+    return alltoallv::aclnn::guarded(
+        __func__, [&] { alltoallv::aclnn::forget_windows(alltoallv::aclnn::group_named(group).comm); });
+}
