@@ -20,7 +20,6 @@ try:
         build_wheel,
         get_requires_for_build_sdist,
         get_requires_for_build_wheel,
-        prepare_metadata_for_build_editable,
         prepare_metadata_for_build_wheel,
     )
 except ModuleNotFoundError:  # setup.py needs setuptools alone
@@ -75,10 +74,19 @@ def build_editable(
 
     ``--config-settings=compile=no`` leaves that out; then `make build` does it.
     """
-    settings = dict(config_settings or {})
-    if settings.pop("compile", "yes") != "no":
+    if (config_settings or {}).get("compile", "yes") != "no":
         install(PYTHON)
-    return _build.build_editable(wheel_directory, settings, metadata_directory)
+    return _build.build_editable(wheel_directory, _for_scikit_build(config_settings), metadata_directory)
+
+
+def prepare_metadata_for_build_editable(metadata_directory: str, config_settings: dict[str, Any] | None = None) -> str:
+    """The metadata, which the options of compiling do not change."""
+    return _build.prepare_metadata_for_build_editable(metadata_directory, _for_scikit_build(config_settings))
+
+
+def _for_scikit_build(config_settings: dict[str, Any] | None) -> dict[str, Any]:
+    """The options without the one that is read here."""
+    return {name: value for name, value in (config_settings or {}).items() if name != "compile"}
 
 
 def get_requires_for_build_editable(config_settings: dict[str, Any] | None = None) -> list[str]:
