@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import secrets
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -29,6 +30,8 @@ def main() -> int:
     parser.add_argument("--kind", action="append", choices=list(KINDS), default=[], help="of fault; default: all")
     parser.add_argument("--seed", type=int, default=secrets.randbelow(1 << 32), help="default: another each time")
     options = parser.parse_args()
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell's job in the background would ignore the first
+        signal.signal(number, signal.default_int_handler)
     print(f"seed {options.seed}", flush=True)
     with tempfile.TemporaryDirectory(prefix="soak-") as folder:
         found = (run_jobs if options.jobs else run_faults)(options, Path(folder))

@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,53 @@ class Rank:
             self.comm = long
             self.calls(3)
         self.comm = world
+
+    def limits_of_torchs_groups(self) -> None:
+        """A limit that is raised lets a late rank come, and one that is lowered does not."""
+        import torch
+        import torch.distributed as dist
+
+        import alltoallv.torch as at
+
+        def set_limit(seconds: float) -> None:
+            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=seconds), dist.group.WORLD)
+
+        def call() -> None:
+            x = torch.arange(size) + 100 * rank
+            got = at.all_to_all_v(x, [1] * size)
+            self.counts["operators"] += 1
+            if got.tolist() != [rank + 100 * source for source in range(size)]:
+                self.wrong.append(f"{self.spec['name']}, round {self.round}: torch's all_to_all_v on rank {rank}")
+
+        rank, size, odd = self.comm.rank, self.comm.size, self.rng.randrange(self.comm.size)
+        store = dist.FileStore(f"{self.spec['folder']}/{self.spec['name']}-{self.round}.store", size)
+        limit = timedelta(seconds=30)
+        dist.init_process_group("alltoallv", store=store, rank=rank, world_size=size, timeout=limit)
+        call()
+        set_limit(SHORT)
+        set_limit(LONG)
+        if rank == odd:
+            time.sleep(SHORT + 0.3)
+        call()
+        set_limit(SHORT)
+        self.failing(
+            "late in torch's group", odd, ("CommTimeoutError", "PeerLostError"), lambda: self.come_late(odd, call)
+        )
+        dist.destroy_process_group()
+
+    def come_late(self, odd: int, call: Callable[[], None]) -> None:
+        """The odd rank comes when the others have given up."""
+        given_up = [Path(f"{self.spec['folder']}/{self.spec['name']}-{self.round}.{r}") for r in range(self.comm.size)]
+        if self.comm.rank != odd:
+            try:
+                call()
+            finally:
+                given_up[self.comm.rank].touch()
+            return
+        end = time.monotonic() + 20
+        while not all(one.exists() for r, one in enumerate(given_up) if r != odd) and time.monotonic() < end:
+            time.sleep(0.02)
+        call()
 
     def late(self, odd: int, limit: dict[str, float], renew: bool = True) -> None:
         """A rank that comes after the limit of the others."""

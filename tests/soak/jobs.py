@@ -155,7 +155,8 @@ def waves(seed: int, real: bool = True) -> Iterator[list[Planned]]:
     here = kinds(real)
     pairs = [(outer, inner) for outer in here for inner in here]
     decks: dict[str, list[Any]] = {"pair": [], "option": [], "limit": []}
-    full = {"pair": pairs, "option": list(OPTIONS), "limit": list(SETTINGS)}
+    limits = [*SETTINGS, *["limits of torch's groups"] * ("torchrun" in here)]
+    full = {"pair": pairs, "option": list(OPTIONS), "limit": limits}
 
     def take(name: str) -> Any:
         if not decks[name]:
