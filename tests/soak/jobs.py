@@ -202,7 +202,9 @@ def soak(planned: Iterator[list[Planned]], found: Found, folder: Path, seed: int
                 os.kill(pid, 9)
         if orphans:
             found.problems["left behind"].append(f"wave {number}, {wave}: {len(orphans)} processes")
+        known = len(found.failures())
         found.add(list(zip(wave, jobs, late, strict=True)))
+        print(*found.failures()[known:], sep="\n", end="\n" * (len(found.failures()) > known), file=sys.stderr)
         for file in place.iterdir():
             file.unlink()
         now = time.monotonic()
