@@ -44,8 +44,9 @@ def test_stopped_receiver_ends_in_an_error_on_both(ranks, path):
                     x = (alltoallv.empty if path == "pull" else np.empty)(amount, np.uint8)
                     x[:] = FILL
                     sends, recvs = counts_of(SENDER, amount)
+                    limit = min(0.4 * 1.5**k, 5.0)  # where processors are busy the stop takes longer
                     with suppress(AssertionError):
-                        failure = attempt(all_to_all_v, x, sends, recvs, group=place, timeout=0.4)
+                        failure = attempt(all_to_all_v, x, sends, recvs, group=place, timeout=limit)
                     if failure is not None:
                         wait_for(lambda pid=pids[RECEIVER]: process_state(pid) == "T", "stop")
                         x[:] = FOREIGN
@@ -70,7 +71,7 @@ def test_stopped_receiver_ends_in_an_error_on_both(ranks, path):
                 return failure
         raise AssertionError("no attempt hit the copy")
 
-    found = ranks(3)(work)
+    found = ranks(3, timeout=150)(work)
     assert found[SENDER].name == found[RECEIVER].name == "CommTimeoutError"
     assert found[SENDER].text == found[RECEIVER].text
     assert f"for rank {RECEIVER} (pid " in found[SENDER].text
