@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 from on_ranks import on_ranks
-from trouble import attempt, check_works, join, on_threads
+from trouble import attempt, check_works, join, on_threads, wait_for
 
 from alltoallv import Communicator
 from alltoallv.numpy import all_gather
@@ -85,6 +85,21 @@ def test_settings_that_differ(ranks, option, values):
     for failure in ranks(3, communicator=False)(work):
         assert failure.name == "InvalidParamError"
         assert f"rank 2 has {option} = '{values[1]}', rank 0 has {option} = '{values[0]}'" in failure.text
+
+
+def test_a_difference_is_told_to_who_comes_later(ranks, tmp_path):
+    def work(rank, size, told):
+        if rank == 1:
+            wait_for(told.exists, "the error of rank 2")
+        failure = attempt(join, rank, size, timeout=20.0, check="off" if rank == 2 else "always")
+        if rank == 2:
+            told.touch()
+        return failure
+
+    for failure in ranks(3, communicator=False)(work, tmp_path / "told"):
+        assert failure.name == "InvalidParamError"
+        assert "rank 2 has check = 'off', rank 0 has check = 'always'" in failure.text
+        assert failure.at - failure.began < 15
 
 
 @on_ranks(4, communicator=False)

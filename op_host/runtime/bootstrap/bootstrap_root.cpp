@@ -228,7 +228,13 @@ class Root {
 
     /// Admits or refuses a stranger. A refused one stays in the list, so that it learns the reason with all others.
     void admit(const BootstrapOptions& hello, Stranger& stranger) {
-        check_joining(hello, options_);
+        std::optional<Error> difference;
+        try {
+            check_joining(hello, options_);
+        } catch (const Error& error) {
+            if (hello.size != options_.size || hello.rank < 0 || hello.rank >= options_.size) throw;
+            difference = error;
+        }
         Member& member = members_[static_cast<size_t>(hello.rank)];
         if (!failure_ && (hello.rank == 0 || member.joined)) throw joined_twice(hello, member.pid, stranger.pid);
         if (stranger.pid == 0) {
@@ -239,13 +245,20 @@ class Root {
         member.socket = std::move(stranger.socket);
         member.joined = true;
         if (failure_) return dismiss(member);
+        if (difference) return tell(*difference);
         try_send(member.socket.get(), encode(MessageKind::welcome));  // the next step notices if the member is gone
     }
 
-    /// A rank cannot join: all who have come are told, and others as they come, with the descriptors of those who know.
-    /// What ends the meeting for another reason, or once all have come, is thrown.
+    /// What a rank has said, which is not told to those who come later unless a resource has run out.
     void fail(const Error& error) {
-        if (error.kind() != ErrorClass::resource || is_alone() || waiting_for(&Member::joined).empty()) throw error;
+        if (error.kind() != ErrorClass::resource || is_alone()) throw error;
+        tell(error);
+    }
+
+    /// A rank cannot join: all who have come are told, and others as they come, with the descriptors of those who know.
+    /// Once all have come it is thrown.
+    void tell(const Error& error) {
+        if (waiting_for(&Member::joined).empty()) throw error;
         if (failure_) return;
         failure_ = error;
         tell_until_ = after(telling);
