@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from differences import OPTIONS
-from launchers import NAMED, Job, free_port, kinds, left_behind, start
+from launchers import BY_ADDRESS, NAMED, Job, free_port, kinds, left_behind, start
 
 LIMITS = ("limits of calls", "limits of groups", "descriptors", "address space", "size of files", "while joining")
 SETTINGS = (*LIMITS, "processors")
@@ -92,6 +92,7 @@ class Found:
         says = [one for one in found if "refused" not in one]
         if refusals:
             self.refused[kind] += 1
+            print(f"refused: {job.name} ({kind}): {refusals[0]}", file=sys.stderr)
             if not may_refuse:
                 self.problems["other"].append(f"{job.name} ({kind}) was refused: {refusals[0]}")
         if len(found) != size or (refusals and says):
@@ -174,7 +175,7 @@ def waves(seed: int, real: bool = True) -> Iterator[list[Planned]]:
             nests = not shared and rng.random() < 0.7
             rounds += [("inner", inner)] * nests
             rng.shuffle(rounds)
-            kind = planned[0].kind if shared and planned else outer
+            kind = (planned[0].kind if planned else rng.choice(BY_ADDRESS)) if shared else outer
             planned.append(Planned(kind, rng.choice((2, 2, 3)), tuple(rounds), port if shared else free_port()))
         yield planned
 

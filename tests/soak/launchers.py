@@ -39,6 +39,8 @@ VARIABLES: dict[str, dict[str, str]] = {
         "PADDLE_LOCAL_SIZE": "{size}", "PADDLE_MASTER": "127.0.0.1:{port}",
     },
 }  # fmt: skip
+#: Of these, the ones by which nothing but an address tells jobs apart.
+BY_ADDRESS = ("torchrun's variables", "msrun's variables", "Paddle's variables")
 
 
 def kinds(real: bool = True) -> list[str]:
@@ -98,7 +100,7 @@ class Job:
 def start(
     kind: str, name: str, size: int, spec: Mapping[str, Any], folder: Path, env: Mapping[str, str], port: int = 0
 ) -> Job:
-    """Starts ``size`` ranks of job.py; ``port`` 0 stands for a free one."""
+    """Starts ``size`` ranks of job.py; ``port`` 0 stands for a free one, and launchers choose theirs."""
     port = port or free_port()
     file = folder / f"{name}.spec"
     file.write_text(json.dumps({**spec, "name": name, "size": size}))
@@ -113,7 +115,7 @@ def start(
     elif kind == "run":
         command = [sys.executable, "-m", "alltoallv", "run", "-n", str(size), *command[1:]]
     elif kind == "torchrun":
-        torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", str(size), "--master-port", str(port)]
+        torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", str(size), "--standalone"]
         command = [sys.executable, *torchrun, *command[1:]]
     else:
         more = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
