@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from environments import clean_environment
+from started import wait_gone
 
 from alltoallv.launch import seat
 
@@ -35,7 +39,7 @@ except Exception as error:
 START = """
 import os, subprocess, sys
 ranks = [subprocess.Popen([sys.executable, "-c", *sys.argv[1:]], env=os.environ | {"RANK": str(j)})
-         for j in range(2)]
+         for j in range(int(os.environ["WORLD_SIZE"]))]
 for rank in ranks:
     rank.wait()
 """
@@ -43,6 +47,18 @@ LOOP = """for j in 0 1; do RANK=$j "$0" -c "$@" & done; wait"""
 BY_HAND = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
 MSRUN = {"MS_WORKER_NUM": "2", "RANK_SIZE": "2", "MS_ROLE": "MS_WORKER", "MS_SCHED_HOST": "127.0.0.1"}
 MSRUN |= {"MS_SCHED_PORT": "8118"}
+
+
+_sessions: list[int] = []
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    """Ends the ranks of a test, which may wait for being told to join."""
+    yield
+    while _sessions:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(_sessions.pop(), signal.SIGKILL)
 
 
 class Jobs:
@@ -57,13 +73,34 @@ class Jobs:
         command = [*self.starter, *([sys.executable] if "-c" in self.starter and self.starter[0] == "bash" else [])]
         command += [RANK, str(job), str(self.folder)]
         self.processes[job] = subprocess.Popen(
-            command, env=self.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            command,
+            env=self.env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
         )
+        _sessions.append(self.processes[job].pid)
         return self.processes[job]
 
     def join(self, *ranks: str) -> None:
         for name in ranks:
             (self.folder / name).touch()
+
+    def pids(self, job: int) -> list[int]:
+        """Of the ranks that have been started."""
+        starter = self.processes[job].pid
+        return [int(pid) for pid in Path(f"/proc/{starter}/task/{starter}/children").read_text().split()]
+
+    def has_place(self, job: int, rank: int) -> bool:
+        if len(self.pids(job)) <= rank:
+            return False
+        links = []
+        for one in Path(f"/proc/{self.pids(job)[rank]}/fd").iterdir():
+            with contextlib.suppress(OSError):  # closed meanwhile
+                links.append(os.readlink(one))
+        lines = [line for line in Path("/proc/net/unix").read_text().splitlines() if "@alltoallv-seat-" in line]
+        return any(f"socket:[{line.split()[6]}]" in links for line in lines)
 
     def line(self, job: int) -> str:
         return self.processes[job].stdout.readline()
@@ -103,6 +140,42 @@ def test_a_second_job_is_refused(tmp_path):
         assert "another job has the same address" in line
     (tmp_path / "stay").unlink()
     assert jobs.lines(1) == ["1.0 then 2", "1.1 then 2"]
+
+
+def test_those_whose_peers_have_been_refused(tmp_path):
+    """Ranks that were left out of both jobs have ended when the others meet."""
+    jobs = Jobs(tmp_path, BY_HAND | {"WORLD_SIZE": "3"})
+    jobs.start(1)
+    jobs.start(100)
+    jobs.join("1.0", "100.1")
+    while not jobs.has_place(1, 0) or not jobs.has_place(100, 1):
+        time.sleep(0.01)
+    refused = [jobs.pids(1)[1], jobs.pids(100)[0]]
+    jobs.join("1.1", "100.0")
+    lines = [jobs.line(1), jobs.line(100)]
+    assert all("is process" in line and "another job has the same address" in line for line in lines), lines
+    os.kill(jobs.pids(100)[2], signal.SIGKILL)
+    assert wait_gone(refused) == []
+    jobs.join("1.2")
+    lines = [*jobs.lines(1), jobs.line(100)]
+    assert all("two jobs have one address" in line for line in lines), lines
+
+
+def test_a_place_that_many_have_asked_for():
+    """Whoever holds it accepts no connection: those of processes that asked before stay in its queue."""
+    hold = "import sys; from alltoallv.launch import seat; seat.take(sys.argv[1], 0, 'it'); print('held', flush=True)\n"
+    ask = "import sys; from alltoallv.launch import seat; from alltoallv.errors import InvalidParamError\n"
+    ask += "for _ in range(150):\n try: seat.take(sys.argv[1], 0, 'it', 0.001); print('taken')\n"
+    ask += " except InvalidParamError as error: assert 'it is ' in str(error)"
+    name = f"a test of {os.getpid()}"
+    holder = subprocess.Popen(
+        [sys.executable, "-c", hold + "sys.stdin.read()", name],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert holder.stdout.readline() == "held\n"
+    asker = subprocess.run([sys.executable, "-c", ask, name], capture_output=True, text=True, timeout=60, check=False)
+    assert asker.stdout + asker.stderr == ""
+    holder.communicate(timeout=60)
 
 
 def test_orphans_of_a_killed_launcher(tmp_path):

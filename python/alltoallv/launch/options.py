@@ -44,7 +44,8 @@ def on_this_host(
     made = _core.communicator(options)
     if job.by_address and job.size > 1:
         pids = {one["rank"]: one["pid"] for one in json.loads(made.flight_record())["ranks"]}
-        refuse_strangers(job.depth, pids, job.size, made)
+        # Where another process has claimed this rank there are two jobs, however few ranks of this one are left.
+        refuse_strangers(job.depth, pids, 0 if seat.contested(job.key) else job.size, made)
     return made
 
 

@@ -18,8 +18,10 @@ from alltoallv.launch.ancestry import is_ancestor
 
 _PATIENCE = 3.0  # seconds for the holder to end: it may be of an earlier job that is just ending
 _SILENCE = 0.05  # seconds for one that has taken its name to listen
+_UNKNOWN = 0  # a holder of whom too many have asked
 _NAMES = 16  # another user may hold some of them
 _held: dict[str, tuple[int, socket.socket]] = {}  # by job
+_contested: set[str] = set()  # jobs
 _lock = threading.Lock()
 
 
@@ -40,17 +42,34 @@ def take(job: str, rank: int, what: str, patience: float = _PATIENCE) -> None:
     with _lock:
         if job in _held and _held[job][0] != rank:
             _held.pop(job)[1].close()
+            _contested.discard(job)
         while job not in _held:
             holder = _try(job, rank)
-            if holder is None or is_ancestor(holder):
+            if holder is None or (holder != _UNKNOWN and is_ancestor(holder)):
                 return
             if time.monotonic() >= end:
+                process = "another process" if holder == _UNKNOWN else f"process {holder}"
                 raise InvalidParamError(
-                    f"{what} is process {holder} already: another job has the same address, or a process of an earlier "
+                    f"{what} is {process} already: another job has the same address, or a process of an earlier "
                     "one is left; give each job an address of its own, or end that process"
                 )
             time.sleep(pause)
             pause = min(2 * pause, 0.1)
+
+
+def contested(job: str) -> bool:
+    """Whether another process has asked for the rank that this one has; it may have ended since."""
+    with _lock:
+        if job not in _held:
+            return False
+        own = _held[job][1]
+        own.setblocking(False)
+        try:
+            own.accept()[0].close()
+        except BlockingIOError:
+            return job in _contested
+        _contested.add(job)
+        return True
 
 
 def _try(job: str, rank: int) -> int | None:
@@ -76,12 +95,18 @@ def _try(job: str, rank: int) -> int | None:
 
 
 def _holder(name: str) -> int | None:
-    """Returns the process of this user that has the name; None if it is another user's, or only its child is left."""
+    """Returns the process of this user that has the name; None if it is another user's, or only its child is left.
+
+    Nobody accepts the connections by which others ask, so that at some time there is no room for more of them.
+    """
     end = time.monotonic() + _SILENCE
     while True:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asking:
             asking.setblocking(False)
-            if asking.connect_ex(name) == 0:
+            status = asking.connect_ex(name)
+            if status == errno.EAGAIN:
+                return _UNKNOWN
+            if status == 0:
                 credentials = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
                 pid, user, _ = map(int, struct.unpack("3i", credentials))
                 break
@@ -105,6 +130,7 @@ def _forget() -> None:
     for _, own in _held.values():
         own.close()
     _held.clear()
+    _contested.clear()
 
 
 os.register_at_fork(after_in_child=_forget)
