@@ -183,3 +183,7 @@ aclnnStatus aclnnAlltoallvAllToAllV(void* workspace, uint64_t workspaceSize, acl
                                     aclrtStream stream) {
     return execute(__func__, workspace, workspaceSize, executor, stream);
 }
+
+aclnnStatus aclnnAlltoallvReleaseGroup(const char* group) {
+    return guarded(__func__, [&] { forget_windows(group_named(group).comm); });
+}

@@ -9,7 +9,6 @@
 #include <mutex>
 #include <numeric>
 
-#include "all_to_all_v/op_api/aclnn_all_to_all_v.h"
 #include "runtime/abi/hccl_windows.h"
 #include "runtime/aclnn/platform.h"
 
@@ -153,8 +152,3 @@ std::shared_ptr<const WindowTiling> windows_of(const Group& group) {
 }
 
 }  // namespace alltoallv::aclnn
-
-aclnnStatus aclnnAlltoallvReleaseGroup(const char* group) {
-    return alltoallv::aclnn::guarded(
-        __func__, [&] { alltoallv::aclnn::forget_windows(alltoallv::aclnn::group_named(group).comm); });
-}

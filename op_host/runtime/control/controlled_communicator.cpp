@@ -22,12 +22,12 @@ void ControlledCommunicator::set_timeout(double seconds) {
     if (control_ != nullptr) control_->set_timeout(seconds);
 }
 
-void ControlledCommunicator::fail(OpKind op, const Error& error) {
+void ControlledCommunicator::fail(OpKind op, const Error& error, bool of_caller) {
     check_usable();
-    queue_->run_or_submit([this, op, error] {
+    queue_->run_or_submit([this, op, error, of_caller] {
         check_usable();  // it may have been destroyed by now
         failed_.fetch_add(1, std::memory_order_relaxed);
-        control_->fail(op, error, true);
+        control_->fail(op, error, of_caller);
     });
 }
 

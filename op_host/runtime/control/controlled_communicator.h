@@ -18,7 +18,7 @@ namespace alltoallv {
 
 class ControlledCommunicator : public Communicator {
   public:
-    void fail(OpKind op, const Error& error) override;
+    void fail(OpKind op, const Error& error, bool of_caller) override;
     void abort(const std::string& reason) override;
     bool usable() const override;
     void set_timeout(double seconds) override;

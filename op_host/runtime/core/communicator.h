@@ -63,7 +63,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     }
 
     /// Uses this rank's next sequence number for a failure, which every peer then raises, too. Does not wait.
-    virtual void fail(OpKind op, const Error& error) = 0;
+    /// If it is `of_caller`, of the arguments that this rank was given, it concerns only peers that call `op`.
+    virtual void fail(OpKind op, const Error& error, bool of_caller = true) = 0;
 
     /// Runs `call`, which uses this communicator's blocking calls, later and in order.
     WorkPtr submit(std::function<void()> call);

@@ -195,14 +195,14 @@ void HcclCommunicator::drain(Clock::time_point deadline) {
     }
 }
 
-void HcclCommunicator::fail(OpKind op, const Error& error) {
+void HcclCommunicator::fail(OpKind op, const Error& error, bool of_caller) {
     check_usable();
-    queue_->run_or_submit([this, op, error] {
+    queue_->run_or_submit([this, op, error, of_caller] {
         check_usable();  // it may have been destroyed by now
         ++seq_;
         failed_.fetch_add(1, std::memory_order_relaxed);
         if (agrees(seq_))
-            control_->fail(op, error);
+            control_->fail(op, error, of_caller);
         else if (size() > 1)  // the peers do not compare calls: they can only learn that the communicator has ended
             abort(std::string(name_of(op)) + " failed on it: " + error.what());
     });

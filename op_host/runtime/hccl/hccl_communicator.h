@@ -50,7 +50,7 @@ class HcclCommunicator final : public Communicator {
     void reduce(const Reduction& reduction, double timeout) override;
     /// Only with `moves` false: front ends have kernels for the data (alltoallv/torch/engines).
     void quant_reduce(const QuantReduction& reduction, double timeout) override;
-    void fail(OpKind op, const Error& error) override;
+    void fail(OpKind op, const Error& error, bool of_caller) override;
     void abort(const std::string& reason) override;
     void check_enqueued(bool done) override;
     bool usable() const override;

@@ -203,7 +203,7 @@ void HcclCommunicator::reduce(const Reduction& r, double timeout) {
             even ? "" : " and unequal counts",
             " is nothing that HCCL does, expected sum, min, max or prod of int8, int16, int32, int64, float16, "
             "bfloat16 or float32, and equal counts");
-        fail(r.op, error);
+        fail(r.op, error, true);
         throw error;
     }
     aclrtStream stream = r.stream;
