@@ -257,7 +257,7 @@ def disagree(function: str, what: str, text: str, needs: tuple[str, ...] = (), *
 
 DISAGREEMENTS = [
     disagree(V, "what a peer sends", "rank 1 sends 2 elements to rank 2, which expects 1", recv_counts=[2, 1, 2]),
-    disagree(V, "what a peer expects", "rank 2 sends 0 elements to rank 1, which expects 2", send_counts=[2, 0, 2]),
+    disagree(V, "what a peer expects", "rank 2 sends 0 elements to rank 1, which expects 2", send_counts=[2, 0, 4]),
     disagree(V, "dtypes", "rank 0 has dtype float32, rank 2 has dtype int32", input=data(0, 6, dtype="int32")),
     disagree(V, "rows", "rank 0 has elements per row: 1, rank 2 has elements per row: 2", input=data(0, 6, 2)),
     disagree(V, "counts, async", "rank 1 sends 2 elements to rank 2, which expects 1", recv_counts=[2, 1, 2],
