@@ -67,6 +67,23 @@ def test_inside_each_other(outer, inner):
     assert found.count(f"{name} 0 2, {name} 1 2") == 2
 
 
+# Both ranks of a job stay until both have counted.
+COUNT = """if True:
+    import os, sys, time
+    from alltoallv.launch.ancestry import ranks_here
+    count, mine = ranks_here("RANK_ID", 2), f"{os.getppid()}."
+    open(f"{sys.argv[1]}/{mine}{os.environ['RANK_ID']}", "w").close()
+    while sum(name.startswith(mine) for name in os.listdir(sys.argv[1])) < 2:
+        time.sleep(0.01)
+    print(count)
+"""
+
+
+def test_ranks_are_counted_inside_one_of_the_same_number(tmp_path):
+    inner = launch(*LAUNCHERS["msrun"], COUNT, str(tmp_path))[3:]
+    assert output(launch(*LAUNCHERS["msrun"], LAUNCH, *inner)).split(", ") == ["2", "2", "2", "2\n"]
+
+
 def test_children_that_set_their_own_variables(tmp_path):
     """As torch's spawn() lets them do, inside a rank whose numbers may be the same."""
     program = tmp_path / "program.py"

@@ -84,7 +84,7 @@ class Found:
                     for rank in range(planned.size):
                         self.jobs += 1
                         self.nested[f"{planned.kind} > {which}"] += 1
-                        self._job(Job(f"{job.name}.{rank}", which, job.folder), f"{planned.kind} > {which}", 2, True)
+                        self._job(Job(f"{job.name}.{rank}", which, job.folder), f"{planned.kind} > {which}", 2, False)
 
     def _job(self, job: Job, kind: str, size: int, may_refuse: bool) -> None:
         found = job.found()
@@ -93,7 +93,7 @@ class Found:
         if refusals:
             self.refused[kind] += 1
             print(f"refused: {job.name} ({kind}): {refusals[0]}", file=sys.stderr)
-            if not may_refuse:
+            if not may_refuse and "contradict" not in refusals[0]:
                 self.problems["other"].append(f"{job.name} ({kind}) was refused: {refusals[0]}")
         if len(found) != size or (refusals and says):
             told = f"of {size} ranks {len(says)} reported, {len(refusals)} were refused"

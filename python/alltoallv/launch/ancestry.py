@@ -232,13 +232,19 @@ def ranks_here(variable: str, expected: int) -> int | None:
     own = _own_line(os.getpid())
     if not own or variable not in own[0].environ:
         return None
-    launcher, end, found = _differing(own, [variable]).process, time.monotonic() + _START_SECONDS, set()
+    launcher, end, found = _starter(os.getpid(), (variable,)).process, time.monotonic() + _START_SECONDS, set()
     while True:
         for pid in filter(str.isdecimal, os.listdir("/proc")):
             line = _line(int(pid))
             rank = line[0].environ.get(variable) if line else None  # it has ended, or is another user's
-            if rank is not None and _is_same(_differing(line, [variable]).process, launcher):
-                found.add(rank)
+            if rank is None:
+                continue
+            # Up to the launcher there may be shells and wrappers, but no rank of another job.
+            for one in line[1:]:
+                if _is_same(one, launcher):
+                    found.add(rank)
+                if one.environ.get(variable) not in (None, rank):
+                    break
         if len(found) >= expected or time.monotonic() >= end:
             return len(found)
         time.sleep(0.1)
