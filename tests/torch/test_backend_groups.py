@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 import time
 import warnings
@@ -97,6 +98,14 @@ def test_split_group(rank: int, size: int, group: dist.ProcessGroup) -> None:
         text = r"split_ranks is \[\[0, 1\], \[1\]\], expected lists of ranks 0 to 2"
         with pytest.raises(ValueError, match=text if rank == 1 else f"rank 1.*{text}"):
             dist.split_group(parent, [[0, 1], [1] if rank == 1 else [2]])
+        for more, error, text in (
+            ({"backend": "gloo"}, ValueError, "backend is 'gloo', expected None or"),
+            ({"bakcend": "gloo"}, TypeError, "bakcend"),
+        ):
+            with pytest.raises(error, match=text):  # they were ignored
+                dist.split_group(parent, [[2, 0]], **more)
+        kept = {"backend": "alltoallv"} if "backend" in inspect.signature(dist.split_group).parameters else {}
+        assert (dist.split_group(parent, [[2, 0]], **kept) is None) == (rank == 1)
         group = dist.split_group(parent, [[2, 0]], timeout=timedelta(seconds=40), group_desc="some")
         assert (group is None) == (rank == 1)
         if group is not None:

@@ -196,3 +196,16 @@ def test_a_lost_peer_ends_the_wait(grouped: Grouped, operator: str) -> None:
     for outcome in (outcomes[0], outcomes[2]):
         assert outcome.error is None, outcome
         assert outcome.result < 1
+
+
+@on_group(2)
+def test_the_place_of_the_roots_tensor(rank: int, size: int, group: dist.ProcessGroup) -> None:
+    """``rootTensor`` of another rank's or of no tensor was ignored; gloo refuses it, too."""
+    for method, options in (("broadcast", dist.BroadcastOptions), ("reduce", dist.ReduceOptions)):
+        opts, x = options(), torch.full((2,), rank + 1.0)
+        opts.rootRank = 0
+        opts.rootTensor = 1 - rank
+        text = "rootTensor is 1, expected 0, the place of the only tensor"
+        with pytest.raises(InvalidParamError, match=text if rank == 0 else f"rank 0.*{text}"):
+            getattr(group, method)([x], opts).wait()
+        assert x.tolist() == [rank + 1] * 2

@@ -135,6 +135,11 @@ def test_arguments_go_with_the_schema(rank: int, size: int) -> None:
     ):
         with pytest.raises(TypeError, match=f"npu::npu_rms_norm: {words}"):
             npu_ops.npu_rms_norm(*arguments, **names)
+    ids = torch.zeros(2, 1, dtype=torch.int32)
+    with pytest.raises(NotImplementedError, match="npu_moe_init_routing_v2: expert_num is 2147483648"):
+        npu_ops.npu_moe_init_routing_v2(x, ids, expert_num=2**31, active_expert_range=[0, 4])
+    with pytest.raises(NotImplementedError, match="npu_moe_compute_expert_tokens: num_expert is 2147483648"):
+        npu_ops.npu_moe_compute_expert_tokens(ids[:, 0], 2**31)
     with pytest.raises(TypeError, match="npu::npu_moe_re_routing: 3 arguments are given by place, expected 2 at"):
         npu_ops.npu_moe_re_routing(x, torch.ones(1, 2, dtype=torch.int32), None)
 

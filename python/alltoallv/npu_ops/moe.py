@@ -9,6 +9,8 @@ from torch.nn import functional
 from alltoallv.npu_ops.quantization import quantize_rows
 from alltoallv.npu_ops.registry import backward, expect, operator, present
 
+_FEWER = "fewer than 2**31: experts' numbers are int32"
+
 
 def _row_numbers(rows: int, k: int) -> Tensor:
     """Returns each choice's number when all first choices come first: row + choice * rows."""
@@ -179,6 +181,7 @@ def init_routing(x: Tensor, row_idx: Tensor, expert_idx: Tensor, active_num: int
 @operator("npu_moe_compute_expert_tokens")
 def compute_expert_tokens(sorted_expert_for_source_row: Tensor, num_expert: int) -> Tensor:
     """Returns where each expert's rows end."""
+    expect(0 <= num_expert < 2**31, "num_expert", num_expert, _FEWER)
     experts = torch.arange(num_expert, dtype=sorted_expert_for_source_row.dtype)
     return torch.searchsorted(sorted_expert_for_source_row, experts, right=True).to(torch.int32)
 
@@ -199,6 +202,7 @@ def init_routing_v2(
     """Returns the rows for a range of experts, sorted by expert; rows after the last are zeros, as are their scales."""
     expect(drop_pad_mode == 0, "drop_pad_mode", drop_pad_mode, "0")
     expect(quant_mode in (-1, 1), "quant_mode", quant_mode, "-1 (none) or 1 (a scale for each row)")
+    expect(expert_num < 2**31, "expert_num", expert_num, _FEWER)
     expect(row_idx_type in (0, 1), "row_idx_type", row_idx_type, "0 (each choice's place) or 1 (each row's choice)")
     _check_choices("expert_idx", expert_idx, x)
     first, end = active_expert_range or (0, expert_num)

@@ -111,9 +111,11 @@ def check(
     divides = not ranks or (experts.shared > 0 and ranks % experts.shared == 0)
     expect(divides, "shared_expert_num", experts.shared, f"a divisor of shared_expert_rank_num, {ranks}")
     others = group.size - ranks
+    last = count + experts.zero + experts.copy + experts.const
+    fits = last + ranks * experts.local < 2**31
+    expect(fits, "moe_expert_num", count, "fewer than 2**31 experts together: expert_ids are int32")
     expect(count > 0 and count % others == 0, "moe_expert_num", count, f"a multiple of {others} ranks")
     expect(global_bs % group.size == 0, "global_bs", global_bs, f"0 or a multiple of {group.size} ranks")
-    last = count + experts.zero + experts.copy + experts.const
     expect(((ids >= 0) & (ids < last)).all(), "expert_ids", ids.tolist(), f"numbers from 0 to {last - 1}")
     first = mask is None or mask.dim() == 2 or mask.equal(mask.sort(descending=True)[0])
     expect(first, "x_active_mask", None if mask is None else mask.tolist(), "the active tokens first")

@@ -169,6 +169,8 @@ class AllToAllVGroup(EngineGroup):
             if plain_outs is None or plain_ins is None:
                 return self._hand_over(method, *given, opts)
             with guard(comm, row.operator):
+                if (place := getattr(opts, "rootTensor", 0)) != 0:
+                    raise InvalidParamError(f"rootTensor is {place}, expected 0, the place of the only tensor")
                 operation = row.prepare(comm, plain_outs, plain_ins, parameters)
         except (InvalidParamError, InvalidTensorError) as error:
             raise _named(error, row.operator, comm) from None

@@ -95,7 +95,7 @@ def _install_shrink_and_split() -> None:
     ) -> dist.ProcessGroup | None:
         parent = dist.group.WORLD if parent_pg is None else parent_pg
         if isinstance(parent, EngineGroup) and not torch.accelerator.is_available():
-            return _split(parent, split_ranks or [], timeout, pg_options, group_desc)
+            return _split(parent, split_ranks or [], timeout, pg_options, group_desc, **more)
         split: dist.ProcessGroup | None = split_of_torch(
             parent_pg, split_ranks, timeout, pg_options, group_desc, **more
         )
@@ -106,10 +106,18 @@ def _install_shrink_and_split() -> None:
 
 
 def _split(
-    parent: EngineGroup, split_ranks: list[list[int]], timeout: timedelta | None, engine_options: Any, about: str | None
+    parent: EngineGroup,
+    split_ranks: list[list[int]],
+    timeout: timedelta | None,
+    engine_options: Any,
+    about: str | None,
+    backend: str | None = None,
 ) -> dist.ProcessGroup | None:
     """Returns this rank's one of the groups, which all ranks of ``parent`` make; None if it is in none."""
+    own = _c10d._world.pg_map[parent][0], _c10d._world.pg_backend_config.get(parent, "")
     with guard(parent.communicator, "barrier"):
+        if backend is not None and backend.lower() not in map(str, own):
+            raise InvalidParamError(f"backend is {backend!r}, expected None or {str(own[0])!r}, the parent's")
         every = [rank for ranks in split_ranks for rank in ranks]
         known = set(every) <= set(range(parent.size()))
         if not every or not all(split_ranks) or len(set(every)) < len(every) or not known:
@@ -121,8 +129,7 @@ def _split(
     made = parent.split_group(mine, timeout, engine_options, None, about)
     if made is not None:
         of_job = [dist.get_process_group_ranks(parent)[rank] for rank in mine]
-        backend, config = _c10d._world.pg_map[parent][0], _c10d._world.pg_backend_config.get(parent, "")
-        _register(made, backend, made.get_group_store(), made.group_name, config, of_job)
+        _register(made, own[0], made.get_group_store(), made.group_name, own[1], of_job)
     return made
 
 
