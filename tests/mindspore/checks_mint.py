@@ -12,6 +12,7 @@ import mindspore as ms
 import numpy as np
 import pytest
 from mindspore import Tensor, mint, ops
+from mindspore._c_expression import GroupOptions
 from mint_calls import CALLS, call_broadcast, equal, given
 
 import alltoallv.mindspore as am
@@ -116,6 +117,46 @@ def check_a_name_means_one_group(comm: Communicator) -> None:
     assert [float(total[0]) for total, _ in totals.values()] == [2, 20]
     for name in totals:
         comm_func.destroy_group(name)
+
+
+def check_local_ranks_are_of_the_group(comm: Communicator) -> None:
+    """The group was ignored."""
+    am.init()
+    rank = comm.rank
+    alone, other = am.new_group([rank]), am.new_group([1 - rank])
+    assert (comm_func.get_local_rank(), comm_func.get_local_rank_size()) == (rank, 2)
+    assert (comm_func.get_local_rank(alone), comm_func.get_local_rank_size(alone)) == (0, 1)
+    for function in (comm_func.get_local_rank, comm_func.get_local_rank_size):
+        with pytest.raises(InvalidParamError, match=f"expected one of this rank, {rank}; its ranks are"):
+            function(other)
+
+
+def check_ignored_arguments_change_nothing(comm: Communicator) -> None:
+    """Those of docs/migration.md; of another type, those that MindSpore checks are refused."""
+    am.init()
+    options, rank = GroupOptions(), comm.rank
+    ours.init_process_group(group_name="all", pg_options=1, device_id=7)
+    for more in ({"timeout": 1}, {"pg_options": options}, {"use_local_synchronization": True}, {"group_desc": "some"}):
+        assert ours.new_group([0, 1], **more) == ours.new_group([0, 1])
+    ours.barrier(device_ids=[5])
+    told: list[Any] = [rank, rank]
+    ours.broadcast_object_list(told, 1, device="npu")
+    assert told == [1, 1]
+    if rank == 0:
+        ours.send_object_list([2, 3], 1, device="npu")
+    else:
+        ours.recv_object_list(told, 0, device="npu")
+        assert told == [2, 3]
+    comm_func.create_group("with_options", [0, 1], options)
+    assert comm_func.get_group_size("with_options") == 2
+    comm_func.destroy_group("with_options")
+    for call, names in (
+        (functools.partial(comm_func.create_group, "with_options", [0, 1]), {"options": 1}),
+        (functools.partial(ours.new_group, [0, 1]), {"pg_options": 1}),
+        (ours.init_process_group, {"group_name": 1}),
+    ):
+        with pytest.raises(TypeError, match=next(iter(names))):
+            call(**names)
 
 
 def check_mint_no_warning_at_calls(comm: Communicator) -> None:

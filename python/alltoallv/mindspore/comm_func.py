@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from mindspore import Tensor, ops
+from mindspore._c_expression import GroupOptions
 
 from alltoallv._calls.guard import guard
 from alltoallv.errors import InvalidParamError, InvalidTensorError
@@ -197,14 +198,22 @@ def get_group_size(group: str = WORLD) -> int:
 
 
 def get_local_rank(group: str = WORLD) -> int:
-    """Returns this process's rank among those of its host."""
-    return launch.detect().local_rank
+    """Returns this process's rank among the group's ranks on its host."""
+    return _beside(group).index(launch.detect().rank)
 
 
 def get_local_rank_size(group: str = WORLD) -> int:
-    """Returns the number of ranks on this host."""
-    job = launch.detect()
-    return job.local_size or job.size
+    """Returns the number of the group's ranks on this host."""
+    return len(_beside(group))
+
+
+def _beside(group: str) -> list[int]:
+    """Returns the group's ranks on this host, on which launchers put ranks that follow each other."""
+    job, ranks = launch.detect(), dist.get_process_group_ranks(group)
+    if job.rank not in ranks:
+        raise InvalidParamError(f"group is {group!r}, expected one of this rank, {job.rank}; its ranks are {ranks}")
+    first = job.rank - job.local_rank if job.local_size else 0
+    return [rank for rank in ranks if first <= rank < first + (job.local_size or job.size)]
 
 
 def get_world_rank_from_group_rank(group: str, group_rank_id: int) -> int:
@@ -223,7 +232,9 @@ def get_rank(group: str = WORLD) -> int:
 
 
 def create_group(group: str, rank_ids: list[int], options: Any = None) -> None:
-    """Gives the group of these ranks a name. Does not communicate."""
+    """Gives the group of these ranks a name. Does not communicate. ``options``, of HCCL, is checked and ignored."""
+    if options is not None and not isinstance(options, GroupOptions):
+        raise TypeError(f"the argument 'options' must be type of GroupOptions, but got {type(options)}.")
     if not isinstance(group, str):
         raise TypeError(f"the argument 'group' must be type of string, but got 'group' type : {type(group)}.")
     if not isinstance(rank_ids, list):

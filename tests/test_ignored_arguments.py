@@ -1,0 +1,57 @@
+"""Functions with another library's names use each of their arguments, or docs/migration.md lists it as ignored."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+TOP = Path(__file__).parents[1]
+STAND_INS = {
+    "torch.distributed": "torch/api/distributed torch/api/p2p torch/process_group/backend torch/process_group/group"
+    " torch/process_group/functions torch/symm_mem",
+    "mint.distributed": "mindspore/collectives mindspore/messages mindspore/exchange mindspore/mint/groups"
+    " mindspore/mint/messages mindspore/mint/objects",
+    "mindspore.communication": "mindspore/comm_func",
+    "paddle.distributed": "paddle/collectives paddle/exchange paddle/group paddle/messages paddle/objects",
+    "jax.lax": "jax/__init__",
+}
+ROW = re.compile(r"\| `(?P<library>[\w.]+)` \| (?P<functions>[^|]+) \| (?P<arguments>[^|]+) \| [^|]+ \|")
+
+
+def public(body: list[ast.stmt]) -> Iterator[ast.FunctionDef]:
+    for node in body:
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+            yield node
+        elif isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            yield from public(node.body)
+
+
+def arguments(function: ast.FunctionDef) -> set[str]:
+    given = function.args
+    every = *given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg
+    return {each.arg for each in every if each is not None} - {"self"}
+
+
+def read(function: ast.FunctionDef) -> set[str]:
+    return {node.id for part in function.body for node in ast.walk(part) if isinstance(node, ast.Name)}
+
+
+def test_every_argument_is_used_or_listed() -> None:
+    page = (TOP / "docs" / "migration.md").read_text()
+    listed = {
+        (row["library"], function, argument)
+        for row in ROW.finditer(page)
+        for function in re.findall(r"`(\w+)`", row["functions"])
+        for argument in re.findall(r"`(\w+)`", row["arguments"])
+    }
+    assert len(listed) > 10
+    every: set[tuple[str, str, str]] = set()
+    for library, names in STAND_INS.items():
+        for name in names.split():
+            for function in public(ast.parse((TOP / f"python/alltoallv/{name}.py").read_text()).body):
+                every |= {(library, function.name, argument) for argument in arguments(function)}
+                unread = {(library, function.name, argument) for argument in arguments(function) - read(function)}
+                assert unread <= listed, f"{name}.py:{function.lineno} does not use {unread - listed}"
+    assert listed <= every, f"there are no {listed - every}"
