@@ -237,3 +237,30 @@ def test_gradients_of_bfloat16(ranks: Ranks) -> None:
         return x.grad.astype("float64").tolist()
 
     assert ranks(2)(check) == [[[2, 4], [6, 8], [10, 12], [14, 16], [18, 20]]] * 2
+
+
+# What Paddle has for its engines, and `new_group` here refuses, as Python refuses names that are not there.
+REFUSED = {"new_group": ["backend", "timeout", "nccl_comm_init_option", "nccl_config"]}
+
+
+@on_ranks(2)
+def test_arguments_are_those_of_paddle(comm: Communicator) -> None:
+    """In Paddle's order, with its defaults; ours after them are given by name."""
+    names = [name for name in ap.__all__ if inspect.isfunction(getattr(paddle.distributed, name, None))]
+    assert len(names) > 18
+    of_paddle = {name: getattr(paddle.distributed, name) for name in names}
+    experts = importlib.import_module("paddle.distributed.utils.moe_utils")
+    of_paddle |= {name: getattr(experts, name) for name in ("global_scatter", "global_gather")}
+    for name, function in of_paddle.items():
+        refused = REFUSED.get(name, [])
+        theirs = inspect.signature(function).parameters.values()
+        expected = [(p.name, p.default) for p in theirs if p.name not in refused]
+        ours = inspect.signature(getattr(ap, name)).parameters.values()
+        assert [(p.name, p.default) for p in ours if p.kind is not p.KEYWORD_ONLY] == expected, name
+        for argument in refused:
+            with pytest.raises(TypeError, match=argument):
+                getattr(ap, name)(**{argument: None})
+    x, counts = paddle.to_tensor([comm.rank, 5.0]), paddle.to_tensor([1, 1])
+    for function in (ap.global_scatter, ap.global_gather):
+        plain = function(x, counts, counts, comm)
+        assert function(x, counts, counts, comm, False).tolist() == plain.tolist() == ([0, 1], [5, 5])[comm.rank]

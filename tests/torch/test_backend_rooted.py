@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import signal
 import time
@@ -209,3 +210,24 @@ def test_the_place_of_the_roots_tensor(rank: int, size: int, group: dist.Process
         with pytest.raises(InvalidParamError, match=text if rank == 0 else f"rank 0.*{text}"):
             getattr(group, method)([x], opts).wait()
         assert x.tolist() == [rank + 1] * 2
+
+
+def test_arguments_are_those_of_torch() -> None:
+    """In torch's order, with its defaults; ours after them are given by name."""
+    names = [name for name in at.__all__ if inspect.isfunction(getattr(dist, name, None))]
+    assert len(names) > 15
+    for name in names:
+        theirs = [(p.name, p.default) for p in inspect.signature(getattr(dist, name)).parameters.values()]
+        ours = inspect.signature(getattr(at, name)).parameters.values()
+        assert [(p.name, p.default) for p in ours if p.kind is not p.KEYWORD_ONLY][: len(theirs)] == theirs, name
+
+
+@on_group(2)
+def test_arguments_of_a_barrier(rank: int, size: int, group: dist.ProcessGroup) -> None:
+    store = dist.distributed_c10d._get_default_store()
+    at.barrier(group, False, [7], timedelta(seconds=50))
+    if rank == 0:
+        with pytest.raises(CommTimeoutError):
+            at.barrier(timeout=timedelta(milliseconds=200))
+        store.set("late", "")
+    store.wait(["late"])

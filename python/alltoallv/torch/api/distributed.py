@@ -9,6 +9,7 @@ output of that kind is complete when ``wait`` has returned. In a graph they are 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
@@ -229,13 +230,20 @@ def scatter(
 
 @_ending
 @between_graphs
-def barrier(group: Group = None, async_op: bool = False, device_ids: Sequence[int] | None = None) -> Work | None:
+def barrier(
+    group: Group = None,
+    async_op: bool = False,
+    device_ids: Sequence[int] | None = None,
+    timeout: timedelta | float | None = None,
+) -> Work | None:
     """Returns when every rank has called it; late ranks are named, in a warning and in the timeout's error.
 
     Signature and meaning of ``torch.distributed.barrier``. The hosts wait for each other, not for what their devices
-    are still computing; ``device_ids`` is accepted for torch's sake and changes nothing.
+    are still computing; ``device_ids`` is accepted for torch's sake and changes nothing. ``timeout``, in seconds if
+    it is a number, replaces the communicator's.
     """
-    return _call(collectives.barrier, [], [], group, async_op)
+    limit = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+    return _call(collectives.barrier, [], [], group, async_op, timeout=limit)
 
 
 def _call(
