@@ -26,6 +26,10 @@ def public(body: list[ast.stmt]) -> Iterator[ast.FunctionDef]:
             yield node
         elif isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
             yield from public(node.body)
+            for each in node.body:
+                if isinstance(each, ast.FunctionDef) and each.name == "__init__":
+                    each.name = node.name
+                    yield each
 
 
 def arguments(function: ast.FunctionDef) -> set[str]:

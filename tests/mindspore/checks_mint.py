@@ -6,12 +6,13 @@ import functools
 import inspect
 import unittest.mock
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import mindspore as ms
 import numpy as np
 import pytest
-from mindspore import Tensor, mint, ops
+from mindspore import Tensor, communication, mint, ops
 from mindspore._c_expression import GroupOptions
 from mint_calls import CALLS, call_broadcast, equal, given
 
@@ -21,6 +22,7 @@ from alltoallv.errors import InvalidParamError, InvalidTensorError, PeerMismatch
 from alltoallv.mindspore import comm_func
 from alltoallv.mindspore import distributed as ours
 
+WORLD = "hccl_world_group"
 THEIRS = {name: getattr(mint.distributed, name) for name in mint.distributed.__all__}
 
 
@@ -135,7 +137,10 @@ def check_ignored_arguments_change_nothing(comm: Communicator) -> None:
     """Those of docs/migration.md; of another type, those that MindSpore checks are refused."""
     am.init()
     options, rank = GroupOptions(), comm.rank
-    ours.init_process_group(group_name="all", pg_options=1, device_id=7)
+    ours.init_process_group(group_name="all", pg_options=1, device_id=7, rank=9, timeout=timedelta(milliseconds=1))
+    assert ours.get_rank() == rank
+    message = comm_func.P2POp("irecv", Tensor(given(rank)), 1 - rank, recv_dtype=ms.int8)
+    assert message.tensor.dtype == ms.float32
     for more in ({"timeout": 1}, {"pg_options": options}, {"use_local_synchronization": True}, {"group_desc": "some"}):
         assert ours.new_group([0, 1], **more) == ours.new_group([0, 1])
     ours.barrier(device_ids=[5])
@@ -153,6 +158,7 @@ def check_ignored_arguments_change_nothing(comm: Communicator) -> None:
     for call, names in (
         (functools.partial(comm_func.create_group, "with_options", [0, 1]), {"options": 1}),
         (functools.partial(ours.new_group, [0, 1]), {"pg_options": 1}),
+        (functools.partial(comm_func.P2POp, "irecv", (2,), 1 - rank), {"recv_dtype": "float32"}),
         (ours.init_process_group, {"group_name": 1}),
     ):
         with pytest.raises(TypeError, match=next(iter(names))):
@@ -185,6 +191,11 @@ def check_mint_signatures(comm: Communicator) -> None:
         mine = inspect.signature(getattr(ours, name)).parameters.values()
         mine = [(p.name, p.default) for p in mine if p.kind is not p.KEYWORD_ONLY]
         assert mine == [(p.name, p.default) for p in inspect.signature(theirs).parameters.values()], name
+    for name in communication.comm_func.__all__:
+        theirs, mine = (inspect.signature(getattr(of, name)).parameters for of in (communication.comm_func, comm_func))
+        assert list(mine) == list(theirs), name
+        defaults = {key: parameter.default for key, parameter in theirs.items() if parameter.default != WORLD}
+        assert defaults.items() <= {key: parameter.default for key, parameter in mine.items()}.items(), name
 
 
 def check_mint_outputs_are_mints(comm: Communicator) -> None:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from mindspore import Tensor, ops
 from mindspore._c_expression import GroupOptions
+from mindspore._c_expression.typing import Type
 
 from alltoallv._calls.guard import guard
 from alltoallv.errors import InvalidParamError, InvalidTensorError
@@ -167,13 +168,18 @@ def irecv(tensor: Tensor, src: int = 0, group: str = WORLD, tag: int = 0) -> tup
 
 
 class P2POp(dist.P2POp):
-    """One message of `batch_isend_irecv`; to receive, ``tensor`` may also be a shape, with ``recv_dtype``."""
+    """One message of `batch_isend_irecv`; to receive, ``tensor`` may also be a shape, with ``recv_dtype``.
+
+    ``recv_dtype`` changes nothing where ``tensor`` is a tensor.
+    """
 
     refusal: ClassVar[type[Exception]] = ValueError
 
     def __init__(
         self, op: Any, tensor: Any, peer: int, group: str | None = None, tag: int = 0, *, recv_dtype: Any = None
     ) -> None:
+        if recv_dtype is not None and not isinstance(recv_dtype, Type):
+            raise TypeError(f"recv_dtype must be type of mindspore dtype, but got type of {type(recv_dtype)}")
         if isinstance(tensor, tuple):
             if recv_dtype is None:
                 raise ValueError("recv_dtype is None, expected a dtype where tensor is a shape")

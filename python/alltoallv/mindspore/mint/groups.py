@@ -39,8 +39,10 @@ def init_process_group(
         backend: ``"hccl"``, MindSpore's only backend; on CPU the ranks use shared memory all the same.
         init_method: ``"tcp://ip:port"``, equal on all ranks, instead of a launcher; then ``rank`` and ``world_size``
             are needed. All ranks must be on this host.
-        timeout: Time that a rank waits for its peers, here and in every collective; default: 600 s.
+        timeout: Time that a rank waits for its peers, here and in every collective; default: 600 s. Once this process
+            has joined, it changes nothing.
         world_size: With a launcher, the launcher's number or -1.
+        rank: With a launcher ignored, as in MindSpore.
         store: A `TCPStore`, whose address replaces ``init_method``.
         group_name, pg_options, device_id: Accepted for compatibility with MindSpore and ignored.
 
