@@ -99,6 +99,14 @@ def page() -> str:
             lines.append(f"| {' | '.join(cells)} |")
         backward = dict.fromkeys(f"`{name}`" for case in cases for name in getattr(case, "runs", ()))
         lines += ["", *([f"These cases also run {', '.join(backward)}.", ""] if backward else [])]
+    lines += ["## Arguments that are ignored", ""]
+    about = "They cannot change a result here. Every other one is computed with, or refused unless it has its default."
+    lines += [about, ""]
+    lines += ["| operator | ignored arguments |", "| --- | --- |"]
+    for name, formula in formulas().items():
+        ignored = sorted(formula.ignores - {"*"})
+        if ignored and not name.startswith("_"):
+            lines.append(f"| `{name}` | {', '.join(f'`{one}`' for one in ignored)} |")
     missing = [name for name in called() if name not in names()]
     counts = len(called()), len(called()) - len(missing)
     return HEAD.format(bounds, *counts, ", ".join(f"`{name}`" for name in missing)) + "\n".join(lines).rstrip() + "\n"

@@ -140,6 +140,10 @@ def test_arguments_go_with_the_schema(rank: int, size: int) -> None:
         npu_ops.npu_moe_init_routing_v2(x, ids, expert_num=2**31, active_expert_range=[0, 4])
     with pytest.raises(NotImplementedError, match="npu_moe_compute_expert_tokens: num_expert is 2147483648"):
         npu_ops.npu_moe_compute_expert_tokens(ids[:, 0], 2**31)
+    combine = npu_ops.npu_moe_distribute_combine_add_rms_norm
+    given = x, ids, ids[:, 0], ids[:, 0], torch.ones(2, 1), x, gamma, "nobody", 1, 0, 4
+    with pytest.raises(NotImplementedError, match="combine_add_rms_norm: comm_quant_mode is 2"):
+        combine(*given, comm_quant_mode=2)
     with pytest.raises(TypeError, match="npu::npu_moe_re_routing: 3 arguments are given by place, expected 2 at"):
         npu_ops.npu_moe_re_routing(x, torch.ones(1, 2, dtype=torch.int32), None)
 

@@ -170,7 +170,7 @@ variant(
     _combine,
     "npu_moe_distribute_combine_add_rms_norm",
     "Returns the norm of combine's result plus ``residual_x``, the norm's factor, and that sum.",
-    (*RESERVED, "expand_idx", "comm_quant_mode"),
+    (*RESERVED, "expand_idx"),
     version=2,
     comm_quant_mode=0,
 )
