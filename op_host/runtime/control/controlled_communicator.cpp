@@ -33,9 +33,9 @@ void ControlledCommunicator::fail(OpKind op, const Error& error, bool of_caller)
 
 void ControlledCommunicator::abort(const std::string& reason) {
     if (is_inherited()) return;
-    const std::lock_guard lock(lifetime_);
-    if (control_ == nullptr) return;
-    control_->poison(PoisonKind::aborted, "rank " + std::to_string(control_->called(rank())) + " aborted: " + reason);
+    const auto control = shared_control();
+    if (!control) return;
+    control->poison(PoisonKind::aborted, "rank " + std::to_string(control->called(rank())) + " aborted: " + reason);
 }
 
 std::vector<int64_t> ControlledCommunicator::processes() const {
@@ -46,13 +46,20 @@ std::vector<int64_t> ControlledCommunicator::processes() const {
 }
 
 void ControlledCommunicator::end_with(const ControlPlane::Poison& poison) {
+    if (const auto control = shared_control()) control->hear_poison(poison);
+}
+
+/// What ends is told to the part of a communicator, and by a part to the whole, so that no lock may be held meanwhile.
+std::shared_ptr<ControlPlane> ControlledCommunicator::shared_control() const {
     const std::lock_guard lock(lifetime_);
-    if (control_ != nullptr) control_->hear_poison(poison);
+    return control_;
 }
 
 void ControlledCommunicator::part_of_this(ControlledCommunicator& part) {
     part.control_->become_part_of(*control_);
-    part.control_->share_poison([this](const ControlPlane::Poison& poison) { end_with(poison); });
+    part.control_->share_poison([whole = std::weak_ptr(control_)](const ControlPlane::Poison& poison) {
+        if (const auto there = whole.lock()) there->hear_poison(poison);
+    });
 }
 
 void ControlledCommunicator::check_counts(int from, int to, int64_t sent, int64_t expected) const {

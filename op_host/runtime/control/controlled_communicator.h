@@ -56,9 +56,10 @@ class ControlledCommunicator : public Communicator {
 
     /// Ends use of the control plane; the flight record stays.
     void close_control();
+    std::shared_ptr<ControlPlane> shared_control() const;
 
     CommunicatorOptions options_;
-    std::unique_ptr<ControlPlane> control_;
+    std::shared_ptr<ControlPlane> control_;
     bool moving_ = false;  // data are moving: the peers cannot continue without this rank
 
   private:

@@ -82,7 +82,7 @@ class PeerSegments {
 };
 
 /// How long a failed call waits for a thread of this process that may be copying from or to its memory.
-inline constexpr std::chrono::seconds thread_patience{10};
+inline constexpr std::chrono::seconds thread_patience{1};
 
 /// A rank of a communicator, as another one reads and writes its memory.
 struct ShmPeer {
