@@ -39,7 +39,7 @@ def all_to_all_vdev(input: Tensor, out: Tensor, in_splits: Tensor, out_splits_of
         _check("in_splits", in_splits, (comm.size,))
         _check("out_splits_offsets", out_splits_offsets, (2, comm.size))
     splits = _exchanged(in_splits, comm)
-    all_to_all_v(input, in_splits, splits, unit="row", out=out, group=comm)
+    all_to_all_v(_sent(input, in_splits), in_splits, splits, unit="row", out=out, group=comm)
     out_splits_offsets.copy_(torch.stack([splits, _offsets(splits)]))
 
 
@@ -69,7 +69,7 @@ def all_to_all_vdev_2d(
     rows = received.sum(0)
     firsts = _offsets(torch.clamp((rows + align - 1) // align, min=1) * align)
     offsets = (_offsets(received.T, 1) + firsts[:, None]).reshape(-1)
-    packed = all_to_all_v(input, matrix.sum(1), received.sum(1), unit="row", group=comm)
+    packed = all_to_all_v(_sent(input, matrix), matrix.sum(1), received.sum(1), unit="row", group=comm)
     if len(packed):
         out.index_copy_(0, _rows(offsets.view(-1, comm.size).T.reshape(-1), received.reshape(-1)), packed)
     out_splits_offsets.copy_(torch.stack([splits, offsets]))
@@ -121,6 +121,11 @@ def _exchanged(splits: Tensor, comm: AnyCommunicator) -> Tensor:
     received = torch.empty_like(splits)
     all_to_all_single(received, splits, group=comm)
     return received
+
+
+def _sent(input: Tensor, splits: Tensor) -> Tensor:
+    """Returns the rows that are sent; torch's buffers may be larger."""
+    return input[: int(splits.sum())]
 
 
 def _offsets(splits: Tensor, dim: int = 0) -> Tensor:
