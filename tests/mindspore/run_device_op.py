@@ -81,7 +81,7 @@ def into_outputs():
         return out
 
     def with_gaps(x):
-        return am.all_to_all_v(x * x, [2, 2], [2, 2], rdispls=[4, 1], out=ms.ops.ones(7))
+        return am.all_to_all_v(x * x, [2, 2], [2, 2], sdispls=[0, 2], rdispls=[4, 1], out=ms.ops.ones(7))
 
     return [ms.grad(lambda x, f=f: (f(x) ** 2).sum())(x) for f in (summed, gathered, with_gaps)]
 
