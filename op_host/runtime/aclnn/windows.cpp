@@ -136,17 +136,27 @@ auto& known = *new std::map<HcclComm, std::shared_ptr<Windows>>;  // never destr
 }  // namespace
 
 void forget_windows(HcclComm comm) {
+    std::shared_ptr<Windows> last;  // destroyed without the lock
     const std::lock_guard lock(mutex);
-    known.erase(comm);
+    if (const auto found = known.find(comm); found != known.end()) {
+        last = std::move(found->second);
+        known.erase(found);
+    }
 }
 
 std::shared_ptr<const WindowTiling> windows_of(const Group& group) {
-    static uint64_t made = 0;  // the same on all ranks, which make theirs in the same order
+    static auto& made = *new std::map<HcclComm, uint64_t>;  // the same on all ranks, which make theirs in turn
     if (!hccl().complete() || group.size > alltoallv_kernels::most_ranks) return nullptr;
+    uint64_t number = 0;
+    {
+        const std::lock_guard lock(mutex);
+        const auto found = known.find(group.comm);
+        if (found != known.end()) return {found->second, &found->second->tiling};
+        number = ++made[group.comm];
+    }
+    // Without the lock: it waits for the other ranks, which may be threads of this process.
+    const auto fresh = std::make_shared<Windows>(group, number);
     const std::lock_guard lock(mutex);
-    const auto found = known.find(group.comm);
-    if (found != known.end()) return {found->second, &found->second->tiling};
-    const auto fresh = std::make_shared<Windows>(group, ++made);
     known.emplace(group.comm, fresh);
     return {fresh, &fresh->tiling};
 }
