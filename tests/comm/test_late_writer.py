@@ -197,26 +197,35 @@ def test_large_pages_hold_one_array_each(ranks, large_pages):
     """What is cut out of the memory that peers see must not take a part of the next array along."""
 
     def work(comm):
+        place = join(comm.rank, 3, "failing", comm.domain)
+        pids = pids_of(place)
+        if comm.rank == OTHER:  # as long as it stands still, it may be late
+            stop_myself()
+            return []
         del_me = alltoallv.empty(56 * MB, np.uint8)
         del del_me  # a segment of that size
         out, beside = alltoallv.empty(1000, np.float64), alltoallv.empty(1000, np.float64)
         found = []
-        with join(comm.rank, 2, "failing", comm.domain) as place:
-            barrier(group=place)
-            if comm.rank == 0:
-                failure = attempt(all_to_all_v, out[:0], [0, 0], [0, 1000], out=out, group=place, timeout=0.3)
+        with join(comm.rank, 2, "pair", comm.domain) as pair:
+            if comm.rank == RECEIVER:
+                wait_for(lambda: process_state(pids[OTHER]) == "T", "stop")
+                failure = attempt(all_to_all_v, out[:0], [0] * 3, [0, 1000, 0], out=out, group=place, timeout=0.3)
                 assert failure.name == "CommTimeoutError", failure
                 assert place.stats()["arena_cut_bytes"] >= out.nbytes
             for k in range(3):
-                x = np.full(1000 * comm.rank, float(k))
-                into = beside if comm.rank == 0 else beside[:0]  # where peers write, so that the data do not go inline
+                x = np.full(1000 if comm.rank == SENDER else 0, float(k))
+                # Where peers write, so that the data do not go inline.
+                into = beside if comm.rank == RECEIVER else beside[:0]
                 beside[:] = FOREIGN
-                all_to_all_v(x, [x.size, 0], [0, into.size], out=into, group=comm)
+                all_to_all_v(x, [x.size, 0], [0, into.size], out=into, group=pair)
                 found.append(sorted(set(into.tolist())))
-            barrier(group=comm)
+            assert comm.rank == SENDER or place.stats()["arena_cut_bytes"] >= out.nbytes
+            barrier(group=pair)
+        if comm.rank == RECEIVER:
+            os.kill(pids[OTHER], signal.SIGCONT)
         return found
 
-    assert ranks(2, **large_pages("-DROUNDS"))(work)[0] == [[0.0], [1.0], [2.0]]
+    assert ranks(3, **large_pages("-DROUNDS"))(work)[RECEIVER] == [[0.0], [1.0], [2.0]]
 
 
 def test_late_thread_is_waited_for():

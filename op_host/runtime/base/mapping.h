@@ -73,7 +73,8 @@ class Mapping {
             const size_t part = std::min(end, offset + bytes) - std::min(std::max(begin, offset), offset + bytes);
             if (gathers && part >= HugePages::size / 2 && end <= bytes_ && gathers_.load(std::memory_order_relaxed)) {
                 (void)madvise(data() + begin, HugePages::size, MADV_HUGEPAGE);
-                (void)*static_cast<const volatile char*>(data() + begin);
+                // In the caller's part: the rest of the huge page may be another thread's.
+                (void)*static_cast<const volatile char*>(data() + std::max(begin, offset));
                 if (pages.worthwhile() && pages.gather(data() + begin)) {
                     for (size_t k = begin / block; k < end / block; ++k)
                         resident_[k].store(true, std::memory_order_relaxed);
