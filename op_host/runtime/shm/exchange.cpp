@@ -38,6 +38,38 @@ class Stopwatch {
 
 }  // namespace
 
+/// One exchange once all ranks have agreed on it: where its data lie, and what is left to wait for.
+struct ShmCommunicator::Movement {
+    Movement(const Exchange& exchange, RowWords& words, uint64_t number)
+        : x(exchange),
+          mine(words),
+          seq(number),
+          element(size_of(x.dtype)),
+          unit(x.byte_displs ? 1 : static_cast<int64_t>(element)),
+          input(static_cast<const char*>(x.input)),
+          output(static_cast<char*>(x.output)),
+          recv_counts(x.recv_counts),
+          rdispls(x.rdispls),
+          output_unit(unit) {}
+
+    const char* source(int to) const { return input + x.sdispls[static_cast<size_t>(to)] * unit; }
+    char* target(int from) const { return output + rdispls[static_cast<size_t>(from)] * output_unit; }
+
+    const Exchange& x;
+    RowWords& mine;
+    const uint64_t seq;
+    const size_t element;
+    const int64_t unit;  // bytes of a displacement
+    const char* const input;
+    char* output;
+    std::span<const int64_t> recv_counts, rdispls;
+    int64_t output_unit;
+    Stores own = Stores::ordinary, pushed = Stores::to_peer;
+    uint64_t moved = 0;
+    bool touched = false, awaits = false;  // this rank uses a peer's memory, or a peer uses its memory
+    bool reads = false, is_read = false;   // by system calls
+};
+
 /// Fills the row except for its pairs.
 RowWords ShmCommunicator::fill_row(const Exchange& x, const ExchangeSummary& all, Row& row) {
     RowWords mine;
@@ -132,21 +164,25 @@ size_t ShmCommunicator::inline_capacity(const RowWords& mine) const {
 }
 
 /// After agreement, a rank that learns its counts allocates its output and informs the ranks that write into it.
-char* ShmCommunicator::learn_counts(const Exchange& x, RowWords& mine, Row& row, size_t& bytes) {
-    learnt_ = control_->counts_from_peers(x.dtype);
+/// Returns the bytes.
+size_t ShmCommunicator::learn_counts(Movement& m, Row& row) {
+    learnt_ = control_->counts_from_peers(m.x.dtype);
     targets_.clear();
-    bytes = 0;
+    size_t bytes = 0;
     for (int j = 0; j < size(); ++j) {
         targets_.push_back(static_cast<int64_t>(bytes));
         write_once(row.pairs()[j].recv_count, learnt_[static_cast<size_t>(j)]);
         write_once(row.pairs()[j].target, targets_.back());
-        bytes += static_cast<size_t>(learnt_[static_cast<size_t>(j)]) * size_of(x.dtype);
+        bytes += static_cast<size_t>(learnt_[static_cast<size_t>(j)]) * m.element;
     }
-    void* output = x.allocate(learnt_);
-    mine.output = announce_output(output, bytes);
-    write_once(row.output, mine.output);
+    m.output = static_cast<char*>(m.x.allocate(learnt_));
+    m.recv_counts = learnt_;
+    m.rdispls = targets_;
+    m.output_unit = 1;
+    m.mine.output = announce_output(m.output, bytes);
+    write_once(row.output, m.mine.output);
     control_->signal(control_->my_flags().late, control_->seq());
-    return static_cast<char*>(output);
+    return bytes;
 }
 
 Path ShmCommunicator::path_of(const RowWords& sender, const RowWords& receiver) const {
@@ -161,8 +197,6 @@ Path ShmCommunicator::path_of(const RowWords& sender, const RowWords& receiver) 
 
 // Reads nothing from this rank's own row, because a broken peer may have changed it.
 uint64_t ShmCommunicator::exchange_in_turn(const Exchange& x, Row& row) {
-    const size_t element = size_of(x.dtype);
-    const int64_t unit = x.byte_displs ? 1 : static_cast<int64_t>(element);
     std::optional<ExchangeSummary> computed;
     const ExchangeSummary& all = x.summary != nullptr ? *x.summary : computed.emplace(summarize(x, rank()));
     RowWords mine = fill_row(x, all, row);
@@ -186,127 +220,131 @@ uint64_t ShmCommunicator::exchange_in_turn(const Exchange& x, Row& row) {
     watch.go_on();
 
     moving_ = true;
-    const auto* input = static_cast<const char*>(x.input);
-    size_t written = all.written;
-    char* output = learns ? learn_counts(x, mine, row, written) : static_cast<char*>(x.output);
-    const auto source_of = [&](int to) { return input + x.sdispls[static_cast<size_t>(to)] * unit; };
-    const std::span<const int64_t> expected = learns ? std::span<const int64_t>(learnt_) : x.recv_counts;
-    const auto expected_of = [&](int from) { return expected[static_cast<size_t>(from)]; };
-    const auto target_of = [&](int from) {
-        return output + (learns ? targets_[static_cast<size_t>(from)] : x.rdispls[static_cast<size_t>(from)] * unit);
-    };
-    const uint64_t seq = control_->seq();
-    const bool given = (mine.flags & (row_inline | row_in_ring)) != 0;
-    uint64_t moved = 0;
-    const bool outgrows = outgrows_caches(all.read + written);
-    const Stores own = outgrows ? Stores::streaming : Stores::ordinary;
-
-    if (const int64_t n = expected_of(rank()); n > 0) {
-        check_counts(rank(), rank(), x.send_counts[static_cast<size_t>(rank())], n);
-        const size_t bytes = static_cast<size_t>(n) * element;
-        copy_checked(target_of(rank()), source_of(rank()), bytes, own);
-        count(Path::self, bytes);
-        moved += bytes;
-    }
-    // This rank uses a peer's memory, or a peer uses its memory, by system calls.
-    bool touched = false, awaits = false, reads = false, is_read = false;
-    std::fill(awaited_.begin(), awaited_.end(), uint8_t{0});
+    Movement m(x, mine, control_->seq());
+    const size_t written = learns ? learn_counts(m, row) : all.written;
+    if (outgrows_caches(all.read + written)) m.own = m.pushed = Stores::streaming;
+    std::ranges::fill(awaited_, uint8_t{0});
     outgoing_.clear();
     incoming_.clear();
     lent_.clear();
+    keep_own(m);
     // Step k pairs every rank with another receiver, so that the ranks do not all write one output at the same time.
     for (int k = 1; k < size(); ++k) {
-        const int to = rank() + k < size() ? rank() + k : rank() + k - size();  // divisions would take longer
-        const int from = rank() >= k ? rank() - k : rank() - k + size();
-        if (const int64_t n = x.send_counts[static_cast<size_t>(to)]; n > 0 && !given) {
-            if (read_once(control_->row(to).flags) & row_learns) await_late(to, seq);
-            const RowWords receiver(control_->row(to), rank());
-            check_counts(rank(), to, n, receiver.pair.recv_count);
-            const size_t bytes = static_cast<size_t>(n) * element;
-            const char* source = source_of(to);
-            const Path path = path_of(mine, receiver);
-            switch (path) {
-                case Path::push:
-                    copy_checked(
-                        address_of(to, &Row::output, receiver.output, receiver.pair.target, bytes, x.send_counts),
-                        source, bytes, outgrows ? Stores::streaming : Stores::to_peer);
-                    count(Path::push, bytes);
-                    touched = true;
-                    break;
-                case Path::staged:
-                    outgoing_.push_back({to, &control_->ring(rank(), to), const_cast<char*>(source), bytes});
-                    break;
-                default:  // the receiver reads this rank's input
-                    awaited_[static_cast<size_t>(to)] = 1;
-                    awaits = true;
-                    if (path != Path::cma) break;
-                    is_read = true;
-                    lent_.push_back({to, &control_->ring(rank(), to), const_cast<char*>(source), bytes});
-            }
-        }
-        if (const int64_t n = expected_of(from); n > 0) {
-            const RowWords sender(control_->row(from), rank());
-            check_counts(from, rank(), sender.pair.send_count, n);
-            const size_t bytes = static_cast<size_t>(n) * element;
-            const int64_t source = sender.pair.source;
-            char* target = target_of(from);
-            Path path = path_of(sender, mine);
-            moved += bytes;
-            switch (path) {
-                case Path::inlined:
-                    std::memcpy(target, control_->payload_of(from, source, bytes), bytes);
-                    break;
-                case Path::pull:
-                    copy_checked(target, address_of(from, &Row::input, sender.input, source, bytes, expected), bytes,
-                                 own);
-                    touched = true;
-                    break;
-                case Path::cma:
-                    touched = true;
-                    if (read_peer(from, target, sender.input.offset() + static_cast<uint64_t>(source), bytes)) {
-                        reads = true;
-                        break;
-                    }
-                    reads_refused_ = true;
-                    path = Path::staged;
-                    incoming_.push_back({from, &control_->ring(from, rank()), target, bytes});
-                    control_->signal(control_->ring(from, rank()).wanted, seq);
-                    break;
-                case Path::staged:
-                    if ((sender.flags & row_in_ring) == 0)
-                        incoming_.push_back({from, &control_->ring(from, rank()), target, bytes});
-                    else if (fits_ring(bytes))
-                        take_from_ring(bytes, [&](const char* data) { std::memcpy(target, data, bytes); });
-                    else
-                        throw control_->broken(from, "its data do not fit the ring");
-                    break;
-                default:  // the sender writes into this rank's output, and counts the bytes
-                    awaited_[static_cast<size_t>(from)] = 1;
-                    awaits = true;
-            }
-            if (path != Path::push) count(path, bytes);
+        send_to(m, rank() + k < size() ? rank() + k : rank() + k - size());  // divisions would take longer
+        receive_from(m, rank() >= k ? rank() - k : rank() - k + size());
+    }
+    finish(m);
+    if (timed > 0)
+        reads_.note(timed, m.reads ? AlgorithmSelector::usual : AlgorithmSelector::other, watch.nanoseconds());
+    if (m.is_read) promoter_.note(m.input, all.input_extent);
+    return m.moved;
+}
+
+void ShmCommunicator::keep_own(Movement& m) {
+    const int64_t n = m.recv_counts[static_cast<size_t>(rank())];
+    if (n == 0) return;
+    check_counts(rank(), rank(), m.x.send_counts[static_cast<size_t>(rank())], n);
+    const size_t bytes = static_cast<size_t>(n) * m.element;
+    copy_checked(m.target(rank()), m.source(rank()), bytes, m.own);
+    count(Path::self, bytes);
+    m.moved += bytes;
+}
+
+/// Writes into the receiver's output, or begins what the receiver takes part in.
+void ShmCommunicator::send_to(Movement& m, int to) {
+    const int64_t n = m.x.send_counts[static_cast<size_t>(to)];
+    if (n == 0 || (m.mine.flags & (row_inline | row_in_ring)) != 0) return;  // the others went with the row
+    if (read_once(control_->row(to).flags) & row_learns) await_late(to, m.seq);
+    const RowWords receiver(control_->row(to), rank());
+    check_counts(rank(), to, n, receiver.pair.recv_count);
+    const size_t bytes = static_cast<size_t>(n) * m.element;
+    const Stream stream{to, &control_->ring(rank(), to), const_cast<char*>(m.source(to)), bytes};
+    const Path path = path_of(m.mine, receiver);
+    if (path == Path::push) {
+        copy_checked(address_of(to, &Row::output, receiver.output, receiver.pair.target, bytes, m.x.send_counts),
+                     m.source(to), bytes, m.pushed);
+        count(path, bytes);
+        m.touched = true;
+    } else if (path == Path::staged) {
+        outgoing_.push_back(stream);
+    } else {  // the receiver reads this rank's input
+        awaited_[static_cast<size_t>(to)] = 1;
+        m.awaits = true;
+        if (path == Path::cma) {
+            m.is_read = true;
+            lent_.push_back(stream);
         }
     }
+}
+
+/// Takes what the sender has announced, or begins what the sender takes part in.
+void ShmCommunicator::receive_from(Movement& m, int from) {
+    const int64_t n = m.recv_counts[static_cast<size_t>(from)];
+    if (n == 0) return;
+    const RowWords sender(control_->row(from), rank());
+    check_counts(from, rank(), sender.pair.send_count, n);
+    const size_t bytes = static_cast<size_t>(n) * m.element;
+    const int64_t source = sender.pair.source;
+    char* const target = m.target(from);
+    const Stream stream{from, &control_->ring(from, rank()), target, bytes};
+    Path path = path_of(sender, m.mine);
+    m.moved += bytes;
+    switch (path) {
+        case Path::inlined:
+            std::memcpy(target, control_->payload_of(from, source, bytes), bytes);
+            break;
+        case Path::pull:
+            copy_checked(target, address_of(from, &Row::input, sender.input, source, bytes, m.recv_counts), bytes,
+                         m.own);
+            m.touched = true;
+            break;
+        case Path::cma:
+            m.touched = true;
+            if (read_peer(from, target, sender.input.offset() + static_cast<uint64_t>(source), bytes)) {
+                m.reads = true;
+                break;
+            }
+            reads_refused_ = true;
+            path = Path::staged;
+            incoming_.push_back(stream);
+            control_->signal(stream.ring->wanted, m.seq);
+            break;
+        case Path::staged:
+            if ((sender.flags & row_in_ring) == 0)
+                incoming_.push_back(stream);
+            else if (fits_ring(bytes))
+                take_from_ring(bytes, [&](const char* data) { std::memcpy(target, data, bytes); });
+            else
+                throw control_->broken(from, "its data do not fit the ring");
+            break;
+        default:  // the sender writes into this rank's output, and counts the bytes
+            awaited_[static_cast<size_t>(from)] = 1;
+            m.awaits = true;
+            return;
+    }
+    count(path, bytes);
+}
+
+/// Moves what goes through rings, says that this rank no longer touches its peers' memory, and waits until no peer
+/// touches its own (DONE in row_protocol.pml).
+void ShmCommunicator::finish(Movement& m) {
     if (!outgoing_.empty() || !incoming_.empty()) run_staged();
-    if (touched) {
+    if (m.touched) {
         control_->throw_if_poisoned();  // the data may have been read from the memory of a dead call
-        control_->signal(control_->my_flags().done, seq);
+        control_->signal(control_->my_flags().done, m.seq);
     }
-    while (awaits) {  // DONE in row_protocol.pml
+    while (m.awaits) {
         control_->wait_ranks([&](int j) {
             const auto asks = [&](const Stream& stream) {
-                return stream.peer == j && stream.ring->wanted.value.load(std::memory_order_acquire) == seq;
+                return stream.peer == j && stream.ring->wanted.value.load(std::memory_order_acquire) == m.seq;
             };
             return awaited_[static_cast<size_t>(j)] == 0 ||
-                   control_->flags(j).done.value.load(std::memory_order_acquire) >= seq ||
+                   control_->flags(j).done.value.load(std::memory_order_acquire) >= m.seq ||
                    std::ranges::any_of(lent_, asks);
         });
-        awaits = serve_refused();
-        if (awaits) run_staged();
+        m.awaits = serve_refused();
+        if (m.awaits) run_staged();
     }
-    if (timed > 0) reads_.note(timed, reads ? AlgorithmSelector::usual : AlgorithmSelector::other, watch.nanoseconds());
-    if (is_read) promoter_.note(input, all.input_extent);
-    return moved;
 }
 
 void ShmCommunicator::await_late(int peer, uint64_t seq) {

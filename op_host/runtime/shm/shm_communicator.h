@@ -71,13 +71,18 @@ class ShmCommunicator final : public ControlledCommunicator {
     void await_threads() const;
 
     // exchange.cpp
+    struct Movement;
     uint64_t exchange_in_turn(const Exchange& exchange, Row& mine);
     RowWords fill_row(const Exchange& exchange, const ExchangeSummary& all, Row& row);
     void fill_pairs(const Exchange& exchange, uint8_t flags, Row& row);
     size_t timed_bytes(const Exchange& exchange, const ExchangeSummary& all, const RowWords& mine) const;
     bool hands_over(const ExchangeSummary& all, const RowWords& mine);
     size_t inline_capacity(const RowWords& mine) const;
-    char* learn_counts(const Exchange& exchange, RowWords& mine, Row& row, size_t& bytes);
+    size_t learn_counts(Movement& m, Row& row);
+    void keep_own(Movement& m);
+    void send_to(Movement& m, int to);
+    void receive_from(Movement& m, int from);
+    void finish(Movement& m);
     Location announce_output(const void* output, size_t bytes);
     void await_late(int peer, uint64_t seq);
     Path path_of(const RowWords& sender, const RowWords& receiver) const;
