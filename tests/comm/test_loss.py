@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import threading
 import time
@@ -109,6 +110,35 @@ def test_loss_before_the_call(ranks, tmp_path, prompt):
     for pids, failure in of_survivors(found):
         check_failure(failure, pids[VICTIM], "barrier")
         prompt("call after a rank was killed", failure.began, failure.at)
+
+
+def test_whoever_learns_of_a_death_says_so_at_once(ranks):
+    """Without a call, once for all domains, and not of a rank that leaves in an orderly way."""
+
+    def work(comm):
+        pids = pids_of(comm)
+        second, left = comm.split(0), comm.split(0)
+        standard_error, (read, write) = os.dup(2), os.pipe()
+        os.dup2(write, 2)
+        os.close(write)
+        with os.fdopen(read) as told:
+            if comm.rank == 0:
+                left.destroy()
+            else:
+                assert "rank 0 has left" in attempt(barrier, group=left).text
+            barrier(group=comm)
+            if comm.rank == VICTIM:
+                os.kill(os.getpid(), signal.SIGKILL)
+            line = told.readline()
+            for group in (second, comm):
+                assert attempt(barrier, group=group).name == "PeerLostError"
+            os.dup2(standard_error, 2)
+            return pids, line, told.read()
+
+    for pids, line, rest in of_survivors(ranks(3, fresh=True, outcomes=True)(work)):
+        expected = rf"alltoallv: domain '.*': rank 1 was lost: .*; rank 1 \(pid {pids[VICTIM]}, gone, .*\)"
+        assert re.fullmatch(expected, line.rstrip()), line
+        assert rest == ""
 
 
 def test_loss_is_seen_by_asynchronous_calls(ranks, tmp_path, prompt):

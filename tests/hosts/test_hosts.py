@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ from alltoallv.errors import BackendUnavailableError
 from alltoallv.testing.hosts import Host, HostRanks, mpi_command, no_launcher, torchrun_environment
 
 FOLDER = Path(__file__).parent
+NOTICE = re.compile(r"^alltoallv: domain '.*': rank (\d+) was lost: .*\n", re.MULTILINE)  # once of each that died
 OTHER_CLOCK = ("unshare", "--time", "--monotonic", "100000", "--boottime", "100000", "--fork", "--kill-child")
 
 
@@ -36,7 +38,11 @@ def told(place: Sequence[Host | None], *program: str, port: int, lost: Sequence[
     ranks = HostRanks(FOLDER / "programs.py", place, *program, port=port)
     texts = ranks.outputs()
     assert [rank for rank, code in enumerate(ranks.codes()) if code != 0 and rank not in lost] == [], "\n".join(texts)
-    return texts
+    for rank, text in enumerate(texts):
+        died = [int(number) for number in NOTICE.findall(text)]
+        assert rank in lost or (sorted(set(died)) == sorted(died) and set(died) <= set(lost)), text
+        assert rank in lost or died or "PeerLostError" not in text or "has left" in text, text
+    return [NOTICE.sub("", text) for text in texts]
 
 
 def lines_of(place: Sequence[Host | None], folder: Path) -> list[list[str]]:

@@ -112,3 +112,26 @@ def test_abort_and_use_after_destroy(rank: int, size: int) -> None:
     first = record["ranks"][0]["operators"][0]
     assert (first["operator"], first["state"], first["bytes"]) == ("all_to_all_v", "done", size * 4)
     assert first["start_ns"] <= first["end_ns"]
+
+
+def test_a_death_is_told_at_once(ranks: Ranks) -> None:
+    """On stderr, while the other rank is in no call."""
+
+    def check(rank: int, size: int) -> str:
+        import os
+        import signal
+
+        use_device(rank)
+        comm = Communicator.from_env(backend="hccl", timeout=30)
+        read, write = os.pipe()
+        os.dup2(write, 2)
+        at.barrier(group=comm)
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        with os.fdopen(read) as told:
+            return told.readline()
+
+    survivor, _ = ranks(2, communicator=False, fresh=True, outcomes=True)(check)
+    assert survivor.error is None, survivor.report()
+    assert survivor.result.startswith("alltoallv: domain 'default"), survivor.result
+    assert "rank 1 was lost: " in survivor.result

@@ -226,6 +226,7 @@ def test_flight_records_of_a_job_that_was_not_traced(ranks, tmp_path, capsys):
             barrier(group=comm)
 
     ranks(3, fresh=True, outcomes=True, env={"ALLTOALLV_FLIGHT_DIR": str(tmp_path)})(work)
+    capsys.readouterr()  # what the ranks have said
     assert main(["trace", str(tmp_path)]) == 0
     told = capsys.readouterr().out.splitlines()[0]
     assert re.fullmatch(r"Rank 1 has ended all_reduce #3 of '.*', all others failed in barrier #4\.", told)

@@ -167,8 +167,7 @@ void ControlPlane::step(const std::function<std::vector<int>()>& missing, WaitSt
         // Check again: what it published before it left counts.
         for (const int still : missing()) {
             if (still != j) continue;
-            poison(PoisonKind::lost, "rank " + std::to_string(called(gone)) + " has left domain '" + domain() +
-                                         "': " + describe_rank(gone));
+            left_early(gone);
             throw_poison();
         }
     }

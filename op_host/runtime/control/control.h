@@ -156,13 +156,15 @@ class ControlPlane {
     void poison(PoisonKind kind, const std::string& reason);
     /// The liveness watch reports that a peer's process has ended.
     void lost(int rank, const std::string& how);
+    /// A wait has found that a peer has left without what is waited for.
+    void left_early(int rank);
     /// Promises not to write to any peer again, unless an operator is running (it then promises when it closes).
     void acknowledge_if_idle();
     void leave();
     /// A transport between hosts reports what it has received about the other hosts.
     void hear_poison(PoisonKind kind, int by, const std::string& reason);
     /// Takes the end of the whole, or of the part.
-    void hear_poison(const Poison& poison) { hear_poison(poison.kind, rank(), poison.reason); }
+    void hear_poison(const Poison& poison);
     void hear_left(int rank);
     void hear_rows(uint64_t seq) {
         doorbell_.ring_if([&] { return has_all_rows(seq); });
@@ -172,6 +174,7 @@ class ControlPlane {
         PoisonKind kind;
         int by;
         std::string reason;
+        int64_t lost = 0;  // the process that was lost; 0: none, or unknown
     };
     Poison poison_told() const;
     /// Returns the error that `what` raises once poisoned.
@@ -186,6 +189,9 @@ class ControlPlane {
 
     /// Returns the ranks for which a message to or from `peer` waits; < 0 means all others.
     std::vector<int> peers_of(int peer) const;
+
+    /// True if a rank has published its row of this rank's operator, and has not ended the operator.
+    bool is_in_operator(int rank) const;
 
     /// After agreement: returns where a peer's row says that data lie in its payload. Throws if they do not fit.
     const char* payload_of(int peer, int64_t offset, size_t bytes) const;
@@ -271,6 +277,7 @@ class ControlPlane {
     bool step_due(WaitState& state) const;
     void step(const std::function<std::vector<int>()>& missing, WaitState& state);
     [[noreturn]] void throw_poison() const;
+    std::string loss_text(const std::string& reason) const;
     void publish_failure(Row& row, const Error& error, bool of_caller);
     void throw_failure() const;
     void compare_rows();

@@ -65,13 +65,15 @@ ControlPlane::Poison ControlPlane::poison_told() const {
     if (by >= static_cast<uint64_t>(size()) || poison >> 32 > static_cast<uint64_t>(PoisonKind::memory))
         return {PoisonKind::lost, rank(), "a rank has written nonsense into the control segment"};
     const RankStatus& teller = status(static_cast<int>(by));
-    return {static_cast<PoisonKind>(poison >> 32), static_cast<int>(by),
-            peer_text(teller.reason, sizeof teller.reason)};
+    const int gone = lost_rank();
+    return {static_cast<PoisonKind>(poison >> 32), static_cast<int>(by), peer_text(teller.reason, sizeof teller.reason),
+            gone < 0 ? 0 : process_of(gone)};
 }
 
 Error ControlPlane::poison_error(const std::string& what) const {
     const Poison poison = poison_told();
-    if (const int gone = lost_rank(); gone >= 0) Liveness::tell(process_of(gone));
+    const int64_t lost = poison.lost != 0 ? poison.lost : whole().poison_told().lost;
+    if (lost != 0) Liveness::tell(lost, loss_text(poison.reason));
     if (poison.kind == PoisonKind::timeout) return comm_timeout(poison.reason);
     if (poison.kind == PoisonKind::deadlock) return deadlock(poison.reason);
     if (poison.kind == PoisonKind::resource)
@@ -113,7 +115,15 @@ void ControlPlane::hear_poison(PoisonKind kind, int by, const std::string& reaso
     }
     ring_all();
     if (on_poison) on_poison();
-    if (share) share({kind, by, reason});
+    const Poison told = poison_told();
+    if (told.lost != 0) Liveness::report(told.lost, loss_text(reason));
+    if (share) share(told);
+}
+
+void ControlPlane::hear_poison(const Poison& poison) {
+    for (int j = 0; poison.lost != 0 && j < size(); ++j)
+        if (process_of(j) == poison.lost && !poisoned()) status(j).lost.store(1, std::memory_order_release);
+    hear_poison(poison.kind, rank(), poison.reason);
 }
 
 void ControlPlane::ring_all() {
@@ -134,7 +144,19 @@ void ControlPlane::hear_difference(uint64_t seq, const PairDifference& differenc
 
 void ControlPlane::lost(int peer, const std::string& how) {
     if (!poisoned()) status(peer).lost.store(1, std::memory_order_release);
-    poison(PoisonKind::lost, "rank " + std::to_string(called(peer)) + " was lost: " + how + "; " + describe_rank(peer));
+    const std::string loss = "rank " + std::to_string(called(peer)) + " was lost: " + how + "; " + describe_rank(peer);
+    poison(PoisonKind::lost, loss);
+    // Others that end after the first one, because of that, or because a launcher ends the job, are not worth a line.
+    if (status(peer).lost.load(std::memory_order_acquire) != 0) Liveness::report(process_of(peer), loss_text(loss));
+}
+
+void ControlPlane::left_early(int peer) {
+    poison(PoisonKind::lost,
+           "rank " + std::to_string(called(peer)) + " has left domain '" + domain() + "': " + describe_rank(peer));
+}
+
+std::string ControlPlane::loss_text(const std::string& reason) const {
+    return "domain '" + whole().domain() + "': " + reason;
 }
 
 int64_t ControlPlane::process_of(int peer) const {

@@ -1,5 +1,6 @@
 #include "runtime/control/liveness.h"
 
+#include <poll.h>
 #include <unistd.h>
 
 #include <mutex>
@@ -17,7 +18,7 @@ namespace {
 
 struct Losses {
     std::mutex mutex;
-    std::set<int64_t> told;
+    std::set<int64_t> told, reported;
 
     static Losses& instance() { return ProcessState<Losses>::get(); }
 };
@@ -32,7 +33,19 @@ std::string Liveness::end_of(int64_t process) {
     return std::string_view(process_state(pid)) == "gone" ? "its process has ended" : "";
 }
 
-void Liveness::tell(int64_t process) {
+void Liveness::report(int64_t process, const std::string& loss) {
+    {
+        const std::lock_guard lock(Losses::instance().mutex);
+        if (!Losses::instance().reported.insert(process).second) return;
+    }
+    const std::string line = "alltoallv: " + loss + "\n";
+    pollfd standard_error{STDERR_FILENO, POLLOUT, 0};  // no thread may stop here because nobody reads it
+    if (::poll(&standard_error, 1, 0) != 1 || (standard_error.revents & POLLOUT) == 0) return;
+    [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
+}
+
+void Liveness::tell(int64_t process, const std::string& loss) {
+    report(process, loss);
     const std::lock_guard lock(Losses::instance().mutex);
     Losses::instance().told.insert(process);
 }
@@ -54,9 +67,10 @@ void Liveness::check(const std::vector<int64_t>& processes, int rank, const std:
         const size_t j = i % processes.size();
         const std::string how = end_of_rank(j, i < processes.size());
         if (how.empty()) continue;
-        tell(processes[j]);
-        throw peer_lost("rank ", j, " (pid ", static_cast<uint32_t>(processes[j]),
-                        ") was lost before it joined domain '", domain, "': ", how);
+        const Error lost = peer_lost("rank ", j, " (pid ", static_cast<uint32_t>(processes[j]),
+                                     ") was lost before it joined domain '", domain, "': ", how);
+        tell(processes[j], lost.what());
+        throw lost;
     }
 }
 

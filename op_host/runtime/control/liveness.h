@@ -22,9 +22,13 @@ class Liveness {
     /// Returns how a process has ended, or was lost to a communicator of this process; empty if it may live.
     static std::string end_of(int64_t process);
 
+    /// Writes a loss to stderr, once for each process: a launcher may end this one before its program, which may be
+    /// computing or in a framework's graph, has raised any error.
+    static void report(int64_t process, const std::string& loss);
+
     /// Notes that a call has raised the loss of a process: the program knows that it has to go on without it, or with
-    /// another in its place.
-    static void tell(int64_t process);
+    /// another in its place. Reports it, too.
+    static void tell(int64_t process, const std::string& loss);
 
     /// Returns the processes, with 0 for those whose loss has been told.
     static std::vector<int64_t> untold(std::vector<int64_t> processes);

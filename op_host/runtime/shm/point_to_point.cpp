@@ -197,9 +197,7 @@ void PointToPoint::look(Post& post) {
     if (left) {
         // Its answer counts if it came before it left.
         if (post.sends() && post.message != nullptr && push(post)) return;
-        return control_.poison(PoisonKind::lost, "rank " + std::to_string(control_.called(late[0])) +
-                                                     " has left domain '" + control_.domain() +
-                                                     "': " + control_.describe_rank(late[0]));
+        return control_.left_early(late[0]);
     }
     if (seconds_since(post.started) < post.timeout) return;
     control_.poison(PoisonKind::timeout, control_.describe_wait("waited", post.started, post.text(control_), late) +
@@ -220,9 +218,12 @@ bool PointToPoint::finish(Post& post, std::exception_ptr error) {
 /// Ends a message with an error, and makes sure that no peer still reads here, which would crash within a process.
 void PointToPoint::end(Post& post, const Error& error) {
     if (post.work->done()) return;
-    if (!post.sends() && post.message != nullptr) {  // this rank no longer reads
+    // This rank no longer reads: for none of its messages once the communicator has ended, lest it wait below for a
+    // peer that waits for it.
+    for (Post& each : posts_) {
+        if (each.sends() || each.message == nullptr || (&each != &post && !control_.poisoned())) continue;
         MessageState state = MessageState::taken;
-        post.message->state.compare_exchange_strong(state, MessageState::withdrawn, std::memory_order_acq_rel);
+        each.message->state.compare_exchange_strong(state, MessageState::withdrawn, std::memory_order_acq_rel);
     }
     if (post.sends() && post.message != nullptr) {
         MessageState state = MessageState::offered;
