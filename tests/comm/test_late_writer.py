@@ -5,13 +5,16 @@ What it still writes must land in memory that nobody uses any more; test_late_re
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -252,6 +255,57 @@ def test_late_thread_is_waited_for():
 
     with ThreadPoolExecutor(2) as pool:
         assert sum(pool.map(work, alltoallv.Communicator.threads(2, "late-threads"))) == 0
+
+
+def test_failing_threads_do_not_wait_for_each_other():
+    """Both have begun to write into the other's output: neither may wait until the other has ended its call."""
+    comms = alltoallv.Communicator.threads(2, "failing-threads")
+    outs = [alltoallv.empty(BYTES, np.uint8) for _ in comms]
+
+    def work(comm):
+        x = np.full(BYTES, FOREIGN, np.uint8)
+        counts = [0, BYTES] if comm.rank == 0 else [BYTES, 0]
+        return attempt(all_to_all_v, x, counts, counts, out=outs[comm.rank], group=comm)
+
+    cause = []
+
+    def fail() -> None:
+        cause.append(time.monotonic())
+        comms[0].abort("enough")
+
+    with trap(outs[1].ctypes.data, fail), ThreadPoolExecutor(2) as pool:
+        failures = list(pool.map(work, comms))
+    for failure in failures:
+        assert failure.name == "PeerLostError"
+        assert failure.at - cause[0] < 0.9, "each has waited for the other's patience of 1 s"
+
+
+def test_rank_whose_call_has_ended_is_not_waited_for():
+    """Rank 1's few bytes went with its row; rank 0's call fails in the middle of what rank 2 writes."""
+    comms = alltoallv.Communicator.threads(3, "ended-thread")
+    out, ended, cause = alltoallv.empty(BYTES + 1, np.uint8), threading.Event(), []
+
+    def fail() -> None:
+        ended.wait(10)
+        cause.append(time.monotonic())
+        comms[0].abort("enough")
+
+    def work(comm):
+        if comm.rank == 0:
+            return attempt(all_to_all_v, out[:0], [0] * 3, [0, 1, BYTES], out=out, group=comm)
+        mine = [1, BYTES][comm.rank - 1]
+        call = partial(all_to_all_v, np.full(mine, FOREIGN, np.uint8), [mine, 0, 0], [0] * 3, group=comm)
+        if comm.rank == 2:
+            return attempt(call)
+        call()
+        ended.set()
+        return None
+
+    with trap(out.ctypes.data + 2 * mmap.PAGESIZE, fail), ThreadPoolExecutor(3) as pool:
+        failures = list(pool.map(work, comms))
+    for failure in (failures[0], failures[2]):
+        assert failure.name == "PeerLostError"
+        assert failure.at - cause[0] < 0.9, "it has waited for a rank that had ended its call"
 
 
 def test_sender_that_dies_instead_frees_the_block(ranks):

@@ -92,6 +92,12 @@ void ControlPlane::record_end(bool ok, uint64_t bytes) {
                      std::memory_order_release);
 }
 
+bool ControlPlane::is_in_operator(int rank) const {
+    if (!has_row(rank, seq_)) return false;
+    const FlightEntry& entry = status(rank).flight[seq_ % flight_length];  // which was begun before the row
+    return static_cast<FlightState>(entry.what.load(std::memory_order_acquire) & 0xff) == FlightState::running;
+}
+
 /// Ends the trace record. A quantized all-reduce announces no counts: its parts are even.
 void ControlPlane::trace_end(bool ok, uint64_t bytes, uint64_t now_ns) {
     Row& mine = row(rank());

@@ -246,13 +246,15 @@ void ShmCommunicator::quarantine_output(const void* data, size_t bytes) {
     });
 }
 
-/// Waits until the ranks of this process that have begun this operator have seen the poison. They check for it after
-/// each piece of a copy, so they come to it as soon as they get a processor; only a signal handler that waits for this
-/// very call could keep one from it, hence the limit.
+/// Waits until the ranks of this process that are in this operator have seen the poison. They check for it after each
+/// piece of a copy, so they come to it as soon as they get a processor; only a signal handler that waits for this very
+/// call could keep one from it, hence the limit. This rank, which copies nothing any more, says so first: another may
+/// be waiting for it here.
 void ShmCommunicator::await_threads() const {
+    control_->status(rank()).acked.store(1, std::memory_order_release);
     const auto is_inside = [&](int j) {
         if (j == rank() || !peers_[static_cast<size_t>(j)].same_process) return false;
-        return control_->row(j).seq.load(std::memory_order_acquire) >= control_->seq() &&
+        return control_->is_in_operator(j) &&
                control_->flags(j).done.value.load(std::memory_order_acquire) < control_->seq() &&
                control_->row(j).pairs()[rank()].send_count > 0 &&
                control_->status(j).acked.load(std::memory_order_acquire) == 0;
