@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import TYPE_CHECKING, Any
 
 import fused_cases
@@ -41,6 +42,33 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("npu_quant_matmul_all_to_all", lambda one: {"x2_scale": WRONG}, "x2_scale"),
     ("npu_quant_matmul_all_to_all", lambda one: {"y_dtype": 9}, "y_dtype"),
     (REDUCE, lambda one: {"comm_quant_scale_1": np.ones(5)}, "comm_quant_scale_2"),
+]
+
+UNITS = {"comm_quant_scale_1": np.full(5, 0.5, np.float32), "comm_quant_scale_2": np.full(5, 0.25, np.float32)}
+
+#: Every option that must be equal on all ranks: the operator, what all give, the option, what rank 1 gives, and how the
+#: error tells the values of ranks 0 and 1, by default as given.
+OPTIONS: list[tuple[str, dict[str, Any], str, Any, tuple[Any, Any] | None]] = [
+    (DISPATCH, {"quant_mode": 0}, "quant_mode", 2, None),
+    (DISPATCH, {"expert_token_nums_type": 1}, "expert_token_nums_type", 0, None),
+    (DISPATCH, {"moe_expert_num": 40}, "moe_expert_num", 120, None),
+    (DISPATCH, {"shared_expert_num": 1}, "shared_expert_num", 2, None),
+    (DISPATCH, {"zero_expert_num": 0}, "zero_expert_num", 1, None),
+    (DISPATCH, {"copy_expert_num": 0}, "copy_expert_num", 1, None),
+    (DISPATCH, {"const_expert_num": 0}, "const_expert_num", 1, None),
+    (DISPATCH, {"global_bs": 80}, "global_bs", 120, None),
+    (DISPATCH, {"quant_mode": 2, "moe_expert_num": 40}, "scales", np.ones((40, 16), np.float32), (0, 1)),
+    (DISPATCH, {}, "expert_scales", np.ones((4, 2), np.float32), (0, 1)),
+    (COMBINE, {"comm_quant_mode": 0}, "comm_quant_mode", 2, None),
+    (NORM, {"norm_eps": 1e-6}, "norm_eps", 1e-5, ("1e-06", "1e-05")),
+    (EXCHANGE, {"permute_out_flag": False}, "permute_out_flag", True, None),
+    ("npu_alltoallv_quant_gmm", {}, "gmm_y_dtype", 5, ("torch.bfloat16", "torch.float16")),
+    (GATHER, {"gather_output": True}, "gather_output", False, None),
+    (GATHER, SCALE | {"x1_scale": np.ones(4, np.float32)}, "x1_scale", None, (1, 0)),
+    (REDUCE, UNITS, "comm_quant_scale_1", np.full(5, 0.75, np.float32), (r"\[0.5\], 5", r"\[0.75\], 5")),
+    (REDUCE, UNITS, "comm_quant_scale_2", np.full(5, 0.75, np.float32), (r"\[0.25\], 5", r"\[0.75\], 5")),
+    ("npu_all_to_all_matmul", {"all2all_out_flag": True}, "all2all_out_flag", False, None),
+    ("npu_all_to_all_quant_matmul", {}, "y_dtype", 5, ("torch.bfloat16", "torch.float16")),
 ]
 
 
@@ -147,9 +175,15 @@ def check(device: torch.device, group: str, rank: int, size: int) -> None:
         expect(error, RuntimeError, "size of tensor")
     else:
         expect(error, PeerMismatchError, f"rank 1 refuses {operator}: npu::{operator}: The size of tensor")
+    for operator, shared, option, other, told in OPTIONS:
+        error = call(operator, lambda one: shared | ({option: other} if rank == 1 else {}))  # noqa: B023
+        assert type(error) is PeerMismatchError, (operator, option, error)
+        first, second = told or (shared[option], other)
+        named = ".*" if told else option
+        words = rf"{operator}: {named} is {first}\b.* on rank 0 and {second}\b.* on rank 1, expected the same"
+        assert re.search(words, str(error)), (option, str(error))
+        assert call(operator) is None
     operator = GATHER
-    error = call(operator, lambda one: SCALE | ({"x1_scale": np.ones(4, np.float32)} if rank == 1 else {}))
-    expect(error, PeerMismatchError, "the presence of scales is 0 on rank 0 and 1 on rank 1")
     expect(
         call(operator if rank else EXCHANGE),
         PeerMismatchError,

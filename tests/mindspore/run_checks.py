@@ -25,6 +25,7 @@ MODULES = (
     "checks_cells",
     "checks_quantized",
     "checks_mint",
+    "checks_options",
 )
 
 

@@ -59,7 +59,9 @@ def test_linear(comm: Communicator, what: str) -> None:
         "rows": (x[:256], w, how | {"chunks": 2}),
     }
     given, weight, about = other[what] if odd else (x, w, how)
-    match = "rank 0 makes the call in 4 chunks, rank 1 in 2" if what in ("chunks", "rows") else "input|weight"
+    match = (
+        "rank 0 begins a call in 4 chunks, rank 1 begins a call in 2" if what in ("chunks", "rows") else "input|weight"
+    )
     with pytest.raises(AllToAllVError, match=match):
         av.quantized_linear_all_reduce(given, weight, **about)
     y = av.quantized_linear_all_reduce(x, w, **how)

@@ -105,19 +105,26 @@ def test_a_bad_argument_of_one_rank_fails_on_all(comm: Communicator) -> None:
 @on_ranks(2)
 def test_ranks_that_disagree(comm: Communicator) -> None:
     buffer, (x, ids, weights) = deep_ep.ElasticBuffer(comm), problem(comm.rank)
-    others: tuple[dict[str, Any], ...] = (
-        {"topk_idx": ids[:, :2], "topk_weights": weights[:, :2]},
-        {"num_experts": 2 * EXPERTS},
-        {"topk_weights": weights.half()},
+    others: tuple[tuple[dict[str, Any], str, object, object], ...] = (
+        ({"topk_idx": ids[:, :2], "topk_weights": weights[:, :2]}, "k", K, 2),
+        ({"num_experts": 2 * EXPERTS}, "num_experts", EXPERTS, 2 * EXPERTS),
+        ({"topk_weights": weights.half()}, "topk_weights", torch.float32, torch.float16),
+        ({"topk_weights": None}, "topk_weights", torch.float32, None),
+        ({"expert_alignment": 4}, "expert_alignment", 1, 4),
     )
     given = {"x": x, "topk_idx": ids, "topk_weights": weights, "num_experts": EXPERTS}
     got, _, got_weights, handle, _ = buffer.dispatch(**given)
     for told in (None, got_weights.half()):
-        with pytest.raises(PeerMismatchError, match=r"rank 0 and rank 1 move .* but differ in their weights"):
+        dtype = None if told is None else told.dtype
+        words = f"rank 0 has topk_weights torch.float32, rank 1 has topk_weights {dtype}"
+        with pytest.raises(PeerMismatchError, match=words):
             buffer.combine(got, handle, topk_weights=told if comm.rank else got_weights)
-    for other in others:
-        with pytest.raises(PeerMismatchError, match=r"rank 0 and rank 1 move .* but differ in their weights"):
+    for other, name, first, second in others:
+        with pytest.raises(PeerMismatchError, match=f"rank 0 has {name} {first}, rank 1 has {name} {second}"):
             buffer.dispatch(**given | (other if comm.rank else {}))
+    older, all_experts = deep_ep.Buffer(comm), torch.zeros(EXPERTS)
+    with pytest.raises(PeerMismatchError, match="rank 0 has num_worst_tokens 12, rank 1 has num_worst_tokens 14"):
+        older.dispatch(x, topk_idx=ids, num_tokens_per_expert=all_experts, num_worst_tokens=12 + 2 * comm.rank)
     other_x, other_got = (x.half(), got.half()) if comm.rank else (x, got)
     for call in (
         lambda: buffer.dispatch(**given | {"x": other_x}),

@@ -62,7 +62,12 @@ std::string row_difference(const ControlPlane& control, int rank_b) {
     const auto both = [&](const std::string& of_a, const std::string& of_b) {
         return rank_text(rank_a) + " " + of_a + ", " + rank_text(rank_b) + " " + of_b;
     };
-    if (a.op != b.op) return both("calls " + std::string(name_of(a.op)), "calls " + std::string(name_of(b.op)));
+    // A call of several chunks begins with an exchange whose root is their number (in_step of the front ends).
+    const auto call_of = [](const Row& row) {
+        if (row.op != OpKind::exchange_counts || row.root == 0) return "calls " + std::string(name_of(row.op));
+        return "begins a call in " + std::to_string(row.root) + " chunks";
+    };
+    if (a.op != b.op || (a.op == OpKind::exchange_counts && a.root != b.root)) return both(call_of(a), call_of(b));
     if (((a.flags ^ b.flags) & row_moves_nothing) != 0) {
         const auto memory_of = [](const Row& row) {
             return (row.flags & row_moves_nothing) != 0 ? "has its data on a device" : "has its data in host memory";
@@ -80,7 +85,7 @@ std::string row_difference(const ControlPlane& control, int rank_b) {
         if (!text.empty()) return text;
     }
     if (a.root != b.root && a.op == OpKind::quantized_all_to_all)
-        return both("has " + describe_row_terms(a.root), "has " + describe_row_terms(b.root));
+        return terms_difference(a.root, rank_a, b.root, rank_b);
     if (a.root != b.root && a.op == OpKind::all_to_all_v) {
         const std::string of_a = describe_token_terms(a.root), of_b = describe_token_terms(b.root);
         if (of_a != of_b) return both("moves " + of_a, "moves " + of_b);
@@ -88,6 +93,9 @@ std::string row_difference(const ControlPlane& control, int rank_b) {
                ", but differ in their weights, choices, experts or options";
     }
     const auto root_of = [](const Row& row) { return static_cast<int32_t>(row.root); };
+    if (a.op == OpKind::scan && root_of(a) != root_of(b))
+        return both(root_of(a) == 0 ? "has exclusive False" : "has exclusive True",
+                    root_of(b) == 0 ? "has exclusive False" : "has exclusive True");
     if (root_of(a) != root_of(b) && !is_quantized_reduction(a.op))
         return both("has root " + std::to_string(root_of(a)), "has root " + std::to_string(root_of(b)));
     if (a.count != b.count) {

@@ -52,6 +52,10 @@ std::string scale_text(const char* name, uint64_t count, float first, uint64_t d
            hex(digest) + ")";
 }
 
+std::string both(int rank_a, const std::string& of_a, int rank_b, const std::string& of_b) {
+    return "rank " + std::to_string(rank_a) + " has " + of_a + ", rank " + std::to_string(rank_b) + " has " + of_b;
+}
+
 bool differ(float a, float b) {
     return std::memcmp(&a, &b, sizeof a) != 0;
 }
@@ -87,7 +91,7 @@ int64_t digest(const QuantTerms& terms) {
 
 std::string difference(const QuantTerms& a, int rank_a, const QuantTerms& b, int rank_b) {
     const auto both = [&](const std::string& of_a, const std::string& of_b) {
-        return "rank " + std::to_string(rank_a) + " has " + of_a + ", rank " + std::to_string(rank_b) + " has " + of_b;
+        return alltoallv::both(rank_a, of_a, rank_b, of_b);
     };
     if (a.mode != b.mode) return both(name_in(mode_names, a.mode), name_in(mode_names, b.mode));
     if (a.out_dtype != b.out_dtype)
@@ -111,8 +115,22 @@ std::string difference(const QuantTerms& a, int rank_a, const QuantTerms& b, int
     return {};
 }
 
-std::string describe_row_terms(int64_t terms) {
-    return peer_name(static_cast<CodeFormat>(terms & 0xff)) + " codes in groups of " + std::to_string(terms >> 8);
+std::string terms_difference(int64_t a, int rank_a, int64_t b, int rank_b) {
+    const auto field = [](int64_t terms, int from, int bits) { return terms >> from & ((int64_t{1} << bits) - 1); };
+    const auto codes = [&](int64_t terms) {
+        return peer_name(static_cast<CodeFormat>(field(terms, 0, 4))) + " codes in groups of " +
+               std::to_string(terms >> 17);
+    };
+    const auto dtype = [&](int64_t terms, int from) { return peer_name(static_cast<DType>(field(terms, from, 5))); };
+    if (field(a, 0, 4) != field(b, 0, 4) || a >> 17 != b >> 17) return both(rank_a, codes(a), rank_b, codes(b));
+    if (dtype(a, 12) != dtype(b, 12))
+        return both(rank_a, "an input of " + dtype(a, 12), rank_b, "one of " + dtype(b, 12));
+    if (dtype(a, 7) != dtype(b, 7)) return both(rank_a, "an output of " + dtype(a, 7), rank_b, "one of " + dtype(b, 7));
+    if (field(a, 4, 2) != field(b, 4, 2))
+        return both(rank_a, "overflow " + name_in(overflow_names, field(a, 4, 2)), rank_b,
+                    name_in(overflow_names, field(b, 4, 2)));
+    const auto gradient = [&](int64_t terms) { return field(terms, 6, 1) != 0 ? "True" : "False"; };
+    return both(rank_a, std::string("quantize_gradient ") + gradient(a), rank_b, gradient(b));
 }
 
 }  // namespace alltoallv

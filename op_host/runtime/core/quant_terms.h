@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <iterator>
 #include <string>
 
 #include "runtime/core/quant_reduction.h"
@@ -34,10 +35,24 @@ int64_t digest(const QuantTerms& terms);
 /// Returns the first difference as "rank a has ..., rank b has ..."; empty if there is none.
 std::string difference(const QuantTerms& a, int rank_a, const QuantTerms& b, int rank_b);
 
-/// Terms on which peers of a quantized_all_to_all must agree besides the bytes of a row, for Exchange::root.
-constexpr int64_t row_terms(CodeFormat format, int64_t group_size) {
-    return group_size << 8 | static_cast<int64_t>(format);
+/// Terms on which ranks of a quantized_all_to_all must agree besides the bytes of a row.
+struct RowTerms {
+    CodeFormat format;
+    int64_t group_size;  ///< below 2^46
+    DType dtype, out_dtype;
+    Overflow overflow;
+    bool quantizes_gradient;
+};
+
+/// Returns the terms as Exchange::root; `terms_difference` takes them apart.
+constexpr int64_t packed(const RowTerms& terms) {
+    const auto bits = [](auto value, int from) { return static_cast<int64_t>(value) << from; };
+    return bits(terms.group_size, 17) | bits(terms.dtype, 12) | bits(terms.out_dtype, 7) |
+           bits(terms.quantizes_gradient, 6) | bits(terms.overflow, 4) | bits(terms.format, 0);
 }
-std::string describe_row_terms(int64_t terms);
+static_assert(code_format_table.size() <= 16 && std::size(overflow_names) <= 4 && dtype_table.size() <= 32);
+
+/// Returns the first difference between packed terms, as `difference` does.
+std::string terms_difference(int64_t a, int rank_a, int64_t b, int rank_b);
 
 }  // namespace alltoallv

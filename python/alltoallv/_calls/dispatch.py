@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any, Generic, TypeVar
@@ -121,11 +121,13 @@ class RowMover(ABC, Generic[T]):
             columns = [tags] if weights is None else [tags, self._column(weights)[sending.order]]
             rows = _Coded(self, tokens, routing.payload)
             terms = row_terms(tokens.dtype, tokens.shape[1], sending.about)
-        with _naming_options(self.comm, routing):
+        # As text: a capacity of 1, rows, is not one of 1.0, a factor.
+        told = {"tokens of": about} | {name: repr(value) for name, value in asdict(routing).items()}
+        with naming(self.comm, told):
             going = _Going(self, rows, sending.order, sending.sends, ids.shape, columns, terms, begins)
 
         def finish() -> Arrived[T]:
-            with _naming_options(self.comm, routing):
+            with naming(self.comm, told):
                 parsed = going.parse()
             experts, token = np.ascontiguousarray(parsed.columns[0].view(np.int32).T, np.int64)
             arrival = routing.receive(experts, self.comm.size, self.comm.rank)
@@ -249,17 +251,16 @@ class RowMover(ABC, Generic[T]):
 
 
 @contextlib.contextmanager
-def _naming_options(comm: Any, routing: Routing) -> Iterator[None]:
-    """Names the option in which two ranks differ, where the core has found on all ranks that their terms do."""
+def naming(comm: Any, told: Mapping[str, str]) -> Iterator[None]:
+    """Names what differs of what all ranks tell of a call, where the core has found on all of them that terms do."""
     try:
         yield
     except PeerMismatchError as error:
         if not isinstance(comm, Communicator) or comm.host_core is None or "or options" not in str(error):
             raise
-        # As text: a capacity of 1, rows, is not one of 1.0, a factor.
-        mine, every = {name: repr(value) for name, value in asdict(routing).items()}, list[dict[str, str]]()
+        every = list[dict[str, str]]()
         with contextlib.suppress(AllToAllVError):  # a rank is elsewhere
-            every = objects.all_gather(comm, mine)(-1.0)
+            every = objects.all_gather(comm, dict(told))(-1.0)
         for rank, name in ((rank, name) for rank, options in enumerate(every) for name in options):
             if every[rank][name] != every[0][name]:
                 text = f"rank 0 has {name} {every[0][name]}, rank {rank} has {name} {every[rank][name]}"

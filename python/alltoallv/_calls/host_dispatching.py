@@ -161,7 +161,7 @@ class HostDispatching(Dispatching[A]):
             shapes = x.shape, ids.shape, None if weights is None else weights.shape
             shape = routing.check_shapes(*shapes, ids.dtype.kind in "iu", ids.dtype)
             weights = None if weights is None else weights.reshape(shape)
-        about = f"{x.dtype} {x.shape[1:]} {None if weights is None else weights.dtype}"
+        about = f"{x.dtype} {x.shape[1:]}, gate_weights {None if weights is None else weights.dtype}"
         ids = ids.reshape(shape).astype(np.int64)
         arriving = ArrayMover(comm).dispatch(self.routing, _matrix(x), ids, weights, about, begins)
 

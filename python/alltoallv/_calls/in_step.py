@@ -31,9 +31,10 @@ class in_step:
         if (comm := self._communicator) is None:
             return
         every = _gathered(comm, self._parts)
-        for rank, parts in enumerate(every.tolist()):
+        for rank, parts in enumerate(every.tolist()):  # without a check nobody has compared them
             if every[0] != parts:
-                raise PeerMismatchError(f"rank 0 makes the call in {every[0]} chunks, rank {rank} in {parts}")
+                texts = f"rank 0 begins a call in {every[0]} chunks", f"rank {rank} begins a call in {parts} chunks"
+                raise PeerMismatchError(", ".join(texts))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -51,6 +52,6 @@ def _gathered(comm: Communicator, number: int) -> npt.NDArray[np.int64]:
     """Returns the numbers of all ranks. As bytes, so that it meets no exchange of counts."""
     mine, size = np.array([number], np.int64), [8] * comm.size
     every = np.empty(comm.size, np.int64)
-    plan = _core.Plan(comm.core, "exchange_counts", "uint8", size, [0] * comm.size, size, packed(size))
+    plan = _core.Plan(comm.core, "exchange_counts", "uint8", size, [0] * comm.size, size, packed(size), number)
     plan.run(mine.ctypes.data, every.ctypes.data)
     return every

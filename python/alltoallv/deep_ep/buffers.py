@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from alltoallv._calls.dispatch import naming
 from alltoallv._calls.dispatching import OPERATOR
 from alltoallv._calls.guard import guard
 from alltoallv._calls.routing import MOST, row_terms
@@ -126,8 +127,12 @@ class _Buffer:
                 parts.append((mover.as_bytes(weights[token].masked_fill(foreign, 0)), None))
             sends = there.sum(0).tolist()
             buffer, columns = mover.side_by_side(parts)
-            k, beside = ids.shape[1], None if weights is None else weights.dtype
-        received, recvs = mover.exchange(buffer, sends, None, _terms(given, k, number, beside), False)()
+            told = {"x of": ", ".join(f"{part.dtype} ({part.shape[1]},)" for part in given)}
+            told |= {"k": f"{ids.shape[1]}", "topk_weights": "None" if weights is None else str(weights.dtype)}
+            told |= {"num_experts": f"{number}", "expert_alignment": f"{alignment}", "num_worst_tokens": f"{worst}"}
+            terms = _terms(given, *told.values())
+        with naming(comm, told):
+            received, recvs = mover.exchange(buffer, sends, None, terms, False)()
         more = max(worst - len(received), 0)
         made, columns = _received(given, received, columns, more)
         found = _column(received, columns[0], torch.int64, more, -1)
@@ -139,6 +144,7 @@ class _Buffer:
         ranks = torch.tensor([sends, recvs], dtype=torch.int64, device="cpu")
         order = token * comm.size + rank
         handle = EPHandle(rows, number, alignment, order, ranks, found, counts, len(received) + more)
+        k = ids.shape[1]
         return made, found.view(-1, k), None if got is None else got.view(-1, k), handle
 
     def _send_again(self, x: Tokens, handle: EPHandle) -> Tokens:
@@ -170,7 +176,8 @@ class _Buffer:
             way = handle.order, source, handle.ranks, source, *rest
         with torch.no_grad():
             beside = None if weights is None else weights.dtype
-            combined = begin_collect(x[:arrived], None, *way, beside=beside)()[0]
+            with naming(comm, {"topk_weights": str(beside)}):
+                combined = begin_collect(x[:arrived], None, *way, beside=beside)()[0]
             for each in biases:
                 combined = (combined.float() + each.float()).to(x.dtype)
             return combined, None if weights is None else begin_collect(weights[:arrived], None, *way)()[0]

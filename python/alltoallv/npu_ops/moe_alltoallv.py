@@ -107,7 +107,7 @@ def _grouped_matmul(
     weight, group = gmm_weight.mT if trans_gmm_weight else gmm_weight, groups.named(hcom, ep_world_size)
     travels = gmm_x.size(-1) * gmm_x.itemsize if travels_first else weight.size(-1) * dtype.itemsize
     same = _checked(group, gmm_x, weight, send_counts, recv_counts, travels, gmm_weight_scale is not None)
-    same["the dtype of the result"] = str(dtype)
+    same |= {"the dtype of the result": str(dtype), "permute_out_flag": permute_out_flag}
     if travels_first:
         arrived = group.exchange_agreed(name, same, gmm_x, send_counts, recv_counts)
         rows = _transposed(arrived, recv_counts, len(weight))

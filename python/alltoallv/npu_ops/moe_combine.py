@@ -105,7 +105,8 @@ def _combine(
     experts = Experts(group, name, moe_expert_num, *numbers)
     special = _Special(ori_x, const_expert_alpha_1, const_expert_alpha_2, const_expert_v)
     given = x_active_mask, expert_scales, ep_rank_id, tp_world_size, global_bs, comm_alg, version
-    same = check(experts, expand_x, expert_ids, *given) | {"comm_quant_mode": comm_quant_mode}
+    same = check(experts, expand_x, expert_ids, *given)
+    same |= {"comm_quant_mode": comm_quant_mode, "norm_eps": f"{norm_eps:g}"}
     shape, count = (len(expert_ids), expand_x.size(1)), experts.held * group.size
     special.check(experts, shape)
     for argument, value in (("shared_expert_x", shared_expert_x), ("residual_x", residual_x)):

@@ -199,7 +199,9 @@ def _dispatch(
     shape = experts.extra + experts.moe, x.size(1)
     fits = quant_mode == 0 or scales is None or scales.shape == shape
     expect(fits, "scales", scales, f"the shape {shape}: a row for each expert")
-    same |= {"quant_mode": quant_mode, "the presence of expert_scales": int(expert_scales is not None)}
+    same |= {"quant_mode": quant_mode, "expert_token_nums_type": expert_token_nums_type}
+    for argument, value in (("scales", scales), ("expert_scales", expert_scales)):
+        same[f"the presence of {argument}"] = int(value is not None)
     group.agree(name, same)
     room = experts.room(global_bs or len(x) * group.size, expert_ids.size(1))
     ids, mask, weights = with_shared(experts, expert_ids, x_active_mask, expert_scales)

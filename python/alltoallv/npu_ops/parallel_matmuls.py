@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import zlib
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,6 +32,7 @@ def _checked(
     bias: Tensor | None = None,
     scales: Mapping[str, Tensor | None] = MappingProxyType({}),
     exchanged: Tensor | None = None,
+    options: Mapping[str, Any] = MappingProxyType({}),
 ) -> Callable[[], None]:
     """Raises for what the formula does not cover or the device refuses; returns the ranks' agreement on the call.
 
@@ -41,6 +44,7 @@ def _checked(
         shared: The dimension that the ranks must share equally.
         scales: By the argument's name: those of the rows that are multiplied, then any of the columns of x2.
         exchanged: A scale that changes what is exchanged: all ranks have it, or none.
+        options: More that must be equal on all ranks, by the argument's name.
     """
     allowed = (2,) if "all_to_all" in name else (2, 3)
     expect(x1.dim() in allowed, "x1", x1, f"{' or '.join(map(str, allowed))} dimensions")
@@ -57,7 +61,7 @@ def _checked(
     same: groups.Values = {f"dimension {axis} of x1": size for axis, size in enumerate(x1.shape)}
     same |= {"columns of x2": columns, "the dtype of x1": str(x1.dtype), "the dtype of the result": str(dtype)}
     same["the presence of scales"] = int(exchanged is not None)
-    return functools.partial(group.agree, name, same)
+    return functools.partial(group.agree, name, {**same, **options})
 
 
 def _product(
@@ -100,7 +104,8 @@ def all_gather_base_mm(
     """Returns the rows of all ranks times x2, and those rows. Scales of the rows of ``input`` are gathered, too."""
     group, dtype = groups.named(hcom, world_size), _result_dtype(input, x2_scale, output_dtype, "output_dtype")
     scales = {"x1_scale": x1_scale, "x2_scale": x2_scale}
-    _checked(group, "npu_all_gather_base_mm", input, x2, dtype, input.size(-1), None, bias, scales, x1_scale)()
+    options = {"gather_output": gather_output}
+    _checked(group, "npu_all_gather_base_mm", input, x2, dtype, input.size(-1), None, bias, scales, x1_scale, options)()
     rows = group.all_gather(input).flatten(0, 1)
     if x1_scale is not None:
         x1_scale = group.all_gather(_of_rows(x1_scale, input))
@@ -157,7 +162,8 @@ def mm_all_reduce_base(
     dtype = x1.dtype
     if dequant_scale is not None:
         dtype = torch.bfloat16 if dequant_scale.dtype == torch.bfloat16 else torch.float16
-    agree = _checked(group, "npu_mm_all_reduce_base", x1, x2, dtype, x1.size(-1), None, bias, scales, first)
+    options = {"comm_quant_scale_1": _told(first), "comm_quant_scale_2": _told(second)}
+    agree = _checked(group, "npu_mm_all_reduce_base", x1, x2, dtype, x1.size(-1), None, bias, scales, first, options)
     y = _product(x1.flatten(0, -2), x2, bias, pertoken_scale, dequant_scale)
     if x3 is not None:
         y = y + x3.float().reshape(y.shape)
@@ -167,6 +173,14 @@ def mm_all_reduce_base(
     else:
         total = _two_scales(group, y.to(dtype), first, second)
     return total.to(dtype).view(*x1.shape[:-1], x2.size(1))
+
+
+def _told(scale: Tensor | None) -> str:
+    """Returns a text that is equal where the numbers of a scale are."""
+    if scale is None:
+        return "None"
+    values = scale.detach().float().reshape(-1).tolist()
+    return f"{values[:1]}, {len(values)} numbers with digest {zlib.crc32(repr(values).encode()):08x}"
 
 
 def _two_scales(group: Group, y: Tensor, first: Tensor, second: Tensor) -> Tensor:
@@ -221,7 +235,8 @@ def _all_to_all_matmul(
     group, dynamic = groups.named(hcom, world_size), x1_quant_mode == _DYNAMIC_PER_TOKEN
     sizes = x1.size(-1) * group.size, x1.size(0)
     scales = {"x1_scale": None if dynamic else x1_scale, "x2_scale": x2_scale}
-    _checked(group, name, x1, x2, dtype, *sizes, bias, scales)()
+    options = {"all2all_out_flag": all2all_out_flag, "x1_quant_mode": x1_quant_mode or 0}
+    _checked(group, name, x1, x2, dtype, *sizes, bias, scales, options=options)()
     rows = arrived = _transposed(group, x1)
     if dynamic:
         rows, x1_scale = quantize_rows(arrived.float(), torch.int8)

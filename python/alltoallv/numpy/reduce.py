@@ -134,7 +134,7 @@ def scan(
         way_out = _core.Plan(comm.core, "scan", dtype, *there, *here)
         way_back = _core.Plan(comm.core, "scan", dtype, *here, *there)
         into = out if comm.rank or not exclusive else np.empty_like(x)
-    comm.core.reduce("scan", dtype, op, 0, 0, parts, limit, shape=x.shape, moves=False)
+    comm.core.reduce("scan", dtype, op, 0, 0, parts, limit, root=int(exclusive), shape=x.shape, moves=False)
     way_out.run(address(x), address(shares_of_all), limit)
     at = [address(shares_of_all) + j * mine * x.itemsize for j in range(comm.size)]
     for j in range(comm.size - exclusive):

@@ -130,8 +130,9 @@ class Rows(Generic[A]):
         return split_layout(self.sends, self.recvs or [], stride)
 
     def digest(self) -> int:
-        """Returns what peers must agree on beside the bytes of a row, for `_core.Plan`."""
-        return _core.quantized_row_terms(self.how.format, self.how.group_size)
+        """Returns what ranks must agree on beside the bytes of a row, for `_core.Plan`."""
+        how, by_code = self.how, bool(self.options.quantize_gradient)
+        return _core.quantized_row_terms(how.format, how.group_size, self.dtype, self.out_dtype, how.overflow, by_code)
 
     def must_fit(self) -> bool:
         """Returns whether the sender has to look for values that do not fit the output's dtype."""

@@ -84,7 +84,7 @@ def quantized_all_to_all() -> None:
         group_size: Elements per scale; groups begin anew with every row. Default: one scale per row, where the
             format leaves the choice.
         out_dtype: dtype of the rows received: float32, float16 or bfloat16; default: the input's.
-        overflow: See `quantized_all_reduce`; "raise" looks at the rows sent, by this rank's ``out_dtype``.
+        overflow: See `quantized_all_reduce`; "raise" looks at the rows sent.
         quantize_gradient: The gradient's rows travel as codes too, with the same format, groups and ``overflow``,
             quantized from the result's dtype and given in the input's. On all ranks or none.
         group, timeout: See `quantized_all_reduce`.
@@ -96,7 +96,7 @@ def quantized_all_to_all() -> None:
         back where the rows came from, quantized if asked for; otherwise as `quantized_all_reduce`.
 
     Raises:
-        PeerMismatchError: two ranks differ in operator, counts, length of rows, format or group size.
+        PeerMismatchError: two ranks differ in operator, counts, length of rows, dtypes or any of these options.
         ValueOverflowError: on every rank, with ``overflow="raise"``.
         InvalidParamError, InvalidTensorError: an argument of this rank, or of a peer; no output has been written.
         PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come in time.

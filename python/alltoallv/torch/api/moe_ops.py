@@ -54,7 +54,8 @@ def begin_dispatch(
     comm = communicator_of(group, tokens)
     with guard(comm, OPERATOR):
         numbers, x = ids.detach().to("cpu", torch.int64).numpy(), as_input("tokens", tokens)
-        about = f"{x.dtype} {x.shape[1]} {None if weights is None else weights.dtype}"
+        about = f"{x.dtype} ({x.shape[1]},), gate_weights {None if weights is None else weights.dtype}"
+        about = about.replace("torch.", "")
         mover = TensorMover(comm, x)
     arriving = mover.dispatch(routing, x, numbers, weights, about, begins)
 

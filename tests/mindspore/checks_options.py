@@ -1,0 +1,37 @@
+"""Options that differ between ranks are an error of both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor
+from options_that_differ import Case, check, dispatchers, quantized
+
+import alltoallv.mindspore as am
+from alltoallv import Communicator
+
+
+def collectives(comm: Communicator) -> list[Case]:
+    x, y, z = (Tensor(np.ones(n, np.float32)) for n in (4, 2, 2 * comm.size))
+    parts = [Tensor(np.ones(2, np.float32)) for _ in range(comm.size)]
+    calls: list[Callable[[Any], object]] = [
+        lambda op: am.all_reduce(x, op, comm),
+        lambda op: am.reduce(x, 0, op, comm),
+        lambda op: am.reduce_scatter(y, parts, op, comm),
+        lambda op: am.reduce_scatter_tensor(y, z, op, comm),
+    ]
+    rooted: list[Callable[[Any], object]] = [
+        lambda root: am.broadcast(x, root, comm),
+        lambda root: am.reduce(x, root, group=comm),
+        lambda root: am.gather(y, parts, root, comm),
+        lambda root: am.scatter(y, parts, root, comm),
+    ]
+    cases: list[Case] = [(call, "sum", "max", "reduces with sum", "reduces with max") for call in calls]
+    return [*cases, *((call, 0, 1, "has root 0", "has root 1") for call in rooted)]
+
+
+def check_options_that_differ(comm: Communicator) -> None:
+    check(comm, [*collectives(comm), *quantized(am, Tensor, ms, comm), *dispatchers(am, Tensor, comm)])
