@@ -60,6 +60,7 @@ class Lane {
     }
 
     /// Waits until all ranks have signalled. Returns false, and ends this communicator, if one is late or has failed.
+    /// What MTE2 loads after it comes after the flags; other pipes use what MTE2 has loaded, or wait for scalars.
     __aicore__ inline bool Wait(uint32_t phase) {
         const int64_t begin = GetSystemCycle();
         const int64_t limit = static_cast<int64_t>(tiling_->wait_us) * cycles_per_us;
@@ -74,12 +75,11 @@ class Lane {
                 if (flags.GetValue(at + 1) != 0) return Fail(LaneStatus::told, flags.GetValue(at + 2), phase);
                 if (flags.GetValue(at) - sequence_ < 0) missing = j - 1;
             }
-            SetFlag<HardEvent::S_MTE2>(0);  // the flags may be read anew
+            SetFlag<HardEvent::S_MTE2>(0);  // the flags may be read anew, or what they tell of
             WaitFlag<HardEvent::S_MTE2>(0);
             if (missing == Size()) break;
             if (GetSystemCycle() - begin > limit) return Fail(LaneStatus::late, static_cast<int32_t>(missing), phase);
         }
-        PipeBarrier<PIPE_ALL>();  // flags before data
         return true;
     }
 

@@ -17,7 +17,7 @@ import numpy as np
 import alltoallv_emulator
 
 TYPES = {"float32": (np.float32, 0), "float16": (np.float16, 1), "bfloat16": (ml_dtypes.bfloat16, 27)}  # ACL's numbers
-MOST_RANKS, DATA_PLACE = 64, 512 << 10  # op_kernel/ascendc/window.h
+MOST_RANKS, FLAGS, DATA_PLACE = 64, slice(4096, 256 << 10), 512 << 10  # op_kernel/ascendc/window.h
 STATUSES = ("done", "late", "told", "broken", "overflow", "bad_counts", "mismatch")
 
 
@@ -65,11 +65,20 @@ def aligned(size: int) -> np.ndarray[Any, Any]:
 
 
 class Windows:
-    """The windows of some ranks, and the tiling that describes them."""
+    """The windows of some ranks, and the tiling that describes them.
 
-    def __init__(self, size: int, lanes: int, window_bytes: int = DATA_PLACE + (256 << 10), wait_us: int = 20_000_000):
+    With the path of a file, which one process makes, they are memory of all processes that open it.
+    """
+
+    def __init__(
+        self, size: int, lanes: int, window_bytes: int = DATA_PLACE + (256 << 10), wait_us: int = 20_000_000,
+        path: Path | None = None,
+    ):  # fmt: skip
         self.size, self.lanes, self.wait_us = size, lanes, wait_us
         self.lane_bytes = (window_bytes - DATA_PLACE) // (2 * lanes) // 512 * 512
+        if path is not None:  # a file of zeros
+            self.memory = list(np.memmap(path, np.uint8, "r+" if path.exists() else "w+", shape=(size, window_bytes)))
+            return
         self.memory = [aligned(window_bytes) for _ in range(size)]
         for window in self.memory:
             window[:DATA_PLACE] = 0  # as the host does before the first call

@@ -36,7 +36,6 @@ class Site:
     file: str
     line: int
     text: str
-    source: str  # file and line of text
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}: {self.text}"
@@ -71,7 +70,7 @@ class Mutants:
             assert found, f"{path.name}:{i + 1}: expected one statement in one line, got {line.strip()}"
             switched = f"if (alltoallv_keeps({len(self.sites)})) {found.group(0)}"
             lines[i] = code[: found.start()] + switched + code[found.end() :] + slashes + comment
-            self.sites.append(Site(path.name, i + 1, found.group(1), f"{path.name}: {line.strip()}"))
+            self.sites.append(Site(path.name, i + 1, found.group(1)))
         return "\n".join(lines) + "\n"
 
     def remove(self, site: int | None) -> None:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from kernels_on_twin import DATA_PLACE, STATUSES, TYPES, Windows, on_ranks, run, struct
+from kernels_on_twin import DATA_PLACE, FLAGS, STATUSES, TYPES, Windows, on_ranks, run, struct
 
+from alltoallv.numpy import barrier
 from alltoallv.testing import quantized as reference
 
 Array = np.ndarray[Any, Any]
@@ -37,8 +44,12 @@ class Exchange:
 
     @property
     def outcomes(self) -> set[tuple[str, int]]:
-        """What the lanes say, and of which rank."""
-        return {(STATUSES[code], rank) for code, rank in self.status[:, :2].tolist()}
+        return outcomes(self.status)
+
+
+def outcomes(status: Array) -> set[tuple[str, int]]:
+    """What the lanes say, and of which rank."""
+    return {(STATUSES[code], rank) for code, rank in status[:, :2].tolist()}
 
 
 def expected_rows(xs: list[Array], matrix: Array, rank: int, capacity: int, starts: Array | None = None) -> Array:
@@ -120,6 +131,55 @@ def test_an_absent_rank_is_named_and_ends_the_communicator() -> None:
     on_ranks(again)
     for call in again:
         assert {status for status, _ in call.outcomes} == {"broken"}
+
+
+def killed(windows: Windows, run_kernel: Callable[[], Any]) -> None:
+    """Rank 1 ends in the midst of its kernel, once some rounds are done."""
+
+    def kill() -> None:
+        while windows.memory[0][FLAGS][32:36].view(np.int32)[0] < 20:  # the round that rank 1 has signalled to rank 0
+            time.sleep(0)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=kill).start()
+    run_kernel()
+
+
+@pytest.mark.parametrize("kernel", ["all_to_all_v", "quant_all_reduce"])
+def test_a_killed_rank_is_named_by_all_others(ranks: Any, tmp_path: Path, kernel: str) -> None:
+    """Ranks are processes, which share their windows."""
+    path, wait_us = tmp_path / "windows", 1_500_000
+    window_bytes = DATA_PLACE + (4096 if kernel == "all_to_all_v" else 16 << 10)
+    Windows(3, 1, window_bytes, path=path)
+
+    def work(comm: Any) -> tuple[set[tuple[str, int]], set[str], float]:
+        windows, status = Windows(3, 1, window_bytes, wait_us, path), np.full((1, 8), -1, np.int32)
+        y: Array
+        if kernel == "all_to_all_v":
+            call = Exchange(windows, comm.rank, np.zeros((60_000, 32), np.uint8), np.full(3, 20_000), 60_000)
+            run_kernel, status, y = call, call.status, call.y
+        else:
+            x, y = np.ones(2_000_000, np.float32), np.zeros(2_000_000, np.float32)
+            fields = struct(("u8", [x.size, 128, 1]), ("u4", [0, 0, 0, 1, 0, 0]))
+            tiling = np.concatenate([windows.tiling(comm.rank), fields])
+            run_kernel = partial(run, "alltoallv_quant_all_reduce", 1, x, None, None, y, status, tiling)
+        barrier(group=comm)
+        if comm.rank == 1:
+            killed(windows, run_kernel)
+        begin = time.monotonic()
+        run_kernel()
+        seconds, first = time.monotonic() - begin, set(outcomes(status))
+        run_kernel()
+        return first, {code for code, _ in outcomes(status)}, seconds
+
+    found = ranks(3, outcomes=True)(work)
+    assert found[1].exit_code == -signal.SIGKILL
+    for survivor in (found[0], found[2]):
+        assert survivor.error is None, survivor.report()
+        first, again, seconds = survivor.result
+        assert first <= {("late", 1), ("told", 1)}
+        assert again == {"broken"}
+        print(f"{kernel}: a rank killed after 20 rounds, {first} after {seconds:.1f} s")
 
 
 def test_a_late_rank_is_waited_for() -> None:

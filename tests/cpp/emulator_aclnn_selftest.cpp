@@ -1,5 +1,6 @@
 // aclnn's operators on emulated NPUs: results against their definitions, and the numbers of what they refuse.
 #include <cmath>
+#include <csignal>
 #include <optional>
 
 #include "all_to_all_v/op_api/aclnn_all_to_all_v.h"
@@ -277,6 +278,26 @@ TEST(all_ranks_agree_on_bad_counts, Group& g) {
     CHECK_EQ(result.status[0], 5);
     CHECK_EQ(result.status[1], g.size - 1);
     CHECK(untouched(result));
+}
+
+/// The last rank is killed between two calls: the others' next one ends in time, and names it.
+TEST(killed_rank) {
+    static constexpr int size = 3, victim = 2;
+    CHECK_EQ(HcclGetRootInfo(&root), 0);
+    const std::vector<int> statuses = run_processes(size, [](int rank) {
+        CHECK_EQ(setenv("HCCL_EXEC_TIMEOUT", "1", 1), 0);
+        Group g(rank, size);
+        const Named name(g);
+        CHECK_EQ(exchange(g, name, counts_of(g, rank), 20).status[0], 0);
+        if (rank == victim) kill(getpid(), SIGKILL);
+        const Exchange result = exchange(g, name, counts_of(g, rank), 20);
+        CHECK(result.status[0] == 1 || result.status[0] == 2);
+        CHECK_EQ(result.status[1], victim);
+        CHECK(untouched(result));
+        CHECK_EQ(exchange(g, name, counts_of(g, rank), 20).status[0], 3);
+    });
+    for (int rank = 0; rank < size; ++rank)
+        CHECK_EQ(statuses[static_cast<size_t>(rank)], rank == victim ? 128 + SIGKILL : 0);
 }
 
 }  // namespace

@@ -27,8 +27,8 @@ Core::Core(uint32_t index, uint32_t count, const Behaviour& behaviour)
       count_(count),
       behaviour_(behaviour),
       random_(static_cast<uint32_t>(behaviour.seed * 2654435761u + index * 40503u + 1)),
-      ub_(ub_bytes, 0xA5),
-      shadow_(ub_bytes / 4),
+      ub_(static_cast<uint8_t*>(std::calloc(ub_bytes, 1)), std::free),
+      shadow_(static_cast<Shadow*>(std::calloc(ub_bytes / 4, sizeof(Shadow))), std::free),
       epochs_(1) {}
 
 Core& Core::current() {
@@ -227,8 +227,8 @@ void Core::publish_all() {
 void Core::open_pipe() {
     if (pipe_open_) throw Fault("two pipes", "a TPipe is made while another one is alive");
     pipe_open_ = true;
+    std::fill_n(shadow_.get(), used_ / 4, Shadow{});
     used_ = 0;
-    std::fill(shadow_.begin(), shadow_.end(), Shadow{});
 }
 
 void Core::close_pipe() {
@@ -247,6 +247,7 @@ uint32_t Core::allocate(uint32_t bytes, const char* owner) {
         throw Fault("unified buffer overflow", std::string(owner) + " needs " + std::to_string(bytes) + " bytes, of " +
                                                    std::to_string(ub_bytes) + " only " +
                                                    std::to_string(ub_bytes - used_) + " are left");
+    std::memset(ub() + used_, 0xA5, bytes);
     used_ += bytes;
     return used_ - bytes;
 }

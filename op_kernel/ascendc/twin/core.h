@@ -13,9 +13,11 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <deque>
 #include <functional>
 #include <map>
+#include <memory>
 #include <random>
 #include <stdexcept>
 #include <string>
@@ -58,7 +60,7 @@ class Core {
 
     uint32_t index() const { return index_; }
     uint32_t count() const { return count_; }
-    uint8_t* ub() { return ub_.data(); }
+    uint8_t* ub() { return ub_.get(); }
 
     // --- instructions ---
 
@@ -134,8 +136,11 @@ class Core {
     const uint32_t index_, count_;
     const Behaviour& behaviour_;
     std::minstd_rand random_;
-    std::vector<uint8_t> ub_;
-    std::vector<Shadow> shadow_;
+    // Zeroed memory costs nothing until it is touched, and most kernels touch little.
+    template <class T>
+    using Zeroed = std::unique_ptr<T[], decltype(&std::free)>;
+    const Zeroed<uint8_t> ub_;
+    const Zeroed<Shadow> shadow_;
     uint32_t used_ = 0;
     bool pipe_open_ = false;
     std::array<uint32_t, pipes> issued_{};

@@ -13,6 +13,7 @@
 #include <limits>
 #include <memory>
 #include <string>
+#include <thread>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -112,8 +113,9 @@ inline int64_t GetBlockNum() {
     return Core::current().count();
 }
 
-/// Counts 50 to the microsecond.
+/// Counts 50 to the microsecond. A core that polls gives way to others, which a machine may have fewer of.
 inline int64_t GetSystemCycle() {
+    std::this_thread::yield();
     return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
                .count() /
            20;
