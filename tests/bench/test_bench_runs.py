@@ -17,7 +17,7 @@ from started import ALLTOALLV, alltoallv
 
 from alltoallv_tools.bench import environments
 from alltoallv_tools.bench import rank as bench_rank
-from alltoallv_tools.bench.cases import VARIANTS, Case
+from alltoallv_tools.bench.cases import VARIANTS, WAYS, Case
 from alltoallv_tools.bench.contenders import Prepared
 from alltoallv_tools.bench.jobs import Job, LibraryError
 from alltoallv_tools.bench.turns import measure
@@ -87,6 +87,11 @@ def test_outputs_variants_patterns_and_interfaces(
     check_row(row, {"ours", "copy", "copy-nt"})
     assert {name: row[name] for name in options} == options
     assert document["api"] == api
+
+
+def test_each_way_has_a_column(tmp_path: Path) -> None:
+    (row,) = measured(tmp_path, *QUICK, "--bytes", "64K", "--ways", "--output", "private")["rows"]
+    check_row(row, {"ours", *WAYS, "copy", "copy-nt"})
 
 
 def test_a_plan_and_a_sparse_pattern(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ APIS = ("numpy", "plan", "core", "torch", "torch-plan", "mindspore")  # our own 
 # Other forms in which a front end can be given its counts; the default is lists that stay the same at every step.
 COUNTS = {"numpy": ("new", "tuple", "array"), "torch": ("new", "tensor")}
 VARIANTS = ("plain", "rewritten", "consumed", "cycle")
+WAYS = ("inline", "push", "pull", "cma", "staged")  # values of ALLTOALLV_PATH
 
 
 def dtypes_of(collective: str) -> tuple[str, ...]:
@@ -86,6 +87,7 @@ class Case:
         output: where ours puts the result: allocated by the operator, `alltoallv.empty`, or ordinary memory.
         formats: for ``quantized``, the names of formats to measure in further columns, separated by commas.
         variant: what happens between calls: nothing, the send buffer is rewritten, the output is read, or both.
+        ways: whether each fixed data path has a column beside the path that ours chooses.
     """
 
     collective: str
@@ -95,6 +97,7 @@ class Case:
     output: str = "allocated"
     variant: str = "plain"
     formats: str = ""
+    ways: bool = False
 
     def asdict(self) -> dict[str, Any]:
         return asdict(self)

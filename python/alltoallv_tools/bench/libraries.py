@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from alltoallv_tools.bench import environments
-from alltoallv_tools.bench.cases import COUNTS, Case, outputs_of
+from alltoallv_tools.bench.cases import COUNTS, WAYS, Case, outputs_of
 from alltoallv_tools.bench.contenders import Contender
 
 
@@ -60,6 +60,7 @@ def contenders_of(library: str, case: Case, api: str) -> tuple[str, ...]:
             return (*names, *(f"ours-{each}" for each in apis))
         if case.collective == "alltoallv" and case.pattern == "sparse":
             names += ("full",)
+        names += WAYS if case.ways else ()
         return (*names, "copy", "copy-nt")
     if library == "gloo" and case.collective == "quantized":
         return ("gloo", "gloo-bf16", "composed")

@@ -15,13 +15,14 @@ from alltoallv import _core
 from alltoallv._calls.counts import packed
 from alltoallv.communicator import Communicator
 from alltoallv.quantization.spec import Gather
-from alltoallv_tools.bench.cases import APIS, COUNTS, Case
+from alltoallv.testing.data_path import data_path
+from alltoallv_tools.bench.cases import APIS, COUNTS, WAYS, Case
 from alltoallv_tools.bench.contenders import Array, Contender, Prepared
 from alltoallv_tools.bench.limits import Copy, Full, Rounds, StreamingCopy
 
 
 class OurLibrary:
-    """Our library; all its contenders share one communicator."""
+    """Our library; all its contenders share one communicator, but for those of a fixed data path."""
 
     def __init__(self, api: str) -> None:
         self._comm = Communicator.from_env(domain="bench:1024")
@@ -34,6 +35,7 @@ class OurLibrary:
             "ours-full": OtherSum(ours, "full"),
             "ours-fp32": OtherSum(ours, None),
             **{f"ours-{name}": OtherSum(ours, "quantized", name) for name in _core.code_formats},
+            **{way: Way(api, way) for way in WAYS},
             "copy": Copy(rounds),
             "copy-nt": StreamingCopy(rounds),
             **{f"ours-{name}": Lazy(name, self._comm) for name in APIS},  # so that overhead can compare them in one run
@@ -72,6 +74,20 @@ class Lazy:
         made = self._make()
         made.counts = self._counts
         return made.prepare(case)
+
+
+class Way:
+    """The same interface on a communicator that takes one data path wherever that can serve."""
+
+    def __init__(self, api: str, path: str) -> None:
+        self._api, self._path = api, path
+        self._made: Interface | None = None
+
+    def prepare(self, case: Case) -> Prepared:
+        if self._made is None:
+            with data_path(self._path):
+                self._made = interface(self._api, Communicator.from_env(domain=f"bench-{self._path}:1024"))
+        return self._made.prepare(case)
 
 
 class OtherSum:

@@ -45,6 +45,7 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "output": COLLECTIVES,
     "variant": COLLECTIVES,
     "formats": ("quantized",),
+    "ways": ("alltoallv",),
     "peers": _PAYLOADS,
     "no-bind": _JOBS,
     "iters": _JOBS,
@@ -60,6 +61,7 @@ environment exists. After Ctrl-C it still writes what it has measured. docs/benc
 
 examples:
   python -m alltoallv bench alltoallv --np 2,4 --bytes 1K..64M --api plan --peers mpich,openmpi,impi
+  python -m alltoallv bench alltoallv --np 2 --bytes 64K..64M --ways --output private --peers ""
   python -m alltoallv bench overhead
   python -m alltoallv bench backend --np 2
 """
@@ -85,6 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="between calls: nothing, the input is written anew, the output is read, or both (default: plain)",
     )
     parser.add_argument("--formats", help="with quantized: more formats, such as fp8_e4m3,mxfp8")
+    parser.add_argument("--ways", action="store_true", help="with alltoallv: fixed data paths beside the chosen one")
     parser.add_argument("--peers", help=f"comma-separated, of {', '.join(PEERS)} (default: see below)")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="with kernels: C++ or Triton (default: cpu)")
     parser.add_argument(
@@ -217,7 +220,7 @@ def _cases(args: argparse.Namespace, payloads: list[int]) -> list[Case]:
     if unknown := sorted(set(formats) - set(_core.code_formats)):
         raise ValueError(f"--formats has {', '.join(unknown)}, expected {', '.join(_core.code_formats)}")
     variant, columns = args.variant or "plain", ",".join(formats)
-    return [Case(args.collective, n, dtype, pattern, output, variant, columns) for n in sizes]
+    return [Case(args.collective, n, dtype, pattern, output, variant, columns, args.ways) for n in sizes]
 
 
 def _peers(args: argparse.Namespace) -> list[str]:
