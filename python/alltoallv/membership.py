@@ -33,6 +33,7 @@ Made = tuple[_core.Communicator, _core.CommunicatorOptions]
 # The limits of the tries to meet, each twice as long as the one before: a rank that is seen to have died meanwhile is
 # left out of the next. A dying process closes its sockets, by which peers learn of it, a moment before it has ended.
 _FIRST_TRY, _LONGEST_TRY = 0.05, 1.0  # seconds
+_LOOK = 0.05  # seconds between looks at the lives of those that are waited for
 _PATIENCE = 5.0  # seconds between survivors that have found each other
 _identity = secrets.randbits(62)  # of this process; ranks in other containers may share its number
 
@@ -75,7 +76,7 @@ def connect(
     """
     options.rank, options.size = members.index(whole.rank), len(members)
     options.processes = _processes(whole, members)
-    gather = _gatherer(whole, members, f"{options.job}\n{options.domain}", limit)
+    gather = _gatherer(options, whole, members, limit)
     if len(set(gather(_core.this_place().encode()))) == 1:
         return _core.communicator(options)
     return _core.engine_communicator(options, gather, None)
@@ -88,14 +89,26 @@ def _processes(core: _core.Communicator, members: Sequence[int]) -> list[int]:
 
 
 def _gatherer(
-    whole: _core.Communicator, members: Sequence[int], name: str, limit: float | None = None
+    options: _core.CommunicatorOptions, whole: _core.Communicator, members: Sequence[int], limit: float | None = None
 ) -> Callable[[bytes], list[bytes]]:
     """Returns a function that gives every member the bytes, equally many, of all members, through the first of them."""
     # These tags differ from those of programs; the lower ones work after a loss, too (runtime/hosts/tcp_messages.cpp).
+    name = f"{options.job}\n{options.domain}"
     tag = -1 - zlib.crc32(name.encode()) % (2**30 - 1) - (0 if limit is None else 2**30)
 
     def post(operator: str, data: npt.NDArray[np.uint8], peer: int) -> None:
-        _post(whole, operator, data, peer, tag, -1.0 if limit is None else limit)
+        if limit is not None:
+            _post(whole, operator, data, peer, tag, limit)
+            return
+        work = whole.post(operator, "uint8", data.ctypes.data, data.nbytes, peer, tag)
+        try:
+            while not work.wait(_LOOK):
+                _core.check_living(options.processes, options.rank, options.domain)
+        except PeerLostError as error:
+            whole.abort(str(error))  # ends the message, so that nothing is written into its memory any more
+            with contextlib.suppress(AllToAllVError):
+                work.wait()
+            raise
 
     def gather(mine: bytes) -> list[bytes]:
         every = np.empty((len(members), len(mine)), np.uint8)

@@ -12,7 +12,7 @@ import time
 import numpy as np
 
 import alltoallv.numpy as an
-from alltoallv import Communicator
+from alltoallv import Communicator, membership
 from alltoallv.errors import AllToAllVError, DeadlockError, PeerLostError, PeerMismatchError, ResourceError
 
 
@@ -35,6 +35,23 @@ def lost(how: str, *ranks: str) -> None:
                 an.all_reduce(x, group=comm)
         except AllToAllVError as error:
             print(f"{type(error).__name__} after {time.monotonic() - begin:.3f} s: {error}", flush=True)
+
+
+def ended(meet: str, victim: str) -> None:
+    """A rank's program ends while the others join another domain, or some of them a part of this one."""
+    comm = Communicator.from_env(timeout=60)
+    an.barrier(group=comm)
+    if str(comm.rank) == victim:
+        if meet == "split":  # once the ranks have agreed on the parent
+            membership.connect = lambda *_: sys.exit()
+            comm.split(0)
+        sys.exit()
+    begin = time.monotonic()
+    try:
+        comm.split(0) if meet == "split" else Communicator.from_env("other", timeout=60)
+    except AllToAllVError as error:
+        print(f"{type(error).__name__} after {time.monotonic() - begin:.3f} s: {error}", flush=True)
+    time.sleep(1)  # not another one that has ended by now
 
 
 def lost_at_any_time(victim: str, after: str) -> None:

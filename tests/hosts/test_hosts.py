@@ -41,7 +41,7 @@ def told(place: Sequence[Host | None], *program: str, port: int, lost: Sequence[
     for rank, text in enumerate(texts):
         died = [int(number) for number in NOTICE.findall(text)]
         assert rank in lost or (sorted(set(died)) == sorted(died) and set(died) <= set(lost)), text
-        assert rank in lost or died or "PeerLostError" not in text or "has left" in text, text
+        assert rank in lost or died or " was lost: " not in text, text
     return [NOTICE.sub("", text) for text in texts]
 
 
@@ -141,6 +141,16 @@ def test_lost_ranks_are_named_on_all_within_a_second(hosts: list[Host], how: str
             assert any(f": rank {other} " in line for other in lost), text
         assert text.count("PeerLostError") == 2, text
         assert how == "exit" or float(text.split("after ")[1].split()[0]) < 1.0, text
+
+
+@pytest.mark.parametrize(("meet", "victim"), [("domain", 0), ("domain", 3), ("split", 2)])
+def test_a_program_that_ends_while_others_join_is_named_at_once(hosts: list[Host], meet: str, victim: int) -> None:
+    a, b, _ = hosts
+    for rank, text in enumerate(told([a, a, b, b], "ended", meet, str(victim), port=29_620)):
+        if rank != victim:
+            assert text.startswith("PeerLostError after "), text
+            assert f"rank {victim} " in text, text
+            assert float(text.split("after ")[1].split()[0]) < 5, text
 
 
 def test_no_living_rank_is_named(hosts: list[Host]) -> None:

@@ -88,6 +88,7 @@ CommunicatorPtr destroyed_with_all(CommunicatorPtr made) {
 }
 
 void destroy_all_communicators() {
+    process_ends.store(true);
     std::vector<CommunicatorPtr> alive;
     {
         Registry& all = registry();

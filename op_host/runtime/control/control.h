@@ -165,7 +165,7 @@ class ControlPlane {
     void hear_poison(PoisonKind kind, int by, const std::string& reason);
     /// Takes the end of the whole, or of the part.
     void hear_poison(const Poison& poison);
-    void hear_left(int rank);
+    void hear_left(int rank, bool process_ended);
     void hear_rows(uint64_t seq) {
         doorbell_.ring_if([&] { return has_all_rows(seq); });
     }
@@ -207,6 +207,8 @@ class ControlPlane {
     int64_t process_of(int rank) const;
     /// Returns the rank that was lost in this process's view; < 0 if none was.
     int lost_rank() const;
+    /// Returns how a process was lost, or that it has ended after its rank had left; empty if it may live.
+    std::string end_of(int64_t process) const;
     std::string describe_op(OpKind op) const;
     std::string describe_op() const { return describe_op(op_); }
     std::string flight_record() const;

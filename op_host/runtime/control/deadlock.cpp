@@ -64,8 +64,7 @@ std::string Deadlocks::loss_of(int64_t process) {
     const std::lock_guard lock(mutex_);
     if (process == 0) return {};
     for (const ControlPlane* plane : planes_)
-        if (const int lost = plane->lost_rank(); lost >= 0 && plane->process_of(lost) == process)
-            return plane->poison_told().reason;
+        if (std::string how = plane->end_of(process); !how.empty()) return how;
     return {};
 }
 

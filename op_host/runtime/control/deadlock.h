@@ -55,7 +55,7 @@ class Deadlocks {
     void add(ControlPlane& plane);
     void remove(ControlPlane& plane);
 
-    /// Returns how a process was lost to one of the domains; empty if it was not.
+    /// Returns how a process has ended in the view of one of the domains; empty if it may live.
     std::string loss_of(int64_t process);
 
     /// `answer` is called when this process has waited for long: it lets messages of peers be answered.

@@ -73,7 +73,10 @@ ControlPlane::Poison ControlPlane::poison_told() const {
 Error ControlPlane::poison_error(const std::string& what) const {
     const Poison poison = poison_told();
     const int64_t lost = poison.lost != 0 ? poison.lost : whole().poison_told().lost;
-    if (lost != 0) Liveness::tell(lost, loss_text(poison.reason));
+    if (lost != 0) {
+        Liveness::report(lost, loss_text(poison.reason));
+        Liveness::tell(lost);
+    }
     if (poison.kind == PoisonKind::timeout) return comm_timeout(poison.reason);
     if (poison.kind == PoisonKind::deadlock) return deadlock(poison.reason);
     if (poison.kind == PoisonKind::resource)
@@ -131,7 +134,8 @@ void ControlPlane::ring_all() {
     for (int j = 0; j < size(); ++j) Doorbell(flags(j).messages).ring();
 }
 
-void ControlPlane::hear_left(int peer) {
+void ControlPlane::hear_left(int peer, bool process_ended) {
+    if (process_ended) status(peer).ended.store(1, std::memory_order_relaxed);
     status(peer).state.store(RankState::left, std::memory_order_release);
     ring_all();
 }
@@ -170,6 +174,14 @@ int ControlPlane::lost_rank() const {
     return -1;
 }
 
+std::string ControlPlane::end_of(int64_t process) const {
+    if (const int lost = lost_rank(); lost >= 0 && process_of(lost) == process) return poison_told().reason;
+    for (int j = 0; j < size(); ++j)
+        if (has_left(j) && status(j).ended.load(std::memory_order_relaxed) != 0 && process_of(j) == process)
+            return "its process has ended";
+    return {};
+}
+
 void ControlPlane::acknowledge_if_idle() {
     if (poisoned() && !active_.load(std::memory_order_seq_cst))
         status(rank()).acked.store(1, std::memory_order_release);
@@ -179,7 +191,7 @@ void ControlPlane::leave() {
     if (const std::string reason = Deadlocks::instance().reason_to_leave(*this); !reason.empty())
         poison(PoisonKind::deadlock, reason);
     status(rank()).acked.store(1, std::memory_order_release);
-    hear_left(rank());
+    hear_left(rank(), process_ends.load());
 }
 
 Error ControlPlane::broken(int peer, const std::string& how) const {

@@ -108,6 +108,7 @@ struct alignas(cache_line) RankStatus {
     std::atomic<uint64_t> probe;       // address of a word that peers try to read with process_vm_readv
     std::atomic<uint32_t> reads_all;   // 1 if this rank could read every peer
     std::atomic<uint32_t> lost;        // 1 once a rank of this host knows that it is lost
+    std::atomic<uint32_t> ended;       // 1 if it has left because its process ends
     std::atomic<uint32_t> silent;      // of a leader of another host: 1 while it does not answer
     std::atomic<uint64_t> cpus[16];    // the processors it may use, bit by bit
     char host[64];                     // its name, if it is not this host

@@ -44,8 +44,7 @@ void Liveness::report(int64_t process, const std::string& loss) {
     [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
 }
 
-void Liveness::tell(int64_t process, const std::string& loss) {
-    report(process, loss);
+void Liveness::tell(int64_t process) {
     const std::lock_guard lock(Losses::instance().mutex);
     Losses::instance().told.insert(process);
 }
@@ -67,10 +66,9 @@ void Liveness::check(const std::vector<int64_t>& processes, int rank, const std:
         const size_t j = i % processes.size();
         const std::string how = end_of_rank(j, i < processes.size());
         if (how.empty()) continue;
-        const Error lost = peer_lost("rank ", j, " (pid ", static_cast<uint32_t>(processes[j]),
-                                     ") was lost before it joined domain '", domain, "': ", how);
-        tell(processes[j], lost.what());
-        throw lost;
+        tell(processes[j]);
+        throw peer_lost("rank ", j, " (pid ", static_cast<uint32_t>(processes[j]),
+                        ") was lost before it joined domain '", domain, "': ", how);
     }
 }
 

@@ -27,8 +27,8 @@ class Liveness {
     static void report(int64_t process, const std::string& loss);
 
     /// Notes that a call has raised the loss of a process: the program knows that it has to go on without it, or with
-    /// another in its place. Reports it, too.
-    static void tell(int64_t process, const std::string& loss);
+    /// another in its place.
+    static void tell(int64_t process);
 
     /// Returns the processes, with 0 for those whose loss has been told.
     static std::vector<int64_t> untold(std::vector<int64_t> processes);

@@ -30,6 +30,9 @@ class MessageWork : public Work {
 
 using MessageWorkPtr = std::shared_ptr<MessageWork>;
 
+/// True once the process ends: its ranks tell their peers so when they leave.
+inline std::atomic<bool> process_ends{false};
+
 /// Counters since the communicator was made, by name; see docs/architecture.md for the names.
 using Stats = std::map<std::string, uint64_t>;
 

@@ -210,7 +210,7 @@ void TcpLeaders::tell_departures() {
     for (const int j : here_)
         if (control_.has_left(j) && !departures_told_[static_cast<size_t>(j)]) {
             departures_told_[static_cast<size_t>(j)] = true;
-            send_to_others(nobody, {0, Tells::departed, j, {}, 0}, {});
+            send_to_others(nobody, {0, Tells::departed, j, {}, control_.status(j).ended.load()}, {});
         }
 }
 
@@ -301,7 +301,7 @@ void TcpLeaders::on_message(size_t index, const Message& message, const char* bo
             control_.status(message.rank).silent.store(message.seq != 0 ? 1 : 0, std::memory_order_relaxed);
             return send_to_others(index, message, {});
         case Tells::departed:
-            control_.hear_left(message.rank);
+            control_.hear_left(message.rank, message.seq != 0);
             send_to_others(index, message, {});
             if (message.rank == connection.leader && !connection.is_parent)
                 ::shutdown(connection.socket.get(), SHUT_WR);  // it waits for this

@@ -55,8 +55,9 @@ class TcpLeaders : public std::enable_shared_from_this<TcpLeaders> {
         Tells tells = Tells::departed;
         int32_t rank = 0;  // the rank it is about
         PoisonKind kind = PoisonKind::none;
-        uint64_t seq =
-            0;  // of an operator; for rows: their number; for a poison: the lost rank + 1; for silence: 1 or 0
+        // Of an operator; for rows: their number; for a poison: the lost rank + 1; for silence: 1 or 0; for a
+        // departure: 1 if the process ends.
+        uint64_t seq = 0;
     };
 
     class Turn;

@@ -288,6 +288,8 @@ void TcpMessages::look() {
             });
             if (gone && post.survives()) {
                 finish(post, peer_lost(control_.describe_rank(late[0]), " was lost"));
+            } else if (gone && control_.has_left(late[0])) {
+                control_.left_early(late[0]);
             } else if (gone) {
                 control_.lost(late[0], "its connection for messages has ended");
             } else if (seconds_since(post.started) >= post.timeout) {
