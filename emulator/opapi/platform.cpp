@@ -61,6 +61,7 @@ void quantize(aclDataType dtype, const void* x, int64_t count, int64_t group_siz
     numbers.count = static_cast<uint64_t>(count);
     numbers.group = static_cast<uint64_t>(group_size);
     numbers.type = static_cast<uint32_t>(dtype);
+    numbers.bits = 8;
     const uint64_t groups = (numbers.count + numbers.group - 1) / numbers.group;
     const std::vector<Argument> arguments = {{"x", x, numbers.count * aclDataTypeSize(dtype)},
                                              {"codes", codes, numbers.count},
@@ -78,6 +79,7 @@ void dequantize_sum(const void* codes, const void* scales, int64_t ranks, int64_
     numbers.ranks = static_cast<uint32_t>(ranks);
     numbers.type = static_cast<uint32_t>(dtype);
     numbers.saturate = 1;
+    numbers.bits = 8;
     const uint64_t groups = (numbers.count + numbers.group - 1) / numbers.group;
     const std::vector<Argument> arguments = {{"codes", codes, numbers.ranks * numbers.count},
                                              {"scales", scales, numbers.ranks * groups * sizeof(float)},

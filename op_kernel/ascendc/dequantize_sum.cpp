@@ -7,21 +7,20 @@ namespace alltoallv_kernels {
 
 template <class Out>
 __aicore__ inline void DequantizeSum(GM_ADDR codes, GM_ADDR scales, GM_ADDR y, const DequantizeSumTiling& tiling) {
-    const uint64_t all = (tiling.count + tiling.group - 1) / tiling.group, cores = GetBlockNum(), core = GetBlockIdx();
-    const uint64_t first = all * core / cores, end = all * (core + 1) / cores;
-    if (first == end) return;
+    const Groups groups = Groups::OfCore(tiling.count, tiling.group, tiling.bits);
+    if (groups.number == 0) return;
+    const uint64_t bytes = groups.AllCodes(), all = groups.All(), first = groups.first;
     GlobalTensor<int8_t> code;
     GlobalTensor<float> scale;
     GlobalTensor<Out> output;
-    code.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(codes), tiling.ranks * tiling.count);
+    code.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(codes), tiling.ranks * bytes);
     scale.SetGlobalBuffer(reinterpret_cast<__gm__ float*>(scales), tiling.ranks * all);
     output.SetGlobalBuffer(reinterpret_cast<__gm__ Out*>(y), tiling.count);
     TPipe pipe;
     GroupSummer<Out> summer;
     summer.Init(static_cast<Type>(tiling.type), tiling.saturate != 0, tiling.average != 0, &pipe);
-    const Groups groups{tiling.count, tiling.group, first, end - first};
     summer.Run(
-        groups, tiling.ranks, [&](uint32_t j, uint64_t i) { return code[j * tiling.count + groups.Begin(i)]; },
+        groups, tiling.ranks, [&](uint32_t j, uint64_t i) { return code[j * bytes + groups.CodesOf(first + i)]; },
         [&](uint32_t j, uint64_t i) { return scale[j * all + first + i]; }, output[first * tiling.group]);
 }
 

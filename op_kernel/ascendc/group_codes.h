@@ -1,4 +1,5 @@
-// int8 codes with a float32 scale for each group of elements: quantize, and sum what several ranks have quantized.
+// int8 or int4 codes with a float32 scale for each group of elements: quantize, and sum what several ranks have
+// quantized. Two codes of 4 bits share a byte, the even one in its low half; every group begins at a byte.
 //
 // Groups lie in rows of the unified buffer; a row begins at a block of 32 bytes for every type. A group that is longer
 // than a tile is taken in pieces, and read twice.
@@ -13,13 +14,31 @@ constexpr uint32_t most_rows = 128;  // groups of a tile
 /// Groups of `group` elements of a tensor of `count`, from group `first` on; the last one of the tensor may be shorter.
 struct Groups {
     uint64_t count, group, first, number;
+    uint32_t bits;  ///< of a code: 8 or 4
+
+    /// This core's share of a tensor's groups.
+    __aicore__ inline static Groups OfCore(uint64_t count, uint64_t group, uint32_t bits) {
+        const uint64_t all = (count + group - 1) / group, cores = GetBlockNum(), core = GetBlockIdx();
+        const uint64_t begin = all * core / cores;
+        return {count, group, begin, all * (core + 1) / cores - begin, bits};
+    }
+    /// Of the tensor.
+    __aicore__ inline uint64_t All() const { return (count + group - 1) / group; }
+    /// Bytes of the codes of so many elements of one group.
+    __aicore__ inline uint64_t CodeBytes(uint64_t elements) const { return code_bytes(elements, bits); }
+    /// Bytes of the codes of `i` whole groups.
+    __aicore__ inline uint64_t CodesOf(uint64_t i) const { return i * CodeBytes(group); }
+    /// Bytes of the codes of the tensor.
+    __aicore__ inline uint64_t AllCodes() const { return CodesOf(count / group) + CodeBytes(count % group); }
+    /// Elements of a row that holds so many, of which the codes begin at blocks, too.
+    __aicore__ inline uint32_t Row(uint32_t length) const { return round_up(length, 256 / bits); }
 
     __aicore__ inline uint64_t Begin(uint64_t i) const { return (first + i) * group; }
     __aicore__ inline uint64_t End(uint64_t i) const { return Begin(i) + group < count ? Begin(i) + group : count; }
     /// Whole groups from the i-th on that fit into a tile: at least 1, unless they are longer.
     __aicore__ inline uint32_t Rows(uint64_t i) const {
         if (group > tile_elements) return 0;
-        const uint64_t row = round_up(static_cast<uint32_t>(group), 32);
+        const uint64_t row = Row(static_cast<uint32_t>(group));
         uint64_t rows = tile_elements / row;
         if (rows > most_rows) rows = most_rows;
         if (rows > number - i) rows = number - i;
@@ -29,11 +48,13 @@ struct Groups {
     }
 };
 
-/// Quantizes groups: scale = largest magnitude / 127, code = x * (1 / scale), rounded half to even.
+/// Quantizes groups: scale = largest magnitude / 127 or 7, code = x * (1 / scale), rounded half to even.
 template <class In>
 class GroupQuantizer {
   public:
-    __aicore__ inline void Init(TPipe* pipe) {
+    __aicore__ inline void Init(uint32_t bits, TPipe* pipe) {
+        bits_ = bits;
+        most_ = bits == 8 ? 127.0f : 7.0f;
         magnitudes_.Init(pipe);
         pipe->InitBuffer(inputs_, 1, tile_elements * sizeof(In));
         pipe->InitBuffer(codes_, 1, tile_elements);
@@ -41,7 +62,7 @@ class GroupQuantizer {
         pipe->InitBuffer(work_, tile_elements * sizeof(float));
         pipe->InitBuffer(halves_, tile_elements * sizeof(half));
         pipe->InitBuffer(rows_, 5 * most_rows * sizeof(float));
-        Duplicate(Row(0), 127.0f, most_rows);
+        Duplicate(Row(0), most_, most_rows);
         Duplicate(Row(1), 1.0f, most_rows);
     }
 
@@ -69,13 +90,13 @@ class GroupQuantizer {
 
     __aicore__ inline void Tile(const Groups& groups, uint64_t i, uint32_t rows, const GlobalTensor<In>& x,
                                 const GlobalTensor<int8_t>& codes, const GlobalTensor<float>& scales) {
-        const uint32_t length = static_cast<uint32_t>(groups.End(i) - groups.Begin(i)), row = round_up(length, 32);
+        const uint32_t length = static_cast<uint32_t>(groups.End(i) - groups.Begin(i)), row = groups.Row(length);
         Load(x[groups.Begin(i)], rows, length, row);
         Absolute(rows * row);
         Largest(rows, row);
         ScalesOf(rows);
-        for (uint32_t r = 0; r < rows; ++r) Scale(r, r * row, row, Special(r, r * row, length));
-        Store(codes[groups.Begin(i) - groups.Begin(0)], rows, length, row);
+        for (uint32_t r = 0; r < rows; ++r) Scale(r, r * row, row, Special(r, r * row, length, row));
+        Store(codes[groups.CodesOf(i)], rows, length, row);
         StoreScales(scales[i], rows);
     }
 
@@ -84,7 +105,7 @@ class GroupQuantizer {
         int32_t most = 0;
         bool nan = false;
         for (uint64_t at = groups.Begin(i); at < groups.End(i); at += tile_elements) {
-            const uint32_t length = Piece(groups.End(i) - at), row = round_up(length, 32);
+            const uint32_t length = Piece(groups.End(i) - at), row = groups.Row(length);
             Load(x[at], 1, length, row);
             Absolute(row);
             Largest(1, row);
@@ -102,12 +123,12 @@ class GroupQuantizer {
         ScalesOf(1);
         if (nan) Scales().template ReinterpretCast<int32_t>().SetValue(0, nan_bits);
         for (uint64_t at = groups.Begin(i); at < groups.End(i); at += tile_elements) {
-            const uint32_t length = Piece(groups.End(i) - at), row = round_up(length, 32);
+            const uint32_t length = Piece(groups.End(i) - at), row = groups.Row(length);
             Load(x[at], 1, length, row);
             PipeBarrier<PIPE_ALL>();
             if (most >= inf_bits) Signs(0, row, nan);
             Scale(0, 0, row, most >= inf_bits);
-            Store(codes[at - groups.Begin(0)], 1, length, row);
+            Store(codes[groups.CodesOf(i) + groups.CodeBytes(at - groups.Begin(i))], 1, length, row);
         }
         StoreScales(scales[i], 1);
     }
@@ -119,14 +140,15 @@ class GroupQuantizer {
     __aicore__ inline LocalTensor<float> Values() { return values_.template Get<float>(); }
     __aicore__ inline LocalTensor<int32_t> ValueBits() { return values_.template Get<int32_t>(); }
 
-    /// Reads rows and widens them; the rest of a row is filled with its first element, or with zeros.
+    /// Reads rows and widens them; the rest of a row is filled with zeros.
     __aicore__ inline void Load(const GlobalTensor<In>& from, uint32_t rows, uint32_t length, uint32_t row) {
         LocalTensor<In> input = inputs_.template AllocTensor<In>();
         const uint32_t bytes = row * sizeof(In);
-        DataCopyPad(input, from, BlocksIn(rows, length * sizeof(In), bytes), NoPadding<In>());
+        const uint32_t filled = round_up(length * sizeof(In), 32) / sizeof(In);
+        DataCopyPad(input, from, BlocksIn(rows, length * sizeof(In), bytes),
+                    DataCopyPadExtParams<In>{true, 0, static_cast<uint8_t>(filled - length), In()});
         inputs_.EnQue(input);
         input = inputs_.template DeQue<In>();
-        const uint32_t filled = round_up(length * sizeof(In), 32) / sizeof(In);
         if (filled < row) Duplicate(Values(), 0.0f, rows * row);
         PipeBarrier<PIPE_V>();
         if (filled == row) {
@@ -167,13 +189,13 @@ class GroupQuantizer {
         PipeBarrier<PIPE_V>();
     }
 
-    /// Scales and their inverses. A scale whose product with 127 overflows is one step smaller.
+    /// Scales and their inverses. A scale whose product with the largest code overflows is one step smaller.
     __aicore__ inline void ScalesOf(uint32_t rows) {
         Div(Scales(), Largest(), Row(0), rows);
         PipeBarrier<PIPE_V>();
         Maxs(Scales(), Scales(), 0x1p-125f, rows);
         PipeBarrier<PIPE_V>();
-        Muls(Inverses(), Scales(), 127.0f, rows);
+        Muls(Inverses(), Scales(), most_, rows);
         SetFlag<HardEvent::V_S>(0);
         WaitFlag<HardEvent::V_S>(0);
         const LocalTensor<int32_t> largest = Largest().template ReinterpretCast<int32_t>();
@@ -194,12 +216,12 @@ class GroupQuantizer {
     }
 
     /// True if group r has an infinite value or a NaN; then its values become those of its codes.
-    __aicore__ inline bool Special(uint32_t r, uint32_t at, uint32_t length) {
+    __aicore__ inline bool Special(uint32_t r, uint32_t at, uint32_t length, uint32_t row) {
         const LocalTensor<int32_t> scales = Scales().template ReinterpretCast<int32_t>();
         if (scales.GetValue(r) < inf_bits) return false;
         const bool nan = HasNan(at, length);
         if (nan) scales.SetValue(r, nan_bits);
-        Signs(at, round_up(length, 32), nan);
+        Signs(at, row, nan);
         return true;
     }
 
@@ -209,13 +231,14 @@ class GroupQuantizer {
         return false;
     }
 
-    /// Infinite values become 127 with their sign, others 0; with a NaN in the group all become 0.
+    /// Infinite values become the largest code with their sign, others 0; with a NaN in the group all become 0.
     __aicore__ inline void Signs(uint32_t at, uint32_t row, bool nan) {
-        constexpr int32_t of_127 = 0x42FE0000, sign = static_cast<int32_t>(0x80000000);
+        constexpr int32_t sign = static_cast<int32_t>(0x80000000);
+        const int32_t most = bits_ == 8 ? 0x42FE0000 : 0x40E00000;
         for (uint32_t i = 0; i < row; ++i) {
             const int32_t bits = ValueBits().GetValue(at + i);
             const bool infinite = !nan && (bits & 0x7FFFFFFF) == inf_bits;
-            ValueBits().SetValue(at + i, infinite ? (bits & sign) | of_127 : 0);
+            ValueBits().SetValue(at + i, infinite ? (bits & sign) | most : 0);
         }
         SetFlag<HardEvent::S_V>(0);
         WaitFlag<HardEvent::S_V>(0);
@@ -239,10 +262,13 @@ class GroupQuantizer {
         Cast(halves, Values(), RoundMode::CAST_RINT, rows * row);
         PipeBarrier<PIPE_V>();
         LocalTensor<int8_t> codes = codes_.template AllocTensor<int8_t>();
-        Cast(codes, halves, RoundMode::CAST_RINT, rows * row);
+        if (bits_ == 8)
+            Cast(codes, halves, RoundMode::CAST_RINT, rows * row);
+        else
+            Cast(codes.template ReinterpretCast<int4b_t>(), halves, RoundMode::CAST_RINT, rows * row);
         codes_.EnQue(codes);
         codes = codes_.template DeQue<int8_t>();
-        DataCopyPad(to, codes, BlocksOut(rows, length, row));
+        DataCopyPad(to, codes, BlocksOut(rows, code_bytes(length, bits_), code_bytes(row, bits_)));
         codes_.FreeTensor(codes);
     }
 
@@ -255,6 +281,8 @@ class GroupQuantizer {
         PipeBarrier<PIPE_ALL>();  // the next tile has other scales
     }
 
+    uint32_t bits_;
+    float most_;
     Magnitudes magnitudes_;
     TQue<TPosition::VECIN, 1> inputs_;
     TQue<TPosition::VECOUT, 1> codes_;
@@ -280,6 +308,7 @@ class GroupSummer {
     template <class Codes, class Scales>
     __aicore__ inline void Run(const Groups& groups, uint32_t ranks, const Codes& codes, const Scales& scales,
                                const GlobalTensor<Out>& out) {
+        bits_ = groups.bits;
         for (uint64_t i = 0; i < groups.number;) {
             uint32_t rows = groups.Rows(i);
             if (rows > 0) {
@@ -302,10 +331,11 @@ class GroupSummer {
     __aicore__ inline void Tile(uint64_t at, uint32_t length, const Groups& groups, uint64_t i, uint32_t rows,
                                 uint32_t ranks, const Codes& codes, const Scales& scales,
                                 const GlobalTensor<Out>& out) {
-        const uint32_t row = round_up(length, 32), count = rows * row;
+        const uint32_t row = groups.Row(length), count = rows * row;
         const LocalTensor<float> sums = sums_.template Get<float>(), values = values_.template Get<float>();
         for (uint32_t j = 0; j < ranks; ++j) {
-            Values(j == 0 ? sums : values, codes(j, i)[at - groups.Begin(i)], scales(j, i), rows, length, row);
+            Values(j == 0 ? sums : values, codes(j, i)[groups.CodeBytes(at - groups.Begin(i))], scales(j, i), rows,
+                   length, row);
             if (j > 0) Add(sums, sums, values, count);
             PipeBarrier<PIPE_V>();
         }
@@ -327,7 +357,8 @@ class GroupSummer {
     __aicore__ inline void Values(const LocalTensor<float>& to, const GlobalTensor<int8_t>& codes,
                                   const GlobalTensor<float>& scales, uint32_t rows, uint32_t length, uint32_t row) {
         LocalTensor<int8_t> code = codes_.template AllocTensor<int8_t>();
-        DataCopyPad(code, codes, BlocksIn(rows, length, row), NoPadding<int8_t>());
+        DataCopyPad(code, codes, BlocksIn(rows, code_bytes(length, bits_), code_bytes(row, bits_)),
+                    NoPadding<int8_t>());
         codes_.EnQue(code);
         LocalTensor<float> scale = scales_.template AllocTensor<float>();
         DataCopyPad(scale, scales,
@@ -337,7 +368,10 @@ class GroupSummer {
         scales_.EnQue(scale);
         const LocalTensor<half> halves = halves_.template Get<half>();
         code = codes_.template DeQue<int8_t>();
-        Cast(halves, code, RoundMode::CAST_NONE, rows * row);
+        if (bits_ == 8)
+            Cast(halves, code, RoundMode::CAST_NONE, rows * row);
+        else
+            Cast(halves, code.template ReinterpretCast<int4b_t>(), RoundMode::CAST_NONE, rows * row);
         codes_.FreeTensor(code);
         PipeBarrier<PIPE_V>();
         Cast(to, halves, RoundMode::CAST_NONE, rows * row);
@@ -353,6 +387,7 @@ class GroupSummer {
     }
 
     bool average_;
+    uint32_t bits_;
     Rounding rounding_;
     TQue<TPosition::VECIN, 1> codes_, scales_;
     TQue<TPosition::VECOUT, 1> outputs_;

@@ -14,17 +14,18 @@ namespace alltoallv_kernels {
 /// A lane's data in a half of a window: codes, their scales, and the results of this rank's part.
 struct ChunkPlaces {
     uint64_t units;       ///< of a chunk: groups, or 32 elements
+    uint64_t unit;        ///< elements of a unit
     uint64_t unit_bytes;  ///< codes of a unit
     uint64_t scales, results;
 };
 
 __aicore__ inline ChunkPlaces PlacesOf(const QuantAllReduceTiling& tiling, uint32_t out_bytes) {
     const uint64_t unit = tiling.group > 0 ? tiling.group : 32;
-    const uint64_t bytes = tiling.window.lane_bytes - 3 * 512;
-    uint64_t units = bytes / (unit * (1 + out_bytes) + sizeof(float));
+    const uint64_t unit_bytes = code_bytes(unit, tiling.bits), bytes = tiling.window.lane_bytes - 3 * 512;
+    uint64_t units = bytes / (unit_bytes + unit * out_bytes + sizeof(float));
     units = units / tiling.window.size * tiling.window.size;
-    const uint64_t scales = (units * unit + 511) / 512 * 512;
-    return {units, unit, scales, (scales + units * sizeof(float) + 511) / 512 * 512};
+    const uint64_t scales = (units * unit_bytes + 511) / 512 * 512;
+    return {units, unit, unit_bytes, scales, (scales + units * sizeof(float) + 511) / 512 * 512};
 }
 
 template <class Quantizer, class Summer, class Out>
@@ -37,7 +38,7 @@ class QuantAllReduce {
 
     /// `quantize(first unit, units, codes, scales)` and `sum(first unit, units, where ranks' codes begin, out)`.
     __aicore__ inline void Run(Quantizer& quantizer, Summer& summer, GM_ADDR y) {
-        const uint64_t unit = places_.unit_bytes, all = (tiling_.count + unit - 1) / unit;
+        const uint64_t unit = places_.unit, all = (tiling_.count + unit - 1) / unit;
         const uint64_t end = all * (lane_.Number() + 1) / lane_.Lanes();
         GlobalTensor<Out> output;
         output.SetGlobalBuffer(reinterpret_cast<__gm__ Out*>(y), tiling_.count);
@@ -57,8 +58,9 @@ class QuantAllReduce {
         }
     }
 
-    __aicore__ inline GlobalTensor<int8_t> Codes(uint32_t rank) const {
-        return lane_.template Data<int8_t>(rank, 0, places_.units * places_.unit_bytes);
+    /// From a unit on.
+    __aicore__ inline GlobalTensor<int8_t> Codes(uint32_t rank, uint64_t unit = 0) const {
+        return lane_.template Data<int8_t>(rank, 0, places_.units * places_.unit_bytes)[unit * places_.unit_bytes];
     }
     __aicore__ inline GlobalTensor<float> Scales(uint32_t rank) const {
         return lane_.template Data<float>(rank, places_.scales, places_.units);
@@ -70,7 +72,7 @@ class QuantAllReduce {
     __aicore__ inline uint64_t Part(uint64_t units, uint32_t rank) const { return units * rank / lane_.Size(); }
 
     __aicore__ inline void Gather(uint32_t rank, uint64_t first, uint64_t units, const GlobalTensor<Out>& output) {
-        const uint64_t unit = places_.unit_bytes;
+        const uint64_t unit = places_.unit;
         const uint64_t begin = (first + Part(units, rank)) * unit;
         uint64_t end = (first + Part(units, rank + 1)) * unit;
         if (end > tiling_.count) end = tiling_.count;
@@ -102,16 +104,16 @@ __aicore__ inline void Dynamic(GM_ADDR x, GM_ADDR y, const QuantAllReduceTiling&
     input.SetGlobalBuffer(reinterpret_cast<__gm__ In*>(x), tiling.count);
     GroupQuantizer<In> codes;
     GroupSummer<Out> sums;
-    codes.Init(&pipe);
+    codes.Init(tiling.bits, &pipe);
     sums.Init(static_cast<Type>(tiling.output_type), tiling.saturate != 0, tiling.average != 0, &pipe);
     auto quantize = [&](uint64_t first, uint64_t units, const GlobalTensor<int8_t>& code,
                         const GlobalTensor<float>& scale) {
-        codes.Run({tiling.count, tiling.group, first, units}, input, code, scale);
+        codes.Run({tiling.count, tiling.group, first, units, tiling.bits}, input, code, scale);
     };
     auto sum = [&](const auto& all, uint64_t first, uint64_t units, uint64_t begin, const GlobalTensor<Out>& out) {
-        const Groups groups{tiling.count, tiling.group, first, units};
+        const Groups groups{tiling.count, tiling.group, first, units, tiling.bits};
         sums.Run(
-            groups, all.Ranks(), [&](uint32_t j, uint64_t i) { return all.Codes(j)[(begin + i) * tiling.group]; },
+            groups, all.Ranks(), [&](uint32_t j, uint64_t i) { return all.Codes(j, begin + i); },
             [&](uint32_t j, uint64_t i) { return all.Scales(j)[begin + i]; }, out);
     };
     QuantAllReduce<decltype(quantize), decltype(sum), Out> reduce(&tiling, &lane, &pipe);
@@ -147,8 +149,7 @@ __aicore__ inline void Shared(GM_ADDR x, GM_ADDR scale, GM_ADDR offset, GM_ADDR 
         }
     };
     auto sum = [&](const auto& all, uint64_t first, uint64_t units, uint64_t begin, const GlobalTensor<Out>& out) {
-        sums.Run(
-            first * 32, elements(first, units), all.Ranks(), [&](uint32_t j) { return all.Codes(j)[begin * 32]; }, out);
+        sums.Run(first * 32, elements(first, units), all.Ranks(), [&](uint32_t j) { return all.Codes(j, begin); }, out);
     };
     QuantAllReduce<decltype(copy), decltype(sum), Out> reduce(&tiling, &lane, &pipe);
     reduce.Run(copy, sum, y);

@@ -1,4 +1,4 @@
-// Quantizes: a float32 scale for each group of elements, and int8 codes.
+// Quantizes: a float32 scale for each group of elements, and int8 or int4 codes.
 #include "group_codes.h"
 #include "quantized_tiling.h"
 #include "tiling.h"
@@ -7,19 +7,18 @@ namespace alltoallv_kernels {
 
 template <class In>
 __aicore__ inline void Quantize(GM_ADDR x, GM_ADDR codes, GM_ADDR scales, const QuantizeTiling& tiling) {
-    const uint64_t all = (tiling.count + tiling.group - 1) / tiling.group, cores = GetBlockNum(), core = GetBlockIdx();
-    const uint64_t first = all * core / cores, end = all * (core + 1) / cores;
-    if (first == end) return;
+    const Groups groups = Groups::OfCore(tiling.count, tiling.group, tiling.bits);
+    if (groups.number == 0) return;
     GlobalTensor<In> input;
     GlobalTensor<int8_t> code;
     GlobalTensor<float> scale;
     input.SetGlobalBuffer(reinterpret_cast<__gm__ In*>(x), tiling.count);
-    code.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(codes), tiling.count);
-    scale.SetGlobalBuffer(reinterpret_cast<__gm__ float*>(scales), all);
+    code.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(codes), groups.AllCodes());
+    scale.SetGlobalBuffer(reinterpret_cast<__gm__ float*>(scales), groups.All());
     TPipe pipe;
     GroupQuantizer<In> quantizer;
-    quantizer.Init(&pipe);
-    quantizer.Run({tiling.count, tiling.group, first, end - first}, input, code[first * tiling.group], scale[first]);
+    quantizer.Init(tiling.bits, &pipe);
+    quantizer.Run(groups, input, code[groups.CodesOf(groups.first)], scale[groups.first]);
 }
 
 }  // namespace alltoallv_kernels

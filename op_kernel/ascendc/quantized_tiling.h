@@ -8,17 +8,19 @@
 
 namespace alltoallv_kernels {
 
-/// x: count elements of `type`; codes: int8 [count]; scales: float32, one for each `group` elements.
+/// x: count elements of `type`; codes: `bits` each, 8 or 4 (group_codes.h); scales: float32, one for each `group`
+/// elements.
 struct QuantizeTiling {
     uint64_t count, group;
-    uint32_t type, unused;
+    uint32_t type, bits;
 };
 
-/// codes: int8 [ranks, count]; scales: float32 [ranks, groups]; output: count elements of `type`.
+/// codes: of each rank, of `bits` each; scales: float32 [ranks, groups]; output: count elements of `type`.
 struct DequantizeSumTiling {
     uint64_t count, group;
     uint32_t ranks, type;
     uint32_t saturate, average;
+    uint32_t bits, unused;
 };
 
 /// x: int8 [ranks, count]; scale: [channels] of `scale_type`; output: count elements of `type`. Element i has the scale
@@ -30,13 +32,13 @@ struct SharedScaleTiling {
 };
 
 /// The whole pipeline between ranks. With `group` the input is of `type` and each rank has scales of its own; without,
-/// it is int8, and scale and offset are common.
+/// it is int8, and scale and offset are common; `bits` are those of a code then, 8, and 8 or 4 with groups.
 struct QuantAllReduceTiling {
     WindowTiling window;
     uint64_t count, group, channels;
     uint32_t type, output_type;
     uint32_t scale_type, saturate;
-    uint32_t average, unused;
+    uint32_t average, bits;
 };
 
 }  // namespace alltoallv_kernels

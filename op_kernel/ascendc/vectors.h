@@ -22,6 +22,12 @@ constexpr uint32_t round_up(uint32_t n, uint32_t unit) {
     return (n + unit - 1) / unit * unit;
 }
 
+/// Bytes of so many codes of 8 or 4 bits that begin at a byte.
+template <class Count>
+constexpr Count code_bytes(Count codes, uint32_t bits) {
+    return bits == 8 ? codes : (codes + 1) / 2;
+}
+
 /// Blocks of `bytes` in device memory, `ub_bytes` apart in the unified buffer (a multiple of 32).
 __aicore__ inline DataCopyExtParams BlocksIn(uint32_t count, uint32_t bytes, uint32_t ub_bytes) {
     return {static_cast<uint16_t>(count), bytes, 0, (ub_bytes - round_up(bytes, 32)) / 32, 0};

@@ -367,6 +367,13 @@ const Planted planted[] = {
          PipeBarrier<PIPE_V>();
          Cast(k.b().ReinterpretCast<int32_t>(), k.a(), RoundMode::CAST_NONE, 8);
      }},
+    {"stores half a byte of codes", "half a byte",
+     [] {
+         Kernel k;
+         Duplicate(k.a().ReinterpretCast<half>(), half(1.0f), 64);
+         PipeBarrier<PIPE_V>();
+         Cast(k.b().ReinterpretCast<int4b_t>(), k.a().ReinterpretCast<half>(), RoundMode::CAST_RINT, 33);
+     }},
     {"pads on the left", "not modelled",
      [] {
          Kernel k;

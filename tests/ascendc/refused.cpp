@@ -10,6 +10,8 @@ void refused() {
     Cast(a<float>, a<int8_t>, RoundMode::CAST_NONE, 32);                                   // REFUSED
     Cast(a<int8_t>, a<float>, RoundMode::CAST_RINT, 32);                                   // REFUSED
     Cast(a<int32_t>, a<int8_t>, RoundMode::CAST_NONE, 32);                                 // REFUSED
+    Cast(a<int4b_t>, a<float>, RoundMode::CAST_RINT, 32);                                  // REFUSED
+    Cast(a<int8_t>, a<int4b_t>, RoundMode::CAST_NONE, 32);                                 // REFUSED
     Cast(a<half>, a<bfloat16_t>, RoundMode::CAST_RINT, 32);                                // REFUSED
     Cast(a<half>, a<int32_t>, RoundMode::CAST_NONE, 32);                                   // REFUSED
     Max(a<int8_t>, a<int8_t>, a<int8_t>, 32);                                              // REFUSED

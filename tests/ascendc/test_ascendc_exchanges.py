@@ -160,7 +160,7 @@ def test_a_killed_rank_is_named_by_all_others(ranks: Any, tmp_path: Path, kernel
             run_kernel, status, y = call, call.status, call.y
         else:
             x, y = np.ones(2_000_000, np.float32), np.zeros(2_000_000, np.float32)
-            fields = struct(("u8", [x.size, 128, 1]), ("u4", [0, 0, 0, 1, 0, 0]))
+            fields = struct(("u8", [x.size, 128, 1]), ("u4", [0, 0, 0, 1, 0, 8]))
             tiling = np.concatenate([windows.tiling(comm.rank), fields])
             run_kernel = partial(run, "alltoallv_quant_all_reduce", 1, x, None, None, y, status, tiling)
         barrier(group=comm)
@@ -212,12 +212,12 @@ def test_quantized_all_reduce(size: int, lanes: int) -> None:
     """Scales of each rank's own, and a common one; every result has the reference's bits on every rank."""
     rng = np.random.default_rng(size * 10 + lanes)
     windows = Windows(size, lanes, DATA_PLACE + (128 << 10))
-    for call in range(15):
+    for call in range(18):
         name, out_name, scale_name = rng.choice(list(TYPES), 3)
         (dtype, acl_type), (out, out_type), (scale_dtype, scale_type) = TYPES[name], TYPES[out_name], TYPES[scale_name]
         count, average = int(rng.choice([1, 5, 100, 3_000, 12_000])), int(rng.integers(2))
         group, channels = int(rng.choice([1, 7, 128, 300] if count < 5_000 else [128, 1_000])), 1
-        scale = offset = None
+        scale, offset, bits = None, None, 8
         if call % 3 == 2:
             group, average, channels = 0, 0, int(rng.choice([1, 5])) if count % 5 == 0 else 1
             scale, offset = (
@@ -229,9 +229,9 @@ def test_quantized_all_reduce(size: int, lanes: int) -> None:
             expected = reference.shared_scale_all_reduce(rows, scale, offset[0], dtype=out_name)[0].reshape(-1)
         else:
             xs = [rng.standard_normal(count).astype(dtype) for _ in range(size)]
-            op = "avg" if average else "sum"
-            expected = reference.quantized_all_reduce(xs, group_size=group, op=op, dtype=out_name)[0]
-        fields = ("u8", [count, group, channels]), ("u4", [acl_type, out_type, scale_type, 1, average, 0])
+            op, bits = "avg" if average else "sum", 4 if call % 3 else 8
+            expected = reference.quantized_all_reduce(xs, group_size=group, bits=bits, op=op, dtype=out_name)[0]
+        fields = ("u8", [count, group, channels]), ("u4", [acl_type, out_type, scale_type, 1, average, bits])
         delays = rng.choice([0.0, 0.0, 5.0], size)
 
         ys = [np.full(count, 7, out) for _ in range(size)]
@@ -247,4 +247,4 @@ def test_quantized_all_reduce(size: int, lanes: int) -> None:
         on_ranks(ranks)
         for y, status in zip(ys, statuses, strict=True):
             assert (status[:, 0] == 0).all()
-            assert y.tobytes() == expected.tobytes(), (count, group, name, out_name)
+            assert y.tobytes() == expected.tobytes(), (count, group, name, out_name, bits)

@@ -34,57 +34,73 @@ def values(rng: np.random.Generator, count: int, kind: int, dtype: Any) -> Array
         return x.astype(dtype)
 
 
-def quantized(x: Array, acl_type: int, group: int, cores: int, seed: int) -> tuple[Array, Array]:
-    codes, scales = np.full(x.size, -99, np.int8), np.full(-(-x.size // group), 7, np.float32)
-    run(
-        "alltoallv_quantize", cores, x, codes, scales, struct(("u8", [x.size, group]), ("u4", [acl_type, 0])), seed=seed
-    )
+def quantized(x: Array, acl_type: int, group: int, cores: int, seed: int, bits: int) -> tuple[Array, Array]:
+    codes = np.full(reference.code_bytes(x.size, group, bits), 0x9D, np.uint8)
+    scales = np.full(-(-x.size // group), 7, np.float32)
+    tiling = struct(("u8", [x.size, group]), ("u4", [acl_type, bits]))
+    run("alltoallv_quantize", cores, x, codes, scales, tiling, seed=seed)
     return codes, scales
 
 
+@pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("name", TYPES)
-def test_quantize(name: str) -> None:
+def test_quantize(name: str, bits: int) -> None:
     dtype, acl_type = TYPES[name]
     rng, cases = np.random.default_rng(1), 0
     for count, group in SHAPES:
         for kind in range(6):
             x = values(rng, count, kind, dtype)
-            codes, scales = quantized(x, acl_type, group, 1 + cases % 4, cases)
-            expected = reference.quantize(x, group)
+            codes, scales = quantized(x, acl_type, group, 1 + cases % 4, cases, bits)
+            expected = reference.quantize(x, group, bits)
             assert codes.tobytes() == expected.codes.tobytes(), (count, group, kind)
             assert scales.tobytes() == expected.scales.tobytes(), (count, group, kind)
             cases += 1
-    print(f"quantize, {name}: {cases} of {cases} equal")
+    print(f"quantize, {name}, int{bits}: {cases} of {cases} equal")
 
 
 @CASES
-@given(st.integers(1, 4000), st.integers(1, 600), st.integers(0, 5), st.integers(1, 6), st.integers(0, 2**32 - 1))
-def test_quantize_any_size(count: int, group: int, kind: int, cores: int, seed: int) -> None:
+@given(
+    st.integers(1, 4000), st.integers(1, 600), st.integers(0, 5), st.integers(1, 6), st.integers(0, 2**32 - 1),
+    st.sampled_from([8, 4]),
+)  # fmt: skip
+def test_quantize_any_size(count: int, group: int, kind: int, cores: int, seed: int, bits: int) -> None:
     x = values(np.random.default_rng(seed), count, kind, np.float32)
-    codes, scales = quantized(x, 0, group, cores, seed)
-    expected = reference.quantize(x, group)
+    codes, scales = quantized(x, 0, group, cores, seed, bits)
+    expected = reference.quantize(x, group, bits)
     assert (codes.tobytes(), scales.tobytes()) == (expected.codes.tobytes(), expected.scales.tobytes())
 
 
+@pytest.mark.parametrize("bits", [8, 4])
+def test_largest_and_least_scales(bits: int) -> None:
+    """At the bounds of a scale its product with the largest code must not overflow, nor a quotient be subnormal."""
+    most = np.finfo(np.float32).max
+    bounds = [most, np.nextafter(most, np.float32(0)), 2.0**-126, 2.0**-125, 2.0**-124, 7 * 2.0**-125, 127 * 2.0**-125]
+    x = np.repeat(np.array(bounds, np.float32), 3) * np.tile(np.array([1, -0.5, 0.3], np.float32), len(bounds))
+    codes, scales = quantized(x, 0, 3, 2, 0, bits)
+    expected = reference.quantize(x, 3, bits)
+    assert (codes.tobytes(), scales.tobytes()) == (expected.codes.tobytes(), expected.scales.tobytes())
+
+
+@pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("name", TYPES)
-def test_dequantize_sum(name: str) -> None:
+def test_dequantize_sum(name: str, bits: int) -> None:
     dtype, acl_type = TYPES[name]
     rng, cases = np.random.default_rng(2), 0
     for count, group in SHAPES:
         for ranks in (1, 2, 5):
             for kind in (0, 2, 3, 5):
                 average = cases % 2
-                sources = [reference.quantize(values(rng, count, kind, np.float32), group) for _ in range(ranks)]
+                sources = [reference.quantize(values(rng, count, kind, np.float32), group, bits) for _ in range(ranks)]
                 with np.errstate(all="ignore"):
                     expected = reference.cast(reference.dequantize_sum(sources, bool(average)), dtype)
                 codes = np.concatenate([each.codes for each in sources])
                 scales = np.concatenate([each.scales for each in sources])
                 y = np.full(count, 3, dtype)
-                tiling = struct(("u8", [count, group]), ("u4", [ranks, acl_type, 1, average]))
+                tiling = struct(("u8", [count, group]), ("u4", [ranks, acl_type, 1, average, bits, 0]))
                 run("alltoallv_dequantize_sum", 1 + cases % 3, codes, scales, y, tiling, seed=cases)
                 assert y.tobytes() == expected.tobytes(), (count, group, ranks, kind, average)
                 cases += 1
-    print(f"dequantize and sum, {name}: {cases} of {cases} equal")
+    print(f"dequantize and sum, {name}, int{bits}: {cases} of {cases} equal")
 
 
 @pytest.mark.parametrize("name", TYPES)

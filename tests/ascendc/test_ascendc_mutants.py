@@ -21,17 +21,18 @@ Scenario = Callable[[int], None]
 SEEDS = int(os.environ.get("ALLTOALLV_ASCENDC_SEEDS", 4))
 
 
-def quantizes(name: str, count: int, group: int, special: bool) -> Scenario:
+def quantizes(name: str, count: int, group: int, special: bool, bits: int = 8) -> Scenario:
     def run(seed: int) -> None:
         dtype, acl_type = TYPES[name]
         x = np.random.default_rng(seed).standard_normal(count).astype(dtype)
         if special:
             x[count // 2], x[count // 3], x[: group // 2] = np.inf, -np.inf, 1e-39
             x[-1] = np.nan
-        codes, scales = np.full(count, -99, np.int8), np.full(-(-count // group), 7, np.float32)
-        tiling = struct(("u8", [count, group]), ("u4", [acl_type, 0]))
+        codes = np.full(reference.code_bytes(count, group, bits), 0x9D, np.uint8)
+        scales = np.full(-(-count // group), 7, np.float32)
+        tiling = struct(("u8", [count, group]), ("u4", [acl_type, bits]))
         twin.run("alltoallv_quantize", 2, x, codes, scales, tiling, seed=seed)
-        expected = reference.quantize(x, group)
+        expected = reference.quantize(x, group, bits)
         assert (codes.tobytes(), scales.tobytes()) == (expected.codes.tobytes(), expected.scales.tobytes())
 
     return run
@@ -45,7 +46,7 @@ def sums(name: str, count: int, group: int, average: bool) -> Scenario:
         expected = reference.cast(reference.dequantize_sum(sources, average), dtype)
         codes, scales = (np.concatenate([getattr(s, part) for s in sources]) for part in ("codes", "scales"))
         y = np.full(count, 3, dtype)
-        tiling = struct(("u8", [count, group]), ("u4", [3, acl_type, 1, average]))
+        tiling = struct(("u8", [count, group]), ("u4", [3, acl_type, 1, average, 8, 0]))
         twin.run("alltoallv_dequantize_sum", 2, codes, scales, y, tiling, seed=seed)
         assert y.tobytes() == expected.tobytes()
 
@@ -126,11 +127,11 @@ def reduces(name: str | None) -> Scenario:
                 result = reference.shared_scale_all_reduce(
                     [x.reshape(-1, 1) for x in xs], scale, offset[0], dtype="float32"
                 )
-                expected, fields = result[0].reshape(-1), [0, 0, 0, 1, 0, 0]
+                expected, fields = result[0].reshape(-1), [0, 0, 0, 1, 0, 8]
             else:
                 xs = [rng.standard_normal(count).astype(TYPES[name][0]) for _ in range(2)]
                 expected = reference.quantized_all_reduce(xs, group_size=100, dtype="float32")[0]
-                fields = [TYPES[name][1], 0, 0, 1, 0, 0]
+                fields = [TYPES[name][1], 0, 0, 1, 0, 8]
             own = struct(("u8", [count, 0 if name is None else 100, 1]), ("u4", fields))
 
             def one(r: int, call: Any = (call, xs, scale, offset, ys, status, own)) -> None:
@@ -159,9 +160,9 @@ def run_lane(windows: Windows, name: str, *arguments: Any, seed: int, delay: flo
 
 
 ALONE: list[Scenario] = [
-    *(quantizes(name, count, group, special) for name, count, group, special in [
+    *(quantizes(*each) for each in [
         ("float32", 1000, 100, False), ("float16", 600, 70, True), ("bfloat16", 200, 128, False),
-        ("float32", 8000, 4000, False), ("float16", 8001, 3500, True),
+        ("float32", 8000, 4000, False), ("float16", 8001, 3500, True), ("float32", 999, 77, False, 4),
     ]),
     *(sums(name, count, group, average) for name, count, group, average in [
         ("float32", 1000, 100, False), ("float16", 1000, 70, True), ("bfloat16", 8000, 4000, False),

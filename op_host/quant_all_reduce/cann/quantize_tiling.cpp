@@ -29,6 +29,7 @@ ge::graphStatus tile_quantize(gert::TilingContext* context) {
     const int64_t* group = context->GetAttrs()->GetInt(0);
     if (tiling == nullptr || group == nullptr || *group < 1) return ge::GRAPH_FAILED;
     *tiling = {};
+    tiling->bits = 8;
     tiling->count = elements(context->GetInputShape(0));
     tiling->group = static_cast<uint64_t>(*group);
     tiling->type = static_cast<uint32_t>(context->GetInputDesc(0)->GetDataType());
@@ -42,6 +43,7 @@ ge::graphStatus tile_dequantize_sum(gert::TilingContext* context) {
     if (tiling == nullptr || group == nullptr || *group < 1 || codes->GetStorageShape().GetDimNum() != 2)
         return ge::GRAPH_FAILED;
     *tiling = {};
+    tiling->bits = 8;
     tiling->ranks = static_cast<uint32_t>(codes->GetStorageShape().GetDim(0));
     tiling->count = static_cast<uint64_t>(codes->GetStorageShape().GetDim(1));
     tiling->group = static_cast<uint64_t>(*group);

@@ -64,6 +64,7 @@ Run fused(const View& x, int64_t group_size, const View& out, Workspace& workspa
           std::shared_ptr<const alltoallv_kernels::WindowTiling> windows) {
     alltoallv_kernels::QuantAllReduceTiling numbers{};
     numbers.window = *windows;
+    numbers.bits = 8;
     numbers.count = static_cast<uint64_t>(x.numel());
     numbers.group = static_cast<uint64_t>(group_size);
     numbers.channels = 1;

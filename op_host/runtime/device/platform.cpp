@@ -50,6 +50,7 @@ void quantize(aclDataType dtype, const void* x, int64_t count, int64_t group_siz
     numbers.count = static_cast<uint64_t>(count);
     numbers.group = static_cast<uint64_t>(group_size);
     numbers.type = static_cast<uint32_t>(dtype);
+    numbers.bits = 8;
     if (count == 0) return;
     send(numbers, tiling, stream);
     alltoallv_launch_quantize(cores_for_groups(numbers.count, numbers.group, vector_cores()), stream, x, codes, scales,
@@ -63,6 +64,7 @@ void dequantize_sum(const void* codes, const void* scales, int64_t ranks, int64_
     numbers.group = static_cast<uint64_t>(group_size);
     numbers.ranks = static_cast<uint32_t>(ranks);
     numbers.type = static_cast<uint32_t>(dtype);
+    numbers.bits = 8;
     numbers.saturate = 1;
     if (count == 0) return;
     send(numbers, tiling, stream);

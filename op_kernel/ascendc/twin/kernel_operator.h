@@ -5,6 +5,7 @@
 // core.h says what is modelled.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdint>
@@ -44,6 +45,11 @@ using pipe_t = int;
 constexpr pipe_t PIPE_S = 0, PIPE_V = 1, PIPE_MTE2 = 2, PIPE_MTE3 = 3, PIPE_ALL = 4;
 
 namespace AscendC {
+
+/// Two share a byte, the first one in its low half. Tensors of them are cast, and copied as bytes.
+struct int4b_t {
+    uint8_t pair;
+};
 
 using alltoallv::twin::Core;
 using alltoallv::twin::Fault;
@@ -102,6 +108,14 @@ inline void require(bool holds, const char* kind, const std::string& text) {
 
 inline std::string number(uint64_t n) {
     return std::to_string(n);
+}
+
+template <class T>
+constexpr uint64_t bytes_of(uint64_t elements) {
+    if constexpr (std::is_same_v<T, int4b_t>)
+        return elements / 2;
+    else
+        return elements * sizeof(T);
 }
 
 }  // namespace twin
@@ -214,7 +228,7 @@ class LocalTensor {
 
     /// The bytes of elements that the instruction being issued reads or writes.
     T* data(uint32_t first, uint64_t count, bool write) const {
-        return reinterpret_cast<T*>(range(first * sizeof(T), count * sizeof(T), write));
+        return reinterpret_cast<T*>(range(twin::bytes_of<T>(first), twin::bytes_of<T>(count), write));
     }
     uint8_t* range(uint64_t offset, uint64_t bytes, bool write) const {
         check_usable();
@@ -501,11 +515,11 @@ void vector(const char* name, const LocalTensor<D>& to, uint32_t count, Body&& b
     core.issue(name, Pipe::V);
     to.check_aligned(name);
     (from.check_aligned(name), ...);
-    [[maybe_unused]] const auto apart = [&](const auto& source) {
-        const uint64_t bytes = count * sizeof(*source.data(0, 0, false));
+    [[maybe_unused]] const auto apart = [&]<class S>(const LocalTensor<S>& source) {
+        const uint64_t to_bytes = bytes_of<D>(count), bytes = bytes_of<S>(count);
         const uint64_t a = to.offset(), b = source.offset();
-        const bool same = a == b && sizeof(D) == sizeof(*source.data(0, 0, false));
-        require(same || a + count * sizeof(D) <= b || b + bytes <= a, "overlap",
+        const bool same = a == b && to_bytes == bytes;
+        require(same || a + to_bytes <= b || b + bytes <= a, "overlap",
                 std::string(name) + " has a result that overlaps a source in part");
     };
     (apart(from), ...);
@@ -673,6 +687,35 @@ void Cast(const LocalTensor<D>& to, const LocalTensor<S>& from, RoundMode mode, 
         [&](D* r, const S* p) {
             x.assign(p, p + count);
             for (uint32_t i = 0; i < count; ++i) r[i] = twin::converted<D, S>(x[i], mode);
+        },
+        from);
+}
+
+/// half to int4: out of range saturates.
+inline void Cast(const LocalTensor<int4b_t>& to, const LocalTensor<half>& from, RoundMode mode, uint32_t count) {
+    twin::require(count % 2 == 0, "half a byte", "Cast to " + twin::number(count) + " int4, expected whole bytes");
+    const auto code = [&](half x) {
+        return static_cast<int>(std::min(std::max(twin::rounded(twin::widened(x), mode), -8.0f), 7.0f)) & 15;
+    };
+    twin::vector(
+        "Cast", to, count,
+        [&](int4b_t* r, const half* p) {
+            for (uint32_t i = 0; i < count; i += 2)
+                r[i / 2].pair = static_cast<uint8_t>(code(p[i]) | code(p[i + 1]) << 4);
+        },
+        from);
+}
+
+/// int4 to half: exact.
+inline void Cast(const LocalTensor<half>& to, const LocalTensor<int4b_t>& from, RoundMode, uint32_t count) {
+    twin::require(count % 2 == 0, "half a byte", "Cast of " + twin::number(count) + " int4, expected whole bytes");
+    twin::vector(
+        "Cast", to, count,
+        [&](half* r, const int4b_t* p) {
+            for (uint32_t i = 0; i < count; ++i) {
+                const int code = p[i / 2].pair >> (i % 2 * 4) & 15;
+                r[i] = half(static_cast<float>(code < 8 ? code : code - 16));
+            }
         },
         from);
 }
