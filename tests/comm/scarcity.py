@@ -20,7 +20,7 @@ _libc.prctl.argtypes = [ctypes.c_int, *4 * (ctypes.c_ulong,)]
 
 
 @contextmanager
-def _limited(what: int, limit: int) -> Iterator[None]:
+def limited(what: int, limit: int) -> Iterator[None]:
     before = resource.getrlimit(what)
     resource.setrlimit(what, (limit, before[1]))
     try:
@@ -33,18 +33,18 @@ def no_more_descriptors(few: int = 0) -> AbstractContextManager[None]:
     """In the block this process gets none, or so many."""
     used = {int(name) for name in os.listdir("/proc/self/fd")}
     free = (number for number in range(1 << 16) if number not in used)
-    return _limited(resource.RLIMIT_NOFILE, next(itertools.islice(free, few, None)))
+    return limited(resource.RLIMIT_NOFILE, next(itertools.islice(free, few, None)))
 
 
 def no_more_memory(room: int = 1 << 20) -> AbstractContextManager[None]:
     """In the block this process gets so many bytes of address space at most."""
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    return _limited(resource.RLIMIT_AS, used + room)
+    return limited(resource.RLIMIT_AS, used + room)
 
 
 def no_room_in_files() -> AbstractContextManager[None]:
     """In the block no file grows beyond a page, those in memory neither."""
-    return _limited(resource.RLIMIT_FSIZE, 4096)
+    return limited(resource.RLIMIT_FSIZE, 4096)
 
 
 # Numbers of the architecture and of its system calls (linux/audit.h, asm/unistd.h).
