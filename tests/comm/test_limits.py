@@ -134,6 +134,6 @@ def test_limit_of_one_rank(ranks, backend, what, moment):
 
     told = ranks(3, communicator=False, fresh=True)(as_user)
     if what in ("memory", "threads") or (what, moment) == ("descriptors", "joining"):
-        assert all(told), "the limit was none"
+        assert any(told), "the limit was none"
     elif what != "descriptors":  # of which a rank has spare ones
         assert not any(told)
