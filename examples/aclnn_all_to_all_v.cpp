@@ -76,10 +76,13 @@ void exchange(int rank, int size, const char* group, aclrtStream stream) {
     const std::vector<int64_t> zeros(static_cast<size_t>(ranks), 0);
     const Tensor<int64_t> counts(ACL_INT64, {ranks}, std::vector<int64_t>(static_cast<size_t>(ranks), rank + 1));
     const Tensor<int64_t> received(ACL_INT64, {ranks}, zeros);
-    const Tensor<int32_t> status(ACL_INT32, {8}, std::vector<int32_t>(8, -1));
+    uint32_t lanes = 0;
     uint64_t bytes = 0;
+    CHECKED(aclnnAlltoallvGetWindows(group, &lanes, &bytes));
+    if (lanes == 0) lanes = 1;  // HCCL's calls serve
+    const Tensor<int32_t> status(ACL_INT32, {lanes, 8}, std::vector<int32_t>(8 * lanes, -1));
     aclOpExecutor* executor = nullptr;
-    CHECKED(aclnnAlltoallvAllToAllVGetWorkspaceSize(x.tensor, counts.tensor, nullptr, group, out.tensor,
+    CHECKED(aclnnAlltoallvAllToAllVGetWorkspaceSize(x.tensor, counts.tensor, nullptr, group, false, out.tensor,
                                                     received.tensor, status.tensor, &bytes, &executor));
     run(aclnnAlltoallvAllToAllV, bytes, executor, stream);
     std::vector<float> expected;
@@ -98,7 +101,8 @@ void reduce(int rank, int size, const char* group, aclrtStream stream) {
     const Tensor<float> x(ACL_FLOAT, {128}, values), out(ACL_FLOAT, {128}, std::vector<float>(128, -1.0F));
     uint64_t bytes = 0;
     aclOpExecutor* executor = nullptr;
-    CHECKED(aclnnAlltoallvQuantAllReduceGetWorkspaceSize(x.tensor, group, 128, out.tensor, &bytes, &executor));
+    CHECKED(aclnnAlltoallvQuantAllReduceGetWorkspaceSize(x.tensor, nullptr, nullptr, group, 128, false, true,
+                                                         out.tensor, nullptr, &bytes, &executor));
     run(aclnnAlltoallvQuantAllReduce, bytes, executor, stream);
     for (float& value : values) value *= static_cast<float>(size);
     const bool right = out.values() == values;

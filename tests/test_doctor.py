@@ -14,6 +14,8 @@ from pathlib import Path
 import numpy as np
 
 import alltoallv
+import alltoallv_emulator
+from alltoallv import _core
 from alltoallv_tools.cli import main
 from alltoallv_tools.doctor import Check, kernel_bits, kernels, machine, npu_selftest, selftest, software
 
@@ -74,6 +76,17 @@ def test_self_test():
     for case, path in (("small", "inline"), ("operator's output", "push"), ("private arrays", private)):
         assert list(measured[f"auto, {case}"]["carried"]) == [path]
         assert checks[f"auto, {case}"]["detail"].startswith(f"takes {path}: ")
+
+
+def test_the_rule_of_the_kernels_and_what_it_gives_here():
+    """One rule; on the emulator it gives the kernels, and here it says what they lack."""
+    _, checks = examined()
+    assert checks["their rule"]["detail"] == _core.kernels_rule
+    found = checks["kernels in Ascend C"]
+    assert (found["status"], found["detail"]) == ("-", f"HCCL's calls serve here: {_core.kernels_missing()}")
+    assert "libascendcl.so" in found["detail"]
+    _, checks = examined(env=alltoallv_emulator.environment())
+    assert checks["kernels in Ascend C"]["status"] == "ok"
 
 
 def test_lines():

@@ -16,7 +16,7 @@ namespace alltoallv::aclnn {
 namespace {
 
 constexpr uint32_t vector_cores = 4;         // each is a thread
-constexpr uint32_t communicating_cores = 1;  // on every rank, and there may be many
+constexpr uint32_t communicating_cores = 2;  // on every rank, and there may be many
 constexpr uint64_t status_bytes = communicating_cores * alltoallv_kernels::status_words * sizeof(int32_t);
 constexpr int acl_error_rt_vector_core_exception = 507035;  // as a device reports a kernel that does what it must not
 
@@ -104,12 +104,13 @@ void all_to_all_v(const alltoallv_kernels::AllToAllVTiling& numbers, const void*
     enqueue("alltoallv_all_to_all_v", communicating_cores, arguments, numbers, tiling, stream);
 }
 
-void quant_all_reduce(const alltoallv_kernels::QuantAllReduceTiling& numbers, const void* x, void* out, void* status,
-                      void* tiling, aclrtStream stream) {
+void quant_all_reduce(const alltoallv_kernels::QuantAllReduceTiling& numbers, const void* x, const void* scale,
+                      const void* offset, void* out, void* status, void* tiling, aclrtStream stream) {
+    const size_t each = scale == nullptr ? 0 : aclDataTypeSize(static_cast<aclDataType>(numbers.scale_type));
     const std::vector<Argument> arguments = {
         {"x", x, numbers.count * aclDataTypeSize(static_cast<aclDataType>(numbers.type))},
-        {"scale", nullptr, 0},
-        {"offset", nullptr, 0},
+        {"scale", scale, numbers.channels * each},
+        {"offset", offset, each},
         {"out", out, numbers.count * aclDataTypeSize(static_cast<aclDataType>(numbers.output_type))},
         {"status", status, status_bytes}};
     const char* name = "alltoallv_quant_all_reduce";

@@ -95,6 +95,47 @@ void bind_hccl(nb::module_& m) {
             return over_hccl != nullptr ? over_hccl->hccl_name() : std::string();
         },
         "communicator"_a, "The same of ours, as HCCL's logs have it; empty where it has no HcclComm.");
+    m.attr("kernels_rule") = kernels_rule;
+    m.def("kernels_missing", &kernels_missing, ReleaseGil(),
+          "Why the kernels in Ascend C cannot serve in this process; empty if they can.");
+    m.def(
+        "why_no_kernels",
+        [](const CommunicatorPtr& communicator) {
+            auto* const over_hccl = dynamic_cast<HcclCommunicator*>(communicator.get());
+            return over_hccl == nullptr ? std::string("it is not over HCCL") : over_hccl->why_no_kernels();
+        },
+        ReleaseGil(), "communicator"_a,
+        "Why they do not serve a communicator; empty if they do. Collective when it is first asked.");
+    m.def(
+        "exchange_counted_on_device",
+        [](const CommunicatorPtr& communicator, const std::string& dtype, int64_t row, uintptr_t input,
+           int64_t input_rows, uintptr_t send_counts, uintptr_t sdispls, uintptr_t output, int64_t capacity,
+           bool expects, uintptr_t recv_counts, uintptr_t status, uintptr_t stream) {
+            auto* const over_hccl = dynamic_cast<HcclCommunicator*>(communicator.get());
+            if (over_hccl == nullptr)
+                throw backend_unavailable("all_to_all_v with a capacity needs a communicator over HCCL, but '",
+                                          communicator->domain(), "' is over ", communicator->backend());
+            CountedOnDevice call;
+            call.dtype = dtype_from_name(dtype);
+            call.row = row;
+            call.ranks = communicator->size();
+            call.input = pointer(input);
+            call.input_rows = input_rows;
+            call.send_counts = pointer(send_counts);
+            call.sdispls = pointer(sdispls);
+            call.output = pointer(output);
+            call.capacity = capacity;
+            call.expects = expects;
+            call.recv_counts = pointer(recv_counts);
+            call.status = pointer(status);
+            call.stream = pointer(stream);
+            over_hccl->exchange_counted_on_device(call);
+        },
+        ReleaseGil(), "communicator"_a, "dtype"_a, "row"_a, "input"_a, "input_rows"_a, "send_counts"_a, "sdispls"_a,
+        "output"_a, "capacity"_a, "expects"_a, "recv_counts"_a, "status"_a, "stream"_a,
+        "Enqueues an all_to_all_v of rows of `row` elements, whose counts are int64 in device memory; sdispls may be "
+        "0. "
+        "status: int32, [48, 8].");
     m.def("leave_out_synchronizations", &leave_out_synchronizations, "names"_a,
           "For tests: names separated by commas, see op_host/runtime/hccl/synchronization.h.");
     m.def(

@@ -1,5 +1,7 @@
 // Binds quantized reductions, and the rows of quantized exchanges, on raw addresses.
 #include <algorithm>
+#include <tuple>
+#include <utility>
 
 #include "bindings/bindings.h"
 #include "op_kernel/cpu/coded_rows.h"
@@ -33,6 +35,22 @@ struct QuantPlanData {
         call.error = pointer<float>(error.value_or(0));
         call.gather_error = pointer<float>(gather_error.value_or(0));
         communicator.quant_reduce(call, timeout);
+    }
+
+    bool launch(Communicator& communicator, uintptr_t input, uintptr_t output,
+                std::pair<uintptr_t, uintptr_t> scale_and_offset, std::pair<bool, bool> feedback,
+                uintptr_t stream) const {
+        QuantReduction call = request;
+        bool launched = false;
+        call.launched = &launched;
+        call.input = pointer(input);
+        call.output = pointer(output);
+        call.device_scale = pointer<const float>(scale_and_offset.first);
+        call.device_offset = pointer<const float>(scale_and_offset.second);
+        std::tie(call.feeds_back, call.gather_feeds_back) = feedback;
+        call.stream = pointer(stream);
+        communicator.quant_reduce(call, -1);
+        return launched;
     }
 
     void compare(Communicator& communicator, bool feeds_back, bool gather_feeds_back) const {
@@ -165,6 +183,18 @@ void bind_quant(nb::module_& m) {
                double timeout) { self.data->run(*self.communicator, input, output, error, gather_error, timeout); },
             ReleaseGil(), "input"_a, "output"_a, "error"_a = nb::none(), "gather_error"_a = nb::none(),
             "timeout"_a = -1.0)
+        .def(
+            "launch",
+            [](const QuantPlan& self, uintptr_t input, uintptr_t output, uintptr_t scale, uintptr_t offset,
+               bool feeds_back, bool gather_feeds_back, uintptr_t stream) {
+                return self.data->launch(*self.communicator, input, output, {scale, offset},
+                                         {feeds_back, gather_feeds_back}, stream);
+            },
+            ReleaseGil(), "input"_a, "output"_a, "scale"_a, "offset"_a, "feeds_back"_a, "gather_feeds_back"_a,
+            "stream"_a,
+            "Enqueues the reduction where a device's kernels serve it, on all ranks alike; else only compares the "
+            "ranks' "
+            "arguments, and returns False. scale and offset: addresses on the device, or 0.")
         .def(
             "compare",
             [](const QuantPlan& self, bool feeds_back, bool gather_feeds_back) {

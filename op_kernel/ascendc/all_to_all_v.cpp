@@ -24,7 +24,7 @@ class AllToAllV {
         y_.SetGlobalBuffer(reinterpret_cast<__gm__ uint8_t*>(y), tiling_->output_rows * tiling_->row_bytes);
         if (lane_.Works()) {
             lane_.Begin();
-            ReadCounts(send_counts, sdispls);
+            ReadCounts(send_counts, sdispls, recv_counts);
             Announce();
             Exchange(recv_counts);
         }
@@ -34,8 +34,9 @@ class AllToAllV {
   private:
     static constexpr uint32_t tile_bytes = 32 << 10;
     static constexpr uint32_t words = announcement_bytes / sizeof(int64_t);
-    // Behind the counts of an announcement.
-    static constexpr uint32_t capacity = most_ranks, row = most_ranks + 1, bad = most_ranks + 2;
+    // Behind the counts of an announcement: those that the rank expects, and more.
+    static constexpr uint32_t expected = most_ranks, capacity = 2 * most_ranks, row = capacity + 1, bad = capacity + 2,
+                              expects = capacity + 3;
 
     __aicore__ inline LocalTensor<int64_t> Numbers(uint32_t i) { return numbers_.Get<int64_t>()[i * words]; }
     __aicore__ inline LocalTensor<int64_t> Told(uint32_t rank) { return Numbers(rank); }
@@ -44,8 +45,9 @@ class AllToAllV {
     __aicore__ inline LocalTensor<int64_t> Received() { return Numbers(lane_.Size() + 2); }
 
     /// Reads the counts and where the blocks start, and checks them against the input.
-    __aicore__ inline void ReadCounts(GM_ADDR send_counts, GM_ADDR sdispls) {
+    __aicore__ inline void ReadCounts(GM_ADDR send_counts, GM_ADDR sdispls, GM_ADDR recv_counts) {
         Read(Own(), send_counts);
+        if (tiling_->expects) Read(Own()[expected], recv_counts);
         if (tiling_->has_sdispls) Read(Starts(), sdispls);
         SetFlag<HardEvent::MTE2_S>(0);
         WaitFlag<HardEvent::MTE2_S>(0);
@@ -59,12 +61,14 @@ class AllToAllV {
             if (!fits) wrong = 1;
             start = fits ? start + count : 0;
         }
-        for (uint32_t j = lane_.Size(); j < words; ++j) Own().SetValue(j, 0);
+        for (uint32_t j = lane_.Size(); j < expected; ++j) Own().SetValue(j, 0);
+        for (uint32_t j = tiling_->expects ? expected + lane_.Size() : expected; j < words; ++j) Own().SetValue(j, 0);
         if (wrong != 0)
             for (uint32_t j = 0; j < lane_.Size(); ++j) Own().SetValue(j, 0);
         Own().SetValue(capacity, static_cast<int64_t>(tiling_->output_rows));
         Own().SetValue(row, static_cast<int64_t>(tiling_->row_bytes));
         Own().SetValue(bad, wrong);
+        Own().SetValue(expects, static_cast<int64_t>(tiling_->expects));
         SetFlag<HardEvent::S_MTE3>(0);
         WaitFlag<HardEvent::S_MTE3>(0);
     }
@@ -87,7 +91,7 @@ class AllToAllV {
         SetFlag<HardEvent::MTE2_S>(0);
         WaitFlag<HardEvent::MTE2_S>(0);
         if (!Agree()) return;
-        if (lane_.Number() == 0) WriteCounts(recv_counts);
+        if (lane_.Number() == 0 && !tiling_->expects) WriteCounts(recv_counts);
         const uint64_t rounds = Rounds();
         Take(0);
         for (uint64_t t = 1; t < rounds; ++t) {
@@ -107,6 +111,9 @@ class AllToAllV {
         }
         for (uint32_t r = 0; r < lane_.Size(); ++r) {
             int64_t left = Told(r).GetValue(capacity);
+            if (Told(r).GetValue(expects) != 0)
+                for (uint32_t j = 0; j < lane_.Size(); ++j)
+                    if (Told(r).GetValue(expected + j) != Told(j).GetValue(r)) return Refuse(LaneStatus::unexpected, r);
             for (uint32_t j = 0; j < lane_.Size() && left >= 0; ++j) left -= Told(j).GetValue(r);
             if (left < 0) return Refuse(LaneStatus::overflow, r);
         }
@@ -204,8 +211,9 @@ class AllToAllV {
 
 }  // namespace alltoallv_kernels
 
-/// x: [input_rows, ...]; send_counts, sdispls (or null), recv_counts: int64 [size]; y: [output_rows, ...], of which the
-/// rows received are written, packed in rank order; status: int32 [lanes, 8].
+/// x: [input_rows, ...]; send_counts, sdispls (or null), recv_counts (read if the tiling says so, else written): int64
+/// [size]; y: [output_rows, ...], of which the rows received are written, packed in rank order; status: int32 [lanes,
+/// 8].
 extern "C" __global__ __aicore__ void alltoallv_all_to_all_v(GM_ADDR x, GM_ADDR send_counts, GM_ADDR sdispls, GM_ADDR y,
                                                              GM_ADDR recv_counts, GM_ADDR status, GM_ADDR tiling) {
     using namespace alltoallv_kernels;

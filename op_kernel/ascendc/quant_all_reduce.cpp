@@ -20,7 +20,7 @@ struct ChunkPlaces {
 };
 
 __aicore__ inline ChunkPlaces PlacesOf(const QuantAllReduceTiling& tiling, uint32_t out_bytes) {
-    const uint64_t unit = tiling.group > 0 ? tiling.group : 32;
+    const uint64_t unit = unit_of(tiling.group);
     const uint64_t unit_bytes = code_bytes(unit, tiling.bits), bytes = tiling.window.lane_bytes - 3 * 512;
     uint64_t units = bytes / (unit_bytes + unit * out_bytes + sizeof(float));
     units = units / tiling.window.size * tiling.window.size;

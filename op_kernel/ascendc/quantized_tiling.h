@@ -41,4 +41,15 @@ struct QuantAllReduceTiling {
     uint32_t average, bits;
 };
 
+/// The elements of one rank's smallest share of a round: those with one scale, or 32 that share theirs with all.
+constexpr uint64_t unit_of(uint64_t group) {
+    return group > 0 ? group : 32;
+}
+
+/// True if a round fits into a lane's half of a window: codes, scales and results of a unit for each rank.
+constexpr bool fits_window(uint64_t group, uint64_t output_bytes, uint64_t lane_bytes, uint64_t ranks) {
+    return unit_of(group) <= lane_bytes && lane_bytes > 2048 &&
+           unit_of(group) * (1 + output_bytes) + sizeof(float) < (lane_bytes - 2048) / ranks;
+}
+
 }  // namespace alltoallv_kernels

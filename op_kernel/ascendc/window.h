@@ -19,7 +19,7 @@ namespace alltoallv_kernels {
 constexpr uint32_t most_ranks = 64, most_lanes = 48, phases = 2;
 constexpr uint32_t cell_bytes = 32;  // what a core writes at once
 
-constexpr uint32_t announcement_bytes = (most_ranks + 8) * 8;
+constexpr uint32_t announcement_bytes = (2 * most_ranks + 8) * 8;
 constexpr uint32_t sequence_place = 0;
 constexpr uint32_t flag_place = 4096;
 constexpr uint32_t announcement_place = 256 << 10;
@@ -45,6 +45,7 @@ enum class LaneStatus : int32_t {
     overflow = 4,    ///< `rank` receives more rows than its output has; nothing was written anywhere
     bad_counts = 5,  ///< `rank` has a negative count or rows outside of its input; nothing was written anywhere
     mismatch = 6,    ///< `rank` has rows of another size than rank 0; nothing was written anywhere
+    unexpected = 7,  ///< `rank` receives other counts than it expects; nothing was written anywhere
 };
 constexpr uint32_t status_words = 8;  // code, rank, sequence, phase
 

@@ -18,7 +18,7 @@ import alltoallv_emulator
 
 TYPES = {"float32": (np.float32, 0), "float16": (np.float16, 1), "bfloat16": (ml_dtypes.bfloat16, 27)}  # ACL's numbers
 MOST_RANKS, FLAGS, DATA_PLACE = 64, slice(4096, 256 << 10), 512 << 10  # op_kernel/ascendc/window.h
-STATUSES = ("done", "late", "told", "broken", "overflow", "bad_counts", "mismatch")
+STATUSES = ("done", "late", "told", "broken", "overflow", "bad_counts", "mismatch", "unexpected")
 
 
 def library() -> ctypes.CDLL:

@@ -27,16 +27,25 @@ class Exchange:
     """all_to_all_v with counts in device memory: one rank's call."""
 
     def __init__(
-        self, windows: Windows, rank: int, x: Array, counts: Array, capacity: int, sdispls: Array | None = None
+        self,
+        windows: Windows,
+        rank: int,
+        x: Array,
+        counts: Array,
+        capacity: int,
+        sdispls: Array | None = None,
+        expected: Array | None = None,
     ):
         self.windows, self.rank, self.x, self.row_bytes = windows, rank, x, x.shape[1]
         self.counts, self.sdispls = counts.astype(np.int64), sdispls
         self.y = np.full((capacity, self.row_bytes), UNTOUCHED, np.uint8)
-        self.recv_counts = np.full(windows.size, -5, np.int64)
+        self.expected = None if expected is None else expected.astype(np.int64)
+        self.recv_counts = np.full(windows.size, -5, np.int64) if expected is None else self.expected.copy()
         self.status = np.full((windows.lanes, 8), -1, np.int32)
 
     def __call__(self, seed: int = 0, delay: float = 0.0, wait_us: int | None = None) -> Exchange:
-        own = struct(("u8", [self.row_bytes, len(self.x), len(self.y), self.sdispls is not None]))
+        numbers = [self.row_bytes, len(self.x), len(self.y), self.sdispls is not None, self.expected is not None]
+        own = struct(("u8", numbers))
         tiling = np.concatenate([self.windows.tiling(self.rank, wait_us), own])
         arguments = self.x, self.counts, self.sdispls, self.y, self.recv_counts, self.status, tiling
         run("alltoallv_all_to_all_v", self.windows.lanes, *arguments, seed=seed, mean_delay_us=delay)
@@ -98,9 +107,11 @@ def test_what_all_ranks_refuse_alike() -> None:
     windows, x = Windows(3, 2), np.arange(40, dtype=np.uint8).reshape(10, 4)
     two = np.full(3, 2)
 
-    def calls(capacity: int = 9, counts: Array = two, x_of_2: Array = x) -> list[Exchange]:
-        made = [Exchange(windows, r, x, two, 9) for r in range(2)]
-        made.append(Exchange(windows, 2, x_of_2, counts, capacity))
+    def calls(
+        capacity: int = 9, counts: Array = two, x_of_2: Array = x, expected: Array | None = None
+    ) -> list[Exchange]:
+        made = [Exchange(windows, r, x, two, 9, expected=two if r else None) for r in range(2)]
+        made.append(Exchange(windows, 2, x_of_2, counts, capacity, expected=expected))
         on_ranks([partial(each, seed=r) for r, each in enumerate(made)])
         return made
 
@@ -109,11 +120,12 @@ def test_what_all_ranks_refuse_alike() -> None:
         (calls(counts=np.array([2, -1, 2])), "bad_counts"),
         (calls(counts=np.array([2, 2, 9])), "bad_counts"),
         (calls(x_of_2=np.zeros((10, 8), np.uint8)), "mismatch"),
+        (calls(expected=np.array([2, 2, 1])), "unexpected"),
     ):
         for each in wrong:
             assert each.outcomes == {(status, 2)}
             assert (each.y == UNTOUCHED).all()
-        for each in calls():
+        for each in calls(expected=two):
             assert each.outcomes <= {("done", 0)}
             assert (each.recv_counts == 2).all()
 

@@ -94,7 +94,7 @@ def exchanges(sdispls: bool) -> Scenario:
 
             def one(r: int, call: Any = (call, matrix, xs, ys, counts, status, starts)) -> None:
                 n, matrix, xs, ys, counts, status, starts = call
-                own = struct(("u8", [xs[r].shape[1], 20, 20, starts is not None]))
+                own = struct(("u8", [xs[r].shape[1], 20, 20, starts is not None, 0]))
                 given = None if starts is None else starts[r].copy()
                 sends, tiling = matrix[r].astype(np.int64), np.concatenate([windows.tiling(r), own])
                 arguments = xs[r], sends, given, ys[r], counts[r], status[r], tiling

@@ -135,7 +135,7 @@ TEST(refusals) {
     const Tensor tx(ACL_FLOAT, {8}, x.data()), tc(ACL_INT8, {8}, codes.data()), ts(ACL_FLOAT, {2}, scales.data());
     const Tensor strided(ACL_FLOAT, {4, 2}, x.data(), {1, 4}), nowhere(ACL_FLOAT, {8}, nullptr);
     const Tensor ints(ACL_INT32, {8}, x.data()), over(ACL_INT8, {8}, x.data());
-    const Tensor three(ACL_FLOAT, {3}, scales.data());
+    const Tensor three(ACL_FLOAT, {3}, scales.data()), one(ACL_FLOAT, {1}, scales.data());
     uint64_t bytes = 0;
     aclOpExecutor* executor = nullptr;
     const auto first = [&](aclTensor* a, int64_t group, aclTensor* b, aclTensor* c) {
@@ -159,11 +159,25 @@ TEST(refusals) {
     check_message("codes and x share memory");
     CHECK(executor == nullptr);
 
-    CHECK_EQ(aclnnAlltoallvQuantAllReduceGetWorkspaceSize(tx, nullptr, 4, tx, &bytes, &executor), 161002);  // in place
     const DeviceArray<float> y(8);
     const Tensor ty(ACL_FLOAT, {8}, y.data());
+    const auto sum = [&](aclTensor* a, aclTensor* scale, aclTensor* offset, bool average, aclTensor* out) {
+        return aclnnAlltoallvQuantAllReduceGetWorkspaceSize(a, scale, offset, "nobody", 4, average, true, out, nullptr,
+                                                            &bytes, &executor);
+    };
+    CHECK_EQ(sum(tc, ts, nullptr, false, ty), 161002);
+    check_message("one is null, expected both or neither");
+    CHECK_EQ(sum(tx, ts, one, false, ty), 161002);
+    check_message("x has the type float32, expected int8");
+    CHECK_EQ(sum(tc, ts, three, false, ty), 161002);
+    check_message("offset has the shape [3], expected 1 elements");
+    CHECK_EQ(sum(tc, ts, one, true, ty), 161002);
+    check_message("average is true with a scale");
+    CHECK_EQ(sum(tc, ts, one, false, tx), 161002);  // tc and tx do not share memory: the group is refused
+    check_message("which no communicator of this process is called");
     const auto reduce = [&](const char* group) {
-        return aclnnAlltoallvQuantAllReduceGetWorkspaceSize(tx, group, 4, ty, &bytes, &executor);
+        return aclnnAlltoallvQuantAllReduceGetWorkspaceSize(tx, nullptr, nullptr, group, 4, false, true, ty, nullptr,
+                                                            &bytes, &executor);
     };
     CHECK_EQ(reduce(nullptr), 161001);
     CHECK_EQ(reduce("nobody"), 161002);
@@ -196,7 +210,9 @@ TEST(all_reduce, Group& g) {
         const Tensor tx(ACL_FLOAT, {static_cast<int64_t>(count)}, x.data());
         const Tensor to(ACL_FLOAT, {static_cast<int64_t>(count)}, out.data());
         Prepared call;
-        CHECK_EQ(aclnnAlltoallvQuantAllReduceGetWorkspaceSize(tx, name, group, to, &call.bytes, &call.executor), 0);
+        CHECK_EQ(aclnnAlltoallvQuantAllReduceGetWorkspaceSize(tx, nullptr, nullptr, name, group, false, true, to,
+                                                              nullptr, &call.bytes, &call.executor),
+                 0);
         if (count == 200) {
             CHECK_EQ(aclnnAlltoallvQuantAllReduce(nullptr, call.bytes, call.executor, g.stream), 161001);
             CHECK_EQ(aclnnAlltoallvQuantAllReduce(x.data(), call.bytes - 1, call.executor, g.stream), 161002);
@@ -231,12 +247,17 @@ Exchange exchange(Group& g, const char* name, const std::vector<int64_t>& counts
     const auto ranks = static_cast<int64_t>(g.size), input_rows = static_cast<int64_t>(rows.size()) / 2;
     const DeviceArray<int> x(rows), out(std::vector<int>(static_cast<size_t>(2 * capacity), -1));
     const DeviceArray<int64_t> sends(counts), places(displs), receives(counts.size());
-    const DeviceArray<int32_t> status(8);
+    uint32_t lanes = 0;
+    uint64_t lane_bytes = 0;
+    CHECK_EQ(aclnnAlltoallvGetWindows(name, &lanes, &lane_bytes), 0);
+    CHECK(lanes > 1 && lane_bytes > 0);
+    const DeviceArray<int32_t> status(8 * lanes);
     const Tensor tx(ACL_INT32, {input_rows, 2}, x.data()), to(ACL_INT32, {capacity, 2}, out.data());
     const Tensor tc(ACL_INT64, {ranks}, sends.data()), td(ACL_INT64, {ranks}, places.data());
-    const Tensor tr(ACL_INT64, {ranks}, receives.data()), ts(ACL_INT32, {8}, status.data());
+    const Tensor tr(ACL_INT64, {ranks}, receives.data()), ts(ACL_INT32, {lanes, 8}, status.data());
     Prepared call;
-    CHECK_EQ(aclnnAlltoallvAllToAllVGetWorkspaceSize(tx, tc, td, name, to, tr, ts, &call.bytes, &call.executor), 0);
+    CHECK_EQ(aclnnAlltoallvAllToAllVGetWorkspaceSize(tx, tc, td, name, false, to, tr, ts, &call.bytes, &call.executor),
+             0);
     CHECK_EQ(call.run(aclnnAlltoallvAllToAllV, g.stream), 0);
     return {out.values(), receives.values(), status.values()};
 }

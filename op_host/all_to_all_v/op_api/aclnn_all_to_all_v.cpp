@@ -12,7 +12,7 @@ using namespace alltoallv::aclnn;
 namespace {
 
 // The kernel's numbers (LaneStatus).
-constexpr int64_t done = 0, overflow = 4, bad_counts = 5, mismatch = 6;
+constexpr int64_t done = 0, overflow = 4, bad_counts = 5, mismatch = 6, unexpected = 7;
 
 /// What a rank tells the others before data move.
 struct Verdict {
@@ -22,6 +22,7 @@ struct Verdict {
 struct Call {
     View x, send_counts, sdispls, out, recv_counts, status;
     Group group;
+    bool expects;
 
     int64_t row_bytes() const {
         const auto element = static_cast<int64_t>(aclDataTypeSize(x.dtype));
@@ -96,9 +97,12 @@ std::pair<int64_t, int64_t> agree(const Call& call, int64_t code, char* memory, 
 
 /// One kernel through the windows: the host waits for nothing.
 Run on_device(const Call& call, std::shared_ptr<const alltoallv_kernels::WindowTiling> windows) {
-    const alltoallv_kernels::AllToAllVTiling numbers{
-        *windows, static_cast<uint64_t>(call.row_bytes()), static_cast<uint64_t>(call.x.shape[0]),
-        static_cast<uint64_t>(call.out.shape[0]), call.sdispls.data != nullptr};
+    const alltoallv_kernels::AllToAllVTiling numbers{*windows,
+                                                     static_cast<uint64_t>(call.row_bytes()),
+                                                     static_cast<uint64_t>(call.x.shape[0]),
+                                                     static_cast<uint64_t>(call.out.shape[0]),
+                                                     call.sdispls.data != nullptr,
+                                                     call.expects};
     return [=](char* tiling, aclrtStream stream) {
         (void)windows;  // live as long as the executor
         all_to_all_v(numbers, call.x.data, call.send_counts.data, call.sdispls.data, call.out.data,
@@ -113,8 +117,11 @@ void on_host(const Call& call, char* memory, aclrtStream stream) {
     const std::vector<int64_t> displs =
         call.sdispls.data == nullptr ? packed(counts) : read(call.sdispls.data, call.ranks());
     int64_t code = inside(counts, displs, call.x.shape[0]) ? done : bad_counts;
+    const std::vector<int64_t> expected = read(call.recv_counts.data, call.ranks());
     exchange_counts(call, call.send_counts.data, call.recv_counts.data, stream);
     const std::vector<int64_t> received = read(call.recv_counts.data, call.ranks());
+    if (call.expects) write(call.recv_counts.data, expected.data(), expected.size() * sizeof(int64_t));
+    if (code == done && call.expects && expected != received) code = unexpected;
     int64_t room = call.out.shape[0];
     for (const int64_t rows : received) {
         if (code == done && rows > room) code = overflow;
@@ -145,9 +152,9 @@ void check_ranks(const View& array, size_t ranks) {
 }  // namespace
 
 aclnnStatus aclnnAlltoallvAllToAllVGetWorkspaceSize(const aclTensor* x, const aclTensor* sendCounts,
-                                                    const aclTensor* sdispls, const char* group, aclTensor* out,
-                                                    aclTensor* recvCounts, aclTensor* status, uint64_t* workspaceSize,
-                                                    aclOpExecutor** executor) {
+                                                    const aclTensor* sdispls, const char* group, bool expects,
+                                                    aclTensor* out, aclTensor* recvCounts, aclTensor* status,
+                                                    uint64_t* workspaceSize, aclOpExecutor** executor) {
     return prepare(__func__, workspaceSize, executor, [&](Workspace& workspace) -> Run {
         const auto any = {ACL_FLOAT,  ACL_FLOAT16, ACL_INT8,   ACL_INT32,     ACL_UINT8,
                           ACL_INT16,  ACL_UINT16,  ACL_UINT32, ACL_INT64,     ACL_UINT64,
@@ -158,7 +165,8 @@ aclnnStatus aclnnAlltoallvAllToAllVGetWorkspaceSize(const aclTensor* x, const ac
                   view("out", out, any),
                   view("recvCounts", recvCounts, {ACL_INT64}),
                   view("status", status, {ACL_INT32}),
-                  group_named(group)};
+                  group_named(group),
+                  expects};
         check_ranks(call.send_counts, call.ranks());
         if (sdispls != nullptr) check_ranks(call.sdispls, call.ranks());
         check_ranks(call.recv_counts, call.ranks());
@@ -185,5 +193,18 @@ aclnnStatus aclnnAlltoallvAllToAllV(void* workspace, uint64_t workspaceSize, acl
 }
 
 aclnnStatus aclnnAlltoallvReleaseGroup(const char* group) {
-    return guarded(__func__, [&] { forget_windows(group_named(group).comm); });
+    return guarded(__func__, [&] {
+        require_pointer("group", group);
+        forget_windows(group);
+    });
+}
+
+aclnnStatus aclnnAlltoallvGetWindows(const char* group, uint32_t* lanes, uint64_t* laneBytes) {
+    return guarded(__func__, [&] {
+        require_pointer("lanes", lanes);
+        require_pointer("laneBytes", laneBytes);
+        const auto windows = windows_of(group_named(group));
+        *lanes = windows ? windows->lanes : 0;
+        *laneBytes = windows ? windows->lane_bytes : 0;
+    });
 }

@@ -59,23 +59,37 @@ HcclDataType hccl_type(aclDataType dtype) {
     return dtype == ACL_FLOAT ? HCCL_DATA_TYPE_FP32 : dtype == ACL_FLOAT16 ? HCCL_DATA_TYPE_FP16 : HCCL_DATA_TYPE_BFP16;
 }
 
+/// What a caller gives beside input and output.
+struct Options {
+    View scale, offset, status;  ///< without data where they are not given
+    int64_t group_size;
+    bool average, saturate;
+
+    bool shares_scale() const { return scale.data != nullptr; }
+};
+
 /// One kernel through the windows.
-Run fused(const View& x, int64_t group_size, const View& out, Workspace& workspace,
+Run fused(const View& x, const Options& options, const View& out, Workspace& workspace,
           std::shared_ptr<const alltoallv_kernels::WindowTiling> windows) {
     alltoallv_kernels::QuantAllReduceTiling numbers{};
     numbers.window = *windows;
     numbers.bits = 8;
     numbers.count = static_cast<uint64_t>(x.numel());
-    numbers.group = static_cast<uint64_t>(group_size);
-    numbers.channels = 1;
+    numbers.group = options.shares_scale() ? 0 : static_cast<uint64_t>(options.group_size);
+    numbers.channels = options.shares_scale() ? static_cast<uint64_t>(options.scale.numel()) : 1;
     numbers.type = static_cast<uint32_t>(x.dtype);
     numbers.output_type = static_cast<uint32_t>(out.dtype);
-    numbers.saturate = 1;
+    numbers.scale_type = static_cast<uint32_t>(options.scale.dtype);
+    numbers.saturate = options.saturate;
+    numbers.average = options.average;
     const uint64_t tiling = workspace.add(tiling_bytes);
-    const uint64_t status = workspace.add(uint64_t{lanes()} * alltoallv_kernels::status_words * sizeof(int32_t));
+    const uint64_t own = workspace.add(uint64_t{lanes()} * alltoallv_kernels::status_words * sizeof(int32_t));
     return [=](char* memory, aclrtStream stream) {
         (void)windows;  // live as long as the executor
-        if (x.numel() > 0) quant_all_reduce(numbers, x.data, out.data, memory + status, memory + tiling, stream);
+        char* const status = options.status.data != nullptr ? options.status.data : memory + own;
+        if (x.numel() > 0)
+            quant_all_reduce(numbers, x.data, options.scale.data, options.offset.data, out.data, status,
+                             memory + tiling, stream);
     };
 }
 
@@ -160,20 +174,47 @@ aclnnStatus aclnnAlltoallvDequantizeSum(void* workspace, uint64_t workspaceSize,
     return execute(__func__, workspace, workspaceSize, executor, stream);
 }
 
-aclnnStatus aclnnAlltoallvQuantAllReduceGetWorkspaceSize(const aclTensor* x, const char* group, int64_t groupSize,
-                                                         aclTensor* out, uint64_t* workspaceSize,
-                                                         aclOpExecutor** executor) {
+aclnnStatus aclnnAlltoallvQuantAllReduceGetWorkspaceSize(const aclTensor* x, const aclTensor* scale,
+                                                         const aclTensor* offset, const char* group, int64_t groupSize,
+                                                         bool average, bool saturate, aclTensor* out, aclTensor* status,
+                                                         uint64_t* workspaceSize, aclOpExecutor** executor) {
     return prepare(__func__, workspaceSize, executor, [&](Workspace& workspace) {
-        const View in = view("x", x, floating_types), sum = view("out", out, floating_types);
-        check_group_size(groupSize);
+        if ((scale == nullptr) != (offset == nullptr))
+            refuse("scale and offset: one is null, expected both or neither");
+        const auto optional = [](const char* name, const aclTensor* tensor, std::initializer_list<aclDataType> dtypes) {
+            return tensor == nullptr ? View{name, *dtypes.begin(), {0}, nullptr} : view(name, tensor, dtypes);
+        };
+        const Options options{optional("scale", scale, floating_types),
+                              optional("offset", offset, floating_types),
+                              optional("status", status, {ACL_INT32}),
+                              groupSize,
+                              average,
+                              saturate};
+        const View in = scale == nullptr ? view("x", x, floating_types) : view("x", x, {ACL_INT8});
+        const View sum = view("out", out, floating_types);
         check_numel(sum, in.numel());
-        require_apart({in}, {sum});
+        if (scale == nullptr) {
+            check_group_size(groupSize);
+        } else {
+            if (options.scale.numel() < 1) refuse(options.scale.text() + ", expected 1 element or more");
+            check_numel(options.offset, 1);
+            if (options.offset.dtype != options.scale.dtype) refuse("offset has another type than scale");
+            if (average) refuse("average is true with a scale, expected false");
+        }
+        if (status != nullptr) check_numel(options.status, 8 * int64_t{lanes()});
+        const bool in_place = in.data == sum.data && in.dtype == sum.dtype;
+        require_apart({in_place ? View{"x", in.dtype, {0}, nullptr} : in, options.scale, options.offset},
+                      {sum, options.status});
         const Group ranks = group_named(group);
-        // A chunk has a group for each rank at least.
         auto windows = windows_of(ranks);
-        const uint64_t bytes = static_cast<uint64_t>(groupSize) * (1 + aclDataTypeSize(sum.dtype)) + sizeof(float);
-        if (windows && bytes < (windows->lane_bytes - 2048) / ranks.size)
-            return fused(in, groupSize, sum, workspace, std::move(windows));
+        const uint64_t own_scales = scale == nullptr ? static_cast<uint64_t>(groupSize) : 0;
+        if (windows &&
+            alltoallv_kernels::fits_window(own_scales, aclDataTypeSize(sum.dtype), windows->lane_bytes, ranks.size))
+            return fused(in, options, sum, workspace, std::move(windows));
+        if (scale != nullptr || average || !saturate || in_place || status != nullptr)
+            refuse(
+                "scale, average, saturate = false, status and out = x need windows, which this group has not, or which "
+                "are too small for groupSize");
         return all_reduce(in, ranks, groupSize, sum, workspace);
     });
 }

@@ -32,16 +32,22 @@ aclnnStatus aclnnAlltoallvDequantizeSum(void* workspace, uint64_t workspaceSize,
                                         aclrtStream stream);
 
 /// Sums x over the ranks of a group: int8 all-to-all, sum in the order of the ranks, dequantize, all-gather. All ranks
-/// call it with the same n, groupSize and type of out, and all get the same bits.
-///   x      float32, float16 or bfloat16, n elements
-///   group  the name of a communicator of HCCL, at most 127 bytes
-///   out    float32, float16 or bfloat16, n elements
+/// call it with the same n, options and type of out, and all get the same bits.
+///   x          float32, float16 or bfloat16, n elements; int8 with a scale
+///   scale      null, or float32, float16 or bfloat16, [m]: the scale of element i is scale[i % m], the same on all
+///   ranks offset     null, or the type of scale, [1], added to every rank's x; both or neither group      the name of
+///   a communicator of HCCL, at most 127 bytes groupSize  elements with a scale of their own, without `scale` average
+///   divides the sum by the number of ranks, without `scale` saturate   values that do not fit become the largest that
+///   do, else inf out        float32, float16 or bfloat16, n elements; may be x, if the types agree status     null, or
+///   int32, [lanes, 8]: as in aclnnAlltoallvAllToAllV, 0 to 3
 /// One kernel, which reaches its peers through their windows; the first call for a group waits for all ranks. Where
 /// HCCL has no windows, the group has more than 64 ranks, or a group of elements is larger than a window, kernels and
-/// HCCL's calls in turn. On the emulator a rank that does not come makes the stream fail.
-aclnnStatus aclnnAlltoallvQuantAllReduceGetWorkspaceSize(const aclTensor* x, const char* group, int64_t groupSize,
-                                                         aclTensor* out, uint64_t* workspaceSize,
-                                                         aclOpExecutor** executor);
+/// HCCL's calls in turn, which have no scale, no average and no inf. On the emulator a rank that does not come makes
+/// the stream fail.
+aclnnStatus aclnnAlltoallvQuantAllReduceGetWorkspaceSize(const aclTensor* x, const aclTensor* scale,
+                                                         const aclTensor* offset, const char* group, int64_t groupSize,
+                                                         bool average, bool saturate, aclTensor* out, aclTensor* status,
+                                                         uint64_t* workspaceSize, aclOpExecutor** executor);
 aclnnStatus aclnnAlltoallvQuantAllReduce(void* workspace, uint64_t workspaceSize, aclOpExecutor* executor,
                                          aclrtStream stream);
 

@@ -27,3 +27,14 @@ HcclResult HcclCreateOpResCtx(HcclComm comm, uint8_t opType, void* opArgs, void*
 
 }  // extern "C"
 #pragma GCC visibility pop
+
+/// What the kernels that communicate need of HCCL, beside what every release has.
+#define ALLTOALLV_WINDOW_CALLS(X) \
+    X(HcclCreateSubCommConfig)    \
+    X(HcclBarrier)                \
+    X(HcclGetHcclBuffer)          \
+    X(HcclGetRemoteIpcHcclBuf)    \
+    X(HcclKfcAllocOpArgs)         \
+    X(HcclKfcFreeOpArgs)          \
+    X(HcclKfcOpArgsSetCommEngine) \
+    X(HcclCreateOpResCtx)

@@ -33,7 +33,8 @@ void all_to_all_v(const alltoallv_kernels::AllToAllVTiling& numbers, const void*
                   const void* sdispls, void* out, void* recv_counts, void* status, void* tiling, aclrtStream stream);
 
 /// Enqueues: the quantized all-reduce, and where a stream can be made to fail a look at the status that it leaves.
-void quant_all_reduce(const alltoallv_kernels::QuantAllReduceTiling& numbers, const void* x, void* out, void* status,
-                      void* tiling, aclrtStream stream);
+/// `scale` and `offset` are null where `numbers` has a group.
+void quant_all_reduce(const alltoallv_kernels::QuantAllReduceTiling& numbers, const void* x, const void* scale,
+                      const void* offset, void* out, void* status, void* tiling, aclrtStream stream);
 
 }  // namespace alltoallv::aclnn

@@ -8,6 +8,9 @@
 #include <map>
 #include <mutex>
 #include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "runtime/abi/hccl_windows.h"
 #include "runtime/aclnn/platform.h"
@@ -24,19 +27,13 @@ constexpr uint32_t buffer_mb = 32;          // a window has twice as much
 /// What no public header has completely, looked up by name; null where a release lacks it.
 struct Functions {
 #define ALLTOALLV_FIND(name) decltype(&::name) name = reinterpret_cast<decltype(&::name)>(dlsym(RTLD_DEFAULT, #name));
-    ALLTOALLV_FIND(HcclCreateSubCommConfig)
-    ALLTOALLV_FIND(HcclBarrier)
-    ALLTOALLV_FIND(HcclGetHcclBuffer)
-    ALLTOALLV_FIND(HcclGetRemoteIpcHcclBuf)
-    ALLTOALLV_FIND(HcclKfcAllocOpArgs)
-    ALLTOALLV_FIND(HcclKfcFreeOpArgs)
-    ALLTOALLV_FIND(HcclKfcOpArgsSetCommEngine)
-    ALLTOALLV_FIND(HcclCreateOpResCtx)
+    ALLTOALLV_WINDOW_CALLS(ALLTOALLV_FIND)
 #undef ALLTOALLV_FIND
 
     bool complete() const {
-        return HcclCreateSubCommConfig && HcclBarrier && HcclGetHcclBuffer && HcclGetRemoteIpcHcclBuf &&
-               HcclKfcAllocOpArgs && HcclKfcFreeOpArgs && HcclKfcOpArgsSetCommEngine && HcclCreateOpResCtx;
+#define ALLTOALLV_HAS(name) &&(name) != nullptr
+        return true ALLTOALLV_WINDOW_CALLS(ALLTOALLV_HAS);
+#undef ALLTOALLV_HAS
     }
 };
 
@@ -48,7 +45,7 @@ const Functions& hccl() {
 /// The windows of one group, as long as its communicator lives.
 class Windows {
   public:
-    Windows(const Group& group, uint64_t number) : comm_(clone(group, number)) {
+    Windows(const std::string& name, const Group& group, uint64_t number) : comm_(clone(name, group, number)) {
         try {
             link(group);
             meet();
@@ -65,15 +62,14 @@ class Windows {
 
   private:
     /// A communicator of the same ranks under a name of its own, which is the same on all of them.
-    static HcclComm clone(const Group& group, uint64_t number) {
+    static HcclComm clone(const std::string& name, const Group& group, uint64_t number) {
         std::vector<uint32_t> ranks(group.size);
         std::iota(ranks.begin(), ranks.end(), 0u);
         HcclCommConfig config = hccl_default_config();
         config.hcclBufferSize = buffer_mb;
-        char name[hccl_comm_name_bytes + 1] = {};
-        require_success("HcclGetCommName", HcclGetCommName(group.comm, name));
         const std::string suffix = "-windows" + std::to_string(number);
-        const std::string own = std::string(name).substr(0, hccl_comm_name_bytes - 1 - suffix.size()) + suffix;
+        const size_t room = hccl_comm_name_bytes - 1 - suffix.size();  // the end of a long name is its unique part
+        const std::string own = name.substr(name.size() - std::min(name.size(), room)) + suffix;
         std::memcpy(config.hcclCommName, own.c_str(), own.size());
         HcclComm parent = group.comm, comm = nullptr;
         require_success("HcclCreateSubCommConfig", hccl().HcclCreateSubCommConfig(&parent, group.size, ranks.data(),
@@ -130,34 +126,48 @@ class Windows {
     HcclComm comm_;
 };
 
+/// HCCL's name of a group, which no later one has, and this rank in it: ranks may be threads of one process.
+using Key = std::pair<std::string, uint32_t>;
+Key key_of(const Group& group) {
+    char name[hccl_comm_name_bytes + 1] = {};
+    require_success("HcclGetCommName", HcclGetCommName(group.comm, name));
+    return {name, group.rank};
+}
+
 std::mutex mutex;
-auto& known = *new std::map<HcclComm, std::shared_ptr<Windows>>;  // never destroyed: ACL may have ended
+auto& known = *new std::map<Key, std::shared_ptr<Windows>>;  // never destroyed: ACL may have ended
 
 }  // namespace
 
-void forget_windows(HcclComm comm) {
-    std::shared_ptr<Windows> last;  // destroyed without the lock
+void forget_windows(const char* name) {
+    std::vector<std::shared_ptr<Windows>> last;  // destroyed without the lock
     const std::lock_guard lock(mutex);
-    if (const auto found = known.find(comm); found != known.end()) {
-        last = std::move(found->second);
-        known.erase(found);
+    const auto named = [&](const auto& entry) { return entry.first.first == name; };
+    // Only where ranks are threads is HCCL asked for this one: the communicator may have been destroyed before.
+    const bool several = std::count_if(known.begin(), known.end(), named) > 1;
+    const uint32_t rank = several ? group_named(name).rank : 0;
+    for (auto entry = known.begin(); entry != known.end();) {
+        const bool forgotten = named(*entry) && (!several || entry->first.second == rank);
+        if (forgotten) last.push_back(std::move(entry->second));
+        entry = forgotten ? known.erase(entry) : std::next(entry);
     }
 }
 
 std::shared_ptr<const WindowTiling> windows_of(const Group& group) {
-    static auto& made = *new std::map<HcclComm, uint64_t>;  // the same on all ranks, which make theirs in turn
+    static auto& made = *new std::map<Key, uint64_t>;  // the same on all ranks, which make theirs in turn
     if (!hccl().complete() || group.size > alltoallv_kernels::most_ranks) return nullptr;
+    const Key key = key_of(group);
     uint64_t number = 0;
     {
         const std::lock_guard lock(mutex);
-        const auto found = known.find(group.comm);
+        const auto found = known.find(key);
         if (found != known.end()) return {found->second, &found->second->tiling};
-        number = ++made[group.comm];
+        number = ++made[key];
     }
     // Without the lock: it waits for the other ranks, which may be threads of this process.
-    const auto fresh = std::make_shared<Windows>(group, number);
+    const auto fresh = std::make_shared<Windows>(key.first, group, number);
     const std::lock_guard lock(mutex);
-    known.emplace(group.comm, fresh);
+    known.emplace(key, fresh);
     return {fresh, &fresh->tiling};
 }
 

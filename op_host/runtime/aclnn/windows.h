@@ -15,6 +15,6 @@ namespace alltoallv::aclnn {
 std::shared_ptr<const alltoallv_kernels::WindowTiling> windows_of(const Group& group);
 
 /// Gives the memory and the communicator of a group's windows back, where it has some.
-void forget_windows(HcclComm comm);
+void forget_windows(const char* name);
 
 }  // namespace alltoallv::aclnn

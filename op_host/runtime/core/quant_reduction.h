@@ -41,6 +41,11 @@ struct QuantReduction {
     float offset = 0;                ///< added to the codes of every rank; not with two scales
 
     bool moves = true;  ///< false: only compare the ranks' rows; as in Exchange
+    /// For tensors of a device: set to whether its kernels have been launched on `stream`, where they serve such a
+    /// reduction; the same on all ranks. If not, the ranks' rows have only been compared.
+    bool* launched = nullptr;
+    void* stream = nullptr;
+    const float *device_scale = nullptr, *device_offset = nullptr;  ///< as `scale` and `offset`, on the device
     const void* input = nullptr;
     void* output = nullptr;  ///< all elements, or this rank's part of a reduce_scatter
 

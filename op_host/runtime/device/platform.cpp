@@ -85,10 +85,10 @@ void all_to_all_v(const alltoallv_kernels::AllToAllVTiling& numbers, const void*
 }
 
 /// A device's stream cannot be made to fail by what a kernel has found: whoever wants to know looks at the status.
-void quant_all_reduce(const alltoallv_kernels::QuantAllReduceTiling& numbers, const void* x, void* out, void* status,
-                      void* tiling, aclrtStream stream) {
+void quant_all_reduce(const alltoallv_kernels::QuantAllReduceTiling& numbers, const void* x, const void* scale,
+                      const void* offset, void* out, void* status, void* tiling, aclrtStream stream) {
     send(numbers, tiling, stream);
-    alltoallv_launch_quant_all_reduce(numbers.window.lanes, stream, x, nullptr, nullptr, out, status, tiling);
+    alltoallv_launch_quant_all_reduce(numbers.window.lanes, stream, x, scale, offset, out, status, tiling);
 }
 
 }  // namespace alltoallv::aclnn

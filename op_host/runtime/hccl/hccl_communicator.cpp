@@ -45,6 +45,7 @@ HcclCommunicator::HcclCommunicator(HcclOptions options, CommunicatorPtr control,
 
 HcclCommunicator::~HcclCommunicator() {
     if (is_inherited()) {
+        abandon(std::move(kernels_));
         abandon(std::move(comm_));
         abandon(std::move(device_));
         abandon(std::move(queue_));
@@ -179,19 +180,22 @@ std::string HcclCommunicator::hccl_name() const {
     return comm_ ? comm_->name() : std::string();
 }
 
-/// Waits for the device's work, on any stream; not after a failure, when it may never finish.
-void HcclCommunicator::drain(Clock::time_point deadline) {
-    if (!synchronizes("drain")) return;
+/// Waits for the device's work, on any stream; not after a failure, when it may never finish. Returns true if it is
+/// done.
+bool HcclCommunicator::drain(Clock::time_point deadline) {
+    if (!synchronizes("drain")) return false;
     const std::string where = "leaving domain '" + domain() + "'";
     try {
         for (useconds_t pause = 500; !launches_.forget_completed(where) && Clock::now() < deadline;
              pause = std::min(2 * pause, 20'000U)) {
-            if (!usable() || (comm_ && comm_->async_error() != HCCL_SUCCESS)) return;
+            if (!usable() || (comm_ && comm_->async_error() != HCCL_SUCCESS)) return false;
             if (hooks().poll) hooks().poll();
             usleep(pause);
         }
+        return launches_.forget_completed(where);
     } catch (const Error& error) {  // nobody knows if it will ever finish
         end(error);
+        return false;
     }
 }
 
@@ -220,9 +224,11 @@ void HcclCommunicator::abort(const std::string& reason) {
 void HcclCommunicator::leave() {
     if (destroyed_.load(std::memory_order_acquire)) return;
     device_->bind();
-    drain(deadline(-1));
+    const bool idle = drain(deadline(-1));
     destroyed_.store(true, std::memory_order_release);
     launches_.release();
+    if (!idle) abandon(std::move(kernels_));  // what they have launched may still use their memory
+    kernels_.reset();
     std::optional<Error> failure;
     try {
         if (comm_) comm_->destroy();
@@ -237,6 +243,7 @@ Stats HcclCommunicator::stats() const {
     Stats stats = Communicator::stats();
     stats.insert({{"agreed_operators", agreed_.load(std::memory_order_relaxed)},
                   {"bytes_hccl", bytes_.load(std::memory_order_relaxed)},
+                  {"kernel_calls", kernel_calls_.load(std::memory_order_relaxed)},
                   {"falls_back", falls_back_ ? 1 : 0},
                   {"all_reduce_falls_back", all_reduce_falls_back_ ? 1 : 0},
                   {"reduce_scatter_falls_back", reduce_scatter_falls_back_ ? 1 : 0}});

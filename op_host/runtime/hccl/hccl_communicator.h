@@ -17,6 +17,7 @@
 #include "runtime/control/flight.h"
 #include "runtime/core/communicator.h"
 #include "runtime/hccl/hccl_group.h"
+#include "runtime/hccl/kernels.h"
 #include "runtime/hccl/launches.h"
 
 namespace alltoallv {
@@ -48,8 +49,14 @@ class HcclCommunicator final : public Communicator {
     /// Throws an error of class hccl on every rank if HCCL returns success and does nothing, which the first call of an
     /// operator checks; the communicator stays usable, and `stats()` has "<operator>_falls_back".
     void reduce(const Reduction& reduction, double timeout) override;
-    /// Only with `moves` false: front ends have kernels for the data (alltoallv/torch/engines).
+    /// Only with `launched`, or with `moves` false: front ends move the data where the kernels in Ascend C do not
+    /// (alltoallv/torch/engines).
     void quant_reduce(const QuantReduction& reduction, double timeout) override;
+    /// Enqueues one kernel; the host does not wait. Throws backend_unavailable on every rank where the kernels do not
+    /// serve; the communicator stays usable.
+    void exchange_counted_on_device(const CountedOnDevice& call);
+    /// Why the kernels do not serve this communicator; empty if they do. Collective when it is first asked.
+    std::string why_no_kernels();
     void fail(OpKind op, const Error& error, bool of_caller) override;
     void abort(const std::string& reason) override;
     void check_enqueued(bool done) override;
@@ -71,13 +78,16 @@ class HcclCommunicator final : public Communicator {
     Clock::time_point deadline(double timeout) const;
 
     void end(const Error& error);
-    void drain(Clock::time_point deadline);
+    bool drain(Clock::time_point deadline);
 
     // operators.cpp
     std::string where(OpKind op) const;
     /// Runs one operator in its turn; a failure after the agreement ends the communicator for all ranks.
     template <class Agree, class Body>
     void run(OpKind op, DType dtype, Agree&& agree, Body&& body);
+
+    const std::string& decide_on_kernels(const std::string& where);
+    std::string reasons(const std::string& mine);
 
     /// The exchange has all counts from here on, also those that were learnt.
     void move(const Exchange& exchange, const OnStream& on);
@@ -107,6 +117,9 @@ class HcclCommunicator final : public Communicator {
     bool falls_back_ = false;          ///< HcclAlltoAllV moves no data here; equal on all ranks
     std::map<OpKind, bool> reduces_;   ///< true: HCCL does this reduction here; absent: unknown; equal on all ranks
     std::atomic<bool> all_reduce_falls_back_{false}, reduce_scatter_falls_back_{false};
+    std::optional<std::string> no_kernels_;  ///< why, once the ranks have agreed on it; empty: they serve
+    std::unique_ptr<Kernels> kernels_;
+    std::atomic<uint64_t> kernel_calls_{0};
     uint64_t seq_ = 0;
     Launches launches_;
     std::atomic<uint64_t> agreed_{0}, bytes_{0};

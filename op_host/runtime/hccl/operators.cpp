@@ -1,10 +1,14 @@
 // The operators of the HCCL communicator: the steps around each, and the HCCL calls.
 #include <algorithm>
+#include <cstring>
 #include <functional>
 #include <numeric>
 #include <utility>
 
+#include "op_kernel/ascendc/window.h"
+#include "runtime/core/hooks.h"
 #include "runtime/core/request.h"
+#include "runtime/core/token_terms.h"
 #include "runtime/hccl/hccl_communicator.h"
 #include "runtime/hccl/wire_type.h"
 
@@ -54,7 +58,7 @@ std::string HcclCommunicator::where(OpKind op) const {
 void HcclCommunicator::begin_launch(const OnStream& on) {
     if (!comm_) return;
     comm_->check_async_error(on.where);
-    launches_.forget_completed(on.where);
+    if (launches_.forget_completed(on.where) && kernels_) kernels_->check(on.where);
     launches_.follow_last(on);
 }
 
@@ -230,15 +234,119 @@ void HcclCommunicator::reduce(const Reduction& r, double timeout) {
 }
 
 void HcclCommunicator::quant_reduce(const QuantReduction& q, double timeout) {
-    if (q.moves) return Communicator::quant_reduce(q, timeout);
+    if (q.moves && q.launched == nullptr) return Communicator::quant_reduce(q, timeout);
+    bool serves = false;
     run(
         q.op, q.dtype,
         [&] {
-            if (!agrees(seq_)) return look_at_control();
-            control_->quant_reduce(q, timeout);
-            agreed_.fetch_add(1, std::memory_order_relaxed);
+            if (agrees(seq_)) {
+                QuantReduction announced = q;
+                announced.moves = false;
+                announced.launched = nullptr;
+                control_->quant_reduce(announced, timeout);
+                agreed_.fetch_add(1, std::memory_order_relaxed);
+            } else {
+                look_at_control();
+            }
+            serves = q.moves && why_no_kernel(q).empty() && decide_on_kernels(where(q.op)).empty() &&
+                     kernels_->fits(q, size());
         },
-        [](const std::string&) { return uint64_t{0}; });
+        [&](const std::string& where) -> uint64_t {
+            if (q.launched != nullptr) *q.launched = serves;
+            if (!serves) return 0;
+            const OnStream on{q.stream, deadline(timeout), where};
+            begin_launch(on);
+            kernels_->quant_all_reduce(q, on);
+            launches_.add(nullptr, on);
+            kernel_calls_.fetch_add(1, std::memory_order_relaxed);
+            const int64_t elements = total_count(q);  // codes out, results in
+            return static_cast<uint64_t>(elements) * (1 + size_of(q.out_dtype));
+        });
+}
+
+void HcclCommunicator::exchange_counted_on_device(const CountedOnDevice& call) {
+    constexpr OpKind op = OpKind::all_to_all_v;
+    constexpr uint32_t digest = 0xc0407ed;  // an all_to_all_v with counts in host memory has other terms
+    run(
+        op, call.dtype,
+        [&] {
+            if (agrees(seq_)) {
+                Request request(op, size());
+                request.root = token_terms(call.dtype, call.row, digest);
+                request.row = call.row;
+                Exchange announced = request.exchange(call.dtype, nullptr, nullptr);
+                announced.moves = false;
+                control_->exchange(announced, -1);
+                agreed_.fetch_add(1, std::memory_order_relaxed);
+            } else {
+                look_at_control();
+            }
+            const std::string& reason = decide_on_kernels(where(op));
+            if (!reason.empty())
+                throw backend_unavailable(
+                    "all_to_all_v with a capacity needs the kernels in Ascend C, which do not "
+                    "serve domain '",
+                    domain(), "': ", reason,
+                    "; without a capacity HCCL serves, by counts in "
+                    "host memory");
+        },
+        [&](const std::string& where) -> uint64_t {
+            const OnStream on{call.stream, deadline(-1), where};
+            begin_launch(on);
+            kernels_->all_to_all_v(call, on);
+            launches_.add(nullptr, on);
+            kernel_calls_.fetch_add(1, std::memory_order_relaxed);
+            return 0;  // only the device knows
+        });
+}
+
+std::string HcclCommunicator::why_no_kernels() {
+    check_usable();
+    const CallQueue::Turn turn(*queue_);
+    device_->bind();
+    return decide_on_kernels("domain '" + domain() + "'");
+}
+
+/// Decides once, on all ranks alike. All of them come here in the same call.
+const std::string& HcclCommunicator::decide_on_kernels(const std::string& where) {
+    if (no_kernels_) return *no_kernels_;
+    if (!comm_ || size() == 1) return no_kernels_.emplace("it has one rank");
+    if (!control_) return no_kernels_.emplace("its ranks have no communicator in host memory to agree over");
+    if (control_->backend() != "shm") return no_kernels_.emplace("its ranks are on more than one server");
+    if (size() > static_cast<int>(alltoallv_kernels::most_ranks))
+        return no_kernels_.emplace("it has more than " + std::to_string(alltoallv_kernels::most_ranks) + " ranks");
+    std::string reason = reasons(kernels_missing());
+    if (reason.empty()) {
+        std::string mine;
+        try {
+            kernels_ = std::make_unique<Kernels>(comm_->name(), where);
+        } catch (const Error& error) {
+            mine = error.what();
+        }
+        reason = reasons(mine);
+        if (!reason.empty()) kernels_.reset();
+        if (!reason.empty() && hooks().warn)
+            hooks().warn("domain '" + domain() + "': HCCL's calls serve instead of kernels in Ascend C, since " +
+                         reason);
+    }
+    return no_kernels_.emplace(std::move(reason));
+}
+
+/// Returns the texts of the ranks that have one, the same on all.
+std::string HcclCommunicator::reasons(const std::string& mine) {
+    constexpr size_t bytes = 512;
+    std::string text = mine.substr(0, bytes), all(static_cast<size_t>(size()) * bytes, '\0');
+    text.resize(bytes);
+    const Request request = gather_request(OpKind::all_gather, size(), bytes);
+    control_->exchange(request.exchange(DType::uint8, text.data(), all.data()), options_.timeout);
+    std::string joined;
+    for (int j = 0; j < size(); ++j) {
+        const char* const told = all.data() + static_cast<size_t>(j) * bytes;
+        if (*told == '\0') continue;
+        joined += (joined.empty() ? "rank " : "; rank ") + std::to_string(j) + ": ";
+        joined.append(told, strnlen(told, bytes));
+    }
+    return joined;
 }
 
 }  // namespace alltoallv

@@ -39,6 +39,7 @@ from alltoallv.torch.api.moe import global_gather, global_scatter
 from alltoallv.torch.api.p2p import irecv, isend, recv, send
 from alltoallv.torch.api.plan import Plan
 from alltoallv.torch.eager.group import from_group
+from alltoallv.torch.eager.received import Received
 from alltoallv.torch.eager.tensors import empty
 from alltoallv.torch.eager.work import Work
 from alltoallv.torch.process_group import backend as backend
@@ -57,6 +58,7 @@ __all__ = [
     "Plan",
     "QuantAllReduceOperation",
     "QuantizedCommHook",
+    "Received",
     "Work",
     "all_gather",
     "all_gather_into_tensor",

@@ -132,11 +132,26 @@ def devices() -> list[Check]:
         cann,
         _library("libascendcl.so", bool(npus), source),
         _library("libhccl.so", bool(npus), source),
+        *_kernels(),
         Check(
             "devices", "GPU", "ok" if gpus else "-", _nodes(gpus, "/dev/nvidia*") + (f"; {driver}" if driver else "")
         ),
         _library("libcuda.so.1", bool(gpus), "install the NVIDIA driver's user-space libraries"),
     ]
+
+
+def _kernels() -> list[Check]:
+    """Says by which rule kernels serve tensors on NPUs, and which way it gives here."""
+    name = "kernels in Ascend C"
+    result = _python("from alltoallv import _core; print(_core.kernels_rule); print(_core.kernels_missing())")
+    if result.returncode != 0:  # the check of the extension says why
+        return [Check("devices", name, "-", "the extension does not load")]
+    rule, _, missing = result.stdout.partition("\n")
+    if missing := missing.strip():
+        here = Check("devices", name, "-", f"HCCL's calls serve here: {missing}", "docs/ascend.md has the package")
+    else:
+        here = Check("devices", name, "ok", "serve here, where the ranks agree")
+    return [here, Check("devices", "their rule", "-", rule)]
 
 
 def _nodes(found: list[str], pattern: str) -> str:

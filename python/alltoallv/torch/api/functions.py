@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast, overload
 
 import torch
 from torch import Tensor
@@ -12,11 +12,12 @@ from torch.compiler import is_dynamo_compiling
 
 from alltoallv import _core
 from alltoallv._calls import experts, signature
-from alltoallv._calls.counts import Counts, Unit, read_request
+from alltoallv._calls.counts import Counts, Unit, integer, read_request
 from alltoallv._calls.guard import guard
 from alltoallv._calls.regions import check_apart
 from alltoallv._calls.signature import described
-from alltoallv.errors import InvalidParamError
+from alltoallv.errors import InvalidParamError, InvalidTensorError
+from alltoallv.quantization.requests import exclude as check_excluded
 from alltoallv.torch.eager import calls
 from alltoallv.torch.eager import group as groups
 from alltoallv.torch.eager.calls import AnyCommunicator
@@ -24,19 +25,70 @@ from alltoallv.torch.eager.collectives import COLLECTIVES
 from alltoallv.torch.eager.declaration import Parameters
 from alltoallv.torch.eager.graphs import check_untimed, is_tracing
 from alltoallv.torch.eager.group import Group, device_of
-from alltoallv.torch.eager.tensors import as_input, check_memory, check_output, needs_grad, region, shaped
+from alltoallv.torch.eager.received import Received
+from alltoallv.torch.eager.tensors import (
+    as_input,
+    check_memory,
+    check_output,
+    check_tensor,
+    needs_grad,
+    region,
+    row_size,
+    shaped,
+)
 from alltoallv.torch.eager.work import Work
 from alltoallv.torch.graph import ops as ops
 from alltoallv.torch.graph import traced, watched
 from alltoallv.torch.graph.watched import is_watched
 
 if TYPE_CHECKING:
-    from alltoallv._calls.signature import AllToAllV
+    from typing_extensions import Unpack
+
+    from alltoallv._calls.signature import ExchangeOptions
 
 
-def _typed(function: Callable[..., Any]) -> AllToAllV[Tensor, Group, Work]:
-    """Describes `all_to_all_v`, and says that with ``async_op=True`` it returns a pair."""
-    return cast("AllToAllV[Tensor, Group, Work]", described(signature.all_to_all_v)(function))
+class _AllToAllV(Protocol):
+    """The type of `all_to_all_v`: see `signature.AllToAllV`; with a capacity it returns a `Received`."""
+
+    @overload
+    def __call__(
+        self,
+        input: Tensor,
+        send_counts: Counts,
+        recv_counts: Counts | None = None,
+        *,
+        capacity: None = None,
+        async_op: Literal[False] = False,
+        **options: Unpack[ExchangeOptions[Tensor, Group]],
+    ) -> Tensor: ...
+    @overload
+    def __call__(
+        self,
+        input: Tensor,
+        send_counts: Counts,
+        recv_counts: Counts | None = None,
+        *,
+        capacity: None = None,
+        async_op: Literal[True],
+        **options: Unpack[ExchangeOptions[Tensor, Group]],
+    ) -> tuple[Tensor | None, Work]: ...
+    @overload
+    def __call__(
+        self,
+        input: Tensor,
+        send_counts: Counts,
+        recv_counts: Counts | None = None,
+        *,
+        sdispls: Counts | None = None,
+        unit: Unit | None = None,
+        group: Group = None,
+        capacity: int,
+    ) -> Received: ...
+
+
+def _typed(function: Callable[..., Any]) -> _AllToAllV:
+    """Describes `all_to_all_v`, and says what it returns with which arguments."""
+    return cast("_AllToAllV", described(signature.all_to_all_v)(function))
 
 
 @_typed
@@ -50,9 +102,13 @@ def all_to_all_v(
     unit: Unit | None = None,
     out: Tensor | None = None,
     group: Group = None,
+    capacity: int | None = None,
     async_op: bool = False,
     timeout: float | None = None,
 ) -> Any:
+    if capacity is not None:
+        given = {"rdispls": rdispls, "out": out, "async_op": async_op, "timeout": timeout}
+        return _within(input, (send_counts, sdispls, recv_counts), unit, capacity, group, given)
     if not is_dynamo_compiling() and (shared := groups.on_shm(group)) is not None:
         made = _core.all_to_all_v(
             shared.core, input, out, send_counts, recv_counts, sdispls, rdispls, unit, async_op, timeout
@@ -108,6 +164,53 @@ def all_to_all_v(
         return call.result, call.submit(limit)
     call.run(limit)
     return target
+
+
+def _within(
+    input: Tensor,
+    counts: tuple[Counts, Counts | None, Counts | None],
+    unit: Unit | None,
+    capacity: int,
+    group: Group,
+    others: dict[str, object],
+) -> Received | None:
+    """Receives up to ``capacity`` units, by counts on the device."""
+    comm = None if is_tracing() else groups.resolve(group, device_of(input))
+    if comm is None and not is_tracing():
+        return None
+    with guard(comm, "all_to_all_v"):
+        check_excluded("capacity is given", **others)
+        if unit not in ("element", "row", None):
+            raise InvalidParamError(f"unit is {unit!r}, expected 'element', 'row' or None")
+        if comm is not None:
+            check_tensor("input", input)
+            if device_of(input) != "npu":
+                raise InvalidTensorError(f"input lies on {input.device}, expected an npu with a capacity", 14)
+        if not is_tracing() and (integer(capacity) or 0) < 0:
+            raise InvalidParamError(f"capacity is {capacity}, expected at least 0")
+        if counts[1] is not None and needs_grad(input):
+            raise InvalidParamError("sdispls are given with a capacity for an input that requires grad, expected None")
+        by_row = input.dim() > 1 if unit is None else unit == "row"
+        row = row_size(input) if by_row else 1
+        size = groups.world_size(group) if comm is None else comm.size
+        names = "send_counts", "sdispls", "recv_counts"
+        placed = [
+            None if each is None else _on_device(name, each, input.device, size)
+            for name, each in zip(names, counts, strict=True)
+        ]
+    made = ops.all_to_all_v_counted(input, *placed, capacity, row, groups.name_of(group) if comm is None else comm)
+    shape = (capacity, *input.shape[1:]) if by_row else (capacity,)
+    return Received(made[0].view(shape), *made[1:])
+
+
+def _on_device(name: str, counts: Counts, device: torch.device, size: int) -> Tensor:
+    """Returns counts as int64 on the device; those that lie there are not read by the host."""
+    made = counts if isinstance(counts, Tensor) else torch.tensor(list(counts), dtype=torch.int64, device="cpu")
+    if made.dtype.is_floating_point or made.dtype.is_complex or made.dtype is torch.bool:
+        raise InvalidParamError(f"{name} has dtype {made.dtype}, expected integers")
+    if tuple(made.shape) != (size,):
+        raise InvalidParamError(f"{name} has shape {tuple(made.shape)}, expected ({size},), one entry per rank")
+    return made.to(device, torch.int64).contiguous()
 
 
 def _learning(

@@ -16,7 +16,7 @@ from alltoallv._calls.counts import Layout, scaled, split_layout
 from alltoallv._calls.protocol import Pending, Startable
 from alltoallv._calls.reductions import ReductionPlan, check_reduction
 from alltoallv.communicator import Communicator
-from alltoallv.errors import InvalidParamError, InvalidTensorError
+from alltoallv.errors import BackendUnavailableError, InvalidParamError, InvalidTensorError
 from alltoallv.quantization import requests as quantized
 from alltoallv.quantization.requests import Reduction
 from alltoallv.torch.eager import profile
@@ -119,6 +119,17 @@ def exchange_lists(
     else:
         call = comm.exchange_lists(operator, dtype, outputs, inputs)
     return Operation(comm, operator, call, inputs[0], sends, recvs, list(outputs), (inputs, outputs))
+
+
+def exchange_counted(
+    comm: AnyCommunicator, input: Tensor, row: int, counts: Sequence[Tensor | None], outs: list[Tensor]
+) -> Operation:
+    """Returns an exchange whose counts lie on the device; see `DeviceMember.exchange_counted`."""
+    if isinstance(comm, Communicator):
+        raise BackendUnavailableError("all_to_all_v with a capacity needs npu tensors, expected input on an npu")
+    check_place(comm, input, *outs, *(x for x in counts if x is not None))
+    call = comm.exchange_counted(input, row, counts, outs)
+    return Operation(comm, "all_to_all_v", call, input, (), (), outs, (input, counts))
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ from torch import Tensor
 from alltoallv import _core
 from alltoallv._calls.counts import Layout, packed
 from alltoallv.communicator import Communicator
-from alltoallv.errors import AllToAllVError, InvalidParamError
+from alltoallv.errors import AllToAllVError, BackendUnavailableError, InvalidParamError
 from alltoallv.quantization import requests as quantized
 from alltoallv.quantization.spec import QuantizedReduction
 from alltoallv.torch.engines.quantized_reduction import reduce_quantized
@@ -99,9 +99,24 @@ class DeviceMember(ABC):
         core = self.communicator.core
         core.reduce(call.operator, call.dtype, op, 0, 0, list(counts), shape=call.shape, moves=False)
 
-    def _compare_quantized(self, request: QuantizedReduction, feeds_back: bool, gather_feeds_back: bool) -> None:
-        """Compares a quantized reduction with those of the peers."""
-        quantized.plan(self.communicator, request).compare(feeds_back, gather_feeds_back)
+    def _launch_quantized(
+        self, request: QuantizedReduction, output: Tensor, input: Tensor, feedback: tuple[bool, bool]
+    ) -> bool:
+        """Compares a quantized reduction with those of the peers; ``feedback``: with which states of error feedback.
+
+        Returns whether the engine has a kernel for all of it, which it has launched on the current stream then.
+        """
+        quantized.plan(self.communicator, request).compare(*feedback)
+        return False
+
+    def exchange_counted(self, input: Tensor, row: int, counts: Sequence[Tensor | None], outs: Sequence[Tensor]) -> Any:
+        """Returns the all_to_all_v of rows of ``row`` elements whose counts lie on the device; the host reads none.
+
+        Args:
+            counts: send_counts, sdispls or None, recv_counts or None: int64, one per rank.
+            outs: What is filled: rows as they come, receive counts, status; see `alltoallv.torch.Received`.
+        """
+        raise BackendUnavailableError(f"all_to_all_v with a capacity needs HCCL, but the group is over {self.backend}")
 
     def _enter(self, device: torch.device, operator: str) -> None:
         """Prepares for a launch on tensors there.
@@ -225,9 +240,10 @@ class DeviceMember(ABC):
         """
 
         def launch(wait: bool) -> tuple[None, None]:
-            self._compare_quantized(request, error is not None, gather_error is not None)
-            flat = [None if x is None else x.detach().view(-1) for x in (output, input, error, gather_error)]
-            reduce_quantized(Steps(self, request.operator), request, *flat)
+            flat: list[Any] = [None if x is None else x.detach().view(-1) for x in (output, input, error, gather_error)]
+            fed_back = error is not None, gather_error is not None
+            if not self._launch_quantized(request, flat[0], flat[1], fed_back):
+                reduce_quantized(Steps(self, request.operator), request, *flat)
             return None, None
 
         return self._later(input, request.operator, launch)

@@ -20,7 +20,9 @@ from alltoallv._calls.guard import guard
 from alltoallv._calls.reductions import FLOATS, ReductionPlan
 from alltoallv.communicator import Communicator
 from alltoallv.errors import HcclError, InvalidParamError, InvalidTensorError
-from alltoallv.torch.engines.device import Call, DeviceMember
+from alltoallv.quantization import requests
+from alltoallv.quantization.spec import QuantizedReduction
+from alltoallv.torch.engines.device import Call, DeviceCall, DeviceMember
 from alltoallv.torch.engines.npu import Streams, StreamWork, handle, npu, synchronizes
 
 
@@ -148,6 +150,45 @@ class HcclMember(DeviceMember):
             return False, None
         self._does[operator] = True
         return True, work
+
+    def _launch_quantized(
+        self, request: QuantizedReduction, output: Tensor, input: Tensor, feedback: tuple[bool, bool]
+    ) -> bool:
+        """See `DeviceMember`: the kernel in Ascend C, by the rule `_core.kernels_rule`."""
+        plan = requests.plan(self.communicator, request)
+        shared: list[Tensor] = []  # scale and offset
+        if request.scale is not None:
+            offset = torch.tensor([request.offset], dtype=torch.float32, device="cpu")
+            shared = [x.to(input.device) for x in (torch.from_numpy(request.scale), offset)]
+        launched = False
+
+        def start(stream: int) -> None:
+            nonlocal launched
+            scale, offset = [x.data_ptr() for x in shared] or [0, 0]
+            launched = plan.launch(input.data_ptr(), output.data_ptr(), scale, offset, *feedback, stream)
+
+        self._streams.launch(input.device, start, True, lambda: ())
+        return launched
+
+    def exchange_counted(
+        self, input: Tensor, row: int, counts: Sequence[Tensor | None], outs: Sequence[Tensor]
+    ) -> DeviceCall:
+        """See `DeviceMember`: one kernel in Ascend C, or BackendUnavailableError on every rank."""
+        rows = [x.numel() // max(row, 1) for x in (input, outs[0])]
+        sends, sdispls, expected = [0 if x is None else x.data_ptr() for x in counts]
+        target, received, status = [x.data_ptr() for x in outs]
+
+        def launch(wait: bool) -> tuple[None, Any]:
+            def start(stream: int) -> None:
+                about = self.communicator.core, str(input.dtype).removeprefix("torch."), row
+                read = input.data_ptr(), rows[0], sends, sdispls
+                written = target, rows[1], bool(expected), received, status
+                _core.exchange_counted_on_device(*about, *read, *written, stream)
+
+            keep = input, *outs, *(x for x in counts if x is not None)
+            return None, self._streams.launch(input.device, start, wait, lambda: keep)
+
+        return self._later(input, "all_to_all_v", launch)
 
 
 class HcclGroupMember(HcclMember):

@@ -30,6 +30,7 @@ from alltoallv.torch.eager.calls import AnyCommunicator
 from alltoallv.torch.eager.collectives import COLLECTIVES
 from alltoallv.torch.eager.declaration import NO_PARAMETERS, Collective
 from alltoallv.torch.eager.group import Group
+from alltoallv.torch.eager.received import STATUS_SHAPE
 from alltoallv.torch.eager.tensors import as_input, shaped
 from alltoallv.torch.graph.library import Operator, known
 
@@ -122,6 +123,41 @@ def all_to_all_v_learn(input: Tensor, sends: Tensor, row: int, operator: str, gr
     out, recv_counts = learning.run()
     layout = torch.tensor([counts, displs, recv_counts, packed(recv_counts)], dtype=torch.int64, device="cpu")
     return [out, layout]
+
+
+def _counted_back(call: Any, grads: list[Tensor], sends: Tensor, recv_counts: Tensor) -> Tensor:
+    shape = call.input.shape
+    rows = math.prod(shape) // max(call.row, 1)
+    flat = grads[0].contiguous()
+    back: Tensor = all_to_all_v_counted(flat, recv_counts, None, None, rows, call.row, call.group)[0]
+    return back.view(shape)
+
+
+@partial(
+    Operator,
+    schema="(Tensor input, Tensor sends, Tensor? sdispls, Tensor? recvs, SymInt capacity, SymInt row, str group)"
+    " -> Tensor[]",
+    fake=lambda input, sends, sdispls, recvs, capacity, row, group: [
+        input.new_empty((capacity * row,)),
+        sends.new_empty(sends.shape),
+        sends.new_empty(STATUS_SHAPE, dtype=torch.int32),
+    ],
+    gradient=_counted_back,
+    saves=("sends", 1),
+)
+def all_to_all_v_counted(
+    input: Tensor, sends: Tensor, sdispls: Tensor | None, recvs: Tensor | None, capacity: int, row: int, group: str
+) -> list[Tensor]:
+    """Exchanges rows whose counts, int64 ``[W]``, lie on the device: returns what `Received` has, the output flat."""
+    comm = communicator_of(group, input)
+    with guard(comm, "all_to_all_v"):
+        x = as_input("input", input)
+        counts = [None if given is None else as_input("counts", given) for given in (sends, sdispls, recvs)]
+        received = torch.empty_like(sends) if recvs is None else recvs.clone()
+        outs = [x.new_zeros(capacity * row), received, sends.new_zeros(STATUS_SHAPE, dtype=torch.int32)]
+        call = calls.exchange_counted(comm, x, row, counts, outs)
+    call.run()
+    return outs
 
 
 def _functional(row: Collective) -> Operator:

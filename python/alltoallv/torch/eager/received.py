@@ -1,0 +1,51 @@
+"""What `all_to_all_v` returns where the counts lie on an NPU and the host does not know them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from alltoallv.errors import AllToAllVError, CommTimeoutError, InvalidParamError, PeerMismatchError
+
+STATUS_SHAPE = (48, 8)  # words for the most cores that a kernel has
+
+_ERRORS: dict[int, tuple[type[AllToAllVError], str]] = {
+    4: (InvalidParamError, "rank {} receives more than its capacity"),
+    5: (InvalidParamError, "rank {} has a negative count in send_counts, or a region outside of its input"),
+    6: (PeerMismatchError, "rank {} has rows of another size than rank 0"),
+    7: (PeerMismatchError, "rank {} receives other counts than its recv_counts"),
+}
+
+
+class Received(NamedTuple):
+    """The result of an `all_to_all_v` with a capacity: three tensors on the device, filled by the device.
+
+    Attributes:
+        output: The input's dtype: ``capacity`` rows, or elements, of which the first are what was received, packed in
+            the order of the ranks; zeros behind.
+        recv_counts: int64, shape ``[W]``: how many came from each rank.
+        status: int32; its column 0 is zeros, or says what went wrong, the same on all ranks; `check` reads it.
+    """
+
+    output: Tensor
+    recv_counts: Tensor
+    status: Tensor
+
+    def check(self) -> Received:
+        """Waits for the device, and returns this result if the exchange was done; may be called when it suits.
+
+        Raises:
+            InvalidParamError: On every rank: one receives more than its capacity, or has counts that do not fit its
+                input. Nothing was written anywhere, and the communicator stays usable.
+            PeerMismatchError: The same for rows of different sizes, or counts that are not the ``recv_counts`` given.
+            CommTimeoutError: A rank did not come in time (HCCL_EXEC_TIMEOUT); the group's kernels are of no more use.
+        """
+        for code, rank, *_ in self.status.cpu().tolist():
+            if code == 0:
+                continue
+            kind, text = _ERRORS.get(
+                code, (CommTimeoutError, "rank {} did not come in time, now or in an earlier call")
+            )
+            raise kind(f"all_to_all_v with a capacity: {text.format(rank)}")
+        return self

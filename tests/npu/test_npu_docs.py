@@ -1,0 +1,13 @@
+"""What README and docs/ show of emulated NPUs is what a user gets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from documented import pages, run_page
+
+
+@pytest.mark.parametrize("page", pages("npu"))
+def test_commands_print_what_the_page_shows(page: Path, tmp_path: Path) -> None:
+    run_page(page, "npu", tmp_path)
