@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import alltoallv.torch as at
-from alltoallv import Communicator, _core
+from alltoallv import AllToAllVParam, Communicator, _core
 from alltoallv.errors import BackendUnavailableError, InvalidParamError, InvalidTensorError, PeerMismatchError
 from alltoallv.testing.golden import assert_bits_equal
 
@@ -203,6 +203,28 @@ def test_a_captured_exchange_is_replayed_with_new_counts(rank: int, size: int) -
         counts.copy_(torch.tensor([7, 0]))
         graph.replay()
         assert "rank 0 receives more than its capacity" in str(caught(received.check))
+
+
+@on_ranks(2, communicator=False)
+def test_the_operation_of_atb_with_a_capacity(rank: int, size: int) -> None:
+    """ATB's arrays are empty, and its checks of the tensors stay; with a communicator, and with the param's own."""
+    with communicator(rank) as (comm, device):
+        for communicators in ((comm,), ()):
+            operation = at.AllToAllVOperation(AllToAllVParam(rank=rank, rank_size=size), *communicators, capacity=6)
+            x = torch.arange(6.0, device=device) + 10 * rank
+            assert operation.infer_shape(x) == (1, 6)
+            for sends in ([2, 1], [0, 3]):
+                received = operation(x, send_counts=torch.tensor(sends, device=device)).check()
+                begin, count = sum(sends[:rank]), sends[rank]
+                wanted = [10.0 * j + begin + k for j in range(size) for k in range(count)]
+                assert received.output.tolist() == [wanted + [0] * (6 - len(wanted))]
+                assert received.recv_counts.tolist() == [count] * size
+            with pytest.raises(InvalidTensorError, match="dtype"):
+                operation(x.bool(), send_counts=[1, 1])
+            with pytest.raises(InvalidParamError, match="send_counts and capacity belong together"):
+                operation(x)
+        with pytest.raises(InvalidParamError, match=r"send_counts is .* expected none with a capacity"):
+            at.AllToAllVOperation(AllToAllVParam(rank=rank, rank_size=size, send_counts=[1, 1]), comm, capacity=6)
 
 
 @on_ranks(2, communicator=False)

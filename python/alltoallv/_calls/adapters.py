@@ -62,6 +62,10 @@ class Adapter(ABC, Generic[A]):
         self.check(name, x)
         return self.contiguous(x)
 
+    def exchange_counted(self, engine: Any, x: A, counts: Sequence[Any], capacity: int) -> Any:
+        """Exchanges the elements of ``x`` by send counts, displacements and receive counts that lie on its device."""
+        raise InvalidTensorError(f"x is {self.kind}, expected an npu tensor of torch with a capacity", 14)
+
     @abstractmethod
     def name(self, dtype: Any, /) -> str:
         """Returns the core's name of one of the framework's dtypes."""

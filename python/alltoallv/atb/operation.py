@@ -112,6 +112,13 @@ class Operation(ABC):
 
     def _set_up(self, adapter: Adapter[A], inputs: Sequence[A], out: A | None, states: Sequence[Any] = ()) -> A:
         """Sets the plan up unless it is for such tensors; returns the output: ``out``, or a new tensor."""
+        expected = self._planned(adapter, inputs, out, states)
+        return self._checked(adapter.allocate, expected.shape, expected.dtype, inputs[0]) if out is None else out
+
+    def _planned(
+        self, adapter: Adapter[A], inputs: Sequence[A], out: A | None, states: Sequence[Any] = ()
+    ) -> _core.TensorDesc:
+        """Sets the plan up unless it is for such tensors; returns what the output must be."""
         keys = tuple(map(adapter.key, inputs)), None if out is None else adapter.key(out)
         about = *keys, tuple(a.shape for a in states)
         if self._plan is None or self._plan[0] != about:
@@ -121,8 +128,7 @@ class Operation(ABC):
             outputs = [expected if out is None else self._checked(describe, out), *map(describe, states)]
             self._checks.setup(descs, outputs)
             self._plan = about, expected
-        expected = self._plan[1]
-        return self._checked(adapter.allocate, expected.shape, expected.dtype, inputs[0]) if out is None else out
+        return self._plan[1]
 
     def _checked(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Calls `function`; the peers raise its errors, too."""

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any, overload
 
 from alltoallv import _core
 from alltoallv._calls.adapters import Adapter
+from alltoallv._calls.counts import integer
 from alltoallv._calls.protocol import Member
 from alltoallv._calls.regions import Region, check_apart
 from alltoallv.atb.operation import A, Operation, describe
-from alltoallv.atb.params import AllToAllVParam, DeviceInfo
+from alltoallv.atb.params import COUNTS, FIELDS, AllToAllVParam, DeviceInfo
+from alltoallv.communicator import Communicator
+from alltoallv.errors import InvalidParamError, InvalidTensorError
 
 
 class AllToAllVOperation(Operation):
@@ -31,6 +35,7 @@ class AllToAllVOperation(Operation):
         communicator: Member | None = None,
         *,
         device: DeviceInfo | None = None,
+        capacity: int | None = None,
     ) -> None:
         """Checks the param as ATB's CreateOperation does.
 
@@ -40,25 +45,44 @@ class AllToAllVOperation(Operation):
                 `alltoallv.torch.from_group` makes it. Left out, the one that the param describes is found or made at
                 the first call; tensors of a GPU use torch.distributed's default group.
             device: On NPU, the device whose family and count the param is checked against.
+            capacity: For torch tensors of an NPU whose counts lie on the device: how many elements this rank can
+                receive. The param's four arrays are empty then, and a call takes the counts.
 
         Raises:
             InvalidParamError: a field has a value that ATB refuses, too (docs/compatibility.md).
         """
         super().__init__(param, _core.AllToAllVParam, communicator, device)
+        self._capacity, self._param = capacity, param
+        if capacity is not None:
+            param = _with_capacity(param, capacity)
         self._core = _core.AllToAllVOperation(param, device, self._given_core, self._connect)
         self._begin(self._core, "all_to_all_v", communicator)
+        self._counted: Any = None  # the engine of calls with counts on the device
         self._starts: dict[float, partial[None]] = {}  # by timeout: alike for calls that are alike
 
     @property
     def param(self) -> _core.AllToAllVParam:
-        """A copy of the param that the operation was made with."""
+        """A copy of the param that the operation was made with; with a capacity one whose arrays say what it checks."""
         return self._core.param
 
     def infer_shape(self, x: object) -> tuple[int, ...]:
         """Returns the output's shape for `x`, after ATB's checks of it; the peers' call raises their errors, too."""
         return tuple(self._checks.infer_shape([self._checked(describe, x)]).shape)
 
-    def __call__(self, x: A, *, out: A | None = None, timeout: float | None = None) -> A:
+    @overload
+    def __call__(self, x: A, *, out: A | None = None, timeout: float | None = None) -> A: ...
+    @overload
+    def __call__(self, x: Any, *, send_counts: Any, sdispls: Any = None, recv_counts: Any = None) -> Any: ...
+    def __call__(
+        self,
+        x: Any,
+        *,
+        out: Any = None,
+        timeout: float | None = None,
+        send_counts: Any = None,
+        sdispls: Any = None,
+        recv_counts: Any = None,
+    ) -> Any:
         """Exchanges `x`.
 
         Args:
@@ -67,9 +91,12 @@ class AllToAllVOperation(Operation):
             out: Shape ``[1, sum(recv_counts)]``, kind and dtype of `x`, contiguous and writable, apart from `x` in
                 memory. Left out, one is allocated: in shared memory, or on the NPU where `x` is.
             timeout: Seconds to wait for the peers; left out, the communicator's own.
+            send_counts, sdispls, recv_counts: With a capacity, instead of `out` and `timeout`: see
+                `alltoallv.torch.all_to_all_v`. They may lie on the device, and the host does not read them.
 
         Returns:
-            `out`, or the tensor allocated.
+            `out`, or the tensor allocated; with a capacity an `alltoallv.torch.Received`, whose output has the shape
+            ``[1, capacity]``.
 
         Raises:
             InvalidTensorError, InvalidParamError: an argument of this rank, or of a peer, is wrong; ``code`` is ATB's.
@@ -78,7 +105,9 @@ class AllToAllVOperation(Operation):
             HcclError: on NPU, a call into HCCL failed.
         """
         adapter = self._adapter(x)
-        y: A | None = adapter.differentiated(self, x, out, None, timeout)
+        if self._capacity is not None or send_counts is not None:
+            return self._exchange_counted(adapter, x, (send_counts, sdispls, recv_counts), out, timeout)
+        y: Any = adapter.differentiated(self, x, out, None, timeout)
         return adapter.call(self._exchange, adapter, x, out, timeout) if y is None else y
 
     def _exchange(self, adapter: Adapter[A], x: A, out: A | None, timeout: float | None) -> A:
@@ -102,8 +131,42 @@ class AllToAllVOperation(Operation):
             start(adapter.region(x), adapter.region(target), 0)
         return target
 
+    def _exchange_counted(self, adapter: Adapter[Any], x: Any, counts: tuple[Any, ...], out: Any, timeout: Any) -> Any:
+        def check() -> int:
+            if self._capacity is None or counts[0] is None:
+                raise InvalidParamError("send_counts and capacity belong together, expected both or neither")
+            if out is not None or timeout is not None:
+                raise InvalidParamError("capacity is given, expected a call without out and timeout")
+            if adapter.device(x) != "npu":
+                raise InvalidTensorError(f"x lies on {adapter.device(x)}, expected an npu with a capacity", 14)
+            return self._capacity
+
+        capacity = self._checked(check)
+        x = self._checked(self._as_input, "x", x, adapter)
+        self._planned(adapter, [x], None)
+        if self._counted is None:
+            self._counted = self._group or adapter.engine(x, self._communicator or Communicator(self._found))
+        return adapter.exchange_counted(self._counted, x, counts, capacity)
+
+    def _connect(self, param: _core.AllToAllVParam) -> _core.Communicator:
+        self._found = super()._connect(param)
+        return self._found
+
     def _check_create(self, device: DeviceInfo) -> None:
         _core.check_create(self.param, device)
+
+
+def _with_capacity(param: AllToAllVParam, capacity: int) -> AllToAllVParam:
+    """Returns a param for the core's checks of the tensors, where the counts lie on the device."""
+    for name in COUNTS:
+        if given := getattr(param, name):
+            raise InvalidParamError(f"{name} is {list(given)}, expected none with a capacity")
+    if (integer(capacity) or 0) < 1:
+        raise InvalidParamError(f"capacity is {capacity!r}, expected at least 1")
+    fields = {name: getattr(param, name) for name in FIELDS}
+    nothing, others = (0,) * param.rank_size, (0,) * (param.rank_size - 1)
+    fields |= {"send_counts": nothing, "sdispls": nothing}
+    return AllToAllVParam(**fields | {"recv_counts": (capacity, *others), "rdispls": (0, *(capacity for _ in others))})
 
 
 def _start(core: _core.AllToAllVOperation, limit: float, read: Region, written: Region, stream: int) -> None:

@@ -25,7 +25,7 @@ from alltoallv.torch.eager.collectives import COLLECTIVES
 from alltoallv.torch.eager.declaration import Parameters
 from alltoallv.torch.eager.graphs import check_untimed, is_tracing
 from alltoallv.torch.eager.group import Group, device_of
-from alltoallv.torch.eager.received import Received
+from alltoallv.torch.eager.received import COUNT_NAMES, Received, counts_on_device
 from alltoallv.torch.eager.tensors import (
     as_input,
     check_memory,
@@ -193,24 +193,13 @@ def _within(
         by_row = input.dim() > 1 if unit is None else unit == "row"
         row = row_size(input) if by_row else 1
         size = groups.world_size(group) if comm is None else comm.size
-        names = "send_counts", "sdispls", "recv_counts"
         placed = [
-            None if each is None else _on_device(name, each, input.device, size)
-            for name, each in zip(names, counts, strict=True)
+            None if each is None else counts_on_device(name, each, input.device, size)
+            for name, each in zip(COUNT_NAMES, counts, strict=True)
         ]
     made = ops.all_to_all_v_counted(input, *placed, capacity, row, groups.name_of(group) if comm is None else comm)
     shape = (capacity, *input.shape[1:]) if by_row else (capacity,)
     return Received(made[0].view(shape), *made[1:])
-
-
-def _on_device(name: str, counts: Counts, device: torch.device, size: int) -> Tensor:
-    """Returns counts as int64 on the device; those that lie there are not read by the host."""
-    made = counts if isinstance(counts, Tensor) else torch.tensor(list(counts), dtype=torch.int64, device="cpu")
-    if made.dtype.is_floating_point or made.dtype.is_complex or made.dtype is torch.bool:
-        raise InvalidParamError(f"{name} has dtype {made.dtype}, expected integers")
-    if tuple(made.shape) != (size,):
-        raise InvalidParamError(f"{name} has shape {tuple(made.shape)}, expected ({size},), one entry per rank")
-    return made.to(device, torch.int64).contiguous()
 
 
 def _learning(

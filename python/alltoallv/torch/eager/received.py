@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
+from alltoallv._calls.counts import Counts
 from alltoallv.errors import AllToAllVError, CommTimeoutError, InvalidParamError, PeerMismatchError
 
+COUNT_NAMES = "send_counts", "sdispls", "recv_counts"
 STATUS_SHAPE = (48, 8)  # words for the most cores that a kernel has
 
 _ERRORS: dict[int, tuple[type[AllToAllVError], str]] = {
@@ -49,3 +52,13 @@ class Received(NamedTuple):
             )
             raise kind(f"all_to_all_v with a capacity: {text.format(rank)}")
         return self
+
+
+def counts_on_device(name: str, counts: Counts, device: torch.device, size: int) -> Tensor:
+    """Returns counts as int64 on the device; those that lie there are not read by the host."""
+    made = counts if isinstance(counts, Tensor) else torch.tensor(list(counts), dtype=torch.int64, device="cpu")
+    if made.dtype.is_floating_point or made.dtype.is_complex or made.dtype is torch.bool:
+        raise InvalidParamError(f"{name} has dtype {made.dtype}, expected integers")
+    if tuple(made.shape) != (size,):
+        raise InvalidParamError(f"{name} has shape {tuple(made.shape)}, expected ({size},), one entry per rank")
+    return made.to(device, torch.int64).contiguous()

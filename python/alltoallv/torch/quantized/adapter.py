@@ -17,12 +17,13 @@ from alltoallv.quantization.spec import QuantizedReduction
 from alltoallv.torch.eager import calls
 from alltoallv.torch.eager import group as groups
 from alltoallv.torch.eager.graphs import between_graphs
+from alltoallv.torch.eager.received import COUNT_NAMES, Received, counts_on_device
 from alltoallv.torch.eager.tensors import as_input, check_tensor, core_name, empty, is_contiguous, region
 from alltoallv.torch.eager.work import Work
 from alltoallv.torch.engines.device import DeviceMember
 from alltoallv.torch.engines.hccl import HcclMember
 from alltoallv.torch.engines.npu import Streams
-from alltoallv.torch.graph import watched
+from alltoallv.torch.graph import ops, watched
 from alltoallv.torch.graph.watched import is_watched
 from alltoallv.torch.quantized.feedback import ErrorFeedback
 
@@ -83,6 +84,14 @@ class _Tensors(Adapter[Tensor]):
 
     def exchange(self, engine: Any, operator: str, out: Tensor, x: Tensor, layout: Any) -> None:
         calls.exchange(engine, operator, out.view(-1), x.view(-1), layout).run()
+
+    def exchange_counted(self, engine: Any, x: Tensor, counts: Sequence[Any], capacity: int) -> Received:
+        sends, sdispls, recvs = [
+            None if each is None else counts_on_device(name, each, x.device, engine.size)
+            for name, each in zip(COUNT_NAMES, counts, strict=True)
+        ]
+        flat, *others = ops.all_to_all_v_counted(x.view(-1), sends, sdispls, recvs, capacity, 1, engine)
+        return Received(flat.view(1, capacity), *others)
 
     def reduce(self, engine: Any, request: QuantizedReduction, tensors: Sequence[Tensor]) -> None:
         engine.quantized_reduce(request, *tensors).run()
