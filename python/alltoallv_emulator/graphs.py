@@ -224,6 +224,11 @@ def check_waiting() -> None:
 
 
 def _check(func: Any, args: Any, kwargs: Any) -> None:
+    if func.name() == "alltoallv::call_":
+        raise RuntimeError(
+            f"{args[2]} cannot be captured in an NPUGraph with these arguments, which no operator of torch has: a "
+            "replay could not make the call again"
+        )
     to_host = func.name() in ("aten::_to_copy", "aten::copy_") and _moves_to_host(func, args, kwargs)
     library = sys.modules.get("alltoallv.torch.graph.library")
     sized = None if library is None else library.sizes_depend_on_values.get(func.name())

@@ -17,7 +17,7 @@ from torch import Tensor
 
 import alltoallv.torch as at
 import alltoallv_emulator as emulator
-from alltoallv import AllToAllVParam
+from alltoallv import AllToAllVParam, QuantAllReduceParam, QuantType
 from alltoallv.torch.engines.device import Call
 
 
@@ -216,6 +216,7 @@ def ways(rank: int, device: torch.device) -> dict[str, Way]:
         "quantized_all_reduce into": (
             lambda x: into(lambda out: at.quantized_all_reduce(x, group_size=8, out=out), outs[8]), sum,
         ),
+        "barrier": (lambda x: filled(x, lambda y: at.barrier()), lambda each: each[rank]),
         "AllToAllVOperation": (operation, lambda each: parts(each)[None]),
         "Plan": (plan, parts),
     }  # fmt: skip
@@ -242,7 +243,12 @@ def test_calls_that_a_graph_cannot_have_are_refused_by_name(rank: int, size: int
     with group(rank, size, file) as (world, device):
         x = torch.ones(8, device=device)
         feedback = at.ErrorFeedback()
+        param = QuantAllReduceParam(rank=rank, rank_size=size, quant_type=QuantType.DYNAMIC)
+        member = at.from_group(world, device="npu")
+        quantized = at.QuantAllReduceOperation(param, member)
         at.all_reduce(x)
+        quantized(x)
+        at.barrier()
 
         def capture(call: Callable[[], object]) -> None:
             with torch.npu.graph(torch.npu.NPUGraph()):
@@ -250,16 +256,23 @@ def test_calls_that_a_graph_cannot_have_are_refused_by_name(rank: int, size: int
 
         for call, name in (
             (lambda: at.all_to_all_v(x, [4, 4]), "alltoallv::all_to_all_v_learn"),
+            (lambda: at.all_to_all_v(x, torch.tensor([4, 4], device=device), [4, 4]), "aten::_to_copy"),
             (lambda: at.quantized_all_to_all(x.view(4, 2), [2, 2]), "alltoallv::quantized_all_to_all"),
             (lambda: at.quantized_all_reduce(x, error_feedback=feedback), "quantized_all_reduce"),
-            (lambda: at.all_to_all_v(x, torch.tensor([4, 4], device=device), [4, 4]), "aten::_to_copy"),
+            (lambda: at.quantized_all_reduce(x, async_op=True), "quantized_all_reduce"),
+            (lambda: at.quantized_reduce_scatter(x, async_op=True), "quantized_reduce_scatter"),
+            (lambda: at.quantized_all_to_all(x.view(4, 2), [2, 2], [2, 2], async_op=True), "quantized_all_to_all"),
+            (lambda: at.all_to_all_v(x, [4, 4], async_op=True), "all_to_all_v"),
+            (lambda: quantized(x), "quantized_all_reduce"),
+            (lambda: at.send(torch.ones(2), 1 - rank), "send"),
+            (lambda: at.irecv(torch.ones(2), 1 - rank), "recv"),
         ):
             error = str(caught(lambda call=call: capture(call)))
             assert f"{name} cannot be captured in an NPUGraph" in error, error
             at.all_reduce(y := x.clone())
             assert y.tolist() == [v * size for v in x.tolist()]
         # A call into HCCL that goes past torch.
-        member, out = at.from_group(world, device="npu"), torch.empty_like(x)
+        out = torch.empty_like(x)
         raw = Call("all_to_all_v", "float32", ([4, 4], [0, 4], [4, 4], [0, 4]))
         error = str(caught(lambda: capture(lambda: member._launch_exchange(raw, out, x, True))))
         assert "HCCL_E_NOT_SUPPORT" in error

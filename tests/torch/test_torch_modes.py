@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,14 +11,16 @@ import torch
 import torch.distributed as dist
 from every_function import functions_of, input_of
 from on_ranks import on_ranks
+from torch import Tensor
+from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import alltoallv.torch as at
-from alltoallv import AllToAllVParam, Communicator
-from alltoallv.errors import CommTimeoutError, PeerMismatchError
+from alltoallv import AllToAllVParam, Communicator, QuantAllReduceParam, QuantType
+from alltoallv.errors import CommTimeoutError, InvalidParamError, PeerMismatchError
 
-UNSEEN = {"memory": 0, "learnt handle": 0}  # what communicates nothing; a call whose result is not known when it begins
-TWICE = {"single": 2, "quantized out": 1, "functional": 2, "scattered": 1, "there and back": 2, "told": 1}
+UNSEEN = {"memory": 0}  # what communicates nothing
+TWICE = {"single": 2, "quantized out": 2, "functional": 2, "scattered": 1, "there and back": 2, "told": 1}
 
 
 class Seen(TorchDispatchMode):
@@ -76,6 +79,68 @@ def test_collectives_of_torch(comm: Communicator) -> None:
 
 
 @on_ranks(2)
+def test_calls_that_no_operator_can_repeat(comm: Communicator) -> None:
+    """Messages, barriers, and what has a timeout, a feedback or a handle: seen once, with the same results."""
+    rank, peer, place = comm.rank, 1 - comm.rank, {"group": comm}
+    rows, counts = torch.full((2, 32), rank + 1.0), [1, 1]
+    feedback = at.ErrorFeedback()
+
+    def message(x: Tensor) -> Tensor:
+        if rank == 0:
+            at.send(x, peer, comm, tag=3)
+        else:
+            assert at.recv(x, peer, comm, tag=3) == 0
+        return x
+
+    def handles(x: Tensor) -> Tensor:
+        y = torch.zeros(3)
+        works = [at.isend(x, peer, comm), at.irecv(y, peer, comm)]
+        assert all(work is not None and work.wait() for work in works)
+        return y
+
+    def barrier(x: Tensor) -> Tensor:
+        at.barrier(comm)
+        work = at.barrier(comm, async_op=True, timeout=60)
+        assert work is not None
+        assert work.wait()
+        return x
+
+    def ended(call: Any) -> Tensor:
+        y, work = call
+        result: Tensor = work.result() if y is None else (work.wait(), y)[1]
+        return result
+
+    param = QuantAllReduceParam(rank=rank, rank_size=2, quant_type=QuantType.DYNAMIC, group_size=32)
+    operation = at.QuantAllReduceOperation(param, comm)
+    calls: dict[str, tuple[Callable[[], Tensor], int]] = {
+        "message": (lambda: message(torch.arange(3.0) + rank), 1),
+        "handles": (lambda: handles(torch.arange(3.0) + rank), 2),
+        "barrier": (lambda: barrier(rows), 2),
+        "learnt": (lambda: at.all_to_all_v(rows, counts, timeout=60, **place), 1),
+        "learnt handle": (lambda: ended(at.all_to_all_v(rows, counts, async_op=True, **place)), 1),
+        "timeout": (lambda: at.quantized_all_reduce(rows, timeout=60, **place), 1),
+        "feedback": (lambda: at.quantized_all_reduce(rows, error_feedback=feedback, **place), 1),
+        "handle": (lambda: ended(at.quantized_all_reduce(rows, async_op=True, **place)), 1),
+        "scattered": (lambda: ended(at.quantized_reduce_scatter(rows, async_op=True, timeout=60, **place)), 1),
+        "rows": (lambda: at.quantized_all_to_all(rows, counts, counts, timeout=60, **place), 1),
+        "rows handle": (lambda: ended(at.quantized_all_to_all(rows, counts, counts, async_op=True, **place)), 1),
+        "rows learnt": (lambda: ended(at.quantized_all_to_all(rows, counts, async_op=True, **place)), 1),
+        "operation": (lambda: operation(rows), 1),
+        "operation with feedback": (lambda: operation(rows, error_feedback=feedback), 1),
+    }
+    for name, (call, number) in calls.items():
+        expected = call()
+        with Seen() as seen:
+            assert torch.equal(call(), expected), name
+        assert len(seen.names) == number, (name, seen.names)
+    with Seen() if rank == 0 else torch.no_grad():
+        works = at.send, at.recv
+        works[rank](torch.ones(2), peer, comm)
+    with Seen(), pytest.raises(InvalidParamError):
+        at.quantized_all_reduce(rows, timeout=60, bits=5 if rank == 0 else 8, **place)
+
+
+@on_ranks(2)
 def test_a_timeout_of_a_call(comm: Communicator) -> None:
     if comm.rank == 0:
         with Seen(), pytest.raises(CommTimeoutError):
@@ -96,3 +161,57 @@ def test_operations(comm: Communicator) -> None:
             y = operation(torch.arange(2.0) + comm.rank)
         assert y.tolist() == [[comm.rank, comm.rank + 1]]
         assert seen.names == ["launch_"]
+
+
+@on_ranks(2)
+def test_nothing_is_sent_for_tensors_without_data(comm: Communicator) -> None:
+    """One rank alone makes the calls, on fake tensors and on those of meta, and gets shapes."""
+
+    def check(**where: Any) -> None:
+        x, half, whole = torch.ones(4, 4, **where), torch.ones(2, 4, **where), torch.ones(8, 4, **where)
+        place: dict[str, Any] = {"group": comm}
+        for async_op in (False, True):
+            late: dict[str, Any] = place | {"async_op": async_op}
+            works = [
+                at.all_reduce(x, **late),
+                at.reduce(x, 1, **late),
+                at.broadcast(x, 1, **late),
+                at.all_gather([x, x], x, **late),
+                at.all_gather_into_tensor(whole, x, **late),
+                at.gather(x, [x, x] if comm.rank == 0 else None, **late),
+                at.scatter(x, [x, x] if comm.rank == 0 else None, **late),
+                at.reduce_scatter(half, [half, half], **late),
+                at.reduce_scatter_tensor(half, x, **late),
+                at.all_to_all([half, half], [half, half], **late),
+                at.all_to_all_single(x, x, **late),
+                at.all_to_all_single(whole, x, [4, 4], [2, 2], **late),
+            ]
+            assert all(work.wait() for work in works if work is not None)
+            assert at.all_to_all_v(x, [2, 2], [2, 2], out=x + 1, **late) is not None
+        at.send(x, 1, comm)
+        assert at.recv(x, 1, comm) == 1
+        for work in (at.isend(x, 1, comm), at.irecv(x, 1, comm)):
+            assert work is not None
+            assert work.wait()
+        made = {
+            (5, 4): [at.all_to_all_v(x, [1, 3], [2, 3], **place), at.quantized_all_to_all(x, [1, 3], [2, 3], **place)],
+            (9, 4): [at.all_to_all_v(x, [1, 3], [2, 3], rdispls=[0, 6], **place)],
+            (4, 4): [
+                at.functional.all_reduce(x, comm),
+                at.functional.all_to_all_single(x, group=comm),
+                at.global_scatter(x, [1, 3], [2, 2], comm),
+                at.quantized_all_reduce(x, **place),
+            ],
+            (8, 4): [at.functional.all_gather(x, comm)],
+            (2, 4): [at.functional.reduce_scatter(x, comm), at.quantized_reduce_scatter(x, **place)],
+            (4, 3): [at.quantized_linear_all_reduce(x, torch.ones(3, 4, **where), **place)],
+        }
+        for shape, results in made.items():
+            assert [result.shape for result in results] == [shape] * len(results)
+            assert all(result.device == x.device for result in results)
+
+    if comm.rank == 0:
+        check(device="meta")
+        with FakeTensorMode():
+            check()
+    assert at.functional.all_reduce(torch.ones(2), comm).tolist() == [2, 2]

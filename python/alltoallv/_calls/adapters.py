@@ -118,6 +118,10 @@ class Adapter(ABC, Generic[A]):
         """Returns whether `launch` shows the framework each call, in host memory, too."""
         return False
 
+    def show(self, name: str, outputs: Sequence[Any], inputs: Sequence[Any], run: Callable[[], None]) -> None:
+        """Runs a call of these tensors; a framework that somebody watches shows them."""
+        run()
+
     def enqueue(self, linear: Any, input: A, output: A | None) -> A:
         """Puts an `alltoallv._calls.linear.Linear` into the framework's queue and returns its output."""
         raise NotImplementedError

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -115,13 +116,15 @@ class QuantAllReduceOperation(Operation):
         target = self._set_up(adapter, inputs, out, states)
         if (self._npu or adapter.queues()) and self._engine is None:
             self._engine = adapter.engine(x, self._member)
+        run: Callable[[], None]
         if self._engine is None:
             places = [adapters.find("x", a).region(a) for a in (*inputs, target, *states)]
-            self._core.execute(places[: len(inputs)], places[len(inputs) :], limit)
+            run = partial(self._core.execute, places[: len(inputs)], places[len(inputs) :], limit)
         else:
             self._checked(adapter.check_place, self._engine, inputs[0], target, *states)
             request = self._checked(self._request, adapter, inputs, target)
-            adapter.reduce(self._engine, request, (target, inputs[0], *states))
+            run = partial(adapter.reduce, self._engine, request, (target, inputs[0], *states))
+        adapter.show(_OPERATOR, (target, *states), inputs, run)
         return target
 
     def _connect(self, param: _core.AllToAllVParam) -> _core.Communicator:

@@ -32,7 +32,7 @@ def all_to_all_single(
         ValueError: dimension 0 does not divide by the number of ranks, and equal parts are wanted.
     """
     comm = None
-    if not is_tracing():
+    if not is_tracing(input):
         group = comm = groups.resolve(group, device_of(input))
         if comm is None:
             return None  # type: ignore[return-value]

@@ -262,12 +262,12 @@ def _call(
     shared = None if at_once is None or is_dynamo_compiling() else groups.on_shm(group)
     if at_once and shared is not None and at_once(shared.core, outs, ins, parameters, None, False) is not None:
         return None
-    if is_tracing():
+    first = next((x for given in (ins, outs) if isinstance(given, list | tuple) for x in given), None)
+    if is_tracing(first):
         check_untimed(timeout)
         if root is not None:
             parameters = parameters._replace(root=rank_in(group, *root))
         return collective(row, outs, ins, parameters, group, async_op)
-    first = next((x for given in (ins, outs) if isinstance(given, list | tuple) for x in given), None)
     comm = groups.resolve(group, device_of(first))
     if comm is None:
         return None
@@ -284,7 +284,7 @@ def _call(
                 check_contiguous(label, out)
         if root is not None:
             parameters = parameters._replace(root=rank_in(group, *root))
-        operation = None if (seen := first is not None and is_watched()) else row.prepare(comm, outs, ins, parameters)
+        operation = None if (seen := is_watched()) else row.prepare(comm, outs, ins, parameters)
     if seen:
         return watched.collective(comm, row, outs, ins, parameters, limit, async_op)
     assert operation is not None

@@ -116,8 +116,8 @@ def all_to_all_v(
         if made is not None:
             return calls.started(shared, made, input) if async_op else made
     counts = (send_counts, recv_counts, sdispls, rdispls, unit)
-    if is_tracing():
-        if not torch.compiler.is_compiling():
+    if is_tracing(input):
+        if not (torch.compiler.is_compiling() or input.is_meta):
             groups.resolve(group, device_of(input))  # made before the graph runs, where possible
         check_untimed(timeout)
         return traced.all_to_all_v(input, *counts, out, group, async_op)
@@ -222,9 +222,10 @@ def _learning(
     def finish(output: Tensor, counts: Sequence[int]) -> Tensor:
         return shaped(output, request.shape_for(counts))
 
-    if not async_op:
-        return finish(*learning.run(limit))
-    return None, learning.submit(finish, limit)
+    def run() -> Any:
+        return (None, learning.submit(finish, limit)) if async_op else finish(*learning.run(limit))
+
+    return watched.call("all_to_all_v", comm, [], [x], run) if is_watched() else run()
 
 
 @described(signature.exchange_counts)

@@ -34,7 +34,7 @@ def global_gather(x: Tensor, local_count: Counts, global_count: Counts, group: G
 
 def _moved(x: Tensor, local_count: Counts, global_count: Counts, group: Group, *, gathers: bool) -> Tensor:
     """Sends the rows; the ranks agree on the counts, [card, expert] matrices, expert by expert."""
-    if is_tracing():
+    if is_tracing(x):
         made = local_count if gathers else global_count  # of the result's rows
         matrices = [torch.as_tensor(counts, device="cpu") for counts in (local_count, global_count)]
         rows = -1 if isinstance(made, Tensor) else sum(made)

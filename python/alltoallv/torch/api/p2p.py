@@ -5,6 +5,9 @@ They are independent of collectives: a pending `irecv` keeps no collective from 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import torch.distributed as dist
 from torch import Tensor
 
@@ -14,10 +17,14 @@ from alltoallv.errors import BackendUnavailableError
 from alltoallv.torch.api.distributed import rank_in
 from alltoallv.torch.eager import group as groups
 from alltoallv.torch.eager.calls import Operation, check_place
-from alltoallv.torch.eager.graphs import between_graphs
+from alltoallv.torch.eager.graphs import between_graphs, has_no_data
 from alltoallv.torch.eager.group import AnyCommunicator, Group, device_of
 from alltoallv.torch.eager.tensors import Copies, as_input, check_tensor, core_name, output_of, region
-from alltoallv.torch.eager.work import Work
+from alltoallv.torch.eager.work import Done, Work
+from alltoallv.torch.graph import watched
+from alltoallv.torch.graph.watched import is_watched
+
+T = TypeVar("T")
 
 
 class MessageWork(Work):
@@ -29,6 +36,10 @@ class MessageWork(Work):
         """Returns the sender's rank of a received message: in the job, or in the `Communicator` that was given."""
         source: int = self._core.source  # type: ignore[attr-defined]
         return _outside(self._group, source)
+
+
+class _NoMessage(Done, MessageWork):
+    """The handle of a message of a tensor without data."""
 
 
 @between_graphs
@@ -51,8 +62,9 @@ def send(
         PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come.
     """
     comm = _member(tensor, group)
-    if comm is not None:
-        prepare_send(comm, tensor, rank_in(group, "dst", dst, group_dst), tag, waits=True).run()
+    if comm is not None and not has_no_data(tensor):
+        operation = prepare_send(comm, tensor, rank_in(group, "dst", dst, group_dst), tag, waits=True)
+        _seen(operation, operation.run)
 
 
 @between_graphs
@@ -72,8 +84,11 @@ def recv(
     comm = _member(tensor, group)
     if comm is None:
         return -1
-    work = prepare_recv(comm, tensor, _source(group, src, group_src), tag, waits=True).run()
-    return _outside(group, work.source)
+    peer = _source(group, src, group_src)
+    if has_no_data(tensor):
+        return -1 if peer is None else _outside(group, peer)
+    operation = prepare_recv(comm, tensor, peer, tag, waits=True)
+    return _outside(group, _seen(operation, operation.run).source)
 
 
 @between_graphs
@@ -88,7 +103,8 @@ def isend(
     comm = _member(tensor, group)
     if comm is None:
         return None
-    return _start(comm, group, prepare_send(comm, tensor, rank_in(group, "dst", dst, group_dst), tag, waits=False))
+    peer = rank_in(group, "dst", dst, group_dst)
+    return _start(comm, group, tensor, lambda: prepare_send(comm, tensor, peer, tag, waits=False))
 
 
 @between_graphs
@@ -103,7 +119,8 @@ def irecv(
     comm = _member(tensor, group)
     if comm is None:
         return None
-    return _start(comm, group, prepare_recv(comm, tensor, _source(group, src, group_src), tag, waits=False))
+    peer = _source(group, src, group_src)
+    return _start(comm, group, tensor, lambda: prepare_recv(comm, tensor, peer, tag, waits=False))
 
 
 def prepare_send(comm: AnyCommunicator, tensor: Tensor, dst: int, tag: int, *, waits: bool) -> Operation:
@@ -132,7 +149,8 @@ def _of_messages(comm: AnyCommunicator, tensor: Tensor) -> Communicator:
 
 
 def _member(tensor: Tensor, group: Group) -> AnyCommunicator | None:
-    check_tensor("tensor", tensor)
+    if not (isinstance(tensor, Tensor) and has_no_data(tensor)):
+        check_tensor("tensor", tensor)
     return groups.resolve(group, device_of(tensor))
 
 
@@ -140,10 +158,21 @@ def _source(group: Group, src: int | None, group_src: int | None) -> int | None:
     return None if src is None and group_src is None else rank_in(group, "src", src, group_src)
 
 
-def _start(comm: AnyCommunicator, group: Group, operation: Operation) -> MessageWork:
-    work = MessageWork(comm, operation.start(), (operation,), operation.finish)
+def _start(comm: AnyCommunicator, group: Group, tensor: Tensor, prepare: Callable[[], Operation]) -> MessageWork | None:
+    if has_no_data(tensor):
+        return _NoMessage([tensor])
+    operation = prepare()
+    work = MessageWork(comm, _seen(operation, operation.start), (operation,), operation.finish)
     work._group = group
     return work
+
+
+def _seen(operation: Operation, run: Callable[[], T]) -> T:
+    """Calls a method of the message, in an operator while a mode is active."""
+    if not is_watched():
+        return run()
+    x, writes = [operation.like], operation.name == "recv"
+    return watched.call(operation.name, operation.communicator, x if writes else [], [] if writes else x, run)
 
 
 def _outside(group: Group, rank: int) -> int:

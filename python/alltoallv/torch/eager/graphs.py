@@ -17,19 +17,28 @@ T = TypeVar("T")
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 
 
-def is_tracing() -> bool:
+def is_tracing(*tensors: object) -> bool:
     """Returns whether a call has to consist of operators, because its tensors stand for others.
 
-    True under torch.compile, export and make_fx, under FakeTensorMode, where tensors have no data, and in the
-    transforms of torch.func. Not under jit.trace, where calls are refused: its graphs lose collectives whose results
-    nobody uses, and fold those of constants.
+    True under torch.compile, export and make_fx, under FakeTensorMode, where tensors have no data, in the transforms of
+    torch.func, and for tensors on meta. Not under jit.trace, where calls are refused: its graphs lose collectives whose
+    results nobody uses, and fold those of constants.
     """
     return (
         torch.compiler.is_compiling()
         or get_proxy_mode() is not None
         or torch._C._get_dispatch_mode(_FAKE) is not None
         or torch._C._are_functorch_transforms_active()
+        or any(isinstance(x, torch.Tensor) and x.is_meta for x in tensors)
     )
+
+
+def has_no_data(tensor: torch.Tensor) -> bool:
+    """Returns whether there is nothing to move, nor a graph that moves it later: on meta, and in FakeTensorMode."""
+    if tensor.is_meta:
+        return True
+    fake = torch._C._get_dispatch_mode(_FAKE) is not None
+    return fake and not torch.compiler.is_compiling() and get_proxy_mode() is None
 
 
 def check_untimed(timeout: float | None) -> None:

@@ -35,7 +35,7 @@ _made: weakref.WeakKeyDictionary[Any, dict[tuple[str, str | None], AnyCommunicat
 
 def device_of(tensor: object) -> str:
     """Returns the kind of device that decides which communicator carries a call: ``"cpu"``, ``"cuda"``, ..."""
-    if not isinstance(tensor, torch.Tensor) or tensor.is_cpu:
+    if not isinstance(tensor, torch.Tensor) or tensor.is_cpu or tensor.is_meta:
         return "cpu"
     return tensor.device.type
 

@@ -147,6 +147,7 @@ def has_dispatch_mode(tensor: Tensor) -> bool:
     """Returns whether a mode, a transform, a profiler or the tensor's class must see the operator itself."""
     return (
         type(tensor) not in PLAIN
+        or tensor.is_meta
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._are_functorch_transforms_active()
         or forward_ad._current_level >= 0

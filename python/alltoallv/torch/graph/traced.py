@@ -79,7 +79,7 @@ def _run(
     group: str,
 ) -> list[Tensor]:
     row = COLLECTIVES[name]
-    comm = groups.by_name(group, groups.device_of(next(iter([*outputs, *inputs]))))
+    comm = groups.by_name(group, groups.device_of(next(iter([*outputs, *inputs]), None)))
     given = tuple(each.tolist() if len(each) else None for each in counts)
     parameters = Parameters(dist.ReduceOp(getattr(dist.ReduceOp, op)), root, given, unit)
     with guard(comm, row.operator):
@@ -128,10 +128,10 @@ def all_to_all_v(
             )
             collective(COLLECTIVES["all_to_all_v"], [out], [input], parameters, group, False)
             return outcome(out, None, async_op)
-        packed_list = rdispls is None and not isinstance(recv_counts, Tensor)
-        numel = 0 if not row else sum(recv_counts) * row if packed_list else -1
+        known = not (isinstance(recv_counts, Tensor) or isinstance(rdispls, Tensor))
+        numel = 0 if not row else _rows(recv_counts, rdispls) * row if known else -1
         made = ops.all_to_all_v(input, layout, numel, row, "all_to_all_v", name)
-    made = made.view(-1 if row else _empty_rows(recv_counts, rdispls), *input.shape[1:]) if by_row else made
+    made = made.view(-1 if row else _rows(recv_counts, rdispls), *input.shape[1:]) if by_row else made
     if async_op and recv_counts is None:
         return None, Done(made)
     return outcome(made, None, async_op)
@@ -162,8 +162,8 @@ def outcome(made: Tensor, out: Tensor | None, async_op: bool) -> Any:
     return (made, Done(made)) if async_op else made
 
 
-def _empty_rows(recv_counts: Counts | None, rdispls: Counts | None) -> int:
-    """Returns how many rows without elements a result has; no operator's result says so."""
+def _rows(recv_counts: Counts | None, rdispls: Counts | None) -> int:
+    """Returns how many rows a result has; where these have no elements, no operator's result says so."""
     if recv_counts is None or isinstance(recv_counts, Tensor) or isinstance(rdispls, Tensor):
         raise InvalidParamError("input has rows without elements, expected recv_counts and rdispls in lists in a graph")
     if rdispls is None:

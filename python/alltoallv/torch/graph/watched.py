@@ -1,14 +1,15 @@
 """Makes one operator of each call while a dispatch mode is active, so that the mode sees the call, and may repeat it.
 
 A mode watches (CommDebugMode), or records what it replays later, as a graph of an NPU does. The operators write where
-the call itself would write, and have its timeout; asynchronous ones begin the call.
+the call itself would write, and have its timeout; asynchronous ones begin the call. What an operator's arguments cannot
+say is an operator, too, which cannot be repeated.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -24,7 +25,8 @@ from alltoallv.torch.eager.reductions import REDUCE_OPS
 from alltoallv.torch.eager.work import Done, Work
 from alltoallv.torch.graph.traced import as_counts
 
-_begun = threading.local()  # the call that an operator of this thread has begun
+T = TypeVar("T")
+_begun = threading.local()  # the call that an operator of this thread has begun, or is to run
 
 Launch = Callable[[Tensor, Tensor], None]
 _launches: dict[int, Launch] = {}  # by id; a mode may repeat what it has seen, until the process ends
@@ -50,7 +52,8 @@ def collective(
         operation = _prepared(comm, row, outs, ins, parameters)  # an operator cannot have it as an argument
         return operation.submit(limit) if async_op else operation.run(limit) and None
     counts = [as_counts(() if given is None else given) for given in parameters.counts]
-    later = async_op and next(iter([*outs, *ins])).is_cpu  # a device's stream orders what comes after it
+    device = groups.device_of(next(iter([*outs, *ins]), None))
+    later = async_op and device == "cpu"  # a device's stream orders what comes after it
     about = row.name, kind.name, parameters.root, counts, parameters.unit or "", limit, later, groups.name_of(comm)
     torch.ops.alltoallv.collective_([x.detach() for x in outs], [x.detach() for x in ins], *about)
     if not async_op:
@@ -76,7 +79,7 @@ def _collective_(
     async_op: bool,
     group: str,
 ) -> None:
-    comm = groups.by_name(group, groups.device_of(next(iter([*outputs, *inputs]))))
+    comm = groups.by_name(group, groups.device_of(next(iter([*outputs, *inputs]), None)))
     given = tuple(each.tolist() if len(each) else None for each in counts)
     parameters = Parameters(dist.ReduceOp(getattr(dist.ReduceOp, op)), root, given, unit or None)
     operation = _prepared(comm, COLLECTIVES[name], outputs, inputs, parameters)
@@ -100,3 +103,23 @@ def launch(run: Launch, x: Tensor, out: Tensor) -> None:
 @torch.library.custom_op("alltoallv::launch_", mutates_args=("out",))
 def _launch_(x: Tensor, out: Tensor, call: int) -> None:
     _launches[call](x, out)
+
+
+def call(name: str, comm: Any, outputs: Sequence[Tensor], inputs: Sequence[Tensor], run: Callable[[], T]) -> T:
+    """Makes an operator of ``run``, which reads and writes these tensors."""
+    _begun.run = run
+    try:
+        tensors = [[x.detach() for x in given] for given in (outputs, inputs)]
+        torch.ops.alltoallv.call_(*tensors, name, groups.name_of(comm))
+        made: T = _begun.__dict__.pop("made", None)
+        return made
+    finally:
+        _begun.__dict__.pop("run", None)
+
+
+@torch.library.custom_op("alltoallv::call_", mutates_args=("outputs",))
+def _call_(outputs: list[Tensor], inputs: list[Tensor], name: str, group: str) -> None:
+    run = _begun.__dict__.pop("run", None)
+    if run is None:
+        raise RuntimeError(f"{name} of group {group!r} cannot be repeated: its arguments are more than an operator has")
+    _begun.made = run()

@@ -67,6 +67,12 @@ class _Tensors(Adapter[Tensor]):
     def watches(self) -> bool:
         return is_watched()
 
+    def show(self, name: str, outputs: Sequence[Any], inputs: Sequence[Any], run: Callable[[], None]) -> None:
+        if not is_watched():
+            return run()
+        states = [x for x in outputs if isinstance(x, Tensor)]  # others are NumPy's
+        watched.call(name, None, states, list(inputs), run)
+
     def engine(self, x: Tensor, member: Any) -> DeviceMember:
         if member is not None:
             return HcclMember(member)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -33,6 +34,7 @@ from alltoallv.torch.eager.graphs import is_tracing
 from alltoallv.torch.eager.group import Group, device_of
 from alltoallv.torch.eager.tensors import needs_grad, row_size
 from alltoallv.torch.eager.work import Done
+from alltoallv.torch.graph import watched
 from alltoallv.torch.graph.library import Operator
 from alltoallv.torch.graph.traced import outcome
 from alltoallv.torch.graph.watched import is_watched
@@ -125,8 +127,9 @@ def _reduced(
         comm = groups.resolve(group, device_of(input))
         if comm is None:
             return (None, None) if async_op else None
-    traced, wants_grad = is_tracing(), needs_grad(input)
-    seen = feedback is None and limit is None and not (async_op or traced or wants_grad) and is_watched()
+    traced, wants_grad = is_tracing(input), needs_grad(input)
+    watches = is_watched() and not (traced or wants_grad)
+    seen = watches and feedback is None and limit is None and not async_op
     with guard(comm, f"quantized_{request.__name__}"):
         if traced:
             requests.exclude("this is recorded for a graph", error_feedback=feedback, timeout=limit)
@@ -140,15 +143,18 @@ def _reduced(
                 place = shares("recv_counts", counts[0], "input", input.shape[0], comm.size), comm.rank
             options = options if traced else _checked(options)
         else:
-            call = calls.quantized_reduce(comm, request(ADAPTER, comm, input, *counts, options, out, feedback))
+            made = request(ADAPTER, comm, input, *counts, options, out, feedback)
+            call, states = (
+                calls.quantized_reduce(comm, made),
+                [x for x in (made.error, made.gather_error) if x is not None],
+            )
             seconds = calls.limit(comm, limit)
     if traced or wants_grad or seen:
         scales = map(_as_tensor, options[:3])
         return outcome(operator(input, *place, *scales, *options[3:], group), out, async_op)
-    if async_op:
-        return call.result, call.submit(seconds)
-    call.run(seconds)
-    return call.result
+    run = functools.partial(call.submit if async_op else call.run, seconds)
+    work = run() if not watches else watched.call(call.name, comm, [call.result, *states], [call.like], run)
+    return (call.result, work) if async_op else call.result
 
 
 def _checked(options: Options) -> Options:
@@ -195,7 +201,7 @@ def quantized_all_to_all(
         comm = groups.resolve(group, device_of(input))
         if comm is None:
             return (None, None) if async_op else None
-    traced = is_tracing()
+    traced = is_tracing(input)
     seen = timeout is None and is_watched()
     if traced or ((needs_grad(input) or seen) and not async_op):
         with guard(None if traced else comm, RowExchange.operator):
@@ -205,7 +211,9 @@ def quantized_all_to_all(
                 recv_counts = None if recv_counts is None else as_counts("recv_counts", recv_counts, comm.size)
             sends = torch.as_tensor(send_counts, device="cpu")
             recvs = None if recv_counts is None else torch.as_tensor(recv_counts, device="cpu")
-        rows, _ = quantized_ops.quantized_all_to_all(input, sends, recvs, -1, *options, group)
+            known = traced and recv_counts is not None and not isinstance(recv_counts, Tensor)
+            length = sum(cast("list[int]", recv_counts)) if known else -1
+        rows, _ = quantized_ops.quantized_all_to_all(input, sends, recvs, length, *options, group)
         if async_op and recvs is None:
             return None, Done(rows)
         return outcome(rows, None, async_op)
@@ -214,9 +222,14 @@ def quantized_all_to_all(
             raise InvalidParamError("input requires grad, which async_op excludes")
         limit = calls.limit(comm, timeout)
         exchange = RowExchange(comm, input, send_counts, recv_counts, options)
-    if async_op:
-        return exchange.output, exchange.submit(limit)
-    return exchange.run(limit)[0]
+
+    def run() -> Any:
+        return (exchange.output, exchange.submit(limit)) if async_op else exchange.run(limit)[0]
+
+    if not is_watched():
+        return run()
+    outputs = [] if exchange.output is None else [exchange.output]
+    return watched.call(RowExchange.operator, comm, outputs, [input], run)
 
 
 @described(signature.quantized_linear_all_reduce)
@@ -235,7 +248,7 @@ def quantized_linear_all_reduce(
     group: Group = None,
 ) -> Tensor | None:
     comm: Any = None
-    if not is_tracing():
+    if not is_tracing(input):
         comm = groups.resolve(group, device_of(input))
         if comm is None:
             return None
