@@ -7,6 +7,7 @@
 #include "op_kernel/cpu/coded_rows.h"
 #include "runtime/core/communicator.h"
 #include "runtime/core/quant_terms.h"
+#include "runtime/hccl/hccl_communicator.h"
 
 namespace alltoallv {
 namespace {
@@ -183,6 +184,17 @@ void bind_quant(nb::module_& m) {
                double timeout) { self.data->run(*self.communicator, input, output, error, gather_error, timeout); },
             ReleaseGil(), "input"_a, "output"_a, "error"_a = nb::none(), "gather_error"_a = nb::none(),
             "timeout"_a = -1.0)
+        .def(
+            "kernel_serves",
+            [](const QuantPlan& self, bool feeds_back, bool gather_feeds_back) {
+                QuantReduction call = self.data->request;
+                call.feeds_back = feeds_back;
+                call.gather_feeds_back = gather_feeds_back;
+                auto* const over_hccl = dynamic_cast<HcclCommunicator*>(self.communicator.get());
+                return over_hccl != nullptr && over_hccl->kernel_serves(call);
+            },
+            ReleaseGil(), "feeds_back"_a, "gather_feeds_back"_a,
+            "Whether `launch` will; for who must know it before. Collective when a communicator is first asked.")
         .def(
             "launch",
             [](const QuantPlan& self, uintptr_t input, uintptr_t output, uintptr_t scale, uintptr_t offset,

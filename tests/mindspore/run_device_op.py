@@ -25,7 +25,7 @@ from alltoallv.errors import InvalidParamError, PeerMismatchError, ValueOverflow
 from alltoallv.mindspore import autograd, device_op, device_quantized, distributed, tensors
 from alltoallv.mindspore.adapter import LATE
 from alltoallv.mindspore.device_op import build
-from alltoallv.mindspore.device_quantized import plan_of
+from alltoallv.mindspore.device_quantized import launch_kernel, plan_of
 
 GRAPHS = "graphs" in sys.argv[2:]
 comm = am.init(timeout=800)
@@ -311,6 +311,23 @@ def on_device(group, operator, dtype, sends, recvs, digest):
     return OnDevice(plan_of(group, operator, dtype, sends, recvs, digest), *sizes)
 
 
+def kernel_on_device(plan, places, stream):
+    """Launches the kernel on copies in device memory, as OnDevice does."""
+    assert acl.aclrtSetDevice(comm.rank) == 0
+    sizes = [300 * 4, 300 * 4] if len(places) == 2 else [96 * 2, 96, 4, 4]
+    there = [ctypes.c_void_p() for _ in places]
+    for place, host, size in zip(there, places, sizes, strict=True):
+        assert acl.aclrtMalloc(ctypes.byref(place), ctypes.c_size_t(size), 0) == 0
+        assert acl.aclrtMemcpy(place, ctypes.c_size_t(size), ctypes.c_void_p(host), ctypes.c_size_t(size), 1) == 0
+    at = ctypes.c_void_p()
+    assert acl.aclrtCreateStream(ctypes.byref(at)) == 0
+    launch_kernel(plan, [place.value for place in there], at.value)
+    assert acl.aclrtSynchronizeStream(at) == 0
+    size = ctypes.c_size_t(sizes[0])
+    assert acl.aclrtMemcpy(ctypes.c_void_p(places[0]), size, there[0], size, 2) == 0
+    assert all(acl.aclrtFree(place) == 0 for place in there)
+
+
 def over_hccl():
     """The quantized collectives over the emulator's HCCL, as over shared memory."""
     x = Tensor(np.random.default_rng(comm.rank).normal(size=(5, 60)).astype(np.float32))
@@ -330,9 +347,10 @@ in_graphs = (graphs, quantized_graphs) if GRAPHS else ()
 for call in (gaps, learnt, gradient, into_outputs, others, sums, quantized, operations, *in_graphs):
     print(call.__name__, both(call), flush=True)
 acl, hccl = ctypes.CDLL("libascendcl.so"), Communicator.from_env(domain="hccl", backend="hccl", timeout=800)
-device_quantized.plan_of = on_device
+device_quantized.plan_of, device_quantized.launch_kernel = on_device, kernel_on_device
 print("over_hccl", both(over_hccl), flush=True)
-device_quantized.plan_of = plan_of
+device_quantized.plan_of, device_quantized.launch_kernel = plan_of, launch_kernel
+print("kernel_calls", hccl.stats()["kernel_calls"], flush=True)
 hccl.destroy()
 
 try:

@@ -57,6 +57,8 @@ class HcclCommunicator final : public Communicator {
     void exchange_counted_on_device(const CountedOnDevice& call);
     /// Why the kernels do not serve this communicator; empty if they do. Collective when it is first asked.
     std::string why_no_kernels();
+    /// Whether they serve a reduction, which the ranks have not compared yet; collective like `why_no_kernels`.
+    bool kernel_serves(const QuantReduction& reduction);
     void fail(OpKind op, const Error& error, bool of_caller) override;
     void abort(const std::string& reason) override;
     void check_enqueued(bool done) override;

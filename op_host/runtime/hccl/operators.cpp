@@ -307,6 +307,10 @@ std::string HcclCommunicator::why_no_kernels() {
     return decide_on_kernels("domain '" + domain() + "'");
 }
 
+bool HcclCommunicator::kernel_serves(const QuantReduction& q) {
+    return why_no_kernels().empty() && why_no_kernel(q).empty() && kernels_->fits(q, size());
+}
+
 /// Decides once, on all ranks alike. All of them come here in the same call.
 const std::string& HcclCommunicator::decide_on_kernels(const std::string& where) {
     if (no_kernels_) return *no_kernels_;

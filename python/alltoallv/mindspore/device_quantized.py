@@ -5,6 +5,7 @@ A pipeline runs in MindSpore's queue and in graphs, which read its source; its `
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from mindspore import Tensor, jit_class, mint, ops
 from alltoallv import _core
 from alltoallv._calls.counts import packed
 from alltoallv.communicator import Communicator
-from alltoallv.errors import ValueOverflowError
+from alltoallv.errors import InvalidParamError, ValueOverflowError
 from alltoallv.mindspore import device_op
 from alltoallv.mindspore.device_codes import Codes, added, filled, narrowed, saturated, scaled
 from alltoallv.mindspore.tensors import Place, core_name, executor
@@ -33,6 +34,9 @@ def plan_of(
     sdispls = [0] * len(sends) if operator == "all_gather" else packed(sends)
     layout = list(sends), sdispls, list(recvs), packed(recvs)
     return _core.Plan(comm.core, operator, core_name(dtype), *layout, digest)
+
+
+_asked: weakref.WeakSet[_core.Communicator] = weakref.WeakSet()  # whether kernels serve them
 
 
 @jit_class
@@ -103,7 +107,32 @@ def reduce(
         executor.sync()
         agree()
         return ops.zeros(0, getattr(mindspore, request.out_dtype))
+    if comm.core not in _asked:  # the first time the ranks decide it, after what is queued and compares calls
+        executor.sync()
+        _asked.add(comm.core)
+    if plan.kernel_serves(error is not None, gather_error is not None):
+        return _by_kernel(plan, request, input)
     return Reduction(Moves(comm, agree), request, comm.rank).run(input, error, gather_error)
+
+
+def launch_kernel(plan: _core.QuantPlan, places: Sequence[int], stream: int) -> None:
+    """Enqueues the kernel in Ascend C: places of the output, the input, and with a shared scale of scale and offset."""
+    out, x, *shared = places
+    scale, offset = shared or (0, 0)
+    if not plan.launch(x, out, scale, offset, False, False, stream):
+        raise InvalidParamError("the kernel does not serve this reduction, expected one that it has been asked for")
+
+
+def _by_kernel(plan: _core.QuantPlan, request: QuantizedReduction, input: Tensor) -> Tensor:
+    """Runs the whole reduction as one kernel in MindSpore's queue."""
+    x, out = input.contiguous(), mint.empty((request.count,), dtype=getattr(mindspore, request.out_dtype))
+    shared = [] if request.scale is None else [Tensor(request.scale), Tensor(np.array([request.offset], np.float32))]
+
+    def launch(place: Place, stream: int) -> None:
+        launch_kernel(plan, [place(each)[0] for each in (out, x, *shared)], stream)
+
+    device_op.enqueue(launch, [out], [x, *shared])
+    return out
 
 
 @jit_class
