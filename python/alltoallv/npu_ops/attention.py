@@ -1,24 +1,133 @@
-"""Attention for training, with its gradient. It has no dropout."""
+"""Attention: for training, with its gradient (it has no dropout), for inference, and as ATB has it.
+
+In inference keys and values are tensors or lie in blocks of a cache, each sequence with its own length. torch_npu
+defines the last ones in ``atb::``, by a library that needs ATB's own. Inside, sequences are [heads, length, size];
+those of one length may come together, with one more dimension in front.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from alltoallv.npu_ops.attention_parts import (
-    Attention,
-    attend,
-    attend_backward,
-    batch_of,
-    hidden,
-    join,
-    lengths_of,
-    scores_of,
-    split,
-)
-from alltoallv.npu_ops.registry import operator, renamed
+from alltoallv.npu_ops.cache import rows_of, scatter_pa_kv_cache
+from alltoallv.npu_ops.registry import expect, operator, present, renamed, takes
+
+# The order of axes from each layout to [batch, heads, length, size], once BSH and SBH have heads split off.
+_TO_BNSD = {"BNSD": (0, 1, 2, 3), "BSND": (0, 2, 1, 3), "BSH": (0, 2, 1, 3), "SBH": (1, 2, 0, 3)}
+
+
+def lengths_of(ends: Sequence[int]) -> list[int]:
+    """Returns the lengths of sequences with these ends; zeros at the end stand for sequences without tokens.
+
+    A batch of no sequences is one without tokens.
+    """
+    ends = list(accumulate((int(end) for end in ends), max)) or [0]
+    return [end - start for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def split(x: Tensor, layout: str, heads: int, lengths: Sequence[int] | None) -> list[Tensor]:
+    """Returns each sequence as [heads, length, size], or the batch where it is empty; only TND needs the lengths."""
+    if layout == "TND":
+        each = list(present(lengths, "actual_seq_qlen", "where each sequence ends, for layout TND"))
+        return [part.transpose(0, 1) for part in x[: sum(each)].split(each)]
+    whole = batch_of(x, layout, heads)
+    return list(whole) or [whole]
+
+
+def batch_of(x: Tensor, layout: str, heads: int) -> Tensor:
+    """Returns all sequences as [batch, heads, length, size], for layouts that have them equally long."""
+    expect(layout in _TO_BNSD, "input_layout", layout, "BSH, SBH, BSND, BNSD or TND")
+    return (x.unflatten(-1, (heads, -1)) if x.dim() == 3 else x).permute(_TO_BNSD[layout])
+
+
+def join(parts: Sequence[Tensor], layout: str) -> Tensor:
+    """Reverses `split`, and `batch_of` where there is one part."""
+    if layout == "TND":
+        return torch.cat([part.transpose(0, 1) for part in parts])
+    order = _TO_BNSD[layout]
+    whole = parts[0] if parts[0].dim() == 4 else torch.stack(list(parts))
+    whole = whole.permute([order.index(axis) for axis in range(4)])
+    return (whole.flatten(2) if layout in ("BSH", "SBH") else whole).contiguous()
+
+
+def hidden(
+    mask: Tensor | None, sparse_mode: int, batch: int | None, queries: int, keys: int, before: int, after: int
+) -> Tensor | None:
+    """Returns what a sequence, or all (None), must not see: [queries, keys], with the mask's batch and heads."""
+    expect(sparse_mode in (0, 1, 2, 3, 4), "sparse_mode", sparse_mode, "0 to 4")
+    if mask is None:
+        return None
+    if sparse_mode in (0, 1):
+        mask = mask.bool()
+        if mask.dim() == 3:
+            mask = mask.unsqueeze(1)
+        if mask.dim() == 4 and batch is not None:
+            mask = mask[min(batch, mask.size(0) - 1)]
+        return mask[..., :queries, :keys]
+    shift = 0 if sparse_mode == 2 else keys - queries
+    distance = torch.arange(keys) - (torch.arange(queries) + shift).unsqueeze(1)
+    return distance > 0 if sparse_mode != 4 else (distance > after) | (distance < -before)
+
+
+class Attention(NamedTuple):
+    """Holds the result [heads, queries, size], and each query's largest score and sum of exponentials."""
+
+    result: Tensor
+    largest: Tensor
+    total: Tensor
+
+
+def scores_of(query: Tensor, key: Tensor, scale: float, unseen: Tensor | None, pse: Tensor | None) -> Tensor:
+    """Returns scale * (query * key + pse) in float32, -inf where a query must not look.
+
+    Groups of query heads share the heads of keys.
+    """
+    scores = query.float() @ _for_heads(key, query.size(-3)).mT
+    scores = (scores if pse is None else scores + pse.float()) * scale
+    return scores if unseen is None else scores.masked_fill(unseen, -torch.inf)
+
+
+def _for_heads(x: Tensor, heads: int) -> Tensor:
+    """Returns keys or values in float32, each repeated for its group of heads."""
+    groups = heads // x.size(-3)
+    return x.float() if groups == 1 else x.float().repeat_interleave(groups, -3)
+
+
+def attend(scores: Tensor, value: Tensor) -> Attention:
+    """Returns the attention of these scores; queries that see nothing give zeros."""
+    largest = scores.amax(-1) if scores.size(-1) else scores.new_full(scores.shape[:-1], -torch.inf)
+    largest = largest.clamp(min=torch.finfo(torch.float32).min)
+    weights = (scores - largest.unsqueeze(-1)).exp()
+    total = weights.sum(-1)
+    values = _for_heads(value, scores.size(-3))
+    return Attention(weights / total.clamp(min=1e-30).unsqueeze(-1) @ values, largest, total)
+
+
+def attend_backward(
+    query: Tensor, key: Tensor, value: Tensor, grad: Tensor, scores: Tensor, forward: Attention, scale: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Returns the gradients of query, key, value and of what was added to the scores.
+
+    Where key and value are only a part of the sequence, ``forward`` is still that of the whole.
+    """
+    heads = query.size(-3)
+
+    def of_heads(gradient: Tensor) -> Tensor:
+        return gradient.unflatten(-3, (key.size(-3), -1)).sum(-3)
+
+    keys, values = _for_heads(key, heads), _for_heads(value, heads)
+    weights = (scores - forward.largest.unsqueeze(-1)).exp() / forward.total.clamp(min=1e-30).unsqueeze(-1)
+    grad = grad.float()
+    inner = (grad * forward.result.float()).sum(-1, keepdim=True)
+    of_scores = weights * (grad @ values.mT - inner) * scale
+    return of_scores @ keys, of_heads(of_scores.mT @ query.float()), of_heads(weights.mT @ grad), of_scores
+
 
 _IGNORED = ("inner_precise", "gen_mask_parallel", "sync", "softmax_layout", "seed", "offset", "numels", "softmax_in")
 _IGNORED_V2 = (*_IGNORED, "q_start_idx", "kv_start_idx")
@@ -149,3 +258,220 @@ operator("npu_fusion_attention_grad_v2", ignores=_IGNORED_V2)(
         lambda gradients: (*gradients[:4], None, None, None),
     )
 )
+
+
+def from_blocks(cache: Tensor, table: Tensor, length: int, heads: int) -> Tensor:
+    """Returns a sequence's rows as [heads, length, size] from a cache of shape [blocks, block size, heads * size] or
+    [blocks, heads, block size, size].
+    """
+    expect(cache.dim() in (3, 4), "key", cache, "a cache of 3 or 4 dimensions")
+    blocks = cache.unflatten(-1, (heads, -1)).transpose(1, 2) if cache.dim() == 3 else cache
+    used = table[: -(-length // blocks.size(2))].long()
+    return blocks[used].transpose(0, 1).flatten(1, 2)[:, :length]
+
+
+def _lengths(given: Sequence[int] | None, batch: int, default: int) -> list[int]:
+    if given is None:
+        return [default] * batch
+    lengths = [int(one) for one in given]
+    return lengths * batch if len(lengths) == 1 else lengths[:batch]
+
+
+@operator("_npu_fused_infer_attention_score_infer_output", ignores=("*",))
+def infer_output(query: Tensor, input_layout: str, num_heads: int, softmax_lse_flag: bool) -> tuple[Tensor, Tensor]:
+    """Returns zeroed tensors for the results, whose heads are as wide as the query's."""
+    layout, result_layout = (input_layout.split("_") * 2)[:2]
+    tokens = layout == "TND"
+    queries = split(query, layout, num_heads, [query.size(0)] if tokens else None)
+    sums = join([one[..., :1] for one in queries], "TND" if tokens else "BNSD").float()
+    lse = torch.zeros_like(sums) if softmax_lse_flag else torch.zeros(1)
+    return torch.zeros_like(join(queries, result_layout)), lse
+
+
+@operator("npu_fused_infer_attention_score", ignores=("inner_precise", "block_size"))
+def fused_infer_attention_score(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    pse_shift: Tensor | None,
+    atten_mask: Tensor | None,
+    actual_seq_lengths: list[int] | None,
+    actual_seq_lengths_kv: list[int] | None,
+    block_table: Tensor | None,
+    query_rope: Tensor | None,
+    key_rope: Tensor | None,
+    num_heads: int,
+    scale: float,
+    pre_tokens: int,
+    next_tokens: int,
+    input_layout: str,
+    num_key_value_heads: int,
+    sparse_mode: int,
+    softmax_lse_flag: bool,
+) -> tuple[Tensor, Tensor]:
+    """Returns the result, and the logarithm of each query's sum of exponentials.
+
+    Rows after a sequence's end are zeros.
+    """
+    layout, result_layout = (input_layout.split("_") * 2)[:2]
+    tokens = layout == "TND"
+    kv_heads = num_key_value_heads or num_heads
+    if query.numel() == 0:
+        return infer_output(query, input_layout, num_heads, softmax_lse_flag)
+    expect(not tokens or actual_seq_lengths is not None, "actual_seq_lengths", None, "the sequences' ends, for TND")
+    q_lengths = lengths_of(actual_seq_lengths) if tokens and actual_seq_lengths is not None else None
+    queries = split(query, layout, num_heads, q_lengths)
+    ropes = None if query_rope is None else split(query_rope, layout, num_heads, q_lengths)
+    if block_table is None:
+        ends = lengths_of(actual_seq_lengths_kv or actual_seq_lengths or []) if tokens else None
+        keys, values = (split(x, layout, kv_heads, ends) for x in (key, value))
+        key_ropes = None if key_rope is None else split(key_rope, layout, kv_heads, ends)
+        kv_lengths = ends or _lengths(actual_seq_lengths_kv, len(keys), keys[0].size(1) if keys else 0)
+    else:
+        expect(
+            actual_seq_lengths_kv is not None, "actual_seq_lengths_kv", None, "lengths, where there is a block_table"
+        )
+        kv_lengths = _lengths(actual_seq_lengths_kv, len(queries), 0)
+        rows = list(zip(block_table, kv_lengths, strict=False))
+        keys, values = ([from_blocks(x, *row, kv_heads) for row in rows] for x in (key, value))
+        key_ropes = None if key_rope is None else [from_blocks(key_rope, *row, kv_heads) for row in rows]
+    results, sums = [], []
+    for number, whole in enumerate(queries):
+        full = whole.size(1)
+        used = full if tokens or full == 1 else _lengths(actual_seq_lengths, len(queries), full)[number]
+        length = kv_lengths[number]
+        q, k, v = whole[:, :used], keys[number][:, :length], values[number][:, :length]
+        if ropes is not None and key_ropes is not None:
+            q, k = torch.cat([q, ropes[number][:, :used]], -1), torch.cat([k, key_ropes[number][:, :length]], -1)
+        ignored = full == 1 and not tokens and sparse_mode > 1  # a single query sees every key
+        mask = None if ignored else atten_mask
+        if mask is not None and full == 1 and mask.dim() == 2 and sparse_mode < 2 and not tokens:
+            mask = mask.unsqueeze(1).unsqueeze(1)
+        unseen = hidden(mask, sparse_mode, number, used, length, pre_tokens, next_tokens)
+        scores = scores_of(q, k, 1.0, None, None) * scale
+        if pse_shift is not None:
+            scores = scores + pse_shift[min(number, len(pse_shift) - 1)][..., :used, :length].float()
+        done = attend(scores if unseen is None else scores.masked_fill(unseen, -torch.inf), v)
+        padding = (0, 0, 0, full - used)
+        results.append(torch.nn.functional.pad(done.result, padding))
+        logarithms = (done.largest + done.total.log()).unsqueeze(-1)
+        sums.append(torch.nn.functional.pad(logarithms, padding, value=torch.inf))
+    lse = join(sums, "TND" if tokens else "BNSD") if softmax_lse_flag else torch.zeros(1)
+    return join(results, result_layout).to(query.dtype), lse
+
+
+_INFERENCE_NAMES_V2 = {
+    "actual_seq_qlen": "actual_seq_lengths", "actual_seq_kvlen": "actual_seq_lengths_kv",
+    "num_query_heads": "num_heads", "softmax_scale": "scale", "return_softmax_lse": "softmax_lse_flag",
+}  # fmt: skip
+_NO_LSE: dict[str, Any] = {"query_rope": None, "key_rope": None, "softmax_lse_flag": False}
+
+fused_infer_attention_score_v2 = operator(
+    "npu_fused_infer_attention_score_v2", ignores=("inner_precise", "block_size")
+)(renamed(fused_infer_attention_score, names=_INFERENCE_NAMES_V2))
+operator("npu_prompt_flash_attention")(
+    renamed(
+        fused_infer_attention_score,
+        "Returns the attention of whole sequences.",
+        {"scale_value": "scale"},
+        lambda results: results[0],
+        block_table=None,
+        **_NO_LSE,
+    )
+)
+operator("npu_incre_flash_attention", ignores=("inner_precise", "block_size"))(
+    renamed(
+        fused_infer_attention_score,
+        "Returns the attention of one query per sequence; the lengths are those of keys and values.",
+        {"scale_value": "scale", "actual_seq_lengths": "actual_seq_lengths_kv"},
+        lambda results: results[0],
+        actual_seq_lengths=None,
+        pre_tokens=0,
+        next_tokens=0,
+        sparse_mode=0,
+        **_NO_LSE,
+    )
+)
+
+
+def _for_graphs(name: str, formula: Callable[..., tuple[Tensor, Tensor]]) -> None:
+    """Registers what an inference graph calls in place of an operator, which writes into existing memory."""
+
+    def into(out: list[Tensor], **given: Any) -> tuple[Tensor, Tensor]:
+        for target, value in zip(out, formula(**given), strict=True):
+            if target.numel() == value.numel():  # the logarithms may have no memory, where nobody asks for them
+                target.copy_(value.view(target.shape))
+        return out[0], out[1]
+
+    takes(into, *inspect.signature(formula).parameters, "out")
+    operator(f"{name}.out", ignores=("inner_precise", "block_size", "workspace"))(into)
+
+    @operator(f"_{name}_get_max_workspace", ignores=("*",))
+    def workspace(query: Tensor) -> Tensor:
+        return query.new_zeros(1)
+
+
+_for_graphs("npu_fused_infer_attention_score", fused_infer_attention_score)
+_for_graphs("npu_fused_infer_attention_score_v2", fused_infer_attention_score_v2)
+operator("_npu_fused_infer_attention_score_v2_infer_output", ignores=("*",))(
+    renamed(infer_output, names=_INFERENCE_NAMES_V2)
+)
+
+
+@operator("_npu_reshape_and_cache")
+def reshape_and_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_indices: Tensor) -> None:
+    """Writes token i to slot ``slot_indices[i]`` of both caches [blocks, block size, heads, size], in place."""
+    scatter_pa_kv_cache(key, value, key_cache, value_cache, slot_indices, None)
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, scale: float, out: Tensor) -> None:
+    """Attends to all keys, in float32; everything is [tokens, heads, size], and several heads share one of the keys."""
+    q, k, v = (one.transpose(0, 1) for one in (query, key, value))
+    out.copy_(attend(scores_of(q, k, scale, None, None), v).result.transpose(0, 1).reshape(out.shape))
+
+
+def _check_heads(query: Tensor, key: Tensor, num_heads: int, num_kv_heads: int) -> None:
+    expect(query.dim() == 3 and query.size(1) == num_heads, "query", query, f"[tokens, {num_heads}, size]")
+    expect(key.size(-2) == num_kv_heads, "num_kv_heads", num_kv_heads, f"{key.size(-2)}, as the keys have")
+    expect(num_heads % num_kv_heads == 0, "num_heads", num_heads, f"a multiple of num_kv_heads, {num_kv_heads}")
+
+
+@operator("_npu_paged_attention", ignores=("workspace",))
+def paged_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    num_kv_heads: int,
+    num_heads: int,
+    scale_value: float,
+    block_table: Tensor,
+    context_lens: Tensor,
+    out: Tensor,
+) -> None:
+    """Attends with the one token of each sequence to its ``context_lens`` keys, whose blocks ``block_table`` lists."""
+    expect(key_cache.dim() == 4, "key_cache", key_cache, "[blocks, block size, heads, size]")
+    _check_heads(query, key_cache, num_heads, num_kv_heads)
+    lengths = context_lens.tolist()
+    expect(len(lengths) == len(query) == len(block_table), "context_lens", lengths, f"{len(query)} lengths")
+    for row, (table, length) in enumerate(zip(block_table, lengths, strict=True)):
+        key, value = (rows_of(cache, table, length) for cache in (key_cache, value_cache))
+        _attend(query[row : row + 1], key, value, scale_value, out[row : row + 1])
+
+
+@operator("_npu_flash_attention_unpad")
+def flash_attention_unpad(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    seq_len: Tensor,
+    scale_value: float,
+    num_heads: int,
+    num_kv_heads: int,
+    out: Tensor,
+) -> None:
+    """Attends within each sequence to all of its tokens; the sequences lie one after the other, ``seq_len`` long."""
+    _check_heads(query, key, num_heads, num_kv_heads)
+    lengths = seq_len.tolist()
+    expect(sum(lengths) == len(query) == len(key), "seq_len", lengths, f"lengths of {len(query)} tokens in all")
+    for q, k, v, result in zip(*(one.split(lengths) for one in (query, key, value, out)), strict=True):
+        _attend(q, k, v, scale_value, result)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from alltoallv.npu_ops.norms import rms_norm
+from alltoallv.npu_ops.layers import interleave_rope, rms_norm
 from alltoallv.npu_ops.registry import expect, operator
-from alltoallv.npu_ops.rotary import interleave_rope
 
 
 def _write(cache: Tensor, rows: Tensor, slots: Tensor, cache_mode: str | None) -> None:
