@@ -220,6 +220,36 @@ def check_what_has_no_gradient_is_refused(comm: Communicator) -> None:
     executor.clear_res()
 
 
+def check_calls_after_a_gradient_that_failed(comm: Communicator) -> None:
+    """MindSpore goes on recording, and would differentiate every graph: also one that is a gradient."""
+
+    class Squares(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.exchange = am.AllToAllV([1, 1], [1, 1], group=comm)
+
+        def construct(self, x):
+            return (self.exchange(x) ** 2).sum()
+
+    def fail() -> None:
+        def function(x):
+            raise RuntimeError("the user's")
+
+        with pytest.raises(RuntimeError, match="the user's"):
+            ms.grad(function)(x)
+        assert executor.grad_flag()
+
+    x = inputs(comm, 2)
+    older = ms.jit(ms.grad(Squares()))
+    fail()
+    near(ms.jit(ms.grad(Squares()))(x), 2 * x.asnumpy())
+    fail()
+    am.all_reduce(x * 1, "max", group=comm)
+    assert not executor.grad_flag()
+    near(older(x), 2 * x.asnumpy())
+    near(ms.grad(lambda x: (am.all_to_all_v(x, [1, 1], group=comm) ** 2).sum())(x), 2 * x.asnumpy())
+
+
 def check_gradient_of_scatter_and_gather(comm: Communicator) -> None:
     local = [[2, 1, 0, 3], [1, 1, 2, 0]][comm.rank]
     global_ = [[2, 1, 1, 1], [0, 3, 2, 0]][comm.rank]

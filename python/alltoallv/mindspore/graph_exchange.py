@@ -30,7 +30,7 @@ from alltoallv.mindspore import graph_op
 from alltoallv.mindspore import group as groups
 from alltoallv.mindspore.device_op import report_loss
 from alltoallv.mindspore.group import Group
-from alltoallv.mindspore.tensors import DTYPES, core_name, in_queue, numpy_dtype
+from alltoallv.mindspore.tensors import DTYPES, core_name, in_queue, numpy_dtype, records
 
 Array = npt.NDArray[Any]
 About = tuple[Group, str]
@@ -268,4 +268,5 @@ def make_operator(
                 raise InvalidParamError(f"{'input' if 0 in x else 'the output'} is empty, but {EMPTY}")
         return made
 
+    records()  # a new graph comes after gradients that have failed
     return graph_op.in_order(ops.Custom(array, out_shape=known, out_dtype=infer, bprop=bprop, func_type="pyfunc"))

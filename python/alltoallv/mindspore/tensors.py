@@ -6,7 +6,7 @@ import functools
 import math
 import sys
 from collections.abc import Callable, Sequence
-from types import FunctionType
+from types import FrameType, FunctionType
 from typing import Any
 
 import mindspore
@@ -80,17 +80,30 @@ def in_queue() -> bool:
 def tracks(*tensors: Any) -> bool:
     """True if a gradient with respect to one of these tensors may be needed: inside a gradient function, of all.
 
-    A tensor's own flag stays set after one, and a Parameter's always is. MindSpore's flag stays set after an exception
-    in one; so where it is set, the stack says whether there is one.
+    A tensor's own flag stays set after one, and a Parameter's always is.
     """
-    return bool(executor.enable_grad() and executor.grad_flag()) and _in_gradient()
+    return records() and bool(executor.enable_grad())
 
 
-def _in_gradient() -> bool:
-    frame = sys._getframe(1) if _RECORDING else None
+def records() -> bool:
+    """Returns whether MindSpore records for a gradient; ends what an exception in a gradient function has left.
+
+    After one, MindSpore's flag stays set: it goes on recording, and differentiates every graph that is called, which
+    fails where a graph is a gradient already. So where the flag is set, the stack says whether there is a gradient.
+    """
+    if not executor.grad_flag():
+        return False
+    if not _RECORDING or _differentiates(sys._getframe(1)):
+        return True
+    if not any(map(_differentiates, sys._current_frames().values())):
+        executor.clear_res()
+    return False
+
+
+def _differentiates(frame: FrameType | None) -> bool:
     while frame is not None and frame.f_code not in _RECORDING:
         frame = frame.f_back
-    return frame is not None or not _RECORDING
+    return frame is not None
 
 
 def wants_gradient(*tensors: Any) -> bool:
