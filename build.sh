@@ -13,8 +13,8 @@ Compiles the kernels of op_kernel/ascendc and the aclnn interface, definitions, 
 CANN's compiler, and packs them as the operator package FOLDER/NAME-SOC.tar.gz:
 
     tar -xzf build/ascend910b/alltoallv-ascend910b.tar.gz -C DIRECTORY
-    export ASCEND_CUSTOM_OPP_PATH=DIRECTORY/vendors/alltoallv:$ASCEND_CUSTOM_OPP_PATH
-    export LD_LIBRARY_PATH=DIRECTORY/vendors/alltoallv/op_api/lib:$LD_LIBRARY_PATH
+    DIRECTORY/install.sh                            # into ASCEND_OPP_PATH, or --install-path=FOLDER
+    source DIRECTORY/vendors/alltoallv/bin/set_env.bash       # or use it where it is
 
   --soc=SOC           the product: ascend910b (Atlas A2, default) or ascend910_93 (Atlas A3)
   --vendor=NAME       the folder under vendors/ (alltoallv)
@@ -66,5 +66,5 @@ cmake -S "$top/cmake/cann" -B "$build" -DALLTOALLV_SOC="$soc" -DALLTOALLV_VENDOR
 cmake --build "$build" --parallel
 rm -rf "$build/package"
 cmake --install "$build" --prefix "$build/package"
-tar -czf "$build/$vendor-$soc.tar.gz" -C "$build/package" vendors
+tar -czf "$build/$vendor-$soc.tar.gz" -C "$build/package" install.sh vendors
 echo "$build/$vendor-$soc.tar.gz"

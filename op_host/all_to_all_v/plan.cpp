@@ -1,6 +1,7 @@
 #include "all_to_all_v/plan.h"
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "runtime/base/error.h"
 
@@ -18,9 +19,16 @@ uint64_t smallest_buffer(uint32_t ranks, uint32_t lanes) {
     return mb;
 }
 
+/// HCCL's own limit of a collective, within what a kernel can count.
+uint32_t wait_us() {
+    const char* text = std::getenv("HCCL_EXEC_TIMEOUT");
+    const double seconds = text == nullptr || *text == 0 ? 1836 : std::strtod(text, nullptr);
+    return static_cast<uint32_t>(std::clamp(seconds, 1.0, 4000.0) * 1e6);
+}
+
 }  // namespace
 
-WindowPlan plan_window(uint64_t window_bytes, uint32_t ranks, uint32_t cores) {
+WindowTiling plan_window(uint64_t window_bytes, uint32_t ranks, uint32_t cores) {
     if (ranks < 1 || ranks > most_ranks)
         throw invalid_param("the communicator has ", ranks, " ranks, expected 1 to ", most_ranks, " for its kernels");
     if (cores < 1) throw invalid_param("the device has 0 vector cores, expected at least 1");
@@ -29,11 +37,16 @@ WindowPlan plan_window(uint64_t window_bytes, uint32_t ranks, uint32_t cores) {
     if (lane_bytes < static_cast<uint64_t>(ranks) * cell_bytes)
         throw invalid_param("the communicator's windows have ", window_bytes, " bytes, too few for ", ranks,
                             " ranks: set HCCL_BUFFSIZE to at least ", smallest_buffer(ranks, lanes));
-    return {lanes, lane_bytes};
+    WindowTiling tiling{};
+    tiling.size = ranks;
+    tiling.lanes = lanes;
+    tiling.wait_us = wait_us();
+    tiling.lane_bytes = lane_bytes;
+    return tiling;
 }
 
-uint64_t rounds_of(const WindowPlan& plan, uint32_t ranks, uint64_t rows, uint64_t row_bytes) {
-    const uint64_t slot = plan.lane_bytes / ranks / cell_bytes * cell_bytes;
+uint64_t rounds_of(const WindowTiling& plan, uint64_t rows, uint64_t row_bytes) {
+    const uint64_t slot = plan.lane_bytes / plan.size / cell_bytes * cell_bytes;
     const uint64_t cells = (rows * row_bytes + cell_bytes - 1) / cell_bytes;
     const uint64_t share = (cells + plan.lanes - 1) / plan.lanes * cell_bytes;
     return std::max<uint64_t>(1, (share + slot - 1) / slot);

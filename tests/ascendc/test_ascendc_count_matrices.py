@@ -61,7 +61,9 @@ class Calls:
         self.y = np.full_like(self.x, UNTOUCHED)
         self.counts = np.ascontiguousarray(self.matrices.transpose(1, 0, 2))
         self.sdispls = np.ascontiguousarray(self.starts.transpose(1, 0, 2))
-        self.recv_counts = np.full((size, calls, size), -5, np.int64)
+        self.expects = rng.random((size, calls)) < 0.3  # then the kernel reads these counts, else it writes them
+        received = self.matrices.transpose(2, 0, 1)
+        self.recv_counts = np.where(self.expects[..., None], received, -5).astype(np.int64)
         self.status = np.full((size, calls, windows.lanes, 8), -1, np.int32)
 
     def run(self, run_calls: Any, seed: int) -> None:
@@ -69,7 +71,7 @@ class Calls:
         sdispls = np.where(self.packed, 0, rows_of(self.sdispls)).astype(np.uint64)
         tilings = [
             [np.concatenate([self.windows.tiling(r), struct(("u8", numbers))]) for numbers in zip(
-                self.row_bytes, self.rows[r], self.capacity[r], ~self.packed[r], strict=True)]
+                self.row_bytes, self.rows[r], self.capacity[r], ~self.packed[r], self.expects[r], strict=True)]
             for r in range(size)
         ]  # fmt: skip
         self.tilings = np.array(tilings)

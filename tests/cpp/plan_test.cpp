@@ -16,7 +16,7 @@ TEST(halves_and_lanes_do_not_overlap) {
     for (const uint64_t window : {2 * mib, 3 * mib + 77, 400 * mib}) {
         for (const uint32_t ranks : {1u, 2u, 8u, 64u}) {
             for (const uint32_t cores : {1u, 3u, 40u, 48u, 50u}) {
-                const WindowPlan plan = plan_window(window, ranks, cores);
+                const WindowTiling plan = plan_window(window, ranks, cores);
                 CHECK_EQ(plan.lanes, std::min(cores, most_lanes));
                 CHECK_EQ(plan.lane_bytes % cell_bytes, 0u);
                 CHECK(data_place + 2 * plan.lanes * plan.lane_bytes <= window);
@@ -50,10 +50,10 @@ TEST(windows_that_are_too_small_say_what_to_set) {
 TEST(rounds_move_everything_once) {
     for (const uint64_t window : {2 * mib, 5 * mib}) {
         for (const uint32_t ranks : {1u, 4u, 7u}) {
-            const WindowPlan plan = plan_window(window, ranks, 5);
+            const WindowTiling plan = plan_window(window, ranks, 5);
             const uint64_t slot = plan.lane_bytes / ranks / cell_bytes * cell_bytes;
             for (const uint64_t rows : {0ull, 1ull, 1000ull, 300000ull}) {
-                const uint64_t bytes = rows * 36, rounds = rounds_of(plan, ranks, rows, 36);
+                const uint64_t bytes = rows * 36, rounds = rounds_of(plan, rows, 36);
                 CHECK(rounds >= 1);
                 CHECK(rounds * plan.lanes * slot >= bytes);
                 if (rounds > 1) CHECK((rounds - 1) * plan.lanes * slot < bytes + plan.lanes * cell_bytes);
@@ -62,12 +62,26 @@ TEST(rounds_move_everything_once) {
     }
 }
 
+TEST(a_wait_is_bounded_as_hccl_bounds_collectives) {
+    CHECK_EQ(unsetenv("HCCL_EXEC_TIMEOUT"), 0);
+    CHECK_EQ(plan_window(2 * mib, 2, 1).wait_us, 1836000000u);
+    for (const auto& [text, us] : {std::pair("7", 7000000u), {"0", 1000000u}, {"1e9", 4000000000u}}) {
+        CHECK_EQ(setenv("HCCL_EXEC_TIMEOUT", text, 1), 0);
+        CHECK_EQ(plan_window(2 * mib, 2, 1).wait_us, us);
+    }
+    CHECK_EQ(unsetenv("HCCL_EXEC_TIMEOUT"), 0);
+}
+
 TEST(no_core_is_without_a_group) {
     CHECK_EQ(cores_for_groups(0, 128, 40), 1u);
     CHECK_EQ(cores_for_groups(1, 128, 40), 1u);
     CHECK_EQ(cores_for_groups(129, 128, 40), 2u);
     CHECK_EQ(cores_for_groups(1 << 20, 128, 40), 40u);
     CHECK_EQ(cores_for_groups(~0ull, 1, 48), 48u);
+    CHECK_EQ(plan_quantize(129, 128, 0, 8, 40).cores, 2u);
+    CHECK_EQ(plan_shared_scale_sum(3, 65, 1, 0, 0, 40).cores, 3u);
+    CHECK_EQ(code_bytes_of(1001, 7, 8), 1001u);
+    CHECK_EQ(code_bytes_of(15, 7, 4), 4u + 4 + 1);
 }
 
 }  // namespace

@@ -1,9 +1,10 @@
 // Shapes and types of outputs, for CANN's graphs. Never compiled against CANN.
+#include "op_kernel/ascendc/window.h"
 #include "register/op_impl_registry.h"
 
 namespace {
 
-constexpr int64_t status_words = 8;  // of one lane, as the eager interface asks at least for
+constexpr int64_t most_status_words = int64_t{alltoallv_kernels::most_lanes} * alltoallv_kernels::status_words;
 
 /// The output has `capacity` rows like those of x; received counts are as many as sent ones.
 ge::graphStatus shapes(gert::InferShapeContext* context) {
@@ -18,7 +19,7 @@ ge::graphStatus shapes(gert::InferShapeContext* context) {
     out->SetDim(0, *capacity);
     *received = *counts;
     status->SetDimNum(1);
-    status->SetDim(0, status_words);
+    status->SetDim(0, most_status_words);
     return ge::GRAPH_SUCCESS;
 }
 

@@ -1,48 +1,43 @@
-// What CANN knows of the two local operators: inputs, outputs, attributes, products. Never compiled against CANN.
+// What CANN knows of the two local operators: inputs, outputs, attributes, products. Types are columns of one table.
+// Never compiled against CANN.
+#include <vector>
+
 #include "register/op_def_registry.h"
 
 namespace ops {
 
-/// Columns of one table: the type of x decides nothing about codes and scales.
+/// Codes of 4 bits are bytes, too, of two codes each.
 class AlltoallvQuantize : public OpDef {
   public:
     explicit AlltoallvQuantize(const char* name) : OpDef(name) {
-        Input("x")
-            .ParamType(REQUIRED)
-            .DataType({ge::DT_FLOAT, ge::DT_FLOAT16, ge::DT_BF16})
-            .Format({ge::FORMAT_ND, ge::FORMAT_ND, ge::FORMAT_ND});
-        Output("codes")
-            .ParamType(REQUIRED)
-            .DataType({ge::DT_INT8, ge::DT_INT8, ge::DT_INT8})
-            .Format({ge::FORMAT_ND, ge::FORMAT_ND, ge::FORMAT_ND});
-        Output("scales")
-            .ParamType(REQUIRED)
-            .DataType({ge::DT_FLOAT, ge::DT_FLOAT, ge::DT_FLOAT})
-            .Format({ge::FORMAT_ND, ge::FORMAT_ND, ge::FORMAT_ND});
+        const std::vector<ge::DataType> x = {ge::DT_FLOAT, ge::DT_FLOAT16, ge::DT_BF16};
+        const std::vector<ge::Format> format(x.size(), ge::FORMAT_ND);
+        Input("x").ParamType(REQUIRED).DataType(x).Format(format);
+        Output("codes").ParamType(REQUIRED).DataType(std::vector<ge::DataType>(x.size(), ge::DT_INT8)).Format(format);
+        Output("scales").ParamType(REQUIRED).DataType(std::vector<ge::DataType>(x.size(), ge::DT_FLOAT)).Format(format);
         Attr("group_size").AttrType(OPTIONAL).Int(128);
+        Attr("bits").AttrType(OPTIONAL).Int(8);
         AICore().AddConfig("ascend910b");
         AICore().AddConfig("ascend910_93");
     }
 };
 
-/// The type of the output is that of the attribute: ACL's numbers, as in the tiling.
+/// The output has as many elements as `count` says, of the type `out_dtype`: a number of ACL's.
 class AlltoallvDequantizeSum : public OpDef {
   public:
     explicit AlltoallvDequantizeSum(const char* name) : OpDef(name) {
-        Input("codes")
-            .ParamType(REQUIRED)
-            .DataType({ge::DT_INT8, ge::DT_INT8, ge::DT_INT8})
-            .Format({ge::FORMAT_ND, ge::FORMAT_ND, ge::FORMAT_ND});
+        const std::vector<ge::DataType> out = {ge::DT_FLOAT, ge::DT_FLOAT16, ge::DT_BF16};
+        const std::vector<ge::Format> format(out.size(), ge::FORMAT_ND);
+        Input("codes").ParamType(REQUIRED).DataType(std::vector<ge::DataType>(out.size(), ge::DT_INT8)).Format(format);
         Input("scales")
             .ParamType(REQUIRED)
-            .DataType({ge::DT_FLOAT, ge::DT_FLOAT, ge::DT_FLOAT})
-            .Format({ge::FORMAT_ND, ge::FORMAT_ND, ge::FORMAT_ND});
-        Output("out")
-            .ParamType(REQUIRED)
-            .DataType({ge::DT_FLOAT, ge::DT_FLOAT16, ge::DT_BF16})
-            .Format({ge::FORMAT_ND, ge::FORMAT_ND, ge::FORMAT_ND});
+            .DataType(std::vector<ge::DataType>(out.size(), ge::DT_FLOAT))
+            .Format(format);
+        Output("out").ParamType(REQUIRED).DataType(out).Format(format);
         Attr("group_size").AttrType(OPTIONAL).Int(128);
+        Attr("bits").AttrType(OPTIONAL).Int(8);
         Attr("out_dtype").AttrType(OPTIONAL).Int(0);
+        Attr("count").AttrType(REQUIRED).Int();
         AICore().AddConfig("ascend910b");
         AICore().AddConfig("ascend910_93");
     }

@@ -1,0 +1,29 @@
+// Tiling of the quantized all-reduce between ranks, for CANN. Never compiled against CANN.
+#include "all_to_all_v/cann/communication_tiling.h"
+#include "op_kernel/ascendc/quantized_tiling.h"
+
+namespace {
+
+ge::graphStatus tile(gert::TilingContext* context) {
+    // Attributes in the order of the definition: group, world_size, group_size, bits.
+    const auto* attributes = context->GetAttrs();
+    const int64_t *ranks = attributes->GetInt(1), *group = attributes->GetInt(2), *bits = attributes->GetInt(3);
+    const gert::StorageShape* scale = context->GetOptionalInputShape(1);
+    const bool shares_scale = scale != nullptr;
+    if (ranks == nullptr || group == nullptr || *group < 1 || bits == nullptr || (*bits != 8 && *bits != 4))
+        return ge::GRAPH_FAILED;
+    alltoallv_kernels::QuantAllReduceTiling tiling{};
+    tiling.count = static_cast<uint64_t>(context->GetInputShape(0)->GetStorageShape().GetShapeSize());
+    tiling.group = shares_scale ? 0 : static_cast<uint64_t>(*group);
+    tiling.channels = shares_scale ? static_cast<uint64_t>(scale->GetStorageShape().GetShapeSize()) : 1;
+    tiling.type = static_cast<uint32_t>(context->GetInputDesc(0)->GetDataType());
+    tiling.output_type = static_cast<uint32_t>(context->GetOutputDesc(0)->GetDataType());
+    if (shares_scale) tiling.scale_type = static_cast<uint32_t>(context->GetOptionalInputDesc(1)->GetDataType());
+    tiling.saturate = 1;
+    tiling.bits = shares_scale ? 8 : static_cast<uint32_t>(*bits);
+    return alltoallv::cann::finish(context, tiling, *ranks);
+}
+
+}  // namespace
+
+IMPL_OP_OPTILING(AlltoallvQuantAllReduce).Tiling(tile).TilingParse<alltoallv::cann::Compiled>(alltoallv::cann::parse);
