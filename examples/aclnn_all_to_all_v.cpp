@@ -101,7 +101,7 @@ void reduce(int rank, int size, const char* group, aclrtStream stream) {
     const Tensor<float> x(ACL_FLOAT, {128}, values), out(ACL_FLOAT, {128}, std::vector<float>(128, -1.0F));
     uint64_t bytes = 0;
     aclOpExecutor* executor = nullptr;
-    CHECKED(aclnnAlltoallvQuantAllReduceGetWorkspaceSize(x.tensor, nullptr, nullptr, group, 128, false, true,
+    CHECKED(aclnnAlltoallvQuantAllReduceGetWorkspaceSize(x.tensor, nullptr, nullptr, group, 8, 128, false, true,
                                                          out.tensor, nullptr, &bytes, &executor));
     run(aclnnAlltoallvQuantAllReduce, bytes, executor, stream);
     for (float& value : values) value *= static_cast<float>(size);

@@ -162,8 +162,8 @@ TEST(refusals) {
     const DeviceArray<float> y(8);
     const Tensor ty(ACL_FLOAT, {8}, y.data());
     const auto sum = [&](aclTensor* a, aclTensor* scale, aclTensor* offset, bool average, aclTensor* out) {
-        return aclnnAlltoallvQuantAllReduceGetWorkspaceSize(a, scale, offset, "nobody", 4, average, true, out, nullptr,
-                                                            &bytes, &executor);
+        return aclnnAlltoallvQuantAllReduceGetWorkspaceSize(a, scale, offset, "nobody", 8, 4, average, true, out,
+                                                            nullptr, &bytes, &executor);
     };
     CHECK_EQ(sum(tc, ts, nullptr, false, ty), 161002);
     check_message("one is null, expected both or neither");
@@ -176,7 +176,7 @@ TEST(refusals) {
     CHECK_EQ(sum(tc, ts, one, false, tx), 161002);  // tc and tx do not share memory: the group is refused
     check_message("which no communicator of this process is called");
     const auto reduce = [&](const char* group) {
-        return aclnnAlltoallvQuantAllReduceGetWorkspaceSize(tx, nullptr, nullptr, group, 4, false, true, ty, nullptr,
+        return aclnnAlltoallvQuantAllReduceGetWorkspaceSize(tx, nullptr, nullptr, group, 8, 4, false, true, ty, nullptr,
                                                             &bytes, &executor);
     };
     CHECK_EQ(reduce(nullptr), 161001);
@@ -210,7 +210,7 @@ TEST(all_reduce, Group& g) {
         const Tensor tx(ACL_FLOAT, {static_cast<int64_t>(count)}, x.data());
         const Tensor to(ACL_FLOAT, {static_cast<int64_t>(count)}, out.data());
         Prepared call;
-        CHECK_EQ(aclnnAlltoallvQuantAllReduceGetWorkspaceSize(tx, nullptr, nullptr, name, group, false, true, to,
+        CHECK_EQ(aclnnAlltoallvQuantAllReduceGetWorkspaceSize(tx, nullptr, nullptr, name, 8, group, false, true, to,
                                                               nullptr, &call.bytes, &call.executor),
                  0);
         if (count == 200) {

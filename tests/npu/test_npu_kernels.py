@@ -12,6 +12,7 @@ from npu_starts import free_port, start_as_msrun
 from on_ranks import on_ranks
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import alltoallv.torch as at
 from alltoallv import AllToAllVParam, Communicator, _core
@@ -45,6 +46,7 @@ SERVED: dict[str, tuple[Any, dict[str, Any]]] = {
     "values that do not fit": (lambda r: 6e4 * normal(r, 999), {"out_dtype": torch.float16}),
     "to infinity": (lambda r: 6e4 * normal(r, 999), {"out_dtype": torch.float16, "overflow": "infinity"}),
     "a group that is longer than the vector": (lambda r: normal(r, 100), {"group_size": 1 << 40}),
+    "4 bits, groups of odd size": (lambda r: normal(r, 501), {"bits": 4, "group_size": 33}),
     "one scale for all": (lambda r: codes(r, 5003), {"scale": 0.0125}),
     "a scale of each channel": (
         lambda r: codes(r, 30, 48), {"scale": torch.linspace(-1, 1, 48), "offset": 2.5, "out_dtype": torch.bfloat16},
@@ -52,7 +54,6 @@ SERVED: dict[str, tuple[Any, dict[str, Any]]] = {
     "nothing": (lambda r: normal(r, 0), {}),
 }  # fmt: skip
 NOT_SERVED: dict[str, tuple[Any, dict[str, Any]]] = {
-    "4 bits": (lambda r: normal(r, 500), {"bits": 4}),
     "quantized twice": (lambda r: normal(r, 500), {"gather": "quantized"}),
     "two scales": (lambda r: normal(r, 500), {"comm_quant_scale_1": 0.03, "comm_quant_scale_2": 0.05}),
     "an error for what does not fit": (lambda r: normal(r, 500), {"overflow": "raise"}),
@@ -263,4 +264,8 @@ def test_graphs_and_fake_tensors_know_the_shapes(rank: int, size: int, file: str
         received = at.all_to_all_v(x, counts, capacity=7)
         assert (received.output.shape, received.output.dtype) == ((7, 3), torch.half)
         assert (received.recv_counts.shape, received.recv_counts.dtype) == ((1,), torch.int64)
+    graph = make_fx(lambda x, counts: at.all_to_all_v(x, counts, capacity=7), tracing_mode="fake")(
+        torch.ones(5, 3), torch.ones(1, dtype=torch.int64)
+    )
+    assert torch.ops.alltoallv.all_to_all_v_counted.default in [node.target for node in graph.graph.nodes]
     dist.destroy_process_group()

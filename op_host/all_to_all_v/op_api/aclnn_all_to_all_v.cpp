@@ -141,7 +141,7 @@ void on_host(const Call& call, char* memory, aclrtStream stream) {
     const auto type = HCCL_DATA_TYPE_INT8;
     require_success("HcclAlltoAllV", HcclAlltoAllV(call.x.data, arrays[0].data(), arrays[1].data(), type, call.out.data,
                                                    arrays[2].data(), arrays[3].data(), type, call.group.comm, stream));
-    keep_until_done(stream, std::move(arrays));
+    keep_until_done(stream, std::make_shared<const std::vector<std::vector<uint64_t>>>(std::move(arrays)));
 }
 
 void check_ranks(const View& array, size_t ranks) {

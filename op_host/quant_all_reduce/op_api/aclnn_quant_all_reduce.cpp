@@ -50,8 +50,7 @@ struct Exchange {
     void run(const void* from, void* to, HcclDataType type, const Group& group, aclrtStream stream) {
         require_success("HcclAlltoAllV", HcclAlltoAllV(from, send_counts.data(), sdispls.data(), type, to,
                                                        recv_counts.data(), rdispls.data(), type, group.comm, stream));
-        keep_until_done(stream,
-                        {std::move(send_counts), std::move(sdispls), std::move(recv_counts), std::move(rdispls)});
+        keep_until_done(stream, std::make_shared<const Exchange>(std::move(*this)));
     }
 };
 
@@ -62,7 +61,7 @@ HcclDataType hccl_type(aclDataType dtype) {
 /// What a caller gives beside input and output.
 struct Options {
     View scale, offset, status;  ///< without data where they are not given
-    int64_t group_size;
+    int64_t bits, group_size;
     bool average, saturate;
 
     bool shares_scale() const { return scale.data != nullptr; }
@@ -73,7 +72,7 @@ Run fused(const View& x, const Options& options, const View& out, Workspace& wor
           std::shared_ptr<const alltoallv_kernels::WindowTiling> windows) {
     alltoallv_kernels::QuantAllReduceTiling numbers{};
     numbers.window = *windows;
-    numbers.bits = 8;
+    numbers.bits = static_cast<uint32_t>(options.bits);
     numbers.count = static_cast<uint64_t>(x.numel());
     numbers.group = options.shares_scale() ? 0 : static_cast<uint64_t>(options.group_size);
     numbers.channels = options.shares_scale() ? static_cast<uint64_t>(options.scale.numel()) : 1;
@@ -175,9 +174,10 @@ aclnnStatus aclnnAlltoallvDequantizeSum(void* workspace, uint64_t workspaceSize,
 }
 
 aclnnStatus aclnnAlltoallvQuantAllReduceGetWorkspaceSize(const aclTensor* x, const aclTensor* scale,
-                                                         const aclTensor* offset, const char* group, int64_t groupSize,
-                                                         bool average, bool saturate, aclTensor* out, aclTensor* status,
-                                                         uint64_t* workspaceSize, aclOpExecutor** executor) {
+                                                         const aclTensor* offset, const char* group, int64_t bits,
+                                                         int64_t groupSize, bool average, bool saturate, aclTensor* out,
+                                                         aclTensor* status, uint64_t* workspaceSize,
+                                                         aclOpExecutor** executor) {
     return prepare(__func__, workspaceSize, executor, [&](Workspace& workspace) {
         if ((scale == nullptr) != (offset == nullptr))
             refuse("scale and offset: one is null, expected both or neither");
@@ -187,12 +187,15 @@ aclnnStatus aclnnAlltoallvQuantAllReduceGetWorkspaceSize(const aclTensor* x, con
         const Options options{optional("scale", scale, floating_types),
                               optional("offset", offset, floating_types),
                               optional("status", status, {ACL_INT32}),
+                              bits,
                               groupSize,
                               average,
                               saturate};
         const View in = scale == nullptr ? view("x", x, floating_types) : view("x", x, {ACL_INT8});
         const View sum = view("out", out, floating_types);
         check_numel(sum, in.numel());
+        if (bits != 8 && (bits != 4 || scale != nullptr))
+            refuse("bits is " + std::to_string(bits) + ", expected 8, or 4 without a scale");
         if (scale == nullptr) {
             check_group_size(groupSize);
         } else {
@@ -211,9 +214,10 @@ aclnnStatus aclnnAlltoallvQuantAllReduceGetWorkspaceSize(const aclTensor* x, con
         if (windows &&
             alltoallv_kernels::fits_window(own_scales, aclDataTypeSize(sum.dtype), windows->lane_bytes, ranks.size))
             return fused(in, options, sum, workspace, std::move(windows));
-        if (scale != nullptr || average || !saturate || in_place || status != nullptr)
+        if (scale != nullptr || bits != 8 || average || !saturate || in_place || status != nullptr)
             refuse(
-                "scale, average, saturate = false, status and out = x need windows, which this group has not, or which "
+                "scale, bits = 4, average, saturate = false, status and out = x need windows, which this group has "
+                "not, or which "
                 "are too small for groupSize");
         return all_reduce(in, ranks, groupSize, sum, workspace);
     });

@@ -42,12 +42,13 @@ aclnnStatus aclnnAlltoallvDequantizeSum(void* workspace, uint64_t workspaceSize,
 ///   int32, [lanes, 8]: as in aclnnAlltoallvAllToAllV, 0 to 3
 /// One kernel, which reaches its peers through their windows; the first call for a group waits for all ranks. Where
 /// HCCL has no windows, the group has more than 64 ranks, or a group of elements is larger than a window, kernels and
-/// HCCL's calls in turn, which have no scale, no average and no inf. On the emulator a rank that does not come makes
-/// the stream fail.
+/// HCCL's calls in turn, which have no scale, no 4 bits, no average and no inf. On the emulator a rank that does not
+/// come makes the stream fail.
 aclnnStatus aclnnAlltoallvQuantAllReduceGetWorkspaceSize(const aclTensor* x, const aclTensor* scale,
-                                                         const aclTensor* offset, const char* group, int64_t groupSize,
-                                                         bool average, bool saturate, aclTensor* out, aclTensor* status,
-                                                         uint64_t* workspaceSize, aclOpExecutor** executor);
+                                                         const aclTensor* offset, const char* group, int64_t bits,
+                                                         int64_t groupSize, bool average, bool saturate, aclTensor* out,
+                                                         aclTensor* status, uint64_t* workspaceSize,
+                                                         aclOpExecutor** executor);
 aclnnStatus aclnnAlltoallvQuantAllReduce(void* workspace, uint64_t workspaceSize, aclOpExecutor* executor,
                                          aclrtStream stream);
 

@@ -1,5 +1,7 @@
 #include "runtime/aclnn/call.h"
 
+#include <dlfcn.h>
+
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -41,6 +43,15 @@ std::vector<int64_t> array_of(Accessor accessor, const char* function, const acl
     require_success(function, accessor(tensor, &values, &count));
     const std::unique_ptr<int64_t[]> owned(values);
     return {values, values + count};
+}
+
+/// True if what the stream is given goes into a graph. Older releases have no graphs, and no such function.
+bool is_captured(aclrtStream stream) {
+    using CaptureInfo = aclError (*)(aclrtStream stream, int* status, void** graph);
+    static const auto info = reinterpret_cast<CaptureInfo>(dlsym(RTLD_DEFAULT, "aclmdlRICaptureGetInfo"));
+    int status = 0;
+    void* graph = nullptr;
+    return info != nullptr && info(stream, &status, &graph) == 0 && status != 0;
 }
 
 bool is_contiguous(const std::vector<int64_t>& shape, const std::vector<int64_t>& strides) {
@@ -157,11 +168,13 @@ uint64_t Workspace::add(uint64_t bytes) {
     return offset;
 }
 
-void keep_until_done(aclrtStream stream, std::vector<std::vector<uint64_t>> arrays) {
-    using Arrays = std::vector<std::vector<uint64_t>>;
-    auto kept = std::make_unique<Arrays>(std::move(arrays));
-    const auto free = [](void* given) { delete static_cast<Arrays*>(given); };
-    require_success("aclrtLaunchHostFunc", aclrtLaunchHostFunc(stream, free, kept.get()));
+void keep_until_done(aclrtStream stream, std::shared_ptr<const void> memory) {
+    using Kept = std::shared_ptr<const void>;
+    auto kept = std::make_unique<Kept>(std::move(memory));
+    if (!is_captured(stream)) {
+        const auto free = [](void* given) { delete static_cast<Kept*>(given); };
+        require_success("aclrtLaunchHostFunc", aclrtLaunchHostFunc(stream, free, kept.get()));
+    }
     kept.release();
 }
 

@@ -7,6 +7,7 @@
 
 #include <functional>
 #include <initializer_list>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -71,8 +72,9 @@ class Workspace {
     uint64_t bytes_ = 0;
 };
 
-/// Frees host memory that a launch reads when the stream has come so far.
-void keep_until_done(aclrtStream stream, std::vector<std::vector<uint64_t>> arrays);
+/// Keeps host memory that a launch reads until the stream has come so far; for ever where the stream is captured, since
+/// every replay reads it.
+void keep_until_done(aclrtStream stream, std::shared_ptr<const void> memory);
 
 using Run = std::function<void(char* workspace, aclrtStream stream)>;
 

@@ -29,12 +29,10 @@ uint32_t vector_cores() {
 template <class Tiling>
 void send(const Tiling& tiling, void* device, aclrtStream stream) {
     static_assert(sizeof(Tiling) <= tiling_bytes);
-    auto copy = std::make_unique<Tiling>(tiling);
+    auto copy = std::make_shared<const Tiling>(tiling);
     require_success("aclrtMemcpyAsync", aclrtMemcpyAsync(device, sizeof tiling, copy.get(), sizeof tiling,
                                                          ACL_MEMCPY_HOST_TO_DEVICE, stream));
-    const auto free = [](void* given) { delete static_cast<Tiling*>(given); };
-    require_success("aclrtLaunchHostFunc", aclrtLaunchHostFunc(stream, free, copy.get()));
-    copy.release();
+    keep_until_done(stream, std::move(copy));
 }
 
 }  // namespace

@@ -142,7 +142,7 @@ std::string why_no_kernel(const QuantReduction& q) {
     if (q.mode == QuantMode::two_scales) return "it has two scales";
     if (q.overflow == Overflow::raise) return "overflow is 'raise'";
     if (q.mode == QuantMode::shared_scale) return {};
-    if (q.format != CodeFormat::int8) return "its codes are not int8";
+    if (q.format != CodeFormat::int8 && q.format != CodeFormat::int4) return "its codes are neither int8 nor int4";
     if (q.requantizes) return "its sum is quantized again";
     if (q.feeds_back || q.gather_feeds_back) return "it has error feedback";
     return {};
@@ -192,9 +192,9 @@ void Kernels::quant_all_reduce(const QuantReduction& q, const OnStream& on) {
     run(
         "aclnnAlltoallvQuantAllReduce",
         [&](uint64_t* bytes, aclOpExecutor** executor) {
-            return library().aclnnAlltoallvQuantAllReduceGetWorkspaceSize(x, scale, offset, group_.c_str(), group_of(q),
-                                                                          q.average, q.overflow == Overflow::saturate,
-                                                                          out, status, bytes, executor);
+            return library().aclnnAlltoallvQuantAllReduceGetWorkspaceSize(
+                x, scale, offset, group_.c_str(), q.format == CodeFormat::int4 ? 4 : 8, group_of(q), q.average,
+                q.overflow == Overflow::saturate, out, status, bytes, executor);
         },
         library().aclnnAlltoallvQuantAllReduce, on);
     unread_ = true;
