@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+from started import wait_gone
 
 # Rank ``rank`` of a job, by the backend alltoallv, or by its functions on a group of gloo.
 RANK = """if True:
@@ -63,3 +68,89 @@ def test_two_jobs_of_one_init_method(tmp_path: Path, method: str, backend: str) 
     finally:
         for job in jobs:
             job.kill()
+
+
+def has_seat(pid: int) -> bool:
+    links = []
+    for one in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):  # closed meanwhile
+            links.append(os.readlink(one))
+    lines = [line for line in Path("/proc/net/unix").read_text().splitlines() if "@alltoallv-seat-" in line]
+    return any(f"socket:[{line.split()[6]}]" in links for line in lines)
+
+
+class Rank:
+    """A rank of a job, which joins once it is told to. Its starter is that of its job."""
+
+    def __init__(self, folder: Path, starter: subprocess.Popen[str], rank: int) -> None:
+        self.file = folder / f"{starter.pid}.{rank}"
+        assert starter.stdout is not None
+        self.pid = int(starter.stdout.readline())
+
+    def join(self) -> None:
+        self.file.touch()
+
+    def said(self) -> str:
+        while not (said := self.file.read_text()).endswith("\n"):
+            time.sleep(0.02)
+        return said
+
+
+WAITING = """if True:
+    import os, sys, time
+    url, file, rank = sys.argv[1:]
+    while not os.path.exists(file):
+        time.sleep(0.02)
+    import torch, torch.distributed as dist, alltoallv.torch as at
+    try:
+        dist.init_process_group("alltoallv", init_method=url, rank=int(rank), world_size=3)
+        x = torch.ones(1)
+        at.all_reduce(x)
+        line = f"sum {x.item()}"
+    except Exception as error:
+        line = f"{type(error).__name__}: {error}"
+    with open(file, "a") as told:
+        told.write(f"{line}\\n")
+    os._exit(0)
+"""
+START_WAITING = """if True:
+    import os, subprocess, sys
+    program, url, folder = sys.argv[1:]
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", program, url, f"{folder}/{os.getpid()}.{j}", str(j)]) for j in range(3)
+    ]
+    for rank in ranks:
+        print(rank.pid, flush=True)
+    for rank in ranks:
+        rank.wait()
+"""
+
+
+def test_those_whose_peers_have_been_refused(tmp_path: Path) -> None:
+    """Ranks that were left out of both jobs have ended when the others meet in the store."""
+    url = f"file://{tmp_path}/store"
+    starters = [
+        subprocess.Popen(
+            [sys.executable, "-c", START_WAITING, WAITING, url, str(tmp_path)],
+            stdout=subprocess.PIPE, text=True, start_new_session=True,
+        )
+        for _ in range(2)
+    ]  # fmt: skip
+    try:
+        first, second = ([Rank(tmp_path, starter, rank) for rank in range(3)] for starter in starters)
+        for early in (first[0], second[1]):
+            early.join()
+            while not has_seat(early.pid):
+                time.sleep(0.02)
+        for refused in (first[1], second[0]):
+            refused.join()
+            assert "InvalidParamError" in refused.said()
+            assert "another job has the same address" in refused.said()
+        os.kill(second[2].pid, signal.SIGKILL)
+        assert wait_gone([first[1].pid, second[0].pid, second[2].pid], 30) == []
+        first[2].join()
+        for rank in (first[0], second[1], first[2]):
+            assert "two jobs have one address" in rank.said()
+    finally:
+        for starter in starters:
+            os.killpg(starter.pid, signal.SIGKILL)

@@ -22,7 +22,7 @@ _UNKNOWN = 0  # a holder of whom too many have asked
 _NAMES = 16  # another user may hold some of them
 _held: dict[str, tuple[int, socket.socket]] = {}  # by job
 _contested: set[str] = set()  # jobs
-_lock = threading.Lock()
+_lock = threading.RLock()  # the garbage collector may call `leave` inside `take`
 
 
 def take(job: str, rank: int, what: str, patience: float = _PATIENCE) -> None:
@@ -41,8 +41,7 @@ def take(job: str, rank: int, what: str, patience: float = _PATIENCE) -> None:
     end, pause = time.monotonic() + min(patience, _PATIENCE), 0.005
     with _lock:
         if job in _held and _held[job][0] != rank:
-            _held.pop(job)[1].close()
-            _contested.discard(job)
+            leave(job)
         while job not in _held:
             holder = _try(job, rank)
             if holder is None or (holder != _UNKNOWN and is_ancestor(holder)):
@@ -55,6 +54,14 @@ def take(job: str, rank: int, what: str, patience: float = _PATIENCE) -> None:
                 )
             time.sleep(pause)
             pause = min(2 * pause, 0.1)
+
+
+def leave(job: str) -> None:
+    """Gives up the rank of a job that this process has, if any."""
+    with _lock:
+        if job in _held:
+            _held.pop(job)[1].close()
+            _contested.discard(job)
 
 
 def contested(job: str) -> bool:
@@ -126,7 +133,7 @@ def _lives(pid: int) -> bool:
 
 def _forget() -> None:
     global _lock
-    _lock = threading.Lock()
+    _lock = threading.RLock()
     for _, own in _held.values():
         own.close()
     _held.clear()

@@ -135,6 +135,7 @@ def _make(group: dist.ProcessGroup, timeout: float, device: str, wanted: str, ch
         raise InvalidParamError(f"check is {check!r}, expected 'always', 'first' or 'off'")
     name, rank, size = group.group_name, group.rank(), group.size()
     raw = dist.distributed_c10d._world.pg_map[group][1]
+    whole = raw is not None and group is dist.group.WORLD
     if raw is None:  # MPI's own launcher has brought the ranks together
         gather = _gatherer(group)
         meeting = rendezvous.meet_over(gather, device=device, backend=wanted)
@@ -142,7 +143,7 @@ def _make(group: dist.ProcessGroup, timeout: float, device: str, wanted: str, ch
         ranks = dist.get_process_group_ranks(group)
         met = _met.setdefault(dist.group.WORLD, {})
         known = [met.get(one, 0) for one in ranks]
-        meeting = rendezvous.meet(raw, rank, size, name, timeout, known, device=device, backend=wanted)
+        meeting = rendezvous.meet(raw, rank, size, name, timeout, known, all_ranks=whole, device=device, backend=wanted)
         met.update(zip(ranks, meeting.processes, strict=True))
         gather = rendezvous.gatherer(meeting, raw, rank, size, name, timeout)
     who = meeting.who
@@ -156,7 +157,6 @@ def _make(group: dist.ProcessGroup, timeout: float, device: str, wanted: str, ch
         _log.info("group %r: %s tensors of %d ranks on %s go through %s", name, device, size, number, chosen)
     on_host = chosen in ("shm", "tcp")
     checked = "off" if check == "off" and on_host else None
-    whole = raw is not None and group is dist.group.WORLD
     made = rendezvous.connect(meeting, gather, rank, size, name, timeout, checked, all_ranks=whole)
     if on_host:
         return made if device == "cpu" else StagedMember(group, made)

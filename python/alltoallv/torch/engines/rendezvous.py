@@ -19,6 +19,7 @@ from alltoallv import _core
 from alltoallv.communicator import Communicator
 from alltoallv.errors import CommTimeoutError, PeerLostError
 from alltoallv.launch import detect as launch
+from alltoallv.launch import seat
 from alltoallv.launch.options import make_options, refuse_strangers
 
 T = TypeVar("T")
@@ -38,10 +39,12 @@ class Meeting(NamedTuple):
         who: Each rank's description of itself: ``"pid"`` is the number of its process, ``"host"`` is equal for those
             that can share memory.
         key: Equal on all ranks, and different from every other meeting's.
+        job: Of all ranks of a job: what their store alone shares, by which each of them holds its rank.
     """
 
     who: list[dict[str, Any]]
     key: str
+    job: str = ""
 
     @property
     def processes(self) -> list[int]:
@@ -78,6 +81,13 @@ class GroupStore:
         if self.store.has_extended_api():
             return self._ask(lambda: [bytes(value) for value in self.store.multi_get(keys)])
         return self._ask(lambda: [bytes(self.store.get(name)) for name in keys])
+
+    def word(self) -> str:
+        """Returns a random word, equal for all who see this part of the store; nothing where it cannot be agreed."""
+        try:
+            return f"torch {bytes(self._ask(lambda: self.store.compare_set('word', '', uuid.uuid4().hex))).decode()}"
+        except PeerLostError:  # a store of another kind, or one that no longer answers, which the meeting finds
+            return ""
 
     def missing(self, key: str) -> list[int]:
         """Returns the ranks j that have not posted ``key/j``."""
@@ -125,7 +135,15 @@ def _silent(error: RuntimeError) -> PeerLostError:
 
 
 def meet(
-    store: dist.Store, rank: int, size: int, name: str, timeout: float, processes: Sequence[int] = (), **more: Any
+    store: dist.Store,
+    rank: int,
+    size: int,
+    name: str,
+    timeout: float,
+    processes: Sequence[int] = (),
+    *,
+    all_ranks: bool = False,
+    **more: Any,
 ) -> Meeting:
     """Waits for all ranks of group ``name`` at its store, which may hold values of an earlier group.
 
@@ -134,9 +152,11 @@ def meet(
 
     Args:
         processes: Numbers of the ranks' processes, as far as they are known from an earlier meeting, else 0.
+        all_ranks: Whether these are all ranks of the job: then this process alone is this rank of it.
         more: What peers should know of this rank beside its host.
 
     Raises:
+        InvalidParamError: another process is this rank.
         CommTimeoutError: ranks did not come; the message names them.
         PeerLostError: one of the processes has ended.
     """
@@ -144,6 +164,9 @@ def meet(
     key = uuid.uuid4().hex
     mine = _introduction(key, more)
     place, everybody = "", b"[]"
+    job = own.word() if all_ranks and size > 1 else ""
+    if job:
+        seat.take(job, rank, f"rank {rank} of the group's store", timeout)
     wait = _waiter(f"rank {rank} of group {name!r}", timeout, lambda: _core.check_living(list(processes), rank, name))
 
     def gathered() -> bool:
@@ -167,7 +190,7 @@ def meet(
     else:
         wait(lambda step: own.await_(gathered, step), lambda: own.missing(place) or [0])
     who = json.loads(everybody)
-    return Meeting(who, who[0]["key"])
+    return Meeting(who, who[0]["key"], job)
 
 
 def _waiter(who: str, timeout: float, look: Callable[[], None] = lambda: None) -> Wait:
@@ -249,8 +272,13 @@ def connect(
     if all_ranks and size > 1:
         here = meeting.who[rank]["host"]
         pids = {j: int(peer["pid"]) for j, peer in enumerate(meeting.who) if peer["host"] == here}
-        refuse_strangers(launch.depth_of_torch(), pids, size, core)
-    return Communicator(core, options)
+        # Where another process has claimed this rank there are two jobs, however few ranks of this one are left.
+        claimed = bool(meeting.job) and seat.contested(meeting.job)
+        refuse_strangers(launch.depth_of_torch(), pids, 0 if claimed else size, core)
+    made = Communicator(core, options)
+    if meeting.job:
+        weakref.finalize(made, seat.leave, meeting.job)
+    return made
 
 
 _connections: weakref.WeakKeyDictionary[Any, tuple[Any, Any]] = weakref.WeakKeyDictionary()

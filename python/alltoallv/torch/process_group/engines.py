@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
+from concurrent.futures import Future, wait
 from datetime import timedelta
 from typing import Any
 
@@ -11,18 +13,24 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Backend as TorchBackend
 from torch._C._distributed_c10d import FakeProcessGroup, _DistributedBackendOptions
 
+from alltoallv import _core
+from alltoallv.communicator import Communicator
 from alltoallv.errors import BackendUnavailableError
 from alltoallv.torch.engines import rendezvous
 from alltoallv.torch.engines.rendezvous import Meeting
 
+_LOOK_SECONDS = 0.05
 _NATIVE = {"cuda": "nccl", "xpu": "xccl", "npu": "hccl"}
 
 
-def meet(options: _DistributedBackendOptions, world: Meeting | None, counts: Counter[str]) -> Meeting:
+def meet(
+    options: _DistributedBackendOptions, world: Meeting | None, counts: Counter[str], *, all_ranks: bool
+) -> Meeting:
     """Brings the ranks of a group together; no communication is needed if they met in the default group, ``world``.
 
     Args:
         counts: How many groups of a name and ranks this process has made of ``world``; all ranks count alike.
+        all_ranks: Whether it is the group of all ranks of the job.
 
     Raises:
         CommTimeoutError: ranks did not come; the message names them.
@@ -30,7 +38,8 @@ def meet(options: _DistributedBackendOptions, world: Meeting | None, counts: Cou
     name, ranks = options.group_id, list(options.global_ranks_in_group)
     if world is None or not ranks:
         place = options.store, options.group_rank, options.group_size
-        return rendezvous.meet(*place, name, options.timeout.total_seconds(), first=world is None)
+        seconds = options.timeout.total_seconds()
+        return rendezvous.meet(*place, name, seconds, all_ranks=all_ranks, first=world is None)
     group = f"{name} of ranks {ranks}"
     counts[group] += 1
     return Meeting([world.who[rank] for rank in ranks], f"{world.key}/{group}, {counts[group]}")
@@ -44,12 +53,29 @@ def stand_in(options: _DistributedBackendOptions) -> FakeProcessGroup:
     return FakeProcessGroup._create_internal(options.group_rank, options.group_size, own)
 
 
-def gloo(options: _DistributedBackendOptions, store: dist.Store, timeout: timedelta) -> dist.ProcessGroupGloo:
-    """Returns torch's engine for CPU tensors, whose ranks meet in ``store``; collective."""
+def gloo(
+    options: _DistributedBackendOptions, store: dist.Store, timeout: timedelta, communicator: Communicator
+) -> dist.ProcessGroupGloo:
+    """Returns torch's engine for CPU tensors, whose ranks meet in ``store``; collective.
+
+    The wait ends with the group's communicator, which knows of ranks that have ended.
+    """
     if not dist.is_gloo_available():
         raise BackendUnavailableError("this build of torch has no gloo, which backend 'alltoallv' needs beside it")
     place = dist.PrefixStore("gloo", store), options.group_rank, options.group_size
-    made = dist.ProcessGroupGloo(*place, timeout)
+    engines: Future[dist.ProcessGroupGloo] = Future()
+
+    def make() -> None:
+        try:
+            engines.set_result(dist.ProcessGroupGloo(*place, timeout))
+        except BaseException as error:
+            engines.set_exception(error)
+
+    threading.Thread(target=make, name="alltoallv-gloo", daemon=True).start()
+    while not wait([engines], _LOOK_SECONDS).done:
+        if not communicator.usable:
+            _core.barrier(communicator.core)  # raises what has ended it
+    made = engines.result()
     made.options.global_ranks_in_group, made.options.group_name = options.global_ranks_in_group, options.group_id
     made._set_sequence_number_for_group()
     return made

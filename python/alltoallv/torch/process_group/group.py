@@ -49,12 +49,12 @@ class EngineGroup(dist.ProcessGroup):
         self._groups: Counter[str] = Counter()
         world = dist.group.WORLD
         met = (world.meeting, world._groups) if isinstance(world, EngineGroup) else (None, self._groups)
-        self.meeting: rendezvous.Meeting = engines.meet(options, *met)
+        is_default = world is None and name in _DEFAULT
+        self.meeting: rendezvous.Meeting = engines.meet(options, *met, all_ranks=is_default)
         # A place of this group alone: the group's own store may hold values of an earlier group.
         self._place = dist.PrefixStore(f"alltoallv/{self.meeting.key}", options.store)
         seconds = options.timeout.total_seconds()
         gather = rendezvous.gatherer(self.meeting, options.store, rank, size, name, seconds)
-        is_default = world is None and name in _DEFAULT
         self.communicator = rendezvous.connect(self.meeting, gather, rank, size, name, seconds, all_ranks=is_default)
         # Holds the group's name and timeout while there is no gloo.
         stand_in = engines.stand_in(options)
@@ -63,7 +63,9 @@ class EngineGroup(dist.ProcessGroup):
         self._set_group_name(name)
         if world is None and all(peer["first"] for peer in self.meeting.who):
             try:
-                self._gloo = engines.gloo(options, self._place, self.timeout)  # all ranks are here now
+                self._gloo = engines.gloo(
+                    options, self._place, self.timeout, self.communicator
+                )  # all ranks are here now
                 self._engine("cpu")
             except BaseException:
                 self.communicator.destroy()
@@ -114,7 +116,7 @@ class EngineGroup(dist.ProcessGroup):
                 if name == "gloo":
                     if self._gloo is None:
                         self._agree_on_gloo()  # a rank alone would wait for the others until the timeout
-                        self._gloo = engines.gloo(self._options, self._place, self.timeout)
+                        self._gloo = engines.gloo(self._options, self._place, self.timeout, self.communicator)
                     engine = self._gloo
                     self._cpu_options, kind = engine.options, dist.ProcessGroup.BackendType.GLOO
                 else:
