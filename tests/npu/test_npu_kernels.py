@@ -267,5 +267,5 @@ def test_graphs_and_fake_tensors_know_the_shapes(rank: int, size: int, file: str
     graph = make_fx(lambda x, counts: at.all_to_all_v(x, counts, capacity=7), tracing_mode="fake")(
         torch.ones(5, 3), torch.ones(1, dtype=torch.int64)
     )
-    assert torch.ops.alltoallv.all_to_all_v_counted.default in [node.target for node in graph.graph.nodes]
+    assert "alltoallv.all_to_all_v_counted.default" in [str(node.target) for node in graph.graph.nodes]
     dist.destroy_process_group()
