@@ -63,9 +63,8 @@ class EngineGroup(dist.ProcessGroup):
         self._set_group_name(name)
         if world is None and all(peer["first"] for peer in self.meeting.who):
             try:
-                self._gloo = engines.gloo(
-                    options, self._place, self.timeout, self.communicator
-                )  # all ranks are here now
+                # All ranks are here now.
+                self._gloo = engines.gloo(options, self._place, self.timeout, self.communicator)
                 self._engine("cpu")
             except BaseException:
                 self.communicator.destroy()
