@@ -1,5 +1,6 @@
 #include "all_to_all_v/operation.h"
 
+#include <algorithm>
 #include <new>
 #include <string>
 #include <utility>
@@ -51,6 +52,14 @@ void Operation::execute(std::span<const ByteRange> inputs, std::span<const ByteR
                         void* stream) {
     const std::shared_ptr<const Plan> plan = guard([&] { return check_execute(inputs, outputs); });
     run(*plan, inputs, outputs, timeout, stream);
+}
+
+std::shared_ptr<const Operation::Plan> Operation::plan_for(DType dtype, Shape shape) const {
+    const std::lock_guard lock(planning_);
+    if (plan_ == nullptr || plan_->inputs.size() != 1 || plan_->inputs[0].dtype != dtype ||
+        !std::ranges::equal(plan_->inputs[0].shape, shape))
+        return nullptr;
+    return plan_;
 }
 
 std::shared_ptr<const Operation::Plan> Operation::check_execute(std::span<const ByteRange> inputs,

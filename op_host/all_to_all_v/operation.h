@@ -48,16 +48,19 @@ class Operation {
     void execute(std::span<const ByteRange> inputs, std::span<const ByteRange> outputs, double timeout = -1,
                  void* stream = nullptr);
 
-    /// Announces to the peers that this rank's next call fails, for checks that only a front end can make.
-    void announce(const Error& error);
-
-  protected:
     /// The shape-dependent result of setup.
     struct Plan {
         CommunicatorPtr communicator;
         std::vector<TensorDesc> inputs, outputs;
     };
 
+    /// Returns what the last setup made if it was for one input of this dtype and shape, else null.
+    std::shared_ptr<const Plan> plan_for(DType dtype, Shape shape) const;
+
+    /// Announces to the peers that this rank's next call fails, for checks that only a front end can make.
+    void announce(const Error& error);
+
+  protected:
     virtual TensorDesc infer(std::span<const TensorDesc> inputs) const = 0;
     virtual void check_setup(std::span<const TensorDesc> inputs, std::span<const TensorDesc> outputs) const = 0;
     /// True if the output may be the input, provided that their dtypes are equal.

@@ -18,14 +18,32 @@
 namespace alltoallv {
 namespace {
 
-/// Runs a call; returns the output, or the pair of it and the pending call if the call is asynchronous.
-nb::object run(Communicator& communicator, Request request, const ArrayPair& given, Target target, bool async_op,
-               double timeout) {
+/// Returns what must live until an asynchronous call is done: the input, or its copy.
+nb::object kept_input(const ArrayPair& given, nb::handle input) {
+    return given.copy.is_valid() ? given.copy : nb::borrow(input);
+}
+
+/// A call as autograd needs it: a linear map that knows its transpose.
+struct LinearCall {
+    Request request;
+    std::vector<int64_t> shape_in;
+};
+
+/// Copies to an output with gaps; returns what the caller gets.
+nb::object settled(const ArrayPair& given, nb::object output, nb::object made) {
+    if (!given.gapped) return made;
+    given.framework->copy_to(output, made);
+    return output;
+}
+
+/// Runs a call; returns the output, with the pending call and the input's memory if the call is asynchronous.
+nb::object run(Communicator& communicator, Request request, const ArrayPair& given, nb::handle like, Target target,
+               bool async_op, double timeout) {
     const uintptr_t input = given.input.address, output = target.address;
     if (async_op) {
         auto ready = std::make_shared<const ReadyExchange>(std::move(request), given.input.dtype, communicator.rank());
         WorkPtr work = submit(communicator, std::move(ready), input, output, timeout);
-        return nb::make_tuple(std::move(target.array), std::move(work));
+        return nb::make_tuple(std::move(target.array), std::move(work), kept_input(given, like));
     }
     const Exchange exchange = request.exchange(given.input.dtype, pointer(input), pointer(output));
     {
@@ -38,29 +56,42 @@ nb::object run(Communicator& communicator, Request request, const ArrayPair& giv
 }
 
 nb::object learn(Communicator& communicator, Request request, const ArrayPair& given, nb::handle like, bool async_op,
-                 double timeout) {
+                 double timeout, LinearCall* linear) {
     const auto ready =
         std::make_shared<const ReadyExchange>(std::move(request), given.input.dtype, communicator.rank());
-    if (async_op) return nb::make_tuple(nb::none(), submit_learning(communicator, ready, given.input.address, timeout));
+    if (async_op)
+        return nb::make_tuple(nb::none(), submit_learning(communicator, ready, given.input.address, timeout),
+                              kept_input(given, like));
     Learnt learnt;
     {
         const GilReleased release;
         ready->learn(communicator, given.input.address, timeout, learnt);
     }
-    return given.framework->make(like, ready->request().shape_for(learnt.counts), std::move(learnt.block));
+    const std::vector<int64_t> shape = ready->request().shape_for(learnt.counts);
+    if (linear != nullptr) {
+        Request& known = linear->request;
+        known.learns = false;
+        std::ranges::copy(learnt.counts, known.recv_counts().begin());
+        pack(known.recv_counts(), known.rdispls());
+        known.shape = shape;
+    }
+    return given.framework->make(like, shape, std::move(learnt.block));
 }
 
 /// Runs the call that `read` makes of the arrays and its other arguments; makes the output if none is given.
 /// Reading `counts`, `async_op` and `timeout` may run code of the caller, which may change the arrays.
+/// `linear`: the caller records the gradient, for which it is filled.
 template <class Read>
 nb::object call(Communicator& communicator, OpKind op, nb::handle input, nb::object output, nb::handle async_op,
-                nb::handle timeout, std::initializer_list<nb::handle> counts, Read read) {
-    ArrayPair given(input, output);
-    if (!given) return nb::none();
-    const bool settled = PyBool_Check(async_op.ptr()) &&
-                         (timeout.is_none() || PyFloat_CheckExact(timeout.ptr()) || PyLong_CheckExact(timeout.ptr())) &&
-                         std::ranges::all_of(counts, reads_in_place);
-    if (!settled) given.keep_shapes();
+                nb::handle timeout, std::initializer_list<nb::handle> counts, Read read,
+                ArrayPair::Use use = ArrayPair::Use::plain, LinearCall* linear = nullptr) {
+    ArrayPair given(input, output, use);
+    if (!given) return given.wants_gradient ? nb::borrow(Py_NotImplemented) : nb::none();
+    if (given.gapped && !nb::handle(async_op).is(nb::bool_(false))) return nb::none();
+    const bool fixed = PyBool_Check(async_op.ptr()) &&
+                       (timeout.is_none() || PyFloat_CheckExact(timeout.ptr()) || PyLong_CheckExact(timeout.ptr())) &&
+                       std::ranges::all_of(counts, reads_in_place);
+    if (!fixed) given.keep_shapes();
     Target target{};
     double limit = -1;
     bool later = false;
@@ -68,20 +99,21 @@ nb::object call(Communicator& communicator, OpKind op, nb::handle input, nb::obj
         limit = read_timeout(timeout);
         later = read_flag(async_op);
         Request made = read(given);
-        if (!settled && !(ArrayPair(input, output) == given))
+        if (!fixed && !(ArrayPair(input, output, use) == given))
             throw invalid_param(
                 "an array was changed while the other arguments were read, expected it to stay as it is");
-        if (!made.learns && made.row != 0) target = target_of(given, input, std::move(output), made);
+        if (!made.learns && made.row != 0) target = target_of(given, input, output, made);
         return made;
     });
     if (request.row == 0) return nb::none();
-    if (request.learns) return learn(communicator, std::move(request), given, input, later, limit);
-    return run(communicator, std::move(request), given, std::move(target), later, limit);
+    if (linear != nullptr) *linear = {request, {given.input.shape.begin(), given.input.shape.end()}};
+    if (request.learns) return learn(communicator, std::move(request), given, input, later, limit, linear);
+    return settled(given, output, run(communicator, std::move(request), given, input, std::move(target), later, limit));
 }
 
-nb::object all_to_all_v(Communicator& communicator, nb::handle input, nb::object out, nb::handle send_counts,
-                        nb::handle recv_counts, nb::handle sdispls, nb::handle rdispls, nb::handle unit,
-                        nb::handle async_op, nb::handle timeout) {
+nb::object exchange_by_counts(Communicator& communicator, nb::handle input, nb::object out, nb::handle send_counts,
+                              nb::handle recv_counts, nb::handle sdispls, nb::handle rdispls, nb::handle unit,
+                              nb::handle async_op, nb::handle timeout, LinearCall* linear) {
     const auto read = [&](const ArrayPair& given) {
         Request made = read_all_to_all_v(communicator.size(), given.input.shape, send_counts, recv_counts, sdispls,
                                          rdispls, unit, given.output_shape());
@@ -89,7 +121,49 @@ nb::object all_to_all_v(Communicator& communicator, nb::handle input, nb::object
         return made;
     };
     return call(communicator, OpKind::all_to_all_v, input, std::move(out), async_op, timeout,
-                {send_counts, recv_counts, sdispls, rdispls}, read);
+                {send_counts, recv_counts, sdispls, rdispls}, read,
+                linear == nullptr ? ArrayPair::Use::asks : ArrayPair::Use::tracked, linear);
+}
+
+nb::object all_to_all_v(Communicator& communicator, nb::handle input, nb::object out, nb::handle send_counts,
+                        nb::handle recv_counts, nb::handle sdispls, nb::handle rdispls, nb::handle unit,
+                        nb::handle async_op, nb::handle timeout) {
+    return exchange_by_counts(communicator, input, std::move(out), send_counts, recv_counts, sdispls, rdispls, unit,
+                              async_op, timeout, nullptr);
+}
+
+nb::object linear_all_to_all_v(Communicator& communicator, nb::handle input, nb::handle send_counts,
+                               nb::handle recv_counts, nb::handle sdispls, nb::handle rdispls, nb::handle unit) {
+    auto linear = std::make_unique<LinearCall>(Request(OpKind::all_to_all_v, 0), std::vector<int64_t>{});
+    nb::object made = exchange_by_counts(communicator, input, nb::none(), send_counts, recv_counts, sdispls, rdispls,
+                                         unit, nb::bool_(false), nb::none(), linear.get());
+    if (made.is_none()) return made;
+    return nb::make_tuple(std::move(made), nb::cast(linear.release(), nb::rv_policy::take_ownership));
+}
+
+/// Runs the map, or its transpose. Returns None where the regions that would then receive overlap.
+nb::object apply(const LinearCall& linear, Communicator& communicator, nb::handle input, bool transposed) {
+    const Request& forward = linear.request;
+    Request request(forward.op, forward.size());
+    const auto half = static_cast<ptrdiff_t>(2 * request.send_counts().size());
+    const auto middle = forward.values().begin() + half;
+    std::copy(transposed ? middle : forward.values().begin(), transposed ? forward.values().end() : middle,
+              request.send_counts().begin());
+    std::copy(transposed ? forward.values().begin() : middle, transposed ? middle : forward.values().end(),
+              request.recv_counts().begin());
+    try {
+        check_no_overlap(request.recv_counts(), request.rdispls());
+    } catch (const Error&) {
+        return nb::none();
+    }
+    const std::vector<int64_t>& shape = transposed ? linear.shape_in : forward.shape;
+    return call(communicator, forward.op, input, nb::none(), nb::bool_(false), nb::none(), {},
+                [&](const ArrayPair& given) {
+                    request.check(static_cast<int64_t>(given.input.size), element_count(shape));
+                    request.shape = shape;
+                    request.row = std::max<int64_t>(forward.row, 1);
+                    return std::move(request);
+                });
 }
 
 nb::object all_to_all_single(Communicator& communicator, nb::object output, nb::handle input,
@@ -99,55 +173,35 @@ nb::object all_to_all_single(Communicator& communicator, nb::object output, nb::
     const auto read = [&](const ArrayPair& given) {
         Request made = read_all_to_all_single(communicator.size(), given.output.shape, given.input.shape,
                                               output_split_sizes, input_split_sizes);
-        check_apart(given.output.bytes(), given.input.bytes());
+        if (!given.gapped) check_apart(given.output.bytes(), given.input.bytes());
         if (!compares_rows) made.row = 1;
+        if (given.gapped) made.shape.assign(given.output.shape.begin(), given.output.shape.end());
         return made;
     };
     return call(communicator, OpKind::all_to_all_single, input, std::move(output), async_op, timeout,
-                {output_split_sizes, input_split_sizes}, read);
+                {output_split_sizes, input_split_sizes}, read,
+                compares_rows ? ArrayPair::Use::plain : ArrayPair::Use::gaps);
 }
 
 template <OpKind op>
 nb::object gather(Communicator& communicator, nb::object output, nb::handle input, nb::handle async_op,
-                  nb::handle timeout) {
+                  nb::handle timeout, bool gaps) {
     if (output.is_none() && op == OpKind::all_gather_into_tensor) return nb::none();
-    return call(communicator, op, input, std::move(output), async_op, timeout, {}, [&](const ArrayPair& given) {
-        Request made = gather_request(op, communicator.size(), static_cast<int64_t>(given.input.size));
-        made.shape.assign(given.input.shape.begin(), given.input.shape.end());
-        made.shape.insert(made.shape.begin(), communicator.size());
-        if (given.has_output) {
-            check_gathered(op == OpKind::all_gather ? "out" : "output_tensor", static_cast<int64_t>(given.output.size),
-                           given.input.shape, communicator.size());
-            check_gather_apart(given.output.bytes(), given.input.bytes(), communicator.rank());
-        }
-        return made;
-    });
-}
-
-bool run_in_place(Communicator& communicator, const Request& request, const ArrayView& array) {
-    const Exchange exchange = request.exchange(array.dtype, pointer(array.address), pointer(array.address));
-    const LockReleased released(communicator, array.bytes().bytes);
-    communicator.exchange(exchange, -1);
-    return true;
-}
-
-bool broadcast(Communicator& communicator, nb::handle array, nb::handle root) {
-    const ArrayPair given(array, array);
-    int overflow = 0;
-    const int64_t from =
-        PyLong_CheckExact(root.ptr()) ? PyLong_AsLongLongAndOverflow(root.ptr(), &overflow) : int64_t{-1};
-    if (!given || overflow != 0 || from < 0 || from >= communicator.size()) return false;
-    Request request(OpKind::broadcast, communicator.size());
-    request.root = from;
-    const bool sends = communicator.rank() == from;
-    const auto count = static_cast<int64_t>(given.input.size);
-    if (sends) std::ranges::fill(request.send_counts(), count);
-    (sends ? request.send_counts() : request.recv_counts())[static_cast<size_t>(from)] = sends ? 0 : count;
-    return run_in_place(communicator, request, given.output);
-}
-
-bool barrier(Communicator& communicator) {
-    return run_in_place(communicator, Request(OpKind::barrier, communicator.size()), {DType::uint8, {}, 0, 0});
+    return call(
+        communicator, op, input, std::move(output), async_op, timeout, {},
+        [&](const ArrayPair& given) {
+            Request made = gather_request(op, communicator.size(), static_cast<int64_t>(given.input.size));
+            made.shape.assign(given.input.shape.begin(), given.input.shape.end());
+            made.shape.insert(made.shape.begin(), communicator.size());
+            if (given.has_output) {
+                if (given.gapped) made.shape.assign(given.output.shape.begin(), given.output.shape.end());
+                check_gathered(op == OpKind::all_gather ? "out" : "output_tensor",
+                               static_cast<int64_t>(given.output.size), given.input.shape, communicator.size());
+                if (!given.gapped) check_gather_apart(given.output.bytes(), given.input.bytes(), communicator.rank());
+            }
+            return made;
+        },
+        gaps ? ArrayPair::Use::gaps : ArrayPair::Use::plain);
 }
 
 /// Exchanges by a layout that was computed from counts before: int64 of shape [4, W], in elements. If transposed, it
@@ -198,7 +252,7 @@ std::optional<ReduceOp> reduction_of(nb::handle op, DType dtype) {
 /// Reduces: every rank gets the whole result, or an equal part of dimension 0.
 nb::object reduce(Communicator& communicator, const std::string& op, nb::handle input, nb::object output,
                   nb::handle reduce_op, double timeout, bool async_op) {
-    const ArrayPair given(input, output);
+    const ArrayPair given(input, output, async_op ? ArrayPair::Use::plain : ArrayPair::Use::gaps);
     if (!given) return nb::none();
     const std::optional<ReduceOp> combine = reduction_of(reduce_op, given.input.dtype);
     const OpKind kind = op_from_name(op);
@@ -216,7 +270,9 @@ nb::object reduce(Communicator& communicator, const std::string& op, nb::handle 
     const bool fits = !given.has_output || given.output.size == numel;
     const bool in_place = !scatters && given.has_output && given.output.address == given.input.address;
     if (!combine || !fits) return nb::none();
-    if (given.has_output && !in_place && overlaps(given.output.bytes(), given.input.bytes())) return nb::none();
+    if (given.gapped) result.shape.assign(given.output.shape.begin(), given.output.shape.end());
+    if (given.has_output && !in_place && !given.gapped && overlaps(given.output.bytes(), given.input.bytes()))
+        return nb::none();
     const Target target = guarded(communicator, kind, [&] { return target_of(given, input, output, result); });
     auto call = std::make_shared<ReadyReduction>();
     call->counts = scatters ? std::vector<int64_t>(size, static_cast<int64_t>(numel))
@@ -228,21 +284,45 @@ nb::object reduce(Communicator& communicator, const std::string& op, nb::handle 
     call->reduction.input = pointer<const void>(given.input.address);
     call->reduction.output = pointer<void>(target.address);
     if (async_op)
-        return nb::make_tuple(target.array, communicator.begin(kind, [call, &communicator, timeout] {
-            call->run(communicator, timeout);
-        }));
+        return nb::make_tuple(
+            target.array,
+            communicator.begin(kind, [call, &communicator, timeout] { call->run(communicator, timeout); }),
+            kept_input(given, input));
     {
         const LockReleased released(communicator, given.input.bytes().bytes);
         call->run(communicator, timeout);
     }
-    return target.array;
+    return settled(given, output, target.array);
+}
+
+/// A quantized reduction with its count, for pending calls.
+struct ReadyQuantReduction {
+    QuantReduction reduction;
+    int64_t count = 0;
+
+    void run(Communicator& communicator, double timeout) {
+        reduction.counts = {&count, 1};
+        communicator.quant_reduce(reduction, timeout);
+    }
+};
+
+/// Returns where the state of error feedback lies that a dict has under this name, or nothing if it does not fit.
+std::optional<float*> state_of(nb::handle states, const char* name, int64_t count) {
+    PyObject* const state = PyDict_GetItemString(states.ptr(), name);  // borrowed
+    const Framework* const framework = state == nullptr ? nullptr : framework_of(state);
+    ArrayView seen;
+    if (framework == nullptr || !framework->view(state, seen) || seen.dtype != DType::float32 ||
+        static_cast<int64_t>(seen.size) != count)
+        return std::nullopt;
+    return pointer<float>(seen.address);
 }
 
 nb::object quantized_all_reduce(Communicator& communicator, nb::handle input, nb::object output, nb::handle format,
-                                nb::handle group_size, nb::handle gather, nb::handle op, nb::handle overflow) {
-    const ArrayPair given(input, output);
-    if (!given || !info(given.input.dtype).quantizes) return nb::none();
-    if (PyUnicode_Check(format.ptr()) == 0) return nb::none();
+                                nb::handle group_size, nb::handle gather, nb::handle op, nb::handle overflow,
+                                nb::handle states, bool async_op, double timeout, bool tracked) {
+    const ArrayPair given(input, output, tracked ? ArrayPair::Use::tracked : ArrayPair::Use::asks);
+    if (!given) return given.wants_gradient ? nb::borrow(Py_NotImplemented) : nb::none();
+    if (!info(given.input.dtype).quantizes || PyUnicode_Check(format.ptr()) == 0) return nb::none();
     if (!group_size.is_none() && PyLong_CheckExact(group_size.ptr()) == 0) return nb::none();
     int group_overflow = 0;
     const std::optional<CodeFormat> codes = code_format(nb::cast<std::string>(format));
@@ -256,67 +336,97 @@ nb::object quantized_all_reduce(Communicator& communicator, nb::handle input, nb
     if (given.has_output && (!std::ranges::equal(given.output.shape, given.input.shape) ||
                              (!in_place && overlaps(given.output.bytes(), given.input.bytes()))))
         return nb::none();
+    auto ready = std::make_shared<ReadyQuantReduction>();
+    ready->count = static_cast<int64_t>(given.input.size);
+    QuantReduction& call = ready->reduction;
+    call.requantizes = *gathers == 1;
+    if (!states.is_none()) {
+        const int64_t part = quant_part(ready->count, group, communicator.size(), communicator.rank()).count;
+        const auto error = state_of(states, "error", ready->count);
+        const std::optional<float*> gather_error =
+            call.requantizes ? state_of(states, "gather_error", part) : std::optional<float*>(nullptr);
+        if (!error || !gather_error) return nb::none();
+        call.feeds_back = true;
+        call.gather_feeds_back = call.requantizes;
+        call.error = *error;
+        call.gather_error = *gather_error;
+    }
     Request result(OpKind::quantized_all_reduce, 0);
     result.shape.assign(given.input.shape.begin(), given.input.shape.end());
     const Target target = guarded(communicator, result.op, [&] { return target_of(given, input, output, result); });
-    const int64_t count = static_cast<int64_t>(given.input.size);
-    QuantReduction call;
     call.op = result.op;
     call.mode = QuantMode::dynamic;
     call.dtype = call.out_dtype = given.input.dtype;
     call.overflow = static_cast<Overflow>(*handling);
     call.average = *averages == 1;
-    call.requantizes = *gathers == 1;
     call.format = *codes;
     call.group_size = group;
-    call.counts = {&count, 1};
     call.shape = ShapeWords(given.input.shape);
     call.input = pointer<const void>(given.input.address);
     call.output = pointer<void>(target.address);
+    if (async_op)
+        return nb::make_tuple(
+            target.array,
+            communicator.begin(result.op, [ready, &communicator, timeout] { ready->run(communicator, timeout); }),
+            nb::make_tuple(kept_input(given, input), states.is_none() ? nb::none() : states.attr("copy")()));
+    const nb::object kept = states.is_none() ? nb::none() : nb::object(states.attr("copy")());
     {
         const LockReleased released(communicator, given.input.bytes().bytes);
-        communicator.quant_reduce(call, -1);
+        ready->run(communicator, timeout);
     }
     return target.array;
-}
-
-/// The signature for Python's type checkers: the return type depends on the arguments.
-template <class... Args>
-auto untyped(nb::object (*function)(Args...)) {
-    return [function](Args... args) { return nb::steal<nb::any>(function(std::forward<Args>(args)...).release()); };
 }
 
 }  // namespace
 
 void bind_array_calls(nb::module_& m) {
-    m.def("all_to_all_v", untyped(&all_to_all_v), "communicator"_a, "input"_a.none(), "out"_a.none(),
+    m.def(
+        "all_to_all_v", untyped(&all_to_all_v), "communicator"_a, "input"_a.none(), "out"_a.none(),
+        "send_counts"_a.none(), "recv_counts"_a.none(), "sdispls"_a.none(), "rdispls"_a.none(), "unit"_a.none(),
+        "async_op"_a.none(), "timeout"_a.none(),
+        "The output, made here if `out` is None; with async_op that, or None, the pending call, or a LearningWork, and "
+        "what the call reads. None, with nothing done, for arrays that the front end has to look at; NotImplemented "
+        "for "
+        "one that autograd records, which is for `linear_all_to_all_v`.");
+    nb::class_<LinearCall>(m, "LinearCall", "An exchange that has run, as a linear map.")
+        .def_prop_ro(
+            "layout",
+            [](const LinearCall& self) {
+                const std::span<const int64_t> all = self.request.values();
+                return nb::bytearray(reinterpret_cast<const char*>(all.data()), all.size_bytes());
+            },
+            "int64 of shape [4, W], in elements.")
+        .def_prop_ro("row", [](const LinearCall& self) { return self.request.row; })
+        .def("apply", untyped(&apply), "communicator"_a, "input"_a.none(), "transposed"_a,
+             "The map, or its transpose, of a tensor; None as for `all_to_all_v`.");
+    m.def("linear_all_to_all_v", untyped(&linear_all_to_all_v), "communicator"_a, "input"_a.none(),
           "send_counts"_a.none(), "recv_counts"_a.none(), "sdispls"_a.none(), "rdispls"_a.none(), "unit"_a.none(),
-          "async_op"_a.none(), "timeout"_a.none(),
-          "The output, made here if `out` is None; with async_op the pair of it and the pending call, or of None and a "
-          "LearningWork. None, with nothing done, for arrays that the front end has to look at.");
+          "The output and the LinearCall, for a caller that records the gradient; None as for `all_to_all_v`.");
     m.def("all_to_all_single", untyped(&all_to_all_single), "communicator"_a, "output"_a.none(), "input"_a.none(),
           "output_split_sizes"_a.none(), "input_split_sizes"_a.none(), "async_op"_a.none(), "timeout"_a.none(),
           "compares_rows"_a = true,
           "As `all_to_all_v` returns. Without compares_rows the ranks' rows may have other lengths, as long as the "
           "elements agree.");
     m.def("all_gather", untyped(&gather<OpKind::all_gather>), "communicator"_a, "output"_a.none(), "input"_a.none(),
-          "async_op"_a.none(), "timeout"_a.none(), "Stacked; as `all_to_all_v` returns.");
+          "async_op"_a.none(), "timeout"_a.none(), "gaps"_a = false,
+          "Stacked; as `all_to_all_v` returns. gaps: the output may have some.");
     m.def("all_gather_into_tensor", untyped(&gather<OpKind::all_gather_into_tensor>), "communicator"_a,
-          "output"_a.none(), "input"_a.none(), "async_op"_a.none(), "timeout"_a.none(), "The same under another name.");
+          "output"_a.none(), "input"_a.none(), "async_op"_a.none(), "timeout"_a.none(), "gaps"_a = false,
+          "The same under another name.");
     m.def(
         "exchange", untyped(&exchange), "communicator"_a, "op"_a, "input"_a.none(), "layout"_a.none(), "numel_out"_a,
         "row"_a, "transposed"_a = false,
         "By a layout, int64 of shape [4, W] in elements, into a new flat array of `numel_out` elements, or with -1 as "
         "many as needed; transposed, what was received is sent. None as for `all_to_all_v`.");
-    m.def("broadcast", &broadcast, "communicator"_a, "array"_a.none(), "root"_a.none(),
-          "In place. False, with nothing done, for arguments that the front end has to look at.");
-    m.def("barrier", &barrier, "communicator"_a, "True once all ranks have called it.");
     m.def("reduce", untyped(&reduce), "communicator"_a, "op"_a, "input"_a.none(), "output"_a.none(),
           "reduce_op"_a.none(), "timeout"_a = -1.0, "async_op"_a = false,
           "'all_reduce' or, in equal parts, 'reduce_scatter'; as `all_to_all_v` returns.");
-    m.def("quantized_all_reduce", untyped(&quantized_all_reduce), "communicator"_a, "input"_a.none(), "output"_a.none(),
-          "format"_a.none(), "group_size"_a.none(), "gather"_a.none(), "op"_a.none(), "overflow"_a.none(),
-          "With scales of its own, into the input's dtype; the output, or None as for `all_to_all_v`.");
+    m.def(
+        "quantized_all_reduce", untyped(&quantized_all_reduce), "communicator"_a, "input"_a.none(), "output"_a.none(),
+        "format"_a.none(), "group_size"_a.none(), "gather"_a.none(), "op"_a.none(), "overflow"_a.none(),
+        "states"_a.none() = nb::none(), "async_op"_a = false, "timeout"_a = -1.0, "tracked"_a = false,
+        "With scales of its own, into the input's dtype; as `all_to_all_v` returns. states: a dict of error feedback's "
+        "arrays, as they must be for this call. tracked: the caller records the gradient.");
 }
 
 }  // namespace alltoallv

@@ -27,37 +27,50 @@ const Framework* framework_of(nb::handle object) {
     return nullptr;
 }
 
-ArrayPair::ArrayPair(nb::handle source, nb::handle target) : has_output(!target.is_none()) {
+ArrayPair::ArrayPair(nb::handle source, nb::handle target, Use use) : has_output(!target.is_none()) {
     const Framework* const known = framework_of(source);
-    if (known == nullptr || (has_output && framework_of(target) != known) || !known->input(source, input)) return;
-    if (has_output && (!known->output(target, output) || output.dtype != input.dtype)) return;
+    if (known == nullptr || (has_output && framework_of(target) != known)) return;
+    if (!known->input(source, input, copy, use == Use::tracked)) {
+        wants_gradient = use == Use::asks && known->wants_gradient(source);
+        return;
+    }
+    if (has_output && !known->output(target, output)) {
+        gapped = use == Use::gaps && known->gaps(target, output);
+        if (!gapped) return;
+    }
+    if (has_output && output.dtype != input.dtype) return;
     framework = known;
 }
 
 void ArrayPair::keep_shapes() {
     for (ArrayView* const each : {&input, &output}) {
-        auto copy = std::make_unique<int64_t[]>(each->shape.size());
-        std::ranges::copy(each->shape, copy.get());
-        each->shape = {copy.get(), each->shape.size()};
-        each->kept = std::move(copy);
+        auto dims = std::make_unique<int64_t[]>(each->shape.size());
+        std::ranges::copy(each->shape, dims.get());
+        each->shape = {dims.get(), each->shape.size()};
+        each->kept = std::move(dims);
     }
 }
 
 bool ArrayPair::operator==(const ArrayPair& other) const {
-    const auto same = [](const ArrayView& a, const ArrayView& b) {
-        return a.dtype == b.dtype && a.address == b.address && std::ranges::equal(a.shape, b.shape);
+    const auto same = [](const ArrayView& a, const ArrayView& b, bool copied = false) {
+        return a.dtype == b.dtype && (copied || a.address == b.address) && std::ranges::equal(a.shape, b.shape);
     };
-    return framework == other.framework && has_output == other.has_output && same(input, other.input) &&
+    return framework == other.framework && has_output == other.has_output &&
+           same(input, other.input, copy.is_valid() && other.copy.is_valid()) &&
            (!has_output || same(output, other.output));
 }
 
 Target target_of(const ArrayPair& given, nb::handle like, nb::object output, const Request& request) {
-    if (given.has_output) return {std::move(output), given.output.address};
+    if (given.has_output && !given.gapped) return {std::move(output), given.output.address};
     const size_t bytes = static_cast<size_t>(element_count(request.shape)) * size_of(given.input.dtype);
     Block block = Arena::instance().allocate(bytes);
     if (request.has_gaps) std::memset(block.data(), 0, bytes);
     const auto address = reinterpret_cast<uintptr_t>(block.data());
     return {given.framework->make(like, request.shape, std::move(block)), address};
+}
+
+bool any_watched() {
+    return std::ranges::any_of(known, [](const Known& each) { return each.framework->watched(); });
 }
 
 void add_framework(nb::handle type, const Framework& framework) {

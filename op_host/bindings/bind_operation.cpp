@@ -8,6 +8,8 @@
 
 #include "all_to_all_v/all_to_all_v.h"
 #include "bindings/bindings.h"
+#include "bindings/guarded.h"
+#include "bindings/lock.h"
 #include "quant_all_reduce/quant_all_reduce.h"
 #include "runtime/base/error.h"
 #include "runtime/core/regions.h"
@@ -187,6 +189,28 @@ nb::class_<Made, Operation> bind_made(nb::module_& m, const char* name) {
             "param"_a, "device"_a = nb::none(), "communicator"_a = nb::none(), "connect"_a = nb::none());
 }
 
+nb::object call_set_up(AllToAllVOperation& self, nb::handle x, nb::object out, nb::handle timeout) {
+    const double limit = PyFloat_CheckExact(timeout.ptr()) ? PyFloat_AsDouble(timeout.ptr()) : -1.0;
+    if (!timeout.is_none() && !(limit > 0)) return nb::none();
+    const ArrayPair given(x, out);
+    if (!given) return nb::none();
+    const auto plan = self.plan_for(given.input.dtype, given.input.shape);
+    if (plan == nullptr || plan->communicator->backend() == "hccl") return nb::none();
+    Request result(OpKind::all_to_all_v, 0);
+    result.shape = plan->outputs[0].shape;
+    if (given.has_output &&
+        (!std::ranges::equal(given.output.shape, result.shape) || overlaps(given.output.bytes(), given.input.bytes())))
+        return nb::none();
+    Target target = target_of(given, x, std::move(out), result);
+    const size_t bytes = static_cast<size_t>(element_count(result.shape)) * size_of(given.input.dtype);
+    const ByteRange input = given.input.bytes(), output{target.address, bytes};
+    {
+        const LockReleased released(*plan->communicator, std::max(input.bytes, output.bytes));
+        self.execute({&input, 1}, {&output, 1}, limit);
+    }
+    return std::move(target.array);
+}
+
 void bind_operations(nb::module_& m) {
     nb::class_<TensorDesc>(m, "TensorDesc", "Shape, dtype and format of a tensor.")
         .def(
@@ -233,6 +257,8 @@ void bind_operations(nb::module_& m) {
             },
             "code"_a, "message"_a, ReleaseGil(), "Tells the peers that this rank fails its next call.");
     bind_made<AllToAllVOperation, Param>(m, "AllToAllVOperation")
+        .def("call", untyped(&call_set_up), "x"_a.none(), "out"_a.none(), "timeout"_a.none(),
+             "Runs on tensors for which it is set up, and returns the output; None, with nothing done, for others.")
         .def_prop_ro("param", [](const AllToAllVOperation& self) { return self.param(); });
     bind_made<QuantAllReduceOperation, QuantAllReduceParam>(m, "QuantAllReduceOperation");
 }

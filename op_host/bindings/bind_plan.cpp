@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "bindings/arrays.h"
 #include "bindings/bindings.h"
 #include "runtime/core/token_terms.h"
 
@@ -116,9 +117,15 @@ void bind_plan(nb::module_& m) {
             },
             "Once, after the work: the memory and the receive counts, in elements.")
         .def(
-            "shape",
-            [](const LearningWork& self) { return tuple_of(self.exchange->request().shape_for(self.learnt->counts)); },
-            nb::sig("def shape(self) -> tuple[int, ...]"), "Of the output, after the work.");
+            "shape", [](const LearningWork& self) { return tuple_of(self.shape()); },
+            nb::sig("def shape(self) -> tuple[int, ...]"), "Of the output, after the work.")
+        .def(
+            "output",
+            [](const LearningWork& self, nb::handle like) {
+                return nb::steal<nb::any>(
+                    framework_of(like)->make(like, self.shape(), std::move(self.learnt->block)).release());
+            },
+            "like"_a, "Once, after the work: the output, of the kind and the dtype of the input.");
 
     m.def(
         "token_terms",

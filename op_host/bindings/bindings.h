@@ -3,6 +3,7 @@
 
 // All files include the same casters: two casters for one type would be undefined behaviour.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/function.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
@@ -36,6 +37,7 @@ void bind_torch_tensors(nb::module_& m);
 void bind_mindspore_tensors(nb::module_& m);
 void bind_array_plan(nb::module_& m);
 void bind_array_calls(nb::module_& m);
+void bind_checked_call(nb::module_& m);
 void bind_request(nb::module_& m);
 void bind_plan(nb::module_& m);
 void bind_operation(nb::module_& m);
@@ -64,6 +66,12 @@ inline nb::tuple tuple_of(const std::vector<int64_t>& values) {
     nb::list list;
     for (const int64_t value : values) list.append(value);
     return nb::tuple(list);
+}
+
+/// The signature for Python's type checkers: the return type depends on the arguments.
+template <class... Args>
+auto untyped(nb::object (*function)(Args...)) {
+    return [function](Args... args) { return nb::steal<nb::any>(function(std::forward<Args>(args)...).release()); };
 }
 
 /// Converts an address, which crosses as an integer: this is the cheapest way from any framework's `data_ptr`.

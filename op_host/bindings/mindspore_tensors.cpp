@@ -16,6 +16,7 @@ class MindsporeTensors : public Framework {
     MindsporeTensors(nb::handle type, nb::handle executor, nb::dict dtypes, nb::object at_once, nb::object from_block)
         : data_ptr_(type.attr("_data_ptr")),
           is_contiguous_(type.attr("is_contiguous")),
+          contiguous_(type.attr("contiguous")),
           sync_(executor.attr("sync")),
           enable_grad_(executor.attr("enable_grad")),
           grad_flag_(executor.attr("grad_flag")),
@@ -45,10 +46,11 @@ class MindsporeTensors : public Framework {
 
     /// First waits for all computations that Python has requested: MindSpore may still have to write this tensor, or to
     /// read the memory of the output.
-    bool input(nb::handle array, ArrayView& seen) const override {
+    bool input(nb::handle array, ArrayView& seen, nb::object& copy, bool /*tracked*/) const override {
         if (!is_true(at_once_()) || wants_grad()) return false;
+        if (!is_true(is_contiguous_(array))) copy = contiguous_(array);
         sync_();
-        return view(array, seen);
+        return view(copy.is_valid() ? copy : array, seen);
     }
 
     bool output(nb::handle array, ArrayView& seen) const override { return !wants_grad() && view(array, seen); }
@@ -71,7 +73,7 @@ class MindsporeTensors : public Framework {
     };
 
     const nb::object dtype_ = interned("_dtype"), shape_ = interned("_shape");
-    nb::object data_ptr_, is_contiguous_, sync_, enable_grad_, grad_flag_, at_once_, from_block_;
+    nb::object data_ptr_, is_contiguous_, contiguous_, sync_, enable_grad_, grad_flag_, at_once_, from_block_;
     std::vector<Row> dtypes_;
 };
 

@@ -62,7 +62,7 @@ void bind_all(nb::module_& m) {
     nb::set_leak_warnings(false);
     for (const auto bind : {bind_errors, bind_memory, bind_numpy_arrays, bind_torch_tensors, bind_mindspore_tensors,
                             bind_communicator, bind_hccl, bind_hosts, bind_plan, bind_request, bind_array_plan,
-                            bind_array_calls, bind_operation, bind_kernels, bind_quant, bind_dtypes})
+                            bind_array_calls, bind_checked_call, bind_operation, bind_kernels, bind_quant, bind_dtypes})
         bind(m);
 }
 

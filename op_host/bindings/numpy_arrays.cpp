@@ -18,7 +18,13 @@ class NumpyArrays : public Framework {
   public:
     bool view(nb::handle array, ArrayView& seen) const override { return read(array, NPY_ARRAY_C_CONTIGUOUS, seen); }
 
-    bool input(nb::handle array, ArrayView& seen) const override { return read(array, NPY_ARRAY_C_CONTIGUOUS, seen); }
+    bool input(nb::handle array, ArrayView& seen, nb::object& copy, bool /*tracked*/) const override {
+        if (PyArray_CHKFLAGS(fields(array), NPY_ARRAY_C_CONTIGUOUS)) return view(array, seen);
+        if (!dtype_of(PyArray_DESCR(fields(array)))) return false;
+        copy = nb::steal(PyArray_NewCopy(fields(array), NPY_CORDER));
+        if (!copy.is_valid()) throw nb::python_error();
+        return view(copy, seen);
+    }
 
     bool output(nb::handle array, ArrayView& seen) const override {
         return read(array, NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_WRITEABLE, seen);

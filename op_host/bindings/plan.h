@@ -70,6 +70,9 @@ struct LearningWork {
     WorkPtr work;
     std::shared_ptr<const ReadyExchange> exchange;
     std::shared_ptr<Learnt> learnt;
+
+    /// Returns the shape of the output, after the work.
+    std::vector<int64_t> shape() const { return exchange->request().shape_for(learnt->counts); }
 };
 
 /// Makes the plan of a checked request for the elements of that dtype.

@@ -60,7 +60,10 @@ class TorchTensors : public Framework {
         : api_(api),
           is_neg_(type.attr("is_neg")),
           is_conj_(type.attr("is_conj")),
+          contiguous_(type.attr("contiguous")),
           storage_(type.attr("untyped_storage")),
+          detach_(nb::steal(PyUnicode_InternFromString("detach"))),
+          copy_(nb::steal(PyUnicode_InternFromString("copy_"))),
           data_ptr_(nb::steal(PyUnicode_InternFromString("data_ptr"))),
           nbytes_(nb::steal(PyUnicode_InternFromString("nbytes"))),
           requires_grad_(nb::steal(PyUnicode_InternFromString("requires_grad"))),
@@ -70,26 +73,41 @@ class TorchTensors : public Framework {
           watchers_(std::move(watchers)) {}
 
     bool view(nb::handle array, ArrayView& seen) const override {
-        DLTensor tensor;
-        if (!read(array, tensor) || tensor.device.device_type != kDLCPU) return false;
-        const std::optional<DType> dtype = dtype_of(tensor.dtype);
-        const Shape shape(tensor.shape, static_cast<size_t>(tensor.ndim));
-        const auto size = static_cast<size_t>(element_count(shape));
-        if (!dtype || (size != 0 && (tensor.data == nullptr || !is_contiguous(tensor, shape)))) return false;
-        if (ask(is_neg_, array) || (tensor.dtype.code == kDLComplex && ask(is_conj_, array))) return false;
-        seen = {*dtype, shape, size, reinterpret_cast<uintptr_t>(tensor.data) + tensor.byte_offset};
-        return size == 0 || has_memory(array, seen);
+        bool gaps = false;
+        return look(array, seen, gaps) && !gaps;
     }
 
-    bool input(nb::handle array, ArrayView& seen) const override {
-        for (const nb::handle watcher : watchers_)
-            if (ask(watcher)) return false;
-        if (PyLong_AsLong(nb::getattr(forward_, level_).ptr()) >= 0) return false;
-        if (is_true(PyObject_GetAttr(array.ptr(), requires_grad_.ptr())) && ask(records_)) return false;
-        return view(array, seen);
+    bool input(nb::handle array, ArrayView& seen, nb::object& copy, bool tracked) const override {
+        if (watched() || (!tracked && records(array))) return false;
+        bool gaps = false;
+        if (!look(array, seen, gaps)) return false;
+        if (!gaps) return true;
+        PyObject* const arguments[] = {array.ptr()};
+        copy = nb::steal(PyObject_Vectorcall(contiguous_.ptr(), arguments, 1, nullptr));
+        if (!copy.is_valid()) throw nb::python_error();
+        return view(copy, seen);
     }
 
     bool output(nb::handle array, ArrayView& seen) const override { return view(array, seen); }
+
+    bool watched() const override {
+        for (const nb::handle watcher : watchers_)
+            if (ask(watcher)) return true;
+        return PyLong_AsLong(nb::getattr(forward_, level_).ptr()) >= 0;
+    }
+
+    bool wants_gradient(nb::handle array) const override { return !watched() && records(array); }
+
+    bool gaps(nb::handle array, ArrayView& seen) const override {
+        bool found = false;
+        DLTensor tensor;
+        if (!look(array, seen, found) || !read(array, tensor)) return false;
+        for (int32_t i = 0; i < tensor.ndim; ++i)
+            if (tensor.shape[i] > 1 && tensor.strides[i] == 0) return false;  // elements share memory
+        return found;
+    }
+
+    void copy_to(nb::handle array, nb::handle values) const override { array.attr(detach_)().attr(copy_)(values); }
 
     nb::object make(nb::handle like, Shape shape, Block&& block) const override {
         DLTensor seen;
@@ -117,8 +135,29 @@ class TorchTensors : public Framework {
     }
 
   private:
-    /// False if the tensor's storage ends before its last element, as after resize_() of the storage.
-    bool has_memory(nb::handle array, const ArrayView& seen) const {
+    bool records(nb::handle array) const {
+        return is_true(PyObject_GetAttr(array.ptr(), requires_grad_.ptr())) && ask(records_);
+    }
+
+    /// Reads a tensor whose elements lie in host memory; `gaps`: they do not follow each other there.
+    bool look(nb::handle array, ArrayView& seen, bool& gaps) const {
+        DLTensor tensor;
+        if (!read(array, tensor) || tensor.device.device_type != kDLCPU) return false;
+        const std::optional<DType> dtype = dtype_of(tensor.dtype);
+        const Shape shape(tensor.shape, static_cast<size_t>(tensor.ndim));
+        const auto size = static_cast<size_t>(element_count(shape));
+        if (!dtype || (size != 0 && tensor.data == nullptr)) return false;
+        if (ask(is_neg_, array) || (tensor.dtype.code == kDLComplex && ask(is_conj_, array))) return false;
+        seen = {*dtype, shape, size, reinterpret_cast<uintptr_t>(tensor.data) + tensor.byte_offset};
+        gaps = size != 0 && !is_contiguous(tensor, shape);
+        size_t extent = gaps ? 1 : size;
+        for (size_t i = 0; gaps && i < shape.size(); ++i)
+            extent += static_cast<size_t>((shape[i] - 1) * tensor.strides[i]);
+        return size == 0 || has_memory(array, seen.address + extent * size_of(*dtype));
+    }
+
+    /// False if the tensor's storage ends before `end`, that of its last element, as after resize_() of the storage.
+    bool has_memory(nb::handle array, uintptr_t end) const {
         PyObject* const tensor[] = {array.ptr()};
         const nb::object storage = nb::steal(PyObject_Vectorcall(storage_.ptr(), tensor, 1, nullptr));
         if (!storage.is_valid()) throw nb::python_error();
@@ -128,7 +167,7 @@ class TorchTensors : public Framework {
             if (!number.is_valid()) throw nb::python_error();
             return static_cast<uintptr_t>(PyLong_AsUnsignedLongLong(number.ptr()));
         };
-        return asked(data_ptr_) + asked(nbytes_) >= seen.address + seen.bytes().bytes;
+        return asked(data_ptr_) + asked(nbytes_) >= end;
     }
 
     /// Returns false, among other cases, for a tensor without storage.
@@ -139,7 +178,8 @@ class TorchTensors : public Framework {
     }
 
     const DLPackExchangeAPI& api_;
-    nb::object is_neg_, is_conj_, storage_, data_ptr_, nbytes_, requires_grad_, records_, forward_, level_;
+    nb::object is_neg_, is_conj_, contiguous_, storage_, detach_, copy_, data_ptr_, nbytes_, requires_grad_, records_,
+        forward_, level_;
     nb::tuple watchers_;
 };
 

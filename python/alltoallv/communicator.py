@@ -21,7 +21,7 @@ BACKENDS = ("auto", "shm", "tcp", "hccl", "nccl")
 
 _MOST_THREADS = 4096  # as for ranks that are processes
 _thread_domains = itertools.count()
-_pending: set[Any] = set()  # of all communicators: several objects of this class may stand for one
+pending: set[Any] = set()  # handles of all communicators, of which several may stand for one
 _numbers = itertools.count()
 by_name: weakref.WeakValueDictionary[str, Communicator] = weakref.WeakValueDictionary()
 
@@ -248,10 +248,11 @@ class Communicator:
         text = str(error) if name in names else f"{name}: {error}"
         self.core.fail(operator, kind, code, _utf8(text))
 
-    def keep(self, pending: Any) -> None:
-        """Keeps what an asynchronous call needs until it is done, even when its handle is dropped."""
-        _release_completed()
-        _pending.add(pending)
+    def keep(self, handle: Any) -> None:
+        """Keeps what an asynchronous call needs until it is done, even when its `Handle` is dropped."""
+        if pending:
+            _release_completed()
+        pending.add(handle)
 
     def __enter__(self) -> Communicator:
         return self
@@ -270,18 +271,13 @@ def _utf8(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def release(pending: Any) -> None:
-    """Lets go of what `Communicator.keep` holds, once its call is known to be done."""
-    _pending.discard(pending)
-
-
 def _release_completed() -> None:
-    for pending in list(_pending):
-        if pending.is_completed():
-            _pending.discard(pending)
+    for handle in list(pending):
+        if handle.is_completed():
+            pending.discard(handle)
 
 
-_defaults: dict[str, Communicator] = {}
+defaults: dict[str, Communicator] = {}  # of domain "default", by backend
 
 
 def default(backend: str = "auto") -> Communicator:
@@ -290,14 +286,9 @@ def default(backend: str = "auto") -> Communicator:
     One that a loss, a timeout or an abort has ended stays, so that later calls raise instead of waiting for peers that
     may be gone; `Communicator.from_env` and ``destroy()`` make room for another.
     """
-    if backend not in _defaults:
-        _defaults[backend] = Communicator.from_env(backend=backend)
-    return _defaults[backend]
-
-
-def existing_default() -> Communicator | None:
-    """Returns the communicator of domain "default" if it has been made, else None."""
-    return _defaults.get("auto")
+    if backend not in defaults:
+        defaults[backend] = Communicator.from_env(backend=backend)
+    return defaults[backend]
 
 
 _of_hosts: list[Communicator] = []  # the last communicator of all ranks of a job on several hosts
@@ -309,9 +300,9 @@ def of_all_hosts() -> Communicator | None:
 
 
 def _forget_defaults(which: Callable[[Communicator], bool]) -> None:
-    for backend, made in list(_defaults.items()):
+    for backend, made in list(defaults.items()):
         if which(made):
-            _defaults.pop(backend, None)
+            defaults.pop(backend, None)
 
 
 atexit.register(_core.destroy_all)

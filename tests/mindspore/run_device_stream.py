@@ -12,8 +12,7 @@ import alltoallv.mindspore as am
 import alltoallv_emulator as emulator
 from alltoallv import Communicator, _core
 from alltoallv import numpy as av
-from alltoallv._calls import collectives, subgroups
-from alltoallv._calls.collectives import Ready
+from alltoallv._calls import subgroups
 from alltoallv.errors import InvalidParamError
 from alltoallv.launch import hccl
 from alltoallv.launch.options import make_options
@@ -106,23 +105,24 @@ print("in a graph, too", flush=True)
 # What mint.distributed's collectives launch, in a group of its own.
 host = subgroups.connect("group", "group", list(range(size)), 60)
 group = Communicator(hccl.over(host.core, make_options("group", 60)))
-piece, whole, shape = COUNT * 4, size * COUNT * 4, [size * COUNT]
+shape, all_counts = [size * COUNT], [COUNT] * size
 
 
-def total(places: Any) -> Ready:
-    return collectives.all_reduce(group, "float32", "sum", (places[1], whole), shape)
+def total(places: Any, at: int) -> None:
+    group.core.reduce("all_reduce", "float32", "sum", places[1], places[1], all_counts, -1, at, shape=shape)
 
 
-def gather(places: Any) -> Ready:
-    return collectives.all_gather(group, "float32", [(places[1], whole)], (places[0], piece))
+def gather(places: Any, at: int) -> None:
+    layout = _core.Request.all_gather(size, [COUNT]).layout
+    _core.Plan(group.core, "all_gather_into_tensor", "float32", *layout).run(*places, stream=at)
 
 
-def scatter(places: Any) -> Ready:
-    return collectives.reduce_scatter(group, "float32", "max", (places[1], piece), [(places[0], whole)], shape)
+def scatter(places: Any, at: int) -> None:
+    group.core.reduce("reduce_scatter", "float32", "max", *places, all_counts, -1, at, shape=shape)
 
 
 for call, rows, wanted in ((total, size, size * by_rank), (gather, size, by_rank), (scatter, 1, size)):
-    assert launch(lambda places, at, call=call: call(places).run(stream=at)) == ""
+    assert launch(lambda places, at, call=call: call(places[:2], at)) == ""
     assert (complete(target)[:rows] == wanted).all()
 print("collectives of a group", flush=True)
 group.destroy()

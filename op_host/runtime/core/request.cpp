@@ -9,7 +9,15 @@
 namespace alltoallv {
 namespace {
 
-void split(std::string_view name, std::string_view tensor, int64_t rows, std::span<int64_t> counts, bool none) {
+std::string joined(std::span<const int64_t> values) {
+    std::string text;
+    for (size_t i = 0; i < values.size(); ++i) text += (i == 0 ? "" : ", ") + std::to_string(values[i]);
+    return text;
+}
+
+}  // namespace
+
+void check_split(std::string_view name, std::string_view tensor, int64_t rows, std::span<int64_t> counts, bool none) {
     const auto size = static_cast<int64_t>(counts.size());
     if (none) {
         if (rows % size != 0)
@@ -38,14 +46,6 @@ void to_elements(std::span<int64_t> values, int64_t row) {
             throw invalid_param("counts or displacements are " + list_text(given) + " rows of " + std::to_string(row) +
                                 " elements, expected at most what 64 bits hold");
 }
-
-std::string joined(std::span<const int64_t> values) {
-    std::string text;
-    for (size_t i = 0; i < values.size(); ++i) text += (i == 0 ? "" : ", ") + std::to_string(values[i]);
-    return text;
-}
-
-}  // namespace
 
 Exchange Request::exchange(DType dtype, const void* input, void* output) const {
     Exchange made;
@@ -129,8 +129,8 @@ void check_splits(Request& request, Shape output, Shape input, bool no_output_sp
                              names.output + " has rows of shape " +
                                  tuple_text(output.subspan(std::min<size_t>(1, output.size()))) + ", expected " +
                                  tuple_text(input.subspan(1)) + " as the input");
-    split(names.input_sizes, names.input, input[0], request.send_counts(), no_input_splits);
-    split(names.output_sizes, names.output, output[0], request.recv_counts(), no_output_splits);
+    check_split(names.input_sizes, names.input, input[0], request.send_counts(), no_input_splits);
+    check_split(names.output_sizes, names.output, output[0], request.recv_counts(), no_output_splits);
     if (request.row == 0) request = Request(request.op, request.size());
     request.settle_sends(true);
     request.settle_receives(true);

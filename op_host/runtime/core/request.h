@@ -76,6 +76,12 @@ Request gather_request(OpKind op, int size, int64_t numel);
 /// Throws invalid_tensor unless the `numel` elements of output `name` are those of all ranks' inputs of that shape.
 void check_gathered(std::string_view name, int64_t numel, Shape input, int size);
 
+/// Checks that the `rows` of a tensor's dimension 0 are divided into these counts; sets equal ones if there are `none`.
+void check_split(std::string_view name, std::string_view tensor, int64_t rows, std::span<int64_t> counts, bool none);
+
+/// Converts rows of `row` elements to elements. Throws invalid_param beyond 64 bits.
+void to_elements(std::span<int64_t> values, int64_t row);
+
 /// The front end's names for the arguments of an all_to_all_single.
 struct SplitNames {
     std::string output = "output", input = "input", output_sizes = "output_split_sizes",

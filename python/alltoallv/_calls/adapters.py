@@ -25,7 +25,7 @@ _HOMES = {
     "mindspore": "alltoallv.mindspore.adapter",
     "paddle": "alltoallv.paddle.tensors",
 }
-_found: dict[type, Adapter[Any]] = {}
+known: dict[type, Adapter[Any]] = {}  # by class of tensors
 
 
 class Adapter(ABC, Generic[A]):
@@ -37,6 +37,7 @@ class Adapter(ABC, Generic[A]):
     handle: ClassVar[type[Handle]]  # the handle of a call under way
     done: ClassVar[type[Any]]  # the handle of a call that has ended or that the framework orders; made from its output
 
+    direct: ClassVar[bool] = False  # whether the core reads this framework's tensors in place at any time
     tracks_writes: ClassVar[bool] = False
 
     @abstractmethod
@@ -174,7 +175,7 @@ class Adapter(ABC, Generic[A]):
 def find(name: str, x: object) -> Adapter[Any]:
     """Returns the adapter of the framework that ``x`` belongs to; raises InvalidTensorError if that is none."""
     kind = type(x)
-    if kind not in _found:
+    if kind not in known:
         roots = (base.__module__.partition(".")[0] for base in kind.__mro__)
         home = next((_HOMES[root] for root in roots if root in _HOMES), None)
         adapter = None if home is None else import_module(home).ADAPTER
@@ -182,5 +183,5 @@ def find(name: str, x: object) -> Adapter[Any]:
             raise InvalidTensorError(
                 f"{name} is a {kind.__name__}, expected a NumPy array or a tensor of torch, MindSpore or Paddle", 5
             )
-        _found[kind] = adapter
-    return _found[kind]
+        known[kind] = adapter
+    return known[kind]

@@ -129,7 +129,7 @@ class Exchanges(FrontEnd[A, G, H]):
         self.adapter.dtype(x)  # raises for one that the core does not know
         return x  # type: ignore[no-any-return]
 
-    def started(self, comm: Communicator, made: tuple[A | None, Any], input: Any) -> tuple[A | None, H]:
+    def started(self, comm: Communicator, made: tuple[A | None, Any, Any], input: Any) -> tuple[A | None, H]:
         """Returns the output of an asynchronous call that the core has started, with the front end's handle."""
         raise NotImplementedError
 

@@ -9,8 +9,6 @@ from typing import Any, ClassVar, Generic, TypeVar, cast
 from alltoallv import _core
 from alltoallv._calls import messages
 from alltoallv._calls.adapters import A, Adapter
-from alltoallv._calls.collectives import check_rank
-from alltoallv._calls.declared import Made
 from alltoallv._calls.guard import guard
 from alltoallv._calls.handle import Handle
 from alltoallv._calls.objects import Run
@@ -42,9 +40,7 @@ class FrontEnd(ABC, Generic[A, G, H]):
 
     def checked_rank(self, comm: Communicator, group: G, name: str, rank: Any) -> Any:
         """Returns `rank_in`; raises if there is no such rank."""
-        number = self.rank_in(group, rank, name)
-        check_rank(name, number, comm.size)
-        return number
+        return _core.checked_rank(name, self.rank_in(group, rank, name), comm.size)
 
     def reduction(self, op: Any) -> str:
         """Returns the core's name of a reduction."""
@@ -60,59 +56,55 @@ class FrontEnd(ABC, Generic[A, G, H]):
 
     def call(
         self,
-        declared: Callable[..., Made],
+        operator: str,
         group: G,
         async_op: bool,
-        *arguments: Any,
+        outputs: Any = None,
+        inputs: Any = None,
+        names: tuple[str, str, str] = ("tensor", "tensor", ""),
+        *,
         root: tuple[str, Any] | None = None,
         timeout: float | None = None,
         gradient: Any = None,
-        **more: Any,
+        **terms: Any,
     ) -> H | None:
-        """Runs a collective of `alltoallv._calls.declared`, or one that ends in it, or submits it for the handle.
+        """Runs a collective on tensors, or lists of them, or submits it for the handle.
 
         Args:
-            arguments, more: The collective's own arguments; ``op`` is the framework's name or object.
+            names: Of the arguments that give the outputs, the inputs and the counts.
             root: The name and the value of the argument that gives the root.
             gradient: Passed to `prepare`.
+            terms: As `_core.CheckedCall` takes them; ``reduce_op`` is the framework's name or object.
         """
         comm = self.enter(group)
         if comm is None:
             return None
-        operator = declared.__name__
-        if operator[0] == "_":
-            operator = operator[1:].removesuffix("_uneven")
         with guard(comm, operator, self.local):
             self.check_async(async_op)
             limit = _core.read_timeout(timeout)
             if root is not None:
-                more["root"] = self.checked_rank(comm, group, *root)
-            if "op" in more:
-                more["op"] = self.reduction(more["op"])
-            made = self.prepare(declared, comm, arguments, more, gradient)
-        return self.start(comm, made, async_op, limit)
+                terms["root"] = self.checked_rank(comm, group, *root)
+            if "reduce_op" in terms:
+                terms["reduce_op"] = self.reduction(terms["reduce_op"])
+            call = self.prepare(comm, operator, outputs, inputs, {"names": names, **terms}, gradient)
+        return self.start(comm, call, async_op, limit)
 
     def prepare(
-        self,
-        declared: Callable[..., Made],
-        comm: Communicator,
-        arguments: tuple[Any, ...],
-        more: dict[str, Any],
-        gradient: Any,
+        self, comm: Communicator, operator: str, outputs: Any, inputs: Any, terms: dict[str, Any], gradient: Any
     ) -> Any:
         """Checks the arguments; returns what `start` takes. ``gradient`` says how outputs get one, if they can."""
-        made = declared(self.adapter, comm, *arguments, **more)
+        call = _core.CheckedCall(self.adapter, comm.core, operator, outputs, inputs, **terms)
         if self.adapter.tracks_writes:
-            for output in made.outputs:
+            for output in call.outputs:
                 self.adapter.writes(output)
-        return made
+        return call
 
-    def start(self, comm: Communicator, made: Any, async_op: bool, timeout: float) -> H | None:
+    def start(self, comm: Communicator, call: Any, async_op: bool, timeout: float) -> H | None:
         """Runs the call, or submits it and returns the handle."""
         if not async_op:
-            made.call.run(timeout)
-            return self.ended(made.result)
-        return cast("H", self.adapter.handle(comm, made.call.submit(timeout), (made,), lambda: made.result))
+            call.run(timeout)
+            return self.ended(call.result)
+        return cast("H", self.adapter.handle(comm, call.submit(timeout), (call,), lambda: call.result))
 
     def objects(
         self,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from alltoallv._calls.protocol import Member, Pending
-from alltoallv.communicator import release
+from alltoallv.communicator import pending as _pending
 from alltoallv.errors import AllToAllVError, CommTimeoutError
 
 
@@ -21,21 +21,6 @@ class Handle:
         self._result: Any = None
         communicator.keep(self)
 
-    def _wait(self, timeout: float | None = None) -> Any:
-        """Does what `wait` does, and returns the output. None: as long as the communicator's own timeout allows."""
-        try:
-            with self._waiting():
-                done = self._core.wait(-1.0 if timeout is None else max(0.0, timeout))
-        except AllToAllVError:
-            self._let_go()
-            raise
-        if not done:
-            raise CommTimeoutError(f"the operator was not done after {timeout} s; it is still under way")
-        if self._finish is not None:
-            self._result = self._finish()
-            self._let_go()
-        return self._result
-
     def wait(self, timeout: float | None = None) -> bool:
         """Blocks until the operator is done, at most ``timeout`` seconds; returns True.
 
@@ -43,21 +28,44 @@ class Handle:
             CommTimeoutError: not done in time; it is still under way and may be waited for again.
             AllToAllVError: whatever the operator raised.
         """
-        self._wait(timeout)
+        if timeout is not None and not isinstance(timeout, int | float):
+            timeout = self._seconds(timeout)
+        limit = -1.0 if timeout is None else max(0.0, timeout)
+        try:
+            if self._seen():
+                with self._waiting():
+                    done = self._core.wait(limit)
+            else:
+                done = self._core.wait(limit)
+        except AllToAllVError:
+            self._let_go()
+            raise
+        if not done:
+            raise CommTimeoutError(f"the operator was not done after {timeout} s; it is still under way")
+        if self._finish is not None:
+            self._result = self._finish()
+            self._keep, self._finish = (), None
+            _pending.discard(self)
         return True
+
+    _seen: ClassVar[Any] = staticmethod(bool)  # whether somebody sees waits as `_waiting` shows them
+
+    def _waiting(self) -> contextlib.AbstractContextManager[Any]:
+        """Returns a context that surrounds a wait."""
+        return contextlib.nullcontext()
+
+    def _seconds(self, timeout: Any) -> float | None:
+        """Converts a timeout that is no number, if the framework has one."""
+        raise TypeError(f"timeout is {timeout!r}, expected seconds or None")
 
     def result(self) -> Any:
         """Waits for the operator, without a time limit of its own, and returns the output."""
         self.wait()
         return self._result
 
-    def _waiting(self) -> contextlib.AbstractContextManager[Any]:
-        """Returns a context that surrounds every wait."""
-        return contextlib.nullcontext()
-
     def _let_go(self) -> None:
         self._keep, self._finish = (), None
-        release(self)
+        _pending.discard(self)
 
     def is_completed(self) -> bool:
         """Returns True once the operator has succeeded or failed."""
@@ -80,7 +88,12 @@ class Ended:
     def __init__(self, output: Any) -> None:
         self._result = output
 
-    def _wait(self, timeout: float | None = None) -> Any:
+    def wait(self, timeout: Any = None) -> bool:
+        """Returns True."""
+        return True
+
+    def result(self) -> Any:
+        """Returns the output."""
         return self._result
 
     def is_completed(self) -> bool:

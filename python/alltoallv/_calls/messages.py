@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from alltoallv import _core
 from alltoallv._calls.adapters import A, Adapter
-from alltoallv._calls.collectives import check_rank, count_of
+from alltoallv._calls.collectives import count_of
 from alltoallv._calls.counts import integer
 from alltoallv._calls.regions import Region
 from alltoallv.communicator import Communicator
@@ -55,7 +55,7 @@ def post(
     """
     name = "dst" if operator == "send" else "src"
     if operator == "send" or peer is not None:
-        check_rank(name, peer, comm.size)
+        _core.checked_rank(name, peer, comm.size)
     peer = ANY_RANK if peer is None else peer
     if waits and peer == comm.rank:
         raise InvalidParamError(f"{name} is {peer}, this rank itself, for whom a call that waits would wait for ever")

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from alltoallv import _core
-from alltoallv.errors import InvalidParamError
 
 OPS = ("sum", "avg", "min", "max", "prod", "band", "bor", "bxor")
 FLOATS = frozenset(name for name, dtype in _core.dtypes.items() if dtype.arithmetic == "floating")
@@ -19,17 +18,7 @@ def check_reduction(op: object, dtype: str, shown: object = None) -> None:
 
     It is called under the guard: if the core alone refused it, the peers would wait. ``shown``: the user's dtype.
     """
-    if op not in OPS:
-        raise InvalidParamError(f"op is {op!r}, expected {', '.join(OPS[:-1])} or {OPS[-1]}")
-    if op in ("band", "bor", "bxor"):
-        defined, known = dtype in OTHERS, "bool or an integer"
-    elif op == "avg":
-        defined, known = dtype in FLOATS | COMPLEX, "float16, bfloat16, float32, float64, complex64 or complex128"
-    else:
-        defined = dtype in FLOATS | OTHERS or (op == "sum" and dtype in COMPLEX)
-        known = "float16, bfloat16, float32 or float64, bool or an integer"
-    if not defined:
-        raise InvalidParamError(f"op '{op}' is not defined for dtype {shown or dtype}, expected {known}")
+    _core.check_reduction(op, dtype, shown)
 
 
 class ReductionPlan:

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any, overload
 
 from alltoallv import _core
+from alltoallv._calls import adapters
 from alltoallv._calls.adapters import Adapter
 from alltoallv._calls.counts import integer
 from alltoallv._calls.protocol import Member
@@ -104,9 +105,11 @@ class AllToAllVOperation(Operation):
             PeerLostError, CommTimeoutError: a rank died, left, or did not arrive.
             HcclError: on NPU, a call into HCCL failed.
         """
+        adapter = adapters.known.get(type(x)) or self._adapter(x)
+        y: A | None = adapter.call(self._core.call, x, out, timeout)
+        if y is not None:
+            return y
         adapter = self._adapter(x)
-        if self._capacity is not None or send_counts is not None:
-            return self._exchange_counted(adapter, x, (send_counts, sdispls, recv_counts), out, timeout)
         y: Any = adapter.differentiated(self, x, out, None, timeout)
         return adapter.call(self._exchange, adapter, x, out, timeout) if y is None else y
 

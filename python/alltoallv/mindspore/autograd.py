@@ -12,7 +12,6 @@ import numpy as np
 from mindspore import Tensor, ops
 from mindspore.common._grad_function import _Function
 
-from alltoallv._calls import declared
 from alltoallv._calls.guard import guard
 from alltoallv._calls.linear import Map, all_reduction
 from alltoallv._calls.regions import as_bytes
@@ -60,7 +59,7 @@ class Broadcast(_Function):
         ctx.comm, ctx.root = comm, root
         with guard(comm, "broadcast"):
             out = input.copy()
-            call = Call(declared.broadcast, comm, (out, root), {})
+            call = Call(comm, "broadcast", out, root=root)
         call.start()
         return out
 
@@ -82,7 +81,7 @@ class ListExchange(_Function):
         with guard(comm, "all_to_all"):
             fresh = ops.zeros if in_queue() else empty
             outputs = [fresh(shape, inputs[0].dtype) for shape in shapes]
-            call = Call(declared.all_to_all, comm, (outputs, inputs), {})
+            call = Call(comm, "all_to_all", outputs, inputs, names=("outputs", "inputs", ""))
         call.start()
         return tuple(outputs)
 

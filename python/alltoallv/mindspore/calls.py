@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from mindspore import Tensor
 
-from alltoallv._calls.declared import Made
+from alltoallv import _core
 from alltoallv.communicator import Communicator
 from alltoallv.mindspore import device_op
 from alltoallv.mindspore.adapter import SETTLED, Tensors
@@ -16,37 +15,35 @@ from alltoallv.mindspore.work import CommHandle, Done
 
 
 class Call:
-    """A collective of `alltoallv._calls.declared`, checked with its own arguments.
+    """A collective that has passed the core's checks.
 
-    In MindSpore's queue, addresses of tensors are known only later. So the call is declared twice: for its checks with
-    substitute addresses that do not overlap, and with the real ones when the queue reaches the call.
+    In MindSpore's queue, addresses of tensors are known only later. So the call is checked twice: with substitute
+    addresses that do not overlap, and with the real ones when the queue reaches the call.
     """
 
-    def __init__(
-        self, declared: Callable[..., Made], comm: Communicator, arguments: tuple[Any, ...], more: dict[str, Any]
-    ) -> None:
+    def __init__(self, comm: Communicator, operator: str, outputs: Any, inputs: Any = None, **terms: Any) -> None:
         self._comm, self._queued = comm, in_queue()
         if self._queued:
             copies: dict[int, tuple[Tensor, Tensor]] = {}
 
-            def declare(place: Place) -> Made:
-                return declared(Tensors(place, copies), comm, *arguments, **more)
+            def check(place: Place) -> _core.CheckedCall:
+                return _core.CheckedCall(Tensors(place, copies), comm.core, operator, outputs, inputs, **terms)
 
-            self._declare, self.made = declare, declare(_apart())
+            self._check, self.made = check, check(_apart())
         else:
             settle()
-            self.made = declared(SETTLED, comm, *arguments, **more)
+            self.made = _core.CheckedCall(SETTLED, comm.core, operator, outputs, inputs, **terms)
 
     def start(self, async_op: bool = False, timeout: float = -1.0) -> CommHandle | None:
         """Runs the call, or submits it."""
         made = self.made
         if self._queued:
             tensors = made.outputs or made.inputs, made.inputs
-            device_op.enqueue(lambda place, stream: self._declare(place).call.run(stream=stream), *tensors)
+            device_op.enqueue(lambda place, stream: self._check(place).run(stream=stream), *tensors)
             return Done(made.result) if async_op else None
         if async_op:
-            return CommHandle(self._comm, made.call.submit(timeout), (made,), lambda: made.result)
-        made.call.run(timeout)
+            return CommHandle(self._comm, made.submit(timeout), (made,), lambda: made.result)
+        made.run(timeout)
         return None
 
 

@@ -15,15 +15,15 @@ from typing import Any
 from mindspore import Tensor, ops
 
 from alltoallv import _core
-from alltoallv._calls import collectives, declared, signature
-from alltoallv._calls.counts import Counts, scaled, shares
-from alltoallv._calls.declared import Made
+from alltoallv._calls import signature
+from alltoallv._calls.counts import Counts
 from alltoallv._calls.guard import guard
 from alltoallv._calls.linear import Reduction, gathering
+from alltoallv._core import CheckedCall
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError
 from alltoallv.mindspore import group as groups
-from alltoallv.mindspore.adapter import LATE, Tensors, refuse_timeout
+from alltoallv.mindspore.adapter import LATE, refuse_timeout
 from alltoallv.mindspore.autograd import Broadcast, ListExchange, apply, refuse_gradient, summed
 from alltoallv.mindspore.front_end import Gradient, check_async, enter, front_end
 from alltoallv.mindspore.group import Group, on_host
@@ -36,6 +36,7 @@ _ending = signature.ending(
     async_op="Return at once; the outputs are complete after the handle's ``wait()``, which raises the errors.",
 )
 
+_NAMES = "tensor_list", "tensor", ""
 Values = Callable[[], Sequence[Tensor]]  # returns the values of the outputs, for their gradient
 
 
@@ -54,7 +55,7 @@ def all_to_all(
     directly between the given tensors, without packing.
     """
 
-    def gradient(comm: Communicator, made: Made) -> Values:
+    def gradient(comm: Communicator, made: CheckedCall) -> Values:
         shapes = [tuple(out.shape) for out in made.outputs]
         return lambda: ListExchange.apply(comm, shapes, *made.inputs)
 
@@ -62,7 +63,8 @@ def all_to_all(
     if in_queue():
         with guard(comm, "all_to_all"):
             refuse_timeout(timeout)
-    return front_end.call(declared.all_to_all, comm, async_op, *tensors, timeout=timeout, gradient=gradient)
+    names = "output_tensor_list", "input_tensor_list", ""
+    return front_end.call("all_to_all", comm, async_op, *tensors, names, timeout=timeout, gradient=gradient)
 
 
 @_ending
@@ -79,12 +81,12 @@ def all_reduce(tensor: Tensor, op: str = "sum", group: Group = None, async_op: b
     if async_op is False and isinstance(tensor, Tensor) and _core.reduce(*given) is not None:
         return None
 
-    def gradient(comm: Communicator, made: Made) -> Values:
+    def gradient(comm: Communicator, made: CheckedCall) -> Values:
         if op not in ("sum", "avg"):
             raise InvalidParamError(f"op is {op!r}, expected 'sum' or 'avg' for a tensor with a gradient")
         return lambda: [summed(tensor, comm, op)]
 
-    return front_end.call(declared.all_reduce, comm, async_op, tensor, op=op, gradient=gradient)
+    return front_end.call("all_reduce", comm, async_op, tensor, reduce_op=op, gradient=gradient)
 
 
 @_ending
@@ -96,12 +98,13 @@ def reduce_scatter(
     ``input_list`` has one tensor per rank, of any sizes, but the same on all ranks. ``op`` as in `all_reduce`.
     """
     comm, counts = enter(group), None
+    given: Any = input_list
     if in_queue() and isinstance(input_list, list | tuple) and all(isinstance(x, Tensor) for x in input_list):
         with guard(comm, "reduce_scatter"):
             counts = [x.size for x in input_list]  # addresses are not known yet: count as for one tensor
-            input_list = ops.concat([x.reshape(-1) for x in input_list])
-    about: dict[str, Any] = {"op": op, "counts": counts, "gradient": _scattered_sum(op)}
-    return front_end.call(declared.reduce_scatter, comm, async_op, output, input_list, **about)
+            given = ops.concat([x.reshape(-1) for x in input_list])
+    terms: dict[str, Any] = {"reduce_op": op, "counts": counts, "gradient": _scattered_sum(op)}
+    return front_end.call("reduce_scatter", comm, async_op, output, given, ("output", "input_list", ""), **terms)
 
 
 @_ending
@@ -112,8 +115,8 @@ def reduce_scatter_tensor(
 
     ``input`` has W times the elements of ``output``. ``op`` as in `all_reduce`.
     """
-    gradient = _scattered_sum(op)
-    return front_end.call(declared.reduce_scatter, group, async_op, output, input, op=op, gradient=gradient)
+    terms: dict[str, Any] = {"reduce_op": op, "gradient": _scattered_sum(op)}
+    return front_end.call("reduce_scatter", group, async_op, output, input, ("output", "input_list", ""), **terms)
 
 
 @_ending
@@ -129,32 +132,27 @@ def reduce_scatter_tensor_uneven(
 
     The split sizes are the same on all ranks, and default to equal parts. ``op`` as in `all_reduce`.
     """
-    about: dict[str, Any] = {"op": op, "sizes": input_split_sizes, "gradient": _scattered_sum(op)}
-    return front_end.call(_reduce_scatter, group, async_op, output, input, **about)
+    terms: dict[str, Any] = {"reduce_op": op, "counts": _sizes(input_split_sizes), "gradient": _scattered_sum(op)}
+    names = "output", "input", "input_split_sizes"
+    return front_end.call("reduce_scatter", group, async_op, output, input, names, **terms)
 
 
-def _reduce_scatter(tensors: Tensors, comm: Communicator, output: Tensor, input: Tensor, op: str, sizes: Any) -> Made:
-    counts = _elements("input_split_sizes", tensors, input, "input", sizes, comm.size)
-    return declared.reduce_scatter(tensors, comm, output, input, op, counts)
-
-
-def _elements(name: str, tensors: Tensors, tensor: Tensor, of: str, sizes: Counts | None, size: int) -> list[int]:
-    """Returns the elements of every rank's rows in one tensor; empty sizes mean equal ones, as in MindSpore."""
-    tensors.check(of, tensor)
-    given = None if sizes is None or len(sizes) == 0 else sizes
-    return scaled(shares(name, given, of, tensor.shape[0], size), _core.row_size(tensor.shape))
+def _sizes(sizes: Counts | None) -> Counts:
+    """Returns split sizes; no entries mean equal sizes."""
+    return () if sizes is None else sizes
 
 
 def _scattered_sum(op: str) -> Gradient:
-    def gradient(comm: Communicator, made: Made) -> Values:
-        parts = made.inputs
+    def gradient(comm: Communicator, made: CheckedCall) -> Values:
+        parts: list[Any] = made.inputs
         if op != "sum" or len({x.size for x in parts}) > 1:
             raise InvalidParamError(f"op is {op!r}, expected 'sum' of equal parts for tensors with a gradient")
-        counts = made.counts or [made.result.size] * comm.size
+        result: Any = made.result
+        counts = made.counts or [result.size] * comm.size
 
         def values() -> Sequence[Tensor]:
             x = parts[0] if len(parts) == 1 else ops.concat([part.reshape(-1) for part in parts])
-            shapes = tuple(x.shape), tuple(made.result.shape)
+            shapes = tuple(x.shape), tuple(result.shape)
             return [apply(x, Reduction(LATE, comm, "reduce_scatter", *shapes, "sum", counts))]
 
         return values
@@ -167,11 +165,7 @@ def all_gather(
     tensor_list: Sequence[Tensor], tensor: Tensor, group: Group = None, async_op: bool = False
 ) -> CommHandle | None:
     """Copies the ``tensor`` of rank j into ``tensor_list[j]`` of every rank; both have the same size."""
-    return front_end.call(_all_gather, group, async_op, tensor_list, tensor, gradient=_gathered)
-
-
-def _all_gather(tensors: Tensors, comm: Communicator, given: Any, tensor: Tensor) -> Made:
-    return declared.all_gather(tensors, comm, tensors.listed("tensor_list", given), tensor)
+    return front_end.call("all_gather", group, async_op, tensor_list, tensor, _NAMES, whole=False, gradient=_gathered)
 
 
 @_ending
@@ -186,19 +180,15 @@ def all_gather_into_tensor_uneven(
 
     Rank j's input has ``output_split_sizes[j]`` rows; the sizes are the same on all ranks and default to equal ones.
     """
-    sizes = output_split_sizes
-    return front_end.call(_all_gather_uneven, group, async_op, output, input, sizes=sizes, gradient=_gathered)
+    names = "output", "input", "output_split_sizes"
+    terms: dict[str, Any] = {"counts": _sizes(output_split_sizes), "gradient": _gathered}
+    return front_end.call("all_gather", group, async_op, output, input, names, whole=True, **terms)
 
 
-def _all_gather_uneven(tensors: Tensors, comm: Communicator, output: Tensor, input: Tensor, sizes: Any) -> Made:
-    counts = _elements("output_split_sizes", tensors, output, "output", sizes, comm.size)
-    return declared.all_gather(tensors, comm, output, input, counts, ("output", "input"))
-
-
-def _gathered(comm: Communicator, made: Made) -> Values:
+def _gathered(comm: Communicator, made: CheckedCall) -> Values:
     (x,) = made.inputs
     counts = made.counts or [out.size for out in made.outputs]
-    if made.counts is None and len(set(counts)) > 1:
+    if not made.counts and len(set(counts)) > 1:
         raise InvalidParamError("tensor_list has tensors of different sizes, expected one size for a gradient")
 
     def values() -> Sequence[Tensor]:
@@ -216,10 +206,10 @@ def broadcast(tensor: Tensor, src: int, group: Group = None, async_op: bool = Fa
     ranks' gradients and goes to ``src``.
     """
 
-    def gradient(comm: Communicator, made: Made) -> Values:
+    def gradient(comm: Communicator, made: CheckedCall) -> Values:
         return lambda: [Broadcast.apply(tensor, comm, groups.rank_in(group, src, "src"))]
 
-    return front_end.call(declared.broadcast, group, async_op, tensor, root=("src", src), gradient=gradient)
+    return front_end.call("broadcast", group, async_op, tensor, root=("src", src), gradient=gradient)
 
 
 @_ending
@@ -229,7 +219,7 @@ def reduce(tensor: Tensor, dst: int, op: str = "sum", group: Group = None, async
     ``op`` and the result's bits are as in `all_reduce`.
     """
     if not in_queue():
-        return front_end.call(declared.reduce, group, async_op, tensor, op=op, root=("dst", dst))
+        return front_end.call("reduce", group, async_op, tensor, reduce_op=op, root=("dst", dst))
     # HCCL reduces on all ranks, here into a copy: our transport over it has no reduction to one rank.
     comm = enter(group)
     with guard(comm, "all_reduce", TypeError):
@@ -251,7 +241,9 @@ def gather(
 
     Other ranks ignore ``gather_list``.
     """
-    return front_end.call(declared.gather, group, async_op, tensor, gather_list, root=("dst", dst))
+    return front_end.call(
+        "gather", group, async_op, gather_list, tensor, ("gather_list", "tensor", ""), root=("dst", dst)
+    )
 
 
 @_ending
@@ -262,7 +254,9 @@ def scatter(
 
     Other ranks ignore ``scatter_list``.
     """
-    return front_end.call(declared.scatter, group, async_op, tensor, scatter_list, root=("src", src))
+    return front_end.call(
+        "scatter", group, async_op, tensor, scatter_list, ("tensor", "scatter_list", ""), root=("src", src)
+    )
 
 
 @_ending
@@ -277,7 +271,7 @@ def barrier(group: Group = None, async_op: bool = False, device_ids: Any = None)
         comm = on_host(comm)
     with guard(comm, "barrier", TypeError):
         check_async(async_op)
-        ready = collectives.barrier(comm)
+        ready = _core.CheckedCall(LATE, comm.core, "barrier")
     if async_op:
         return CommHandle(comm, ready.submit(), (ready,), lambda: None)
     ready.run()

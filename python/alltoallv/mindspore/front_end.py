@@ -10,7 +10,7 @@ import numpy.typing as npt
 from mindspore import Tensor, ops
 from mindspore.graph import jit_trace
 
-from alltoallv._calls.declared import Made
+from alltoallv import _core
 from alltoallv._calls.expert_rows import ExpertRows, Order
 from alltoallv.communicator import Communicator
 from alltoallv.mindspore import group as groups
@@ -21,7 +21,8 @@ from alltoallv.mindspore.group import Group, on_host
 from alltoallv.mindspore.tensors import in_queue, tracks
 from alltoallv.mindspore.work import CommHandle, Done
 
-Gradient = Callable[[Communicator, Made], Callable[[], Sequence[Tensor]]]  # makes a function for the outputs' values
+# Makes a function for the outputs' values.
+Gradient = Callable[[Communicator, _core.CheckedCall], Callable[[], Sequence[Tensor]]]
 
 
 def enter(group: Group) -> Communicator:
@@ -56,26 +57,27 @@ class _FrontEnd(ExpertRows[Tensor, Group, CommHandle]):
 
     def prepare(
         self,
-        declared: Callable[..., Made],
         comm: Communicator,
-        arguments: tuple[Any, ...],
-        more: dict[str, Any],
+        operator: str,
+        outputs: Any,
+        inputs: Any,
+        terms: dict[str, Any],
         gradient: Gradient | None,
     ) -> tuple[Call, Callable[[], Sequence[Tensor]] | None]:
-        call = Call(declared, comm, arguments, more)
-        made = call.made
+        call = Call(comm, operator, outputs, inputs, **terms)
+        tensors = *call.made.outputs, *call.made.inputs
         if gradient is None:
-            refuse_gradient(declared.__name__, *made.outputs, *made.inputs)
+            refuse_gradient(operator, *tensors)
             return call, None
-        if not tracks(*made.outputs, *made.inputs, *arguments):
+        if not tracks(*tensors):
             return call, None
-        return call, gradient(comm, made)
+        return call, gradient(comm, call.made)
 
-    def start(self, comm: Communicator, made: Any, async_op: bool, timeout: float) -> CommHandle | None:
-        call, values = made
+    def start(self, comm: Communicator, call: Any, async_op: bool, timeout: float) -> CommHandle | None:
+        checked, values = call
         if values is None:
-            return call.start(async_op, timeout)
-        given = call.made  # gradients must reach the outputs, so the values are needed now; the handle is done
+            return checked.start(async_op, timeout)  # type: ignore[no-any-return]
+        given = checked.made  # gradients must reach the outputs, so the values are needed now; the handle is done
         for j, (output, value) in enumerate(zip(given.outputs, values(), strict=True)):
             name = f"{given.name}[{j}]" if isinstance(given.result, list) else given.name
             assign(name, output, value.reshape(output.shape))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +11,6 @@ import numpy.typing as npt
 from alltoallv import _core, communicator, memory
 from alltoallv._calls.adapters import Adapter
 from alltoallv._calls.counts import Counts
-from alltoallv._calls.reductions import check_reduction
 from alltoallv._calls.regions import Region
 from alltoallv._calls.subgroups import of_host
 from alltoallv.communicator import Communicator
@@ -43,13 +41,6 @@ def as_input(name: str, array: npt.ArrayLike | Counts) -> Array:
         ) from error
 
 
-def reduced_dtype(x: Array, op: object) -> str:
-    """Returns the core's name of the dtype of ``x``; refuses dtypes for which the reduction is not defined."""
-    name = core_name(x.dtype)
-    check_reduction(op, name, x.dtype)
-    return name
-
-
 def check_output(name: str, array: object, dtype: np.dtype[Any] | None = None, size: int | None = None) -> Array:
     """Returns ``array``, or raises an error if the operator cannot write into it."""
     if not isinstance(array, np.ndarray):
@@ -61,11 +52,6 @@ def check_output(name: str, array: object, dtype: np.dtype[Any] | None = None, s
     if size is not None and array.size != size:
         raise InvalidTensorError(f"{name} has {array.size} elements, expected {size}", 9)
     return array
-
-
-def output_for(out: Array | None, shape: tuple[int, ...], like: Array) -> Array:
-    """Returns ``out``, after a check of its size, or a new array in shared memory; its dtype is that of ``like``."""
-    return memory.empty(shape, like.dtype) if out is None else check_output("out", out, like.dtype, math.prod(shape))
 
 
 def address(array: Array) -> int:
@@ -83,6 +69,7 @@ def region(array: Array) -> Region:
 
 class _Arrays(Adapter[Array]):
     kind, tensor, feedback, handle = "a NumPy array", np.ndarray, ErrorFeedback, Work
+    direct = True
 
     def check(self, name: str, x: Array) -> None:
         if not isinstance(x, np.ndarray):
@@ -129,3 +116,27 @@ class _Arrays(Adapter[Array]):
 
 
 ADAPTER: Adapter[Any] = _Arrays()
+
+
+def call(
+    operator: str,
+    group: Communicator | None,
+    output: Any,
+    input: Any,
+    names: tuple[str, str, str],
+    async_op: bool,
+    timeout: float | None,
+    **terms: Any,
+) -> Any:
+    """Makes a collective, with ``terms`` as `_core.call` has them; ``names`` are those of outputs, inputs and counts.
+
+    Returns the result; with ``async_op`` also the work.
+    """
+    comm = resolve(group)
+    made = _core.call(
+        ADAPTER, comm.core, operator, output, input, names=names, async_op=async_op, timeout=timeout, **terms
+    )
+    if not async_op:
+        return made
+    result, pending, used = made
+    return result, Work(comm, pending, (used,), lambda: result)

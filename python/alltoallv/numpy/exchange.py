@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from alltoallv import _core, memory
-from alltoallv._calls import declared
-from alltoallv._calls.collectives import Ready
+from alltoallv import _core
 from alltoallv._calls.counts import Counts
 from alltoallv._calls.expert_rows import ExpertRows
 from alltoallv._calls.guard import guard
 from alltoallv.communicator import Communicator
 from alltoallv.dtypes import core_name
-from alltoallv.numpy.arrays import ADAPTER, Array, as_input, resolve
+from alltoallv.numpy.arrays import ADAPTER, Array, as_input, call, resolve
 from alltoallv.numpy.work import Work, ending
-
-Output = TypeVar("Output", Array, Array | None)
 
 
 class _Exchanges(ExpertRows[Array, Communicator | None, Work]):
@@ -32,32 +29,11 @@ class _Exchanges(ExpertRows[Array, Communicator | None, Work]):
         core_name(array.dtype)
         return array
 
-    def move(
-        self,
-        operator: str,
-        comm: Communicator,
-        input: Any,
-        out: Array | None,
-        counts: tuple[Any, Any, Any, Any, Any],
-        async_op: bool,
-        timeout: float | None,
-    ) -> Any:
-        if isinstance(input, np.ndarray) and not input.flags.c_contiguous:  # the core takes a contiguous copy
-            whole, (send, recv, sdispls, rdispls, unit) = as_input("input", input), counts
-            options: dict[str, Any] = {"out": out, "group": comm, "async_op": async_op, "timeout": timeout}
-            return self.all_to_all_v(whole, send, recv, sdispls=sdispls, rdispls=rdispls, unit=unit, **options)
-        return super().move(operator, comm, input, out, counts, async_op, timeout)
-
-    def started(self, comm: Communicator, made: tuple[Array | None, Any], input: Any) -> tuple[Array | None, Work]:
-        output, pending = made
+    def started(self, comm: Communicator, made: tuple[Array | None, Any, Any], input: Any) -> tuple[Array | None, Work]:
+        output, pending, used = made
         if output is not None:
-            return output, Work(comm, pending, (input, output), lambda: output)
-
-        def finish() -> Array:
-            block, _ = pending.take()
-            return memory.from_block(block, pending.shape(), input.dtype)
-
-        return None, Work(comm, pending.work, (input,), finish)
+            return output, Work(comm, pending, (used, output), lambda: output)
+        return None, Work(comm, pending.work, (used,), partial(pending.output, used))
 
     def numbers(self, values: npt.NDArray[np.int64]) -> Array:
         return values
@@ -85,7 +61,9 @@ def all_to_all(
     Signature and meaning are those of ``torch.distributed.all_to_all``. Arrays may have any sizes but one dtype; the
     data move directly between the given arrays.
     """
-    return front_end.call(declared.all_to_all, group, async_op, output_tensor_list, input_tensor_list, timeout=timeout)
+    names = "output_tensor_list", "input_tensor_list", ""
+    made = call("all_to_all", group, output_tensor_list, input_tensor_list, names, async_op, timeout)
+    return made[1] if async_op else None
 
 
 @ending
@@ -147,17 +125,5 @@ def all_gather_v(
 @ending
 def barrier(*, group: Communicator | None = None, async_op: bool = False, timeout: float | None = None) -> Work | None:
     """Returns when every rank has called it. A warning and the timeout's error name late ranks."""
-    comm = resolve(group)
-    if not async_op and timeout is None and _core.barrier(comm.core):
-        return None
-    return front_end.call(declared.barrier, comm, async_op, timeout=timeout)
-
-
-def finish(
-    comm: Communicator, call: Ready, out: Output, keep: Any, async_op: bool, timeout: float
-) -> Output | tuple[Output, Work]:
-    """Runs a call that has passed its checks; returns the output, or ``(output, work)`` with ``async_op=True``."""
-    if async_op:
-        return out, Work(comm, call.submit(timeout), (keep, out), lambda: out)
-    call.run(timeout)
-    return out
+    made = call("barrier", group, None, None, ("", "", ""), async_op, timeout)
+    return made[1] if async_op else None

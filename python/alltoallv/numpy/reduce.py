@@ -8,14 +8,12 @@ import numpy as np
 import numpy.typing as npt
 
 from alltoallv import _core, memory
-from alltoallv._calls.collectives import Ready
-from alltoallv._calls.counts import Counts, even_parts, packed, scaled, shares
+from alltoallv._calls.counts import Counts, even_parts, packed
 from alltoallv._calls.guard import guard
-from alltoallv._calls.reductions import ReductionPlan
 from alltoallv.communicator import Communicator
-from alltoallv.errors import InvalidParamError, InvalidTensorError
-from alltoallv.numpy.arrays import Array, address, as_input, check_output, output_for, reduced_dtype, resolve
-from alltoallv.numpy.exchange import finish
+from alltoallv.dtypes import core_name
+from alltoallv.errors import InvalidParamError
+from alltoallv.numpy.arrays import Array, address, as_input, call, check_output, resolve
 from alltoallv.numpy.work import ending
 
 Op = Literal["sum", "avg", "min", "max", "prod", "band", "bor", "bxor"]
@@ -45,18 +43,7 @@ def all_reduce(
     Returns:
         The result, of the input's shape and dtype, or ``(result, work)`` with ``async_op=True``.
     """
-    comm = resolve(group)
-    if not async_op and timeout is None:
-        result: Array | None = _core.reduce(comm.core, "all_reduce", input, out, op)
-        if result is not None:
-            return result
-    with guard(comm, "all_reduce"):
-        x, limit = as_input("input", input), _core.read_timeout(timeout)
-        dtype = reduced_dtype(x, op)
-        out = output_for(out, x.shape, x)
-        check_same_or_apart(out, x)
-        plan = ReductionPlan(comm.core, "all_reduce", dtype, op, even_parts(x.size, comm.size), x.shape)
-    return finish(comm, Ready(plan, (address(x), address(out))), out, x, async_op, limit)
+    return call("all_reduce", group, out, input, ("out", "input", ""), async_op, timeout, reduce_op=op)
 
 
 @ending
@@ -80,22 +67,8 @@ def reduce_scatter(
     Returns:
         This rank's part, or ``(part, work)`` with ``async_op=True``.
     """
-    comm = resolve(group)
-    with guard(comm, "reduce_scatter"):
-        x, limit = as_input("input", input), _core.read_timeout(timeout)
-        dtype = reduced_dtype(x, op)
-        row = _core.row_size(x.shape)
-        rows = shares("recv_counts", recv_counts, "input", x.shape[0], comm.size)
-        shape = (rows[comm.rank], *x.shape[1:])
-        if out is None:
-            out = memory.empty(shape, x.dtype)
-        check_output("out", out, x.dtype)
-        if out.shape != shape:
-            raise InvalidTensorError(f"out has shape {out.shape}, expected {shape}")
-        if np.may_share_memory(out, x):
-            raise InvalidParamError("out and input overlap in memory, expected separate memory")
-        plan = ReductionPlan(comm.core, "reduce_scatter", dtype, op, scaled(rows, row), x.shape)
-    return finish(comm, Ready(plan, (address(x), address(out))), out, x, async_op, limit)
+    terms: dict[str, Any] = {"reduce_op": op, "counts": recv_counts, "whole": True}
+    return call("reduce_scatter", group, out, input, ("out", "input", "recv_counts"), async_op, timeout, **terms)
 
 
 @ending
@@ -124,9 +97,13 @@ def scan(
     comm = resolve(group)
     with guard(comm, "scan"):
         x, limit = as_input("input", input), _core.read_timeout(timeout)
-        dtype = reduced_dtype(x, op)
-        out = output_for(out, x.shape, x)
-        check_same_or_apart(out, x)
+        dtype = core_name(x.dtype)
+        _core.check_reduction(op, dtype)
+        if out is None:
+            out = memory.empty(x.shape, x.dtype)
+        check_output("out", out, x.dtype, x.size)
+        if np.may_share_memory(out, x) and address(out) != address(x):
+            raise InvalidParamError("out and input overlap in memory without being the same, expected one or the other")
         parts = even_parts(x.size, comm.size)
         mine = parts[comm.rank]
         shares_of_all, known = [memory.empty((comm.size, mine), x.dtype) for _ in range(2)]
@@ -141,9 +118,3 @@ def scan(
         _core.kernel_reduce(dtype, op, address(known) + (j + exclusive) * mine * x.itemsize, at[: j + 1], mine)
     way_back.run(address(known), address(into), limit)
     return out if into is out else None
-
-
-def check_same_or_apart(out: Array, x: Array) -> None:
-    """Raises an error unless ``out`` is the input itself or does not overlap it."""
-    if np.may_share_memory(out, x) and address(out) != address(x):
-        raise InvalidParamError("out and input overlap in memory without being the same, expected one or the other")

@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy.typing as npt
 
-from alltoallv import _core
-from alltoallv._calls import collectives, declared
-from alltoallv._calls.counts import Counts, as_counts
-from alltoallv._calls.guard import guard
-from alltoallv._calls.regions import Region
+from alltoallv._calls.counts import Counts
 from alltoallv.communicator import Communicator
-from alltoallv.dtypes import core_name
-from alltoallv.errors import InvalidTensorError
-from alltoallv.numpy.arrays import Array, as_input, check_output, output_for, reduced_dtype, region, resolve
-from alltoallv.numpy.exchange import finish, front_end
-from alltoallv.numpy.reduce import Op, check_same_or_apart
+from alltoallv.numpy.arrays import Array, call
+from alltoallv.numpy.reduce import Op
 from alltoallv.numpy.work import Work, ending
 
 
 @ending
 def broadcast(array: Array, root: int = 0, *, group: Communicator | None = None, async_op: bool = False) -> Work | None:
     """Copies rank ``root``'s array into the arrays of all others, in place; shape and dtype are equal on all ranks."""
-    comm = resolve(group)
-    if not async_op and _core.broadcast(comm.core, array, root):
-        return None
-    return front_end.call(declared.broadcast, comm, async_op, array, root=("root", root), name="array")
+    made = call("broadcast", group, array, None, ("array", "", ""), async_op, None, root=root)
+    return made[1] if async_op else None
 
 
 @ending
@@ -53,17 +42,7 @@ def reduce(
         On the root the result, of the input's shape and dtype; None elsewhere. ``(result, work)`` with
         ``async_op=True``.
     """
-    comm = resolve(group)
-    with guard(comm, "reduce"):
-        x, limit = as_input("input", input), _core.read_timeout(timeout)
-        dtype = reduced_dtype(x, op)
-        if comm.rank != root:
-            out = None
-        else:
-            out = output_for(out, x.shape, x)
-            check_same_or_apart(out, x)
-        call = collectives.reduce(comm, dtype, op, None if out is None else region(out), region(x), x.shape, root)
-    return finish(comm, call, out, x, async_op, limit)
+    return call("reduce", group, out, input, ("out", "input", ""), async_op, timeout, root=root, reduce_op=op)
 
 
 @ending
@@ -90,18 +69,8 @@ def gather(
         On the root an array of shape ``[W, *input.shape]``, with ``recv_counts`` of shape ``[sum(recv_counts),
         *input.shape[1:]]``; None elsewhere. ``(result, work)`` with ``async_op=True``.
     """
-    comm = resolve(group)
-    with guard(comm, "gather"):
-        x, limit = as_input("input", input), _core.read_timeout(timeout)
-        outputs: Sequence[Region] = ()
-        if comm.rank != root:
-            out = None
-        else:
-            shape, sizes = _parts("recv_counts", recv_counts, x.shape, comm.size)
-            out = output_for(out, shape, x)
-            outputs = declared.cut(region(out), sizes, out.itemsize)
-        call = collectives.gather(comm, core_name(x.dtype), outputs, region(x), root)
-    return finish(comm, call, out, x, async_op, limit)
+    terms: dict[str, Any] = {"root": root, "counts": recv_counts, "whole": True}
+    return call("gather", group, out, input, ("out", "input", "recv_counts"), async_op, timeout, **terms)
 
 
 @ending
@@ -126,29 +95,6 @@ def scatter(
     Returns:
         None, or the `Work` with ``async_op=True``.
     """
-    comm = resolve(group)
-    with guard(comm, "scatter"):
-        limit = _core.read_timeout(timeout)
-        check_output("out", out)
-        x, inputs = None, list[Region]()
-        if comm.rank == root:
-            if input is None:
-                raise InvalidTensorError("input is None on the root, expected the parts of all ranks", 5)
-            x = as_input("input", input)
-            check_output("out", out, x.dtype)
-            given = x.shape if send_counts is not None else out.shape
-            shape, sizes = _parts("send_counts", send_counts, given, comm.size)
-            if x.size != math.prod(shape):
-                raise InvalidTensorError(f"input has {x.size} elements, expected {math.prod(shape)}", 9)
-            inputs = declared.cut(region(x), sizes, x.itemsize)
-        call = collectives.scatter(comm, core_name(out.dtype), region(out), inputs, root)
-    made = finish(comm, call, out, x, async_op, limit)
-    return made[1] if isinstance(made, tuple) else None
-
-
-def _parts(name: str, counts: Counts | None, shape: Sequence[int], size: int) -> tuple[tuple[int, ...], list[int]]:
-    """Returns the shape of all parts together and the elements of each part; without counts each has ``shape``."""
-    if counts is None:
-        return (size, *shape), [math.prod(shape)] * size
-    rows, row = as_counts(name, counts, size), _core.row_size(shape)
-    return (sum(rows), *shape[1:]), [n * row for n in rows]
+    terms: dict[str, Any] = {"root": root, "counts": send_counts, "whole": True}
+    made = call("scatter", group, out, input, ("out", "input", "send_counts"), async_op, timeout, **terms)
+    return made[1] if async_op else None

@@ -9,18 +9,12 @@ are ranks of the job; with a `Communicator` they are ranks in it. All raise the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from paddle import Tensor
 from paddle.distributed import ReduceOp
 
-from alltoallv._calls import declared
-from alltoallv._calls.adapters import Adapter
-from alltoallv._calls.declared import Made
-from alltoallv.communicator import Communicator
 from alltoallv.paddle.front_end import front_end
 from alltoallv.paddle.group import Group
-from alltoallv.paddle.tensors import filled
 from alltoallv.paddle.work import Task, ending
 
 
@@ -34,7 +28,7 @@ def all_reduce(tensor: Tensor, op: int = ReduceOp.SUM, group: Group = None, sync
         tensor: Any shape; an integer, bool, float (not of 8 bits) or, for SUM and AVG, complex dtype.
         op: ``ReduceOp.SUM``, ``PROD``, ``MIN``, ``MAX``, and for floats ``AVG``.
     """
-    return front_end.call(declared.all_reduce, group, not sync_op, tensor, op=op)
+    return front_end.call("all_reduce", group, not sync_op, tensor, reduce_op=op)
 
 
 @ending
@@ -43,7 +37,7 @@ def reduce(tensor: Tensor, dst: int, op: int = ReduceOp.SUM, group: Group = None
 
     ``op`` and the result's bits are as in `all_reduce`.
     """
-    return front_end.call(declared.reduce, group, not sync_op, tensor, op=op, root=("dst", dst))
+    return front_end.call("reduce", group, not sync_op, tensor, reduce_op=op, root=("dst", dst))
 
 
 @ending
@@ -59,8 +53,8 @@ def reduce_scatter(
     ``tensor_list`` has one tensor per rank, of any sizes, but the same on all ranks, or is one tensor of W equal parts.
     ``op`` as in `all_reduce`.
     """
-    names = "tensor", "tensor_list"
-    return front_end.call(declared.reduce_scatter, group, not sync_op, tensor, tensor_list, op=op, names=names)
+    names = "tensor", "tensor_list", ""
+    return front_end.call("reduce_scatter", group, not sync_op, tensor, tensor_list, names, reduce_op=op)
 
 
 @ending
@@ -78,11 +72,8 @@ def all_gather(
         tensor_list: One tensor per rank, of that rank's size. An empty list is filled with tensors of the shape of
             ``tensor``. One tensor, W times as large as ``tensor``, takes all of them one after the other.
     """
-    return front_end.call(_all_gather, group, not sync_op, tensor_list, tensor, timeout=timeout)
-
-
-def _all_gather(tensors: Adapter[Tensor], comm: Communicator, outputs: Any, tensor: Tensor) -> Made:
-    return filled(outputs, [tensor] * comm.size, lambda given: declared.all_gather(tensors, comm, given, tensor))
+    names = "tensor_list", "tensor", ""
+    return front_end.call("all_gather", group, not sync_op, tensor_list, tensor, names, timeout=timeout)
 
 
 @ending
@@ -97,12 +88,8 @@ def gather(
 
     An empty list is filled with tensors of the shape of ``tensor``. Other ranks ignore ``gather_list``.
     """
-    return front_end.call(_gather, group, not sync_op, tensor, gather_list, root=("dst", dst))
-
-
-def _gather(tensors: Adapter[Tensor], comm: Communicator, tensor: Tensor, outputs: Any, root: int) -> Made:
-    wanted = outputs if comm.rank == root else None
-    return filled(wanted, [tensor] * comm.size, lambda given: declared.gather(tensors, comm, tensor, given, root))
+    names = "gather_list", "tensor", ""
+    return front_end.call("gather", group, not sync_op, gather_list, tensor, names, root=("dst", dst))
 
 
 @ending
@@ -117,8 +104,8 @@ def scatter(
 
     Other ranks ignore ``tensor_list``.
     """
-    root = "src", src
-    return front_end.call(declared.scatter, group, not sync_op, tensor, tensor_list, root=root, name="tensor_list")
+    names = "tensor", "tensor_list", ""
+    return front_end.call("scatter", group, not sync_op, tensor, tensor_list, names, root=("src", src))
 
 
 @ending
@@ -127,9 +114,9 @@ def broadcast(tensor: Tensor, src: int, group: Group = None, sync_op: bool = Tru
 
     ``src`` is that rank's number in the job; with a `Communicator`, its rank there.
     """
-    return front_end.call(declared.broadcast, group, not sync_op, tensor, root=("src", src))
+    return front_end.call("broadcast", group, not sync_op, tensor, root=("src", src))
 
 
 def barrier(group: Group = None) -> None:
     """Returns when every rank has called it; a warning and the timeout's error name late ranks."""
-    front_end.call(declared.barrier, group, False)
+    front_end.call("barrier", group, False)

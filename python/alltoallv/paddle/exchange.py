@@ -6,14 +6,9 @@ from collections.abc import Sequence
 
 from paddle import Tensor
 
-from alltoallv._calls import declared
-from alltoallv._calls.adapters import Adapter
 from alltoallv._calls.counts import Counts
-from alltoallv._calls.declared import Made
-from alltoallv.communicator import Communicator
 from alltoallv.paddle.front_end import front_end
 from alltoallv.paddle.group import Group
-from alltoallv.paddle.tensors import filled
 from alltoallv.paddle.work import Done, Task, ending
 
 all_to_all_v = front_end.all_to_all_v
@@ -66,14 +61,8 @@ def alltoall(
     have any shapes but one dtype; the data move directly between them. An empty ``out_tensor_list`` is filled with
     tensors of the shapes of ``in_tensor_list``.
     """
-    return front_end.call(_all_to_all, group, not sync_op, out_tensor_list, in_tensor_list, timeout=timeout)
-
-
-def _all_to_all(tensors: Adapter[Tensor], comm: Communicator, outputs: list[Tensor], inputs: Sequence[Tensor]) -> Made:
-    names = "out_tensor_list", "in_tensor_list"
-    if len(tensors.listed(names[1], inputs)) == 0:
-        raise RuntimeError("The input tensor_list should not be empty.")
-    return filled(outputs, inputs, lambda given: declared.all_to_all(tensors, comm, given, inputs, names))
+    names = "out_tensor_list", "in_tensor_list", ""
+    return front_end.call("all_to_all", group, not sync_op, out_tensor_list, in_tensor_list, names, timeout=timeout)
 
 
 def global_scatter(

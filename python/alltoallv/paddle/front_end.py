@@ -14,6 +14,7 @@ from paddle.distributed import ReduceOp
 from alltoallv._calls.counts import Counts
 from alltoallv._calls.expert_rows import ExpertRows
 from alltoallv._calls.linear import Map
+from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.paddle.group import Group, rank_in, resolve
 from alltoallv.paddle.tensors import ADAPTER
@@ -53,6 +54,20 @@ class _FrontEnd(ExpertRows[Tensor, Group, Task]):
         if type(op) is not int or op not in _OPS:
             raise InvalidParamError(f"op is {op!r}, expected a paddle.distributed.ReduceOp")
         return _OPS[op]
+
+    def prepare(
+        self, comm: Communicator, operator: str, outputs: Any, inputs: Any, terms: dict[str, Any], gradient: Any
+    ) -> Any:
+        """Fills an empty list of outputs with tensors of the shapes of the inputs."""
+        if operator == "all_to_all" and len(ADAPTER.listed(terms["names"][1], inputs)) == 0:
+            raise RuntimeError("The input tensor_list should not be empty.")
+        if not isinstance(outputs, list) or outputs or (operator == "gather" and comm.rank != terms["root"]):
+            return super().prepare(comm, operator, outputs, inputs, terms, gradient)
+        likes = inputs if operator == "all_to_all" else [inputs] * comm.size
+        fresh = [paddle.empty_like(x) for x in likes]
+        call = super().prepare(comm, operator, fresh, inputs, terms, gradient)
+        outputs.extend(fresh)
+        return call
 
     def tracks(self, *tensors: Tensor) -> bool:
         """True if an input alone needs a gradient; a call with an output has none, as in Paddle."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from alltoallv import _core
 from alltoallv._calls import objects
-from alltoallv._calls.collectives import check_rank
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError
 from alltoallv.paddle.front_end import front_end
@@ -73,7 +73,7 @@ def _peer(
         return comm, front_end.checked_rank(comm, group, name, 0 if rank is None else rank)
     if rank is not None:
         raise InvalidParamError(f"Cannot specify both '{name}' and '{name}_in_group' arguments.")
-    check_rank(f"{name}_in_group", in_group, comm.size)
+    _core.checked_rank(f"{name}_in_group", in_group, comm.size)
     return comm, in_group
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import paddle
@@ -17,7 +17,6 @@ from alltoallv.errors import BackendUnavailableError, InvalidTensorError
 from alltoallv.paddle.work import Done, Task
 from alltoallv.quantization.feedback import ErrorFeedback
 
-T = TypeVar("T")
 _NAMES: dict[Any, str] = {
     dtype: name for name in _core.dtypes if isinstance(dtype := getattr(paddle, name, None), paddle.dtype)
 }
@@ -61,16 +60,6 @@ def from_block(block: _core.Block, shape: Sequence[int], dtype: Any) -> Tensor:
     # DLPack carries bytes, which Paddle then reads as any dtype: NumPy has no bfloat16 to hand over.
     array = memory.from_block(block, (math.prod(shape) * _itemsize(dtype),), np.dtype(np.uint8))
     return paddle.utils.dlpack.from_dlpack(array).view(dtype).view(list(shape))
-
-
-def filled(outputs: Any, like: Sequence[Tensor], declare: Callable[[Any], T]) -> T:
-    """Calls ``declare`` with a list of outputs; fills an empty list with tensors of the shapes of ``like``."""
-    if not isinstance(outputs, list) or outputs:
-        return declare(outputs)
-    fresh = [paddle.empty_like(x) for x in like]
-    made = declare(fresh)
-    outputs.extend(fresh)
-    return made
 
 
 def empty(shape: int | Sequence[int], dtype: Any = None) -> Tensor:

@@ -49,6 +49,11 @@ class Feedback(Generic[T]):
         self._arrays = dict.fromkeys(_NAMES)
 
     @classmethod
+    def states_of(cls, given: object) -> dict[str, T | None]:
+        """Returns the arrays of an ``error_feedback``, which the core checks; none for what is of another kind."""
+        return given._arrays if isinstance(given, cls) else {}
+
+    @classmethod
     def arrays_of(
         cls, given: Feedback[T] | None, request: QuantizedReduction, size: int, rank: int, like: T
     ) -> tuple[T | None, T | None]:

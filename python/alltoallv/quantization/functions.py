@@ -67,11 +67,15 @@ class Quantized(Generic[A]):
             if comm is None:
                 return (None, None) if async_op else None
             how, elements = coding(bits, format), grouping(group_size, input)
-            plain = scale is offset is comm_quant_scale_1 is comm_quant_scale_2 is out_dtype is None
-            if plain and error_feedback is None and timeout is None and not async_op:
-                result = _core.quantized_all_reduce(comm.core, input, out, how, elements, gather, op, overflow)
-                if result is not None:
+            if scale is offset is comm_quant_scale_1 is comm_quant_scale_2 is out_dtype is timeout is None:
+                states = None if error_feedback is None else self.adapter.feedback.states_of(error_feedback)
+                given = comm.core, input, out, how, elements, gather, op, overflow, states, bool(async_op)
+                result = _core.quantized_all_reduce(*given)
+                if result is not None and not async_op:
                     return result
+                if result is not None:
+                    output, work, used = result
+                    return output, self.adapter.handle(comm, work, (output, used), lambda: output)
             options = Options(
                 scale, comm_quant_scale_1, comm_quant_scale_2, offset, how, elements, gather, op, overflow, out_dtype
             )

@@ -65,20 +65,21 @@ class _All(CommHandle):
     def __init__(self, handles: list[CommHandle]) -> None:
         self._handles = handles
 
-    def _wait(self, timeout: float | None = None) -> list[Any]:
-        results, errors = [], []
+    def wait(self, timeout: float | None = None) -> bool:
+        errors = []
         for handle in self._handles:
             try:
-                results.append(handle._wait(timeout))
+                handle.wait(timeout)
             except AllToAllVError as error:  # the others go on, and use the caller's tensors
                 errors.append(error)
         if errors:
             raise errors[0]
-        return results
+        return True
 
     def result(self) -> list[Any]:
         """Returns the tensors, after a wait."""
-        return self._wait()
+        self.wait()
+        return [handle.result() for handle in self._handles]
 
     def is_completed(self) -> bool:
         """True once all messages have succeeded or failed."""

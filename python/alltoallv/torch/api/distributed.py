@@ -8,6 +8,7 @@ output of that kind is complete when ``wait`` has returned. In a graph they are 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -18,10 +19,11 @@ from torch.compiler import is_dynamo_compiling
 
 from alltoallv import _core
 from alltoallv._calls import signature
-from alltoallv._calls.collectives import check_length, check_rank
+from alltoallv._calls.collectives import check_length
 from alltoallv._calls.counts import Counts
 from alltoallv._calls.guard import guard
 from alltoallv._calls.signature import described
+from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.torch.eager import calls, collectives, reductions
 from alltoallv.torch.eager import group as groups
@@ -128,6 +130,10 @@ def all_to_all(
         timeout: Seconds to wait for the peers of tensors in host memory; default: the communicator's.
     """
     lists = output_tensor_list, input_tensor_list
+    if timeout is None and not is_dynamo_compiling() and (shared := groups.on_shm(group)) is not None:
+        made = _core.call_plain(shared.core, "all_to_all", *lists, None, None, async_op)
+        if made is not None:
+            return calls.started(shared, made, input_tensor_list)[1] if async_op else None
     return _call(collectives.all_to_all, *lists, group, async_op, timeout=timeout)
 
 
@@ -258,10 +264,15 @@ def _call(
     root: tuple[str, int | None, int | None] | None = None,
 ) -> Work | None:
     """Calls a collective; `rank_in` turns ``root`` into a rank of the group."""
-    at_once = None if row.strict or async_op else row.at_once  # strict functions ask the core themselves
-    shared = None if at_once is None or is_dynamo_compiling() else groups.on_shm(group)
-    if at_once and shared is not None and at_once(shared.core, outs, ins, parameters, None, False) is not None:
-        return None
+    if not row.strict and timeout is None and not is_dynamo_compiling():  # strict functions ask the core themselves
+        shared, known = groups.on_shm(group), parameters
+        if shared is not None and root is not None:
+            known = parameters._replace(root=_plain_root(shared, group, *root))
+        if shared is not None and row.at_once is not None:
+            made = row.at_once(shared.core, outs, ins, known, None, async_op)
+            if made is not None:
+                used = outs, made
+                return Work(shared, made[1], used, lambda: row.result(outs)) if async_op else None
     first = next((x for given in (ins, outs) if isinstance(given, list | tuple) for x in given), None)
     if is_tracing(first):
         check_untimed(timeout)
@@ -301,13 +312,20 @@ def _labelled(name: str, tensors: Sequence[Tensor]) -> list[tuple[str, Tensor]]:
     return [(f"{name}[{j}]" if name.endswith("_list") else name, x) for j, x in enumerate(tensors)]
 
 
+def _plain_root(comm: Communicator, group: Group, name: str, rank: int | None, group_rank: int | None) -> int:
+    """Returns `rank_in`; -1, no rank, where that raises."""
+    with contextlib.suppress(InvalidParamError):
+        return rank_in(group, name, rank, group_rank)
+    return -1
+
+
 def rank_in(group: Group, name: str, rank: int | None, group_rank: int | None) -> int:
     """Returns the rank in the group that the argument called ``name``, or ``group_{name}``, means."""
     if (rank is None) == (group_rank is None):
         raise InvalidParamError(f"{name} is {rank!r} and group_{name} {group_rank!r}, expected one of them")
     if group_rank is not None:
         if not is_tracing():  # in a graph the operator raises, on all ranks
-            check_rank(f"group_{name}", group_rank, groups.world_size(group))
+            _core.checked_rank(f"group_{name}", group_rank, groups.world_size(group))
         return group_rank
     assert rank is not None
     if isinstance(group, dist.ProcessGroup):

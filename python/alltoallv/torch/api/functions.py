@@ -37,8 +37,8 @@ from alltoallv.torch.eager.tensors import (
     shaped,
 )
 from alltoallv.torch.eager.work import Work
+from alltoallv.torch.graph import gradients, traced, watched
 from alltoallv.torch.graph import ops as ops
-from alltoallv.torch.graph import traced, watched
 from alltoallv.torch.graph.watched import is_watched
 
 if TYPE_CHECKING:
@@ -113,7 +113,9 @@ def all_to_all_v(
         made = _core.all_to_all_v(
             shared.core, input, out, send_counts, recv_counts, sdispls, rdispls, unit, async_op, timeout
         )
-        if made is not None:
+        if made is NotImplemented and out is None and timeout is None and async_op is False:
+            made = gradients.exchange(input, shared, (send_counts, recv_counts, sdispls, rdispls, unit))
+        if made is not None and made is not NotImplemented:
             return calls.started(shared, made, input) if async_op else made
     counts = (send_counts, recv_counts, sdispls, rdispls, unit)
     if is_tracing(input):

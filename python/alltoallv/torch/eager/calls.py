@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -250,17 +251,12 @@ def quantized_reduce(comm: AnyCommunicator, made: Reduction[Tensor]) -> Operatio
     return Operation(comm, request.operator, call, input, request.counts, [output.numel()], output, (*kept, output))
 
 
-def started(comm: Communicator, made: tuple[Any, Any], input: Tensor) -> tuple[Tensor | None, Work]:
+def started(comm: Communicator, made: tuple[Any, Any, Any], input: Tensor) -> tuple[Tensor | None, Work]:
     """Returns the output, if it is known, and the handle of an asynchronous call that the core has begun."""
-    output, pending = made
+    output, pending, used = made
     if output is not None:
-        return output, Work(comm, pending, (input, output), lambda: output)
-
-    def finish() -> Tensor:
-        block, _ = pending.take()
-        return from_block(block, pending.shape(), input.dtype)
-
-    return None, Work(comm, pending.work, (input,), finish)
+        return output, Work(comm, pending, (used, output), lambda: output)
+    return None, Work(comm, pending.work, (used,), partial(pending.output, used))
 
 
 def limit(comm: AnyCommunicator, timeout: float | None) -> float:

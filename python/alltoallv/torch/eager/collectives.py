@@ -20,7 +20,7 @@ from torch._C._distributed_c10d import (
 )
 
 from alltoallv import _core
-from alltoallv._calls.collectives import Ready, barrier_plan, broadcast_layout, check_length, check_own, check_rank
+from alltoallv._calls.collectives import Ready, barrier_plan, broadcast_layout, check_length, check_own
 from alltoallv._calls.regions import check_apart, check_gather_apart, check_lists_apart, check_outputs_apart
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidTensorError
@@ -59,6 +59,11 @@ def _split(options: Any, outputs: Any, inputs: Any) -> Parameters:
     return _EVEN
 
 
+def _nested(made: Any, async_op: bool) -> Any:
+    """Returns what the core has made of a list of outputs, which torch has in a list of the rank's devices."""
+    return ([made[0]], *made[1:]) if async_op and made is not None else made
+
+
 def _is_flat(parameters: Parameters, out: Tensor, x: Tensor) -> bool:
     """Returns whether equal parts are of elements, as for torch's engines, since the tensors' rows may differ."""
     return parameters is _EVEN and out.shape != x.shape and out.numel() == x.numel()
@@ -72,13 +77,21 @@ def _split_at_once(
     limit: float | None,
     async_op: bool,
 ) -> Any:
-    if _is_flat(parameters, outs[0], ins[0]):
+    if parameters is _EVEN and _is_flat(parameters, outs[0], ins[0]):
         return None
     outputs, inputs = parameters.counts
     return _core.all_to_all_single(core, outs[0], ins[0], outputs, inputs, async_op, limit, False)
 
 
-@partial(Collective, outputs="tensor_list", inputs="tensor", method=Method(("allgather",), AllgatherOptions))
+@partial(
+    Collective,
+    outputs="tensor_list",
+    inputs="tensor",
+    at_once=lambda core, outs, ins, parameters, limit, async_op: _nested(
+        _core.call_plain(core, "all_gather", outs, ins[0], None, None, async_op, limit), async_op
+    ),
+    method=Method(("allgather",), AllgatherOptions),
+)
 def all_gather(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Parameters) -> Operation:
     check_length("tensor_list", outs, comm.size)
     check_one_dtype(*ins, *outs)
@@ -102,7 +115,7 @@ def all_gather(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: P
     inputs="input_tensor",
     strict=True,
     at_once=lambda core, outs, ins, parameters, limit, async_op: _core.all_gather_into_tensor(
-        core, outs[0], ins[0], async_op, limit
+        core, outs[0], ins[0], async_op, limit, True
     ),
     functional=Functional(
         "all_gather",
@@ -133,6 +146,9 @@ def all_gather_into_tensor(comm: AnyCommunicator, outs: Tensors, ins: Tensors, p
     outputs="output_tensor_list",
     inputs="input_tensor_list",
     strict=True,
+    at_once=lambda core, outs, ins, parameters, limit, async_op: _core.call_plain(
+        core, "all_to_all", outs, ins, None, None, async_op, limit
+    ),
     method=Method(("alltoall",), AllToAllOptions, flat=True),
 )
 def all_to_all(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Parameters) -> Operation:
@@ -174,10 +190,18 @@ def all_to_all_v(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters:
     return calls.exchange(comm, "all_to_all_v", out, x, request.layout, max(request.row, 1))
 
 
-@partial(Collective, outputs="tensor", updates=True, method=Method(("broadcast",), BroadcastOptions, _by_root))
+@partial(
+    Collective,
+    outputs="tensor",
+    updates=True,
+    at_once=lambda core, outs, ins, parameters, limit, async_op: _core.call_plain(
+        core, "broadcast", outs[0], None, parameters.root, None, async_op, limit
+    ),
+    method=Method(("broadcast",), BroadcastOptions, _by_root),
+)
 def broadcast(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Parameters) -> Operation:
     root, copies = parameters.root, Copies()
-    check_rank("src", root, comm.size)
+    _core.checked_rank("src", root, comm.size)
     x = in_place(outs[0], copies)
     if comm.rank == root:
         copies.clear()
@@ -194,11 +218,14 @@ def broadcast(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Pa
     outputs="gather_list",
     inputs="tensor",
     updates=True,
+    at_once=lambda core, outs, ins, parameters, limit, async_op: _nested(
+        _core.call_plain(core, "gather", outs, ins[0], parameters.root, None, async_op, limit), async_op
+    ),
     method=Method(("gather",), GatherOptions, _by_root),
 )
 def gather(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Parameters) -> Operation:
     """Copies all ranks' tensors to the root; on other ranks outputs are not used."""
-    check_rank("dst", parameters.root, comm.size)
+    _core.checked_rank("dst", parameters.root, comm.size)
     here = comm.rank == parameters.root
     given = list(outs) if here else []
     check_one_dtype(*ins, *given)
@@ -215,10 +242,18 @@ def gather(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Param
     return made.giving([given], copies)
 
 
-@partial(Collective, outputs="tensor", inputs="scatter_list", method=Method(("scatter",), ScatterOptions, _by_root))
+@partial(
+    Collective,
+    outputs="tensor",
+    inputs="scatter_list",
+    at_once=lambda core, outs, ins, parameters, limit, async_op: _core.call_plain(
+        core, "scatter", outs[0], ins, parameters.root, None, async_op, limit
+    ),
+    method=Method(("scatter",), ScatterOptions, _by_root),
+)
 def scatter(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Parameters) -> Operation:
     """Copies the root's tensors to the ranks; on other ranks inputs are not used."""
-    check_rank("src", parameters.root, comm.size)
+    _core.checked_rank("src", parameters.root, comm.size)
     here = comm.rank == parameters.root
     given = list(ins) if here else []
     check_one_dtype(*outs, *given)
@@ -233,7 +268,12 @@ def scatter(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Para
     return made.giving(outs, copies)
 
 
-@Collective
+@partial(
+    Collective,
+    at_once=lambda core, outs, ins, parameters, limit, async_op: _core.call_plain(
+        core, "barrier", None, None, None, None, async_op, limit
+    ),
+)
 def barrier(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Parameters) -> Operation:
     none, call = [0] * comm.size, Ready(barrier_plan(groups.on_host(comm)), (0, 0))
     return Operation(comm, "barrier", call, torch.empty(0, dtype=torch.uint8), none, none, [])

@@ -69,10 +69,10 @@ def on_shm(group: Group) -> Communicator | None:
         return group if group.host_core is not None else None
     made: AnyCommunicator | None
     if group is None and (group := dist.group.WORLD) is None:
-        made = communicator.existing_default()
+        made = communicator.defaults.get("auto")
     else:
         made = _made.get(group, {}).get(("cpu", None)) if isinstance(group, dist.ProcessGroup) else None
-    return made if isinstance(made, Communicator) and made.host_core is not None and made.usable else None
+    return made if isinstance(made, Communicator) and made.host_core is not None and made.core.usable else None
 
 
 def _of_tensors(made: Communicator) -> AnyCommunicator:

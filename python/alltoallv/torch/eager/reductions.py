@@ -11,9 +11,9 @@ from torch import Tensor
 from torch._C._distributed_c10d import AllreduceOptions, ReduceOptions, ReduceScatterOptions
 
 from alltoallv import _core
-from alltoallv._calls import collectives
-from alltoallv._calls.collectives import check_length, check_rank, shape_of_list
+from alltoallv._calls.collectives import Ready, check_length, shape_of_list
 from alltoallv._calls.counts import even_parts, even_split
+from alltoallv._calls.reductions import ReductionPlan, check_reduction
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.torch.eager import calls
@@ -29,7 +29,6 @@ from alltoallv.torch.eager.tensors import (
     in_place,
     joined,
     output_of,
-    region,
 )
 
 _NAMES = ("sum", "avg", "min", "max", "product", "band", "bor", "bxor")
@@ -54,7 +53,12 @@ def _at_once(
         if parameters.op is kind or parameters.op == kind:
             op = name
             break
-    return _core.reduce(core, operator, (ins or outs)[0], outs[0], op, -1.0 if limit is None else limit, async_op)
+    limit = -1.0 if limit is None else limit
+    if operator == "reduce":
+        return _core.call_plain(core, operator, outs[0], None, parameters.root, op, async_op, limit)
+    if operator == "reduce_scatter" and len(ins) > 1:
+        return _core.call_plain(core, operator, outs[0], ins, None, op, async_op, limit)
+    return _core.reduce(core, operator, (ins or outs)[0], outs[0], op, limit, async_op)
 
 
 @partial(
@@ -82,10 +86,11 @@ def all_reduce(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: P
     Collective,
     outputs="tensor",
     updates=True,
+    at_once=partial(_at_once, "reduce"),
     method=Method(("reduce",), ReduceOptions, lambda options: Parameters(options.reduceOp, options.rootRank)),
 )
 def reduce(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Parameters) -> Operation:
-    check_rank("dst", parameters.root, comm.size)
+    _core.checked_rank("dst", parameters.root, comm.size)
     copies: Copies = []
     x, here = in_place(outs[0], copies), comm.rank == parameters.root
     if not here:
@@ -93,8 +98,10 @@ def reduce(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Param
     op = op_for(x, parameters.op)
     if isinstance(comm, Communicator):
         check_place(comm, x)
-        target, dtype = region(x) if here else None, core_name(x.dtype)
-        call = collectives.reduce(comm, dtype, op, target, region(x), x.shape, parameters.root)
+        dtype, counts = core_name(x.dtype), even_parts(x.numel(), comm.size)
+        check_reduction(op, dtype)
+        plan = ReductionPlan(comm.core, "reduce", dtype, op, counts, x.shape, parameters.root)
+        call = Ready(plan, (x.data_ptr(), x.data_ptr() if here else 0))
         return Operation(comm, "reduce", call, x, [x.numel()], [x.numel()] if here else [], list(outs), x, copies)
     out = x if here else x.clone()  # an engine combines on every rank
     made = calls.reduce(comm, "all_reduce", out, out, op, even_parts(out.numel(), comm.size), out.shape)
@@ -102,7 +109,11 @@ def reduce(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Param
 
 
 @partial(
-    Collective, outputs="output", inputs="input_list", method=Method(("reduce_scatter",), ReduceScatterOptions, _by_op)
+    Collective,
+    outputs="output",
+    inputs="input_list",
+    at_once=partial(_at_once, "reduce_scatter"),
+    method=Method(("reduce_scatter",), ReduceScatterOptions, _by_op),
 )
 def reduce_scatter(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Parameters) -> Operation:
     check_length("input_list", ins, comm.size)

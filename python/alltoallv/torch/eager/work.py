@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any, TypeAlias
 
 import torch
+from torch.autograd import _profiler_enabled
 
 from alltoallv._calls.handle import Ended, Handle
 from alltoallv.torch.eager import profile
@@ -23,20 +24,15 @@ class Work(Handle):
     The tensors it uses stay alive until it is done, also when the handle is dropped.
     """
 
-    def wait(self, timeout: float | timedelta | None = None) -> bool:
-        """Blocks until the operator is done, at most ``timeout`` (seconds or a timedelta); returns True.
-
-        Raises:
-            CommTimeoutError: not done in time; it is still under way and may be waited for again.
-            AllToAllVError: whatever the operator raised.
-        """
-        if isinstance(timeout, timedelta):
-            timeout = timeout.total_seconds() or None  # torch's zero means no limit
-        self._wait(timeout)
-        return True
+    _seen = staticmethod(_profiler_enabled)
 
     def _waiting(self) -> contextlib.AbstractContextManager[Any]:
         return profile.waiting()
+
+    def _seconds(self, timeout: Any) -> float | None:
+        if isinstance(timeout, timedelta):
+            return timeout.total_seconds() or None  # torch's zero means no limit
+        return super()._seconds(timeout)
 
     def is_success(self) -> bool:
         """Returns True once the operator has succeeded."""

@@ -157,13 +157,14 @@ class AllToAllVGroup(EngineGroup):
         if callbacks:
             in_turn()
         comm, timeout, async_op = self.communicator, opts.timeout, opts.asyncOp
-        limit = timeout.total_seconds() if timeout > _UNSET else self._limit()
+        limit = (timeout if timeout > _UNSET else self._cpu_options._timeout).total_seconds()
         try:
             made = row.at_once(comm.core, outs, ins, parameters, limit, async_op) if row.at_once is not None else None
             if made is not None:
                 if not async_op:
                     return None
-                work = BackendWork(made[1], [made[0]], (outs, ins), self._pending, self._futures)
+                result = made[0] if type(made[0]) is list else [made[0]]
+                work = BackendWork(made[1], result, (outs, made[2]), self._pending, self._futures)
                 return self._started(work)
             plain_outs, plain_ins = self._carried(outs), self._carried(ins)
             if plain_outs is None or plain_ins is None:
@@ -203,7 +204,9 @@ class AllToAllVGroup(EngineGroup):
             if other.ended():
                 self._pending.discard(other)
         self._pending.add(work)
-        return self._kept(work)
+        if self._coalescing is not None:
+            self._coalescing.append(work)
+        return work
 
     def _hand_over(self, method: str, *args: Any) -> TorchWork:
         """Calls the base class's method, after all ranks have agreed that gloo does the call."""
@@ -282,8 +285,9 @@ def _add(row: Collective, method: Method) -> None:
             bare = not flat and (isinstance(own[0], Tensor) or isinstance(own[-1], Tensor)) if own else True
             if bare or not named.keys() <= {"opts"} or not hasattr(opts, "timeout"):
                 return of_torch(self, *given, **named)  # another way to write it, which torch translates to this one
-        ins = inputs(own[1]) if tensors == 2 else []
-        return self._run(name, row, outputs(own[0]), ins, opts, own, parameters(opts, *own[tensors:]))
+        outs = [own[0]] if outputs is None else outputs(own[0])
+        ins = [] if tensors == 1 else [own[1]] if inputs is None else inputs(own[1])
+        return self._run(name, row, outs, ins, opts, own, parameters(opts, *own[tensors:]))
 
     def call_each(self: AllToAllVGroup, *given: Any, opts: Any = None) -> TorchWork:
         if len(given) > tensors:
@@ -302,14 +306,14 @@ def _add(row: Collective, method: Method) -> None:
             setattr(AllToAllVGroup, each, function)
 
 
-def _reader(name: str, flat: bool) -> Callable[[Any], list[Tensor] | None]:
-    """Returns what finds the tensors of one side in an argument.
+def _reader(name: str, flat: bool) -> Callable[[Any], list[Tensor] | None] | None:
+    """Returns what finds the tensors of one side in an argument; None: the argument is the one tensor.
 
     It returns None if the rank has tensors on several devices, which torch's engines take.
     """
     if name.endswith("_list"):  # without entries on ranks other than the root
         return (lambda given: given) if flat else lambda given: _only(given) if given else []
-    return (lambda given: [given]) if flat else lambda given: given if len(given) == 1 else None
+    return None if flat else lambda given: given if len(given) == 1 else None
 
 
 def _only(given: list[list[Tensor]]) -> list[Tensor] | None:

@@ -64,7 +64,11 @@ class BackendWork(TorchWork):
         limit = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
         if not self._call.wait(limit if limit > 0 else -1.0):
             raise CommTimeoutError(f"the operator was not done after {limit} s; it is still under way")
-        self._settle()
+        if self._finish is not None:
+            self._settle()
+        else:
+            self._keep = None
+            self._pending.discard(self)
         return True
 
     def _settle(self) -> None:

@@ -54,9 +54,7 @@ class _Tensors(Adapter[Tensor]):
     def device(self, x: Tensor) -> str:
         return str(x.device.type)
 
-    @between_graphs
-    def call(self, function: Callable[..., T], *args: Any) -> T:
-        return function(*args)
+    call = staticmethod(between_graphs(lambda function, *args: function(*args)))
 
     def launch(self, x: Tensor, out: Tensor, start: Callable[[Region, Region, int], None]) -> None:
         if is_watched():

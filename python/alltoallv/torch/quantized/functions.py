@@ -34,7 +34,7 @@ from alltoallv.torch.eager.graphs import is_tracing
 from alltoallv.torch.eager.group import Group, device_of
 from alltoallv.torch.eager.tensors import needs_grad, row_size
 from alltoallv.torch.eager.work import Done
-from alltoallv.torch.graph import watched
+from alltoallv.torch.graph import gradients, watched
 from alltoallv.torch.graph.library import Operator
 from alltoallv.torch.graph.traced import outcome
 from alltoallv.torch.graph.watched import is_watched
@@ -68,14 +68,18 @@ def quantized_all_reduce(
     timeout: float | None = None,
 ) -> Any:
     coded, elements = coding(bits, format), grouping(group_size, input)
+    dynamic = scale is comm_quant_scale_1 is comm_quant_scale_2 is offset is out_dtype is timeout is None
+    if dynamic and not is_dynamo_compiling() and (shared := groups.on_shm(group)) is not None:
+        how = coded, elements, gather, op, overflow
+        states = None if error_feedback is None else ADAPTER.feedback.states_of(error_feedback)
+        made = _core.quantized_all_reduce(shared.core, input, out, *how, states, bool(async_op))
+        if made is NotImplemented and out is error_feedback is None and not async_op:
+            made = gradients.quantized_sum(shared, input, how)
+        if made is not None and made is not NotImplemented:
+            return calls.started(shared, made, input) if async_op else made
     options = Options(
         scale, comm_quant_scale_1, comm_quant_scale_2, offset, coded, elements, gather, op, overflow, out_dtype
     )
-    plain = options.dynamic() and out_dtype is None and error_feedback is None and timeout is None and not async_op
-    if plain and not is_dynamo_compiling() and (shared := groups.on_shm(group)) is not None:
-        result = _core.quantized_all_reduce(shared.core, input, out, *options[4:9])
-        if result is not None:
-            return result
     row = quantized_ops.quantized_all_reduce, requests.all_reduce
     return _reduced(*row, input, (), options, group, out=out, feedback=error_feedback, async_op=async_op, limit=timeout)
 
