@@ -114,8 +114,7 @@ std::vector<nb::object> Tensors::listed(const std::string& name, nb::handle tens
 }
 
 bool Tensors::is_tensor(nb::handle object) const {
-    if (adapter_.is_none()) return framework_of(object) != nullptr;
-    return nb::isinstance(object, nb::getattr(adapter_, names().tensor));
+    return !adapter_.is_none() && nb::isinstance(object, nb::getattr(adapter_, names().tensor));
 }
 
 // Checks of arguments

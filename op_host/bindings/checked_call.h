@@ -41,7 +41,7 @@ class Tensors {
     /// Returns the tensors of a list, one for each of `size` ranks.
     std::vector<nb::object> listed(const std::string& name, nb::handle tensors, int size) const;
 
-    /// True if this is one tensor, and not a list.
+    /// True if this is one tensor, and not a list; without an adapter there are only lists.
     bool is_tensor(nb::handle object) const;
 
   private:

@@ -105,13 +105,22 @@ class AllToAllVOperation(Operation):
             PeerLostError, CommTimeoutError: a rank died, left, or did not arrive.
             HcclError: on NPU, a call into HCCL failed.
         """
-        adapter = adapters.known.get(type(x)) or self._adapter(x)
-        y: A | None = adapter.call(self._core.call, x, out, timeout)
-        if y is not None:
-            return y
+        counted = self._capacity is not None or send_counts is not None
+        y: Any = None
+        if not counted:
+            adapter = adapters.known.get(type(x)) or self._adapter(x)
+            y = adapter.call(self._run, x, out, timeout)
+            if y is not None:
+                return y
         adapter = self._adapter(x)
-        y: Any = adapter.differentiated(self, x, out, None, timeout)
+        if counted:
+            return self._exchange_counted(adapter, x, (send_counts, sdispls, recv_counts), out, timeout)
+        y = adapter.differentiated(self, x, out, None, timeout)
         return adapter.call(self._exchange, adapter, x, out, timeout) if y is None else y
+
+    def _run(self, x: A, out: A | None, timeout: float | None) -> Any:
+        """Runs on tensors for which the core is set up; returns None, with nothing done, for others."""
+        return self._core.call(x, out, timeout)
 
     def _exchange(self, adapter: Adapter[A], x: A, out: A | None, timeout: float | None) -> A:
         self._find_engine(adapter, x)

@@ -59,8 +59,17 @@ def _split(options: Any, outputs: Any, inputs: Any) -> Parameters:
     return _EVEN
 
 
-def _nested(made: Any, async_op: bool) -> Any:
-    """Returns what the core has made of a list of outputs, which torch has in a list of the rank's devices."""
+def _gathered(
+    operator: str,
+    core: _core.Communicator,
+    outs: Tensors,
+    ins: Tensors,
+    parameters: Parameters,
+    limit: float | None,
+    async_op: bool,
+) -> Any:
+    """Gathers into a list of outputs, which torch has in a list of the rank's devices."""
+    made = _core.call_plain(core, operator, outs, ins[0], parameters.root, None, async_op, limit)
     return ([made[0]], *made[1:]) if async_op and made is not None else made
 
 
@@ -87,9 +96,7 @@ def _split_at_once(
     Collective,
     outputs="tensor_list",
     inputs="tensor",
-    at_once=lambda core, outs, ins, parameters, limit, async_op: _nested(
-        _core.call_plain(core, "all_gather", outs, ins[0], None, None, async_op, limit), async_op
-    ),
+    at_once=partial(_gathered, "all_gather"),
     method=Method(("allgather",), AllgatherOptions),
 )
 def all_gather(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Parameters) -> Operation:
@@ -218,9 +225,7 @@ def broadcast(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Pa
     outputs="gather_list",
     inputs="tensor",
     updates=True,
-    at_once=lambda core, outs, ins, parameters, limit, async_op: _nested(
-        _core.call_plain(core, "gather", outs, ins[0], parameters.root, None, async_op, limit), async_op
-    ),
+    at_once=partial(_gathered, "gather"),
     method=Method(("gather",), GatherOptions, _by_root),
 )
 def gather(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Parameters) -> Operation:

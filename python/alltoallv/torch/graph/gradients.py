@@ -55,8 +55,9 @@ def quantized_sum(comm: Communicator, input: Tensor, how: tuple[Any, ...]) -> Te
     """
     if torch._C._are_functorch_transforms_active():
         return None
-    made = _core.quantized_all_reduce(comm.core, input, None, *how, None, tracked=True)
-    output: Tensor | None = None if made is None else _QuantizedSum.apply(input, comm, (made,), how[3])
+    format, group_size, gather, op, overflow = how
+    made = _core.quantized_all_reduce(comm.core, input, None, format, group_size, gather, op, overflow, tracked=True)
+    output: Tensor | None = None if made is None else _QuantizedSum.apply(input, comm, (made,), op)
     return output
 
 

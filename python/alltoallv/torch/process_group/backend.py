@@ -159,7 +159,9 @@ class AllToAllVGroup(EngineGroup):
         comm, timeout, async_op = self.communicator, opts.timeout, opts.asyncOp
         limit = (timeout if timeout > _UNSET else self._cpu_options._timeout).total_seconds()
         try:
-            made = row.at_once(comm.core, outs, ins, parameters, limit, async_op) if row.at_once is not None else None
+            made, place = None, getattr(opts, "rootTensor", 0)
+            if row.at_once is not None and place == 0:
+                made = row.at_once(comm.core, outs, ins, parameters, limit, async_op)
             if made is not None:
                 if not async_op:
                     return None
@@ -170,7 +172,7 @@ class AllToAllVGroup(EngineGroup):
             if plain_outs is None or plain_ins is None:
                 return self._hand_over(method, *given, opts)
             with guard(comm, row.operator):
-                if (place := getattr(opts, "rootTensor", 0)) != 0:
+                if place != 0:
                     raise InvalidParamError(f"rootTensor is {place}, expected 0, the place of the only tensor")
                 operation = row.prepare(comm, plain_outs, plain_ins, parameters)
         except (InvalidParamError, InvalidTensorError) as error:
