@@ -98,7 +98,7 @@ def scan(
     with guard(comm, "scan"):
         x, limit = as_input("input", input), _core.read_timeout(timeout)
         dtype = core_name(x.dtype)
-        _core.check_reduction(op, dtype)
+        _core.check_reduction(op, dtype, x.dtype)
         if out is None:
             out = memory.empty(x.shape, x.dtype)
         check_output("out", out, x.dtype, x.size)
