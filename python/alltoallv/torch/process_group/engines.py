@@ -74,7 +74,7 @@ def gloo(
     threading.Thread(target=make, name="alltoallv-gloo", daemon=True).start()
     while not wait([engines], _LOOK_SECONDS).done:
         if not communicator.usable:
-            _core.barrier(communicator.core)  # raises what has ended it
+            _core.call(None, communicator.core, "barrier")  # raises what has ended it
     made = engines.result()
     made.options.global_ranks_in_group, made.options.group_name = options.global_ranks_in_group, options.group_id
     made._set_sequence_number_for_group()
