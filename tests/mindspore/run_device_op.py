@@ -19,11 +19,12 @@ from alltoallv import (
     QuantAllReduceOperation,
     QuantAllReduceParam,
     QuantType,
+    _core,
 )
 from alltoallv._calls.linear import Reduction, gathering
 from alltoallv.errors import InvalidParamError, PeerMismatchError, ValueOverflowError
 from alltoallv.mindspore import autograd, device_op, device_quantized, distributed, tensors
-from alltoallv.mindspore.adapter import LATE
+from alltoallv.mindspore.adapter import LATE, Tensors
 from alltoallv.mindspore.device_op import build
 from alltoallv.mindspore.device_quantized import launch_kernel, plan_of
 
@@ -328,6 +329,40 @@ def kernel_on_device(plan, places, stream):
     assert all(acl.aclrtFree(place) == 0 for place in there)
 
 
+def counted_on_device(core, dtype, row, x, rows, sends, sdispls, out, capacity, expects, received, status, stream):
+    """Launches the exchange on copies in device memory, as OnDevice does."""
+    assert acl.aclrtSetDevice(comm.rank) == 0
+    assert sdispls == 0
+    hosts, sizes = (x, sends, out, received, status), (rows * 4, 16, capacity * 4, 16, 48 * 8 * 4)
+    there = [ctypes.c_void_p() for _ in hosts]
+    for place, host, size in zip(there, hosts, map(ctypes.c_size_t, sizes), strict=True):
+        assert acl.aclrtMalloc(ctypes.byref(place), size, 0) == 0
+        assert acl.aclrtMemcpy(place, size, ctypes.c_void_p(host), size, 1) == 0
+    at = ctypes.c_void_p()
+    assert acl.aclrtCreateStream(ctypes.byref(at)) == 0
+    x, sends, out, received, status = [place.value for place in there]
+    exchange(core, dtype, row, x, rows, sends, 0, out, capacity, expects, received, status, at.value)
+    assert acl.aclrtSynchronizeStream(at) == 0
+    for place, host, size in list(zip(there, hosts, map(ctypes.c_size_t, sizes), strict=True))[2:]:
+        assert acl.aclrtMemcpy(ctypes.c_void_p(host), size, place, size, 2) == 0
+    assert all(acl.aclrtFree(place) == 0 for place in there)
+
+
+def with_capacity():
+    """ATB's operation with counts that MindSpore has computed, over the emulator's HCCL; and one that is refused."""
+    operation = AllToAllVOperation(AllToAllVParam(rank=comm.rank, rank_size=2), hccl, capacity=5)
+    x, counts = Tensor(np.arange(6, dtype=np.float32) + 10 * comm.rank), Tensor([1, 2]) + 0
+    received = operation(x, send_counts=counts).check()
+    begin, count = comm.rank, 1 + comm.rank
+    wanted = np.concatenate([np.arange(begin, begin + count) + 10 * j for j in range(2)])
+    right = (received.output.asnumpy()[0] == np.append(wanted, np.zeros(5 - wanted.size))).all()
+    assert received.recv_counts.asnumpy().tolist() == [count] * 2
+    operation(x, send_counts=counts, recv_counts=[count] * 2).check()
+    with pytest.raises(InvalidParamError, match="rank 0 receives more than its capacity"):
+        operation(x, send_counts=[3, 2]).check()
+    return bool(right)
+
+
 def over_hccl():
     """The quantized collectives over the emulator's HCCL, as over shared memory."""
     x = Tensor(np.random.default_rng(comm.rank).normal(size=(5, 60)).astype(np.float32))
@@ -351,6 +386,10 @@ device_quantized.plan_of, device_quantized.launch_kernel = on_device, kernel_on_
 print("over_hccl", both(over_hccl), flush=True)
 device_quantized.plan_of, device_quantized.launch_kernel = plan_of, launch_kernel
 print("kernel_calls", hccl.stats()["kernel_calls"], flush=True)
+exchange, _core.exchange_counted_on_device = _core.exchange_counted_on_device, counted_on_device
+on_cpu, Tensors.device = Tensors.device, lambda self, x: "npu"
+print("with_capacity", with_capacity(), flush=True)
+_core.exchange_counted_on_device, Tensors.device = exchange, on_cpu
 hccl.destroy()
 
 try:

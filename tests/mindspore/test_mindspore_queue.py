@@ -32,7 +32,8 @@ def test_exchange_in_mindspores_queue(with_graphs: bool, tmp_path: Path) -> None
     for said in job("run_device_op.py", str(tmp_path / "build"), *graphs, timeout=550):
         expected = ["float32 wrong 0", "bfloat16 wrong 0", "view True", "gaps True", "learnt True", "gradient True"]
         expected += ["into_outputs True", "others True", "sums True", "quantized True", "operations True"]
-        expected += ["graphs True", "quantized_graphs True"] * with_graphs + ["over_hccl True", "kernel_calls 2"]
+        expected += ["graphs True", "quantized_graphs True"] * with_graphs
+        expected += ["over_hccl True", "kernel_calls 2", "with_capacity True"]
         assert said[: len(expected)] == expected
         mismatch, *calls = said[len(expected) :]
         assert mismatch.startswith("PeerMismatchError: "), said

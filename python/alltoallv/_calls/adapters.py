@@ -65,7 +65,7 @@ class Adapter(ABC, Generic[A]):
 
     def exchange_counted(self, engine: Any, x: A, counts: Sequence[Any], capacity: int) -> Any:
         """Exchanges the elements of ``x`` by send counts, displacements and receive counts that lie on its device."""
-        raise InvalidTensorError(f"x is {self.kind}, expected an npu tensor of torch with a capacity", 14)
+        raise InvalidTensorError(f"x is {self.kind}, expected an npu tensor of torch or MindSpore with a capacity", 14)
 
     @abstractmethod
     def name(self, dtype: Any, /) -> str:

@@ -46,8 +46,8 @@ class AllToAllVOperation(Operation):
                 `alltoallv.torch.from_group` makes it. Left out, the one that the param describes is found or made at
                 the first call; tensors of a GPU use torch.distributed's default group.
             device: On NPU, the device whose family and count the param is checked against.
-            capacity: For torch tensors of an NPU whose counts lie on the device: how many elements this rank can
-                receive. The param's four arrays are empty then, and a call takes the counts.
+            capacity: For tensors of an NPU, of torch or MindSpore, whose counts lie on the device: how many elements
+                this rank can receive. The param's four arrays are empty then, and a call takes the counts.
 
         Raises:
             InvalidParamError: a field has a value that ATB refuses, too (docs/compatibility.md).
@@ -96,8 +96,8 @@ class AllToAllVOperation(Operation):
                 `alltoallv.torch.all_to_all_v`. They may lie on the device, and the host does not read them.
 
         Returns:
-            `out`, or the tensor allocated; with a capacity an `alltoallv.torch.Received`, whose output has the shape
-            ``[1, capacity]``.
+            `out`, or the tensor allocated; with a capacity the `Received` of the front end, without gradient, whose
+            output has the shape ``[1, capacity]``.
 
         Raises:
             InvalidTensorError, InvalidParamError: an argument of this rank, or of a peer, is wrong; ``code`` is ATB's.

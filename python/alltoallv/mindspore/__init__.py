@@ -62,6 +62,7 @@ from alltoallv.mindspore.quantized import (
     quantized_linear_all_reduce,
     quantized_reduce_scatter,
 )
+from alltoallv.mindspore.received import Received
 from alltoallv.mindspore.tensors import empty
 from alltoallv.mindspore.work import CommHandle
 
@@ -87,6 +88,7 @@ __all__ = [
     "QuantizedAllReduce",
     "QuantizedAllToAll",
     "QuantizedReduceScatter",
+    "Received",
     "all_gather",
     "all_gather_into_tensor",
     "all_reduce",

@@ -14,6 +14,7 @@ from alltoallv import _core
 from alltoallv._calls import experts, signature
 from alltoallv._calls.counts import Counts, Unit, integer, read_request
 from alltoallv._calls.guard import guard
+from alltoallv._calls.received import COUNT_NAMES
 from alltoallv._calls.regions import check_apart
 from alltoallv._calls.signature import described
 from alltoallv.errors import InvalidParamError, InvalidTensorError
@@ -25,7 +26,7 @@ from alltoallv.torch.eager.collectives import COLLECTIVES
 from alltoallv.torch.eager.declaration import Parameters
 from alltoallv.torch.eager.graphs import check_untimed, is_tracing
 from alltoallv.torch.eager.group import Group, device_of
-from alltoallv.torch.eager.received import COUNT_NAMES, Received, counts_on_device
+from alltoallv.torch.eager.received import Received, counts_on_device
 from alltoallv.torch.eager.tensors import (
     as_input,
     check_memory,

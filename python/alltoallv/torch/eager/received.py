@@ -8,17 +8,8 @@ import torch
 from torch import Tensor
 
 from alltoallv._calls.counts import Counts
-from alltoallv.errors import AllToAllVError, CommTimeoutError, InvalidParamError, PeerMismatchError
-
-COUNT_NAMES = "send_counts", "sdispls", "recv_counts"
-STATUS_SHAPE = (48, 8)  # words for the most cores that a kernel has
-
-_ERRORS: dict[int, tuple[type[AllToAllVError], str]] = {
-    4: (InvalidParamError, "rank {} receives more than its capacity"),
-    5: (InvalidParamError, "rank {} has a negative count in send_counts, or a region outside of its input"),
-    6: (PeerMismatchError, "rank {} has rows of another size than rank 0"),
-    7: (PeerMismatchError, "rank {} receives other counts than its recv_counts"),
-}
+from alltoallv._calls.received import raise_for
+from alltoallv.errors import InvalidParamError
 
 
 class Received(NamedTuple):
@@ -44,13 +35,7 @@ class Received(NamedTuple):
             PeerMismatchError: The same for rows of different sizes, or counts that are not the ``recv_counts`` given.
             CommTimeoutError: A rank did not come in time (HCCL_EXEC_TIMEOUT); the group's kernels are of no more use.
         """
-        for code, rank, *_ in self.status.cpu().tolist():
-            if code == 0:
-                continue
-            kind, text = _ERRORS.get(
-                code, (CommTimeoutError, "rank {} did not come in time, now or in an earlier call")
-            )
-            raise kind(f"all_to_all_v with a capacity: {text.format(rank)}")
+        raise_for(self.status.cpu().tolist())
         return self
 
 

@@ -23,6 +23,7 @@ from torch import Tensor
 from alltoallv import _core
 from alltoallv._calls.counts import Layout, overlap, packed
 from alltoallv._calls.guard import guard
+from alltoallv._calls.received import STATUS_SHAPE
 from alltoallv.errors import InvalidParamError
 from alltoallv.torch.eager import calls
 from alltoallv.torch.eager import group as groups
@@ -30,7 +31,6 @@ from alltoallv.torch.eager.calls import AnyCommunicator
 from alltoallv.torch.eager.collectives import COLLECTIVES
 from alltoallv.torch.eager.declaration import NO_PARAMETERS, Collective
 from alltoallv.torch.eager.group import Group
-from alltoallv.torch.eager.received import STATUS_SHAPE
 from alltoallv.torch.eager.tensors import as_input, shaped
 from alltoallv.torch.graph.library import Operator, known
 

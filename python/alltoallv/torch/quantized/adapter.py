@@ -11,13 +11,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from alltoallv._calls.adapters import Adapter
+from alltoallv._calls.received import COUNT_NAMES
 from alltoallv._calls.regions import Region
 from alltoallv.errors import BackendUnavailableError
 from alltoallv.quantization.spec import QuantizedReduction
 from alltoallv.torch.eager import calls
 from alltoallv.torch.eager import group as groups
 from alltoallv.torch.eager.graphs import between_graphs
-from alltoallv.torch.eager.received import COUNT_NAMES, Received, counts_on_device
+from alltoallv.torch.eager.received import Received, counts_on_device
 from alltoallv.torch.eager.tensors import as_input, check_tensor, core_name, empty, is_contiguous, region
 from alltoallv.torch.eager.work import Work
 from alltoallv.torch.engines.device import DeviceMember
