@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Backend as TorchBackend
 from torch._C._distributed_c10d import FakeProcessGroup, _DistributedBackendOptions
 
-from alltoallv import _core
+from alltoallv._calls.collectives import barrier_plan
 from alltoallv.communicator import Communicator
 from alltoallv.errors import BackendUnavailableError
 from alltoallv.torch.engines import rendezvous
@@ -74,7 +74,7 @@ def gloo(
     threading.Thread(target=make, name="alltoallv-gloo", daemon=True).start()
     while not wait([engines], _LOOK_SECONDS).done:
         if not communicator.usable:
-            _core.call(None, communicator.core, "barrier")  # raises what has ended it
+            barrier_plan(communicator).run(0, 0)  # raises what has ended it
     made = engines.result()
     made.options.global_ranks_in_group, made.options.group_name = options.global_ranks_in_group, options.group_id
     made._set_sequence_number_for_group()
