@@ -7,7 +7,7 @@ import signal
 import time
 
 import pytest
-from trouble import LIMIT, attempt, check_works, join
+from trouble import LIMIT, attempt, check_works, join, wait_for
 
 from alltoallv import Communicator, _core, membership
 from alltoallv.numpy import barrier
@@ -46,13 +46,13 @@ def before_a_second_domain(comm: Communicator, how: str) -> Communicator:
 
 @pytest.mark.parametrize("how", ["kill", "exit"])
 @pytest.mark.parametrize("meet", [in_split, in_a_second_domain, before_a_second_domain])
-def test_named_at_once(ranks, meet, how):
+def test_named_at_once(ranks, meet, how, tmp_path):
     def work(rank, size):
         comm = join(rank, size, "second", timeout=60)
         barrier(group=comm)
         failure = attempt(meet, comm, how)
-        if rank == 0:
-            time.sleep(0.5)  # not another one that has ended by now
+        (tmp_path / str(rank)).touch()
+        wait_for((tmp_path / str(1 - rank)).exists, "the error of the other")  # not of another that has ended by now
         return failure
 
     found = ranks(3, fresh=True, communicator=False, outcomes=True)(work)

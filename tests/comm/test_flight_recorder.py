@@ -15,7 +15,7 @@ from on_ranks import on_ranks
 from trouble import attempt, join, pids_of, wait_for
 
 from alltoallv import Communicator
-from alltoallv.numpy import all_reduce, all_to_all_v, barrier, broadcast
+from alltoallv.numpy import all_reduce, all_to_all_v, barrier, broadcast, recv, send
 from alltoallv_tools.cli import main
 
 FIELDS = {"seq", "operator", "dtype", "state", "bytes", "start_ns", "end_ns"}
@@ -68,7 +68,7 @@ def test_where_everybody_is(comm):
     """Asked for by one rank while another hangs: the recorder is for that."""
     pids = pids_of(comm)
     if comm.rank == 1:
-        time.sleep(1.0)
+        recv(np.zeros(1), 0, group=comm)  # once rank 0 has looked
     if comm.rank == 0:
         operators = lambda r: comm.flight_record()["ranks"][r]["operators"]  # noqa: E731
         wait_for(lambda: operators(2) and operators(2)[-1]["operator"] == "all_reduce", "rank 2's operator")
@@ -77,6 +77,7 @@ def test_where_everybody_is(comm):
         running = record["ranks"][2]["operators"][-1]
         assert (running["state"], running["end_ns"]) == ("running", 0)
         assert [r["pid"] for r in record["ranks"]] == pids
+        send(np.zeros(1), 1, group=comm)
     all_reduce(np.ones(3), group=comm)
 
 
@@ -114,7 +115,8 @@ def test_errors_leave_a_file_behind(ranks, cause, tmp_path):
     def work(comm):
         barrier(group=comm)
         if comm.rank == 1:
-            time.sleep(0.3)  # for the others to wait
+            last = lambda r: comm.flight_record()["ranks"][r]["operators"][-1]  # noqa: E731
+            wait_for(lambda: last(0)["seq"] == last(2)["seq"] == 2, "the others' operators")
             if cause == "loss":
                 os.kill(os.getpid(), signal.SIGKILL)
             if cause == "abort":

@@ -129,9 +129,9 @@ def test_monitored_barrier(rank: int, size: int, group: dist.ProcessGroup, file:
     dist.monitored_barrier(dist.new_group([0, 1]), 20.0)
     over = Path(f"{file}-over")
     if rank == 0:
-        with pytest.raises(CommTimeoutError, match=r"^Ranks 1, 2 failed to pass monitoredBarrier: rank 0 waited 0.3 s"):
+        with pytest.raises(CommTimeoutError, match=r"^Ranks 1, 2 failed to pass monitoredBarrier: rank 0 waited \d"):
             dist.monitored_barrier(every, timedelta(seconds=0.3), wait_all_ranks=True)
-        with pytest.raises(CommTimeoutError, match=r"^Rank 1 failed to pass monitoredBarrier: rank 0 waited 0.3 s"):
+        with pytest.raises(CommTimeoutError, match=r"^Rank 1 failed to pass monitoredBarrier: rank 0 waited \d"):
             dist.monitored_barrier(first, timedelta(seconds=0.3))
         with pytest.raises(CommTimeoutError, match=r"^Rank 0 timed out in monitoredBarrier: rank 0 waited"):
             dist.monitored_barrier(at_once, timedelta(0))
