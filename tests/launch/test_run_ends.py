@@ -18,13 +18,23 @@ from alltoallv_tools.cli import job
 def test_failing_rank_lets_the_others_finish(tmp_path):
     program = """
 import os, sys, time
+file = sys.argv[1]
 if os.environ["RANK"] == "1":
+    with open(file + ".new", "w") as own:
+        own.write(str(os.getpid()))
+    os.rename(file + ".new", file)
     sys.exit(3)
-time.sleep(1)
+while not os.path.exists(file):
+    time.sleep(0.01)
+with open(file) as of_rank_1:
+    failed = of_rank_1.read()
+while open(f"/proc/{failed}/stat").read().rpartition(")")[2].split()[0] != "Z":
+    time.sleep(0.01)
+time.sleep(1)  # for the launcher to see it
 print("own error", flush=True)
 sys.exit(4)
 """
-    result = run(tmp_path, program, "-n", "3")
+    result = run(tmp_path, program, "-n", "3", arguments=[str(tmp_path / "pid")])
     assert result.returncode == 3
     assert sorted(result.stdout.splitlines()) == [b"[0] own error", b"[2] own error"]
     messages = result.stderr.decode().splitlines()
@@ -68,7 +78,10 @@ time.sleep(100)
 def test_keep_going(monkeypatch, capfd, keep_going):
     """A rank fails; with keep_going the other one may take longer than ranks may otherwise."""
     monkeypatch.setattr(job, "FINISH_SECONDS", 0.2)
-    program = "import os, sys, time; os.environ['RANK'] == '1' and sys.exit(3); time.sleep(2); print('went on')"
+    program = (
+        f"import os, sys, time; os.environ['RANK'] == '1' and sys.exit(3); time.sleep({2 if keep_going else 60}); "
+    )
+    program += "print('went on')"
     assert job.Job([sys.executable, "-c", program], 2, keep_going=keep_going).run() == 3
     out, error = capfd.readouterr()
     assert out == ("[0] went on\n" if keep_going else "")
