@@ -63,7 +63,7 @@ def test_doctor_writes_a_report(tmp_path: Path) -> None:
     wrong = {name: case for name, case in report["cases"].items() if not case["ok"]}
     assert not wrong, report["stderr"]
     assert len(report["cases"]) > 15
-    ran = {"quantized", "hosts", "mismatch", "lists", "group", "aclgraph", "rank_table", "matmuls"}
+    ran = {"quantized", "kernels", "hosts", "mismatch", "lists", "group", "aclgraph", "rank_table", "matmuls"}
     assert ran | {"dispatch_and_combine"} <= {name for name, case in report["cases"].items() if "left_out" not in case}
     assert report["cases"]["alltoallv_gmm"]["left_out"].startswith("ep_world_size is 2, expected one of 8, 16")
     assert {case["where"] for case in report["cases"].values()} == {f"2 emulated {report['soc']}, 1 host"}

@@ -16,7 +16,13 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import alltoallv.torch as at
 from alltoallv import AllToAllVParam, Communicator, _core
-from alltoallv.errors import BackendUnavailableError, InvalidParamError, InvalidTensorError, PeerMismatchError
+from alltoallv.errors import (
+    BackendUnavailableError,
+    CommTimeoutError,
+    InvalidParamError,
+    InvalidTensorError,
+    PeerMismatchError,
+)
 from alltoallv.testing.golden import assert_bits_equal
 
 
@@ -242,6 +248,25 @@ def test_where_a_rank_has_no_windows_hccl_serves_all(rank: int, size: int) -> No
         with pytest.raises(BackendUnavailableError, match=r"rank 1: .*HcclGetHcclBuffer returned 2"):
             at.all_to_all_v(x.to(device), ones, capacity=4, group=comm)
         assert comm.usable
+
+
+@on_ranks(2, communicator=False, env={"HCCL_EXEC_TIMEOUT": "1"})
+def test_a_rank_that_does_not_come_is_named(rank: int, size: int) -> None:
+    """In bounded time, by the kernel itself; from then on the group's kernels are of no more use, on any rank."""
+    with (
+        communicator(rank, check="off") as (comm, device),
+        Communicator.from_env("host", backend="shm", timeout=30) as host,
+    ):
+        x, ones = torch.ones(size, device=device), torch.ones(size, dtype=torch.int64, device=device)
+        assert _core.why_no_kernels(comm.core) == ""
+        if rank == 0:
+            with pytest.raises(CommTimeoutError, match="rank 1 did not come in time"):
+                at.all_to_all_v(x, ones, capacity=2, group=comm).check()
+        at.barrier(host)
+        received = at.all_to_all_v(x, ones, capacity=2, group=comm)
+        with pytest.raises(CommTimeoutError, match="rank 1 did not come in time"):
+            received.check()
+        assert not received.output.any()
 
 
 @on_ranks(2, communicator=False)

@@ -154,6 +154,28 @@ def check_quantized(comm: Communicator, device: torch.device) -> None:
     same(at.quantized_all_reduce(ones.to(device), group=comm), torch.full((1000,), comm.size * (comm.size + 1) / 2))
 
 
+def check_kernels(comm: Communicator, device: torch.device) -> None:
+    """Exchanges rows by counts on the device, at once and in a graph that is replayed with other counts."""
+    if reason := _core.why_no_kernels(comm.core):
+        raise LeftOut(reason)
+    w, r = comm.size, comm.rank
+    x = (torch.arange(4 * w, dtype=torch.float32).view(2 * w, 2) + 100 * r).to(device)
+    counts = torch.ones(w, dtype=torch.int64).to(device)
+
+    def exchanged(received: at.Received, count: int) -> None:
+        rows = [torch.arange(4 * w, dtype=torch.float32).view(2 * w, 2)[count * r : count * (r + 1)] for _ in range(w)]
+        same(received.check().output[: w * count], torch.cat([part + 100 * j for j, part in enumerate(rows)]))
+
+    exchanged(at.all_to_all_v(x, counts, capacity=2 * w, group=comm), 1)
+    graph = torch.npu.NPUGraph()
+    with torch.npu.graph(graph):
+        received = at.all_to_all_v(x, counts, capacity=2 * w, group=comm)
+    for count in (1, 2):
+        counts.fill_(count)
+        graph.replay()
+        exchanged(received, count)
+
+
 def check_hosts(comm: Communicator, device: torch.device) -> None:
     """Runs the ranks as if each had its own host, so that they agree over TCP."""
     if comm.size < 2:
@@ -248,6 +270,7 @@ def main() -> int:
     with case("communicator"):
         comm = Communicator.from_env("doctor", backend="hccl", timeout=TIMEOUT)
     if comm is not None:
+        report["kernels"] = _core.why_no_kernels(comm.core) or "serve"
         report["falls_back"] = bool(comm.stats()["falls_back"])
         exchanges = Exchanges(comm, device)
         for name in DTYPES:
@@ -255,7 +278,15 @@ def main() -> int:
                 exchanges.check(getattr(torch, name))
         with case("all_to_all_v async"):
             exchanges.check(torch.float32, async_op=True)
-        checks = [check_reductions, check_lists, check_quantized, check_operator, check_gradient, check_mismatch]
+        checks = [
+            check_reductions,
+            check_lists,
+            check_quantized,
+            check_kernels,
+            check_operator,
+            check_gradient,
+            check_mismatch,
+        ]
         if job.master_addr:
             dist.init_process_group("hccl")
             checks += [check_hosts, check_group, npu_programs.check_aclgraph, npu_programs.check_rank_table]
