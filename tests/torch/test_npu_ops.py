@@ -213,3 +213,13 @@ def test_fused_operators_compute_their_formulas(grouped: Grouped, size: int, bac
         fused_trouble.check(torch.device("cpu"), group.group_name, rank, size)
 
     grouped(size, backend=backend)(check)
+
+
+def test_every_argument_is_done_or_refused_or_ignored(grouped: Grouped) -> None:
+    def check(rank: int, size: int, group: dist.ProcessGroup) -> None:
+        import npu_arguments
+
+        os.environ["ALLTOALLV_NPU_LIMITS"] = "relax"
+        npu_arguments.check_all(group.group_name)
+
+    grouped(1, backend="gloo")(check)

@@ -196,6 +196,8 @@ def weight_quant_batchmatmul(
     antiquant_group_size: int,
 ) -> Tensor:
     expect(antiquant_scale.is_floating_point(), "antiquant_scale", antiquant_scale, "floating point")
+    alone = quant_offset is not None and quant_scale is None
+    expect(not alone, "quant_offset", quant_offset, "None, where there is no quant_scale")
     y = product(x, antiquantize(weight, antiquant_scale, antiquant_offset, antiquant_group_size, x.dtype))
     y = y if bias is None else y + bias.float()
     if quant_scale is None:
@@ -318,6 +320,8 @@ def _one_group(
         size = -(-x.size(-1) // groups) if groups else 0
         weight = antiquantize(weight, antiquant_scale, antiquant_offset, size, x.dtype)
     expect(weight.dtype == x.dtype, "weight", weight, f"{x.dtype}, as x, where no scales say otherwise")
+    for argument, value in (("scale", scale), ("per_token_scale", token)):
+        expect(value is None, argument, value, "None for floating point numbers")
     y = product(x, weight)
     return activate(y if bias is None else y + bias.float()).to(dtype)
 
@@ -465,6 +469,7 @@ def dequant_swiglu_quant(
         values = torch.cat(values.chunk(2, -1)[::-1], -1)
     values = swish_of_first(values, -1)
     if quant_mode == 1:
+        expect(quant_offset is None, "quant_offset", quant_offset, "None, where quant_mode is 1")
         if quant_scale is not None:
             values = values * of_rows(quant_scale)
         y, scale = quantize_rows(values, torch.int8)

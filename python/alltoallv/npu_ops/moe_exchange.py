@@ -201,8 +201,8 @@ def _dispatch(
     same = check_moe(experts, x, expert_ids, *given)
     expect(len(x) == len(expert_ids), "x", x, f"{len(expert_ids)} rows, as many as expert_ids has")
     shape = experts.extra + experts.moe, x.size(1)
-    fits = quant_mode == 0 or scales is None or scales.shape == shape
-    expect(fits, "scales", scales, f"the shape {shape}: a row for each expert")
+    fits = scales is None or (quant_mode == 2 and scales.shape == shape)
+    expect(fits, "scales", scales, f"the shape {shape}, a row for each expert, and None with quant_mode 0")
     same |= {"quant_mode": quant_mode, "expert_token_nums_type": expert_token_nums_type}
     for argument, value in (("scales", scales), ("expert_scales", expert_scales)):
         same[f"the presence of {argument}"] = int(value is not None)
@@ -444,6 +444,8 @@ def _shared(
 ) -> Tensor:
     """Returns the product of the shared expert's rows, times its scales."""
     expect((x is None) == (weight is None), "mm_weight", weight, "a matrix exactly where mm_x is given")
+    for argument, scale in zip(("mm_x_scale", "mm_weight_scale"), scales, strict=True):
+        expect(x is not None or scale is None, argument, scale, "None, where there is no mm_x")
     if x is None or weight is None:
         return torch.zeros(0, dtype=dtype)
     expect(x.dim() == 2, "mm_x", x, "two dimensions")

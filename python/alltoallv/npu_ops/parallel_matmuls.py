@@ -53,6 +53,9 @@ def _checked(
     equal = shared is None or shared % group.size == 0
     expect(equal, "x1 @ x2", f"of shape {(*x1.shape[:-1], columns)}", f"what {group.size} ranks share equally")
     expect(bias is None or bias.shape in ((columns,), (1, columns)), "bias", bias, f"{columns} numbers")
+    first, *others = scales
+    alone = scales[first] is not None and scales[others[0]] is None
+    expect(not alone, first, scales[first], f"None, where {others[0]} is")
     for number, (argument, scale) in enumerate(scales.items()):
         count = columns if number else rows
         expect(scale is None or scale.numel() in (1, count), argument, scale, f"one number or {count}")
@@ -84,6 +87,8 @@ def _of_rows(scale: Tensor, x: Tensor) -> Tensor:
 
 def _result_dtype(x: Tensor, scale: Tensor | None, asked: int | torch.dtype | None, argument: str) -> torch.dtype:
     if scale is None:
+        same = dtype_of(asked, x.dtype, argument) == x.dtype
+        expect(same, argument, asked, f"None or {x.dtype}, where there is no x2_scale")
         return x.dtype
     return dtype_of(asked, torch.float16 if scale.dtype == torch.int64 else torch.bfloat16, argument)
 
@@ -154,6 +159,9 @@ def mm_all_reduce_base(
     """
     group, (first, second) = groups.named(hcom), (comm_quant_scale_1, comm_quant_scale_2)
     expect((first is None) == (second is None), "comm_quant_scale_2", second, "a scale where comm_quant_scale_1 is one")
+    for argument, value in (("antiquant_offset", antiquant_offset), ("antiquant_group_size", antiquant_group_size)):
+        given = isinstance(value, Tensor) or bool(value)
+        expect(antiquant_scale is not None or not given, argument, value, "none, where there is no antiquant_scale")
     if antiquant_scale is not None:
         x2 = antiquantize(x2, antiquant_scale, antiquant_offset, antiquant_group_size, x1.dtype)
     scales = {"pertoken_scale": pertoken_scale, "dequant_scale": dequant_scale}
