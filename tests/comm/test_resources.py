@@ -5,10 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import re
+import resource
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -268,3 +271,35 @@ def test_reading_peers_is_refused_after_joining(ranks, size, options, error):
         return comm.usable
 
     assert all(ranks(size, **options)(work))
+
+
+def test_messages_that_are_not_taken_yet_cost_their_receiver_little(ranks):
+    """Between hosts small data go with the offer, up to a few MiB for each peer."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    many, x = 1500, np.arange(1000.0)
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+    def work(rank, size):
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        comm, y = join(rank, size, timeout=60, backend="tcp"), np.empty_like(x)
+        if rank == 0:
+            send(x, 1, tag=1, group=comm)  # from the first message on the other listens
+            works = [isend(x + k, 1, group=comm) for k in range(many)]
+            send(x, 1, tag=1, group=comm)
+            for one in works:
+                one.wait()
+            return 0
+        recv(y, 0, tag=1, group=comm)
+        before = resident()
+        recv(y, 0, tag=1, group=comm)
+        cost = resident() - before
+        for k in range(many):
+            recv(y, 0, group=comm)
+            assert (y == x + k).all()
+        return cost
+
+    assert ranks(2, communicator=False, fresh=True)(work)[1] < many * x.nbytes * 2 / 3

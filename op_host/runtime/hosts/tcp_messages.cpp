@@ -20,6 +20,7 @@ namespace {
 
 constexpr size_t little = 64 << 10;         // bytes that travel with an offer
 constexpr size_t little_on_host = 8 << 10;  // to a rank that shares memory
+constexpr size_t most_offered = 4 << 20;    // bytes that a peer keeps of offers that it has not taken
 constexpr int step_ms = 20;
 constexpr double last_words = 1.0;  // seconds
 
@@ -139,9 +140,13 @@ void TcpMessages::offer(Post& post) {
     Connection& to = connections_[static_cast<size_t>(post.asked.peer)];
     post.number = ++to.sent;
     Frame frame{Say::offer, post.asked.tag, post.number, 0, post.asked.count, post.asked.dtype};
-    if (post.bytes() <= (shares_memory(post, post.asked.peer) ? little_on_host : little) ||
-        post.asked.peer == control_.rank())
+    const bool is_little = post.bytes() <= (shares_memory(post, post.asked.peer) ? little_on_host : little);
+    if (post.asked.peer == control_.rank()) {
         frame.bytes = post.bytes();
+    } else if (is_little && to.offered + post.bytes() <= most_offered) {
+        frame.bytes = post.offered = post.bytes();
+        to.offered += post.offered;
+    }
     say(post.asked.peer, frame, post.data(), frame.bytes);
 }
 
@@ -329,6 +334,7 @@ void TcpMessages::finish(Post& post, const std::optional<Error>& error) {
             if (words.bytes > 0 && post.sends() && is_of(words.data))
                 words.own.append(words.data, std::exchange(words.bytes, 0));
     }
+    if (post.sends()) connections_[static_cast<size_t>(post.asked.peer)].offered -= std::exchange(post.offered, 0);
     control_.messages_under_way.fetch_sub(1);
     post.work->finish(error ? std::make_exception_ptr(*error) : nullptr);
 }

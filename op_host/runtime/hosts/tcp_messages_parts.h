@@ -36,6 +36,7 @@ struct TcpMessages::Frame {
 struct TcpMessages::Post : MessagePost {
     std::shared_ptr<Pending> work;
     uint64_t number = 0;       // once offered or matched
+    size_t offered = 0;        // bytes of a send that have gone with its offer
     bool met = false;          // a receive that has an offer
     bool waits = false;        // a send that the receiver has told to wait
     MessageWorkPtr carried{};  // its data, on their way through shared memory
@@ -54,7 +55,8 @@ struct TcpMessages::Offer {
 
 struct TcpMessages::Connection {
     UniqueFd socket;
-    uint64_t sent = 0;  // number of messages
+    uint64_t sent = 0;   // number of messages
+    size_t offered = 0;  // bytes that have gone with offers, of messages under way
     std::deque<Offer> offers;
 
     /// Bytes to send: heads and small data are copied, large data stay in place.
