@@ -43,15 +43,13 @@ struct CountedOnDevice {
     int64_t capacity = 0;           ///< rows of the output
     bool expects = false;           ///< recv_counts are those that must come; else they are filled
     void* recv_counts = nullptr;
-    void* status = nullptr;  ///< int32, [most_lanes, 8]: filled as aclnn_all_to_all_v.h says
+    void* status = nullptr;  ///< int32, [most lanes, 8]: filled as aclnn_all_to_all_v.h says
     aclrtStream stream = nullptr;
 };
 
 /// The kernels of one communicator.
 class Kernels {
   public:
-    static constexpr int64_t most_lanes = 48;
-
     /// Collective: makes the windows of HCCL's communicator `group`. Throws an error of class hccl.
     Kernels(std::string group, const std::string& where);
     /// Gives the windows back. All that has been launched must be done.
