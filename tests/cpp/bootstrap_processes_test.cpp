@@ -193,6 +193,22 @@ TEST(nonsense_before_the_root) {
     }));
 }
 
+/// A process of this user listens on all foreseeable names and says nothing: ranks meet all the same.
+TEST(silence_on_the_names) {
+    all_pass(run_processes(1, [](int) {
+        std::vector<UniqueFd> held;
+        for (int attempt = 0; attempt < name_attempts; ++attempt)
+            held.push_back(listen_abstract(socket_name(options_of(0, 2), attempt)));
+        std::vector<pid_t> ranks;
+        for (const int rank : {0, 1})
+            ranks.push_back(spawn("rank", [&held, rank] {
+                held.clear();
+                check_membership(processes, options_of(rank, 2));
+            }));
+        for (const pid_t rank : ranks) CHECK_EQ(wait_for(rank), 0);
+    }));
+}
+
 UniqueFd bound_socket(const std::string& name) {
     UniqueFd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
     sockaddr_un address{};

@@ -17,6 +17,7 @@
 #include <fstream>
 #include <set>
 #include <thread>
+#include <vector>
 
 #include "runtime/base/place.h"
 #include "runtime/base/seconds_text.h"
@@ -65,8 +66,16 @@ class Joiner {
     }
 
   private:
+    /// Who listens on a name; it is the root if it answers.
+    struct Candidate {
+        std::string name;
+        pid_t pid = 0;
+        UniqueFd socket, pidfd;
+    };
+
     /// Connects to the root, retrying until it has come, and sends a hello. Returns with `welcome_` unset if that
-    /// connection failed (for instance, because a root had just stopped listening).
+    /// connection failed (for instance, because a root had just stopped listening), or has not been answered for long:
+    /// then the root may have another name.
     void find_root() {
         // The root of a job that makes many groups is only a moment late.
         bool found = connect_once();
@@ -74,32 +83,81 @@ class Joiner {
             sched_yield();
             found = connect_once();
         }
+        Message message;
         for (const auto since = Clock::now(); !found; found = connect_once()) {
             const auto waited = std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - since);
+            if (hears_silent(message)) return hear(message);
             pause(std::clamp(waited / 8, shortest_pause, longest_pause));  // then it is at most an eighth late itself
         }
-        Message message;
-        if (try_send(socket_.get(), encode_hello(options_)) == IoStatus::done && is_answered(message))
+        if (try_send(candidate_.socket.get(), encode_hello(options_)) == IoStatus::done && is_answered(message))
             hear(message);
         else
             pause(std::chrono::milliseconds(1));
     }
 
-    /// True if the root may have sent this answer. Other answers come from a stranger.
+    /// Waits until the candidate, or one that was silent before, has answered as the root may do: it is the root. False
+    /// if the candidate is none, or still silent.
     bool is_answered(Message& message) {
+        const auto end = Clock::now() + silence;
+        for (;;) {
+            const bool ended = has_ended(candidate_.pidfd);  // checked first: what it sent before it ended still counts
+            if (const auto answer = answer_of(candidate_, message)) return *answer && become_root(candidate_);
+            if (ended) return false;
+            if (hears_silent(message)) return true;
+            if (Clock::now() >= end) {
+                silent_.push_back(std::move(candidate_));
+                return false;
+            }
+            patience_.tick();
+            if (patience_.expired()) {
+                (void)become_root(candidate_);
+                while (next(message)) {  // asks it for the reason
+                    const std::optional<Packet> packet = decode(message.data);
+                    if (packet && packet->kind == MessageKind::failure) return true;
+                }
+                return false;
+            }
+            std::vector<pollfd> items{{candidate_.socket.get(), POLLIN, 0}, {candidate_.pidfd.get(), POLLIN, 0}};
+            for (const Candidate& one : silent_) items.push_back({one.socket.get(), POLLIN, 0});
+            ::poll(items.data(), items.size(), std::max(1, patience_.slice_ms()));
+        }
+    }
+
+    /// Returns whether the answer is one that the root may have sent; nothing if there is none yet.
+    static std::optional<bool> answer_of(const Candidate& of, Message& message) {
         try {
-            if (!next(message)) return false;
-        } catch (const Error& error) {
-            if (error.kind() == ErrorClass::comm_timeout) throw;
+            const IoStatus status = try_receive(of.socket.get(), message);
+            if (status == IoStatus::again) return std::nullopt;
+            const std::optional<Packet> packet = decode(message.data);
+            return status == IoStatus::done && packet &&
+                   (packet->kind == MessageKind::welcome || packet->kind == MessageKind::failure);
+        } catch (const Error&) {
             return false;
         }
-        const std::optional<Packet> packet = decode(message.data);
-        return packet && (packet->kind == MessageKind::welcome || packet->kind == MessageKind::failure);
+    }
+
+    /// True if one that was silent has answered: it is the root.
+    bool hears_silent(Message& message) {
+        for (Candidate& one : silent_) {
+            const auto answer = answer_of(one, message);
+            if (answer && *answer) return become_root(one);
+            if (answer || has_ended(one.pidfd)) one.socket.reset();
+        }
+        std::erase_if(silent_, [](const Candidate& one) { return !one.socket; });
+        return false;
+    }
+
+    bool become_root(Candidate& from) {
+        root().pid = from.pid;
+        socket_ = std::move(from.socket);
+        root_pidfd_ = std::move(from.pidfd);
+        return true;
     }
 
     void pause(std::chrono::microseconds length) {
         patience_.tick();
         if (patience_.expired()) {
+            if (!silent_.empty()) throw unanswered(silent_[0].pid);
             throw comm_timeout("rank ", name_of(options_, 0), " had not opened ", describe(options_), " after ",
                                seconds_text(options_.timeout));
         }
@@ -122,15 +180,21 @@ class Joiner {
     }
 
     bool connect_to(const std::string& name) {
+        if (std::ranges::any_of(silent_, [&](const Candidate& one) { return one.name == name; })) return false;
         Connection connection = connect_abstract(name);
         if (connection.error != 0) return false;
         const Credentials listener = peer_credentials(connection.socket.get());
         if (listener.uid != geteuid()) return false;  // an impostor: send it nothing
-        root_pidfd_ = open_pidfd(listener.pid);
-        if (!is_alive(listener.pid, root_pidfd_)) return false;
-        socket_ = std::move(connection.socket);
-        root().pid = listener.pid;
-        return true;
+        UniqueFd pidfd = open_pidfd(listener.pid);
+        if (!is_alive(listener.pid, pidfd)) return false;
+        Candidate found{name, listener.pid, std::move(connection.socket), std::move(pidfd)};
+        if (silent_.empty()) {
+            candidate_ = std::move(found);
+            return true;
+        }
+        // All others at once, beside those that are silent.
+        if (try_send(found.socket.get(), encode_hello(options_)) == IoStatus::done) silent_.push_back(std::move(found));
+        return false;
     }
 
     /// Waits for the root's next message. Returns false when the root is gone.
@@ -156,9 +220,13 @@ class Joiner {
             const double ms = std::min(std::ceil(options_.timeout * 1000), 2e9);
             try_send(socket_.get(), encode(MessageKind::expired, static_cast<int32_t>(ms)));
         } else if (now >= give_up_at_) {
-            throw comm_timeout("after ", seconds_text(options_.timeout), " rank ", name_of(options_, 0), " (pid ",
-                               root().pid, ") had not answered while opening ", describe(options_));
+            throw unanswered(root().pid);
         }
+    }
+
+    Error unanswered(pid_t pid) const {
+        return comm_timeout("after ", seconds_text(options_.timeout), " rank ", name_of(options_, 0), " (pid ", pid,
+                            ") had not answered while opening ", describe(options_));
     }
 
     void hear(Message& message) {
@@ -230,7 +298,9 @@ class Joiner {
     const BootstrapOptions& options_;
     Patience patience_;
     Membership membership_;
-    UniqueFd socket_, root_pidfd_;
+    UniqueFd socket_, root_pidfd_;  ///< of the root
+    Candidate candidate_;
+    std::vector<Candidate> silent_;
     int rounds_ = 0;  ///< attempts to find the names
     int missing_sockets_ = options_.size - 1;
     bool welcome_ = false, confirmed_ = false, committed_ = false;

@@ -29,6 +29,7 @@ enum class MessageKind : uint32_t {
     commit,   ///< root: everybody holds everything
     expired,  ///< peer: its timeout of `value` ms has passed
     failure,  ///< both: value = ErrorClass, body = ErrorType and text
+    present,  ///< another root of the domain asks if this is one, and gets the same as an answer
 };
 
 struct Packet {

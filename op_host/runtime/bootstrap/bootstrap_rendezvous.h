@@ -3,6 +3,7 @@
 
 #include <sys/types.h>
 
+#include <chrono>
 #include <string>
 
 #include "runtime/base/unique_fd.h"
@@ -12,6 +13,9 @@ namespace alltoallv {
 
 /// Number of names that the root tries in turn. Another user may hold some of them, but nothing is sent to that user.
 inline constexpr int name_attempts = 16;
+
+/// How long a process of this user that holds a name may be silent before its name is passed over.
+inline constexpr std::chrono::seconds silence{2};
 
 /// The end of an error: what keeps two ranks from knowing each other's processes, and its cure.
 inline constexpr const char* different_namespaces =

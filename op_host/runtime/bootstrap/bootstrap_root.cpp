@@ -81,25 +81,56 @@ class Root {
         Clock::time_point came = Clock::now();
     };
 
+    /// Holds a name, and is asked if it is a root.
+    struct Holder {
+        UniqueFd asked;
+        Clock::time_point since{};  ///< of its silence
+    };
+
+    /// True if it answers as a root of this domain does, or may yet do so.
+    static bool is_root(Holder& holder, UniqueFd socket) {
+        const auto now = Clock::now();
+        if (holder.since == Clock::time_point{}) holder.since = now;
+        if (!holder.asked) {
+            holder.asked = std::move(socket);
+            try_send(holder.asked.get(), encode(MessageKind::present));
+        }
+        try {
+            Message message;
+            const IoStatus status = try_receive(holder.asked.get(), message);
+            if (status != IoStatus::again) holder.asked.reset();
+            const std::optional<Packet> packet = decode(message.data);
+            if (status == IoStatus::done && packet && packet->kind == MessageKind::present) holder.since = now;
+        } catch (const Error&) {
+            holder.asked.reset();  // too long for an answer
+        }
+        return now - holder.since < silence;
+    }
+
     /// Listens on the first free name, or else on an unpredictable one.
     void open() {
         using std::chrono::milliseconds;
         std::array<Clock::time_point, name_attempts> unanswered{};
+        std::array<Holder, name_attempts> holders;
         for (int pause_ms = 1;; pause_ms = std::min(2 * pause_ms, 20)) {
             std::string holder;
             for (int attempt = 0; attempt < name_attempts; ++attempt) {
                 const std::string name = socket_name(options_, attempt);
-                listener_ = listen_abstract(name);
+                if (holder.empty()) listener_ = listen_abstract(name);
                 if (listener_) return;
-                const Connection connection = connect_abstract(name);
+                Connection connection = connect_abstract(name);
                 if (connection.error == 0) {
                     const Credentials credentials = peer_credentials(connection.socket.get());
                     const bool ours = credentials.uid == geteuid();
                     if (!ours || !is_alive(credentials.pid, open_pidfd(credentials.pid))) continue;
+                    if (!is_root(holders[static_cast<size_t>(attempt)], std::move(connection.socket))) continue;
                     // Most likely this is an earlier bootstrap of this domain that is just ending.
-                    holder = "pid " + std::to_string(credentials.pid) + " of this user, which is opening the same one";
-                    break;
+                    if (holder.empty())
+                        holder =
+                            "pid " + std::to_string(credentials.pid) + " of this user, which is opening the same one";
+                    continue;  // those of the next names are asked meanwhile
                 }
+                if (!holder.empty()) continue;
                 if (connection.error != ECONNREFUSED && connection.error != EAGAIN) continue;
                 // Bound and silent: it is gone by now, about to listen, or holds the name without answering.
                 const auto now = Clock::now();
@@ -110,7 +141,7 @@ class Root {
                     break;
                 }
             }
-            if (holder.empty()) {  // other users hold all names
+            if (holder.empty()) {  // others hold all names
                 listener_ = listen_abstract(found_name_prefix(options_) + hex(random_digest()).substr(0, 32));
                 if (listener_) return;
             }
@@ -216,6 +247,11 @@ class Root {
             message.data.clear();  // too long
         }
         const std::optional<Packet> packet = decode(message.data);  // nothing in an empty message
+        if (packet && packet->kind == MessageKind::present) {
+            try_send(stranger.socket.get(), encode(MessageKind::present));
+            stranger.socket.reset();
+            return;
+        }
         const std::optional<BootstrapOptions> hello = packet ? decode_hello(*packet) : std::nullopt;
         if (const auto reason = hello ? why_no_member(packet->version, *hello, options_) : std::nullopt) {
             refused_ = "; pid " + std::to_string(stranger.pid) + " was refused: " + reason->what();
