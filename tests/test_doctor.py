@@ -235,8 +235,15 @@ def test_kernels():
     assert document["kernels"]["where"] == "the emulator"
     compared = document["kernels"]["compared"]
     for case in ("division", "ties", "subnormals", "zeros", "nan", "infinity", "minus infinity", "largest"):
-        for name in (f"quantize, float16, {case}: codes", f"dequantize and sum, float32, {case}"):
-            assert compared[name] == {"elements": 640, "different": 0}
+        for bits in (8, 4):
+            assert compared[f"quantize, int{bits}, float16, {case}: codes"]["elements"] == 80 * bits
+            assert compared[f"dequantize and sum, int{bits}, float32, {case}"]["elements"] == 640
+            between = f"quantized all-reduce of 4 ranks by one kernel, int{bits}, float16, {case}"
+            assert compared[between]["elements"] == 4 * 640
+    for case in ("one scale", "channels", "nan and infinity"):
+        assert f"shared scale, float16, {case}" in compared
+        assert f"quantized all-reduce of 4 ranks by one kernel, shared scale, float32, {case}" in compared
+    assert "all-to-all-v of 4 ranks by one kernel, counts 2: rows" in compared
     assert not any(case["different"] for case in compared.values())
 
 
@@ -245,9 +252,19 @@ def test_kernels_say_which_bits_differ():
     assert case == {
         "elements": 3, "different": 1, "first": {"index": 2, "got": "40800000", "expected": "40400000"}
     }  # fmt: skip
-    line = kernels.judge("a kernel", case, "a device")
-    assert line.status == "no"
+    same = {"elements": 3, "different": 0}
+    summary, line = kernels.judged({"a kernel, x": same, "a kernel, y": case, "a kernel, z": same}, "a device")
+    assert (summary.name, summary.status) == ("a kernel", "ok")
+    assert summary.detail == "6 of 6 elements equal in 2 cases, on a device"
+    assert (line.name, line.status) == ("a kernel, y", "no")
     assert line.detail == "1 of 3 differ, on a device: element 2 is 40800000, expected 40400000"
+
+
+def test_a_bit_that_differs_fails_the_command(monkeypatch, capsys):
+    case = {"elements": 3, "different": 1, "first": {"index": 2, "got": "40800000", "expected": "40400000"}}
+    monkeypatch.setattr(kernels, "run", lambda: (kernels.judged({"quantize, nan": case}, "a device"), {}))
+    assert main(["doctor", "--kernels"]) == 1
+    assert "element 2 is 40800000, expected 40400000" in capsys.readouterr().out
 
 
 def test_kernels_without_libraries(monkeypatch):

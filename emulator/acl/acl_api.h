@@ -147,7 +147,6 @@ aclError aclrtHostUnregister(void* ptr);
 aclError aclrtPointerGetAttributes(const void* ptr, aclrtPtrAttributes* attributes);
 aclError aclrtGetMemInfo(aclrtMemAttr attr, size_t* free, size_t* total);
 aclError aclrtMemset(void* devPtr, size_t maxCount, int32_t value, size_t count);
-aclError aclrtMemsetAsync(void* devPtr, size_t maxCount, int32_t value, size_t count, aclrtStream stream);
 
 // --- streams ---
 aclError aclrtCreateStreamWithConfig(aclrtStream* stream, uint32_t priority, uint32_t flag);

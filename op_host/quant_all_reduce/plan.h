@@ -32,18 +32,19 @@ constexpr Plan<alltoallv_kernels::QuantizeTiling> plan_quantize(uint64_t count, 
     return {{count, group, type, bits}, cores_for_groups(count, group, cores)};
 }
 
-/// Values that do not fit saturate.
 constexpr Plan<alltoallv_kernels::DequantizeSumTiling> plan_dequantize_sum(uint32_t ranks, uint64_t count,
                                                                            uint64_t group, uint32_t type, uint32_t bits,
+                                                                           bool saturate, bool average,
                                                                            uint32_t cores) {
-    return {{count, group, ranks, type, 1, 0, bits, 0}, cores_for_groups(count, group, cores)};
+    return {{count, group, ranks, type, saturate, average, bits, 0}, cores_for_groups(count, group, cores)};
 }
 
-/// Cores take blocks of 32 elements. Values that do not fit saturate.
+/// Cores take blocks of 32 elements.
 constexpr Plan<alltoallv_kernels::SharedScaleTiling> plan_shared_scale_sum(uint32_t ranks, uint64_t count,
                                                                            uint64_t channels, uint32_t type,
-                                                                           uint32_t scale_type, uint32_t cores) {
-    return {{count, channels, ranks, type, scale_type, 1}, cores_for_groups(count, 32, cores)};
+                                                                           uint32_t scale_type, bool saturate,
+                                                                           uint32_t cores) {
+    return {{count, channels, ranks, type, scale_type, saturate}, cores_for_groups(count, 32, cores)};
 }
 
 }  // namespace alltoallv

@@ -59,14 +59,14 @@ struct Coded {
     std::vector<float> scales;
 };
 
-/// The definition: absmax / 127 per group, half to even.
-Coded quantized(const std::vector<float>& x, size_t group) {
+/// The definition: absmax / 127 or 7 per group, half to even.
+Coded quantized(const std::vector<float>& x, size_t group, float most = 127) {
     Coded result{std::vector<int8_t>(x.size()), {}};
     for (size_t begin = 0; begin < x.size(); begin += group) {
         const size_t end = std::min(x.size(), begin + group);
         float largest = 0;
         for (size_t i = begin; i < end; ++i) largest = std::max(largest, std::fabs(x[i]));
-        const float scale = largest / 127;
+        const float scale = largest / most;
         result.scales.push_back(scale);
         for (size_t i = begin; i < end; ++i)
             result.codes[i] = static_cast<int8_t>(scale == 0 ? 0 : std::nearbyint(x[i] / scale));
@@ -78,12 +78,15 @@ float decoded(const Coded& coded, size_t group, size_t i) {
     return static_cast<float>(coded.codes[i]) * coded.scales[i / group];
 }
 
-/// Quarters whose largest of a group is 127 / 4, so that no rounding depends on how a scale is used.
-std::vector<float> data(int rank, size_t count, size_t group) {
+/// Quarters whose largest of a group is 127 / 4 or 7 / 4, so that no rounding depends on how a scale is used.
+std::vector<float> data(int rank, size_t count, size_t group, int most = 127) {
     std::vector<float> x(count);
-    for (size_t i = 0; i < count; ++i)
-        x[i] = static_cast<float>((i * 37 + static_cast<size_t>(rank) * 11) % 200) / 4 - 25;
-    for (size_t begin = 0; begin < count; begin += group) x[begin] = rank % 2 == 0 ? 31.75F : -31.75F;
+    for (size_t i = 0; i < count; ++i) {
+        const int quarters = static_cast<int>(i * 37 + static_cast<size_t>(rank) * 11) % (2 * most);
+        x[i] = static_cast<float>(quarters - most) / 4;
+    }
+    for (size_t begin = 0; begin < count; begin += group)
+        x[begin] = static_cast<float>(rank % 2 == 0 ? most : -most) / 4;
     return x;
 }
 
@@ -100,7 +103,7 @@ TEST(quantize_and_sum) {
         const Tensor tx(ACL_FLOAT, {9, 5}, input.data()), tc(ACL_INT8, {count}, codes.data());
         const Tensor ts(ACL_FLOAT, {7}, scales.data());
         Prepared call;
-        CHECK_EQ(aclnnAlltoallvQuantizeGetWorkspaceSize(tx, group, tc, ts, &call.bytes, &call.executor), 0);
+        CHECK_EQ(aclnnAlltoallvQuantizeGetWorkspaceSize(tx, 8, group, tc, ts, &call.bytes, &call.executor), 0);
         CHECK_EQ(call.run(aclnnAlltoallvQuantize, stream), 0);
         CHECK(codes.values() == reference.codes);
         CHECK(scales.values() == reference.scales);
@@ -114,8 +117,8 @@ TEST(quantize_and_sum) {
     const Tensor tc(ACL_INT8, {ranks, count}, codes.data()), ts(ACL_FLOAT, {ranks, 7}, scales.data());
     const Tensor to(ACL_FLOAT, {count}, out.data()), th(ACL_FLOAT16, {count}, half.data());
     Prepared call, rounded;
-    CHECK_EQ(aclnnAlltoallvDequantizeSumGetWorkspaceSize(tc, ts, group, to, &call.bytes, &call.executor), 0);
-    CHECK_EQ(aclnnAlltoallvDequantizeSumGetWorkspaceSize(tc, ts, group, th, &rounded.bytes, &rounded.executor), 0);
+    CHECK_EQ(aclnnAlltoallvDequantizeSumGetWorkspaceSize(tc, ts, 8, group, to, &call.bytes, &call.executor), 0);
+    CHECK_EQ(aclnnAlltoallvDequantizeSumGetWorkspaceSize(tc, ts, 8, group, th, &rounded.bytes, &rounded.executor), 0);
     CHECK_EQ(aclSetAclOpExecutorRepeatable(call.executor), 0);
     for (int repeat = 0; repeat < 2; ++repeat) {
         CHECK_EQ(aclrtMemset(out.data(), out.bytes(), 0, out.bytes()), 0);
@@ -139,14 +142,14 @@ TEST(refusals) {
     uint64_t bytes = 0;
     aclOpExecutor* executor = nullptr;
     const auto first = [&](aclTensor* a, int64_t group, aclTensor* b, aclTensor* c) {
-        return aclnnAlltoallvQuantizeGetWorkspaceSize(a, group, b, c, &bytes, &executor);
+        return aclnnAlltoallvQuantizeGetWorkspaceSize(a, 8, group, b, c, &bytes, &executor);
     };
     CHECK_EQ(first(nullptr, 4, tc, ts), 161001);
     check_message("x is null");
     CHECK_EQ(first(tx, 4, nullptr, ts), 161001);
     CHECK_EQ(first(nowhere, 4, tc, ts), 161001);
-    CHECK_EQ(aclnnAlltoallvQuantizeGetWorkspaceSize(tx, 4, tc, ts, nullptr, &executor), 161001);
-    CHECK_EQ(aclnnAlltoallvQuantizeGetWorkspaceSize(tx, 4, tc, ts, &bytes, nullptr), 161001);
+    CHECK_EQ(aclnnAlltoallvQuantizeGetWorkspaceSize(tx, 8, 4, tc, ts, nullptr, &executor), 161001);
+    CHECK_EQ(aclnnAlltoallvQuantizeGetWorkspaceSize(tx, 8, 4, tc, ts, &bytes, nullptr), 161001);
     CHECK_EQ(first(ints, 4, tc, ts), 161002);
     check_message("x has the type int32, expected float32, float16, bfloat16");
     CHECK_EQ(first(strided, 4, tc, ts), 161002);
@@ -157,6 +160,10 @@ TEST(refusals) {
     check_message("scales has the shape [3], expected 2 elements");
     CHECK_EQ(first(tx, 4, over, ts), 161002);
     check_message("codes and x share memory");
+    CHECK_EQ(aclnnAlltoallvQuantizeGetWorkspaceSize(tx, 5, 4, tc, ts, &bytes, &executor), 161002);
+    check_message("bits is 5, expected 8 or 4");
+    CHECK_EQ(aclnnAlltoallvQuantizeGetWorkspaceSize(tx, 4, 4, tc, ts, &bytes, &executor), 161002);
+    check_message("codes has the shape [8], expected 4 elements");
     CHECK(executor == nullptr);
 
     const DeviceArray<float> y(8);
@@ -197,29 +204,131 @@ TEST(refusals) {
     CHECK(codes.values() == std::vector<int8_t>(8, 127));
 }
 
+TEST(an_empty_tensor_is_contiguous) {
+    const DeviceArray<float> x(1), scales(1);
+    const DeviceArray<int8_t> codes(1);
+    const Tensor tx(ACL_FLOAT, {0, 3}, x.data(), {0, 0}), tc(ACL_INT8, {0}, codes.data());
+    const Tensor ts(ACL_FLOAT, {0}, scales.data());
+    uint64_t bytes = 0;
+    aclOpExecutor* executor = nullptr;
+    CHECK_EQ(aclnnAlltoallvQuantizeGetWorkspaceSize(tx, 8, 4, tc, ts, &bytes, &executor), 0);
+    CHECK_EQ(aclDestroyAclOpExecutor(executor), 0);
+}
+
+TEST(int4) {
+    const Stream stream;
+    const size_t group = 7, count = 45;
+    const int64_t bytes = 6 * 4 + 2;  // a group of 7 has 4 bytes, one of 3 has 2
+    const std::vector<float> x = data(0, count, group, 7);
+    const Coded reference = quantized(x, group, 7);
+    std::vector<int8_t> packed;
+    for (size_t begin = 0; begin < count; begin += group)
+        for (size_t i = begin; i < std::min(count, begin + group); i += 2) {
+            const int odd = i + 1 < std::min(count, begin + group) ? reference.codes[i + 1] : 0;
+            packed.push_back(static_cast<int8_t>((reference.codes[i] & 15) | (odd & 15) << 4));
+        }
+    const DeviceArray<float> input(x), scales(reference.scales.size()), out(count);
+    const DeviceArray<int8_t> codes(packed.size());
+    const Tensor tx(ACL_FLOAT, {45}, input.data()), tc(ACL_UINT8, {bytes}, codes.data());
+    const Tensor ts(ACL_FLOAT, {7}, scales.data()), to(ACL_FLOAT, {45}, out.data());
+    Prepared first, second;
+    CHECK_EQ(aclnnAlltoallvQuantizeGetWorkspaceSize(tx, 4, group, tc, ts, &first.bytes, &first.executor), 0);
+    CHECK_EQ(first.run(aclnnAlltoallvQuantize, stream), 0);
+    CHECK(codes.values() == packed);
+    CHECK(scales.values() == reference.scales);
+    const Tensor one_c(ACL_INT8, {1, bytes}, codes.data()), one_s(ACL_FLOAT, {1, 7}, scales.data());
+    CHECK_EQ(aclnnAlltoallvDequantizeSumGetWorkspaceSize(one_c, one_s, 4, group, to, &second.bytes, &second.executor),
+             0);
+    CHECK_EQ(second.run(aclnnAlltoallvDequantizeSum, stream), 0);
+    CHECK(out.values() == x);
+}
+
+TEST(shared_scale_sum) {
+    const Stream stream;
+    const DeviceArray<int8_t> x(std::vector<int8_t>{1, 2, 3, 4, -10, 20, -30, 127});  // of two ranks
+    const DeviceArray<float> scale(std::vector<float>{0.5F, 2}), offset(std::vector<float>{3}), out(4);
+    const Tensor tx(ACL_INT8, {2, 4}, x.data()), ts(ACL_FLOAT, {2}, scale.data()), tf(ACL_FLOAT, {1}, offset.data());
+    const Tensor to(ACL_FLOAT, {4}, out.data()), three(ACL_FLOAT, {3}, out.data());
+    Prepared call;
+    CHECK_EQ(aclnnAlltoallvSharedScaleSumGetWorkspaceSize(tx, ts, tf, three, &call.bytes, &call.executor), 161002);
+    check_message("out has the shape [3], expected 4 elements");
+    CHECK_EQ(aclnnAlltoallvSharedScaleSumGetWorkspaceSize(tx, ts, tf, to, &call.bytes, &call.executor), 0);
+    CHECK_EQ(call.run(aclnnAlltoallvSharedScaleSum, stream), 0);
+    const std::vector<float> expected = {-1.5F, 56, -10.5F, 274};
+    CHECK(out.values() == expected);
+}
+
+/// A group of so many elements does not fit into a window, so that HCCL moves what kernels have made.
+constexpr int64_t too_large = int64_t{1} << 40;
+
+void check_reduces(Group& g, const char* name, size_t count, int64_t group_size, int bits, bool average) {
+    const size_t group = std::min<size_t>(static_cast<size_t>(group_size), std::max<size_t>(count, 1));
+    const int most = bits == 8 ? 127 : 7;
+    std::vector<float> expected(count);
+    for (int r = 0; r < g.size; ++r) {
+        const Coded coded = quantized(data(r, count, group, most), group, static_cast<float>(most));
+        for (size_t i = 0; i < count; ++i) expected[i] += decoded(coded, group, i);
+    }
+    if (average)
+        for (float& value : expected) value /= static_cast<float>(g.size);
+    const DeviceArray<float> x(data(g.rank, count, group, most)), out(count);
+    const DeviceArray<int32_t> status(std::vector<int32_t>(16, -1));
+    const Tensor tx(ACL_FLOAT, {static_cast<int64_t>(count)}, x.data());
+    const Tensor to(ACL_FLOAT, {static_cast<int64_t>(count)}, out.data()), ts(ACL_INT32, {2, 8}, status.data());
+    Prepared call;
+    CHECK_EQ(aclnnAlltoallvQuantAllReduceGetWorkspaceSize(tx, nullptr, nullptr, name, bits, group_size, average, true,
+                                                          to, ts, &call.bytes, &call.executor),
+             0);
+    if (count == 200) {
+        CHECK_EQ(aclnnAlltoallvQuantAllReduce(nullptr, call.bytes, call.executor, g.stream), 161001);
+        CHECK_EQ(aclnnAlltoallvQuantAllReduce(x.data(), call.bytes - 1, call.executor, g.stream), 161002);
+    }
+    CHECK_EQ(call.run(aclnnAlltoallvQuantAllReduce, g.stream), 0);
+    CHECK(out.values() == expected);
+    if (count > 0) CHECK_EQ(status.values()[0], 0);
+}
+
 TEST(all_reduce, Group& g) {
     const Named name(g);
-    const size_t group = 8;
-    for (const size_t count : {0u, 1u, 8u, 9u, 200u, 1001u}) {
-        std::vector<float> expected(count);
-        for (int r = 0; r < g.size; ++r) {
-            const Coded coded = quantized(data(r, count, group), group);
-            for (size_t i = 0; i < count; ++i) expected[i] += decoded(coded, group, i);
-        }
-        const DeviceArray<float> x(data(g.rank, count, group)), out(count);
-        const Tensor tx(ACL_FLOAT, {static_cast<int64_t>(count)}, x.data());
-        const Tensor to(ACL_FLOAT, {static_cast<int64_t>(count)}, out.data());
-        Prepared call;
-        CHECK_EQ(aclnnAlltoallvQuantAllReduceGetWorkspaceSize(tx, nullptr, nullptr, name, 8, group, false, true, to,
-                                                              nullptr, &call.bytes, &call.executor),
-                 0);
-        if (count == 200) {
-            CHECK_EQ(aclnnAlltoallvQuantAllReduce(nullptr, call.bytes, call.executor, g.stream), 161001);
-            CHECK_EQ(aclnnAlltoallvQuantAllReduce(x.data(), call.bytes - 1, call.executor, g.stream), 161002);
-        }
-        CHECK_EQ(call.run(aclnnAlltoallvQuantAllReduce, g.stream), 0);
-        CHECK(out.values() == expected);
+    for (const size_t count : {0u, 1u, 8u, 9u, 200u, 1001u})
+        for (const int64_t group_size : {int64_t{8}, int64_t{7}, too_large})
+            for (const int bits : {8, 4}) check_reduces(g, name, count, group_size, bits, count == 9);
+}
+
+/// The sum of int8 values with a scale for each of two channels.
+void check_shares_scale(Group& g, const char* name, int64_t count) {
+    std::vector<int8_t> values;
+    std::vector<float> expected;
+    for (int64_t i = 0; i < count; ++i) {
+        values.push_back(static_cast<int8_t>(g.rank % 5 + i % 20));
+        float sum = 3.0F * static_cast<float>(g.size);
+        for (int r = 0; r < g.size; ++r) sum += static_cast<float>(r % 5 + i % 20);
+        expected.push_back(sum * (i % 2 == 0 ? 0.5F : 2.0F));
     }
+    const DeviceArray<int8_t> x(values);
+    const DeviceArray<float> scale(std::vector<float>{0.5F, 2}), offset(std::vector<float>{3}), out(values.size());
+    const Tensor tx(ACL_INT8, {count}, x.data()), to(ACL_FLOAT, {count}, out.data());
+    const Tensor ts(ACL_FLOAT, {2}, scale.data()), tf(ACL_FLOAT, {1}, offset.data());
+    Prepared call;
+    CHECK_EQ(aclnnAlltoallvQuantAllReduceGetWorkspaceSize(tx, ts, tf, name, 8, 1, false, true, to, nullptr, &call.bytes,
+                                                          &call.executor),
+             0);
+    CHECK_EQ(call.run(aclnnAlltoallvQuantAllReduce, g.stream), 0);
+    CHECK(out.values() == expected);
+}
+
+TEST(one_scale_for_all_ranks, Group& g) {
+    const Named name(g);
+    for (const int64_t count : {2, 10, 1002}) check_shares_scale(g, name, count);
+}
+
+/// More ranks than a window serves.
+TEST(all_reduce_of_65_ranks) {
+    in_group(65, [](Group& g) {
+        const Named name(g);
+        check_reduces(g, name, 300, 2, 4, false);
+        check_shares_scale(g, name, 300);
+    });
 }
 
 /// Rank r sends (r + 2 j) % 4 rows of two numbers to rank j.

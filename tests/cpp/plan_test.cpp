@@ -1,5 +1,5 @@
 // Plans of kernels that communicate: places in windows never overlap, and depend on no call.
-#include "all_to_all_v/plan.h"
+#include "runtime/window/plan.h"
 #include "check.h"
 #include "errors.h"
 #include "quant_all_reduce/plan.h"
@@ -79,7 +79,7 @@ TEST(no_core_is_without_a_group) {
     CHECK_EQ(cores_for_groups(1 << 20, 128, 40), 40u);
     CHECK_EQ(cores_for_groups(~0ull, 1, 48), 48u);
     CHECK_EQ(plan_quantize(129, 128, 0, 8, 40).cores, 2u);
-    CHECK_EQ(plan_shared_scale_sum(3, 65, 1, 0, 0, 40).cores, 3u);
+    CHECK_EQ(plan_shared_scale_sum(3, 65, 1, 0, 0, true, 40).cores, 3u);
     CHECK_EQ(code_bytes_of(1001, 7, 8), 1001u);
     CHECK_EQ(code_bytes_of(15, 7, 4), 4u + 4 + 1);
 }

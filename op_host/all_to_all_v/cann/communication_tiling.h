@@ -1,4 +1,4 @@
-// Tiling of an operator that communicates, for CANN: places in windows by op_host/all_to_all_v/plan.h. This rank and
+// Tiling of an operator that communicates, for CANN: places in windows by op_host/runtime/window/plan.h. This rank and
 // the addresses of the windows are left to the kernel, to which CANN's framework gives them. Never compiled against
 // CANN.
 #pragma once
@@ -6,8 +6,8 @@
 #include <cstdlib>
 #include <exception>
 
-#include "all_to_all_v/plan.h"
 #include "register/op_impl_registry.h"
+#include "runtime/window/plan.h"
 #include "tiling/platform/platform_ascendc.h"
 
 namespace alltoallv::cann {

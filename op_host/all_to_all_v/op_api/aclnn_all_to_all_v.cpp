@@ -105,8 +105,10 @@ Run on_device(const Call& call, std::shared_ptr<const alltoallv_kernels::WindowT
                                                      call.expects};
     return [=](char* tiling, aclrtStream stream) {
         (void)windows;  // live as long as the executor
-        all_to_all_v(numbers, call.x.data, call.send_counts.data, call.sdispls.data, call.out.data,
-                     call.recv_counts.data, call.status.data, tiling, stream);
+        std::vector<Argument> arguments;
+        for (const View& view : {call.x, call.send_counts, call.sdispls, call.out, call.recv_counts, call.status})
+            arguments.push_back(view.argument());
+        launch("alltoallv_all_to_all_v", numbers.window.lanes, arguments, numbers, tiling, stream);
     };
 }
 

@@ -49,7 +49,7 @@ ge::graphStatus tile_dequantize_sum(gert::TilingContext* context) {
                   alltoallv::plan_dequantize_sum(static_cast<uint32_t>(codes->GetStorageShape().GetDim(0)),
                                                  static_cast<uint64_t>(count), static_cast<uint64_t>(*group),
                                                  static_cast<uint32_t>(context->GetOutputDesc(0)->GetDataType()),
-                                                 static_cast<uint32_t>(*bits), vector_cores(context)));
+                                                 static_cast<uint32_t>(*bits), true, false, vector_cores(context)));
 }
 
 }  // namespace

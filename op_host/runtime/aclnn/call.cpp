@@ -26,6 +26,8 @@ std::string name_of(aclDataType dtype) {
             return "bfloat16";
         case ACL_INT8:
             return "int8";
+        case ACL_UINT8:
+            return "uint8";
         case ACL_INT32:
             return "int32";
         case ACL_INT64:
@@ -55,9 +57,9 @@ bool is_captured(aclrtStream stream) {
 }
 
 bool is_contiguous(const std::vector<int64_t>& shape, const std::vector<int64_t>& strides) {
+    if (std::find(shape.begin(), shape.end(), 0) != shape.end()) return true;
     int64_t expected = 1;
     for (size_t i = shape.size(); i-- > 0;) {
-        if (shape[i] == 0) return true;
         if (shape[i] != 1 && strides[i] != expected) return false;
         expected *= shape[i];
     }

@@ -14,6 +14,7 @@
 
 #include "runtime/abi/aclnn.h"
 #include "runtime/abi/hccl.h"
+#include "runtime/aclnn/platform.h"
 
 namespace alltoallv::aclnn {
 
@@ -45,6 +46,7 @@ struct View {
     int64_t numel() const;
     int64_t bytes() const;
     std::string text() const;  ///< the name and the shape, for messages
+    Argument argument() const { return {name, data, data == nullptr ? 0 : static_cast<uint64_t>(bytes())}; }
 };
 
 /// Throws a Refusal unless the tensor exists, is contiguous and has one of these types.

@@ -3,7 +3,6 @@
 #include <dlfcn.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -14,6 +13,7 @@
 
 #include "runtime/abi/hccl_windows.h"
 #include "runtime/aclnn/platform.h"
+#include "runtime/window/plan.h"
 
 namespace alltoallv::aclnn {
 namespace {
@@ -86,6 +86,7 @@ class Windows {
         if (result == HCCL_SUCCESS) result = hccl().HcclCreateOpResCtx(comm_, all_to_all_v, args, &context);
         hccl().HcclKfcFreeOpArgs(args);
         require_success("HcclCreateOpResCtx", result);
+        std::vector<uint64_t> addresses;
         for (uint32_t j = 0; j < group.size; ++j) {
             void* address = own;
             uint64_t of_peer = bytes;
@@ -93,23 +94,14 @@ class Windows {
                 require_success("HcclGetRemoteIpcHcclBuf",
                                 hccl().HcclGetRemoteIpcHcclBuf(comm_, j, &address, &of_peer));
             bytes = std::min(bytes, of_peer);
-            tiling.windows[j] = reinterpret_cast<uint64_t>(address);
+            addresses.push_back(reinterpret_cast<uint64_t>(address));
         }
+        tiling = plan_window(bytes, group.size, lanes());
         tiling.rank = group.rank;
-        tiling.size = group.size;
-        tiling.lanes = lanes();
-        tiling.wait_us = wait_us();
-        tiling.lane_bytes = alltoallv_kernels::lane_bytes_of(bytes, tiling.lanes);
+        std::copy(addresses.begin(), addresses.end(), tiling.windows);
         const std::vector<char> zeros(alltoallv_kernels::data_place);
         require_success("aclrtMemcpy",
                         aclrtMemcpy(own, zeros.size(), zeros.data(), zeros.size(), ACL_MEMCPY_HOST_TO_DEVICE));
-    }
-
-    /// HCCL's own limit of a collective, within what the kernel can count.
-    static uint32_t wait_us() {
-        const char* text = std::getenv("HCCL_EXEC_TIMEOUT");
-        const double seconds = text == nullptr || *text == 0 ? 1836 : std::strtod(text, nullptr);
-        return static_cast<uint32_t>(std::clamp(seconds, 1.0, 4000.0) * 1e6);
     }
 
     /// Nobody writes a flag into a window that its owner still zeroes.

@@ -18,7 +18,7 @@ LIBRARY = "libcust_opapi.so"
 
 
 def run() -> tuple[list[Check], dict[str, Any]]:
-    """Returns a check per kind of input, and the differences by their names."""
+    """Returns a check per kernel, and per case that differs, and the differences by their names."""
     where, env = "a device", dict(os.environ)
     if not loads():
         where = "the emulator"
@@ -35,7 +35,7 @@ def run() -> tuple[list[Check], dict[str, Any]]:
         reason = (result.stderr.strip().splitlines() or [f"exit status {result.returncode}"])[-1]
         return [Check(SECTION, "kernels", "no", f"on {where}: {reason}")], {}
     compared: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
-    return [judge(name, case, where) for name, case in compared.items()], {"where": where, "compared": compared}
+    return judged(compared, where), {"where": where, "compared": compared}
 
 
 def loads() -> bool:
@@ -47,9 +47,20 @@ def loads() -> bool:
     return True
 
 
+def judged(compared: dict[str, dict[str, Any]], where: str) -> list[Check]:
+    """Returns a check for the equal cases of each kernel, and one for each case that differs."""
+    equal: dict[str, list[int]] = {}
+    for name, case in compared.items():
+        if case["different"] == 0:
+            equal.setdefault(name.partition(",")[0], []).append(case["elements"])
+    checks = [
+        Check(SECTION, kernel, "ok", f"{sum(sizes)} of {sum(sizes)} elements equal in {len(sizes)} cases, on {where}")
+        for kernel, sizes in equal.items()
+    ]
+    return checks + [judge(name, case, where) for name, case in compared.items() if case["different"] > 0]
+
+
 def judge(name: str, case: dict[str, Any], where: str) -> Check:
-    if case["different"] == 0:
-        return Check(SECTION, name, "ok", f"{case['elements']} of {case['elements']} equal, on {where}")
     first = case["first"]
     detail = f"{case['different']} of {case['elements']} differ, on {where}: element {first['index']} is {first['got']}"
     return Check(SECTION, name, "no", f"{detail}, expected {first['expected']}", "please report it (docs/ascend.md)")

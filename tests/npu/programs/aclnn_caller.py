@@ -43,9 +43,9 @@ def call(name: str, *arguments) -> None:
 
 x = torch.linspace(-3, 5, 300).npu() * 2  # what is queued before comes first
 codes, scales = torch.empty(300, dtype=torch.int8, device="npu"), torch.empty(3, device="npu")
-call("aclnnAlltoallvQuantize", x, 128, codes, scales)
+call("aclnnAlltoallvQuantize", x, 8, 128, codes, scales)
 out = torch.empty(300, device="npu")
-call("aclnnAlltoallvDequantizeSum", codes.expand(2, 300).contiguous(), scales.expand(2, 3).contiguous(), 128, out)
+call("aclnnAlltoallvDequantizeSum", codes.expand(2, 300).contiguous(), scales.expand(2, 3).contiguous(), 8, 128, out)
 expected = 2 * codes.cpu().float() * scales.cpu().repeat_interleave(128)[:300]
 assert torch.equal(out.cpu(), expected)
 assert (out.cpu() / 2 - x.cpu()).abs().max() <= 0.51 * scales.cpu().max()

@@ -1,4 +1,4 @@
-#include "all_to_all_v/plan.h"
+#include "runtime/window/plan.h"
 
 #include <algorithm>
 #include <cstdlib>
