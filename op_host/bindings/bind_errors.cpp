@@ -1,5 +1,6 @@
 // Maps errors of the core to the classes of alltoallv.errors, and checks for Ctrl-C while the core waits.
 #include "bindings/bindings.h"
+#include "bindings/guarded.h"
 #include "runtime/base/resources.h"
 #include "runtime/control/deadlock.h"
 #include "runtime/core/call_queue.h"
@@ -91,6 +92,19 @@ void look_for_deadlocks() {
 }
 
 }  // namespace
+
+Error error_of(const nb::python_error& error) {
+    if (error.matches(PyExc_MemoryError)) {
+        const std::string text = utf8(nb::str(error.value()));
+        return resource_error(text.empty() ? "MemoryError" : text);
+    }
+    const std::string type = utf8(nb::object(error.type().attr("__name__")));
+    for (size_t i = 0; i < std::size(class_names); ++i)
+        if (type == class_names[i])
+            return {static_cast<ErrorClass>(i), static_cast<ErrorType>(nb::cast<int>(error.value().attr("code"))),
+                    utf8(nb::str(error.value()))};
+    return invalid_param(words_of(error));
+}
 
 void set_python_error() {
     try {

@@ -37,8 +37,8 @@ std::string repr_of(nb::handle value) {
 }
 
 /// Returns the name of entry `j` of a list.
-std::string entry(const std::string& name, size_t j) {
-    return name + "[" + std::to_string(j) + "]";
+std::string entry(std::string_view name, size_t j) {
+    return std::string(name) + "[" + std::to_string(j) + "]";
 }
 
 }  // namespace
@@ -60,7 +60,7 @@ Operand Tensors::looked_at(nb::object tensor, const std::string& dtype) const {
     return seen;
 }
 
-Operand Tensors::input(const std::string& name, nb::handle tensor) const {
+Operand Tensors::input(std::string_view name, nb::handle tensor) const {
     const Framework* const framework = direct_ ? framework_of(tensor) : nullptr;
     ArrayView seen;
     nb::object copy;
@@ -75,7 +75,7 @@ Operand Tensors::input(const std::string& name, nb::handle tensor) const {
     return looked_at(std::move(read), dtype);
 }
 
-Operand Tensors::output(const std::string& name, nb::handle tensor, const Operand* like) const {
+Operand Tensors::output(std::string_view name, nb::handle tensor, const Operand* like) const {
     const Framework* const framework = direct_ ? framework_of(tensor) : nullptr;
     ArrayView seen;
     if (framework != nullptr && framework->output(tensor, seen) && (like == nullptr || seen.dtype == like->dtype))
@@ -98,7 +98,7 @@ Operand Tensors::make(std::vector<int64_t> shape, const Operand& like) const {
     return {std::move(tensor), like.dtype, bytes, std::move(shape)};
 }
 
-std::vector<nb::object> Tensors::listed(const std::string& name, nb::handle tensors, int size) const {
+std::vector<nb::object> Tensors::listed(std::string_view name, nb::handle tensors, int size) const {
     const bool plain = adapter_.is_none();
     const nb::object list = plain ? nb::borrow(tensors) : nb::getattr(adapter_, names().listed)(name, tensors);
     if (plain && !PyList_CheckExact(list.ptr()) && !PyTuple_CheckExact(list.ptr())) need_adapter();
@@ -133,7 +133,7 @@ ReduceOp checked_reduction(nb::handle op, DType dtype, std::string_view shown) {
     throw invalid_param("op '", name_of(*known), "' is not defined for dtype ", shown, ", expected ", expected);
 }
 
-int64_t checked_rank(const std::string& name, nb::handle rank, int size) {
+int64_t checked_rank(std::string_view name, nb::handle rank, int size) {
     int overflow = 0;
     int64_t number = -1;
     if (PyBool_Check(rank.ptr()) == 0 && PyIndex_Check(rank.ptr()) != 0) {
@@ -160,7 +160,7 @@ Regions regions_of(const Operands& operands) {
 }
 
 /// Throws if two regions of an output list overlap.
-void check_outputs_apart(const Regions& outputs, const std::string& name) {
+void check_outputs_apart(const Regions& outputs, std::string_view name) {
     std::vector<size_t> order(outputs.size());
     std::iota(order.begin(), order.end(), size_t{0});
     std::erase_if(order, [&](size_t j) { return outputs[j].bytes == 0; });
@@ -179,11 +179,11 @@ bool same(ByteRange a, ByteRange b) {
 }
 
 /// Returns how the rows of a tensor are divided among `size` ranks, equally without rows.
-Counts divided(const std::string& name, nb::handle rows, const std::string& of, const std::vector<int64_t>& shape,
+Counts divided(std::string_view name, nb::handle rows, std::string_view of, const std::vector<int64_t>& shape,
                int size) {
     row_size(shape);
     Counts counts(static_cast<size_t>(size));
-    if (!rows.is_none()) read_counts(name.c_str(), rows, counts);
+    if (!rows.is_none()) read_counts(name.data(), rows, counts);
     check_split(name, of, shape[0], counts, rows.is_none());
     return counts;
 }
@@ -210,7 +210,7 @@ struct Preparation {
     CheckedCall& call;
     const Tensors tensors{given.adapter};
     const int size = given.communicator->size(), rank = given.communicator->rank();
-    const std::string &out_name = given.names[0], &in_name = given.names[1];
+    const std::string_view out_name = given.names[0], in_name = given.names[1];
 
     size_t own() const { return static_cast<size_t>(rank); }
 
@@ -270,14 +270,14 @@ struct Preparation {
     int64_t root() const { return checked_rank("root", given.root, size); }
 
     void reads(const Operands& operands) {
-        for (const Operand& each : operands) call.inputs.append(each.tensor);
+        for (const Operand& each : operands) call.inputs.push_back(each.tensor);
     }
 
     /// Says what the call writes: the tensors of a list, or one.
     void writes(const Operands& operands, bool list) {
-        for (const Operand& each : operands) call.outputs.append(each.tensor);
+        for (const Operand& each : operands) call.outputs.push_back(each.tensor);
         if (list)
-            call.result = nb::list(call.outputs);
+            call.result = nb::cast(call.outputs);
         else if (!operands.empty())
             call.result = operands[0].tensor;
     }
@@ -351,7 +351,7 @@ struct Preparation {
     }
 
     /// Throws unless the root's entry for itself is as large as its tensor.
-    void check_own(const std::string& name, const Regions& regions, const Operand& tensor) const {
+    void check_own(std::string_view name, const Regions& regions, const Operand& tensor) const {
         const auto element = size_of(tensor.dtype);
         if (regions[own()].bytes != tensor.bytes.bytes)
             throw invalid_tensor(ErrorType::INVALID_TENSOR_SIZE, "entry ", rank, " of ", name, " has ",
@@ -367,7 +367,7 @@ struct Preparation {
             return {all, Counts(static_cast<size_t>(size), element_count(shape))};
         }
         Counts rows(static_cast<size_t>(size));
-        read_counts(given.names[2].c_str(), given.counts, rows);
+        read_counts(given.names[2].data(), given.counts, rows);
         const int64_t row = row_size(shape);
         check_signs(given.names[2], rows);
         Counts counts = times(rows, row), begins(counts.size());
@@ -634,15 +634,29 @@ WorkPtr CheckedCall::submit(double timeout) const {
 
 namespace {
 
+/// Returns the texts of a tuple, which keeps them; empty ones without a tuple.
+std::array<std::string_view, 3> texts_of(nb::handle texts) {
+    std::array<std::string_view, 3> read;
+    const auto count = texts.is_valid() ? nb::len(texts) : 0;
+    for (size_t i = 0; i < std::min(read.size(), count); ++i) {
+        Py_ssize_t size = 0;
+        const char* const text =
+            PyUnicode_AsUTF8AndSize(PyTuple_GetItem(texts.ptr(), static_cast<Py_ssize_t>(i)), &size);
+        if (text == nullptr) throw nb::python_error();
+        read[i] = {text, static_cast<size_t>(size)};
+    }
+    return read;
+}
+
 CallArguments arguments_of(nb::handle adapter, CommunicatorPtr communicator, const std::string& op, nb::handle outputs,
                            nb::handle inputs, nb::handle root, nb::handle reduce_op, nb::handle counts,
-                           std::optional<bool> whole, std::array<std::string, 3> argument_names) {
+                           std::optional<bool> whole, nb::handle argument_names) {
     return {adapter,
             std::move(communicator),
             op_from_name(op),
             outputs,
             inputs,
-            std::move(argument_names),
+            texts_of(argument_names),
             root,
             reduce_op,
             counts,
@@ -652,9 +666,9 @@ CallArguments arguments_of(nb::handle adapter, CommunicatorPtr communicator, con
 /// Checks and runs a call; its failure to pass the checks is announced.
 nb::object call(nb::handle adapter, CommunicatorPtr communicator, const std::string& op, nb::handle outputs,
                 nb::handle inputs, nb::handle root, nb::handle reduce_op, nb::handle counts, std::optional<bool> whole,
-                std::array<std::string, 3> argument_names, nb::handle async_op, nb::handle timeout) {
-    const CallArguments given = arguments_of(adapter, communicator, op, outputs, inputs, root, reduce_op, counts, whole,
-                                             std::move(argument_names));
+                nb::handle argument_names, nb::handle async_op, nb::handle timeout) {
+    const CallArguments given =
+        arguments_of(adapter, communicator, op, outputs, inputs, root, reduce_op, counts, whole, argument_names);
     double limit = -1;
     bool later = false;
     auto made = guarded(*communicator, given.op, [&] {
@@ -707,13 +721,13 @@ void bind_checked_call(nb::module_& m) {
             "__init__",
             [](CheckedCall* self, nb::handle adapter, CommunicatorPtr communicator, const std::string& op,
                nb::handle outputs, nb::handle inputs, nb::handle root, nb::handle reduce_op, nb::handle counts,
-               std::optional<bool> whole, std::array<std::string, 3> argument_names) {
+               std::optional<bool> whole, nb::handle argument_names) {
                 new (self) CheckedCall(arguments_of(adapter, std::move(communicator), op, outputs, inputs, root,
-                                                    reduce_op, counts, whole, std::move(argument_names)));
+                                                    reduce_op, counts, whole, argument_names));
             },
             "adapter"_a, "communicator"_a, "op"_a, "outputs"_a.none() = nb::none(), "inputs"_a.none() = nb::none(),
             "root"_a.none() = nb::none(), "reduce_op"_a.none() = nb::none(), "counts"_a.none() = nb::none(),
-            "whole"_a.none() = nb::none(), "names"_a = std::array<std::string, 3>{"tensor", "tensor", "counts"})
+            "whole"_a.none() = nb::none(), "names"_a = nb::make_tuple("tensor", "tensor", "counts"))
         .def_ro("result", &CheckedCall::result, "What it writes: a tensor, or a list.")
         .def_ro("inputs", &CheckedCall::inputs, "The tensors that it reads.")
         .def_ro("outputs", &CheckedCall::outputs, "The tensors that it writes.")
@@ -726,7 +740,7 @@ void bind_checked_call(nb::module_& m) {
         "call", &call, "adapter"_a, "communicator"_a, "op"_a, "outputs"_a.none() = nb::none(),
         "inputs"_a.none() = nb::none(), "root"_a.none() = nb::none(), "reduce_op"_a.none() = nb::none(),
         "counts"_a.none() = nb::none(), "whole"_a.none() = nb::none(),
-        "names"_a = std::array<std::string, 3>{"tensor", "tensor", "counts"}, "async_op"_a.none() = false,
+        "names"_a = nb::make_tuple("tensor", "tensor", "counts"), "async_op"_a.none() = false,
         "timeout"_a.none() = nb::none(),
         nb::sig(
             "def call(adapter: object, communicator: Communicator, op: str, outputs: object = None, inputs: object = "

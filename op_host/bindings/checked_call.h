@@ -30,16 +30,16 @@ class Tensors {
     explicit Tensors(nb::handle adapter);
 
     /// Returns contiguous memory with the values of the argument called `name`.
-    Operand input(const std::string& name, nb::handle tensor) const;
+    Operand input(std::string_view name, nb::handle tensor) const;
 
     /// Checks a tensor that will be written, with the dtype of `like` if there is one.
-    Operand output(const std::string& name, nb::handle tensor, const Operand* like = nullptr) const;
+    Operand output(std::string_view name, nb::handle tensor, const Operand* like = nullptr) const;
 
     /// Makes a tensor of that shape with the dtype of `like`.
     Operand make(std::vector<int64_t> shape, const Operand& like) const;
 
     /// Returns the tensors of a list, one for each of `size` ranks.
-    std::vector<nb::object> listed(const std::string& name, nb::handle tensors, int size) const;
+    std::vector<nb::object> listed(std::string_view name, nb::handle tensors, int size) const;
 
     /// True if this is one tensor, and not a list; without an adapter there are only lists.
     bool is_tensor(nb::handle object) const;
@@ -57,8 +57,8 @@ struct CallArguments {
     nb::handle adapter;
     CommunicatorPtr communicator;
     OpKind op;
-    nb::handle outputs, inputs;        ///< tensors, or lists of them; None where the collective has none, or makes them
-    std::array<std::string, 3> names;  ///< of outputs, inputs and counts, for errors
+    nb::handle outputs, inputs;  ///< tensors, or lists of them; None where the collective has none, or makes them
+    std::array<std::string_view, 3> names;  ///< of outputs, inputs and counts, for errors
     nb::handle root, reduce_op;
     nb::handle counts;          ///< rows of dimension 0 for every rank; None: equal parts
     std::optional<bool> whole;  ///< one tensor holds the parts of all ranks; without a value it may also be a list
@@ -72,11 +72,11 @@ class CheckedCall {
     void run(double timeout, uintptr_t stream) const;
     WorkPtr submit(double timeout) const;
 
-    nb::object result = nb::none();          ///< what it writes: a tensor, or a list
-    nb::list inputs{}, outputs{};            ///< the tensors that it reads and writes
-    std::string name;                        ///< the argument that holds the outputs
-    std::vector<int64_t> counts{};           ///< elements of every rank, where the caller gave counts
-    size_t bytes() const { return bytes_; }  ///< of the larger side
+    nb::object result = nb::none();           ///< what it writes: a tensor, or a list
+    std::vector<nb::object> inputs, outputs;  ///< the tensors that it reads and writes
+    std::string name;                         ///< the argument that holds the outputs
+    std::vector<int64_t> counts{};            ///< elements of every rank, where the caller gave counts
+    size_t bytes() const { return bytes_; }   ///< of the larger side
     Communicator& communicator() const { return *communicator_; }
 
   private:
@@ -94,6 +94,6 @@ class CheckedCall {
 ReduceOp checked_reduction(nb::handle op, DType dtype, std::string_view shown);
 
 /// Returns one of `size` ranks; throws invalid_param with the argument's name for everything else.
-int64_t checked_rank(const std::string& name, nb::handle rank, int size);
+int64_t checked_rank(std::string_view name, nb::handle rank, int size);
 
 }  // namespace alltoallv

@@ -18,6 +18,9 @@ inline void announce(Communicator& communicator, OpKind op, const Error& error) 
     }
 }
 
+/// Returns an exception of Python as peers raise it: one of the package's classes, or InvalidParamError.
+Error error_of(const nb::python_error& error);
+
 /// Runs what a front end does before an operator starts; its failure is announced to the peers.
 template <class Function>
 auto guarded(Communicator& communicator, OpKind op, Function prepare) {
@@ -27,7 +30,7 @@ auto guarded(Communicator& communicator, OpKind op, Function prepare) {
         announce(communicator, op, error);
         throw;
     } catch (const nb::python_error& error) {
-        if (error.matches(PyExc_Exception)) announce(communicator, op, invalid_param(words_of(error)));
+        if (error.matches(PyExc_Exception)) announce(communicator, op, error_of(error));
         throw;
     }
 }

@@ -5,25 +5,21 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from alltoallv import _core
-from alltoallv._calls import experts, linear, signature
+from alltoallv._calls import experts, linear
 from alltoallv._calls.adapters import A
 from alltoallv._calls.counts import Counts, Unit, packed, read_request
 from alltoallv._calls.front_end import FrontEnd, G, H
 from alltoallv._calls.guard import guard
 from alltoallv._calls.linear import Learning, Linear, Map, Submitted, Transfer
 from alltoallv._calls.regions import check_apart, check_gather_apart
-from alltoallv._calls.signature import described
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError
-
-if TYPE_CHECKING:
-    from alltoallv._calls.signature import AllToAllV
 
 
 class Exchanges(FrontEnd[A, G, H]):
@@ -37,91 +33,82 @@ class Exchanges(FrontEnd[A, G, H]):
     quick: ClassVar[type[Any] | tuple[()]] = ()
     starts: ClassVar[bool] = False
 
-    def __init__(self) -> None:
-        """Makes the public functions: plain ones, which help() shows as such."""
-        enter, move, started = self.enter, self.move, self.started
-        starts, quick = self.starts, self.quick
+    def all_to_all_v(
+        self,
+        input: A,
+        send_counts: Counts,
+        recv_counts: Counts | None = None,
+        sdispls: Counts | None = None,
+        rdispls: Counts | None = None,
+        unit: Unit | None = None,
+        out: A | None = None,
+        group: G = None,  # type: ignore[assignment]
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """Exchanges regions; the front ends' functions of this name describe it, and those that follow."""
+        comm = self.enter(group)
+        if comm is None:
+            return (None, None) if async_op else None
+        if self.starts or (async_op is False and isinstance(input, self.quick)):
+            made = _core.all_to_all_v(
+                comm.core, input, out, send_counts, recv_counts, sdispls, rdispls, unit, async_op, timeout
+            )
+            if made is not None:
+                return self.started(comm, made, input) if async_op else made
+        counts = (send_counts, recv_counts, sdispls, rdispls, unit)
+        return self.move("all_to_all_v", comm, input, out, counts, async_op, timeout)
 
-        @described(signature.all_to_all_v)
-        def all_to_all_v(
-            input: A,
-            send_counts: Counts,
-            recv_counts: Counts | None = None,
-            *,
-            sdispls: Counts | None = None,
-            rdispls: Counts | None = None,
-            unit: Unit | None = None,
-            out: A | None = None,
-            group: G = None,  # type: ignore[assignment]
-            async_op: bool = False,
-            timeout: float | None = None,
-        ) -> Any:
-            comm = enter(group)
-            if comm is None:
-                return (None, None) if async_op else None
-            if starts or (async_op is False and isinstance(input, quick)):
-                made = _core.all_to_all_v(
-                    comm.core, input, out, send_counts, recv_counts, sdispls, rdispls, unit, async_op, timeout
-                )
-                if made is not None:
-                    return started(comm, made, input) if async_op else made
-            counts = (send_counts, recv_counts, sdispls, rdispls, unit)
-            return move("all_to_all_v", comm, input, out, counts, async_op, timeout)
+    def exchange_counts(self, send_counts: Counts, group: G = None) -> A:  # type: ignore[assignment]
+        """Returns what every rank will send to this one."""
+        comm = self.enter(group)
+        if comm is None:
+            return None  # type: ignore[return-value]
+        return self.numbers(experts.exchange_counts(self.host(comm), send_counts))
 
-        @described(signature.exchange_counts)
-        def exchange_counts(send_counts: Counts, group: G = None) -> A:  # type: ignore[assignment]
-            comm = enter(group)
-            if comm is None:
-                return None  # type: ignore[return-value]
-            return self.numbers(experts.exchange_counts(self.host(comm), send_counts))
+    def all_to_all_single(
+        self,
+        output: A,
+        input: A,
+        output_split_sizes: Counts | None = None,
+        input_split_sizes: Counts | None = None,
+        group: G = None,  # type: ignore[assignment]
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> H | None:
+        """Exchanges parts of dimension 0."""
+        comm = self.enter(group)
+        if comm is None:
+            return None
+        if self.starts or (async_op is False and isinstance(input, self.quick)):
+            made = _core.all_to_all_single(
+                comm.core, output, input, output_split_sizes, input_split_sizes, async_op, timeout
+            )
+            if made is not None:
+                return self.started(comm, made, input)[1] if async_op else None
+        splits = output_split_sizes, input_split_sizes
+        result = self.single(comm, output, input, splits, async_op, timeout)
+        return result[1] if async_op else None
 
-        @described(signature.all_to_all_single)
-        def all_to_all_single(
-            output: A,
-            input: A,
-            output_split_sizes: Counts | None = None,
-            input_split_sizes: Counts | None = None,
-            group: G = None,  # type: ignore[assignment]
-            async_op: bool = False,
-            *,
-            timeout: float | None = None,
-        ) -> H | None:
-            comm = enter(group)
-            if comm is None:
-                return None
-            if starts or (async_op is False and isinstance(input, quick)):
-                made = _core.all_to_all_single(
-                    comm.core, output, input, output_split_sizes, input_split_sizes, async_op, timeout
-                )
-                if made is not None:
-                    return started(comm, made, input)[1] if async_op else None
-            splits = output_split_sizes, input_split_sizes
-            result = self.single(comm, output, input, splits, async_op, timeout)
-            return result[1] if async_op else None
-
-        @described(signature.all_gather_into_tensor)
-        def all_gather_into_tensor(
-            output_tensor: A,
-            input_tensor: A,
-            group: G = None,  # type: ignore[assignment]
-            async_op: bool = False,
-            *,
-            timeout: float | None = None,
-        ) -> H | None:
-            comm = enter(group)
-            if comm is None:
-                return None
-            if starts or (async_op is False and isinstance(input_tensor, quick)):
-                made = _core.all_gather_into_tensor(comm.core, output_tensor, input_tensor, async_op, timeout)
-                if made is not None:
-                    return started(comm, made, input_tensor)[1] if async_op else None
-            about = "all_gather_into_tensor", comm, output_tensor, input_tensor, async_op, timeout
-            result = self.gather(*about, ("output_tensor", "input_tensor"))
-            return result[1] if async_op else None
-
-        self.all_to_all_v: AllToAllV[A, G, H] = all_to_all_v
-        self.exchange_counts, self.all_to_all_single = exchange_counts, all_to_all_single
-        self.all_gather_into_tensor = all_gather_into_tensor
+    def all_gather_into_tensor(
+        self,
+        output_tensor: A,
+        input_tensor: A,
+        group: G = None,  # type: ignore[assignment]
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> H | None:
+        """Concatenates all ranks' inputs."""
+        comm = self.enter(group)
+        if comm is None:
+            return None
+        if self.starts or (async_op is False and isinstance(input_tensor, self.quick)):
+            made = _core.all_gather_into_tensor(comm.core, output_tensor, input_tensor, async_op, timeout)
+            if made is not None:
+                return self.started(comm, made, input_tensor)[1] if async_op else None
+        about = "all_gather_into_tensor", comm, output_tensor, input_tensor, async_op, timeout
+        result = self.gather(*about, ("output_tensor", "input_tensor"))
+        return result[1] if async_op else None
 
     def check(self, name: str, x: Any) -> A:
         """Checks an input and returns it; a value that can be made a tensor may become one."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from alltoallv._calls import experts, signature
+from alltoallv._calls import experts
 from alltoallv._calls.adapters import A, Adapter
 from alltoallv._calls.counts import Counts
 from alltoallv._calls.exchanges import Exchanges
@@ -14,7 +14,6 @@ from alltoallv._calls.front_end import G, H
 from alltoallv._calls.guard import guard
 from alltoallv._calls.linear import Map
 from alltoallv._calls.regions import as_bytes
-from alltoallv._calls.signature import described
 from alltoallv.communicator import Communicator
 
 Order = npt.NDArray[np.int64]
@@ -40,40 +39,37 @@ class Permutation(Map[A]):
 class ExpertRows(Exchanges[A, G, H]):
     """A front end's exchanges, of experts' rows, too."""
 
-    def __init__(self) -> None:
-        """Makes the public functions: plain ones, which help() shows as such."""
-        super().__init__()
+    def global_scatter(
+        self,
+        x: A,
+        local_count: Counts,
+        global_count: Counts,
+        group: G = None,  # type: ignore[assignment]
+    ) -> A:
+        """Sends every row to the rank of its expert."""
+        comm = self.enter(group)
+        if comm is None:
+            return None  # type: ignore[return-value]
+        x, local, global_ = self._checked("global_scatter", comm, x, local_count, global_count, "local_count")
+        arrived = self.all_to_all_v(x, local.sum(1), global_.sum(1), unit="row", group=group)
+        return self._transposed(arrived, global_)
 
-        @described(signature.global_scatter)
-        def global_scatter(
-            x: A,
-            local_count: Counts,
-            global_count: Counts,
-            group: G = None,  # type: ignore[assignment]
-        ) -> A:
-            comm = self.enter(group)
-            if comm is None:
-                return None  # type: ignore[return-value]
-            x, local, global_ = self._checked("global_scatter", comm, x, local_count, global_count, "local_count")
-            arrived = self.all_to_all_v(x, local.sum(1), global_.sum(1), unit="row", group=group)
-            return self._transposed(arrived, global_)
-
-        @described(signature.global_gather)
-        def global_gather(
-            x: A,
-            local_count: Counts,
-            global_count: Counts,
-            group: G = None,  # type: ignore[assignment]
-        ) -> A:
-            comm = self.enter(group)
-            if comm is None:
-                return None  # type: ignore[return-value]
-            x, local, global_ = self._checked("global_gather", comm, x, local_count, global_count, "global_count")
-            with guard(comm, "all_to_all_v"):
-                x = self._transposed(x, global_.T)
-            return self.all_to_all_v(x, global_.sum(1), local.sum(1), unit="row", group=group)
-
-        self.global_scatter, self.global_gather = global_scatter, global_gather
+    def global_gather(
+        self,
+        x: A,
+        local_count: Counts,
+        global_count: Counts,
+        group: G = None,  # type: ignore[assignment]
+    ) -> A:
+        """Reverses `global_scatter`."""
+        comm = self.enter(group)
+        if comm is None:
+            return None  # type: ignore[return-value]
+        x, local, global_ = self._checked("global_gather", comm, x, local_count, global_count, "global_count")
+        with guard(comm, "all_to_all_v"):
+            x = self._transposed(x, global_.T)
+        rows: A = self.all_to_all_v(x, global_.sum(1), local.sum(1), unit="row", group=group)
+        return rows
 
     def check_counts(self, counts: dict[str, Counts]) -> None:
         """Raises for counts that the framework does not take."""

@@ -120,4 +120,4 @@ __all__ = [
     "uninstall",
 ]
 
-_publish(globals(), A="Tensor", G="str | Communicator | None", H="CommHandle")
+_publish(globals())

@@ -15,7 +15,6 @@ from typing import Any
 from mindspore import Tensor, ops
 
 from alltoallv import _core
-from alltoallv._calls import signature
 from alltoallv._calls.counts import Counts
 from alltoallv._calls.guard import guard
 from alltoallv._calls.linear import Reduction, gathering
@@ -30,17 +29,10 @@ from alltoallv.mindspore.group import Group, on_host
 from alltoallv.mindspore.tensors import executor, in_queue
 from alltoallv.mindspore.work import CommHandle, Done
 
-_ending = signature.ending(
-    "None, or the `CommHandle` with ``async_op=True``.",
-    group="The name of a group, a `Communicator`, or None for all ranks.",
-    async_op="Return at once; the outputs are complete after the handle's ``wait()``, which raises the errors.",
-)
-
 _NAMES = "tensor_list", "tensor", ""
 Values = Callable[[], Sequence[Tensor]]  # returns the values of the outputs, for their gradient
 
 
-@_ending
 def all_to_all(
     output_tensor_list: Sequence[Tensor],
     input_tensor_list: Sequence[Tensor],
@@ -53,10 +45,22 @@ def all_to_all(
 
     Tensors may have any shapes but one dtype; what arrives keeps the shape of the receiver's tensor. The data move
     directly between the given tensors, without packing.
+
+    Args:
+        group: The name of a group, a `Communicator`, or None for all ranks.
+        async_op: Return at once; the outputs are complete after the handle's ``wait()``, which raises the errors.
+
+    Returns:
+        None, or the `CommHandle` with ``async_op=True``.
+
+    Raises:
+        AllToAllVError: On every rank: an argument of any rank is wrong (InvalidParamError, InvalidTensorError), ranks
+            disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
     """
 
     def gradient(comm: Communicator, made: CheckedCall) -> Values:
-        shapes = [tuple(out.shape) for out in made.outputs]
+        outputs: list[Any] = made.outputs
+        shapes = [tuple(out.shape) for out in outputs]
         return lambda: ListExchange.apply(comm, shapes, *made.inputs)
 
     comm, tensors = enter(group), (output_tensor_list, input_tensor_list)
@@ -67,7 +71,6 @@ def all_to_all(
     return front_end.call("all_to_all", comm, async_op, *tensors, names, timeout=timeout, gradient=gradient)
 
 
-@_ending
 def all_reduce(tensor: Tensor, op: str = "sum", group: Group = None, async_op: bool = False) -> CommHandle | None:
     """Replaces ``tensor`` by the reduction of all ranks' tensors of this shape and dtype; all ranks get the same bits.
 
@@ -75,6 +78,15 @@ def all_reduce(tensor: Tensor, op: str = "sum", group: Group = None, async_op: b
         tensor: Any shape; an integer, bool or float dtype, or, for sum and avg, a complex one.
         op: ``"sum"``, ``"prod"``, ``"min"``, ``"max"``, or for floats ``"avg"``. Values are combined in the order of
             ranks, 16-bit floats in float32, and rounded once. Sum and avg have a gradient.
+        group: The name of a group, a `Communicator`, or None for all ranks.
+        async_op: Return at once; the outputs are complete after the handle's ``wait()``, which raises the errors.
+
+    Returns:
+        None, or the `CommHandle` with ``async_op=True``.
+
+    Raises:
+        AllToAllVError: On every rank: an argument of any rank is wrong (InvalidParamError, InvalidTensorError), ranks
+            disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
     """
     comm = enter(group)
     given = (comm.core, "all_reduce", tensor, tensor, op)
@@ -89,13 +101,23 @@ def all_reduce(tensor: Tensor, op: str = "sum", group: Group = None, async_op: b
     return front_end.call("all_reduce", comm, async_op, tensor, reduce_op=op, gradient=gradient)
 
 
-@_ending
 def reduce_scatter(
     output: Tensor, input_list: Sequence[Tensor], op: str = "sum", group: Group = None, async_op: bool = False
 ) -> CommHandle | None:
     """Reduces ``input_list[j]`` of all ranks into rank j's ``output``.
 
     ``input_list`` has one tensor per rank, of any sizes, but the same on all ranks. ``op`` as in `all_reduce`.
+
+    Args:
+        group: The name of a group, a `Communicator`, or None for all ranks.
+        async_op: Return at once; the outputs are complete after the handle's ``wait()``, which raises the errors.
+
+    Returns:
+        None, or the `CommHandle` with ``async_op=True``.
+
+    Raises:
+        AllToAllVError: On every rank: an argument of any rank is wrong (InvalidParamError, InvalidTensorError), ranks
+            disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
     """
     comm, counts = enter(group), None
     given: Any = input_list
@@ -107,19 +129,28 @@ def reduce_scatter(
     return front_end.call("reduce_scatter", comm, async_op, output, given, ("output", "input_list", ""), **terms)
 
 
-@_ending
 def reduce_scatter_tensor(
     output: Tensor, input: Tensor, op: str = "sum", group: Group = None, async_op: bool = False
 ) -> CommHandle | None:
     """Reduces the ``input`` of all ranks; rank j gets the j-th of W equal parts in ``output``.
 
     ``input`` has W times the elements of ``output``. ``op`` as in `all_reduce`.
+
+    Args:
+        group: The name of a group, a `Communicator`, or None for all ranks.
+        async_op: Return at once; the outputs are complete after the handle's ``wait()``, which raises the errors.
+
+    Returns:
+        None, or the `CommHandle` with ``async_op=True``.
+
+    Raises:
+        AllToAllVError: On every rank: an argument of any rank is wrong (InvalidParamError, InvalidTensorError), ranks
+            disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
     """
     terms: dict[str, Any] = {"reduce_op": op, "gradient": _scattered_sum(op)}
     return front_end.call("reduce_scatter", group, async_op, output, input, ("output", "input_list", ""), **terms)
 
 
-@_ending
 def reduce_scatter_tensor_uneven(
     output: Tensor,
     input: Tensor,
@@ -131,6 +162,17 @@ def reduce_scatter_tensor_uneven(
     """Reduces the ``input`` of all ranks; rank j gets ``input_split_sizes[j]`` rows of dimension 0 of the result.
 
     The split sizes are the same on all ranks, and default to equal parts. ``op`` as in `all_reduce`.
+
+    Args:
+        group: The name of a group, a `Communicator`, or None for all ranks.
+        async_op: Return at once; the outputs are complete after the handle's ``wait()``, which raises the errors.
+
+    Returns:
+        None, or the `CommHandle` with ``async_op=True``.
+
+    Raises:
+        AllToAllVError: On every rank: an argument of any rank is wrong (InvalidParamError, InvalidTensorError), ranks
+            disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
     """
     terms: dict[str, Any] = {"reduce_op": op, "counts": _sizes(input_split_sizes), "gradient": _scattered_sum(op)}
     names = "output", "input", "input_split_sizes"
@@ -160,15 +202,25 @@ def _scattered_sum(op: str) -> Gradient:
     return gradient
 
 
-@_ending
 def all_gather(
     tensor_list: Sequence[Tensor], tensor: Tensor, group: Group = None, async_op: bool = False
 ) -> CommHandle | None:
-    """Copies the ``tensor`` of rank j into ``tensor_list[j]`` of every rank; both have the same size."""
+    """Copies the ``tensor`` of rank j into ``tensor_list[j]`` of every rank; both have the same size.
+
+    Args:
+        group: The name of a group, a `Communicator`, or None for all ranks.
+        async_op: Return at once; the outputs are complete after the handle's ``wait()``, which raises the errors.
+
+    Returns:
+        None, or the `CommHandle` with ``async_op=True``.
+
+    Raises:
+        AllToAllVError: On every rank: an argument of any rank is wrong (InvalidParamError, InvalidTensorError), ranks
+            disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
+    """
     return front_end.call("all_gather", group, async_op, tensor_list, tensor, _NAMES, whole=False, gradient=_gathered)
 
 
-@_ending
 def all_gather_into_tensor_uneven(
     output: Tensor,
     input: Tensor,
@@ -179,6 +231,17 @@ def all_gather_into_tensor_uneven(
     """Concatenates the ``input`` of all ranks along dimension 0 into ``output``.
 
     Rank j's input has ``output_split_sizes[j]`` rows; the sizes are the same on all ranks and default to equal ones.
+
+    Args:
+        group: The name of a group, a `Communicator`, or None for all ranks.
+        async_op: Return at once; the outputs are complete after the handle's ``wait()``, which raises the errors.
+
+    Returns:
+        None, or the `CommHandle` with ``async_op=True``.
+
+    Raises:
+        AllToAllVError: On every rank: an argument of any rank is wrong (InvalidParamError, InvalidTensorError), ranks
+            disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
     """
     names = "output", "input", "output_split_sizes"
     terms: dict[str, Any] = {"counts": _sizes(output_split_sizes), "gradient": _gathered}
@@ -186,8 +249,9 @@ def all_gather_into_tensor_uneven(
 
 
 def _gathered(comm: Communicator, made: CheckedCall) -> Values:
-    (x,) = made.inputs
-    counts = made.counts or [out.size for out in made.outputs]
+    inputs: list[Any] = made.inputs
+    outputs: list[Any] = made.outputs
+    (x,), counts = inputs, made.counts or [out.size for out in outputs]
     if not made.counts and len(set(counts)) > 1:
         raise InvalidParamError("tensor_list has tensors of different sizes, expected one size for a gradient")
 
@@ -198,12 +262,22 @@ def _gathered(comm: Communicator, made: CheckedCall) -> Values:
     return values
 
 
-@_ending
 def broadcast(tensor: Tensor, src: int, group: Group = None, async_op: bool = False) -> CommHandle | None:
     """Copies the ``tensor`` of one rank into the tensors of all others, which have the same size and dtype.
 
     ``src`` is that rank's number in the job; with a `Communicator`, its rank there. The gradient is the sum of all
     ranks' gradients and goes to ``src``.
+
+    Args:
+        group: The name of a group, a `Communicator`, or None for all ranks.
+        async_op: Return at once; the outputs are complete after the handle's ``wait()``, which raises the errors.
+
+    Returns:
+        None, or the `CommHandle` with ``async_op=True``.
+
+    Raises:
+        AllToAllVError: On every rank: an argument of any rank is wrong (InvalidParamError, InvalidTensorError), ranks
+            disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
     """
 
     def gradient(comm: Communicator, made: CheckedCall) -> Values:
@@ -212,11 +286,21 @@ def broadcast(tensor: Tensor, src: int, group: Group = None, async_op: bool = Fa
     return front_end.call("broadcast", group, async_op, tensor, root=("src", src), gradient=gradient)
 
 
-@_ending
 def reduce(tensor: Tensor, dst: int, op: str = "sum", group: Group = None, async_op: bool = False) -> CommHandle | None:
     """Replaces the ``tensor`` of rank ``dst`` by the reduction of all tensors; the other ranks' tensors do not change.
 
     ``op`` and the result's bits are as in `all_reduce`.
+
+    Args:
+        group: The name of a group, a `Communicator`, or None for all ranks.
+        async_op: Return at once; the outputs are complete after the handle's ``wait()``, which raises the errors.
+
+    Returns:
+        None, or the `CommHandle` with ``async_op=True``.
+
+    Raises:
+        AllToAllVError: On every rank: an argument of any rank is wrong (InvalidParamError, InvalidTensorError), ranks
+            disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
     """
     if not in_queue():
         return front_end.call("reduce", group, async_op, tensor, reduce_op=op, root=("dst", dst))
@@ -233,37 +317,67 @@ def reduce(tensor: Tensor, dst: int, op: str = "sum", group: Group = None, async
     return Done(tensor) if async_op else None
 
 
-@_ending
 def gather(
     tensor: Tensor, gather_list: Sequence[Tensor], dst: int = 0, group: Group = None, async_op: bool = False
 ) -> CommHandle | None:
     """Copies the ``tensor`` of rank j into ``gather_list[j]`` of rank ``dst``; both have the same size.
 
     Other ranks ignore ``gather_list``.
+
+    Args:
+        group: The name of a group, a `Communicator`, or None for all ranks.
+        async_op: Return at once; the outputs are complete after the handle's ``wait()``, which raises the errors.
+
+    Returns:
+        None, or the `CommHandle` with ``async_op=True``.
+
+    Raises:
+        AllToAllVError: On every rank: an argument of any rank is wrong (InvalidParamError, InvalidTensorError), ranks
+            disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
     """
     return front_end.call(
         "gather", group, async_op, gather_list, tensor, ("gather_list", "tensor", ""), root=("dst", dst)
     )
 
 
-@_ending
 def scatter(
     tensor: Tensor, scatter_list: Sequence[Tensor], src: int = 0, group: Group = None, async_op: bool = False
 ) -> CommHandle | None:
     """Copies ``scatter_list[j]`` of rank ``src`` into the ``tensor`` of rank j; both have the same size.
 
     Other ranks ignore ``scatter_list``.
+
+    Args:
+        group: The name of a group, a `Communicator`, or None for all ranks.
+        async_op: Return at once; the outputs are complete after the handle's ``wait()``, which raises the errors.
+
+    Returns:
+        None, or the `CommHandle` with ``async_op=True``.
+
+    Raises:
+        AllToAllVError: On every rank: an argument of any rank is wrong (InvalidParamError, InvalidTensorError), ranks
+            disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
     """
     return front_end.call(
         "scatter", group, async_op, tensor, scatter_list, ("tensor", "scatter_list", ""), root=("src", src)
     )
 
 
-@_ending
 def barrier(group: Group = None, async_op: bool = False, device_ids: Any = None) -> CommHandle | None:
     """Returns when every rank has called it; a warning and the timeout's error name late ranks.
 
     ``device_ids`` is accepted for compatibility with MindSpore and ignored.
+
+    Args:
+        group: The name of a group, a `Communicator`, or None for all ranks.
+        async_op: Return at once; the outputs are complete after the handle's ``wait()``, which raises the errors.
+
+    Returns:
+        None, or the `CommHandle` with ``async_op=True``.
+
+    Raises:
+        AllToAllVError: On every rank: an argument of any rank is wrong (InvalidParamError, InvalidTensorError), ranks
+            disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
     """
     comm = enter(group)
     if in_queue():

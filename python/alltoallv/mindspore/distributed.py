@@ -100,4 +100,4 @@ __all__ = [
     "send_object_list",
 ]
 
-_publish(globals(), A="Tensor", G="str | Communicator | None", H="CommHandle")
+_publish(globals())

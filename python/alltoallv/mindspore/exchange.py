@@ -2,10 +2,222 @@
 
 from __future__ import annotations
 
-from alltoallv.mindspore.front_end import front_end
+from typing import Any, Literal, overload
 
-all_to_all_v = front_end.all_to_all_v
-exchange_counts = front_end.exchange_counts
-all_to_all_single = front_end.all_to_all_single
-all_gather_into_tensor = front_end.all_gather_into_tensor
-global_scatter, global_gather = front_end.global_scatter, front_end.global_gather
+from mindspore import Tensor
+
+from alltoallv._calls.counts import Counts, Unit
+from alltoallv.mindspore.front_end import front_end
+from alltoallv.mindspore.group import Group
+from alltoallv.mindspore.work import CommHandle
+
+
+@overload
+def all_to_all_v(
+    input: Tensor,
+    send_counts: Counts,
+    recv_counts: Counts | None = None,
+    *,
+    sdispls: Counts | None = None,
+    rdispls: Counts | None = None,
+    unit: Unit | None = None,
+    out: Tensor | None = None,
+    group: Group = None,
+    async_op: Literal[False] = False,
+    timeout: float | None = None,
+) -> Tensor: ...
+@overload
+def all_to_all_v(
+    input: Tensor,
+    send_counts: Counts,
+    recv_counts: Counts | None = None,
+    *,
+    sdispls: Counts | None = None,
+    rdispls: Counts | None = None,
+    unit: Unit | None = None,
+    out: Tensor | None = None,
+    group: Group = None,
+    async_op: Literal[True],
+    timeout: float | None = None,
+) -> tuple[Tensor | None, CommHandle]: ...
+def all_to_all_v(
+    input: Tensor,
+    send_counts: Counts,
+    recv_counts: Counts | None = None,
+    *,
+    sdispls: Counts | None = None,
+    rdispls: Counts | None = None,
+    unit: Unit | None = None,
+    out: Tensor | None = None,
+    group: Group = None,
+    async_op: bool = False,
+    timeout: float | None = None,
+) -> Any:
+    """Sends a region of ``input`` to every rank and receives one from each.
+
+    For every rank j, with this rank called r::
+
+        out_r[rdispls_r[j] : rdispls_r[j] + recv_counts_r[j]] = input_j[sdispls_j[r] : sdispls_j[r] + send_counts_j[r]]
+
+    Args:
+        input: A tensor (in NumPy an array) of any shape and any dense dtype; taken flat, or by rows of dimension 0.
+            Copied first if it is not contiguous.
+        send_counts, recv_counts: One integer >= 0 per rank: a list, tuple, array or integer tensor. ``send_counts`` of
+            rank i for j and ``recv_counts`` of rank j for i must agree. ``recv_counts=None`` learns them from the
+            peers; the output is then packed.
+        sdispls, rdispls: Where the regions begin; packed in rank order if left out. Packed, ``send_counts`` cover the
+            whole input; with ``sdispls`` send regions may overlap and leave gaps. Receive regions may leave gaps.
+        unit: What counts and displacements count: ``"element"``, or ``"row"`` of dimension 0; None: rows of an input of
+            2 dimensions or more, elements of others.
+        out: Where to receive; contiguous, of the input's dtype, apart from it in memory. Elements that no region covers
+            keep their value. Left out, the output is allocated in shared memory, just large enough, gaps zero. In torch
+            and Paddle it cannot be given for an input that wants a gradient.
+        capacity: In torch, for npu tensors, without the arguments ``rdispls``, ``out``, ``async_op``, ``timeout``: how
+            many units this rank can receive. Counts then stay on the device, as int64 tensors there, and the host does
+            not wait for them: they may change in a captured graph. ``recv_counts`` are only compared with what comes.
+            The result is a `alltoallv.torch.Received`, whose ``check()`` raises what is raised at once elsewhere, also
+            on every rank. Only where the kernels in Ascend C serve (docs/ascend.md), else BackendUnavailableError on
+            every rank; with ``sdispls`` not differentiable.
+        group: A group of the framework (in torch a ProcessGroup, in MindSpore a name), a `Communicator`, or None for
+            all ranks.
+        async_op: Return ``(output, handle)`` at once. With learnt counts the output is not known yet:
+            ``(None, handle)``, and ``handle.result()`` returns it.
+        timeout: Seconds to wait for the peers of tensors in host memory; default: the communicator's. In MindSpore and
+            Paddle it also holds for the gradient's exchange; in torch it cannot be given for an input that wants one.
+
+    Returns:
+        ``out`` if given, else a new tensor: of one dimension if counts are elements; if they are rows, with the other
+        dimensions of the input. In torch, Paddle, and MindSpore's PyNative mode it is differentiable, to any order: the
+        gradient is the exchange with sends and receives swapped.
+
+    Raises:
+        TypeError: ``input`` is no tensor.
+        InvalidParamError, InvalidTensorError: an argument of this rank, or of a peer, is wrong.
+        PeerMismatchError: two ranks disagree about operator, dtype or counts; nothing has been written.
+        PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come.
+    """
+    counts = send_counts, recv_counts, sdispls, rdispls, unit
+    return front_end.all_to_all_v(input, *counts, out, group, async_op, timeout)
+
+
+def exchange_counts(
+    send_counts: Counts,
+    group: Group = None,
+) -> Tensor:
+    """Returns what every rank will send to this one: entry j is rank j's ``send_counts`` entry for this rank.
+
+    Args:
+        send_counts: One integer >= 0 per rank.
+        group: See `all_to_all_v`.
+
+    Returns:
+        int64, shape ``[W]``, on the CPU; None on a rank outside the group.
+
+    Raises:
+        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
+    """
+    return front_end.exchange_counts(send_counts, group)
+
+
+def all_to_all_single(
+    output: Tensor,
+    input: Tensor,
+    output_split_sizes: Counts | None = None,
+    input_split_sizes: Counts | None = None,
+    group: Group = None,
+    async_op: bool = False,
+    *,
+    timeout: float | None = None,
+) -> CommHandle | None:
+    """Splits ``input`` along dimension 0, sends part j to rank j, and concatenates what arrives into ``output``.
+
+    Signature and meaning are those of ``torch.distributed.all_to_all_single``.
+
+    Args:
+        output: Shape ``[sum(output_split_sizes), ...]``; contiguous, of the input's dtype, apart from it in memory.
+        input: Shape ``[sum(input_split_sizes), ...]``, any dtype.
+        output_split_sizes, input_split_sizes: Rows from and for every rank; by default equal parts, for which
+            dimension 0 must divide.
+        group, async_op, timeout: See `all_to_all_v`.
+
+    Returns:
+        None, or the handle with ``async_op=True``. No gradient passes through it in torch, as in torch.distributed;
+        `alltoallv.torch.functional` has one with gradients, and so has MindSpore's PyNative mode here.
+
+    Raises:
+        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
+    """
+    return front_end.all_to_all_single(output, input, output_split_sizes, input_split_sizes, group, async_op, timeout)
+
+
+def all_gather_into_tensor(
+    output_tensor: Tensor,
+    input_tensor: Tensor,
+    group: Group = None,
+    async_op: bool = False,
+    *,
+    timeout: float | None = None,
+) -> CommHandle | None:
+    """Concatenates the ``input_tensor`` of all ranks, in rank order, into ``output_tensor``.
+
+    Signature and meaning are those of ``torch.distributed.all_gather_into_tensor``.
+
+    Args:
+        output_tensor: Contiguous, of W times the elements, in shape ``[W * x1, x2, ...]``, ``[W, x1, x2, ...]`` or any
+            other.
+        input_tensor: Shape ``[x1, x2, ...]``, one on all ranks, of one dtype; may be this rank's part of the output.
+        group, async_op, timeout: See `all_to_all_v`.
+
+    Returns:
+        None, or the handle with ``async_op=True``.
+
+    Raises:
+        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
+    """
+    return front_end.all_gather_into_tensor(output_tensor, input_tensor, group, async_op, timeout)
+
+
+def global_scatter(
+    x: Tensor,
+    local_count: Counts,
+    global_count: Counts,
+    group: Group = None,
+) -> Tensor:
+    """Sends every row to the rank of its expert. Differentiable where `all_to_all_v` is.
+
+    Args:
+        x: Rows sorted by rank, then by expert: ``local_count[e + j * E]`` rows for expert e of rank j.
+            Shape ``[n, ...]``.
+        local_count, global_count: ``W * E`` integers >= 0, entry ``e + j * E`` standing for expert e and rank j: rows
+            that go from here to expert e of rank j, and rows that come from rank j for expert e of this rank.
+        group: See `all_to_all_v`.
+
+    Returns:
+        Shape ``[sum(global_count), ...]``, rows sorted by this rank's expert, then by the rank they come from.
+
+    Raises:
+        AllToAllVError: an argument of any rank is wrong, the ranks disagree, also about the rows of one expert, or one
+            is lost or late.
+    """
+    return front_end.global_scatter(x, local_count, global_count, group)
+
+
+def global_gather(
+    x: Tensor,
+    local_count: Counts,
+    global_count: Counts,
+    group: Group = None,
+) -> Tensor:
+    """Brings the rows of `global_scatter` back to the ranks that sent them: its inverse, as differentiable.
+
+    Args:
+        x: Rows sorted by this rank's expert, then by rank. Shape ``[sum(global_count), ...]``.
+        local_count, global_count, group: See `global_scatter`.
+
+    Returns:
+        Shape ``[sum(local_count), ...]``, rows sorted by the rank they come from, then by that rank's expert.
+
+    Raises:
+        AllToAllVError: as `global_scatter`.
+    """
+    return front_end.global_gather(x, local_count, global_count, group)

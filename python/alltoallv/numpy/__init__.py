@@ -84,4 +84,4 @@ __all__ = [
     "sendrecv",
 ]
 
-_publish(globals(), A="Array", G="Communicator | None", H="Work")
+_publish(globals())

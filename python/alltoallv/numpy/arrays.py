@@ -118,25 +118,7 @@ class _Arrays(Adapter[Array]):
 ADAPTER: Adapter[Any] = _Arrays()
 
 
-def call(
-    operator: str,
-    group: Communicator | None,
-    output: Any,
-    input: Any,
-    names: tuple[str, str, str],
-    async_op: bool,
-    timeout: float | None,
-    **terms: Any,
-) -> Any:
-    """Makes a collective, with ``terms`` as `_core.call` has them; ``names`` are those of outputs, inputs and counts.
-
-    Returns the result; with ``async_op`` also the work.
-    """
-    comm = resolve(group)
-    made = _core.call(
-        ADAPTER, comm.core, operator, output, input, names=names, async_op=async_op, timeout=timeout, **terms
-    )
-    if not async_op:
-        return made
+def later(comm: Communicator, made: tuple[Any, Any, Any]) -> tuple[Any, Work]:
+    """Returns the result of an asynchronous call of the core, and its work."""
     result, pending, used = made
     return result, Work(comm, pending, (used,), lambda: result)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
+from alltoallv._calls.counts import Counts
+from alltoallv.communicator import Communicator
 from alltoallv.numpy.arrays import ADAPTER, Array, resolve
 from alltoallv.quantization.feedback import ErrorFeedback as ErrorFeedback
 from alltoallv.quantization.functions import Quantized
+from alltoallv.quantization.spec import Format, Gather, GroupSize, Options, Overflow, SumOp, coding, grouping
 
 
 class _Quantized(Quantized[Array]):
@@ -19,7 +24,213 @@ class _Quantized(Quantized[Array]):
 
 
 _functions = _Quantized(ADAPTER, resolve)
-quantized_all_reduce = _functions.quantized_all_reduce
-quantized_reduce_scatter = _functions.quantized_reduce_scatter
-quantized_all_to_all = _functions.quantized_all_to_all
-quantized_linear_all_reduce = _functions.quantized_linear_all_reduce
+
+
+def quantized_all_reduce(
+    input: Array,
+    *,
+    scale: Array | float | None = None,
+    offset: float | None = None,
+    bits: int = 8,
+    format: Format | None = None,
+    group_size: GroupSize | None = None,
+    gather: Gather = "full",
+    op: SumOp = "sum",
+    out_dtype: Any = None,
+    error_feedback: ErrorFeedback | None = None,
+    overflow: Overflow = "saturate",
+    comm_quant_scale_1: Array | float | None = None,
+    comm_quant_scale_2: Array | float | None = None,
+    out: Array | None = None,
+    group: Communicator | None = None,
+    async_op: bool = False,
+    timeout: float | None = None,
+) -> Any:
+    """Returns the sum of the ``input`` of all ranks, whose terms travel as codes; every rank gets the same bits.
+
+    Without a scale every group of elements has its own (dynamic). With ``scale`` the input is int8 and the result
+    ``(sum of all inputs + W * offset) * scale``, exact up to one rounding, for W ranks. With ``comm_quant_scale_1``
+    and ``_2`` the input becomes codes by the first, and their sum becomes codes by the second.
+
+    Args:
+        input: A tensor (in NumPy an array, as all that follow), of one shape and dtype on all ranks: float32,
+            float16, bfloat16; int8 with ``scale``.
+        scale: A number, or a tensor: one value, or one per entry of the last axis, ``[n]`` or ``[1, n]``, of
+            float16, bfloat16 or float32; equal on all ranks.
+        offset: A number that is added to the codes of every rank, with ``scale``.
+        bits: 8 or 4, for the formats int8 and int4. For the dynamic mode only, like the next five.
+        format: What the elements become: ``"int8"``, ``"int4"``, ``"fp8_e4m3"``, ``"fp8_e5m2"``, ``"mxfp8"``,
+            ``"mxfp8_e5m2"``, ``"mxfp4"`` or ``"nvfp4"``; docs/quantization.md defines them. Default: by ``bits``.
+        group_size: Elements per scale; groups begin at the first element of the flat tensor. ``"token"``: the last
+            axis; ``"tensor"``: all. Default: 128, 32 in MX formats and 16 in NVFP4, which have no other.
+        gather: ``"full"`` gathers the sum in the output's dtype, ``"quantized"`` quantizes it again: fewer bytes,
+            about 1.4 times the error.
+        op: ``"sum"`` or ``"avg"``.
+        error_feedback: An ``ErrorFeedback``, the state of this vector, kept by the caller from call to call; on all
+            ranks or none.
+        out_dtype: float32, float16 or bfloat16; default: the input's, float16 for int8.
+        overflow: What a finite value becomes that the output's dtype cannot hold: ``"saturate"``: its largest;
+            ``"raise"``: ValueOverflowError; ``"infinity"``.
+        comm_quant_scale_1, comm_quant_scale_2: Each like ``scale``; both or neither.
+        out: Where the result goes; may be the input itself if the dtypes agree. Left out, it is allocated.
+        group: A group of the framework, a `Communicator`, or None for all ranks.
+        async_op: Return ``(output, handle)`` at once; the output is complete after the handle's ``wait()``.
+        timeout: Seconds to wait for the peers, above 0, over shared memory; default: the communicator's own.
+
+    Returns:
+        The result in the input's shape; where the framework has groups, None on a rank outside the group. In torch,
+        Paddle, and MindSpore's PyNative differentiable, straight through the rounding: the gradient is that of the
+        sum (or average), not quantized. Not with ``out``, ``async_op``, ``error_feedback``, in torch ``timeout``.
+
+    Raises:
+        PeerMismatchError: the ranks differ in operator, elements, dtypes or any of these options, scales and offset
+            included; no output has been written.
+        ValueOverflowError: on every rank, with ``overflow="raise"``; the output is undefined.
+        InvalidParamError, InvalidTensorError: an argument of this rank, or of a peer; no output has been written.
+        PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come in time.
+    """
+    coded, elements = coding(bits, format), grouping(group_size, input)
+    scales = scale, comm_quant_scale_1, comm_quant_scale_2, offset
+    options = Options(*scales, coded, elements, gather, op, overflow, out_dtype)
+    return _functions.quantized_all_reduce(input, options, out, error_feedback, group, async_op, timeout)
+
+
+def quantized_reduce_scatter(
+    input: Array,
+    recv_counts: Counts | None = None,
+    *,
+    bits: int = 8,
+    format: Format | None = None,
+    group_size: GroupSize | None = None,
+    op: SumOp = "sum",
+    out_dtype: Any = None,
+    error_feedback: ErrorFeedback | None = None,
+    overflow: Overflow = "saturate",
+    out: Array | None = None,
+    group: Communicator | None = None,
+    async_op: bool = False,
+    timeout: float | None = None,
+) -> Any:
+    """Adds up the ``input`` of all ranks and returns this rank's part of the rows of dimension 0.
+
+    The terms travel as codes. Every part is quantized by itself: groups begin at its first element.
+
+    Args:
+        input: A tensor (in NumPy an array), of one shape, of at least 1 dimension, and dtype on all ranks: float32,
+            float16, bfloat16.
+        recv_counts: Rows that each rank gets, W integers >= 0, equal on all ranks; their sum is dimension 0.
+            Default: equal shares.
+        bits, format, group_size, op, error_feedback, out_dtype, overflow: See `quantized_all_reduce`, dynamic mode.
+        out: Shape ``[recv_counts[rank], *input.shape[1:]]``, apart from the input. Left out, it is allocated.
+        group, async_op, timeout: See `quantized_all_reduce`.
+
+    Returns:
+        This rank's part; handles and gradients, which are gathered from all parts, as `quantized_all_reduce`.
+
+    Raises:
+        PeerMismatchError: the ranks differ in operator, counts, dtypes or any of these options; no output has been
+            written.
+        ValueOverflowError: on every rank, with ``overflow="raise"``; the output is undefined.
+        InvalidParamError, InvalidTensorError: an argument of this rank, or of a peer; no output has been written.
+        PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come in time.
+    """
+    coded, elements = coding(bits, format), grouping(group_size, input)
+    options = Options(format=coded, group_size=elements, op=op, overflow=overflow, out_dtype=out_dtype)
+    about = out, error_feedback, group, async_op, timeout
+    return _functions.quantized_reduce_scatter(input, recv_counts, options, *about)
+
+
+def quantized_all_to_all(
+    input: Array,
+    send_counts: Counts,
+    recv_counts: Counts | None = None,
+    *,
+    bits: int = 8,
+    format: Format | None = None,
+    group_size: GroupSize | None = None,
+    out_dtype: Any = None,
+    overflow: Overflow = "saturate",
+    quantize_gradient: bool = False,
+    group: Communicator | None = None,
+    async_op: bool = False,
+    timeout: float | None = None,
+) -> Any:
+    """Sends rows to every rank as codes with their float32 scales, in one exchange, such as a MoE dispatch.
+
+    Args:
+        input: Rows ``[T, ...]`` of float32, float16 or bfloat16, sorted by the rank they go to.
+        send_counts: Rows for every rank, W integers >= 0; their sum is T.
+        recv_counts: Rows from every rank; left out, the peers announce them.
+        bits, format: See `quantized_all_reduce`.
+        group_size: Elements per scale; groups begin anew with every row. Default: one scale per row, where the
+            format leaves the choice.
+        out_dtype: dtype of the rows received: float32, float16 or bfloat16; default: the input's.
+        overflow: See `quantized_all_reduce`; "raise" looks at the rows sent.
+        quantize_gradient: The gradient's rows travel as codes too, with the same format, groups and ``overflow``,
+            quantized from the result's dtype and given in the input's. On all ranks or none.
+        group, timeout: See `quantized_all_reduce`.
+        async_op: Return ``(output, handle)`` at once; the output is filled by the handle's ``wait()``. Without
+            ``recv_counts`` it is None at first, and the handle's ``result()`` returns it.
+
+    Returns:
+        The rows received, dequantized, in the order of ranks: ``[sum(recv_counts), ...]``. The gradients of rows go
+        back where the rows came from, quantized if asked for; otherwise as `quantized_all_reduce`.
+
+    Raises:
+        PeerMismatchError: two ranks differ in operator, counts, length of rows, dtypes or any of these options.
+        ValueOverflowError: on every rank, with ``overflow="raise"``.
+        InvalidParamError, InvalidTensorError: an argument of this rank, or of a peer; no output has been written.
+        PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come in time.
+    """
+    coded, elements = coding(bits, format), grouping(group_size, input)
+    options = Options(
+        format=coded,
+        group_size=elements,
+        overflow=overflow,
+        out_dtype=out_dtype,
+        quantize_gradient=quantize_gradient,
+    )
+    return _functions.quantized_all_to_all(input, send_counts, recv_counts, options, group, async_op, timeout)
+
+
+def quantized_linear_all_reduce(
+    input: Array,
+    weight: Array,
+    bias: Array | None = None,
+    *,
+    chunks: int | None = None,
+    bits: int = 8,
+    format: Format | None = None,
+    group_size: GroupSize | None = None,
+    gather: Gather = "full",
+    op: SumOp = "sum",
+    overflow: Overflow = "saturate",
+    group: Communicator | None = None,
+) -> Any:
+    """Runs a linear layer split by its inputs over the ranks: sums ``input @ weight.T``, and adds ``bias``.
+
+    The products travel as in `quantized_all_reduce`, a chunk of rows at a time: while one travels, the next is
+    computed. Chunks have whole groups, so the sum has the scales of the undivided product.
+
+    Args:
+        input: ``[..., K]``, this rank's part of the features: float32, float16 or bfloat16; its leading dimensions
+            are the same on all ranks.
+        weight: ``[N, K]``, this rank's columns of the layer's weight, in the input's dtype.
+        bias: ``[N]``, added once to the sum; every rank gives the same.
+        chunks: The most parts that rows are divided into, equal on all ranks. Default: up to 4, each of at least
+            2^17 elements of the product; 1 for NVFP4, whose scale of a tensor is that of a chunk.
+        bits, format, group_size, gather, op, overflow, group: See `quantized_all_reduce`, for the product.
+
+    Returns:
+        ``[..., N]`` in the input's dtype, the same bits on every rank without ``bias``; None on a rank outside the
+        group. Differentiable where `quantized_all_reduce` is, in input, weight and bias: the gradient passes
+        straight through the rounding, and is summed over the ranks, not quantized.
+
+    Raises:
+        PeerMismatchError: the ranks differ in shapes, dtypes, chunks or options.
+        ValueOverflowError: on every rank, with ``overflow="raise"``.
+        InvalidParamError, InvalidTensorError: an argument of this rank, or of a peer.
+        PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come in time.
+    """
+    options = bits, format, group_size, gather, op, overflow
+    return _functions.quantized_linear_all_reduce(input, weight, bias, chunks, *options, group)

@@ -13,13 +13,11 @@ from alltoallv._calls.guard import guard
 from alltoallv.communicator import Communicator
 from alltoallv.dtypes import core_name
 from alltoallv.errors import InvalidParamError
-from alltoallv.numpy.arrays import Array, address, as_input, call, check_output, resolve
-from alltoallv.numpy.work import ending
+from alltoallv.numpy.arrays import ADAPTER, Array, address, as_input, check_output, later, resolve
 
 Op = Literal["sum", "avg", "min", "max", "prod", "band", "bor", "bxor"]
 
 
-@ending
 def all_reduce(
     input: npt.ArrayLike,
     op: Op = "sum",
@@ -39,14 +37,22 @@ def all_reduce(
             float16 and bfloat16 accumulate in float32 and are rounded once; min and max propagate NaN; for bool, sum
             and max are logical or, prod and min logical and.
         out: The array for the result; may be the input itself. By default it is allocated in shared memory.
+        group: A `Communicator`, or None for the default one.
+        async_op: Return at once; the outputs are complete after the work's ``wait()``, which raises the errors.
+        timeout: Seconds to wait for the peers; default: the communicator's.
 
     Returns:
         The result, of the input's shape and dtype, or ``(result, work)`` with ``async_op=True``.
+
+    Raises:
+        AllToAllVError: On every rank: an argument of any rank is wrong (InvalidParamError, InvalidTensorError), ranks
+            disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
     """
-    return call("all_reduce", group, out, input, ("out", "input", ""), async_op, timeout, reduce_op=op)
+    comm, names = resolve(group), ("out", "input", "")
+    made = _core.call(ADAPTER, comm.core, "all_reduce", out, input, None, op, None, None, names, async_op, timeout)
+    return later(comm, made) if async_op else made
 
 
-@ending
 def reduce_scatter(
     input: npt.ArrayLike,
     recv_counts: Counts | None = None,
@@ -63,15 +69,23 @@ def reduce_scatter(
         input, op: As for `all_reduce`.
         recv_counts: Rows that each rank gets, equal on all ranks; their sum is dimension 0. Default: equal parts.
         out: Shape ``[recv_counts[rank], *input.shape[1:]]``. By default it is allocated in shared memory.
+        group: A `Communicator`, or None for the default one.
+        async_op: Return at once; the outputs are complete after the work's ``wait()``, which raises the errors.
+        timeout: Seconds to wait for the peers; default: the communicator's.
 
     Returns:
         This rank's part, or ``(part, work)`` with ``async_op=True``.
+
+    Raises:
+        AllToAllVError: On every rank: an argument of any rank is wrong (InvalidParamError, InvalidTensorError), ranks
+            disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
     """
-    terms: dict[str, Any] = {"reduce_op": op, "counts": recv_counts, "whole": True}
-    return call("reduce_scatter", group, out, input, ("out", "input", "recv_counts"), async_op, timeout, **terms)
+    comm, names = resolve(group), ("out", "input", "recv_counts")
+    given = ADAPTER, comm.core, "reduce_scatter", out, input, None, op, recv_counts, True
+    made = _core.call(*given, names, async_op, timeout)
+    return later(comm, made) if async_op else made
 
 
-@ending
 def scan(
     input: npt.ArrayLike,
     op: Op = "sum",
@@ -90,9 +104,15 @@ def scan(
         exclusive: Leaves this rank's own input out. Rank 0 then has no result.
         out: The array for the result: contiguous, of the input's size and dtype; may be the input itself. By default it
             is allocated in shared memory.
+        group: A `Communicator`, or None for the default one.
+        timeout: Seconds to wait for the peers; default: the communicator's.
 
     Returns:
         The result, of the input's shape and dtype. None on rank 0 of an exclusive scan, which does not change ``out``.
+
+    Raises:
+        AllToAllVError: On every rank: an argument of any rank is wrong (InvalidParamError, InvalidTensorError), ranks
+            disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
     """
     comm = resolve(group)
     with guard(comm, "scan"):

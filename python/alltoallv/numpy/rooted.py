@@ -6,21 +6,33 @@ from typing import Any
 
 import numpy.typing as npt
 
+from alltoallv import _core
 from alltoallv._calls.counts import Counts
 from alltoallv.communicator import Communicator
-from alltoallv.numpy.arrays import Array, call
+from alltoallv.numpy.arrays import ADAPTER, Array, later, resolve
 from alltoallv.numpy.reduce import Op
-from alltoallv.numpy.work import Work, ending
+from alltoallv.numpy.work import Work
 
 
-@ending
 def broadcast(array: Array, root: int = 0, *, group: Communicator | None = None, async_op: bool = False) -> Work | None:
-    """Copies rank ``root``'s array into the arrays of all others, in place; shape and dtype are equal on all ranks."""
-    made = call("broadcast", group, array, None, ("array", "", ""), async_op, None, root=root)
-    return made[1] if async_op else None
+    """Copies rank ``root``'s array into the arrays of all others, in place; shape and dtype are equal on all ranks.
+
+    Args:
+        group: A `Communicator`, or None for the default one.
+        async_op: Return at once; the outputs are complete after the work's ``wait()``, which raises the errors.
+
+    Returns:
+        None, or the `Work` with ``async_op=True``.
+
+    Raises:
+        AllToAllVError: On every rank: an argument of any rank is wrong (InvalidParamError, InvalidTensorError), ranks
+            disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
+    """
+    comm, names = resolve(group), ("array", "", "")
+    made = _core.call(ADAPTER, comm.core, "broadcast", array, None, root, None, None, None, names, async_op)
+    return later(comm, made)[1] if async_op else None
 
 
-@ending
 def reduce(
     input: npt.ArrayLike,
     root: int = 0,
@@ -37,15 +49,23 @@ def reduce(
         input, op: As for `all_reduce`; the result has the same bits.
         root: The rank that gets the result, the same on all ranks.
         out: On the root, the array for the result; may be the input itself. Ignored elsewhere.
+        group: A `Communicator`, or None for the default one.
+        async_op: Return at once; the outputs are complete after the work's ``wait()``, which raises the errors.
+        timeout: Seconds to wait for the peers; default: the communicator's.
 
     Returns:
         On the root the result, of the input's shape and dtype; None elsewhere. ``(result, work)`` with
         ``async_op=True``.
+
+    Raises:
+        AllToAllVError: On every rank: an argument of any rank is wrong (InvalidParamError, InvalidTensorError), ranks
+            disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
     """
-    return call("reduce", group, out, input, ("out", "input", ""), async_op, timeout, root=root, reduce_op=op)
+    comm, names = resolve(group), ("out", "input", "")
+    made = _core.call(ADAPTER, comm.core, "reduce", out, input, root, op, None, None, names, async_op, timeout)
+    return later(comm, made) if async_op else made
 
 
-@ending
 def gather(
     input: npt.ArrayLike,
     root: int = 0,
@@ -64,16 +84,24 @@ def gather(
         recv_counts: On the root, the number of rows of every rank's input; all other dimensions are equal. Ignored
             elsewhere.
         out: On the root, the array for the result: contiguous, without overlap with the input. Ignored elsewhere.
+        group: A `Communicator`, or None for the default one.
+        async_op: Return at once; the outputs are complete after the work's ``wait()``, which raises the errors.
+        timeout: Seconds to wait for the peers; default: the communicator's.
 
     Returns:
         On the root an array of shape ``[W, *input.shape]``, with ``recv_counts`` of shape ``[sum(recv_counts),
         *input.shape[1:]]``; None elsewhere. ``(result, work)`` with ``async_op=True``.
+
+    Raises:
+        AllToAllVError: On every rank: an argument of any rank is wrong (InvalidParamError, InvalidTensorError), ranks
+            disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
     """
-    terms: dict[str, Any] = {"root": root, "counts": recv_counts, "whole": True}
-    return call("gather", group, out, input, ("out", "input", "recv_counts"), async_op, timeout, **terms)
+    comm, names = resolve(group), ("out", "input", "recv_counts")
+    given = ADAPTER, comm.core, "gather", out, input, root, None, recv_counts, True
+    made = _core.call(*given, names, async_op, timeout)
+    return later(comm, made) if async_op else made
 
 
-@ending
 def scatter(
     out: Array,
     input: npt.ArrayLike | None = None,
@@ -91,10 +119,18 @@ def scatter(
         input: On the root, W parts of the shape of its ``out``, one after the other. Ignored elsewhere.
         root: The rank that provides the input, the same on all ranks.
         send_counts: On the root, the number of input rows for each rank, instead of equal parts.
+        group: A `Communicator`, or None for the default one.
+        async_op: Return at once; the outputs are complete after the work's ``wait()``, which raises the errors.
+        timeout: Seconds to wait for the peers; default: the communicator's.
 
     Returns:
         None, or the `Work` with ``async_op=True``.
+
+    Raises:
+        AllToAllVError: On every rank: an argument of any rank is wrong (InvalidParamError, InvalidTensorError), ranks
+            disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
     """
-    terms: dict[str, Any] = {"root": root, "counts": send_counts, "whole": True}
-    made = call("scatter", group, out, input, ("out", "input", "send_counts"), async_op, timeout, **terms)
-    return made[1] if async_op else None
+    comm, names = resolve(group), ("out", "input", "send_counts")
+    given = ADAPTER, comm.core, "scatter", out, input, root, None, send_counts, True
+    made = _core.call(*given, names, async_op, timeout)
+    return later(comm, made)[1] if async_op else None

@@ -99,7 +99,7 @@ __all__ = [
     "send_object_list",
 ]
 
-_publish(globals(), A="Tensor", G="paddle.distributed.collective.Group | Communicator | None", H="Task")
+_publish(globals())
 
 # The checks around a call are not part of a graph: with full_graph=False it ends before these functions.
 _paddle.jit.ignore_module([_sys.modules[__name__]])

@@ -15,10 +15,9 @@ from paddle.distributed import ReduceOp
 
 from alltoallv.paddle.front_end import front_end
 from alltoallv.paddle.group import Group
-from alltoallv.paddle.work import Task, ending
+from alltoallv.paddle.work import Task
 
 
-@ending
 def all_reduce(tensor: Tensor, op: int = ReduceOp.SUM, group: Group = None, sync_op: bool = True) -> Task | None:
     """Replaces ``tensor``, which has one shape and dtype on all ranks, by the reduction of all ranks' tensors.
 
@@ -27,20 +26,38 @@ def all_reduce(tensor: Tensor, op: int = ReduceOp.SUM, group: Group = None, sync
     Args:
         tensor: Any shape; an integer, bool, float (not of 8 bits) or, for SUM and AVG, complex dtype.
         op: ``ReduceOp.SUM``, ``PROD``, ``MIN``, ``MAX``, and for floats ``AVG``.
+        group: A Paddle group, a `Communicator`, or None for all ranks.
+        sync_op: Return when the outputs are complete; if false, at once, and they are after the task's ``wait()``.
+
+    Returns:
+        A task, also with ``sync_op=True``; None, with a warning, on a rank outside the group.
+
+    Raises:
+        AllToAllVError: On every rank: an argument of any rank is wrong (InvalidParamError, InvalidTensorError), ranks
+            disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
     """
     return front_end.call("all_reduce", group, not sync_op, tensor, reduce_op=op)
 
 
-@ending
 def reduce(tensor: Tensor, dst: int, op: int = ReduceOp.SUM, group: Group = None, sync_op: bool = True) -> Task | None:
     """Replaces the ``tensor`` of rank ``dst`` by the reduction of all tensors; the other ranks' tensors do not change.
 
     ``op`` and the result's bits are as in `all_reduce`.
+
+    Args:
+        group: A Paddle group, a `Communicator`, or None for all ranks.
+        sync_op: Return when the outputs are complete; if false, at once, and they are after the task's ``wait()``.
+
+    Returns:
+        A task, also with ``sync_op=True``; None, with a warning, on a rank outside the group.
+
+    Raises:
+        AllToAllVError: On every rank: an argument of any rank is wrong (InvalidParamError, InvalidTensorError), ranks
+            disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
     """
     return front_end.call("reduce", group, not sync_op, tensor, reduce_op=op, root=("dst", dst))
 
 
-@ending
 def reduce_scatter(
     tensor: Tensor,
     tensor_list: Sequence[Tensor] | Tensor,
@@ -52,12 +69,22 @@ def reduce_scatter(
 
     ``tensor_list`` has one tensor per rank, of any sizes, but the same on all ranks, or is one tensor of W equal parts.
     ``op`` as in `all_reduce`.
+
+    Args:
+        group: A Paddle group, a `Communicator`, or None for all ranks.
+        sync_op: Return when the outputs are complete; if false, at once, and they are after the task's ``wait()``.
+
+    Returns:
+        A task, also with ``sync_op=True``; None, with a warning, on a rank outside the group.
+
+    Raises:
+        AllToAllVError: On every rank: an argument of any rank is wrong (InvalidParamError, InvalidTensorError), ranks
+            disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
     """
     names = "tensor", "tensor_list", ""
     return front_end.call("reduce_scatter", group, not sync_op, tensor, tensor_list, names, reduce_op=op)
 
 
-@ending
 def all_gather(
     tensor_list: list[Tensor] | Tensor,
     tensor: Tensor,
@@ -71,12 +98,21 @@ def all_gather(
     Args:
         tensor_list: One tensor per rank, of that rank's size. An empty list is filled with tensors of the shape of
             ``tensor``. One tensor, W times as large as ``tensor``, takes all of them one after the other.
+        group: A Paddle group, a `Communicator`, or None for all ranks.
+        sync_op: Return when the outputs are complete; if false, at once, and they are after the task's ``wait()``.
+        timeout: Seconds to wait for the peers; default: the communicator's.
+
+    Returns:
+        A task, also with ``sync_op=True``; None, with a warning, on a rank outside the group.
+
+    Raises:
+        AllToAllVError: On every rank: an argument of any rank is wrong (InvalidParamError, InvalidTensorError), ranks
+            disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
     """
     names = "tensor_list", "tensor", ""
     return front_end.call("all_gather", group, not sync_op, tensor_list, tensor, names, timeout=timeout)
 
 
-@ending
 def gather(
     tensor: Tensor,
     gather_list: list[Tensor] | None = None,
@@ -87,12 +123,22 @@ def gather(
     """Copies the ``tensor`` of rank j into ``gather_list[j]`` of rank ``dst``; both have the same size.
 
     An empty list is filled with tensors of the shape of ``tensor``. Other ranks ignore ``gather_list``.
+
+    Args:
+        group: A Paddle group, a `Communicator`, or None for all ranks.
+        sync_op: Return when the outputs are complete; if false, at once, and they are after the task's ``wait()``.
+
+    Returns:
+        A task, also with ``sync_op=True``; None, with a warning, on a rank outside the group.
+
+    Raises:
+        AllToAllVError: On every rank: an argument of any rank is wrong (InvalidParamError, InvalidTensorError), ranks
+            disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
     """
     names = "gather_list", "tensor", ""
     return front_end.call("gather", group, not sync_op, gather_list, tensor, names, root=("dst", dst))
 
 
-@ending
 def scatter(
     tensor: Tensor,
     tensor_list: Sequence[Tensor] | None = None,
@@ -103,16 +149,37 @@ def scatter(
     """Copies ``tensor_list[j]`` of rank ``src`` into the ``tensor`` of rank j; both have the same size.
 
     Other ranks ignore ``tensor_list``.
+
+    Args:
+        group: A Paddle group, a `Communicator`, or None for all ranks.
+        sync_op: Return when the outputs are complete; if false, at once, and they are after the task's ``wait()``.
+
+    Returns:
+        A task, also with ``sync_op=True``; None, with a warning, on a rank outside the group.
+
+    Raises:
+        AllToAllVError: On every rank: an argument of any rank is wrong (InvalidParamError, InvalidTensorError), ranks
+            disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
     """
     names = "tensor", "tensor_list", ""
     return front_end.call("scatter", group, not sync_op, tensor, tensor_list, names, root=("src", src))
 
 
-@ending
 def broadcast(tensor: Tensor, src: int, group: Group = None, sync_op: bool = True) -> Task | None:
     """Copies the ``tensor`` of one rank into the tensors of all others, which have the same size and dtype.
 
     ``src`` is that rank's number in the job; with a `Communicator`, its rank there.
+
+    Args:
+        group: A Paddle group, a `Communicator`, or None for all ranks.
+        sync_op: Return when the outputs are complete; if false, at once, and they are after the task's ``wait()``.
+
+    Returns:
+        A task, also with ``sync_op=True``; None, with a warning, on a rank outside the group.
+
+    Raises:
+        AllToAllVError: On every rank: an argument of any rank is wrong (InvalidParamError, InvalidTensorError), ranks
+            disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
     """
     return front_end.call("broadcast", group, not sync_op, tensor, root=("src", src))
 

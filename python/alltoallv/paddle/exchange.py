@@ -3,19 +3,123 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, Literal, overload
 
 from paddle import Tensor
 
-from alltoallv._calls.counts import Counts
+from alltoallv._calls.counts import Counts, Unit
 from alltoallv.paddle.front_end import front_end
 from alltoallv.paddle.group import Group
-from alltoallv.paddle.work import Done, Task, ending
-
-all_to_all_v = front_end.all_to_all_v
-exchange_counts = front_end.exchange_counts
+from alltoallv.paddle.work import Done, Task
 
 
-@ending
+@overload
+def all_to_all_v(
+    input: Tensor,
+    send_counts: Counts,
+    recv_counts: Counts | None = None,
+    *,
+    sdispls: Counts | None = None,
+    rdispls: Counts | None = None,
+    unit: Unit | None = None,
+    out: Tensor | None = None,
+    group: Group = None,
+    async_op: Literal[False] = False,
+    timeout: float | None = None,
+) -> Tensor: ...
+@overload
+def all_to_all_v(
+    input: Tensor,
+    send_counts: Counts,
+    recv_counts: Counts | None = None,
+    *,
+    sdispls: Counts | None = None,
+    rdispls: Counts | None = None,
+    unit: Unit | None = None,
+    out: Tensor | None = None,
+    group: Group = None,
+    async_op: Literal[True],
+    timeout: float | None = None,
+) -> tuple[Tensor | None, Task]: ...
+def all_to_all_v(
+    input: Tensor,
+    send_counts: Counts,
+    recv_counts: Counts | None = None,
+    *,
+    sdispls: Counts | None = None,
+    rdispls: Counts | None = None,
+    unit: Unit | None = None,
+    out: Tensor | None = None,
+    group: Group = None,
+    async_op: bool = False,
+    timeout: float | None = None,
+) -> Any:
+    """Sends a region of ``input`` to every rank and receives one from each.
+
+    For every rank j, with this rank called r::
+
+        out_r[rdispls_r[j] : rdispls_r[j] + recv_counts_r[j]] = input_j[sdispls_j[r] : sdispls_j[r] + send_counts_j[r]]
+
+    Args:
+        input: A tensor (in NumPy an array) of any shape and any dense dtype; taken flat, or by rows of dimension 0.
+            Copied first if it is not contiguous.
+        send_counts, recv_counts: One integer >= 0 per rank: a list, tuple, array or integer tensor. ``send_counts`` of
+            rank i for j and ``recv_counts`` of rank j for i must agree. ``recv_counts=None`` learns them from the
+            peers; the output is then packed.
+        sdispls, rdispls: Where the regions begin; packed in rank order if left out. Packed, ``send_counts`` cover the
+            whole input; with ``sdispls`` send regions may overlap and leave gaps. Receive regions may leave gaps.
+        unit: What counts and displacements count: ``"element"``, or ``"row"`` of dimension 0; None: rows of an input of
+            2 dimensions or more, elements of others.
+        out: Where to receive; contiguous, of the input's dtype, apart from it in memory. Elements that no region covers
+            keep their value. Left out, the output is allocated in shared memory, just large enough, gaps zero. In torch
+            and Paddle it cannot be given for an input that wants a gradient.
+        capacity: In torch, for npu tensors, without the arguments ``rdispls``, ``out``, ``async_op``, ``timeout``: how
+            many units this rank can receive. Counts then stay on the device, as int64 tensors there, and the host does
+            not wait for them: they may change in a captured graph. ``recv_counts`` are only compared with what comes.
+            The result is a `alltoallv.torch.Received`, whose ``check()`` raises what is raised at once elsewhere, also
+            on every rank. Only where the kernels in Ascend C serve (docs/ascend.md), else BackendUnavailableError on
+            every rank; with ``sdispls`` not differentiable.
+        group: A group of the framework (in torch a ProcessGroup, in MindSpore a name), a `Communicator`, or None for
+            all ranks.
+        async_op: Return ``(output, handle)`` at once. With learnt counts the output is not known yet:
+            ``(None, handle)``, and ``handle.result()`` returns it.
+        timeout: Seconds to wait for the peers of tensors in host memory; default: the communicator's. In MindSpore and
+            Paddle it also holds for the gradient's exchange; in torch it cannot be given for an input that wants one.
+
+    Returns:
+        ``out`` if given, else a new tensor: of one dimension if counts are elements; if they are rows, with the other
+        dimensions of the input. In torch, Paddle, and MindSpore's PyNative mode it is differentiable, to any order: the
+        gradient is the exchange with sends and receives swapped.
+
+    Raises:
+        TypeError: ``input`` is no tensor.
+        InvalidParamError, InvalidTensorError: an argument of this rank, or of a peer, is wrong.
+        PeerMismatchError: two ranks disagree about operator, dtype or counts; nothing has been written.
+        PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come.
+    """
+    counts = send_counts, recv_counts, sdispls, rdispls, unit
+    return front_end.all_to_all_v(input, *counts, out, group, async_op, timeout)
+
+
+def exchange_counts(
+    send_counts: Counts,
+    group: Group = None,
+) -> Tensor:
+    """Returns what every rank will send to this one: entry j is rank j's ``send_counts`` entry for this rank.
+
+    Args:
+        send_counts: One integer >= 0 per rank.
+        group: See `all_to_all_v`.
+
+    Returns:
+        int64, shape ``[W]``, on the CPU; None on a rank outside the group.
+
+    Raises:
+        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
+    """
+    return front_end.exchange_counts(send_counts, group)
+
+
 def alltoall_single(
     out_tensor: Tensor,
     in_tensor: Tensor,
@@ -36,6 +140,16 @@ def alltoall_single(
         out_tensor: Shape ``[sum(out_split_sizes), ...]``, of the input's dtype; contiguous, apart from ``in_tensor``.
         in_tensor: Shape ``[sum(in_split_sizes), ...]``, any dtype; it is never written.
         in_split_sizes, out_split_sizes: One integer >= 0 per rank. What rank i sends to j, rank j must receive from i.
+        group: A Paddle group, a `Communicator`, or None for all ranks.
+        sync_op: Return when the outputs are complete; if false, at once, and they are after the task's ``wait()``.
+        timeout: Seconds to wait for the peers; default: the communicator's.
+
+    Returns:
+        A task, also with ``sync_op=True``; None, with a warning, on a rank outside the group.
+
+    Raises:
+        AllToAllVError: On every rank: an argument of any rank is wrong (InvalidParamError, InvalidTensorError), ranks
+            disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
     """
     comm = front_end.enter(group)
     if comm is None:
@@ -46,7 +160,6 @@ def alltoall_single(
     return Done(made) if sync_op else made[1]
 
 
-@ending
 def alltoall(
     out_tensor_list: list[Tensor],
     in_tensor_list: Sequence[Tensor],
@@ -60,6 +173,18 @@ def alltoall(
     Signature and meaning are those of ``paddle.distributed.alltoall`` in Paddle 3: the outputs come first. Tensors may
     have any shapes but one dtype; the data move directly between them. An empty ``out_tensor_list`` is filled with
     tensors of the shapes of ``in_tensor_list``.
+
+    Args:
+        group: A Paddle group, a `Communicator`, or None for all ranks.
+        sync_op: Return when the outputs are complete; if false, at once, and they are after the task's ``wait()``.
+        timeout: Seconds to wait for the peers; default: the communicator's.
+
+    Returns:
+        A task, also with ``sync_op=True``; None, with a warning, on a rank outside the group.
+
+    Raises:
+        AllToAllVError: On every rank: an argument of any rank is wrong (InvalidParamError, InvalidTensorError), ranks
+            disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
     """
     names = "out_tensor_list", "in_tensor_list", ""
     return front_end.call("all_to_all", group, not sync_op, out_tensor_list, in_tensor_list, names, timeout=timeout)

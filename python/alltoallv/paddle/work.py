@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-from alltoallv._calls import signature
 from alltoallv._calls.handle import Ended, Handle
-
-ending = signature.ending(
-    "A task, also with ``sync_op=True``; None, with a warning, on a rank outside the group.",
-    group="A Paddle group, a `Communicator`, or None for all ranks.",
-    sync_op="Return when the outputs are complete; if false, at once, and they are after the task's ``wait()``.",
-    timeout="Seconds to wait for the peers; default: the communicator's.",
-)
 
 
 class Task(Handle):

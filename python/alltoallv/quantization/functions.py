@@ -12,9 +12,8 @@ from alltoallv._calls.counts import Counts
 from alltoallv._calls.guard import guard
 from alltoallv._calls.in_step import in_step
 from alltoallv._calls.linear import Map
-from alltoallv._calls.signature import described
 from alltoallv.communicator import Communicator
-from alltoallv.quantization import linear, requests, signature
+from alltoallv.quantization import linear, requests
 from alltoallv.quantization.feedback import ErrorFeedback
 from alltoallv.quantization.host import ReductionCall, RowsCall, StraightReduction, StraightRows
 from alltoallv.quantization.spec import (
@@ -25,7 +24,6 @@ from alltoallv.quantization.spec import (
     Overflow,
     SumOp,
     coding,
-    grouping,
     grouping_of,
 )
 
@@ -36,141 +34,98 @@ class Quantized(Generic[A]):
     """A front end's quantized collectives. The methods below are what each framework defines for itself."""
 
     def __init__(self, adapter: Adapter[Any], communicator: Callable[[Any], Communicator | None]) -> None:
-        """Makes the public functions: plain ones, which help() shows as such.
-
-        ``communicator`` returns a group's communicator, or None on a rank outside of it.
-        """
+        """``communicator`` returns a group's communicator, or None on a rank outside of it."""
         self.adapter, self.communicator = adapter, communicator
 
-        @described(signature.quantized_all_reduce)
-        def quantized_all_reduce(
-            input: A,
-            *,
-            scale: A | float | None = None,
-            offset: float | None = None,
-            bits: int = 8,
-            format: Format | None = None,
-            group_size: GroupSize | None = None,
-            gather: Gather = "full",
-            op: SumOp = "sum",
-            out_dtype: Any = None,
-            error_feedback: ErrorFeedback | None = None,
-            overflow: Overflow = "saturate",
-            comm_quant_scale_1: A | float | None = None,
-            comm_quant_scale_2: A | float | None = None,
-            out: A | None = None,
-            group: Any = None,
-            async_op: bool = False,
-            timeout: float | None = None,
-        ) -> Any:
-            comm = self.communicator(group)
-            if comm is None:
-                return (None, None) if async_op else None
-            how, elements = coding(bits, format), grouping(group_size, input)
-            if scale is offset is comm_quant_scale_1 is comm_quant_scale_2 is out_dtype is timeout is None:
-                states = None if error_feedback is None else self.adapter.feedback.states_of(error_feedback)
-                given = comm.core, input, out, how, elements, gather, op, overflow, states, bool(async_op)
-                result = _core.quantized_all_reduce(*given)
-                if result is not None and not async_op:
-                    return result
-                if result is not None:
-                    output, work, used = result
-                    return output, self.adapter.handle(comm, work, (output, used), lambda: output)
-            options = Options(
-                scale, comm_quant_scale_1, comm_quant_scale_2, offset, how, elements, gather, op, overflow, out_dtype
-            )
-            with guard(comm, "quantized_all_reduce"):
-                wants_grad = self.wants_grad(input, out=out, async_op=async_op, error_feedback=error_feedback)
-                made = requests.all_reduce(self.adapter, comm, input, options, out, error_feedback)
-                call = self.reductions()(self.adapter, comm, made, timeout)
-            return self._run(input, call, wants_grad and made.request.dtype != "int8", async_op)
+    def quantized_all_reduce(
+        self,
+        input: A,
+        options: Options,
+        out: A | None,
+        error_feedback: ErrorFeedback | None,
+        group: Any,
+        async_op: bool,
+        timeout: float | None,
+    ) -> Any:
+        """Sums vectors that travel as codes; the front ends' functions describe it and its like."""
+        comm = self.communicator(group)
+        if comm is None:
+            return (None, None) if async_op else None
+        if options.dynamic() and options.out_dtype is timeout is None:
+            states = None if error_feedback is None else self.adapter.feedback.states_of(error_feedback)
+            result = _core.quantized_all_reduce(comm.core, input, out, *options[4:9], states, bool(async_op))
+            if result is not None and not async_op:
+                return result
+            if result is not None:
+                output, work, used = result
+                return output, self.adapter.handle(comm, work, (output, used), lambda: output)
+        with guard(comm, "quantized_all_reduce"):
+            wants_grad = self.wants_grad(input, out=out, async_op=async_op, error_feedback=error_feedback)
+            made = requests.all_reduce(self.adapter, comm, input, options, out, error_feedback)
+            call = self.reductions()(self.adapter, comm, made, timeout)
+        return self._run(input, call, wants_grad and made.request.dtype != "int8", async_op)
 
-        @described(signature.quantized_reduce_scatter)
-        def quantized_reduce_scatter(
-            input: A,
-            recv_counts: Counts | None = None,
-            *,
-            bits: int = 8,
-            format: Format | None = None,
-            group_size: GroupSize | None = None,
-            op: SumOp = "sum",
-            out_dtype: Any = None,
-            error_feedback: ErrorFeedback | None = None,
-            overflow: Overflow = "saturate",
-            out: A | None = None,
-            group: Any = None,
-            async_op: bool = False,
-            timeout: float | None = None,
-        ) -> Any:
-            how, elements = coding(bits, format), grouping(group_size, input)
-            options = Options(format=how, group_size=elements, op=op, overflow=overflow, out_dtype=out_dtype)
-            comm = self.communicator(group)
-            if comm is None:
-                return (None, None) if async_op else None
-            with guard(comm, "quantized_reduce_scatter"):
-                wants_grad = self.wants_grad(input, out=out, async_op=async_op, error_feedback=error_feedback)
-                made = requests.reduce_scatter(self.adapter, comm, input, recv_counts, options, out, error_feedback)
-                call = self.reductions()(self.adapter, comm, made, timeout)
-            return self._run(input, call, wants_grad, async_op)
+    def quantized_reduce_scatter(
+        self,
+        input: A,
+        recv_counts: Counts | None,
+        options: Options,
+        out: A | None,
+        error_feedback: ErrorFeedback | None,
+        group: Any,
+        async_op: bool,
+        timeout: float | None,
+    ) -> Any:
+        """Sums vectors and gives each rank its part."""
+        comm = self.communicator(group)
+        if comm is None:
+            return (None, None) if async_op else None
+        with guard(comm, "quantized_reduce_scatter"):
+            wants_grad = self.wants_grad(input, out=out, async_op=async_op, error_feedback=error_feedback)
+            made = requests.reduce_scatter(self.adapter, comm, input, recv_counts, options, out, error_feedback)
+            call = self.reductions()(self.adapter, comm, made, timeout)
+        return self._run(input, call, wants_grad, async_op)
 
-        @described(signature.quantized_all_to_all)
-        def quantized_all_to_all(
-            input: A,
-            send_counts: Counts,
-            recv_counts: Counts | None = None,
-            *,
-            bits: int = 8,
-            format: Format | None = None,
-            group_size: GroupSize | None = None,
-            out_dtype: Any = None,
-            overflow: Overflow = "saturate",
-            quantize_gradient: bool = False,
-            group: Any = None,
-            async_op: bool = False,
-            timeout: float | None = None,
-        ) -> Any:
-            how, elements = coding(bits, format), grouping(group_size, input)
-            options = Options(
-                format=how,
-                group_size=elements,
-                overflow=overflow,
-                out_dtype=out_dtype,
-                quantize_gradient=quantize_gradient,
-            )
-            comm = self.communicator(group)
-            if comm is None:
-                return (None, None) if async_op else None
-            with guard(comm, "quantized_all_to_all"):
-                wants_grad = self.wants_grad(input, async_op=async_op)
-                made = requests.rows(self.adapter, comm, input, send_counts, recv_counts, options)
-                call = self.exchanges()(self.adapter, comm, made, timeout)
-            return self._run(input, call, wants_grad, async_op)
+    def quantized_all_to_all(
+        self,
+        input: A,
+        send_counts: Counts,
+        recv_counts: Counts | None,
+        options: Options,
+        group: Any,
+        async_op: bool,
+        timeout: float | None,
+    ) -> Any:
+        """Exchanges rows as codes."""
+        comm = self.communicator(group)
+        if comm is None:
+            return (None, None) if async_op else None
+        with guard(comm, "quantized_all_to_all"):
+            wants_grad = self.wants_grad(input, async_op=async_op)
+            made = requests.rows(self.adapter, comm, input, send_counts, recv_counts, options)
+            call = self.exchanges()(self.adapter, comm, made, timeout)
+        return self._run(input, call, wants_grad, async_op)
 
-        @described(signature.quantized_linear_all_reduce)
-        def quantized_linear_all_reduce(
-            input: A,
-            weight: A,
-            bias: A | None = None,
-            *,
-            chunks: int | None = None,
-            bits: int = 8,
-            format: Format | None = None,
-            group_size: GroupSize | None = None,
-            gather: Gather = "full",
-            op: SumOp = "sum",
-            overflow: Overflow = "saturate",
-            group: Any = None,
-        ) -> Any:
-            comm = self.communicator(group)
-            if comm is None:
-                return None
-            how: Any = {"bits": bits, "format": format, "group_size": group_size, "gather": gather, "op": op}
-            return self._linear(comm, input, weight, bias, chunks, overflow=overflow, **how)
-
-        self.quantized_all_reduce = quantized_all_reduce
-        self.quantized_reduce_scatter = quantized_reduce_scatter
-        self.quantized_all_to_all = quantized_all_to_all
-        self.quantized_linear_all_reduce = quantized_linear_all_reduce
+    def quantized_linear_all_reduce(
+        self,
+        input: A,
+        weight: A,
+        bias: A | None,
+        chunks: int | None,
+        bits: int,
+        format: Format | None,
+        group_size: GroupSize | None,
+        gather: Gather,
+        op: SumOp,
+        overflow: Overflow,
+        group: Any,
+    ) -> Any:
+        """Runs a linear layer split by its inputs."""
+        comm = self.communicator(group)
+        if comm is None:
+            return None
+        how: Any = {"bits": bits, "format": format, "group_size": group_size, "gather": gather, "op": op}
+        return self._linear(comm, input, weight, bias, chunks, overflow=overflow, **how)
 
     def reductions(self) -> type[ReductionCall[A]]:
         """Returns the class of a reduction that is ready to run."""
@@ -207,20 +162,24 @@ class Quantized(Generic[A]):
             rows, columns = math.prod(shapes[0][:-1]), shapes[1][0]
             chunks = 1 if how["group_size"] == "tensor" else chunks
             how["group_size"] = grouping_of(how["group_size"], rows, columns)
-            step = linear.chunk_rows(rows, columns, chunks, coding(how["bits"], how["format"]), how["group_size"])
+            coded, elements = coding(how["bits"], how["format"]), how["group_size"]
+            step = linear.chunk_rows(rows, columns, chunks, coded, elements)
+            options = Options(
+                format=coded, group_size=elements, gather=how["gather"], op=how["op"], overflow=how["overflow"]
+            )
             flat = given["input"].reshape((rows, shapes[0][-1]))
             # Chunks travel in place, without a gradient.
             whole = step >= rows or any(self.wants_grad(x, async_op=False) for x in (input, weight))
             product = self.multiply(flat, weight) if whole else None
         if product is not None:
-            parts = [self.quantized_all_reduce(product, group=comm, **how)]
+            parts = [self.quantized_all_reduce(product, options, None, None, comm, False, None)]
         else:
             begins, begun = range(0, rows, step), []
             with in_step(comm, len(begins)):
                 for begin in begins:
                     with guard(comm, "quantized_all_reduce"):
                         part = self.multiply(flat[begin : begin + step], weight)
-                    begun.append(self.quantized_all_reduce(part, out=part, group=comm, async_op=True, **how))
+                    begun.append(self.quantized_all_reduce(part, options, part, None, comm, True, None))
                 for _, handle in begun:
                     handle.wait()
             parts = [part for part, _ in begun]

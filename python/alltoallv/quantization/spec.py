@@ -48,8 +48,7 @@ class Options(NamedTuple):
 
     def dynamic(self) -> bool:
         """True if every group has a scale of its own."""
-        scales = self.scale, self.comm_quant_scale_1, self.comm_quant_scale_2, self.offset
-        return all(value is None for value in scales)
+        return self.scale is self.comm_quant_scale_1 is self.comm_quant_scale_2 is self.offset is None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 from mindspore import Tensor
 
 from alltoallv._calls import messages as calls
-from alltoallv._calls.signature import described
 from alltoallv.errors import AllToAllVError
 from alltoallv.mindspore import messages
 from alltoallv.mindspore.group import Group
@@ -21,8 +20,22 @@ from alltoallv.mindspore.work import CommHandle
 
 
 @functools.partial(as_mint, message=True)
-@described(messages.send)
 def send(tensor: Tensor, dst: int = 0, group: Group = None, tag: int = 0) -> None:
+    """Sends ``tensor`` to rank ``dst``, which calls `recv`; returns when that rank has received it.
+
+    Args:
+        tensor: Any shape; copied first if it is not contiguous.
+        dst: A rank of the job, not this one; with a `Communicator`, a rank in it.
+        tag: Messages of one pair and one tag arrive in the order in which they were sent, independent of collectives.
+
+    Returns:
+        0; in ``mint.distributed`` None, as in MindSpore.
+
+    Raises:
+        InvalidParamError, InvalidTensorError: an argument is wrong; only this rank raises it, as TypeError in ``mint``.
+        PeerMismatchError: the receiver expects another size or dtype; both ranks raise it, and nothing is written.
+        PeerLostError, CommTimeoutError: the peer died, left, or did not come.
+    """
     messages.send(tensor, dst, group, tag)
 
 

@@ -13,9 +13,7 @@ from torch import Tensor
 from alltoallv._calls import routing
 from alltoallv._calls.dispatching import OPERATOR, Dispatching, Pending
 from alltoallv._calls.guard import guard
-from alltoallv._calls.host_dispatching import HostDispatching
 from alltoallv._calls.routing import Routing
-from alltoallv._calls.signature import described
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidTensorError
 from alltoallv.torch.api import moe_ops
@@ -111,7 +109,6 @@ class MoEDispatcher(torch.nn.Module, Dispatching[Tensor]):
         self.routing, self.group = Routing(num_experts, **options), group
         self._routing = moe_ops.as_text(self.routing)
 
-    @described(HostDispatching.dispatch)
     def dispatch(
         self,
         tokens: Tensor,
@@ -120,6 +117,29 @@ class MoEDispatcher(torch.nn.Module, Dispatching[Tensor]):
         *,
         async_op: bool = False,
     ) -> Any:
+        """Sends every token to each of its k experts.
+
+        Args:
+            tokens: Shape ``[n, ...]``, n >= 0. dtype and row shape agree on all ranks; in torch floating-point or
+                complex.
+            expert_ids: Integers from 0 to ``num_experts - 1``, shape ``[n, k]``, or ``[n]`` for k = 1. k, as n, may
+                differ between ranks; a token may name an expert twice. Or the state of an earlier dispatch, whose way
+                these tokens then go; not as codes.
+            gate_weights: Floating-point, shape of ``expert_ids``; None on all ranks: `combine` adds without weights.
+            async_op: Return a `Pending` at once, whose ``result()`` is what is said below; not with a state, nor in a
+                graph of torch.
+
+        Returns:
+            ``(rows, counts, state)``: the rows for this rank's experts, ``[sum(counts), ...]``, sorted by expert, then
+            by the rank they come from, then as they lay there; how many each local expert gets, rows of zeros up to
+            the alignment included; and what `combine` needs. In torch and MindSpore rows and
+            ``state.weights`` are differentiable.
+
+        Raises:
+            InvalidParamError, InvalidTensorError: this rank's or a peer's arguments.
+            PeerMismatchError: ranks disagree about the dtypes, the row shape, the number of experts or the options.
+            PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come; see `survivors`.
+        """
         if isinstance(expert_ids, DispatchState):
             return self._again(tokens, expert_ids, gate_weights)
         if is_tracing():
@@ -176,8 +196,26 @@ class MoEDispatcher(torch.nn.Module, Dispatching[Tensor]):
         other = replace(state, weights=None if weights is None else made, scales=None)
         return rows.reshape(rows.shape[0], *tail), state.counts, other
 
-    @described(HostDispatching.combine)
     def combine(self, expert_outputs: Tensor, state: DispatchState, *, async_op: bool = False) -> Any:
+        """Brings the rows back to their tokens and adds the k results of each.
+
+        A row is multiplied by its gate weight where it is, in float32 or the wider of the two dtypes, and rounded to
+        the dtype of ``expert_outputs``. The k results of a token are added in the order of its choices, in float32 or
+        wider, and rounded once; dropped ones count as zero.
+
+        Args:
+            expert_outputs: Shape ``[sum(counts), ...]``, in the order of the rows of `dispatch`. The row shape and the
+                dtype may differ from the tokens', but not between ranks.
+            state: What `dispatch` returned.
+            async_op: Return a `Pending` at once, whose ``result()`` is the tokens; not in a graph of torch. The same on
+                all ranks.
+
+        Returns:
+            Shape ``[n, ...]``, in the order of the tokens given to `dispatch`. In torch and MindSpore differentiable.
+
+        Raises:
+            The errors of `dispatch`.
+        """
         if is_tracing():
             arguments, tail = self._outputs(expert_outputs, state)
             tokens = moe_ops.moe_collect(*arguments)[0]
@@ -216,7 +254,6 @@ class MoEDispatcher(torch.nn.Module, Dispatching[Tensor]):
         payload = self.routing.combine_payload or ""
         return (flat, None, *state.way, gates, *state.ids.shape, payload, state.group), tail
 
-    @described(HostDispatching.__call__)
     def forward(
         self,
         tokens: Tensor,
@@ -227,6 +264,22 @@ class MoEDispatcher(torch.nn.Module, Dispatching[Tensor]):
         shared: Callable[[Tensor], Tensor] | None = None,
         chunks: int = 1,
     ) -> Tensor:
+        """Runs `dispatch`, every local expert on its rows, and `combine`.
+
+        Args:
+            tokens, expert_ids, gate_weights: See `dispatch`.
+            experts: This rank's, in the order of `local_experts`; each maps ``[rows, ...]`` to ``[rows, ...]``, also
+                zero rows. A rank without experts gets no rows, but needs the shape and dtype of its peers' results:
+                there, the results must be like the tokens. Or one function of the rows and counts of all local experts,
+                which is what can be in a graph of torch, where ``chunks`` is 1.
+            shared: An expert of all tokens, which every rank has; it works while rows are under way, and what it makes
+                is added to the result.
+            chunks: Parts of the tokens, as many on all ranks: while experts work on one, the next one arrives and the
+                last one leaves. A capacity holds in every part.
+
+        Returns:
+            The tokens, as `combine` returns them.
+        """
         if is_tracing():
             rows, counts, state = self.dispatch(tokens, expert_ids, gate_weights)
             whole: Any = experts

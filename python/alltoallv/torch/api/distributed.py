@@ -18,11 +18,9 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from alltoallv import _core
-from alltoallv._calls import signature
 from alltoallv._calls.collectives import check_length
 from alltoallv._calls.counts import Counts
 from alltoallv._calls.guard import guard
-from alltoallv._calls.signature import described
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.torch.eager import calls, collectives, reductions
@@ -37,14 +35,8 @@ from alltoallv.torch.graph.traced import collective
 from alltoallv.torch.graph.watched import is_watched
 
 _SUM = dist.ReduceOp.SUM
-_ending = signature.ending(
-    "None, or the `Work` with ``async_op=True``; None, with a warning, on a rank outside the group.",
-    group="A ProcessGroup, a `Communicator`, or None for the default group.",
-    async_op="Return at once; the outputs are complete after the work's ``wait()``, which raises the errors.",
-)
 
 
-@_ending
 def all_reduce(tensor: Tensor, op: Any = _SUM, group: Group = None, async_op: bool = False) -> Work | None:
     """Replaces ``tensor`` by the combination of all ranks' tensors, element by element.
 
@@ -55,11 +47,19 @@ def all_reduce(tensor: Tensor, op: Any = _SUM, group: Group = None, async_op: bo
         tensor: Any shape, the same on all ranks, as the dtype is: an integer, bool, float (not of 8 bits) or complex.
         op: ``ReduceOp.SUM``, ``PRODUCT``, ``MIN``, ``MAX``, for floats also ``AVG``, for integers and bool also
             ``BAND``, ``BOR``, ``BXOR``; for complex tensors SUM and AVG alone.
+        group: A ProcessGroup, a `Communicator`, or None for the default group.
+        async_op: Return at once; the outputs are complete after the work's ``wait()``, which raises the errors.
+
+    Returns:
+        None, or the `Work` with ``async_op=True``; None, with a warning, on a rank outside the group.
+
+    Raises:
+        AllToAllVError: On every rank: an argument of any rank is wrong (InvalidParamError, InvalidTensorError), ranks
+            disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
     """
     return _call(reductions.all_reduce, [tensor], [], group, async_op, Parameters(op))
 
 
-@_ending
 def reduce_scatter(
     output: Tensor, input_list: Sequence[Tensor], op: Any = _SUM, group: Group = None, async_op: bool = False
 ) -> Work | None:
@@ -67,11 +67,21 @@ def reduce_scatter(
 
     Signature and meaning of ``torch.distributed.reduce_scatter``: one tensor per rank, of any sizes, which are equal on
     all ranks; ``output`` has as many elements as this rank's entry. ``op`` as for `all_reduce`.
+
+    Args:
+        group: A ProcessGroup, a `Communicator`, or None for the default group.
+        async_op: Return at once; the outputs are complete after the work's ``wait()``, which raises the errors.
+
+    Returns:
+        None, or the `Work` with ``async_op=True``; None, with a warning, on a rank outside the group.
+
+    Raises:
+        AllToAllVError: On every rank: an argument of any rank is wrong (InvalidParamError, InvalidTensorError), ranks
+            disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
     """
     return _call(reductions.reduce_scatter, [output], input_list, group, async_op, Parameters(op))
 
 
-@_ending
 def reduce_scatter_tensor(
     output: Tensor, input: Tensor, op: Any = _SUM, group: Group = None, async_op: bool = False
 ) -> Work | None:
@@ -79,11 +89,21 @@ def reduce_scatter_tensor(
 
     Signature and meaning of ``torch.distributed.reduce_scatter_tensor``: ``input`` has W times the elements of
     ``output``. ``op`` as for `all_reduce`.
+
+    Args:
+        group: A ProcessGroup, a `Communicator`, or None for the default group.
+        async_op: Return at once; the outputs are complete after the work's ``wait()``, which raises the errors.
+
+    Returns:
+        None, or the `Work` with ``async_op=True``; None, with a warning, on a rank outside the group.
+
+    Raises:
+        AllToAllVError: On every rank: an argument of any rank is wrong (InvalidParamError, InvalidTensorError), ranks
+            disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
     """
     return _call(reductions.reduce_scatter_tensor, [output], [input], group, async_op, Parameters(op))
 
 
-@_ending
 def all_gather(
     tensor_list: Sequence[Tensor], tensor: Tensor, group: Group = None, async_op: bool = False
 ) -> Work | None:
@@ -91,11 +111,21 @@ def all_gather(
 
     Signature and meaning of ``torch.distributed.all_gather``: one output per rank, with the elements of that rank's
     tensor; the ranks may differ in size.
+
+    Args:
+        group: A ProcessGroup, a `Communicator`, or None for the default group.
+        async_op: Return at once; the outputs are complete after the work's ``wait()``, which raises the errors.
+
+    Returns:
+        None, or the `Work` with ``async_op=True``; None, with a warning, on a rank outside the group.
+
+    Raises:
+        AllToAllVError: On every rank: an argument of any rank is wrong (InvalidParamError, InvalidTensorError), ranks
+            disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
     """
     return _call(collectives.all_gather, tensor_list, [tensor], group, async_op)
 
 
-@described(signature.all_gather_into_tensor)
 def all_gather_into_tensor(
     output_tensor: Tensor,
     input_tensor: Tensor,
@@ -104,6 +134,22 @@ def all_gather_into_tensor(
     *,
     timeout: float | None = None,
 ) -> Work | None:
+    """Concatenates the ``input_tensor`` of all ranks, in rank order, into ``output_tensor``.
+
+    Signature and meaning are those of ``torch.distributed.all_gather_into_tensor``.
+
+    Args:
+        output_tensor: Contiguous, of W times the elements, in shape ``[W * x1, x2, ...]``, ``[W, x1, x2, ...]`` or any
+            other.
+        input_tensor: Shape ``[x1, x2, ...]``, one on all ranks, of one dtype; may be this rank's part of the output.
+        group, async_op, timeout: See `all_to_all_v`.
+
+    Returns:
+        None, or the handle with ``async_op=True``.
+
+    Raises:
+        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
+    """
     if output_tensor is not None and not is_dynamo_compiling() and (shared := groups.on_shm(group)) is not None:
         made = _core.all_gather_into_tensor(shared.core, output_tensor, input_tensor, async_op, timeout)
         if made is not None:
@@ -112,7 +158,6 @@ def all_gather_into_tensor(
     return _call(collectives.all_gather_into_tensor, *tensors, group, async_op, timeout=timeout)
 
 
-@_ending
 def all_to_all(
     output_tensor_list: Sequence[Tensor],
     input_tensor_list: Sequence[Tensor],
@@ -128,6 +173,15 @@ def all_to_all(
 
     Args:
         timeout: Seconds to wait for the peers of tensors in host memory; default: the communicator's.
+        group: A ProcessGroup, a `Communicator`, or None for the default group.
+        async_op: Return at once; the outputs are complete after the work's ``wait()``, which raises the errors.
+
+    Returns:
+        None, or the `Work` with ``async_op=True``; None, with a warning, on a rank outside the group.
+
+    Raises:
+        AllToAllVError: On every rank: an argument of any rank is wrong (InvalidParamError, InvalidTensorError), ranks
+            disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
     """
     lists = output_tensor_list, input_tensor_list
     if timeout is None and not is_dynamo_compiling() and (shared := groups.on_shm(group)) is not None:
@@ -137,7 +191,6 @@ def all_to_all(
     return _call(collectives.all_to_all, *lists, group, async_op, timeout=timeout)
 
 
-@described(signature.all_to_all_single)
 def all_to_all_single(
     output: Tensor,
     input: Tensor,
@@ -148,6 +201,24 @@ def all_to_all_single(
     *,
     timeout: float | None = None,
 ) -> Work | None:
+    """Splits ``input`` along dimension 0, sends part j to rank j, and concatenates what arrives into ``output``.
+
+    Signature and meaning are those of ``torch.distributed.all_to_all_single``.
+
+    Args:
+        output: Shape ``[sum(output_split_sizes), ...]``; contiguous, of the input's dtype, apart from it in memory.
+        input: Shape ``[sum(input_split_sizes), ...]``, any dtype.
+        output_split_sizes, input_split_sizes: Rows from and for every rank; by default equal parts, for which
+            dimension 0 must divide.
+        group, async_op, timeout: See `all_to_all_v`.
+
+    Returns:
+        None, or the handle with ``async_op=True``. No gradient passes through it in torch, as in torch.distributed;
+        `alltoallv.torch.functional` has one with gradients, and so has MindSpore's PyNative mode here.
+
+    Raises:
+        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
+    """
     splits = (output_split_sizes, input_split_sizes)
     if not is_dynamo_compiling() and (shared := groups.on_shm(group)) is not None:
         made = _core.all_to_all_single(shared.core, output, input, *splits, async_op, timeout)
@@ -157,7 +228,6 @@ def all_to_all_single(
     return _call(collectives.all_to_all_single, [output], [input], group, async_op, parameters, timeout)
 
 
-@_ending
 def broadcast(
     tensor: Tensor, src: int | None = None, group: Group = None, async_op: bool = False, group_src: int | None = None
 ) -> Work | None:
@@ -168,11 +238,19 @@ def broadcast(
     Args:
         src: The sending rank: its number in the job for a ProcessGroup, in the communicator for a `Communicator`.
         group_src: The sending rank's number in the group, in place of ``src``.
+        group: A ProcessGroup, a `Communicator`, or None for the default group.
+        async_op: Return at once; the outputs are complete after the work's ``wait()``, which raises the errors.
+
+    Returns:
+        None, or the `Work` with ``async_op=True``; None, with a warning, on a rank outside the group.
+
+    Raises:
+        AllToAllVError: On every rank: an argument of any rank is wrong (InvalidParamError, InvalidTensorError), ranks
+            disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
     """
     return _call(collectives.broadcast, [tensor], [], group, async_op, root=("src", src, group_src))
 
 
-@_ending
 def reduce(
     tensor: Tensor,
     dst: int | None = None,
@@ -188,11 +266,19 @@ def reduce(
     Args:
         dst: The receiving rank: its number in the job for a ProcessGroup, in the communicator for a `Communicator`.
         group_dst: The receiving rank's number in the group, in place of ``dst``.
+        group: A ProcessGroup, a `Communicator`, or None for the default group.
+        async_op: Return at once; the outputs are complete after the work's ``wait()``, which raises the errors.
+
+    Returns:
+        None, or the `Work` with ``async_op=True``; None, with a warning, on a rank outside the group.
+
+    Raises:
+        AllToAllVError: On every rank: an argument of any rank is wrong (InvalidParamError, InvalidTensorError), ranks
+            disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
     """
     return _call(reductions.reduce, [tensor], [], group, async_op, Parameters(op), root=("dst", dst, group_dst))
 
 
-@_ending
 def gather(
     tensor: Tensor,
     gather_list: Sequence[Tensor] | None = None,
@@ -208,12 +294,20 @@ def gather(
     Args:
         gather_list: On that rank one output per rank, with the elements of that rank's tensor; None elsewhere.
         dst, group_dst: The receiving rank, as for `reduce`; rank 0 of the job if neither is given.
+        group: A ProcessGroup, a `Communicator`, or None for the default group.
+        async_op: Return at once; the outputs are complete after the work's ``wait()``, which raises the errors.
+
+    Returns:
+        None, or the `Work` with ``async_op=True``; None, with a warning, on a rank outside the group.
+
+    Raises:
+        AllToAllVError: On every rank: an argument of any rank is wrong (InvalidParamError, InvalidTensorError), ranks
+            disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
     """
     outs, dst = () if gather_list is None else gather_list, 0 if dst is group_dst is None else dst
     return _call(collectives.gather, outs, [tensor], group, async_op, root=("dst", dst, group_dst))
 
 
-@_ending
 def scatter(
     tensor: Tensor,
     scatter_list: Sequence[Tensor] | None = None,
@@ -229,12 +323,20 @@ def scatter(
     Args:
         scatter_list: On that rank one input per rank, with the elements of that rank's tensor; None elsewhere.
         src, group_src: The sending rank, as for `broadcast`; rank 0 of the job if neither is given.
+        group: A ProcessGroup, a `Communicator`, or None for the default group.
+        async_op: Return at once; the outputs are complete after the work's ``wait()``, which raises the errors.
+
+    Returns:
+        None, or the `Work` with ``async_op=True``; None, with a warning, on a rank outside the group.
+
+    Raises:
+        AllToAllVError: On every rank: an argument of any rank is wrong (InvalidParamError, InvalidTensorError), ranks
+            disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
     """
     ins, src = () if scatter_list is None else scatter_list, 0 if src is group_src is None else src
     return _call(collectives.scatter, [tensor], ins, group, async_op, root=("src", src, group_src))
 
 
-@_ending
 @between_graphs
 def barrier(
     group: Group = None,
@@ -247,6 +349,17 @@ def barrier(
     Signature and meaning of ``torch.distributed.barrier``. The hosts wait for each other, not for what their devices
     are still computing; ``device_ids`` is accepted for torch's sake and changes nothing. ``timeout``, in seconds if
     it is a number, replaces the communicator's.
+
+    Args:
+        group: A ProcessGroup, a `Communicator`, or None for the default group.
+        async_op: Return at once; the outputs are complete after the work's ``wait()``, which raises the errors.
+
+    Returns:
+        None, or the `Work` with ``async_op=True``; None, with a warning, on a rank outside the group.
+
+    Raises:
+        AllToAllVError: On every rank: an argument of any rank is wrong (InvalidParamError, InvalidTensorError), ranks
+            disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
     """
     limit = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
     return _call(collectives.barrier, [], [], group, async_op, timeout=limit)

@@ -11,12 +11,11 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from alltoallv import _core
-from alltoallv._calls import experts, signature
+from alltoallv._calls import experts
 from alltoallv._calls.counts import Counts, Unit, integer, read_request
 from alltoallv._calls.guard import guard
 from alltoallv._calls.received import COUNT_NAMES
 from alltoallv._calls.regions import check_apart
-from alltoallv._calls.signature import described
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.quantization.requests import exclude as check_excluded
 from alltoallv.torch.eager import calls
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
 
 
 class _AllToAllV(Protocol):
-    """The type of `all_to_all_v`: see `signature.AllToAllV`; with a capacity it returns a `Received`."""
+    """The type of `all_to_all_v`: with async_op it returns a handle, too; with a capacity it returns a `Received`."""
 
     @overload
     def __call__(
@@ -88,8 +87,8 @@ class _AllToAllV(Protocol):
 
 
 def _typed(function: Callable[..., Any]) -> _AllToAllV:
-    """Describes `all_to_all_v`, and says what it returns with which arguments."""
-    return cast("_AllToAllV", described(signature.all_to_all_v)(function))
+    """Says what `all_to_all_v` returns with which arguments."""
+    return cast("_AllToAllV", function)
 
 
 @_typed
@@ -107,6 +106,49 @@ def all_to_all_v(
     async_op: bool = False,
     timeout: float | None = None,
 ) -> Any:
+    """Sends a region of ``input`` to every rank and receives one from each.
+
+    For every rank j, with this rank called r::
+
+        out_r[rdispls_r[j] : rdispls_r[j] + recv_counts_r[j]] = input_j[sdispls_j[r] : sdispls_j[r] + send_counts_j[r]]
+
+    Args:
+        input: A tensor (in NumPy an array) of any shape and any dense dtype; taken flat, or by rows of dimension 0.
+            Copied first if it is not contiguous.
+        send_counts, recv_counts: One integer >= 0 per rank: a list, tuple, array or integer tensor. ``send_counts`` of
+            rank i for j and ``recv_counts`` of rank j for i must agree. ``recv_counts=None`` learns them from the
+            peers; the output is then packed.
+        sdispls, rdispls: Where the regions begin; packed in rank order if left out. Packed, ``send_counts`` cover the
+            whole input; with ``sdispls`` send regions may overlap and leave gaps. Receive regions may leave gaps.
+        unit: What counts and displacements count: ``"element"``, or ``"row"`` of dimension 0; None: rows of an input of
+            2 dimensions or more, elements of others.
+        out: Where to receive; contiguous, of the input's dtype, apart from it in memory. Elements that no region covers
+            keep their value. Left out, the output is allocated in shared memory, just large enough, gaps zero. In torch
+            and Paddle it cannot be given for an input that wants a gradient.
+        capacity: In torch, for npu tensors, without the arguments ``rdispls``, ``out``, ``async_op``, ``timeout``: how
+            many units this rank can receive. Counts then stay on the device, as int64 tensors there, and the host does
+            not wait for them: they may change in a captured graph. ``recv_counts`` are only compared with what comes.
+            The result is a `alltoallv.torch.Received`, whose ``check()`` raises what is raised at once elsewhere, also
+            on every rank. Only where the kernels in Ascend C serve (docs/ascend.md), else BackendUnavailableError on
+            every rank; with ``sdispls`` not differentiable.
+        group: A group of the framework (in torch a ProcessGroup, in MindSpore a name), a `Communicator`, or None for
+            all ranks.
+        async_op: Return ``(output, handle)`` at once. With learnt counts the output is not known yet:
+            ``(None, handle)``, and ``handle.result()`` returns it.
+        timeout: Seconds to wait for the peers of tensors in host memory; default: the communicator's. In MindSpore and
+            Paddle it also holds for the gradient's exchange; in torch it cannot be given for an input that wants one.
+
+    Returns:
+        ``out`` if given, else a new tensor: of one dimension if counts are elements; if they are rows, with the other
+        dimensions of the input. In torch, Paddle, and MindSpore's PyNative mode it is differentiable, to any order: the
+        gradient is the exchange with sends and receives swapped.
+
+    Raises:
+        TypeError: ``input`` is no tensor.
+        InvalidParamError, InvalidTensorError: an argument of this rank, or of a peer, is wrong.
+        PeerMismatchError: two ranks disagree about operator, dtype or counts; nothing has been written.
+        PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come.
+    """
     if capacity is not None:
         given = {"rdispls": rdispls, "out": out, "async_op": async_op, "timeout": timeout}
         return _within(input, (send_counts, sdispls, recv_counts), unit, capacity, group, given)
@@ -231,8 +273,19 @@ def _learning(
     return watched.call("all_to_all_v", comm, [], [x], run) if is_watched() else run()
 
 
-@described(signature.exchange_counts)
 def exchange_counts(send_counts: Counts, group: Group = None) -> Tensor:
+    """Returns what every rank will send to this one: entry j is rank j's ``send_counts`` entry for this rank.
+
+    Args:
+        send_counts: One integer >= 0 per rank.
+        group: See `all_to_all_v`.
+
+    Returns:
+        int64, shape ``[W]``, on the CPU; None on a rank outside the group.
+
+    Raises:
+        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
+    """
     if is_tracing():
         return traced.exchange_counts(send_counts, group)
     comm = groups.resolve(group)

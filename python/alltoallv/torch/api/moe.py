@@ -8,11 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from alltoallv._calls import experts, signature
+from alltoallv._calls import experts
 from alltoallv._calls.counts import Counts
 from alltoallv._calls.experts import Matrix
 from alltoallv._calls.guard import guard
-from alltoallv._calls.signature import described
 from alltoallv.torch.api.functions import all_to_all_v
 from alltoallv.torch.eager import calls
 from alltoallv.torch.eager import group as groups
@@ -22,13 +21,39 @@ from alltoallv.torch.graph.library import Operator, known
 from alltoallv.torch.graph.ops import communicator_of
 
 
-@described(signature.global_scatter)
 def global_scatter(x: Tensor, local_count: Counts, global_count: Counts, group: Group = None) -> Tensor:
+    """Sends every row to the rank of its expert. Differentiable where `all_to_all_v` is.
+
+    Args:
+        x: Rows sorted by rank, then by expert: ``local_count[e + j * E]`` rows for expert e of rank j.
+            Shape ``[n, ...]``.
+        local_count, global_count: ``W * E`` integers >= 0, entry ``e + j * E`` standing for expert e and rank j: rows
+            that go from here to expert e of rank j, and rows that come from rank j for expert e of this rank.
+        group: See `all_to_all_v`.
+
+    Returns:
+        Shape ``[sum(global_count), ...]``, rows sorted by this rank's expert, then by the rank they come from.
+
+    Raises:
+        AllToAllVError: an argument of any rank is wrong, the ranks disagree, also about the rows of one expert, or one
+            is lost or late.
+    """
     return _moved(x, local_count, global_count, group, gathers=False)
 
 
-@described(signature.global_gather)
 def global_gather(x: Tensor, local_count: Counts, global_count: Counts, group: Group = None) -> Tensor:
+    """Brings the rows of `global_scatter` back to the ranks that sent them: its inverse, as differentiable.
+
+    Args:
+        x: Rows sorted by this rank's expert, then by rank. Shape ``[sum(global_count), ...]``.
+        local_count, global_count, group: See `global_scatter`.
+
+    Returns:
+        Shape ``[sum(local_count), ...]``, rows sorted by the rank they come from, then by that rank's expert.
+
+    Raises:
+        AllToAllVError: as `global_scatter`.
+    """
     return _moved(x, local_count, global_count, group, gathers=True)
 
 
