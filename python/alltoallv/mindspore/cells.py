@@ -215,10 +215,10 @@ class _Options(Stateless):
             dtype = mindspore.float16
         name, about = self.function, (given["group"], self.function)
         if in_queue():
-            steps = getattr(graph_quantized.STEPS, name)
-            self.graph = StraightSteps(lambda shape, dtype: steps(shaped(shape, dtype, about), **given), back)
+            steps = graph_quantized.STEPS.called
+            self.graph = StraightSteps(lambda shape, dtype: steps(name, shaped(shape, dtype, about), given), back)
         else:
-            self.graph = _Straight(lambda x: getattr(_ON_ARRAYS, name)(x, **given), shape, about, dtype, back)
+            self.graph = _Straight(lambda x: _ON_ARRAYS.called(name, x, given), shape, about, dtype, back)
 
 
 class QuantizedAllReduce(_Options):

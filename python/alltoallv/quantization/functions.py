@@ -24,6 +24,7 @@ from alltoallv.quantization.spec import (
     Overflow,
     SumOp,
     coding,
+    grouping,
     grouping_of,
 )
 
@@ -105,6 +106,19 @@ class Quantized(Generic[A]):
             made = requests.rows(self.adapter, comm, input, send_counts, recv_counts, options)
             call = self.exchanges()(self.adapter, comm, made, timeout)
         return self._run(input, call, wants_grad, async_op)
+
+    def called(self, operator: str, input: A, given: dict[str, Any]) -> Any:
+        """Runs a quantized operator with arguments by the names that the front ends' functions have for them."""
+        options = {name: given[name] for name in Options._fields if name in given}
+        options["format"] = coding(given.get("bits", 8), given.get("format"))
+        options["group_size"] = grouping(given.get("group_size"), input)
+        how, group = Options(**options), given.get("group")
+        if operator == "quantized_all_reduce":
+            return self.quantized_all_reduce(input, how, None, None, group, False, None)
+        recvs = given.get("recv_counts")
+        if operator == "quantized_reduce_scatter":
+            return self.quantized_reduce_scatter(input, recvs, how, None, None, group, False, None)
+        return self.quantized_all_to_all(input, given["send_counts"], recvs, how, group, False, None)
 
     def quantized_linear_all_reduce(
         self,
