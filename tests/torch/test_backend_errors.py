@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from backend_groups import carrier, joined, on_group
+from backend_groups import Grouped, carrier, joined, on_group
 
 import alltoallv.torch as at
 from alltoallv.errors import AllToAllVError, CommTimeoutError, PeerLostError, PeerMismatchError
@@ -295,6 +295,36 @@ def test_functions_of_alltoallv_follow_a_changed_limit(rank: int, size: int, gro
     at.all_reduce(x := torch.ones(2), group=sub)
     assert x.tolist() == [2, 2]
     dist.barrier()
+
+
+@pytest.mark.parametrize("backend", ["gloo", "alltoallv"])
+@pytest.mark.parametrize("default", [True, False])
+def test_functions_of_alltoallv_follow_the_limit_of_any_group(grouped: Grouped, backend: str, default: bool) -> None:
+    """Of the default group and of others, after calls: down, and up again. One that was given stays."""
+
+    def check(rank: int, size: int, group: dist.ProcessGroup) -> None:
+        own, given = group if default else dist.new_group(timeout=timedelta(seconds=50)), dist.new_group(backend="gloo")
+        at.all_reduce(torch.ones(2), group=own)
+        limits = dist.distributed_c10d._set_pg_timeout
+        limits(timedelta(seconds=0.2), own)
+        limits(timedelta(seconds=40), own)
+        if rank == 1:
+            time.sleep(0.4)  # longer than the limit that was changed again
+        at.all_reduce(x := torch.ones(2), group=own)
+        assert x.tolist() == [2, 2]
+        limits(timedelta(seconds=0.2), own)
+        if rank == 0:
+            started = time.monotonic()
+            with pytest.raises(CommTimeoutError):
+                at.all_to_all_v(torch.ones(2), [1, 1], [1, 1], group=own)
+            assert time.monotonic() - started < 15
+        at.from_group(given, timeout=30)
+        limits(timedelta(seconds=0.2), given)
+        if rank == 1:
+            time.sleep(0.4)
+        at.all_reduce(torch.ones(2), group=given)
+
+    grouped(2, backend=backend)(check)
 
 
 def test_a_group_of_ranks_with_and_without_a_default_group(ranks: Ranks, tmp_path: Path) -> None:

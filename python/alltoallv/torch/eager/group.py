@@ -8,6 +8,7 @@ import os
 import warnings
 import weakref
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -30,7 +31,25 @@ _log = logging.getLogger("alltoallv")
 # Communicators by group, then by kind of device and backend. The backend None is the default at the group's first use.
 # By default group: the processes of the ranks that have met, by rank.
 _met: weakref.WeakKeyDictionary[Any, dict[int, int]] = weakref.WeakKeyDictionary()
-_made: weakref.WeakKeyDictionary[Any, dict[tuple[str, str | None], AnyCommunicator]] = weakref.WeakKeyDictionary()
+_made: weakref.WeakKeyDictionary[Any, _OfGroup] = weakref.WeakKeyDictionary()
+
+
+class _OfGroup(dict[tuple[str, str | None], AnyCommunicator]):
+    """Holds a group's communicators, whose limit follows the group's.
+
+    Attributes:
+        options: Those of the group's engine, where torch writes a new limit; None if there is nothing to follow.
+        limit: The limit that the communicators have.
+    """
+
+    options: Any = None
+    limit: timedelta | None = None
+
+    def follow(self) -> None:
+        """Gives the communicators the group's limit."""
+        self.limit = self.options._timeout
+        for made in self.values():
+            on_host(made).core.set_timeout(self.limit.total_seconds())
 
 
 def device_of(tensor: object) -> str:
@@ -53,8 +72,12 @@ def resolve(group: Group, device: str = "cpu") -> AnyCommunicator | None:
             return _of_tensors(communicator.default("hccl" if device == "npu" else "auto"))
     if isinstance(group, dist.ProcessGroup):
         # A communicator that a loss, a timeout or an abort has ended stays: a rank that comes late must not wait anew.
-        made = _made.get(group, {}).get((device, None))
-        return made if made is not None else from_group(group, device=device)
+        of_group = _made.get(group)
+        if of_group is None or (made := of_group.get((device, None))) is None:
+            return from_group(group, device=device)
+        if of_group.options is not None and of_group.options._timeout != of_group.limit:
+            of_group.follow()
+        return made
     if isinstance(group, DeviceMember):
         return group
     if group is dist.GroupMember.NON_GROUP_MEMBER:
@@ -71,7 +94,12 @@ def on_shm(group: Group) -> Communicator | None:
     if group is None and (group := dist.group.WORLD) is None:
         made = communicator.defaults.get("auto")
     else:
-        made = _made.get(group, {}).get(("cpu", None)) if isinstance(group, dist.ProcessGroup) else None
+        of_group = _made.get(group) if isinstance(group, dist.ProcessGroup) else None
+        if of_group is None:
+            return None
+        if of_group.options is not None and of_group.options._timeout != of_group.limit:
+            of_group.follow()
+        made = of_group.get(("cpu", None))
     return made if isinstance(made, Communicator) and made.host_core is not None and made.core.usable else None
 
 
@@ -83,7 +111,7 @@ def _of_tensors(made: Communicator) -> AnyCommunicator:
 def from_group(
     group: dist.ProcessGroup,
     *,
-    timeout: float = 600.0,
+    timeout: float | None = None,
     device: str = "cpu",
     backend: str | None = None,
     check: str | None = None,
@@ -97,7 +125,8 @@ def from_group(
 
     Args:
         group: A ProcessGroup of torch.distributed, made with any backend.
-        timeout: Seconds that a rank waits for its peers, here and in every operator.
+        timeout: Seconds that a rank waits for its peers, here and in every operator. Default: the group's own limit,
+            also when that changes later.
         device: Kind of device of the tensors: ``"cpu"``, ``"cuda"``, ``"npu"``. Every kind has its own communicator.
         backend: ``"auto"``, ``"shm"``, ``"tcp"``, ``"nccl"``, ``"hccl"``; the same on all ranks.
             Default: ``ALLTOALLV_TORCH_BACKEND`` at the group's first use, or auto.
@@ -111,16 +140,40 @@ def from_group(
         CommTimeoutError: ranks did not come; the message names them.
     """
     wanted = backend or os.environ.get("ALLTOALLV_TORCH_BACKEND") or "auto"
-    of_group = _made.setdefault(group, {})
+    if (of_group := _made.get(group)) is None:
+        of_group = _made[group] = _OfGroup()
+    if timeout is not None:
+        of_group.options = None
+    elif not of_group:
+        of_group.options = _options_of(group)
+    seconds = timeout or (600.0 if of_group.options is None else of_group.options._timeout.total_seconds() or 600.0)
     own: Communicator | None = getattr(group, "communicator", None)
     made: AnyCommunicator | None = of_group.get((device, wanted))
     if own is not None and device == "cpu" and wanted in ("auto", "shm", "tcp"):
         made = own
     elif made is None or not made.usable:
-        of_group[device, wanted] = made = _make(group, timeout, device, wanted, check)
+        of_group[device, wanted] = made = _make(group, seconds, device, wanted, check)
     if backend is None:
         of_group[device, None] = made
     return made
+
+
+def follow_anew(group: dist.ProcessGroup) -> None:
+    """Says that the group's limit stands elsewhere from now on."""
+    if (of_group := _made.get(group)) is not None and of_group.options is not None:
+        of_group.options = _options_of(group)
+
+
+def _options_of(group: dist.ProcessGroup) -> Any:
+    """Returns the options of the group's engine, or None if it has none that say a limit."""
+    if hasattr(group, "communicator"):
+        return group._cpu_options
+    for device in sorted(group._device_types, key=lambda one: one.type != "cpu"):
+        with contextlib.suppress(RuntimeError, AttributeError):
+            options = group._get_backend(device).options
+            if options._timeout.total_seconds() > 0:
+                return options
+    return None
 
 
 def on_host(comm: AnyCommunicator) -> Communicator:

@@ -15,6 +15,7 @@ from torch._C._distributed_c10d import _DistributedBackendOptions
 from torch.utils._pytree import tree_leaves
 
 from alltoallv import _core
+from alltoallv.torch.eager.group import follow_anew
 from alltoallv.torch.engines import rendezvous
 from alltoallv.torch.process_group import engines as engines
 from alltoallv.torch.process_group.work import Futures, WorkList, in_turn
@@ -118,6 +119,7 @@ class EngineGroup(dist.ProcessGroup):
                         self._gloo = engines.gloo(self._options, self._place, self.timeout, self.communicator)
                     engine = self._gloo
                     self._cpu_options, kind = engine.options, dist.ProcessGroup.BackendType.GLOO
+                    follow_anew(self)
                 else:
                     engine, kind = engines.accelerator(device, name, self._options, self._place, self._engine_options)
                 named = self.group_name
