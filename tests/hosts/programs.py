@@ -68,6 +68,23 @@ def lost_at_any_time(victim: str, after: str) -> None:
     assert comm.shrink().size == comm.size - 1
 
 
+def lost_over_mpi(victim: str, after: str) -> None:
+    """The same where MPI carries what goes between hosts; its launcher tells of a death by a signal."""
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    from mpi4py import MPI
+
+    comm = Communicator.from_mpi(MPI.COMM_WORLD, timeout=30)
+    an.barrier(group=comm)
+    if str(comm.rank) == victim:
+        threading.Timer(float(after), os.kill, (os.getpid(), signal.SIGKILL)).start()
+    try:
+        while True:
+            an.all_to_all_v(np.full(4 * 300_000, comm.rank), [300_000] * 4, [300_000] * 4, group=comm)
+    except AllToAllVError as error:
+        print(f"rank {comm.rank} tells: {type(error).__name__}: {error}", flush=True)
+    os._exit(0)  # MPI's own end waits for the rank that is lost
+
+
 def silent(how: str, victim: str) -> None:
     """A rank is stopped, or comes too late; the others tell for whom they have waited."""
     comm = Communicator.from_env(timeout=3)

@@ -91,16 +91,33 @@ def test_a_communicator_is_dropped_while_mpi_carries_its_call(hosts: list[Host],
     assert all(f"rank {rank} goes on" in said for rank in range(4)), said
 
 
-def run_by_mpi(library: str, hosts: list[Host], folder: Path, program: str, *arguments: str) -> str:
-    """What the program has printed on two ranks of every host."""
+@pytest.mark.parametrize(("victim", "after"), [(2, 0.05), (3, 0.2), (0, 0.3), (1, 0.1)])
+def test_mpi_names_nobody_who_lives(hosts: list[Host], tmp_path: Path, victim: int, after: float) -> None:
+    """At whatever moment a rank dies, or the one over which its host's rows go; MPI's launcher may end others then."""
+    arguments = "programs.py", "lost_over_mpi", str(victim), str(after)
+    said = run_by_mpi("mpich", hosts[:2], tmp_path, *arguments, goes_on=True)
+    told = re.findall(r"rank (\d) tells: PeerLostError: (.*)", said)
+    alive = {rank for rank, _ in told}
+    assert len(alive) >= 2, said
+    assert str(victim) not in alive
+    for _, text in told:
+        named = re.findall(r"rank (\d) was lost", text)
+        assert len(named) == 1, text
+        assert named[0] not in alive, text
+
+
+def run_by_mpi(
+    library: str, hosts: list[Host], folder: Path, program: str, *arguments: str, goes_on: bool = False
+) -> str:
+    """What the program has printed on two ranks of every host; ``goes_on``: also after the death of one."""
     pytest.importorskip("mpi4py", reason="mpi4py is not installed: the session `hosts` has it")
     try:
         command = mpi_command(library, hosts, 2, folder)
     except BackendUnavailableError as error:
         pytest.skip(f"{error}: the session `hosts` has it")
-    command += [sys.executable, str(FOLDER / program), *arguments]
+    command += ["-disable-auto-cleanup"] * goes_on + [sys.executable, str(FOLDER / program), *arguments]
     ended = subprocess.run(command, env=no_launcher(), capture_output=True, text=True, timeout=200, check=False)
-    assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
+    assert goes_on or ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
     return ended.stdout
 
 
