@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 import subprocess
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -216,8 +215,8 @@ def test_package(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1] == str(built / "ours-ascend910_93.tar.gz")
     assert "--npu-arch=dav-2201" in (tmp_path / "bisheng").read_text()
     unpacked = tmp_path / "unpacked"
-    with tarfile.open(built / "ours-ascend910_93.tar.gz") as archive:
-        archive.extractall(unpacked, filter="data")
+    unpacked.mkdir()
+    subprocess.run(["tar", "-xzf", built / "ours-ascend910_93.tar.gz", "-C", unpacked], check=True)
     files = {str(path.relative_to(unpacked / "vendors" / "ours")) for path in unpacked.rglob("*") if path.is_file()
              and path.name != "install.sh"}  # fmt: skip
     machine = os.uname().machine
