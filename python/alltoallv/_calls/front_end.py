@@ -11,7 +11,7 @@ from alltoallv._calls import messages
 from alltoallv._calls.adapters import A, Adapter
 from alltoallv._calls.guard import guard
 from alltoallv._calls.handle import Handle
-from alltoallv._calls.objects import Run
+from alltoallv._calls.objects import COLLECTIVES
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError
 
@@ -108,7 +108,7 @@ class FrontEnd(ABC, Generic[A, G, H]):
 
     def objects(
         self,
-        declared: Callable[..., Run],
+        operator: str,
         group: G,
         value: Any,
         *,
@@ -117,7 +117,7 @@ class FrontEnd(ABC, Generic[A, G, H]):
         timeout: float | None = None,
         **more: Any,
     ) -> Any:
-        """Runs a collective of `alltoallv._calls.objects`, and returns its result; None on a rank outside the group.
+        """Runs one of `alltoallv._calls.objects.COLLECTIVES`, and returns its result; None on a rank outside the group.
 
         Args:
             root: The name and the value of the argument that gives the root.
@@ -127,13 +127,13 @@ class FrontEnd(ABC, Generic[A, G, H]):
         if comm is None:
             return None
         comm = self.host(comm)
-        with guard(comm, declared.__name__, self.local):
+        with guard(comm, operator, self.local):
             limit = _core.read_timeout(timeout)
             if root is not None:
                 more["root"] = self.checked_rank(comm, group, *root)
             if check is not None:
                 check(comm.size, more.get("root") == comm.rank)
-            run = declared(comm, value, **more)
+            run = COLLECTIVES[operator](comm, value, **more)
         return run(limit)
 
     def message(

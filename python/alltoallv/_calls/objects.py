@@ -78,6 +78,15 @@ def scatter(comm: Communicator, values: Sequence[Any] | None, root: int, name: s
     return _exchange(comm, "scatter", b"".join(parts), sends, packed(sends), root, result=lambda arrived: arrived[root])
 
 
+# By the operator that the ranks compare.
+COLLECTIVES: dict[str, Callable[..., Run]] = {
+    "all_gather": all_gather,
+    "broadcast": broadcast,
+    "gather": gather,
+    "scatter": scatter,
+}
+
+
 def send(comm: Communicator, values: Sequence[Any], dst: int, tag: int = 0, timeout: float = -1.0) -> None:
     """Sends objects to one rank, which knows how many there are."""
     parts = [pickled(f"values[{j}]", value) for j, value in enumerate(values)]

@@ -55,7 +55,7 @@ def broadcast_object(
         InvalidParamError: the object cannot be pickled, or ``root`` is not a rank; raised on every rank.
         PeerMismatchError, PeerLostError, CommTimeoutError: as for `all_to_all_v`.
     """
-    return front_end.objects(objects.broadcast, group, value, root=("root", root), timeout=timeout)
+    return front_end.objects("broadcast", group, value, root=("root", root), timeout=timeout)
 
 
 def gather_object(
@@ -65,7 +65,7 @@ def gather_object(
 
     Arguments and errors are those of `broadcast_object`.
     """
-    gathered: list[Any] | None = front_end.objects(objects.gather, group, value, root=("root", root), timeout=timeout)
+    gathered: list[Any] | None = front_end.objects("gather", group, value, root=("root", root), timeout=timeout)
     return gathered
 
 
@@ -83,10 +83,10 @@ def scatter_object(
 
     Other arguments and errors are those of `broadcast_object`.
     """
-    return front_end.objects(objects.scatter, group, values, root=("root", root), timeout=timeout)
+    return front_end.objects("scatter", group, values, root=("root", root), timeout=timeout)
 
 
 def all_gather_object(value: Any, *, group: Communicator | None = None, timeout: float | None = None) -> list[Any]:
     """Returns the ``value`` of every rank, in rank order. Arguments and errors are those of `broadcast_object`."""
-    gathered: list[Any] = front_end.objects(objects.all_gather, group, value, timeout=timeout)
+    gathered: list[Any] = front_end.objects("all_gather", group, value, timeout=timeout)
     return gathered

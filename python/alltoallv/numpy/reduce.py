@@ -49,6 +49,10 @@ def all_reduce(
             disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
     """
     comm, names = resolve(group), ("out", "input", "")
+    if not async_op and timeout is None:  # the shortest way: small reductions are many
+        result: Array | None = _core.reduce(comm.core, "all_reduce", input, out, op)
+        if result is not None:
+            return result
     made = _core.call(ADAPTER, comm.core, "all_reduce", out, input, None, op, None, None, names, async_op, timeout)
     return later(comm, made) if async_op else made
 

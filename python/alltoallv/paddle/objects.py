@@ -20,7 +20,7 @@ from alltoallv.paddle.group import Group, resolve
 
 def all_gather_object(object_list: list[Any], obj: Any, group: Group = None) -> None:
     """Fills ``object_list`` with every rank's ``obj``, in the order of ranks."""
-    arrived = front_end.objects(objects.all_gather, group, obj, check=_lists("object_list", object_list))
+    arrived = front_end.objects("all_gather", group, obj, check=_lists("object_list", object_list))
     if arrived is not None:
         object_list[:] = arrived
 
@@ -28,7 +28,7 @@ def all_gather_object(object_list: list[Any], obj: Any, group: Group = None) -> 
 def broadcast_object_list(object_list: list[Any], src: int, group: Group = None) -> None:
     """Replaces the entries of ``object_list`` by those of rank ``src``."""
     check = _lists("object_list", object_list)
-    arrived = front_end.objects(objects.broadcast, group, object_list, root=("src", src), check=check)
+    arrived = front_end.objects("broadcast", group, object_list, root=("src", src), check=check)
     if arrived is not None:
         object_list[:] = arrived
 
@@ -39,7 +39,7 @@ def scatter_object_list(
     """Sets ``out_object_list`` of rank j to ``[in_object_list[j]]`` of rank ``src``, which has one entry per rank."""
     about: Any = {"check": _lists("out_object_list", out_object_list), "name": "in_object_list"}
     if resolve(group) is not None:
-        out_object_list[:] = [front_end.objects(objects.scatter, group, in_object_list, root=("src", src), **about)]
+        out_object_list[:] = [front_end.objects("scatter", group, in_object_list, root=("src", src), **about)]
 
 
 def send_object_list(

@@ -21,7 +21,7 @@ def all_gather_object(object_list: list[Any], obj: Any, group: Group = None) -> 
     def check(size: int, at_root: bool) -> None:
         _check_list("object_list", object_list, size)
 
-    object_list[:] = front_end.objects(objects.all_gather, group, obj, check=check)
+    object_list[:] = front_end.objects("all_gather", group, obj, check=check)
 
 
 def broadcast_object_list(object_list: list[Any], src: int = 0, group: Group = None, device: Any = None) -> None:
@@ -30,7 +30,7 @@ def broadcast_object_list(object_list: list[Any], src: int = 0, group: Group = N
     def check(size: int, at_root: bool) -> None:
         _check_filled("object_list", object_list)
 
-    object_list[:] = front_end.objects(objects.broadcast, group, object_list, root=("src", src), check=check)
+    object_list[:] = front_end.objects("broadcast", group, object_list, root=("src", src), check=check)
 
 
 def gather_object(obj: Any, object_gather_list: list[Any] | None = None, dst: int = 0, group: Group = None) -> None:
@@ -40,7 +40,7 @@ def gather_object(obj: Any, object_gather_list: list[Any] | None = None, dst: in
         if at_root:
             _check_list("object_gather_list", object_gather_list, size)
 
-    arrived = front_end.objects(objects.gather, group, obj, root=("dst", dst), check=check)
+    arrived = front_end.objects("gather", group, obj, root=("dst", dst), check=check)
     if object_gather_list is not None and arrived is not None:
         object_gather_list[:] = arrived
 
@@ -59,7 +59,7 @@ def scatter_object_list(
         if at_root:
             _check_list("scatter_object_input_list", given, size)
 
-    scatter_object_output_list[0] = front_end.objects(objects.scatter, group, given, root=("src", src), check=check)
+    scatter_object_output_list[0] = front_end.objects("scatter", group, given, root=("src", src), check=check)
 
 
 def send_object_list(object_list: list[Any], dst: int, group: Group = None, device: Any = None) -> None:
