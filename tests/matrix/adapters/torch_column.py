@@ -54,7 +54,6 @@ class TorchColumn(Column):
         *[only(V, what, TENSOR, text, input=make) for what, make, text in (
             ("a sparse tensor", lambda torch: torch.ones(6).to_sparse(), "...layout torch.sparse_coo..."),
             ("zeros without memory", lambda torch: torch._efficientzerotensor(6), "...is a zero tensor..."),
-            ("another device", lambda torch: torch.ones(6, device="meta"), "...lie on meta, expected cpu..."),
             ("a dtype without a size", lambda torch: torch.quantize_per_tensor(torch.ones(6), 1, 0, torch.qint8),
                 "...qint8..."),
         )],
