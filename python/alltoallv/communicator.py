@@ -6,8 +6,10 @@ import atexit
 import itertools
 import json
 import os
+import sys
 import weakref
 from collections.abc import Callable
+from multiprocessing import util
 from types import TracebackType
 from typing import Any
 
@@ -46,6 +48,7 @@ class Communicator:
         self.host_core = core if self.backend != "hccl" else None  # serves arrays in host memory
         self.name = f"communicator:{self.domain}:{next(_numbers)}"  # stands for this object in graphs, as a string
         by_name[self.name] = self
+        _leave_at_exit()
 
     @classmethod
     def from_env(
@@ -305,4 +308,14 @@ def _forget_defaults(which: Callable[[Communicator], bool]) -> None:
             defaults.pop(backend, None)
 
 
+def _leave_at_exit() -> None:
+    """Lets ranks of a process that multiprocessing has forked leave as it ends: it does not run atexit's functions."""
+    global _leaves
+    process = sys.modules.get("multiprocessing.process")
+    if _leaves != os.getpid() and process is not None and process.parent_process() is not None:
+        _leaves = os.getpid()
+        util.Finalize(None, _core.destroy_all, exitpriority=0)
+
+
+_leaves = 0  # the process that does so
 atexit.register(_core.destroy_all)

@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -231,6 +232,36 @@ if sys.argv[1] == "pending":
 if sys.argv[1] == "exit":
     barrier(group=comm)
 """
+
+
+FORKED = """
+import multiprocessing, os, alltoallv
+from alltoallv.numpy import barrier
+
+def rank(number, stays):
+    global comm
+    place = {"RANK": number, "WORLD_SIZE": 2, "JOB_ID": f"forked{os.getppid()}"}
+    os.environ.update({f"ALLTOALLV_{name}": str(value) for name, value in place.items()})
+    comm = alltoallv.Communicator.from_env(timeout=30)
+    barrier(group=comm)
+    if number == 1:
+        stays.recv()
+
+context = multiprocessing.get_context("fork")
+ends, stays = context.Pipe()
+ranks = [context.Process(target=rank, args=(j, stays)) for j in range(2)]
+for one in ranks:
+    one.start()
+ranks[0].join()
+ends.send(None)
+ranks[1].join()
+"""
+
+
+def test_ranks_forked_by_multiprocessing_leave_as_they_end():
+    """Their peers do not take them for lost, which would be told on stderr."""
+    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stderr == ""
 
 
 def test_programs_leave_nothing_behind(tmp_path):
