@@ -87,16 +87,17 @@ def lost_over_mpi(victim: str, after: str) -> None:
 
 def silent(how: str, victim: str) -> None:
     """A rank is stopped, or comes too late; the others tell for whom they have waited."""
-    comm = Communicator.from_env(timeout=3)
+    comm = Communicator.from_env(timeout=60)
     pids = [one["pid"] for one in comm.flight_record()["ranks"]]
     an.barrier(group=comm)
     if str(comm.rank) == victim:
         if how == "stop":
             os.kill(os.getpid(), signal.SIGSTOP)
-        time.sleep(4)
+        while comm.usable:
+            time.sleep(0.05)
         return
     try:
-        an.all_reduce(np.ones(3), group=comm)
+        an.all_reduce(np.ones(3), group=comm, timeout=3)
     except AllToAllVError as error:
         print(f"{type(error).__name__}: {error}", flush=True)
     if how == "stop" and comm.rank == 3:
