@@ -67,7 +67,7 @@ def test_without_data(comm: Communicator) -> None:
         with FakeTensorMode() as mode:
             fake = mode.from_tensor(x)
             for name, function in functions_of(comm).items():
-                if name in ("tensors", "learnt", "learnt handle", "quantized rows"):
+                if name in ("tensors", "learnt", "learnt handle"):
                     with pytest.raises(RuntimeError, match=r"alltoallv\.(quantized_)?all_to_all"):
                         function(fake)
                 else:
