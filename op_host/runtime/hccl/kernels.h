@@ -14,14 +14,11 @@ namespace alltoallv {
 
 /// The rule, for people.
 inline constexpr const char* kernels_rule =
-    "quantized_all_reduce, and all_to_all_v with a capacity, whose counts lie on the device, take one Ascend C kernel "
-    "through the ranks' windows where every rank finds libcust_opapi.so and HCCL's calls for windows, and 2 to 64 "
-    "ranks "
-    "share one server; a reduction also needs int8 or int4 codes, no error feedback, no second quantization, overflow "
-    "other "
-    "than "
-    "'raise', and groups that fit into a window. Elsewhere HcclAlltoAllV serves a reduction, and all_to_all_v with a "
-    "capacity raises BackendUnavailableError";
+    "quantized_all_reduce, and all_to_all_v with a capacity, whose counts lie on the device, take one Ascend C "
+    "kernel through the ranks' windows where every rank finds libcust_opapi.so and HCCL's calls for windows, and "
+    "2 to 64 ranks share one server; a reduction also needs int8 or int4 codes, no error feedback, no second "
+    "quantization, overflow other than 'raise', and groups that fit into a window. Elsewhere HcclAlltoAllV serves"
+    " a reduction, and all_to_all_v with a capacity raises BackendUnavailableError";
 
 /// Returns why the kernels cannot serve in this process; empty if they can.
 std::string kernels_missing();
