@@ -22,8 +22,8 @@ nb::object run(const ArrayPlan& self, nb::handle input, nb::object output) {
     if (!self.plan) return nb::none();
     const ReadyExchange& exchange = *self.plan->data;
     const ArrayPair given(input, output);
-    if (!given || given.input.dtype != exchange.dtype() || given.input.size < self.input_size ||
-        (self.covers && given.input.size > self.input_size))
+    if (!given || given.copy.is_valid() || given.input.dtype != exchange.dtype() ||
+        given.input.size < self.input_size || (self.covers && given.input.size > self.input_size))
         return nb::none();
     if (given.has_output &&
         (given.output.size < self.output_size || overlaps(given.output.bytes(), given.input.bytes())))
