@@ -23,7 +23,8 @@ ROW = re.compile(r"\| `(?P<library>[\w.]+)` \| (?P<functions>[^|]+) \| (?P<argum
 def public(body: list[ast.stmt]) -> Iterator[ast.FunctionDef]:
     for node in body:
         if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
-            yield node
+            if not any(ast.unparse(each) == "overload" for each in node.decorator_list):
+                yield node
         elif isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
             yield from public(node.body)
             for each in node.body:

@@ -26,6 +26,12 @@ MB = 1 << 20
 SLOW = pytest.mark.slow
 
 
+@pytest.fixture(autouse=True)
+def _without_garbage() -> None:
+    """What tests before have left in cycles is no leak; what the test itself leaves there is one."""
+    gc.collect()
+
+
 def difference(before: dict, after: dict) -> dict:
     """What is there now and was not before."""
     found = {}
