@@ -157,3 +157,13 @@ def test_nothing_is_sent_for_tensors_without_data(rank: int, size: int, group: d
         calls(device="meta")
     dist.all_reduce(x := torch.ones(3))
     assert x.tolist() == [2] * 3
+
+
+@on_group(2)
+def test_other_backends_keep_their_kernels(rank: int, size: int, group: dist.ProcessGroup) -> None:
+    """A kernel in Python would hold the interpreter's lock where gloo's thread may wait for it."""
+    before = torch._C._dispatch_dump("c10d::allreduce_")
+    with Seen() as seen:
+        dist.all_reduce(torch.ones(2))
+    assert [name for name, _ in seen.calls] == ["allreduce_"]
+    assert torch._C._dispatch_dump("c10d::allreduce_") == before

@@ -1,16 +1,15 @@
 """Lets dispatch modes see the collectives of backend ``alltoallv``, as they see those of other backends.
 
 The methods of a group that is written in Python are called without torch's dispatcher. While a mode is active they call
-those of the group of torch's engines, which dispatch the operators (``c10d::``). Then the kernels for CPU tensors call
-the group's methods again; they are put before torch's at the first such call, and pass on what is of other groups.
+those of the group of torch's engines, which dispatch the operators (``c10d::``): first to a mode of ours, which names
+the group itself, then to those that were active, and at last to another mode of ours, which calls the group's methods.
 """
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import threading
-import warnings
-from collections.abc import Callable
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -18,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 from torch._C import _len_torch_dispatch_stack as active
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack, _pop_mode, _push_mode
 
 from alltoallv.torch.process_group.group import EngineGroup
 from alltoallv.torch.process_group.work import WorkList
@@ -56,13 +55,32 @@ _ended = WorkList([])
 
 def dispatch(group: EngineGroup, method: str, *given: Any) -> Any:
     """Calls a method of a group as an operator while a mode is `active`; returns the work."""
-    _install()
     _made.work = None
     given = tuple(x.tolist() if isinstance(x, torch.Tensor) and j > 1 else x for j, x in enumerate(given))  # splits
-    with _Of(group):
+    with _below_all(_Run()), _Of(group):
         work = getattr(group._engines, method)(*given)
     made, _made.work = _made.work, None
     return work if made is None else made  # a mode may have kept the operator to itself
+
+
+@contextlib.contextmanager
+def _below_all(mode: TorchDispatchMode) -> Iterator[None]:
+    """Puts a mode where operators come to it after all others, but for torch's own, such as FakeTensorMode."""
+    others = [each for each in _get_current_dispatch_mode_stack() if getattr(each, "_mode_key", None) is None]
+    for _ in others:
+        _pop_mode()
+    try:
+        with mode:
+            for each in others:
+                _push_mode(each)
+            try:
+                yield
+            finally:
+                for _ in others:
+                    _pop_mode()
+    finally:
+        for each in others:
+            _push_mode(each)
 
 
 class _Of(TorchDispatchMode):
@@ -79,48 +97,39 @@ class _Of(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+class _Run(TorchDispatchMode):
+    """Calls the method of the group for which an operator stands, unless one of torch's own modes is to see it."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        method, options = _METHODS.get(func._schema.name.removeprefix("c10d::"), ("", None))
+        if method and not active():
+            group = dist.ProcessGroup.unbox(args[_place(func._schema)])
+            if isinstance(group, EngineGroup):
+                return _run(group, func._schema, method, options, args)
+        return func(*args, **(kwargs or {}))
+
+
+def _run(group: EngineGroup, schema: Any, method: str, options: Any, args: tuple[Any, ...]) -> Any:
+    """Returns what the operator returns."""
+    defaults = {argument.name: argument.default_value for argument in schema.arguments}
+    given = defaults | dict(zip(defaults, args, strict=False))
+    opts: Any = None if options is None else options()
+    own = []
+    for name, value in given.items():
+        if name == "process_group" or name in _UNUSED:
+            continue
+        if name == "reduce_op":
+            opts.reduceOp = dist.ReduceOp(dist.ReduceOp.RedOpType(value.op()))
+        elif name == "timeout":
+            opts.timeout = timedelta(milliseconds=value)
+        elif name not in _OPTIONS:
+            own.append(value)
+        elif hasattr(opts, _OPTIONS[name]):
+            setattr(opts, _OPTIONS[name], value)
+    work = getattr(group, method)(*own, *([] if opts is None else [opts]))
+    _made.work = work = _ended if work is None else work  # it keeps the work, which the dispatcher would not
+    return (args[0], work.boxed()) if len(schema.returns) > 1 else work.boxed()
+
+
 def _place(schema: Any) -> int:
     return [argument.name for argument in schema.arguments].index("process_group")
-
-
-@functools.cache
-def _install() -> torch.library.Library:
-    library = torch.library.Library("c10d", "IMPL")
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Warning only once for all operators")
-        for name, (method, options) in _METHODS.items():
-            of_torch = torch.library.get_kernel(f"c10d::{name}", "CPU")
-            schema = getattr(torch.ops.c10d, name).default._schema
-            library.impl(name, _kernel(of_torch, schema, method, options), "CPU", with_keyset=True)
-    return library
-
-
-def _kernel(of_torch: Any, schema: Any, method: str, options: Any) -> Callable[..., Any]:
-    """Returns a kernel for CPU tensors, which calls the ``method`` of this backend's groups."""
-    arguments = [argument.name for argument in schema.arguments]
-    defaults = {argument.name: argument.default_value for argument in schema.arguments}
-    place = _place(schema)
-
-    def kernel(keys: Any, *args: Any) -> Any:
-        group = dist.ProcessGroup.unbox(args[place])
-        if not isinstance(group, EngineGroup):
-            return of_torch.call_boxed(keys, *args)
-        given = defaults | dict(zip(arguments, args, strict=False))
-        opts: Any = None if options is None else options()
-        own = []
-        for name, value in given.items():
-            if name == "process_group" or name in _UNUSED:
-                continue
-            if name == "reduce_op":
-                opts.reduceOp = dist.ReduceOp(dist.ReduceOp.RedOpType(value.op()))
-            elif name == "timeout":
-                opts.timeout = timedelta(milliseconds=value)
-            elif name not in _OPTIONS:
-                own.append(value)
-            elif hasattr(opts, _OPTIONS[name]):
-                setattr(opts, _OPTIONS[name], value)
-        work = getattr(group, method)(*own, *([] if opts is None else [opts]))
-        _made.work = work = _ended if work is None else work  # it keeps the work, which the dispatcher would not
-        return (args[0], work.boxed()) if len(schema.returns) > 1 else work.boxed()
-
-    return kernel
