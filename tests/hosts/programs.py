@@ -91,15 +91,20 @@ def silent(how: str, victim: str) -> None:
     pids = [one["pid"] for one in comm.flight_record()["ranks"]]
     an.barrier(group=comm)
     if str(comm.rank) == victim:
+        for other in range(comm.size):  # all others have come out of the barrier, which this rank may have to pass on
+            if other != comm.rank:
+                an.recv(np.empty(1), other, group=comm)
         if how == "stop":
             os.kill(os.getpid(), signal.SIGSTOP)
         while comm.usable:
             time.sleep(0.05)
         return
+    told = an.isend(np.ones(1), int(victim), group=comm)
     try:
         an.all_reduce(np.ones(3), group=comm, timeout=3)
     except AllToAllVError as error:
         print(f"{type(error).__name__}: {error}", flush=True)
+    del told
     if how == "stop" and comm.rank == 3:
         time.sleep(1)
         os.kill(pids[int(victim)], signal.SIGKILL)
