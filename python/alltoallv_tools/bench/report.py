@@ -88,13 +88,6 @@ def ratio(row: Row, name: str) -> float:
     return float(row["times"][name]["median_us"] / max(row["times"]["ours"]["median_us"], 1e-6))
 
 
-def best_ratio(row: Row, names: tuple[str, ...]) -> float | None:
-    """Returns the `ratio` of the quickest of several contenders; None unless all of them were measured."""
-    if not row["times"].keys() >= {"ours", *names}:
-        return None
-    return min(ratio(row, name) for name in names)
-
-
 def as_json(about: dict[str, Any], rows: list[Row]) -> str:
     """Returns the results as JSON; docs/bench.md describes the schema."""
     return json.dumps({"schema": SCHEMA, "machine": machine(), **about, "rows": rows}, indent=1)
