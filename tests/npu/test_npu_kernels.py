@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -124,6 +125,30 @@ def test_counts_on_the_device(rank: int, size: int, file: str) -> None:
         ]  # fmt: skip
         member = at.from_group(world, device="npu")
         assert calls_of(member) == 13  # six exchanges with their gradients, and one
+
+
+@on_ranks(3, communicator=False)
+def test_a_later_group_has_the_name_of_an_earlier_one(rank: int, size: int, file: str) -> None:
+    """torch_npu names it so: the old windows serve nobody, and nobody who frees them late frees the new ones."""
+
+    def exchange(group: Any, world: int, device: torch.device) -> None:
+        x = torch.arange(10 * world, 11 * world, device=device) + 100 * rank
+        received = at.all_to_all_v(x, [1] * world, capacity=world, group=group).check()
+        assert received.output.tolist() == [10 * world + rank + 100 * j for j in range(world)]
+
+    earlier = []
+    if rank < 2:
+        with group(rank, 2, file + "2") as (world, device):
+            earlier.append(at.from_group(world, device="npu"))
+            exchange(earlier[0], 2, device)
+    with group(rank, size, file) as (world, device):
+        member = at.from_group(world, device="npu")
+        exchange(member, size, device)
+        if rank == 0:
+            earlier.clear()
+            gc.collect()
+        exchange(member, size, device)
+        assert calls_of(member) == 2
 
 
 @on_ranks(2, communicator=False)

@@ -42,10 +42,23 @@ const Functions& hccl() {
     return functions;
 }
 
+/// Waits for what `enqueue` puts into a stream of its own.
+template <class Enqueue>
+void on_a_stream(const char* call, Enqueue enqueue) {
+    aclrtStream stream = nullptr;
+    require_success("aclrtCreateStream", aclrtCreateStream(&stream));
+    const HcclResult result = enqueue(stream);
+    const int finished = result == HCCL_SUCCESS ? aclrtSynchronizeStreamWithTimeout(stream, -1) : 0;
+    aclrtDestroyStream(stream);
+    require_success(call, result);
+    require_success("aclrtSynchronizeStreamWithTimeout", finished);
+}
+
 /// The windows of one group, as long as its communicator lives.
 class Windows {
   public:
-    Windows(const std::string& name, const Group& group, uint64_t number) : comm_(clone(name, group, number)) {
+    Windows(const std::string& name, const Group& group, uint32_t number)
+        : parent(group.comm), comm_(clone(name, group, number)) {
         try {
             link(group);
             meet();
@@ -58,11 +71,12 @@ class Windows {
     Windows(const Windows&) = delete;
     Windows& operator=(const Windows&) = delete;
 
+    const HcclComm parent;
     WindowTiling tiling{};
 
   private:
     /// A communicator of the same ranks under a name of its own, which is the same on all of them.
-    static HcclComm clone(const std::string& name, const Group& group, uint64_t number) {
+    static HcclComm clone(const std::string& name, const Group& group, uint32_t number) {
         std::vector<uint32_t> ranks(group.size);
         std::iota(ranks.begin(), ranks.end(), 0u);
         HcclCommConfig config = hccl_default_config();
@@ -106,24 +120,39 @@ class Windows {
 
     /// Nobody writes a flag into a window that its owner still zeroes.
     void meet() const {
-        aclrtStream stream = nullptr;
-        require_success("aclrtCreateStream", aclrtCreateStream(&stream));
-        const HcclResult result = hccl().HcclBarrier(comm_, stream);
-        const int finished = result == HCCL_SUCCESS ? aclrtSynchronizeStreamWithTimeout(stream, -1) : 0;
-        aclrtDestroyStream(stream);
-        require_success("HcclBarrier", result);
-        require_success("aclrtSynchronizeStreamWithTimeout", finished);
+        on_a_stream("HcclBarrier", [&](aclrtStream stream) { return hccl().HcclBarrier(comm_, stream); });
     }
 
     HcclComm comm_;
 };
 
-/// HCCL's name of a group, which no later one has, and this rank in it: ranks may be threads of one process.
+/// HCCL's name of a group, and this rank in it: ranks may be threads of one process. A later group may have the name of
+/// one that was destroyed.
 using Key = std::pair<std::string, uint32_t>;
 Key key_of(const Group& group) {
     char name[hccl_comm_name_bytes + 1] = {};
     require_success("HcclGetCommName", HcclGetCommName(group.comm, name));
     return {name, group.rank};
+}
+
+/// The highest of the ranks' numbers.
+uint32_t highest(const Group& group, uint32_t number) {
+    void* memory = nullptr;
+    require_success("aclrtMalloc", aclrtMalloc(&memory, sizeof number, ACL_MEM_MALLOC_HUGE_FIRST));
+    try {
+        require_success("aclrtMemcpy",
+                        aclrtMemcpy(memory, sizeof number, &number, sizeof number, ACL_MEMCPY_HOST_TO_DEVICE));
+        on_a_stream("HcclAllReduce", [&](aclrtStream stream) {
+            return HcclAllReduce(memory, memory, 1, HCCL_DATA_TYPE_INT32, HCCL_REDUCE_MAX, group.comm, stream);
+        });
+        require_success("aclrtMemcpy",
+                        aclrtMemcpy(&number, sizeof number, memory, sizeof number, ACL_MEMCPY_DEVICE_TO_HOST));
+    } catch (...) {
+        aclrtFree(memory);
+        throw;
+    }
+    aclrtFree(memory);
+    return number;
 }
 
 std::mutex mutex;
@@ -146,19 +175,23 @@ void forget_windows(const char* name) {
 }
 
 std::shared_ptr<const WindowTiling> windows_of(const Group& group) {
-    static auto& made = *new std::map<Key, uint64_t>;  // the same on all ranks, which make theirs in turn
+    static auto& made = *new std::map<Key, uint32_t>;  // not the same on all: processes may have had other groups
     if (!hccl().complete() || group.size > alltoallv_kernels::most_ranks) return nullptr;
     const Key key = key_of(group);
-    uint64_t number = 0;
+    std::shared_ptr<Windows> last;  // destroyed without the lock
+    uint32_t number = 0;
     {
         const std::lock_guard lock(mutex);
         const auto found = known.find(key);
-        if (found != known.end()) return {found->second, &found->second->tiling};
-        number = ++made[key];
+        if (found != known.end() && found->second->parent == group.comm) return {found->second, &found->second->tiling};
+        if (found != known.end()) last = std::exchange(found->second, nullptr), known.erase(found);
+        number = made[key] + 1;
     }
     // Without the lock: it waits for the other ranks, which may be threads of this process.
+    number = highest(group, number);
     const auto fresh = std::make_shared<Windows>(key.first, group, number);
     const std::lock_guard lock(mutex);
+    made[key] = number;
     known.emplace(key, fresh);
     return {fresh, &fresh->tiling};
 }

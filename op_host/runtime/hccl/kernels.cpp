@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <map>
 #include <mutex>
 #include <sstream>
 #include <utility>
@@ -131,6 +132,11 @@ int64_t group_of(const QuantReduction& q) {
     return std::min(q.group_size, std::max<int64_t>(total_count(q), 1));
 }
 
+/// Who made the windows of a group last, for each rank of this process; never destroyed, as communicators may outlive
+/// it.
+std::mutex owners_mutex;
+auto& owners = *new std::map<std::pair<std::string, int>, const Kernels*>;
+
 }  // namespace
 
 std::string kernels_missing() {
@@ -148,14 +154,24 @@ std::string why_no_kernel(const QuantReduction& q) {
     return {};
 }
 
-Kernels::Kernels(std::string group, const std::string& where) : group_(std::move(group)) {
+Kernels::Kernels(std::string group, int rank, const std::string& where) : group_(std::move(group)), rank_(rank) {
+    // A destroyed communicator may have had the same name: its windows, if they are still there, are of no use.
+    library().aclnnAlltoallvReleaseGroup(group_.c_str());
     check_aclnn(library().aclnnAlltoallvGetWindows(group_.c_str(), &lanes_, &lane_bytes_), "aclnnAlltoallvGetWindows",
                 where);
     if (lanes_ == 0) throw Error(ErrorClass::hccl, ErrorType::HCCL_FAIL, where + ": HCCL gives no windows");
     status_ = std::make_unique<DeviceMemory>(lanes_ * 8 * sizeof(int32_t), where);
+    const std::lock_guard lock(owners_mutex);
+    owners[{group_, rank_}] = this;
 }
 
 Kernels::~Kernels() {
+    {
+        const std::lock_guard lock(owners_mutex);
+        const auto owner = owners.find({group_, rank_});
+        if (owner == owners.end() || owner->second != this) return;  // a later communicator of the name has them
+        owners.erase(owner);
+    }
     library().aclnnAlltoallvReleaseGroup(group_.c_str());
 }
 

@@ -48,7 +48,7 @@ struct CountedOnDevice {
 class Kernels {
   public:
     /// Collective: makes the windows of HCCL's communicator `group`. Throws an error of class hccl.
-    Kernels(std::string group, const std::string& where);
+    Kernels(std::string group, int rank, const std::string& where);
     /// Gives the windows back. All that has been launched must be done.
     ~Kernels();
     Kernels(const Kernels&) = delete;
@@ -69,6 +69,7 @@ class Kernels {
     char* workspace(uint64_t bytes, const OnStream& on);
 
     const std::string group_;
+    const int rank_;
     uint32_t lanes_ = 0;
     uint64_t lane_bytes_ = 0;
     std::unique_ptr<DeviceMemory> status_, workspace_;

@@ -323,7 +323,7 @@ const std::string& HcclCommunicator::decide_on_kernels(const std::string& where)
     if (reason.empty()) {
         std::string mine;
         try {
-            kernels_ = std::make_unique<Kernels>(comm_->name(), where);
+            kernels_ = std::make_unique<Kernels>(comm_->name(), rank(), where);
         } catch (const Error& error) {
             mine = error.what();
         }
