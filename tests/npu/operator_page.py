@@ -9,7 +9,7 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 import fused_cases
 from operator_case import TOLERANCE
 from operators import families
@@ -23,9 +23,9 @@ PAGE = Path(__file__).parents[2] / "docs" / "npu-operators.md"
 HEAD = """# torch_npu's operators on the emulator
 
 This page lists the operators of torch_npu that run without an NPU, and how each is tested. It is written by
-`python tests/npu/operator_page.py` from the cases in tests/operators. Each case runs an operator of the real torch_npu
-on an emulated NPU and compares the result with a reference, which computes the operator's documented formula with NumPy
-in float64. The columns of the tables say:
+`python tests/npu/operator_page.py` from the cases in tests/support/operators. Each case runs an operator of the real
+torch_npu on an emulated NPU and compares the result with a reference, which computes the operator's documented formula
+with NumPy in float64. The columns of the tables say:
 
 - *gradient*: for these inputs the gradient is compared with difference quotients of the reference.
 - *compared*: with *exact*, the result has the same bits as the reference. With *tolerance*, its error is at most the

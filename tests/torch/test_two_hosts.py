@@ -24,7 +24,7 @@ def namespaces() -> set[str]:
 
 def test_two_hosts(two_hosts: TwoHosts) -> None:
     """All parts of two_hosts_program.py on 2 + 2 ranks; the namespaces are gone afterwards."""
-    path = os.pathsep.join(filter(None, [str(FOLDER.parent), os.environ.get("PYTHONPATH")]))
+    path = os.pathsep.join(filter(None, [str(FOLDER.parent / "support"), os.environ.get("PYTHONPATH")]))
     with two_hosts() as hosts:
 
         def environment(rank: int) -> dict[str, str]:
