@@ -9,11 +9,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from started import ALLTOALLV, alltoallv, wait_gone
+from started import ALLTOALLV, alltoallv, descendants, is_alive, process_state, wait_for, wait_gone
 
 BENCH = ["bench", "--np", "2", "--bytes", "1K", "--peers", ""]
 
@@ -102,24 +101,61 @@ def test_ctrl_c_ends_quietly(tmp_path):
     assert (top.returncode, errors) == (130, "")
 
 
-@pytest.mark.parametrize(("command", "children"), [("demo", 5), ("bench --peers=", 2), ("doctor", 1)])
-def test_ctrl_c_ends_a_command_with_its_processes(command, children):
-    """As a terminal does it: all processes of its group get SIGINT."""
-    with subprocess.Popen(
-        [*ALLTOALLV, *command.split()],
+def in_a_group(*command: str) -> subprocess.Popen:
+    """A command whose processes get a signal together, as from a terminal."""
+    return subprocess.Popen(
+        [*ALLTOALLV, *command],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-    ) as process:
-        listed = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-        while len(started := listed.read_text().split()) < children:
+    )
+
+
+def told(pid: int, file: str) -> str:
+    """What the kernel says of a process; "" once it has ended."""
+    try:
+        return Path(f"/proc/{pid}/{file}").read_text()
+    except OSError:
+        return ""
+
+
+@pytest.mark.parametrize("command", ["demo", "bench --peers=", "doctor"])
+def test_ctrl_c_ends_a_command_with_its_processes(command):
+    """As a terminal does it: all processes of its group get SIGINT, here while ranks import NumPy."""
+    with in_a_group(*command.split()) as process:
+
+        def one_imports() -> bool:
             assert process.poll() is None
-        time.sleep(0.2)  # Python in the ranks has begun to import
+            return any("numpy" in told(pid, "maps") for pid in descendants(process.pid))
+
+        wait_for(one_imports, "a process that imports NumPy")
+        started = descendants(process.pid)
         os.killpg(process.pid, signal.SIGINT)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=60)
     assert (process.returncode, "Traceback" in errors) == (130, False), errors
-    assert wait_gone([int(pid) for pid in started]) == []
+    assert wait_gone(started) == []
+
+
+def test_ctrl_c_while_a_child_of_doctor_reads():
+    """Those whose memory and end it looks at have its terminal, too."""
+
+    def read(pid: int) -> bool:
+        return "_ctypes" in told(pid, "maps") and process_state(pid) == "S"
+
+    met = False
+    while not met:  # until the doctor is stopped before it has ended the child
+        with in_a_group("doctor") as process:
+            while not (found := [pid for pid in descendants(process.pid) if "stdin.read()" in told(pid, "cmdline")]):
+                assert process.poll() is None
+            process.send_signal(signal.SIGSTOP)
+            wait_for(lambda pid=found[0]: read(pid) or not is_alive(pid), "a child that reads its input")
+            met = is_alive(found[0])
+            os.killpg(process.pid, signal.SIGINT)
+            assert wait_gone(found) == []
+            process.send_signal(signal.SIGCONT)
+            _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (130, "")
 
 
 def test_a_command_that_is_ended_leaves_nothing(tmp_path):

@@ -7,13 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from environments import clean_environment
-from started import wait_gone
+from started import children, wait_for, wait_gone
 
 from alltoallv.launch import seat
 
@@ -88,15 +87,14 @@ class Jobs:
             (self.folder / name).touch()
 
     def pids(self, job: int) -> list[int]:
-        """Of the ranks that have been started."""
-        starter = self.processes[job].pid
-        return [int(pid) for pid in Path(f"/proc/{starter}/task/{starter}/children").read_text().split()]
+        """Of the ranks, once all have been started and while none has ended."""
+        starter, size = self.processes[job].pid, int(self.env["WORLD_SIZE"])
+        return wait_for(lambda: len(found := children(starter)) == size and found, "all ranks of a job")
 
-    def has_place(self, job: int, rank: int) -> bool:
-        if len(self.pids(job)) <= rank:
-            return False
+    @staticmethod
+    def has_place(pid: int) -> bool:
         links = []
-        for one in Path(f"/proc/{self.pids(job)[rank]}/fd").iterdir():
+        for one in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(OSError):  # closed meanwhile
                 links.append(os.readlink(one))
         lines = [line for line in Path("/proc/net/unix").read_text().splitlines() if "@alltoallv-seat-" in line]
@@ -148,14 +146,13 @@ def test_those_whose_peers_have_been_refused(tmp_path):
     jobs.start(1)
     jobs.start(100)
     jobs.join("1.0", "100.1")
-    while not jobs.has_place(1, 0) or not jobs.has_place(100, 1):
-        time.sleep(0.01)
-    refused = [jobs.pids(1)[1], jobs.pids(100)[0]]
+    first, second = jobs.pids(1), jobs.pids(100)
+    wait_for(lambda: jobs.has_place(first[0]) and jobs.has_place(second[1]), "a place for one rank of each job")
     jobs.join("1.1", "100.0")
     lines = [jobs.line(1), jobs.line(100)]
     assert all("is process" in line and "another job has the same address" in line for line in lines), lines
-    os.kill(jobs.pids(100)[2], signal.SIGKILL)
-    assert wait_gone(refused) == []
+    os.kill(second[2], signal.SIGKILL)
+    assert wait_gone([first[1], second[0]]) == []
     jobs.join("1.2")
     lines = [*jobs.lines(1), jobs.line(100)]
     assert all("two jobs have one address" in line for line in lines), lines
@@ -182,10 +179,7 @@ def test_orphans_of_a_killed_launcher(tmp_path):
     jobs = Jobs(tmp_path, BY_HAND)
     jobs.join("stay", "1.0")
     orphans = jobs.start(1)
-    children = Path(f"/proc/{orphans.pid}/task/{orphans.pid}/children")
-    while len(children.read_text().split()) < 2:
-        pass
-    pids = [int(pid) for pid in children.read_text().split()]
+    pids = jobs.pids(1)
     orphans.kill()
     try:
         jobs.join("1.1")

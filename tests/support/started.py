@@ -85,14 +85,40 @@ class Terminal:
         return True
 
 
-def is_alive(pid: int) -> bool:
+def process_state(pid: int) -> str:
+    """The kernel's letter: R and S run, T is stopped, Z has ended; "" for none."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
-        return False
+        return ""
 
 
-def wait_gone(pids: Iterable[int], seconds: float = 5) -> list[int]:
+def is_alive(pid: int) -> bool:
+    return process_state(pid) not in ("Z", "X", "")
+
+
+def children(pid: int) -> list[int]:
+    """Processes that the main thread of a process has started, the oldest first, until they are reaped."""
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def descendants(pid: int) -> list[int]:
+    return [one for child in children(pid) for one in (child, *descendants(child))]
+
+
+def wait_for(condition: Callable[[], Any], what: str, seconds: float = 40.0) -> Any:
+    """Polls until the condition holds, and returns its value; the limit is for what never comes."""
+    end = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < end, f"{what}: not within {seconds} s"
+        time.sleep(0.002)
+    return value
+
+
+def wait_gone(pids: Iterable[int], seconds: float = 60) -> list[int]:
     """Waits for processes to end; returns those that have not."""
     end = time.monotonic() + seconds
     while (left := [pid for pid in pids if is_alive(pid)]) and time.monotonic() < end:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from started import process_state, wait_for
 
 from alltoallv import Communicator
 from alltoallv.numpy import all_gather, all_reduce, all_to_all_v, barrier
@@ -104,23 +105,6 @@ def stamp(file: Path) -> None:
 
 def stamped(file: Path) -> float:
     return float(file.read_text())
-
-
-def wait_for(condition: Callable[[], Any], what: str, seconds: float = 10.0) -> Any:
-    """Polls until the condition holds, and returns its value."""
-    end = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < end, f"{what}: not within {seconds} s"
-        time.sleep(0.002)
-    return value
-
-
-def process_state(pid: int) -> str:
-    """The kernel's letter: R and S run, T is stopped, Z has ended; "" for none."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return ""
 
 
 def stop(pid: int) -> None:

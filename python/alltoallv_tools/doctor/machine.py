@@ -45,6 +45,12 @@ print("read" if count == 9 and word.raw == b"alltoallv" else os.strerror(ctypes.
 """
 
 
+def _child(program: str) -> subprocess.Popen[str]:
+    """Starts a process that waits for its input; Ctrl-C in a terminal ends it as well, without a word."""
+    pipe = subprocess.PIPE
+    return subprocess.Popen([*_PYTHON, program], stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
+
+
 def read_text(path: str) -> str:
     """Reads a small file of /proc or /sys without its last newline; "" if it cannot be read."""
     try:
@@ -123,7 +129,7 @@ def memfd() -> Check:
 def pidfd() -> Check:
     """Checks that a descriptor shows when a process ends."""
     try:
-        with subprocess.Popen([*_PYTHON, "input()"], stdin=subprocess.PIPE) as child, contextlib.ExitStack() as stack:
+        with _child("input()") as child, contextlib.ExitStack() as stack:
             stack.callback(child.kill)
             fd = os.pidfd_open(child.pid)
             stack.callback(os.close, fd)
@@ -169,7 +175,7 @@ def process_vm_readv() -> Check:
     yama = f"Yama ptrace_scope {scope}" if scope else "no Yama"
     found = ""
     try:
-        with subprocess.Popen([*_PYTHON, _READABLE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as peer:
+        with _child(_READABLE) as peer:
             try:
                 assert peer.stdout is not None
                 address = peer.stdout.readline().strip()
