@@ -127,11 +127,18 @@ def start(
     return Job(name, kind, folder, process)
 
 
+_PORTS: set[int] = set()
+
+
 def free_port() -> int:
-    """A port that nobody held a moment ago."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+    """A port that nobody held a moment ago, and that no other job has been given."""
+    while True:
+        with socket.socket() as one:
+            one.bind(("127.0.0.1", 0))
+            port = int(one.getsockname()[1])
+        if port not in _PORTS:
+            _PORTS.add(port)
+            return port
 
 
 def left_behind(mark: str) -> list[int]:
