@@ -124,13 +124,10 @@ ReduceOp checked_reduction(nb::handle op, DType dtype, std::string_view shown) {
     for (size_t i = 0; PyUnicode_Check(op.ptr()) != 0 && i < std::size(reduce_op_names); ++i)
         if (PyUnicode_CompareWithASCIIString(op.ptr(), reduce_op_names[i].data()) == 0)
             known = static_cast<ReduceOp>(i);
-    if (!known) throw invalid_param("op is ", repr_of(op), ", expected sum, avg, min, max, prod, band, bor or bxor");
+    if (!known) throw invalid_param("op is ", repr_of(op), ", expected ", reduce_ops_listed());
     if (!only_moves(dtype) && kernel::reduces(dtype, *known)) return *known;
-    const std::string_view expected = *known >= ReduceOp::band ? "bool or an integer"
-                                      : *known == ReduceOp::avg
-                                          ? "float16, bfloat16, float32, float64, complex64 or complex128"
-                                          : "float16, bfloat16, float32 or float64, bool or an integer";
-    throw invalid_param("op '", name_of(*known), "' is not defined for dtype ", shown, ", expected ", expected);
+    throw invalid_param("op '", name_of(*known), "' is not defined for dtype ", shown, ", expected ",
+                        dtypes_listed(*known));
 }
 
 int64_t checked_rank(std::string_view name, nb::handle rank, int size) {

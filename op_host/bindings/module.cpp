@@ -16,9 +16,8 @@ OpKind op_from_name(const std::string& name) {
 }
 
 ReduceOp reduce_op_from_name(const std::string& name) {
-    for (size_t i = 0; i < std::size(reduce_op_names); ++i)
-        if (reduce_op_names[i] == name) return static_cast<ReduceOp>(i);
-    throw invalid_param("op is '", name, "', expected sum, avg, min, max, prod, band, bor or bxor");
+    if (const std::optional<ReduceOp> op = reduce_op(name)) return *op;
+    throw invalid_param("op is '", name, "', expected ", reduce_ops_listed());
 }
 
 Overflow overflow_from_name(const std::string& name) {

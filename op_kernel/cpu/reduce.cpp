@@ -183,10 +183,7 @@ void reduce_block(const Kernels& run, const HalfBlocks& half, ReduceOp op, Bytes
 }  // namespace
 
 bool reduces(DType dtype, ReduceOp op) {
-    const Arithmetic arithmetic = info(dtype).arithmetic;
-    if (arithmetic == Arithmetic::none || op > ReduceOp::bxor) return false;
-    if (arithmetic == Arithmetic::complex) return op == ReduceOp::sum || op == ReduceOp::avg;
-    return arithmetic == Arithmetic::floating ? op <= ReduceOp::prod : op != ReduceOp::avg;
+    return is_defined(op, info(dtype).arithmetic);
 }
 
 void reduce(DType dtype, ReduceOp op, void* out, const void* const* inputs, size_t n_inputs, size_t count) {
@@ -195,10 +192,8 @@ void reduce(DType dtype, ReduceOp op, void* out, const void* const* inputs, size
 
 void reduce_on(Isa isa, DType dtype, ReduceOp op, void* out, const void* const* inputs, size_t n_inputs, size_t count) {
     if (!reduces(dtype, op)) {
-        throw invalid_param("reduce op ", name_of(op), " is not defined for dtype ", name_of(dtype),
-                            "; expected sum, min, max or prod of bool, integers or float16, bfloat16, float32, "
-                            "float64, avg of these floats, band, bor or bxor of bool or integers, or sum or avg of "
-                            "complex numbers");
+        throw invalid_param("op '", name_of(op), "' is not defined for dtype ", name_of(dtype), ", expected ",
+                            dtypes_listed(op));
     }
     if (n_inputs == 0) throw invalid_param("n_inputs is 0, expected at least one source to reduce");
     if (count == 0) return;

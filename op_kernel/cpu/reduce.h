@@ -9,9 +9,7 @@
 
 namespace alltoallv::kernel {
 
-/// True if `reduce` is defined for `dtype`: sum, min, max, prod for integers, bool (logical or/and) and
-/// float16/bfloat16/float32/float64; avg for the four float types; band, bor, bxor for integers and bool; sum and avg
-/// for complex64/complex128.
+/// True if `reduce` is defined for `dtype`. For bool, sum, max and bor are logical or, min, prod and band logical and.
 bool reduces(DType dtype, ReduceOp op);
 
 /// out[k] = in[0][k] (op) in[1][k] (op) ... in the order of `inputs`, k < count. float16 and bfloat16 accumulate in

@@ -17,8 +17,8 @@ constexpr size_t paired_to = size_t{512} << 10;
 
 uint64_t ShmCommunicator::reduce_in_turn(const Reduction& r, Row& mine) {
     if (!kernel::reduces(r.dtype, r.reduce_op))
-        throw invalid_param("op '" + std::string(name_of(r.reduce_op)) + "' is not defined for dtype " +
-                            std::string(name_of(r.dtype)));
+        throw invalid_param("op '", name_of(r.reduce_op), "' is not defined for dtype ", name_of(r.dtype),
+                            ", expected ", dtypes_listed(r.reduce_op));
     announce(mine, rank(), r);
     if (!r.moves) {
         control_->publish(mine);

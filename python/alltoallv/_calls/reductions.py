@@ -7,7 +7,6 @@ from typing import Any
 
 from alltoallv import _core
 
-OPS = ("sum", "avg", "min", "max", "prod", "band", "bor", "bxor")
 FLOATS = frozenset(name for name, dtype in _core.dtypes.items() if dtype.arithmetic == "floating")
 COMPLEX = frozenset(name for name, dtype in _core.dtypes.items() if dtype.arithmetic == "complex")
 OTHERS = frozenset(name for name, dtype in _core.dtypes.items() if dtype.arithmetic in ("logical", "integer"))

@@ -65,12 +65,12 @@ def outputs(function: str, name: str) -> list[Case]:
 
 
 def reductions(function: str) -> list[Case]:
-    floats = "expected float16, bfloat16, float32 or float64, bool or an integer"
+    floats = "expected bool, an integer, float16, bfloat16, float32 or float64"
     ops = "expected sum, avg, min, max, prod, band, bor or bxor"
     return [
         *odd(function, "input"),
         *outputs(function, "out"),
-        only(function, "records", PARAM, f"op 'sum' is not defined for dtype {RECORDS}, {floats}",
+        only(function, "records", PARAM, f"op 'sum' is not defined for dtype {RECORDS}, expected bool, an integer, ...",
             input=lambda: np.zeros((6, 2), RECORDS)),
         bad(function, "op", PARAM, f"op is 'mean', {ops}", op="mean"),
         bad(function, "bits of fractions", PARAM, "op 'band' is not defined for dtype float32, expected ...",

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _SMALL = 16384  # bytes; smaller inputs go to every rank in one step
 _BITS = {"band": torch.bitwise_and, "bor": torch.bitwise_or, "bxor": torch.bitwise_xor}
+_NUMBERS = {"sum": torch.Tensor.add_, "avg": torch.Tensor.add_, "prod": torch.Tensor.mul_}
 _UNSIGNED = {
     getattr(torch, unsigned): signed
     for unsigned, signed in (("uint16", torch.int16), ("uint32", torch.int32), ("uint64", torch.int64))
@@ -101,10 +102,7 @@ def combine(parts: Tensor, op: str) -> Tensor:
     wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
     total = parts[0].to(wide, copy=True)
     for part in parts[1:]:
-        if op == "prod":
-            total *= part.to(wide)
-        else:
-            total += part.to(wide)
+        _NUMBERS[op](total, part.to(wide))
     if op == "avg":
         total /= len(parts)
     return _quiet(total.to(dtype)) if dtype.is_floating_point else total
