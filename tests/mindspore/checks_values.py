@@ -114,6 +114,8 @@ def check_errors(comm: Communicator) -> None:
         (lambda: am.broadcast(x, 2, comm), InvalidParamError, "src is 2, expected 0 <= src < 2"),
         (lambda: dist.gather(x, [x, x], "1", comm), TypeError, "The dst must be int"),
         (lambda: am.new_group(3), TypeError, "ranks must be list"),
+        (lambda: am.all_to_all_v(x, [1, 1], capacity=2, group=comm), InvalidTensorError, "input lies on cpu, expected"),
+        (lambda: am.all_to_all_v(x, [1, 1], capacity=2, out=out, group=comm), InvalidParamError, "a call without out"),
     ):
         with pytest.raises(kind, match=re.escape(text)):
             call()

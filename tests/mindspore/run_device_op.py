@@ -23,8 +23,8 @@ from alltoallv import (
 )
 from alltoallv._calls.linear import Reduction, gathering
 from alltoallv.errors import InvalidParamError, PeerMismatchError, ValueOverflowError
-from alltoallv.mindspore import autograd, device_op, device_quantized, distributed, tensors
-from alltoallv.mindspore.adapter import LATE, Tensors
+from alltoallv.mindspore import autograd, counted, device_op, device_quantized, distributed, tensors
+from alltoallv.mindspore.adapter import LATE
 from alltoallv.mindspore.device_op import build
 from alltoallv.mindspore.device_quantized import launch_kernel, plan_of
 
@@ -333,7 +333,7 @@ def counted_on_device(core, dtype, row, x, rows, sends, sdispls, out, capacity, 
     """Launches the exchange on copies in device memory, as OnDevice does."""
     assert acl.aclrtSetDevice(comm.rank) == 0
     assert sdispls == 0
-    hosts, sizes = (x, sends, out, received, status), (rows * 4, 16, capacity * 4, 16, 48 * 8 * 4)
+    hosts, sizes = (x, sends, out, received, status), (rows * row * 4, 16, capacity * row * 4, 16, 48 * 8 * 4)
     there = [ctypes.c_void_p() for _ in hosts]
     for place, host, size in zip(there, hosts, map(ctypes.c_size_t, sizes), strict=True):
         assert acl.aclrtMalloc(ctypes.byref(place), size, 0) == 0
@@ -360,6 +360,23 @@ def with_capacity():
     operation(x, send_counts=counts, recv_counts=[count] * 2).check()
     with pytest.raises(InvalidParamError, match="rank 0 receives more than its capacity"):
         operation(x, send_counts=[3, 2]).check()
+
+    rows = Tensor(np.arange(6, dtype=np.float32).reshape(3, 2) + 10 * comm.rank)
+    weights = np.arange(10, dtype=np.float32).reshape(5, 2)
+    both = am.all_to_all_v(rows, counts, capacity=5, group=hccl).check()
+    first = [np.arange(2 * begin, 2 * (begin + count)) + 10 * j for j in range(2)]
+    right &= (both.output.asnumpy().reshape(-1)[: 4 * count] == np.concatenate(first)).all()
+    right &= both.output.shape == (5, 2) and not both.output.asnumpy()[2 * count :].any()
+
+    def weighed(x):
+        y, _, _ = am.all_to_all_v(x * x, counts, [count] * 2, capacity=5, group=hccl)
+        return (y * Tensor(weights)).sum()
+
+    back = np.concatenate([weights[comm.rank * (1 + r) :][: 1 + r] for r in range(2)])
+    right &= (ms.grad(weighed)(rows).asnumpy() == 2 * rows.asnumpy() * back).all()
+    am.all_to_all_v(x, counts, capacity=5, group=hccl).check()
+    with pytest.raises(PeerMismatchError, match="rank 1 receives other counts than its recv_counts"):
+        am.all_to_all_v(x, counts, [count, count + comm.rank], capacity=5, group=hccl).check()
     return bool(right)
 
 
@@ -387,9 +404,9 @@ print("over_hccl", both(over_hccl), flush=True)
 device_quantized.plan_of, device_quantized.launch_kernel = plan_of, launch_kernel
 print("kernel_calls", hccl.stats()["kernel_calls"], flush=True)
 exchange, _core.exchange_counted_on_device = _core.exchange_counted_on_device, counted_on_device
-on_cpu, Tensors.device = Tensors.device, lambda self, x: "npu"
+on_cpu, counted.device = counted.device, lambda: "npu"
 print("with_capacity", with_capacity(), flush=True)
-_core.exchange_counted_on_device, Tensors.device = exchange, on_cpu
+_core.exchange_counted_on_device, counted.device = exchange, on_cpu
 hccl.destroy()
 
 try:

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import mindspore
-import numpy as np
 from mindspore import Tensor, mint, ops
 
 from alltoallv import _core
@@ -15,11 +14,10 @@ from alltoallv._calls.adapters import Adapter
 from alltoallv._calls.experts import exchange_counts
 from alltoallv._calls.guard import guard
 from alltoallv._calls.linear import Linear, Reduction, Transfer
-from alltoallv._calls.received import COUNT_NAMES, STATUS_SHAPE
 from alltoallv._calls.regions import Region
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError
-from alltoallv.mindspore import device_op, device_quantized
+from alltoallv.mindspore import counted, device_op, device_quantized
 from alltoallv.mindspore.group import on_host
 from alltoallv.mindspore.received import Received
 from alltoallv.mindspore.tensors import (
@@ -33,7 +31,6 @@ from alltoallv.mindspore.tensors import (
     in_queue,
     region,
     settle,
-    target,
     wants_gradient,
 )
 from alltoallv.mindspore.work import CommHandle, Done
@@ -51,14 +48,6 @@ def learnt(comm: Communicator, sends: Sequence[int]) -> list[int]:
     """Returns the receive counts that follow from all ranks' send counts, after the calls in MindSpore's queue."""
     executor.sync()  # the ranks agree about those over the same communicator
     return exchange_counts(on_host(comm), sends).tolist()
-
-
-def _as_counts(name: str, counts: Any, size: int) -> Tensor:
-    """Returns counts as int64; the host does not read a tensor's values."""
-    made = counts if isinstance(counts, Tensor) else Tensor(np.asarray(counts, np.int64))
-    if made.dtype not in (mindspore.int64, mindspore.int32) or made.shape != (size,):
-        raise InvalidParamError(f"{name} is {made.dtype} {made.shape}, expected int64 ({size},), one entry per rank")
-    return made.astype(mindspore.int64).contiguous()
 
 
 class Tensors(Adapter[Tensor]):
@@ -126,7 +115,7 @@ class Tensors(Adapter[Tensor]):
         return ops.zeros(tuple(shape), kind) if in_queue() else empty(shape, kind)
 
     def device(self, x: Tensor) -> str:
-        return "npu" if target() == "Ascend" else "cpu"
+        return counted.device()
 
     def differentiated(
         self, operation: Any, x: Tensor, out: Tensor | None, feedback: Any, timeout: float | None
@@ -143,23 +132,8 @@ class Tensors(Adapter[Tensor]):
         """All tensors of the process lie where MindSpore computes."""
 
     def exchange_counted(self, engine: Communicator, x: Tensor, counts: Sequence[Any], capacity: int) -> Received:
-        sends, sdispls, recvs = [
-            None if each is None else _as_counts(name, each, engine.size)
-            for name, each in zip(COUNT_NAMES, counts, strict=True)
-        ]
-        out, status = ops.zeros((1, capacity), x.dtype), ops.zeros(STATUS_SHAPE, mindspore.int32)
-        received = ops.zeros((engine.size,), mindspore.int64) if recvs is None else recvs
-        given = [each for each in (sends, sdispls, recvs) if each is not None]
-        dtype, count = core_name(x.dtype), x.size
-
-        def launch(place: Place, stream: int) -> None:
-            places = [0 if each is None else place(each)[0] for each in (x, sends, sdispls, out, received, status)]
-            read, written = (places[0], count, places[1], places[2]), (places[3], capacity, recvs is not None)
-            _core.exchange_counted_on_device(engine.core, dtype, 1, *read, *written, places[4], places[5], stream)
-
-        outputs = [out, status] if recvs is not None else [out, received, status]
-        device_op.enqueue(launch, outputs, [x, *given])
-        return Received(out, received, status)
+        made = counted.exchange(engine, x, counted.as_counts(counts, engine.size), capacity, 1)
+        return Received(made[0].reshape(1, capacity), *made[1:])
 
     def reduce(self, engine: Communicator, request: QuantizedReduction, tensors: Sequence[Any]) -> None:
         out, x, *states = tensors

@@ -7,8 +7,10 @@ from typing import Any, Literal, overload
 from mindspore import Tensor
 
 from alltoallv._calls.counts import Counts, Unit
-from alltoallv.mindspore.front_end import front_end
+from alltoallv.mindspore import counted
+from alltoallv.mindspore.front_end import enter, front_end
 from alltoallv.mindspore.group import Group
+from alltoallv.mindspore.received import Received
 from alltoallv.mindspore.work import CommHandle
 
 
@@ -40,6 +42,17 @@ def all_to_all_v(
     async_op: Literal[True],
     timeout: float | None = None,
 ) -> tuple[Tensor | None, CommHandle]: ...
+@overload
+def all_to_all_v(
+    input: Tensor,
+    send_counts: Counts,
+    recv_counts: Counts | None = None,
+    *,
+    sdispls: Counts | None = None,
+    unit: Unit | None = None,
+    group: Group = None,
+    capacity: int,
+) -> Received: ...
 def all_to_all_v(
     input: Tensor,
     send_counts: Counts,
@@ -50,6 +63,7 @@ def all_to_all_v(
     unit: Unit | None = None,
     out: Tensor | None = None,
     group: Group = None,
+    capacity: int | None = None,
     async_op: bool = False,
     timeout: float | None = None,
 ) -> Any:
@@ -72,12 +86,12 @@ def all_to_all_v(
         out: Where to receive; contiguous, of the input's dtype, apart from it in memory. Elements that no region covers
             keep their value. Left out, the output is allocated in shared memory, just large enough, gaps zero. In torch
             and Paddle it cannot be given for an input that wants a gradient.
-        capacity: In torch, for npu tensors, without the arguments ``rdispls``, ``out``, ``async_op``, ``timeout``: how
-            many units this rank can receive. Counts then stay on the device, as int64 tensors there, and the host does
-            not wait for them: they may change in a captured graph. ``recv_counts`` are only compared with what comes.
-            The result is a `alltoallv.torch.Received`, whose ``check()`` raises what is raised at once elsewhere, also
-            on every rank. Only where the kernels in Ascend C serve (docs/ascend.md), else BackendUnavailableError on
-            every rank; with ``sdispls`` not differentiable.
+        capacity: In torch and MindSpore, for tensors on an NPU, without the arguments ``rdispls``, ``out``,
+            ``async_op``, ``timeout``: how many units this rank can receive. Counts then stay on the device, as int64
+            tensors there, and the host does not wait for them: they may change in a captured graph. ``recv_counts`` are
+            only compared with what comes. The result is a `alltoallv.torch.Received` (in MindSpore its own), whose
+            ``check()`` raises what is raised at once elsewhere, also on every rank. Only where the kernels in Ascend C
+            serve (docs/ascend.md), else BackendUnavailableError on every rank; with ``sdispls`` not differentiable.
         group: A group of the framework (in torch a ProcessGroup, in MindSpore a name), a `Communicator`, or None for
             all ranks.
         async_op: Return ``(output, handle)`` at once. With learnt counts the output is not known yet:
@@ -96,6 +110,9 @@ def all_to_all_v(
         PeerMismatchError: two ranks disagree about operator, dtype or counts; nothing has been written.
         PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come.
     """
+    if capacity is not None:
+        others = {"rdispls": rdispls, "out": out, "async_op": async_op, "timeout": timeout}
+        return counted.all_to_all_v(input, (send_counts, sdispls, recv_counts), unit, capacity, enter(group), others)
     counts = send_counts, recv_counts, sdispls, rdispls, unit
     return front_end.all_to_all_v(input, *counts, out, group, async_op, timeout)
 

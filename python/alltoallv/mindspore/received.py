@@ -1,4 +1,4 @@
-"""What `AllToAllVOperation` returns where the counts lie on an NPU and the host does not know them."""
+"""What an exchange returns where the counts lie on an NPU and the host does not know them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from alltoallv._calls.received import raise_for
 
 
 class Received(NamedTuple):
-    """The result of an operation with a capacity: three tensors, filled when MindSpore's queue reaches the call.
+    """The result of an exchange with a capacity: three tensors, filled when MindSpore's queue reaches the call.
 
     Attributes:
-        output: ``[1, capacity]`` of the input's dtype; its first elements are what was received, packed in the order of
-            the ranks, zeros behind.
+        output: The input's dtype: ``capacity`` rows, or elements, of which the first are what was received, packed in
+            the order of the ranks; zeros behind. That of `AllToAllVOperation` has the shape ``[1, capacity]``.
         recv_counts: int64, shape ``[W]``: how many came from each rank.
         status: int32; its column 0 is zeros, or says what went wrong, the same on all ranks; `check` reads it.
     """

@@ -73,12 +73,12 @@ def all_to_all_v(
         out: Where to receive; contiguous, of the input's dtype, apart from it in memory. Elements that no region covers
             keep their value. Left out, the output is allocated in shared memory, just large enough, gaps zero. In torch
             and Paddle it cannot be given for an input that wants a gradient.
-        capacity: In torch, for npu tensors, without the arguments ``rdispls``, ``out``, ``async_op``, ``timeout``: how
-            many units this rank can receive. Counts then stay on the device, as int64 tensors there, and the host does
-            not wait for them: they may change in a captured graph. ``recv_counts`` are only compared with what comes.
-            The result is a `alltoallv.torch.Received`, whose ``check()`` raises what is raised at once elsewhere, also
-            on every rank. Only where the kernels in Ascend C serve (docs/ascend.md), else BackendUnavailableError on
-            every rank; with ``sdispls`` not differentiable.
+        capacity: In torch and MindSpore, for tensors on an NPU, without the arguments ``rdispls``, ``out``,
+            ``async_op``, ``timeout``: how many units this rank can receive. Counts then stay on the device, as int64
+            tensors there, and the host does not wait for them: they may change in a captured graph. ``recv_counts`` are
+            only compared with what comes. The result is a `alltoallv.torch.Received` (in MindSpore its own), whose
+            ``check()`` raises what is raised at once elsewhere, also on every rank. Only where the kernels in Ascend C
+            serve (docs/ascend.md), else BackendUnavailableError on every rank; with ``sdispls`` not differentiable.
         group: A group of the framework (in torch a ProcessGroup, in MindSpore a name), a `Communicator`, or None for
             all ranks.
         async_op: Return ``(output, handle)`` at once. With learnt counts the output is not known yet:

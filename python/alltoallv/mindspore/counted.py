@@ -1,0 +1,101 @@
+"""All-to-all-v by counts that lie on an NPU: one kernel in Ascend C, in MindSpore's queue."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import mindspore
+import numpy as np
+from mindspore import Tensor, ops
+from mindspore.common._grad_function import _Function
+
+from alltoallv import _core
+from alltoallv._calls.counts import integer
+from alltoallv._calls.guard import guard
+from alltoallv._calls.received import COUNT_NAMES, STATUS_SHAPE
+from alltoallv.communicator import Communicator
+from alltoallv.errors import InvalidParamError, InvalidTensorError
+from alltoallv.mindspore import device_op
+from alltoallv.mindspore.received import Received
+from alltoallv.mindspore.tensors import Place, as_input, core_name, target, wants_gradient
+from alltoallv.quantization.requests import exclude as check_excluded
+
+
+def device() -> str:
+    """Returns the kind of device where tensors lie."""
+    return "npu" if target() == "Ascend" else "cpu"
+
+
+def as_counts(counts: Sequence[Any], size: int) -> list[Tensor | None]:
+    """Returns counts of `COUNT_NAMES` as int64; the host does not read a tensor's values."""
+    made: list[Tensor | None] = []
+    for name, given in zip(COUNT_NAMES, counts, strict=True):
+        if given is None:
+            made.append(None)
+            continue
+        each = given if isinstance(given, Tensor) else Tensor(np.asarray(given, np.int64))
+        if each.dtype not in (mindspore.int64, mindspore.int32) or each.shape != (size,):
+            raise InvalidParamError(
+                f"{name} is {each.dtype} {each.shape}, expected int64 ({size},), one entry per rank"
+            )
+        made.append(each.astype(mindspore.int64).contiguous())
+    return made
+
+
+def exchange(comm: Communicator, x: Tensor, counts: Sequence[Tensor | None], capacity: int, row: int) -> list[Tensor]:
+    """Queues the exchange of rows of ``row`` elements; returns what arrives, flat, its counts and the status."""
+    sends, sdispls, recvs = counts
+    out, status = ops.zeros((capacity * row,), x.dtype), ops.zeros(STATUS_SHAPE, mindspore.int32)
+    received = ops.zeros((comm.size,), mindspore.int64) if recvs is None else recvs
+    dtype, rows = core_name(x.dtype), x.size // max(row, 1)
+    given = [each for each in counts if each is not None]
+
+    def launch(place: Place, stream: int) -> None:
+        places = [0 if each is None else place(each)[0] for each in (x, sends, sdispls, out, received, status)]
+        read, written = (places[0], rows, places[1], places[2]), (places[3], capacity, recvs is not None)
+        _core.exchange_counted_on_device(comm.core, dtype, row, *read, *written, places[4], places[5], stream)
+
+    outputs = [out, status] if recvs is not None else [out, received, status]
+    device_op.enqueue(launch, outputs, [x, *given])
+    return [out, received, status]
+
+
+class _Exchange(_Function):
+    """`exchange`; rows go back by the counts that have come."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, input: Tensor, comm: Communicator, counts: Sequence[Tensor | None], capacity: int, row: int
+    ) -> tuple[Tensor, ...]:
+        made = tuple(exchange(comm, as_input(input), counts, capacity, row))
+        ctx.comm, ctx.received, ctx.shape, ctx.row = comm, made[1], input.shape, row
+        ctx.mark_non_differentiable(*made[1:])
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *_others: Any) -> tuple[Any, ...]:
+        rows = math.prod(ctx.shape) // max(ctx.row, 1)
+        back = _Exchange.apply(grad, ctx.comm, (ctx.received, None, None), rows, ctx.row)[0]
+        return back.reshape(ctx.shape), None, None, None, None
+
+
+def all_to_all_v(
+    input: Tensor, counts: Sequence[Any], unit: Any, capacity: Any, comm: Communicator, others: dict[str, Any]
+) -> Received:
+    """Receives up to ``capacity`` units, by counts on the device; ``others`` are arguments that exclude it."""
+    with guard(comm, "all_to_all_v"):
+        x = as_input(input)
+        check_excluded("capacity is given", **others)
+        if device() != "npu":
+            raise InvalidTensorError(f"input lies on {device()}, expected an npu with a capacity", 14)
+        if (-1 if (read := integer(capacity)) is None else read) < 0:
+            raise InvalidParamError(f"capacity is {capacity!r}, expected at least 0")
+        if counts[1] is not None and wants_gradient(input):
+            raise InvalidParamError("sdispls are given with a capacity for an input that wants a gradient")
+        by_row, placed = _core.reads_rows(unit, input.ndim), as_counts(counts, comm.size)
+    row = math.prod(input.shape[1:]) if by_row else 1
+    tracked = wants_gradient(input)
+    made = _Exchange.apply(input, comm, placed, capacity, row) if tracked else exchange(comm, x, placed, capacity, row)
+    return Received(made[0].reshape((capacity, *input.shape[1:]) if by_row else (capacity,)), *made[1:])
