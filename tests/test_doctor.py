@@ -243,7 +243,7 @@ def test_kernels():
     for case in ("one scale", "channels", "nan and infinity"):
         assert f"shared scale, float16, {case}" in compared
         assert f"quantized all-reduce of 4 ranks by one kernel, shared scale, float32, {case}" in compared
-    assert "all-to-all-v of 4 ranks by one kernel, counts 2: rows" in compared
+    assert {"all-to-all-v of 4 ranks by one kernel, counts 2: rows", "gather rows, 7000 bytes each"} <= compared.keys()
     assert not any(case["different"] for case in compared.values())
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -48,9 +49,6 @@ def test_info_of_operators_comes_from_their_definitions(tmp_path: Path) -> None:
     info = ops_info(tmp_path)
     assert info["ascend910b"] == info["ascend910_93"]
     found = info["ascend910b"]
-    assert set(found) == {
-        "AlltoallvAllToAllV", "AlltoallvQuantAllReduce", "AlltoallvQuantize", "AlltoallvDequantizeSum"
-    }  # fmt: skip
     quantize = found["AlltoallvQuantize"]
     nd = "ND,ND,ND"
     assert quantize["input0"] == {
@@ -58,7 +56,7 @@ def test_info_of_operators_comes_from_their_definitions(tmp_path: Path) -> None:
         "unknownshape_format": nd, "shape": "all",
     }  # fmt: skip
     assert (quantize["output0"]["dtype"], quantize["output1"]["dtype"]) == ("int8,int8,int8", "float32,float32,float32")
-    assert quantize["attr"] == {"list": "group_size,bits"}
+    assert quantize["attr"] == {"list": "bits,group_size"}
     assert quantize["attr_bits"] == {"paramType": "optional", "type": "int", "defaultValue": "8", "value": "all"}
     reduce = found["AlltoallvQuantAllReduce"]
     assert reduce["attr_group"] == {"paramType": "required", "type": "str", "value": "all"}
@@ -67,6 +65,40 @@ def test_info_of_operators_comes_from_their_definitions(tmp_path: Path) -> None:
         columns = {len(operator[key]["dtype"].split(",")) for key in operator if key.startswith(("input", "output"))}
         assert len(columns) == 1, name
     assert found["AlltoallvAllToAllV"]["opFile"] == {"value": "alltoallv_all_to_all_v"}
+    assert found["AlltoallvQuantAllReduce"]["attr_saturate"] == {
+        "paramType": "optional", "type": "bool", "defaultValue": "true", "value": "all",
+    }  # fmt: skip
+    check_definitions(found)
+
+
+def declared() -> dict[str, list[str]]:
+    """The parameters of each operator's first call of aclnn, as C has them, without what all have."""
+    operators = {}
+    for header in sorted((ROOT / "op_host").glob("*/op_api/*.h")):
+        for name, text in re.findall(r"aclnn(\w+)GetWorkspaceSize\(([^)]*)\);", header.read_text()):
+            parameters = [re.sub(r"const ", "", parameter).split() for parameter in text.split(",")]
+            assert [kind for kind, _ in parameters[-2:]] == ["uint64_t*", "aclOpExecutor**"]
+            named = [(kind, re.sub(r"([A-Z])", r"_\1", each).lower()) for kind, each in parameters[:-2]]
+            operators[name] = [" ".join(each) for each in named]
+    return operators
+
+
+def check_definitions(found: dict[str, Any]) -> None:
+    """CANN's definitions and aclnn have the same tensors and options in the same order. Behind those, a definition has
+    what only a graph must be told to infer shapes and types.
+    """
+    for_graphs = {"count", "capacity", "out_dtype", "rows", "world_size"}
+    types = {"int": "int64_t", "bool": "bool", "str": "char*"}
+    defined = {}
+    for name, operator in found.items():
+        attributes = [each for each in operator["attr"]["list"].split(",") if each]
+        own = [each for each in attributes if each not in for_graphs]
+        assert attributes[: len(own)] == own, name
+        tensors = {kind: [f"aclTensor* {operator[key]['name']}" for key in sorted(operator) if key.startswith(kind)]
+                   for kind in ("input", "output")}  # fmt: skip
+        options = [f"{types[operator[f'attr_{each}']['type']]} {each}" for each in own]
+        defined[name] = [*tensors["input"], *options, *tensors["output"]]
+    assert declared() == defined
 
 
 class Host:
@@ -111,7 +143,7 @@ def test_local_operators_run_with_their_tiling(host: Host, bits: int) -> None:
     x = np.random.default_rng(bits).standard_normal(1000).astype(np.float32)
     group, ranks = 77, 2
     expected = reference.quantize(x, group, bits)
-    made, cores, tiling = host("AlltoallvQuantize", [([8, 125], 0)], 2, [group, bits])
+    made, cores, tiling = host("AlltoallvQuantize", [([8, 125], 0)], 2, [bits, group])
     assert made == [([8, 125] if bits == 8 else [expected.codes.size], INT8), ([13], 0)]
     assert cores == 4
     codes, scales = np.zeros(expected.codes.size, np.uint8), np.zeros(13, np.float32)
@@ -120,11 +152,39 @@ def test_local_operators_run_with_their_tiling(host: Host, bits: int) -> None:
 
     out, acl_type = TYPES["bfloat16"]
     inputs = [([ranks, codes.size], INT8), ([ranks, 13], 0)]
-    made, cores, tiling = host("AlltoallvDequantizeSum", inputs, 1, [group, bits, acl_type, x.size])
+    made, cores, tiling = host("AlltoallvDequantizeSum", inputs, 1, [bits, group, acl_type, x.size])
     assert made == [([x.size], acl_type)]
     y = np.zeros(x.size, out)
     run("alltoallv_dequantize_sum", cores, np.tile(codes, ranks), np.tile(scales, ranks), y, tiling)
     assert y.tobytes() == reference.cast(reference.dequantize_sum([expected] * ranks), out).tobytes()
+
+
+def test_shared_scale_and_rows_run_with_their_tiling(host: Host) -> None:
+    rng = np.random.default_rng(0)
+    x, scale, offset = rng.integers(-128, 128, (3, 100)).astype(np.int8), np.array([0.5, 3], np.float32), np.ones(1)
+    half = scale.astype(np.float16)
+    inputs = [(list(x.shape), INT8), ([2], TYPES["float16"][1]), ([1], TYPES["float16"][1])]
+    made, cores, tiling = host("AlltoallvSharedScaleSum", inputs, 1, [0], cores=3)
+    assert (made, cores) == ([([100], 0)], 3)
+    y = np.zeros(100, np.float32)
+    run("alltoallv_shared_scale_sum", cores, x, half, offset.astype(np.float16), y, tiling)
+    expected = reference.shared_scale_all_reduce([row.reshape(-1, 2) for row in x], scale, 1.0, dtype="float32")[0]
+    assert y.tobytes() == expected.tobytes()
+
+    rows, index = rng.integers(0, 1 << 15, (7, 2, 3)).astype(np.int16), np.array([6, 0, -1, 3, 3], np.int32)
+    made, cores, tiling = host("AlltoallvGatherRows", [([7, 2, 3], 6), ([5], INT32)], 1, [], cores=8)
+    assert (made, cores) == ([([5, 2, 3], 6)], 5)
+    y = np.full((5, 2, 3), -1, np.int16)
+    run("alltoallv_gather_rows", cores, rows, index, y, tiling)
+    assert (y == np.where((index >= 0)[:, None, None], rows[index], -1)).all()
+
+    index = np.array([8, 0, 9, 3, 4, 1, 7], np.int32)
+    made, cores, tiling = host("AlltoallvScatterRows", [([7, 2, 3], 6), ([7], INT32)], 1, [9], cores=2)
+    assert (made, cores) == ([([9, 2, 3], 6)], 2)
+    y, expected = (np.full((9, 2, 3), -1, np.int16) for _ in range(2))
+    expected[index[index < 9]] = rows[index < 9]
+    run("alltoallv_scatter_rows", cores, rows, index, y, tiling)
+    assert (y == expected).all()
 
 
 def with_windows(tiling: np.ndarray[Any, Any], windows: Windows, rank: int) -> np.ndarray[Any, Any]:
@@ -141,7 +201,7 @@ def test_communicating_operators_run_with_their_tiling(host: Host, monkeypatch: 
     rng = np.random.default_rng(0)
     xs = [rng.standard_normal(count).astype(np.float32) for _ in range(size)]
     inputs = [([count], 0), (None, 0), (None, 0)]
-    made, lanes, tiling = host("AlltoallvQuantAllReduce", inputs, 2, [0, size, group, 4, 1], cores=3)
+    made, lanes, tiling = host("AlltoallvQuantAllReduce", inputs, 2, [0, 4, group, 1, 0, size, 1], cores=3)
     assert made == [([count], 1), ([48 * 8], INT32)]
     assert lanes == 3
     windows = Windows(size, lanes, 2 * HCCL_BUFFSIZE << 20)
@@ -153,11 +213,13 @@ def test_communicating_operators_run_with_their_tiling(host: Host, monkeypatch: 
         lambda r=r: run(kernel, lanes, xs[r], None, None, ys[r], status[r], with_windows(tiling, windows, r))
         for r in range(size)
     ])  # fmt: skip
-    expected = reference.quantized_all_reduce(xs, group_size=group, bits=4, dtype="float16")[0]
+    expected = reference.quantized_all_reduce(xs, group_size=group, bits=4, op="avg", dtype="float16")[0]
     assert all(y.tobytes() == expected.tobytes() for y in ys)
 
     inputs = [([20, 3], 0), ([size], INT64), (None, INT64)]
-    made, lanes, tiling = host("AlltoallvAllToAllV", inputs, 3, [0, 12], cores=3)
+    expecting = host("AlltoallvAllToAllV", inputs, 3, [0, 1, 12], cores=3)[2]
+    made, lanes, tiling = host("AlltoallvAllToAllV", inputs, 3, [0, 0, 12], cores=3)
+    assert (expecting.view(np.uint64) - tiling.view(np.uint64)).tolist() == [0] * (tiling.size // 8 - 1) + [1]
     assert made == [([12, 3], 0), ([size], INT64), ([48 * 8], INT32)]
     matrix = np.array([[3, 5], [4, 6]])
     rows = [rng.standard_normal((20, 3)).astype(np.float32) for _ in range(size)]
@@ -178,13 +240,18 @@ def test_communicating_operators_run_with_their_tiling(host: Host, monkeypatch: 
 
 def test_what_infer_shape_and_tiling_refuse(host: Host) -> None:
     for op, inputs, outputs, attributes, who in (
-        ("AlltoallvQuantize", [([9], 0)], 2, [0, 8], "infer shape"),
-        ("AlltoallvQuantize", [([9], 0)], 2, [128, 5], "infer shape"),
-        ("AlltoallvDequantizeSum", [([9], INT8), ([1], 0)], 1, [128, 8, 0, 9], "infer shape"),
-        ("AlltoallvDequantizeSum", [([1, 9], INT8), ([1, 1], 0)], 1, [0, 8, 0, 9], "tiling"),
-        ("AlltoallvQuantAllReduce", [([9], 0), (None, 0), (None, 0)], 2, [0, 65, 128, 8, 0], "tiling"),
-        ("AlltoallvQuantAllReduce", [([9], 0), (None, 0), (None, 0)], 2, [0, 2, 128, 3, 0], "tiling"),
-        ("AlltoallvAllToAllV", [([9, 2], 0), ([2], INT64), (None, INT64)], 3, [0, -1], "infer shape"),
+        ("AlltoallvQuantize", [([9], 0)], 2, [8, 0], "infer shape"),
+        ("AlltoallvQuantize", [([9], 0)], 2, [5, 128], "infer shape"),
+        ("AlltoallvDequantizeSum", [([9], INT8), ([1], 0)], 1, [8, 128, 0, 9], "infer shape"),
+        ("AlltoallvDequantizeSum", [([1, 9], INT8), ([1, 1], 0)], 1, [8, 0, 0, 9], "tiling"),
+        ("AlltoallvSharedScaleSum", [([9], INT8), ([1], 0), ([1], 0)], 1, [0], "infer shape"),
+        ("AlltoallvSharedScaleSum", [([2, 9], INT8), ([0], 0), ([1], 0)], 1, [0], "tiling"),
+        ("AlltoallvGatherRows", [([9, 2], 0), ([3, 1], INT32)], 1, [], "infer shape"),
+        ("AlltoallvScatterRows", [([9, 2], 0), ([9], INT32)], 1, [-1], "infer shape"),
+        ("AlltoallvQuantAllReduce", [([9], 0), (None, 0), (None, 0)], 2, [0, 8, 128, 0, 1, 65, 0], "tiling"),
+        ("AlltoallvQuantAllReduce", [([9], 0), (None, 0), (None, 0)], 2, [0, 3, 128, 0, 1, 2, 0], "tiling"),
+        ("AlltoallvQuantAllReduce", [([9], INT8), ([1], 0), ([1], 0)], 2, [0, 8, 128, 1, 1, 2, 0], "tiling"),
+        ("AlltoallvAllToAllV", [([9, 2], 0), ([2], INT64), (None, INT64)], 3, [0, 0, -1], "infer shape"),
     ):
         with pytest.raises(ValueError, match=who):
             host(op, inputs, outputs, attributes)
@@ -224,6 +291,7 @@ def test_package(tmp_path: Path) -> None:
         "bin/set_env.bash",
         "op_api/include/all_to_all_v/op_api/aclnn_all_to_all_v.h",
         "op_api/include/quant_all_reduce/op_api/aclnn_quant_all_reduce.h",
+        "op_api/include/rows/op_api/aclnn_rows.h",
         "op_api/include/runtime/abi/acl.h",
         "op_api/include/runtime/abi/aclnn.h",
         "op_api/lib/libcust_opapi.so",
@@ -235,9 +303,9 @@ def test_package(tmp_path: Path) -> None:
     assert "soc=ascend910_93" in (unpacked / "vendors/ours/version.info").read_text()
     symbols = subprocess.run(["nm", "-D", "--defined-only", unpacked / "vendors/ours/op_api/lib/libcust_opapi.so"],
                              capture_output=True, text=True, check=True).stdout  # fmt: skip
-    for name in ("Quantize", "DequantizeSum", "QuantAllReduce", "AllToAllV"):
-        assert f" aclnnAlltoallv{name}\n" in symbols
-        assert f" aclnnAlltoallv{name}GetWorkspaceSize\n" in symbols
+    for name in declared():
+        assert f" aclnn{name}\n" in symbols
+        assert f" aclnn{name}GetWorkspaceSize\n" in symbols
     check_installation(unpacked, tmp_path / "opp")
 
 

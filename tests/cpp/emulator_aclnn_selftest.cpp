@@ -7,6 +7,7 @@
 #include "hccl_group.h"
 #include "op_kernel/cpu/half.h"
 #include "quant_all_reduce/op_api/aclnn_quant_all_reduce.h"
+#include "rows/op_api/aclnn_rows.h"
 
 using namespace testing;
 
@@ -204,6 +205,47 @@ TEST(refusals) {
     CHECK(codes.values() == std::vector<int8_t>(8, 127));
 }
 
+TEST(rows_by_indices) {
+    const Stream stream;
+    const DeviceArray<int16_t> x(std::vector<int16_t>{0, 1, 2, 10, 11, 12, 20, 21, 22});
+    const DeviceArray<int> index(std::vector<int>{2, -1, 0, 2});
+    const DeviceArray<int16_t> gathered(std::vector<int16_t>(12, 7)), scattered(std::vector<int16_t>(12, 7));
+    const Tensor tx(ACL_INT16, {3, 3}, x.data()), ti(ACL_INT32, {4}, index.data());
+    const Tensor tg(ACL_INT16, {4, 3}, gathered.data());
+    Prepared gather;
+    CHECK_EQ(aclnnAlltoallvGatherRowsGetWorkspaceSize(tx, ti, tg, &gather.bytes, &gather.executor), 0);
+    CHECK_EQ(gather.run(aclnnAlltoallvGatherRows, stream), 0);
+    CHECK(gathered.values() == (std::vector<int16_t>{20, 21, 22, 7, 7, 7, 0, 1, 2, 20, 21, 22}));
+
+    const DeviceArray<int> back(std::vector<int>{3, 4, 0});
+    const Tensor tb(ACL_INT32, {3}, back.data()), ts(ACL_INT16, {4, 3}, scattered.data());
+    Prepared scatter;
+    CHECK_EQ(aclnnAlltoallvScatterRowsGetWorkspaceSize(tx, tb, ts, &scatter.bytes, &scatter.executor), 0);
+    CHECK_EQ(aclnnAlltoallvGatherRows(x.data(), scatter.bytes, scatter.executor, stream), 161002);  // another's
+    CHECK_EQ(scatter.run(aclnnAlltoallvScatterRows, stream), 0);
+    CHECK(scattered.values() == (std::vector<int16_t>{20, 21, 22, 7, 7, 7, 7, 7, 7, 0, 1, 2}));
+
+    const auto refused = [&](aclTensor* from, aclTensor* at, aclTensor* to) {
+        return aclnnAlltoallvGatherRowsGetWorkspaceSize(from, at, to, &gather.bytes, &gather.executor);
+    };
+    const Tensor wide(ACL_INT16, {4, 2}, scattered.data());
+    const Tensor scalar(ACL_INT16, {}, x.data());
+    CHECK_EQ(refused(nullptr, ti, tg), 161001);
+    CHECK_EQ(refused(tx, tg, tg), 161002);
+    check_message("index has the type aclDataType 6, expected int32");
+    CHECK_EQ(refused(tx, tb, tg), 161002);
+    check_message("index has the shape [3], expected [4], an index for each row of out");
+    CHECK_EQ(refused(tx, ti, wide), 161002);
+    check_message("out has the shape [4, 2], expected rows like those of x");
+    CHECK_EQ(refused(scalar, ti, tg), 161002);
+    check_message("x has no dimensions");
+    CHECK_EQ(aclnnAlltoallvScatterRowsGetWorkspaceSize(tx, ti, ts, &scatter.bytes, &scatter.executor), 161002);
+    check_message("index has the shape [4], expected [3], an index for each row of x");
+    const Tensor other(ACL_FLOAT16, {4, 3}, scattered.data());
+    CHECK_EQ(refused(tx, ti, other), 161002);
+    check_message("out has another type than x");
+}
+
 TEST(an_empty_tensor_is_contiguous) {
     const DeviceArray<float> x(1), scales(1);
     const DeviceArray<int8_t> codes(1);
@@ -388,6 +430,23 @@ TEST(all_to_all_v_with_device_counts, Group& g) {
     CHECK_EQ(result.status[0], 0);
     CHECK(result.recv_counts == receives);
     CHECK(result.out == expected);
+}
+
+/// None waits for a rank whose windows fail; they can be made later.
+TEST(windows_fail_on_all_ranks, Group& g) {
+    const Named name(g);
+    const int failing = g.size - 1;
+    for (const char* call : {"HcclGetHcclBuffer", "HcclKfcAllocOpArgs"}) {
+        uint32_t lanes = 0;
+        uint64_t bytes = 0;
+        if (g.rank == failing) option("faults", std::string(call) + "=fail:4");
+        CHECK_EQ(aclnnAlltoallvGetWindows(name, &lanes, &bytes), 361001);
+        check_message(g.rank == failing ? std::string(call) + " returned 4"
+                                        : "rank " + std::to_string(failing) + " has failed to make its windows");
+        option("faults", "");
+        CHECK_EQ(exchange(g, name, counts_of(g, g.rank), 20).status[0], 0);
+        CHECK_EQ(aclnnAlltoallvReleaseGroup(name), 0);
+    }
 }
 
 TEST(all_ranks_agree_on_an_overflow, Group& g) {

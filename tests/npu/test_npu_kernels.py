@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 from typing import Any
 
 import pytest
@@ -261,9 +262,18 @@ def test_the_operation_of_atb_with_a_capacity(rank: int, size: int) -> None:
 
 @on_ranks(2, communicator=False)
 def test_where_a_rank_has_no_windows_hccl_serves_all(rank: int, size: int) -> None:
-    """The ranks agree on it, once; who needs the kernel is told why there is none."""
+    """The ranks agree on it, once, without waiting for HCCL; who needs the kernel is told why there is none."""
+    for fault, call in (
+        ("aclrtMalloc@1=fail:207001", "aclrtMalloc"),
+        ("HcclKfcAllocOpArgs@1=fail:4", "HcclKfcAllocOpArgs returned 4"),
+        ("HcclGetRemoteIpcHcclBuf@1=fail:4", "HcclGetRemoteIpcHcclBuf returned 4"),
+        ("HcclCreateOpResCtx@1=fail:4", "HcclCreateOpResCtx returned 4"),  # here HCCL lets the others wait
+    ):
+        in_hccl = {"exec_timeout": 2, "connect_timeout": 2} if "CreateOp" in fault else {}
+        with communicator(rank, domain=call.split()[0]) as (comm, _), emulated(faults=fault, **in_hccl):
+            assert re.search(f"rank 1: .*{call}", _core.why_no_kernels(comm.core))
     with communicator(rank) as (comm, device):
-        with emulated(faults="HcclGetHcclBuffer@1=fail:2", exec_timeout=2):
+        with emulated(faults="HcclGetHcclBuffer@1=fail:2"):
             assert "rank 1: " in _core.why_no_kernels(comm.core)
         x = normal(rank, 300)
         y = at.quantized_all_reduce(x.to(device), group=comm)

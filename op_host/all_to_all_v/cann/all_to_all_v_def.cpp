@@ -5,6 +5,7 @@
 
 namespace ops {
 
+/// With `expects` recv_counts is read, and not written. `capacity`, the rows of out, is for graphs alone.
 class AlltoallvAllToAllV : public OpDef {
   public:
     explicit AlltoallvAllToAllV(const char* name) : OpDef(name) {
@@ -19,6 +20,7 @@ class AlltoallvAllToAllV : public OpDef {
         Output("recv_counts").ParamType(REQUIRED).DataType(int64).Format(format);
         Output("status").ParamType(REQUIRED).DataType(int32).Format(format);
         Attr("group").AttrType(REQUIRED).String();
+        Attr("expects").AttrType(OPTIONAL).Bool(false);
         Attr("capacity").AttrType(REQUIRED).Int();
         AICore().AddConfig("ascend910b");
         AICore().AddConfig("ascend910_93");

@@ -11,7 +11,8 @@ ge::graphStatus shapes(gert::InferShapeContext* context) {
     const gert::Shape *x = context->GetInputShape(0), *counts = context->GetInputShape(1);
     gert::Shape *out = context->GetOutputShape(0), *received = context->GetOutputShape(1);
     gert::Shape* status = context->GetOutputShape(2);
-    const int64_t* capacity = context->GetAttrs()->GetInt(1);
+    // Attributes in the order of the definition: group, expects, capacity.
+    const int64_t* capacity = context->GetAttrs()->GetInt(2);
     if (x == nullptr || counts == nullptr || out == nullptr || received == nullptr || status == nullptr ||
         capacity == nullptr || *capacity < 0 || x->GetDimNum() == 0)
         return ge::GRAPH_FAILED;

@@ -4,31 +4,17 @@
 
 namespace {
 
-uint64_t bytes_of(ge::DataType type) {
-    switch (type) {
-        case ge::DT_INT8:
-            return 1;
-        case ge::DT_FLOAT16:
-        case ge::DT_BF16:
-        case ge::DT_INT16:
-            return 2;
-        case ge::DT_INT64:
-            return 8;
-        default:
-            return 4;  // the definition has no others
-    }
-}
-
 ge::graphStatus tile(gert::TilingContext* context) {
     const gert::Shape &x = context->GetInputShape(0)->GetStorageShape(),
                       &out = context->GetOutputShape(0)->GetStorageShape();
-    if (x.GetDimNum() == 0 || out.GetDimNum() == 0) return ge::GRAPH_FAILED;
+    const bool* expects = context->GetAttrs()->GetBool(1);
+    if (x.GetDimNum() == 0 || out.GetDimNum() == 0 || expects == nullptr) return ge::GRAPH_FAILED;
     alltoallv_kernels::AllToAllVTiling tiling{};
-    tiling.row_bytes = bytes_of(context->GetInputDesc(0)->GetDataType());
-    for (size_t i = 1; i < x.GetDimNum(); ++i) tiling.row_bytes *= static_cast<uint64_t>(x.GetDim(i));
+    tiling.row_bytes = alltoallv::cann::row_bytes(x, context->GetInputDesc(0)->GetDataType());
     tiling.input_rows = static_cast<uint64_t>(x.GetDim(0));
     tiling.output_rows = static_cast<uint64_t>(out.GetDim(0));
     tiling.has_sdispls = context->GetOptionalInputShape(2) != nullptr;
+    tiling.expects = *expects;
     return alltoallv::cann::finish(context, tiling, context->GetInputShape(1)->GetStorageShape().GetShapeSize());
 }
 

@@ -6,17 +6,10 @@
 #include <cstdlib>
 #include <exception>
 
-#include "register/op_impl_registry.h"
+#include "runtime/cann/tiling.h"
 #include "runtime/window/plan.h"
-#include "tiling/platform/platform_ascendc.h"
 
 namespace alltoallv::cann {
-
-struct Compiled {};
-
-inline ge::graphStatus parse(gert::TilingParseContext*) {
-    return ge::GRAPH_SUCCESS;
-}
 
 /// A window is two buffers of HCCL_BUFFSIZE, in MB, 200 unless it is set.
 inline uint64_t window_bytes() {
@@ -28,18 +21,17 @@ inline uint64_t window_bytes() {
 /// Fills in the windows, of which `tiling` has no more yet, and how the kernel starts.
 template <class Tiling>
 ge::graphStatus finish(gert::TilingContext* context, Tiling tiling, int64_t ranks) {
-    auto* result = context->GetTilingData<Tiling>();
-    if (result == nullptr || ranks < 1 || ranks > alltoallv_kernels::most_ranks) return ge::GRAPH_FAILED;
-    platform_ascendc::PlatformAscendC platform(context->GetPlatformInfo());
+    if (ranks < 1 || ranks > alltoallv_kernels::most_ranks) return ge::GRAPH_FAILED;
     try {
-        tiling.window = plan_window(window_bytes(), static_cast<uint32_t>(ranks), platform.GetCoreNumAiv());
+        tiling.window = plan_window(window_bytes(), static_cast<uint32_t>(ranks), vector_cores(context));
     } catch (const std::exception&) {
         return ge::GRAPH_FAILED;
     }
-    *result = tiling;
-    context->SetBlockDim(tiling.window.lanes);
-    context->GetWorkspaceSizes(1)[0] = platform.GetLibApiWorkSpaceSize();
-    return ge::GRAPH_SUCCESS;
+    struct {
+        Tiling tiling;
+        uint32_t cores;
+    } const plan{tiling, tiling.window.lanes};
+    return finish(context, plan);
 }
 
 }  // namespace alltoallv::cann

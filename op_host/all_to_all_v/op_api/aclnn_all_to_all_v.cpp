@@ -24,10 +24,7 @@ struct Call {
     Group group;
     bool expects;
 
-    int64_t row_bytes() const {
-        const auto element = static_cast<int64_t>(aclDataTypeSize(x.dtype));
-        return std::accumulate(x.shape.begin() + 1, x.shape.end(), element, std::multiplies<>());
-    }
+    int64_t row_bytes() const { return row_bytes_of(x); }
     size_t ranks() const { return group.size; }
 };
 
@@ -146,6 +143,14 @@ void on_host(const Call& call, char* memory, aclrtStream stream) {
     keep_until_done(stream, std::make_shared<const std::vector<std::vector<uint64_t>>>(std::move(arrays)));
 }
 
+void get_windows(const char* group, const Highest& highest, uint32_t* lanes, uint64_t* lane_bytes) {
+    require_pointer("lanes", lanes);
+    require_pointer("laneBytes", lane_bytes);
+    const auto windows = windows_of(group_named(group), highest);
+    *lanes = windows ? windows->lanes : 0;
+    *lane_bytes = windows ? windows->lane_bytes : 0;
+}
+
 void check_ranks(const View& array, size_t ranks) {
     if (array.numel() != static_cast<int64_t>(ranks))
         refuse(array.text() + ", expected " + std::to_string(ranks) + " elements, one per rank");
@@ -158,13 +163,10 @@ aclnnStatus aclnnAlltoallvAllToAllVGetWorkspaceSize(const aclTensor* x, const ac
                                                     aclTensor* out, aclTensor* recvCounts, aclTensor* status,
                                                     uint64_t* workspaceSize, aclOpExecutor** executor) {
     return prepare(__func__, workspaceSize, executor, [&](Workspace& workspace) -> Run {
-        const auto any = {ACL_FLOAT,  ACL_FLOAT16, ACL_INT8,   ACL_INT32,     ACL_UINT8,
-                          ACL_INT16,  ACL_UINT16,  ACL_UINT32, ACL_INT64,     ACL_UINT64,
-                          ACL_DOUBLE, ACL_BOOL,    ACL_BF16,   ACL_COMPLEX64, ACL_COMPLEX128};
-        Call call{view("x", x, any),
+        Call call{view("x", x, all_types),
                   view("sendCounts", sendCounts, {ACL_INT64}),
                   sdispls == nullptr ? View{"sdispls", ACL_INT64, {0}, nullptr} : view("sdispls", sdispls, {ACL_INT64}),
-                  view("out", out, any),
+                  view("out", out, all_types),
                   view("recvCounts", recvCounts, {ACL_INT64}),
                   view("status", status, {ACL_INT32}),
                   group_named(group),
@@ -174,8 +176,7 @@ aclnnStatus aclnnAlltoallvAllToAllVGetWorkspaceSize(const aclTensor* x, const ac
         check_ranks(call.recv_counts, call.ranks());
         if (call.x.shape.empty()) refuse("x has no dimensions, expected rows");
         if (call.out.dtype != call.x.dtype) refuse("out has another type than x, expected the same");
-        if (call.out.shape.size() != call.x.shape.size() ||
-            !std::equal(call.x.shape.begin() + 1, call.x.shape.end(), call.out.shape.begin() + 1))
+        if (!has_rows_of(call.out, call.x))
             refuse(call.out.text() + ", expected rows like those of x; " + call.x.text());
         if (call.status.numel() != 8 * int64_t{lanes()})
             refuse(call.status.text() + ", expected [" + std::to_string(lanes()) + ", 8]");
@@ -202,11 +203,18 @@ aclnnStatus aclnnAlltoallvReleaseGroup(const char* group) {
 }
 
 aclnnStatus aclnnAlltoallvGetWindows(const char* group, uint32_t* lanes, uint64_t* laneBytes) {
+    return guarded(__func__, [&] { get_windows(group, {}, lanes, laneBytes); });
+}
+
+aclnnStatus aclnnAlltoallvMakeWindows(const char* group, AlltoallvHighest highest, void* context, uint32_t* lanes,
+                                      uint64_t* laneBytes) {
     return guarded(__func__, [&] {
-        require_pointer("lanes", lanes);
-        require_pointer("laneBytes", laneBytes);
-        const auto windows = windows_of(group_named(group));
-        *lanes = windows ? windows->lanes : 0;
-        *laneBytes = windows ? windows->lane_bytes : 0;
+        require_pointer("highest", reinterpret_cast<const void*>(highest));
+        const auto agreed = [=](uint32_t own) {
+            uint32_t found = 0;
+            require_success("highest", highest(context, own, &found));
+            return found;
+        };
+        get_windows(group, agreed, lanes, laneBytes);
     });
 }

@@ -36,6 +36,13 @@ aclnnStatus aclnnAlltoallvAllToAllV(void* workspace, uint64_t workspaceSize, acl
 /// has for the data of a round, see AlltoallvQuantAllReduce.
 aclnnStatus aclnnAlltoallvGetWindows(const char* group, uint32_t* lanes, uint64_t* laneBytes);
 
+/// The same for callers whose ranks have another way to agree than HCCL, which a rank cannot use that has no memory
+/// left: `highest` returns 0, and gives the highest of all ranks' `own` once all have called it. If a rank fails, all
+/// get an error, and none waits for it in HCCL unless it failed there.
+typedef int (*AlltoallvHighest)(void* context, uint32_t own, uint32_t* highest);
+aclnnStatus aclnnAlltoallvMakeWindows(const char* group, AlltoallvHighest highest, void* context, uint32_t* lanes,
+                                      uint64_t* laneBytes);
+
 /// Gives back what the operators of this library keep for a group: a communicator and its windows. All ranks call it
 /// when no call of theirs is running, before or after they destroy the communicator.
 aclnnStatus aclnnAlltoallvReleaseGroup(const char* group);

@@ -6,6 +6,7 @@
 namespace ops {
 
 /// With `scale` and `offset` x has int8 codes that share them on all ranks; without, ranks have scales of their own.
+/// `world_size` and `out_dtype` are for graphs alone.
 class AlltoallvQuantAllReduce : public OpDef {
   public:
     explicit AlltoallvQuantAllReduce(const char* name) : OpDef(name) {
@@ -24,9 +25,11 @@ class AlltoallvQuantAllReduce : public OpDef {
         Output("out").ParamType(REQUIRED).DataType(out).Format(format);
         Output("status").ParamType(REQUIRED).DataType(std::vector<ge::DataType>(x.size(), ge::DT_INT32)).Format(format);
         Attr("group").AttrType(REQUIRED).String();
-        Attr("world_size").AttrType(REQUIRED).Int();
-        Attr("group_size").AttrType(OPTIONAL).Int(128);
         Attr("bits").AttrType(OPTIONAL).Int(8);
+        Attr("group_size").AttrType(OPTIONAL).Int(128);
+        Attr("average").AttrType(OPTIONAL).Bool(false);
+        Attr("saturate").AttrType(OPTIONAL).Bool(true);
+        Attr("world_size").AttrType(REQUIRED).Int();
         Attr("out_dtype").AttrType(OPTIONAL).Int(0);
         AICore().AddConfig("ascend910b");
         AICore().AddConfig("ascend910_93");

@@ -24,7 +24,7 @@ void set_vector(gert::Shape* shape, int64_t length) {
 ge::graphStatus shape_of_codes(gert::InferShapeContext* context) {
     const gert::Shape* x = context->GetInputShape(0);
     gert::Shape *codes = context->GetOutputShape(0), *scales = context->GetOutputShape(1);
-    const int64_t *group_size = context->GetAttrs()->GetInt(0), *bits = context->GetAttrs()->GetInt(1);
+    const int64_t *bits = context->GetAttrs()->GetInt(0), *group_size = context->GetAttrs()->GetInt(1);
     if (x == nullptr || codes == nullptr || scales == nullptr || group_size == nullptr || *group_size < 1 ||
         bits == nullptr || (*bits != 8 && *bits != 4))
         return ge::GRAPH_FAILED;
@@ -59,6 +59,21 @@ ge::graphStatus type_of_sum(gert::InferDataTypeContext* context) {
     return ge::GRAPH_SUCCESS;
 }
 
+ge::graphStatus shape_of_shared_sum(gert::InferShapeContext* context) {
+    const gert::Shape *x = context->GetInputShape(0), *scale = context->GetInputShape(1);
+    gert::Shape* out = context->GetOutputShape(0);
+    if (x == nullptr || scale == nullptr || out == nullptr || x->GetDimNum() != 2) return ge::GRAPH_FAILED;
+    set_vector(out, x->GetDim(1));
+    return ge::GRAPH_SUCCESS;
+}
+
+ge::graphStatus type_of_shared_sum(gert::InferDataTypeContext* context) {
+    const int64_t* dtype = context->GetAttrs()->GetInt(0);
+    if (dtype == nullptr) return ge::GRAPH_FAILED;
+    context->SetOutputDataType(0, static_cast<ge::DataType>(*dtype));
+    return ge::GRAPH_SUCCESS;
+}
+
 ge::graphStatus shape_of_all_reduce(gert::InferShapeContext* context) {
     const gert::Shape* x = context->GetInputShape(0);
     gert::Shape *out = context->GetOutputShape(0), *status = context->GetOutputShape(1);
@@ -69,7 +84,7 @@ ge::graphStatus shape_of_all_reduce(gert::InferShapeContext* context) {
 }
 
 ge::graphStatus type_of_all_reduce(gert::InferDataTypeContext* context) {
-    const int64_t* dtype = context->GetAttrs()->GetInt(4);
+    const int64_t* dtype = context->GetAttrs()->GetInt(6);
     if (dtype == nullptr) return ge::GRAPH_FAILED;
     context->SetOutputDataType(0, static_cast<ge::DataType>(*dtype));
     context->SetOutputDataType(1, ge::DT_INT32);
@@ -80,4 +95,5 @@ ge::graphStatus type_of_all_reduce(gert::InferDataTypeContext* context) {
 
 IMPL_OP_INFERSHAPE(AlltoallvQuantize).InferShape(shape_of_codes).InferDataType(type_of_codes);
 IMPL_OP_INFERSHAPE(AlltoallvDequantizeSum).InferShape(shape_of_sum).InferDataType(type_of_sum);
+IMPL_OP_INFERSHAPE(AlltoallvSharedScaleSum).InferShape(shape_of_shared_sum).InferDataType(type_of_shared_sum);
 IMPL_OP_INFERSHAPE(AlltoallvQuantAllReduce).InferShape(shape_of_all_reduce).InferDataType(type_of_all_reduce);

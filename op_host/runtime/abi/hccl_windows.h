@@ -31,7 +31,6 @@ HcclResult HcclCreateOpResCtx(HcclComm comm, uint8_t opType, void* opArgs, void*
 /// What the kernels that communicate need of HCCL, beside what every release has.
 #define ALLTOALLV_WINDOW_CALLS(X) \
     X(HcclCreateSubCommConfig)    \
-    X(HcclBarrier)                \
     X(HcclGetHcclBuffer)          \
     X(HcclGetRemoteIpcHcclBuf)    \
     X(HcclKfcAllocOpArgs)         \

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <numeric>
 
 #include "runtime/aclnn/platform.h"
 
@@ -135,6 +136,16 @@ View view(const char* name, const aclTensor* tensor, std::initializer_list<aclDa
     if (storage != nullptr)
         result.data = static_cast<char*>(storage) + offset * static_cast<int64_t>(aclDataTypeSize(result.dtype));
     return result;
+}
+
+int64_t row_bytes_of(const View& tensor) {
+    const auto element = static_cast<int64_t>(aclDataTypeSize(tensor.dtype));
+    return std::accumulate(tensor.shape.begin() + 1, tensor.shape.end(), element, std::multiplies<>());
+}
+
+bool has_rows_of(const View& tensor, const View& other) {
+    return !tensor.shape.empty() && tensor.shape.size() == other.shape.size() &&
+           std::equal(other.shape.begin() + 1, other.shape.end(), tensor.shape.begin() + 1);
 }
 
 void require_apart(const std::vector<View>& inputs, const std::vector<View>& outputs) {

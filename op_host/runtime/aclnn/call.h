@@ -51,10 +51,18 @@ struct View {
 
 /// Throws a Refusal unless the tensor exists, is contiguous and has one of these types.
 View view(const char* name, const aclTensor* tensor, std::initializer_list<aclDataType> dtypes);
+/// Bytes of a row of a tensor that has dimensions.
+int64_t row_bytes_of(const View& tensor);
+/// True if the tensors differ in the first dimension at most, which both have.
+bool has_rows_of(const View& tensor, const View& other);
 /// Throws a Refusal if an output shares memory with another tensor.
 void require_apart(const std::vector<View>& inputs, const std::vector<View>& outputs);
 
 inline constexpr std::initializer_list<aclDataType> floating_types = {ACL_FLOAT, ACL_FLOAT16, ACL_BF16};
+/// What is only moved.
+inline constexpr std::initializer_list<aclDataType> all_types = {
+    ACL_FLOAT, ACL_FLOAT16, ACL_INT8,   ACL_INT32, ACL_UINT8, ACL_INT16,     ACL_UINT16,    ACL_UINT32,
+    ACL_INT64, ACL_UINT64,  ACL_DOUBLE, ACL_BOOL,  ACL_BF16,  ACL_COMPLEX64, ACL_COMPLEX128};
 
 /// A communicator of this process, by the name that HCCL or the framework has given it.
 struct Group {

@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <exception>
 #include <map>
 #include <mutex>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -54,20 +56,27 @@ void on_a_stream(const char* call, Enqueue enqueue) {
     require_success("aclrtSynchronizeStreamWithTimeout", finished);
 }
 
-/// The windows of one group, as long as its communicator lives.
+/// The windows of one group, as long as its communicator lives. Each step of which HCCL waits for all ranks comes after
+/// an agreement that all have done theirs, so that nobody waits for a rank that has failed.
 class Windows {
   public:
-    Windows(const std::string& name, const Group& group, uint32_t number)
-        : parent(group.comm), comm_(clone(name, group, number)) {
-        try {
-            link(group);
-            meet();
-        } catch (...) {
-            HcclCommDestroy(comm_);
-            throw;
-        }
+    Windows(const std::string& name, const Group& group, uint32_t number, const Highest& highest)
+        : parent(group.comm), group_(group), highest_(highest) {
+        together([&] {
+            clone(name, number);
+            require_success("HcclGetHcclBuffer", hccl().HcclGetHcclBuffer(comm_, &own_, &bytes_));
+            require_success("HcclKfcAllocOpArgs", hccl().HcclKfcAllocOpArgs(&args_));
+            require_success("HcclKfcOpArgsSetCommEngine",
+                            hccl().HcclKfcOpArgsSetCommEngine(args_, engine_vector_cores));
+        });
+        together([&] {
+            void* context = nullptr;
+            require_success("HcclCreateOpResCtx", hccl().HcclCreateOpResCtx(comm_, all_to_all_v, args_, &context));
+            hccl().HcclKfcFreeOpArgs(std::exchange(args_, nullptr));
+            fill_in();
+        });  // nobody writes a flag into a window that its owner still zeroes
     }
-    ~Windows() { HcclCommDestroy(comm_); }
+    ~Windows() { release(); }
     Windows(const Windows&) = delete;
     Windows& operator=(const Windows&) = delete;
 
@@ -75,9 +84,37 @@ class Windows {
     WindowTiling tiling{};
 
   private:
+    template <class Step>
+    void together(Step step) {
+        std::exception_ptr mine;
+        try {
+            step();
+        } catch (...) {
+            mine = std::current_exception();
+            release();  // before the others know: who waits for this rank in HCCL may notice
+        }
+        uint32_t failed = 0;
+        try {
+            failed = highest_(mine ? group_.rank + 1 : 0);
+        } catch (...) {
+            release();
+            if (!mine) throw;
+        }
+        if (mine) std::rethrow_exception(mine);
+        if (failed == 0) return;
+        release();
+        throw Refusal(aclnn_err_runtime_error,
+                      "rank " + std::to_string(failed - 1) + " has failed to make its windows");
+    }
+
+    void release() {
+        if (args_ != nullptr) hccl().HcclKfcFreeOpArgs(std::exchange(args_, nullptr));
+        if (comm_ != nullptr) HcclCommDestroy(std::exchange(comm_, nullptr));
+    }
+
     /// A communicator of the same ranks under a name of its own, which is the same on all of them.
-    static HcclComm clone(const std::string& name, const Group& group, uint32_t number) {
-        std::vector<uint32_t> ranks(group.size);
+    void clone(const std::string& name, uint32_t number) {
+        std::vector<uint32_t> ranks(group_.size);
         std::iota(ranks.begin(), ranks.end(), 0u);
         HcclCommConfig config = hccl_default_config();
         config.hcclBufferSize = buffer_mb;
@@ -85,45 +122,36 @@ class Windows {
         const size_t room = hccl_comm_name_bytes - 1 - suffix.size();  // the end of a long name is its unique part
         const std::string own = name.substr(name.size() - std::min(name.size(), room)) + suffix;
         std::memcpy(config.hcclCommName, own.c_str(), own.size());
-        HcclComm parent = group.comm, comm = nullptr;
-        require_success("HcclCreateSubCommConfig", hccl().HcclCreateSubCommConfig(&parent, group.size, ranks.data(),
-                                                                                  number, group.rank, &config, &comm));
-        return comm;
+        HcclComm from = group_.comm;
+        require_success(
+            "HcclCreateSubCommConfig",
+            hccl().HcclCreateSubCommConfig(&from, group_.size, ranks.data(), number, group_.rank, &config, &comm_));
     }
 
-    void link(const Group& group) {
-        void *args = nullptr, *context = nullptr, *own = nullptr;
-        uint64_t bytes = 0;
-        require_success("HcclGetHcclBuffer", hccl().HcclGetHcclBuffer(comm_, &own, &bytes));
-        require_success("HcclKfcAllocOpArgs", hccl().HcclKfcAllocOpArgs(&args));
-        HcclResult result = hccl().HcclKfcOpArgsSetCommEngine(args, engine_vector_cores);
-        if (result == HCCL_SUCCESS) result = hccl().HcclCreateOpResCtx(comm_, all_to_all_v, args, &context);
-        hccl().HcclKfcFreeOpArgs(args);
-        require_success("HcclCreateOpResCtx", result);
+    void fill_in() {
         std::vector<uint64_t> addresses;
-        for (uint32_t j = 0; j < group.size; ++j) {
-            void* address = own;
-            uint64_t of_peer = bytes;
-            if (j != group.rank)
+        for (uint32_t j = 0; j < group_.size; ++j) {
+            void* address = own_;
+            uint64_t of_peer = bytes_;
+            if (j != group_.rank)
                 require_success("HcclGetRemoteIpcHcclBuf",
                                 hccl().HcclGetRemoteIpcHcclBuf(comm_, j, &address, &of_peer));
-            bytes = std::min(bytes, of_peer);
+            bytes_ = std::min(bytes_, of_peer);
             addresses.push_back(reinterpret_cast<uint64_t>(address));
         }
-        tiling = plan_window(bytes, group.size, lanes());
-        tiling.rank = group.rank;
+        tiling = plan_window(bytes_, group_.size, lanes());
+        tiling.rank = group_.rank;
         std::copy(addresses.begin(), addresses.end(), tiling.windows);
         const std::vector<char> zeros(alltoallv_kernels::data_place);
         require_success("aclrtMemcpy",
-                        aclrtMemcpy(own, zeros.size(), zeros.data(), zeros.size(), ACL_MEMCPY_HOST_TO_DEVICE));
+                        aclrtMemcpy(own_, zeros.size(), zeros.data(), zeros.size(), ACL_MEMCPY_HOST_TO_DEVICE));
     }
 
-    /// Nobody writes a flag into a window that its owner still zeroes.
-    void meet() const {
-        on_a_stream("HcclBarrier", [&](aclrtStream stream) { return hccl().HcclBarrier(comm_, stream); });
-    }
-
-    HcclComm comm_;
+    const Group group_;
+    const Highest& highest_;  // while it is made
+    HcclComm comm_ = nullptr;
+    void *args_ = nullptr, *own_ = nullptr;
+    uint64_t bytes_ = 0;
 };
 
 /// HCCL's name of a group, and this rank in it: ranks may be threads of one process. A later group may have the name of
@@ -135,25 +163,31 @@ Key key_of(const Group& group) {
     return {name, group.rank};
 }
 
-/// The highest of the ranks' numbers.
-uint32_t highest(const Group& group, uint32_t number) {
-    void* memory = nullptr;
-    require_success("aclrtMalloc", aclrtMalloc(&memory, sizeof number, ACL_MEM_MALLOC_HUGE_FIRST));
-    try {
+/// Agrees over HCCL, on the ranks of a group.
+class OverHccl {
+  public:
+    explicit OverHccl(const Group& group) : comm_(group.comm) {
+        require_success("aclrtMalloc", aclrtMalloc(&memory_, sizeof(uint32_t), ACL_MEM_MALLOC_HUGE_FIRST));
+    }
+    ~OverHccl() { aclrtFree(memory_); }
+    OverHccl(const OverHccl&) = delete;
+    OverHccl& operator=(const OverHccl&) = delete;
+
+    uint32_t highest(uint32_t number) const {
         require_success("aclrtMemcpy",
-                        aclrtMemcpy(memory, sizeof number, &number, sizeof number, ACL_MEMCPY_HOST_TO_DEVICE));
+                        aclrtMemcpy(memory_, sizeof number, &number, sizeof number, ACL_MEMCPY_HOST_TO_DEVICE));
         on_a_stream("HcclAllReduce", [&](aclrtStream stream) {
-            return HcclAllReduce(memory, memory, 1, HCCL_DATA_TYPE_INT32, HCCL_REDUCE_MAX, group.comm, stream);
+            return HcclAllReduce(memory_, memory_, 1, HCCL_DATA_TYPE_INT32, HCCL_REDUCE_MAX, comm_, stream);
         });
         require_success("aclrtMemcpy",
-                        aclrtMemcpy(&number, sizeof number, memory, sizeof number, ACL_MEMCPY_DEVICE_TO_HOST));
-    } catch (...) {
-        aclrtFree(memory);
-        throw;
+                        aclrtMemcpy(&number, sizeof number, memory_, sizeof number, ACL_MEMCPY_DEVICE_TO_HOST));
+        return number;
     }
-    aclrtFree(memory);
-    return number;
-}
+
+  private:
+    const HcclComm comm_;
+    void* memory_ = nullptr;
+};
 
 std::mutex mutex;
 auto& known = *new std::map<Key, std::shared_ptr<Windows>>;  // never destroyed: ACL may have ended
@@ -174,7 +208,7 @@ void forget_windows(const char* name) {
     }
 }
 
-std::shared_ptr<const WindowTiling> windows_of(const Group& group) {
+std::shared_ptr<const WindowTiling> windows_of(const Group& group, const Highest& given) {
     static auto& made = *new std::map<Key, uint32_t>;  // not the same on all: processes may have had other groups
     if (!hccl().complete() || group.size > alltoallv_kernels::most_ranks) return nullptr;
     const Key key = key_of(group);
@@ -188,10 +222,16 @@ std::shared_ptr<const WindowTiling> windows_of(const Group& group) {
         number = made[key] + 1;
     }
     // Without the lock: it waits for the other ranks, which may be threads of this process.
-    number = highest(group, number);
-    const auto fresh = std::make_shared<Windows>(key.first, group, number);
+    std::optional<OverHccl> over_hccl;
+    const Highest highest = given ? given : [&](uint32_t own) { return over_hccl->highest(own); };
+    if (!given) over_hccl.emplace(group);
+    number = highest(number);
+    {
+        const std::lock_guard lock(mutex);
+        made[key] = number;
+    }
+    const auto fresh = std::make_shared<Windows>(key.first, group, number, highest);
     const std::lock_guard lock(mutex);
-    made[key] = number;
     known.emplace(key, fresh);
     return {fresh, &fresh->tiling};
 }

@@ -90,6 +90,8 @@ class HcclCommunicator final : public Communicator {
 
     const std::string& decide_on_kernels(const std::string& where);
     std::string reasons(const std::string& mine);
+    /// Gathers the bytes of all ranks, over the communicator in host memory.
+    void gather_on_host(const void* own, void* all, size_t bytes);
 
     /// The exchange has all counts from here on, also those that were learnt.
     void move(const Exchange& exchange, const OnStream& on);

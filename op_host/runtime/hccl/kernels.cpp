@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <exception>
 #include <map>
 #include <mutex>
 #include <sstream>
@@ -24,7 +25,7 @@ namespace {
 #define ALLTOALLV_KERNEL_CALLS(X)                   \
     X(aclCreateTensor)                              \
     X(aclDestroyTensor)                             \
-    X(aclnnAlltoallvGetWindows)                     \
+    X(aclnnAlltoallvMakeWindows)                    \
     X(aclnnAlltoallvReleaseGroup)                   \
     X(aclnnAlltoallvAllToAllVGetWorkspaceSize)      \
     X(aclnnAlltoallvAllToAllV)                      \
@@ -154,13 +155,35 @@ std::string why_no_kernel(const QuantReduction& q) {
     return {};
 }
 
-Kernels::Kernels(std::string group, int rank, const std::string& where) : group_(std::move(group)), rank_(rank) {
+Kernels::Kernels(std::string group, int rank, const Highest& highest, const std::string& where)
+    : group_(std::move(group)), rank_(rank) {
     // A destroyed communicator may have had the same name: its windows, if they are still there, are of no use.
     library().aclnnAlltoallvReleaseGroup(group_.c_str());
-    check_aclnn(library().aclnnAlltoallvGetWindows(group_.c_str(), &lanes_, &lane_bytes_), "aclnnAlltoallvGetWindows",
-                where);
+    struct Context {
+        const Highest& highest;
+        std::exception_ptr error;
+    } context{highest, {}};
+    const auto agree = [](void* given, uint32_t own, uint32_t* found) {
+        auto& at = *static_cast<Context*>(given);
+        try {
+            *found = at.highest(own);
+            return 0;
+        } catch (...) {  // through C
+            at.error = std::current_exception();
+            return 1;
+        }
+    };
+    const aclnnStatus status =
+        library().aclnnAlltoallvMakeWindows(group_.c_str(), agree, &context, &lanes_, &lane_bytes_);
+    if (context.error) std::rethrow_exception(context.error);
+    check_aclnn(status, "aclnnAlltoallvMakeWindows", where);
     if (lanes_ == 0) throw Error(ErrorClass::hccl, ErrorType::HCCL_FAIL, where + ": HCCL gives no windows");
-    status_ = std::make_unique<DeviceMemory>(lanes_ * 8 * sizeof(int32_t), where);
+    try {
+        status_ = std::make_unique<DeviceMemory>(lanes_ * 8 * sizeof(int32_t), where);
+    } catch (const Error&) {
+        library().aclnnAlltoallvReleaseGroup(group_.c_str());
+        throw;
+    }
     const std::lock_guard lock(owners_mutex);
     owners[{group_, rank_}] = this;
 }

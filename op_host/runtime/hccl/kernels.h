@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -47,8 +48,12 @@ struct CountedOnDevice {
 /// The kernels of one communicator.
 class Kernels {
   public:
-    /// Collective: makes the windows of HCCL's communicator `group`. Throws an error of class hccl.
-    Kernels(std::string group, int rank, const std::string& where);
+    /// Returns the highest of all ranks' numbers.
+    using Highest = std::function<uint32_t(uint32_t own)>;
+
+    /// Collective: makes the windows of HCCL's communicator `group`; the ranks agree by `highest` before each step in
+    /// which HCCL waits for all. Throws what that throws, or an error of class hccl.
+    Kernels(std::string group, int rank, const Highest& highest, const std::string& where);
     /// Gives the windows back. All that has been launched must be done.
     ~Kernels();
     Kernels(const Kernels&) = delete;

@@ -323,7 +323,12 @@ const std::string& HcclCommunicator::decide_on_kernels(const std::string& where)
     if (reason.empty()) {
         std::string mine;
         try {
-            kernels_ = std::make_unique<Kernels>(comm_->name(), rank(), where);
+            const auto highest = [this](uint32_t own) {
+                std::vector<uint32_t> all(static_cast<size_t>(size()));
+                gather_on_host(&own, all.data(), sizeof own);
+                return *std::max_element(all.begin(), all.end());
+            };
+            kernels_ = std::make_unique<Kernels>(comm_->name(), rank(), highest, where);
         } catch (const Error& error) {
             mine = error.what();
         }
@@ -336,13 +341,17 @@ const std::string& HcclCommunicator::decide_on_kernels(const std::string& where)
     return no_kernels_.emplace(std::move(reason));
 }
 
+void HcclCommunicator::gather_on_host(const void* own, void* all, size_t bytes) {
+    const Request request = gather_request(OpKind::all_gather, size(), bytes);
+    control_->exchange(request.exchange(DType::uint8, own, all), options_.timeout);
+}
+
 /// Returns the texts of the ranks that have one, the same on all.
 std::string HcclCommunicator::reasons(const std::string& mine) {
     constexpr size_t bytes = 512;
     std::string text = mine.substr(0, bytes), all(static_cast<size_t>(size()) * bytes, '\0');
     text.resize(bytes);
-    const Request request = gather_request(OpKind::all_gather, size(), bytes);
-    control_->exchange(request.exchange(DType::uint8, text.data(), all.data()), options_.timeout);
+    gather_on_host(text.data(), all.data(), bytes);
     std::string joined;
     for (int j = 0; j < size(); ++j) {
         const char* const told = all.data() + static_cast<size_t>(j) * bytes;

@@ -163,6 +163,18 @@ def compare_on_one(device: Device) -> Iterator[tuple[str, dict[str, Any]]]:
             out = np.full(x.shape[1], 7, scalar)
             device.run("aclnnAlltoallvSharedScaleSum", x, scale, offset, out)
             yield f"shared scale, {dtype}, {case}", differences(out, sum_of(x, scale, offset, dtype))
+    rng = np.random.default_rng(0)
+    for width in (1, 31, 32, 7000, 70_000):  # bytes of a row: less than a block, and more than a tile
+        x = rng.integers(0, 256, (50, width)).astype(np.uint8)
+        index = (rng.permutation(60)[:40] - 5).astype(np.int32)  # some are outside: those rows are left out
+        gathered, scattered = np.full((40, width), 7, np.uint8), np.full((50, width), 7, np.uint8)
+        inside = (index >= 0) & (index < 50)
+        device.run("aclnnAlltoallvGatherRows", x, index, gathered)
+        device.run("aclnnAlltoallvScatterRows", x[:40].copy(), index, scattered)
+        there, back = np.full_like(gathered, 7), np.full_like(scattered, 7)
+        there[inside], back[index[inside]] = x[index[inside]], x[:40][inside]
+        yield f"gather rows, {width} bytes each", differences(gathered, there)
+        yield f"scatter rows, {width} bytes each", differences(scattered, back)
 
 
 def integers(rank: int) -> Array:

@@ -54,6 +54,10 @@ struct OpAttr {
         type = "int";
         value = std::to_string(v);
     }
+    void Bool(bool v) {
+        type = "bool";
+        value = v ? "true" : "false";
+    }
     void String() { type = "str"; }
 };
 

@@ -45,6 +45,7 @@ struct CompileTimeTensorDesc {
 struct RuntimeAttrs {
     std::vector<int64_t> values;  // 0 for a string
     const int64_t* GetInt(size_t i) const { return i < values.size() ? &values[i] : nullptr; }
+    const bool* GetBool(size_t i) const { return reinterpret_cast<const bool*>(GetInt(i)); }
 };
 
 /// All that the three contexts have.
