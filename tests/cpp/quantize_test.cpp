@@ -184,8 +184,9 @@ int main() {
                             test_codes({codes, group}, dtype, count, feedback, isa);
             }
         }
-        for (const CodeFormat codes : {CodeFormat::fp8_e4m3, CodeFormat::fp8_e5m2, CodeFormat::mxfp8,
-                                       CodeFormat::mxfp8_e5m2, CodeFormat::mxfp4, CodeFormat::nvfp4}) {
+        for (size_t row = 0; row < code_format_table.size(); ++row) {
+            const auto codes = static_cast<CodeFormat>(row);
+            if (info(codes).mantissa < 0) continue;  // integers: above
             const size_t fixed = info(codes).group_size;
             for (const size_t group : {64, 128, 200, 4096}) {
                 for (size_t count = 0; count < 12000; count = 3 * count / 2 + 61)

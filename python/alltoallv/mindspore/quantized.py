@@ -130,8 +130,8 @@ def quantized_all_reduce(
             float16, bfloat16 or float32; equal on all ranks.
         offset: A number that is added to the codes of every rank, with ``scale``.
         bits: 8 or 4, for the formats int8 and int4. For the dynamic mode only, like the next five.
-        format: What the elements become: ``"int8"``, ``"int4"``, ``"fp8_e4m3"``, ``"fp8_e5m2"``, ``"mxfp8"``,
-            ``"mxfp8_e5m2"``, ``"mxfp4"`` or ``"nvfp4"``; docs/quantization.md defines them. Default: by ``bits``.
+        format: What the elements become: a row of the table in docs/quantization.md, such as ``"fp8_e4m3"`` or
+            ``"mxfp8"``. Default: by ``bits``.
         group_size: Elements per scale; groups begin at the first element of the flat tensor. ``"token"``: the last
             axis; ``"tensor"``: all. Default: 128, 32 in MX formats and 16 in NVFP4, which have no other.
         gather: ``"full"`` gathers the sum in the output's dtype, ``"quantized"`` quantizes it again: fewer bytes,
