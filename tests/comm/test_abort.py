@@ -7,7 +7,8 @@ import time
 
 import numpy as np
 from on_ranks import on_ranks
-from trouble import LIMIT, attempt, join, wait_for
+from started import wait_for
+from trouble import LIMIT, attempt, join, wait_until_in
 
 import alltoallv
 from alltoallv import Communicator
@@ -24,11 +25,12 @@ def test_abort_wakes_all_ranks(launch, prompt):
         caused = []
 
         def abort() -> None:
+            wait_until_in(comm, 2, 0, 1, 2)
             caused.append(time.monotonic())
             comm.abort(REASON)
 
         if comm.rank == 1:
-            threading.Timer(0.4, abort).start()
+            threading.Thread(target=abort).start()
         if comm.rank == 3:  # never waits in this operator
             wait_for(lambda: not comm.usable, "abort")
             failure = attempt(barrier, group=comm)

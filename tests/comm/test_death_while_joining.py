@@ -7,7 +7,8 @@ import signal
 import time
 
 import pytest
-from trouble import LIMIT, attempt, check_works, join, wait_for
+from started import process_state, wait_for
+from trouble import LIMIT, attempt, check_works, join
 
 from alltoallv import Communicator, _core, membership
 from alltoallv.numpy import barrier
@@ -40,7 +41,8 @@ def before_a_second_domain(comm: Communicator, how: str) -> Communicator:
     """The others come later, but have not been told of it by a call."""
     if comm.rank == VICTIM:
         end_by(how)
-    time.sleep(0.6)
+    pid = comm.flight_record()["ranks"][VICTIM]["pid"]
+    wait_for(lambda: process_state(pid) in ("Z", ""), "the death")
     return join(comm.rank, comm.size, "second", "other", timeout=60)
 
 
@@ -64,7 +66,7 @@ def test_named_at_once(ranks, meet, how, tmp_path):
         assert failure.at - failure.began < LIMIT
 
 
-def test_another_process_in_its_place(ranks):
+def test_another_process_in_its_place(ranks, tmp_path):
     """Once the loss has been raised, a process that was started anew may join as that rank."""
 
     def work(rank, size):
@@ -74,9 +76,10 @@ def test_another_process_in_its_place(ranks):
             child = os.fork()
             if child != 0:
                 os._exit(0)
-            time.sleep(0.3)
+            wait_for(lambda: len(os.listdir(tmp_path)) == 2, "the errors of the others")
         else:
             assert attempt(barrier, group=comm).name == "PeerLostError"
+            (tmp_path / str(rank)).touch()
         check_works(join(rank, size, "again", timeout=30))
         if rank == VICTIM:
             os._exit(0)

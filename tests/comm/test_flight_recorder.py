@@ -12,7 +12,8 @@ import time
 import numpy as np
 import pytest
 from on_ranks import on_ranks
-from trouble import attempt, join, pids_of, wait_for
+from started import wait_for
+from trouble import attempt, join, pids_of
 
 from alltoallv import Communicator
 from alltoallv.numpy import all_reduce, all_to_all_v, barrier, broadcast, recv, send

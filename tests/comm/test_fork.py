@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from on_ranks import on_ranks
 from started import CHILD_SECONDS, forked, run
-from trouble import attempt, check_works, held, join, on_threads, pids_of, stamp, stamped
+from trouble import attempt, check_works, held, join, on_threads, pids_of, stamp, stamped, wait_until_in
 
 import alltoallv
 from alltoallv import Communicator
@@ -107,9 +107,9 @@ def test_parents_death_is_seen_although_the_child_lives(ranks, ending, tmp_path,
         pids = pids_of(comm)
         if comm.rank == 1:
             if os.fork() == 0:
-                time.sleep(8)
+                time.sleep(60)
                 os._exit(0)
-            time.sleep(0.3)
+            wait_until_in(comm, 2)
             stamp(tmp_path / "cause")
             if ending == "SIGKILL":
                 os.kill(os.getpid(), signal.SIGKILL)

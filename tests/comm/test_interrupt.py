@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from trouble import LIMIT, attempt, check_works, join, stamp, stamped, wait_for
+from started import wait_for
+from trouble import LIMIT, attempt, check_works, join, stamp, stamped
 
 import alltoallv
 from alltoallv.errors import InvalidParamError
@@ -58,9 +59,9 @@ def test_interrupt_of_a_blocked_rank(ranks, kind, tmp_path, prompt):
             failure = attempt(barrier, group=comm)
         elif comm.rank == INTERRUPTED:
             call = blocked_call(comm, kind)
-            interrupt_after(0.4, cause)
             failure = None
             try:
+                interrupt_after(0.4, cause)
                 call()
             except KeyboardInterrupt:
                 ended = time.monotonic()
@@ -93,12 +94,14 @@ def test_interrupt_during_bootstrap(ranks, tmp_path, prompt):
 
     def work(rank, size):
         if rank == 0:
-            failure = attempt(join, rank, size, timeout=10.0)
+            (tmp_path / "joins").touch()
+            failure = attempt(join, rank, size)
             return failure.name, failure.text, failure.at
         if rank == INTERRUPTED:
+            wait_for((tmp_path / "joins").exists, "rank 0")
             interrupt_after(0.5, cause)
             with pytest.raises(KeyboardInterrupt):
-                join(rank, size, timeout=10.0)
+                join(rank, size)
             return None, "", time.monotonic()
         return None  # the one that they wait for
 
@@ -113,9 +116,9 @@ def test_interrupt_in_the_middle_of_exchanges(ranks, tmp_path):
     """Wherever it falls between Python and core, nothing hangs."""
 
     def work(comm):
-        if comm.rank == INTERRUPTED:
-            interrupt_after(0.3, tmp_path / "cause")
         try:
+            if comm.rank == INTERRUPTED:
+                interrupt_after(0.3, tmp_path / "cause")
             while True:
                 all_to_all_v(np.ones(3 * comm.size), [3] * comm.size, group=comm)
         except KeyboardInterrupt:

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from started import process_state, wait_for
 from stopped import BYTES, FILL, FOREIGN, MB, OTHER, RECEIVER, SENDER, all_again, counts_of
-from trouble import Place, attempt, join, mapped, pids_of, process_state, stop_myself, trap, wait_for
+from trouble import Place, attempt, join, mapped, pids_of, stop_myself, trap
 
 import alltoallv
 from alltoallv.errors import CommTimeoutError

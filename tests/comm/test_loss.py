@@ -7,12 +7,12 @@ import random
 import re
 import signal
 import threading
-import time
 from contextlib import suppress
 
 import numpy as np
 import pytest
-from trouble import LIMIT, attempt, check_works, join, pids_of, stamp, stamped, wait_for
+from started import process_state, wait_for
+from trouble import LIMIT, attempt, check_works, join, pids_of, stamp, stamped, wait_until_in
 
 import alltoallv
 from alltoallv.numpy import all_reduce, all_to_all_v, barrier
@@ -54,7 +54,7 @@ def test_loss_while_peers_wait(ranks, size, ending, tmp_path, prompt):
     def work(comm):
         pids = pids_of(comm)
         if comm.rank == VICTIM:
-            time.sleep(0.3)
+            wait_until_in(comm, 2)
             stamp(tmp_path / "cause")
             if ending == "_exit":
                 os._exit(3)
@@ -99,10 +99,11 @@ def test_loss_before_the_call(ranks, tmp_path, prompt):
 
     def work(comm):
         pids = pids_of(comm)
+        (tmp_path / str(comm.rank)).touch()
         if comm.rank == VICTIM:
-            time.sleep(0.3)  # peers may still be in the all_gather
+            wait_for(lambda: {"0", "2"} <= set(os.listdir(tmp_path)), "the end of the all_gather on all ranks")
             os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(1)
+        wait_for(lambda: process_state(pids[VICTIM]) in ("Z", ""), "the death")
         failure = attempt(barrier, group=comm)
         go_on(comm, comm.rank)
         return pids, failure
@@ -146,7 +147,7 @@ def test_loss_is_seen_by_asynchronous_calls(ranks, tmp_path, prompt):
     def work(comm):
         barrier(group=comm)
         if comm.rank == VICTIM:
-            time.sleep(0.3)
+            wait_until_in(comm, 2)
             stamp(tmp_path / "cause")
             os.kill(os.getpid(), signal.SIGKILL)
         works = [barrier(group=comm, async_op=True) for _ in range(3)]
@@ -225,7 +226,7 @@ def test_rank_that_returns_while_others_call(launch, tmp_path, prompt):
     def work(comm):
         barrier(group=comm)
         if comm.rank == VICTIM:
-            time.sleep(0.3)
+            wait_until_in(comm, 2)
             stamp(tmp_path / "cause")
             comm.destroy()
             return None
@@ -312,7 +313,7 @@ def test_sockets_of_a_lost_rank_close_without_a_pidfd(ranks, tmp_path, prompt):
     def work(comm):
         barrier(group=comm)
         if comm.rank == VICTIM:
-            time.sleep(0.2)
+            wait_until_in(comm, 2)
             stamp(tmp_path / "cause")
             for name in os.listdir("/proc/self/fd"):  # all connections at once, while the process lives on
                 try:

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from on_ranks import on_both
-from trouble import LIMIT, Failure, attempt, check_works, last_seq, wait_for
+from started import wait_for
+from trouble import LIMIT, Failure, attempt, check_works, last_seq
 
 import alltoallv
 from alltoallv import Communicator, errors

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from on_ranks import on_ranks
-from trouble import wait_for
+from started import wait_for
 
 from alltoallv import Communicator, empty
 from alltoallv.errors import PeerMismatchError

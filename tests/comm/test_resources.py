@@ -101,11 +101,11 @@ def test_a_peers_segment_that_cannot_be_mapped(rank, size, starve):
 @on_ranks(2, communicator=False, fresh=True)
 def test_joining_without_descriptors(rank, size):
     """A rank that has spare ones joins another domain with them."""
-    first = join(rank, size, "first", timeout=20)
+    first = join(rank, size, "first", timeout=40)
     barrier(group=first)
     begin = time.monotonic()
     with no_more_descriptors() if rank == 1 else nullcontext():
-        second = join(rank, size, "second", domain="second", timeout=20)
+        second = join(rank, size, "second", domain="second", timeout=40)
         barrier(group=second)
     assert time.monotonic() - begin < LIMIT
     check_works(first)

@@ -17,7 +17,8 @@ import numpy as np
 from calls import Call, draw, make
 from case import UNSEEN, Arguments
 from faults import KINDS, TIMEOUT, continued, mistaken, starved, strike
-from trouble import held, join, wait_for
+from started import wait_for
+from trouble import held, join
 
 from alltoallv.errors import AllToAllVError
 from alltoallv.numpy import barrier

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from case import Arguments
 from scarcity import no_more_descriptors, no_more_memory
-from trouble import process_state, stamp, wait_for
+from started import process_state, wait_for
+from trouble import stamp
 
 TIMEOUT = 0.4  # of a call that a victim keeps waiting for too long, in seconds
 MISMATCH = ("PeerMismatchError",)

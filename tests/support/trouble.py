@@ -25,8 +25,8 @@ from alltoallv import Communicator
 from alltoallv.numpy import all_gather, all_reduce, all_to_all_v, barrier
 from alltoallv.testing.data_path import data_path
 
-# From a cause to its error: milliseconds on an idle machine; these tests also run sanitized and emulated.
-LIMIT = 5.0
+# From a cause to its error: milliseconds on an idle machine. Less than the timeouts, which end what was not told.
+LIMIT = 20.0
 
 _HANDLER = ctypes.CFUNCTYPE(None, ctypes.c_int)
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -66,7 +66,7 @@ def join(rank: int, size: int, suffix: str = "", domain: str = "default", **opti
     os.environ.update({f"ALLTOALLV_{name}": str(value) for name, value in place.items()})
     os.environ["ALLTOALLV_JOB_ID"] = f"{job}/{suffix}"
     with data_path(options.pop("path", None)):
-        return Communicator.from_env(domain, **{"timeout": 15.0} | options)
+        return Communicator.from_env(domain, **{"timeout": 40.0} | options)
 
 
 def pids_of(comm: Communicator) -> list[int]:
@@ -96,6 +96,17 @@ def last_seq(comm: Communicator) -> int:
     """Sequence number of this rank's last operator."""
     operators = comm.flight_record()["ranks"][comm.rank]["operators"]
     return operators[-1]["seq"] if operators else 0
+
+
+def wait_until_in(comm: Communicator, seq: int, *ranks: int) -> None:
+    """Waits until these ranks, or all others, have begun their operator number ``seq``."""
+    named = ranks or [rank for rank in range(comm.size) if rank != comm.rank]
+
+    def begun() -> bool:
+        told = [comm.flight_record()["ranks"][rank]["operators"] for rank in named]
+        return all(operators and operators[-1]["seq"] >= seq for operators in told)
+
+    wait_for(begun, f"operator #{seq} on ranks {named}")
 
 
 def stamp(file: Path) -> None:
