@@ -79,7 +79,7 @@ def includes(session: nox.Session) -> None:
 @nox.session(venv_backend="none", tags=["lane-a"])
 def tests(session: nox.Session) -> None:
     """The Python tests. Arguments after ``--`` go to pytest."""
-    session.run("pytest", *steps.RERUN, "--ignore=tests/hosts", "--ignore=tests/model", *steps.selected(session))
+    session.run("pytest", "--ignore=tests/hosts", "--ignore=tests/model", *steps.selected(session))
 
 
 @nox.session(venv_backend="none")
@@ -376,4 +376,4 @@ def pythons(session: nox.Session) -> None:
     """The installed package and its core tests on other Pythons; nox says which it does not find."""
     session.install(".[testing]", *steps.PYTEST_PLUGINS)
     rooms = (f"tests/{room}" for room in ("numpy", "operation", "comm", "testing"))
-    session.run("python", "-m", "pytest", *steps.RERUN, *rooms, *steps.selected(session))
+    session.run("python", "-m", "pytest", *rooms, *steps.selected(session))

@@ -26,16 +26,13 @@ ON_SOURCES = {"PYTHONPATH": os.pathsep.join(map(str, SOURCES))}
 CPP_ROOMS = ("op_host", "op_kernel", "emulator", "tests", "python/alltoallv/mindspore")
 PROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
 BUILD_TOOLS = (*PROJECT["build-system"]["requires"], "cmake>=3.25", "ninja")
-PYTEST_PLUGINS = ("pytest-timeout>=2.3", "pytest-rerunfailures>=16.7")
+PYTEST_PLUGINS = ("pytest-timeout>=2.3",)
 # Named, since without an installation nothing announces ours, and with one it may not be named twice.
-PLUGIN_MODULES = "alltoallv.testing.plugin", "pytest_timeout", "pytest_rerunfailures", "_hypothesis_pytestplugin"
+PLUGIN_MODULES = "alltoallv.testing.plugin", "pytest_timeout", "_hypothesis_pytestplugin"
 PLUGINS = tuple(f"-p{name}" for name in PLUGIN_MODULES)
 TEST_TOOLS = (*PROJECT["project"]["optional-dependencies"]["testing"], *PYTEST_PLUGINS, "scikit-learn>=1.3")
 COVERAGE = "coverage>=7.13,<8"
 STRICT = ("-DALLTOALLV_TESTS=ON", "-DALLTOALLV_WERROR=ON")
-# On a shared CI machine a test about seconds may meet a pause of seconds: it is tried twice, and the log says why.
-RERUN = ("--reruns=1", "--rerun-show-tracebacks") if os.environ.get("CI") else ()
-REPEAT = ("--repeat", "until-pass:2") if os.environ.get("CI") else ()
 ASAN = "strict_string_checks=1:detect_stack_use_after_return=1:abort_on_error=0"
 # GCC's thread sanitizer does not know the widest address-space randomization of new kernels.
 UNRANDOMIZED = ("setarch", "--addr-no-randomize") if shutil.which("setarch") else ()
@@ -99,7 +96,7 @@ def sanitized_tests(session: nox.Session, name: str, tests: list[str], wanted: s
         env |= {"ASAN_OPTIONS": options, "PYTHONMALLOC": "malloc"}
     chosen = session.posargs or ("-m", "not slow", "-k", wanted)
     try:
-        session.run(*UNRANDOMIZED, "python", "-m", "pytest", *RERUN, *tests, *chosen, env=env, external=True)
+        session.run(*UNRANDOMIZED, "python", "-m", "pytest", *tests, *chosen, env=env, external=True)
     finally:
         reports = [report.read_text(errors="replace") for report in build.glob("report.*")]
         print(*reports, sep="\n")
@@ -202,7 +199,7 @@ def framework_tests(session: nox.Session, folders: str, *requirements: str) -> N
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
     }
-    session.run("python", "-m", "pytest", *PLUGINS, *RERUN, *folders.split(), *selected(session), env=env)
+    session.run("python", "-m", "pytest", *PLUGINS, *folders.split(), *selected(session), env=env)
 
 
 def selected(session: nox.Session) -> tuple[str, ...]:
@@ -233,7 +230,7 @@ def ctest(
     env: dict[str, str] | None = None,
 ) -> None:
     """Runs what a build has registered; none at all is an error."""
-    command = ("ctest", "--test-dir", str(build), "--output-on-failure", "--no-tests=error", *REPEAT, *arguments)
+    command = ("ctest", "--test-dir", str(build), "--output-on-failure", "--no-tests=error", *arguments)
     session.run(*runner, *command, env=env, external=bool(runner))
 
 
