@@ -110,6 +110,20 @@ def calls(rank: int, size: int) -> dict[str, tuple[int, Callable[[], Any]]]:
         "quantized_all_reduce, feedback": lambda: at.quantized_all_reduce(t, error_feedback=feedback),
         "quantized_all_reduce, gradient": lambda: at.quantized_all_reduce(tracked),
     }
+    ids, gates = torch.tensor([[0, 3]] * 6), torch.ones(6, 2)
+    tokens, weighed = torch.ones(6, 8), torch.ones(6, 8, requires_grad=True)
+    moe, moe_numpy, moe_codes = at.nn.MoEDispatcher(4), an.MoEDispatcher(4), at.nn.MoEDispatcher(4, payload="int8")
+
+    def to_experts(dispatcher: Any, *given: Any) -> Any:
+        rows, _, state = dispatcher.dispatch(*given)
+        return dispatcher.combine(rows, state)
+
+    experts: dict[str, Callable[[], Any]] = {
+        "torch": lambda: to_experts(moe, tokens, ids, gates),
+        "torch, int8 codes": lambda: to_experts(moe_codes, tokens, ids, gates),
+        "torch, gradient": lambda: to_experts(moe, weighed, ids, gates),
+        "numpy": lambda: to_experts(moe_numpy, tokens.numpy(), ids.numpy(), gates.numpy()),
+    }
     limits: list[tuple[str, int, dict[str, Callable[[], Any]]]] = [
         ("numpy", 6, numpy),
         ("torch", 6, functions),
@@ -119,6 +133,7 @@ def calls(rank: int, size: int) -> dict[str, tuple[int, Callable[[], Any]]]:
         ("torch", 10, {"quantized_all_reduce": lambda: at.quantized_all_reduce(t)}),
         ("torch", 16, quantized),
         ("ATB", 5, {"execution": lambda: operation(t)}),
+        ("MoE dispatch and combine", 60, experts),
     ]
     return {f"{kind}: {name}": (most, call) for kind, most, those in limits for name, call in those.items()}
 

@@ -18,7 +18,7 @@ import grimp
 ROOT = Path(__file__).resolve().parent.parent
 PICTURE = ROOT / "docs" / "house.svg"
 CPP = (
-    *(f"op_host/{name}" for name in ("all_to_all_v", "quant_all_reduce", "rows", "bindings")),
+    *(f"op_host/{name}" for name in ("all_to_all_v", "quant_all_reduce", "rows", "moe", "bindings")),
     *(
         f"op_host/runtime/{name}"
         for name in (

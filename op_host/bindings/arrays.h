@@ -5,6 +5,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
+#include <vector>
 
 #include "runtime/base/dtype.h"
 #include "runtime/core/request.h"
@@ -57,6 +59,10 @@ class Framework {
 /// Returns the framework of which this is an array, or null. Types derived from its array type do not count, because
 /// their elements may have another meaning.
 const Framework* framework_of(nanobind::handle object);
+
+/// Copies numbers, or bytes, to a NumPy array of that shape.
+nanobind::object numpy_array(std::span<const int64_t> numbers, const std::vector<int64_t>& shape);
+nanobind::object numpy_array(std::span<const std::byte> bytes, const std::vector<int64_t>& shape);
 
 /// The arrays of a call.
 struct ArrayPair {

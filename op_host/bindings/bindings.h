@@ -45,6 +45,7 @@ void bind_hccl(nb::module_& m);
 void bind_hosts(nb::module_& m);
 void bind_kernels(nb::module_& m);
 void bind_quant(nb::module_& m);
+void bind_moe(nb::module_& m);
 
 using ReleaseGil = nb::call_guard<GilReleased>;
 

@@ -59,9 +59,10 @@ void bind_all(nb::module_& m) {
     m.doc() = "C++ core of alltoallv. Use the package's Python modules instead: this interface may change.";
     // Threads of thread ranks and pending calls may keep objects alive to the very end of the process.
     nb::set_leak_warnings(false);
-    for (const auto bind : {bind_errors, bind_memory, bind_numpy_arrays, bind_torch_tensors, bind_mindspore_tensors,
-                            bind_communicator, bind_hccl, bind_hosts, bind_plan, bind_request, bind_array_plan,
-                            bind_array_calls, bind_checked_call, bind_operation, bind_kernels, bind_quant, bind_dtypes})
+    for (const auto bind :
+         {bind_errors, bind_memory, bind_numpy_arrays, bind_torch_tensors, bind_mindspore_tensors, bind_communicator,
+          bind_hccl, bind_hosts, bind_plan, bind_request, bind_array_plan, bind_array_calls, bind_checked_call,
+          bind_operation, bind_kernels, bind_quant, bind_moe, bind_dtypes})
         bind(m);
 }
 

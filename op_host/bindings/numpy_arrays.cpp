@@ -2,6 +2,7 @@
 // by NumPy's C functions, because calling the type takes longer than a small exchange.
 #include <numpy/arrayobject.h>
 
+#include <cstring>
 #include <string_view>
 
 #include "bindings/arrays.h"
@@ -75,7 +76,23 @@ class NumpyArrays : public Framework {
     mutable std::vector<Known> known_;  // changed under the GIL
 };
 
+nb::object copied(int type, std::span<const std::byte> bytes, const std::vector<int64_t>& shape) {
+    nb::object made =
+        nb::steal(PyArray_SimpleNew(static_cast<int>(shape.size()), const_cast<npy_intp*>(shape.data()), type));
+    if (!made.is_valid()) throw nb::python_error();
+    if (!bytes.empty()) std::memcpy(PyArray_DATA(fields(made)), bytes.data(), bytes.size());
+    return made;
+}
+
 }  // namespace
+
+nb::object numpy_array(std::span<const int64_t> numbers, const std::vector<int64_t>& shape) {
+    return copied(NPY_INT64, std::as_bytes(numbers), shape);
+}
+
+nb::object numpy_array(std::span<const std::byte> bytes, const std::vector<int64_t>& shape) {
+    return copied(NPY_UINT8, bytes, shape);
+}
 
 void bind_numpy_arrays(nb::module_&) {
     if (_import_array() != 0) throw nb::python_error();

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from moe_pieces import pieces_of
 from on_ranks import on_ranks
 
 from alltoallv import Communicator
 from alltoallv import numpy as av
-from alltoallv._calls import pieces, routing
+from alltoallv._calls import routing
 from alltoallv.errors import PeerLostError
 from alltoallv.testing import Ranks
 from alltoallv.testing.quantized_formats import FORMATS
@@ -81,8 +82,7 @@ def test_rows_that_come_back_in_pieces(ranks: Ranks, call: dict[str, Any]) -> No
     """Of about 3 tokens each, on ranks with other numbers of tokens."""
 
     def check(comm: Communicator, begins: list[int]) -> tuple[bytes, int]:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(pieces, "PIECE_BYTES", 4 * WIDTH * K * 3)
+        with pieces_of(4 * WIDTH * K * 3):
             before = comm.stats()["operators"]
             y = layer(comm, *begins[comm.rank : comm.rank + 2], np.float32, call, {"payload": "int8", "alignment": 2})
             return y.tobytes(), comm.stats()["operators"] - before

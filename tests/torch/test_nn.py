@@ -8,13 +8,13 @@ import pickle
 
 import pytest
 import torch
+from moe_pieces import pieces_of
 from on_ranks import on_ranks
 from replicated import check_gradients
 from torch import Tensor
 
 import alltoallv.torch as at
 from alltoallv import Communicator
-from alltoallv._calls import pieces
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.testing import Ranks
 
@@ -81,8 +81,7 @@ def test_rows_that_come_back_in_pieces(comm: Communicator) -> None:
     problem = Problem(4, 5, 2, torch.float32, torch.float32)
     begin, end = problem.begins[comm.rank : comm.rank + 2]
     expected = problem.run(comm, begin, end)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pieces, "PIECE_BYTES", 100)
+    with pieces_of(100):
         mine = problem.run(comm, begin, end)
     for ours, whole in zip(mine, expected, strict=True):
         assert torch.equal(ours, whole)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from moe_pieces import pieces_of
 from on_ranks import on_ranks
 
 import alltoallv.torch as at
 from alltoallv import Communicator
-from alltoallv._calls import pieces
 from alltoallv.errors import AllToAllVError, PeerMismatchError
 
 
@@ -31,8 +31,7 @@ def test_combine_in_the_background(comm: Communicator) -> None:
     """Rows of several pieces: what one rank refuses leaves nothing under way on the others."""
     dispatcher = at.nn.MoEDispatcher(4, comm)
     tokens, ids = torch.arange(60.0)[:, None] + 100 * comm.rank, torch.arange(60)[:, None] % 4
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pieces, "PIECE_BYTES", 64)
+    with pieces_of(64):
         rows, _, state = dispatcher.dispatch(tokens, ids)
         for wrong in (rows[1:], rows.expand(-1, 2)):
             with pytest.raises(AllToAllVError):

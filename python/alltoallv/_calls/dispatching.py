@@ -1,24 +1,31 @@
-"""The dispatchers of all front ends share this code: whole layers, in chunks that overlap, with shared experts."""
+"""The dispatcher of all front ends: tokens to their experts and back by the core, and whole layers in chunks."""
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence, Sized
-from dataclasses import asdict, dataclass
-from typing import Any, Generic, TypeVar
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
+import numpy.typing as npt
 
-from alltoallv._calls import experts
+from alltoallv import _core
+from alltoallv._calls import experts, objects
 from alltoallv._calls.adapters import A
 from alltoallv._calls.guard import guard
 from alltoallv._calls.in_step import in_step
 from alltoallv._calls.routing import Load, Routing, chunk_ends
 from alltoallv.communicator import Communicator
-from alltoallv.errors import AllToAllVError, InvalidParamError, PeerLostError
+from alltoallv.dtypes import numpy_dtype
+from alltoallv.errors import AllToAllVError, InvalidParamError, PeerLostError, PeerMismatchError
 
 T = TypeVar("T")
+Array = npt.NDArray[Any]
+Way = tuple[Any, Any, Any, Any]  # order, source, ranks and token of a dispatch; see op_host/moe/routing.h
 OPERATOR = "all_to_all_v"  # the operator by which rows travel
+WEIGHED = ("float32", "float16", "bfloat16")  # dtypes of rows and weights that the core multiplies
 
 
 class Pending(Generic[T]):
@@ -38,40 +45,151 @@ class Pending(Generic[T]):
 
 @dataclass(eq=False)
 class DispatchState(Generic[A]):
-    """Holds the way back of a dispatch, and what came with its rows: lists and arrays, in torch tensors.
+    """Holds the way back of a dispatch, and what came with its rows.
 
     Attributes:
-        counts: Rows of every local expert, those of zeros that fill it up included.
+        counts: Rows of every local expert, those of zeros that fill it up included; in a graph of torch a tensor.
         received: Rows of every local expert that came from tokens.
-        weights: Gate weight of every row, shape ``[rows]``; None if none were given.
-        experts: Local expert of every row, int64, shape ``[rows]``, ascending.
-        sources: Rank that every row comes from, int64, shape ``[rows]``; ascending within an expert, -1 of zeros.
-        chosen, kept: How often this rank's tokens chose every expert, and how many rows it sent to each; int64 of shape
-            ``[num_experts]``.
+        weights: Gate weight of every row, shape ``[rows]``, in torch and MindSpore differentiable; None if none were
+            given.
         scales: Scale of every row, float32, shape ``[rows]``, where rows come as codes; else None.
-        route: The way of every row; for `combine` and for a dispatch of other tokens by the same way.
+        ids: The experts that this rank's tokens chose, ``[n, k]``.
+        way: Where every pair of a token and an expert went: four arrays of integers.
+        num_experts: Experts on all ranks together.
+        communicator: Of the ranks that dispatched; None in a graph of torch.
     """
 
     counts: Any
     received: Any
     weights: A | None
-    experts: Any
-    sources: Any
-    chosen: Any
-    kept: Any
-    route: Any
-    scales: A | None = None
+    scales: A | None
+    ids: Any
+    way: Way
+    num_experts: int
+    communicator: Any
+
+    @property
+    def experts(self) -> Any:
+        """Local expert of every row: int64, shape ``[rows]``, ascending."""
+        return np.repeat(np.arange(len(self.counts)), self.counts)
+
+    @property
+    def sources(self) -> Any:
+        """Rank that every row comes from: int64, shape ``[rows]``; ascending within an expert, -1 for rows of zeros."""
+        _, source, ranks, _ = self.way
+        return np.append(np.repeat(np.arange(ranks.shape[1]), ranks[1]), -1)[source]
+
+    @property
+    def chosen(self) -> Any:
+        """The times that this rank's tokens chose each expert: int64, shape ``[num_experts]``."""
+        return np.bincount(self.ids.reshape(-1), minlength=self.num_experts)
+
+    @property
+    def kept(self) -> Any:
+        """The rows that this rank sent to each expert: int64, shape ``[num_experts]``."""
+        return np.bincount(self.ids.reshape(-1)[self.way[0]], minlength=self.num_experts)
 
 
 Dispatched = tuple[Any, Any, DispatchState[A]]
 
 
-class Dispatching(ABC, Generic[A]):
-    """Runs whole layers with the `begin_dispatch` and `begin_combine` that a front end defines."""
+def begin_dispatch(
+    adapter: Any,
+    comm: Communicator,
+    routing: Routing,
+    tokens: Any,
+    ids: Any,
+    weights: Any,
+    wide: Callable[[Any], Array],
+    likes: Any,
+    begins: bool,
+) -> Callable[[], Any]:
+    """Sends tokens in host memory; the result returns what `_core.moe_dispatch` returns.
 
+    ``wide``: Returns weights as an array of float64.
+    """
+    try:
+        made = _core.moe_dispatch(adapter, comm.core, routing.core, tokens, ids, weights, wide, likes, begins)
+    except PeerMismatchError as error:
+        raise named(comm, error, told(routing, tokens, weights)) from None
+    if not begins:
+        return lambda: made
+
+    def finish() -> Any:
+        try:
+            return made.finish()
+        except PeerMismatchError as error:
+            raise named(comm, error, told(routing, tokens, weights)) from None
+
+    return finish
+
+
+def _wide(weights: Array) -> Array:
+    return np.asarray(weights, np.float64)
+
+
+def told(routing: Routing, tokens: Any, weights: Any) -> dict[str, str]:
+    """Returns what all ranks agree on in a dispatch; as text: a capacity of 1, rows, is not one of 1.0, a factor."""
+    about = f"{tokens.dtype} {tuple(tokens.shape[1:])}, gate_weights {None if weights is None else weights.dtype}"
+    options = {name: repr(value) for name, value in asdict(routing).items()}
+    return {"tokens of": about.replace("torch.", ""), **options}
+
+
+def named(comm: Any, error: PeerMismatchError, told: dict[str, str]) -> PeerMismatchError:
+    """Returns the error that names what differs of what all ranks tell, where the core found on all that terms do."""
+    if not isinstance(comm, Communicator) or comm.host_core is None or "or options" not in str(error):
+        return error
+    every = list[dict[str, str]]()
+    with contextlib.suppress(AllToAllVError):  # a rank is elsewhere
+        every = objects.all_gather(comm, dict(told))(-1.0)
+    for rank, name in ((rank, name) for rank, options in enumerate(every) for name in options):
+        if every[rank][name] != every[0][name]:
+            text = f"rank 0 has {name} {every[0][name]}, rank {rank} has {name} {every[rank][name]}"
+            return PeerMismatchError(f"{str(error).partition(': ')[0]}: {text}")
+    return error
+
+
+def sum_dtype(*dtypes: np.dtype[Any]) -> np.dtype[Any]:
+    """Returns the dtype in which values of these dtypes are added and multiplied: at least float32."""
+    return np.result_type(np.float32, *dtypes)
+
+
+def added(terms: Any, wide: Any, convert: Callable[[Any, Any], Any]) -> Any:
+    """Returns the sums of terms ``[n, k, ...]`` over k, in order, in a wider dtype; the core adds the usual ones."""
+    total = convert(terms[:, 0], wide)
+    for choice in range(1, terms.shape[1]):
+        total = total + convert(terms[:, choice], wide)
+    return convert(total, terms.dtype)
+
+
+def collect(
+    adapter: Any, comm: Communicator, rows: Array, weights: Array | None, way: Way, n: int, k: int, **about: Any
+) -> Callable[[], tuple[Array, Array | None]]:
+    """Brings rows and weights of arrays back; the result returns tokens ``[n, ...]`` and weights ``[n, k]``.
+
+    ``about``: other arguments of `_core.moe_collect`.
+    """
+    made = _core.moe_collect(adapter, comm.core, rows, weights, about.pop("gates", None), way, n, k, **about)
+
+    def finish() -> tuple[Array, Array | None]:
+        tokens, of_tokens, sums = made.finish() if about.get("begins") else made
+        if not sums:
+            tokens = added(tokens, sum_dtype(tokens.dtype), np.ndarray.astype)
+        return tokens, of_tokens
+
+    return finish
+
+
+class Dispatching(ABC, Generic[A]):
+    """The dispatcher, whose tensors a front end shows as arrays of NumPy, or which it moves itself."""
+
+    adapter: Any = None  # by which the core reads what `array` returns, beside plain arrays
     routing: Routing
-    group: Any
+    group: Any = None
     origin: Communicator | None = None  # of a dispatcher of survivors: the group before the first loss
+
+    def __init__(self, num_experts: int, group: Any = None, **options: Any) -> None:
+        self.routing, self.group = Routing(num_experts, **options), group
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Lets help() of a front end's class say what its options mean."""
@@ -88,20 +206,157 @@ class Dispatching(ABC, Generic[A]):
         """Returns the communicator that carries these tokens."""
         return self.member()
 
-    @abstractmethod
+    def array(self, name: str, x: Any) -> Array:
+        """Returns the values of an argument as a NumPy array, if this is a framework of arrays."""
+        raise NotImplementedError
+
+    def arrived(
+        self, tokens: Any, gate_weights: Any, rows: Array, weights: Array | None, state: DispatchState[Any]
+    ) -> Dispatched[A]:
+        """Returns what a dispatch returns once rows and weights have arrived; ``state`` has no weights yet.
+
+        This, like `combined`, is for a framework of arrays without gradients.
+        """
+        state.weights = weights
+        return rows, state.counts, state
+
+    def weighted(self, expert_outputs: Any, state: DispatchState[A]) -> tuple[Any, Array | None]:
+        """Multiplies each row by its weight in float32 or the wider dtype, rounded to the dtype of the rows.
+
+        Or it returns the rows unchanged, with the weights by which they are still to be multiplied.
+        """
+        raise NotImplementedError
+
+    def combined(self, rows: A, state: DispatchState[A], tokens: Array) -> A:
+        """Returns what a combine of these rows returns once its tokens have arrived."""
+        return cast("A", tokens)
+
+    def dispatch(self, tokens: Any, expert_ids: Any, gate_weights: Any = None, *, async_op: bool = False) -> Any:
+        """Sends every token to each of its k experts.
+
+        Args:
+            tokens: Shape ``[n, ...]``, n >= 0. dtype and row shape agree on all ranks; in torch floating-point or
+                complex.
+            expert_ids: Integers from 0 to ``num_experts - 1``, shape ``[n, k]``, or ``[n]`` for k = 1. k, as n, may
+                differ between ranks; a token may name an expert twice. Or the state of an earlier dispatch, whose way
+                these tokens then go; not as codes.
+            gate_weights: Floating-point, shape of ``expert_ids``; None on all ranks: `combine` adds without weights.
+            async_op: Return a `Pending` at once, whose ``result()`` is what is said below; not with a state, nor in a
+                graph of torch.
+
+        Returns:
+            ``(rows, counts, state)``: the rows for this rank's experts, ``[sum(counts), ...]``, sorted by expert, then
+            by the rank they come from, then as they lay there; how many each local expert gets, rows of zeros up to
+            the alignment included; and what `combine` needs. In torch and MindSpore rows and
+            ``state.weights`` are differentiable.
+
+        Raises:
+            InvalidParamError, InvalidTensorError: this rank's or a peer's arguments.
+            PeerMismatchError: ranks disagree about the dtypes, the row shape, the number of experts or the options.
+            PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come; see `survivors`.
+        """
+        if isinstance(expert_ids, DispatchState):
+            return self.again(tokens, expert_ids, gate_weights)
+        finish = self.begin_dispatch(tokens, expert_ids, gate_weights, async_op)
+        return Pending(finish) if async_op else finish()
+
+    def again(self, tokens: Any, state: DispatchState[A], gate_weights: Any) -> Dispatched[A]:
+        """Sends other tokens by the way of an earlier dispatch."""
+        comm = state.communicator
+        with guard(comm, OPERATOR):
+            x = self.array("tokens", tokens)
+            weights = None if gate_weights is None else self.array("gate_weights", gate_weights)
+        rows, made = _core.moe_spread(self.adapter, comm.core, x, weights, state.way)
+        other: DispatchState[Any] = replace(state, weights=None, scales=None)
+        return self.arrived(tokens, gate_weights, rows, made, other)
+
     def begin_dispatch(
-        self, tokens: A, expert_ids: A, gate_weights: A | None, begins: bool
+        self, tokens: Any, expert_ids: Any, gate_weights: Any, begins: bool
     ) -> Callable[[], Dispatched[A]]:
         """Sends tokens; the function that it returns receives rows. ``begins`` moves them in the background."""
+        comm, likes = self.member(), None
+        with guard(comm, OPERATOR):
+            x, ids = self.array("tokens", tokens), self.array("expert_ids", expert_ids)
+            weights = None if gate_weights is None else self.array("gate_weights", gate_weights)
+        if self.routing.code_dtype is not None:
+            likes = np.empty(0, numpy_dtype(self.routing.code_dtype)), np.empty(0, np.float32)
+        given = x, ids, weights, _wide
+        arriving = begin_dispatch(self.adapter, comm, self.routing, *given, likes, begins)
+        ids = np.array(ids, np.int64)  # a copy: the state keeps it
 
-    @abstractmethod
-    def begin_combine(
-        self, expert_outputs: A, state: DispatchState[A], begins: bool, whole: bool = False
-    ) -> Callable[[], A]:
+        def finish() -> Dispatched[A]:
+            rows, made, scales, *way, by_expert = arriving()
+            counts, received = by_expert.tolist()
+            numbers = ids.reshape(way[2][2:, comm.rank])
+            about = numbers, cast("Way", tuple(way)), self.num_experts, comm
+            state: DispatchState[Any] = DispatchState(counts, received, None, scales, *about)
+            return self.arrived(tokens, gate_weights, rows, made, state)
+
+        return finish
+
+    def combine(self, expert_outputs: Any, state: Any, *, async_op: bool = False) -> Any:
+        """Brings the rows back to their tokens and adds the k results of each.
+
+        A row is multiplied by its gate weight where it is, in float32 or the wider of the two dtypes, and rounded to
+        the dtype of ``expert_outputs``. The k results of a token are added in the order of its choices, in float32 or
+        wider, and rounded once; dropped ones count as zero.
+
+        Args:
+            expert_outputs: Shape ``[sum(counts), ...]``, in the order of the rows of `dispatch`. The row shape and the
+                dtype may differ from the tokens', but not between ranks.
+            state: What `dispatch` returned.
+            async_op: Return a `Pending` at once, whose ``result()`` is the tokens; not in a graph of torch. The same on
+                all ranks.
+
+        Returns:
+            Shape ``[n, ...]``, in the order of the tokens given to `dispatch`. In torch and MindSpore differentiable.
+
+        Raises:
+            The errors of `dispatch`.
+        """
+        finish = self.begin_combine(expert_outputs, state, async_op, whole=async_op)
+        return Pending(finish) if async_op else finish()
+
+    def begin_combine(self, expert_outputs: Any, state: Any, begins: bool, whole: bool = False) -> Callable[[], A]:
         """Sends rows back; the function that it returns receives tokens. ``begins`` moves them in the background.
 
         ``whole``: in one piece. Several in the background need `in_step`, which waits for all ranks.
         """
+        comm = state.communicator
+        with guard(comm, OPERATOR):
+            rows, gates = self.weighted(expert_outputs, state)
+            array = self.array("expert_outputs", rows)
+        how: Any = {"gates": gates, "payload": self.routing.combine_payload or "", "whole": whole, "begins": begins}
+        arriving = collect(self.adapter, comm, array, None, state.way, *state.ids.shape, **how)
+        return lambda: self.combined(rows, state, arriving()[0])
+
+    def __call__(
+        self,
+        tokens: Any,
+        expert_ids: Any,
+        gate_weights: Any,
+        experts: Sequence[Callable[[A], A]] | Callable[[A, Any], A],
+        *,
+        shared: Callable[[A], A] | None = None,
+        chunks: int = 1,
+    ) -> A:
+        """Runs `dispatch`, every local expert on its rows, and `combine`.
+
+        Args:
+            tokens, expert_ids, gate_weights: See `dispatch`.
+            experts: This rank's, in the order of `local_experts`; each maps ``[rows, ...]`` to ``[rows, ...]``, also
+                zero rows. A rank without experts gets no rows, but needs the shape and dtype of its peers' results:
+                there, the results must be like the tokens. Or one function of the rows and counts of all local experts,
+                which is what can be in a graph of torch, where ``chunks`` is 1.
+            shared: An expert of all tokens, which every rank has; it works while rows are under way, and what it makes
+                is added to the result.
+            chunks: Parts of the tokens, as many on all ranks: while experts work on one, the next one arrives and the
+                last one leaves. A capacity holds in every part.
+
+        Returns:
+            The tokens, as `combine` returns them.
+        """
+        return self.layer(tokens, expert_ids, gate_weights, experts, shared, chunks)
 
     @abstractmethod
     def parts(self, tokens: A, ends: Sequence[int]) -> list[A]:

@@ -1,15 +1,8 @@
-"""Describes where the tokens of a mixture of experts go and how they come back, once for all front ends.
-
-A pair is a token and one of its k choices of an expert: pair ``t * k + j``. Rows are sent sorted by rank and expert,
-and within an expert by pair. A receiver has them sorted by its expert, then by the rank that they come from, then as
-they lay there; behind the rows of an expert are rows of zeros, up to a multiple of the alignment. Everything here is
-arithmetic on numbers of rows, in host memory.
-"""
+"""The options of the dispatchers of all front ends. The core routes by them: see op_host/moe/routing.h."""
 
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -107,117 +100,19 @@ class Routing:
         """Returns whether weights decide which pairs are dropped."""
         return self.capacity is not None and self.drop == "lightest"
 
-    def room(self, tokens: int, k: int) -> int | None:
-        """Returns how many rows a rank with that many tokens may send to one expert; None: any number."""
-        if self.capacity is None or isinstance(self.capacity, int):
-            return self.capacity
-        return math.ceil(self.capacity * tokens * k / self.num_experts)
-
-    def check_ids(self, ids: npt.NDArray[Any]) -> None:
-        """Raises InvalidParamError for numbers of experts that do not exist."""
-        wrong = ids[(ids < 0) | (ids >= self.num_experts)]
-        if len(wrong):
-            raise InvalidParamError(f"expert_ids holds {int(wrong[0])}, expected 0 to {self.num_experts - 1}")
-
-    def send(self, ids: Numbers, weights: npt.NDArray[Any] | None, size: int, about: str) -> Sending:
-        """Returns the rows of tokens with choices ``ids``, ``[n, k]``; ``about``: what else peers must agree on."""
-        parts = self.placed(size)
-        slots = np.full(self.num_experts, -1)  # an expert's place among all
-        order_of_experts = np.array([expert for part in parts for expert in part], np.int64)
-        slots[order_of_experts] = np.arange(len(order_of_experts))
-        flat = slots[ids.reshape(-1)]
-        order = np.argsort(flat.astype(np.uint16) if self.num_experts < 2**16 - 1 else flat, kind="stable")
-        lost = flat == -1
-        if lost.any():
-            order = order[~lost[order]]
-        room = self.room(*ids.shape)
-        if room is not None:
-            order = order[_within(flat, order, room, weights if self.weighs else None)[order]]
-        ends = np.cumsum([len(part) for part in parts])
-        sent = flat[order]
-        owners = np.searchsorted(ends, sent, side="right")
-        sends = np.bincount(owners, minlength=size)
-        local = sent - np.concatenate([[0], ends])[owners]
-        text = f"{about} {self.num_experts} {parts} {self.alignment} {self.payload} {self.combine_payload} "
-        text += f"{self.capacity!r} {self.drop} {self.codes}"
-        tags = np.stack([local, order // ids.shape[1]], 1).astype(np.int32)
-        return Sending(order, sends.tolist(), tags, text)
-
-    def receive(self, experts: Numbers, size: int, rank: int) -> Arrival:
-        """Sorts the pairs that have arrived, given by their experts in the order of ranks, and returns their rows."""
-        received = np.bincount(experts, minlength=len(self.placed(size)[rank]))
-        counts = -(-received // self.alignment) * self.alignment
-        within = np.arange(len(experts)) + np.repeat(
-            np.cumsum(counts) - counts - np.cumsum(received) + received, received
-        )
-        source = np.full(counts.sum(), -1)
-        source[within] = np.argsort(experts, kind="stable")
-        return Arrival(source, received, counts)
+    def core(self, size: int) -> _core.MoeOptions:
+        """Returns the options for the core, for a group of ``size`` ranks."""
+        return _core_options(self, repr(self.capacity), size)
 
 
-class Sending(NamedTuple):
-    """Holds what a rank sends to the others."""
-
-    order: Numbers  # pairs, by rank and expert
-    sends: list[int]  # pairs for every rank
-    tags: npt.NDArray[np.int32]  # per pair its expert, by the receiver's numbers, and its token
-    about: str  # what peers must agree on
-
-
-class Arrival(NamedTuple):
-    """Holds what a rank has received from the others."""
-
-    source: Numbers  # per row of the experts the index of the received row; -1: zeros
-    received: Numbers  # rows of every expert
-    counts: Numbers  # rows of every expert with the rows of zeros
-
-
-def _within(flat: Numbers, order: Numbers, room: int, weights: npt.NDArray[Any] | None) -> npt.NDArray[np.bool_]:
-    """Returns, for every pair, whether it is among the first, or the heaviest, ``room`` pairs of its expert."""
-    if weights is not None:
-        order = order[np.lexsort((-weights.reshape(-1)[order].astype(np.float64), flat[order]))]
-    sent = flat[order]
-    first = np.searchsorted(sent, sent)  # where the rows of the same expert begin
-    kept = np.zeros(len(flat), np.bool_)
-    kept[order] = np.arange(len(order)) - first < room
-    return kept
-
-
-def check_shapes(
-    tokens: Sequence[int], ids: Sequence[int], weights: Sequence[int] | None, integers: bool, dtype: object
-) -> tuple[int, int]:
-    """Checks the arguments' shapes; returns the numbers of tokens and choices. ``integers``: the choices are."""
-    if not integers:
-        raise InvalidTensorError(f"expert_ids has dtype {dtype}, expected integers", 13)
-    if len(tokens) == 0 or len(ids) not in (1, 2) or ids[0] != tokens[0] or 0 in ids[1:]:
-        raise InvalidTensorError(
-            f"expert_ids has shape {tuple(ids)} and tokens {tuple(tokens)}, "
-            "expected [n, k] or [n], with k at least 1, and [n, ...]"
-        )
-    if weights is not None and tuple(weights) != tuple(ids):
-        raise InvalidTensorError(f"gate_weights has shape {tuple(weights)}, expected {tuple(ids)}, that of expert_ids")
-    return ids[0], ids[1] if len(ids) == 2 else 1
-
-
-def check_again(tokens: Sequence[int], weights: Sequence[int] | None, n: int, k: int) -> None:
-    """Raises InvalidTensorError if the shapes of tokens and weights are not those of ``n`` tokens dispatched before."""
-    if len(tokens) == 0 or tokens[0] != n:
-        raise InvalidTensorError(f"tokens has shape {tuple(tokens)}, expected {n} rows, as dispatched before")
-    if weights is not None and tuple(weights) != (n, k) and (tuple(weights), k) != ((n,), 1):
-        raise InvalidTensorError(f"gate_weights has shape {tuple(weights)}, expected {(n, k)}, as dispatched before")
-
-
-def check_outputs(shape: Sequence[int], rows: int) -> None:
-    """Raises InvalidTensorError if the experts' output has another number of rows than was dispatched."""
-    if len(shape) == 0 or shape[0] != rows:
-        raise InvalidTensorError(f"expert_outputs has shape {tuple(shape)}, expected {rows} rows, as dispatched")
-
-
-@lru_cache(maxsize=256)
-def row_terms(dtype: object, columns: int, *about: object) -> int:
-    """Returns what all ranks agree on that move rows of bytes, for the root of an exchange."""
-    digest = zlib.crc32(f"{dtype} {columns} {about}".encode())
-    return _core.token_terms(str(dtype).rpartition(".")[2], columns, digest)
+@lru_cache(maxsize=256)  # by the capacity's text, too: 1 and 1.0 are equal
+def _core_options(routing: Routing, capacity: str, size: int) -> _core.MoeOptions:
+    placed = routing.placed(size)
+    text = f"{routing.num_experts} {placed} {routing.alignment} {routing.payload} {routing.combine_payload} "
+    text += f"{capacity} {routing.drop} {routing.codes}"
+    room = min(routing.capacity, 2**62) if isinstance(routing.capacity, int) else routing.capacity
+    about = room, routing.weighs, routing.alignment, routing.payload or "", routing.codes, text
+    return _core.MoeOptions(routing.num_experts, [list(part) for part in placed], *about)
 
 
 def group_of(payload: str, length: int) -> int:

@@ -9,16 +9,17 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from alltoallv._calls.dispatch import naming
-from alltoallv._calls.dispatching import OPERATOR
+from alltoallv import _core
+from alltoallv._calls.dispatching import OPERATOR, named
 from alltoallv._calls.guard import guard
-from alltoallv._calls.routing import MOST, row_terms
+from alltoallv._calls.routing import MOST
 from alltoallv.deep_ep.utils import Config, EventHandle, EventOverlap
-from alltoallv.errors import InvalidParamError, InvalidTensorError
-from alltoallv.torch.api.moe_ops import begin_collect
-from alltoallv.torch.api.rows import TensorMover
+from alltoallv.errors import InvalidParamError, InvalidTensorError, PeerMismatchError
+from alltoallv.torch.api.moe_ops import TENSORS, begin_collect
+from alltoallv.torch.api.rows import as_bytes, exchange, side_by_side
 from alltoallv.torch.eager import group as groups
 from alltoallv.torch.eager.calls import AnyCommunicator
+from alltoallv.torch.eager.tensors import core_name
 
 Tokens = Any  # Tensor | tuple[Tensor, Tensor], values or codes with their scales
 Experts = tuple[str, int | Sized | None]  # the argument that says how many there are, and its value: that, or as long
@@ -120,32 +121,27 @@ class _Buffer:
             rank, token = there.t().nonzero(as_tuple=True)
             here = ids[token] - rank[:, None] * local
             foreign = (here < 0) | (here >= local)
-            mover = TensorMover(comm, given[0])
-            parts: list[tuple[Tensor, Tensor | None]] = [(mover.as_bytes(part), token) for part in given]
-            parts.append((mover.as_bytes(here.masked_fill(foreign, -1).long()), None))
+            parts = [*given, here.masked_fill(foreign, -1).long()]
             if weights is not None:
-                parts.append((mover.as_bytes(weights[token].masked_fill(foreign, 0)), None))
+                parts.append(weights[token].masked_fill(foreign, 0))
             sends = there.sum(0).tolist()
-            buffer, columns = mover.side_by_side(parts)
             told = {"x of": ", ".join(f"{part.dtype} ({part.shape[1]},)" for part in given)}
             told |= {"k": f"{ids.shape[1]}", "topk_weights": "None" if weights is None else str(weights.dtype)}
             told |= {"num_experts": f"{number}", "expert_alignment": f"{alignment}", "num_worst_tokens": f"{worst}"}
             terms = _terms(given, *told.values())
-        with naming(comm, told):
-            received, recvs = mover.exchange(buffer, sends, None, terms, False)()
-        more = max(worst - len(received), 0)
-        made, columns = _received(given, received, columns, more)
-        found = _column(received, columns[0], torch.int64, more, -1)
-        got = None if weights is None else _column(received, columns[1], weights.dtype, more, 0)
+        try:
+            arrived, recvs = _exchange(comm, parts, token, len(given), sends, None, worst, terms)
+        except PeerMismatchError as error:
+            raise named(comm, error, told) from None
+        made, found = arrived[: len(given)], arrived[len(given)]
         each = torch.stack([(found == expert).any(1).sum() for expert in range(local)])
         if stats is not None:
             stats += each.to(stats.device, stats.dtype)
         counts = [-(-count // alignment) * alignment for count in each.tolist()]
         ranks = torch.tensor([sends, recvs], dtype=torch.int64, device="cpu")
         order = token * comm.size + rank
-        handle = EPHandle(rows, number, alignment, order, ranks, found, counts, len(received) + more)
-        k = ids.shape[1]
-        return made, found.view(-1, k), None if got is None else got.view(-1, k), handle
+        handle = EPHandle(rows, number, alignment, order, ranks, found, counts, len(found))
+        return _tokens(made), found, None if weights is None else arrived[-1], handle
 
     def _send_again(self, x: Tokens, handle: EPHandle) -> Tokens:
         comm = self._member(x)
@@ -153,12 +149,9 @@ class _Buffer:
             given = self._parts(x)
             if len(given[0]) != handle.tokens:
                 raise InvalidTensorError(f"x has {len(given[0])} rows, expected {handle.tokens}, as dispatched before")
-            mover = TensorMover(comm, given[0])
-            token = handle.order // comm.size
-            buffer, columns = mover.side_by_side([(mover.as_bytes(part), token) for part in given])
             sends, recvs = handle.ranks.tolist()
-        received, _ = mover.exchange(buffer, sends, recvs, _terms(given), False)()
-        return _received(given, received, columns, handle.rows - len(received))[0]
+        about = handle.order // comm.size, len(given), sends, recvs, handle.rows, _terms(given)
+        return _tokens(_exchange(comm, [*given], *about)[0])
 
     def _collect(self, x: Tensor, handle: EPHandle, weights: Tensor | None, bias: Any) -> tuple[Tensor, Tensor | None]:
         comm = self._member(x)
@@ -175,9 +168,11 @@ class _Buffer:
             rest = None, handle.tokens, comm.size, "", groups.name_of(self.group)
             way = handle.order, source, handle.ranks, source, *rest
         with torch.no_grad():
-            beside = None if weights is None else weights.dtype
-            with naming(comm, {"topk_weights": str(beside)}):
+            beside = str(None if weights is None else weights.dtype)
+            try:
                 combined = begin_collect(x[:arrived], None, *way, beside=beside)()[0]
+            except PeerMismatchError as error:
+                raise named(comm, error, {"topk_weights": beside}) from None
             for each in biases:
                 combined = (combined.float() + each.float()).to(x.dtype)
             return combined, None if weights is None else begin_collect(weights[:arrived], None, *way)()[0]
@@ -496,16 +491,40 @@ def _in_rank(ids: Tensor, experts: int, size: int) -> Tensor:
 def _terms(parts: Sequence[Tensor], *about: object) -> int:
     """Returns what all ranks agree on about the values, or codes and scales, and about what travels with them."""
     first, *others = parts
-    return row_terms(first.dtype, first.shape[1], *((part.dtype, part.shape[1]) for part in others), *about)
+    text = f"{[(part.dtype, part.shape[1]) for part in others]} {about}"
+    return _core.moe_terms(core_name(first.dtype), first.shape[1], text)
 
 
-def _received(parts: Sequence[Tensor], received: Tensor, columns: list[slice], more: int) -> tuple[Tokens, list[slice]]:
-    """Returns the values, or codes and scales, and the columns after them."""
-    made = [_column(received, place, part.dtype, more, 0) for part, place in zip(parts, columns, strict=False)]
-    return made[0] if len(made) == 1 else tuple(made), columns[len(made) :]
+def _exchange(
+    comm: AnyCommunicator,
+    parts: Sequence[Tensor],
+    token: Tensor,
+    chosen: int,
+    sends: list[int],
+    recvs: list[int] | None,
+    least: int,
+    terms: int,
+) -> tuple[list[Tensor], list[int]]:
+    """Sends rows ``token`` of the first ``chosen`` parts and all of the others; returns what arrives of each.
+
+    Behind it come rows up to ``least``, of zeros, and of -1 in the part of the experts.
+    """
+    fills = [-1 if i == chosen else 0 for i in range(len(parts))]
+    if parts[0].is_cpu:
+        about = parts, token, chosen, sends, recvs, fills, least, terms
+        made, counts = _core.moe_columns(TENSORS, comm.core, *about)
+        return made, counts
+    with guard(comm, OPERATOR):
+        buffer, columns = side_by_side([(as_bytes(x), token if i < chosen else None) for i, x in enumerate(parts)])
+    received, counts = exchange(comm, buffer, sends, recvs, terms, False)()
+    made = []
+    for x, place, fill in zip(parts, columns, fills, strict=True):
+        values = received[:, place].contiguous().view(x.dtype)
+        more = values.new_full((max(least - len(values), 0), values.shape[1]), fill)
+        made.append(torch.cat([values, more]))
+    return made, counts
 
 
-def _column(received: Tensor, place: slice, dtype: torch.dtype, more: int, value: int) -> Tensor:
-    """Returns columns of bytes as values, and ``more`` rows of one value after them."""
-    values = received[:, place].contiguous().view(dtype)
-    return torch.cat([values, values.new_full((more, values.shape[1]), value)]) if more else values
+def _tokens(made: Sequence[Tensor]) -> Tokens:
+    """Returns values, or codes and scales."""
+    return made[0] if len(made) == 1 else tuple(made)

@@ -10,10 +10,8 @@ import numpy as np
 from mindspore import Tensor, ops
 from mindspore.common._grad_function import _Function
 
-from alltoallv._calls import routing
-from alltoallv._calls.array_rows import Array, sum_dtype
-from alltoallv._calls.dispatching import Dispatched, DispatchState
-from alltoallv._calls.host_dispatching import HostDispatching, Route
+from alltoallv import _core
+from alltoallv._calls.dispatching import Array, Dispatched, Dispatching, DispatchState, collect, sum_dtype
 from alltoallv._calls.regions import as_bytes
 from alltoallv.communicator import Communicator
 from alltoallv.dtypes import core_name as name_of
@@ -22,7 +20,7 @@ from alltoallv.mindspore.front_end import enter
 from alltoallv.mindspore.tensors import as_input, check_tensor, numpy_dtype, region, settle, tracks
 
 
-class MoEDispatcher(HostDispatching[Tensor]):
+class MoEDispatcher(Dispatching[Tensor]):
     """Sends tokens to their experts on the ranks of a group, and brings the results back; on CPU, in PyNative.
 
     A token travels once to every rank that has one of its experts, with its gate weights and expert numbers, in one
@@ -57,7 +55,7 @@ class MoEDispatcher(HostDispatching[Tensor]):
         """Returns the arrived rows as tensors, with their gradient."""
         pair = made, of_rows = _tensor(rows), _or_nothing(weights)
         if tracks(tokens, gate_weights) and state.scales is None:  # codes have no gradient
-            made, of_rows = _Moved.apply(tokens, gate_weights, state.route, False, lambda: pair)
+            made, of_rows = _Moved.apply(tokens, gate_weights, state, False, lambda: pair)
         state.weights = None if gate_weights is None else of_rows
         state.scales = None if state.scales is None else _tensor(state.scales)
         return made, state.counts, state
@@ -66,17 +64,17 @@ class MoEDispatcher(HostDispatching[Tensor]):
         """Multiplies the rows by their weights in MindSpore, so that both have gradients."""
         rows, weights = expert_outputs, state.weights
         check_tensor("expert_outputs", rows)
-        routing.check_outputs(rows.shape, len(state.route.source))
+        _core.moe_check_outputs(rows.shape, len(state.way[1]))
         if weights is None:
             return rows, None
         wide = getattr(mindspore, name_of(sum_dtype(numpy_dtype(rows.dtype), numpy_dtype(weights.dtype))))
         each = weights.astype(wide).reshape(-1, *[1] * (rows.ndim - 1))
         return (rows.astype(wide) * each).astype(rows.dtype), None
 
-    def combined(self, rows: Tensor, route: Route, tokens: Array) -> Tensor:
+    def combined(self, rows: Tensor, state: DispatchState[Tensor], tokens: Array) -> Tensor:
         """Returns the combined tokens as a tensor, with their gradient."""
         made = _tensor(tokens)
-        return _Moved.apply(rows, None, route, True, lambda: (made, _or_nothing(None)))[0] if tracks(rows) else made
+        return _Moved.apply(rows, None, state, True, lambda: (made, _or_nothing(None)))[0] if tracks(rows) else made
 
     def parts(self, tokens: Tensor, ends: Sequence[int]) -> list[Tensor]:
         return [tokens[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
@@ -92,19 +90,28 @@ class _Moved(_Function):
 
     @staticmethod
     def forward(
-        ctx: Any, rows: Tensor, weights: Tensor | None, route: Route, back: bool, made: Callable[[], Any] | None
+        ctx: Any,
+        rows: Tensor,
+        weights: Tensor | None,
+        state: DispatchState[Tensor],
+        back: bool,
+        made: Callable[[], Any] | None,
     ) -> tuple[Tensor, Tensor]:
-        ctx.route, ctx.back, ctx.shape = route, back, None if weights is None else weights.shape
+        ctx.state, ctx.back, ctx.shape = state, back, None if weights is None else weights.shape
         if made is not None:
             return made()
         arrays = _array(rows), None if weights is None else _array(weights)
-        moved, of_rows = route.collect(*arrays)() if back else route.spread(*arrays)
+        comm, way = state.communicator, state.way
+        if back:
+            moved, of_rows = collect(None, comm, *arrays, way, *state.ids.shape)()
+        else:
+            moved, of_rows = _core.moe_spread(None, comm.core, *arrays, way)
         return _tensor(moved), _or_nothing(of_rows)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, weight_grad: Tensor) -> tuple[Any, ...]:
         weighs = ctx.shape is not None
-        rows, weights = _Moved.apply(grad, weight_grad if weighs else None, ctx.route, not ctx.back, None)
+        rows, weights = _Moved.apply(grad, weight_grad if weighs else None, ctx.state, not ctx.back, None)
         return rows, weights.reshape(ctx.shape) if weighs else None, None, None, None
 
 

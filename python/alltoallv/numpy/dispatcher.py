@@ -7,14 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from alltoallv._calls import routing
+from alltoallv import _core
+from alltoallv._calls.dispatching import WEIGHED, Dispatching, sum_dtype
 from alltoallv._calls.dispatching import DispatchState as DispatchState
-from alltoallv._calls.host_dispatching import HostDispatching
 from alltoallv.communicator import Communicator
-from alltoallv.numpy.arrays import Array, as_input, resolve
+from alltoallv.dtypes import core_name
+from alltoallv.numpy.arrays import ADAPTER, Array, as_input, resolve
 
 
-class MoEDispatcher(HostDispatching[Array]):
+class MoEDispatcher(Dispatching[Array]):
     """Sends tokens to their experts, which are spread over the ranks of a group, and brings the results back.
 
     A token travels once to every rank that has one of its experts, with its gate weights and expert numbers, in one
@@ -39,6 +40,8 @@ class MoEDispatcher(HostDispatching[Array]):
     The last four lines are also ``dispatcher(tokens, ids, weights, experts)``.
     """
 
+    adapter = ADAPTER
+
     def member(self) -> Communicator:
         return resolve(self.group)
 
@@ -46,10 +49,14 @@ class MoEDispatcher(HostDispatching[Array]):
         return as_input(name, x)
 
     def weighted(self, expert_outputs: Any, state: DispatchState[Array]) -> tuple[Array, Array | None]:
-        """Returns rows and weights separately: the combine multiplies them."""
-        rows = as_input("expert_outputs", expert_outputs)
-        routing.check_outputs(rows.shape, len(state.route.source))
-        return rows, state.weights
+        """Returns rows and weights separately where the combine multiplies them."""
+        rows, weights = as_input("expert_outputs", expert_outputs), state.weights
+        if weights is None or {core_name(rows.dtype), core_name(weights.dtype)} <= {*WEIGHED}:
+            return rows, weights
+        _core.moe_check_outputs(rows.shape, len(weights))
+        wide = sum_dtype(rows.dtype, weights.dtype)
+        each = weights.astype(wide).reshape(-1, *[1] * (rows.ndim - 1))
+        return (rows.astype(wide) * each).astype(rows.dtype), None
 
     def layer(self, tokens: Any, expert_ids: Any, gate_weights: Any, *how: Any) -> Array:
         """Accepts everything that NumPy can convert to arrays."""

@@ -10,8 +10,9 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from alltoallv._calls import routing
-from alltoallv._calls.dispatching import OPERATOR, Dispatching, Pending
+from alltoallv import _core
+from alltoallv._calls import dispatching
+from alltoallv._calls.dispatching import OPERATOR, WEIGHED, Dispatching
 from alltoallv._calls.guard import guard
 from alltoallv._calls.routing import Routing
 from alltoallv.communicator import Communicator
@@ -23,53 +24,35 @@ from alltoallv.torch.eager.calls import AnyCommunicator
 from alltoallv.torch.eager.graphs import is_tracing
 from alltoallv.torch.eager.group import Group
 from alltoallv.torch.eager.tensors import needs_grad
+from alltoallv.torch.graph.ops import communicator_of
 
 Counted: TypeAlias = list[int] | Tensor
+_WEIGHED = {getattr(torch, name) for name in WEIGHED}
 
 
 @dataclass(eq=False)
-class DispatchState:
-    """Holds what `MoEDispatcher.dispatch` found out: the way back, and what came with the rows.
+class DispatchState(dispatching.DispatchState[Tensor]):
+    """Holds the way back of a dispatch, and what came with its rows, as tensors; in a graph counts are tensors, too."""
 
-    Attributes:
-        counts: Rows of every local expert, those of zeros that fill it up included; in a graph an int64 tensor.
-        received: ``counts`` without the rows of zeros.
-        weights: Gate weight of every row, shape ``[rows]``, differentiable; None if none were given.
-        scales: Scale of every row, float32, shape ``[rows]``, where rows come as codes; else None.
-        way: ``(order, source, ranks, token)``; see `alltoallv.torch.api.moe_ops`.
-    """
-
-    counts: Counted
-    received: Counted
-    weights: Tensor | None
-    scales: Tensor | None
-    ids: Tensor
-    way: tuple[Tensor, Tensor, Tensor, Tensor]
-    num_experts: int
     group: str
-    communicator: AnyCommunicator | None  # kept alive with its name
 
     @property
     def experts(self) -> Tensor:
-        """Local expert of every row: int64, shape ``[rows]``, ascending."""
         counts = torch.as_tensor(self.counts, dtype=torch.int64, device="cpu")
         return torch.arange(len(counts), device="cpu").repeat_interleave(counts)
 
     @property
     def sources(self) -> Tensor:
-        """Rank that every row comes from: int64, shape ``[rows]``; ascending within an expert, -1 for rows of zeros."""
         _, source, rows, _ = self.way
         ranks = torch.arange(rows.shape[1], device="cpu").repeat_interleave(rows[1])
         return torch.cat([ranks, torch.tensor([-1], device="cpu")])[source.cpu()]
 
     @property
     def chosen(self) -> Tensor:
-        """The times that this rank's tokens chose each expert: int64, shape ``[num_experts]``, on the CPU."""
         return self.ids.reshape(-1).cpu().bincount(minlength=self.num_experts)
 
     @property
     def kept(self) -> Tensor:
-        """The rows that this rank sent to each expert: int64, shape ``[num_experts]``, on the CPU."""
         return self.ids.reshape(-1).cpu()[self.way[0].cpu()].bincount(minlength=self.num_experts)
 
 
@@ -105,64 +88,24 @@ class MoEDispatcher(torch.nn.Module, Dispatching[Tensor]):
     """
 
     def __init__(self, num_experts: int, group: Group = None, **options: Any) -> None:
-        super().__init__()
+        torch.nn.Module.__init__(self)
         self.routing, self.group = Routing(num_experts, **options), group
         self._routing = moe_ops.as_text(self.routing)
-
-    def dispatch(
-        self,
-        tokens: Tensor,
-        expert_ids: Tensor | DispatchState,
-        gate_weights: Tensor | None = None,
-        *,
-        async_op: bool = False,
-    ) -> Any:
-        """Sends every token to each of its k experts.
-
-        Args:
-            tokens: Shape ``[n, ...]``, n >= 0. dtype and row shape agree on all ranks; in torch floating-point or
-                complex.
-            expert_ids: Integers from 0 to ``num_experts - 1``, shape ``[n, k]``, or ``[n]`` for k = 1. k, as n, may
-                differ between ranks; a token may name an expert twice. Or the state of an earlier dispatch, whose way
-                these tokens then go; not as codes.
-            gate_weights: Floating-point, shape of ``expert_ids``; None on all ranks: `combine` adds without weights.
-            async_op: Return a `Pending` at once, whose ``result()`` is what is said below; not with a state, nor in a
-                graph of torch.
-
-        Returns:
-            ``(rows, counts, state)``: the rows for this rank's experts, ``[sum(counts), ...]``, sorted by expert, then
-            by the rank they come from, then as they lay there; how many each local expert gets, rows of zeros up to
-            the alignment included; and what `combine` needs. In torch and MindSpore rows and
-            ``state.weights`` are differentiable.
-
-        Raises:
-            InvalidParamError, InvalidTensorError: this rank's or a peer's arguments.
-            PeerMismatchError: ranks disagree about the dtypes, the row shape, the number of experts or the options.
-            PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come; see `survivors`.
-        """
-        if isinstance(expert_ids, DispatchState):
-            return self._again(tokens, expert_ids, gate_weights)
-        if is_tracing():
-            ids, weights = _matrices(tokens, expert_ids, gate_weights)
-            flat = tokens.reshape(tokens.shape[0], math.prod(tokens.shape[1:]))
-            made = moe_ops.moe_dispatch(flat, weights, ids, self._routing, groups.name_of(self.group))
-            return self._state(made, tokens, ids, weights, None)
-        finish = self.begin_dispatch(tokens, expert_ids, gate_weights, async_op)
-        return Pending(finish) if async_op else finish()
 
     def begin_dispatch(
         self, tokens: Tensor, expert_ids: Tensor, gate_weights: Tensor | None, begins: bool
     ) -> Callable[[], Any]:
-        """Starts `dispatch` and returns the function that waits for its result."""
-        comm = self.carrier(tokens)
+        """Sends tokens; the function that it returns receives rows. ``begins`` moves them in the background."""
+        tracing = is_tracing()
+        comm = None if tracing else self.carrier(tokens)
         with guard(comm, OPERATOR):
-            ids, weights = _matrices(tokens, expert_ids, gate_weights)
+            ids, weights = _matrices(tokens, expert_ids, gate_weights, tracing)
             flat = tokens.reshape(tokens.shape[0], math.prod(tokens.shape[1:]))
-        arguments = flat, weights, ids, self._routing, groups.name_of(self.group)
-        if not begins:
+        arguments: Any = flat, weights, ids, self._routing, groups.name_of(self.group) if comm is None else comm
+        if comm is None or not begins:
             made = moe_ops.moe_dispatch(*arguments)
             return lambda: self._state(made, tokens, ids, weights, comm)
-        finish = moe_ops.begin_dispatch(flat, weights, ids, self.routing, arguments[-1], True)
+        finish = moe_ops.begin_dispatch(flat, weights, ids, self.routing, comm, True)
         return lambda: self._state(moe_ops.moe_dispatch.ran(finish(), *arguments), tokens, ids, weights, comm)
 
     def _state(
@@ -178,81 +121,55 @@ class MoEDispatcher(torch.nn.Module, Dispatching[Tensor]):
             ids,
             (order, source, ranks, token),
             self.routing.num_experts,
-            groups.name_of(self.group),
             comm,
+            groups.name_of(self.group),
         )
         return rows.reshape(rows.shape[0], *tokens.shape[1:]), counts, state
 
-    def _again(
-        self, tokens: Tensor, state: DispatchState, weights: Tensor | None
-    ) -> tuple[Tensor, Counted, DispatchState]:
-        k = state.ids.shape[1]
-        if not is_tracing():  # in a graph, moe_spread checks the shapes
-            with guard(state.communicator or self.carrier(tokens), OPERATOR):
-                _check_tensors(tokens, state.ids, weights)
-                routing.check_again(tokens.shape, None if weights is None else weights.shape, *state.ids.shape)
+    def again(self, tokens: Tensor, state: Any, gate_weights: Tensor | None) -> tuple[Tensor, Counted, DispatchState]:
+        """Sends other tokens by the way of an earlier dispatch."""
+        (n, k), weights, tracing = state.ids.shape, gate_weights, is_tracing()
+        with guard(None if tracing else state.communicator or self.carrier(tokens), OPERATOR):
+            _check_tensors(tokens, state.ids, weights)
+            if not tracing:  # in a graph, moe_spread checks the shapes
+                _core.moe_check_again(tokens.shape, None if weights is None else weights.shape, n, k)
         (n, *tail), weights = tokens.shape, None if weights is None else weights.reshape(weights.shape[0], k)
-        rows, made = moe_ops.moe_spread(tokens.reshape(n, math.prod(tail)), weights, *state.way, k, state.group)
+        group = state.group if tracing else state.communicator or state.group
+        rows, made = moe_ops.moe_spread(tokens.reshape(n, math.prod(tail)), weights, *state.way, k, group)
         other = replace(state, weights=None if weights is None else made, scales=None)
         return rows.reshape(rows.shape[0], *tail), state.counts, other
-
-    def combine(self, expert_outputs: Tensor, state: DispatchState, *, async_op: bool = False) -> Any:
-        """Brings the rows back to their tokens and adds the k results of each.
-
-        A row is multiplied by its gate weight where it is, in float32 or the wider of the two dtypes, and rounded to
-        the dtype of ``expert_outputs``. The k results of a token are added in the order of its choices, in float32 or
-        wider, and rounded once; dropped ones count as zero.
-
-        Args:
-            expert_outputs: Shape ``[sum(counts), ...]``, in the order of the rows of `dispatch`. The row shape and the
-                dtype may differ from the tokens', but not between ranks.
-            state: What `dispatch` returned.
-            async_op: Return a `Pending` at once, whose ``result()`` is the tokens; not in a graph of torch. The same on
-                all ranks.
-
-        Returns:
-            Shape ``[n, ...]``, in the order of the tokens given to `dispatch`. In torch and MindSpore differentiable.
-
-        Raises:
-            The errors of `dispatch`.
-        """
-        if is_tracing():
-            arguments, tail = self._outputs(expert_outputs, state)
-            tokens = moe_ops.moe_collect(*arguments)[0]
-            return tokens.reshape(tokens.shape[0], *tail)
-        finish = self.begin_combine(expert_outputs, state, async_op, whole=async_op)
-        return Pending(finish) if async_op else finish()
 
     def begin_combine(
         self, expert_outputs: Tensor, state: Any, begins: bool, whole: bool = False
     ) -> Callable[[], Tensor]:
-        """Starts `combine` and returns the function that waits for its result."""
-        comm = state.communicator or self.carrier(expert_outputs)
-        with guard(comm, OPERATOR):
-            arguments, tail = self._outputs(expert_outputs, state)
-        if begins:
+        """Sends rows back; the function that it returns receives tokens; see `Dispatching.begin_combine`."""
+        tracing = is_tracing()
+        with guard(None if tracing else state.communicator or self.carrier(expert_outputs), OPERATOR):
+            arguments, tail = self._outputs(expert_outputs, state, tracing)
+        if begins and not tracing:
             arriving = moe_ops.begin_collect(*arguments, begins=True, whole=whole)
             return lambda: moe_ops.moe_collect.ran(arriving(), *arguments)[0].reshape(len(state.ids), *tail)
         tokens = moe_ops.moe_collect(*arguments)[0]
         return lambda: tokens.reshape(tokens.shape[0], *tail)
 
-    def _outputs(self, outputs: Tensor, state: DispatchState) -> tuple[Any, Sequence[int]]:
+    def _outputs(self, outputs: Tensor, state: DispatchState, tracing: bool) -> tuple[Any, Sequence[int]]:
         """Returns the arguments of the collecting operator, after the multiplication by the weights."""
         if not isinstance(outputs, Tensor):
             raise TypeError(f"expert_outputs is a {type(outputs).__name__}, expected a torch.Tensor")
         _check_dtype("expert_outputs", outputs)
-        if not is_tracing():
-            routing.check_outputs(outputs.shape, state.way[1].shape[0])
+        if not tracing:
+            _core.moe_check_outputs(outputs.shape, state.way[1].shape[0])
         tail = outputs.shape[1:]
         flat = outputs.reshape(outputs.shape[0], math.prod(tail))
         gates = state.weights
-        if gates is not None and (is_tracing() or needs_grad(flat, gates)):  # collecting them has no gradient
+        if gates is not None and (tracing or not _core_weighs(flat, gates) or needs_grad(flat, gates)):
             wide, length = sum_dtype(flat.dtype, gates.dtype), flat.shape[0]
-            if is_tracing():  # the operator refuses other lengths, and the peers learn of it
+            if tracing:  # the operator refuses other lengths, and the peers learn of it
                 gates = torch.cat([gates, gates.new_zeros(length)]).narrow(0, 0, length)
             flat, gates = (flat.to(wide) * gates.to(wide)[:, None]).to(flat.dtype), None
+        group = state.group if tracing else state.communicator or state.group
         payload = self.routing.combine_payload or ""
-        return (flat, None, *state.way, gates, *state.ids.shape, payload, state.group), tail
+        return (flat, None, *state.way, gates, *state.ids.shape, payload, group), tail
 
     def forward(
         self,
@@ -264,22 +181,7 @@ class MoEDispatcher(torch.nn.Module, Dispatching[Tensor]):
         shared: Callable[[Tensor], Tensor] | None = None,
         chunks: int = 1,
     ) -> Tensor:
-        """Runs `dispatch`, every local expert on its rows, and `combine`.
-
-        Args:
-            tokens, expert_ids, gate_weights: See `dispatch`.
-            experts: This rank's, in the order of `local_experts`; each maps ``[rows, ...]`` to ``[rows, ...]``, also
-                zero rows. A rank without experts gets no rows, but needs the shape and dtype of its peers' results:
-                there, the results must be like the tokens. Or one function of the rows and counts of all local experts,
-                which is what can be in a graph of torch, where ``chunks`` is 1.
-            shared: An expert of all tokens, which every rank has; it works while rows are under way, and what it makes
-                is added to the result.
-            chunks: Parts of the tokens, as many on all ranks: while experts work on one, the next one arrives and the
-                last one leaves. A capacity holds in every part.
-
-        Returns:
-            The tokens, as `combine` returns them.
-        """
+        """Does what calling the dispatcher does; see `Dispatching.__call__`."""
         if is_tracing():
             rows, counts, state = self.dispatch(tokens, expert_ids, gate_weights)
             whole: Any = experts
@@ -297,25 +199,29 @@ class MoEDispatcher(torch.nn.Module, Dispatching[Tensor]):
 
     def member(self) -> Communicator:
         """This rank in the dispatcher's group, in host memory."""
-        return groups.on_host(self._communicator())
+        return groups.on_host(groups.by_name(groups.name_of(self.group)))
 
     def carrier(self, tokens: Tensor) -> AnyCommunicator:
         """Returns the communicator that carries tensors like these."""
-        return self._communicator(groups.device_of(tokens))
+        return communicator_of(self.group, tokens)
 
     def extra_repr(self) -> str:
         return f"num_experts={self.num_experts}"
 
-    def _communicator(self, device: str = "cpu") -> AnyCommunicator:
-        return groups.by_name(groups.name_of(self.group), device)
+
+def _core_weighs(rows: Tensor, weights: Tensor) -> bool:
+    """Returns whether collecting multiplies such rows by such weights; that has no gradient."""
+    return rows.is_cpu and rows.dtype in _WEIGHED and weights.dtype in _WEIGHED
 
 
-def _matrices(tokens: Tensor, ids: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor | None]:
+def _matrices(tokens: Tensor, ids: Tensor, weights: Tensor | None, tracing: bool) -> tuple[Tensor, Tensor | None]:
     """Returns expert numbers and weights of shape [n, k]."""
     _check_tensors(tokens, ids, weights)
-    integers = not (ids.is_floating_point() or ids.is_complex() or ids.dtype is torch.bool)
-    shapes = tokens.shape, ids.shape, None if weights is None else weights.shape
-    shape = routing.check_shapes(*shapes, integers, ids.dtype)
+    if ids.is_floating_point() or ids.is_complex() or ids.dtype is torch.bool:
+        raise InvalidTensorError(f"expert_ids has dtype {ids.dtype}, expected integers", 13)
+    shape: tuple[int, int] = (ids.shape[0], math.prod(ids.shape[1:]))
+    if not tracing:  # in a graph, the operator checks them
+        shape = _core.moe_check_shapes(tokens.shape, ids.shape, None if weights is None else weights.shape)
     return ids.reshape(shape), None if weights is None else weights.reshape(shape)
 
 

@@ -1,12 +1,11 @@
 """The operators under `alltoallv.torch.nn.MoEDispatcher`: rows go to the ranks of their experts and back.
 
 `moe_dispatch` finds a way, `moe_spread` goes along it and `moe_collect` back. A way is four tensors: ``order``, the
-pairs in the order in which they go (see `alltoallv._calls.routing`); ``source``, for every row of the experts the
-index of the pair that came, -1 for zeros; ``ranks``, int64 ``[4, W]`` on the CPU, pairs for and from every rank, its
-tokens and choices of each; ``token``, every pair's number of its token on the rank it came from. Tokens travel once to
-every rank, behind headers (see `alltoallv._calls.headers`). Collecting takes the rows back and adds those of one token:
-each is the other's gradient, so derivatives of every order exist. Codes are straight through: gradients travel as they
-are.
+pairs in the order in which they go (see op_host/moe/routing.h); ``source``, for every row of the experts the index of
+the pair that came, -1 for zeros; ``ranks``, int64 ``[4, W]`` on the CPU, pairs for and from every rank, its
+tokens and choices of each; ``token``, every pair's number of its token on the rank it came from. Collecting takes the
+rows back and adds those of one token: each is the other's gradient, so derivatives of every order exist. Codes are
+straight through: gradients travel as they are.
 """
 
 from __future__ import annotations
@@ -15,22 +14,29 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from alltoallv._calls.dispatching import OPERATOR
-from alltoallv._calls.guard import guard
-from alltoallv._calls.pieces import pieces
-from alltoallv._calls.routing import Routing, check_again, check_outputs
-from alltoallv.torch.api.rows import TensorMover
-from alltoallv.torch.eager.tensors import as_input
+from alltoallv import _core
+from alltoallv._calls.dispatching import Way, added
+from alltoallv._calls.dispatching import begin_dispatch as begin_in_core
+from alltoallv._calls.routing import Routing
+from alltoallv.torch.api import rows as on_device
+from alltoallv.torch.api.rows import sum_dtype
 from alltoallv.torch.graph.library import Operator, known
 from alltoallv.torch.graph.ops import communicator_of
+from alltoallv.torch.quantized.adapter import ADAPTER
 
 _WAY = ("order", "source", "ranks", "token")
+
+
+class _Tensors(type(ADAPTER)):  # type: ignore[misc]
+    direct = True  # calls are made where nobody records or watches what is done with tensors, or the core finds it
+
+
+TENSORS = _Tensors()  # by which the core reads tensors in host memory
 
 
 def as_text(routing: Routing) -> str:
@@ -48,33 +54,35 @@ def as_routing(text: str) -> Routing:
 
 
 def begin_dispatch(
-    tokens: Tensor, weights: Tensor | None, ids: Tensor, routing: Routing, group: str, begins: bool
+    tokens: Tensor, weights: Tensor | None, ids: Tensor, routing: Routing, group: Any, begins: bool
 ) -> Callable[[], list[Tensor]]:
     """Sends tokens ``[n, d]`` with choices and weights ``[n, k]``; the result returns `moe_dispatch`'s results."""
-    comm = communicator_of(group, tokens)
-    with guard(comm, OPERATOR):
-        numbers, x = ids.detach().to("cpu", torch.int64).numpy(), as_input("tokens", tokens)
-        about = f"{x.dtype} ({x.shape[1]},), gate_weights {None if weights is None else weights.dtype}"
-        about = about.replace("torch.", "")
-        mover = TensorMover(comm, x)
-    arriving = mover.dispatch(routing, x, numbers, weights, about, begins)
+    comm: Any = communicator_of(group, tokens) if isinstance(group, str) else group
+    if not tokens.is_cpu:
+        arriving = on_device.dispatch(comm, routing, tokens, weights, ids, begins)
+        return lambda: [_or_nothing(each, tokens) for each in arriving()]
+    likes, wide = None, torch.float32
+    if routing.codes:
+        likes = [torch.empty(0, dtype=each, device="cpu") for each in (getattr(torch, str(routing.code_dtype)), wide)]
+    given = tokens, ids.cpu(), None if weights is None else weights.cpu()
+    in_core = begin_in_core(TENSORS, comm, routing, *given, _wide, likes, begins)
 
     def finish() -> list[Tensor]:
-        made = arriving()
-        told, arrival = made.headers, made.arrival
-        beside = [_nothing(x, x.dtype) if made.weights is None else made.weights]
-        beside.append(_nothing(x, torch.float32) if made.scales is None else made.scales)
-        ranks = torch.tensor(
-            [made.sending.sends, told.pairs, told.tokens, told.choices], dtype=torch.int64, device="cpu"
-        )
-        way = *map(mover.on_device, (made.sending.order, arrival.source)), ranks, mover.on_device(made.token)
-        return [made.rows, *beside, *way, torch.from_numpy(np.stack([arrival.counts, arrival.received]))]
+        rows, *others, order, source, ranks, token, experts = in_core()
+        way = map(torch.from_numpy, (order, source, ranks, token, experts))
+        made, scales = others
+        made = tokens.new_empty(0) if made is None else made
+        return [rows, made, tokens.new_empty(0, dtype=wide) if scales is None else scales, *way]
 
     return finish
 
 
-def _nothing(like: Tensor, dtype: torch.dtype) -> Tensor:
-    return like.new_empty(0, dtype=dtype)
+def _wide(weights: Tensor) -> Any:
+    return weights.detach().double().numpy()
+
+
+def _or_nothing(made: Tensor | None, like: Tensor) -> Tensor:
+    return like.new_empty(0) if made is None else made
 
 
 def _back(call: Any, grads: Sequence[Any], way: Sequence[Tensor], n: int, k: int) -> Any:
@@ -147,33 +155,32 @@ def moe_dispatch(tokens: Tensor, weights: Tensor | None, ids: Tensor, routing: s
 )
 def moe_spread(tokens: Tensor, weights: Tensor | None, *about: Any) -> list[Tensor]:
     """Sends tokens ``[n, d]``, weights ``[n, k]`` along a way; returns rows ``[r, d]``, weights ``[r]`` or ``[0]``."""
-    order, source, ranks, token, k, group = about
-    comm = communicator_of(group, tokens)
-    with guard(comm, OPERATOR):
-        check_again(tokens.shape, None if weights is None else weights.shape, *ranks[2:, comm.rank].tolist())
-        x, mover = as_input("tokens", tokens), TensorMover(comm, tokens)
-        way = order.cpu().numpy(), source.cpu().numpy(), token.cpu().numpy(), ranks[0].tolist(), k
-    rows, made = mover.spread(x, weights, *way)
-    return [rows, _nothing(x, x.dtype) if made is None else made]
+    *way, _, group = about
+    comm: Any = communicator_of(group, tokens) if isinstance(group, str) else group
+    if tokens.is_cpu:
+        rows, made = _core.moe_spread(TENSORS, comm.core, tokens, weights, way)
+    else:
+        rows, made = on_device.spread(comm, tokens, weights, cast("Way", way))
+    return [rows, _or_nothing(made, tokens)]
 
 
 def begin_collect(
-    rows: Tensor, weights: Tensor | None, *about: Any, begins: bool = False, whole: bool = False, beside: object = None
+    rows: Tensor, weights: Tensor | None, *about: Any, begins: bool = False, whole: bool = False, beside: str = ""
 ) -> Callable[[], list[Tensor]]:
     """Sends the rows back; the result returns `moe_collect`'s results. ``beside``: what else all ranks agree on."""
-    order, source, ranks, token, gates, tokens, k, payload, group = about
-    comm = communicator_of(group, rows)
-    with guard(comm, OPERATOR):
-        check_outputs(rows.shape, source.shape[0])
-        x, column = as_input("rows", rows), None if weights is None else as_input("weights", weights)
-        known = ranks if rows.is_cpu and not whole else ranks[:2]
-        way = order.cpu().numpy(), source.cpu().numpy(), known.tolist(), token.cpu().numpy()
-        made = pieces(*way, tokens, k, x.shape[1] * x.itemsize)
-    arriving = TensorMover(comm, x, beside).collect(made, x, column, gates, payload or None, begins)
+    *way, gates, tokens, k, payload, group = about
+    comm: Any = communicator_of(group, rows) if isinstance(group, str) else group
+    if not rows.is_cpu:
+        arriving = on_device.collect(comm, rows, weights, cast("Way", way), tokens, k, payload, begins)
+        return lambda: [_or_nothing(each, rows) for each in arriving()]
+    given = rows, weights, gates, way, tokens, k, payload, whole, beside, begins
+    call = _core.moe_collect(TENSORS, comm.core, *given)
 
     def finish() -> list[Tensor]:
-        total, flat = arriving()
-        return [total, _nothing(x, x.dtype) if flat is None else flat]
+        total, flat, sums = call.finish() if begins else call
+        if not sums:
+            total = added(total, sum_dtype(total.dtype), Tensor.to)
+        return [total, rows.new_empty(0) if flat is None else flat]
 
     return finish
 

@@ -106,7 +106,11 @@ def as_input(name: str, tensor: Tensor) -> Tensor:
 
 def needs_grad(*tensors: object) -> bool:
     """Returns whether autograd records what is made of these tensors."""
-    return torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in tensors)
+    if torch.is_grad_enabled():
+        for tensor in tensors:
+            if isinstance(tensor, Tensor) and tensor.requires_grad:
+                return True
+    return False
 
 
 def check_output(name: str, tensor: Tensor, dtype: torch.dtype) -> None:

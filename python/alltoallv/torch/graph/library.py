@@ -75,9 +75,9 @@ class Operator:
         """Keeps what `backward` needs."""
         ctx.wants = [x is not None and x.requires_grad for x in inputs[: self.followed]]
         if not isinstance(output, Tensor):
-            unwanted = (x for x, wants in zip(output, ctx.wants, strict=False) if not wants)
+            unwanted = [x for x, wants in zip(output, ctx.wants, strict=False) if not wants]
             ctx.mark_non_differentiable(*unwanted, *output[self.followed :])
-        ctx.save_for_backward(*(inputs[i] for i in self._inputs), *(output[i] for i in self._outputs))
+        ctx.save_for_backward(*map(inputs.__getitem__, self._inputs), *map(output.__getitem__, self._outputs))
         ctx.call = self._called(*[Like(x.shape, x.dtype) if isinstance(x, Tensor) else x for x in inputs])
 
     def backward(self, ctx: Any, *grads: Any) -> tuple[Any, ...]:
