@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import time
 
 import pytest
 from started import RUN, Terminal, alltoallv, read_lines, run, start
@@ -90,12 +89,10 @@ os.write(1, b"last %d without end" % rank)
 
 
 def test_lines_come_as_they_are_printed(tmp_path):
-    process = start(tmp_path, "import time; print('early'); time.sleep(60)", "-n", "1")
-    began = time.monotonic()
+    process = start(tmp_path, "import time; print('early'); time.sleep(1000)", "-n", "1")
     assert read_lines(process, 1) == [b"[0] early\n"]
-    assert time.monotonic() - began < 20
     process.send_signal(signal.SIGINT)
-    assert process.wait(20) == 130
+    assert process.wait(60) == 130
     process.communicate()
 
 

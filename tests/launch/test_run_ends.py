@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 import sys
 import threading
 import time
 
 import pytest
-from started import is_alive, read_lines, run, start, wait_gone
+from started import is_alive, read_lines, run, start, wait_for, wait_gone
 
 from alltoallv_tools.cli import job
 
@@ -63,7 +64,7 @@ time.sleep(100)
     result = run(tmp_path, program, "-n", "3")
     took = time.monotonic() - began
     assert result.returncode == 128 + signal.SIGKILL
-    assert 5.9 < took < 20  # 5 s to finish, 1 s from SIGTERM to SIGKILL
+    assert took > 5.9  # 5 s to finish, 1 s from SIGTERM to SIGKILL
     error = result.stderr.decode()
     assert "rank 0 (pid" in error
     assert "was killed by SIGKILL; the other ranks have 5 s to finish" in error
@@ -90,10 +91,8 @@ def test_keep_going(monkeypatch, capfd, keep_going):
 
 def test_grandchildren_go_with_a_job_that_ends_well(tmp_path):
     program = "import subprocess; print(subprocess.Popen(['sleep', '100'], start_new_session=False).pid)"
-    began = time.monotonic()
-    result = run(tmp_path, program, "-n", "2")
+    result = run(tmp_path, program, "-n", "2")  # whose output they hold
     assert result.returncode == 0
-    assert time.monotonic() - began < 20
     assert wait_gone([int(line.split()[1]) for line in result.stdout.splitlines()]) == []
 
 
@@ -109,15 +108,20 @@ except KeyboardInterrupt:
     process = start(tmp_path, program, "-n", "2")
     read_lines(process, 2)
     process.send_signal(signal.SIGINT)
-    output, error = process.communicate(timeout=20)
+    output, error = process.communicate(timeout=60)
     assert process.returncode == 130
     assert sorted(output.splitlines()) == [b"[0] interrupted", b"[1] interrupted"]
     assert b"SIGINT: interrupting all ranks" in error
 
 
 def test_ctrl_c_while_ranks_are_started(capfd):
-    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
     running = job.Job(["sleep", "100"], 1000)
+
+    def interrupt() -> None:
+        wait_for(lambda: running._ranks, "the first rank")
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
     assert running.run() == 130
     assert 0 < len(running._ranks) < 1000
     assert "SIGINT: interrupting all ranks" in capfd.readouterr().err
@@ -134,14 +138,15 @@ time.sleep(100)
     pids = [int(line.split()[1]) for line in read_lines(process, 2)]
     began = time.monotonic()
     process.send_signal(signal.SIGTERM)
-    _, error = process.communicate(timeout=30)
-    assert 4.9 < time.monotonic() - began < 15
+    _, error = process.communicate(timeout=60)
+    assert time.monotonic() - began > 4.9
     assert process.returncode == 143
     assert b"with SIGKILL" in error
     assert wait_gone(pids) == []
 
 
 def test_second_ctrl_c_kills_at_once(tmp_path):
+    """Here ranks may take an hour to finish."""
     program = """
 import os, signal, time
 signal.signal(signal.SIGINT, lambda *_: print("no", flush=True))
@@ -149,14 +154,16 @@ print(os.getpid(), flush=True)
 while True:
     time.sleep(1)
 """
-    process = start(tmp_path, program, "-n", "2")
+    (tmp_path / "program.py").write_text(program)
+    patient = "import sys; from alltoallv_tools import cli; from alltoallv_tools.cli import job; "
+    patient += "job.FINISH_SECONDS = 3600; sys.exit(cli.main(sys.argv[1:]))"
+    command = [sys.executable, "-c", patient, "run", "-n", "2", str(tmp_path / "program.py")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     pids = [int(line.split()[1]) for line in read_lines(process, 2)]
     process.send_signal(signal.SIGINT)
     assert sorted(read_lines(process, 2)) == [b"[0] no\n", b"[1] no\n"]
-    began = time.monotonic()
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=20)
-    assert time.monotonic() - began < 3
+    process.communicate(timeout=60)
     assert process.returncode == 130
     assert wait_gone(pids) == []
 
@@ -181,7 +188,7 @@ def test_timeout(tmp_path):
     began = time.monotonic()
     result = run(tmp_path, "import time; time.sleep(100)", "-n", "2", "--timeout", "1.5")
     assert result.returncode == 124
-    assert 1.4 < time.monotonic() - began < 15
+    assert time.monotonic() - began > 1.4
     assert b"the job has not ended after 1.5 s (--timeout): ranks 0 (pid " in result.stderr
 
 

@@ -7,18 +7,25 @@ import os
 import pytest
 from started import Terminal, run
 
-BAR = """
+# Waits until a file of this name lies beside the program.
+WAIT = """
 import os, sys, time
+def wait(name):
+    while not os.path.exists(os.path.join(os.path.dirname(__file__), name)):
+        time.sleep(0.01)
+"""
+BAR = f"""{WAIT}
 sys.stderr.write("\\r 10%|#   |"); sys.stderr.flush()
-time.sleep(1)
+wait("shown")
 sys.stderr.write("\\r 90%|####|\\n")
 """
 
 
 def test_progress_bar(tmp_path):
     job = Terminal(tmp_path, BAR, "-n", "1")
-    begun = job.read_until(b"\r[0] \x1b[K 10%|#   |")
-    assert job.read_until(b"\r[0] \x1b[K 90%|####|\r\n") - begun > 0.3
+    job.read_until(b"\r[0] \x1b[K 10%|#   |")
+    (tmp_path / "shown").touch()
+    job.read_until(b"\r[0] \x1b[K 90%|####|\r\n")
     assert job.close() == 0
 
 
@@ -33,17 +40,19 @@ def test_prompt_and_standard_input_of_one_rank(tmp_path):
 
 
 def test_lines_of_others_do_not_run_into_a_prompt(tmp_path):
-    program = """
-import os, sys, time
+    program = f"""{WAIT}
 if os.environ["RANK"] == "0":
     sys.stdout.write("waiting... "); sys.stdout.flush()
-    time.sleep(1.5)
+    wait("others")
     print("done")
 else:
-    time.sleep(0.7)
+    wait("prompt")
     print("between")
 """
     job = Terminal(tmp_path, program, "-n", "2")
+    for text, file in ((b"waiting... ", "prompt"), (b"between", "others")):
+        job.read_until(text)
+        (tmp_path / file).touch()
     assert job.close() == 0
     assert job.text == b"[0] waiting... \r\n[1] between\r\n[0] done\r\n"
 

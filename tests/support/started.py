@@ -59,13 +59,11 @@ class Terminal:
         os.close(terminal)
         self.text = b""
 
-    def read_until(self, text: bytes, seconds: float = 30) -> float:
-        """When it appeared."""
+    def read_until(self, text: bytes, seconds: float = 60) -> None:
         end = time.monotonic() + seconds
         while text not in self.text and self._read(end - time.monotonic()):
             pass
         assert text in self.text, self.text
-        return time.monotonic()
 
     def close(self) -> int:
         """Returns the exit code, once all has been read."""
