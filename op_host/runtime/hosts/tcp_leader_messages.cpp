@@ -158,6 +158,7 @@ void TcpLeaders::hear_rows(size_t connection, const Message& message, const char
 }
 
 /// Sends what the ranks of this host wait for, and what they know of others, and forwards what it receives.
+/// A leader that is silent is told no more, or what it does not take would pile up; a board changes all the time.
 void TcpLeaders::tell_waits() {
     for (int j = 0; j < control_.size(); ++j) {
         const uint64_t version = control_.board(j).version.load(std::memory_order_acquire);
@@ -165,6 +166,7 @@ void TcpLeaders::tell_waits() {
         const std::vector<WaitRecord> records = read(control_.board(j));
         for (Connection& connection : connections_) {
             if (comes_over(connection, j)) continue;
+            if (control_.status(connection.leader).silent.load(std::memory_order_relaxed) != 0) continue;
             const Clocks clocks{now_ns(), connection.its_clock, connection.told_ns};
             std::string body;
             append(body, &clocks, 1);

@@ -19,8 +19,8 @@
 namespace alltoallv {
 namespace {
 
-constexpr double farewell = 1.0;         // seconds
-constexpr int patience_ms = 30000;       // for a leader that takes nothing
+constexpr int farewell_ms = 1000;
+constexpr int patience_ms = 30000;       // for a leader that takes nothing, while nothing has failed
 constexpr int64_t ask_ns = 500'000'000;  // from one question to the next, and until a leader counts as silent
 
 }  // namespace
@@ -350,7 +350,7 @@ bool TcpLeaders::send_or_receive(Connection& connection, const std::string& data
         if (errno == EINTR) continue;
         if (errno != EAGAIN) return false;
         pollfd ready{socket, POLLIN | POLLOUT, 0};
-        const int found = ::poll(&ready, 1, patience_ms);
+        const int found = ::poll(&ready, 1, control_.poisoned() ? farewell_ms : patience_ms);
         if (found == 0 || (found < 0 && errno != EINTR)) return false;
         if ((ready.revents & POLLIN) != 0 && !receive(connection, connection.late)) return false;
     }
@@ -373,7 +373,7 @@ void TcpLeaders::stop() {
             if (!connection.is_parent) ::shutdown(connection.socket.get(), SHUT_WR);
     }
     // If it were closed at once with unread data, a connection would lose what was just sent.
-    const auto deadline = after(control_.poisoned() ? farewell / 10 : farewell);
+    const auto deadline = after(1e-3 * (control_.poisoned() ? farewell_ms / 10 : farewell_ms));
     while (!all_ended() && Clock::now() < deadline) ::usleep(500);
     for (const Connection& connection : connections_)
         if (connection.socket) Reactor::instance().remove(connection.socket.get());
