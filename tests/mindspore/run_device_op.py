@@ -28,7 +28,6 @@ from alltoallv.mindspore.adapter import LATE
 from alltoallv.mindspore.device_op import build
 from alltoallv.mindspore.device_quantized import launch_kernel, plan_of
 
-GRAPHS = "graphs" in sys.argv[2:]
 comm = am.init(timeout=800)
 if comm.rank == 0:
     build(folder=sys.argv[1])
@@ -254,10 +253,12 @@ def quantized_graphs(group=None):
         am.QuantizedAllToAll(*counts, bits=4, out_dtype=ms.float16, overflow="raise", group=group),
         am.QuantizedAllReduce(bits=4, gather="quantized", group_size=7, out_dtype=ms.float16, group=group),
     ]
-    for cell in cells[2:] if group else cells[4:]:
+    for cell in cells[1:] if group else cells[4:]:
         yield made(cell)(x)
     yield made(am.QuantAllReduceCell(shared, group or comm))(whole, scales, offset)
     if group:
+        yield made(am.QuantizedAllReduce(bits=4, out_dtype=ms.float16, group=group))(x)
+        yield made(am.QuantizedAllReduce(scale=0.25, offset=1.5, group=group))(whole)
         return
     for cell in cells[:4]:
         yield ms.grad(made(squares_of(cell)))(x)
@@ -312,17 +313,17 @@ def on_device(group, operator, dtype, sends, recvs, digest):
     return OnDevice(plan_of(group, operator, dtype, sends, recvs, digest), *sizes)
 
 
-def kernel_on_device(plan, places, stream):
+def kernel_on_device(plan, regions, stream):
     """Launches the kernel on copies in device memory, as OnDevice does."""
     assert acl.aclrtSetDevice(comm.rank) == 0
-    sizes = [300 * 4, 300 * 4] if len(places) == 2 else [96 * 2, 96, 4, 4]
+    places, sizes = zip(*regions, strict=True)
     there = [ctypes.c_void_p() for _ in places]
     for place, host, size in zip(there, places, sizes, strict=True):
         assert acl.aclrtMalloc(ctypes.byref(place), ctypes.c_size_t(size), 0) == 0
         assert acl.aclrtMemcpy(place, ctypes.c_size_t(size), ctypes.c_void_p(host), ctypes.c_size_t(size), 1) == 0
     at = ctypes.c_void_p()
     assert acl.aclrtCreateStream(ctypes.byref(at)) == 0
-    launch_kernel(plan, [place.value for place in there], at.value)
+    launch_kernel(plan, [(place.value, size) for place, size in zip(there, sizes, strict=True)], at.value)
     assert acl.aclrtSynchronizeStream(at) == 0
     size = ctypes.c_size_t(sizes[0])
     assert acl.aclrtMemcpy(ctypes.c_void_p(places[0]), size, there[0], size, 2) == 0
@@ -391,12 +392,10 @@ def over_hccl():
     yield am.quantized_all_to_all(x, [1, 4], [1, 1] if comm.rank == 0 else [4, 4], bits=4, group=group)
     yield am.quantized_all_reduce(whole, scale=0.25, offset=1.5, group=group)
     yield am.quantized_all_reduce(x, comm_quant_scale_1=0.02, comm_quant_scale_2=0.03, group=group)
-    if GRAPHS:
-        yield from quantized_graphs(group)
+    yield from quantized_graphs(group)
 
 
-in_graphs = (graphs, quantized_graphs) if GRAPHS else ()
-for call in (gaps, learnt, gradient, into_outputs, others, sums, quantized, operations, *in_graphs):
+for call in (gaps, learnt, gradient, into_outputs, others, sums, quantized, operations, graphs, quantized_graphs):
     print(call.__name__, both(call), flush=True)
 acl, hccl = ctypes.CDLL("libascendcl.so"), Communicator.from_env(domain="hccl", backend="hccl", timeout=800)
 device_quantized.plan_of, device_quantized.launch_kernel = on_device, kernel_on_device

@@ -91,7 +91,7 @@ print("enqueued, then right", flush=True)
 number = graph_op.number_of(graph_exchange.Host("element", comm).launch)
 numbers = [(ctypes.c_int64 * len(values))(*values) for values in ([size * COUNT], [*counts, *places])]
 anew = memory(np.full(size * COUNT, -1.0, np.float32))
-in_graph = graph_op.Launch(number, type_to_type_id(mindspore.float32), source.value, anew.value)
+in_graph = graph_op.Launch(number, type_to_type_id(mindspore.float32), source.value, None, anew.value)
 in_graph.input_shape = in_graph.output_shape = numbers[0]
 in_graph.send = in_graph.recv = numbers[1]
 in_graph.input_rank, in_graph.output_rank, in_graph.send_size, in_graph.recv_size = 1, 1, 2 * size, 2 * size

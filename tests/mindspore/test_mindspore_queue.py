@@ -25,15 +25,12 @@ def job(script: str, *arguments: str, timeout: float) -> list[list[str]]:
 
 
 @pytest.mark.skipif(not all(map(shutil.which, ("g++", "ninja"))), reason="needs g++ and ninja to compile the operator")
-@pytest.mark.timeout(600)  # the compiler takes minutes on a busy machine
-@pytest.mark.parametrize("with_graphs", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_exchange_in_mindspores_queue(with_graphs: bool, tmp_path: Path) -> None:
-    graphs = ["graphs"] if with_graphs else []
-    for said in job("run_device_op.py", str(tmp_path / "build"), *graphs, timeout=550):
+@pytest.mark.timeout(900)  # the compiler takes minutes on a busy machine
+def test_exchange_in_mindspores_queue(tmp_path: Path) -> None:
+    for said in job("run_device_op.py", str(tmp_path / "build"), timeout=850):
         expected = ["float32 wrong 0", "bfloat16 wrong 0", "view True", "gaps True", "learnt True", "gradient True"]
         expected += ["into_outputs True", "others True", "sums True", "quantized True", "operations True"]
-        expected += ["graphs True", "quantized_graphs True"] * with_graphs
-        expected += ["over_hccl True", "kernel_calls 2", "with_capacity True"]
+        expected += ["graphs True", "quantized_graphs True", "over_hccl True", "kernel_calls 6", "with_capacity True"]
         assert said[: len(expected)] == expected
         mismatch, *calls = said[len(expected) :]
         assert mismatch.startswith("PeerMismatchError: "), said

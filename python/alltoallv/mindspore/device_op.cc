@@ -62,6 +62,7 @@ py::object call_write(const Tensors& tensors, const Tensors& outputs, uint64_t e
 struct GraphLaunch {
     int64_t call, dtype;
     const void* input;
+    const void* second;
     void* output;
     const int64_t *input_shape, *output_shape, *send, *recv;
     int64_t input_rank, output_rank, send_size, recv_size;
@@ -76,13 +77,19 @@ void set_graph_entry(uint64_t entry) {
     graph_entry = reinterpret_cast<GraphEntry>(entry);
 }
 
-/// The output has the shape of `like`, or its rows and the input's row.
+/// What an output has of the input `like`.
+enum Form : int64_t {
+    shape_of_like = 0,
+    rows_of_like = 1,           ///< and the input's row
+    shape_and_type_of_like = 2  ///< else the type is the input's
+};
+
 class GraphInfer final : public mindspore::ops::OpFuncImpl {
   public:
     mindspore::ShapeArray InferShape(const mindspore::PrimitivePtr&,
                                      const mindspore::ops::InferInfoPtrList& inputs) const override {
         const mindspore::ShapeVector like = inputs[3]->GetShape();
-        if (!inputs[5]->GetScalarValueWithCheck<bool>()) return {like};
+        if (inputs[6]->GetScalarValueWithCheck<int64_t>() != rows_of_like) return {like};
         mindspore::ShapeVector rows = inputs[0]->GetShape();
         rows.at(0) = like.at(0);
         return {rows};
@@ -90,7 +97,8 @@ class GraphInfer final : public mindspore::ops::OpFuncImpl {
 
     std::vector<mindspore::TypeId> InferType(const mindspore::PrimitivePtr&,
                                              const mindspore::ops::InferInfoPtrList& inputs) const override {
-        return {inputs[0]->GetType()};
+        const bool own = inputs[6]->GetScalarValueWithCheck<int64_t>() != shape_and_type_of_like;
+        return {inputs[own ? 0 : 3]->GetType()};
     }
 
     /// MindSpore brings the counts to host memory before the launch.
@@ -103,9 +111,10 @@ void launch_in_graph(const KernelTensors& inputs, const KernelTensors& outputs, 
     const auto &read = inputs[0]->GetShapeVector(), &written = outputs[0]->GetShapeVector();
     const auto send = inputs[1]->GetValueWithCheck<std::vector<int64_t>>();
     const auto recv = inputs[2]->GetValueWithCheck<std::vector<int64_t>>();
-    const GraphLaunch launch{inputs[4]->GetValueWithCheck<int64_t>(),
+    const GraphLaunch launch{inputs[5]->GetValueWithCheck<int64_t>(),
                              inputs[0]->dtype_id(),
                              inputs[0]->device_ptr(),
+                             inputs[4]->device_ptr(),
                              outputs[0]->device_ptr(),
                              read.data(),
                              written.data(),
@@ -151,11 +160,12 @@ OpDef exchange_definition = {
      {"send", DT_TENSOR, 0, "", {}, false},
      {"recv", DT_TENSOR, 0, "", {}, false},
      {"like", DT_TENSOR, 0, "", {}, false},
+     {"second", DT_TENSOR, 0, "", {}, false},
      {"call", DT_INT, 0, "", {}, false},
-     {"by_row", DT_BOOL, 0, "", {}, false}},
+     {"form", DT_INT, 0, "", {}, false}},
     {{"output", DT_TENSOR, -1}},
     {},
-    {{"x", 0}, {"send", 1}, {"recv", 2}, {"like", 3}, {"call", 4}, {"by_row", 5}},
+    {{"x", 0}, {"send", 1}, {"recv", 2}, {"like", 3}, {"second", 4}, {"call", 5}, {"form", 6}},
     infer,
     false,
     false,

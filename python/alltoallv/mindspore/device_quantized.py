@@ -16,6 +16,7 @@ from mindspore import Tensor, jit_class, mint, ops
 
 from alltoallv import _core
 from alltoallv._calls.counts import packed
+from alltoallv._calls.regions import Region
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError, ValueOverflowError
 from alltoallv.mindspore import device_op
@@ -107,17 +108,22 @@ def reduce(
         executor.sync()
         agree()
         return ops.zeros(0, getattr(mindspore, request.out_dtype))
-    if comm.core not in _asked:  # the first time the ranks decide it, after what is queued and compares calls
-        executor.sync()
-        _asked.add(comm.core)
-    if plan.kernel_serves(error is not None, gather_error is not None):
+    if kernel_serves(comm, plan, error is not None, gather_error is not None):
         return _by_kernel(plan, request, input)
     return Reduction(Moves(comm, agree), request, comm.rank).run(input, error, gather_error)
 
 
-def launch_kernel(plan: _core.QuantPlan, places: Sequence[int], stream: int) -> None:
-    """Enqueues the kernel in Ascend C: places of the output, the input, and with a shared scale of scale and offset."""
-    out, x, *shared = places
+def kernel_serves(comm: Communicator, plan: _core.QuantPlan, feeds: bool = False, gather_feeds: bool = False) -> bool:
+    """Returns whether the kernel in Ascend C serves a reduction; collective when a communicator is first asked."""
+    if comm.core not in _asked:  # the first time the ranks decide it, after what is queued and compares calls
+        executor.sync()
+        _asked.add(comm.core)
+    return plan.kernel_serves(feeds, gather_feeds)
+
+
+def launch_kernel(plan: _core.QuantPlan, regions: Sequence[Region], stream: int) -> None:
+    """Enqueues the kernel in Ascend C: regions of output and input, and with a shared scale those of scale, offset."""
+    out, x, *shared = [address for address, _ in regions]
     scale, offset = shared or (0, 0)
     if not plan.launch(x, out, scale, offset, False, False, stream):
         raise InvalidParamError("the kernel does not serve this reduction, expected one that it has been asked for")
@@ -129,7 +135,7 @@ def _by_kernel(plan: _core.QuantPlan, request: QuantizedReduction, input: Tensor
     shared = [] if request.scale is None else [Tensor(request.scale), Tensor(np.array([request.offset], np.float32))]
 
     def launch(place: Place, stream: int) -> None:
-        launch_kernel(plan, [place(each)[0] for each in (out, x, *shared)], stream)
+        launch_kernel(plan, [place(each) for each in (out, x, *shared)], stream)
 
     device_op.enqueue(launch, [out], [x, *shared])
     return out

@@ -184,7 +184,7 @@ class _DeviceExchange(nn.Cell):
 
     def construct(self, x: Tensor, send: Tensor, recv: Tensor, like: Tensor) -> Tensor:
         by_row = x.ndim > 1 if self.unit is None else self.unit == "row"
-        out = self.operator(x, send, recv, like, self.call, by_row)
+        out = self.operator(x, send, recv, like, like, self.call, 1 if by_row else 0)
         shape = (out.shape[0],) + (1,) * (out.ndim - 1) if by_row else out.shape
         units = out.shape[0] if by_row else out.size
         at = self.sums(self.ones((units, 1), mindspore.int64), 0) - 1

@@ -18,6 +18,7 @@ from mindspore import ops
 from alltoallv.mindspore import device_op
 from alltoallv.mindspore.tensors import target
 
+SHAPE, ROWS, SHAPE_AND_DTYPE = 0, 1, 2  # what an output has of `like`; else the input's row, and its dtype
 _NUMBER, _ADDRESS, _LIST = ctypes.c_int64, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int64)
 
 
@@ -26,7 +27,7 @@ class Launch(ctypes.Structure):
 
     _fields_ = (
         *((name, _NUMBER) for name in ("call", "dtype")),
-        *((name, _ADDRESS) for name in ("input", "output")),
+        *((name, _ADDRESS) for name in ("input", "second", "output")),
         *((name, _LIST) for name in ("input_shape", "output_shape", "send", "recv")),
         *((name, _NUMBER) for name in ("input_rank", "output_rank", "send_size", "recv_size")),
         ("stream", _ADDRESS),
@@ -56,7 +57,10 @@ def number_of(call: Callable[[Launch], None]) -> int:
 
 @lru_cache
 def operator() -> ops.Primitive:
-    """Returns the operator, ``(x, send, recv, like, call, by_row)``; it is compiled at the first call."""
+    """Returns the operator, ``(x, send, recv, like, second, call, form)``; it is compiled at the first call.
+
+    ``second`` is another tensor that is read. The output's form is `SHAPE`, `ROWS` or `SHAPE_AND_DTYPE` of ``like``.
+    """
     device_op.build(target()).set_graph_entry(ctypes.cast(run, ctypes.c_void_p).value or 0)
     return in_order(ops.Primitive("Custom_alltoallv_exchange"))
 

@@ -60,15 +60,51 @@ class GraphMoves(Moves):
         if scale is not None:
             given = ops.cat((scale.reshape(-1), offset.reshape(-1))).astype(mindspore.float32)
             values = (given * _HALVES).astype(mindspore.int64)
-        self.operator(values, values, self.nothing, self.nothing, self.begins, False)
+        self.operator(values, values, self.nothing, self.nothing, self.nothing, self.begins, 0)
 
     def run(self, x: Tensor, sends: Sequence[int], recvs: Sequence[int], operator: str, count: int) -> Tensor:
         number = self.number(x.dtype, sends, recvs, operator)
-        return self.operator(x, self.nothing, self.nothing, ops.zeros(count, mindspore.int8), number, False)
+        like = ops.zeros(count, mindspore.int8)
+        return self.operator(x, self.nothing, self.nothing, like, self.nothing, number, 0)
 
     def refuse(self, flags: Tensor, text: str) -> None:
         values = flags.astype(mindspore.int64)
-        self.operator(values, values, self.nothing, self.nothing, self.refusing(text), False)
+        self.operator(values, values, self.nothing, self.nothing, self.nothing, self.refusing(text), 0)
+
+
+@jit_class
+class ByKernel:
+    """A reduction as one kernel in Ascend C, for scales of the request, or tensors of the graph: ``values`` returns the
+    request with theirs. ``shape`` is that of the output.
+    """
+
+    def __init__(self, comm: Communicator, request: QuantizedReduction, shape: Sequence[int], values: Any) -> None:
+        self.operator, self.nothing = graph_op.operator(), Tensor([0], mindspore.int64)
+        self.shape, self.count, self.dtype = tuple(shape), request.count, getattr(mindspore, request.out_dtype)
+        self.scales, second = self.nothing, 0
+        if request.scale is not None:
+            self.scales = Tensor(np.append(request.scale, np.float32(request.offset)).astype(np.float32))
+            second = request.scale.size * 4
+        own, out = (numpy_dtype(getattr(mindspore, name)).itemsize for name in (request.dtype, request.out_dtype))
+
+        def launch(call: graph_op.Launch) -> None:
+            made = request if values is None else values(np.array(call.send[: call.send_size]) / _HALVES)
+            regions = [(call.output or 0, request.count * out), (call.input or 0, request.count * own)]
+            if second:
+                first = call.second or 0
+                regions += [(first, second), (first + second, 4)]
+            device_quantized.launch_kernel(requests.plan(comm, made), regions, call.stream or 0)
+
+        self.number = graph_op.number_of(launch)
+
+    def run(self, x: Tensor, error: Any = None, again: Any = None, scale: Any = None, offset: Any = None) -> Tensor:
+        """Returns the flat result."""
+        scales, values = self.scales, self.nothing
+        if scale is not None:
+            scales = ops.cat((scale.reshape(-1), offset.reshape(-1))).astype(mindspore.float32)
+            values = (scales * _HALVES).astype(mindspore.int64)
+        like = ops.zeros(self.count, self.dtype)
+        return self.operator(x.reshape(-1), values, self.nothing, like, scales, self.number, 2)
 
 
 class Steps(nn.Cell):
@@ -136,16 +172,18 @@ class _Rows(RowsCall[Any]):
             return device_quantized.Rows(moves, made, (sum(recvs), *made.input.shape[1:]))
 
 
-def reduction(
-    comm: Communicator, request: QuantizedReduction, shape: Sequence[int], replace: Any = None
-) -> device_quantized.Reduction:
-    """Returns the steps of a reduction; ``replace`` returns the request with the scales and the offset of a launch."""
+def reduction(comm: Communicator, request: QuantizedReduction, shape: Sequence[int], replace: Any = None) -> Any:
+    """Returns the steps of a reduction, or the kernel in Ascend C where it serves; ``replace`` returns the request with
+    the scales and the offset of a launch.
+    """
 
     def agree(values: Any) -> None:
         requests.plan(comm, request if replace is None else replace(values)).compare(False, False)
 
     with guard(comm, request.operator):
         _check_size(request.count and request.counts[comm.rank % len(request.counts)])
+        if device_quantized.kernel_serves(comm, requests.plan(comm, request)):
+            return ByKernel(comm, request, shape, replace)
         moves = GraphMoves(comm, agree, request.operator)
         return device_quantized.Reduction(moves, request, comm.rank, shape)
 
@@ -156,6 +194,8 @@ def _check_size(size: int) -> None:
 
 
 class _Prepared(Quantized[Any]):
+    at_once = False
+
     def reductions(self) -> type[ReductionCall[Any]]:
         return _Reduction
 
@@ -185,6 +225,6 @@ def summing(group: Any, op: str) -> Callable[..., Any]:
     number, share = graph_op.number_of(launch), groups.resolve(group).size if op == "avg" else 1
 
     def back(dout: Tensor, x: Tensor) -> Tensor:
-        return operator(dout, nothing, nothing, dout, number, False) / share
+        return operator(dout, nothing, nothing, dout, nothing, number, 0) / share
 
     return back

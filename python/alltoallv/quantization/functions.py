@@ -34,6 +34,8 @@ Call = ReductionCall[A] | RowsCall[A]
 class Quantized(Generic[A]):
     """A front end's quantized collectives. The methods below are what each framework defines for itself."""
 
+    at_once = True  # calls that the core can run as they are, are; not where calls return their steps
+
     def __init__(self, adapter: Adapter[Any], communicator: Callable[[Any], Communicator | None]) -> None:
         """``communicator`` returns a group's communicator, or None on a rank outside of it."""
         self.adapter, self.communicator = adapter, communicator
@@ -52,7 +54,7 @@ class Quantized(Generic[A]):
         comm = self.communicator(group)
         if comm is None:
             return (None, None) if async_op else None
-        if options.dynamic() and options.out_dtype is timeout is None:
+        if self.at_once and options.dynamic() and options.out_dtype is timeout is None:
             states = None if error_feedback is None else self.adapter.feedback.states_of(error_feedback)
             result = _core.quantized_all_reduce(comm.core, input, out, *options[4:9], states, bool(async_op))
             if result is not None and not async_op:
