@@ -6,13 +6,16 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <fstream>
 #include <optional>
 #include <random>
+#include <thread>
 
 #include "check.h"
+#include "runtime/base/huge_pages.h"
 
 using namespace alltoallv;
 
@@ -99,6 +102,13 @@ TEST(takes_huge_pages) {
         else
             std::printf("arena_test: this kernel gives no huge pages of shared memory: not checked\n");
     }
+}
+
+/// Where ranks outnumber processors, a thread may not run for long: that is no work of the kernel.
+TEST(waiting_for_a_processor_is_no_work) {
+    const HugePages pages;
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    CHECK(pages.worthwhile());
 }
 
 /// Freed neighbours become one again, in any order of freeing.

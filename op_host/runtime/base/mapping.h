@@ -65,33 +65,20 @@ class Mapping {
     /// so. Thread-safe.
     void populate(size_t offset, size_t bytes, bool gathers = false) const {
         if (data_ == nullptr || bytes == 0) return;
-        const size_t first = offset / block, last = (std::min(offset + bytes, bytes_) - 1) / block;
-        HugePages pages;
-        for (size_t i = first; i <= last; ++i) {
-            if (resident_[i].load(std::memory_order_relaxed)) continue;
-            const size_t begin = i * block / HugePages::size * HugePages::size, end = begin + HugePages::size;
-            const size_t part = std::min(end, offset + bytes) - std::min(std::max(begin, offset), offset + bytes);
-            if (gathers && part >= HugePages::size / 2 && end <= bytes_ && gathers_.load(std::memory_order_relaxed)) {
-                (void)madvise(data() + begin, HugePages::size, MADV_HUGEPAGE);
-                // In the caller's part: the rest of the huge page may be another thread's.
-                (void)*static_cast<const volatile char*>(data() + std::max(begin, offset));
-                if (pages.worthwhile() && pages.gather(data() + begin)) {
-                    for (size_t k = begin / block; k < end / block; ++k)
-                        resident_[k].store(true, std::memory_order_relaxed);
-                    continue;
-                }
-                gathers_.store(false, std::memory_order_relaxed);
-            }
-            resident_[i].store(true, std::memory_order_relaxed);
-            populate_pages(i * block, std::min(block, bytes_ - i * block));
+        const size_t end = std::min(offset + bytes, bytes_);
+        if (gathers) gather(offset, end);
+        for (size_t i = offset / block; i <= (end - 1) / block; ++i) {
+            if (resident_[i].exchange(true, std::memory_order_relaxed)) continue;
+            populate_pages(i * block, std::min(block, bytes_ - i * block), gathers);
         }
     }
 
-    /// Makes the pages of a part resident, as they are.
-    void populate_pages(size_t offset, size_t bytes) const {
-        constexpr int populate_write = 23;  // MADV_POPULATE_WRITE, Linux 5.14; older kernels fault lazily
+    /// Makes the pages of a part resident, as they are. `fresh`: there is no memory yet. Memory that there is comes
+    /// many pages at a time if it is asked for as if to read, and may be written as well.
+    void populate_pages(size_t offset, size_t bytes, bool fresh = true) const {
+        constexpr int populate_read = 22, populate_write = 23;  // Linux 5.14; older kernels fault lazily
         const size_t begin = offset / page_size() * page_size();
-        (void)madvise(data() + begin, offset + bytes - begin, populate_write);
+        (void)madvise(data() + begin, offset + bytes - begin, fresh ? populate_write : populate_read);
     }
 
   private:
@@ -108,6 +95,31 @@ class Mapping {
         if (before > 0) munmap(place, before);
         if (before < unit) munmap(begin + kept, unit - before);
         return begin;
+    }
+
+    /// Moves the huge pages of which at least half lies in `[offset, end)`: one, then twice as many at a time, as long
+    /// as the kernel has some without long work.
+    void gather(size_t offset, size_t end) const {
+        constexpr size_t huge = HugePages::size, half = huge / 2;
+        size_t begin = offset / huge * huge, last = end / huge * huge;
+        if (std::min(begin + huge, end) - offset < half) begin += huge;
+        if (end - last >= half && last + huge <= bytes_) last += huge;
+        HugePages pages;
+        for (size_t count = 1; begin < last && gathers_.load(std::memory_order_relaxed); count *= 2) {
+            const size_t stop = std::min(last, begin + count * huge);
+            std::atomic<bool>* const from = &resident_[begin / block];
+            std::atomic<bool>* const to = from + (stop - begin) / block;
+            if (!std::all_of(from, to, [](const auto& is) { return is.load(std::memory_order_relaxed); })) {
+                (void)madvise(data() + begin, stop - begin, MADV_HUGEPAGE);
+                for (size_t at = begin; at < stop;
+                     at += huge)  // in the caller's part: the rest may be another thread's
+                    (void)*static_cast<const volatile char*>(data() + std::max(at, offset));
+                if (!pages.worthwhile() || !pages.gather(data() + begin, (stop - begin) / huge))
+                    return gathers_.store(false, std::memory_order_relaxed);
+                for (auto* is = from; is != to; ++is) is->store(true, std::memory_order_relaxed);
+            }
+            begin = stop;
+        }
     }
 
     static constexpr size_t block = size_t{256} << 10;  // that is made resident at once
