@@ -219,6 +219,19 @@ TEST(two_processes_that_are_one_rank) {
     CHECK_EQ(wait_for(other), 0);
 }
 
+/// The second waits for the port, and looks who has it.
+TEST(two_processes_that_are_rank_0) {
+    const int port = free_port();
+    const std::string part = "rank 0 came to domain 'hosts' twice, as pid ";
+    const auto come = [&](int rank) {
+        fails(ErrorClass::invalid_param, part, [&] { join(options_of(rank, 3), port); });
+    };
+    const pid_t one = spawn("first", [&] { come(0); }), other = spawn("second", [&] { come(0); });
+    come(1);
+    CHECK_EQ(wait_for(one), 0);
+    CHECK_EQ(wait_for(other), 0);
+}
+
 /// Two domains at one port, in opposite order of arrival: each meets its own.
 TEST(domains_share_a_port) {
     const int port = free_port();

@@ -39,8 +39,7 @@ std::shared_ptr<TcpCommunicator> make_of(CommunicatorOptions options, TcpMembers
 
 std::shared_ptr<TcpCommunicator> make_tcp_communicator(const CommunicatorOptions& options, const TcpAddress& rank_0) {
     const TcpMeetingOptions meeting = meeting_options(options, options.secret);
-    TcpMembership membership = options.rank == 0 ? receive_ranks(listen_when_free(rank_0.port, meeting), meeting)
-                                                 : join_rank_0({rank_0}, meeting);
+    TcpMembership membership = options.rank == 0 ? receive_ranks_at(rank_0, meeting) : join_rank_0({rank_0}, meeting);
     return make_of(options, std::move(membership), meeting);
 }
 

@@ -6,6 +6,9 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <mutex>
+#include <stop_token>
+#include <system_error>
 #include <thread>
 
 #include "runtime/base/error.h"
@@ -64,10 +67,6 @@ void tell(TcpMembership& membership, const Error& error) {
     throw error;
 }
 
-void receive_apart(int port, const TcpMeetingOptions& options, const Error& error) {
-    tell_apart(options, error, [port](const auto& apart) { receive_ranks(listen_when_free(port, apart), apart); });
-}
-
 std::string unproven(int count) {
     if (count == 0) return "";
     return "; " + std::to_string(count) + " tries to join did not know the domain's secret: " + secret_hint;
@@ -93,8 +92,77 @@ bool has_hung_up(const UniqueFd& socket) {
     return !socket || ::poll(&item, 1, 0) > 0;
 }
 
+std::optional<Error> join(const std::vector<TcpAddress>& addresses, const TcpMeetingOptions& options,
+                          TcpMembership& membership);
+
+/// Looks, once a meeting takes longer than usual, if another process is rank 0 at the address that all ranks know: this
+/// one would wait for ranks that never come.
+class OtherRoot {
+  public:
+    OtherRoot(const std::vector<TcpAddress>& addresses, const TcpMeetingOptions& options)
+        : addresses_(addresses), options_(options) {
+        options_.poll = [this] {
+            if (stops_.stop_requested()) throw Stopped{};
+        };
+    }
+
+    ~OtherRoot() { stop(); }
+    OtherRoot(const OtherRoot&) = delete;
+    OtherRoot& operator=(const OtherRoot&) = delete;
+
+    /// Returns what the other one says to a second rank 0.
+    std::optional<Error> said() {
+        if (!looks_ && !addresses_.empty() && seconds_since(begin_) >= usual) look();
+        const std::lock_guard lock(mutex_);
+        return said_;
+    }
+
+    void stop() { stops_.request_stop(); }
+
+  private:
+    struct Stopped {};
+    static constexpr double usual = 1.0;  // seconds
+
+    void look() {
+        looks_ = true;
+        const auto run = [this] {
+            try {
+                TcpMembership membership;
+                std::optional<Error> said = join(addresses_, options_, membership);
+                const std::lock_guard lock(mutex_);
+                said_ = std::move(said);
+            } catch (...) {  // nobody is there
+            }
+        };
+        try {
+            thread_ = std::jthread(run);
+        } catch (const std::system_error&) {  // without a thread the timeout holds
+        }
+    }
+
+    const std::vector<TcpAddress> addresses_;
+    TcpMeetingOptions options_;
+    const Clock::time_point begin_ = Clock::now();
+    bool looks_ = false;
+    std::stop_source stops_;
+    std::mutex mutex_;
+    std::optional<Error> said_;
+    std::jthread thread_;  // ends first
+};
+
+UniqueFd listen_when_free(int port, const TcpMeetingOptions& options, OtherRoot& other_root);
+TcpMembership receive_ranks(UniqueFd listener, const TcpMeetingOptions& options, OtherRoot& other_root);
+
+void receive_apart(int port, const TcpMeetingOptions& options, const Error& error) {
+    tell_apart(options, error, [port](const auto& apart) {
+        OtherRoot nowhere({}, apart);
+        receive_ranks(listen_when_free(port, apart, nowhere), apart, nowhere);
+    });
+}
+
 /// Receives the ranks into `membership`; if one of them cannot join, tells all why, and returns it.
-std::optional<Error> receive(const UniqueFd& listener, const TcpMeetingOptions& options, TcpMembership& membership) {
+std::optional<Error> receive(const UniqueFd& listener, const TcpMeetingOptions& options, OtherRoot& other_root,
+                             TcpMembership& membership) {
     auto deadline = after(options.timeout);
     std::vector<TcpHello> hellos(static_cast<size_t>(options.size));
     hellos[0] = introduce(options);
@@ -105,6 +173,7 @@ std::optional<Error> receive(const UniqueFd& listener, const TcpMeetingOptions& 
     int refused = 0;
     for (int waiting = options.size - 1; waiting > 0;) {
         if (options.poll) options.poll();
+        if (const auto said = other_root.said()) refuse(membership, *said);
         if (failure && Clock::now() >= deadline) break;
         if (Clock::now() >= deadline)
             refuse(membership, comm_timeout("rank 0 waited ", seconds_text(options.timeout), " for ",
@@ -121,14 +190,18 @@ std::optional<Error> receive(const UniqueFd& listener, const TcpMeetingOptions& 
             }
             const Digest proof = prove(options.key, "root", given.challenge, guest.challenge, hello);
             if (!send_all(guest.socket.get(), &proof, sizeof proof)) continue;
-            if (hello.size != options.size || hello.rank < 1 || hello.rank >= options.size) {
+            if (hello.size != options.size || hello.rank < 0 || hello.rank >= options.size) {
                 membership.sockets.push_back(std::move(guest.socket));
                 refuse(membership, invalid_param("rank ", hello.rank, " of ", hello.size, " came to domain '",
                                                  options.domain, "', which has ", options.size, " ranks"));
             }
             TcpHello& known = hellos[static_cast<size_t>(hello.rank)];
+            if (hello.rank == 0 && is_same(known, hello)) {  // this process has found itself
+                other_root.stop();
+                continue;
+            }
             if (known.magic != 0 && !is_same(known, hello) &&
-                !has_hung_up(membership.sockets[static_cast<size_t>(hello.rank)])) {
+                (hello.rank == 0 || !has_hung_up(membership.sockets[static_cast<size_t>(hello.rank)]))) {
                 membership.sockets.push_back(std::move(guest.socket));
                 refuse(membership,
                        invalid_param("rank ", hello.rank, " came to domain '", options.domain, "' twice, as ",
@@ -167,7 +240,7 @@ std::optional<Error> join(const std::vector<TcpAddress>& addresses, const TcpMee
     const auto soon = [deadline] { return std::min(deadline, after(tcp_patience)); };
     Introduction mine;
     mine.hello = introduce(options);
-    bool refused = false;
+    bool refused = false, found = false;
     for (;;) {
         for (const TcpAddress& address : addresses) {
             membership.sockets.clear();
@@ -175,6 +248,7 @@ std::optional<Error> join(const std::vector<TcpAddress>& addresses, const TcpMee
                 connect_tcp(address, std::chrono::duration<double>(soon() - Clock::now()).count()));
             const int socket = membership.sockets[0].get();
             Digest challenge, proof;
+            found = found || socket >= 0;
             if (socket < 0 || !receive_all(socket, &challenge, sizeof challenge, soon())) continue;
             mine.challenge = random_digest();
             mine.proof = prove(options.key, "join", challenge, mine.challenge, mine.hello);
@@ -203,7 +277,9 @@ std::optional<Error> join(const std::vector<TcpAddress>& addresses, const TcpMee
             throw comm_timeout(
                 "rank ", options.rank, " waited ", seconds_text(options.timeout), " for rank 0 of domain '",
                 options.domain, "' at ", tried,
-                (refused ? std::string(", where somebody does not know the domain's secret: ") + secret_hint : ""));
+                refused ? std::string(", where somebody does not know the domain's secret: ") + secret_hint
+                : found ? ""
+                        : ", where nobody listens: rank 0 has not come, or the ranks have met without this process");
         }
         if (options.poll) options.poll();
         std::this_thread::sleep_for(tcp_pause);
@@ -229,9 +305,7 @@ std::optional<Error> hear_all(const TcpMembership& membership, const TcpMeetingO
     return failure;
 }
 
-}  // namespace
-
-UniqueFd listen_when_free(int port, const TcpMeetingOptions& options) {
+UniqueFd listen_when_free(int port, const TcpMeetingOptions& options, OtherRoot& other_root) {
     const auto deadline = after(options.timeout);
     for (;;) {
         try {
@@ -243,17 +317,18 @@ UniqueFd listen_when_free(int port, const TcpMeetingOptions& options) {
         if (Clock::now() >= deadline)
             throw comm_timeout("rank 0 could not listen on port ", port, " within ", seconds_text(options.timeout),
                                ": it is in use; ALLTOALLV_ROOT_PORT chooses another");
+        if (const auto said = other_root.said()) throw *said;
         if (options.poll) options.poll();
         std::this_thread::sleep_for(tcp_pause);
     }
 }
 
-TcpMembership receive_ranks(UniqueFd listener, const TcpMeetingOptions& options) {
+TcpMembership receive_ranks(UniqueFd listener, const TcpMeetingOptions& options, OtherRoot& other_root) {
     TcpMembership membership;
     const int port = port_of(listener.get());
     std::optional<Error> failure;
     try {
-        failure = receive(listener, options, membership);
+        failure = receive(listener, options, other_root, membership);
     } catch (const Error& error) {
         listener.reset();
         membership.sockets.clear();  // they will try again
@@ -262,6 +337,18 @@ TcpMembership receive_ranks(UniqueFd listener, const TcpMeetingOptions& options)
     }
     if (failure) throw *failure;
     return membership;
+}
+
+}  // namespace
+
+TcpMembership receive_ranks(UniqueFd listener, const TcpMeetingOptions& options) {
+    OtherRoot nowhere({}, options);
+    return receive_ranks(std::move(listener), options, nowhere);
+}
+
+TcpMembership receive_ranks_at(const TcpAddress& address, const TcpMeetingOptions& options) {
+    OtherRoot other_root({address}, options);
+    return receive_ranks(listen_when_free(address.port, options, other_root), options, other_root);
 }
 
 TcpMembership join_rank_0(const std::vector<TcpAddress>& addresses, const TcpMeetingOptions& options) {

@@ -46,14 +46,15 @@ struct TcpMembership {
 /// come within 10 s, what keeps this rank or another from joining.
 TcpMembership receive_ranks(UniqueFd listener, const TcpMeetingOptions& options);
 
+/// Makes it where the others look for rank 0; waits while another communicator uses the port. If another process is
+/// rank 0 there, both throw an error that names both.
+TcpMembership receive_ranks_at(const TcpAddress& address, const TcpMeetingOptions& options);
+
 /// Makes every other rank's part: tries the addresses in turn until one of them is rank 0.
 TcpMembership join_rank_0(const std::vector<TcpAddress>& addresses, const TcpMeetingOptions& options);
 
 /// Ends the meeting with what this rank has come to since: all ranks return, or all throw, the error of a rank that has
 /// failed.
 void confirm(const TcpMembership& membership, TcpMeetingOptions options, const std::optional<Error>& failure);
-
-/// Listens on `port`, and waits while another communicator uses it.
-UniqueFd listen_when_free(int port, const TcpMeetingOptions& options);
 
 }  // namespace alltoallv
