@@ -8,7 +8,7 @@ from typing import Any
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor
-from options_that_differ import Case, check, dispatchers, quantized
+from options_that_differ import Case, check, dispatchers, operations, quantized
 
 import alltoallv.mindspore as am
 from alltoallv import Communicator
@@ -34,4 +34,5 @@ def collectives(comm: Communicator) -> list[Case]:
 
 
 def check_options_that_differ(comm: Communicator) -> None:
-    check(comm, [*collectives(comm), *quantized(am, Tensor, ms, comm), *dispatchers(am, Tensor, comm)])
+    cases = [*collectives(comm), *quantized(am, Tensor, ms, comm), *dispatchers(am, Tensor, comm)]
+    check(comm, [*cases, *operations(Tensor, comm)])

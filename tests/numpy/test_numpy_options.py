@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from on_ranks import on_both
-from options_that_differ import Case, check, dispatchers, quantized
+from options_that_differ import Case, check, dispatchers, operations, quantized
 
 from alltoallv import Communicator
 from alltoallv import numpy as av
@@ -29,5 +29,5 @@ def collectives(comm: Communicator) -> list[Case]:
 @on_both(2)
 def test_options_that_differ(comm: Communicator) -> None:
     cases = [*collectives(comm), *quantized(av, np.asarray, np, comm), *dispatchers(av, np.asarray, comm)]
-    check(comm, cases)
+    check(comm, [*cases, *operations(np.asarray, comm)])
     av.barrier(group=comm)

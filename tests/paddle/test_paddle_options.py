@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import paddle
 from on_ranks import on_ranks
-from options_that_differ import Case, check, quantized
+from options_that_differ import Case, check, operations, quantized
 
 import alltoallv.paddle as ap
 from alltoallv import Communicator
@@ -38,5 +38,5 @@ def test_options_that_differ(comm: Communicator) -> None:
     def tensor(values: Any) -> Any:
         return paddle.to_tensor(np.asarray(values))
 
-    check(comm, [*collectives(comm), *quantized(ap, tensor, paddle, comm)])
+    check(comm, [*collectives(comm), *quantized(ap, tensor, paddle, comm), *operations(tensor, comm)])
     ap.barrier(comm)

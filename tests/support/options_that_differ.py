@@ -8,7 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from alltoallv import Communicator
+from alltoallv import (
+    AllToAllVOperation,
+    AllToAllVParam,
+    Communicator,
+    QuantAllReduceOperation,
+    QuantAllReduceParam,
+    QuantType,
+)
 from alltoallv.errors import PeerMismatchError
 
 # A call of one value; the values of ranks 0 and 1; what the error says of rank 0, and of rank 1.
@@ -109,3 +116,41 @@ def dispatchers(front_end: Any, tensor: Callable[[Any], Any], comm: Communicator
     text = "has tokens of float32 (8,), gate_weights "
     cases.append((weigh, None, weights, f"{text}None", f"{text}float32"))
     return cases
+
+
+def operations(tensor: Callable[[Any], Any], comm: Communicator) -> list[Case]:
+    """Returns a case for each field of the params, and each argument of the operations, that ranks must agree in."""
+    x, codes = tensor(np.ones((4, 32), F32)), tensor(np.ones((4, 32), np.int8))
+
+    def half(value: float) -> Any:
+        return tensor(np.full(1, value, np.float16))
+
+    def dynamic(fields: dict[str, Any]) -> object:
+        about = {"rank": comm.rank, "rank_size": comm.size, "quant_type": QuantType.DYNAMIC} | fields
+        return QuantAllReduceOperation(QuantAllReduceParam(**about), comm)(x)
+
+    def shared(values: dict[str, float]) -> object:
+        operation = QuantAllReduceOperation(QuantAllReduceParam(rank=comm.rank, rank_size=comm.size), comm)
+        scale, offset = (half(values.get(name, 1.0)) for name in ("scale", "offset"))
+        return operation(codes, scale, offset)
+
+    def exchanged(dtype: Any) -> object:
+        counts = {"send_counts": [1, 1], "sdispls": [0, 1], "recv_counts": [1, 1], "rdispls": [0, 1]}
+        param = AllToAllVParam(rank=comm.rank, rank_size=comm.size, **counts)
+        return AllToAllVOperation(param, comm)(tensor(np.ones(2, dtype)))
+
+    table: list[tuple[Callable[[dict[str, Any]], object], str, Any, Any, str, str]] = [
+        (dynamic, "all_reduce_type", "sum", "avg", "reduces with sum", "reduces with avg"),
+        (dynamic, "bits", 8, 4, "has format int8", "has format int4"),
+        (dynamic, "group_size", 16, 32, "has group_size 16", "has group_size 32"),
+        (dynamic, "gather", "full", "quantized", "has gather full", "has quantized"),
+        (dynamic, "overflow", "saturate", "infinity", "has overflow saturate", "has infinity"),
+        (dynamic, "out_data_type", 0, 1, "has an output of float32", "has one of float16"),
+        (shared, "scale", 1.0, 2.0, "has scale 1", "has scale 2"),
+        (shared, "offset", 1.0, 2.0, "has offset 1", "has offset 2"),
+    ]
+    cases: list[Case] = [
+        (lambda value, call=call, name=name: call({name: value}), one, other, first, second)
+        for call, name, one, other, first, second in table
+    ]
+    return [*cases, (exchanged, F32, np.int32, "has dtype float32", "has dtype int32")]

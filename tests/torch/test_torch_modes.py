@@ -9,15 +9,18 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from backend_groups import on_group
 from every_function import functions_of, input_of
 from on_ranks import on_ranks
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
+from torch._subclasses.fake_tensor import DynamicOutputShapeException
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import alltoallv.torch as at
 from alltoallv import AllToAllVParam, Communicator, QuantAllReduceParam, QuantType
-from alltoallv.errors import CommTimeoutError, InvalidParamError, PeerMismatchError
+from alltoallv.errors import CommTimeoutError, InvalidParamError, InvalidTensorError, PeerMismatchError
+from alltoallv.torch.nn import MoEDispatcher
 
 UNSEEN = {"memory": 0}  # what communicates nothing
 TWICE = {"single": 2, "quantized out": 2, "functional": 2, "scattered": 1, "there and back": 2, "told": 1}
@@ -215,3 +218,39 @@ def test_nothing_is_sent_for_tensors_without_data(comm: Communicator) -> None:
         with FakeTensorMode():
             check()
     assert at.functional.all_reduce(torch.ones(2), comm).tolist() == [2, 2]
+
+
+@on_group(2)
+def test_what_tensors_without_data_cannot_do_is_refused(rank: int, size: int, group: dist.ProcessGroup) -> None:
+    """Plans, operations, and shapes that depend on the data of peers: on meta, in a mode, and outside of it."""
+
+    def check(wanted: Any, **where: Any) -> None:
+        x, codes, scale = (
+            torch.ones(shape, dtype=dtype, **where)
+            for shape, dtype in (((4, 8), torch.float32), ((2, 16), torch.int8), ((1,), torch.float16))
+        )
+        ids, counts = torch.zeros(4, 1, dtype=torch.int64, **where), {"send_counts": [16, 16], "sdispls": [0, 16]}
+        param = AllToAllVParam(rank=rank, rank_size=2, **counts, recv_counts=[16, 16], rdispls=[0, 16], backend="auto")
+        shared, own = (QuantAllReduceParam(rank=rank, rank_size=2, quant_type=kind) for kind in (1, QuantType.DYNAMIC))
+        calls: list[Callable[[], object]] = [
+            lambda: at.Plan([16, 16], [16, 16])(x),
+            lambda: at.AllToAllVOperation(param)(x),
+            lambda: at.AllToAllVOperation(param)(x, out=x.view(1, 32)),
+            lambda: at.QuantAllReduceOperation(shared)(codes, scale),
+            lambda: at.QuantAllReduceOperation(own)(x),
+            lambda: at.all_to_all_v(x, [2, 2]),
+            lambda: MoEDispatcher(2).dispatch(x, ids),
+            lambda: MoEDispatcher(2, capacity=2, payload="int8").dispatch(x, ids),
+            lambda: MoEDispatcher(2)(x, ids, None, [lambda rows: rows]),
+        ]
+        for call in calls:
+            with pytest.raises(wanted):
+                call()
+        assert at.AllToAllVOperation(param).infer_shape(x) == (1, 32)
+
+    check((InvalidTensorError, RuntimeError), device="meta")
+    with FakeTensorMode():
+        check((InvalidTensorError, DynamicOutputShapeException))
+    x = torch.ones(2)
+    dist.all_reduce(x)
+    assert x.tolist() == [2, 2]

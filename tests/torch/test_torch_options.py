@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from backend_groups import carrier, on_group
-from options_that_differ import Case, check, dispatchers, quantized
+from options_that_differ import Case, check, dispatchers, operations, quantized
 
 import alltoallv.torch as at
 from alltoallv.torch import nn
@@ -41,5 +41,5 @@ def test_options_that_differ(rank: int, size: int, group: dist.ProcessGroup) -> 
         return torch.from_numpy(np.ascontiguousarray(values))
 
     cases = [*collectives(at, rank), *collectives(dist, rank), *quantized(at, tensor, torch, None)]
-    check(carrier(group), [*cases, *dispatchers(nn, tensor, None)])
+    check(carrier(group), [*cases, *dispatchers(nn, tensor, None), *operations(tensor, carrier(group))])
     at.barrier()

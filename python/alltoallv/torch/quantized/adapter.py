@@ -13,7 +13,7 @@ from torch import Tensor
 from alltoallv._calls.adapters import Adapter
 from alltoallv._calls.received import COUNT_NAMES
 from alltoallv._calls.regions import Region
-from alltoallv.errors import BackendUnavailableError
+from alltoallv.errors import BackendUnavailableError, InvalidTensorError
 from alltoallv.quantization.spec import QuantizedReduction
 from alltoallv.torch.eager import calls
 from alltoallv.torch.eager import group as groups
@@ -81,7 +81,10 @@ class _Tensors(Adapter[Tensor]):
                 "made by alltoallv.torch.from_group"
             )
         made = groups.resolve(None, groups.device_of(x))
-        assert isinstance(made, DeviceMember)  # shared memory serves the CPU
+        if not isinstance(made, DeviceMember):
+            raise InvalidTensorError(
+                f"x lies on {x.device}, expected cpu, or a device that the default group moves", 14
+            )
         return made
 
     def check_place(self, engine: Any, *tensors: Tensor) -> None:
