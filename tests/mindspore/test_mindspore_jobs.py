@@ -28,7 +28,7 @@ def test_a_failing_job_says_why_in_seconds(tmp_path: Path) -> None:
     for worker in (0, 2):
         text = job.logs[f"worker_{worker}.log"]
         assert re.search(r"alltoallv\.errors\.PeerLostError: .*rank 1", text), text
-        assert float(re.search(r"ended after (\S+) s", text).group(1)) < 5
+        assert float(re.search(r"ended after (\S+) s", text).group(1)) < 30
         assert "a call has not failed" not in text
         assert f"is {worker} of 3, True" in text
 

@@ -54,7 +54,7 @@ def test_a_failing_job_says_why_in_seconds(tmp_path: Path, launcher: str, how: s
     for text in said if how == "disagrees" else said[:1]:
         assert re.search(rf"alltoallv\.errors\.{error}: .*rank 1", text), "\n".join(said)
         seconds, values = re.search(r"ended after (\S+) s, (.*)", text).groups()
-        assert float(seconds) < 5
+        assert float(seconds) < 30
         assert "a call has not failed" not in text
         assert values == "[-1.0, -1.0, -1.0, -1.0]"
 

@@ -49,7 +49,7 @@ def test_failing_function_does_not_leave_its_peers_waiting(ranks):
     for threads in (False, True):
         began = time.monotonic()
         found = ranks(2, threads=threads, outcomes=True)(work)
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 25  # of the 30 s that a communicator waits
         assert [type(o.error) for o in found] == [ValueError, PeerLostError]
 
 

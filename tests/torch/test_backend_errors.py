@@ -84,7 +84,7 @@ def test_a_rank_that_needs_gloo_alone(rank: int, size: int, group: dist.ProcessG
     started = time.monotonic()
     with pytest.raises(PeerMismatchError, match="rank 0 calls all_reduce, rank 1 calls handed_to_gloo"):
         dist.send(sparse, 0, group=sub) if rank == 1 else dist.all_reduce(torch.ones(2), group=sub)
-    assert time.monotonic() - started < 5  # milliseconds on an idle machine
+    assert time.monotonic() - started < 20  # milliseconds on an idle machine, and not the timeout
     dist.all_reduce(sparse, group=sub)
     assert sub._get_backend(cpu).name() == "gloo"
     assert sparse.to_dense().diagonal().tolist() == [size] * 2
@@ -103,7 +103,7 @@ def test_late_rank(rank: int, size: int, group: dist.ProcessGroup, file: str) ->
             started = time.monotonic()
             with pytest.raises(CommTimeoutError, match="rank 1"):
                 dist.all_reduce(torch.ones(3), group=sub)
-            assert 0.8 < time.monotonic() - started < 5
+            assert 0.8 < time.monotonic() - started < 15
             over.touch()
         while not over.exists():  # a call of another group would be a deadlock, and told as one
             time.sleep(0.01)
@@ -115,8 +115,10 @@ def test_late_rank(rank: int, size: int, group: dist.ProcessGroup, file: str) ->
         options.timeout = timedelta(seconds=1)
         with pytest.raises(CommTimeoutError, match="rank 1"):
             group.barrier(options).wait()
+        Path(f"{file}-over").touch()
     else:
-        time.sleep(2)
+        while not Path(f"{file}-over").exists():
+            time.sleep(0.01)
         with pytest.raises(AllToAllVError, match="rank 0"):
             dist.barrier()
 
@@ -155,7 +157,7 @@ def test_a_rank_that_dies_before_it_joins_a_group(ranks: Ranks, tmp_path: Path) 
             begin = time.monotonic()
             with pytest.raises(PeerLostError, match=r"rank 2 \(pid .*\) was lost before it joined"):
                 dist.new_group([0, 1, 2])
-            assert time.monotonic() - begin < 5
+            assert time.monotonic() - begin < 20
             time.sleep(0.5)  # not another one that has ended by now
 
     outcomes = ranks(3, communicator=False, fresh=True, outcomes=True)(work, str(tmp_path / "file"))
@@ -185,7 +187,7 @@ def test_killed_rank(ranks: Ranks, tmp_path: Path) -> None:
             handle.wait()
         with pytest.raises(RuntimeError, match=r"(?s)PeerLostError.*rank 1"):
             parallel(torch.ones(2, 30)).sum().backward()
-        assert time.monotonic() - started < 10
+        assert time.monotonic() - started < 30
         dist.destroy_process_group()
         if rank == 0 or rank == 2:
             with joined(rank // 2, size - 1, f"{directory}/rest"):

@@ -85,7 +85,7 @@ def test_many_groups(ranks: Ranks, tmp_path: Path, world: str) -> None:
                 assert at.from_group(group).backend == "shm"
             dist.all_reduce(x := torch.tensor([rank]), group=group)
             assert x.item() == (1 if i % 2 else rank)
-        assert time.perf_counter() - begin < 5
+        assert time.perf_counter() - begin < 10  # as two more connections would take
         dist.destroy_process_group()
 
     ranks(2, communicator=False, timeout=60)(run, str(tmp_path / "port"))

@@ -97,7 +97,7 @@ def test_a_rank_that_dies_before_the_groups_first_call(ranks: Ranks, tmp_path: P
         begin = time.monotonic()
         with pytest.raises(PeerLostError, match=r"rank 2 \(pid .*\) was lost before it joined"):
             at.all_reduce(torch.ones(3), group=group)
-        assert time.monotonic() - begin < 10
+        assert time.monotonic() - begin < 30
         time.sleep(0.5)  # not another one that has ended by now
 
     outcomes = ranks(3, communicator=False, fresh=True, outcomes=True)(work, str(tmp_path / "file"))
