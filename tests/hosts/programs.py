@@ -41,7 +41,7 @@ def lost(how: str, *ranks: str) -> None:
     del told
 
 
-def ended(meet: str, victim: str) -> None:
+def ended(meet: str, victim: str, folder: str) -> None:
     """A rank's program ends while the others join another domain, or some of them a part of this one."""
     comm = Communicator.from_env(timeout=60)
     an.barrier(group=comm)
@@ -55,7 +55,9 @@ def ended(meet: str, victim: str) -> None:
         comm.split(0) if meet == "split" else Communicator.from_env("other", timeout=60)
     except AllToAllVError as error:
         print(f"{type(error).__name__} after {time.monotonic() - begin:.3f} s: {error}", flush=True)
-    time.sleep(1)  # not another one that has ended by now
+    open(f"{folder}/{comm.rank}", "w").close()
+    while len(os.listdir(folder)) < comm.size - 1:  # not another one that has ended by now
+        time.sleep(0.05)
 
 
 def lost_at_any_time(victim: str, after: str) -> None:

@@ -161,9 +161,11 @@ def test_lost_ranks_are_named_on_all_at_once(hosts: list[Host], how: str, lost: 
 
 
 @pytest.mark.parametrize(("meet", "victim"), [("domain", 0), ("domain", 3), ("split", 2)])
-def test_a_program_that_ends_while_others_join_is_named_at_once(hosts: list[Host], meet: str, victim: int) -> None:
+def test_a_program_that_ends_while_others_join_is_named_at_once(
+    hosts: list[Host], meet: str, victim: int, tmp_path: Path
+) -> None:
     a, b, _ = hosts
-    for rank, text in enumerate(told([a, a, b, b], "ended", meet, str(victim), port=29_620)):
+    for rank, text in enumerate(told([a, a, b, b], "ended", meet, str(victim), str(tmp_path), port=29_620)):
         if rank != victim:
             assert text.startswith("PeerLostError after "), text
             assert f"rank {victim} " in text, text

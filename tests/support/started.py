@@ -116,6 +116,12 @@ def wait_for(condition: Callable[[], Any], what: str, seconds: float = 40.0) -> 
     return value
 
 
+def wait_for_ranks(file: str, rank: int, *ranks: int) -> None:
+    """Waits until all of these ranks, of which this is one, have come here, without a collective."""
+    Path(f"{file}-{rank}").touch()
+    wait_for(lambda: all(Path(f"{file}-{other}").exists() for other in ranks), f"ranks {ranks}")
+
+
 def wait_gone(pids: Iterable[int], seconds: float = 60) -> list[int]:
     """Waits for processes to end; returns those that have not."""
     end = time.monotonic() + seconds

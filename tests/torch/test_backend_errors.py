@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from backend_groups import Grouped, carrier, joined, on_group
+from started import wait_for_ranks
 
 import alltoallv.torch as at
 from alltoallv.errors import AllToAllVError, CommTimeoutError, PeerLostError, PeerMismatchError
@@ -151,14 +152,15 @@ def test_a_rank_that_dies_before_it_joins_a_group(ranks: Ranks, tmp_path: Path) 
     def work(rank: int, size: int, file: str) -> None:
         with joined(rank, size, file):
             dist.barrier()
+            wait_for_ranks(f"{file}-met", rank, 0, 1, 2)
             if rank == 2:
-                time.sleep(0.3)
+                time.sleep(0.3)  # the others wait by then
                 os.kill(os.getpid(), signal.SIGKILL)
             begin = time.monotonic()
             with pytest.raises(PeerLostError, match=r"rank 2 \(pid .*\) was lost before it joined"):
                 dist.new_group([0, 1, 2])
             assert time.monotonic() - begin < 20
-            time.sleep(0.5)  # not another one that has ended by now
+            wait_for_ranks(file, rank, 0, 1)  # not another one that has ended by now
 
     outcomes = ranks(3, communicator=False, fresh=True, outcomes=True)(work, str(tmp_path / "file"))
     assert [outcome.error is None for outcome in outcomes] == [True, True, False], outcomes
@@ -176,8 +178,9 @@ def test_killed_rank(ranks: Ranks, tmp_path: Path) -> None:
         parallel = torch.nn.parallel.DistributedDataParallel(model, process_group=third)
         for _ in range(3):  # past the rebuilding of buckets, which communicates in the forward pass
             parallel(torch.ones(2, 30)).sum().backward()
+        wait_for_ranks(f"{directory}/trained", rank, 0, 1, 2)
         if rank == 1:
-            time.sleep(0.5)
+            time.sleep(0.5)  # the others wait by then
             os.kill(os.getpid(), signal.SIGKILL)
         handle = dist.all_reduce(torch.ones(5), group=second, async_op=True)
         started = time.monotonic()

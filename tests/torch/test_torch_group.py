@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from backend_groups import on_group
 from engine_groups import logged
+from started import wait_for_ranks
 
 import alltoallv.torch as at
 from alltoallv.errors import (
@@ -91,14 +92,15 @@ def test_a_rank_that_dies_before_the_groups_first_call(ranks: Ranks, tmp_path: P
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
         at.all_reduce(torch.ones(3))
         group = dist.new_group([0, 1, 2])
+        wait_for_ranks(f"{file}-met", rank, 0, 1, 2)
         if rank == 2:
-            time.sleep(0.3)
+            time.sleep(0.3)  # the others wait by then
             os.kill(os.getpid(), signal.SIGKILL)
         begin = time.monotonic()
         with pytest.raises(PeerLostError, match=r"rank 2 \(pid .*\) was lost before it joined"):
             at.all_reduce(torch.ones(3), group=group)
         assert time.monotonic() - begin < 30
-        time.sleep(0.5)  # not another one that has ended by now
+        wait_for_ranks(file, rank, 0, 1)  # not another one that has ended by now
 
     outcomes = ranks(3, communicator=False, fresh=True, outcomes=True)(work, str(tmp_path / "file"))
     assert [outcome.error is None for outcome in outcomes] == [True, True, False], outcomes
