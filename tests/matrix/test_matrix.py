@@ -31,6 +31,8 @@ COUNTS = (
     "global_count",
 )  # fmt: skip
 
+PATIENCE = 100.0  # seconds: a rank that is new among the others imports its framework first
+
 Outcome = tuple[str, Any, str, int | None]  # "came", the output; or "raised", the names of classes, text and code
 
 
@@ -87,7 +89,7 @@ def came(column: Column, case: Case, group: Any, arguments: Arguments) -> Outcom
 
 def run(communicator: Communicator, kind: type[Column], cases: list[Case]) -> dict[Any, Outcome]:
     column, found, rank = kind(), {}, communicator.rank
-    gone = Communicator.from_env(domain="gone", timeout=30)
+    gone = Communicator.from_env(domain="gone", timeout=PATIENCE)
     gone.destroy()
     with column.group(communicator) as group:
         for case in cases:
@@ -120,7 +122,8 @@ def found(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Found:
     def job(column: type[Column], size: int) -> list[dict[Any, Outcome]] | RankFailures:
         store = {"MATRIX_STORE": str(tmp_path_factory.mktemp("store") / uuid.uuid4().hex)}
         try:
-            return ranks(size, env=store)(run, column, [case for case in cases_of(column) if case.size == size])
+            started = ranks(size, env=store, comm_timeout=PATIENCE, timeout=2 * PATIENCE)
+            return started(run, column, [case for case in cases_of(column) if case.size == size])
         except RankFailures as error:
             return error
 
