@@ -95,7 +95,7 @@ Row& ControlPlane::open(OpKind op, DType dtype, double timeout) {
     mine.dtype = dtype;
     mine.reduce_op = ReduceOp::sum;
     mine.flags = 0;
-    mine.digests = {};
+    mine.balance = {};
     mine.input = mine.output = Location{};
     mine.count = mine.root = 0;
     return mine;
@@ -110,13 +110,17 @@ void ControlPlane::publish(Row& mine) {
 }
 
 bool ControlPlane::has_all_rows(uint64_t seq) const {
+    if (hosts) return hosts->agreed(seq);
     for (int j = 0; j < size(); ++j)
         if (!has_row(j, seq)) return false;
     return true;
 }
 
 void ControlPlane::await_rows(uint64_t seq) {
-    wait_ranks([&](int j) { return has_row(j, seq); });
+    if (hosts)
+        wait([&] { return hosts->agreed(seq); }, [&] { return hosts->missing(seq); });
+    else
+        wait_ranks([&](int j) { return has_row(j, seq); });
     settled_ = true;
 }
 
@@ -157,25 +161,27 @@ bool ControlPlane::step_due(WaitState& state) const {
 
 void ControlPlane::step(const std::function<std::vector<int>()>& missing, WaitState& state) {
     const auto before = Clock::now();
-    const std::vector<int> late = missing();
+    std::vector<int> late = missing(), known;
     if (late.empty()) return;  // the last of them has just come; what it published before it died or aborted counts
     throw_if_poisoned();
     confirm();
+    for (int& j : late)
+        if (j >= 0)
+            known.push_back(called(j));
+        else
+            j = ~j;
     for (const int j : late) {
         const int gone = has_left(j) ? j : hosts ? hosts->cut_off(j) : -1;
         if (state.polls || gone < 0) continue;
         // Check again: what it published before it left counts.
         for (const int still : missing()) {
-            if (still != j) continue;
+            if (still != j && ~still != j) continue;
             left_early(gone);
             throw_poison();
         }
     }
-    if (const OpKind op = whole().op_; op != OpKind::none && state.for_calls) {
-        std::vector<int> ranks;
-        for (const int j : late) ranks.push_back(called(j));
-        state.told.still(op, ranks, op_timeout_, before);
-    }
+    if (const OpKind op = whole().op_; op != OpKind::none && state.for_calls && !known.empty())
+        state.told.still(op, known, op_timeout_, before);
     if (hosts) hosts->look();
     const auto now = Clock::now();
     if (std::chrono::duration<double>(now - started_).count() >= op_timeout_) {

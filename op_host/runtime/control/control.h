@@ -16,6 +16,7 @@
 #include "runtime/base/error.h"
 #include "runtime/base/mapping.h"
 #include "runtime/base/processors.h"
+#include "runtime/control/agreement.h"
 #include "runtime/control/deadlock.h"
 #include "runtime/control/doorbell.h"
 #include "runtime/control/layout.h"
@@ -87,7 +88,11 @@ class ControlPlane {
     uint64_t seq() const { return seq_; }
     Row& row(int rank) const { return row(rank, seq_); }
     Row& row(int rank, uint64_t seq) const { return layout_.row(memory_->data(), rank, seq); }  // this or the last
+    /// True if a rank's row is in this segment. Between hosts those of other hosts are only if they bring something.
     bool has_row(int rank, uint64_t seq) const { return row(rank, seq).seq.load(std::memory_order_acquire) >= seq; }
+    RowFacts facts(int rank, uint64_t seq) const { return facts_of(row(rank, seq), payload(row(rank, seq)), rank); }
+    RowFacts facts(int rank) const { return facts(rank, seq_); }
+    bool checks() const { return options_.check; }
     char* payload(Row& row) const { return layout_.payload(row); }
     Flags& flags(int rank) const { return layout_.flags(memory_->data(), rank); }
     Flags& my_flags() const { return flags(rank()); }
@@ -169,7 +174,6 @@ class ControlPlane {
     void hear_rows(uint64_t seq) {
         doorbell_.ring_if([&] { return has_all_rows(seq); });
     }
-    void hear_difference(uint64_t seq, const PairDifference& difference);
     struct Poison {
         PoisonKind kind;
         int by;
@@ -228,7 +232,10 @@ class ControlPlane {
         std::function<void()> look;                   // called when this segment has news for the other hosts
         std::function<int(int rank)> cut_off;    // rank that has left and without which `rank` cannot be reached, or -1
         std::function<int(int rank)> hidden_by;  // the rank that does not answer and hides `rank`, or `rank` itself
-        std::function<void(uint64_t seq, const PairDifference&)> judged;  // called by rank 0
+        std::function<bool(uint64_t seq)> agreed;  // true once all ranks have published their rows
+        /// Ranks whose rows are missing; ~rank: any of those whose news come through this rank's process.
+        std::function<std::vector<int>(uint64_t seq)> missing;
+        std::function<void()> compare;  // throws the verdict about the rows, if the operator does not go on
     };
     std::optional<Hosts> hosts;
 
@@ -288,7 +295,8 @@ class ControlPlane {
     void refuse();
     [[noreturn]] void throw_disagreement();
     bool has_all_rows(uint64_t seq) const;
-    PairDifference find_difference();
+    PairDifference find_difference() const;
+    void throw_difference() const;
     void await_rows(uint64_t seq);
     void record_start(DType dtype);
     void record_end(bool ok, uint64_t bytes);

@@ -58,7 +58,7 @@ struct alignas(cache_line) Row {
     OpKind op;
     ReduceOp reduce_op;
     uint8_t flags;
-    PairDigests digests;
+    Digest128 balance;  // of its pairs
     Location input;
     Location output;
     int64_t count;  // elements of a reduction, or of one row of an exchange; equal on all ranks
@@ -118,17 +118,9 @@ struct alignas(cache_line) RankStatus {
 
 enum class PoisonKind : uint8_t { none, timeout, lost, aborted, deadlock, resource, memory };
 
-/// Two ranks that disagree about a count; from < 0 if none do.
-struct PairDifference {
-    int32_t from = -1, to = -1;
-    int64_t sent = 0, expected = 0;
-};
-
 struct alignas(cache_line) ControlHeader {
     std::atomic<uint64_t> poison;   // 0, or kind << 32 | rank + 1, whose `reason` explains it; set once
     std::atomic<uint64_t> refused;  // the last operator that any rank has refused
-    std::atomic<uint64_t> judged;  // between hosts: the last operator whose counts rank 0 has compared, and its finding
-    PairDifference difference;
     Bell bell;
 };
 

@@ -85,7 +85,7 @@ RowWords ShmCommunicator::fill_row(const Exchange& x, const ExchangeSummary& all
         mine.flags |= row_in_ring;
     else if (allows(Path::inlined) && all.to_peers <= inline_capacity(mine))
         mine.flags |= row_inline;
-    row.digests = all.digests;
+    row.balance = all.balance;
     row.root = x.root;
     row.count = x.row;
     row.input = mine.input;
