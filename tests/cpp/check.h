@@ -92,7 +92,7 @@ inline void eventually(const std::function<bool()>& condition) {
 
 /// As many descriptors as before; the last thread to hold one may take a moment to end.
 inline void check_fds(int before) {
-    if (!comes_true([before] { return open_fds() == before; }, 2000))
+    if (!comes_true([before] { return open_fds() == before; }, 20000))
         throw std::runtime_error(std::to_string(open_fds()) + " descriptors are open, before it were " +
                                  std::to_string(before));
 }
