@@ -4,7 +4,6 @@
 #include "op_kernel/cpu/copy.h"
 #include "op_kernel/cpu/quantize.h"
 #include "op_kernel/cpu/reduce.h"
-#include "op_kernel/cpu/rows.h"
 #include "runtime/base/error.h"
 
 namespace alltoallv {
@@ -92,41 +91,6 @@ void bind_shared_scale(nb::module_& m) {
         "isa"_a = nb::none(), ReleaseGil(), "False: a value did not fit and overflow is raise.");
 }
 
-void bind_row_kernels(nb::module_& m) {
-    m.def(
-        "gather_rows",
-        [](uintptr_t out, size_t out_stride, uintptr_t input, size_t stride, uintptr_t index, size_t count,
-           size_t nbytes, uintptr_t where) {
-            kernel::gather_rows({pointer(out), out_stride}, {pointer(input), stride}, pointer<const int64_t>(index),
-                                pointer<const int64_t>(where), count, nbytes);
-        },
-        "out"_a, "out_stride"_a, "input"_a, "stride"_a, "index"_a, "count"_a, "nbytes"_a, "where"_a = 0, ReleaseGil(),
-        "Row i of `out`, where[i] if given, becomes row index[i] of the input, or zeros where that is -1; addresses, "
-        "strides in bytes.");
-    m.def(
-        "weigh_rows",
-        [](const std::string& dtype, uintptr_t out, uintptr_t input, uintptr_t index, uintptr_t weights, size_t count,
-           size_t length) {
-            const DType type = dtype_from_name(dtype);
-            const size_t stride = length * size_of(type);
-            kernel::weigh_rows(type, {pointer(out), stride}, {pointer(input), stride}, pointer<const int64_t>(index),
-                               pointer<const float>(weights), count, length);
-        },
-        "dtype"_a, "out"_a, "input"_a, "index"_a, "weights"_a, "count"_a, "length"_a, ReleaseGil(),
-        "Row i of `out` becomes row index[i] of the input times weights[i], a float32; addresses.");
-    m.def(
-        "sum_rows",
-        [](const std::string& dtype, uintptr_t out, uintptr_t input, size_t stride, uintptr_t index, size_t terms,
-           size_t count, size_t length) {
-            const DType type = dtype_from_name(dtype);
-            kernel::sum_rows(type, {pointer(out), length * size_of(type)}, {pointer(input), stride},
-                             pointer<const int64_t>(index), terms, count, length);
-        },
-        "dtype"_a, "out"_a, "input"_a, "stride"_a, "index"_a, "terms"_a, "count"_a, "length"_a, ReleaseGil(),
-        "Row i of `out` becomes the sum of `terms` rows of the input, chosen by index[i], as kernel_reduce adds them; "
-        "-1 stands for zeros. Addresses, the stride in bytes.");
-}
-
 }  // namespace
 
 void bind_kernels(nb::module_& m) {
@@ -151,7 +115,6 @@ void bind_kernels(nb::module_& m) {
         "dtype"_a, "op"_a, "out"_a, "inputs"_a, "count"_a, ReleaseGil(),
         "`count` elements of each input, in the order of the inputs; addresses, `out` may be one of them.");
     bind_groups(m);
-    bind_row_kernels(m);
     bind_shared_scale(m);
 }
 

@@ -226,12 +226,12 @@ class MoeDispatch {
 
     void start(bool begins) {
         const LockReleased released(*communicator_, moving_->bytes());
-        moving_->start(begins);
+        moving_->start(begun_ = begins);
     }
 
     /// Receives; returns rows, weights, scales, order, source, ranks, token, and rows of each expert.
     nb::object finish() {
-        {
+        if (begun_) {
             const GilReleased released;
             moving_->wait();
         }
@@ -257,7 +257,8 @@ class MoeDispatch {
         if (codes) scales = tensors.make({count}, {nb::object(likes_[1]), DType::float32, {0, 0}, {}});
         if (weights_) weights = tensors.make({count}, *weights_);
         {
-            const LockReleased released(*communicator_, rows.bytes.bytes);
+            LockReleased released(*communicator_, rows.bytes.bytes);
+            if (communicator_->backend() == "tcp") released.let_go();  // tokens that follow are waited for
             moving_->fill(source, of_pairs, pointer(rows.bytes.address),
                           codes ? pointer(scales.bytes.address) : nullptr);
             if (weights_) {
@@ -306,6 +307,7 @@ class MoeDispatch {
     std::optional<Operand> weights_;
     std::optional<WayTensors> way_;
     int64_t k_ = 1;
+    bool begun_ = false;
     moe::Sending sending_;
     std::unique_ptr<moe::Dispatch> moving_;
 };
@@ -343,7 +345,7 @@ class MoeCollect {
     Communicator& communicator() const { return *communicator_; }
 
     void start(bool begins) {
-        if (!begins) return;
+        if (!(begun_ = begins)) return;
         const LockReleased released(*communicator_, moving_->bytes());
         moving_->begin();
     }
@@ -356,7 +358,8 @@ class MoeCollect {
         Operand weights;
         if (weights_) weights = tensors.make({n_, k_}, *weights_);
         {
-            const LockReleased released(*communicator_, std::max(rows_.bytes.bytes, tokens.bytes.bytes));
+            LockReleased released(*communicator_, std::max(rows_.bytes.bytes, tokens.bytes.bytes));
+            if (begun_) released.let_go();  // a call in the background is waited for
             moving_->finish(pointer(tokens.bytes.address), weights_ ? pointer(weights.bytes.address) : nullptr);
         }
         return nb::make_tuple(tokens.tensor, weights_ ? weights.tensor : nb::none(), adds);
@@ -369,6 +372,7 @@ class MoeCollect {
     std::optional<Operand> weights_;
     std::vector<float> factors_;
     int64_t n_, k_;
+    bool begun_ = false;
     std::unique_ptr<moe::Collect> moving_;
 };
 

@@ -5,7 +5,6 @@
 
 #include "bindings/arrays.h"
 #include "bindings/bindings.h"
-#include "runtime/core/token_terms.h"
 
 namespace alltoallv {
 namespace {
@@ -126,13 +125,6 @@ void bind_plan(nb::module_& m) {
                     framework_of(like)->make(like, self.shape(), std::move(self.learnt->block)).release());
             },
             "like"_a, "Once, after the work: the output, of the kind and the dtype of the input.");
-
-    m.def(
-        "token_terms",
-        [](const std::string& dtype, int64_t elements, uint32_t digest) {
-            return token_terms(table_dtype(dtype), elements, digest);
-        },
-        "dtype"_a, "elements"_a, "digest"_a, "What ranks agree on that move tokens as bytes, for `root` of a plan.");
 
     nb::class_<Plan>(m, "Plan", "An exchange with its counts, ready to run on any buffers that fit them.")
         .def(

@@ -120,38 +120,23 @@ void bind_rows(nb::module_& m) {
     m.def(
         "quantize_rows",
         [](const FormatName& format, size_t group_size, const std::string& dtype, uintptr_t input, size_t rows,
-           size_t length, uintptr_t out, uintptr_t index, uintptr_t weights) {
+           size_t length, uintptr_t out) {
             const auto coded = coded_rows(format, group_size, dtype_from_name(dtype), length);
-            coded.encode({pointer(out), coded.bytes()}, {pointer(input), length * size_of(coded.dtype)},
-                         pointer<const int64_t>(index), pointer<const float>(weights), rows);
+            coded.encode({pointer(out), coded.bytes()}, {pointer(input), length * size_of(coded.dtype)}, nullptr,
+                         nullptr, rows);
         },
-        "format"_a, "group_size"_a, "dtype"_a, "input"_a, "rows"_a, "length"_a, "out"_a, "index"_a = 0, "weights"_a = 0,
-        ReleaseGil(),
-        "Row i of `out` becomes the codes of row index[i] times weights[i], a float32, where these are given. `out` is "
-        "aligned to 4 bytes.");
+        "format"_a, "group_size"_a, "dtype"_a, "input"_a, "rows"_a, "length"_a, "out"_a, ReleaseGil(),
+        "Row i of `out` becomes the codes of row i. `out` is aligned to 4 bytes.");
     m.def(
         "dequantize_rows",
         [](const FormatName& format, size_t group_size, const std::string& dtype, uintptr_t input, size_t rows,
-           size_t length, const std::string& overflow, uintptr_t out, size_t stride, uintptr_t index, uintptr_t where) {
+           size_t length, const std::string& overflow, uintptr_t out) {
             const auto coded = coded_rows(format, group_size, dtype_from_name(dtype), length);
-            return coded.decode({pointer(out), length * size_of(coded.dtype)},
-                                {pointer(input), stride == 0 ? coded.bytes() : stride}, pointer<const int64_t>(index),
-                                pointer<const int64_t>(where), rows, overflow_from_name(overflow));
+            return coded.decode({pointer(out), length * size_of(coded.dtype)}, {pointer(input), coded.bytes()}, nullptr,
+                                nullptr, rows, overflow_from_name(overflow));
         },
-        "format"_a, "group_size"_a, "dtype"_a, "input"_a, "rows"_a, "length"_a, "overflow"_a, "out"_a, "stride"_a = 0,
-        "index"_a = 0, "where"_a = 0, ReleaseGil(),
-        "Row where[i] of `out` becomes the values of row index[i] where these are given; -1 stands for zeros. False: a "
-        "value did not fit and overflow is raise.");
-    m.def(
-        "sum_quantized_rows",
-        [](const FormatName& format, size_t group_size, const std::string& dtype, uintptr_t input, size_t stride,
-           uintptr_t index, size_t terms, size_t count, size_t length, uintptr_t out) {
-            const auto coded = coded_rows(format, group_size, dtype_from_name(dtype), length);
-            coded.sum({pointer(out), length * size_of(coded.dtype)}, {pointer(input), stride},
-                      pointer<const int64_t>(index), terms, count);
-        },
-        "format"_a, "group_size"_a, "dtype"_a, "input"_a, "stride"_a, "index"_a, "terms"_a, "count"_a, "length"_a,
-        "out"_a, ReleaseGil(), "Does what sum_rows does, with the values of rows that quantize_rows has made.");
+        "format"_a, "group_size"_a, "dtype"_a, "input"_a, "rows"_a, "length"_a, "overflow"_a, "out"_a, ReleaseGil(),
+        "Row i of `out` becomes the values of row i. False: a value did not fit and overflow is raise.");
 }
 
 }  // namespace

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from moe_pieces import pieces_of
-from on_ranks import on_ranks
+from on_ranks import on_both, on_ranks
 
 from alltoallv import Communicator
 from alltoallv import numpy as av
@@ -153,6 +153,19 @@ def test_rows_state_and_their_ways(ranks: Ranks) -> None:
     assert first[3] == [0, 0, 0, 1, 1, 1, -1, -1, 0, 1, -1, -1]
     assert first[4] == [0] * 8 + [1] * 4
     assert second[0] == [10, 12, 20, 22]
+
+
+@on_both(2)
+def test_results_that_are_asked_for_later(comm: Communicator) -> None:
+    """Ranks that are threads need Python while another waits."""
+    tokens, ids, weights, _ = problem()
+    dispatcher = av.MoEDispatcher(EXPERTS, comm)
+    rows, counts, state = dispatcher.dispatch(tokens, ids, weights)
+    expected = dispatcher.combine(rows, state)
+    for _ in range(20):
+        later, numbers, other = dispatcher.dispatch(tokens, ids, weights, async_op=True).result()
+        assert (later.tobytes(), numbers) == (rows.tobytes(), counts)
+        assert np.array_equal(dispatcher.combine(later, other, async_op=True).result(), expected)
 
 
 @pytest.mark.parametrize("payload", FORMATS)

@@ -9,14 +9,10 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple, get_args
 
-import numpy as np
-import numpy.typing as npt
-
 from alltoallv import _core
 from alltoallv._calls.counts import packed
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 
-Numbers = npt.NDArray[np.int64]
 Drop = Literal["last", "lightest"]
 MOST = 2**20  # experts, rows of an alignment, chunks: every rank keeps lists of them
 CODES = {"int8": "int8", "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}  # dtypes of codes for experts

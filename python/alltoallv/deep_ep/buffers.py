@@ -496,7 +496,7 @@ def _terms(parts: Sequence[Tensor], *about: object) -> int:
 
 
 def _exchange(
-    comm: AnyCommunicator,
+    comm: Any,
     parts: Sequence[Tensor],
     token: Tensor,
     chosen: int,

@@ -28,25 +28,14 @@ class HostRows:
         self._how, self._length = how, length
         self.stride = max(_core.quantized_row_bytes(length, how.format, how.group_size), 4)
 
-    def encode(self, x: Tensor, coded: Tensor, index: Tensor | None = None, gates: Tensor | None = None) -> None:
-        """Encodes all rows, or the rows ``index``, multiplied by their gates, which are float32."""
-        chosen = [0 if these is None else these.data_ptr() for these in (index, gates)]
-        _core.quantize_rows(*self._about(x), x.data_ptr(), len(coded), self._length, coded.data_ptr(), *chosen)
+    def encode(self, x: Tensor, coded: Tensor) -> None:
+        """Encodes all rows."""
+        _core.quantize_rows(*self._about(x), x.data_ptr(), len(coded), self._length, coded.data_ptr())
 
     def decode(self, coded: Tensor, out: Tensor, overflow: Overflow) -> bool:
         """Decodes rows; returns False if a value does not fit and ``overflow`` is "raise"."""
         count = len(coded), self._length
         return _core.dequantize_rows(*self._about(out), coded.data_ptr(), *count, overflow, out.data_ptr())
-
-    def decode_placed(self, coded: Tensor, index: Tensor, out: Tensor, where: Tensor | None) -> None:
-        """Sets row i of ``out``, or row ``where[i]``, to the values of row ``index[i]``; -1 stands for zeros."""
-        place = out.data_ptr(), coded.stride(0), index.data_ptr(), 0 if where is None else where.data_ptr()
-        _core.dequantize_rows(*self._about(out), coded.data_ptr(), len(index), self._length, "saturate", *place)
-
-    def add_placed(self, coded: Tensor, places: Tensor, out: Tensor) -> None:
-        """Sets row t of ``out`` to the sum of the values of rows ``places[t]``; -1 adds zeros."""
-        rows = coded.data_ptr(), coded.stride(0), places.data_ptr(), places.shape[1]
-        _core.sum_quantized_rows(*self._about(out), *rows, len(out), self._length, out.data_ptr())
 
     def _about(self, values: Tensor) -> tuple[int | str, int, str]:
         return self._how.format, self._how.group_size, core_name(values.dtype)
@@ -61,8 +50,7 @@ class DeviceRows(HostRows):
         check_format(how, self._kernels)
         self.stride = max(record_bytes(how, length), 16)
 
-    def encode(self, x: Tensor, coded: Tensor, index: Tensor | None = None, gates: Tensor | None = None) -> None:
-        """Encodes all rows; the device's kernels do not choose or multiply them."""
+    def encode(self, x: Tensor, coded: Tensor) -> None:
         if x.numel():
             views = record_views(coded, self._how, self._length)
             self._kernels.quantize(x.view(-1), self._how, *views, part=self._length)
