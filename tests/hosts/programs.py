@@ -74,16 +74,22 @@ def lost_at_any_time(victim: str, after: str) -> None:
     assert comm.shrink().size == comm.size - 1
 
 
-def lost_over_mpi(victim: str, after: str) -> None:
-    """The same where MPI carries what goes between hosts."""
+def lost_over_mpi(how: str, victim: str, after: str) -> None:
+    """The same where MPI carries what goes between hosts; the rank is killed, exits, or raises an error."""
     from mpi4py import MPI
 
     comm = Communicator.from_mpi(MPI.COMM_WORLD, timeout=30)
     an.barrier(group=comm)
-    if str(comm.rank) == victim:
+    ends = time.monotonic() + float(after)
+    mine = str(comm.rank) == victim
+    if mine and how == "kill":
         threading.Timer(float(after), os.kill, (os.getpid(), signal.SIGKILL)).start()
     try:
         while True:
+            if mine and how != "kill" and time.monotonic() >= ends:
+                if how == "exit":
+                    os._exit(0)
+                raise ValueError(f"rank {victim} has an error of its own")
             an.all_to_all_v(np.full(4 * 300_000, comm.rank), [300_000] * 4, [300_000] * 4, group=comm)
     except AllToAllVError as error:
         print(f"rank {comm.rank} tells: {type(error).__name__}: {error}", flush=True)

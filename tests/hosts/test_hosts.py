@@ -92,17 +92,25 @@ def test_a_communicator_is_dropped_while_mpi_carries_its_call(hosts: list[Host],
     assert all(f"rank {rank} goes on" in said for rank in range(4)), said
 
 
-@pytest.mark.parametrize(("victim", "after"), [(2, 0.05), (3, 0.2), (0, 0.3), (1, 0.1)])
-def test_mpi_names_nobody_who_lives(hosts: list[Host], tmp_path: Path, victim: int, after: float) -> None:
+@pytest.mark.parametrize(
+    ("library", "how", "victim", "after"),
+    [
+        ("mpich", "kill", 2, 0.05), ("mpich", "kill", 3, 0.2), ("mpich", "kill", 0, 0.3), ("mpich", "kill", 1, 0.1),
+        ("openmpi", "kill", 2, 0.1), ("openmpi", "exit", 3, 0.1), ("openmpi", "raise", 1, 0.2),
+    ],
+)  # fmt: skip
+def test_mpi_names_nobody_who_lives(
+    hosts: list[Host], tmp_path: Path, library: str, how: str, victim: int, after: float
+) -> None:
     """At whatever moment a rank dies, or the one over which its host's rows go; MPI's launcher may then end others."""
-    arguments = "programs.py", "lost_over_mpi", str(victim), str(after)
-    said = run_by_mpi("mpich", hosts[:2], tmp_path, *arguments, ends=True)
+    arguments = "programs.py", "lost_over_mpi", how, str(victim), str(after)
+    said = run_by_mpi(library, hosts[:2], tmp_path, *arguments, ends=True)
     told = re.findall(r"rank (\d) tells: PeerLostError: (.*?)(?=rank \d tells|\n)", said)
     alive = {rank for rank, _ in told}
     assert alive, said
     assert str(victim) not in alive
     for _, text in told:
-        named = re.findall(r"rank (\d) was lost", text)
+        named = re.findall(r"rank (\d) (?:was lost|has left)", text)
         assert len(named) == 1, text
         assert named[0] not in alive, said
 

@@ -166,7 +166,10 @@ void TcpCommunicator::move(const Pieces& pieces, bool within) {
             throw;
         }
     };
-    reasoned([&] { carriers_.between->begin(out, in); });
+    reasoned([&] {
+        control_->throw_if_poisoned();  // MPI may crash in a rank that sends to one that has died
+        carriers_.between->begin(out, in);
+    });
     const auto me = static_cast<size_t>(rank());
     if (const auto own = pieces.in[me]; !carriers_.within && !own.empty())
         std::memcpy(own.data(), pieces.out[me].data(), own.size());
