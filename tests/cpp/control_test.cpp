@@ -70,6 +70,26 @@ void agree(ControlPlane& control) {
     agree(control, ones, ones);
 }
 
+/// Of many ranks, which are added up in groups, the last one smaller.
+TEST(many_ranks) {
+    constexpr int size = 130;
+    Planes planes(size, 60);
+    const std::vector<int64_t> ones(size, 1);
+    planes.each([&](ControlPlane& control) {
+        const int rank = control.rank();
+        for (int round = 0; round < 3; ++round) agree(control);
+        std::vector<int64_t> others = ones;
+        if (rank == 129) others[70] = 2;
+        fails(ErrorClass::peer_mismatch, "rank 70 sends 1 elements to rank 129, which expects 2",
+              [&] { agree(control, ones, others); });
+        if (rank == 65)
+            control.fail(OpKind::all_to_all_v, invalid_param("no"), true);
+        else
+            fails(ErrorClass::invalid_param, "failed on rank 65: no", [&] { agree(control); });
+        agree(control);
+    });
+}
+
 /// No two parts of the segment overlap, and what atomics live in is aligned, for every size.
 TEST(layout) {
     for (const int size : {1, 2, 3, 7, 8, 48, 384}) {
@@ -85,6 +105,9 @@ TEST(layout) {
                 parts.emplace_back(at, bytes);
             };
             const size_t pairs = static_cast<size_t>(size) * sizeof(Pair);
+            CHECK_EQ(layout.groups(), size_t{size == 384 ? 6u : 0u});
+            for (size_t group = 0; layout.groups() > 0 && group <= layout.groups(); ++group)
+                add(&layout.sum_of_group(base, group), sizeof(GroupSum));
             for (int rank = 0; rank < size; ++rank) {
                 add(&layout.flags(base, rank), sizeof(Flags));
                 add(&layout.status(base, rank), sizeof(RankStatus));

@@ -14,6 +14,7 @@
 
 #include "runtime/base/error.h"
 #include "runtime/control/layout.h"
+#include "runtime/control/summary.h"
 #include "runtime/core/quant_terms.h"
 
 namespace alltoallv {
@@ -45,30 +46,6 @@ constexpr bool has_shape(OpKind op) {
 /// Returns the difference as "rank 0 calls barrier, rank 1 calls all_gather"; empty if there is none.
 std::string row_difference(const RowFacts& a, const RowFacts& b);
 std::string shape_difference(const RowFacts& a, const RowFacts& b);
-
-/// The lowest of some ranks that have a value, and the lowest one with another value.
-struct Varied {
-    int32_t first = -1, other = -1;
-    Digest128 value;  // of `first`
-
-    void add(const Varied& more);
-};
-static_assert(std::is_trivially_copyable_v<Varied>);
-
-/// Some ranks' rows of one operator.
-struct Summary {
-    uint32_t ranks = 0, failed = 0, learning = 0, with_payload = 0;  // how many
-    uint64_t called = 0;   // the operators of those that have not failed, a bit each
-    Varied facts, shapes;  // of those that have not failed
-    Digest128 balance;     // of all pairs
-
-    void add(const Summary& more);
-    /// True if the operator goes on. If not, the details tell what is wrong, and it goes on if they agree.
-    bool agrees() const {
-        return failed == 0 && facts.other < 0 && shapes.other < 0 && (learning == ranks || (learning == 0 && !balance));
-    }
-};
-static_assert(std::is_trivially_copyable_v<Summary>);
 
 /// Without `check` only that is compared without which data would go where they do not belong.
 Summary summary_of(const RowFacts& facts, const Digest128& balance, bool check);

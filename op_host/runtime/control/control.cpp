@@ -86,7 +86,7 @@ Row& ControlPlane::open(OpKind op, DType dtype, double timeout) {
         throw_poison();
     }
     if (!settled_) await_rows(seq_);  // ROW in row_protocol.pml
-    settled_ = published_ = agreed_ = false;
+    settled_ = published_ = agreed_ = reads_all_ = false;
     ++seq_;
     op_ = op;
     record_start(dtype);
@@ -104,6 +104,7 @@ Row& ControlPlane::open(OpKind op, DType dtype, double timeout) {
 void ControlPlane::publish(Row& mine) {
     published_ = true;
     mine.seq.store(seq_, std::memory_order_release);
+    if (adds_up()) add_up();
     // Every rank waits for all rows: the last one to publish wakes the sleepers, once.
     doorbell_.ring_if([&] { return has_all_rows(seq_); });
     if (hosts) hosts->published(seq_);
@@ -111,6 +112,7 @@ void ControlPlane::publish(Row& mine) {
 
 bool ControlPlane::has_all_rows(uint64_t seq) const {
     if (hosts) return hosts->agreed(seq);
+    if (adds_up()) return sum_of_all().seq[seq & 1].load(std::memory_order_acquire) >= seq;
     for (int j = 0; j < size(); ++j)
         if (!has_row(j, seq)) return false;
     return true;
@@ -119,6 +121,15 @@ bool ControlPlane::has_all_rows(uint64_t seq) const {
 void ControlPlane::await_rows(uint64_t seq) {
     if (hosts)
         wait([&] { return hosts->agreed(seq); }, [&] { return hosts->missing(seq); });
+    else if (adds_up())
+        wait([&] { return has_all_rows(seq) || reads_all_; },
+             [&] {
+                 std::vector<int> missing;
+                 for (int j = 0; j < size(); ++j)
+                     if (!has_row(j, seq)) missing.push_back(j);
+                 reads_all_ = missing.empty();
+                 return missing;
+             });
     else
         wait_ranks([&](int j) { return has_row(j, seq); });
     settled_ = true;

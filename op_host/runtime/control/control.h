@@ -294,6 +294,9 @@ class ControlPlane {
     bool is_refused() const;
     void refuse();
     [[noreturn]] void throw_disagreement();
+    bool adds_up() const { return !hosts && layout_.groups() > 0; }
+    void add_up();
+    GroupSum& sum_of_all() const { return layout_.sum_of_all(memory_->data()); }
     bool has_all_rows(uint64_t seq) const;
     PairDifference find_difference() const;
     void throw_difference() const;
@@ -314,6 +317,7 @@ class ControlPlane {
     bool settled_ = true;     // all rows of seq_ have been seen
     bool published_ = false;  // this rank's row of seq_ is published
     bool agreed_ = false;     // this rank has agreed to the rows of seq_
+    bool reads_all_ = false;  // a rank has ended before it added up the rows of seq_
     OpKind op_ = OpKind::none;
     std::atomic<double> timeout_;
     double op_timeout_;

@@ -13,6 +13,7 @@
 
 #include "runtime/base/sizes.h"
 #include "runtime/control/flight.h"
+#include "runtime/control/summary.h"
 #include "runtime/core/collective.h"
 
 namespace alltoallv {
@@ -82,6 +83,16 @@ struct alignas(cache_line) Flag {
 /// Wakes sleepers; see Doorbell.
 struct alignas(cache_line) Bell {
     std::atomic<uint32_t> rung, sleepers;
+};
+
+/// Of many ranks not every rank reads every row: the last one of a group to publish its row adds up those of the group,
+/// and the last one of all adds up the groups. As rows, of two operators in turn.
+struct alignas(cache_line) GroupSum {
+    static constexpr int most_ranks = 64;
+
+    std::atomic<uint64_t> came[2];  // ranks, or groups, ever
+    std::atomic<uint64_t> seq[2];   // of all ranks: published with release once the sum is written
+    Summary sum[2];
 };
 
 /// Progress for which peers wait.
@@ -194,7 +205,8 @@ class Layout {
         if (ring_bytes_ < min_ring) ring_bytes_ = min_ring;
         flags_ = sizeof(ControlHeader);
         rows_ = flags_ + size_ * sizeof(Flags);
-        status_ = rows_ + size_ * 2 * row_stride_;
+        sums_ = rows_ + size_ * 2 * row_stride_;
+        status_ = sums_ + (groups() > 0 ? groups() + 1 : 0) * sizeof(GroupSum);
         hot_ = round_up(status_ + size_ * sizeof(RankStatus), unit);
         boards_ = hot_;
         rings_ = round_up(boards_ + size_ * sizeof(WaitBoard), unit);
@@ -202,6 +214,14 @@ class Layout {
         channels_ = scratch_ + size_ * scratch_bytes;
         total_ = channels_ + size_ * size_ * (sizeof(Channel) + 2 * piece_bytes());
     }
+
+    /// Groups of ranks whose rows are added up; 0 if every rank reads all rows.
+    size_t groups() const {
+        constexpr auto most = static_cast<size_t>(GroupSum::most_ranks);
+        return size_ > most ? (size_ + most - 1) / most : 0;
+    }
+    GroupSum& sum_of_group(char* base, size_t group) const { return reinterpret_cast<GroupSum*>(base + sums_)[group]; }
+    GroupSum& sum_of_all(char* base) const { return sum_of_group(base, groups()); }
 
     size_t total() const { return total_; }
     size_t hot() const { return hot_; }  // the part that should be resident at once
@@ -242,7 +262,7 @@ class Layout {
     static constexpr size_t max_piece = size_t{16} << 10;
 
     size_t size_, inline_bytes_, row_stride_, ring_bytes_;
-    size_t flags_, rows_, status_, hot_, boards_, rings_, scratch_, channels_, total_;
+    size_t flags_, rows_, sums_, status_, hot_, boards_, rings_, scratch_, channels_, total_;
 };
 
 }  // namespace alltoallv
