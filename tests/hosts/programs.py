@@ -122,6 +122,14 @@ def silent(how: str, victim: str) -> None:
         os.kill(pids[int(victim)], signal.SIGKILL)
 
 
+def meet() -> None:
+    """Joins, or tells why it cannot; in time for those that come a little later."""
+    try:
+        Communicator.from_env(timeout=60)
+    except AllToAllVError as error:
+        print(f"{type(error).__name__}: {error}", flush=True)
+
+
 def settings_differ() -> None:
     try:
         Communicator.from_env(timeout=30, check="off" if os.environ["RANK"] == "1" else "always")

@@ -168,6 +168,23 @@ def test_lost_ranks_are_named_on_all_at_once(hosts: list[Host], how: str, lost: 
         assert float(text.split("after ")[1].split()[0]) < LIMIT, text
 
 
+@pytest.mark.parametrize("twice", [0, 1])
+def test_a_rank_that_is_there_twice_is_named_with_both_places(hosts: list[Host], twice: int) -> None:
+    """On two hosts, of which one may not have rank 0's address."""
+    numbers, address = [[0, 0, 1], [0, 1, 1]][twice], hosts[0].address
+    ranks = HostRanks(
+        FOLDER / "programs.py",
+        hosts,
+        "meet",
+        environment=lambda i: torchrun_environment(numbers[i], 3, 1, address, 29_640),
+    )
+    texts = ranks.outputs()
+    pids = [process.pid for process in ranks.processes]
+    for text in texts:
+        assert f"InvalidParamError: rank {twice} came to domain 'default' twice, as pid " in text, texts
+        assert sum(f"pid {pid} on " in text for pid in pids) == 2, texts
+
+
 @pytest.mark.parametrize(("meet", "victim"), [("domain", 0), ("domain", 3), ("split", 2)])
 def test_a_program_that_ends_while_others_join_is_named_at_once(
     hosts: list[Host], meet: str, victim: int, tmp_path: Path
