@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ from torch import Tensor
 
 import alltoallv.torch as at
 from alltoallv.errors import InvalidParamError
+from alltoallv.testing import Ranks
 
 MAX = dist.ReduceOp.MAX
 
@@ -95,3 +98,68 @@ def test_every_argument(rank: int, size: int, group: dist.ProcessGroup) -> None:
     if rank:
         Library("torch.distributed", dist, at, rows_of(rank - 1, part)).check()
     dist.barrier()
+
+
+SEVEN = timedelta(seconds=7)
+
+
+def about(group: Any) -> tuple[Any, ...]:
+    """Returns limit, description, ranks and a sum of a new group; None for another rank's."""
+    if not isinstance(group, at.backend.AllToAllVGroup):
+        return ()
+    x = torch.full((2,), group.rank() + 1.0)
+    dist.all_reduce(x, group=group)
+    return group.timeout, group.group_desc, dist.get_process_group_ranks(group), x.tolist()
+
+
+@on_group(2)
+def test_every_argument_of_groups(rank: int, size: int, group: dist.ProcessGroup) -> None:
+    """``pg_options`` are those of an accelerator's engine, which is not here."""
+    usual, parents = dist.distributed_c10d.default_pg_timeout, timedelta(seconds=60)
+
+    def new(want: Sequence[Any], **arguments: Any) -> Row:
+        return Row("new_group", arguments, tuple(want), about)
+
+    def split(want: Sequence[Any], **arguments: Any) -> Row:
+        return Row("split_group", {"parent_pg": group, "split_ranks": [[0, 1]]} | arguments, want, lambda made: (
+            *about(made)[:1], *about(made)[2:], *([made.group_desc] if "group_desc" in arguments else ())
+        ))  # fmt: skip
+
+    both, sums = [0, 1], [3.0, 3.0]
+    alone = dist.new_group([0])  # `about` of a rank that is in no group
+    assert bool(about(alone)) == (rank == 0)
+    rows = [
+        new((SEVEN, "mine", both, sums), ranks=both, timeout=SEVEN, backend="alltoallv", group_desc="mine"),
+        new((usual, "mine", both, sums), pg_options=object(), group_desc="mine"),
+        new((usual, "own", [rank], [1.0, 1.0]), ranks=[rank], use_local_synchronization=True, group_desc="own"),
+        split((SEVEN, both, sums), timeout=SEVEN),
+        split((parents, both, sums, "part"), pg_options=object(), group_desc="part"),
+    ]
+    without = [("new_group", "device_id"), ("new_group", "sort_ranks"), ("split_group", "backend")]
+    Library("torch.distributed", dist, dist, rows).check(without)
+    dist.barrier()
+
+
+def test_every_argument_of_init(ranks: Ranks, tmp_path: Path) -> None:
+    def work(rank: int, size: int, folder: str) -> None:
+        def made(_: Any) -> Any:
+            found = about(dist.group.WORLD)
+            dist.destroy_process_group()
+            return found[0], *found[2:]
+
+        def row(number: int, limit: timedelta, **arguments: Any) -> Row:
+            at_file = {"init_method": f"file://{folder}/{number}", "rank": rank, "world_size": size}
+            return Row("init_process_group", at_file | arguments, (limit, [0, 1], [3.0, 3.0]), made)
+
+        usual = dist.distributed_c10d._get_default_timeout("gloo")
+        store = dist.FileStore(f"{folder}/store", size)
+        rows = [
+            row(1, SEVEN, backend="alltoallv", timeout=SEVEN),
+            row(2, usual, backend="alltoallv", pg_options=object(), group_name="mine"),
+            row(3, usual, backend="alltoallv", init_method=None, store=store),
+        ]
+        Library("torch.distributed", dist, dist, rows).check(
+            [("init_process_group", name) for name in ("device_id", "_ranks")]
+        )
+
+    ranks(2, communicator=False)(work, str(tmp_path))
