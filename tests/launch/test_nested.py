@@ -24,10 +24,15 @@ LAUNCHERS = {
 LAUNCH = """if True:
     import json, os, subprocess, sys
     variables, rank, program = json.loads(sys.argv[1]), sys.argv[2], sys.argv[3]
+    program = "import sys; sys.stdin.read()\\n" + program  # a rank alone could be one of the outer job
     ranks = [subprocess.Popen([sys.executable, "-c", program, *sys.argv[4:]],
-                              env=os.environ | variables | {rank: str(j)}, stdout=subprocess.PIPE, text=True)
+                              env=os.environ | variables | {rank: str(j)}, stdin=subprocess.PIPE,
+                              stdout=subprocess.PIPE, text=True)
              for j in range(2)]
-    print(*(one.communicate()[0].strip() for one in ranks), sep=", ")
+    for one in ranks:
+        one.stdin.close()
+    print(*(one.stdout.read().strip() for one in ranks), sep=", ")
+    sys.exit(any([one.wait() for one in ranks]))
 """
 
 

@@ -40,7 +40,9 @@ struct alignas(cache_line) SaidVerdict {
 
 class HostNews {
   public:
-    static size_t bytes(size_t neighbours) { return 2 * sizeof(SaidVerdict) + neighbours * sizeof(NewsOfNeighbour); }
+    static size_t bytes(size_t neighbours) {
+        return 2 * sizeof(SaidVerdict) + neighbours * sizeof(NewsOfNeighbour) + cache_line;
+    }
 
     HostNews(const ControlPlane& control, size_t neighbours)
         : base_(control.memory()->data() + control.layout().without_data()), neighbours_(neighbours) {}
@@ -50,6 +52,8 @@ class HostNews {
     NewsOfNeighbour& of(size_t neighbour) const {
         return reinterpret_cast<NewsOfNeighbour*>(base_ + 2 * sizeof(SaidVerdict))[neighbour];
     }
+    /// The last operator whose rows on this host the leader needs no more; published with release.
+    std::atomic<uint64_t>& told() const { return *reinterpret_cast<std::atomic<uint64_t>*>(&of(neighbours_)); }
     bool has_heard(size_t neighbour, uint64_t seq) const {
         return of(neighbour).heard.load(std::memory_order_acquire) >= seq;
     }
