@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import threading
 import time
 
 import numpy as np
 import pytest
 from on_ranks import on_ranks
+from ports import free_port
 from started import wait_for
 from trouble import attempt, join, pids_of
 
@@ -165,9 +165,7 @@ def test_ranks_that_share_no_memory_leave_files(ranks, tmp_path):
             apart.abort()
             attempt(barrier, group=apart)
 
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     ranks(2, env={"ALLTOALLV_FLIGHT_DIR": str(tmp_path), **place})(work)
     assert set(records(tmp_path)) == {0, 1}
 

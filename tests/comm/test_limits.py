@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import re
 import resource
-import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from ports import free_port
 from scarcity import limited, no_more_descriptors, no_more_memory
 from trouble import LIMIT, check_works, join
 
@@ -90,9 +90,7 @@ def calls(comm, x: np.ndarray, y: np.ndarray) -> list[Callable[[], object]]:
 @pytest.mark.parametrize("backend", ["shm", "tcp"])
 def test_limit_of_one_rank(ranks, backend, what, moment):
     limit, steps = LIMITS[what]
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
 
     def work(rank, size):
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))

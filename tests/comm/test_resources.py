@@ -6,7 +6,6 @@ import errno
 import os
 import re
 import resource
-import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from on_ranks import on_ranks
+from ports import free_port
 from scarcity import no_more_descriptors, no_more_memory, no_room_in_files, refused
 from trouble import LIMIT, check_works, join
 
@@ -275,9 +275,7 @@ def test_reading_peers_is_refused_after_joining(ranks, size, options, error):
 
 def test_messages_that_are_not_taken_yet_cost_their_receiver_little(ranks):
     """Between hosts small data go with the offer, up to a few MiB for each peer."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     many, x = 1500, np.arange(1000.0)
 
     def resident() -> int:

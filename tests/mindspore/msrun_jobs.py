@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+
+from ports import free_port
 
 HERE = Path(__file__).parent
 
@@ -23,9 +24,7 @@ class Job:
 
 def msrun(folder: Path, workers: int, script: Path, *arguments: str, timeout: float = 120) -> Job:
     """Runs a script on the workers of one msrun; its logs go to ``folder``."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [sys.executable, str(Path(sys.executable).parent / "msrun"), f"--worker_num={workers}"]
     command += [f"--local_worker_num={workers}", f"--master_port={port}", f"--log_dir={folder / 'log'}", "--join=True"]
     # msrun starts `python`: the one that runs the tests.

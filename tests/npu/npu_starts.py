@@ -6,7 +6,6 @@ import ctypes
 import importlib.util
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -94,10 +93,3 @@ def run_program(
     env.pop("TORCH_DEVICE_BACKEND_AUTOLOAD", None)
     command = [sys.executable, "-m", "alltoallv", "run", "--emulate-npu", "-n", str(ranks), "--timeout", str(timeout)]
     return subprocess.run([*command, *arguments], env=env, capture_output=True, text=True, check=False)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 import torch
 from npu_ranks import caught, ended, moved, use_device
-from npu_starts import exchange_works, free_port, hccl_comm, start_as_msrun, write_table
+from npu_starts import exchange_works, hccl_comm, start_as_msrun, write_table
 from on_ranks import on_ranks
+from ports import free_port
 
 import alltoallv.torch as at
 from alltoallv import AllToAllVParam, Communicator

@@ -10,8 +10,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from npu_ranks import bits, caught, communicator, emulated, group, use_device
-from npu_starts import free_port, start_as_msrun
+from npu_starts import start_as_msrun
 from on_ranks import on_ranks
+from ports import free_port
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx

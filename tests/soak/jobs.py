@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from differences import OPTIONS
-from launchers import BY_ADDRESS, NAMED, Job, free_port, kinds, left_behind, start
+from launchers import BY_ADDRESS, NAMED, Job, kinds, left_behind, start
+from ports import free_port
 
 LIMITS = ("limits of calls", "limits of groups", "descriptors", "address space", "size of files", "while joining")
 SETTINGS = (*LIMITS, "processors")

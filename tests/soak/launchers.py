@@ -8,7 +8,6 @@ import os
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -16,6 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from ports import free_port
 
 PROGRAM = str(Path(__file__).with_name("job.py"))
 NAMED = "ALLTOALLV_SOAK"  # a variable that all processes of a soak inherit, so that those left behind are found
@@ -125,20 +126,6 @@ def start(
             command, env={**env, **more}, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )
     return Job(name, kind, folder, process)
-
-
-_PORTS: set[int] = set()
-
-
-def free_port() -> int:
-    """A port that nobody held a moment ago, and that no other job has been given."""
-    while True:
-        with socket.socket() as one:
-            one.bind(("127.0.0.1", 0))
-            port = int(one.getsockname()[1])
-        if port not in _PORTS:
-            _PORTS.add(port)
-            return port
 
 
 def left_behind(mark: str) -> list[int]:

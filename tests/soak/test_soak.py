@@ -14,7 +14,7 @@ from columns import FRAMEWORKS, RUNS
 from faults import KINDS
 from jobs import Found, Planned
 from jobs import soak as soak_jobs
-from launchers import free_port
+from ports import free_port
 from soak import Table, episodes, soak
 
 from alltoallv.testing import Ranks

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from ports import free_port
 from started import wait_gone
 
 # Rank ``rank`` of a job, by the backend alltoallv, or by its functions on a group of gloo.
@@ -37,12 +37,6 @@ START = """if True:
     for rank in ranks:
         rank.wait()
 """
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.mark.parametrize(("method", "backend"), [("tcp", "gloo"), ("file", "alltoallv")])
