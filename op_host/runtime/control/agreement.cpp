@@ -102,8 +102,7 @@ RowFacts facts_of(const Row& row, const char* payload, int rank) {
     facts.count = read_once(row.count);
     facts.root = read_once(row.root);
     if (has_shape(facts.op)) facts.shape = {read_once(row.pairs()->source), read_once(row.pairs()->target)};
-    // Its root is the digest of its terms. Engines also exchange bytes under its name, without any.
-    if (is_quantized_reduction(facts.op) && facts.root != 0) std::memcpy(&facts.terms, payload, sizeof facts.terms);
+    if (is_quantized_reduction(facts.op)) std::memcpy(&facts.terms, payload, sizeof facts.terms);
     return facts;
 }
 

@@ -40,9 +40,7 @@ struct alignas(cache_line) SaidVerdict {
 
 class HostNews {
   public:
-    static size_t bytes(size_t neighbours) {
-        return 2 * sizeof(SaidVerdict) + neighbours * sizeof(NewsOfNeighbour) + cache_line;
-    }
+    static size_t bytes(size_t neighbours) { return 2 * sizeof(SaidVerdict) + neighbours * sizeof(NewsOfNeighbour); }
 
     HostNews(const ControlPlane& control, size_t neighbours)
         : base_(control.memory()->data() + control.layout().without_data()), neighbours_(neighbours) {}
@@ -52,8 +50,6 @@ class HostNews {
     NewsOfNeighbour& of(size_t neighbour) const {
         return reinterpret_cast<NewsOfNeighbour*>(base_ + 2 * sizeof(SaidVerdict))[neighbour];
     }
-    /// The last operator whose rows on this host the leader needs no more; published with release.
-    std::atomic<uint64_t>& told() const { return *reinterpret_cast<std::atomic<uint64_t>*>(&of(neighbours_)); }
     bool has_heard(size_t neighbour, uint64_t seq) const {
         return of(neighbour).heard.load(std::memory_order_acquire) >= seq;
     }

@@ -72,9 +72,6 @@ void TcpLeaders::tell_rows() {
         rows_told_ = agreement_.next();
         send_rows(rows_here(rows_told_, true), nobody, {});
         agreement_.publish(rows_told_);
-        flush_all();  // a rank that goes on may end this process
-        news_.told().store(rows_told_, std::memory_order_release);
-        control_.hear_rows(rows_told_);
     }
 }
 

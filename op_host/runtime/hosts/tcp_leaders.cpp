@@ -158,10 +158,9 @@ int TcpLeaders::hidden_by(int rank) const {
     return rank;
 }
 
-/// Every rank sees for itself that all have come: those here by their rows, those elsewhere by what the leader heard,
-/// which has read the rows here by then.
+/// Every rank sees for itself that all have come: those here by their rows, those elsewhere by what the leader heard.
 bool TcpLeaders::has_agreed(uint64_t seq) const {
-    return has_rows(seq) && news_.has_heard_all(seq) && news_.told().load(std::memory_order_acquire) >= seq;
+    return has_rows(seq) && news_.has_heard_all(seq);
 }
 
 bool TcpLeaders::has_rows(uint64_t seq) const {
@@ -178,7 +177,6 @@ std::vector<int> TcpLeaders::missing(uint64_t seq) const {
         ranks.insert(ranks.end(), absent.begin(), absent.end());
         if (absent.empty()) ranks.push_back(~tree_.leader(neighbours_[i]));
     }
-    if (ranks.empty() && news_.told().load(std::memory_order_acquire) < seq) ranks.push_back(here_[0]);
     return ranks;
 }
 
