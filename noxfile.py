@@ -93,12 +93,6 @@ def full(session: nox.Session) -> None:
         session.notify(name, posargs=["-m", "slow or not slow"])
 
 
-@nox.session(venv_backend="none")
-def many_ranks(session: nox.Session) -> None:
-    """256 processes on one host, which takes a minute or two; `nox -s full` runs them, too."""
-    session.run("pytest", "-m", "slow", "tests/comm/test_many_ranks.py", *session.posargs)
-
-
 @nox.session(tags=["lane-b"])
 def torch(session: nox.Session) -> None:
     """The tests of alltoallv.torch, on the extension that the Python tests use."""

@@ -13,6 +13,21 @@
 namespace alltoallv {
 namespace {
 
+std::string rank_text(int rank) {
+    return "rank " + std::to_string(rank);
+}
+
+/// True for operators whose rows describe one tensor, of the same shape on all ranks.
+bool has_shape(OpKind op) {
+    return is_reduction(op) || op == OpKind::scan;
+}
+
+uint32_t shape_digest(const ControlPlane& control, int rank) {
+    Row& row = control.row(rank);
+    if (is_quantized_reduction(row.op)) return reinterpret_cast<const QuantTerms*>(control.payload(row))->shape_digest;
+    return static_cast<uint32_t>(static_cast<uint64_t>(row.root) >> 32);
+}
+
 /// True if the data of both rows move alike: without that, two ranks' counters of a ring or of rounds would go apart,
 /// and each later operator would get the data of an earlier one.
 bool moves_alike(const Row& a, const Row& b) {
@@ -24,14 +39,98 @@ bool moves_alike(const Row& a, const Row& b) {
            (!is_quantized_reduction(a.op) || (a.root == b.root && a.dtype == b.dtype));
 }
 
+/// Returns the first difference between the shapes of ranks that have announced one; empty if there is none.
+std::string shape_difference(const ControlPlane& control) {
+    const auto shape_of = [&](int rank) {
+        const Pair pair = RowWords(control.row(rank), control.rank()).pair;
+        return rank_text(rank) + " has shape " + shape_text({pair.source, pair.target});
+    };
+    int first = -1;
+    for (int j = 0; j < control.size(); ++j) {
+        const uint32_t digest = shape_digest(control, j);
+        if (digest == 0) continue;
+        if (first < 0) first = j;
+        if (digest != shape_digest(control, first)) return shape_of(first) + ", " + shape_of(j);
+    }
+    return {};
+}
+
+/// Returns the difference between the rows of ranks 0 and `rank_b`, but for shapes; empty if there is none.
+std::string row_difference(const ControlPlane& control, int rank_b) {
+    constexpr int rank_a = 0;
+    Row &a = control.row(rank_a), &b = control.row(rank_b);
+    const auto both = [&](const std::string& of_a, const std::string& of_b) {
+        return rank_text(rank_a) + " " + of_a + ", " + rank_text(rank_b) + " " + of_b;
+    };
+    // A call of several chunks begins with an exchange whose root is their number (in_step of the front ends).
+    const auto call_of = [](const Row& row) {
+        if (row.op != OpKind::exchange_counts || row.root == 0) return "calls " + std::string(name_of(row.op));
+        return "begins a call in " + std::to_string(row.root) + " chunks";
+    };
+    if (a.op != b.op || (a.op == OpKind::exchange_counts && a.root != b.root)) return both(call_of(a), call_of(b));
+    if (((a.flags ^ b.flags) & row_moves_nothing) != 0) {
+        const auto memory_of = [](const Row& row) {
+            return (row.flags & row_moves_nothing) != 0 ? "has its data on a device" : "has its data in host memory";
+        };
+        return both(memory_of(a), memory_of(b));
+    }
+    if (a.dtype != b.dtype) return both("has dtype " + peer_name(a.dtype), "has dtype " + peer_name(b.dtype));
+    if (a.reduce_op != b.reduce_op)
+        return both("reduces with " + std::string(name_of(a.reduce_op)),
+                    "reduces with " + std::string(name_of(b.reduce_op)));
+    if (a.root != b.root && is_quantized_reduction(a.op)) {
+        const QuantTerms of_a = *reinterpret_cast<const QuantTerms*>(control.payload(a));
+        const QuantTerms of_b = *reinterpret_cast<const QuantTerms*>(control.payload(b));
+        const std::string text = difference(of_a, rank_a, of_b, rank_b);
+        if (!text.empty()) return text;
+    }
+    if (a.root != b.root && a.op == OpKind::quantized_all_to_all)
+        return terms_difference(a.root, rank_a, b.root, rank_b);
+    if (a.root != b.root && a.op == OpKind::all_to_all_v) {
+        const std::string of_a = describe_token_terms(a.root), of_b = describe_token_terms(b.root);
+        if (of_a != of_b) return both("moves " + of_a, "moves " + of_b);
+        return rank_text(rank_a) + " and " + rank_text(rank_b) + " move " + of_a +
+               ", but differ in their weights, choices, experts or options";
+    }
+    const auto root_of = [](const Row& row) { return static_cast<int32_t>(row.root); };
+    if (a.op == OpKind::scan && root_of(a) != root_of(b))
+        return both(root_of(a) == 0 ? "has exclusive False" : "has exclusive True",
+                    root_of(b) == 0 ? "has exclusive False" : "has exclusive True");
+    if (root_of(a) != root_of(b) && !is_quantized_reduction(a.op))
+        return both("has root " + std::to_string(root_of(a)), "has root " + std::to_string(root_of(b)));
+    if (a.count != b.count) {
+        const char* what = has_shape(a.op) ? "has elements: " : "has elements per row: ";
+        return both(what + std::to_string(a.count), what + std::to_string(b.count));
+    }
+    return {};
+}
+
+/// True if a call that announces its failures as `op` may have `called` among its operators.
+bool may_consist_of(OpKind op, OpKind called) {
+    switch (op) {
+        case OpKind::global_scatter:
+        case OpKind::global_gather:
+            return called == op || called == OpKind::exchange_counts || called == OpKind::all_to_all_v;
+        case OpKind::all_to_all_v:
+        case OpKind::quantized_all_reduce:
+            return called == op || called == OpKind::exchange_counts;
+        case OpKind::all_gather:
+            return called == op || called == OpKind::all_gather_into_tensor;
+        case OpKind::reduce:
+            return called == op || called == OpKind::all_reduce;
+        default:
+            return called == op;
+    }
+}
+
 /// Fills in the counts: rank i gives counts_i[j] elements to the part of rank j, which has counts_j[j].
 void announce_parts(Row& mine, int rank, std::span<const int64_t> counts, const ShapeWords& shape) {
     const int64_t own = counts[static_cast<size_t>(rank)];
     for (int j = 0; j < static_cast<int>(counts.size()); ++j) {
         const int64_t part = counts[static_cast<size_t>(j)];
         mine.pairs()[j] = {part, shape.words[0], own, shape.words[1]};
-        mine.balance += pair_hash(rank, j, part);
-        mine.balance -= pair_hash(j, rank, own);
+        mine.digests.sent += pair_hash(rank, j, part);
+        mine.digests.expected += pair_hash(j, rank, own);
     }
 }
 
@@ -56,16 +155,29 @@ void announce(Row& mine, const ControlPlane& control, const QuantReduction& q) {
     announce_parts(mine, control.rank(), q.op == OpKind::quantized_reduce_scatter ? q.counts : none, q.shape);
 }
 
-/// Returns the first difference by receiver, then by sender. Rows that learn their counts agree with all.
-PairDifference ControlPlane::find_difference() const {
-    for (int to = 0; to < size(); ++to) {
-        if (row(to).flags & row_learns) continue;
-        for (int from = 0; from < size(); ++from) {
-            const int64_t sent = row(from).pairs()[to].send_count, expected = row(to).pairs()[from].recv_count;
-            if (sent != expected) return {from, to, sent, expected};
-        }
+/// Returns the first difference by receiver, then by sender. Rows that learn their counts agree with all. Between hosts
+/// rank 0 looks for it, because only rank 0 has all counts.
+PairDifference ControlPlane::find_difference() {
+    if (hosts && rank() != 0) {
+        const auto judged = [&] { return header().judged.load(std::memory_order_acquire) >= seq_; };
+        wait(judged, [&] { return judged() ? std::vector<int>{} : std::vector<int>{0}; }, false);
+        return header().difference;
     }
-    return {};
+    const auto found = [&] {
+        for (int to = 0; to < size(); ++to) {
+            if (row(to).flags & row_learns) continue;
+            for (int from = 0; from < size(); ++from) {
+                const int64_t sent = row(from).pairs()[to].send_count, expected = row(to).pairs()[from].recv_count;
+                if (sent != expected) return PairDifference{from, to, sent, expected};
+            }
+        }
+        return PairDifference{};
+    }();
+    if (hosts) {
+        hear_difference(seq_, found);
+        hosts->judged(seq_, found);
+    }
+    return found;
 }
 
 /// The number in the header never falls: a rank that is ahead may refuse a later operator before this one does.
@@ -105,59 +217,32 @@ void ControlPlane::throw_disagreement() {
 /// Throws the first failure that concerns the calls of the other ranks; if none does, the first one, as UnmetFailure.
 void ControlPlane::throw_failure() const {
     const auto failed = [&](int j) { return (row(j).flags & row_failed) != 0; };
-    uint64_t called = 0;
-    for (int j = 0; j < size(); ++j)
-        if (!failed(j)) called |= summary_of(facts(j), {}, false).called;
-    FailedRow first;
-    for (int j = 0; j < size(); ++j)
-        if (failed(j)) first.add(failure_of(facts(j), *reinterpret_cast<const ErrorText*>(payload(row(j))), called));
-    verdict_of(first, describe_op(first.op)).raise();
-}
-
-/// Throws the first difference between rank 0 and another rank, or else between shapes; returns if there is none.
-void ControlPlane::throw_difference() const {
-    const RowFacts first = facts(0);
-    const auto raise = [&](const std::string& difference) {
-        if (!difference.empty())
-            throw peer_mismatch("operator #" + std::to_string(seq_) + " of domain '" + domain() + "': " + difference);
+    const auto concerns = [&](int by) {
+        if ((row(by).flags & row_of_caller) == 0) return true;
+        for (int j = 0; j < size(); ++j)
+            if (!failed(j) && may_consist_of(row(by).op, row(j).op)) return true;
+        return false;
     };
-    Varied shapes;
+    const auto error_of = [&](int by) -> Error {
+        const auto& error = *reinterpret_cast<const ErrorText*>(payload(row(by)));
+        const std::string text =
+            describe_op(row(by).op) + " failed on " + rank_text(by) + ": " + peer_text(error.text, sizeof error.text);
+        const auto kind = static_cast<ErrorClass>(read_once(error.kind));
+        if (kind > ErrorClass::resource) return peer_lost(text);
+        return {kind, static_cast<ErrorType>(error.code), text};
+    };
+    int first = -1;
     for (int j = 0; j < size(); ++j) {
-        raise(row_difference(first, facts(j)));
-        shapes.add(summary_of(facts(j), {}, true).shapes);
+        if (!failed(j)) continue;
+        if (concerns(j)) throw error_of(j);
+        if (first < 0) first = j;
     }
-    if (shapes.other >= 0) raise(shape_difference(facts(shapes.first), facts(shapes.other)));
-}
-
-/// The last rank of a group, and then of all, is the one that finds all others counted.
-void ControlPlane::add_up() {
-    constexpr int most = GroupSum::most_ranks;
-    const int first = rank() / most * most, ranks = std::min(most, size() - first);
-    const size_t turn = seq_ & 1;
-    const auto is_last = [&](GroupSum& sum, size_t of) {
-        return (sum.came[turn].fetch_add(1, std::memory_order_acq_rel) + 1) % of == 0;
-    };
-    GroupSum& group = layout_.sum_of_group(memory_->data(), static_cast<size_t>(first / most));
-    if (!is_last(group, static_cast<size_t>(ranks))) return;
-    Summary all;
-    for (int j = first; j < first + ranks; ++j) all.add(summary_of(facts(j), row(j).balance, options_.check));
-    group.sum[turn] = all;
-    GroupSum& total = sum_of_all();
-    if (!is_last(total, layout_.groups())) return;
-    all = {};
-    for (size_t k = 0; k < layout_.groups(); ++k) all.add(layout_.sum_of_group(memory_->data(), k).sum[turn]);
-    total.sum[turn] = all;
-    total.seq[turn].store(seq_, std::memory_order_release);
+    throw UnmetFailure(error_of(first));
 }
 
 void ControlPlane::compare_rows() {
-    if (hosts) return hosts->compare();
-    if (adds_up() && !reads_all_) {
-        const Summary all = sum_of_all().sum[seq_ & 1];
-        if (all.ranks == static_cast<uint32_t>(size()) && all.agrees()) return;
-    }
     const Row& first = row(0);
-    Digest128 balance;
+    uint64_t sent = 0, expected = 0;
     bool any_failed = false, any_learns = false, all_learn = true, equal = true;
     for (int j = 0; j < size(); ++j) {
         const Row& r = row(j);
@@ -168,14 +253,25 @@ void ControlPlane::compare_rows() {
         if (options_.check)
             equal &= r.op == first.op && r.dtype == first.dtype && r.reduce_op == first.reduce_op &&
                      r.root == first.root && r.count == first.count;
-        balance += r.balance;
+        sent += r.digests.sent;
+        expected += r.digests.expected;
     }
     if (any_failed) throw_failure();
-    if (!equal) throw_difference();
-    // If some ranks learn their counts, the sum cannot be zero, so the others are compared pair by pair.
-    if (all_learn || (!any_learns && !balance)) return;
-    if (const PairDifference pair = find_difference(); pair.from >= 0)
-        verdict_of(pair, first.op, first.count, describe_op()).raise();
+    if (!equal) {
+        std::string difference;
+        for (int j = 1; j < size() && difference.empty(); ++j) difference = row_difference(*this, j);
+        if (difference.empty() && has_shape(first.op)) difference = shape_difference(*this);
+        if (!difference.empty())
+            throw peer_mismatch("operator #" + std::to_string(seq_) + " of domain '" + domain() + "': " + difference);
+    }
+    // If some ranks learn their counts, the digests cannot balance, so the others are compared pair by pair.
+    if (all_learn || (!any_learns && sent == expected)) return;
+    const PairDifference pair = find_difference();
+    if (pair.from < 0) return;
+    const int64_t unit = is_reduction(first.op) ? 1 : std::max<int64_t>(first.count, 1);
+    throw peer_mismatch(describe_op() + ": " + rank_text(pair.from) + " sends " + std::to_string(pair.sent / unit) +
+                        (unit > 1 ? " rows" : " elements") + " to " + rank_text(pair.to) + ", which expects " +
+                        std::to_string(pair.expected / unit));
 }
 
 }  // namespace alltoallv

@@ -86,7 +86,7 @@ Row& ControlPlane::open(OpKind op, DType dtype, double timeout) {
         throw_poison();
     }
     if (!settled_) await_rows(seq_);  // ROW in row_protocol.pml
-    settled_ = published_ = agreed_ = reads_all_ = false;
+    settled_ = published_ = agreed_ = false;
     ++seq_;
     op_ = op;
     record_start(dtype);
@@ -95,7 +95,7 @@ Row& ControlPlane::open(OpKind op, DType dtype, double timeout) {
     mine.dtype = dtype;
     mine.reduce_op = ReduceOp::sum;
     mine.flags = 0;
-    mine.balance = {};
+    mine.digests = {};
     mine.input = mine.output = Location{};
     mine.count = mine.root = 0;
     return mine;
@@ -104,34 +104,19 @@ Row& ControlPlane::open(OpKind op, DType dtype, double timeout) {
 void ControlPlane::publish(Row& mine) {
     published_ = true;
     mine.seq.store(seq_, std::memory_order_release);
-    if (adds_up()) add_up();
     // Every rank waits for all rows: the last one to publish wakes the sleepers, once.
     doorbell_.ring_if([&] { return has_all_rows(seq_); });
     if (hosts) hosts->published(seq_);
 }
 
 bool ControlPlane::has_all_rows(uint64_t seq) const {
-    if (hosts) return hosts->agreed(seq);
-    if (adds_up()) return sum_of_all().seq[seq & 1].load(std::memory_order_acquire) >= seq;
     for (int j = 0; j < size(); ++j)
         if (!has_row(j, seq)) return false;
     return true;
 }
 
 void ControlPlane::await_rows(uint64_t seq) {
-    if (hosts)
-        wait([&] { return hosts->agreed(seq); }, [&] { return hosts->missing(seq); });
-    else if (adds_up())
-        wait([&] { return has_all_rows(seq) || reads_all_; },
-             [&] {
-                 std::vector<int> missing;
-                 for (int j = 0; j < size(); ++j)
-                     if (!has_row(j, seq)) missing.push_back(j);
-                 reads_all_ = missing.empty();
-                 return missing;
-             });
-    else
-        wait_ranks([&](int j) { return has_row(j, seq); });
+    wait_ranks([&](int j) { return has_row(j, seq); });
     settled_ = true;
 }
 
@@ -172,27 +157,25 @@ bool ControlPlane::step_due(WaitState& state) const {
 
 void ControlPlane::step(const std::function<std::vector<int>()>& missing, WaitState& state) {
     const auto before = Clock::now();
-    std::vector<int> late = missing(), known;
+    const std::vector<int> late = missing();
     if (late.empty()) return;  // the last of them has just come; what it published before it died or aborted counts
     throw_if_poisoned();
     confirm();
-    for (int& j : late)
-        if (j >= 0)
-            known.push_back(called(j));
-        else
-            j = ~j;
     for (const int j : late) {
         const int gone = has_left(j) ? j : hosts ? hosts->cut_off(j) : -1;
         if (state.polls || gone < 0) continue;
         // Check again: what it published before it left counts.
         for (const int still : missing()) {
-            if (still != j && ~still != j) continue;
+            if (still != j) continue;
             left_early(gone);
             throw_poison();
         }
     }
-    if (const OpKind op = whole().op_; op != OpKind::none && state.for_calls && !known.empty())
-        state.told.still(op, known, op_timeout_, before);
+    if (const OpKind op = whole().op_; op != OpKind::none && state.for_calls) {
+        std::vector<int> ranks;
+        for (const int j : late) ranks.push_back(called(j));
+        state.told.still(op, ranks, op_timeout_, before);
+    }
     if (hosts) hosts->look();
     const auto now = Clock::now();
     if (std::chrono::duration<double>(now - started_).count() >= op_timeout_) {

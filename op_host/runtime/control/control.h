@@ -16,7 +16,6 @@
 #include "runtime/base/error.h"
 #include "runtime/base/mapping.h"
 #include "runtime/base/processors.h"
-#include "runtime/control/agreement.h"
 #include "runtime/control/deadlock.h"
 #include "runtime/control/doorbell.h"
 #include "runtime/control/layout.h"
@@ -88,11 +87,7 @@ class ControlPlane {
     uint64_t seq() const { return seq_; }
     Row& row(int rank) const { return row(rank, seq_); }
     Row& row(int rank, uint64_t seq) const { return layout_.row(memory_->data(), rank, seq); }  // this or the last
-    /// True if a rank's row is in this segment. Between hosts those of other hosts are only if they bring something.
     bool has_row(int rank, uint64_t seq) const { return row(rank, seq).seq.load(std::memory_order_acquire) >= seq; }
-    RowFacts facts(int rank, uint64_t seq) const { return facts_of(row(rank, seq), payload(row(rank, seq)), rank); }
-    RowFacts facts(int rank) const { return facts(rank, seq_); }
-    bool checks() const { return options_.check; }
     char* payload(Row& row) const { return layout_.payload(row); }
     Flags& flags(int rank) const { return layout_.flags(memory_->data(), rank); }
     Flags& my_flags() const { return flags(rank()); }
@@ -174,6 +169,7 @@ class ControlPlane {
     void hear_rows(uint64_t seq) {
         doorbell_.ring_if([&] { return has_all_rows(seq); });
     }
+    void hear_difference(uint64_t seq, const PairDifference& difference);
     struct Poison {
         PoisonKind kind;
         int by;
@@ -232,10 +228,7 @@ class ControlPlane {
         std::function<void()> look;                   // called when this segment has news for the other hosts
         std::function<int(int rank)> cut_off;    // rank that has left and without which `rank` cannot be reached, or -1
         std::function<int(int rank)> hidden_by;  // the rank that does not answer and hides `rank`, or `rank` itself
-        std::function<bool(uint64_t seq)> agreed;  // true once all ranks have published their rows
-        /// Ranks whose rows are missing; ~rank: any of those whose news come through this rank's process.
-        std::function<std::vector<int>(uint64_t seq)> missing;
-        std::function<void()> compare;  // throws the verdict about the rows, if the operator does not go on
+        std::function<void(uint64_t seq, const PairDifference&)> judged;  // called by rank 0
     };
     std::optional<Hosts> hosts;
 
@@ -294,12 +287,8 @@ class ControlPlane {
     bool is_refused() const;
     void refuse();
     [[noreturn]] void throw_disagreement();
-    bool adds_up() const { return !hosts && layout_.groups() > 0; }
-    void add_up();
-    GroupSum& sum_of_all() const { return layout_.sum_of_all(memory_->data()); }
     bool has_all_rows(uint64_t seq) const;
-    PairDifference find_difference() const;
-    void throw_difference() const;
+    PairDifference find_difference();
     void await_rows(uint64_t seq);
     void record_start(DType dtype);
     void record_end(bool ok, uint64_t bytes);
@@ -317,7 +306,6 @@ class ControlPlane {
     bool settled_ = true;     // all rows of seq_ have been seen
     bool published_ = false;  // this rank's row of seq_ is published
     bool agreed_ = false;     // this rank has agreed to the rows of seq_
-    bool reads_all_ = false;  // a rank has ended before it added up the rows of seq_
     OpKind op_ = OpKind::none;
     std::atomic<double> timeout_;
     double op_timeout_;

@@ -7,9 +7,21 @@
 #include "runtime/control/deadlock.h"
 #include "runtime/control/liveness.h"
 #include "runtime/control/peer_words.h"
-#include "runtime/core/communicator.h"
 
 namespace alltoallv {
+namespace {
+
+/// Copies as much of `text` as fits, whole UTF-8 characters only: half of one could not become a Python string.
+void copy_text(char* to, size_t capacity, const std::string& text) {
+    size_t length = std::min(text.size(), capacity - 1);
+    if (length < text.size())
+        while (length > 0 && (static_cast<unsigned char>(text[length]) & 0xc0) == 0x80) --length;
+    std::memcpy(to, text.data(), length);
+    to[length] = 0;
+}
+
+}  // namespace
+
 void ControlPlane::fail(OpKind op, const Error& error, bool of_caller) {
     try {
         publish_failure(open(op, DType::uint8, -1), error, of_caller);
@@ -128,6 +140,12 @@ void ControlPlane::hear_left(int peer, bool process_ended) {
     ring_all();
 }
 
+void ControlPlane::hear_difference(uint64_t seq, const PairDifference& difference) {
+    header().difference = difference;
+    header().judged.store(seq, std::memory_order_release);
+    doorbell_.ring();
+}
+
 void ControlPlane::lost(int peer, const std::string& how) {
     if (!poisoned()) status(peer).lost.store(1, std::memory_order_release);
     const std::string loss = "rank " + std::to_string(called(peer)) + " was lost: " + how + "; " + describe_rank(peer);
@@ -193,9 +211,7 @@ std::vector<int64_t> ControlPlane::counts_from_peers(DType dtype) const {
     std::vector<int64_t> counts;
     size_t total = 0;
     for (int j = 0; j < size(); ++j) {
-        // Between hosts a row that does not come brings nothing.
-        const bool has_come = row(j).seq.load(std::memory_order_acquire) == seq_;
-        const auto count = has_come ? static_cast<size_t>(read_once(row(j).pairs()[rank()].send_count)) : 0;
+        const auto count = static_cast<size_t>(read_once(row(j).pairs()[rank()].send_count));
         if (count > most - total)
             throw broken(j, "it sends " + std::to_string(static_cast<int64_t>(count)) + " elements");
         total += count;

@@ -13,7 +13,6 @@
 
 #include "runtime/base/sizes.h"
 #include "runtime/control/flight.h"
-#include "runtime/control/summary.h"
 #include "runtime/core/collective.h"
 
 namespace alltoallv {
@@ -59,7 +58,7 @@ struct alignas(cache_line) Row {
     OpKind op;
     ReduceOp reduce_op;
     uint8_t flags;
-    Digest128 balance;  // of its pairs
+    PairDigests digests;
     Location input;
     Location output;
     int64_t count;  // elements of a reduction, or of one row of an exchange; equal on all ranks
@@ -83,16 +82,6 @@ struct alignas(cache_line) Flag {
 /// Wakes sleepers; see Doorbell.
 struct alignas(cache_line) Bell {
     std::atomic<uint32_t> rung, sleepers;
-};
-
-/// Of many ranks not every rank reads every row: the last one of a group to publish its row adds up those of the group,
-/// and the last one of all adds up the groups. As rows, of two operators in turn.
-struct alignas(cache_line) GroupSum {
-    static constexpr int most_ranks = 64;
-
-    std::atomic<uint64_t> came[2];  // ranks, or groups, ever
-    std::atomic<uint64_t> seq[2];   // of all ranks: published with release once the sum is written
-    Summary sum[2];
 };
 
 /// Progress for which peers wait.
@@ -129,9 +118,17 @@ struct alignas(cache_line) RankStatus {
 
 enum class PoisonKind : uint8_t { none, timeout, lost, aborted, deadlock, resource, memory };
 
+/// Two ranks that disagree about a count; from < 0 if none do.
+struct PairDifference {
+    int32_t from = -1, to = -1;
+    int64_t sent = 0, expected = 0;
+};
+
 struct alignas(cache_line) ControlHeader {
     std::atomic<uint64_t> poison;   // 0, or kind << 32 | rank + 1, whose `reason` explains it; set once
     std::atomic<uint64_t> refused;  // the last operator that any rank has refused
+    std::atomic<uint64_t> judged;  // between hosts: the last operator whose counts rank 0 has compared, and its finding
+    PairDifference difference;
     Bell bell;
 };
 
@@ -205,8 +202,7 @@ class Layout {
         if (ring_bytes_ < min_ring) ring_bytes_ = min_ring;
         flags_ = sizeof(ControlHeader);
         rows_ = flags_ + size_ * sizeof(Flags);
-        sums_ = rows_ + size_ * 2 * row_stride_;
-        status_ = sums_ + (groups() > 0 ? groups() + 1 : 0) * sizeof(GroupSum);
+        status_ = rows_ + size_ * 2 * row_stride_;
         hot_ = round_up(status_ + size_ * sizeof(RankStatus), unit);
         boards_ = hot_;
         rings_ = round_up(boards_ + size_ * sizeof(WaitBoard), unit);
@@ -214,14 +210,6 @@ class Layout {
         channels_ = scratch_ + size_ * scratch_bytes;
         total_ = channels_ + size_ * size_ * (sizeof(Channel) + 2 * piece_bytes());
     }
-
-    /// Groups of ranks whose rows are added up; 0 if every rank reads all rows.
-    size_t groups() const {
-        constexpr auto most = static_cast<size_t>(GroupSum::most_ranks);
-        return size_ > most ? (size_ + most - 1) / most : 0;
-    }
-    GroupSum& sum_of_group(char* base, size_t group) const { return reinterpret_cast<GroupSum*>(base + sums_)[group]; }
-    GroupSum& sum_of_all(char* base) const { return sum_of_group(base, groups()); }
 
     size_t total() const { return total_; }
     size_t hot() const { return hot_; }  // the part that should be resident at once
@@ -262,7 +250,7 @@ class Layout {
     static constexpr size_t max_piece = size_t{16} << 10;
 
     size_t size_, inline_bytes_, row_stride_, ring_bytes_;
-    size_t flags_, rows_, sums_, status_, hot_, boards_, rings_, scratch_, channels_, total_;
+    size_t flags_, rows_, status_, hot_, boards_, rings_, scratch_, channels_, total_;
 };
 
 }  // namespace alltoallv

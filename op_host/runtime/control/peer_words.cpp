@@ -34,12 +34,4 @@ std::string peer_text(const char* text, size_t capacity) {
     return copy;
 }
 
-void copy_text(char* to, size_t capacity, const std::string& text) {
-    size_t length = std::min(text.size(), capacity - 1);
-    if (length < text.size())
-        while (length > 0 && (static_cast<unsigned char>(text[length]) & 0xc0) == 0x80) --length;
-    std::memcpy(to, text.data(), length);
-    to[length] = 0;
-}
-
 }  // namespace alltoallv

@@ -41,9 +41,6 @@ struct RowWords {
     }
 };
 
-/// Copies as much of `text` as fits, whole UTF-8 characters only: half of one could not become a Python string.
-void copy_text(char* to, size_t capacity, const std::string& text);
-
 /// Reads up to the first zero byte; question marks replace bytes that are not UTF-8, which Python cannot hold.
 std::string peer_text(const char* text, size_t capacity);
 

@@ -13,7 +13,6 @@
 
 #include "runtime/base/dtype.h"
 #include "runtime/base/reduce_op.h"
-#include "runtime/core/digest.h"
 #include "runtime/core/shape_words.h"
 
 namespace alltoallv {
@@ -90,13 +89,20 @@ constexpr bool is_reduction(OpKind op) {
     return info(op).kind != Kind::exchange;
 }
 
-/// Returns what one rank sends less what it expects: the sum over all ranks is zero exactly if all pairs of counts
-/// agree. Without receive counts no data are expected: the peers announce the counts.
-Digest128 pair_balance(int rank, std::span<const int64_t> send_counts, std::span<const int64_t> recv_counts);
+/// Returns one pair's part of a digest; 0 if the count is zero.
+uint64_t pair_hash(int from, int to, int64_t count);
+
+/// One rank's contribution to sums over all ranks, which are equal exactly if all pairs of counts agree.
+struct PairDigests {
+    uint64_t sent = 0, expected = 0;
+};
+
+/// Without receive counts no data are expected: the peers announce the counts.
+PairDigests digest_pairs(int rank, std::span<const int64_t> send_counts, std::span<const int64_t> recv_counts);
 
 /// Values that follow from one rank's counts and displacements alone; in bytes.
 struct ExchangeSummary {
-    Digest128 balance;
+    PairDigests digests;
     size_t input_extent, output_extent;  // one past the last byte of the regions
     size_t to_peers, from_peers;         // without what stays on this rank; regions for several peers count once
     size_t read, written;                // including what stays on this rank

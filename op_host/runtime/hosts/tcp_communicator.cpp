@@ -98,8 +98,7 @@ TcpCommunicator::TcpCommunicator(const CommunicatorOptions& options, TcpMembersh
     bootstrap.size = static_cast<int>(here.size());
     bootstrap.names = here;
     bootstrap.timeout = options.timeout;
-    bootstrap.control_bytes =
-        Layout(size(), tcp_payload_bytes).without_data() + TcpLeaders::news_bytes(membership.peers, rank());
+    bootstrap.control_bytes = Layout(size(), tcp_payload_bytes).without_data();
     bootstrap.poll = meeting.poll;
     Membership local;
     std::optional<Error> failure;

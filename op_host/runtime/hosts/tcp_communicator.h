@@ -2,7 +2,6 @@
 /// \brief Communicator between hosts: compares the ranks' operators over TCP, and lets a `Mover` carry the data.
 #pragma once
 
-#include <algorithm>
 #include <functional>
 #include <memory>
 #include <span>
@@ -17,9 +16,8 @@
 
 namespace alltoallv {
 
-/// Bytes of a rank that may travel with its row, and of all ranks together if other data can be moved, too: every host
-/// may get all of them.
-inline constexpr size_t tcp_payload_bytes = 8192, tcp_payload_of_all = size_t{1} << 20;
+/// Bytes of a rank that travel with its row.
+inline constexpr size_t tcp_payload_bytes = 8192;
 
 /// Engines for data beyond the few bytes that travel with the rows: between hosts and within this one.
 struct Carriers {
@@ -63,11 +61,6 @@ class TcpCommunicator final : public ControlledCommunicator {
   private:
     void leave() override;
     void begin_operator(double timeout) override { timeout_ = timeout; }
-
-    size_t row_payload() const {
-        return carriers_.between ? std::min(tcp_payload_bytes, tcp_payload_of_all / static_cast<size_t>(size()))
-                                 : tcp_payload_bytes;
-    }
 
     // tcp_exchange.cpp
     void fill_row(const Exchange& exchange, Row& mine);

@@ -42,7 +42,7 @@ void TcpCommunicator::fill_row(const Exchange& x, Row& mine) {
         const auto i = static_cast<size_t>(j);
         mine.pairs()[j] = {x.send_counts[i], 0, learns ? 0 : x.recv_counts[i], 0};
     }
-    mine.balance = pair_balance(rank(), x.send_counts, x.recv_counts);
+    mine.digests = digest_pairs(rank(), x.send_counts, x.recv_counts);
     mine.root = x.root;
     mine.count = x.row;
     if (learns) mine.flags |= row_learns;
@@ -59,7 +59,7 @@ void TcpCommunicator::pack(const Exchange& x, Row& mine) {
             pair.source = mine.pairs()[j - 1].source;
             continue;
         }
-        if (used + bytes > row_payload()) {
+        if (used + bytes > tcp_payload_bytes) {
             if (carriers_.between) return;
             throw backend_unavailable("domain '", domain(), "' moves no more than ", tcp_payload_bytes,
                                       " bytes of a rank between hosts");
@@ -77,9 +77,9 @@ void TcpCommunicator::pack(const Exchange& x, Row& mine) {
 void TcpCommunicator::deliver(const Exchange& x, const Row& mine, std::vector<int64_t>& recvs) {
     const bool learns = recvs.empty();
     auto* output = static_cast<char*>(x.output);
-    // All ranks know how many send their data with their rows, so they decide alike.
-    const uint32_t packed_ranks = leaders_->agreed().with_payload;
-    const bool all_inline = packed_ranks == static_cast<uint32_t>(size()), none_inline = packed_ranks == 0;
+    // All ranks see all rows, so they decide alike.
+    bool all_inline = true, none_inline = true;
+    for (int j = 0; j < size(); ++j) ((control_->row(j).flags & row_inline) != 0 ? none_inline : all_inline) = false;
     if (!all_inline) start_moving();
     if (learns) {
         recvs = control_->counts_from_peers(x.dtype);
@@ -93,16 +93,11 @@ void TcpCommunicator::deliver(const Exchange& x, const Row& mine, std::vector<in
         char* const to = output + (learns ? packed : place_of(x, x.rdispls[j]));
         packed += bytes;
         Row& sender = control_->row(static_cast<int>(j));
-        const bool has_come = sender.seq.load(std::memory_order_acquire) == control_->seq();
-        if (!has_come && all_inline && bytes > 0) throw control_->broken(static_cast<int>(j), "it brings no data");
-        if (has_come) {
-            const RowWords words(sender, rank());
-            check_counts(static_cast<int>(j), rank(), words.pair.send_count, recvs[j]);
-            if ((words.flags & row_inline) != 0) {
-                if (bytes > 0)
-                    std::memcpy(to, control_->payload_of(static_cast<int>(j), words.pair.source, bytes), bytes);
-                continue;
-            }
+        const Pair pair = RowWords(sender, rank()).pair;
+        check_counts(static_cast<int>(j), rank(), pair.send_count, recvs[j]);
+        if ((sender.flags & row_inline) != 0) {
+            if (bytes > 0) std::memcpy(to, control_->payload_of(static_cast<int>(j), pair.source, bytes), bytes);
+            continue;
         }
         within |= on_this_host(static_cast<int>(j));
         pieces.in[j] = {to, bytes};

@@ -30,13 +30,11 @@ class TcpLeaders::Turn {
   public:
     explicit Turn(TcpLeaders& leaders) : lock_(leaders.mutex_), leaders_(leaders) { ++leaders_.turns_; }
     ~Turn() {
-        if (leaders_.turns_ == 1) leaders_.flush_all();
         for (size_t i = 0; leaders_.turns_ == 1 && i < leaders_.connections_.size(); ++i) {
             Connection& connection = leaders_.connections_[i];
             if (connection.late.empty()) continue;
             connection.heard += std::exchange(connection.late, {});
             if (!connection.ended) leaders_.read_messages(i);
-            leaders_.flush_all();
             i = SIZE_MAX;  // reading may have led to sending: from the first one again
         }
         --leaders_.turns_;
@@ -70,14 +68,12 @@ TcpLeaders::TcpLeaders(TcpMembership membership, std::vector<int> here, std::vec
       tree_(membership.peers),
       here_(std::move(here)),
       local_(std::move(local)),
-      neighbours_(tree_.neighbours(tree_.host_of(here_[0]))),
-      news_(control, neighbours_.size()),
-      agreement_(*this, neighbours_.size(), control.size(), control.domain()),
-      waits_told_(membership.peers.size()),
-      departures_told_(membership.peers.size()) {
+      rows_told_(membership.peers.size()),
+      waits_told_(rows_told_),
+      departures_told_(rows_told_.size()) {
     if (!leads()) return;
     const int host = tree_.host_of(here_[0]);
-    for (const int other : neighbours_) {
+    for (const int other : tree_.neighbours(host)) {
         Connection& made = connections_.emplace_back();
         made.leader = tree_.leader(other);
         made.is_parent = other < host;
@@ -90,11 +86,6 @@ TcpLeaders::TcpLeaders(TcpMembership membership, std::vector<int> here, std::vec
 
 TcpLeaders::~TcpLeaders() {
     stop();
-}
-
-size_t TcpLeaders::news_bytes(const std::vector<TcpPeer>& peers, int rank) {
-    const TcpTree tree(peers);
-    return HostNews::bytes(tree.neighbours(tree.host_of(rank)).size());
 }
 
 void TcpLeaders::watch() {
@@ -110,19 +101,20 @@ void TcpLeaders::watch() {
         };
     };
     control_.on_poison = weakly([](TcpLeaders& self) { self.look(); });
-    control_.hosts = ControlPlane::Hosts{weakly([](TcpLeaders& self, uint64_t seq) { self.published(seq); }),
-                                         control_.on_poison,
-                                         [weak = weak_from_this()](int rank) {
-                                             const auto self = weak.lock();
-                                             return self ? self->cut_off(rank) : -1;
-                                         },
-                                         [weak = weak_from_this()](int rank) {
-                                             const auto self = weak.lock();
-                                             return self ? self->hidden_by(rank) : rank;
-                                         },
-                                         [this](uint64_t seq) { return has_agreed(seq); },
-                                         [this](uint64_t seq) { return missing(seq); },
-                                         [this] { compare(); }};
+    control_.hosts =
+        ControlPlane::Hosts{weakly([](TcpLeaders& self, uint64_t seq) { self.published(seq); }), control_.on_poison,
+                            [weak = weak_from_this()](int rank) {
+                                const auto self = weak.lock();
+                                return self ? self->cut_off(rank) : -1;
+                            },
+                            [weak = weak_from_this()](int rank) {
+                                const auto self = weak.lock();
+                                return self ? self->hidden_by(rank) : rank;
+                            },
+                            weakly([](TcpLeaders& self, uint64_t seq, const PairDifference& difference) {
+                                const std::string body(reinterpret_cast<const char*>(&difference), sizeof difference);
+                                self.send_to_others(nobody, {0, Tells::difference, 0, {}, seq}, body);
+                            })};
     const auto listen = [&](const UniqueFd& fd, auto call) {
         if (fd) Reactor::instance().add(fd.get(), weakly([call](TcpLeaders& self, uint32_t) { call(self); }));
     };
@@ -158,60 +150,11 @@ int TcpLeaders::hidden_by(int rank) const {
     return rank;
 }
 
-/// Every rank sees for itself that all have come: those here by their rows, those elsewhere by what the leader heard.
-bool TcpLeaders::has_agreed(uint64_t seq) const {
-    return has_rows(seq) && news_.has_heard_all(seq);
-}
-
-bool TcpLeaders::has_rows(uint64_t seq) const {
-    return std::all_of(here_.begin(), here_.end(), [&](int j) { return control_.has_row(j, seq); });
-}
-
-std::vector<int> TcpLeaders::missing(uint64_t seq) const {
-    std::vector<int> ranks;
-    for (const int j : here_)
-        if (!control_.has_row(j, seq)) ranks.push_back(j);
-    for (size_t i = 0; i < neighbours_.size(); ++i) {
-        if (news_.has_heard(i, seq)) continue;
-        const std::vector<int> absent = news_.absent(i, seq);
-        ranks.insert(ranks.end(), absent.begin(), absent.end());
-        if (absent.empty()) ranks.push_back(~tree_.leader(neighbours_[i]));
-    }
-    return ranks;
-}
-
-/// Usually the summary is enough. If not, the leaders find out what is wrong, all the same.
-void TcpLeaders::compare() {
-    const uint64_t seq = control_.seq();
-    agreed_ = summary(seq);
-    for (size_t i = 0; i < neighbours_.size(); ++i) {
-        const NewsOfNeighbour::Said& said = news_.of(i).said[seq & 1];
-        if (said.of_all != 0) {
-            agreed_ = said.summary;
-            break;
-        }
-        agreed_.add(said.summary);
-    }
-    if (agreed_.agrees()) return;
-    SaidVerdict& verdict = news_.verdict(seq);
-    const auto has_come = [&] { return verdict.seq.load(std::memory_order_acquire) == seq; };
-    control_.wait(
-        has_come,
-        [&] {
-            std::vector<int> leaders;
-            if (!has_come())
-                for (const int host : neighbours_) leaders.push_back(~tree_.leader(host));
-            return leaders;
-        },
-        false);
-    if (verdict.fails == 0) return;
-    Verdict{{verdict.kind, verdict.code, verdict.text}, verdict.unmet != 0}.raise();
-}
-
-/// The last rank on its host makes the leader agree with the others.
+/// The last rank on its host sends the rows, all at once; on a late host, the rank that waits for them does.
 void TcpLeaders::published(uint64_t seq) {
     full_fence();  // of several ranks that publish at the same time, the last one sees the rows of all
-    if (!has_rows(seq)) return;
+    for (const int j : here_)
+        if (!control_.has_row(j, seq)) return;
     if (!leads()) return look();
     const Turn turn(*this);
     if (!stopped_) tell_rows();
@@ -228,72 +171,24 @@ void TcpLeaders::look() {
     if (stopped_) return;
     tell_rows();
     tell_poison();
-    tell_absent();
     tell_departures();
     tell_waits();
-    ask(nobody);
+    ask();
 }
 
-/// Asks the other leaders, while this host or one behind `except` waits, if they are there, and who is absent behind
-/// them.
-void TcpLeaders::ask(size_t except) {
+/// Asks the other leaders, while this host waits, if they are there.
+void TcpLeaders::ask() {
     const int64_t now = now_ns();
-    for (size_t i = 0; i < connections_.size(); ++i) {
-        if (i == except) continue;
-        Connection& connection = connections_[i];
-        const uint64_t seq = agreement_.next();
-        const bool is_due = now - connection.asked_ns >= ask_ns;
-        if (is_due && !connection.answers) {
+    for (Connection& connection : connections_) {
+        if (now - connection.asked_ns < ask_ns) continue;
+        if (!connection.answers) {
             note_silence(connection, true);
             continue;
         }
-        if (!is_due && (connection.asked_about >= seq || agreement_.has_heard(i, seq))) continue;
         connection.asked_ns = now;
-        connection.asked_about = seq;
         connection.answers = false;
-        send(connection, {0, Tells::question, 0, {}, seq}, {});
+        send(connection, {0, Tells::question, 0, {}, 0}, {});
     }
-}
-
-/// Returns ranks that have not begun the present operator, as this host knows, without those behind a neighbour.
-std::vector<int32_t> TcpLeaders::absent_but_behind(size_t neighbour) const {
-    const uint64_t seq = agreement_.next();
-    std::vector<int32_t> ranks;
-    for (const int j : here_)
-        if (!control_.has_row(j, seq)) ranks.push_back(j);
-    for (size_t i = 0; i < neighbours_.size(); ++i) {
-        if (i == neighbour || news_.has_heard(i, seq)) continue;
-        const std::vector<int> absent = news_.absent(i, seq);
-        ranks.insert(ranks.end(), absent.begin(), absent.end());
-    }
-    std::ranges::sort(ranks);
-    ranks.resize(std::min(ranks.size(), NewsOfNeighbour::most_absent));
-    return ranks;
-}
-
-/// To those that have asked, if it is news.
-void TcpLeaders::tell_absent() {
-    for (size_t i = 0; i < connections_.size(); ++i) {
-        Connection& connection = connections_[i];
-        const uint64_t seq = agreement_.next();
-        if (connection.wants != seq || agreement_.has_told(i, seq)) continue;
-        const std::vector<int32_t> ranks = absent_but_behind(i);
-        std::string body(reinterpret_cast<const char*>(ranks.data()), ranks.size() * sizeof(int32_t));
-        if (body == connection.absent) continue;
-        send(connection, {0, Tells::absent, 0, {}, seq}, body);
-        connection.absent = std::move(body);
-    }
-}
-
-void TcpLeaders::hear_absent(size_t index, const Message& message, const char* body) {
-    std::vector<int32_t> ranks(message.bytes / sizeof(int32_t));
-    if (message.bytes % sizeof(int32_t) != 0 || ranks.size() > NewsOfNeighbour::most_absent) throw not_understood();
-    if (!ranks.empty()) std::memcpy(ranks.data(), body, message.bytes);
-    for (const int32_t rank : ranks)
-        if (!comes_over(connections_[index], rank)) throw not_understood();
-    if (message.seq != agreement_.next()) return;
-    news_.note_absent(index, message.seq, ranks);
-    tell_absent();
 }
 
 /// Keeps it in this host's segment, and passes it on to the others.
@@ -386,18 +281,12 @@ void TcpLeaders::on_message(size_t index, const Message& message, const char* bo
     switch (message.tells) {
         case Tells::rows:
             return hear_rows(index, message, body);
-        case Tells::agreement: {
-            TreeAgreement::Header header;
-            if (message.bytes < sizeof header) break;
-            std::memcpy(&header, body, sizeof header);
-            if (header.stage == TreeAgreement::Stage::summary && message.bytes == sizeof header + sizeof(Summary)) {
-                Summary said;
-                std::memcpy(static_cast<void*>(&said), body + sizeof header, sizeof said);
-                const size_t ranks = header.of_all != 0 ? departures_told_.size() : connection.ranks.size();
-                if (said.ranks != ranks) break;
-            }
-            if (!agreement_.hear(index, header, body + sizeof header, message.bytes - sizeof header)) break;
-            return tell_rows();
+        case Tells::difference: {
+            PairDifference difference;
+            if (message.bytes != sizeof difference || !connection.is_parent) break;
+            std::memcpy(&difference, body, sizeof difference);
+            send_to_others(index, message, std::string(body, message.bytes));
+            return control_.hear_difference(message.seq, difference);
         }
         case Tells::poisoned:
             if (message.seq > static_cast<uint64_t>(control_.size())) break;
@@ -405,24 +294,17 @@ void TcpLeaders::on_message(size_t index, const Message& message, const char* bo
             control_.hear_poison(message.kind, message.rank, std::string(body, message.bytes));
             return tell_poison();
         case Tells::question:
-            connection.wants = message.seq;
-            connection.absent = "?";  // not yet answered
-            tell_absent();
-            if (connection.absent == "?") send(connection, {0, Tells::absent, 0, {}, 0}, {});
-            if (connection.wants == agreement_.next()) ask(index);
+            return send(connection, {0, Tells::answer, 0, {}, 0}, {});
+        case Tells::answer:
             return;
-        case Tells::absent:
-            return hear_absent(index, message, body);
         case Tells::silent:
             control_.status(message.rank).silent.store(message.seq != 0 ? 1 : 0, std::memory_order_relaxed);
             return send_to_others(index, message, {});
         case Tells::departed:
             control_.hear_left(message.rank, message.seq != 0);
             send_to_others(index, message, {});
-            if (message.rank == connection.leader && !connection.is_parent) {
-                flush(connection);
+            if (message.rank == connection.leader && !connection.is_parent)
                 ::shutdown(connection.socket.get(), SHUT_WR);  // it waits for this
-            }
             return;
         case Tells::waits:
             return hear_waits(index, message, body);
@@ -447,22 +329,12 @@ void TcpLeaders::send_to_others(size_t except, const Message& message, const std
         if (i != except) send(connections_[i], message, body);
 }
 
-/// It goes at the end of the turn, with what else there is.
+/// A peer that no longer reads counts as lost: its own callback sees the end of the connection.
 void TcpLeaders::send(Connection& connection, Message message, const std::string& body) {
     if (!connection.socket || connection.ended) return;
     message.bytes = static_cast<uint32_t>(body.size());
-    connection.out.append(reinterpret_cast<const char*>(&message), sizeof message).append(body);
-}
-
-/// A peer that no longer reads counts as lost: its own callback sees the end of the connection.
-void TcpLeaders::flush(Connection& connection) {
-    const std::string data = std::exchange(connection.out, {});
-    if (data.empty() || connection.ended) return;
+    const std::string data = std::string(reinterpret_cast<const char*>(&message), sizeof message) + body;
     if (!send_or_receive(connection, data)) ::shutdown(connection.socket.get(), SHUT_RDWR);
-}
-
-void TcpLeaders::flush_all() {
-    for (Connection& connection : connections_) flush(connection);
 }
 
 /// Receives while it cannot send: the other leader may be sending, too, and would wait for this one to receive. Returns
@@ -496,7 +368,6 @@ void TcpLeaders::stop() {
         const std::lock_guard lock(mutex_);
         if (stopped_) return;
         look();
-        flush_all();
         stopped_ = true;
         for (Connection& connection : connections_)
             if (!connection.is_parent) ::shutdown(connection.socket.get(), SHUT_WR);

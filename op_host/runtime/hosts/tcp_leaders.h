@@ -1,10 +1,9 @@
 /// \file tcp_leaders.h
 /// \brief Keeps the hosts' control segments equal: rows, failures, departures and waits travel between their leaders.
 ///
-/// The ranks of a host share a segment. The lowest of them is the leader: its process agrees with the leaders that it
-/// has a connection to (tree_agreement.h), writes what it hears into the segment, and forwards the rest to the others
-/// of these leaders: rows that bring data or counts, failures, departures, waits. Other ranks ring their leader when
-/// there is something to send. Who is absent is asked for, and only while ranks wait.
+/// The ranks of a host share a segment. The lowest of them is the leader: its process sends what they publish to the
+/// leaders that it has a connection to, writes what it receives into the segment, and forwards it to the others of
+/// these leaders. Other ranks ring their leader when there is something to send.
 #pragma once
 
 #include <algorithm>
@@ -16,19 +15,17 @@
 
 #include "runtime/bootstrap/bootstrap.h"
 #include "runtime/control/control.h"
-#include "runtime/hosts/host_news.h"
 #include "runtime/hosts/tcp_meeting.h"
 #include "runtime/hosts/tcp_tree.h"
-#include "runtime/hosts/tree_agreement.h"
 
 namespace alltoallv {
 
-class TcpLeaders : public std::enable_shared_from_this<TcpLeaders>, private TreeAgreement::Host {
+class TcpLeaders : public std::enable_shared_from_this<TcpLeaders> {
   public:
     /// `here` are the ranks of this host, in order, and `local` are the connections to them. `control` must outlive the
     /// leaders, or their `stop`.
     TcpLeaders(TcpMembership membership, std::vector<int> here, std::vector<Peer> local, ControlPlane& control);
-    ~TcpLeaders() override;
+    ~TcpLeaders();
 
     /// Sets the functions of the control plane, and starts to listen to the peers.
     void watch();
@@ -36,12 +33,6 @@ class TcpLeaders : public std::enable_shared_from_this<TcpLeaders>, private Tree
     /// Informs the peers that this rank leaves; a leader waits up to a second until the others know. After this
     /// returns, nothing uses the control plane. Do not call it from a callback.
     void stop();
-
-    /// After agreement: the summary of all ranks.
-    const Summary& agreed() const { return agreed_; }
-
-    /// Bytes of the segment behind the control plane's, of a host of `peers`.
-    static size_t news_bytes(const std::vector<TcpPeer>& peers, int rank);
 
   private:
     /// A connection between leaders.
@@ -51,18 +42,14 @@ class TcpLeaders : public std::enable_shared_from_this<TcpLeaders>, private Tree
         std::vector<int> ranks;  // ranks whose messages come over it, in order
         std::string heard;       // the beginning of a message
         std::string late;        // what follows it and came while this side was sending
-        std::string out;         // what is to be sent at the end of this turn
         bool is_parent = false;  // it leads to rank 0
         bool ended = false;      // the other end has closed
         int64_t its_clock = 0;   // the other clock as last received, and when
         int64_t told_ns = 0;
-        int64_t asked_ns = 0;  // when it was last asked for an answer, and about which operator
-        uint64_t asked_about = 0;
-        uint64_t wants = 0;   // the operator about which it has asked
-        std::string absent;   // the answer that it has got
-        bool answers = true;  // false from then until anything comes
+        int64_t asked_ns = 0;  // when it was last asked for an answer
+        bool answers = true;   // false from then until anything comes
     };
-    enum class Tells : uint32_t { rows = 1, agreement, poisoned, departed, waits, question, absent, silent };
+    enum class Tells : uint32_t { rows = 1, difference, poisoned, departed, waits, question, answer, silent };
     struct Message {
         uint32_t bytes = 0;  // bytes that follow
         Tells tells = Tells::departed;
@@ -89,16 +76,7 @@ class TcpLeaders : public std::enable_shared_from_this<TcpLeaders>, private Tree
     void look();
     void tell_departures();
     void tell_poison();
-    void ask(size_t except);
-    void tell_absent();
-    std::vector<int32_t> absent_but_behind(size_t neighbour) const;
-    void hear_absent(size_t connection, const Message& message, const char* body);
-    bool has_agreed(uint64_t seq) const;
-    bool has_rows(uint64_t seq) const;
-    std::vector<int> missing(uint64_t seq) const;
-    void compare();
-    void flush(Connection& connection);
-    void flush_all();
+    void ask();
     void note_silence(const Connection& connection, bool silent);
     void send_to_others(size_t except, const Message& message, const std::string& body);
     void send(Connection& connection, Message message, const std::string& body);
@@ -116,21 +94,9 @@ class TcpLeaders : public std::enable_shared_from_this<TcpLeaders>, private Tree
     // tcp_leader_messages.cpp
     using Rows = std::vector<std::pair<int, uint64_t>>;  // ranks and operators
     void tell_rows();
-    Rows rows_here(uint64_t seq, bool bring) const;
-    void send_rows(const Rows& rows, size_t except, const TreeAgreement::Ranks& learners);
-    bool append_row(std::string& body, int rank, uint64_t seq, const Connection& to,
-                    const TreeAgreement::Ranks& learners) const;
+    void send_rows(const Rows& rows, size_t except);
+    void append_row(std::string& body, int rank, uint64_t seq, const Connection& to) const;
     void hear_rows(size_t connection, const Message& message, const char* body);
-    Summary summary(uint64_t seq) override;
-    FailedRow failure(uint64_t seq, uint64_t called) override;
-    std::optional<RowFacts> facts(uint64_t seq, int rank) override;
-    void add_learners(uint64_t seq, TreeAgreement::Ranks& learners) override;
-    void tell(uint64_t seq, const TreeAgreement::Ranks& learners) override;
-    void add_pairs(uint64_t seq, TreeAgreement::Search& search) override;
-    void add_pair(uint64_t seq, int from, int to, TreeAgreement::PairReport& report) override;
-    void send(size_t neighbour, const TreeAgreement::Header& header, const std::string& body) override;
-    void heard(size_t neighbour, uint64_t seq, const Summary& summary, bool of_all) override;
-    void decided(uint64_t seq, const std::optional<Verdict>& verdict) override;
     void tell_waits();
     void hear_waits(size_t connection, const Message& message, const char* body);
     size_t most_bytes() const;
@@ -140,16 +106,11 @@ class TcpLeaders : public std::enable_shared_from_this<TcpLeaders>, private Tree
 
     ControlPlane& control_;
     const TcpTree tree_;
-    std::vector<int> here_;                // in order: the first is the leader
-    std::vector<Peer> local_;              // as `here_`
-    std::recursive_mutex mutex_;           // guards the members below; a failed send may lead to another
-    std::vector<Connection> connections_;  // of a leader
-    const std::vector<int> neighbours_;    // hosts, as `connections_`
-    const HostNews news_;
-    TreeAgreement agreement_;           // of a leader
-    uint64_t rows_told_ = 0;            // the last operator whose rows are complete here
-    Summary agreed_;                    // of this rank's operator
-    std::vector<uint64_t> waits_told_;  // by rank: the version of the board
+    std::vector<int> here_;                         // in order: the first is the leader
+    std::vector<Peer> local_;                       // as `here_`
+    std::recursive_mutex mutex_;                    // guards the members below; a failed send may lead to another
+    std::vector<Connection> connections_;           // of a leader
+    std::vector<uint64_t> rows_told_, waits_told_;  // by rank: the last row, the version of the board
     std::vector<bool> departures_told_;
     bool poison_told_ = false, stopped_ = false;
     int turns_ = 0;  // of this thread, one in another

@@ -19,7 +19,7 @@ void TcpCommunicator::reduce(const Reduction& r, double timeout) {
     run(r.op, r.dtype, timeout, r.moves, [&](Row& mine) {
         announce(mine, rank(), r);
         const size_t bytes = static_cast<size_t>(total_count(r)) * size_of(r.dtype);
-        const bool small = bytes <= row_payload();
+        const bool small = bytes <= tcp_payload_bytes;
         if (r.moves && small) {
             if (bytes > 0) std::memcpy(control_->payload(mine), r.input, bytes);
             mine.input.bits = bytes;
@@ -38,12 +38,7 @@ void TcpCommunicator::reduce(const Reduction& r, double timeout) {
 void TcpCommunicator::reduce_small(const Reduction& r) {
     const Part part = result_part(r, rank());
     std::vector<const void*> sources;
-    for (int j = 0; j < size(); ++j) {
-        Row& row = control_->row(j);
-        if (part.bytes > 0 && row.seq.load(std::memory_order_acquire) != control_->seq())
-            throw control_->broken(j, "it brings no data");
-        sources.push_back(control_->payload(row) + part.begin);
-    }
+    for (int j = 0; j < size(); ++j) sources.push_back(control_->payload(control_->row(j)) + part.begin);
     reduce_into(r, static_cast<char*>(r.output), sources, part.bytes);
 }
 

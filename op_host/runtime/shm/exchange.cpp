@@ -85,7 +85,7 @@ RowWords ShmCommunicator::fill_row(const Exchange& x, const ExchangeSummary& all
         mine.flags |= row_in_ring;
     else if (allows(Path::inlined) && all.to_peers <= inline_capacity(mine))
         mine.flags |= row_inline;
-    row.balance = all.balance;
+    row.digests = all.digests;
     row.root = x.root;
     row.count = x.row;
     row.input = mine.input;
@@ -250,18 +250,12 @@ void ShmCommunicator::keep_own(Movement& m) {
     m.moved += bytes;
 }
 
-/// Reads a peer's row of this operator. Of many ranks another one may have said that it is there.
-RowWords ShmCommunicator::words_of(int peer) const {
-    if (!control_->has_row(peer, control_->seq())) throw control_->broken(peer, "it is not there");
-    return {control_->row(peer), rank()};
-}
-
 /// Writes into the receiver's output, or begins what the receiver takes part in.
 void ShmCommunicator::send_to(Movement& m, int to) {
     const int64_t n = m.x.send_counts[static_cast<size_t>(to)];
     if (n == 0 || (m.mine.flags & (row_inline | row_in_ring)) != 0) return;  // the others went with the row
     if (read_once(control_->row(to).flags) & row_learns) await_late(to, m.seq);
-    const RowWords receiver = words_of(to);
+    const RowWords receiver(control_->row(to), rank());
     check_counts(rank(), to, n, receiver.pair.recv_count);
     const size_t bytes = static_cast<size_t>(n) * m.element;
     const Stream stream{to, &control_->ring(rank(), to), const_cast<char*>(m.source(to)), bytes};
@@ -287,7 +281,7 @@ void ShmCommunicator::send_to(Movement& m, int to) {
 void ShmCommunicator::receive_from(Movement& m, int from) {
     const int64_t n = m.recv_counts[static_cast<size_t>(from)];
     if (n == 0) return;
-    const RowWords sender = words_of(from);
+    const RowWords sender(control_->row(from), rank());
     check_counts(from, rank(), sender.pair.send_count, n);
     const size_t bytes = static_cast<size_t>(n) * m.element;
     const int64_t source = sender.pair.source;

@@ -79,7 +79,6 @@ class ShmCommunicator final : public ControlledCommunicator {
     bool hands_over(const ExchangeSummary& all, const RowWords& mine);
     size_t inline_capacity(const RowWords& mine) const;
     size_t learn_counts(Movement& m, Row& row);
-    RowWords words_of(int peer) const;
     void keep_own(Movement& m);
     void send_to(Movement& m, int to);
     void receive_from(Movement& m, int from);
