@@ -96,4 +96,39 @@ TEST(written_to) {
     exchange("push", agrees, refuses);
 }
 
+/// A failure that comes and goes is there when a rank looks for one, and not any more when it looks whose it is.
+TEST(changed_without_rest) {
+    auto* const through =
+        new (mmap(nullptr, sizeof(int), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) std::atomic<int>{0};
+    all_pass(run_processes(2, [&](int rank) {
+        for (int turn = 0; turn < 100; ++turn) {
+            CommunicatorOptions options = options_of(processes, rank, 2, "auto");
+            options.domain = "restless" + std::to_string(turn);
+            const auto before = control_segments();
+            const CommunicatorPtr communicator = make_shm_communicator(options);
+            barrier(*communicator);
+            if (rank == 0) {
+                try {
+                    barrier(*communicator);
+                } catch (const Error& error) {
+                    CHECK(std::string(error.what()).find("rank -1") == std::string::npos);
+                }
+                ++*through;
+            } else {
+                auto segments = control_segments();
+                std::erase_if(segments, [&](const auto& segment) { return before.contains(segment.first); });
+                const Layout layout(2, options.mailbox_bytes());
+                char* const base = segments.begin()->second;
+                Row& row = layout.row(base, rank, the_operator);
+                layout.flags(base, rank).done.value = layout.flags(base, rank).refused.value = the_operator;
+                row.seq = the_operator;
+                for (auto* const flags = reinterpret_cast<volatile uint8_t*>(&row.flags); *through == turn;)
+                    *flags = *flags ^ row_failed;
+            }
+            communicator->destroy();
+        }
+    }));
+    munmap(through, sizeof *through);
+}
+
 }  // namespace

@@ -215,7 +215,7 @@ void ControlPlane::throw_disagreement() {
 }
 
 /// Throws the first failure that concerns the calls of the other ranks; if none does, the first one, as UnmetFailure.
-void ControlPlane::throw_failure() const {
+void ControlPlane::throw_failure() {
     const auto failed = [&](int j) { return (row(j).flags & row_failed) != 0; };
     const auto concerns = [&](int by) {
         if ((row(by).flags & row_of_caller) == 0) return true;
@@ -237,6 +237,7 @@ void ControlPlane::throw_failure() const {
         if (concerns(j)) throw error_of(j);
         if (first < 0) first = j;
     }
+    if (first < 0) throw_disagreement();  // a broken peer has taken its failure back since
     throw UnmetFailure(error_of(first));
 }
 

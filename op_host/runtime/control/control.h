@@ -281,7 +281,7 @@ class ControlPlane {
     [[noreturn]] void throw_poison() const;
     std::string loss_text(const std::string& reason) const;
     void publish_failure(Row& row, const Error& error, bool of_caller);
-    void throw_failure() const;
+    void throw_failure();
     void compare_rows();
     void note_refusal();
     bool is_refused() const;
