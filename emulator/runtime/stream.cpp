@@ -45,7 +45,7 @@ Stream::~Stream() {
 }
 
 void Stream::enqueue(Task task, bool delayed) {
-    enqueue(Item{std::move(task), delayed, nullptr});
+    enqueue(Item{std::move(task), delayed ? settings().task_delay_us.load() : 0, nullptr});
 }
 
 void Stream::enqueue(Item item) {
@@ -86,7 +86,7 @@ void Stream::record(std::shared_ptr<Record> record) {
         record->complete(failure);
         return 0;
     };
-    enqueue(Item{complete, false, record});
+    enqueue(Item{complete, 0, record});
 }
 
 void Stream::discard(int failure) {
@@ -172,8 +172,7 @@ void Stream::run_next(std::unique_lock<std::mutex>& lock) {
     items_.pop_front();
     running_ = true;
     lock.unlock();
-    const int64_t delay = item.delayed ? settings().task_delay_us.load() : 0;
-    if (delay > 0) std::this_thread::sleep_for(std::chrono::microseconds(delay));
+    if (item.delay_us > 0) std::this_thread::sleep_for(std::chrono::microseconds(item.delay_us));
     const int code = item.task();
     item = {};  // frees the task's objects before others see that it is done
     lock.lock();

@@ -27,7 +27,7 @@ class Stream {
     explicit Stream(int device);
     ~Stream();  // waits for queued tasks
 
-    /// Runs the task after those before it. `delayed` tasks are late by the setting task_delay_us.
+    /// Runs the task after those before it. `delayed` tasks are late by what the setting task_delay_us is now.
     void enqueue(Task task, bool delayed = true);
 
     /// Completes `record` when the stream reaches it, with the stream's failure if it has one.
@@ -67,7 +67,7 @@ class Stream {
   private:
     struct Item {
         Task task;
-        bool delayed;
+        int64_t delay_us;
         std::shared_ptr<Record> record;  ///< the record that it completes, or null
     };
 
