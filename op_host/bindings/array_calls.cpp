@@ -244,9 +244,8 @@ std::optional<size_t> word(nb::handle value, const std::string_view (&known)[n])
 }
 
 std::optional<ReduceOp> reduction_of(nb::handle op, DType dtype) {
-    const auto known = word(op, reduce_op_names);
-    if (!known || !kernel::reduces(dtype, static_cast<ReduceOp>(*known))) return std::nullopt;
-    return static_cast<ReduceOp>(*known);
+    const std::optional<ReduceOp> known = reduce_op_of(op);
+    return known && kernel::reduces(dtype, *known) ? known : std::nullopt;
 }
 
 /// Reduces: every rank gets the whole result, or an equal part of dimension 0.

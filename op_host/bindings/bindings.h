@@ -56,6 +56,8 @@ void set_python_error();
 DType dtype_from_name(const std::string& name);
 OpKind op_from_name(const std::string& name);
 ReduceOp reduce_op_from_name(const std::string& name);
+/// Returns nothing for an object that is no operator's name.
+std::optional<ReduceOp> reduce_op_of(nb::handle name);
 Overflow overflow_from_name(const std::string& name);
 
 /// The name of a format; 8 and 4 mean int8 and int4.

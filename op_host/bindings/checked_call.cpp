@@ -120,10 +120,7 @@ bool Tensors::is_tensor(nb::handle object) const {
 // Checks of arguments
 
 ReduceOp checked_reduction(nb::handle op, DType dtype, std::string_view shown) {
-    std::optional<ReduceOp> known;
-    for (size_t i = 0; PyUnicode_Check(op.ptr()) != 0 && i < std::size(reduce_op_names); ++i)
-        if (PyUnicode_CompareWithASCIIString(op.ptr(), reduce_op_names[i].data()) == 0)
-            known = static_cast<ReduceOp>(i);
+    const std::optional<ReduceOp> known = reduce_op_of(op);
     if (!known) throw invalid_param("op is ", repr_of(op), ", expected ", reduce_ops_listed());
     if (!only_moves(dtype) && kernel::reduces(dtype, *known)) return *known;
     throw invalid_param("op '", name_of(*known), "' is not defined for dtype ", shown, ", expected ",

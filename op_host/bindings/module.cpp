@@ -20,6 +20,13 @@ ReduceOp reduce_op_from_name(const std::string& name) {
     throw invalid_param("op is '", name, "', expected ", reduce_ops_listed());
 }
 
+std::optional<ReduceOp> reduce_op_of(nb::handle name) {
+    for (size_t i = 0; PyUnicode_Check(name.ptr()) != 0 && i < std::size(reduce_op_names); ++i)
+        if (PyUnicode_CompareWithASCIIString(name.ptr(), reduce_op_names[i].data()) == 0)
+            return static_cast<ReduceOp>(i);
+    return std::nullopt;
+}
+
 Overflow overflow_from_name(const std::string& name) {
     for (size_t i = 0; i < std::size(overflow_names); ++i)
         if (overflow_names[i] == name) return static_cast<Overflow>(i);
