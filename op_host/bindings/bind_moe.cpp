@@ -149,9 +149,8 @@ std::vector<float> floats_of(const Operand& tensor) {
     return made;
 }
 
-/// Returns bytes of chosen pairs, in that order.
-std::vector<std::byte> chosen(const Operand& weights, Span order) {
-    const size_t width = size_of(weights.dtype);
+/// Returns the `width` bytes that weights have of each of the chosen pairs, in that order.
+std::vector<std::byte> chosen(const Operand& weights, size_t width, Span order) {
     std::vector<std::byte> made(order.size() * width);
     kernel::gather_rows({made.data(), width}, {pointer<const void>(weights.bytes.address), width}, order.data(),
                         nullptr, order.size(), width);
@@ -241,10 +240,8 @@ class MoeDispatch {
         guarded(*communicator_, carrier, [&] {
             moving_->read();
             if (way_) return;
-            const std::span<const Tag> tags{reinterpret_cast<const Tag*>(headers.columns[0].data()),
-                                            headers.columns[0].size() / sizeof(Tag)};
-            token = moe::tokens_of(tags, headers);
-            arrival = moe::receive(tags, options_->experts_of(communicator_->rank()), options_->alignment);
+            token = moe::tokens_of(headers);
+            arrival = moe::receive(headers.tags(), options_->experts_of(communicator_->rank()), options_->alignment);
         });
         const Span source = way_ ? way_->source() : Span(arrival.source), of_pairs = way_ ? way_->token() : Span(token);
         const Tensors tensors(adapter_);
@@ -291,8 +288,9 @@ class MoeDispatch {
         std::vector<Column> columns;
         if (tags != nullptr) columns.push_back(*tags);
         if (weights_) {
-            of_pairs = chosen(*weights_, order);
-            columns.push_back({of_pairs.data(), size_of(weights_->dtype)});
+            const size_t width = size_of(weights_->dtype);
+            of_pairs = chosen(*weights_, width, order);
+            columns.push_back({of_pairs.data(), width});
         }
         const LockReleased released(*communicator_, tokens_.bytes.bytes);
         moving_ = std::make_unique<moe::Dispatch>(*communicator_, matrix, payload, k_, order, sends, columns,
@@ -499,9 +497,7 @@ nb::object device_pack(const std::shared_ptr<Options>& options, nb::handle numbe
     if (!weights.is_none()) {
         const Operand column = tensors.input("gate_weights", weights);
         const auto bytes = static_cast<size_t>(column.shape[1]);
-        of_pairs.resize(made.order.size() * bytes);
-        kernel::gather_rows({of_pairs.data(), bytes}, {pointer<const void>(column.bytes.address), bytes},
-                            made.order.data(), nullptr, made.order.size(), bytes);
+        of_pairs = chosen(column, bytes, made.order);
         columns.push_back({of_pairs.data(), bytes});
     }
     const moe::Packed all = moe::pack(made.order, made.sends, tokens, k, columns, width, terms, false);
@@ -528,10 +524,8 @@ nb::object device_unpack(const std::shared_ptr<Options>& options, nb::handle fet
     moe::Arrival arrival;
     Numbers tokens;
     if (source.is_none()) {
-        const std::span<const Tag> tags{reinterpret_cast<const Tag*>(headers.columns[0].data()),
-                                        headers.columns[0].size() / sizeof(Tag)};
-        tokens = moe::tokens_of(tags, headers);
-        arrival = moe::receive(tags, options->experts_of(rank), options->alignment);
+        tokens = moe::tokens_of(headers);
+        arrival = moe::receive(headers.tags(), options->experts_of(rank), options->alignment);
     } else {
         tokens = numbers_of(token);
         arrival.source = numbers_of(source);

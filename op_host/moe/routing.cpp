@@ -110,7 +110,8 @@ Sending send(const Options& options, Span ids, int64_t k, std::span<const double
     return made;
 }
 
-Numbers tokens_of(std::span<const Tag> tags, const Headers& headers) {
+Numbers tokens_of(const Headers& headers) {
+    const std::span<const Tag> tags = headers.tags();
     Numbers token;
     token.reserve(tags.size());
     for (size_t j = 0; j < headers.pairs.size(); ++j) {

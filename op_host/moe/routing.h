@@ -104,6 +104,11 @@ struct Headers {
     Numbers pairs, tokens, choices;  ///< of every rank
     Numbers firsts;                  ///< the first row of its tokens
     std::vector<std::vector<std::byte>> columns;
+
+    /// The first column, of a dispatch that does not go a known way.
+    std::span<const Tag> tags() const {
+        return {reinterpret_cast<const Tag*>(columns[0].data()), columns[0].size() / sizeof(Tag)};
+    }
 };
 
 /// Copies chosen rows of those that arrived.
@@ -114,7 +119,7 @@ using Fetch = std::function<void(Span rows, std::byte* out)>;
 Headers unpack(const Fetch& fetch, Span recvs, std::span<const size_t> widths, size_t stride, int64_t terms, int rank);
 
 /// Returns the token of each pair that arrived, by the numbers of the rank that it came from.
-Numbers tokens_of(std::span<const Tag> tags, const Headers& headers);
+Numbers tokens_of(const Headers& headers);
 
 /// Returns, for every pair, the row in which its token came. `came[j]`: how many rows rank j has sent; `late`: its
 /// tokens follow.
