@@ -8,35 +8,37 @@ using namespace alltoallv::aclnn;
 
 namespace {
 
-/// Checks rows that `kernel` moves by indices; the tensor that `indexed` names has one for each of its rows.
-Run move(const char* kernel, const View& x, const View& index, const View& out, const View& indexed,
-         Workspace& workspace) {
-    if (x.shape.empty()) refuse("x has no dimensions, expected rows");
-    if (out.dtype != x.dtype) refuse("out has another type than x, expected the same");
-    if (!has_rows_of(out, x)) refuse(out.text() + ", expected rows like those of x; " + x.text());
-    if (index.shape != std::vector<int64_t>{indexed.shape[0]})
-        refuse(index.text() + ", expected [" + std::to_string(indexed.shape[0]) + "], an index for each row of " +
-               indexed.name);
-    require_apart({x, index}, {out});
-    workspace.add(tiling_bytes);
-    return [=](char* tiling, aclrtStream stream) {
-        const auto rows = [](const View& tensor) { return static_cast<uint64_t>(tensor.shape[0]); };
-        const auto [numbers, cores] = alltoallv::plan_rows(rows(index), static_cast<uint64_t>(row_bytes_of(x)), rows(x),
-                                                           rows(out), vector_cores());
-        if (numbers.rows == 0 || numbers.row_bytes == 0) return;
-        launch(kernel, cores, {x.argument(), index.argument(), out.argument()}, numbers, tiling, stream);
-    };
+/// Of rows that `kernel` moves by indices, which each row of x has if `scatters`, else each row of out.
+aclnnStatus prepare_rows(const char* function, const char* kernel, bool scatters, const aclTensor* given_x,
+                         const aclTensor* given_index, const aclTensor* given_out, uint64_t* workspace_size,
+                         aclOpExecutor** executor) {
+    return prepare(function, workspace_size, executor, [&](Workspace& workspace) -> Run {
+        const View x = view("x", given_x, all_types), index = view("index", given_index, {ACL_INT32});
+        const View out = view("out", given_out, all_types);
+        if (x.shape.empty()) refuse("x has no dimensions, expected rows");
+        if (out.dtype != x.dtype) refuse("out has another type than x, expected the same");
+        if (!has_rows_of(out, x)) refuse(out.text() + ", expected rows like those of x; " + x.text());
+        const View& indexed = scatters ? x : out;
+        if (index.shape != std::vector<int64_t>{indexed.shape[0]})
+            refuse(index.text() + ", expected [" + std::to_string(indexed.shape[0]) + "], an index for each row of " +
+                   indexed.name);
+        require_apart({x, index}, {out});
+        workspace.add(tiling_bytes);
+        return [=](char* tiling, aclrtStream stream) {
+            const auto rows = [](const View& tensor) { return static_cast<uint64_t>(tensor.shape[0]); };
+            const auto [numbers, cores] = alltoallv::plan_rows(rows(index), static_cast<uint64_t>(row_bytes_of(x)),
+                                                               rows(x), rows(out), vector_cores());
+            if (numbers.rows == 0 || numbers.row_bytes == 0) return;
+            launch(kernel, cores, {x.argument(), index.argument(), out.argument()}, numbers, tiling, stream);
+        };
+    });
 }
 
 }  // namespace
 
 aclnnStatus aclnnAlltoallvGatherRowsGetWorkspaceSize(const aclTensor* x, const aclTensor* index, aclTensor* out,
                                                      uint64_t* workspaceSize, aclOpExecutor** executor) {
-    return prepare(__func__, workspaceSize, executor, [&](Workspace& workspace) {
-        const View in = view("x", x, all_types), at = view("index", index, {ACL_INT32});
-        const View to = view("out", out, all_types);
-        return move("alltoallv_gather_rows", in, at, to, to, workspace);
-    });
+    return prepare_rows(__func__, "alltoallv_gather_rows", false, x, index, out, workspaceSize, executor);
 }
 
 aclnnStatus aclnnAlltoallvGatherRows(void* workspace, uint64_t workspaceSize, aclOpExecutor* executor,
@@ -46,11 +48,7 @@ aclnnStatus aclnnAlltoallvGatherRows(void* workspace, uint64_t workspaceSize, ac
 
 aclnnStatus aclnnAlltoallvScatterRowsGetWorkspaceSize(const aclTensor* x, const aclTensor* index, aclTensor* out,
                                                       uint64_t* workspaceSize, aclOpExecutor** executor) {
-    return prepare(__func__, workspaceSize, executor, [&](Workspace& workspace) {
-        const View in = view("x", x, all_types), at = view("index", index, {ACL_INT32});
-        const View to = view("out", out, all_types);
-        return move("alltoallv_scatter_rows", in, at, to, in, workspace);
-    });
+    return prepare_rows(__func__, "alltoallv_scatter_rows", true, x, index, out, workspaceSize, executor);
 }
 
 aclnnStatus aclnnAlltoallvScatterRows(void* workspace, uint64_t workspaceSize, aclOpExecutor* executor,

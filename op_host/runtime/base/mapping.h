@@ -111,8 +111,8 @@ class Mapping {
             std::atomic<bool>* const to = from + (stop - begin) / block;
             if (!std::all_of(from, to, [](const auto& is) { return is.load(std::memory_order_relaxed); })) {
                 (void)madvise(data() + begin, stop - begin, MADV_HUGEPAGE);
-                for (size_t at = begin; at < stop;
-                     at += huge)  // in the caller's part: the rest may be another thread's
+                // In the caller's part: the rest may be another thread's.
+                for (size_t at = begin; at < stop; at += huge)
                     (void)*static_cast<const volatile char*>(data() + std::max(at, offset));
                 if (!pages.worthwhile() || !pages.gather(data() + begin, (stop - begin) / huge))
                     return gathers_.store(false, std::memory_order_relaxed);

@@ -130,18 +130,16 @@ inline int64_t GetBlockNum() {
 /// Counts 50 to the microsecond. A core that polls gives way to others, which a machine may have fewer of: it sleeps
 /// soon, since a yield gives no processor to a thread that has used up its share.
 inline int64_t GetSystemCycle() {
-    thread_local std::chrono::steady_clock::time_point last{};
+    using Clock = std::chrono::steady_clock;
+    thread_local Clock::time_point last{};
     thread_local int polls = 0;
-    const auto entered = std::chrono::steady_clock::now();
-    polls = entered - last < std::chrono::microseconds(100) ? polls + 1 : 0;
+    polls = Clock::now() - last < std::chrono::microseconds(100) ? polls + 1 : 0;
     if (polls < 32)
         std::this_thread::yield();
     else
         std::this_thread::sleep_for(std::chrono::microseconds(20));
-    last = std::chrono::steady_clock::now();
-    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
-               .count() /
-           20;
+    last = Clock::now();
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(last.time_since_epoch()).count() / 20;
 }
 
 template <HardEvent event>
