@@ -11,13 +11,13 @@ import time
 import numpy as np
 import pytest
 from on_ranks import on_ranks
-from ports import free_port
 from started import wait_for
 from trouble import attempt, join, pids_of
 
 from alltoallv import Communicator
 from alltoallv.numpy import all_reduce, all_to_all_v, barrier, broadcast, recv, send
 from alltoallv_tools.cli import main
+from alltoallv_tools.ports import free_port
 
 FIELDS = {"seq", "operator", "dtype", "state", "bytes", "start_ns", "end_ns"}
 

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ports import free_port
 from scarcity import limited, no_more_descriptors, no_more_memory
 from trouble import LIMIT, check_works, join
 
 from alltoallv.errors import ResourceError
 from alltoallv.numpy import all_reduce, all_to_all_v, barrier, irecv, isend
+from alltoallv_tools.ports import free_port
 
 MB = 1 << 20
 VICTIM, NOBODY = 1, 54321

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 from on_ranks import on_ranks
-from ports import free_port
 from scarcity import no_more_descriptors, no_more_memory, no_room_in_files, refused
 from trouble import LIMIT, check_works, join
 
 import alltoallv
 from alltoallv.errors import AllToAllVError, OutOfMemoryError, ResourceError
 from alltoallv.numpy import Plan, all_gather, all_to_all_v, barrier, irecv, isend, recv, send
+from alltoallv_tools.ports import free_port
 
 MB = 1 << 20
 

@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from ports import free_port
+from alltoallv_tools.ports import free_port
 
 HERE = Path(__file__).parent
 

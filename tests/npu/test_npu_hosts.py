@@ -16,7 +16,6 @@ import torch
 from npu_ranks import caught, ended, moved, use_device
 from npu_starts import exchange_works, hccl_comm, start_as_msrun, write_table
 from on_ranks import on_ranks
-from ports import free_port
 
 import alltoallv.torch as at
 from alltoallv import AllToAllVParam, Communicator
@@ -24,6 +23,7 @@ from alltoallv.atb.member import connect
 from alltoallv.errors import InvalidParamError, PeerMismatchError
 from alltoallv.testing import Ranks
 from alltoallv.testing.golden import assert_bits_equal, random_case
+from alltoallv_tools.ports import free_port
 
 SIZE = 4  # on two hosts
 START = ("launcher", "rank table", "the caller's HcclComm")

@@ -12,7 +12,6 @@ import torch.distributed as dist
 from npu_ranks import bits, caught, communicator, emulated, group, use_device
 from npu_starts import start_as_msrun
 from on_ranks import on_ranks
-from ports import free_port
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -27,6 +26,7 @@ from alltoallv.errors import (
     PeerMismatchError,
 )
 from alltoallv.testing.golden import assert_bits_equal
+from alltoallv_tools.ports import free_port
 
 
 @pytest.fixture

@@ -11,11 +11,11 @@ import torch
 from npu_ranks import caught, emulated, meet, memory_used, use_device
 from npu_starts import exchange_works, start_as_msrun, start_with_table, write_table
 from on_ranks import on_ranks
-from ports import free_port
 
 from alltoallv import Communicator, _core
 from alltoallv.errors import AllToAllVError, CommTimeoutError, HcclError, PeerLostError
 from alltoallv.testing import Ranks
+from alltoallv_tools.ports import free_port
 
 
 def test_started_by_msrun(ranks: Ranks) -> None:

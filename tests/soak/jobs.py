@@ -13,23 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from differences import OPTIONS
+from environments import clean_environment
 from launchers import BY_ADDRESS, NAMED, Job, kinds, left_behind, start
-from ports import free_port
+
+from alltoallv_tools.ports import free_port
 
 LIMITS = ("limits of calls", "limits of groups", "descriptors", "address space", "size of files", "while joining")
 SETTINGS = (*LIMITS, "processors")
-LAUNCHERS = (
-    "ALLTOALLV_",
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_",
-    "MASTER_",
-    "TORCHELASTIC_",
-    "MS_",
-    "PMI",
-    "OMPI_COMM",
-    "SLURM",
-)
 SECONDS = 120  # for a job, those nested in it with it
 
 
@@ -184,7 +174,7 @@ def waves(seed: int, real: bool = True) -> Iterator[list[Planned]]:
 def soak(planned: Iterator[list[Planned]], found: Found, folder: Path, seed: int, seconds: float) -> None:
     """Runs waves until the time is over; one that has begun ends."""
     mark = f"{os.getpid()}-{seed}"
-    env = {name: value for name, value in os.environ.items() if not name.startswith(tuple(LAUNCHERS))}
+    env = clean_environment()
     env |= {NAMED: mark, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     begin = shown = time.monotonic()
     for number, wave in enumerate(planned):

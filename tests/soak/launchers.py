@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ports import free_port
+from alltoallv_tools.ports import free_port
 
 PROGRAM = str(Path(__file__).with_name("job.py"))
 NAMED = "ALLTOALLV_SOAK"  # a variable that all processes of a soak inherit, so that those left behind are found

@@ -14,10 +14,10 @@ from columns import FRAMEWORKS, RUNS
 from faults import KINDS
 from jobs import Found, Planned
 from jobs import soak as soak_jobs
-from ports import free_port
 from soak import Table, episodes, soak
 
 from alltoallv.testing import Ranks
+from alltoallv_tools.ports import free_port
 
 GROUPS = ["SIGKILL inside", "abort", "stopped inside", "descriptors", "counts"]
 COLUMNS = [column for column in RUNS if column.module.startswith("alltoallv.")]

@@ -11,8 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
-from ports import free_port
 from started import wait_gone
+
+from alltoallv_tools.ports import free_port
 
 # Rank ``rank`` of a job, by the backend alltoallv, or by its functions on a group of gloo.
 RANK = """if True:

@@ -17,6 +17,7 @@ from typing import Any
 
 from alltoallv.launch.processes import Guard, describe_exit, exit_code, kill_group
 from alltoallv_tools.bench import environments
+from alltoallv_tools.ports import free_port
 
 START_SECONDS = 120.0
 ANSWER_SECONDS = 300.0
@@ -228,10 +229,7 @@ def command_of(library: str, size: int, python: Path, config: str, home: Path) -
         return [str(bin_ / "mpiexec"), "-n", str(size), *rank], {"I_MPI_PIN": "0"}
     script = home / "rank.py"
     script.write_text(f"import json\nfrom alltoallv_tools.bench.rank import main\n\nmain(json.loads({config!r}))\n")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    options = [f"--worker_num={size}", f"--local_worker_num={size}", f"--master_port={port}"]
+    options = [f"--worker_num={size}", f"--local_worker_num={size}", f"--master_port={free_port()}"]
     options += [f"--log_dir={home / 'log'}", "--join=True"]
     return [str(python), str(bin_ / "msrun"), *options, str(script)], {
         "PATH": f"{bin_}{os.pathsep}{os.environ.get('PATH', '')}",

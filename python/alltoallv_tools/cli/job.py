@@ -20,6 +20,7 @@ from typing import TextIO
 
 from alltoallv.launch.processes import Guard, child_setup, describe_exit, exit_code, kill_group
 from alltoallv_tools.cli.streams import LINGER_SECONDS, OutputClosed, Screen, Stream, prefix
+from alltoallv_tools.ports import free_port
 
 FINISH_SECONDS = 5.0  # for the other ranks after one has failed, and for all ranks after Ctrl-C
 TERMINATE_SECONDS = 1.0  # between SIGTERM and SIGKILL
@@ -135,9 +136,6 @@ class Job:
     def _environment(self) -> dict[str, str]:
         # These ranks must not use the store of an outer torchrun.
         env = {name: value for name, value in self._variables.items() if not name.startswith("TORCHELASTIC_")}
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
         size = str(self._size)
         env.update(
             ALLTOALLV_WORLD_SIZE=size,
@@ -148,7 +146,7 @@ class Job:
             WORLD_SIZE=size,
             LOCAL_WORLD_SIZE=size,
             MASTER_ADDR="127.0.0.1",
-            MASTER_PORT=str(port),
+            MASTER_PORT=str(free_port()),
         )
         env.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // self._size)))
         env.setdefault("PYTHONUNBUFFERED", "1")
