@@ -2,47 +2,58 @@
 
 from __future__ import annotations
 
-import threading
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from on_ranks import on_ranks
+from started import wait_for
 from trouble import check_works, join, on_threads
 
 from alltoallv.errors import PeerLostError, PeerMismatchError
 from alltoallv.numpy import all_reduce, barrier
 
-CALLS = 200
 
+@on_ranks(2, communicator=False)
+def test_two_threads_at_once(rank, size):
+    """Rank 1 comes when both are in a call. Then its first call has met one of them, and nobody knows which."""
+    comm, meeting = join(rank, size, timeout=30), join(rank, size, domain="meeting", timeout=30)
+    barrier(group=comm)
+    errors = []
 
-def test_two_threads_at_once(ranks):
-    def work(rank, size):
-        comm = join(rank, size, timeout=30)
-        barrier(group=comm)
-        start = threading.Barrier(2)
-        wrong, errors = [], []
+    def use(addend):
+        try:
+            for _ in range(2):
+                all_reduce(np.full(20_000, addend), group=comm)
+        except (PeerMismatchError, PeerLostError) as error:
+            errors.append(error)
+            comm.abort()
 
-        def use(mine):
-            start.wait()
-            for call in range(CALLS):
-                try:
-                    total = all_reduce(np.full(20_000, mine), group=comm)[-1]
-                except (PeerMismatchError, PeerLostError) as error:
-                    errors.append(error)
-                    comm.abort()
-                    return
-                if total != mine * size and not errors:
-                    wrong.append(call)
-
-        on_threads(use, (1, 1000))
+    if rank == 0:
+        with ThreadPoolExecutor(2) as pool:
+            calls = [pool.submit(use, addend) for addend in (1, 1000)]
+            wait_for(both_are_calling, "two calls")
+            barrier(group=meeting)
+            for call in calls:
+                call.result()
         assert len(errors) == 2
-        told = [str(error) for error in errors if isinstance(error, PeerMismatchError)]  # else the peer aborted before
-        assert all("two threads of rank" in text for text in told), told
-        # Of the calls in which the ranks' orders differed before two threads met: no thread saw another until then.
-        assert len(wrong) <= 2, f"{len(wrong)} results were mixed before an error came"
-        comm.destroy()
-        return len(told)
+        assert any("two threads of rank 0" in str(error) for error in errors if isinstance(error, PeerMismatchError))
+    else:
+        barrier(group=meeting)
+        use(1)
+        assert len(errors) == 1
+    comm.destroy()
+    meeting.destroy()
 
-    assert any(ranks(2, communicator=False, fresh=True)(work))
+
+def both_are_calling() -> bool:
+    """For a while, so that neither is on its way into the call."""
+    for _ in range(20):
+        if sum(frame.f_code is all_reduce.__code__ for frame in sys._current_frames().values()) < 2:
+            return False
+        time.sleep(0.005)
+    return True
 
 
 @on_ranks(2, communicator=False)

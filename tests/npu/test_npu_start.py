@@ -179,4 +179,4 @@ def test_what_hccl_makes_when_the_time_is_up_is_destroyed(ranks: Ranks) -> None:
             assert time.monotonic() < end
             time.sleep(0.01)
 
-    ranks(2, communicator=False)(check)
+    ranks(2, communicator=False, fresh=True)(check)  # whose device holds nothing of other tests, which may yet go
