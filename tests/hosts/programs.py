@@ -252,6 +252,31 @@ def crossed_messages() -> None:
                 print(f"{name} {time.monotonic() - begin:.3f} {error}", flush=True)
 
 
+def offered() -> None:
+    """Messages that nobody takes yet: how much memory of the receiver they take, and then their values."""
+    comm = Communicator.from_env(timeout=60)
+    words, count = 8192, 1000  # of 64 KiB each, which is the most that travels with an offer
+
+    def used() -> int:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * resource.getpagesize()
+
+    an.barrier(group=comm)
+    if comm.rank == 0:
+        data = np.arange(count * words, dtype=np.int64).reshape(count, words)
+        sent = [an.isend(row, 1, tag=5, group=comm) for row in data]
+        an.send(np.ones(1), 1, tag=6, group=comm)  # arrives behind all of them
+        for work in sent:
+            work.wait()
+        return
+    got, before = np.zeros(words, np.int64), used()
+    an.recv(np.empty(1), 0, tag=6, group=comm)
+    print(f"{(used() - before) / (1 << 20):.1f} MiB")
+    for number in range(count):
+        an.recv(got, 0, tag=5, group=comm)
+        assert np.array_equal(got, np.arange(number * words, (number + 1) * words)), number
+
+
 def leaving() -> None:
     """Every rank ends as soon as its own last operator has ended."""
     comm = Communicator.from_env(timeout=60)

@@ -291,6 +291,12 @@ def test_messages_that_nobody_takes_are_among_the_waits(hosts: list[Host]) -> No
             assert all(f"{call} " in line for call in calls[name]), line
 
 
+def test_messages_that_nobody_takes_yet_take_little_memory_of_the_receiver(hosts: list[Host]) -> None:
+    """64 MiB are sent, of which 4 MiB come with their announcements; the rest once it is received."""
+    _, text = told(hosts[:2], "offered", port=29_660)
+    assert float(text.removesuffix(" MiB\n")) < 16, text
+
+
 def test_ranks_that_end_before_others_need_nothing_of_them(hosts: list[Host]) -> None:
     """Rank 0, over which rows go, destroys its communicator while others are still receiving its data."""
     told([*hosts, hosts[0]], "leaving", port=29_520)
