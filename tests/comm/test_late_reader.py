@@ -94,7 +94,7 @@ def test_stopped_in_a_reduction(ranks):
             place = Place(str(places[0, 0]), int(places[0, 1]))
             with trap(place.here(), stop_myself):
                 return attempt(all_reduce, x, group=comm)
-        failure = attempt(all_reduce, x, group=comm, timeout=0.5)
+        failure = attempt(all_reduce, x, group=comm, timeout=1.5)
         x[:] = 99
         if comm.rank == 0:
             wait_for(lambda: process_state(pids[1]) == "T", "stop")

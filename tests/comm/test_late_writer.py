@@ -159,7 +159,7 @@ def test_late_writer_leaves_the_callers_array_alone(ranks, large_pages, pages):
                     shared = shared_bytes(counted.ctypes.data, BYTES) if k == 0 else None
                     if k == 1:  # private by now: nobody can be late with it
                         base[:] = 1
-                    failure = attempt(all_to_all_v, base[:0], sends, recvs, out=counted, group=place, timeout=0.4)
+                    failure = attempt(all_to_all_v, base[:0], sends, recvs, out=counted, group=place, timeout=1.2)
                     assert failure.name == "CommTimeoutError", failure
                     wait_for(lambda pid=pids[SENDER]: process_state(pid) == "T", "stop")
                     assert (base[:100] == 1).all()
@@ -307,7 +307,7 @@ def test_sender_that_dies_instead_frees_the_block(ranks):
             return attempt(barrier, group=comm).name
         out = alltoallv.empty(BYTES, np.uint8)
         sends, recvs = counts_of(RECEIVER)
-        failure = attempt(all_to_all_v, out[:0], sends, recvs, out=out, group=comm, timeout=0.4)
+        failure = attempt(all_to_all_v, out[:0], sends, recvs, out=out, group=comm, timeout=1.2)
         del out
         wait_for(lambda: process_state(pids[SENDER]) == "T", "stop")
         assert comm.stats()["arena_quarantined_bytes"] == BYTES
@@ -332,7 +332,7 @@ def test_quarantine_outlives_the_communicator(comm):
         out = alltoallv.empty(BYTES, np.uint8)
         address = out.ctypes.data
         sends, recvs = counts_of(RECEIVER)
-        attempt(all_to_all_v, out[:0], sends, recvs, out=out, group=comm, timeout=0.4)
+        attempt(all_to_all_v, out[:0], sends, recvs, out=out, group=comm, timeout=1.2)
         wait_for(lambda: process_state(pids[SENDER]) == "T", "stop")
         comm.destroy()
         del out

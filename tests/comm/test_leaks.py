@@ -14,7 +14,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 from on_ranks import on_ranks
-from started import RUN, wait_for
+from started import RUN, process_state, wait_for
 from trouble import attempt, check_works, held, join, last_seq, on_threads, pids_of, wait_until_in
 
 import alltoallv
@@ -169,7 +169,7 @@ def fail_by_stop(comm, pids) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
     attempt(all_to_all_v, np.ones(3 * MB), [MB] * 3, group=comm, timeout=0.3)
     if comm.rank == 0:
-        time.sleep(0.2)
+        wait_for(lambda: process_state(pids[1]) == "T", "stop")
         os.kill(pids[1], signal.SIGCONT)
 
 

@@ -67,7 +67,7 @@ def test_rank_that_never_arrives(ranks, operator, threads, prompt):
             prompt("timeout of 2 s", began + 2, failure.at)
 
 
-def test_rank_that_is_stopped(ranks):
+def test_rank_that_is_stopped(ranks, tmp_path):
     def work(comm):
         pids = pids_of(comm)
         if comm.rank == LATE:
@@ -75,8 +75,9 @@ def test_rank_that_is_stopped(ranks):
         else:
             wait_for(lambda: process_state(pids[LATE]) == "T", "SIGSTOP")
         failure = attempt(barrier, group=comm, timeout=1.0)
+        (tmp_path / str(comm.rank)).touch()
         if comm.rank == 0:
-            time.sleep(0.3)  # for rank 2 to have met the error too
+            wait_for((tmp_path / "2").exists, "the error of rank 2")
             os.kill(pids[LATE], signal.SIGCONT)
         comm.destroy()
         with join(comm.rank, comm.size, "afterwards", comm.domain) as fresh:
@@ -94,7 +95,7 @@ def test_several_late_ranks_are_all_named(launch):
         barrier(group=comm)
         if comm.rank in (1, 3):
             wait_for(lambda: not comm.usable, "timeout")
-        return attempt(barrier, group=comm, timeout=0.5).text
+        return attempt(barrier, group=comm, timeout=1.0).text
 
     texts = launch(4, work)
     assert len(set(texts)) == 1

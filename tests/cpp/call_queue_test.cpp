@@ -64,9 +64,10 @@ TEST(in_order) {
     CallQueue queue;
     std::vector<int> order;
     std::vector<WorkPtr> works;
+    std::atomic<bool> go = false;
     for (int i = 0; i < 20; ++i) {
-        works.push_back(queue.submit([&order, i] {
-            std::this_thread::sleep_for(milliseconds(1));
+        works.push_back(queue.submit([&order, &go, i] {
+            while (i % 5 == 4 && !go) std::this_thread::yield();
             order.push_back(2 * i);
         }));
         if (i % 5 != 4) {
@@ -74,9 +75,11 @@ TEST(in_order) {
             continue;
         }
         CHECK(queue.busy());
+        go = true;
         const CallQueue::Turn turn(queue);  // waits for all that were queued before
         CHECK_EQ(order.size(), static_cast<size_t>(2 * i + 1));
         order.push_back(2 * i + 1);
+        go = false;
     }
     for (const WorkPtr& work : works) CHECK(work->wait(20));
     for (int i = 0; i < 40; ++i) CHECK_EQ(order[static_cast<size_t>(i)], i);

@@ -24,15 +24,15 @@ TEST(streams_run_in_order_and_later) {
     CHECK_EQ(aclrtCreateStream(&stream), 0);
     static std::vector<int> order;
     int numbers[] = {0, 1, 2, 3, 4};
-    const auto task = [](void* number) {
-        sleep_ms(20);
-        order.push_back(*static_cast<int*>(number));
-    };
+    const auto task = [](void* number) { order.push_back(*static_cast<int*>(number)); };
+    Held held(stream);
     for (int& number : numbers) CHECK_EQ(aclrtLaunchHostFunc(stream, task, &number), 0);
     aclrtStreamStatus status;
     CHECK_EQ(aclrtStreamQuery(stream, &status), 0);
     CHECK_EQ(status, ACL_STREAM_STATUS_NOT_READY);
     CHECK_EQ(aclrtSynchronizeStreamWithTimeout(stream, 1), acl_error_rt_stream_sync_timeout);
+    CHECK(order.empty());
+    held.let_go();
     CHECK_EQ(aclrtSynchronizeStream(stream), 0);
     CHECK(order == (std::vector<int>{0, 1, 2, 3, 4}));
     CHECK_EQ(aclrtStreamQuery(stream, &status), 0);
@@ -48,20 +48,21 @@ TEST(a_stream_destroyed_by_force_forgets_its_tasks) {
     const Stream other;
     const Event event;
     static std::atomic<int> begun{0}, ended{0};  // nothing waits for the task that is under way
-    constexpr int tasks = 5;
+    static std::atomic<bool> go{false};
     const auto task = [](void*) {
         ++begun;
-        sleep_ms(20);
+        while (!go) sleep_ms(1);
         ++ended;
     };
-    for (int i = 0; i < tasks; ++i) CHECK_EQ(aclrtLaunchHostFunc(stream, task, nullptr), 0);
+    for (int i = 0; i < 5; ++i) CHECK_EQ(aclrtLaunchHostFunc(stream, task, nullptr), 0);
     CHECK_EQ(aclrtRecordEvent(event, stream), 0);
     CHECK_EQ(aclrtStreamWaitEvent(other, event), 0);
     CHECK_EQ(aclrtDestroyStreamForce(stream), 0);
     CHECK(aclrtSynchronizeStream(other) != 0);  // not for ever, and not as if the tasks had run
-    sleep_ms(150);
-    CHECK(begun < tasks);
-    CHECK_EQ(ended.load(), begun.load());
+    go = true;
+    eventually([] { return ended == begun; });
+    sleep_ms(50);  // for one that would come nevertheless
+    CHECK(begun <= 1);
 }
 
 /// A copy on one stream, then another on a second stream, with or without the event between them.
@@ -70,7 +71,7 @@ std::vector<int> copy_across_streams(bool synchronized) {
     const DeviceArray<int> first(std::vector<int>(4, -1)), second(std::vector<int>(4, -2)), source(values);
     const Stream a, b;
     const Event event;
-    CHECK_EQ(aclrtLaunchHostFunc(a, slow_task, nullptr), 0);
+    Held held(a);
     const auto copy = [&](const DeviceArray<int>& to, const DeviceArray<int>& from, aclrtStream stream) {
         CHECK_EQ(
             aclrtMemcpyAsync(to.data(), to.bytes(), from.data(), from.bytes(), ACL_MEMCPY_DEVICE_TO_DEVICE, stream), 0);
@@ -79,8 +80,10 @@ std::vector<int> copy_across_streams(bool synchronized) {
     CHECK_EQ(aclrtRecordEvent(event, a), 0);
     if (synchronized) CHECK_EQ(aclrtStreamWaitEvent(b, event), 0);
     copy(second, first, b);
+    if (synchronized) held.let_go();
     CHECK_EQ(aclrtSynchronizeStream(b), 0);
     const std::vector<int> result = second.values();
+    held.let_go();
     CHECK_EQ(aclrtSynchronizeStream(a), 0);
     return result;
 }
@@ -97,11 +100,11 @@ TEST(a_missing_wait_is_seen) {
 TEST(a_synchronous_copy_waits_for_no_stream) {
     const DeviceArray<int> target(std::vector<int>{7}), source(std::vector<int>{8});
     const Stream stream;
-    option("task_delay_us", "50000");
+    Held held(stream);
     CHECK_EQ(aclrtMemcpyAsync(target.data(), 4, source.data(), 4, ACL_MEMCPY_DEVICE_TO_DEVICE, stream), 0);
     CHECK_EQ(target.values()[0], 7);
+    held.let_go();
     CHECK_EQ(aclrtSynchronizeStream(stream), 0);
-    option("task_delay_us", "0");
     CHECK_EQ(target.values()[0], 8);
 }
 #endif
@@ -116,10 +119,12 @@ TEST(events_tell_when) {
     check_message("has not been recorded");
     CHECK_EQ(aclrtRecordEvent(start, stream), 0);
     CHECK_EQ(aclrtLaunchHostFunc(stream, slow_task, nullptr), 0);
+    Held held(stream);
     CHECK_EQ(aclrtRecordEvent(end, stream), 0);
     aclrtEventRecordedStatus status;
     CHECK_EQ(aclrtQueryEventStatus(end, &status), 0);
     CHECK_EQ(status, ACL_EVENT_RECORDED_STATUS_NOT_READY);
+    held.let_go();
     CHECK_EQ(aclrtSynchronizeEvent(end), 0);
     CHECK_EQ(aclrtQueryEventStatus(end, &status), 0);
     CHECK_EQ(status, ACL_EVENT_RECORDED_STATUS_COMPLETE);
@@ -165,6 +170,7 @@ TEST(a_device_can_be_full) {
 /// Queues a task that will fail, because its memory is freed before it runs; tasks are late from now on.
 void queue_failure(aclrtStream stream) {
     void* const memory = allocated(100);
+    const Held held(stream);
     option("task_delay_us", "20000");
     CHECK_EQ(aclrtMemsetAsync(memory, 100, 0, 100, stream), 0);
     CHECK_EQ(aclrtFree(memory), 0);

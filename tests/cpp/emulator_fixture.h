@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <atomic>
 #include <cstring>
 
 #include "check.h"
@@ -64,6 +65,28 @@ class Handle {
 };
 using Stream = Handle<aclrtCreateStream, aclrtDestroyStream>;
 using Event = Handle<aclrtCreateEvent, aclrtDestroyEvent>;
+
+/// Keeps a stream busy until it is let go, or the scope ends.
+class Held {
+  public:
+    explicit Held(aclrtStream stream) { CHECK_EQ(aclrtLaunchHostFunc(stream, hold, this), 0); }
+    ~Held() {
+        let_go();
+        eventually([this] { return ended_.load(); });
+    }
+    Held(const Held&) = delete;
+    Held& operator=(const Held&) = delete;
+
+    void let_go() { go_ = true; }
+
+  private:
+    static void hold(void* self) {
+        auto& held = *static_cast<Held*>(self);
+        while (!held.go_) usleep(1000);
+        held.ended_ = true;
+    }
+    std::atomic<bool> go_{false}, ended_{false};
+};
 
 inline void* allocated(size_t bytes) {
     void* memory = nullptr;

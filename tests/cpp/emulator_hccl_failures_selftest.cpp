@@ -89,13 +89,13 @@ TEST(disagreements) {
 
 /// A buffer that is freed while its collective is queued: all ranks fail, none waits for ever.
 TEST(freed_too_early, Group& g) {
-    option("task_delay_us", "100000");
     void* const memory = allocated(64);
+    Held held(g.stream);
     CHECK_EQ(HcclAllReduce(memory, memory, 4, int32, HCCL_REDUCE_SUM, g.comm, g.stream), 0);
     CHECK_EQ(HcclCommDestroy(g.comm), HCCL_E_AGAIN);
     if (g.rank == 0) CHECK_EQ(aclrtFree(memory), 0);
+    held.let_go();
     check_async(g, HCCL_E_PARA);
-    option("task_delay_us", "0");
 }
 
 /// A rank that has memory for one of the threads of its messages alone fails; its peer waits for the timeout.

@@ -10,6 +10,7 @@ import os
 import re
 import tempfile
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import npu_waits
@@ -27,12 +28,22 @@ from alltoallv.testing import Ranks
 from alltoallv.torch.eager import calls
 from alltoallv.torch.eager import group as groups
 
-DELAY = 30_000  # microseconds
+DELAY = 30  # milliseconds; more where the result must be wrong, so that a busy machine does not make it right
 ELEMENTS = 5000
 
 ROOT = Path(__file__).parents[2]
 
 Scene = Callable[[int, int, str], bool]  # without one synchronization; whether the result was right
+
+
+def late_tasks(without: str) -> AbstractContextManager[None]:
+    """All of them."""
+    return emulated(task_delay_us=1000 * (6 * DELAY if without else DELAY))
+
+
+def late_exchange(without: str) -> AbstractContextManager[None]:
+    """It alone."""
+    return emulated(faults=f"HcclAlltoAllV=delay:{10 * DELAY if without else DELAY}")
 
 
 def output_of_async(rank: int, size: int, without: str) -> bool:
@@ -41,7 +52,7 @@ def output_of_async(rank: int, size: int, without: str) -> bool:
         x = torch.full((size * ELEMENTS,), 1.0 + rank).to(device)
         out = torch.zeros(size * ELEMENTS).to(device)
         torch.npu.synchronize()
-        with emulated(task_delay_us=DELAY), left_out(without):
+        with late_exchange(without), left_out(without):
             _, work = at.all_to_all_v(x, [ELEMENTS] * size, [ELEMENTS] * size, out=out, group=comm, async_op=True)
             work.wait()
             seen = out.cpu()
@@ -55,7 +66,7 @@ def input_of_async(rank: int, size: int, without: str) -> bool:
         late = torch.full((size * ELEMENTS,), 1.0 + rank).to(device)
         x = torch.zeros(size * ELEMENTS).to(device)
         torch.npu.synchronize()
-        with emulated(task_delay_us=DELAY), left_out(without):
+        with late_tasks(without), left_out(without):
             for _ in range(5):
                 torch.empty_like(late).copy_(late)  # keeps the stream busy
             x.copy_(late)
@@ -79,7 +90,8 @@ def launches_behind_the_queue(rank: int, size: int, without: str) -> bool:
                     x.copy_(row)  # keeps torch_npu's thread busy
                 at.all_to_all_v(x, share, share, out=out, group=comm)
         torch.npu.synchronize()
-        return float(out.cpu()[0]) == 19.0 * ELEMENTS + rank * (ELEMENTS // size)
+        first = out.cpu().view(size, -1)[:, 0]  # of every rank: the last to come has not waited for the others
+        return bool((first == 19.0 * ELEMENTS + rank * (ELEMENTS // size)).all())
 
 
 def memory_of_async(rank: int, size: int, without: str) -> bool:
@@ -93,7 +105,7 @@ def memory_of_async(rank: int, size: int, without: str) -> bool:
             x = torch.full((size * ELEMENTS,), 1.0 + rank).to(device)
             out = torch.zeros(size * ELEMENTS).to(device)
             torch.npu.synchronize()
-            with emulated(task_delay_us=DELAY), left_out(without):
+            with late_exchange(without), left_out(without):
                 call = calls.exchange(member, "all_to_all_v", out, x, layout)
                 work = call.call.submit()  # less the handle, which keeps the tensors too
                 del call, x
@@ -120,7 +132,7 @@ def counts_of_async(rank: int, size: int, without: str) -> bool:
         x = torch.full((size,), 1.0 + rank).to(device)
         out = torch.zeros(size).to(device)
         torch.npu.synchronize()
-        with emulated(task_delay_us=DELAY, late_counts=1), left_out(without):
+        with late_tasks(without), emulated(late_counts=1), left_out(without):
             at.all_to_all_v(x, [1] * size, [1] * size, out=out, group=comm)
             return caught_or(lambda: out.cpu().tolist()) == [1.0 + j for j in range(size)]
 
@@ -131,7 +143,7 @@ def sync_behind_async(rank: int, size: int, without: str) -> bool:
         x = torch.full((size,), 1.0 + rank).to(device)
         torch.npu.synchronize()
         with left_out(without):
-            with emulated(faults="HcclAlltoAllV=delay:200" if rank == 0 else ""):
+            with emulated(faults="HcclAlltoAllV=delay:500" if rank == 0 else ""):
                 first, work = at.all_to_all_v(x, [1] * size, [1] * size, group=comm, async_op=True)
             second = at.all_to_all_v(-x, [1] * size, [1] * size, group=comm)
             work.wait()
@@ -155,7 +167,7 @@ def learnt_output_of_another_stream(rank: int, size: int, without: str) -> bool:
             with torch.npu.stream(one):
                 learnt = at.all_to_all_v(inputs[0], counts, group=comm, async_op=True)[1].result()
                 torch.npu.synchronize()
-            with emulated(task_delay_us=DELAY):
+            with late_tasks(without):
                 with torch.npu.stream(one):
                     for _ in range(8):
                         torch.empty_like(late).copy_(late)  # keeps the stream busy
