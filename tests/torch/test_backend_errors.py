@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from backend_groups import Grouped, carrier, joined, on_group
 from started import wait_for_ranks
+from trouble import last_seq, wait_until_in
 
 import alltoallv.torch as at
 from alltoallv.errors import AllToAllVError, CommTimeoutError, PeerLostError, PeerMismatchError
@@ -94,7 +95,7 @@ def test_a_rank_that_needs_gloo_alone(rank: int, size: int, group: dist.ProcessG
 @on_group(2, timeout=20)
 def test_late_rank(rank: int, size: int, group: dist.ProcessGroup, file: str) -> None:
     """The group's timeout, one set later, and one of a call."""
-    slow = dist.new_group(timeout=timedelta(seconds=1))
+    slow = dist.new_group(timeout=timedelta(seconds=2))  # for joining, too
     again = dist.new_group(timeout=timedelta(seconds=60))
     dist.all_reduce(torch.ones(3), group=again)
     dist.distributed_c10d._set_pg_timeout(timedelta(seconds=1), again)
@@ -173,14 +174,16 @@ def test_killed_rank(ranks: Ranks, tmp_path: Path) -> None:
         torch.set_num_threads(1)
         store = dist.FileStore(f"{directory}/all", size)
         dist.init_process_group("alltoallv", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
-        second, third = dist.new_group(), dist.new_group()
+        group, second, third = dist.group.WORLD, dist.new_group(), dist.new_group()
+        assert group is not None
         model = torch.nn.Linear(30, 30)
         parallel = torch.nn.parallel.DistributedDataParallel(model, process_group=third)
         for _ in range(3):  # past the rebuilding of buckets, which communicates in the forward pass
             parallel(torch.ones(2, 30)).sum().backward()
         wait_for_ranks(f"{directory}/trained", rank, 0, 1, 2)
         if rank == 1:
-            time.sleep(0.5)  # the others wait by then
+            world = carrier(group)
+            wait_until_in(world, last_seq(world) + 1)
             os.kill(os.getpid(), signal.SIGKILL)
         handle = dist.all_reduce(torch.ones(5), group=second, async_op=True)
         started = time.monotonic()

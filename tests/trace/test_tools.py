@@ -57,7 +57,7 @@ def test_who_is_late(folder):
     late = lateness(world)
     assert late.caused_ns.argmax() == LATE
     assert late.came_last[LATE] >= STEPS
-    assert late.caused_ns[LATE] > 3 * STEPS * 40_000_000  # of 50 ms, by each of 3 ranks
+    assert late.caused_ns[LATE] > 3 * STEPS * 140_000_000  # of 150 ms, by each of 3 ranks
 
 
 def test_page(folder, tmp_path, capsys):

@@ -26,7 +26,7 @@ def traffic(comm: alltoallv.Communicator, folder: str) -> None:
             if comm.rank == LATE:
                 while not are_in(comm, "all_reduce"):
                     time.sleep(0.001)
-                time.sleep(0.05)
+                time.sleep(0.15)  # much longer than a busy machine makes others late
             all_reduce(np.ones(8, np.float64), group=comm)
             all_reduce(np.ones(2, np.int16), group=pair)
         all_gather(np.ones(3, np.int32), group=comm)
