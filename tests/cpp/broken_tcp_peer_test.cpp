@@ -67,7 +67,7 @@ class Vandal {
     }
 
     void strike(int socket) {
-        std::vector<uint64_t> words(random_.below(200) + 1);
+        std::vector<uint64_t> words(random_.below(200) + 2);  // a row needs two
         for (uint64_t& word : words) word = value();
         const size_t bytes = words.size() * sizeof words[0];
         switch (random_.below(8)) {
