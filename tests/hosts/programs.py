@@ -55,8 +55,14 @@ def ended(meet: str, victim: str, folder: str) -> None:
         comm.split(0) if meet == "split" else Communicator.from_env("other", timeout=60)
     except AllToAllVError as error:
         print(f"{type(error).__name__} after {time.monotonic() - begin:.3f} s: {error}", flush=True)
+    wait_for_the_rest(comm, folder)
+
+
+def wait_for_the_rest(comm: Communicator, folder: str) -> None:
+    """All ranks but one have told their error: nobody misses one that has ended by now. They may have been killed."""
     open(f"{folder}/{comm.rank}", "w").close()
-    while len(os.listdir(folder)) < comm.size - 1:  # not another one that has ended by now
+    end = time.monotonic() + 20
+    while len(os.listdir(folder)) < comm.size - 1 and time.monotonic() < end:
         time.sleep(0.05)
 
 
@@ -74,7 +80,7 @@ def lost_at_any_time(victim: str, after: str) -> None:
     assert comm.shrink().size == comm.size - 1
 
 
-def lost_over_mpi(how: str, victim: str, after: str) -> None:
+def lost_over_mpi(how: str, victim: str, after: str, folder: str) -> None:
     """The same where MPI carries what goes between hosts; the rank is killed, exits, or raises an error."""
     from mpi4py import MPI
 
@@ -93,11 +99,11 @@ def lost_over_mpi(how: str, victim: str, after: str) -> None:
             an.all_to_all_v(np.full(4 * 300_000, comm.rank), [300_000] * 4, [300_000] * 4, group=comm)
     except AllToAllVError as error:
         print(f"rank {comm.rank} tells: {type(error).__name__}: {error}", flush=True)
-    time.sleep(1)  # not another one that has ended by now
+    wait_for_the_rest(comm, folder)
     os._exit(0)  # MPI's own end waits for the rank that is lost
 
 
-def silent(how: str, victim: str) -> None:
+def silent(how: str, victim: str, folder: str) -> None:
     """A rank is stopped, or comes too late; the others tell for whom they have waited."""
     comm = Communicator.from_env(timeout=60)
     pids = [one["pid"] for one in comm.flight_record()["ranks"]]
@@ -117,8 +123,8 @@ def silent(how: str, victim: str) -> None:
     except AllToAllVError as error:
         print(f"{type(error).__name__}: {error}", flush=True)
     del told
+    wait_for_the_rest(comm, folder)
     if how == "stop" and comm.rank == 3:
-        time.sleep(1)
         os.kill(pids[int(victim)], signal.SIGKILL)
 
 
@@ -402,9 +408,11 @@ def ends_while_waiting() -> None:
     """Rank 0 ends while a daemon thread of it waits in what `split` has made."""
     comm = Communicator.from_env(timeout=30).split(0)
     assert comm is not None
+    before = comm.flight_record()["ranks"][0]["operators"][-1:]
     if comm.rank == 0:
         threading.Thread(target=an.barrier, kwargs={"group": comm}, daemon=True).start()
-        time.sleep(0.3)
+        while comm.flight_record()["ranks"][0]["operators"][-1:] == before:
+            time.sleep(0.01)
         return
     try:
         an.recv(np.empty(1), 0, group=comm)

@@ -103,7 +103,9 @@ def test_mpi_names_nobody_who_lives(
     hosts: list[Host], tmp_path: Path, library: str, how: str, victim: int, after: float
 ) -> None:
     """At whatever moment a rank dies, or the one over which its host's rows go; MPI's launcher may then end others."""
-    arguments = "programs.py", "lost_over_mpi", how, str(victim), str(after)
+    folder = tmp_path / "told"
+    folder.mkdir()
+    arguments = "programs.py", "lost_over_mpi", how, str(victim), str(after), str(folder)
     said = run_by_mpi(library, hosts[:2], tmp_path, *arguments, ends=True)
     told = re.findall(r"rank (\d) tells: PeerLostError: (.*?)(?=rank \d tells|\n)", said)
     alive = {rank for rank, _ in told}
@@ -211,10 +213,12 @@ def test_no_living_rank_is_named(hosts: list[Host]) -> None:
 
 @pytest.mark.parametrize("how", ["stop", "late"])
 @pytest.mark.parametrize("victim", [0, 2])
-def test_a_silent_leader_does_not_accuse_those_behind_it(hosts: list[Host], how: str, victim: int) -> None:
+def test_a_silent_leader_does_not_accuse_those_behind_it(
+    hosts: list[Host], how: str, victim: int, tmp_path: Path
+) -> None:
     """The rows of the other rank on its host have come to it, but not further if it is stopped."""
     a, b, _ = hosts
-    texts = told([a, a, b, b], "silent", how, str(victim), port=29_580, lost=[victim])
+    texts = told([a, a, b, b], "silent", how, str(victim), str(tmp_path), port=29_580, lost=[victim])
     for rank, text in enumerate(texts):
         if rank == victim:
             continue

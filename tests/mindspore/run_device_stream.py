@@ -80,7 +80,7 @@ target = memory(np.full(size * COUNT, -1.0, np.float32))
 stream = ctypes.c_void_p()
 done(acl.aclrtCreateStream(ctypes.byref(stream)))
 counts, places = [COUNT] * size, [COUNT * j for j in range(size)]
-emulator.set_option("task_delay_us", 300_000)
+emulator.set_option("task_delay_us", 1_000_000)
 assert exchange([counts, places, counts, places]) == ""
 assert (values(target) == -1).all(), "the call has waited for the data, or used another stream"
 by_rank = np.arange(1, size + 1)[:, None]
@@ -99,6 +99,7 @@ in_graph.stream = stream
 text = ctypes.create_string_buffer(1024)
 assert graph_op.run(ctypes.byref(in_graph), ctypes.addressof(text), len(text)) == 0, text.value
 assert (values(anew) == -1).all()
+emulator.set_option("task_delay_us", 100_000)
 assert (complete(anew) == by_rank).all()
 print("in a graph, too", flush=True)
 

@@ -256,7 +256,7 @@ def test_threads_that_hang(ranks):
         if rank:
             deep_inside()
 
-    found = ranks(2, threads=True, timeout=0.5, outcomes=True)(hang)
+    found = ranks(2, threads=True, timeout=1.0, outcomes=True)(hang)
     event.set()
     assert found[0].error is None
     assert type(found[1].error) is RankTimeout
