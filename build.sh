@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the operator package for Ascend, where CANN is. `./build.sh --help` says how.
+# Builds the operator package for Ascend, where CANN is. `./build.sh --help` explains how.
 set -euo pipefail
 
 top=$(cd "$(dirname "$0")" && pwd)

@@ -215,7 +215,7 @@ def npu(session: nox.Session) -> None:
 def torch_npu_tests(session: nox.Session) -> None:
     """torch_npu's own tests, which are not here, unchanged on emulated NPUs: ``-- FOLDER/test/distributed/test_x.py``.
 
-    pytest says how many passed, failed and were skipped.
+    pytest states how many passed, failed and were skipped.
     """
     if not session.posargs:
         session.error("expected after -- the files or folders of a checkout of torch_npu")
@@ -280,7 +280,7 @@ def _cross_compile(session: nox.Session, tests: str) -> None:
 
 @nox.session(venv_backend="none", tags=["lane-b"])
 def model(session: nox.Session) -> None:
-    """The model of the row protocol, which spin checks; ``-- -m "slow or not slow"`` for three ranks, too."""
+    """The model of the row protocol, which spin checks; ``-- -m "slow or not slow"`` also for three ranks."""
     if debian.MODEL.missing():
         session.skip(debian.MODEL.reason())
     session.run("pytest", "tests/model", *steps.selected(session))
@@ -352,7 +352,7 @@ def docs(session: nox.Session) -> None:
 def wheel(session: nox.Session) -> None:
     """Source distribution and wheel, of the build that the Python tests use; that wheel in a clean environment.
 
-    setup.py makes a wheel, too: the contents must be the same.
+    setup.py also makes a wheel: the contents must be the same.
     """
     out = Path(session.create_tmp()) / "dist"
     archive, path = steps.make_packages(session, out)
@@ -373,7 +373,7 @@ def sdist(session: nox.Session) -> None:
 
 @nox.session(python=["3.10", "3.13"])
 def pythons(session: nox.Session) -> None:
-    """The installed package and its core tests on other Pythons; nox says which it does not find."""
+    """The installed package and its core tests on other Pythons; nox names which it does not find."""
     session.install(".[testing]", *steps.PYTEST_PLUGINS)
     rooms = (f"tests/{room}" for room in ("numpy", "operation", "comm", "testing"))
     session.run("python", "-m", "pytest", *rooms, *steps.selected(session))

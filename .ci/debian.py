@@ -54,7 +54,7 @@ def _install(needs: list[Need]) -> None:
 
 
 def main() -> None:
-    """Of `make test`: installs where it was asked for, with ``--install``; else says what is left out."""
+    """Of `make test`: installs where it was asked for, with ``--install``; else describes what is left out."""
     if sys.argv[1:] == ["--install"]:
         _install(list(OF_MAKE_TEST))
     elif left := [need for need in OF_MAKE_TEST if not need._here()]:

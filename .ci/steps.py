@@ -64,7 +64,7 @@ def build_counted(session: nox.Session) -> Path:
     # Ranks are forked, and many end by a signal or without Python's exit.
     patches = "branch = true\nparallel = true\nsigterm = true\npatch = _exit, execv, fork\n"
     rc.write_text(f"[run]\n{patches}source = {sources}/alltoallv\ndata_file = {data}/c\n")
-    os.environ["COVERAGE_PROCESS_START"] = str(rc)  # every Python starts with it, in the sessions that follow, too
+    os.environ["COVERAGE_PROCESS_START"] = str(rc)  # every Python starts with it, also in the sessions that follow
     return sources
 
 

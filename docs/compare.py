@@ -34,7 +34,7 @@ def times(run: Run, tree: Path, seconds: float) -> Times:
     """What a run takes in a tree.
 
     Raises:
-        subprocess.CalledProcessError: the tree's bench failed; ``stderr`` says why.
+        subprocess.CalledProcessError: the tree's bench failed; ``stderr`` explains why.
     """
     with tempfile.NamedTemporaryFile(suffix=".json") as raw:
         peers = [] if run.name in ("kernels", "backend") else ["--peers", ""]

@@ -1,4 +1,4 @@
-"""Counts the Python functions of this package that one warm call enters, on rank 0, and says where they are too many.
+"""Counts the Python functions of this package that one warm call enters, on rank 0, and shows where they are too many.
 
 python -m alltoallv run -n 2 docs/frames.py        # -v lists the functions
 """

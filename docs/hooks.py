@@ -1,4 +1,4 @@
-"""For mkdocs: files beside docs/ that pages link to are part of the site, too."""
+"""For mkdocs: files beside docs/ that pages link to are also part of the site."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ python docs/measure.py --fresh    all of it anew
 python docs/measure.py --report   only the page, from what is there
 python docs/measure.py --quick    short blocks, to try the script; all that it writes lies in docs/measured/quick/
 
-The figures lie in docs/measured.json (performance_page.py says how), where each run is kept when it is complete and all
+The figures lie in docs/measured.json (see performance_page.py), where each run is kept when it is complete and all
 its results are right: interrupted, the script goes on where it was. All are of one machine: those of another are
 dropped. Raw results lie in docs/measured/, which git ignores. pip makes the peers' environments (docs/bench.md). Ends
 with 1 if a run failed.
@@ -83,15 +83,15 @@ RUNS = (
 
 
 def command(argv: list[str]) -> str:
-    """As a reader types it."""
+    """Returns the command, quoted for a shell."""
     return f"python -m alltoallv bench {shlex.join(argv)}"
 
 
 def measure(run: Run, home: Path, quick: bool) -> dict[str, Any]:
-    """What `bench --json` writes.
+    """Returns what `bench --json` writes.
 
     Raises:
-        environments.Unavailable: it failed; the text says why.
+        environments.Unavailable: it failed; the text explains why.
     """
     python = environments.find_or_make(run.environment, say) if run.environment else sys.executable
     raw, packages = home / f"{run.name}.json", home / "package"

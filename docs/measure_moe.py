@@ -130,7 +130,7 @@ def megatron(routes: Routes) -> Call:
 OTHERS = {"fairscale": fairscale, "deepspeed": deepspeed, "megatron": megatron}
 
 
-def contenders(routes: Routes, only: Iterable[str]) -> dict[str, Call]:
+def competitors(routes: Routes, only: Iterable[str]) -> dict[str, Call]:
     made = {"alltoallv": ours(routes), "alltoallv, int8": ours(routes, payload="int8", combine_payload="int8")}
     for name in only:
         try:
@@ -151,12 +151,12 @@ def dispatches(routes: Routes) -> dict[str, Call]:
 
 
 def run_rank(arguments: argparse.Namespace) -> dict[str, list[float]]:
-    """By contender the seconds of the slowest rank, of every turn."""
+    """By competitor the seconds of the slowest rank, of every turn."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     tokens = arguments.tokens // dist.get_world_size()
     routes, x = Routes(tokens), torch.randn(tokens, WIDTH)
-    calls = dispatches(routes) if arguments.rate else contenders(routes, arguments.only)
+    calls = dispatches(routes) if arguments.rate else competitors(routes, arguments.only)
     x = x.bfloat16() if arguments.rate else x
     told: dict[str, list[float]] = {name: [] for name in calls}
     with torch.no_grad():

@@ -2,7 +2,7 @@
 
     sudo python docs/measure_network.py --rate 1gbit 10gbit --mib 1 16 64
 
-Needs what alltoallv.testing.hosts needs, and torch. All contenders take turns within one run; the table
+Needs what alltoallv.testing.hosts needs, and torch. All competitors take turns within one run; the table
 gives medians and how many times as fast as gloo's float32 all_reduce each is. The namespaces go when the script ends.
 """
 
@@ -24,7 +24,7 @@ from alltoallv.testing.hosts import gloo_environment, joined_hosts
 RANK = "_ALLTOALLV_NETWORK_RANK"
 
 
-def contenders() -> dict[str, Callable[[object], object]]:
+def competitors() -> dict[str, Callable[[object], object]]:
     """Each takes a float32 vector and reduces it."""
     import torch
     import torch.distributed as dist
@@ -48,13 +48,13 @@ def contenders() -> dict[str, Callable[[object], object]]:
 
 
 def run_rank(sizes: list[float], seconds: float) -> None:
-    """Prints a JSON line: by size and contender the seconds of every turn."""
+    """Prints a JSON line: by size and competitor the seconds of every turn."""
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    calls = contenders()
+    calls = competitors()
     told: dict[float, dict[str, list[float]]] = {}
     for mib in sizes:
         x = torch.randn(int(mib * (1 << 18)))

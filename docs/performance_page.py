@@ -2,8 +2,8 @@
 
 The file has the machine, the versions of what took part, and the runs by name. A run has the command that made it; the
 date; the load average at its end; and ``rows``, one a line, under ``columns``: of kernels GB/s, of all others ``us``,
-``min`` and ``max`` of ours and the medians of the other contenders, in microseconds, null where one is missing
-(``failed`` says why).
+``min`` and ``max`` of ours and the medians of the other competitors, in microseconds, null where one is missing
+(``failed`` explains why).
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def rows(figures: Figures, name: str) -> list[Row]:
 
 
 def best(row: Row, names: tuple[str, ...]) -> tuple[float, str]:
-    """How many times ours the quickest of several contenders takes, and its name; infinite with none of them."""
+    """How many times ours the quickest of several competitors takes, and its name; infinite with none of them."""
     return min(((row[name] / row["us"], name) for name in names if name in row), default=(float("inf"), "-"))
 
 

@@ -3,7 +3,7 @@
 //     c++ -std=c++20 -Iop_host examples/aclnn_all_to_all_v.cpp -LLIBRARIES -lcust_opapi -lnnopbase -lhccl -lascendcl
 //
 // LIBRARIES is the folder that `python -c "import alltoallv_emulator as e; print(e.library_folder())"` prints; set
-// LD_LIBRARY_PATH to it, too. The first argument is the number of devices (4).
+// LD_LIBRARY_PATH to it as well. The first argument is the number of devices (4).
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -94,7 +94,7 @@ void exchange(int rank, int size, const char* group, aclrtStream stream) {
     if (!right) std::exit(1);
 }
 
-/// Every rank gives 127, 126, ... 0: int8 codes hold them exactly, so the sum is exact, too.
+/// Every rank gives 127, 126, ... 0: int8 codes hold them exactly, so the sum is also exact.
 void reduce(int rank, int size, const char* group, aclrtStream stream) {
     std::vector<float> values;
     for (int i = 0; i < 128; ++i) values.push_back(static_cast<float>(127 - i));

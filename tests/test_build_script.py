@@ -26,7 +26,7 @@ def test_help():
 
 
 def test_without_cann(tmp_path):
-    """One sentence says what is missing."""
+    """One sentence describes what is missing."""
     absent = str(tmp_path / "absent")
     for home, words in (
         (None, "ASCEND_HOME_PATH is not set; source CANN's set_env.sh first"),

@@ -21,7 +21,7 @@ def test_bench_counts_calls_and_writes_csv():
     done = alltoallv(*BENCH, "--iters", "30", "--warmup", "2", "--csv", "-")
     assert done.returncode == 0, done.stderr
     rows = list(csv.DictReader(io.StringIO(done.stdout)))
-    assert [row["contender"] for row in rows] == ["ours", "copy", "copy-nt"]
+    assert [row["competitor"] for row in rows] == ["ours", "copy", "copy-nt"]
     for row in rows:
         assert (row["np"], row["nbytes"], row["dtype"], row["wrong"]) == ("2", "1024", "float32", "0")
         assert 30 <= int(row["calls"]) < 60
@@ -138,7 +138,7 @@ def test_ctrl_c_ends_a_command_with_its_processes(command):
 
 
 def test_ctrl_c_while_a_child_of_doctor_reads():
-    """Those whose memory and end it looks at have its terminal, too."""
+    """Those whose memory and end it looks at also have its terminal."""
 
     def read(pid: int) -> bool:
         return "_ctypes" in told(pid, "maps") and process_state(pid) == "S"

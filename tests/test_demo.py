@@ -130,7 +130,7 @@ sys.exit(program.main(sys.argv[1:]))
     ids=["one bit", "two tokens swapped", "nothing arrived"],
 )
 def test_exits_non_zero_when_a_byte_is_wrong(harm, wrong, tmp_path):
-    options = ["-n", "2", "--keep-going"]  # both ranks say what they have found, however late
+    options = ["-n", "2", "--keep-going"]  # both ranks report what they have found, however late
     arguments = ["--output-dir", str(tmp_path)]
     result = run(tmp_path, CORRUPT.format(harm=harm), *options, arguments=arguments, text=True, limit=120)
     assert result.returncode == 1

@@ -79,7 +79,7 @@ def test_self_test():
 
 
 def test_the_rule_of_the_kernels_and_what_it_gives_here():
-    """One rule; on the emulator it gives the kernels, and here it says what they lack."""
+    """One rule; on the emulator it gives the kernels, and here it describes what they lack."""
     _, checks = examined()
     assert checks["their rule"]["detail"] == _core.kernels_rule
     found = checks["kernels in Ascend C"]
@@ -253,7 +253,7 @@ def test_kernels_say_which_bits_differ():
         "elements": 3, "different": 1, "first": {"index": 2, "got": "40800000", "expected": "40400000"}
     }  # fmt: skip
     same = {"elements": 3, "different": 0}
-    summary, line = kernels.judged({"a kernel, x": same, "a kernel, y": case, "a kernel, z": same}, "a device")
+    summary, line = kernels.kernel_checks({"a kernel, x": same, "a kernel, y": case, "a kernel, z": same}, "a device")
     assert (summary.name, summary.status) == ("a kernel", "ok")
     assert summary.detail == "6 of 6 elements equal in 2 cases, on a device"
     assert (line.name, line.status) == ("a kernel, y", "no")
@@ -262,7 +262,7 @@ def test_kernels_say_which_bits_differ():
 
 def test_a_bit_that_differs_fails_the_command(monkeypatch, capsys):
     case = {"elements": 3, "different": 1, "first": {"index": 2, "got": "40800000", "expected": "40400000"}}
-    monkeypatch.setattr(kernels, "run", lambda: (kernels.judged({"quantize, nan": case}, "a device"), {}))
+    monkeypatch.setattr(kernels, "run", lambda: (kernels.kernel_checks({"quantize, nan": case}, "a device"), {}))
     assert main(["doctor", "--kernels"]) == 1
     assert "element 2 is 40800000, expected 40400000" in capsys.readouterr().out
 

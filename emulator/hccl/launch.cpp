@@ -64,7 +64,7 @@ void work(Comm& comm, const Launch& l, const std::optional<Fault>& fault) {
     if (fault && fault->action == Action::zeros)
         for (const Region& region : l.outputs)
             if (region.bytes > 0) std::memset(region.data(), 0, region.bytes);
-    if (fault && fault->action == Action::async) throw Failure(fault->number, "fails because a fault was asked for");
+    if (fault && fault->action == Action::async) throw Failure(fault->number, "fails because a fault was requested");
 }
 
 /// A collective must not begin before earlier ones of its communicator are done.
@@ -170,7 +170,7 @@ void check_apart(const Region& input, const Region& output) {
 HcclResult launch(const char* function, const std::function<Launch()>& make) {
     const std::optional<Fault> fault = fault_of(function);
     if (fault && fault->action == Action::fail)
-        return static_cast<HcclResult>(report(function, fault->number, "fails because a fault was asked for"));
+        return static_cast<HcclResult>(report(function, fault->number, "fails because a fault was requested"));
     try {
         Launch l = make();
         std::strncpy(l.agreed.function, function, sizeof l.agreed.function - 1);

@@ -42,7 +42,7 @@ uint32_t ranks_of_table(const std::string& text) {
     for (const std::string& rank : ranks) {
         const bool digits = !rank.empty() && rank.find_first_not_of("0123456789") == std::string::npos;
         if (!digits || rank.size() > 9 || !seen.insert(std::stoul(rank)).second || std::stoul(rank) >= ranks.size())
-            throw wrong("rank_id '", rank, "' is no number, stands there twice, or is not below ", ranks.size());
+            throw wrong("rank_id '", rank, "' is not a number, occurs twice, or is not below ", ranks.size());
     }
     if (ranks.empty()) throw wrong("there is no \"rank_id\"");
     if (values_of(text, "device_id").size() != ranks.size()) throw wrong("not every rank has a \"device_id\"");

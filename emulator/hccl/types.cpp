@@ -37,7 +37,7 @@ constexpr Type types[] = {
 const Type& info(HcclDataType type) {
     for (const Type& entry : types)
         if (entry.type == type) return entry;
-    throw Failure(HCCL_E_PARA, "dataType is ", type, ", which is no type of HCCL");
+    throw Failure(HCCL_E_PARA, "dataType is ", type, ", which is not a type of HCCL");
 }
 
 }  // namespace

@@ -60,7 +60,7 @@ Rule parse(const std::string& text) {
         const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
         if (error == std::errc::result_out_of_range) throw wrong("a number is too large");
         if (error != std::errc{} || end != digits.data() + digits.size() || value < 0)
-            throw wrong("'" + digits + "' is no number");
+            throw wrong("'" + digits + "' is not a number");
         return value;
     };
     const size_t equal = text.find('=');
@@ -78,7 +78,7 @@ Rule parse(const std::string& text) {
     const size_t colon = action.find(':');
     const std::string name = action.substr(0, colon);
     const auto* known = std::ranges::find(actions, name, &ActionInfo::name);
-    if (known == std::end(actions)) throw wrong("'" + name + "' is no action");
+    if (known == std::end(actions)) throw wrong("'" + name + "' is not an action");
     if (colon != std::string::npos) rule.fault.number = number(action.substr(colon + 1));
     if (known->needs_number && rule.fault.number == 0) throw wrong("'" + name + "' needs a number other than 0");
     if (!known->needs_number && colon != std::string::npos) throw wrong("'" + name + "' takes no number");
@@ -122,11 +122,11 @@ int apply_at_call(const char* function, const std::optional<Fault>& fault) {
     if (fault->action == Action::die) die(function);
     if (fault->action == Action::delay) std::this_thread::sleep_for(std::chrono::milliseconds(fault->number));
     if (fault->action != Action::fail) return 0;
-    return report(function, fault->number, "fails because a fault was asked for");
+    return report(function, fault->number, "fails because a fault was requested");
 }
 
 void die(const char* function) {
-    std::fprintf(stderr, "[alltoallv emulator] %s: the process dies because a fault was asked for\n", function);
+    std::fprintf(stderr, "[alltoallv emulator] %s: the process dies because a fault was requested\n", function);
     kill(getpid(), SIGKILL);
     for (;;) pause();
 }

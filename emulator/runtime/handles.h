@@ -71,7 +71,7 @@ class Handles {
         return Failure(code_, kind_,
                        handle == nullptr ? " is null"
                        : known           ? " has been destroyed"
-                                         : " is no handle of this library");
+                                         : " is not a handle of this library");
     }
 
     const char* kind_;

@@ -97,7 +97,8 @@ void free_memory(MemoryKind kind, void* address) {
     const std::lock_guard lock(registry.mutex);
     const auto found = registry.allocations.find(reinterpret_cast<uintptr_t>(address));
     if (found == registry.allocations.end() || found->second.kind != kind || found->second.registered)
-        throw Failure(acl_error_rt_param_invalid, hex(address), " is no allocation of this kind, or was freed before");
+        throw Failure(acl_error_rt_param_invalid, hex(address),
+                      " is not an allocation of this kind, or was freed before");
     if (kind == MemoryKind::device) registry.used[found->second.device] -= found->second.bytes;
     munmap(address, found->second.bytes);
     registry.allocations.erase(found);
@@ -132,7 +133,7 @@ void check_device_range(const char* what, const void* address, size_t bytes) {
     if (bytes == 0) return;
     const std::optional<Allocation> found = find_allocation(address);
     if (!found || found->kind != MemoryKind::device)
-        throw Failure(acl_error_rt_param_invalid, what, " ", hex(address), " is no device memory",
+        throw Failure(acl_error_rt_param_invalid, what, " ", hex(address), " is not device memory",
                       (found ? " but host memory" : ", or was freed"));
     check_end(what, *found, address, bytes);
 }

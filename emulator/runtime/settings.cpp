@@ -86,7 +86,7 @@ Settings& settings() {
 void set(const std::string& name, const std::string& value) {
     for (const Setting& setting : all_settings)
         if (name == setting.name) return setting.assign(settings(), name, value);
-    throw std::invalid_argument("'" + name + "' is no setting of the emulator");
+    throw std::invalid_argument("'" + name + "' is not a setting of the emulator");
 }
 
 int process_rank() {

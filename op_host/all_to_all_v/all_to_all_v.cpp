@@ -40,7 +40,7 @@ void check_region_end(std::string_view counts_name, std::string_view displs_name
                         ", expected at most ", limit, ", ", limit_name);
 }
 
-/// Checks ATB's rules (a) to (d), which apply to empty regions, too, and our rule that receive regions must not
+/// Checks ATB's rules (a) to (d), which also apply to empty regions, and our rule that receive regions must not
 /// overlap. Returns sum(recv_counts).
 int64_t check_counts(const AllToAllVParam& param, int64_t numel) {
     for (size_t j = 0; j < param.send_counts.size(); ++j) {

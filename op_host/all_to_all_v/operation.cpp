@@ -105,7 +105,7 @@ void Operation::announce(const Error& error) {
     try {
         connected()->fail(op_, error);
     } catch (const std::exception&) {
-        throw Error(error.kind(), error.code(), std::string(error.what()) + " (the peers could not be told)");
+        throw Error(error.kind(), error.code(), std::string(error.what()) + " (the peers could not be notified)");
     }
 }
 

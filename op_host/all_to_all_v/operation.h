@@ -21,7 +21,7 @@ namespace alltoallv {
 /// first needed; throws `Error`.
 using Connect = std::function<CommunicatorPtr(const AllToAllVParam&)>;
 
-/// A failure of this rank's own checks is announced to the peers, which then fail, too, instead of waiting. So
+/// A failure of this rank's own checks is announced to the peers, which then also fail, instead of waiting. So
 /// infer_shape and setup are collective if they fail.
 class Operation {
   public:

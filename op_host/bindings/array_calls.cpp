@@ -101,7 +101,7 @@ nb::object call(Communicator& communicator, OpKind op, nb::handle input, nb::obj
         Request made = read(given);
         if (!fixed && !(ArrayPair(input, output, use) == given))
             throw invalid_param(
-                "an array was changed while the other arguments were read, expected it to stay as it is");
+                "an array was changed while the other arguments were read, expected it to stay unchanged");
         if (!made.learns && made.row != 0) target = target_of(given, input, output, made);
         return made;
     });
@@ -205,7 +205,7 @@ nb::object gather(Communicator& communicator, nb::object output, nb::handle inpu
 }
 
 /// Exchanges by a layout that was computed from counts before: int64 of shape [4, W], in elements. If transposed, it
-/// sends what it would receive. Returns None, too, if the receive regions then overlap.
+/// sends what it would receive. Also returns None if the receive regions then overlap.
 nb::object exchange(Communicator& communicator, const std::string& op, nb::handle input, nb::handle layout,
                     int64_t numel_out, int64_t row, bool transposed) {
     const Framework* const framework = framework_of(layout);

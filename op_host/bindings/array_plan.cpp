@@ -65,7 +65,7 @@ PyObject* plan_slot(PyObject* self, PyObject* args, PyObject* others) {
 
 void bind_array_plan(nb::module_& m) {
     PyType_Slot slots[] = {{Py_tp_call, reinterpret_cast<void*>(plan_slot)}, {0, nullptr}};
-    nb::class_<ArrayPlan>(m, "ArrayPlan", nb::type_slots(slots), "What the plans of NumPy and torch are subclasses of.")
+    nb::class_<ArrayPlan>(m, "ArrayPlan", nb::type_slots(slots), "Base class of the plans of NumPy and torch.")
         .def(
             "__init__",
             [](ArrayPlan* self, const Plan* plan, size_t input_size, size_t output_size, bool covers) {
@@ -76,7 +76,7 @@ void bind_array_plan(nb::module_& m) {
             "covers: inputs have no more than input_size elements. Without a plan of shared memory everything is left "
             "to `_checked`.")
         .def("_call", call_plan, "input"_a, "out"_a = nb::none(), nb::kw_only(), "timeout"_a = nb::none(),
-             "What a call does; what is no common case is for the class's method `_checked(input, out, timeout)`.");
+             "What a call does; uncommon cases are left to the class's method `_checked(input, out, timeout)`.");
 }
 
 }  // namespace alltoallv

@@ -33,7 +33,7 @@ class Framework {
     /// Returns false unless the array consists of contiguous elements of a dtype that the core knows.
     virtual bool view(nanobind::handle array, ArrayView& seen) const = 0;
 
-    /// Reads one with gaps, too, by a contiguous copy, which `copy` then holds. Returns false as well if the framework
+    /// Also reads one with gaps, by a contiguous copy, which `copy` then holds. Returns false as well if the framework
     /// must be asked or informed about the use of the array; `tracked`: the caller informs it of a gradient.
     virtual bool input(nanobind::handle array, ArrayView& seen, nanobind::object& copy, bool tracked = false) const = 0;
 

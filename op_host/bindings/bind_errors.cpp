@@ -81,7 +81,7 @@ void look_for_deadlocks() {
             bool waits = false;
             try {
                 waits = waits_for_threads(frame, threading, pool);
-            } catch (const std::exception&) {  // its locals hold what is no number, say
+            } catch (const std::exception&) {  // its locals may hold something that is not a number
             }
             if (!waits) callers.push_back(nb::cast<uint64_t>(thread));
         }

@@ -147,7 +147,7 @@ void bind_hccl(nb::module_& m) {
         "The calling thread's device; -1 if it has none.");
     m.def(
         "cann_available", [] { return cann().HcclAlltoAllV != nullptr; },
-        "True, or the error that says what is missing.");
+        "True, or the error that describes what is missing.");
     m.def(
         "npu_devices",
         [] {

@@ -116,7 +116,7 @@ std::pair<int64_t, int64_t> check_shapes(const Dims& tokens, const Dims& ids, co
     return {ids[0], ids.size() == 2 ? ids[1] : 1};
 }
 
-/// Checks the shapes of what goes the way of `n` tokens with `k` choices.
+/// Checks the shapes of what takes the route of `n` tokens with `k` choices.
 void check_again(const Dims& tokens, const std::optional<Dims>& weights, int64_t n, int64_t k) {
     if (tokens.empty() || tokens[0] != n)
         throw invalid_tensor(ErrorType::INVALID_TENSOR_DIM, "tokens has shape ", tuple_text(tokens), ", expected ", n,
@@ -157,13 +157,13 @@ std::vector<std::byte> chosen(const Operand& weights, size_t width, Span order) 
     return made;
 }
 
-/// The way of a dispatch, read from tensors of numbers.
-struct WayTensors {
-    WayTensors(const Tensors& tensors, nb::handle way) {
+/// The route of a dispatch, read from tensors of numbers.
+struct RouteTensors {
+    RouteTensors(const Tensors& tensors, nb::handle route) {
         const char* const names[] = {"order", "source", "ranks", "token"};
-        if (nb::len(way) != 4) throw invalid_param("a way has ", nb::len(way), " entries, expected 4");
+        if (nb::len(route) != 4) throw invalid_param("a route has ", nb::len(route), " entries, expected 4");
         for (size_t i = 0; i < 4; ++i) {
-            all[i] = tensors.input(names[i], way[i]);
+            all[i] = tensors.input(names[i], route[i]);
             if (all[i].dtype != DType::int64)
                 throw invalid_tensor(ErrorType::INVALID_TENSOR_INI_MATCH, names[i], " has dtype ",
                                      name_of(all[i].dtype), ", expected int64");
@@ -207,18 +207,19 @@ class MoeDispatch {
         prepare(options_->payload, sending_.order, sending_.sends, &tags, text);
     }
 
-    /// Goes a known way, as values.
-    MoeDispatch(nb::object adapter, CommunicatorPtr communicator, nb::handle tokens, nb::handle weights, nb::handle way)
+    /// Takes a known route, as values.
+    MoeDispatch(nb::object adapter, CommunicatorPtr communicator, nb::handle tokens, nb::handle weights,
+                nb::handle route)
         : adapter_(std::move(adapter)), communicator_(std::move(communicator)) {
         const Tensors tensors(adapter_);
-        way_.emplace(tensors, way);
+        route_.emplace(tensors, route);
         const auto rank = static_cast<size_t>(communicator_->rank());
-        const int64_t n = way_->of_ranks(2)[rank];
-        k_ = way_->of_ranks(3)[rank];
+        const int64_t n = route_->of_ranks(2)[rank];
+        k_ = route_->of_ranks(3)[rank];
         tokens_ = tensors.input("tokens", tokens);
         weights_ = weights_of(tensors, weights);
         check_again(tokens_.shape, shape_of(weights_), n, k_);
-        prepare(std::nullopt, way_->order(), way_->of_ranks(0), nullptr, dtype_name(weights_));
+        prepare(std::nullopt, route_->order(), route_->of_ranks(0), nullptr, dtype_name(weights_));
     }
 
     Communicator& communicator() const { return *communicator_; }
@@ -234,16 +235,17 @@ class MoeDispatch {
             const GilReleased released;
             moving_->wait();
         }
-        moe::Arrival arrival;
+        moe::ReceivePlan arrival;
         Numbers token;
         const moe::Headers& headers = moving_->headers();
         guarded(*communicator_, carrier, [&] {
             moving_->read();
-            if (way_) return;
+            if (route_) return;
             token = moe::tokens_of(headers);
             arrival = moe::receive(headers.tags(), options_->experts_of(communicator_->rank()), options_->alignment);
         });
-        const Span source = way_ ? way_->source() : Span(arrival.source), of_pairs = way_ ? way_->token() : Span(token);
+        const Span source = route_ ? route_->source() : Span(arrival.source),
+                   of_pairs = route_ ? route_->token() : Span(token);
         const Tensors tensors(adapter_);
         const auto count = static_cast<int64_t>(source.size());
         const bool codes = !likes_.is_none();
@@ -255,7 +257,7 @@ class MoeDispatch {
         if (weights_) weights = tensors.make({count}, *weights_);
         {
             LockReleased released(*communicator_, rows.bytes.bytes);
-            if (communicator_->backend() == "tcp") released.let_go();  // tokens that follow are waited for
+            if (communicator_->backend() == "tcp") released.release();  // tokens that follow are waited for
             moving_->fill(source, of_pairs, pointer(rows.bytes.address),
                           codes ? pointer(scales.bytes.address) : nullptr);
             if (weights_) {
@@ -265,7 +267,7 @@ class MoeDispatch {
             }
         }
         const auto made = [](const Operand& tensor) { return tensor.tensor.is_valid() ? tensor.tensor : nb::none(); };
-        if (way_) return nb::make_tuple(rows.tensor, made(weights));
+        if (route_) return nb::make_tuple(rows.tensor, made(weights));
         Numbers ranks, experts;
         const Numbers* const of_ranks[] = {&sending_.sends, &headers.pairs, &headers.tokens, &headers.choices};
         for (const Numbers* each : of_ranks) ranks.insert(ranks.end(), each->begin(), each->end());
@@ -303,10 +305,10 @@ class MoeDispatch {
     nb::object likes_ = nb::none();  // of codes and scales
     Operand tokens_;
     std::optional<Operand> weights_;
-    std::optional<WayTensors> way_;
+    std::optional<RouteTensors> route_;
     int64_t k_ = 1;
     bool begun_ = false;
-    moe::Sending sending_;
+    moe::SendPlan sending_;
     std::unique_ptr<moe::Dispatch> moving_;
 };
 
@@ -314,17 +316,17 @@ class MoeDispatch {
 class MoeCollect {
   public:
     MoeCollect(nb::object adapter, CommunicatorPtr communicator, nb::handle rows, nb::handle weights, nb::handle gates,
-               nb::handle way, int64_t tokens, int64_t k, const std::string& payload, bool whole,
+               nb::handle route, int64_t tokens, int64_t k, const std::string& payload, bool whole,
                const std::string& beside)
         : adapter_(std::move(adapter)), communicator_(std::move(communicator)), n_(tokens), k_(k) {
         const Tensors tensors(adapter_);
-        const WayTensors given(tensors, way);
+        const RouteTensors given(tensors, route);
         rows_ = tensors.input("expert_outputs", rows);
         const auto count = static_cast<int64_t>(given.source().size());
         check_outputs(rows_.shape, count);
         if (!weights.is_none()) weights_ = tensors.input("weights", weights);
         if (!gates.is_none()) factors_ = floats_of(tensors.input("gates", gates));
-        moe::Way parts{given.order(), given.source(), given.of_ranks(0), given.of_ranks(1), {}, {}, given.token()};
+        moe::Route parts{given.order(), given.source(), given.of_ranks(0), given.of_ranks(1), {}, {}, given.token()};
         if (!whole && given.lines() == 4) {
             parts.tokens = given.of_ranks(2);
             parts.choices = given.of_ranks(3);
@@ -336,7 +338,7 @@ class MoeCollect {
         const std::string text = joined(payload, " ", dtype_name(weights_), " ", beside);
         moving_ =
             std::make_unique<moe::Collect>(*communicator_, matrix, format, gates.is_none() ? nullptr : factors_.data(),
-                                           column, moe::pieces(parts, tokens, k, matrix.width()),
+                                           column, moe::chunks(parts, tokens, k, matrix.width()),
                                            static_cast<size_t>(k), terms_of(matrix.dtype, matrix.length, text));
     }
 
@@ -357,7 +359,7 @@ class MoeCollect {
         if (weights_) weights = tensors.make({n_, k_}, *weights_);
         {
             LockReleased released(*communicator_, std::max(rows_.bytes.bytes, tokens.bytes.bytes));
-            if (begun_) released.let_go();  // a call in the background is waited for
+            if (begun_) released.release();  // a call in the background is waited for
             moving_->finish(pointer(tokens.bytes.address), weights_ ? pointer(weights.bytes.address) : nullptr);
         }
         return nb::make_tuple(tokens.tensor, weights_ ? weights.tensor : nb::none(), adds);
@@ -481,7 +483,7 @@ nb::object device_pack(const std::shared_ptr<Options>& options, nb::handle numbe
                        nb::handle priority, nb::handle weights, int64_t tokens, int64_t k, size_t width,
                        int64_t terms) {
     const Tensors tensors(nb::none());
-    moe::Sending made;
+    moe::SendPlan made;
     std::vector<Column> columns;
     if (sends) {
         made.order = numbers_of(numbers);
@@ -514,14 +516,14 @@ nb::object device_unpack(const std::shared_ptr<Options>& options, nb::handle fet
     const moe::Fetch rows = [&](Span which, std::byte* out) {
         const nb::object found = fetch(array_of(which));
         const Operand bytes = Tensors(nb::none()).input("rows", found);
-        if (bytes.bytes.bytes != which.size() * stride) throw invalid_param("fetch returns other rows than asked for");
+        if (bytes.bytes.bytes != which.size() * stride) throw invalid_param("fetch returned other rows than requested");
         if (bytes.bytes.bytes > 0) std::memcpy(out, pointer<const void>(bytes.bytes.address), bytes.bytes.bytes);
     };
     std::vector<size_t> widths;
     if (source.is_none()) widths.push_back(sizeof(Tag));
     if (width) widths.push_back(*width);
     const moe::Headers headers = moe::unpack(rows, recvs, widths, stride, terms, rank);
-    moe::Arrival arrival;
+    moe::ReceivePlan arrival;
     Numbers tokens;
     if (source.is_none()) {
         tokens = moe::tokens_of(headers);
@@ -570,22 +572,23 @@ void bind_moe(nb::module_& m) {
         "returns a MoeDispatch.");
     m.def(
         "moe_spread",
-        [](nb::object adapter, CommunicatorPtr communicator, nb::handle tokens, nb::handle weights, nb::handle way) {
+        [](nb::object adapter, CommunicatorPtr communicator, nb::handle tokens, nb::handle weights, nb::handle route) {
             return nb::steal<nb::any>(
-                moved<MoeDispatch>(std::move(communicator), false, std::move(adapter), tokens, weights, way).release());
+                moved<MoeDispatch>(std::move(communicator), false, std::move(adapter), tokens, weights, route)
+                    .release());
         },
-        "adapter"_a.none(), "communicator"_a, "tokens"_a, "weights"_a.none(), "way"_a,
-        "Sends other tokens by the way of a dispatch; returns rows and weights.");
+        "adapter"_a.none(), "communicator"_a, "tokens"_a, "weights"_a.none(), "route"_a,
+        "Sends other tokens by the route of a dispatch; returns rows and weights.");
     m.def(
         "moe_collect",
         [](nb::object adapter, CommunicatorPtr communicator, nb::handle rows, nb::handle weights, nb::handle gates,
-           nb::handle way, int64_t tokens, int64_t k, const std::string& payload, bool whole, const std::string& beside,
-           bool begins) {
+           nb::handle route, int64_t tokens, int64_t k, const std::string& payload, bool whole,
+           const std::string& beside, bool begins) {
             return nb::steal<nb::any>(moved<MoeCollect>(std::move(communicator), begins, std::move(adapter), rows,
-                                                        weights, gates, way, tokens, k, payload, whole, beside)
+                                                        weights, gates, route, tokens, k, payload, whole, beside)
                                           .release());
         },
-        "adapter"_a.none(), "communicator"_a, "rows"_a, "weights"_a.none(), "gates"_a.none(), "way"_a, "tokens"_a,
+        "adapter"_a.none(), "communicator"_a, "rows"_a, "weights"_a.none(), "gates"_a.none(), "route"_a, "tokens"_a,
         "k"_a, "payload"_a = "", "whole"_a = false, "beside"_a = "", "begins"_a = false,
         "Brings rows times their gates back; returns the sums over each token's choices, the weights, and whether rows "
         "have been added: if not, the first has the rows of all choices. `whole`: in one piece; `beside`: what else "
@@ -635,13 +638,13 @@ void bind_moe(nb::module_& m) {
     m.def("moe_check_shapes", &check_shapes, "tokens"_a, "ids"_a, "weights"_a.none(),
           "Checks shapes of a dispatch; returns the numbers of tokens and choices.");
     m.def("moe_check_again", &check_again, "tokens"_a, "weights"_a.none(), "n"_a, "k"_a,
-          "Checks shapes of tokens and weights that go the way of others.");
+          "Checks shapes of tokens and weights that take the route of others.");
     m.def("moe_check_outputs", &check_outputs, "shape"_a, "rows"_a, "Checks the shape of what experts made of rows.");
     m.def(
         "moe_pieces",
         [](std::optional<int64_t> back, std::optional<int64_t> there) {
-            const auto before = std::pair(moe::piece_bytes, moe::following_bytes);
-            moe::piece_bytes = back.value_or(before.first);
+            const auto before = std::pair(moe::chunk_bytes, moe::following_bytes);
+            moe::chunk_bytes = back.value_or(before.first);
             moe::following_bytes = there.value_or(before.second);
             return before;
         },

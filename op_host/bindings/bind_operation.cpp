@@ -154,7 +154,7 @@ void bind_checks(nb::module_& m) {
             check_send(numel, counts, displs, world_size);
         },
         "numel"_a, "counts"_a, "displs"_a, "world_size"_a,
-        "The sending half of check_exchange, for receive counts that the peers will tell.");
+        "The sending half of check_exchange, for receive counts that the peers will announce.");
     m.def(
         "parse_domain",
         [](std::string_view text) {
@@ -176,15 +176,15 @@ ErrorClass class_of(int code) {
 }
 
 /// Makes the operation with a communicator, with a function that returns one, or with neither: then needing one fails.
-template <class Made, class MadeParam>
-nb::class_<Made, Operation> bind_made(nb::module_& m, const char* name) {
-    return nb::class_<Made, Operation>(m, name, "The ATB-shaped operator on raw addresses.")
+template <class Op, class OpParam>
+nb::class_<Op, Operation> bind_operator(nb::module_& m, const char* name) {
+    return nb::class_<Op, Operation>(m, name, "The ATB-shaped operator on raw addresses.")
         .def(
             "__init__",
-            [](Made* self, const MadeParam& param, std::optional<DeviceInfo> device, CommunicatorPtr communicator,
+            [](Op* self, const OpParam& param, std::optional<DeviceInfo> device, CommunicatorPtr communicator,
                Connect connect) {
                 if (communicator != nullptr) connect = [communicator](const Param&) { return communicator; };
-                new (self) Made(param, std::move(device), std::move(connect));
+                new (self) Op(param, std::move(device), std::move(connect));
             },
             "param"_a, "device"_a = nb::none(), "communicator"_a = nb::none(), "connect"_a = nb::none());
 }
@@ -225,13 +225,14 @@ void bind_operations(nb::module_& m) {
 
     using Descs = std::vector<TensorDesc>;
     using Places = std::vector<std::pair<uintptr_t, size_t>>;
-    nb::class_<Operation>(m, "Operation", "What the ATB-shaped operators have in common.")
+    nb::class_<Operation>(m, "Operation", "Base class of the ATB-shaped operators.")
         .def(
             "check",
             [](const Operation& self, const Descs& inputs, const Descs& outputs) {
                 return self.check(inputs, outputs);
             },
-            "inputs"_a, "outputs"_a, "The output, after the checks of infer_shape and setup; the peers hear nothing.")
+            "inputs"_a, "outputs"_a,
+            "The output, after the checks of infer_shape and setup; the peers are not notified.")
         .def(
             "infer_shape", [](Operation& self, const Descs& inputs) { return self.infer_shape(inputs); }, "inputs"_a,
             ReleaseGil())
@@ -256,11 +257,11 @@ void bind_operations(nb::module_& m) {
                 self.announce({class_of(code), static_cast<ErrorType>(code), message});
             },
             "code"_a, "message"_a, ReleaseGil(), "Tells the peers that this rank fails its next call.");
-    bind_made<AllToAllVOperation, Param>(m, "AllToAllVOperation")
+    bind_operator<AllToAllVOperation, Param>(m, "AllToAllVOperation")
         .def("call", untyped(&call_set_up), "x"_a.none(), "out"_a.none(), "timeout"_a.none(),
              "Runs on tensors for which it is set up, and returns the output; None, with nothing done, for others.")
         .def_prop_ro("param", [](const AllToAllVOperation& self) { return self.param(); });
-    bind_made<QuantAllReduceOperation, QuantAllReduceParam>(m, "QuantAllReduceOperation");
+    bind_operator<QuantAllReduceOperation, QuantAllReduceParam>(m, "QuantAllReduceOperation");
 }
 
 }  // namespace

@@ -149,7 +149,7 @@ void bind_plan(nb::module_& m) {
         .def(
             "compare", [](const Plan& self, double timeout) { return self.data->compare(*self.communicator, timeout); },
             ReleaseGil(), "timeout"_a = -1.0,
-            "The ranks' agreement alone, for who moves the data by other means. Returns the receive counts if they are "
+            "The ranks' agreement alone, where the data move by other means. Returns the receive counts if they are "
             "learnt, else nothing.")
         .def(
             "run_learning",
@@ -163,7 +163,7 @@ void bind_plan(nb::module_& m) {
             },
             "input"_a, "timeout"_a = -1.0,
             nb::sig("def run_learning(self, input: int, timeout: float = -1.0) -> tuple[Block, list[int]]"),
-            "The memory, and the receive counts that the peers have told, in elements.")
+            "The memory, and the receive counts that the peers have announced, in elements.")
         .def(
             "run_learning_into",
             [](const Plan& self, uintptr_t input, const std::function<uintptr_t(Counts)>& allocate, double timeout,

@@ -179,7 +179,7 @@ void bind_quant(nb::module_& m) {
                 return over_hccl != nullptr && over_hccl->kernel_serves(call);
             },
             ReleaseGil(), "feeds_back"_a, "gather_feeds_back"_a,
-            "Whether `launch` will; for who must know it before. Collective when a communicator is first asked.")
+            "Whether `launch` will, if that must be known before. Collective when a communicator is first asked.")
         .def(
             "launch",
             [](const QuantPlan& self, uintptr_t input, uintptr_t output, uintptr_t scale, uintptr_t offset,
@@ -198,7 +198,7 @@ void bind_quant(nb::module_& m) {
                 self.data->compare(*self.communicator, feeds_back, gather_feeds_back);
             },
             ReleaseGil(), "feeds_back"_a, "gather_feeds_back"_a,
-            "The ranks' agreement alone, for who moves the data by other means.")
+            "The ranks' agreement alone, where the data move by other means.")
         .def(
             "submit",
             [](const QuantPlan& self, uintptr_t input, uintptr_t output, Address error, Address gather_error,

@@ -43,9 +43,10 @@ void bind_request(nb::module_& m) {
             "all_to_all_single",
             [](int size, const Counts& output, const Counts& input, nb::handle output_split_sizes,
                nb::handle input_split_sizes, const std::optional<std::vector<std::string>>& names) {
-                SplitNames called;
-                if (names && names->size() == 4) called = {(*names)[0], (*names)[1], (*names)[2], (*names)[3]};
-                return read_all_to_all_single(size, output, input, output_split_sizes, input_split_sizes, called);
+                SplitNames argument_names;
+                if (names && names->size() == 4) argument_names = {(*names)[0], (*names)[1], (*names)[2], (*names)[3]};
+                return read_all_to_all_single(size, output, input, output_split_sizes, input_split_sizes,
+                                              argument_names);
             },
             "size"_a, "output"_a, "input"_a, "output_split_sizes"_a.none(), "input_split_sizes"_a.none(),
             "names"_a = nb::none(), "output, input: shapes. names: of these four arguments, for errors.")
@@ -72,14 +73,14 @@ void bind_request(nb::module_& m) {
         .def_prop_ro(
             "shape", [](const Request& self) { return tuple_of(self.shape); },
             nb::for_getter(nb::sig("def shape(self, /) -> tuple[int, ...]")),
-            "Of an output that is to be made; its first dimension is 0 where the peers tell the counts.")
+            "Of an output that is to be made; its first dimension is 0 where the peers announce the counts.")
         .def(
             "shape_for",
             [](const Request& self, const Counts& recv_counts) { return tuple_of(self.shape_for(recv_counts)); },
             "recv_counts"_a, nb::sig("def shape_for(self, recv_counts: Sequence[int]) -> tuple[int, ...]"),
-            "The same for the counts, in elements, that the peers have told.")
+            "The same for the counts, in elements, that the peers have announced.")
         .def_ro("has_gaps", &Request::has_gaps, "Whether the output has elements that no region covers.")
-        .def_ro("learns", &Request::learns, "Whether the peers tell the receive counts.")
+        .def_ro("learns", &Request::learns, "Whether the peers announce the receive counts.")
         .def_ro("row", &Request::row, "Elements of a unit of the caller's counts; 0 for rows that have none.")
         .def(
             "plan",

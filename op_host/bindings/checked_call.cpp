@@ -135,7 +135,7 @@ int64_t checked_rank(std::string_view name, nb::handle rank, int size) {
         if (index.is_valid())
             number = PyLong_AsLongLongAndOverflow(index.ptr(), &overflow);
         else
-            PyErr_Clear();  // NumPy's arrays have the method, too
+            PyErr_Clear();  // NumPy's arrays also have the method
     }
     if (overflow != 0 || number < 0 || number >= size)
         throw invalid_param(name, " is ", repr_of(rank), ", expected 0 <= ", name, " < ", size);

@@ -9,12 +9,12 @@
 
 namespace alltoallv {
 
-/// Informs the peers of a failure, which they raise, too.
+/// Informs the peers of a failure, which they also raise.
 inline void announce(Communicator& communicator, OpKind op, const Error& error) {
     const GilReleased release;
     try {
         communicator.fail(op, error);
-    } catch (const Error&) {  // the announcement failed, too: the first error counts
+    } catch (const Error&) {  // the announcement also failed: the first error counts
     }
 }
 

@@ -5,19 +5,19 @@
 
 #include "bindings/gil.h"
 #include "runtime/core/communicator.h"
-#include "runtime/core/hold.h"
+#include "runtime/core/held_lock.h"
 
 namespace alltoallv {
 
 /// Releases Python's lock until the end of its life: at once, or if the call is small only before it waits for long.
-class LockReleased final : public Hold {
+class LockReleased final : public HeldLock {
   public:
     /// `bytes`: of the input or the output, whichever is larger.
     LockReleased(const Communicator& communicator, size_t bytes) {
-        if (!communicator.lets_go() || bytes > small) LockReleased::let_go();
+        if (!communicator.releases_lock() || bytes > small) LockReleased::release();
     }
 
-    void let_go() override {
+    void release() override {
         if (!released_) released_.emplace();
     }
 

@@ -89,7 +89,7 @@ void bind_mindspore_tensors(nb::module_& m) {
         },
         "type"_a, "executor"_a, "dtypes"_a, "at_once"_a, "from_block"_a,
         "Makes calls on mindspore.Tensor repeatable. `executor` computes what Python asks for, `dtypes` has the core's "
-        "name of each; `at_once` says whether tensors may be read when Python calls, and `from_block(block, shape, "
+        "name of each; `at_once` shows whether tensors may be read when Python calls, and `from_block(block, shape, "
         "dtype)` makes one.");
 }
 

@@ -207,7 +207,7 @@ void bind_torch_tensors(nb::module_& m) {
             add_framework(type.release(), *tensors);
         },
         "type"_a, "records"_a, "watchers"_a, "forward"_a,
-        "Makes calls on torch.Tensor repeatable; `records` says whether autograd does, each of `watchers` whether "
+        "Makes calls on torch.Tensor repeatable; `records` shows whether autograd does, each of `watchers` whether "
         "somebody is to see more of a call than its result, `forward` is the module of forward-mode gradients. "
         "Does nothing where that type has no DLPack functions: all its calls are looked at in full then.");
 }

@@ -176,18 +176,18 @@ void Dispatch::read() {
     headers_ = unpack(fetch, exchanged_->recvs(), widths_, packed_.stride, terms_, communicator_.rank());
 }
 
-Exchanged Dispatch::begin(const Following& piece) {
-    code_until(static_cast<size_t>(piece.until));
+Exchanged Dispatch::begin(const Remainder& chunk) {
+    code_until(static_cast<size_t>(chunk.until));
     Numbers counts;
-    for (const Numbers& going : piece.going) counts.push_back(static_cast<int64_t>(going.size()));
+    for (const Numbers& going : chunk.going) counts.push_back(static_cast<int64_t>(going.size()));
     Block rows = allocate(row_count(counts) * packed_.stride);
     size_t row = 0;
-    for (const Numbers& going : piece.going) {
+    for (const Numbers& going : chunk.going) {
         kernel::gather_rows(at({rows.data(), packed_.stride}, row), coded_rows(), going.data(), nullptr, going.size(),
                             form_.width());
         row += going.size();
     }
-    Exchanged made(std::move(rows), packed_.stride, counts, Span(piece.recvs), terms_);
+    Exchanged made(std::move(rows), packed_.stride, counts, Span(chunk.recvs), terms_);
     made.start(communicator_, true);
     return made;
 }
@@ -212,9 +212,9 @@ void Dispatch::fill(Span source, Span token, void* rows, void* scales) {
         return place(exchanged_->rows(), index, nullptr, rows, scales);
     }
     const int rank = communicator_.rank();
-    const std::vector<Following> divided = following(headers_, token, packed_.tokens_of, late, rank, packed_.stride);
+    const std::vector<Remainder> divided = remainders(headers_, token, packed_.tokens_of, late, rank, packed_.stride);
     std::vector<Exchanged> begun;
-    for (const Following& piece : divided) begun.push_back(begin(piece));
+    for (const Remainder& chunk : divided) begun.push_back(begin(chunk));
     const Numbers there = places(source, static_cast<int64_t>(token.size()));
     Numbers where;
     std::vector<bool> comes_later;
@@ -242,48 +242,48 @@ void Dispatch::fill(Span source, Span token, void* rows, void* scales) {
 // And back
 
 Collect::Collect(Communicator& communicator, const Matrix& rows, std::optional<CodeFormat> payload,
-                 const float* factors, std::optional<Column> weights, std::vector<Piece> pieces, size_t k,
+                 const float* factors, std::optional<Column> weights, std::vector<Chunk> chunks, size_t k,
                  int64_t terms)
     : communicator_(communicator),
       matrix_(rows),
       form_(rows.dtype, rows.length, payload),
       factors_(factors),
       weights_(weights),
-      pieces_(std::move(pieces)),
+      chunks_(std::move(chunks)),
       k_(k),
       terms_(terms),
       adds_(payload || k == 1 || (!only_moves(rows.dtype) && info(rows.dtype).arithmetic != Arithmetic::none)) {}
 
-Exchanged Collect::send(const Piece& piece, bool begins) const {
-    const size_t width = row_bytes(form_.width()), count = piece.rows.size();
+Exchanged Collect::send(const Chunk& chunk, bool begins) const {
+    const size_t width = row_bytes(form_.width()), count = chunk.rows.size();
     const size_t stride = width + (weights_ ? row_bytes(weights_->width) : 0);
     Block rows = allocate(count * stride);
     std::vector<float> factors;
     for (size_t i = 0; factors_ != nullptr && i < count; ++i)
-        factors.push_back(factors_[static_cast<size_t>(piece.rows[i])]);
-    form_.encode({rows.data(), stride}, matrix_, piece.rows.data(), factors_ == nullptr ? nullptr : factors.data(),
+        factors.push_back(factors_[static_cast<size_t>(chunk.rows[i])]);
+    form_.encode({rows.data(), stride}, matrix_, chunk.rows.data(), factors_ == nullptr ? nullptr : factors.data(),
                  count);
     if (weights_)
-        kernel::gather_rows({rows.data() + width, stride}, {weights_->data, weights_->width}, piece.rows.data(),
+        kernel::gather_rows({rows.data() + width, stride}, {weights_->data, weights_->width}, chunk.rows.data(),
                             nullptr, count, weights_->width);
-    Exchanged made(std::move(rows), stride, piece.sends, Span(piece.recvs), terms_);
+    Exchanged made(std::move(rows), stride, chunk.sends, Span(chunk.recvs), terms_);
     made.start(communicator_, begins);
     return made;
 }
 
 void Collect::begin() {
-    for (const Piece& piece : pieces_) begun_.push_back(send(piece, true));
+    for (const Chunk& chunk : chunks_) begun_.push_back(send(chunk, true));
 }
 
 void Collect::finish(void* tokens, void* weights) {
     char* const out = static_cast<char*>(tokens);
     const bool moves = k_ == 1 && !form_.coded();  // bit for bit
-    for (size_t i = 0; i < pieces_.size(); ++i) {
-        const Piece& piece = pieces_[i];
-        const Exchanged came = begun_.empty() ? send(piece, false) : begun_[i];
+    for (size_t i = 0; i < chunks_.size(); ++i) {
+        const Chunk& chunk = chunks_[i];
+        const Exchanged came = begun_.empty() ? send(chunk, false) : begun_[i];
         came.wait();
-        const auto first = static_cast<size_t>(piece.first), count = static_cast<size_t>(piece.last - piece.first);
-        const int64_t* const index = piece.places.data();
+        const auto first = static_cast<size_t>(chunk.first), count = static_cast<size_t>(chunk.last - chunk.first);
+        const int64_t* const index = chunk.places.data();
         if (adds_ && !moves)
             form_.sum(out + first * matrix_.width(), came.rows(), index, k_, count);
         else

@@ -73,7 +73,7 @@ class Exchanged {
 class Dispatch {
   public:
     /// What travels, prepared: `order`, `sends`, `columns` are those of `pack`. The tokens' memory stays until `fill`.
-    /// A dispatch by a known way has no tags among the columns.
+    /// A dispatch by a known route has no tags among the columns.
     Dispatch(Communicator& communicator, const Matrix& tokens, std::optional<CodeFormat> payload, int64_t k, Span order,
              Span sends, std::span<const Column> columns, int64_t terms);
 
@@ -91,7 +91,7 @@ class Dispatch {
   private:
     bool follows(int64_t tokens) const { return follow(apart_, tokens, packed_.stride); }
     void code_until(size_t end);
-    Exchanged begin(const Following& piece);
+    Exchanged begin(const Remainder& chunk);
     void place(kernel::ConstRows from, Span index, const int64_t* where, void* rows, void* scales) const;
     kernel::ConstRows coded_rows() const;
 
@@ -114,13 +114,13 @@ class Collect {
     /// `factors`: of all rows, by which they are multiplied before. `weights`: a column that travels along. The memory
     /// of all three stays until `finish`.
     Collect(Communicator& communicator, const Matrix& rows, std::optional<CodeFormat> payload, const float* factors,
-            std::optional<Column> weights, std::vector<Piece> pieces, size_t k, int64_t terms);
+            std::optional<Column> weights, std::vector<Chunk> chunks, size_t k, int64_t terms);
 
     /// True if the core adds such rows; otherwise `finish` gives the rows of all choices, to be added elsewhere.
     bool adds() const { return adds_; }
     size_t bytes() const { return matrix_.rows * form_.width(); }
 
-    /// Sends all pieces in the background.
+    /// Sends all chunks in the background.
     void begin();
 
     /// Sends what has not begun, receives, and fills the tokens `[n, length]`, or `[n, k, length]`, and the weights
@@ -128,14 +128,14 @@ class Collect {
     void finish(void* tokens, void* weights);
 
   private:
-    Exchanged send(const Piece& piece, bool begins) const;
+    Exchanged send(const Chunk& chunk, bool begins) const;
 
     Communicator& communicator_;
     const Matrix matrix_;
     const RowForm form_;
     const float* const factors_;
     const std::optional<Column> weights_;
-    const std::vector<Piece> pieces_;
+    const std::vector<Chunk> chunks_;
     const size_t k_;
     const int64_t terms_;
     const bool adds_;

@@ -66,7 +66,7 @@ std::optional<int64_t> Options::room(int64_t pairs) const {
     return share < 0x1p62 ? static_cast<int64_t>(std::ceil(share)) : INT64_MAX;
 }
 
-Sending send(const Options& options, Span ids, int64_t k, std::span<const double> weights) {
+SendPlan send(const Options& options, Span ids, int64_t k, std::span<const double> weights) {
     const size_t places = static_cast<size_t>(options.ends.back()), pairs = ids.size();
     Numbers begin(places + 1);
     for (const int64_t expert : ids) {
@@ -82,7 +82,7 @@ Sending send(const Options& options, Span ids, int64_t k, std::span<const double
         if (slot >= 0) order[static_cast<size_t>(next[static_cast<size_t>(slot)]++)] = static_cast<int64_t>(pair);
     }
     const std::optional<int64_t> room = options.room(static_cast<int64_t>(pairs));
-    Sending made{{}, Numbers(options.ends.size()), {}};
+    SendPlan made{{}, Numbers(options.ends.size()), {}};
     made.order.reserve(order.size());
     made.tags.reserve(order.size());
     for (size_t slot = 0, rank = 0; slot < places; ++slot) {
@@ -124,9 +124,9 @@ Numbers tokens_of(const Headers& headers) {
     return token;
 }
 
-Arrival receive(std::span<const Tag> tags, int64_t experts, int64_t alignment) {
+ReceivePlan receive(std::span<const Tag> tags, int64_t experts, int64_t alignment) {
     const auto n = static_cast<size_t>(experts);
-    Arrival made{{}, Numbers(n), Numbers(n)};
+    ReceivePlan made{{}, Numbers(n), Numbers(n)};
     for (const Tag& tag : tags) {
         if (tag.expert < 0 || tag.expert >= experts)
             throw peer_mismatch("a pair came for expert ", tag.expert, " of this rank, expected 0 to ", experts - 1);
@@ -267,33 +267,33 @@ Numbers positions(Span order, int64_t tokens, int64_t k) {
     return made;
 }
 
-std::vector<Following> following(const Headers& headers, Span token, const std::vector<Numbers>& tokens_of,
-                                 const std::vector<bool>& late, int rank, size_t stride) {
+std::vector<Remainder> remainders(const Headers& headers, Span token, const std::vector<Numbers>& tokens_of,
+                                  const std::vector<bool>& late, int rank, size_t stride) {
     const size_t size = late.size(), own = static_cast<size_t>(rank);
     Numbers behind;
     for (size_t j = 0; j < size; ++j) behind.push_back(late[j] ? headers.tokens[j] : 0);
     const int64_t most = *std::ranges::max_element(behind) * static_cast<int64_t>(stride);
     const int64_t count = (most + following_bytes - 1) / following_bytes;
     const std::vector<Numbered> found = numbered_by_rank(token, headers.pairs);
-    const auto span_of = [count](const Numbers& tokens, int64_t n, int64_t piece) {
+    const auto span_of = [count](const Numbers& tokens, int64_t n, int64_t chunk) {
         const auto place = [&](int64_t end) { return std::ranges::lower_bound(tokens, end) - tokens.begin(); };
-        return std::pair{place(piece == 0 ? 0 : part_end(n, piece - 1, count)), place(part_end(n, piece, count))};
+        return std::pair{place(chunk == 0 ? 0 : part_end(n, chunk - 1, count)), place(part_end(n, chunk, count))};
     };
-    std::vector<Following> made;
-    for (int64_t piece = 0; piece < count; ++piece) {
-        Following one{part_end(behind[own], piece, count), {}, {}, {}, {}};
+    std::vector<Remainder> made;
+    for (int64_t chunk = 0; chunk < count; ++chunk) {
+        Remainder one{part_end(behind[own], chunk, count), {}, {}, {}, {}};
         std::vector<std::pair<int64_t, int64_t>> arrived;  // the received row of each pair, and the pair
         int64_t pair = 0, row = 0;
         for (size_t j = 0; j < size; ++j) {
             const auto [first, last] =
-                j == own ? std::pair<ptrdiff_t, ptrdiff_t>{0, 0} : span_of(found[j].tokens, behind[j], piece);
+                j == own ? std::pair<ptrdiff_t, ptrdiff_t>{0, 0} : span_of(found[j].tokens, behind[j], chunk);
             for (const int64_t line : found[j].lines) {
                 if (line >= first && line < last) arrived.emplace_back(line - first + row, pair);
                 ++pair;
             }
             one.recvs.push_back(last - first);
             row += last - first;
-            const auto [from, to] = span_of(tokens_of[j], behind[own], piece);
+            const auto [from, to] = span_of(tokens_of[j], behind[own], chunk);
             one.going.emplace_back();
             if (j != own) one.going.back().assign(tokens_of[j].begin() + from, tokens_of[j].begin() + to);
         }
@@ -307,52 +307,52 @@ std::vector<Following> following(const Headers& headers, Span token, const std::
     return made;
 }
 
-std::vector<Piece> pieces(const Way& way, int64_t tokens, int64_t k, size_t row) {
+std::vector<Chunk> chunks(const Route& route, int64_t tokens, int64_t k, size_t row) {
     int64_t count = 1;
-    for (size_t j = 0; j < way.tokens.size(); ++j) {
-        const int64_t bytes = way.tokens[j] * way.choices[j] * static_cast<int64_t>(row);
-        count = std::max(count, (bytes + piece_bytes - 1) / piece_bytes);
+    for (size_t j = 0; j < route.tokens.size(); ++j) {
+        const int64_t bytes = route.tokens[j] * route.choices[j] * static_cast<int64_t>(row);
+        count = std::max(count, (bytes + chunk_bytes - 1) / chunk_bytes);
     }
-    Numbers there = places(way.source, total(way.arrived));
+    Numbers there = places(route.source, total(route.arrived));
     const auto copied = [](Span values) { return Numbers(values.begin(), values.end()); };
-    std::vector<Piece> made;
+    std::vector<Chunk> made;
     if (count == 1) {
-        made.push_back(
-            {std::move(there), copied(way.arrived), copied(way.sent), 0, tokens, positions(way.order, tokens, k)});
+        made.push_back({std::move(there), copied(route.arrived), copied(route.sent), 0, tokens,
+                        positions(route.order, tokens, k)});
         return made;
     }
-    const size_t size = way.sent.size();
-    for (int64_t piece = 0; piece < count; ++piece)
+    const size_t size = route.sent.size();
+    for (int64_t chunk = 0; chunk < count; ++chunk)
         made.push_back({{},
                         Numbers(size),
                         Numbers(size),
-                        piece == 0 ? 0 : part_end(tokens, piece - 1, count),
-                        part_end(tokens, piece, count),
+                        chunk == 0 ? 0 : part_end(tokens, chunk - 1, count),
+                        part_end(tokens, chunk, count),
                         {}});
-    for (Piece& piece : made) piece.places.assign(static_cast<size_t>((piece.last - piece.first) * k), -1);
-    // The piece of token t of n: the first whose end lies behind it.
-    const auto piece_of = [count](int64_t token, int64_t n) {
-        int64_t piece = n == 0 ? 0 : token * count / n;
-        while (part_end(n, piece, count) <= token) ++piece;
-        while (piece > 0 && part_end(n, piece - 1, count) > token) --piece;
-        return static_cast<size_t>(piece);
+    for (Chunk& chunk : made) chunk.places.assign(static_cast<size_t>((chunk.last - chunk.first) * k), -1);
+    // The chunk of token t of n: the first whose end lies behind it.
+    const auto chunk_of = [count](int64_t token, int64_t n) {
+        int64_t chunk = n == 0 ? 0 : token * count / n;
+        while (part_end(n, chunk, count) <= token) ++chunk;
+        while (chunk > 0 && part_end(n, chunk - 1, count) > token) --chunk;
+        return static_cast<size_t>(chunk);
     };
     size_t pair = 0;
     for (size_t j = 0; j < size; ++j) {
-        for (int64_t i = 0; i < way.arrived[j]; ++i, ++pair) {
-            Piece& piece = made[piece_of(way.token[pair], way.tokens[j])];
-            piece.rows.push_back(there[pair]);
-            ++piece.sends[j];
+        for (int64_t i = 0; i < route.arrived[j]; ++i, ++pair) {
+            Chunk& chunk = made[chunk_of(route.token[pair], route.tokens[j])];
+            chunk.rows.push_back(there[pair]);
+            ++chunk.sends[j];
         }
     }
     size_t place = 0;
     Numbers next(made.size());
     for (size_t j = 0; j < size; ++j) {
-        for (int64_t i = 0; i < way.sent[j]; ++i, ++place) {
-            const size_t which = piece_of(way.order[place] / k, tokens);
-            Piece& piece = made[which];
-            piece.places[static_cast<size_t>(way.order[place] - piece.first * k)] = next[which]++;
-            ++piece.recvs[j];
+        for (int64_t i = 0; i < route.sent[j]; ++i, ++place) {
+            const size_t which = chunk_of(route.order[place] / k, tokens);
+            Chunk& chunk = made[which];
+            chunk.places[static_cast<size_t>(route.order[place] - chunk.first * k)] = next[which]++;
+            ++chunk.recvs[j];
         }
     }
     return made;

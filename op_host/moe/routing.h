@@ -8,8 +8,8 @@
 /// A token goes once to every rank that has experts of it, behind headers that list the pairs it stands for. What goes
 /// to a rank is a matrix of bytes: rows of a header, then a row for each token. A header begins with four int32: the
 /// digest of the terms, the number of pairs, and how many tokens and choices of each the sender has. Columns follow,
-/// which have some bytes of every pair. Between hosts, tokens may follow their headers in pieces instead, so that a
-/// rank works on one while the next travels; rows go back in pieces that stay in the caches.
+/// which have some bytes of every pair. Between hosts, tokens may follow their headers in chunks instead, so that a
+/// rank works on one while the next travels; rows go back in chunks that stay in the caches.
 #pragma once
 
 #include <cstddef>
@@ -27,8 +27,8 @@ namespace alltoallv::moe {
 using Numbers = std::vector<int64_t>;
 using Span = std::span<const int64_t>;
 
-/// About how many bytes a rank sends or receives in one piece: back to the tokens, and after a header.
-inline int64_t piece_bytes = int64_t{16} << 20, following_bytes = int64_t{1} << 20;
+/// About how many bytes a rank sends or receives in one chunk: back to the tokens, and after a header.
+inline int64_t chunk_bytes = int64_t{16} << 20, following_bytes = int64_t{1} << 20;
 
 /// What a dispatcher was made with, for the ranks of one group. Checked by who makes it.
 struct Options {
@@ -56,7 +56,7 @@ struct Tag {
 };
 
 /// What a rank sends.
-struct Sending {
+struct SendPlan {
     Numbers order;  ///< pairs, by rank and expert
     Numbers sends;  ///< pairs for every rank
     std::vector<Tag> tags;
@@ -64,16 +64,16 @@ struct Sending {
 
 /// Routes the choices `ids` of tokens with `k` each. `weights`: of all pairs, if they decide what is dropped. Throws
 /// invalid_param for experts that do not exist.
-Sending send(const Options& options, Span ids, int64_t k, std::span<const double> weights);
+SendPlan send(const Options& options, Span ids, int64_t k, std::span<const double> weights);
 
 /// What a rank has received.
-struct Arrival {
+struct ReceivePlan {
     Numbers source;            ///< per row of the experts the pair that came; -1: zeros
     Numbers received, counts;  ///< rows of every expert, without and with the rows of zeros
 };
 
 /// Sorts the pairs that have arrived, given by their experts in the order of ranks.
-Arrival receive(std::span<const Tag> tags, int64_t experts, int64_t alignment);
+ReceivePlan receive(std::span<const Tag> tags, int64_t experts, int64_t alignment);
 
 /// Returns the bytes of a row of `width` bytes with its padding, so that a header's beginning fits into one.
 size_t row_bytes(size_t width);
@@ -105,7 +105,7 @@ struct Headers {
     Numbers firsts;                  ///< the first row of its tokens
     std::vector<std::vector<std::byte>> columns;
 
-    /// The first column, of a dispatch that does not go a known way.
+    /// The first column, of a dispatch that does not take a known route.
     std::span<const Tag> tags() const {
         return {reinterpret_cast<const Tag*>(columns[0].data()), columns[0].size() / sizeof(Tag)};
     }
@@ -137,7 +137,7 @@ inline bool follow(bool apart, int64_t tokens, size_t stride) {
 }
 
 /// One of the exchanges in which tokens follow their headers.
-struct Following {
+struct Remainder {
     int64_t until;               ///< this rank's tokens that have gone after it
     std::vector<Numbers> going;  ///< this rank's tokens for every rank
     Numbers recvs;
@@ -145,11 +145,11 @@ struct Following {
 };
 
 /// Divides the tokens of the ranks that are `late`; a rank's own do not travel.
-std::vector<Following> following(const Headers& headers, Span token, const std::vector<Numbers>& tokens_of,
-                                 const std::vector<bool>& late, int rank, size_t stride);
+std::vector<Remainder> remainders(const Headers& headers, Span token, const std::vector<Numbers>& tokens_of,
+                                  const std::vector<bool>& late, int rank, size_t stride);
 
 /// One of the exchanges in which rows go back.
-struct Piece {
+struct Chunk {
     Numbers rows;  ///< the experts' rows that are sent, by rank
     Numbers sends, recvs;
     int64_t first, last;  ///< this rank's tokens that are complete after it
@@ -157,14 +157,14 @@ struct Piece {
 };
 
 /// Where the pairs of a dispatch went.
-struct Way {
+struct Route {
     Span order, source;
     Span sent, arrived;    ///< pairs for and from every rank
-    Span tokens, choices;  ///< of every rank; empty: unknown, so that rows go back in one piece
+    Span tokens, choices;  ///< of every rank; empty: unknown, so that rows go back in one chunk
     Span token;            ///< of each pair that arrived, on its rank
 };
 
-/// Divides the way back of rows of `row` bytes to `tokens` tokens with `k` choices, equally on every rank.
-std::vector<Piece> pieces(const Way& way, int64_t tokens, int64_t k, size_t row);
+/// Divides the return of rows of `row` bytes to `tokens` tokens with `k` choices, equally on every rank.
+std::vector<Chunk> chunks(const Route& route, int64_t tokens, int64_t k, size_t row);
 
 }  // namespace alltoallv::moe

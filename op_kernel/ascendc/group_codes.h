@@ -30,7 +30,7 @@ struct Groups {
     __aicore__ inline uint64_t CodesOf(uint64_t i) const { return i * CodeBytes(group); }
     /// Bytes of the codes of the tensor.
     __aicore__ inline uint64_t AllCodes() const { return CodesOf(count / group) + CodeBytes(count % group); }
-    /// Elements of a row that holds so many, of which the codes begin at blocks, too.
+    /// Elements of a row that holds so many, of which the codes also begin at blocks.
     __aicore__ inline uint32_t Row(uint32_t length) const { return round_up(length, 256 / bits); }
 
     __aicore__ inline uint64_t Begin(uint64_t i) const { return (first + i) * group; }

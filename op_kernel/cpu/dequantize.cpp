@@ -37,7 +37,8 @@ template <class Code, bool finite, bool resumes>
 ALLTOALLV_SHARED void add_group(const Bytes* a, float scale_a, const Bytes* b, float scale_b, size_t n, Bytes* sum) {
     const auto product = [](const Bytes* codes, size_t k, float scale)
                              ALLTOALLV_LAMBDA { return Code::decode(codes[k]) * scale; };
-    const auto keep = [=](size_t k, float total) ALLTOALLV_LAMBDA { store(sum, k, finite ? total : one_nan(total)); };
+    const auto keep = [=](size_t k, float total)
+                          ALLTOALLV_LAMBDA { store(sum, k, finite ? total : canonical_nan(total)); };
     const auto with_a = [=](size_t k) ALLTOALLV_LAMBDA {
         const float first = product(a, k, scale_a);
         return resumes ? load<float>(sum, k) + first : first;
@@ -112,7 +113,7 @@ Add add_of(CodeFormat format, Isa isa) {
 }
 
 ALLTOALLV_INLINE void divide_all(float* x, size_t count, float divisor) {
-    for (size_t k = 0; k < count; ++k) x[k] = one_nan(x[k] / divisor);
+    for (size_t k = 0; k < count; ++k) x[k] = canonical_nan(x[k] / divisor);
 }
 
 /// Limits finite values above the type's range to its largest one; sets `exceeded` if there were any.

@@ -39,7 +39,7 @@ ALLTOALLV_INLINE uint32_t magnitude_of(float value) {
 /// Makes every NaN the same one: which of two an addition returns, and the sign of a new one, depend on the processor
 /// and on operand order.
 template <class T>
-ALLTOALLV_INLINE T one_nan(T value) {
+ALLTOALLV_INLINE T canonical_nan(T value) {
     if constexpr (std::is_floating_point_v<T>) return value != value ? static_cast<T>(__builtin_nan("")) : value;
     return value;
 }

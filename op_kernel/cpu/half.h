@@ -10,7 +10,7 @@
 
 namespace alltoallv::kernel {
 
-/// Exact; keeps a signaling NaN, too.
+/// Exact; also keeps a signaling NaN.
 ALLTOALLV_INLINE float bfloat16_to_float(uint16_t value) {
     return from_bits(static_cast<uint32_t>(value) << 16);
 }

@@ -25,7 +25,7 @@ constexpr size_t block = 2048;
 constexpr size_t most_groups = block / 16;  // if scales are bytes
 
 constexpr uint32_t infinity_bits = 0x7F800000u;
-constexpr uint32_t nan_bits = 0x7FC00000u;  // one_nan()
+constexpr uint32_t nan_bits = 0x7FC00000u;  // canonical_nan()
 
 static_assert(std::endian::native == std::endian::little, "codes of 4 bits are packed through 16-bit words");
 

@@ -69,7 +69,7 @@ struct Xor {
 template <class T, class Op>
 ALLTOALLV_INLINE void each(Bytes* out, const Bytes* a, const Bytes* b, size_t count, Op op) {
     ALLTOALLV_INDEPENDENT
-    for (size_t k = 0; k < count; ++k) store<T>(out, k, one_nan(op(load<T>(a, k), load<T>(b, k))));
+    for (size_t k = 0; k < count; ++k) store<T>(out, k, canonical_nan(op(load<T>(a, k), load<T>(b, k))));
 }
 
 template <class T>

@@ -88,7 +88,7 @@ void scales_from_bytes(CodeFormat format, const Bytes* bytes, size_t groups, flo
     for (size_t g = 0; g < groups; ++g) {
         const uint32_t byte = bytes[g];
         const uint32_t power = byte == nan_byte_e8m0 ? nan_bits : byte == 0 ? half_of_least_normal : byte << 23;
-        scales[g] = powers_of_two ? from_bits(power) : one_nan(E4M3::decode(byte) * tensor);
+        scales[g] = powers_of_two ? from_bits(power) : canonical_nan(E4M3::decode(byte) * tensor);
     }
 }
 

@@ -31,7 +31,7 @@ ALLTOALLV_INLINE void scale_sums(const int32_t* sum, size_t count, float offset,
     const uint32_t finite_offset = if_greater(infinity_bits, magnitude_of(offset), ~0u, 0u);
     ALLTOALLV_INDEPENDENT
     for (size_t k = 0; k < count; ++k) {
-        const float value = one_nan((static_cast<float>(sum[k]) + offset) * scales[k]);
+        const float value = canonical_nan((static_cast<float>(sum[k]) + offset) * scales[k]);
         const uint32_t magnitude = magnitude_of(value);
         const uint32_t finite = finite_offset & if_greater(infinity_bits, magnitude_of(scales[k]), magnitude, 0u);
         most = static_cast<int32_t>(finite) > most ? static_cast<int32_t>(finite) : most;

@@ -57,9 +57,9 @@ def _extension() -> Any:
             raise
         folder = Path(__file__).parent
         others = ", ".join(sorted(file.name for file in folder.glob("_core.*.so")))
-        found = f"has only {others}, of other Pythons" if others else "has none"
+        state = f"has only {others}, of other Pythons" if others else "has none"
         message = (
-            f"alltoallv's compiled part is missing: {folder} {found}. Install it with 'pip install .' or "
+            f"alltoallv's compiled part is missing: {folder} {state}. Install it with 'pip install .' or "
             "'pip install -e .' in the repository, or compile it into the working tree with 'make build'"
         )
         raise ImportError(message, name="alltoallv._core", path=str(folder)) from None

@@ -93,14 +93,14 @@ class Communicator:
             )
         options = make_options(domain, timeout, None if backend == "hccl" else check)
         options.rank, options.size = job.rank, job.size
-        _forget_defaults(lambda made: made.domain == options.domain and not made.usable)
+        _forget_defaults(lambda communicator: communicator.domain == options.domain and not communicator.usable)
         if backend == "hccl":
             take_place(job, options)
             return cls(hccl.from_launch(job, options, check))
         if backend == "tcp" or (backend == "auto" and job.several_hosts):
-            made = cls(between_hosts(job, options), options)
-            _of_hosts[:] = [made]
-            return made
+            communicator = cls(between_hosts(job, options), options)
+            _of_hosts[:] = [communicator]
+            return communicator
         job.require_one_host(job.size)
         return cls(on_this_host(job, options), options)
 
@@ -166,15 +166,15 @@ class Communicator:
             BackendUnavailableError: the communicator is not one in host memory.
             PeerMismatchError, PeerLostError, CommTimeoutError: a peer calls something else, died or did not come.
         """
-        made = membership.split(self, color, key)
-        return None if made is None else Communicator(*made)
+        group = membership.split(self, color, key)
+        return None if group is None else Communicator(*group)
 
     def shrink(self) -> Communicator:
         """Returns a new communicator of the ranks that still live, to go on after a loss.
 
         Every rank that lives and has not destroyed this communicator calls it: usually on `PeerLostError`, which all of
         them raise. This communicator is unusable then and stays so; one that is still usable is aborted, so that peers
-        which wait in it learn of it. Ranks that die meanwhile are left out, too. Ranks that are threads count as lost
+        which wait in it learn of it. Ranks that die meanwhile are also left out. Ranks that are threads count as lost
         once they have destroyed their communicator.
 
         Returns:
@@ -189,13 +189,13 @@ class Communicator:
 
     def options(self) -> _core.CommunicatorOptions:
         """Returns the options from which a communicator like this one can be made, except its ranks."""
-        known, options = self._options, make_options("default")
+        own, options = self._options, make_options("default")
         options.domain = self.domain
-        if known is None:
+        if own is None:
             options.job = launch.detect().key
             return options
         for name in ("job", "timeout", "check", "budget_mb"):
-            setattr(options, name, getattr(known, name))
+            setattr(options, name, getattr(own, name))
         return options
 
     def stats(self) -> dict[str, int]:
@@ -220,7 +220,7 @@ class Communicator:
         return record
 
     def abort(self, reason: str | BaseException = "abort() was called") -> None:
-        """Makes every rank's present and later calls fail with `PeerLostError`, which says why. Callable from any
+        """Makes every rank's present and later calls fail with `PeerLostError`, which explains why. Callable from any
         thread.
         """
         self.core.abort(_utf8(str(reason)))
@@ -232,7 +232,7 @@ class Communicator:
         """
         self.core.destroy()
         _release_completed()
-        _forget_defaults(lambda made: made.core is self.core)
+        _forget_defaults(lambda communicator: communicator.core is self.core)
 
     @property
     def usable(self) -> bool:
@@ -303,8 +303,8 @@ def of_all_hosts() -> Communicator | None:
 
 
 def _forget_defaults(which: Callable[[Communicator], bool]) -> None:
-    for backend, made in list(defaults.items()):
-        if which(made):
+    for backend, communicator in list(defaults.items()):
+        if which(communicator):
             defaults.pop(backend, None)
 
 

@@ -37,8 +37,8 @@ def core_name(dtype: np.dtype[Any]) -> str:
 
 def item_size(name: str) -> int:
     """Returns the bytes of an element of the dtype with this core's name."""
-    known = _core.dtypes.get(name)
-    return known.size if known else int(name.split()[0])
+    info = _core.dtypes.get(name)
+    return info.size if info else int(name.split()[0])
 
 
 def numpy_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
@@ -49,5 +49,5 @@ def numpy_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
 
             dtype = getattr(ml_dtypes, dtype)
         return np.dtype(dtype)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:  # of text that is not UTF-8, too
-        raise InvalidTensorError(f"dtype is {dtype!r}, which is none here ({error})", _INI_MATCH) from error
+    except (ImportError, AttributeError, TypeError, ValueError) as error:  # also of text that is not UTF-8
+        raise InvalidTensorError(f"dtype is {dtype!r}, which is not a dtype here ({error})", _INI_MATCH) from error

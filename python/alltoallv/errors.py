@@ -52,8 +52,8 @@ class CommTimeoutError(AllToAllVError, TimeoutError):
 
 
 class DeadlockError(AllToAllVError):
-    """Ranks wait for each other in different groups; the message says who, in what. Raised on all of them within about
-    a second. The communicators in which they waited are unusable; make new ones.
+    """Ranks wait for each other in different groups; the message names the ranks and operators. Raised on all of them
+    within about a second. The communicators in which they waited are unusable; make new ones.
     """
 
     code = 1
@@ -66,7 +66,7 @@ class HcclError(AllToAllVError):
 
 
 class BackendUnavailableError(AllToAllVError):
-    """A backend cannot be used here; the message says what is missing and how to get it."""
+    """A backend cannot be used here; the message describes what is missing and how to get it."""
 
     code = 28
 
@@ -81,7 +81,7 @@ class ValueOverflowError(AllToAllVError, OverflowError):
 
 class ResourceError(AllToAllVError, OSError):
     """This process, or a peer's, has run out of threads, descriptors or space; the message says of what, and on which
-    rank. ``Communicator.usable`` tells whether the communicator goes on: not if other ranks were moving data by then.
+    rank. ``Communicator.usable`` shows whether the communicator goes on: not if other ranks were moving data by then.
     """
 
     code = 4

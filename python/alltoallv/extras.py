@@ -1,4 +1,4 @@
-"""Imports packages that an installation may lack; the error says how to install them."""
+"""Imports packages that an installation may lack; the error explains how to install them."""
 
 from __future__ import annotations
 

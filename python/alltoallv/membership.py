@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from alltoallv.communicator import Communicator
 
-Made = tuple[_core.Communicator, _core.CommunicatorOptions]
+NewGroup = tuple[_core.Communicator, _core.CommunicatorOptions]
 
 # The limits of the tries to meet, each twice as long as the one before: a rank that is seen to have died meanwhile is
 # left out of the next. A dying process closes its sockets, by which peers learn of it, a moment before it has ended.
@@ -38,17 +38,17 @@ _PATIENCE = 5.0  # seconds between survivors that have found each other
 _identity = secrets.randbits(62)  # of this process; ranks in other containers may share its number
 
 
-def split(comm: Communicator, color: int | None, key: int) -> Made | None:
+def split(comm: Communicator, color: int | None, key: int) -> NewGroup | None:
     """Returns what `alltoallv.Communicator.split` makes, with the options it is made from."""
     options = _options_like(comm, "split")
     try:
         color = None if color is None else integer("color", color)
-        mine = [color is not None, color or 0, integer("key", key)]
+        own_choice = [color is not None, color or 0, integer("key", key)]
     except InvalidParamError as error:
         with contextlib.suppress(AllToAllVError):  # nobody is left to inform: the first error counts
             comm.fail("all_gather", error)
         raise
-    gathered = _gather(comm.core, mine)
+    gathered = _gather(comm.core, own_choice)
     if color is None:
         return None
     members = sorted((row[2], rank) for rank, row in enumerate(gathered.tolist()) if row[:2] == [1, color])
@@ -62,7 +62,7 @@ def split(comm: Communicator, color: int | None, key: int) -> Made | None:
 
 
 def connect(
-    options: _core.CommunicatorOptions, whole: _core.Communicator, members: Sequence[int], limit: float | None = None
+    options: _core.CommunicatorOptions, world: _core.Communicator, members: Sequence[int], limit: float | None = None
 ) -> _core.Communicator:
     """Returns the communicator of some ranks of one between hosts; collective among these ranks alone.
 
@@ -71,12 +71,12 @@ def connect(
     Args:
         options: Job and domain equal on all members and different from others'; they get rank and size.
         whole: The communicator that has more ranks.
-        members: The ranks in ``whole``, in the order of their ranks in the new one.
-        limit: Only after a loss has ended ``whole``: the seconds that one survivor waits for another.
+        members: The ranks in ``world``, in the order of their ranks in the new one.
+        limit: Only after a loss has ended ``world``: the seconds that one survivor waits for another.
     """
-    options.rank, options.size = members.index(whole.rank), len(members)
-    options.processes = _processes(whole, members)
-    gather = _gatherer(options, whole, members, limit)
+    options.rank, options.size = members.index(world.rank), len(members)
+    options.processes = _processes(world, members)
+    gather = _gatherer(options, world, members, limit)
     if len(set(gather(_core.this_place().encode()))) == 1:
         return _core.communicator(options)
     return _core.engine_communicator(options, gather, None)
@@ -84,36 +84,36 @@ def connect(
 
 def _processes(core: _core.Communicator, members: Sequence[int]) -> list[int]:
     """Returns the numbers of the processes of these ranks: those who wait for one that has ended need not wait on."""
-    known = core.processes
-    return [known[rank] for rank in members] if known else []
+    processes = core.processes
+    return [processes[rank] for rank in members] if processes else []
 
 
 def _gatherer(
-    options: _core.CommunicatorOptions, whole: _core.Communicator, members: Sequence[int], limit: float | None = None
+    options: _core.CommunicatorOptions, world: _core.Communicator, members: Sequence[int], limit: float | None = None
 ) -> Callable[[bytes], list[bytes]]:
     """Returns a function that gives every member the bytes, equally many, of all members, through the first of them."""
-    # These tags differ from those of programs; the lower ones work after a loss, too (runtime/hosts/tcp_messages.cpp).
+    # These tags differ from those of programs; the lower ones also work after a loss (runtime/hosts/tcp_messages.cpp).
     name = f"{options.job}\n{options.domain}"
     tag = -1 - zlib.crc32(name.encode()) % (2**30 - 1) - (0 if limit is None else 2**30)
 
     def post(operator: str, data: npt.NDArray[np.uint8], peer: int) -> None:
         if limit is not None:
-            _post(whole, operator, data, peer, tag, limit)
+            _post(world, operator, data, peer, tag, limit)
             return
-        work = whole.post(operator, "uint8", data.ctypes.data, data.nbytes, peer, tag)
+        work = world.post(operator, "uint8", data.ctypes.data, data.nbytes, peer, tag)
         try:
             while not work.wait(_LOOK):
                 _core.check_living(options.processes, options.rank, options.domain)
         except PeerLostError as error:
-            whole.abort(str(error))  # ends the message, so that nothing is written into its memory any more
+            world.abort(str(error))  # ends the message, so that nothing is written into its memory any more
             with contextlib.suppress(AllToAllVError):
                 work.wait()
             raise
 
-    def gather(mine: bytes) -> list[bytes]:
-        every = np.empty((len(members), len(mine)), np.uint8)
-        row = np.frombuffer(mine, np.uint8).copy()
-        if whole.rank != members[0]:
+    def gather(own: bytes) -> list[bytes]:
+        every = np.empty((len(members), len(own)), np.uint8)
+        row = np.frombuffer(own, np.uint8).copy()
+        if world.rank != members[0]:
             post("send", row, members[0])
             post("recv", every, members[0])
         else:
@@ -122,16 +122,16 @@ def _gatherer(
                 post("recv", every[j], peer)
             for peer in members[1:]:
                 post("send", every, peer)
-        return [one.tobytes() for one in every]
+        return [each.tobytes() for each in every]
 
     return gather
 
 
-def _post(whole: _core.Communicator, operator: str, data: npt.NDArray[Any], peer: int, tag: int, limit: float) -> None:
-    whole.post(operator, "uint8", data.ctypes.data, data.nbytes, peer, tag, limit, True)
+def _post(world: _core.Communicator, operator: str, data: npt.NDArray[Any], peer: int, tag: int, limit: float) -> None:
+    world.post(operator, "uint8", data.ctypes.data, data.nbytes, peer, tag, limit, True)
 
 
-def shrink(comm: Communicator) -> Made:
+def shrink(comm: Communicator) -> NewGroup:
     """Returns what `alltoallv.Communicator.shrink` makes, with the options it is made from."""
     final, trial = _options_like(comm, "shrink"), _options_like(comm, "shrink")
     if comm.usable:
@@ -140,7 +140,7 @@ def shrink(comm: Communicator) -> Made:
         return _shrink_between_hosts(comm, final)
     job, deadline, trial.timeout = final.job, time.monotonic() + final.timeout, min(_FIRST_TRY, final.timeout)
     while True:
-        ranks = {one["rank"]: one["pid"] for one in comm.flight_record()["ranks"] if not one["left"]}
+        ranks = {entry["rank"]: entry["pid"] for entry in comm.flight_record()["ranks"] if not entry["left"]}
         if comm.rank not in ranks:
             raise InvalidParamError(f"the communicator of domain '{comm.domain}' has been destroyed: shrink it before")
         living = [rank for rank, pid in sorted(ranks.items()) if rank == comm.rank or _lives(pid)]
@@ -163,12 +163,12 @@ def shrink(comm: Communicator) -> Made:
             if time.monotonic() >= deadline:
                 raise CommTimeoutError(
                     f"shrink() of domain '{comm.domain}' waited {final.timeout:g} s for the ranks {living}, "
-                    f"which live, to call it too"
+                    f"which live, to call it as well"
                 ) from error
             trial.timeout = min(2 * trial.timeout, _LONGEST_TRY, final.timeout)
 
 
-def _shrink_between_hosts(comm: Communicator, options: _core.CommunicatorOptions) -> Made:
+def _shrink_between_hosts(comm: Communicator, options: _core.CommunicatorOptions) -> NewGroup:
     """Lets the survivors meet at the lowest of them, by messages that an ended communicator still carries."""
     job, deadline = options.job.partition("/")[0], time.monotonic() + options.timeout
     while True:
@@ -209,7 +209,7 @@ def _survivors(comm: Communicator, root: int, timeout: float) -> npt.NDArray[np.
             pass
         except CommTimeoutError as error:
             raise CommTimeoutError(
-                f"shrink() of domain '{comm.domain}' waited {timeout:g} s for rank {rank}, which lives, to call it too"
+                f"shrink() of domain '{comm.domain}' waited {timeout:g} s for rank {rank}, which lives, to call it"
             ) from error
     message[0] = secrets.randbits(62)
     for rank in np.flatnonzero(message[1:]).tolist():
@@ -234,13 +234,13 @@ def integer(name: str, value: Any) -> int:
     except TypeError:
         raise InvalidParamError(f"{name} is {value!r}, expected an integer{' or None' * (name == 'color')}") from None
     if not -(2**63) <= number < 2**63:
-        raise InvalidParamError(f"{name} is {number}, expected what 64 bits hold")
+        raise InvalidParamError(f"{name} is {number}, expected a 64-bit integer")
     return number
 
 
-def _gather(core: _core.Communicator, mine: Sequence[int], timeout: float = -1.0) -> npt.NDArray[np.int64]:
+def _gather(core: _core.Communicator, own: Sequence[int], timeout: float = -1.0) -> npt.NDArray[np.int64]:
     """Returns all ranks' numbers, each followed by one that names the call and two that name the rank's process."""
-    row = np.array([*mine, secrets.randbits(62), _identity, os.getpid()], np.int64)
+    row = np.array([*own, secrets.randbits(62), _identity, os.getpid()], np.int64)
     gathered = np.empty((core.size, row.size), np.int64)
     request = _core.Request.all_gather(core.size, row.shape)
     request.plan(core, "all_gather", "int64").run(row.ctypes.data, gathered.ctypes.data, timeout)
@@ -249,7 +249,7 @@ def _gather(core: _core.Communicator, mine: Sequence[int], timeout: float = -1.0
 
 def _make(
     options: _core.CommunicatorOptions, gathered: npt.NDArray[np.int64], members: Sequence[int], rank: int
-) -> Made:
+) -> NewGroup:
     """Makes the communicator of those of these ranks, in this order, that have come.
 
     It is a job of its own, so that no other communicator meets with it.

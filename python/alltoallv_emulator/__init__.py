@@ -5,7 +5,7 @@ on it when the loader finds these libraries first::
 
     subprocess.run([sys.executable, "train.py"], env=alltoallv_emulator.environment())
 
-``python -m alltoallv run --emulate-npu -n 4 train.py`` does that for every rank. docs/emulator.md says what is emulated
+``python -m alltoallv run --emulate-npu -n 4 train.py`` does that for every rank. docs/emulator.md lists what works
 and what is refused.
 """
 

@@ -159,7 +159,7 @@ class _Recorder(modes.TorchDispatchMode):
         """Raises for a collective of alltoallv that is launched while no operator is called."""
         if not self._inside:
             raise RuntimeError(
-                f"{operator} cannot be captured in an NPUGraph this way: the call is no operator of torch, so that "
+                f"{operator} cannot be captured in an NPUGraph this way: the call is not an operator of torch, so that "
                 "replays would leave it out"
             )
 

@@ -18,9 +18,9 @@ from started import ALLTOALLV, alltoallv
 from alltoallv_tools.bench import environments
 from alltoallv_tools.bench import rank as bench_rank
 from alltoallv_tools.bench.cases import VARIANTS, WAYS, Case
-from alltoallv_tools.bench.contenders import Prepared
+from alltoallv_tools.bench.competitors import Prepared
 from alltoallv_tools.bench.jobs import Job, LibraryError
-from alltoallv_tools.bench.turns import measure
+from alltoallv_tools.bench.rounds import measure
 from alltoallv_tools.cli import main as cli
 
 COMMAND = [*ALLTOALLV, "bench"]
@@ -37,9 +37,9 @@ def measured(tmp_path: Path, *arguments: str, limit: float = 120) -> dict[str, A
     return document
 
 
-def check_row(row: dict[str, Any], contenders: set[str]) -> None:
+def check_row(row: dict[str, Any], competitors: set[str]) -> None:
     assert row["failed"] == {}
-    assert set(row["times"]) == contenders
+    assert set(row["times"]) == competitors
     for times in row["times"].values():
         assert times["wrong"] == 0
         assert times["min_us"] <= times["median_us"] <= times["p90_us"] <= times["max_us"]
@@ -172,7 +172,7 @@ class Broken:
     rank, size = 0, 1
 
     def __init__(self, right: int) -> None:
-        self.contenders = {"ours": self}
+        self.competitors = {"ours": self}
         self._right = right
 
     def barrier(self) -> None:
@@ -193,10 +193,10 @@ def test_wrong_results_are_counted_before_and_after_the_blocks(
     """Two calls prepare; a block's last result is what is checked after it, whatever the variant does with it."""
     server = bench_rank.Server(Broken(right))
     case = Case("alltoallv", 4096, variant=variant)
-    assert server.answer({"do": "prepare", "contender": "ours", "case": case.asdict()})["wrong"] == before
-    reply = server.answer({"do": "run", "contender": "ours", "calls": 4, "warm": 1})
+    assert server.answer({"do": "prepare", "competitor": "ours", "case": case.asdict()})["wrong"] == before
+    reply = server.answer({"do": "run", "competitor": "ours", "calls": 4, "warm": 1})
     assert ("work" in reply) == (variant != "plain")
-    assert server.answer({"do": "check", "contender": "ours"})["wrong"] == after
+    assert server.answer({"do": "check", "competitor": "ours"})["wrong"] == after
 
 
 class Scripted(Job):

@@ -1,4 +1,4 @@
-"""Aborting: every rank wakes, fails at once from then on, and says why."""
+"""Aborting: every rank wakes, fails at once from then on, and explains why."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ def test_errors_leave_a_file_behind(ranks, cause, tmp_path):
 
     found = ranks(3, fresh=True, outcomes=True, env={"ALLTOALLV_FLIGHT_DIR": str(tmp_path)})(work)
     left = records(tmp_path)
-    assert set(left) == ({0, 2} if cause == "loss" else {0, 1, 2})  # a late rank, too
+    assert set(left) == ({0, 2} if cause == "loss" else {0, 1, 2})  # also a late rank
     for record in left.values():
         check_form(record, 3, found[0].result)
     for rank in (0, 2):

@@ -98,7 +98,7 @@ def test_stopped_in_a_reduction(ranks):
         x[:] = 99
         if comm.rank == 0:
             wait_for(lambda: process_state(pids[1]) == "T", "stop")
-            time.sleep(0.3)  # for rank 2 to have given up, too
+            time.sleep(0.3)  # for rank 2 to have given up as well
             os.kill(pids[1], signal.SIGCONT)
         return failure
 

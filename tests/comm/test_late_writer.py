@@ -87,7 +87,7 @@ def push_round(comm, suffix: str, learns: bool, at: int) -> int:
         del out
     assert comm.stats()["arena_quarantined_bytes"] == BYTES, comm.stats()
 
-    # New outputs, at once, of the same size and smaller; more than the budget has left, too.
+    # New outputs, at once, of the same size and smaller; also more than the budget has left.
     fresh = [alltoallv.empty(size, np.uint8) for size in (BYTES, BYTES, BYTES, 8 * MB, MB, 4096)]
     for array in fresh:
         array[:] = FILL

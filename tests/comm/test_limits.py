@@ -29,7 +29,7 @@ Limit = Callable[[int], AbstractContextManager[None]]
 
 @contextmanager
 def unprivileged() -> Iterator[None]:
-    """In the block root is a user without privileges, whom limits of processes concern, too."""
+    """In the block root is a user without privileges, whom limits of processes also concern."""
     if os.getuid() != 0:
         yield
         return

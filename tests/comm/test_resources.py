@@ -162,7 +162,7 @@ def test_joining_without(ranks, what, victim):
     def work(rank, size):
         meet = partial(join, rank, size, "first", timeout=30)
         if what == "descriptors" and rank == (victim + 1) % size:
-            time.sleep(0.3)  # who comes later hears it, too
+            time.sleep(0.3)  # who comes later also hears it
         with fails_on_all(rank, victim, error, words):
             starve(meet) if rank == victim else meet()
         comm = join(rank, size, "second", timeout=30)  # nothing is left behind that disturbs the next meeting

@@ -19,7 +19,7 @@ TEST(one_at_a_time) {
     for (int i = 0; i < 4; ++i) {
         callers.emplace_back([&] {
             for (int k = 0; k < 500; ++k) {
-                const CallQueue::Turn turn(queue);
+                const CallQueue::Slot slot(queue);
                 ++inside;
                 if (inside == 1) ++calls;
                 --inside;
@@ -29,7 +29,7 @@ TEST(one_at_a_time) {
     std::vector<WorkPtr> works;
     for (int k = 0; k < 500; ++k) {
         works.push_back(queue.submit([&] {
-            const CallQueue::Turn nested(queue);  // holds the turn already
+            const CallQueue::Slot nested(queue);  // holds the turn already
             ++inside;
             if (inside == 1) ++calls;
             --inside;
@@ -44,11 +44,11 @@ TEST(one_at_a_time) {
 /// Both of two threads whose calls are there at once know of it, and nobody else.
 TEST(overlapping) {
     CallQueue queue;
-    auto first = std::make_unique<CallQueue::Turn>(queue, true);
+    auto first = std::make_unique<CallQueue::Slot>(queue, true);
     CHECK(!first->overlaps() && !first->is_joined());
     bool overlaps = false;
     std::thread other([&] {
-        const CallQueue::Turn second(queue, true);
+        const CallQueue::Slot second(queue, true);
         overlaps = second.overlaps() && !second.is_joined();
     });
     while (!first->is_joined()) std::this_thread::yield();
@@ -56,7 +56,7 @@ TEST(overlapping) {
     other.join();
     CHECK(overlaps);
     const WorkPtr pending = queue.submit([] { std::this_thread::sleep_for(milliseconds(5)); });
-    const CallQueue::Turn after(queue, true);  // behind what is queued, which is no call of another thread
+    const CallQueue::Slot after(queue, true);  // behind what is queued, which is no call of another thread
     CHECK(!after.overlaps() && !after.is_joined());
 }
 
@@ -76,7 +76,7 @@ TEST(in_order) {
         }
         CHECK(queue.busy());
         go = true;
-        const CallQueue::Turn turn(queue);  // waits for all that were queued before
+        const CallQueue::Slot slot(queue);  // waits for all that were queued before
         CHECK_EQ(order.size(), static_cast<size_t>(2 * i + 1));
         order.push_back(2 * i + 1);
         go = false;
@@ -129,7 +129,7 @@ TEST(waiters_help) {
     int here = 0, calls = 0;
     for (int i = 0; i < 2000; ++i) {
         const auto call = [&, i] {
-            const CallQueue::Turn nested(queue);
+            const CallQueue::Slot nested(queue);
             here += std::this_thread::get_id() == me && !CallQueue::on_worker();
             CHECK(calls == 2 * i || calls == 2 * i + 1);
             ++calls;
@@ -196,12 +196,12 @@ TEST(interrupted) {
         while (!go) std::this_thread::yield();
     });
     hooks().poll = [] { throw std::runtime_error("interrupted"); };
-    CHECK_EQ(testing::thrown([&] { const CallQueue::Turn turn(queue); }), std::string("interrupted"));
+    CHECK_EQ(testing::thrown([&] { const CallQueue::Slot slot(queue); }), std::string("interrupted"));
     hooks().poll = nullptr;
     CHECK_EQ(interrupts.load(), 1);
     CHECK(blocker->wait(20));
     {
-        const CallQueue::Turn turn(queue);
+        const CallQueue::Slot slot(queue);
     }
     CHECK(queue.submit([] {})->wait(20));
     CHECK(!queue.busy());

@@ -63,7 +63,7 @@ void exchange(const std::string& path, int from, int to) {
             std::thread changes([&, base = control_segments().begin()->second] { change_row(layout, base, *stage); });
             try {
                 communicator->exchange(mine.exchange, -1);
-            } catch (const Error&) {  // it reads its own row, too
+            } catch (const Error&) {  // it also reads its own row
             }
             return changes.join();
         }

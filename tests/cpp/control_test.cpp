@@ -199,7 +199,8 @@ TEST(acknowledges_when_idle) {
     CHECK_EQ(planes[1].status(0).acked.load(), uint64_t{1});
 }
 
-/// Who is told of a deadlock in one domain, and leaves others at once, says why there; but not after further operators.
+/// Who is told of a deadlock in one domain, and leaves others at once, explains why there; but not after further
+/// operators.
 TEST(deadlocks_are_not_hidden) {
     Planes first(2), second(2), used(2);
     first[1].poison(PoisonKind::deadlock, "ranks wait for each other");

@@ -142,7 +142,7 @@ TEST(memory_knows_its_bounds) {
     CHECK_EQ(aclrtMemcpy(host, 50, device.data(), 51, ACL_MEMCPY_DEVICE_TO_HOST), acl_error_rt_param_invalid);
     check_message("destMax only 50");
     CHECK_EQ(aclrtMemcpy(host, 200, host + 100, 10, ACL_MEMCPY_HOST_TO_DEVICE), acl_error_rt_param_invalid);
-    check_message("is no device memory");
+    check_message("is not device memory");
     CHECK_EQ(aclrtMemcpy(device.data(), 100, host, 10, ACL_MEMCPY_HOST_TO_HOST), acl_error_rt_param_invalid);
     check_message("dst");
     CHECK_EQ(aclrtMemset(static_cast<char*>(device.data()) + 90, 20, 0, 20), acl_error_rt_param_invalid);
@@ -268,7 +268,7 @@ TEST(faults_hit_the_call_they_name) {
     CHECK_EQ(aclrtMalloc(&memory, 10, ACL_MEM_MALLOC_HUGE_FIRST), 0);
     CHECK_EQ(aclrtFree(memory), 0);
     CHECK_EQ(aclrtMalloc(&memory, 10, ACL_MEM_MALLOC_HUGE_FIRST), 207001);
-    check_message("aclrtMalloc: fails because a fault was asked for");
+    check_message("aclrtMalloc: fails because a fault was requested");
     CHECK_EQ(aclrtMalloc(&memory, 10, ACL_MEM_MALLOC_HUGE_FIRST), 0);
     CHECK_EQ(aclrtFree(memory), 0);
     option("faults", "");

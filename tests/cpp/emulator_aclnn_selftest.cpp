@@ -182,14 +182,14 @@ TEST(refusals) {
     CHECK_EQ(sum(tc, ts, one, true, ty), 161002);
     check_message("average is true with a scale");
     CHECK_EQ(sum(tc, ts, one, false, tx), 161002);  // tc and tx do not share memory: the group is refused
-    check_message("which no communicator of this process is called");
+    check_message("which names no communicator of this process");
     const auto reduce = [&](const char* group) {
         return aclnnAlltoallvQuantAllReduceGetWorkspaceSize(tx, nullptr, nullptr, group, 8, 4, false, true, ty, nullptr,
                                                             &bytes, &executor);
     };
     CHECK_EQ(reduce(nullptr), 161001);
     CHECK_EQ(reduce("nobody"), 161002);
-    check_message("which no communicator of this process is called");
+    check_message("which names no communicator of this process");
     CHECK_EQ(reduce(std::string(128, 'a').c_str()), 161002);
 
     CHECK_EQ(aclnnAlltoallvQuantize(nullptr, 0, nullptr, stream), 161001);

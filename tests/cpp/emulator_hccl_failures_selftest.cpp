@@ -27,7 +27,7 @@ TEST(refused_at_once, Group& g) {
     CHECK_EQ(v(x.data(), ones.data(), x.data(), g.comm, g.stream), HCCL_E_PARA);
     check_message("sendBuf and recvBuf share memory");
     CHECK_EQ(v(host, ones.data(), y.data(), g.comm, g.stream), HCCL_E_PARA);
-    check_message("is no device memory");
+    check_message("is not device memory");
     CHECK_EQ(v(x.data(), wide.data(), y.data(), g.comm, g.stream), HCCL_E_PARA);
     check_message("of an allocation of 32 bytes");
     const std::vector<uint64_t> huge(static_cast<size_t>(g.size), uint64_t{1} << 40);

@@ -61,7 +61,7 @@ Bytes random_codes(size_t bytes, bool finite = false) {
 /// What kernels write, and what lies around it.
 class Written {
   public:
-    /// `write` gets so many bytes at an odd address, or where stores past the caches can go; it may say whether all
+    /// `write` gets so many bytes at an odd address, or where stores past the caches can go; it may report whether all
     /// fits.
     template <class Write>
     void bytes(size_t count, const Write& write, size_t place = 1) {

@@ -29,7 +29,7 @@ inline CommunicatorOptions options_of(int rank, int size, double timeout = 20) {
     return options;
 }
 
-/// A communicator that moves data, too; all ranks make theirs at the same time.
+/// A communicator that also moves data; all ranks make theirs at the same time.
 inline std::shared_ptr<TcpCommunicator> connect_hosts(const CommunicatorOptions& options, int port) {
     auto made = make_tcp_communicator(options, TcpAddress{"localhost", port});
     std::vector<int> others(static_cast<size_t>(options.size));

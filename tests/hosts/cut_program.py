@@ -1,6 +1,6 @@
 """Random collectives until an error, or until so many are over; tells the error, and how many outputs were wrong.
 
-Arguments: a file that says when all are at it, how many operators, the timeout of the communicator, and, of the front
+Arguments: a file that shows when all are at it, how many operators, the timeout of the communicator, and, of the front
 end, "numpy" (if left out), "torch" or "mindspore".
 """
 
@@ -25,7 +25,7 @@ from alltoallv.errors import AllToAllVError
 
 at_it, count, timeout = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 if os.environ.get("MS_ROLE") == "MS_SCHED":
-    sys.exit()  # msrun runs the program on its scheduler, too
+    sys.exit()  # msrun also runs the program on its scheduler
 front_end = sys.argv[4] if len(sys.argv) > 4 else "numpy"
 column = getattr(importlib.import_module(f"adapters.{front_end}_column"), f"{front_end.title()}Column")()
 met = Communicator.from_env(timeout=60)  # so that all come to the next one at once

@@ -17,7 +17,7 @@ from alltoallv.errors import AllToAllVError, DeadlockError, PeerLostError, PeerM
 
 
 def lost(how: str, *ranks: str) -> None:
-    """Ranks leave at once, by "kill" or "exit"; the others tell who it was, and after how long."""
+    """Ranks leave at once, by "kill" or "exit"; the others name who it was, and after how long."""
     comms = [Communicator.from_env(domain, timeout=60) for domain in ("first", "second")]
     x = np.ones(1_000_000, np.float32)
     for comm in comms * 2:
@@ -129,7 +129,7 @@ def silent(how: str, victim: str, folder: str) -> None:
 
 
 def meet() -> None:
-    """Joins, or tells why it cannot; in time for those that come a little later."""
+    """Joins, or explains why it cannot; in time for those that come a little later."""
     try:
         Communicator.from_env(timeout=60)
     except AllToAllVError as error:
@@ -144,7 +144,7 @@ def settings_differ() -> None:
 
 
 def shrink(*ranks: str) -> None:
-    """Ranks die; the others shrink their communicator, go on, and tell how long that took."""
+    """Ranks die; the others shrink their communicator, go on, and state how long that took."""
     comm = Communicator.from_env(timeout=30)
     x = np.ones(1_000_000, np.float32)
     under_way = an.isend(x, (comm.rank + 1) % comm.size, group=comm)  # large, and half way when the others die
@@ -191,7 +191,7 @@ def few_descriptors(victim: str) -> None:
 
 
 def starved(victim: str) -> None:
-    """One rank has no descriptor when it joins: all tell what they hear, and when; with descriptors they meet."""
+    """One rank has no descriptor when it joins: all report what they hear, and when; with descriptors they meet."""
     begin = time.monotonic()
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     if os.environ["RANK"] == victim:

@@ -31,7 +31,7 @@ def told(two_hosts: Hosts, case: str, port: int, on_each: int = 1, prepared: str
 
 
 def test_counts_that_differ_with_checking_off(two_hosts: Hosts) -> None:
-    """With ``check="off"``, too: what was sent too much would be taken for the data of a later call."""
+    """Also with ``check="off"``: what was sent too much would be taken for the data of a later call."""
     for text in told(two_hosts, "other_counts", 29_570):
         assert text.startswith("PeerMismatchError"), text
         assert "rank 0 sends 400000 elements to rank 1, which expects 100000" in text

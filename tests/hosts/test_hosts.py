@@ -200,7 +200,7 @@ def test_a_program_that_ends_while_others_join_is_named_at_once(
 
 
 def test_no_living_rank_is_named(hosts: list[Host]) -> None:
-    """At whatever moment a rank dies: within a host, too, where the ranks that exchange have other numbers."""
+    """At whatever moment a rank dies: also within a host, where the ranks that exchange have other numbers."""
     a, b, _ = hosts
     for trial in range(6):
         victim = (2, 3, 1)[trial % 3]

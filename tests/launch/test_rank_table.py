@@ -52,7 +52,7 @@ def entry(made: Table, server: int, number: int) -> Table:
         (
             table(2, 2),
             lambda t: entry(t, 1, 1).update(device_ip="10.1.0.0"),
-            "device_ip of rank 3 on server '10.0.0.1' is '10.1.0.0', which rank 0 on server '10.0.0.0' has, too",
+            "device_ip of rank 3 on server '10.0.0.1' is '10.1.0.0', which rank 0 on server '10.0.0.0' also has",
         ),
         (
             table(2, pods=1),

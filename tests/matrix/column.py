@@ -31,7 +31,7 @@ class Row:
 
     Attributes:
         name: What it is called there.
-        names: Its arguments that are called otherwise than in `alltoallv.numpy`; in error texts, too.
+        names: Its arguments that are called otherwise than in `alltoallv.numpy`; also in error texts.
         output: The argument that holds the output afterwards; None: it is returned.
         prepare: Changes the arguments further, for a signature of another kind.
     """
@@ -147,7 +147,7 @@ class Column:
         assert arguments.get("async_op") or returned is None or self.returns_handles, returned
         return output
 
-    #: Whether a call that is not asynchronous has a handle, too.
+    #: Whether a call that is not asynchronous also has a handle.
     returns_handles = False
     #: What the handle's `wait` returns.
     waited: bool | None = True

@@ -23,7 +23,7 @@ for `alltoallv.mindspore.distributed`, and for `mindspore.mint.distributed` itse
 MindSpore's. The last column counts the calls that must raise MindSpore's error class.
 
 **Ascend.** The test makes the same calls through the operator for Ascend, built for CPU
-(tests/mindspore/run_device_op.py); on an NPU only the addresses and the stream differ. The column says where a call
+(tests/mindspore/run_device_op.py); on an NPU only the addresses and the stream differ. The column shows where a call
 runs, and a test checks that it does:
 
 - *queue*: the call is an operator in MindSpore's queue and runs on its stream over HCCL. The core's part of it

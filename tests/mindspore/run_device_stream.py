@@ -101,7 +101,7 @@ assert graph_op.run(ctypes.byref(in_graph), ctypes.addressof(text), len(text)) =
 assert (values(anew) == -1).all()
 emulator.set_option("task_delay_us", 100_000)
 assert (complete(anew) == by_rank).all()
-print("in a graph, too", flush=True)
+print("also in a graph", flush=True)
 
 # What mint.distributed's collectives launch, in a group of its own.
 host = subgroups.connect("group", "group", list(range(size)), 60)

@@ -1,4 +1,4 @@
-"""The benchmark's contenders that need MindSpore: ours through alltoallv.mindspore, and its own collectives."""
+"""The benchmark's competitors that need MindSpore: ours through alltoallv.mindspore, and its own collectives."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ EXAMPLES = HERE.parent.parent / "examples"
 def test_a_program_for_npus_as_it_is(tmp_path: Path) -> None:
     """mint.distributed.init_process_group() comes up on CPU; nothing warns at each call.
 
-    Here, as in every job, msrun's scheduler runs the program, too, and has to leave it.
+    Here, as in every job, msrun's scheduler also runs the program, and has to leave it.
     """
     program = str(JOBS / "for_npus.py")
     assert outputs(tmp_path, 2, EXAMPLES / "mindspore_on_cpu.py", program) == ["ran on CPU\n"] * 2

@@ -40,5 +40,5 @@ def test_exchange_in_mindspores_queue(tmp_path: Path) -> None:
 def test_the_exchange_goes_to_the_stream_that_mindspore_hands_over() -> None:
     """On emulated NPUs: the operator's C function, called as its kernel calls it on Ascend."""
     for said in job("run_device_stream.py", timeout=120):
-        assert said[:3] == ["enqueued, then right", "in a graph, too", "collectives of a group"]
+        assert said[:3] == ["enqueued, then right", "also in a graph", "collectives of a group"]
         assert said[3].startswith("PeerMismatchError: operator #")

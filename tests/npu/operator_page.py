@@ -36,7 +36,7 @@ The programs vllm-ascend, MindSpeed and sgl-kernel-npu call {} operators (tests/
 run. These do not: {}.
 
 Every other operator `npu::` raises NotImplementedError in the caller, and the program can go on. An argument's value
-that the emulator does not cover raises NotImplementedError, too; the error names the argument. The emulator says
+that the emulator does not cover also raises NotImplementedError; the error names the argument. The emulator says
 nothing about the speed of an NPU, and CANN's kernels may round differently within these bounds.
 
 The families Moe distribute, Moe alltoallv and Parallel matmuls communicate over the group that `hcom` or `group_ep`

@@ -41,16 +41,16 @@ def test_children_of_a_program_have_the_operators() -> None:
     ("fault", "message"),
     [
         ("", "the ranks disagree: count is 4 on rank 0 and 5 on rank 1"),
-        pytest.param("HcclAllReduce@1=die", "the process dies because a fault was asked for", marks=pytest.mark.slow),
+        pytest.param("HcclAllReduce@1=die", "the process dies because a fault was requested", marks=pytest.mark.slow),
         pytest.param(
-            "HcclAllReduce=fail:4", "HcclAllReduce: fails because a fault was asked for (4)", marks=pytest.mark.slow
+            "HcclAllReduce=fail:4", "HcclAllReduce: fails because a fault was requested (4)", marks=pytest.mark.slow
         ),
         pytest.param(
             "HcclCommInitRootInfoConfig@1=die", "after 3.0 s rank 1 of 2 had not joined", marks=pytest.mark.slow
         ),
         pytest.param(
             "aclrtMalloc*=fail:207001",
-            "aclrtMallocAlign32: fails because a fault was asked for (207001)",
+            "aclrtMallocAlign32: fails because a fault was requested (207001)",
             marks=pytest.mark.slow,
         ),
     ],
@@ -84,7 +84,7 @@ def call(code: str, **settings: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("setting", "value", "message"),
     [
-        ("faults", "HcclAllReduce=explode", "'explode' is no action"),
+        ("faults", "HcclAllReduce=explode", "'explode' is not an action"),
         ("cann_version", "8.5.RC1", "cann_version is '8.5.RC1', expected MAJOR.MINOR.RELEASE"),
     ],
 )

@@ -114,7 +114,7 @@ def test_values_and_learnt_counts(rank: int, size: int, place: Place) -> None:
     for seed, dtype in enumerate(("float32", "bool", "bfloat16")):
         case = random_case(np.random.default_rng(seed), size, dtype)
         assert_bits_equal(moved(case, rank, device, group=comm), case.expected[rank], dtype)
-    # Nobody says what it expects: the peers tell, also beyond the calls that are compared.
+    # Nobody states what it expects: the peers tell, also beyond the calls that are compared.
     for n in range(8):
         sends = [(rank + j + n) % 3 for j in range(size)]
         expected = [float(j) for j in range(size) for _ in range((rank + j + n) % 3)]

@@ -100,7 +100,7 @@ def rows_of(rank: int, seed: int, count: int) -> Tensor:
 
 @on_ranks(3, communicator=False)
 def test_counts_on_the_device(rank: int, size: int, file: str) -> None:
-    """As the host's operator; counts of int32, of a list, with displacements; gradients; over a group, too."""
+    """As the host's operator; counts of int32, of a list, with displacements; gradients; also over a group."""
     with Communicator.from_env("host", backend="shm", timeout=30) as host, group(rank, size, file) as (world, device):
         for seed, dtype in enumerate((torch.int64, torch.int32, None)):
             counts, sends = matrix(size, seed), matrix(size, seed)[rank]

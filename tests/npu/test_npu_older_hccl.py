@@ -57,4 +57,4 @@ def test_without_the_functions_that_take_a_configuration(ranks: Ranks, tmp_path:
     outcomes = run(check, write_table(tmp_path / "table.json", [2]))
     for outcome in outcomes:
         assert outcome.error is None, outcome
-    assert "'sized:300' asks for a buffer of that many MB, which this HCCL cannot be told" in outcomes[0].output
+    assert "'sized:300' asks for a buffer of that many MB, which this HCCL does not support" in outcomes[0].output

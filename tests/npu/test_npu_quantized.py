@@ -175,7 +175,7 @@ def test_states_of_error_feedback_are_those_of_the_cpu(rank: int, size: int) -> 
 
 
 @on_ranks(2, communicator=False)
-def test_disagreement_and_misfits_are_errors_on_all(rank: int, size: int) -> None:
+def test_disagreement_and_overflows_are_errors_on_all(rank: int, size: int) -> None:
     with communicator(rank, check="always") as (comm, device):
         x = codes(rank, 64).to(device)
         with pytest.raises(PeerMismatchError, match=r"rank 0 has scale 0\.25, rank 1 has scale 0\.5"):

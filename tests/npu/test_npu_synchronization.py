@@ -1,7 +1,7 @@
 """Every synchronization of ours can be taken out; then a test fails that passes with it.
 
 Tasks of the emulated streams come late, so that whoever does not wait sees what was there before. What is taken out is
-back when a scene ends, and a communicator is made before: the ranks are those of other tests, too.
+back when a scene ends, and a communicator is made before: the ranks also run other tests.
 """
 
 from __future__ import annotations

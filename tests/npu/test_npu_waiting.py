@@ -1,4 +1,4 @@
-"""Waits for the device and for peers end in time, with an error that says why; and what cannot be asked for does."""
+"""Waits for the device and for peers end in time, with an error that explains why; so does what cannot be asked."""
 
 from __future__ import annotations
 

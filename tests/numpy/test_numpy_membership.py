@@ -74,7 +74,7 @@ def test_parts_are_split_again_and_the_same_twice(comm: Communicator) -> None:
 @pytest.mark.parametrize(("color", "key", "text"), [
     (0.5, 0, "color is 0.5, expected an integer or None"),
     (0, "a", "key is 'a', expected an integer"),
-    (2**63, 0, "color is 9223372036854775808, expected what 64 bits hold"),
+    (2**63, 0, "color is 9223372036854775808, expected a 64-bit integer"),
 ])  # fmt: skip
 @on_both(3)
 def test_what_split_refuses_fails_on_every_rank(comm: Communicator, color: Any, key: Any, text: str) -> None:

@@ -2,7 +2,7 @@
 
 A row changes the base case: rank 0 of 2, an input of 60 elements, two elements to and from each rank.
 ``stage`` is where the first error appears: C (create), I (infer shape), S (setup), or "-" for none; these
-are also run with data on real ranks. ``atb`` says what ATB does where ours differs (docs/compatibility.md).
+are also run with data on real ranks. ``atb`` describes what ATB does where ours differs (docs/compatibility.md).
 """
 
 from __future__ import annotations

@@ -50,10 +50,10 @@ def test_inferred(row: Row) -> None:
 
 @pytest.mark.parametrize("row", rows("S"))
 def test_refused_at_setup(row: Row) -> None:
-    """The refusal comes first; that the peers could not be told is only added to it."""
+    """The refusal comes first; that the peers could not be notified is only added to it."""
     operation = _core.AllToAllVOperation(row.make_param(), row.device)
     output = _core.TensorDesc(*row.output) if row.output else operation.infer_shape([row.input()])
-    with pytest.raises(InvalidTensorError, match=r"the peers could not be told") as caught:
+    with pytest.raises(InvalidTensorError, match=r"the peers could not be notified") as caught:
         operation.setup([row.input()], [output])
     assert caught.value.code == row.code
 

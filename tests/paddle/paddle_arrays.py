@@ -1,4 +1,4 @@
-"""Paddle tensors of NumPy's arrays and back, with the same bits: ml_dtypes' dtypes, too."""
+"""Paddle tensors of NumPy's arrays and back, with the same bits: also ml_dtypes' dtypes."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Found:
     )
 
     def add(self, wave: list[tuple[Planned, Job, str]]) -> None:
-        """Counts a wave: its jobs, and what each said when it did not end in time."""
+        """Counts a wave: its jobs, and what each reported when it did not end in time."""
         ports = Counter(planned.port for planned, _, _ in wave)
         for planned, job, late in wave:
             self.jobs += 1

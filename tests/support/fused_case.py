@@ -37,7 +37,7 @@ class Fused:
 
 
 def place(operator: str, group: str, rank: int, size: int) -> Rank:
-    """The arguments that say who is who."""
+    """The arguments that name who is who."""
     if "moe_distribute" in operator:
         return {"group_ep": group, "ep_world_size": size, "ep_rank_id": rank, "moe_expert_num": LOCAL * size}
     if "gmm" in operator:

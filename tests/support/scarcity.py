@@ -71,7 +71,7 @@ class _Program(ctypes.Structure):
 def refused(call: str, error: int, work: Callable[[], Any]) -> Any:
     """Returns what ``work`` returns on a thread for which the kernel refuses a system call with this errno.
 
-    The threads that it starts are refused the call, too. Of ``mmap`` only shared mappings are.
+    The threads that it starts are also refused the call. Of ``mmap`` only shared mappings are.
     """
     architecture, numbers = _CALLS[platform.machine()]
     tests = [(4, _IF_EQUAL, architecture), (0, _IF_EQUAL, numbers[call])]

@@ -1,4 +1,4 @@
-"""Starts processes: commands, ranks with the local launcher, and forked children; tells which of them live."""
+"""Starts processes: commands, ranks with the local launcher, and forked children; names which of them live."""
 
 from __future__ import annotations
 

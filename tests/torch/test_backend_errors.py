@@ -282,7 +282,7 @@ def test_what_a_rank_may_do_alone(rank: int, size: int, group: dist.ProcessGroup
 
 @on_group(2)
 def test_functions_of_alltoallv_follow_a_changed_limit(rank: int, size: int, group: dist.ProcessGroup) -> None:
-    """Down and up again, by both ways to change it; messages, too."""
+    """Down and up again, by both ways to change it; also messages."""
     sub = dist.new_group()
     for seconds in (0.3, 30.0):
         sub.set_timeout(timedelta(seconds=seconds))

@@ -150,7 +150,7 @@ def test_messages_that_do_not_fit(grouped: Grouped) -> None:
 
 @pytest.mark.parametrize("operator", ["recv", "send", "any"])
 def test_a_message_that_nobody_answers(grouped: Grouped, operator: str) -> None:
-    """The timeout says who did not come."""
+    """The timeout names who did not come."""
 
     def run(rank: int, size: int, group: dist.ProcessGroup) -> None:
         dist.barrier()
@@ -200,12 +200,12 @@ def test_a_lost_peer_ends_the_wait(grouped: Grouped, operator: str) -> None:
 
 @on_group(2)
 def test_the_place_of_the_roots_tensor(rank: int, size: int, group: dist.ProcessGroup) -> None:
-    """``rootTensor`` of another rank's or of no tensor was ignored; gloo refuses it, too."""
+    """``rootTensor`` of another rank's or of no tensor was ignored; gloo also refuses it."""
     for method, options in (("broadcast", dist.BroadcastOptions), ("reduce", dist.ReduceOptions)):
         opts, x = options(), torch.full((2,), rank + 1.0)
         opts.rootRank = 0
         opts.rootTensor = 1 - rank
-        text = "rootTensor is 1, expected 0, the place of the only tensor"
+        text = "rootTensor is 1, expected 0, the index of the only tensor"
         with pytest.raises(InvalidParamError, match=text if rank == 0 else f"rank 0.*{text}"):
             getattr(group, method)([x], opts).wait()
         assert x.tolist() == [rank + 1] * 2

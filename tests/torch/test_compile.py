@@ -148,7 +148,7 @@ def test_collectives_that_write_into_tensors(comm: Communicator, backend: str) -
 
 @on_ranks(2, **OPTIONS)
 def test_rows_without_elements(comm: Communicator) -> None:
-    """As many come as without a graph, with gaps, too; only counts in lists tell how many."""
+    """As many come as without a graph, also with gaps; only counts in lists state how many."""
     sends, recvs = [1, 2], [1 + comm.rank] * 2
 
     def function(x: Tensor) -> Tensor:

@@ -77,7 +77,7 @@ def test_the_same_as_one_process_bit_for_bit(
 
 @on_ranks(4)
 def test_rows_that_come_back_in_pieces(comm: Communicator) -> None:
-    """Of one or two tokens each; gradients, too."""
+    """Of one or two tokens each; also gradients."""
     problem = Problem(4, 5, 2, torch.float32, torch.float32)
     begin, end = problem.begins[comm.rank : comm.rank + 2]
     expected = problem.run(comm, begin, end)

@@ -129,8 +129,8 @@ def test_arguments_go_with_the_schema(rank: int, size: int) -> None:
     x, gamma, known = torch.ones(2, 4), torch.ones(4), "input, gamma, epsilon"
     for arguments, names, words in (
         ((x, gamma), {"eps": 1e-2}, f"there is no argument eps, expected {known}"),
-        ((x, gamma, 1e-2, 3), {}, f"4 arguments are given by place, expected 3 at most: {known}"),
-        ((x, gamma, 1e-2), {"epsilon": 1e-6}, "epsilon is given by place and by name, expected once"),
+        ((x, gamma, 1e-2, 3), {}, f"4 arguments are given by position, expected 3 at most: {known}"),
+        ((x, gamma, 1e-2), {"epsilon": 1e-6}, "epsilon is given by position and by name, expected once"),
         ((x,), {}, "gamma is missing, expected input, gamma"),
     ):
         with pytest.raises(TypeError, match=f"npu::npu_rms_norm: {words}"):
@@ -144,7 +144,7 @@ def test_arguments_go_with_the_schema(rank: int, size: int) -> None:
     given = x, ids, ids[:, 0], ids[:, 0], torch.ones(2, 1), x, gamma, "nobody", 1, 0, 4
     with pytest.raises(NotImplementedError, match="combine_add_rms_norm: comm_quant_mode is 2"):
         combine(*given, comm_quant_mode=2)
-    with pytest.raises(TypeError, match="npu::npu_moe_re_routing: 3 arguments are given by place, expected 2 at"):
+    with pytest.raises(TypeError, match="npu::npu_moe_re_routing: 3 arguments are given by position, expected 2 at"):
         npu_ops.npu_moe_re_routing(x, torch.ones(1, 2, dtype=torch.int32), None)
 
 
@@ -157,7 +157,7 @@ def check_names(group: str, rank: int, size: int) -> None:
     x, scale = (torch.ones(2 * size, 4), torch.ones(4, 3), group), torch.ones(3)
     for place, names, kind, words in (
         ((size,), {"bais": None}, TypeError, "there is no argument bais"),
-        ((size, None), {}, TypeError, "5 arguments are given by place, expected 4 at most"),
+        ((size, None), {}, TypeError, "5 arguments are given by position, expected 4 at most"),
         ((), {}, TypeError, "world_size is missing, expected input, x2, hcom, world_size"),
         ((size,), {"x2_scale": scale, "output_dtype": 9}, NotImplementedError, "output_dtype is 9"),
     ):

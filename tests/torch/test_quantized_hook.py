@@ -177,7 +177,7 @@ def test_ddp_resumes(rank: int, size: int, group: dist.ProcessGroup) -> None:
     for wrong, message in (
         (None, "the state is a NoneType"),
         ({}, r"the state is \[\], expected a dict of shapes, group_size"),
-        (saved | {"group_size": 64}, "the state is of group_size 64, expected 32"),
+        (saved | {"group_size": 64}, "the state has group_size 64, expected 32"),
         (saved | {"shapes": saved["shapes"][::-1]}, "for parameter 0 in the order of the first step"),
     ):
         with pytest.raises(InvalidParamError, match=message):

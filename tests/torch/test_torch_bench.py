@@ -1,4 +1,4 @@
-"""The benchmark's contenders that need torch: ours through alltoallv.torch, and gloo."""
+"""The benchmark's competitors that need torch: ours through alltoallv.torch, and gloo."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_calls_of_the_backend(
     for row, case in zip(rows, cases, strict=True):
         assert row["collective"] == case.collective
         assert case.collective in table
-        assert set(row["times"]) == set(backend.contenders(case)) >= {"ours", "gloo"}
+        assert set(row["times"]) == set(backend.competitors(case)) >= {"ours", "gloo"}
         for times in row["times"].values():
             assert times["wrong"] == 0
             assert 0 < times["min_us"] <= times["median_us"]

@@ -181,7 +181,7 @@ MISTAKES: dict[str, tuple[Callable[[Communicator, Any], Any], Any, Any]] = {
 
 @on_ranks(2)
 def test_peers_learn_of_a_mistake(comm: Communicator) -> None:
-    """Rank 1's argument is wrong: rank 0 raises at once, too, and the next call works."""
+    """Rank 1's argument is wrong: rank 0 also raises at once, and the next call works."""
     for name, (call, good, bad) in MISTAKES.items():
         print(name)  # is shown if it fails
         with pytest.raises(ValueError, match="is|has" if comm.rank else "failed on rank 1: "):

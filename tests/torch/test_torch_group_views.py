@@ -170,7 +170,7 @@ def test_ranks_in_trouble(rank: int, size: int, file: str) -> None:
         else:
             while comm.usable:
                 time.sleep(0.01)
-            with pytest.raises(PeerLostError, match="it broke off all_to_all_v: the engine says so"):
+            with pytest.raises(PeerLostError, match="it interrupted all_to_all_v: the engine says so"):
                 exchange(comm)
 
 

@@ -55,7 +55,7 @@ def test_two_jobs_of_one_init_method(tmp_path: Path, method: str, backend: str) 
             assert job.stdin is not None
             assert job.stderr is not None
             assert any("two jobs have one address" in line for line in job.stderr)
-            job.stdin.close()  # the late rank, which would be refused, too, ends
+            job.stdin.close()  # the late rank, which would also be refused, ends
         for line in [job.stdout.readline() for job in jobs if job.stdout is not None]:
             assert line.startswith("InvalidParamError: ")
             assert "which has not been started with this rank" in line

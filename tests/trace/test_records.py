@@ -17,7 +17,7 @@ from alltoallv import Communicator
 from alltoallv.errors import AllToAllVError, InvalidParamError, PeerMismatchError
 from alltoallv.numpy import all_reduce, all_to_all_v, barrier
 from alltoallv_tools.trace.records import CUT_SHORT, DONE, FAILED, RUNNING, read, read_file
-from alltoallv_tools.trace.story import tell
+from alltoallv_tools.trace.summary import tell
 
 
 def domain_of(folder, size):
@@ -182,7 +182,7 @@ def test_what_is_no_trace(tmp_path):
     with pytest.raises(ValueError, match=r"holds no \*\.trace files"):
         read(tmp_path)
     (tmp_path / "x.trace").write_text(json.dumps({"size": 2}))
-    with pytest.raises(ValueError, match=r"x\.trace' is no trace"):
+    with pytest.raises(ValueError, match=r"x\.trace' is not a trace"):
         read_file(tmp_path / "x.trace")
 
 

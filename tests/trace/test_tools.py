@@ -22,7 +22,7 @@ from alltoallv.numpy import all_reduce, barrier
 from alltoallv_tools.cli import main
 from alltoallv_tools.trace.page import html
 from alltoallv_tools.trace.records import CUT_SHORT, DONE, FAILED, RUNNING, read
-from alltoallv_tools.trace.story import lateness, tell
+from alltoallv_tools.trace.summary import lateness, tell
 from alltoallv_tools.trace.watch import table
 
 ALLTOALLV = [sys.executable, "-m", "alltoallv"]
@@ -166,7 +166,7 @@ def test_flight_recorder_dumps(folder, tmp_path, capsys):
 
 
 def test_a_job_that_hangs(tmp_path):
-    """One rank stays away: both commands say which, while the job runs and after it has been killed."""
+    """One rank stays away: both commands name which, while the job runs and after it has been killed."""
     script, folder = tmp_path / "program.py", tmp_path / "trace"
     script.write_text(DESYNC)
     env = os.environ | {"ALLTOALLV_TRACE": str(folder)}
@@ -259,7 +259,7 @@ def test_flight_records_of_jobs_of_other_sizes(tmp_path, capsys):
     assert told[:2] == ["Both ranks failed in barrier #2 of 'd'.", "All 4 ranks failed in barrier #4 of 'd (2)'."]
     write(0, 2, [0, 7])
     assert main(["trace", str(tmp_path)]) == 2
-    assert "rank0.json' is no flight record: it has rank 7 of 2" in capsys.readouterr().err
+    assert "rank0.json' is not a flight record: it has rank 7 of 2" in capsys.readouterr().err
 
 
 def test_flight_records_of_ranks_with_other_operators(tmp_path):

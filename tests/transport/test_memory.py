@@ -58,7 +58,7 @@ def test_defaults_and_bad_arguments(one_rank: Communicator) -> None:
             alltoallv.empty(shape)
     with pytest.raises(InvalidTensorError, match="dtype is object, expected one of fixed size"):
         alltoallv.empty(3, object)
-    with pytest.raises(InvalidTensorError, match="dtype is 'foo', which is none here"):
+    with pytest.raises(InvalidTensorError, match="dtype is 'foo', which is not a dtype here"):
         alltoallv.empty(3, "foo")
     assert alltoallv.empty(3, "bfloat16").nbytes == 6
     with pytest.raises(OutOfMemoryError, match="no memory for an output of"):

@@ -66,7 +66,7 @@ std::vector<uint64_t> in_bytes(const std::vector<int64_t>& rows, int64_t row_byt
     return bytes;
 }
 
-/// Sends every rank its count; `received` is device memory. Counts of ranks that have failed travel, too.
+/// Sends every rank its count; `received` is device memory. Counts of ranks that have failed also travel.
 void exchange_counts(const Call& call, void* sent, void* received, aclrtStream stream) {
     const std::vector<uint64_t> ones(call.ranks(), 1);
     std::vector<uint64_t> places(call.ranks());

@@ -7,7 +7,7 @@
 
 namespace ops {
 
-/// Codes of 4 bits are bytes, too, of two codes each.
+/// Codes of 4 bits are also bytes, of two codes each.
 class AlltoallvQuantize : public OpDef {
   public:
     explicit AlltoallvQuantize(const char* name) : OpDef(name) {

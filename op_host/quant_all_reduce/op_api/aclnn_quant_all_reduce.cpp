@@ -44,7 +44,7 @@ struct Parts {
     int64_t length(uint32_t rank) const { return begin(rank + 1) - begin(rank); }
 };
 
-/// Counts and displacements of an all-to-all in which each rank gets its part from all others; `units` says how many
+/// Counts and displacements of an all-to-all in which each rank gets its part from all others; `units` states how many
 /// the first elements of a vector, or those of a part, are.
 struct Exchange {
     std::vector<uint64_t> send_counts, sdispls, recv_counts, rdispls;

@@ -6,7 +6,7 @@
 
 namespace ops {
 
-/// `out` is read, too: rows that no index names keep what it holds.
+/// `out` is also read: rows that no index names keep what it holds.
 class RowMover : public OpDef {
   public:
     explicit RowMover(const char* name) : OpDef(name) {

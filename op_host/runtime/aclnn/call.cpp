@@ -169,7 +169,7 @@ Group group_named(const char* name) {
         refuse("group is a name of " + std::to_string(length) + " bytes or more, expected 1 to 127");
     Group group{};
     if (HcclCommGetHandleWithName(name, &group.comm) != HCCL_SUCCESS)
-        refuse("group is '" + std::string(name) + "', which no communicator of this process is called");
+        refuse("group is '" + std::string(name) + "', which names no communicator of this process");
     require_success("HcclGetRankId", HcclGetRankId(group.comm, &group.rank));
     require_success("HcclGetRankSize", HcclGetRankSize(group.comm, &group.size));
     return group;

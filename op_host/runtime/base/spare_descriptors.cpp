@@ -12,7 +12,7 @@ void SpareDescriptors::hold() {
     refill();
 }
 
-void SpareDescriptors::let_go() {
+void SpareDescriptors::release() {
     const std::lock_guard lock(mutex);
     if (--holders_ == 0) spares_.clear();
 }

@@ -28,7 +28,7 @@ class SpareDescriptors {
     static SpareDescriptors& instance() { return ProcessState<SpareDescriptors>::get(); }
 
     void hold();
-    void let_go();
+    void release();
 
     /// Closes one, so that the next open() can use its number; false if none is left.
     bool give_one();

@@ -154,7 +154,7 @@ class Root {
         }
     }
 
-    /// Frees the name, so that the domain can be made again. A child that was forked meanwhile holds the socket, too,
+    /// Frees the name, so that the domain can be made again. A child that was forked meanwhile also holds the socket,
     /// so closing it is not enough to refuse new connections.
     void close_door() {
         if (listener_) ::shutdown(listener_.get(), SHUT_RDWR);

@@ -37,7 +37,7 @@ void without_descriptors(const std::function<void(const std::atomic<bool>& stopp
             done = true;
         });
     } catch (const Error&) {
-        return;  // without a thread, too, they reach their timeout
+        return;  // without a thread they also reach their timeout
     }
     try {
         for (; !done; std::this_thread::sleep_for(std::chrono::milliseconds(2))) tick();

@@ -62,7 +62,7 @@ std::string row_difference(const ControlPlane& control, int rank_b) {
     const auto both = [&](const std::string& of_a, const std::string& of_b) {
         return rank_text(rank_a) + " " + of_a + ", " + rank_text(rank_b) + " " + of_b;
     };
-    // A call of several chunks begins with an exchange whose root is their number (in_step of the front ends).
+    // A call of several chunks begins with an exchange whose root is their number (lockstep of the front ends).
     const auto call_of = [](const Row& row) {
         if (row.op != OpKind::exchange_counts || row.root == 0) return "calls " + std::string(name_of(row.op));
         return "begins a call in " + std::to_string(row.root) + " chunks";

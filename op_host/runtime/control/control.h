@@ -21,7 +21,7 @@
 #include "runtime/control/layout.h"
 #include "runtime/control/oversubscription.h"
 #include "runtime/control/trace.h"
-#include "runtime/core/hold.h"
+#include "runtime/core/held_lock.h"
 #include "runtime/core/hooks.h"
 #include "runtime/core/options.h"
 #include "runtime/core/quant_reduction.h"
@@ -257,10 +257,10 @@ class ControlPlane {
         do {
             if (++state.rounds <= yields_before_sleep) {
                 if (oversubscription_.yield(now)) state.rounds = yields_before_sleep;
-                Hold::let_go_after(now - begun);
+                HeldLock::release_after(now - begun);
                 if (state.rounds % yields_per_step != 0) continue;
             } else {
-                Hold::let_go_now();
+                HeldLock::release_now();
                 if (doorbell_.sleep([&] { return ready() || poisoned(); }, sleep_limit()) && !poisoned()) return;
             }
             if (step_due(state)) step(std::function<std::vector<int>()>(missing), state);

@@ -75,9 +75,9 @@ class ControlledCommunicator : public Communicator {
 template <class Body>
 void ControlledCommunicator::run(OpKind op, DType dtype, double timeout, bool moves, Body&& body) {
     if (has_ended()) check_usable();
-    const CallQueue::Turn turn(*queue_, size() > 1);
+    const CallQueue::Slot slot(*queue_, size() > 1);
     if (has_ended()) check_usable();  // destroyed meanwhile
-    if (turn.overlaps()) {
+    if (slot.overlaps()) {
         failed_.fetch_add(1, std::memory_order_relaxed);
         control_->fail(op, two_threads(op), false);
         throw two_threads(op);
@@ -132,7 +132,7 @@ void ControlledCommunicator::run(OpKind op, DType dtype, double timeout, bool mo
         throw;
     }
     operators_.store(operators_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);  // it has the turn
-    if (turn.is_joined()) throw two_threads(op);  // what has arrived may have been meant for the other call
+    if (slot.is_joined()) throw two_threads(op);  // what has arrived may have been meant for the other call
 }
 
 }  // namespace alltoallv

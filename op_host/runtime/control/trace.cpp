@@ -13,7 +13,7 @@
 #include <new>
 #include <utility>
 
-#include "runtime/core/hold.h"
+#include "runtime/core/held_lock.h"
 #include "runtime/core/hooks.h"
 
 namespace alltoallv {
@@ -81,7 +81,7 @@ Tracer::~Tracer() {
 std::unique_lock<std::mutex> Tracer::locked() {
     std::unique_lock lock(mutex_, std::try_to_lock);
     if (!lock) {
-        Hold::let_go_now();  // the thread that has the mutex may be waiting for it, to warn
+        HeldLock::release_now();  // the thread that has the mutex may be waiting for it, to warn
         lock.lock();
     }
     return lock;

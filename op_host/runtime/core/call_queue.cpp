@@ -9,7 +9,7 @@
 #include "runtime/base/error.h"
 #include "runtime/base/processors.h"
 #include "runtime/base/quiet_thread.h"
-#include "runtime/core/hold.h"
+#include "runtime/core/held_lock.h"
 #include "runtime/core/hooks.h"
 
 namespace alltoallv {
@@ -64,7 +64,7 @@ class CallQueue::Queued final : public Work {
     explicit Queued(std::shared_ptr<Gate> gate) : gate_(std::move(gate)) {}
 
     bool await(double seconds) override {
-        std::optional<Inside> here;
+        std::optional<ActiveCall> here;
         if (!done()) {
             std::unique_lock lock(gate_->mutex);
             if (gate_->queue != nullptr) gate_->queue->check_outside();
@@ -117,7 +117,7 @@ bool CallQueue::on_worker() {
 
 /// Returns true if another thread's call is running or waiting.
 bool CallQueue::await_turn(uint64_t ticket, bool calls) {
-    Hold::let_go_now();
+    HeldLock::release_now();
     waiting_.fetch_add(1);
     const bool overlaps =
         calls && (callers_waiting_.fetch_add(1) > 0 || held_by_caller_.load(std::memory_order_relaxed));
@@ -170,7 +170,7 @@ void CallQueue::run_or_submit(const std::function<void()>& call) {
         submit(call);
         return;
     }
-    const Turn turn(*this);
+    const Slot slot(*this);
     call();
 }
 
@@ -199,7 +199,7 @@ void CallQueue::run_front(std::unique_lock<std::mutex>& lock) {
     if (serving_.load() != item.ticket) await_turn(item.ticket, false);
     std::exception_ptr error, interrupted;
     try {
-        const Inside here(key(), true);
+        const ActiveCall here(key(), true);
         item.call();
     } catch (const Error&) {
         error = std::current_exception();

@@ -15,7 +15,7 @@
 #include <thread>
 
 #include "runtime/base/fork_generation.h"
-#include "runtime/core/inside.h"
+#include "runtime/core/active_call.h"
 #include "runtime/core/waiting.h"
 
 namespace alltoallv {
@@ -61,17 +61,17 @@ class CallQueue {
 
     /// Holds the communicator for one synchronous call. Inside a queued call, which holds it already, it does nothing;
     /// inside any other call of this thread it throws invalid_param, since it would wait for itself.
-    class Turn {
+    class Slot {
       public:
         /// `calls`: made for the program, whose threads must not call at the same time.
-        explicit Turn(CallQueue& queue, bool calls = false)
+        explicit Slot(CallQueue& queue, bool calls = false)
             : queue_(queue.has_turn() ? nullptr : &queue), here_(queue.key()), calls_(calls) {
             if (queue_ == nullptr) return;
             const uint64_t ticket = queue_->next_.fetch_add(1);
             if (queue_->serving_.load() != ticket) overlaps_ = queue_->await_turn(ticket, calls_);
             if (calls_) queue_->held_by_caller_.store(true, std::memory_order_relaxed);
         }
-        ~Turn() {
+        ~Slot() {
             if (queue_ == nullptr) return;
             if (calls_) queue_->held_by_caller_.store(false, std::memory_order_relaxed);
             queue_->leave();
@@ -80,12 +80,12 @@ class CallQueue {
         bool overlaps() const { return overlaps_; }
         /// True if another thread's call waits behind it.
         bool is_joined() const { return queue_ != nullptr && queue_->callers_waiting_.load() > 0; }
-        Turn(const Turn&) = delete;
-        Turn& operator=(const Turn&) = delete;
+        Slot(const Slot&) = delete;
+        Slot& operator=(const Slot&) = delete;
 
       private:
         CallQueue* queue_;
-        const Inside here_;
+        const ActiveCall here_;
         bool calls_, overlaps_ = false;
     };
 
@@ -103,7 +103,7 @@ class CallQueue {
     const void* key() const { return gate_.get(); }
 
     /// True if this thread is inside a call that has this queue's key.
-    bool is_inside() const { return Inside::of(key()) != nullptr; }
+    bool is_inside() const { return ActiveCall::of(key()) != nullptr; }
 
     /// Throws invalid_param if so.
     void check_outside() const;
@@ -130,7 +130,7 @@ class CallQueue {
 
     /// True in a queued call before its operator; otherwise like `check_outside`.
     bool has_turn() const {
-        const Inside* const outer = Inside::of(key());
+        const ActiveCall* const outer = ActiveCall::of(key());
         if (outer != nullptr && !outer->queued()) check_outside();
         return outer != nullptr;
     }

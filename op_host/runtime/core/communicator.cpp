@@ -45,7 +45,7 @@ WorkPtr Communicator::submit(std::function<void()> call) {
 void Communicator::destroy() {
     if (is_inherited()) return;  // the child must not end the parent's membership
     if (queue_->is_inside()) return abort("destroy() was called inside a call");
-    const CallQueue::Turn turn(*queue_);
+    const CallQueue::Slot slot(*queue_);
     leave();
 }
 

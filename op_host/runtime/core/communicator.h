@@ -65,7 +65,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
         throw backend_unavailable("backend '" + backend() + "' has no " + std::string(name_of(message.op)));
     }
 
-    /// Uses this rank's next sequence number for a failure, which every peer then raises, too. Does not wait.
+    /// Uses this rank's next sequence number for a failure, which every peer then also raises. Does not wait.
     /// If it is `of_caller`, of the arguments that this rank was given, it concerns only peers that call `op`.
     virtual void fail(OpKind op, const Error& error, bool of_caller = true) = 0;
 
@@ -97,8 +97,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     /// False once poisoned or destroyed, and after a fork in the child.
     virtual bool usable() const = 0;
 
-    /// True if calls let go of their thread's `Hold` before they wait for long.
-    virtual bool lets_go() const { return false; }
+    /// True if calls release their thread's `HeldLock` before a long wait.
+    virtual bool releases_lock() const { return false; }
 
     /// True while a call runs or waits for its turn.
     bool busy() const { return queue_->busy(); }
@@ -153,9 +153,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 using CommunicatorPtr = std::shared_ptr<Communicator>;
 
 /// Makes every communicator that Python may refer to.
-template <class Made, class... Arguments>
-std::shared_ptr<Made> make_communicator(Arguments&&... arguments) {
-    return {new Made(std::forward<Arguments>(arguments)...), Communicator::drop};
+template <class Concrete, class... Arguments>
+std::shared_ptr<Concrete> make_communicator(Arguments&&... arguments) {
+    return {new Concrete(std::forward<Arguments>(arguments)...), Communicator::drop};
 }
 
 }  // namespace alltoallv

@@ -31,7 +31,7 @@ struct QuantReduction {
 
     /// --- dynamic ---
     bool average = false;      ///< divides the sum by the number of ranks
-    bool requantizes = false;  ///< the sum of an all-reduce travels as codes, too
+    bool requantizes = false;  ///< the sum of an all-reduce also travels as codes
     CodeFormat format = CodeFormat::int8;
     int64_t group_size = 128;  ///< elements per scale; groups begin at element 0 (of each part of a reduce_scatter)
 

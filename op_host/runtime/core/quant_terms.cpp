@@ -64,7 +64,7 @@ bool differ(float a, float b) {
 
 QuantTerms terms_of(const QuantReduction& r) {
     QuantTerms terms;
-    std::memset(&terms, 0, sizeof terms);  // padding, too, since it is part of the digest
+    std::memset(&terms, 0, sizeof terms);  // also the padding, since it is part of the digest
     terms.mode = r.mode;
     terms.out_dtype = r.out_dtype;
     terms.overflow = r.overflow;

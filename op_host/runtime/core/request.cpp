@@ -44,7 +44,7 @@ void to_elements(std::span<int64_t> values, int64_t row) {
     for (int64_t& value : values)
         if (__builtin_mul_overflow(value, row, &value))
             throw invalid_param("counts or displacements are " + list_text(given) + " rows of " + std::to_string(row) +
-                                " elements, expected at most what 64 bits hold");
+                                " elements, expected at most 2**63 - 1");
 }
 
 Exchange Request::exchange(DType dtype, const void* input, void* output) const {
@@ -143,7 +143,7 @@ void pack(std::span<const int64_t> counts, std::span<int64_t> displs) {
         displs[j] = next;
         if (__builtin_add_overflow(next, counts[j], &next) && j + 1 < counts.size())
             throw invalid_param("the counts " + list_text(counts) +
-                                " sum to 2**63 or more, expected at most what 64 bits hold");
+                                " sum to 2**63 or more, expected at most 2**63 - 1");
     }
 }
 

@@ -48,7 +48,7 @@ void launch(const char* kernel, uint32_t cores, const std::vector<Argument>& arg
         addresses.push_back(static_cast<uint8_t*>(const_cast<void*>(argument.address)));
     addresses.push_back(static_cast<uint8_t*>(tiling));
     if (alltoallv_launch(kernel, cores, stream, addresses.data()) != 0)
-        throw Refusal(aclnn_err_inner, std::string(kernel) + " is no kernel that this library starts");
+        throw Refusal(aclnn_err_inner, std::string(kernel) + " is not a kernel of this library");
 }
 
 /// A device's stream cannot be made to fail by what a kernel has found: whoever wants to know looks at the status.

@@ -152,7 +152,7 @@ void HcclCommunicator::wait(const char* name, const OnStream& on) {
 void HcclCommunicator::wait_for_owner(const std::string& where) {
     if (options_.comm == nullptr || !synchronizes("owner-wait")) return;
     if (!Device::wait_for_all(deadline(-1), where, [&] { poll(where); }))
-        throw comm_timeout(where, ": what was on the device before was not done in time");
+        throw comm_timeout(where, ": earlier work on the device was not done in time");
 }
 
 /// Ends the communicator: the peers have launched the call or will, so the ranks no longer match.
@@ -168,7 +168,7 @@ void HcclCommunicator::check_enqueued(bool done) {
     if (is_inherited() || destroyed_.load(std::memory_order_acquire)) return;
     if (!done) look_at_control();
     try {
-        if (comm_) comm_->check_async_error("a call of domain '" + domain() + "' that was enqueued before");
+        if (comm_) comm_->check_async_error("an earlier call of domain '" + domain() + "'");
     } catch (const Error& error) {
         end(error);
         throw;
@@ -193,7 +193,7 @@ bool HcclCommunicator::drain(Clock::time_point deadline) {
             usleep(pause);
         }
         return launches_.forget_completed(where);
-    } catch (const Error& error) {  // nobody knows if it will ever finish
+    } catch (const Error& error) {  // its completion is unknown
         end(error);
         return false;
     }

@@ -129,7 +129,7 @@ class HcclCommunicator final : public Communicator {
     std::atomic<uint64_t> agreed_{0}, bytes_{0};
     mutable std::mutex records_;  ///< guards flight_ and ended_
     std::deque<FlightOperator> flight_;
-    std::optional<Error> ended_;  ///< the error that ended it for good
+    std::optional<Error> ended_;  ///< the error that closed it
 };
 
 }  // namespace alltoallv

@@ -63,7 +63,7 @@ std::string buffer_of(const HcclOptions& options) {
     if (options.comm != nullptr) return buffer_variable() + ", or what the maker of hccl_comm has given it";
     if (!options.buffer_mb || !configures(options)) return buffer_variable();
     return "MB of domain=\"name:MB\" (now \"" + options.domain + ":" + std::to_string(*options.buffer_mb) +
-           "\"; without it HCCL_BUFFSIZE counts)";
+           "\"; without it HCCL_BUFFSIZE applies)";
 }
 
 HcclResult init(const HcclOptions& options, std::atomic<const char*>& call, HcclComm* comm) {
@@ -117,9 +117,9 @@ HcclGroup::HcclGroup(const HcclOptions& options, const Device& device, const std
     }
     if (options.buffer_mb && !configures(options) && options.rank == 0 && hooks().warn)
         hooks().warn("domain '" + options.domain + ":" + std::to_string(*options.buffer_mb) +
-                     "' asks for a buffer of that many MB, which this HCCL cannot be told (it has no " +
+                     "' asks for a buffer of that many MB, which this HCCL does not support (it has no " +
                      (options.rank_table.empty() ? "HcclCommInitRootInfoConfig" : "HcclCommInitClusterInfoConfig") +
-                     "): " + buffer_variable() + " counts");
+                     "): " + buffer_variable() + " applies");
     // HCCL waits for all ranks and cannot be interrupted, so it runs on a thread that can be left behind.
     const std::string where = "rank " + std::to_string(options.rank) + " of domain '" + options.domain + "'";
     enum class State : uint8_t { running, done, abandoned };

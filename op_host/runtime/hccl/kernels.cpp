@@ -262,7 +262,7 @@ void Kernels::check(const std::string& where) {
     Device::copy(words.data(), status_->data(), words.size() * sizeof(int32_t), ACL_MEMCPY_DEVICE_TO_HOST, where);
     for (size_t i = 0; i < words.size(); i += 8)
         if (words[i] != 0)
-            throw comm_timeout(where, ": a quantized_all_reduce before did not get the data of rank ", words[i + 1],
+            throw comm_timeout(where, ": an earlier quantized_all_reduce did not get the data of rank ", words[i + 1],
                                " in time; its result is not defined");
 }
 

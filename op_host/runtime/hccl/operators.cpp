@@ -65,7 +65,7 @@ void HcclCommunicator::begin_launch(const OnStream& on) {
 template <class Agree, class Body>
 void HcclCommunicator::run(OpKind op, DType dtype, Agree&& agree, Body&& body) {
     check_usable();
-    const CallQueue::Turn turn(*queue_);
+    const CallQueue::Slot slot(*queue_);
     check_usable();
     device_->bind();
     ++seq_;
@@ -205,7 +205,7 @@ void HcclCommunicator::reduce(const Reduction& r, double timeout) {
         const Error error = invalid_param(
             name_of(r.op), " with op '", name_of(r.reduce_op), "' on dtype ", name_of(r.dtype),
             even ? "" : " and unequal counts",
-            " is nothing that HCCL does, expected sum, min, max or prod of int8, int16, int32, int64, float16, "
+            " is not supported by HCCL, expected sum, min, max or prod of int8, int16, int32, int64, float16, "
             "bfloat16 or float32, and equal counts");
         fail(r.op, error, true);
         throw error;
@@ -302,7 +302,7 @@ void HcclCommunicator::exchange_counted_on_device(const CountedOnDevice& call) {
 
 std::string HcclCommunicator::why_no_kernels() {
     check_usable();
-    const CallQueue::Turn turn(*queue_);
+    const CallQueue::Slot slot(*queue_);
     device_->bind();
     return decide_on_kernels("domain '" + domain() + "'");
 }

@@ -1,4 +1,4 @@
-// Converts HCCL's and ACL's numbers to errors that say which call failed, why, and what to do.
+// Converts HCCL's and ACL's numbers to errors that name which call failed, why, and what to do.
 #pragma once
 
 #include <string>

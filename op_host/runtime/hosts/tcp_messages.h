@@ -26,7 +26,8 @@ namespace alltoallv {
 class TcpMessages : public std::enable_shared_from_this<TcpMessages> {
   public:
     /// `sockets`: by rank, non-blocking, empty for this one. `within`: of the ranks `on_host`, which share memory, or
-    /// null. `key` stands for the communicator; see core/inside.h. The control plane must outlive this, or its `close`.
+    /// null. `key` stands for the communicator; see core/active_call.h. The control plane must outlive this, or its
+    /// `close`.
     TcpMessages(ControlPlane& control, std::vector<UniqueFd> sockets, CommunicatorPtr within, std::vector<int> on_host,
                 const void* key);
     ~TcpMessages();

@@ -14,7 +14,7 @@ constexpr double tells_every = 0.02;  // seconds
 
 bool TcpMessages::Pending::await(double seconds) {
     if (seconds >= 0) return Work::await(seconds);
-    const Inside here(owner_->key_);
+    const ActiveCall here(owner_->key_);
     Deadlocks::Wait told(owner_->control_);
     while (!Work::await(tells_every)) owner_->tell_wait(*this, told);
     return true;

@@ -81,7 +81,7 @@ RowWords ShmCommunicator::fill_row(const Exchange& x, const ExchangeSummary& all
     }
     if (!x.moves)
         mine.flags |= row_moves_nothing;
-    else if (hands_over(all, mine))
+    else if (uses_ring(all, mine))
         mine.flags |= row_in_ring;
     else if (allows(Path::inlined) && all.to_peers <= inline_capacity(mine))
         mine.flags |= row_inline;
@@ -141,11 +141,11 @@ size_t ShmCommunicator::timed_bytes(const Exchange& x, const ExchangeSummary& al
     if (!chooses_ || !allows(Path::cma) || !x.moves) return 0;
     if ((mine.flags & row_learns) != 0 || mine.output.segment() != 0) return 0;
     if (all.from_peers <= 4 * options_.inline_bytes || all.from_peers > copied_twice) return 0;
-    return outgrows_caches(all.read + all.written) ? 0 : all.from_peers;
+    return exceeds_cache(all.read + all.written) ? 0 : all.from_peers;
 }
 
 /// True if the data go through the ring of two ranks: into private memory, or while pushes are slow.
-bool ShmCommunicator::hands_over(const ExchangeSummary& all, const RowWords& mine) {
+bool ShmCommunicator::uses_ring(const ExchangeSummary& all, const RowWords& mine) {
     if ((mine.flags & row_learns) != 0 || !fits_ring(all.to_peers)) return false;
     if (mine.output.segment() == 0) return true;  // the peer's output is assumed to be like this one
     if (peer_writer_.streams()) peer_writer_.passed(all.to_peers);
@@ -222,8 +222,8 @@ uint64_t ShmCommunicator::exchange_in_turn(const Exchange& x, Row& row) {
     moving_ = true;
     Movement m(x, mine, control_->seq());
     const size_t written = learns ? learn_counts(m, row) : all.written;
-    if (outgrows_caches(all.read + written)) m.own = m.pushed = Stores::streaming;
-    std::ranges::fill(awaited_, uint8_t{0});
+    if (exceeds_cache(all.read + written)) m.own = m.pushed = Stores::streaming;
+    std::ranges::fill(pending_peers_, uint8_t{0});
     outgoing_.clear();
     incoming_.clear();
     lent_.clear();
@@ -268,7 +268,7 @@ void ShmCommunicator::send_to(Movement& m, int to) {
     } else if (path == Path::staged) {
         outgoing_.push_back(stream);
     } else {  // the receiver reads this rank's input
-        awaited_[static_cast<size_t>(to)] = 1;
+        pending_peers_[static_cast<size_t>(to)] = 1;
         m.awaits = true;
         if (path == Path::cma) {
             m.is_read = true;
@@ -318,7 +318,7 @@ void ShmCommunicator::receive_from(Movement& m, int from) {
                 throw control_->broken(from, "its data do not fit the ring");
             break;
         default:  // the sender writes into this rank's output, and counts the bytes
-            awaited_[static_cast<size_t>(from)] = 1;
+            pending_peers_[static_cast<size_t>(from)] = 1;
             m.awaits = true;
             return;
     }
@@ -338,7 +338,7 @@ void ShmCommunicator::finish(Movement& m) {
             const auto asks = [&](const Stream& stream) {
                 return stream.peer == j && stream.ring->wanted.value.load(std::memory_order_acquire) == m.seq;
             };
-            return awaited_[static_cast<size_t>(j)] == 0 ||
+            return pending_peers_[static_cast<size_t>(j)] == 0 ||
                    control_->flags(j).done.value.load(std::memory_order_acquire) >= m.seq ||
                    std::ranges::any_of(lent_, asks);
         });

@@ -63,7 +63,7 @@ Links::~Links() {
         const std::lock_guard lock(registry.mutex);
         if (registry.all.erase(this) == 0) return;
     }
-    SpareDescriptors::instance().let_go();
+    SpareDescriptors::instance().release();
 }
 
 std::shared_ptr<Links> Links::make(std::vector<Peer> peers, LinkEvents events) {
@@ -229,7 +229,7 @@ void Links::send_unsent(Link& link) {
     const size_t before = link.unsent.size();
     while (!link.unsent.empty() && send_now(link.peer.socket.get(), link.unsent.front())) link.unsent.pop_front();
     if (link.unsent.empty()) Reactor::instance().watch_output(link.peer.socket.get(), false);
-    // Too many descriptors of this user are in flight, of which nobody tells when they have arrived.
+    // Too many descriptors of this user are in flight, of which nobody reports when they have arrived.
     if (link.unsent.size() == before) std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 

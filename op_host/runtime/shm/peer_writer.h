@@ -4,7 +4,7 @@
 /// An ordinary store has to take each line away from the processor that read it last. If the two share a cache, that
 /// costs little and keeps the data near; between caches, sockets, or the processors of a virtual machine that its host
 /// moves about, it costs hundreds of nanoseconds per line, and streaming stores are several times faster. The topology
-/// alone does not tell which is true, nor how long it takes to read a peer's private memory.
+/// alone does not show which is true, nor how long it takes to read a peer's private memory.
 #pragma once
 
 #include <cstddef>

@@ -72,12 +72,12 @@ void PointToPoint::close() {
     for (ShmPeer& peer : peers_) peer.segments = {};
 }
 
-/// Makes one step of a wait for `ready`: calls it, spins or yields, and later sleeps until a peer rings.
-template <class Ready>
-void PointToPoint::await(Ready&& ready, uint64_t& rounds) {
+/// Makes one step of a wait for `condition`: calls it, spins or yields, and later sleeps until a peer rings.
+template <class Condition>
+void PointToPoint::await(Condition&& condition, uint64_t& rounds) {
     if (++rounds > spins + yields) {
-        Doorbell(control_.my_flags().messages).sleep(ready, sleep_ms);
-    } else if (ready()) {
+        Doorbell(control_.my_flags().messages).sleep(condition, sleep_ms);
+    } else if (condition()) {
         rounds = 0;
     } else if (rounds <= spins && control_.has_room()) {
         cpu_pause();
@@ -91,7 +91,7 @@ bool PointToPoint::drive(Work& work, double seconds) {
     const auto begun = Clock::now();
     std::unique_lock lock(mutex_);
     if (closing_) return true;
-    const Inside here(key_);
+    const ActiveCall here(key_);
     ++drivers_;
     const auto leave = [&] {
         --drivers_;

@@ -32,7 +32,7 @@ class PointToPoint : public std::enable_shared_from_this<PointToPoint> {
         bool pull, cma;
     };
 
-    /// `key` stands for the communicator; see core/inside.h.
+    /// `key` stands for the communicator; see core/active_call.h.
     PointToPoint(ControlPlane& control, std::shared_ptr<Links> links, std::vector<ShmPeer> peers, Ways ways,
                  const void* key);
     ~PointToPoint();
@@ -63,8 +63,8 @@ class PointToPoint : public std::enable_shared_from_this<PointToPoint> {
     void end(Post& post, const Error& error);
     void tell_wait(const Work& work, Deadlocks::Wait& told, Clock::time_point now);
     void run();
-    template <class Ready>
-    void await(Ready&& ready, uint64_t& rounds);
+    template <class Condition>
+    void await(Condition&& condition, uint64_t& rounds);
 
     bool staged(Location input) const { return input.segment() != 0 ? !ways_.pull : !ways_.cma || refused_; }
     const char* address_of(const Post& post);

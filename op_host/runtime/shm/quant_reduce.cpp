@@ -119,7 +119,7 @@ uint64_t ShmCommunicator::quant_reduce_in_turn(const QuantReduction& q, Row& min
 
 void ShmCommunicator::quant_reduce_by(const QuantReduction& q, QuantCodec& codec, std::vector<QuantPart> parts,
                                       Row& mine) {
-    codec.streams = outgrows_caches(static_cast<size_t>(total_count(q)) * (size_of(q.dtype) + size_of(q.out_dtype)));
+    codec.streams = exceeds_cache(static_cast<size_t>(total_count(q)) * (size_of(q.dtype) + size_of(q.out_dtype)));
     size_t bytes = sizeof(QuantTerms);
     for (const QuantPart& part : parts)
         bytes += round_up(codec.slot_bytes(static_cast<size_t>(part.count)), cache_line);

@@ -141,7 +141,7 @@ uint64_t ShmCommunicator::reduce_two_shot(const Reduction& r, Row& mine) {
                         static_cast<size_t>(rank()),
                         piece,
                         gathers,
-                        outgrows_caches(2 * bytes),
+                        exceeds_cache(2 * bytes),
                         has_result(r)};
     two_shot(stages, {.steps = (longest + piece - 1) / piece,
                       .slot_bytes = piece,

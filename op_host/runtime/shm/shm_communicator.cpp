@@ -143,7 +143,7 @@ void ShmCommunicator::connect(const std::function<void()>& look) {
     if (shares > 1) copy_threads_ = std::make_unique<CopyThreads>(static_cast<size_t>(shares - 1));
     messages_ = std::make_shared<PointToPoint>(
         *control_, links_, peers_, PointToPoint::Ways{allows(Path::pull), allows(Path::cma)}, queue_->key());
-    awaited_.resize(peers_.size());
+    pending_peers_.resize(peers_.size());
     outgoing_.reserve(peers_.size());
     incoming_.reserve(peers_.size());
 }

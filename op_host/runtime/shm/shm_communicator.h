@@ -45,7 +45,7 @@ class ShmCommunicator final : public ControlledCommunicator {
     ~ShmCommunicator() override;
 
     std::string backend() const override { return "shm"; }
-    bool lets_go() const override { return !options_.threads; }  // they would wait for each other
+    bool releases_lock() const override { return !options_.threads; }  // they would wait for each other
     void exchange(const Exchange& exchange, double timeout) override;
     void reduce(const Reduction& reduction, double timeout) override;
     void quant_reduce(const QuantReduction& reduction, double timeout) override;
@@ -76,7 +76,7 @@ class ShmCommunicator final : public ControlledCommunicator {
     RowWords fill_row(const Exchange& exchange, const ExchangeSummary& all, Row& row);
     void fill_pairs(const Exchange& exchange, uint8_t flags, Row& row);
     size_t timed_bytes(const Exchange& exchange, const ExchangeSummary& all, const RowWords& mine) const;
-    bool hands_over(const ExchangeSummary& all, const RowWords& mine);
+    bool uses_ring(const ExchangeSummary& all, const RowWords& mine);
     size_t inline_capacity(const RowWords& mine) const;
     size_t learn_counts(Movement& m, Row& row);
     void keep_own(Movement& m);
@@ -96,7 +96,7 @@ class ShmCommunicator final : public ControlledCommunicator {
 
     // copies.cpp
     /// True if ranks that each read and write this number of bytes exceed the caches, so that streaming stores pay.
-    bool outgrows_caches(size_t bytes) const { return bytes >= cache_share_; }
+    bool exceeds_cache(size_t bytes) const { return bytes >= cache_share_; }
     enum class Stores : uint8_t { ordinary, streaming, to_peer };
     void copy_checked(char* to, const char* from, size_t bytes, Stores stores);
     void copy_together(char* to, const char* from, size_t bytes, Stores stores);
@@ -161,7 +161,7 @@ class ShmCommunicator final : public ControlledCommunicator {
     std::vector<Stream> outgoing_, incoming_;
     std::vector<Stream> lent_;    // data that peers read by themselves, or else ask for
     bool reads_refused_ = false;  // the kernel no longer lets this rank read its peers' private memory
-    std::vector<uint8_t> awaited_;
+    std::vector<uint8_t> pending_peers_;
     std::vector<int64_t> learnt_, targets_;  // counts of the peers, and destinations of their data, in bytes
     std::vector<const char*> inputs_, outputs_, slots_;
     std::vector<const void*> sources_;

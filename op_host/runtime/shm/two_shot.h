@@ -45,7 +45,7 @@ void ShmCommunicator::two_shot(Stages& stages, const TwoShotShape& shape) {
     const auto ranks = static_cast<size_t>(size());
     const auto me = static_cast<size_t>(rank());
     const auto slot = [&](size_t owner, size_t step, size_t part) {
-        // The buffers alternate across operators, too: writing lines that a peer has just read is slow.
+        // The buffers also alternate across operators: writing lines that a peer has just read is slow.
         return control_->scratch(static_cast<int>(owner)) +
                ((steps_ + step) % TwoShotShape::slot_buffers * ranks + part) * shape.slot_bytes;
     };

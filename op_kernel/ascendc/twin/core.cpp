@@ -53,7 +53,7 @@ void Core::touch(uint32_t offset, uint32_t bytes, bool write) {
     check_pipe_open();
     if (offset + bytes > used_)
         throw Fault("past the buffer", std::string(instruction_) + " touches " + range_text(offset, bytes) +
-                                           ", of which " + std::to_string(used_) + " belong to somebody");
+                                           ", of which " + std::to_string(used_) + " are allocated");
     const uint32_t now = issued_[size_t(pipe_)];
     for (uint32_t i = offset / 4; i <= (offset + bytes - 1) / 4; ++i) {
         Shadow& s = shadow_[i];

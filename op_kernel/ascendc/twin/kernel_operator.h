@@ -2,7 +2,7 @@
 // where CANN's is not. Written from the kernels' needs; whatever is not here does not compile, and what an instruction
 // does not take on __NPU_ARCH__ 2201 is refused at compile time or by a Fault.
 //
-// core.h says what is modelled.
+// core.h describes what is modelled.
 #pragma once
 
 #include <algorithm>

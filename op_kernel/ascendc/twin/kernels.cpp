@@ -57,7 +57,7 @@ const std::map<std::string, Kernel>& kernels() {
 
 void run_kernel(const std::string& name, uint32_t cores, Arguments arguments, const Behaviour& behaviour) {
     const auto found = kernels().find(name);
-    if (found == kernels().end()) throw Fault("unknown kernel", "'" + name + "' is no kernel of this package");
+    if (found == kernels().end()) throw Fault("unknown kernel", "'" + name + "' is not a kernel of this package");
     if (arguments.size() != found->second.arguments)
         throw Fault("arguments", name + " takes " + std::to_string(found->second.arguments) + " arguments, got " +
                                      std::to_string(arguments.size()));

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from alltoallv_triton.numbers import BELOW_INF, FP8_E5M2, RAISE, narrowed, one_nan, scale_of_byte, value_of
+from alltoallv_triton.numbers import BELOW_INF, FP8_E5M2, RAISE, canonical_nan, narrowed, scale_of_byte, value_of
 from alltoallv_triton.quantize import store_quantized, store_quantized_pairs, tensor_of
 from alltoallv_triton.tiles import (
     code_bytes,
@@ -79,19 +79,19 @@ def load_sum_of_pairs(
 def mean_or_sum(total, sources, AVERAGE: tl.constexpr):
     if AVERAGE:
         total = tl.div_rn(total, tl.zeros(total.shape, tl.float32) + sources)
-    return one_nan(total)
+    return canonical_nan(total)
 
 
 @triton.jit
-def note_misfit(misfits, found):
-    """Sets ``misfits`` to 1 if any value in ``found`` does not fit."""
+def note_overflow(overflow_flag, found):
+    """Sets ``overflow_flag`` to 1 if any value in ``found`` does not fit."""
     if found > 0:
-        tl.store(misfits, 1)
+        tl.store(overflow_flag, 1)
 
 
 @triton.jit
 def dequantize_groups(
-    codes, scales, tensors, out, misfits, count, part, part_code_stride, part_scale_stride,
+    codes, scales, tensors, out, overflow_flag, count, part, part_code_stride, part_scale_stride,
     sources, code_stride, scale_stride,
     GROUP: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, BITS: tl.constexpr, FORMAT: tl.constexpr,
     AVERAGE: tl.constexpr, DTYPE: tl.constexpr, OVERFLOW: tl.constexpr,
@@ -126,12 +126,12 @@ def dequantize_groups(
             exceeded = low_exceeded | high_exceeded
         store_tile(out + first, result, left, GROUP, ROWS, WIDTH)
         if OVERFLOW == RAISE:
-            note_misfit(misfits, tl.max(tl.max(exceeded.to(tl.int32), axis=1), axis=0))
+            note_overflow(overflow_flag, tl.max(tl.max(exceeded.to(tl.int32), axis=1), axis=0))
 
 
 @triton.jit
 def dequantize_pieces(
-    codes, scales, out, misfits, count, part, group, part_code_stride, part_scale_stride,
+    codes, scales, out, overflow_flag, count, part, group, part_code_stride, part_scale_stride,
     sources, code_stride, scale_stride,
     WIDTH: tl.constexpr, BITS: tl.constexpr, FORMAT: tl.constexpr, AVERAGE: tl.constexpr, DTYPE: tl.constexpr,
     OVERFLOW: tl.constexpr,
@@ -175,7 +175,7 @@ def dequantize_pieces(
             exceeded = low_exceeded | high_exceeded
         store_flat(out + (first + begin), result, left, WIDTH)
         if OVERFLOW == RAISE:
-            note_misfit(misfits, tl.max(exceeded.to(tl.int32), axis=0))
+            note_overflow(overflow_flag, tl.max(exceeded.to(tl.int32), axis=0))
 
 
 @triton.jit

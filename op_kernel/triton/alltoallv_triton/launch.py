@@ -143,15 +143,21 @@ def _sums(
     codes: Tensor, scales: Tensor, how: Quantization, out: Tensor, sources: int, part: int, average: bool
 ) -> Tensor | None:
     count = out.numel()
-    misfits = _misfits(how.overflow, out)
+    flag = _overflow_flag(how.overflow, out)
     if count == 0:
-        return misfits
+        return flag
     fit = tiling(out.device)
     rows, width = tile_for(how, part, fit)
     parts = triton.cdiv(count, part)
     code_stride, scale_stride = codes.stride(0), scales.stride(0)
     kept, tensors = _scales(scales, how)
-    pointers = (codes.view(torch.int8), kept, tensors, _bits(out), _bits(out) if misfits is None else misfits)
+    pointers = (
+        codes.view(torch.int8),
+        kept,
+        tensors,
+        _bits(out),
+        _bits(out) if flag is None else flag,
+    )
     constants = {
         **_coded(how),
         "AVERAGE": average,
@@ -172,7 +178,7 @@ def _sums(
             count, part, group,
             *places, WIDTH=width, **constants,
         )  # fmt: skip
-    return misfits
+    return flag
 
 
 def requantize(
@@ -238,14 +244,14 @@ def sum_shared_scale(
     Returns:
         The result of `dequantize_sum`.
     """
-    misfits = _misfits(overflow, out)
+    flag = _overflow_flag(overflow, out)
     if out.numel():
         _launch_channels(
             _shared.sum_shared_scale, out.numel(), scales,
-            (inputs, len(inputs), inputs.stride(0), scales, offset, _bits(out), out if misfits is None else misfits),
+            (inputs, len(inputs), inputs.stride(0), scales, offset, _bits(out), out if flag is None else flag),
             DTYPE=DTYPES[out.dtype], OVERFLOW=OVERFLOWS[overflow],
         )  # fmt: skip
-    return misfits
+    return flag
 
 
 def quantize_scaled(x: Tensor, scales: Tensor, codes: Tensor) -> None:
@@ -304,7 +310,7 @@ def _limited(scale: Tensor) -> Tensor:
     return scale.clamp(2.0**-110, float.fromhex("0x1.86186p+116"))
 
 
-def _misfits(overflow: Overflow, out: Tensor) -> Tensor | None:
+def _overflow_flag(overflow: Overflow, out: Tensor) -> Tensor | None:
     return torch.zeros(1, dtype=torch.int32, device=out.device) if overflow == "raise" else None
 
 

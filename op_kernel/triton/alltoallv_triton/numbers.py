@@ -42,7 +42,7 @@ def magnitude_of(x):
 
 
 @triton.jit
-def one_nan(x):
+def canonical_nan(x):
     """Makes every NaN the positive quiet NaN without payload."""
     return tl.where(magnitude_of(x) > INF, NAN, bits_of(x)).to(tl.float32, bitcast=True)
 

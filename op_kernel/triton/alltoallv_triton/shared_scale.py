@@ -9,8 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from alltoallv_triton.dequantize import note_misfit
-from alltoallv_triton.numbers import INF, RAISE, magnitude_of, narrowed, one_nan, saturated_code
+from alltoallv_triton.dequantize import note_overflow
+from alltoallv_triton.numbers import INF, RAISE, canonical_nan, magnitude_of, narrowed, saturated_code
 from alltoallv_triton.tiles import pieces_of
 
 
@@ -64,7 +64,7 @@ def load_integers(inputs, at, mask, sources, stride):
 
 @triton.jit
 def sum_shared_scale(
-    inputs, sources, stride, scales, offset, out, misfits, rows, channels,
+    inputs, sources, stride, scales, offset, out, overflow_flag, rows, channels,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, UNIFORM: tl.constexpr, DTYPE: tl.constexpr, OVERFLOW: tl.constexpr,
 ):  # fmt: skip
     """Computes (sum + sources * offset) * scale, rounded to DTYPE. ``out`` points to integers of DTYPE's size."""
@@ -74,13 +74,13 @@ def sum_shared_scale(
         first = tl.cast(row, tl.int64) * channels + column
         total = load_integers(inputs + first, at, mask, sources, stride)
         scale = load_scales(scales, column, channels - column, WIDTH, UNIFORM)
-        values = one_nan((total + offsets) * scale)
+        values = canonical_nan((total + offsets) * scale)
         finite = magnitude_of(scale) < INF
         limit = tl.where(finite & (magnitude_of(offsets) < INF), INF, 0)
         result, exceeded = narrowed(values, limit, DTYPE, OVERFLOW)
         tl.store(out + first + at, result, mask=mask)
         if OVERFLOW == RAISE:
-            note_misfit(misfits, tl.max(tl.where(mask & exceeded, 1, 0)))
+            note_overflow(overflow_flag, tl.max(tl.where(mask & exceeded, 1, 0)))
 
 
 @triton.jit

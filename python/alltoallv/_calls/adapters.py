@@ -25,7 +25,7 @@ _HOMES = {
     "mindspore": "alltoallv.mindspore.adapter",
     "paddle": "alltoallv.paddle.tensors",
 }
-known: dict[type, Adapter[Any]] = {}  # by class of tensors
+by_class: dict[type, Adapter[Any]] = {}  # by class of tensors
 
 
 class Adapter(ABC, Generic[A]):
@@ -116,7 +116,7 @@ class Adapter(ABC, Generic[A]):
         return False
 
     def watches(self) -> bool:
-        """Returns whether `launch` shows the framework each call, in host memory, too."""
+        """Returns whether `launch` shows the framework each call, also in host memory."""
         return False
 
     def show(self, name: str, outputs: Sequence[Any], inputs: Sequence[Any], run: Callable[[], None]) -> None:
@@ -157,7 +157,9 @@ class Adapter(ABC, Generic[A]):
 
     def check_place(self, engine: Any, *tensors: A) -> None:
         """Raises InvalidTensorError for tensors that the engine does not reach."""
-        raise InvalidTensorError(f"x is {self.kind}, expected a tensor that domain '{engine.domain}' reaches", 14)
+        raise InvalidTensorError(
+            f"x is {self.kind}, expected a tensor in memory that domain '{engine.domain}' can access", 14
+        )
 
     def exchange(self, engine: Any, operator: str, out: A, x: A, layout: Any) -> None:
         """Runs an exchange of contiguous tensors there; the layout is in elements."""
@@ -175,7 +177,7 @@ class Adapter(ABC, Generic[A]):
 def find(name: str, x: object) -> Adapter[Any]:
     """Returns the adapter of the framework that ``x`` belongs to; raises InvalidTensorError if that is none."""
     kind = type(x)
-    if kind not in known:
+    if kind not in by_class:
         roots = (base.__module__.partition(".")[0] for base in kind.__mro__)
         home = next((_HOMES[root] for root in roots if root in _HOMES), None)
         adapter = None if home is None else import_module(home).ADAPTER
@@ -183,5 +185,5 @@ def find(name: str, x: object) -> Adapter[Any]:
             raise InvalidTensorError(
                 f"{name} is a {kind.__name__}, expected a NumPy array or a tensor of torch, MindSpore or Paddle", 5
             )
-        known[kind] = adapter
-    return known[kind]
+        by_class[kind] = adapter
+    return by_class[kind]

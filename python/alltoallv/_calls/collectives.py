@@ -15,7 +15,7 @@ from alltoallv.errors import InvalidParamError, InvalidTensorError
 
 
 @dataclass(slots=True)
-class Ready:
+class CheckedCall:
     """Holds a collective whose arguments have passed this rank's checks."""
 
     plan: Any  # a plan of the core, or a `ReductionPlan`
@@ -36,14 +36,14 @@ class Ready:
 
 def exchange_lists(
     comm: Communicator, operator: str, dtype: str, outputs: Sequence[Region], inputs: Sequence[Region], root: int = 0
-) -> Ready:
+) -> CheckedCall:
     """Sends ``inputs[j]`` to rank j and receives ``outputs[j]`` from it, where they lie. The caller checks them."""
     source, sdispls = lowest(inputs)
     target, rdispls = lowest(outputs)
     itemsize = item_size(dtype)
     sends, recvs = [nbytes // itemsize for _, nbytes in inputs], [nbytes // itemsize for _, nbytes in outputs]
     plan = _core.Plan(comm.core, operator, dtype, sends, sdispls, recvs, rdispls, root, byte_displs=True)
-    return Ready(plan, (source, target))
+    return CheckedCall(plan, (source, target))
 
 
 def broadcast_layout(rank: int, size: int, n: int, root: int) -> tuple[list[int], list[int], list[int], list[int]]:

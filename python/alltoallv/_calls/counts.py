@@ -39,7 +39,7 @@ def packed(counts: Sequence[int]) -> list[int]:
         return []
     displs = [0, *accumulate(counts[:-1])]
     if displs[-1] >= _LIMIT:
-        raise InvalidParamError(f"the counts {list(counts)} sum to 2**63 or more, expected at most what 64 bits hold")
+        raise InvalidParamError(f"the counts {list(counts)} sum to 2**63 or more, expected at most 2**63 - 1")
     return displs
 
 
@@ -142,6 +142,6 @@ def scaled(values: Sequence[int], factor: int) -> list[int]:
     elements = [value * factor for value in values]
     if elements and (max(elements) >= _LIMIT or min(elements) < -_LIMIT):
         raise InvalidParamError(
-            f"counts or displacements are {list(values)} rows of {factor} elements, expected at most what 64 bits hold"
+            f"counts or displacements are {list(values)} rows of {factor} elements, expected at most 2**63 - 1"
         )
     return elements

@@ -15,7 +15,7 @@ from alltoallv import _core
 from alltoallv._calls import experts, objects
 from alltoallv._calls.adapters import A
 from alltoallv._calls.guard import guard
-from alltoallv._calls.in_step import in_step
+from alltoallv._calls.lockstep import lockstep
 from alltoallv._calls.routing import Load, Routing, chunk_ends
 from alltoallv.communicator import Communicator
 from alltoallv.dtypes import numpy_dtype
@@ -23,7 +23,7 @@ from alltoallv.errors import AllToAllVError, InvalidParamError, PeerLostError, P
 
 T = TypeVar("T")
 Array = npt.NDArray[Any]
-Way = tuple[Any, Any, Any, Any]  # order, source, ranks and token of a dispatch; see op_host/moe/routing.h
+Route = tuple[Any, Any, Any, Any]  # order, source, ranks and token of a dispatch; see op_host/moe/routing.h
 OPERATOR = "all_to_all_v"  # the operator by which rows travel
 WEIGHED = ("float32", "float16", "bfloat16")  # dtypes of rows and weights that the core multiplies
 
@@ -64,7 +64,7 @@ class DispatchState(Generic[A]):
     weights: A | None
     scales: A | None
     ids: Any
-    way: Way
+    route: Route
     num_experts: int
     communicator: Any
 
@@ -76,7 +76,7 @@ class DispatchState(Generic[A]):
     @property
     def sources(self) -> Any:
         """Rank that every row comes from: int64, shape ``[rows]``; ascending within an expert, -1 for rows of zeros."""
-        _, source, ranks, _ = self.way
+        _, source, ranks, _ = self.route
         return np.append(np.repeat(np.arange(ranks.shape[1]), ranks[1]), -1)[source]
 
     @property
@@ -87,7 +87,7 @@ class DispatchState(Generic[A]):
     @property
     def kept(self) -> Any:
         """The rows that this rank sent to each expert: int64, shape ``[num_experts]``."""
-        return np.bincount(self.ids.reshape(-1)[self.way[0]], minlength=self.num_experts)
+        return np.bincount(self.ids.reshape(-1)[self.route[0]], minlength=self.num_experts)
 
 
 Dispatched = tuple[Any, Any, DispatchState[A]]
@@ -109,17 +109,17 @@ def begin_dispatch(
     ``wide``: Returns weights as an array of float64.
     """
     try:
-        made = _core.moe_dispatch(adapter, comm.core, routing.core, tokens, ids, weights, wide, likes, begins)
+        call = _core.moe_dispatch(adapter, comm.core, routing.core, tokens, ids, weights, wide, likes, begins)
     except PeerMismatchError as error:
-        raise named(comm, error, told(routing, tokens, weights)) from None
+        raise named(comm, error, agreed_terms(routing, tokens, weights)) from None
     if not begins:
-        return lambda: made
+        return lambda: call
 
     def finish() -> Any:
         try:
-            return made.finish()
+            return call.finish()
         except PeerMismatchError as error:
-            raise named(comm, error, told(routing, tokens, weights)) from None
+            raise named(comm, error, agreed_terms(routing, tokens, weights)) from None
 
     return finish
 
@@ -128,20 +128,20 @@ def _wide(weights: Array) -> Array:
     return np.asarray(weights, np.float64)
 
 
-def told(routing: Routing, tokens: Any, weights: Any) -> dict[str, str]:
+def agreed_terms(routing: Routing, tokens: Any, weights: Any) -> dict[str, str]:
     """Returns what all ranks agree on in a dispatch; as text: a capacity of 1, rows, is not one of 1.0, a factor."""
-    about = f"{tokens.dtype} {tuple(tokens.shape[1:])}, gate_weights {None if weights is None else weights.dtype}"
+    dtypes = f"{tokens.dtype} {tuple(tokens.shape[1:])}, gate_weights {None if weights is None else weights.dtype}"
     options = {name: repr(value) for name, value in asdict(routing).items()}
-    return {"tokens of": about.replace("torch.", ""), **options}
+    return {"tokens of": dtypes.replace("torch.", ""), **options}
 
 
-def named(comm: Any, error: PeerMismatchError, told: dict[str, str]) -> PeerMismatchError:
+def named(comm: Any, error: PeerMismatchError, terms: dict[str, str]) -> PeerMismatchError:
     """Returns the error that names what differs of what all ranks tell, where the core found on all that terms do."""
     if not isinstance(comm, Communicator) or comm.host_core is None or "or options" not in str(error):
         return error
     every = list[dict[str, str]]()
     with contextlib.suppress(AllToAllVError):  # a rank is elsewhere
-        every = objects.all_gather(comm, dict(told))(-1.0)
+        every = objects.all_gather(comm, dict(terms))(-1.0)
     for rank, name in ((rank, name) for rank, options in enumerate(every) for name in options):
         if every[rank][name] != every[0][name]:
             text = f"rank 0 has {name} {every[0][name]}, rank {rank} has {name} {every[rank][name]}"
@@ -163,16 +163,16 @@ def added(terms: Any, wide: Any, convert: Callable[[Any, Any], Any]) -> Any:
 
 
 def collect(
-    adapter: Any, comm: Communicator, rows: Array, weights: Array | None, way: Way, n: int, k: int, **about: Any
+    adapter: Any, comm: Communicator, rows: Array, weights: Array | None, route: Route, n: int, k: int, **options: Any
 ) -> Callable[[], tuple[Array, Array | None]]:
     """Brings rows and weights of arrays back; the result returns tokens ``[n, ...]`` and weights ``[n, k]``.
 
-    ``about``: other arguments of `_core.moe_collect`.
+    ``options``: other arguments of `_core.moe_collect`.
     """
-    made = _core.moe_collect(adapter, comm.core, rows, weights, about.pop("gates", None), way, n, k, **about)
+    call = _core.moe_collect(adapter, comm.core, rows, weights, options.pop("gates", None), route, n, k, **options)
 
     def finish() -> tuple[Array, Array | None]:
-        tokens, of_tokens, sums = made.finish() if about.get("begins") else made
+        tokens, of_tokens, sums = call.finish() if options.get("begins") else call
         if not sums:
             tokens = added(tokens, sum_dtype(tokens.dtype), np.ndarray.astype)
         return tokens, of_tokens
@@ -192,7 +192,7 @@ class Dispatching(ABC, Generic[A]):
         self.routing, self.group = Routing(num_experts, **options), group
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Lets help() of a front end's class say what its options mean."""
+        """Lets help() of a front end's class describe what its options mean."""
         super().__init_subclass__(**kwargs)
         if cls.__doc__ and (text := Routing.__doc__):
             options = text[text.rindex("\n", 0, text.index("capacity:")) :].rstrip()
@@ -266,9 +266,9 @@ class Dispatching(ABC, Generic[A]):
         with guard(comm, OPERATOR):
             x = self.array("tokens", tokens)
             weights = None if gate_weights is None else self.array("gate_weights", gate_weights)
-        rows, made = _core.moe_spread(self.adapter, comm.core, x, weights, state.way)
+        rows, received = _core.moe_spread(self.adapter, comm.core, x, weights, state.route)
         other: DispatchState[Any] = replace(state, weights=None, scales=None)
-        return self.arrived(tokens, gate_weights, rows, made, other)
+        return self.arrived(tokens, gate_weights, rows, received, other)
 
     def begin_dispatch(
         self, tokens: Any, expert_ids: Any, gate_weights: Any, begins: bool
@@ -280,17 +280,17 @@ class Dispatching(ABC, Generic[A]):
             weights = None if gate_weights is None else self.array("gate_weights", gate_weights)
         if self.routing.code_dtype is not None:
             likes = np.empty(0, numpy_dtype(self.routing.code_dtype)), np.empty(0, np.float32)
-        given = x, ids, weights, _wide
-        arriving = begin_dispatch(self.adapter, comm, self.routing, *given, likes, begins)
+        arguments = x, ids, weights, _wide
+        arriving = begin_dispatch(self.adapter, comm, self.routing, *arguments, likes, begins)
         ids = np.array(ids, np.int64)  # a copy: the state keeps it
 
         def finish() -> Dispatched[A]:
-            rows, made, scales, *way, by_expert = arriving()
+            rows, of_rows, scales, *route, by_expert = arriving()
             counts, received = by_expert.tolist()
-            numbers = ids.reshape(way[2][2:, comm.rank])
-            about = numbers, cast("Way", tuple(way)), self.num_experts, comm
-            state: DispatchState[Any] = DispatchState(counts, received, None, scales, *about)
-            return self.arrived(tokens, gate_weights, rows, made, state)
+            numbers = ids.reshape(route[2][2:, comm.rank])
+            fields = numbers, cast("Route", tuple(route)), self.num_experts, comm
+            state: DispatchState[Any] = DispatchState(counts, received, None, scales, *fields)
+            return self.arrived(tokens, gate_weights, rows, of_rows, state)
 
         return finish
 
@@ -320,14 +320,14 @@ class Dispatching(ABC, Generic[A]):
     def begin_combine(self, expert_outputs: Any, state: Any, begins: bool, whole: bool = False) -> Callable[[], A]:
         """Sends rows back; the function that it returns receives tokens. ``begins`` moves them in the background.
 
-        ``whole``: in one piece. Several in the background need `in_step`, which waits for all ranks.
+        ``whole``: in one piece. Several in the background need `lockstep`, which waits for all ranks.
         """
         comm = state.communicator
         with guard(comm, OPERATOR):
             rows, gates = self.weighted(expert_outputs, state)
             array = self.array("expert_outputs", rows)
-        how: Any = {"gates": gates, "payload": self.routing.combine_payload or "", "whole": whole, "begins": begins}
-        arriving = collect(self.adapter, comm, array, None, state.way, *state.ids.shape, **how)
+        options: Any = {"gates": gates, "payload": self.routing.combine_payload or "", "whole": whole, "begins": begins}
+        arriving = collect(self.adapter, comm, array, None, state.route, *state.ids.shape, **options)
         return lambda: self.combined(rows, state, arriving()[0])
 
     def __call__(
@@ -380,10 +380,10 @@ class Dispatching(ABC, Generic[A]):
     def load(self, state: DispatchState[A]) -> Load:
         """Returns how the tokens of all ranks were divided among the experts in the dispatch that returned ``state``.
 
-        Collective. ``load.kept.max() / load.kept.mean()`` says how uneven the work is.
+        Collective. ``load.kept.max() / load.kept.mean()`` states how uneven the work is.
         """
-        mine = np.concatenate([np.asarray(state.chosen), np.asarray(state.kept)])
-        return Load(*experts.gathered(self.member(), mine).sum(0).reshape(2, -1))
+        own_counts = np.concatenate([np.asarray(state.chosen), np.asarray(state.kept)])
+        return Load(*experts.gathered(self.member(), own_counts).sum(0).reshape(2, -1))
 
     def layer(
         self,
@@ -402,17 +402,17 @@ class Dispatching(ABC, Generic[A]):
                     f"experts has {len(functions)} entries, expected {len(self.local_experts)}, one per local expert"
                 )
             ends = chunk_ends(len(tokens), chunks)
-            given: Any = [None if x is None else self.parts(x, ends) for x in (tokens, expert_ids, gate_weights)]
+            parts: Any = [None if x is None else self.parts(x, ends) for x in (tokens, expert_ids, gate_weights)]
 
         def begin(chunk: int, begins: bool) -> Callable[[], Dispatched[A]]:
-            x, ids, weights = (part and part[chunk] for part in given)
+            x, ids, weights = (part and part[chunk] for part in parts)
             return self.begin_dispatch(x, ids, weights, begins)
 
-        beside: Any = None
-        with in_step(comm, chunks):
+        shared_output: Any = None
+        with lockstep(comm, chunks):
             arriving, failed = [begin(0, chunks > 1 or shared is not None)], None
             try:
-                beside = None if shared is None else shared(tokens)  # while the first rows are under way
+                shared_output = None if shared is None else shared(tokens)  # while the first rows are under way
             except Exception as error:  # raised where they have arrived, as on the peers
                 failed = error
             leaving: list[Callable[[], A]] = []
@@ -433,7 +433,7 @@ class Dispatching(ABC, Generic[A]):
             combined = [finish() for finish in leaving]
         result = combined[0] if chunks == 1 else self.joined(combined)
         if shared is not None:
-            result = result + beside
+            result = result + shared_output
         return result
 
     def _outputs_of(self, functions: Any, rows: A, counts: Any) -> A:
@@ -441,15 +441,15 @@ class Dispatching(ABC, Generic[A]):
             both: A = functions(rows, counts)
             return both
         parts = self.parts(rows, np.cumsum(counts).tolist())
-        made = [function(part) for function, part in zip(functions, parts, strict=True)]
-        return self.joined(made) if made else rows
+        outputs = [function(part) for function, part in zip(functions, parts, strict=True)]
+        return self.joined(outputs) if outputs else rows
 
     def survivors(self: T) -> T:
         """Returns a dispatcher of the ranks that are left after one was lost; they keep the experts that they have.
 
         Collective among them; `alltoallv.Communicator.shrink` makes their communicator, which is its ``group``. The
         experts of lost ranks are lost: pairs that choose them are dropped from then on, so that a token gets the sum
-        over its other choices. Their weights are not divided anew. A rank that dies meanwhile is left out, too; where
+        over its other choices. Their weights are not divided anew. A rank that dies meanwhile is also left out; where
         it has died too late for that, the next call raises `PeerLostError`, and `survivors` of this dispatcher agrees
         on the smaller set. The communicator of the first dispatcher must not be destroyed before.
 
@@ -459,15 +459,15 @@ class Dispatching(ABC, Generic[A]):
         """
         this: Any = self
         # Some see a rank that dies now before their dispatcher is made, others later; therefore all shrink one group.
-        origin, mine = this.origin or this.member(), [*this.local_experts]
+        origin, own_experts = this.origin or this.member(), [*this.local_experts]
         while True:
             left = origin.shrink()
             try:
-                gathered = experts.gathered(left, mine + [-1] * (this.num_experts - len(mine)))
+                gathered = experts.gathered(left, own_experts + [-1] * (this.num_experts - len(own_experts)))
                 break
             except PeerLostError:
                 continue
         placement = tuple(tuple(e for e in row if e >= 0) for row in gathered.tolist())
-        made: Any = type(this)(group=left, **asdict(this.routing) | {"placement": placement})
-        made.origin = origin
-        return made  # type: ignore[no-any-return]
+        dispatcher: Any = type(this)(group=left, **asdict(this.routing) | {"placement": placement})
+        dispatcher.origin = origin
+        return dispatcher  # type: ignore[no-any-return]

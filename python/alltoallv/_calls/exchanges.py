@@ -16,7 +16,7 @@ from alltoallv._calls.adapters import A
 from alltoallv._calls.counts import Counts, Unit, packed, read_request
 from alltoallv._calls.front_end import FrontEnd, G, H
 from alltoallv._calls.guard import guard
-from alltoallv._calls.linear import Learning, Linear, Map, Submitted, Transfer
+from alltoallv._calls.linear import CountsUnknown, InFlight, Linear, Map, Transfer
 from alltoallv._calls.regions import check_apart, check_gather_apart
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError
@@ -51,11 +51,11 @@ class Exchanges(FrontEnd[A, G, H]):
         if comm is None:
             return (None, None) if async_op else None
         if self.starts or (async_op is False and isinstance(input, self.quick)):
-            made = _core.all_to_all_v(
+            result = _core.all_to_all_v(
                 comm.core, input, out, send_counts, recv_counts, sdispls, rdispls, unit, async_op, timeout
             )
-            if made is not None:
-                return self.started(comm, made, input) if async_op else made
+            if result is not None:
+                return self.started(comm, result, input) if async_op else result
         counts = (send_counts, recv_counts, sdispls, rdispls, unit)
         return self.move("all_to_all_v", comm, input, out, counts, async_op, timeout)
 
@@ -81,11 +81,11 @@ class Exchanges(FrontEnd[A, G, H]):
         if comm is None:
             return None
         if self.starts or (async_op is False and isinstance(input, self.quick)):
-            made = _core.all_to_all_single(
+            started = _core.all_to_all_single(
                 comm.core, output, input, output_split_sizes, input_split_sizes, async_op, timeout
             )
-            if made is not None:
-                return self.started(comm, made, input)[1] if async_op else None
+            if started is not None:
+                return self.started(comm, started, input)[1] if async_op else None
         splits = output_split_sizes, input_split_sizes
         result = self.single(comm, output, input, splits, async_op, timeout)
         return result[1] if async_op else None
@@ -103,11 +103,11 @@ class Exchanges(FrontEnd[A, G, H]):
         if comm is None:
             return None
         if self.starts or (async_op is False and isinstance(input_tensor, self.quick)):
-            made = _core.all_gather_into_tensor(comm.core, output_tensor, input_tensor, async_op, timeout)
-            if made is not None:
-                return self.started(comm, made, input_tensor)[1] if async_op else None
-        about = "all_gather_into_tensor", comm, output_tensor, input_tensor, async_op, timeout
-        result = self.gather(*about, ("output_tensor", "input_tensor"))
+            started = _core.all_gather_into_tensor(comm.core, output_tensor, input_tensor, async_op, timeout)
+            if started is not None:
+                return self.started(comm, started, input_tensor)[1] if async_op else None
+        arguments = "all_gather_into_tensor", comm, output_tensor, input_tensor, async_op, timeout
+        result = self.gather(*arguments, ("output_tensor", "input_tensor"))
         return result[1] if async_op else None
 
     def check(self, name: str, x: Any) -> A:
@@ -116,7 +116,7 @@ class Exchanges(FrontEnd[A, G, H]):
         self.adapter.dtype(x)  # raises for one that the core does not know
         return x  # type: ignore[no-any-return]
 
-    def started(self, comm: Communicator, made: tuple[A | None, Any, Any], input: Any) -> tuple[A | None, H]:
+    def started(self, comm: Communicator, result: tuple[A | None, Any, Any], input: Any) -> tuple[A | None, H]:
         """Returns the output of an asynchronous call that the core has started, with the front end's handle."""
         raise NotImplementedError
 
@@ -164,27 +164,29 @@ class Exchanges(FrontEnd[A, G, H]):
                 x = self._check_pair("input", x, "out", out, wants_grad)
             elif out is not None:
                 self.adapter.check_output("out", out)
-            given = comm.size, x.shape, *counts, out, async_op and wants_grad
+            arguments = comm.size, x.shape, *counts, out, async_op and wants_grad
             shapes = [tuple(a.shape) for a in (x, out) if a is not None]
-            request = read_request(*given, empty_rows=not self.adapter.queues())
+            request = read_request(*arguments, empty_rows=not self.adapter.queues())
             if shapes != [tuple(a.shape) for a in (x, out) if a is not None]:
-                raise InvalidParamError("an array was changed while the counts were read, expected it to stay as it is")
+                raise InvalidParamError(
+                    "an array was changed while the counts were read, expected it to stay unchanged"
+                )
             layout, shape = request.layout, tuple(x.shape)
             if wants_grad and (index := linear.packing(*layout[:2])) is not None:
                 x = self.taken(x, index)
                 layout, shape = (layout[0], packed(layout[0]), *layout[2:]), (len(index),)
-        about = shape, request.shape, layout, request.row
+        terms = shape, request.shape, layout, request.row
         rows = None if request.row else request
-        transfer = Transfer(self.adapter, comm, operator, *about, timeout=limit, request=rows)
+        transfer = Transfer(self.adapter, comm, operator, *terms, timeout=limit, request=rows)
         if not request.learns:
             return self.run(x, transfer, out, "out", async_op)
-        learning = Learning(transfer, request)
+        learning = CountsUnknown(transfer, request)
         if async_op:
             return None, learning.submit(x)
         return self.apply(x, learning) if wants_grad else learning.run(x)
 
     def run(self, x: A, call: Linear[A], out: A | None, name: str, async_op: bool) -> Any:
-        """Runs the call; returns the output, ``out`` if given, and with ``async_op=True`` the handle, too."""
+        """Runs the call; returns the output, ``out`` if given, and with ``async_op=True`` also the handle."""
         if out is not None and self.tracks(x, out):  # a handle is then already done
             call = replace(call, shape_out=tuple(out.shape))
             self.assign(name, out, self.apply(x, call), call.kept())
@@ -193,16 +195,16 @@ class Exchanges(FrontEnd[A, G, H]):
             return call.submit(x, out) if async_op else call.run(x, out)
         if not async_op:
             return self.apply(x, call)
-        begun = Submitted(call)
+        begun = InFlight(call)
         return self.apply(x, begun), begun.handle
 
     def _check_pair(self, name: str, x: A, out_name: str, out: Any, tracked: bool = False) -> A:
         """Checks an output against its input, and returns the input, contiguous unless a gradient is tracked."""
-        whole: A = self.adapter.contiguous(x)
-        self.adapter.check_output(out_name, out, whole)
+        dense: A = self.adapter.contiguous(x)
+        self.adapter.check_output(out_name, out, dense)
         if not self.adapter.queues():
-            check_apart(self.adapter.region(out), self.adapter.region(whole))
-        return x if tracked else whole
+            check_apart(self.adapter.region(out), self.adapter.region(dense))
+        return x if tracked else dense
 
     @abstractmethod
     def numbers(self, values: npt.NDArray[np.int64]) -> A:
@@ -227,8 +229,8 @@ class Exchanges(FrontEnd[A, G, H]):
             x = self._check_pair(names[1], x, names[0], output, tracked)
             shape_in, shape_out = tuple(x.shape), tuple(output.shape)
             request = _core.Request.all_to_all_single(comm.size, shape_out, shape_in, *splits, names)
-        about = "all_to_all_single", shape_in, shape_out, request.layout, request.row
-        return self.run(x, Transfer(self.adapter, comm, *about, timeout=limit), output, names[0], async_op)
+        terms = "all_to_all_single", shape_in, shape_out, request.layout, request.row
+        return self.run(x, Transfer(self.adapter, comm, *terms, timeout=limit), output, names[0], async_op)
 
     def gather(
         self,
@@ -245,13 +247,13 @@ class Exchanges(FrontEnd[A, G, H]):
             self.check_async(async_op)
             limit = _core.read_timeout(timeout)
             x = self.check(names[1], input)
-            whole = self.adapter.contiguous(x)
+            dense = self.adapter.contiguous(x)
             shape = (comm.size, *x.shape)
             if out is not None or operator == "all_gather_into_tensor":
-                self.adapter.check_output(names[0], out, whole)
+                self.adapter.check_output(names[0], out, dense)
                 shape = tuple(out.shape)  # type: ignore[union-attr]
                 _core.Request.all_gather(comm.size, x.shape, math.prod(shape), names[0])
                 if not self.adapter.queues():
-                    check_gather_apart(self.adapter.region(out), self.adapter.region(whole), comm.rank)
+                    check_gather_apart(self.adapter.region(out), self.adapter.region(dense), comm.rank)
             call = linear.gathering(self.adapter, comm, x.shape, shape, timeout=limit)
         return self.run(x, replace(call, operator=operator), out, names[0], async_op)

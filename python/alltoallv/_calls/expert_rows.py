@@ -37,7 +37,7 @@ class Permutation(Map[A]):
 
 
 class ExpertRows(Exchanges[A, G, H]):
-    """A front end's exchanges, of experts' rows, too."""
+    """A front end's exchanges, also of experts' rows."""
 
     def global_scatter(
         self,

@@ -45,7 +45,9 @@ def _matrix(name: str, counts: Counts, size: int) -> Matrix:
             counts.tolist() if hasattr(counts, "tolist") and not isinstance(counts, np.ndarray) else counts
         )
     except (TypeError, ValueError) as error:
-        raise InvalidTensorError(f"{name} is a {type(counts).__name__} that is no array ({error})") from error
+        raise InvalidTensorError(
+            f"{name} is a {type(counts).__name__}, expected values that NumPy converts to an array ({error})"
+        ) from error
     if array.ndim != 1 or array.dtype.kind not in "iu" or array.size % size or not array.size:
         dtype = getattr(counts, "dtype", array.dtype)
         raise InvalidParamError(

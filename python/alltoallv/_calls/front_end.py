@@ -92,7 +92,7 @@ class FrontEnd(ABC, Generic[A, G, H]):
     def prepare(
         self, comm: Communicator, operator: str, outputs: Any, inputs: Any, terms: dict[str, Any], gradient: Any
     ) -> Any:
-        """Checks the arguments; returns what `start` takes. ``gradient`` says how outputs get one, if they can."""
+        """Checks the arguments; returns what `start` takes. ``gradient`` describes how outputs get one, if they can."""
         call = _core.CheckedCall(self.adapter, comm.core, operator, outputs, inputs, **terms)
         if self.adapter.tracks_writes:
             for output in call.outputs:

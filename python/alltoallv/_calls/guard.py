@@ -1,4 +1,4 @@
-"""The guard of every front end: a rank that fails its own checks makes its peers fail, too."""
+"""The guard of every front end: a rank that fails its own checks makes its peers fail as well."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from alltoallv.errors import AllToAllVError
 class guard:
     """Surrounds all that a front end does between finding the communicator and starting the operator.
 
-    An exception inside is announced to the peers, whose call of this operator then raises it, too, and it propagates.
-    Without a communicator, as while a graph is recorded, nobody is informed, and never of the classes ``local``, where
+    An exception inside is announced to the peers, whose call of this operator then also raises it, and it propagates.
+    Without a communicator, as while a graph is recorded, no peer is notified, and never of the classes ``local``, where
     the framework's own functions raise those before they communicate: a program may catch them and go on.
     """
 

@@ -55,7 +55,7 @@ class Handle:
         return contextlib.nullcontext()
 
     def _seconds(self, timeout: Any) -> float | None:
-        """Converts a timeout that is no number, if the framework has one."""
+        """Converts a timeout that is not a number, if the framework has one."""
         raise TypeError(f"timeout is {timeout!r}, expected seconds or None")
 
     def result(self) -> Any:

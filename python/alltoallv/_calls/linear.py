@@ -173,17 +173,19 @@ def gathering(
 ) -> Gathering[A]:
     """Returns the gather of all ranks' inputs, by default of one size."""
     counts = [math.prod(shape_in)] * comm.size if counts is None else counts
-    about = "all_gather_into_tensor", tuple(shape_in), tuple(shape_out), counts
-    return Gathering(adapter, comm, *about, timeout=timeout)
+    terms = "all_gather_into_tensor", tuple(shape_in), tuple(shape_out), counts
+    return Gathering(adapter, comm, *terms, timeout=timeout)
 
 
 def all_reduction(adapter: Adapter[A], comm: Communicator, shape: Sequence[int], op: str = "sum") -> Reduction[A]:
     """Returns the all_reduce, ``"sum"`` or ``"avg"``, of all ranks' tensors of that shape."""
-    whole = tuple(shape)
-    return Reduction(adapter, comm, "all_reduce", whole, whole, op, even_parts(math.prod(whole), comm.size))
+    full_shape = tuple(shape)
+    return Reduction(
+        adapter, comm, "all_reduce", full_shape, full_shape, op, even_parts(math.prod(full_shape), comm.size)
+    )
 
 
-class Learning(Map[A]):
+class CountsUnknown(Map[A]):
     """An exchange that learns its receive counts from the peers; its transpose is known after it has run."""
 
     def __init__(self, transfer: Transfer[A], request: _core.Request) -> None:
@@ -231,8 +233,8 @@ class Learning(Map[A]):
         return shape
 
 
-class Submitted(Map[A]):
-    """An exchange that begins when it runs; ``handle`` says when it ends."""
+class InFlight(Map[A]):
+    """An exchange that begins when it runs; ``handle`` reports when it ends."""
 
     handle: Handle
 

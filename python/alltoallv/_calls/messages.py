@@ -23,17 +23,17 @@ class Message:
     """Holds one side of a message that has passed this rank's checks."""
 
     core: _core.Communicator
-    about: tuple[str, str, int, int, int, int]  # as `_core.Communicator.post` takes it
+    terms: tuple[str, str, int, int, int, int]  # as `_core.Communicator.post` takes it
 
     def run(self, timeout: float = -1.0) -> _core.MessageWork:
-        return self.core.post(*self.about, timeout, waits=True)
+        return self.core.post(*self.terms, timeout, waits=True)
 
     def submit(self, timeout: float = -1.0) -> _core.MessageWork:
-        return self.core.post(*self.about, timeout)
+        return self.core.post(*self.terms, timeout)
 
 
 class P2POp:
-    """One message of a batch; a framework's class says how it refuses an ``op`` that is no isend or irecv."""
+    """One message of a batch; a framework's class explains how it refuses an ``op`` that is no isend or irecv."""
 
     refusal: ClassVar[type[Exception]]
     expected: ClassVar[str]
@@ -58,7 +58,9 @@ def post(
         _core.checked_rank(name, peer, comm.size)
     peer = ANY_RANK if peer is None else peer
     if waits and peer == comm.rank:
-        raise InvalidParamError(f"{name} is {peer}, this rank itself, for whom a call that waits would wait for ever")
+        raise InvalidParamError(
+            f"{name} is {peer}, this rank itself, expected another one: a call that waits would never return"
+        )
     number = integer(tag)
     if number is None or not 0 <= number < _TAGS:  # negative ones are this package's own (membership.py)
         raise InvalidParamError(f"tag is {tag!r}, expected an integer from 0 to {_TAGS - 1}")

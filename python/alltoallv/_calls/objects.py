@@ -52,10 +52,12 @@ def all_gather(comm: Communicator, value: Any) -> Run:
 
 def broadcast(comm: Communicator, value: Any, root: int) -> Run:
     """Returns the root's object to every rank: to the root the object itself."""
-    mine = comm.rank == root
-    data = pickled("value", value) if mine else b""
+    is_root = comm.rank == root
+    data = pickled("value", value) if is_root else b""
     sends = [len(data) * (j != comm.rank) for j in range(comm.size)]
-    return _exchange(comm, "broadcast", data, sends, root=root, result=lambda arrived: value if mine else arrived[root])
+    return _exchange(
+        comm, "broadcast", data, sends, root=root, result=lambda arrived: value if is_root else arrived[root]
+    )
 
 
 def gather(comm: Communicator, value: Any, root: int) -> Run:
@@ -99,11 +101,11 @@ def send(comm: Communicator, values: Sequence[Any], dst: int, tag: int = 0, time
 def recv(comm: Communicator, number: int, src: int | None, tag: int = 0, timeout: float = -1.0) -> list[Any]:
     """Receives ``number`` objects of one rank, or of the rank that sends first."""
     sizes = np.empty(number, np.int64)
-    place = _core.buffer_address(sizes), sizes.nbytes
-    source = messages.post("recv", comm, "int64", place, src, tag, waits=True).run(timeout).source
+    region = _core.buffer_address(sizes), sizes.nbytes
+    source = messages.post("recv", comm, "int64", region, src, tag, waits=True).run(timeout).source
     data = np.empty(sizes.sum(), np.uint8)
-    place = _core.buffer_address(data), data.nbytes
-    messages.post("recv", comm, "uint8", place, source, tag, waits=True).run(timeout)
+    region = _core.buffer_address(data), data.nbytes
+    messages.post("recv", comm, "uint8", region, source, tag, waits=True).run(timeout)
     return loads(data.data, sizes.tolist())
 
 

@@ -15,7 +15,7 @@ class Pending(Protocol):
         """Returns True once the call has succeeded or failed."""
 
 
-class Startable(Protocol):
+class Call(Protocol):
     """A call that has passed its checks. Timeouts are in seconds; below 0 the communicator's own holds."""
 
     def run(self, timeout: float = -1.0) -> Any: ...

@@ -15,9 +15,9 @@ from alltoallv.errors import InvalidParamError
 Region = tuple[int, int]  # address of the first byte, number of bytes
 
 
-def check_apart(one: Region, *others: Region) -> None:
-    """Raises InvalidParamError if an output of an exchange overlaps an input; ``one`` may be either of them."""
-    begin, nbytes = one
+def check_apart(region: Region, *others: Region) -> None:
+    """Raises InvalidParamError if an output of an exchange overlaps an input; ``region`` may be either of them."""
+    begin, nbytes = region
     for other, other_bytes in others:
         if nbytes and other_bytes and begin < other + other_bytes and other < begin + nbytes:
             raise InvalidParamError("output and input overlap in memory, expected separate memory")

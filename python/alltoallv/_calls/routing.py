@@ -92,7 +92,7 @@ class Routing:
         return CODES[str(self.payload)] if self.codes else None
 
     @property
-    def weighs(self) -> bool:
+    def uses_weights(self) -> bool:
         """Returns whether weights decide which pairs are dropped."""
         return self.capacity is not None and self.drop == "lightest"
 
@@ -101,18 +101,18 @@ class Routing:
         return _core_options(self, repr(self.capacity), size)
 
 
-@lru_cache(maxsize=256)  # by the capacity's text, too: 1 and 1.0 are equal
+@lru_cache(maxsize=256)  # also by the capacity's text: 1 and 1.0 are equal
 def _core_options(routing: Routing, capacity: str, size: int) -> _core.MoeOptions:
     placed = routing.placed(size)
     text = f"{routing.num_experts} {placed} {routing.alignment} {routing.payload} {routing.combine_payload} "
     text += f"{capacity} {routing.drop} {routing.codes}"
     room = min(routing.capacity, 2**62) if isinstance(routing.capacity, int) else routing.capacity
-    about = room, routing.weighs, routing.alignment, routing.payload or "", routing.codes, text
-    return _core.MoeOptions(routing.num_experts, [list(part) for part in placed], *about)
+    options = room, routing.uses_weights, routing.alignment, routing.payload or "", routing.codes, text
+    return _core.MoeOptions(routing.num_experts, [list(part) for part in placed], *options)
 
 
 def group_of(payload: str, length: int) -> int:
-    """Returns how many elements of a row of ``length`` share a scale: all, unless the format says how many."""
+    """Returns how many elements of a row of ``length`` share a scale: all, unless the format states how many."""
     return int(_core.code_formats[payload].group_size) or max(length, 1)
 
 

@@ -55,16 +55,16 @@ def connect(name: str, domain: str, members: Sequence[int], timeout: float) -> C
     """
     job = launch.detect()
     if job.rank not in members:
-        raise InvalidParamError(f"group {name!r} has ranks {list(members)}, of which this rank, {job.rank}, is none")
+        raise InvalidParamError(f"this rank, {job.rank}, is not in group {name!r}, which has ranks {list(members)}")
     options = make_options(domain, timeout)
     if job.several_hosts:
-        whole = communicator.of_all_hosts()
-        if whole is None:
+        world = communicator.of_all_hosts()
+        if world is None:
             raise BackendUnavailableError(
                 f"group {name!r} of a job on several hosts needs the communicator of all ranks, which this rank has "
                 "not made yet: call Communicator.from_env() on all of them before"
             )
         options.job = "group"
-        return Communicator(membership.connect(options, whole.core, members), options)
+        return Communicator(membership.connect(options, world.core, members), options)
     options.rank, options.size = members.index(job.rank), len(members)
     return Communicator(on_this_host(job, options, members), options)

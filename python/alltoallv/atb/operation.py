@@ -22,7 +22,7 @@ A = TypeVar("A")  # a NumPy array, or a tensor of torch, MindSpore or Paddle
 
 
 class Checks(Protocol):
-    """The checks of one rank of several: the peers raise a failure, too."""
+    """The checks of one rank of several: the peers also raise a failure."""
 
     def infer_shape(self, inputs: Sequence[_core.TensorDesc]) -> _core.TensorDesc: ...
     def setup(self, inputs: Sequence[_core.TensorDesc], outputs: Sequence[_core.TensorDesc]) -> None: ...
@@ -94,10 +94,10 @@ class Operation(ABC):
     def _check_place(self, name: str, x: Any, adapter: Adapter[Any]) -> None:
         if self._group is not None:
             return adapter.check_place(self._group, x)
-        place, expected = adapter.device(x), "npu" if self._npu else "cpu"
-        if place != expected:
+        device, expected = adapter.device(x), "npu" if self._npu else "cpu"
+        if device != expected:
             raise InvalidTensorError(
-                f"{name} lies on {place}, expected {expected}, as the operation's communicator", 14
+                f"{name} lies on {device}, expected {expected}, as the operation's communicator", 14
             )
 
     def _check_output(self, out: Any, adapter: Adapter[Any]) -> None:
@@ -120,18 +120,18 @@ class Operation(ABC):
     ) -> _core.TensorDesc:
         """Sets the plan up unless it is for such tensors; returns what the output must be."""
         keys = tuple(map(adapter.key, inputs)), None if out is None else adapter.key(out)
-        about = *keys, tuple(a.shape for a in states)
-        if self._plan is None or self._plan[0] != about:
+        key = *keys, tuple(a.shape for a in states)
+        if self._plan is None or self._plan[0] != key:
             self._plan = None
             descs = [self._checked(describe, a) for a in inputs]
             expected = self._checks.infer_shape(descs)
             outputs = [expected if out is None else self._checked(describe, out), *map(describe, states)]
             self._checks.setup(descs, outputs)
-            self._plan = about, expected
+            self._plan = key, expected
         return self._plan[1]
 
     def _checked(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Calls `function`; the peers raise its errors, too."""
+        """Calls `function`; the peers also raise its errors."""
         try:
             return function(*args, **kwargs)
         except Exception as error:

@@ -50,7 +50,7 @@ class AllToAllVOperation(Operation):
                 this rank can receive. The param's four arrays are empty then, and a call takes the counts.
 
         Raises:
-            InvalidParamError: a field has a value that ATB refuses, too (docs/compatibility.md).
+            InvalidParamError: a field has a value that ATB also refuses (docs/compatibility.md).
         """
         super().__init__(param, _core.AllToAllVParam, communicator, device)
         self._capacity, self._param = capacity, param
@@ -63,11 +63,11 @@ class AllToAllVOperation(Operation):
 
     @property
     def param(self) -> _core.AllToAllVParam:
-        """A copy of the param that the operation was made with; with a capacity one whose arrays say what it checks."""
+        """A copy of the param that the operation was made with; with a capacity its arrays are what is checked."""
         return self._core.param
 
     def infer_shape(self, x: object) -> tuple[int, ...]:
-        """Returns the output's shape for `x`, after ATB's checks of it; the peers' call raises their errors, too."""
+        """Returns the output's shape for `x`, after ATB's checks of it; the peers' call also raises their errors."""
         return tuple(self._checks.infer_shape([self._checked(describe, x)]).shape)
 
     @overload
@@ -108,7 +108,7 @@ class AllToAllVOperation(Operation):
         counted = self._capacity is not None or send_counts is not None
         y: Any = None
         if not counted:
-            adapter = adapters.known.get(type(x)) or self._adapter(x)
+            adapter = adapters.by_class.get(type(x)) or self._adapter(x)
             y = adapter.call(self._run, x, out, timeout)
             if y is not None:
                 return y
@@ -171,8 +171,8 @@ class AllToAllVOperation(Operation):
 def _with_capacity(param: AllToAllVParam, capacity: int) -> AllToAllVParam:
     """Returns a param for the core's checks of the tensors, where the counts lie on the device."""
     for name in COUNTS:
-        if given := getattr(param, name):
-            raise InvalidParamError(f"{name} is {list(given)}, expected none with a capacity")
+        if counts := getattr(param, name):
+            raise InvalidParamError(f"{name} is {list(counts)}, expected none with a capacity")
     if (integer(capacity) or 0) < 1:
         raise InvalidParamError(f"capacity is {capacity!r}, expected at least 1")
     fields = {name: getattr(param, name) for name in FIELDS}

@@ -81,7 +81,9 @@ def refuse_unreadable(fields: Mapping[str, Any]) -> None:
         for entry in value if several else (value,):
             bits = 64 if several or name == "hccl_comm" else 32
             if isinstance(entry, int) and not -(2 ** (bits - 1)) <= entry < 2 ** (bits - 1):
-                raise InvalidParamError(f"{name} {'holds' if several else 'is'} {entry}, which {bits} bits do not hold")
+                raise InvalidParamError(
+                    f"{name} {'holds' if several else 'is'} {entry}, which does not fit into {bits} bits"
+                )
             if isinstance(entry, str):
                 utf8(name, entry)
 
@@ -125,9 +127,9 @@ class AllToAllVParam(_core.AllToAllVParam):
         comm_domain: str = "",
         rsv: bytes | Sequence[int] = b"",
     ) -> None:
-        given = {name: value for name, value in locals().items() if name in FIELDS}
+        fields = {name: value for name, value in locals().items() if name in FIELDS}
         super().__init__()
-        for name, value in given.items():
+        for name, value in fields.items():
             setattr(self, name, value)
 
     @classmethod

@@ -55,7 +55,7 @@ class QuantAllReduceOperation(Operation):
         ``communicator`` may also be a result of `alltoallv.torch.from_group`, for torch tensors of its device.
 
         Raises:
-            InvalidParamError: a field has a value that ATB refuses, too.
+            InvalidParamError: a field has a value that ATB also refuses.
         """
         super().__init__(param, QuantAllReduceParam, communicator, device)
         self._param = param
@@ -99,17 +99,17 @@ class QuantAllReduceOperation(Operation):
             HcclError: on NPU, a call into HCCL failed.
         """
         adapter = self._adapter(x)
-        given = {"x": x} | {name: a for name, a in (("scale", scale), ("offset", offset)) if a is not None}
+        tensors = {"x": x} | {name: a for name, a in (("scale", scale), ("offset", offset)) if a is not None}
         y: A | None = adapter.differentiated(self, x, out, error_feedback, timeout)
-        return adapter.call(self._reduce, adapter, given, out, error_feedback, timeout) if y is None else y
+        return adapter.call(self._reduce, adapter, tensors, out, error_feedback, timeout) if y is None else y
 
     def _reduce(
-        self, adapter: Adapter[A], given: dict[str, A], out: A | None, feedback: Feedback[Any] | None, timeout: Any
+        self, adapter: Adapter[A], tensors: dict[str, A], out: A | None, feedback: Feedback[Any] | None, timeout: Any
     ) -> A:
-        x = given["x"]
+        x = tensors["x"]
         self._find_engine(adapter, x)
         limit = self._checked(_core.read_timeout, timeout)
-        inputs: list[A] = [self._checked(self._as_input, name, a, adapter) for name, a in given.items()]
+        inputs: list[A] = [self._checked(self._as_input, name, a, adapter) for name, a in tensors.items()]
         states = [] if feedback is None else self._checked(self._states, feedback, inputs[0], adapter)
         if out is not None:
             self._checked(self._check_output, out, adapter)
@@ -150,9 +150,9 @@ class QuantAllReduceOperation(Operation):
     def _request(self, adapter: Adapter[A], inputs: Sequence[A], out: A) -> QuantizedReduction:
         """Returns the request for an engine, from tensors that it reaches."""
         dtype, out_dtype = adapter.dtype(inputs[0]), adapter.dtype(out)
-        place, source = adapter.region(out), adapter.region(inputs[0])
-        if place[0] != source[0] or out_dtype != dtype:
-            check_apart(place, source)
+        target, source = adapter.region(out), adapter.region(inputs[0])
+        if target[0] != source[0] or out_dtype != dtype:
+            check_apart(target, source)
         return self._terms(adapter, inputs, out_dtype)
 
     def request(self, *inputs: A) -> QuantizedReduction:
@@ -166,5 +166,5 @@ class QuantAllReduceOperation(Operation):
         if self._param.quant_type == QuantType.DYNAMIC:
             return QuantizedReduction(_OPERATOR, dtype, out_dtype, counts, self._param.quantization, shape=shape)
         scale, offset = (adapter.values(x).reshape(-1).astype(np.float32) for x in inputs[1:])
-        about = Quantization(), scale, None, float(offset[0]), shape
-        return QuantizedReduction(_OPERATOR, dtype, out_dtype, counts, *about)
+        terms = Quantization(), scale, None, float(offset[0]), shape
+        return QuantizedReduction(_OPERATOR, dtype, out_dtype, counts, *terms)

@@ -100,17 +100,17 @@ class QuantAllReduceParam:
         Raises:
             InvalidParamError: ``bits``, ``group_size``, ``gather`` or ``overflow`` has no meaning.
         """
-        how = self.quantization
+        quantization = self.quantization
         refuse_unreadable({name: getattr(self, name) for name in ("all_reduce_type", "quant_type", "out_data_type")})
         return _core.QuantAllReduceParam(
             self.group(),
             self.all_reduce_type,
             int(self.quant_type),
             self.out_data_type,
-            how.format,
-            how.group_size,
-            how.gather == "quantized",
-            how.overflow,
+            quantization.format,
+            quantization.group_size,
+            quantization.gather == "quantized",
+            quantization.overflow,
         )
 
     @classmethod

@@ -22,7 +22,7 @@ from alltoallv.torch.eager.calls import AnyCommunicator
 from alltoallv.torch.eager.tensors import core_name
 
 Tokens = Any  # Tensor | tuple[Tensor, Tensor], values or codes with their scales
-Experts = tuple[str, int | Sized | None]  # the argument that says how many there are, and its value: that, or as long
+Experts = tuple[str, int | Sized | None]  # the argument that states how many there are, and its value: that, or as long
 
 
 @dataclass(eq=False)
@@ -71,14 +71,14 @@ class _Buffer:
             raise InvalidTensorError(f"x is {type(x).__name__}, expected a torch.Tensor or a pair of them", 5)
         shapes = [tuple(part.shape) for part in parts]
         if any(len(shape) != 2 or shape[0] != shapes[0][0] for shape in shapes):
-            found = " and ".join(map(str, shapes))
-            raise InvalidTensorError(f"x has shape {found}, expected [n, hidden], or [n, …] of codes and of scales")
+            shown = " and ".join(map(str, shapes))
+            raise InvalidTensorError(f"x has shape {shown}, expected [n, hidden], or [n, …] of codes and of scales")
         return parts
 
-    def _refuse(self, x: Tokens, why: str, **given: object) -> None:
+    def _refuse(self, x: Tokens, why: str, **arguments: object) -> None:
         """Raises InvalidParamError, on all ranks, for arguments that are given; None and False are not."""
         with guard(self._member(x), OPERATOR):
-            for name, value in given.items():
+            for name, value in arguments.items():
                 if value is not None and value is not False:
                     raise InvalidParamError(f"{name} is given {why}, expected a call without it")
 
@@ -96,8 +96,8 @@ class _Buffer:
     ) -> tuple[Tokens, Tensor, Tensor | None, EPHandle]:
         comm = self._member(x)
         with guard(comm, OPERATOR):
-            given = self._parts(x)
-            rows, (name, number) = len(given[0]), experts
+            parts = self._parts(x)
+            rows, (name, number) = len(parts[0]), experts
             if ids is None or number is None:
                 raise InvalidParamError(f"topk_idx or {name} is None, expected both, or a handle")
             number = number if isinstance(number, int) else len(number)
@@ -107,75 +107,81 @@ class _Buffer:
             if most and rows > most:
                 raise InvalidParamError(f"num_max_tokens_per_rank is {most}, expected at least {rows}, the rows of x")
             if stats is not None and (tuple(stats.shape) != (local,) or stats.dtype not in (torch.int32, torch.int64)):
-                found = f"{stats.dtype} {tuple(stats.shape)}"
-                raise InvalidTensorError(f"cumulative_local_expert_recv_stats is {found}, expected integers [{local}]")
+                local_ids = f"{stats.dtype} {tuple(stats.shape)}"
+                raise InvalidTensorError(
+                    f"cumulative_local_expert_recv_stats is {local_ids}, expected integers [{local}]"
+                )
             if ids.dim() != 2 or ids.shape[0] != rows:
                 raise InvalidTensorError(f"topk_idx has shape {tuple(ids.shape)}, expected [{rows}, k]")
             if weights is not None and weights.shape != ids.shape:
                 shapes = tuple(weights.shape), tuple(ids.shape)
                 raise InvalidTensorError(f"topk_weights has shape {shapes[0]}, expected {shapes[1]}, that of topk_idx")
             there = _in_rank(ids, number, comm.size)
-            for name, told, right in zip(_LAYOUT, layout, (there.sum(0), there), strict=True):
-                if told is not None and (told.shape != right.shape or not bool((told == right).all())):
+            for name, table, right in zip(_LAYOUT, layout, (there.sum(0), there), strict=True):
+                if table is not None and (table.shape != right.shape or not bool((table == right).all())):
                     raise InvalidParamError(f"{name} is not the layout of topk_idx, expected get_dispatch_layout's")
             rank, token = there.t().nonzero(as_tuple=True)
             here = ids[token] - rank[:, None] * local
             foreign = (here < 0) | (here >= local)
-            parts = [*given, here.masked_fill(foreign, -1).long()]
+            columns = [*parts, here.masked_fill(foreign, -1).long()]
             if weights is not None:
-                parts.append(weights[token].masked_fill(foreign, 0))
+                columns.append(weights[token].masked_fill(foreign, 0))
             sends = there.sum(0).tolist()
-            told = {"x of": ", ".join(f"{part.dtype} ({part.shape[1]},)" for part in given)}
-            told |= {"k": f"{ids.shape[1]}", "topk_weights": "None" if weights is None else str(weights.dtype)}
-            told |= {"num_experts": f"{number}", "expert_alignment": f"{alignment}", "num_worst_tokens": f"{worst}"}
-            terms = _terms(given, *told.values())
+            agreed_terms = {"x of": ", ".join(f"{part.dtype} ({part.shape[1]},)" for part in parts)}
+            agreed_terms |= {"k": f"{ids.shape[1]}", "topk_weights": "None" if weights is None else str(weights.dtype)}
+            agreed_terms |= {
+                "num_experts": f"{number}",
+                "expert_alignment": f"{alignment}",
+                "num_worst_tokens": f"{worst}",
+            }
+            terms = _terms(parts, *agreed_terms.values())
         try:
-            arrived, recvs = _exchange(comm, parts, token, len(given), sends, None, worst, terms)
+            arrived, recvs = _exchange(comm, columns, token, len(parts), sends, None, worst, terms)
         except PeerMismatchError as error:
-            raise named(comm, error, told) from None
-        made, found = arrived[: len(given)], arrived[len(given)]
-        each = torch.stack([(found == expert).any(1).sum() for expert in range(local)])
+            raise named(comm, error, agreed_terms) from None
+        received, local_ids = arrived[: len(parts)], arrived[len(parts)]
+        each = torch.stack([(local_ids == expert).any(1).sum() for expert in range(local)])
         if stats is not None:
             stats += each.to(stats.device, stats.dtype)
         counts = [-(-count // alignment) * alignment for count in each.tolist()]
         ranks = torch.tensor([sends, recvs], dtype=torch.int64, device="cpu")
         order = token * comm.size + rank
-        handle = EPHandle(rows, number, alignment, order, ranks, found, counts, len(found))
-        return _tokens(made), found, None if weights is None else arrived[-1], handle
+        handle = EPHandle(rows, number, alignment, order, ranks, local_ids, counts, len(local_ids))
+        return _tokens(received), local_ids, None if weights is None else arrived[-1], handle
 
     def _send_again(self, x: Tokens, handle: EPHandle) -> Tokens:
         comm = self._member(x)
         with guard(comm, OPERATOR):
-            given = self._parts(x)
-            if len(given[0]) != handle.tokens:
-                raise InvalidTensorError(f"x has {len(given[0])} rows, expected {handle.tokens}, as dispatched before")
+            parts = self._parts(x)
+            if len(parts[0]) != handle.tokens:
+                raise InvalidTensorError(f"x has {len(parts[0])} rows, expected {handle.tokens}, as dispatched before")
             sends, recvs = handle.ranks.tolist()
-        about = handle.order // comm.size, len(given), sends, recvs, handle.rows, _terms(given)
-        return _tokens(_exchange(comm, [*given], *about)[0])
+        exchange_arguments = handle.order // comm.size, len(parts), sends, recvs, handle.rows, _terms(parts)
+        return _tokens(_exchange(comm, [*parts], *exchange_arguments)[0])
 
     def _collect(self, x: Tensor, handle: EPHandle, weights: Tensor | None, bias: Any) -> tuple[Tensor, Tensor | None]:
         comm = self._member(x)
         with guard(comm, OPERATOR):
             self._parts(x)
             biases = (bias,) if isinstance(bias, Tensor) else tuple(bias or ())
-            given = [("x", x, (handle.rows, x.shape[1])), ("topk_weights", weights, tuple(handle.topk_idx.shape))]
-            given += [("bias", each, (handle.tokens, x.shape[1])) for each in biases]
-            for name, value, shape in given:
+            shapes = [("x", x, (handle.rows, x.shape[1])), ("topk_weights", weights, tuple(handle.topk_idx.shape))]
+            shapes += [("bias", each, (handle.tokens, x.shape[1])) for each in biases]
+            for name, value, shape in shapes:
                 if value is not None and tuple(value.shape) != shape:
                     raise InvalidTensorError(f"{name} has shape {tuple(value.shape)}, expected {shape}")
             arrived = int(handle.ranks[1].sum())
             source = torch.arange(arrived, device=x.device)
             rest = None, handle.tokens, comm.size, "", groups.name_of(self.group)
-            way = handle.order, source, handle.ranks, source, *rest
+            route = handle.order, source, handle.ranks, source, *rest
         with torch.no_grad():
-            beside = str(None if weights is None else weights.dtype)
+            weights_dtype = str(None if weights is None else weights.dtype)
             try:
-                combined = begin_collect(x[:arrived], None, *way, beside=beside)()[0]
+                combined = begin_collect(x[:arrived], None, *route, beside=weights_dtype)()[0]
             except PeerMismatchError as error:
-                raise named(comm, error, {"topk_weights": beside}) from None
+                raise named(comm, error, {"topk_weights": weights_dtype}) from None
             for each in biases:
                 combined = (combined.float() + each.float()).to(x.dtype)
-            return combined, None if weights is None else begin_collect(weights[:arrived], None, *way)()[0]
+            return combined, None if weights is None else begin_collect(weights[:arrived], None, *route)()[0]
 
     @staticmethod
     def capture() -> EventOverlap:
@@ -300,10 +306,10 @@ class Buffer(_Buffer):
                 self._refuse(x, "with a handle", topk_idx=topk_idx, topk_weights=topk_weights)
                 return self._send_again(x, handle), None, None, None, handle, self.capture()
             experts = "num_tokens_per_expert", num_tokens_per_expert
-            about = topk_idx, topk_weights, experts, expert_alignment, num_worst_tokens
+            arguments = topk_idx, topk_weights, experts, expert_alignment, num_worst_tokens
             layout = num_tokens_per_rank, is_token_in_rank
-            made, ids, weights, handle = self._send(x, *about, layout=layout)
-            return made, ids, weights, handle.num_recv_tokens_per_expert_list, handle, self.capture()
+            received, ids, weights, handle = self._send(x, *arguments, layout=layout)
+            return received, ids, weights, handle.num_recv_tokens_per_expert_list, handle, self.capture()
 
     def combine(
         self,
@@ -442,17 +448,17 @@ class ElasticBuffer(_Buffer):
             self._refuse(x, "for a layout that is not offered here", **layouts)
             most = self.num_max_tokens_per_rank if num_max_tokens_per_rank is None else num_max_tokens_per_rank
             if handle is not None:
-                given = {"topk_idx": topk_idx, "topk_weights": topk_weights, "do_cpu_sync": do_cpu_sync}
-                given["cumulative_local_expert_recv_stats"] = cumulative_local_expert_recv_stats
-                self._refuse(x, "with a handle", **given)
+                unsupported = {"topk_idx": topk_idx, "topk_weights": topk_weights, "do_cpu_sync": do_cpu_sync}
+                unsupported["cumulative_local_expert_recv_stats"] = cumulative_local_expert_recv_stats
+                self._refuse(x, "with a handle", **unsupported)
                 for name, value in (("num_experts", num_experts), ("expert_alignment", expert_alignment)):
                     other = None if value in (None, getattr(handle, name)) else value
                     self._refuse(x, f"with a handle of {getattr(handle, name)}", **{name: other})
                 return self._send_again(x, handle), None, None, handle, self.capture()
             self._refuse(x, "as False without a handle", do_cpu_sync=None if do_cpu_sync is not False else 0)
             alignment = 1 if expert_alignment is None else expert_alignment
-            about = topk_idx, topk_weights, ("num_experts", num_experts), alignment, 0, most
-            return *self._send(x, *about, stats=cumulative_local_expert_recv_stats), self.capture()
+            arguments = topk_idx, topk_weights, ("num_experts", num_experts), alignment, 0, most
+            return *self._send(x, *arguments, stats=cumulative_local_expert_recv_stats), self.capture()
 
     def combine(
         self,
@@ -488,10 +494,10 @@ def _in_rank(ids: Tensor, experts: int, size: int) -> Tensor:
     return torch.stack([(ranks == rank).any(1) for rank in range(size)], 1)
 
 
-def _terms(parts: Sequence[Tensor], *about: object) -> int:
+def _terms(parts: Sequence[Tensor], *rest: object) -> int:
     """Returns what all ranks agree on about the values, or codes and scales, and about what travels with them."""
     first, *others = parts
-    text = f"{[(part.dtype, part.shape[1]) for part in others]} {about}"
+    text = f"{[(part.dtype, part.shape[1]) for part in others]} {rest}"
     return _core.moe_terms(core_name(first.dtype), first.shape[1], text)
 
 
@@ -511,20 +517,20 @@ def _exchange(
     """
     fills = [-1 if i == chosen else 0 for i in range(len(parts))]
     if parts[0].is_cpu:
-        about = parts, token, chosen, sends, recvs, fills, least, terms
-        made, counts = _core.moe_columns(TENSORS, comm.core, *about)
-        return made, counts
+        arguments = parts, token, chosen, sends, recvs, fills, least, terms
+        arrived, counts = _core.moe_columns(TENSORS, comm.core, *arguments)
+        return arrived, counts
     with guard(comm, OPERATOR):
         buffer, columns = side_by_side([(as_bytes(x), token if i < chosen else None) for i, x in enumerate(parts)])
     received, counts = exchange(comm, buffer, sends, recvs, terms, False)()
-    made = []
-    for x, place, fill in zip(parts, columns, fills, strict=True):
-        values = received[:, place].contiguous().view(x.dtype)
+    arrived = []
+    for x, span, fill in zip(parts, columns, fills, strict=True):
+        values = received[:, span].contiguous().view(x.dtype)
         more = values.new_full((max(least - len(values), 0), values.shape[1]), fill)
-        made.append(torch.cat([values, more]))
-    return made, counts
+        arrived.append(torch.cat([values, more]))
+    return arrived, counts
 
 
-def _tokens(made: Sequence[Tensor]) -> Tokens:
+def _tokens(parts: Sequence[Tensor]) -> Tokens:
     """Returns values, or codes and scales."""
-    return made[0] if len(made) == 1 else tuple(made)
+    return parts[0] if len(parts) == 1 else tuple(parts)

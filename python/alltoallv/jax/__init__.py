@@ -67,24 +67,24 @@ def ragged_all_to_all(
     comm = resolve(group)
     with guard(comm, "all_to_all_single"):
         try:
-            given = _checked(comm.size, operand, output, input_offsets, send_sizes, output_offsets, recv_sizes)
+            arguments = _checked(comm.size, operand, output, input_offsets, send_sizes, output_offsets, recv_sizes)
         except Exception:
             jax.effects_barrier()  # earlier calls may still run, and the peers wait in them first
             raise
-    return _exchange(comm, *given)
+    return _exchange(comm, *arguments)
 
 
-def _checked(size: int, *given: Any) -> list[Any]:
-    operand, output, *tables = map(jax.numpy.asarray, given)
+def _checked(size: int, *arguments: Any) -> list[Any]:
+    operand, output, *tables = map(jax.numpy.asarray, arguments)
     if operand.dtype != output.dtype or operand.shape[1:] != output.shape[1:] or not operand.ndim or not output.ndim:
-        found = f"{output.dtype}{list(output.shape)}"
+        shown = f"{output.dtype}{list(output.shape)}"
         raise InvalidTensorError(
-            f"output is {found}, expected rows like those of operand, {operand.dtype}{list(operand.shape)}"
+            f"output is {shown}, expected rows like those of operand, {operand.dtype}{list(operand.shape)}"
         )
     for name, table in zip(("input_offsets", "send_sizes", "output_offsets", "recv_sizes"), tables, strict=True):
         if table.shape != (size,) or not jax.numpy.issubdtype(table.dtype, jax.numpy.integer):
-            found = f"{table.dtype}{list(table.shape)}"
-            raise InvalidParamError(f"{name} is {found}, expected {size} integers, one for every rank")
+            shown = f"{table.dtype}{list(table.shape)}"
+            raise InvalidParamError(f"{name} is {shown}, expected {size} integers, one for every rank")
     return [operand, output, *tables]
 
 
@@ -103,7 +103,7 @@ def _forward(comm: Communicator, operand: Any, output: Any, *tables: Any) -> Arr
     try:
         av.all_to_all_v(x, sent, received, sdispls=offsets, rdispls=places, unit="row", out=out, group=comm)
     except InvalidParamError as error:
-        text = re.sub("|".join(_NAMES), lambda found: _NAMES[found[0]], str(error))
+        text = re.sub("|".join(_NAMES), lambda match: _NAMES[match[0]], str(error))
         raise InvalidParamError(text, error.code) from None
     return out
 
@@ -133,7 +133,7 @@ def _exchange_forward(comm: Communicator, operand: Any, output: Any, *tables: An
 
 def _exchange_backward(comm: Communicator, kept: Any, cotangent: Any) -> tuple[Any, ...]:
     shape, tables = kept
-    shapes = [jax.ShapeDtypeStruct(made, cotangent.dtype) for made in (shape, cotangent.shape)]
+    shapes = [jax.ShapeDtypeStruct(each, cotangent.dtype) for each in (shape, cotangent.shape)]
     call = functools.partial(_backward, comm, shape[0])
     return (*io_callback(call, tuple(shapes), cotangent, *tables, ordered=True), None, None, None, None)
 

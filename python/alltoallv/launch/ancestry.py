@@ -84,12 +84,12 @@ def setter(env: Environ, names: Sequence[str]) -> Setter:
 @functools.lru_cache(64)  # what was found stays, though processes end
 def _starter(pid: int, names: tuple[str, ...]) -> Setter:
     line = _own_line(pid)
-    found = _differing(line, names)
-    for distance in range(1, len(line) if math.isinf(found.distance) else int(found.distance)):
+    nearest = _differing(line, names)
+    for distance in range(1, len(line) if math.isinf(nearest.distance) else int(nearest.distance)):
         # It has the same variables, but may have given this rank its own number: then it gave others another one.
         if any(other not in (None, line[0].environ.get(names[0])) for other in _given(line[distance].pid, names[0])):
             return Setter(line[distance], distance, line[distance].environ)
-    return found
+    return nearest
 
 
 def _differing(line: Sequence[Process], names: Sequence[str]) -> Setter:
@@ -110,7 +110,7 @@ def _given(pid: int, name: str) -> Iterator[str | None]:
 
 
 def _children(pid: int) -> list[int]:
-    return [one for one in map(int, filter(str.isdecimal, os.listdir("/proc"))) if _parent(one) == pid]
+    return [child for child in map(int, filter(str.isdecimal, os.listdir("/proc"))) if _parent(child) == pid]
 
 
 def strangers(depth: int, peers: Mapping[int, int], size: int) -> tuple[list[int], list[int]]:
@@ -131,14 +131,14 @@ def strangers(depth: int, peers: Mapping[int, int], size: int) -> tuple[list[int
     if len(line) <= depth:
         return [], []
     starter, below = line[depth].pid, line[depth - 1].pid
-    found = [rank for rank, pid in peers.items() if not _is_below(pid, starter)]
-    if not found:
+    outside = [rank for rank, pid in peers.items() if not _is_below(pid, starter)]
+    if not outside:
         return [], []
     command = _command(below)
     alike = [child for child in _children(starter) if _command(child) == command]
     if len(alike) < size:
         return [], []
-    return found, [child for child in alike if not any(_is_below(pid, child) for pid in peers.values())]
+    return outside, [child for child in alike if not any(_is_below(pid, child) for pid in peers.values())]
 
 
 def runs(pid: int) -> bool:
@@ -176,12 +176,12 @@ def _is_child() -> bool:
 
 def _line(pid: int) -> tuple[Process, ...]:
     """Returns a process and its ancestors, the nearest first, as far as they can be read."""
-    found = list[Process]()
+    line = list[Process]()
     with contextlib.suppress(OSError):
         while pid > 0:
-            found.append(_read(pid))
+            line.append(_read(pid))
             pid = int(_stat(pid)[1])
-    return tuple(found)
+    return tuple(line)
 
 
 @functools.lru_cache(1)  # a launcher may end before its ranks
@@ -232,7 +232,7 @@ def ranks_here(variable: str, expected: int) -> int | None:
     own = _own_line(os.getpid())
     if not own or variable not in own[0].environ:
         return None
-    launcher, end, found = _starter(os.getpid(), (variable,)).process, time.monotonic() + _START_SECONDS, set()
+    launcher, end, ranks = _starter(os.getpid(), (variable,)).process, time.monotonic() + _START_SECONDS, set()
     while True:
         for pid in filter(str.isdecimal, os.listdir("/proc")):
             line = _line(int(pid))
@@ -240,18 +240,18 @@ def ranks_here(variable: str, expected: int) -> int | None:
             if rank is None:
                 continue
             # Up to the launcher there may be shells and wrappers, but no rank of another job.
-            for one in line[1:]:
-                if _is_same(one, launcher):
-                    found.add(rank)
-                if one.environ.get(variable) not in (None, rank):
+            for process in line[1:]:
+                if _is_same(process, launcher):
+                    ranks.add(rank)
+                if process.environ.get(variable) not in (None, rank):
                     break
-        if len(found) >= expected or time.monotonic() >= end:
-            return len(found)
+        if len(ranks) >= expected or time.monotonic() >= end:
+            return len(ranks)
         time.sleep(0.1)
 
 
-def _is_same(one: Process | None, other: Process | None) -> bool:
-    return (one and (one.pid, one.started)) == (other and (other.pid, other.started))
+def _is_same(process: Process | None, other: Process | None) -> bool:
+    return (process and (process.pid, process.started)) == (other and (other.pid, other.started))
 
 
 def process_id(pid: int) -> str:

@@ -33,7 +33,7 @@ from alltoallv.launch import ancestry
 from alltoallv.launch.ancestry import Setter, pid_namespace, process_id
 from alltoallv.launch.job import Launch
 from alltoallv.launch.rank_table import RankTable
-from alltoallv.launch.variables import Environ, given, integer, optional, required
+from alltoallv.launch.variables import Environ, integer, optional, required, value_of
 
 BY_ADDRESS = "tcp:"  # begins an ALLTOALLV_JOB_ID that is an address
 _LOCAL_SIZE = "ALLTOALLV_LOCAL_WORLD_SIZE"
@@ -47,7 +47,7 @@ class _Kind(NamedTuple):
         signs: The variables of which one tells that it was there.
         names: The variables by which one of its jobs differs from another, those of rank and size first.
         more: Others, which only some of those who set ``names`` set too.
-        alone: Others that are alone, too, and that the same process has set, must say the same.
+        alone: Others that are also alone, and that the same process has set, must say the same.
     """
 
     read: Callable[[Environ, Setter], Launch | None]
@@ -61,7 +61,7 @@ def detect(environ: Environ | None = None) -> Launch:
     """Reads the launcher's variables from ``environ`` (default: ``os.environ``)."""
     env = os.environ if environ is None else environ
     nowhere = Setter(None, math.inf, {})
-    present = [kind for kind in _KINDS if any(given(env, name) is not None for name in kind.signs)]
+    present = [kind for kind in _KINDS if any(value_of(env, name) is not None for name in kind.signs)]
     by = {kind: nowhere if environ is not None else ancestry.setter(env, kind.names) for kind in present}
     chosen: tuple[_Kind, Launch] | None = None
     for kind in sorted(present, key=lambda kind: by[kind].distance):  # stable
@@ -101,9 +101,9 @@ def _compare(env: Environ, kind: _Kind, launch: Launch, other: _Kind, by: Setter
     if said is None or (said.rank, said.size) == (launch.rank, launch.size):
         return
     what = 0 if said.rank != launch.rank else 1
-    one, two = ((name := next(n for n in k.names[what:] if n in env), env[name]) for k in (kind, other))
+    a, b = ((name := next(n for n in k.names[what:] if n in env), env[name]) for k in (kind, other))
     raise InvalidParamError(
-        f"{one[0]} is {one[1]!r} but {two[0]} is {two[1]!r}: the variables of {launch.launcher} and {said.launcher} "
+        f"{a[0]} is {a[1]!r} but {b[0]} is {b[1]!r}: the variables of {launch.launcher} and {said.launcher} "
         "contradict each other; set only those of one launcher"
     )
 
@@ -126,7 +126,7 @@ def _identity(launcher: str, address: str, by: Setter) -> tuple[str, bool]:
 
 def _own(env: Environ, by: Setter) -> Launch | None:
     rank, size = _rank_and_size(env, "ALLTOALLV_RANK", "ALLTOALLV_WORLD_SIZE")
-    job = given(env, "ALLTOALLV_JOB_ID")
+    job = value_of(env, "ALLTOALLV_JOB_ID")
     if job is None:
         raise InvalidParamError(
             "ALLTOALLV_RANK is set but ALLTOALLV_JOB_ID is not: expected a text that is equal on all ranks "
@@ -272,10 +272,10 @@ def _rank_table(env: Environ, by: Setter) -> Launch | None:
         device = required(env, "DEVICE_ID")
         if len(table.servers) > 1:
             raise InvalidParamError(f"RANK_ID is not set, but {path!r} lists {len(table.servers)} servers: set RANK_ID")
-        found = [d.rank for d in table.servers[0].devices if d.device == device]
-        if not found:
+        ranks = [d.rank for d in table.servers[0].devices if d.device == device]
+        if not ranks:
             raise InvalidParamError(f"DEVICE_ID is {device}, which {path!r} does not list; set RANK_ID or correct it")
-        rank = found[0]
+        rank = ranks[0]
     if "RANK_SIZE" in env and required(env, "RANK_SIZE") != table.size:
         raise InvalidParamError(f"RANK_SIZE is {env['RANK_SIZE']!r}, expected {table.size}, the ranks in {path!r}")
     server = table.server_of(rank)
@@ -319,10 +319,10 @@ def _tasks_here(env: Environ) -> int | None:
         return required(env, "SLURM_STEP_NUM_TASKS") if integer(env, "SLURM_STEP_NUM_NODES", 0) == 1 else None
     text, node, counts = env["SLURM_STEP_TASKS_PER_NODE"], integer(env, "SLURM_NODEID", 0), list[int]()
     for part in text.split(","):  # counts host by host, "4(x2),3" for 4, 4 and 3
-        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip(), re.ASCII)
-        if found is None:
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip(), re.ASCII)
+        if match is None:
             raise InvalidParamError(f"SLURM_STEP_TASKS_PER_NODE is {text!r}, expected counts of tasks like '4(x2),3'")
-        counts += [int(found[1])] * int(found[2] or 1)
+        counts += [int(match[1])] * int(match[2] or 1)
     if node >= len(counts):
         raise InvalidParamError(f"SLURM_NODEID is {node}, expected less than {len(counts)}, the hosts of {text!r}")
     return counts[node]

@@ -2,7 +2,7 @@
 
 The ranks agree about calls over a control plane of their own. On one host that is shared memory; between hosts it is
 TCP to rank 0, which listens at the launcher's address. Where there is none, for a rank table or the caller's HcclComm,
-HCCL itself carries rank 0's addresses. The control plane carries root info, too.
+HCCL itself carries rank 0's addresses. The control plane also carries root info.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from alltoallv.errors import BackendUnavailableError, InvalidParamError
 from alltoallv.launch.ancestry import ranks_here
-from alltoallv.launch.variables import given, integer, port, utf8
+from alltoallv.launch.variables import integer, port, utf8, value_of
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Launch:
         """
         address = self.master_addr if self.master_port else os.environ.get("MASTER_ADDR", self.master_addr)
         near = self.master_port or integer(os.environ, "MASTER_PORT", 0)
-        if not address or not (near or given(os.environ, "ALLTOALLV_ROOT_PORT")):
+        if not address or not (near or value_of(os.environ, "ALLTOALLV_ROOT_PORT")):
             raise BackendUnavailableError(
                 f"the job has {self.size} ranks, {self.local_size} of them on this host, and launcher "
                 f"{self.launcher!r} gives no address of rank 0: set MASTER_ADDR and MASTER_PORT to it, or use "

@@ -38,30 +38,30 @@ def on_this_host(
         InvalidParamError: its ranks are of different jobs, which have been given one address.
     """
     take_place(job, options)
-    known = _core.processes_of(options.job, job.size)
-    if members is not None and known:
-        options.processes = [known[rank] for rank in members]
-    made = _core.communicator(options)
+    processes = _core.processes_of(options.job, job.size)
+    if members is not None and processes:
+        options.processes = [processes[rank] for rank in members]
+    communicator = _core.communicator(options)
     if job.by_address and job.size > 1:
-        pids = {one["rank"]: one["pid"] for one in json.loads(made.flight_record())["ranks"]}
+        pids = {member["rank"]: member["pid"] for member in json.loads(communicator.flight_record())["ranks"]}
         # Where another process has claimed this rank there are two jobs, however few ranks of this one are left.
-        refuse_strangers(job.depth, pids, 0 if seat.contested(job.key) else job.size, made)
-    return made
+        refuse_strangers(job.depth, pids, 0 if seat.contested(job.key) else job.size, communicator)
+    return communicator
 
 
-def refuse_strangers(depth: int, pids: Mapping[int, int], size: int, made: _core.Communicator) -> None:
+def refuse_strangers(depth: int, pids: Mapping[int, int], size: int, communicator: _core.Communicator) -> None:
     """Ends a communicator, on all its ranks, if some of them are of another job of ``size`` ranks.
 
-    The others of both jobs may be about to meet, too: they are refused as long as this process is there.
+    The others of both jobs may also be about to meet: they are refused as long as this process is there.
     """
-    found, late = strangers(depth, pids, size)
-    if not found:
+    outside, late = strangers(depth, pids, size)
+    if not outside:
         return
     text = (
-        f"rank {found[0]} is process {pids[found[0]]}, which has not been started with this rank, process "
+        f"rank {outside[0]} is process {pids[outside[0]]}, which has not been started with this rank, process "
         f"{os.getpid()}: two jobs have one address; give each job its own"
     )
-    made.abort(text)
+    communicator.abort(text)
     end = time.monotonic() + _LATE_SECONDS
     if any(map(runs, late)):
         warnings.warn(text, RuntimeWarning, stacklevel=3)

@@ -1,6 +1,6 @@
-"""Rank tables: the JSON file with which Ascend clusters say which rank uses which device of which server.
+"""Rank tables: the JSON file in which Ascend clusters state which rank uses which device of which server.
 
-Formats 1.0 (``server_list``) and 1.2 (with ``super_pod_list``, too). Numbers are written as strings.
+Formats 1.0 (``server_list``) and 1.2 (also with ``super_pod_list``). Numbers are written as strings.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def _check_addresses(servers: Sequence[Server], needed: bool) -> None:
             if needed and not device.ip:
                 raise InvalidParamError(f"device_ip of {who} is '', expected its address: other servers need it")
             if device.ip and owners.setdefault(device.ip, who) != who:
-                raise InvalidParamError(f"device_ip of {who} is {device.ip!r}, which {owners[device.ip]} has, too")
+                raise InvalidParamError(f"device_ip of {who} is {device.ip!r}, which {owners[device.ip]} also has")
 
 
 def _super_pods(root: dict[str, Any], servers: Sequence[Server]) -> list[str]:
@@ -194,7 +194,7 @@ def _super_pods(root: dict[str, Any], servers: Sequence[Server]) -> list[str]:
                 if numbers.setdefault(device.super_device, who) != who:
                     raise InvalidParamError(
                         f"super_device_id of {who} is {device.super_device}, "
-                        f"which {numbers[device.super_device]} of super pod {pod!r} has, too"
+                        f"which {numbers[device.super_device]} of super pod {pod!r} also has"
                     )
     for name in by_name:
         if name not in pod_of:

@@ -12,7 +12,7 @@ Environ = Mapping[str, str]
 LARGEST = 2**31 - 1
 
 
-def given(env: Environ, name: str) -> str | None:
+def value_of(env: Environ, name: str) -> str | None:
     """Returns a variable; None if it is not set, or is one of ours and empty, which means the same."""
     value = env.get(name)
     return None if value == "" and name.startswith("ALLTOALLV_") else value
@@ -20,21 +20,21 @@ def given(env: Environ, name: str) -> str | None:
 
 def required(env: Environ, name: str) -> int:
     """Returns the number in a variable that the launcher sets together with others; raises if it is missing."""
-    if given(env, name) is None:
+    if value_of(env, name) is None:
         raise InvalidParamError(f"{name} is not set, expected an integer: the launcher's other variables are set")
     return integer(env, name, 0)
 
 
 def optional(env: Environ, *names: str) -> int | None:
     """Returns the number in the first of these variables that is set; None if none is."""
-    return next((integer(env, name, 0) for name in names if given(env, name) is not None), None)
+    return next((integer(env, name, 0) for name in names if value_of(env, name) is not None), None)
 
 
 def port(name: str, default: int) -> int:
     """Returns the number of a port from the environment, or ``default``; raises if that is none."""
     number = integer(os.environ, name, default)
     if not 1 <= number <= 65535:
-        what = "is not set, which means" if given(os.environ, name) is None else "is"
+        what = "is not set, which means" if value_of(os.environ, name) is None else "is"
         raise InvalidParamError(f"{name} {what} {number}, expected a port, 1 to 65535")
     return number
 
@@ -60,7 +60,7 @@ def folder(env: Environ, name: str) -> None:
 
 def seconds(env: Environ, name: str, default: float) -> float:
     """Returns the seconds, above 0, in a variable."""
-    value = given(env, name)
+    value = value_of(env, name)
     if value is None:
         return default
     try:
@@ -74,7 +74,7 @@ def seconds(env: Environ, name: str, default: float) -> float:
 
 def integer(env: Environ, name: str, default: int) -> int:
     """Returns the integer of 0 to ``LARGEST`` in a variable."""
-    text = given(env, name)
+    text = value_of(env, name)
     if text is None:
         return default
     digits = text.strip()

@@ -1,4 +1,4 @@
-"""Imported first: without mindspore it says how to install it."""
+"""Imported first: without mindspore it explains how to install it."""
 
 from alltoallv.extras import extra
 

@@ -67,7 +67,7 @@ class Broadcast(_Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         total = summed(grad, ctx.comm)
         if ctx.comm.rank != ctx.root:
-            # The zeros are computed from the sum, because its own gradient is collective, too.
+            # The zeros are computed from the sum, because its own gradient is also collective.
             total = ops.where(Tensor(False), total, ops.zeros_like(total))
         return total, None, None
 

@@ -1,6 +1,6 @@
 """Quantized collectives of tensors on a device: MindSpore's operators quantize and add, and the codes travel over HCCL.
 
-A pipeline runs in MindSpore's queue and in graphs, which read its source; its `Moves` say how tensors travel there.
+A pipeline runs in MindSpore's queue and in graphs, which read its source; its `Moves` explain how tensors travel there.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def launch_kernel(plan: _core.QuantPlan, regions: Sequence[Region], stream: int)
     out, x, *shared = [address for address, _ in regions]
     scale, offset = shared or (0, 0)
     if not plan.launch(x, out, scale, offset, False, False, stream):
-        raise InvalidParamError("the kernel does not serve this reduction, expected one that it has been asked for")
+        raise InvalidParamError("the kernel does not serve this reduction, expected one that kernel_serves() accepts")
 
 
 def _by_kernel(plan: _core.QuantPlan, request: QuantizedReduction, input: Tensor) -> Tensor:
@@ -267,7 +267,7 @@ class Rows:
     """The steps of a quantized_all_to_all. ``shape`` is that of the output, for graphs."""
 
     def __init__(self, moves: Moves, made: requests.Rows[Any], shape: Sequence[int] = ()) -> None:
-        self.moves, self.codes, self.shape = moves, Codes(made.how, made.length), tuple(shape)
+        self.moves, self.codes, self.shape = moves, Codes(made.quantization, made.length), tuple(shape)
         self.length, self.sends, self.recvs = made.length, made.sends, made.recvs or []
         self.dtype, self.overflow, self.must_fit = made.out_dtype, made.received().overflow, made.must_fit()
         self.text = made.overflow_text()

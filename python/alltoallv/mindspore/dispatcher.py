@@ -24,7 +24,7 @@ class MoEDispatcher(Dispatching[Tensor]):
     """Sends tokens to their experts on the ranks of a group, and brings the results back; on CPU, in PyNative.
 
     A token travels once to every rank that has one of its experts, with its gate weights and expert numbers, in one
-    exchange, which also tells how many rows arrive; results come back in pieces of about 16 MiB. Dispatch and combine
+    exchange, which also states how many rows arrive; results come back in pieces of about 16 MiB. Dispatch and combine
     are each other's gradient. Every method is collective: all ranks call it, also those without tokens or rows, and all
     of them call their gradient function. Results do not depend, to the bit, on which rank holds a token or an expert,
     if an expert treats every row by itself and no capacity is set.
@@ -64,7 +64,7 @@ class MoEDispatcher(Dispatching[Tensor]):
         """Multiplies the rows by their weights in MindSpore, so that both have gradients."""
         rows, weights = expert_outputs, state.weights
         check_tensor("expert_outputs", rows)
-        _core.moe_check_outputs(rows.shape, len(state.way[1]))
+        _core.moe_check_outputs(rows.shape, len(state.route[1]))
         if weights is None:
             return rows, None
         wide = getattr(mindspore, name_of(sum_dtype(numpy_dtype(rows.dtype), numpy_dtype(weights.dtype))))
@@ -101,18 +101,18 @@ class _Moved(_Function):
         if made is not None:
             return made()
         arrays = _array(rows), None if weights is None else _array(weights)
-        comm, way = state.communicator, state.way
+        comm, route = state.communicator, state.route
         if back:
-            moved, of_rows = collect(None, comm, *arrays, way, *state.ids.shape)()
+            moved, of_rows = collect(None, comm, *arrays, route, *state.ids.shape)()
         else:
-            moved, of_rows = _core.moe_spread(None, comm.core, *arrays, way)
+            moved, of_rows = _core.moe_spread(None, comm.core, *arrays, route)
         return _tensor(moved), _or_nothing(of_rows)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, weight_grad: Tensor) -> tuple[Any, ...]:
-        weighs = ctx.shape is not None
-        rows, weights = _Moved.apply(grad, weight_grad if weighs else None, ctx.state, not ctx.back, None)
-        return rows, weights.reshape(ctx.shape) if weighs else None, None, None, None
+        weighted = ctx.shape is not None
+        rows, weights = _Moved.apply(grad, weight_grad if weighted else None, ctx.state, not ctx.back, None)
+        return rows, weights.reshape(ctx.shape) if weighted else None, None, None, None
 
 
 def _array(tensor: Tensor) -> Array:

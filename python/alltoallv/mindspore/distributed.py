@@ -8,7 +8,7 @@
 `alltoallv.mindspore.install` puts them into MindSpore itself, for programs that must not be changed. Differences:
 
 - All ranks of a group raise an error that one of them finds in its arguments, instead of waiting for that rank.
-- ``group`` may be an `alltoallv.Communicator`, too; ``src``, ``dst`` and ``peer`` are then ranks in it.
+- ``group`` may also be an `alltoallv.Communicator`; ``src``, ``dst`` and ``peer`` are then ranks in it.
 - ``scatter_list`` and ``gather_list`` may be None except on the root, where MindSpore demands them of all ranks.
 - all_reduce, broadcast, reduce_scatter and the functions of names with all_gather and all_to_all have gradients,
   as `alltoallv.mindspore` describes. The others have none, as MindSpore's.

@@ -34,7 +34,7 @@ class Launch(ctypes.Structure):
     )
 
 
-_calls: dict[int, Callable[[Launch], None]] = {}  # by number, for ever: graphs are kept, too
+_calls: dict[int, Callable[[Launch], None]] = {}  # by number, for ever: graphs are also kept
 _numbers = itertools.count(1)
 
 

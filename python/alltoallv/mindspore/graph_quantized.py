@@ -156,7 +156,7 @@ def as_row(values: Tensor) -> Tensor:
 
 class _Reduction(ReductionCall[Any]):
     def run(self) -> Any:
-        return reduction(self.comm, self.made.request, self.made.output.shape)
+        return reduction(self.comm, self.reduction.request, self.reduction.output.shape)
 
 
 class _Rows(RowsCall[Any]):

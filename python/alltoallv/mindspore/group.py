@@ -49,7 +49,7 @@ def init(*, timeout: float = 600.0) -> Communicator:
         _made.pop(name).destroy()
     made = _made.get(WORLD[0])
     if made is None:
-        _timeout = timeout  # for sub-groups, too
+        _timeout = timeout  # also for sub-groups
         backend = "hccl" if target() == "Ascend" else "auto"
         made = _made[WORLD[0]] = Communicator.from_env(backend=backend, timeout=timeout)
     return made
@@ -99,7 +99,7 @@ def new_group(ranks: Sequence[int] | None = None, *, prefix: str = "alltoallv", 
     checked = subgroups.check_ranks(ranks, launch.detect().size)
     name = f"{prefix}_{len(checked)}_{subgroups.digest(checked)}" if name is None else name
     if name in ("", *WORLD):
-        raise InvalidParamError(f"the group's name is {name!r}, expected one that does not mean all ranks or none")
+        raise InvalidParamError(f"the group's name is {name!r}, expected another: this name means all ranks or none")
     known = _ranks.setdefault(name, checked)
     if known != checked:
         raise InvalidParamError(f"group {name!r} has ranks {known}, expected another name for ranks {checked}")

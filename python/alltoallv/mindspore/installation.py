@@ -39,7 +39,7 @@ class install:
 
     It replaces nothing else: ``mindspore.communication.init`` (not needed), ``mindspore.ops.AllReduce`` and the other
     primitives, and ``mindspore.ops.communication`` stay MindSpore's. Names that a module has imported before with
-    ``from ... import ...`` stay, too: install first. Our functions do not work in ``ms.jit``; use the cell `AllToAllV`
+    ``from ... import ...`` also stay: install first. Our functions do not work in ``ms.jit``; use the cell `AllToAllV`
     there.
 
     A second call changes nothing. To run a program without any change:
@@ -84,7 +84,7 @@ def _on_cpu(theirs: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(theirs)
     def call(*args: Any, **kwargs: Any) -> None:
         if target() == "CPU" and "Ascend" in (*args, *kwargs.values()):
-            # Drop the device number, too.
+            # Also drop the device number.
             args = ("CPU",) if args else ()
             kwargs = {k: "CPU" if v == "Ascend" else v for k, v in kwargs.items() if k != "device_id"}
         theirs(*args, **kwargs)

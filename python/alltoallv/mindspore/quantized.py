@@ -33,12 +33,12 @@ class _QueuedReduction(ReductionCall[Tensor]):
         self, adapter: Adapter[Tensor], comm: Communicator, made: requests.Reduction[Tensor], timeout: float | None
     ) -> None:
         refuse_timeout(timeout)
-        self.made, self.comm = made, comm
+        self.reduction, self.comm = made, comm
         if made.request.scale is None:
             Codes(made.request.quantization, 1)  # refuses formats
 
     def run(self) -> Tensor:
-        made = self.made
+        made = self.reduction
         flat = device_quantized.reduce(self.comm, made.request, made.input, made.error, made.gather_error)
         made.output.copy_(flat.reshape(made.output.shape))
         return made.output

@@ -16,7 +16,7 @@ class Received(NamedTuple):
         output: The input's dtype: ``capacity`` rows, or elements, of which the first are what was received, packed in
             the order of the ranks; zeros behind. That of `AllToAllVOperation` has the shape ``[1, capacity]``.
         recv_counts: int64, shape ``[W]``: how many came from each rank.
-        status: int32; its column 0 is zeros, or says what went wrong, the same on all ranks; `check` reads it.
+        status: int32; its column 0 is zeros, or describes what went wrong, the same on all ranks; `check` reads it.
     """
 
     output: Tensor

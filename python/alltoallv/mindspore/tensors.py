@@ -69,7 +69,7 @@ def target() -> str:
     return str(_context.get_param(_TARGET))
 
 
-queued = False  # tests set it to queue on CPU, too
+queued = False  # tests set it to queue on CPU as well
 
 
 def in_queue() -> bool:
@@ -89,7 +89,7 @@ def records() -> bool:
     """Returns whether MindSpore records for a gradient; ends what an exception in a gradient function has left.
 
     After one, MindSpore's flag stays set: it goes on recording, and differentiates every graph that is called, which
-    fails where a graph is a gradient already. So where the flag is set, the stack says whether there is a gradient.
+    fails where a graph is a gradient already. So where the flag is set, the stack shows whether there is a gradient.
     """
     if not executor.grad_flag():
         return False

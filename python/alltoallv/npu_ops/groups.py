@@ -138,13 +138,13 @@ class Group:
         try:
             arrived = exchanges["npu"](self._group, self._device, packed, *nbytes)
         except RuntimeError:
-            self.agree(operator, same, sends, recvs)  # says why, if it is a difference
+            self.agree(operator, same, sends, recvs)  # explains why, if it is a difference
             raise
         pieces = arrived.split_with_sizes([size for count in of for size in (len(header), count * width)])
         found = list(_HEADER.iter_unpack(torch.cat(pieces[::2]).numpy()))
         if any(one[0] != call for one in found) or sum(sent - expected for _, sent, expected in found) % _DIGESTS:
             self.agree(operator, same, sends, recvs)
-            raise PeerMismatchError(f"{operator}: the ranks differ in what they have sent, and then do not")
+            raise PeerMismatchError(f"{operator}: the ranks differed in what they sent, but not when they compared it")
         return torch.cat(pieces[1::2]).view(rows.dtype).view(sum(of), *rows.shape[1:])
 
     def _digests(self, sends: Sequence[int], recvs: Sequence[int]) -> list[int]:

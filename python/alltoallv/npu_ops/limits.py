@@ -1,6 +1,6 @@
 """Holds what the devices' documentation demands of operators that communicate; the emulator keeps to it.
 
-``ALLTOALLV_NPU_PRODUCT`` says which product: A3 (the default) or A2. ``ALLTOALLV_NPU_LIMITS=relax`` lifts the limits,
+``ALLTOALLV_NPU_PRODUCT`` names which product: A3 (the default) or A2. ``ALLTOALLV_NPU_LIMITS=relax`` lifts the limits,
 for sizes that suit a laptop. This module needs no torch: ``python -m alltoallv plan --moe`` asks it as well.
 """
 

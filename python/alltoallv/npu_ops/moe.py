@@ -1,6 +1,6 @@
 """Mixture of experts: chooses each token's experts, sorts tokens by expert, and brings them back.
 
-A map of tokens by experts may say who goes where instead of numbers of experts.
+A map of tokens by experts may assign the tokens instead of numbers of experts.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ def all_gather_base_mm(
     gather_output: bool,
     output_dtype: int | None,
 ) -> tuple[Tensor, Tensor]:
-    """Returns the rows of all ranks times x2, and those rows. Scales of the rows of ``input`` are gathered, too."""
+    """Returns the rows of all ranks times x2, and those rows. Scales of the rows of ``input`` are also gathered."""
     group, dtype = groups.named(hcom, world_size), _result_dtype(input, x2_scale, output_dtype, "output_dtype")
     scales = {"x1_scale": x1_scale, "x2_scale": x2_scale}
     options = {"gather_output": gather_output}

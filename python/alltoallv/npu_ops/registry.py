@@ -173,7 +173,7 @@ class Operator:
 
     def __init__(self, name: str, schema: Any, formula: Formula) -> None:
         self._name, self._formula = name, formula
-        self._schema = schema  # torch's own operators have this attribute, too
+        self._schema = schema  # torch's own operators also have this attribute
         self._takes = set(inspect.signature(formula.function).parameters)
         self._tensors = {a.name: str(a.type) in ("Tensor", "Optional[Tensor]") for a in schema.arguments}
         self._by_place = [a.name for a in schema.arguments if not a.kwarg_only]
@@ -233,13 +233,13 @@ class Operator:
         places, names = self._by_place, list(self._tensors)
         if len(args) > len(places):
             raise _Misnamed(
-                f"{len(args)} arguments are given by place, expected {len(places)} at most: {', '.join(places)}"
+                f"{len(args)} arguments are given by position, expected {len(places)} at most: {', '.join(places)}"
             )
         for name in kwargs:
             if name not in names:
                 raise _Misnamed(f"there is no argument {name}, expected {', '.join(names)}")
             if name in places[: len(args)]:
-                raise _Misnamed(f"{name} is given by place and by name, expected once")
+                raise _Misnamed(f"{name} is given by position and by name, expected once")
         for name in self._needed:
             if name not in given:
                 raise _Misnamed(f"{name} is missing, expected {', '.join(self._needed)}")

@@ -37,7 +37,7 @@ def as_input(name: str, array: npt.ArrayLike | Counts) -> Array:
         return np.asarray(array, order="C")
     except (TypeError, ValueError) as error:
         raise InvalidTensorError(
-            f"{name} is a {type(array).__name__} that is no array ({error}), expected one"
+            f"{name} is a {type(array).__name__}, expected values that NumPy converts to an array ({error})"
         ) from error
 
 
@@ -76,7 +76,7 @@ class _Arrays(Adapter[Array]):
             raise InvalidTensorError(f"{name} is a {type(x).__name__}, expected a NumPy array", 5)
         core_name(x.dtype)
 
-    read = staticmethod(as_input)  # accepts a list, too
+    read = staticmethod(as_input)  # also accepts a list
 
     def contiguous(self, x: Array) -> Array:
         return as_input("x", x)
@@ -93,8 +93,8 @@ class _Arrays(Adapter[Array]):
     address, region = staticmethod(address), staticmethod(region)
 
     def listed(self, name: str, tensors: Any) -> Sequence[Array]:
-        given: Sequence[Array] = tensors  # any kind of sequence: its length is checked
-        return given
+        arrays: Sequence[Array] = tensors  # any kind of sequence: its length is checked
+        return arrays
 
     def new(self, shape: Sequence[int], like: Array, *, zero: bool = False) -> Array:
         out = memory.empty(shape, like.dtype)
@@ -118,7 +118,7 @@ class _Arrays(Adapter[Array]):
 ADAPTER: Adapter[Any] = _Arrays()
 
 
-def later(comm: Communicator, made: tuple[Any, Any, Any]) -> tuple[Any, Work]:
+def later(comm: Communicator, call: tuple[Any, Any, Any]) -> tuple[Any, Work]:
     """Returns the result of an asynchronous call of the core, and its work."""
-    result, pending, used = made
+    result, pending, used = call
     return result, Work(comm, pending, (used,), lambda: result)

@@ -19,7 +19,7 @@ class MoEDispatcher(Dispatching[Array]):
     """Sends tokens to their experts, which are spread over the ranks of a group, and brings the results back.
 
     A token travels once to every rank that has one of its experts, with its gate weights and expert numbers, in one
-    exchange, which also tells how many rows arrive; results come back in pieces of about 16 MiB. Every method is
+    exchange, which also states how many rows arrive; results come back in pieces of about 16 MiB. Every method is
     collective: all ranks call it, also those without tokens or rows. Results do not depend, to the bit, on which rank
     holds a token or an expert, if an expert treats every row by itself and no capacity is set.
 
@@ -58,10 +58,10 @@ class MoEDispatcher(Dispatching[Array]):
         each = weights.astype(wide).reshape(-1, *[1] * (rows.ndim - 1))
         return (rows.astype(wide) * each).astype(rows.dtype), None
 
-    def layer(self, tokens: Any, expert_ids: Any, gate_weights: Any, *how: Any) -> Array:
+    def layer(self, tokens: Any, expert_ids: Any, gate_weights: Any, *options: Any) -> Array:
         """Accepts everything that NumPy can convert to arrays."""
         weights = None if gate_weights is None else np.asarray(gate_weights)
-        return super().layer(np.asarray(tokens), np.asarray(expert_ids), weights, *how)
+        return super().layer(np.asarray(tokens), np.asarray(expert_ids), weights, *options)
 
     def parts(self, tokens: Array, ends: Sequence[int]) -> list[Array]:
         return np.split(tokens, ends)[: len(ends)]

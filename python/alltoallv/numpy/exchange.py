@@ -29,8 +29,8 @@ class _Exchanges(ExpertRows[Array, Communicator | None, Work]):
         core_name(array.dtype)
         return array
 
-    def started(self, comm: Communicator, made: tuple[Array | None, Any, Any], input: Any) -> tuple[Array | None, Work]:
-        output, pending, used = made
+    def started(self, comm: Communicator, call: tuple[Array | None, Any, Any], input: Any) -> tuple[Array | None, Work]:
+        output, pending, used = call
         if output is not None:
             return output, Work(comm, pending, (used, output), lambda: output)
         return None, Work(comm, pending.work, (used,), partial(pending.output, used))
@@ -279,9 +279,9 @@ def all_to_all(
             disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
     """
     comm, names = resolve(group), ("output_tensor_list", "input_tensor_list", "")
-    given = ADAPTER, comm.core, "all_to_all", output_tensor_list, input_tensor_list, None, None, None, None
-    made = _core.call(*given, names, async_op, timeout)
-    return later(comm, made)[1] if async_op else None
+    arguments = ADAPTER, comm.core, "all_to_all", output_tensor_list, input_tensor_list, None, None, None, None
+    call = _core.call(*arguments, names, async_op, timeout)
+    return later(comm, call)[1] if async_op else None
 
 
 def all_gather(
@@ -310,9 +310,9 @@ def all_gather(
             disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
     """
     comm = resolve(group)
-    made = _core.all_gather(comm.core, out, input, async_op, timeout)
-    if made is not None:
-        return front_end.started(comm, made, input) if async_op else made
+    result = _core.all_gather(comm.core, out, input, async_op, timeout)
+    if result is not None:
+        return front_end.started(comm, result, input) if async_op else result
     return front_end.gather("all_gather", comm, out, input, async_op, timeout, ("out", "input"))
 
 
@@ -368,5 +368,5 @@ def barrier(*, group: Communicator | None = None, async_op: bool = False, timeou
             disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
     """
     comm = resolve(group)
-    made = _core.call(ADAPTER, comm.core, "barrier", async_op=async_op, timeout=timeout)
-    return later(comm, made)[1] if async_op else None
+    call = _core.call(ADAPTER, comm.core, "barrier", async_op=async_op, timeout=timeout)
+    return later(comm, call)[1] if async_op else None

@@ -50,7 +50,7 @@ class Plan(_core.ArrayPlan):
         """The arguments are those of `all_to_all_v`, in elements.
 
         Raises:
-            InvalidParamError, InvalidTensorError: an argument is wrong; the peers' next call raises the error, too.
+            InvalidParamError, InvalidTensorError: an argument is wrong; the peers' next call also raises the error.
         """
         self._communicator = comm = resolve(group)
         with guard(comm, "all_to_all_v"):

@@ -136,8 +136,8 @@ def quantized_reduce_scatter(
     """
     coded, elements = coding(bits, format), grouping(group_size, input)
     options = Options(format=coded, group_size=elements, op=op, overflow=overflow, out_dtype=out_dtype)
-    about = out, error_feedback, group, async_op, timeout
-    return _functions.quantized_reduce_scatter(input, recv_counts, options, *about)
+    rest = out, error_feedback, group, async_op, timeout
+    return _functions.quantized_reduce_scatter(input, recv_counts, options, *rest)
 
 
 def quantized_all_to_all(

@@ -53,8 +53,8 @@ def all_reduce(
         result: Array | None = _core.reduce(comm.core, "all_reduce", input, out, op)
         if result is not None:
             return result
-    made = _core.call(ADAPTER, comm.core, "all_reduce", out, input, None, op, None, None, names, async_op, timeout)
-    return later(comm, made) if async_op else made
+    reduced = _core.call(ADAPTER, comm.core, "all_reduce", out, input, None, op, None, None, names, async_op, timeout)
+    return later(comm, reduced) if async_op else reduced
 
 
 def reduce_scatter(
@@ -85,9 +85,9 @@ def reduce_scatter(
             disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
     """
     comm, names = resolve(group), ("out", "input", "recv_counts")
-    given = ADAPTER, comm.core, "reduce_scatter", out, input, None, op, recv_counts, True
-    made = _core.call(*given, names, async_op, timeout)
-    return later(comm, made) if async_op else made
+    arguments = ADAPTER, comm.core, "reduce_scatter", out, input, None, op, recv_counts, True
+    result = _core.call(*arguments, names, async_op, timeout)
+    return later(comm, result) if async_op else result
 
 
 def scan(
@@ -129,16 +129,18 @@ def scan(
         if np.may_share_memory(out, x) and address(out) != address(x):
             raise InvalidParamError("out and input overlap in memory without being the same, expected one or the other")
         parts = even_parts(x.size, comm.size)
-        mine = parts[comm.rank]
-        shares_of_all, known = [memory.empty((comm.size, mine), x.dtype) for _ in range(2)]
-        there, here = (parts, packed(parts)), ([mine] * comm.size, packed([mine] * comm.size))
-        way_out = _core.Plan(comm.core, "scan", dtype, *there, *here)
-        way_back = _core.Plan(comm.core, "scan", dtype, *here, *there)
+        own_count = parts[comm.rank]
+        shares_of_all, partial_results = [memory.empty((comm.size, own_count), x.dtype) for _ in range(2)]
+        there, here = (parts, packed(parts)), ([own_count] * comm.size, packed([own_count] * comm.size))
+        scatter_plan = _core.Plan(comm.core, "scan", dtype, *there, *here)
+        return_plan = _core.Plan(comm.core, "scan", dtype, *here, *there)
         into = out if comm.rank or not exclusive else np.empty_like(x)
     comm.core.reduce("scan", dtype, op, 0, 0, parts, limit, root=int(exclusive), shape=x.shape, moves=False)
-    way_out.run(address(x), address(shares_of_all), limit)
-    at = [address(shares_of_all) + j * mine * x.itemsize for j in range(comm.size)]
+    scatter_plan.run(address(x), address(shares_of_all), limit)
+    at = [address(shares_of_all) + j * own_count * x.itemsize for j in range(comm.size)]
     for j in range(comm.size - exclusive):
-        _core.kernel_reduce(dtype, op, address(known) + (j + exclusive) * mine * x.itemsize, at[: j + 1], mine)
-    way_back.run(address(known), address(into), limit)
+        _core.kernel_reduce(
+            dtype, op, address(partial_results) + (j + exclusive) * own_count * x.itemsize, at[: j + 1], own_count
+        )
+    return_plan.run(address(partial_results), address(into), limit)
     return out if into is out else None

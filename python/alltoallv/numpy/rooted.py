@@ -29,8 +29,8 @@ def broadcast(array: Array, root: int = 0, *, group: Communicator | None = None,
             disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
     """
     comm, names = resolve(group), ("array", "", "")
-    made = _core.call(ADAPTER, comm.core, "broadcast", array, None, root, None, None, None, names, async_op)
-    return later(comm, made)[1] if async_op else None
+    call = _core.call(ADAPTER, comm.core, "broadcast", array, None, root, None, None, None, names, async_op)
+    return later(comm, call)[1] if async_op else None
 
 
 def reduce(
@@ -62,8 +62,8 @@ def reduce(
             disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
     """
     comm, names = resolve(group), ("out", "input", "")
-    made = _core.call(ADAPTER, comm.core, "reduce", out, input, root, op, None, None, names, async_op, timeout)
-    return later(comm, made) if async_op else made
+    result = _core.call(ADAPTER, comm.core, "reduce", out, input, root, op, None, None, names, async_op, timeout)
+    return later(comm, result) if async_op else result
 
 
 def gather(
@@ -79,7 +79,7 @@ def gather(
     """Gathers the ``input`` of every rank, in the order of ranks, on rank ``root`` alone.
 
     Args:
-        input: The same dtype on all ranks; the same shape, too, unless there are ``recv_counts``.
+        input: The same dtype on all ranks; also the same shape, unless there are ``recv_counts``.
         root: The rank that gets the result, the same on all ranks.
         recv_counts: On the root, the number of rows of every rank's input; all other dimensions are equal. Ignored
             elsewhere.
@@ -97,9 +97,9 @@ def gather(
             disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
     """
     comm, names = resolve(group), ("out", "input", "recv_counts")
-    given = ADAPTER, comm.core, "gather", out, input, root, None, recv_counts, True
-    made = _core.call(*given, names, async_op, timeout)
-    return later(comm, made) if async_op else made
+    arguments = ADAPTER, comm.core, "gather", out, input, root, None, recv_counts, True
+    result = _core.call(*arguments, names, async_op, timeout)
+    return later(comm, result) if async_op else result
 
 
 def scatter(
@@ -131,6 +131,6 @@ def scatter(
             disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
     """
     comm, names = resolve(group), ("out", "input", "send_counts")
-    given = ADAPTER, comm.core, "scatter", out, input, root, None, send_counts, True
-    made = _core.call(*given, names, async_op, timeout)
-    return later(comm, made)[1] if async_op else None
+    arguments = ADAPTER, comm.core, "scatter", out, input, root, None, send_counts, True
+    call = _core.call(*arguments, names, async_op, timeout)
+    return later(comm, call)[1] if async_op else None

@@ -1,4 +1,4 @@
-"""Imported first: without paddle, or with one of another meaning, it says what to install."""
+"""Imported first: without paddle, or with one of another meaning, it describes what to install."""
 
 import inspect
 

@@ -156,8 +156,8 @@ def alltoall_single(
         return None
     names = "out_tensor", "in_tensor", "out_split_sizes", "in_split_sizes"
     splits = out_split_sizes, in_split_sizes
-    made = front_end.single(comm, out_tensor, in_tensor, splits, not sync_op, timeout, names)
-    return Done(made) if sync_op else made[1]
+    call = front_end.single(comm, out_tensor, in_tensor, splits, not sync_op, timeout, names)
+    return Done(call) if sync_op else call[1]
 
 
 def alltoall(

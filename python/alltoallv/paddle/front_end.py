@@ -80,9 +80,9 @@ class _FrontEnd(ExpertRows[Tensor, Group, Task]):
         return paddle.gather(x.reshape([-1]), paddle.to_tensor(index))
 
     def check_counts(self, counts: dict[str, Counts]) -> None:
-        for name, given in counts.items():
-            if isinstance(given, Tensor) and given.dtype != paddle.int64:
-                raise InvalidTensorError(f"Please use int64 type in {name}, which has dtype {given.dtype}.", 13)
+        for name, values in counts.items():
+            if isinstance(values, Tensor) and values.dtype != paddle.int64:
+                raise InvalidTensorError(f"Please use int64 type in {name}, which has dtype {values.dtype}.", 13)
 
 
 front_end = _FrontEnd()

@@ -55,17 +55,17 @@ def resolve(group: Group) -> Communicator | None:
         raise InvalidParamError(f"group is a {type(group).__name__}, expected a Paddle group, a Communicator or None")
     if group.id == 0:  # Paddle's number for all ranks
         return communicator.default()
-    made = _made.get(group)
-    if made is not None:
-        return made
+    comm = _made.get(group)
+    if comm is not None:
+        return comm
     rank = launch.detect().rank
     if rank not in group.ranks:
         warnings.warn(f"Current global rank {rank} is not in group {group.name}", stacklevel=3)
         return None
     # Groups of the same ranks differ in Paddle's group number, which is equal on all of them.
     domain = f"paddle-{group.id}-{subgroups.digest(group.ranks)}"
-    made = _made[group] = subgroups.connect(str(group.name), domain, sorted(group.ranks), _TIMEOUT)
-    return made
+    comm = _made[group] = subgroups.connect(str(group.name), domain, sorted(group.ranks), _TIMEOUT)
+    return comm
 
 
 def rank_in(group: Group, rank: Any, name: str) -> Any:

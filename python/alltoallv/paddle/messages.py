@@ -70,7 +70,7 @@ class P2POp(messages.P2POp):
 def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[Task]:
     """Starts all messages of the list at once, in its order, and returns their tasks; if one is refused, none.
 
-    Paddle's own ``P2POp`` serve, too.
+    Paddle's own ``P2POp`` also serve.
 
     Raises:
         RuntimeError: the argument is not a list of `P2POp`; the text is Paddle's.

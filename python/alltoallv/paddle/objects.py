@@ -37,9 +37,9 @@ def scatter_object_list(
     out_object_list: list[Any], in_object_list: list[Any] | None = None, src: int = 0, group: Group = None
 ) -> None:
     """Sets ``out_object_list`` of rank j to ``[in_object_list[j]]`` of rank ``src``, which has one entry per rank."""
-    about: Any = {"check": _lists("out_object_list", out_object_list), "name": "in_object_list"}
+    lists: Any = {"check": _lists("out_object_list", out_object_list), "name": "in_object_list"}
     if resolve(group) is not None:
-        out_object_list[:] = [front_end.objects("scatter", group, in_object_list, root=("src", src), **about)]
+        out_object_list[:] = [front_end.objects("scatter", group, in_object_list, root=("src", src), **lists)]
 
 
 def send_object_list(

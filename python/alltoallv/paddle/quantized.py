@@ -26,14 +26,14 @@ class _Quantized(Quantized[Tensor]):
     def join(self, parts: list[Tensor]) -> Tensor:
         return paddle.concat(parts)
 
-    def wants_grad(self, input: Tensor, **given: Any) -> bool:
+    def wants_grad(self, input: Tensor, **excluded: Any) -> bool:
         check_tensor("input", input)
-        if given.get("out") is not None:
-            check_tensor("out", given["out"])
-            given["out"]._bump_inplace_version()  # a backward pass that needs the old values then raises an error
+        if excluded.get("out") is not None:
+            check_tensor("out", excluded["out"])
+            excluded["out"]._bump_inplace_version()  # a backward pass that needs the old values then raises an error
         if input.stop_gradient or not paddle.is_grad_enabled():
             return False
-        exclude("input wants a gradient", **given)
+        exclude("input wants a gradient", **excluded)
         return True
 
 
@@ -150,8 +150,8 @@ def quantized_reduce_scatter(
     """
     coded, elements = coding(bits, format), grouping(group_size, input)
     options = Options(format=coded, group_size=elements, op=op, overflow=overflow, out_dtype=out_dtype)
-    about = out, error_feedback, group, async_op, timeout
-    return _functions.quantized_reduce_scatter(input, recv_counts, options, *about)
+    rest = out, error_feedback, group, async_op, timeout
+    return _functions.quantized_reduce_scatter(input, recv_counts, options, *rest)
 
 
 def quantized_all_to_all(

@@ -49,13 +49,13 @@ class Feedback(Generic[T]):
         self._arrays = dict.fromkeys(_NAMES)
 
     @classmethod
-    def states_of(cls, given: object) -> dict[str, T | None]:
+    def states_of(cls, feedback: object) -> dict[str, T | None]:
         """Returns the arrays of an ``error_feedback``, which the core checks; none for what is of another kind."""
-        return given._arrays if isinstance(given, cls) else {}
+        return feedback._arrays if isinstance(feedback, cls) else {}
 
     @classmethod
     def arrays_of(
-        cls, given: Feedback[T] | None, request: QuantizedReduction, size: int, rank: int, like: T
+        cls, feedback: Feedback[T] | None, request: QuantizedReduction, size: int, rank: int, like: T
     ) -> tuple[T | None, T | None]:
         """Returns ``error`` and, if a request's sum is quantized, ``gather_error``; both are None without a state.
 
@@ -66,23 +66,23 @@ class Feedback(Generic[T]):
         Raises:
             InvalidParamError: the state is of another kind, or belongs to another vector or another number of ranks.
         """
-        if given is None:
+        if feedback is None:
             return None, None
-        if not isinstance(given, cls):
-            raise InvalidParamError(f"error_feedback is a {type(given).__name__}, expected {cls._title}")
-        error = given._array("error", request.count, like)
+        if not isinstance(feedback, cls):
+            raise InvalidParamError(f"error_feedback is a {type(feedback).__name__}, expected {cls._title}")
+        error = feedback._array("error", request.count, like)
         if request.operator != "quantized_all_reduce" or request.quantization.gather != "quantized":
             return error, None
-        return error, given._array("gather_error", request.quantization.part(request.count, size, rank)[1], like)
+        return error, feedback._array("gather_error", request.quantization.part(request.count, size, rank)[1], like)
 
     def _array(self, name: str, count: int, like: T) -> T:
         array = self._arrays[name]
         if array is None:
             array = self._arrays[name] = self._zeros(count, like)
-        found = self._count(array)
-        if found != count:
+        elements = self._count(array)
+        if elements != count:
             raise InvalidParamError(
-                f"the error feedback's {name} has {found} elements, expected {count}: "
+                f"the error feedback's {name} has {elements} elements, expected {count}: "
                 "it is of another vector or another number of ranks; reset it"
             )
         array = self._arrays[name] = self._placed(array, like)
@@ -92,8 +92,8 @@ class Feedback(Generic[T]):
         try:
             return None if value is None else self._copy(value)
         except (TypeError, ValueError, RuntimeError):
-            found = repr(value) if isinstance(value, str) else f"a {type(value).__name__}"
-            raise InvalidParamError(f"the state's {name} is {found}, expected an array of numbers or None") from None
+            shown = repr(value) if isinstance(value, str) else f"a {type(value).__name__}"
+            raise InvalidParamError(f"the state's {name} is {shown}, expected an array of numbers or None") from None
 
     def _placed(self, array: T, like: T) -> T:
         """Returns the array on the device of ``like``."""

@@ -10,8 +10,8 @@ from alltoallv import _core
 from alltoallv._calls.adapters import A, Adapter
 from alltoallv._calls.counts import Counts
 from alltoallv._calls.guard import guard
-from alltoallv._calls.in_step import in_step
 from alltoallv._calls.linear import Map
+from alltoallv._calls.lockstep import lockstep
 from alltoallv.communicator import Communicator
 from alltoallv.quantization import linear, requests
 from alltoallv.quantization.feedback import ErrorFeedback
@@ -64,9 +64,9 @@ class Quantized(Generic[A]):
                 return output, self.adapter.handle(comm, work, (output, used), lambda: output)
         with guard(comm, "quantized_all_reduce"):
             wants_grad = self.wants_grad(input, out=out, async_op=async_op, error_feedback=error_feedback)
-            made = requests.all_reduce(self.adapter, comm, input, options, out, error_feedback)
-            call = self.reductions()(self.adapter, comm, made, timeout)
-        return self._run(input, call, wants_grad and made.request.dtype != "int8", async_op)
+            reduction = requests.all_reduce(self.adapter, comm, input, options, out, error_feedback)
+            call = self.reductions()(self.adapter, comm, reduction, timeout)
+        return self._run(input, call, wants_grad and reduction.request.dtype != "int8", async_op)
 
     def quantized_reduce_scatter(
         self,
@@ -85,8 +85,8 @@ class Quantized(Generic[A]):
             return (None, None) if async_op else None
         with guard(comm, "quantized_reduce_scatter"):
             wants_grad = self.wants_grad(input, out=out, async_op=async_op, error_feedback=error_feedback)
-            made = requests.reduce_scatter(self.adapter, comm, input, recv_counts, options, out, error_feedback)
-            call = self.reductions()(self.adapter, comm, made, timeout)
+            reduction = requests.reduce_scatter(self.adapter, comm, input, recv_counts, options, out, error_feedback)
+            call = self.reductions()(self.adapter, comm, reduction, timeout)
         return self._run(input, call, wants_grad, async_op)
 
     def quantized_all_to_all(
@@ -105,22 +105,22 @@ class Quantized(Generic[A]):
             return (None, None) if async_op else None
         with guard(comm, "quantized_all_to_all"):
             wants_grad = self.wants_grad(input, async_op=async_op)
-            made = requests.rows(self.adapter, comm, input, send_counts, recv_counts, options)
-            call = self.exchanges()(self.adapter, comm, made, timeout)
+            rows = requests.rows(self.adapter, comm, input, send_counts, recv_counts, options)
+            call = self.exchanges()(self.adapter, comm, rows, timeout)
         return self._run(input, call, wants_grad, async_op)
 
-    def called(self, operator: str, input: A, given: dict[str, Any]) -> Any:
+    def called(self, operator: str, input: A, arguments: dict[str, Any]) -> Any:
         """Runs a quantized operator with arguments by the names that the front ends' functions have for them."""
-        options = {name: given[name] for name in Options._fields if name in given}
-        options["format"] = coding(given.get("bits", 8), given.get("format"))
-        options["group_size"] = grouping(given.get("group_size"), input)
-        how, group = Options(**options), given.get("group")
+        fields = {name: arguments[name] for name in Options._fields if name in arguments}
+        fields["format"] = coding(arguments.get("bits", 8), arguments.get("format"))
+        fields["group_size"] = grouping(arguments.get("group_size"), input)
+        options, group = Options(**fields), arguments.get("group")
         if operator == "quantized_all_reduce":
-            return self.quantized_all_reduce(input, how, None, None, group, False, None)
-        recvs = given.get("recv_counts")
+            return self.quantized_all_reduce(input, options, None, None, group, False, None)
+        recvs = arguments.get("recv_counts")
         if operator == "quantized_reduce_scatter":
-            return self.quantized_reduce_scatter(input, recvs, how, None, None, group, False, None)
-        return self.quantized_all_to_all(input, given["send_counts"], recvs, how, group, False, None)
+            return self.quantized_reduce_scatter(input, recvs, options, None, None, group, False, None)
+        return self.quantized_all_to_all(input, arguments["send_counts"], recvs, options, group, False, None)
 
     def quantized_linear_all_reduce(
         self,
@@ -140,8 +140,8 @@ class Quantized(Generic[A]):
         comm = self.communicator(group)
         if comm is None:
             return None
-        how: Any = {"bits": bits, "format": format, "group_size": group_size, "gather": gather, "op": op}
-        return self._linear(comm, input, weight, bias, chunks, overflow=overflow, **how)
+        options: Any = {"bits": bits, "format": format, "group_size": group_size, "gather": gather, "op": op}
+        return self._linear(comm, input, weight, bias, chunks, overflow=overflow, **options)
 
     def reductions(self) -> type[ReductionCall[A]]:
         """Returns the class of a reduction that is ready to run."""
@@ -151,8 +151,8 @@ class Quantized(Generic[A]):
         """Returns the class of an exchange of rows that is ready to run."""
         return RowsCall
 
-    def wants_grad(self, input: A, **given: Any) -> bool:
-        """Returns whether `apply` runs the call. ``given`` holds arguments that exclude a gradient."""
+    def wants_grad(self, input: A, **excluded: Any) -> bool:
+        """Returns whether `apply` runs the call. ``excluded`` holds arguments that exclude a gradient."""
         return False
 
     def apply(self, input: A, call: Map[A]) -> A:
@@ -167,31 +167,37 @@ class Quantized(Generic[A]):
         """Concatenates the rows of all parts."""
         raise NotImplementedError
 
-    def _linear(self, comm: Communicator, input: A, weight: A, bias: A | None, chunks: int | None, **how: Any) -> Any:
-        """Runs `quantized_linear_all_reduce`; ``how`` holds the options of `quantized_all_reduce`."""
-        given: Any = {"input": input, "weight": weight} | ({} if bias is None else {"bias": bias})
+    def _linear(
+        self, comm: Communicator, input: A, weight: A, bias: A | None, chunks: int | None, **settings: Any
+    ) -> Any:
+        """Runs `quantized_linear_all_reduce`; ``settings`` holds the options of `quantized_all_reduce`."""
+        tensors: Any = {"input": input, "weight": weight} | ({} if bias is None else {"bias": bias})
         with guard(comm, "quantized_all_reduce"):
-            for name, x in given.items():
+            for name, x in tensors.items():
                 self.adapter.check(name, x)
-            shapes = [tuple(x.shape) for x in given.values()]
+            shapes = [tuple(x.shape) for x in tensors.values()]
             linear.check_shapes(*shapes)
             rows, columns = math.prod(shapes[0][:-1]), shapes[1][0]
-            chunks = 1 if how["group_size"] == "tensor" else chunks
-            how["group_size"] = grouping_of(how["group_size"], rows, columns)
-            coded, elements = coding(how["bits"], how["format"]), how["group_size"]
+            chunks = 1 if settings["group_size"] == "tensor" else chunks
+            settings["group_size"] = grouping_of(settings["group_size"], rows, columns)
+            coded, elements = coding(settings["bits"], settings["format"]), settings["group_size"]
             step = linear.chunk_rows(rows, columns, chunks, coded, elements)
             options = Options(
-                format=coded, group_size=elements, gather=how["gather"], op=how["op"], overflow=how["overflow"]
+                format=coded,
+                group_size=elements,
+                gather=settings["gather"],
+                op=settings["op"],
+                overflow=settings["overflow"],
             )
-            flat = given["input"].reshape((rows, shapes[0][-1]))
+            flat = tensors["input"].reshape((rows, shapes[0][-1]))
             # Chunks travel in place, without a gradient.
-            whole = step >= rows or any(self.wants_grad(x, async_op=False) for x in (input, weight))
-            product = self.multiply(flat, weight) if whole else None
+            undivided = step >= rows or any(self.wants_grad(x, async_op=False) for x in (input, weight))
+            product = self.multiply(flat, weight) if undivided else None
         if product is not None:
             parts = [self.quantized_all_reduce(product, options, None, None, comm, False, None)]
         else:
             begins, begun = range(0, rows, step), []
-            with in_step(comm, len(begins)):
+            with lockstep(comm, len(begins)):
                 for begin in begins:
                     with guard(comm, "quantized_all_reduce"):
                         part = self.multiply(flat[begin : begin + step], weight)

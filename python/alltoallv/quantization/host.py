@@ -26,45 +26,51 @@ _address = _core.buffer_address
 class ReductionCall(Generic[A]):
     """A quantized reduction that is ready to run; made under the guard."""
 
-    def __init__(self, adapter: Adapter[A], comm: Communicator, made: Reduction[A], timeout: float | None) -> None:
-        self.made, self.plan = made, requests.plan(comm, made.request)
+    def __init__(self, adapter: Adapter[A], comm: Communicator, reduction: Reduction[A], timeout: float | None) -> None:
+        self.reduction, self.plan = reduction, requests.plan(comm, reduction.request)
         self._adapter, self.comm = adapter, comm
-        places = [adapter.region(x)[0] for x in (made.input, made.output)]
-        errors = [None if x is None else _address(x) for x in (made.error, made.gather_error)]
+        places = [adapter.region(x)[0] for x in (reduction.input, reduction.output)]
+        errors = [None if x is None else _address(x) for x in (reduction.error, reduction.gather_error)]
         self._arguments: Any = (*places, *errors, _core.read_timeout(timeout))
 
     def run(self) -> A:
         """Runs the reduction and returns the output."""
         self.plan.run(*self._arguments)
-        return self.made.output
+        return self.reduction.output
 
     def submit(self) -> tuple[A, Any]:
         """Submits the reduction; returns the output and the framework's handle."""
-        made = self.made
+        reduction = self.reduction
         work = self.plan.submit(*self._arguments)
-        return made.output, self._adapter.handle(self.comm, work, (made,), lambda: made.output)
+        return reduction.output, self._adapter.handle(self.comm, work, (reduction,), lambda: reduction.output)
 
 
 class RowsCall(Generic[A]):
     """A quantized_all_to_all that is ready to run; made under the guard, which quantizes its rows."""
 
-    def __init__(self, adapter: Adapter[A], comm: Communicator, made: Rows[A], timeout: float | None) -> None:
-        self._adapter, self._comm, self.rows = adapter, comm, made
+    def __init__(self, adapter: Adapter[A], comm: Communicator, rows: Rows[A], timeout: float | None) -> None:
+        self._adapter, self._comm, self.rows = adapter, comm, rows
         self._timeout, self._limit = timeout, _core.read_timeout(timeout)
-        how, length = made.how, made.length
-        self._tail, count = tuple(made.input.shape[1:]), made.input.shape[0]
-        self._stride = max(_core.quantized_row_bytes(length, how.format, how.group_size), 4)
+        quantization, length = rows.quantization, rows.length
+        self._tail, count = tuple(rows.input.shape[1:]), rows.input.shape[0]
+        self._stride = max(_core.quantized_row_bytes(length, quantization.format, quantization.group_size), 4)
         self._coded = memory.empty((count, self._stride), np.uint8)
         _core.quantize_rows(
-            how.format, how.group_size, made.dtype, adapter.region(made.input)[0], count, length, _address(self._coded)
+            quantization.format,
+            quantization.group_size,
+            rows.dtype,
+            adapter.region(rows.input)[0],
+            count,
+            length,
+            _address(self._coded),
         )
-        if made.must_fit() and not self._decode(self._coded, self._allocate(count), how):
-            raise ValueOverflowError(made.overflow_text())
-        layout = made.layout(self._stride)
-        self._plan = _core.Plan(comm.core, "quantized_all_to_all", "uint8", *layout, made.digest(), self._stride)
-        received = 0 if made.recvs is None else sum(made.recvs)
+        if rows.must_fit() and not self._decode(self._coded, self._allocate(count), quantization):
+            raise ValueOverflowError(rows.overflow_text())
+        layout = rows.layout(self._stride)
+        self._plan = _core.Plan(comm.core, "quantized_all_to_all", "uint8", *layout, rows.digest(), self._stride)
+        received = 0 if rows.recvs is None else sum(rows.recvs)
         self._arrived = memory.empty((received, self._stride), np.uint8)
-        self._output = None if made.recvs is None else self._allocate(received)
+        self._output = None if rows.recvs is None else self._allocate(received)
 
     def run(self) -> A:
         """Runs the exchange and returns the rows received."""
@@ -123,10 +129,17 @@ class RowsCall(Generic[A]):
         self._decode(coded, out, self.rows.received())
         return out
 
-    def _decode(self, coded: Codes, out: A, how: Quantization) -> bool:
-        made, place = self.rows, self._adapter.region(out)[0]
+    def _decode(self, coded: Codes, out: A, quantization: Quantization) -> bool:
+        rows, address = self.rows, self._adapter.region(out)[0]
         return _core.dequantize_rows(
-            how.format, how.group_size, made.out_dtype, _address(coded), len(coded), made.length, how.overflow, place
+            quantization.format,
+            quantization.group_size,
+            rows.out_dtype,
+            _address(coded),
+            len(coded),
+            rows.length,
+            quantization.overflow,
+            address,
         )
 
 
@@ -134,12 +147,12 @@ class StraightReduction(Map[A]):
     """A reduction whose gradient is the sum's (or average's), straight through the rounding, not quantized."""
 
     def __init__(self, adapter: Adapter[A], call: ReductionCall[A]) -> None:
-        self._adapter, self._comm, self._request = adapter, call.comm, call.made.request
+        self._adapter, self._comm, self._request = adapter, call.comm, call.reduction.request
         self._run = call.run
 
     def run(self, input: A) -> A:
         self._dtype, self._shape, run = input.dtype, tuple(input.shape), self._run
-        del self._run  # frees the tensors, too
+        del self._run  # also frees the tensors
         return run()
 
     def back(self, grad: A, apply: Callable[[A, Map[A]], A]) -> A:
@@ -160,7 +173,7 @@ class StraightRows(Map[A]):
 
     def run(self, input: A) -> A:
         self._dtype, call = input.dtype, self._call
-        del self._call  # frees the tensors, too
+        del self._call  # also frees the tensors
         out, recvs = call.run_counted()
         self._transfer, self._returning = call.transfer(recvs), call.returning(recvs, self._dtype)
         return out

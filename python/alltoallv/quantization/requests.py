@@ -41,8 +41,10 @@ def all_reduce(
     """Checks and returns a quantized_all_reduce; called under the guard."""
     x = adapter.read("input", input)
     shape, dtype = tuple(x.shape), adapter.dtype(x)
-    how = Quantization.checked(options.format, options.group_size, options.gather, options.op, options.overflow)
-    first, second = _scales(adapter, options, how, shape, feedback is not None)
+    quantization = Quantization.checked(
+        options.format, options.group_size, options.gather, options.op, options.overflow
+    )
+    first, second = _scales(adapter, options, quantization, shape, feedback is not None)
     if options.scale is not None and dtype != "int8":
         raise InvalidTensorError(f"input has dtype {dtype}, expected int8 with a shared scale", 13)
     if options.scale is None:
@@ -51,7 +53,9 @@ def all_reduce(
     offset = 0.0 if options.offset is None else _float32("offset", options.offset)
     _float32(f"the sum of {comm.size} ranks' offset {offset:g}", comm.size * offset)
     counts = (math.prod(shape),)
-    request = QuantizedReduction("quantized_all_reduce", dtype, out_dtype, counts, how, first, second, offset, shape)
+    request = QuantizedReduction(
+        "quantized_all_reduce", dtype, out_dtype, counts, quantization, first, second, offset, shape
+    )
     return _reduction(adapter, comm, request, x, shape, out, feedback)
 
 
@@ -68,10 +72,12 @@ def reduce_scatter(
     x = adapter.read("input", input)
     row, dtype = _core.row_size(x.shape), adapter.dtype(x)
     rows = shares("recv_counts", recv_counts, "input", x.shape[0], comm.size)
-    how = Quantization.checked(options.format, options.group_size, "full", options.op, options.overflow)
+    quantization = Quantization.checked(options.format, options.group_size, "full", options.op, options.overflow)
     _check_float(dtype)
     counts, out_dtype = tuple(scaled(rows, row)), output_dtype(adapter, options, dtype)
-    request = QuantizedReduction("quantized_reduce_scatter", dtype, out_dtype, counts, how, shape=tuple(x.shape))
+    request = QuantizedReduction(
+        "quantized_reduce_scatter", dtype, out_dtype, counts, quantization, shape=tuple(x.shape)
+    )
     return _reduction(adapter, comm, request, x, (rows[comm.rank], *x.shape[1:]), out, feedback)
 
 
@@ -88,17 +94,17 @@ def _reduction(
         out = adapter.allocate(shape, request.out_dtype, x)
     else:
         _check_output(adapter, out, request.out_dtype, shape)
-        place, source = adapter.region(out), adapter.region(x)
-        if request.operator == "quantized_reduce_scatter" or place != source:
-            check_apart(place, source)
+        target, source = adapter.region(out), adapter.region(x)
+        if request.operator == "quantized_reduce_scatter" or target != source:
+            check_apart(target, source)
     errors = adapter.feedback.arrays_of(feedback, request, comm.size, comm.rank, x)
     return Reduction(request, out, x, *errors)
 
 
 def _check_output(adapter: Adapter[A], out: Any, dtype: str, shape: tuple[int, ...]) -> None:
     adapter.check("out", out)
-    if (found := adapter.dtype(out)) != dtype:
-        raise InvalidTensorError(f"out has dtype {found}, expected {dtype}", 13)
+    if (own_dtype := adapter.dtype(out)) != dtype:
+        raise InvalidTensorError(f"out has dtype {own_dtype}, expected {dtype}", 13)
     if not adapter.writable(out):
         raise InvalidTensorError("out is not contiguous and writable, expected both")
     if tuple(out.shape) != shape:
@@ -118,7 +124,7 @@ class Rows(Generic[A]):
 
     input: A
     length: int
-    how: Quantization
+    quantization: Quantization
     dtype: str
     out_dtype: str
     sends: list[int]
@@ -131,12 +137,14 @@ class Rows(Generic[A]):
 
     def digest(self) -> int:
         """Returns what ranks must agree on beside the bytes of a row, for `_core.Plan`."""
-        how, by_code = self.how, bool(self.options.quantize_gradient)
-        return _core.quantized_row_terms(how.format, how.group_size, self.dtype, self.out_dtype, how.overflow, by_code)
+        quantization, by_code = self.quantization, bool(self.options.quantize_gradient)
+        return _core.quantized_row_terms(
+            quantization.format, quantization.group_size, self.dtype, self.out_dtype, quantization.overflow, by_code
+        )
 
     def must_fit(self) -> bool:
         """Returns whether the sender has to look for values that do not fit the output's dtype."""
-        return self.how.overflow == "raise" and self.out_dtype != "float32"
+        return self.quantization.overflow == "raise" and self.out_dtype != "float32"
 
     def overflow_text(self) -> str:
         """Returns the text of the error for a value that does not fit."""
@@ -144,7 +152,11 @@ class Rows(Generic[A]):
 
     def received(self) -> Quantization:
         """Returns how rows from peers are decoded: with "raise" the sender has already found values that do not fit."""
-        return replace(self.how, overflow="saturate") if self.how.overflow == "raise" else self.how
+        return (
+            replace(self.quantization, overflow="saturate")
+            if self.quantization.overflow == "raise"
+            else self.quantization
+        )
 
 
 def rows(
@@ -157,21 +169,21 @@ def rows(
     row = _core.code_formats.get(options.format)
     fixed = row is not None and row.group_size > 0
     group_size = most if options.group_size is None and not fixed else options.group_size
-    how = Quantization.checked(options.format, group_size, overflow=options.overflow)
+    quantization = Quantization.checked(options.format, group_size, overflow=options.overflow)
     _check_float(dtype)
-    if how.group_size > most and not fixed:
-        how = replace(how, group_size=most)  # gives the same codes, and the same terms on all ranks
+    if quantization.group_size > most and not fixed:
+        quantization = replace(quantization, group_size=most)  # gives the same codes, and the same terms on all ranks
     out_dtype = output_dtype(adapter, options, dtype)
     sends = shares("send_counts", as_counts("send_counts", send_counts, comm.size), "input", x.shape[0], comm.size)
     recvs = None if recv_counts is None else as_counts("recv_counts", recv_counts, comm.size)
     if recvs is not None and min(recvs) < 0:
         raise InvalidParamError(f"recv_counts is {recvs}, expected entries >= 0")
-    return Rows(x, length, how, dtype, out_dtype, sends, recvs, options)
+    return Rows(x, length, quantization, dtype, out_dtype, sends, recvs, options)
 
 
 def plan(comm: Communicator, request: QuantizedReduction) -> _core.QuantPlan:
     """Returns a plan of the request over shared memory, which runs on addresses."""
-    how = request.quantization
+    quantization = request.quantization
     scales = 0 if request.scale is None else request.scale.size
     return _core.QuantPlan(
         comm.core,
@@ -179,11 +191,11 @@ def plan(comm: Communicator, request: QuantizedReduction) -> _core.QuantPlan:
         request.dtype,
         request.out_dtype,
         request.counts,
-        how.format,
-        how.group_size,
-        how.gather == "quantized",
-        how.op == "avg",
-        how.overflow,
+        quantization.format,
+        quantization.group_size,
+        quantization.gather == "quantized",
+        quantization.op == "avg",
+        quantization.overflow,
         _address(request.scale),
         scales,
         _address(request.scale_2),
@@ -192,15 +204,15 @@ def plan(comm: Communicator, request: QuantizedReduction) -> _core.QuantPlan:
     )
 
 
-def exclude(why: str, **given: object) -> None:
+def exclude(why: str, **arguments: object) -> None:
     """Raises InvalidParamError for arguments that a differentiable call cannot have; None and False do not count."""
-    if names := present(given):
+    if names := present(arguments):
         raise InvalidParamError(f"{why}, expected a call without {' and '.join(names)}")
 
 
-def present(given: dict[str, object]) -> list[str]:
+def present(arguments: dict[str, object]) -> list[str]:
     """Returns the names of the arguments that are neither None nor False."""
-    return [name for name, value in given.items() if value is not None and value is not False]
+    return [name for name, value in arguments.items() if value is not None and value is not False]
 
 
 def output_dtype(adapter: Adapter[A], options: Options, default: str) -> str:
@@ -228,35 +240,37 @@ def as_scale(adapter: Adapter[A], name: str, values: Any) -> Floats | None:
 
 
 def _scales(
-    adapter: Adapter[A], options: Options, how: Quantization, shape: Sequence[int], has_feedback: bool
+    adapter: Adapter[A], options: Options, quantization: Quantization, shape: Sequence[int], has_feedback: bool
 ) -> tuple[Floats | None, Floats | None]:
     """Returns the shared scale, or both, or None where there is none."""
     if options.dynamic():
         return None, None
-    given = {name: as_scale(adapter, name, value) for name, value in zip(SCALES, options, strict=False)}
-    scale, one, two = given.values()
-    if (one is None) != (two is None):
-        missing = "comm_quant_scale_1" if one is None else "comm_quant_scale_2"
+    scales = {name: as_scale(adapter, name, value) for name, value in zip(SCALES, options, strict=False)}
+    scale, first_scale, second_scale = scales.values()
+    if (first_scale is None) != (second_scale is None):
+        missing = "comm_quant_scale_1" if first_scale is None else "comm_quant_scale_2"
         raise InvalidParamError(f"{missing} is None while the other scale is given, expected both or neither")
-    if scale is not None and one is not None:
+    if scale is not None and first_scale is not None:
         raise InvalidParamError("scale and comm_quant_scale_1 are both given, expected one form or the other")
     if options.offset is not None and scale is None:
         raise InvalidParamError(
             f"offset is {options.offset} but scale is None, expected an offset only with a shared scale"
         )
-    first: Any = scale if one is None else one
-    _check_shared(how, has_feedback, one is not None)
+    first: Any = scale if first_scale is None else first_scale
+    _check_shared(quantization, has_feedback, first_scale is not None)
     channels = shape[-1] if len(shape) else 1
-    for name, values in given.items():
+    for name, values in scales.items():
         if values is not None and values.size not in (1, channels):
             raise InvalidTensorError(
                 f"{name} has {values.size} values, expected 1 or {channels}, the last dimension of the input"
             )
-    if two is not None:
-        first, two = (np.ascontiguousarray(each) for each in np.broadcast_arrays(first, two))
+    if second_scale is not None:
+        first, second_scale = (np.ascontiguousarray(each) for each in np.broadcast_arrays(first, second_scale))
     if math.prod(shape) == 0:  # an empty last axis has no scales
-        first, two = (None if each is None else np.append(each, np.float32(1))[:1] for each in (first, two))
-    return first, two
+        first, second_scale = (
+            None if each is None else np.append(each, np.float32(1))[:1] for each in (first, second_scale)
+        )
+    return first, second_scale
 
 
 def _check_shared(quantization: Quantization, has_feedback: bool, two: bool) -> None:

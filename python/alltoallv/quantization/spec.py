@@ -104,8 +104,8 @@ class Quantization:
         """Returns the bytes of the codes of ``count`` elements; every group begins at a byte."""
         if self.bits == 8:
             return count
-        whole, rest = divmod(count, self.group_size)
-        return whole * ((self.group_size + 1) // 2) + (rest + 1) // 2
+        groups, rest = divmod(count, self.group_size)
+        return groups * ((self.group_size + 1) // 2) + (rest + 1) // 2
 
     def part(self, count: int, size: int, rank: int) -> tuple[int, int]:
         """Returns first element and length of the part of ``count`` elements that a rank reduces in an all-reduce.
@@ -151,9 +151,9 @@ def _checked(format: Any, group_size: Any, *texts: Any) -> Quantization:
     if number is None or not 1 <= number < 2**63:
         raise InvalidParamError(f"group_size is {group_size!r}, expected an integer of at least 1, below 2**63")
     for name, value, kind in zip(("gather", "op", "overflow"), texts, (Gather, SumOp, Overflow), strict=True):
-        known = get_args(kind)
-        if not isinstance(value, str) or value not in known:
-            raise InvalidParamError(f"{name} is {value!r}, expected {', '.join(known[:-1])} or {known[-1]}")
+        choices = get_args(kind)
+        if not isinstance(value, str) or value not in choices:
+            raise InvalidParamError(f"{name} is {value!r}, expected {', '.join(choices[:-1])} or {choices[-1]}")
     return Quantization(format, number, *texts)
 
 

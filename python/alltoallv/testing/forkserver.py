@@ -110,8 +110,8 @@ def serve(descriptor: int, modules: Sequence[str]) -> int:
                 answer = os.waitstatus_to_exitcode(os.waitpid(int(number), 0)[1])
             elif (answer := os.fork()) == 0:
                 break
-            for one in descriptors:
-                os.close(one)
+            for each in descriptors:
+                os.close(each)
             requests.send(str(answer).encode())
     return _become_a_rank(server, *descriptors)
 

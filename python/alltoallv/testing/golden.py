@@ -148,7 +148,7 @@ def cases(*, max_world_size: int = 8, dtypes: Sequence[str] = DTYPES) -> SearchS
 
 
 def assert_bits_equal(actual: Array, expected: Array, what: str = "") -> None:
-    """Asserts equal dtype, shape and bits; NaN payloads and the sign of zero count, too.
+    """Asserts equal dtype, shape and bits; NaN payloads and the sign of zero also count.
 
     Raises:
         AssertionError: they differ; it names the first index that differs, and both values with their bits.

@@ -80,7 +80,7 @@ def joined_hosts(limit: tuple[str, str, str] | None = None, count: int = 2) -> I
     with contextlib.ExitStack() as stack:
         for name in [host.name for host in hosts] + [switch] * (count > 2):
             _run("ip", "netns", "add", name)
-            # This removes the wires, too.
+            # This also removes the wires.
             stack.callback(subprocess.run, ["ip", "netns", "delete", name], capture_output=True)
         if count > 2:
             _run("ip", "-n", switch, "link", "add", "bridge", "type", "bridge")
@@ -103,7 +103,7 @@ def joined_hosts(limit: tuple[str, str, str] | None = None, count: int = 2) -> I
 def gloo_environment(hosts: Sequence[Host], rank: int, size: int, port: int) -> dict[str, str]:
     """Returns a rank's variables for ``torch.distributed.init_process_group("gloo")``; hosts have equally many ranks.
 
-    They do not say which ranks share a host.
+    They do not show which ranks share a host.
     """
     interface = hosts[rank * len(hosts) // size].interface
     env = torchrun_environment(rank, size, size, hosts[0].address, port) | {"GLOO_SOCKET_IFNAME": interface}
@@ -157,14 +157,14 @@ def mpi_command(library: str, hosts: Sequence[Host], on_host: int, folder: Path)
     agent.write_text(f"#!/bin/bash\nwhile [[ $1 == -* ]]; do shift; done\nto=$1; shift\ncase $to in\n{enter}esac\n")
     agent.chmod(0o755)
     first, where = hosts[0], ",".join(f"{host.address}:{on_host}" for host in hosts)
-    known = {"MPI4PY_MPIABI": library, "LD_LIBRARY_PATH": str(prefix / "lib"), "OPAL_PREFIX": str(prefix)}
-    command = ["env", *(f"{name}={value}" for name, value in known.items()), str(prefix / "bin" / launcher)]
+    variables = {"MPI4PY_MPIABI": library, "LD_LIBRARY_PATH": str(prefix / "lib"), "OPAL_PREFIX": str(prefix)}
+    command = ["env", *(f"{name}={value}" for name, value in variables.items()), str(prefix / "bin" / launcher)]
     if library == "mpich":
         command += ["-launcher", "ssh", "-launcher-exec", str(agent), "-hosts", where, "-iface", first.interface]
     else:
         command += ["--allow-run-as-root", "--oversubscribe", "--prtemca", "plm_ssh_agent", str(agent), "--host", where]
         command += ["--mca", "pml", "ob1", "--mca", "btl_tcp_if_include", first.interface]
-        for name in (*known, "PYTHONPATH"):
+        for name in (*variables, "PYTHONPATH"):
             command += ["-x", name]
     return first.command(*command, "-n", str(on_host * len(hosts)))
 
@@ -183,16 +183,18 @@ class HostRanks:
     def __init__(
         self,
         program: str | os.PathLike[str],
-        place: Sequence[Host | None],
+        placement: Sequence[Host | None],
         *arguments: str,
         port: int = 29_500,
         environment: Callable[[int], Mapping[str, str]] | None = None,
     ) -> None:
         self.processes: list[subprocess.Popen[str]] = []
-        address = place[0].address if place[0] else "127.0.0.1"
-        for rank, host in enumerate(place):
-            on_host = list(place).count(host)
-            env = environment(rank) if environment else torchrun_environment(rank, len(place), on_host, address, port)
+        address = placement[0].address if placement[0] else "127.0.0.1"
+        for rank, host in enumerate(placement):
+            on_host = list(placement).count(host)
+            env = (
+                environment(rank) if environment else torchrun_environment(rank, len(placement), on_host, address, port)
+            )
             command = [sys.executable, str(program), *arguments]
             command = host.command(*command) if host else command
             process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

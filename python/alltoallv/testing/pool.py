@@ -96,19 +96,19 @@ class Ranks:
 
         def run(function: Callable[..., Any], *args: Any) -> list[Any]:
             if threads:
-                found = run_threads(size, function, args, settings, timeout)
+                results = run_threads(size, function, args, settings, timeout)
             else:
-                place = {"ALLTOALLV_JOB_ID": f"{self._id}-{call}-{next(self._calls)}"} | dict(env or {})
-                found = self._run(size, function, args, place, settings, timeout, fresh, preloaded)
-            for outcome in found:
+                job = {"ALLTOALLV_JOB_ID": f"{self._id}-{call}-{next(self._calls)}"} | dict(env or {})
+                results = self._run(size, function, args, job, settings, timeout, fresh, preloaded)
+            for outcome in results:
                 if outcome.error is None:
                     for line in outcome.output.splitlines():
                         print(f"[{outcome.rank}] {line}")
             if outcomes:
-                return found
-            if any(outcome.error is not None for outcome in found):
-                raise RankFailures(found)
-            return [outcome.result for outcome in found]
+                return results
+            if any(outcome.error is not None for outcome in results):
+                raise RankFailures(results)
+            return [outcome.result for outcome in results]
 
         return run
 
@@ -155,14 +155,14 @@ class Ranks:
             while len(workers) < size:
                 workers.append(Worker(next(self._numbers), guard, server if preloaded else None))
             for rank, worker in enumerate(workers):
-                place = {
+                variables = {
                     "ALLTOALLV_RANK": str(rank),
                     "ALLTOALLV_WORLD_SIZE": str(size),
                     "ALLTOALLV_LOCAL_RANK": str(rank),
                     "ALLTOALLV_LOCAL_WORLD_SIZE": str(size),
                     "ALLTOALLV_RESTART_COUNT": "0",
                 }
-                worker.send(Task(rank, size, payload, place | env, settings))
+                worker.send(Task(rank, size, payload, variables | env, settings))
             outcomes = collect(workers, timeout)
             if fresh:
                 for worker in workers:

@@ -49,7 +49,7 @@ class Quantized:
     tensor: np.float32 = _ZERO
 
     @property
-    def how(self) -> Format:
+    def form(self) -> Format:
         """The format's row of `FORMATS`."""
         return FORMATS[self.format]
 
@@ -68,8 +68,8 @@ def named(bits: int = 8, format: str | None = None) -> str:
 
 def code_bytes(count: int, group_size: int = 128, bits: int = 8) -> int:
     """Returns the bytes of the codes; every group begins at a byte."""
-    whole, rest = divmod(count, group_size)
-    return count if bits == 8 else whole * ((group_size + 1) // 2) + (rest + 1) // 2
+    groups, rest = divmod(count, group_size)
+    return count if bits == 8 else groups * ((group_size + 1) // 2) + (rest + 1) // 2
 
 
 def scale_of(largest: npt.ArrayLike, bits: int = 8) -> Floats:
@@ -106,39 +106,39 @@ def quantize(
         tensor: the scale of the whole tensor in NVFP4; default: that of x.
     """
     name = named(bits, format)
-    how = FORMATS[name]
+    form = FORMATS[name]
     if group_size is None:
-        group_size = how.group_size or 128
-    if group_size < 1 or group_size != (how.group_size or group_size):
-        raise ValueError(f"group_size is {group_size}, expected {how.group_size or 'at least 1'}")
+        group_size = form.group_size or 128
+    if group_size < 1 or group_size != (form.group_size or group_size):
+        raise ValueError(f"group_size is {group_size}, expected {form.group_size or 'at least 1'}")
     values = widened(x).reshape(-1)
     with np.errstate(all="ignore"):
         if error is not None:
             values = values + error.reshape(-1)
         groups = _rows(values, group_size)
         kept: Array
-        if how.scale == "float32":
-            kept = scales = _scale_of(np.max(np.abs(groups), axis=1), how.most)
+        if form.scale == "float32":
+            kept = scales = _scale_of(np.max(np.abs(groups), axis=1), form.most)
         else:
             tensor = formats.tensor_scale(groups) if tensor is None else tensor
-            kept = formats.byte_scales(groups, how, tensor)
-            scales = formats.scales_of(kept, how, tensor)
-        if how.is_integer:
-            codes = _codes(groups, scales[:, None], how.bits)
+            kept = formats.byte_scales(groups, form, tensor)
+            scales = formats.scales_of(kept, form, tensor)
+        if form.is_integer:
+            codes = _codes(groups, scales[:, None], form.bits)
             numbers = codes.astype(_F32)
         else:
-            codes = formats.encode(groups, scales, how).view(np.int8)
-            numbers = formats.decode(codes.view(np.uint8), how)
+            codes = formats.encode(groups, scales, form).view(np.int8)
+            numbers = formats.decode(codes.view(np.uint8), form)
         if error is not None:
             lost = np.where(np.isfinite(scales)[:, None], groups - numbers * scales[:, None], _F32(0))
             error.reshape(-1)[:] = lost.reshape(-1)[: values.size]
-    packed = _pack(codes, how.bits)[: code_bytes(values.size, group_size, how.bits)]
+    packed = _pack(codes, form.bits)[: code_bytes(values.size, group_size, form.bits)]
     return Quantized(packed, kept, values.size, group_size, name, _F32(0) if tensor is None else tensor)
 
 
 def codes_of(quantized: Quantized) -> Codes:
     """Returns one int8 per element; of a code of 4 bits only the lower half counts."""
-    if quantized.how.bits == 8:
+    if quantized.form.bits == 8:
         return quantized.codes.view(np.int8)
     longest = _longest(quantized)
     data = _rows(quantized.codes, (longest + 1) // 2)
@@ -153,13 +153,13 @@ def _longest(quantized: Quantized) -> int:
 
 def dequantize(quantized: Quantized, dtype: str | npt.DTypeLike = "float32", overflow: Overflow = "saturate") -> Array:
     """Returns the product code * scale for every element, rounded to ``dtype``."""
-    how = quantized.how
+    form = quantized.form
     with np.errstate(all="ignore"):
         scales = quantized.scales
-        if how.scale != "float32":
-            scales = formats.scales_of(scales, how, quantized.tensor)
+        if form.scale != "float32":
+            scales = formats.scales_of(scales, form, quantized.tensor)
         codes = codes_of(quantized)
-        numbers = codes.astype(_F32) if how.is_integer else formats.decode((codes & how.mask).view(np.uint8), how)
+        numbers = codes.astype(_F32) if form.is_integer else formats.decode((codes & form.mask).view(np.uint8), form)
     scales = np.repeat(scales, _longest(quantized))[: quantized.count]
     with np.errstate(all="ignore"):
         return cast(numbers * scales, dtype, overflow)

@@ -1,7 +1,7 @@
 """Floats of 8 and 4 bits with scales of several kinds, in NumPy, by the published definitions, with ml_dtypes' types.
 
 OCP "8-bit Floating Point" and "Microscaling Formats" (conversion: section 6.3), NVIDIA's NVFP4. Groups are rows of a
-matrix of float32. docs/quantization.md says what the definitions leave open.
+matrix of float32. docs/quantization.md describes what the definitions leave open.
 """
 
 from __future__ import annotations
@@ -77,28 +77,28 @@ def limited_tensor_scale(scale: np.float32) -> np.float32:
     return _F32(np.clip(scale, _F32(2.0**-110), _F32(float.fromhex("0x1.86186p+116"))))
 
 
-def byte_scales(groups: Floats, how: Format, tensor: np.float32) -> Bytes:
+def byte_scales(groups: Floats, form: Format, tensor: np.float32) -> Bytes:
     """Returns the scales of groups, as the bytes that are stored."""
     largest = np.max(np.abs(groups), axis=1)
     largest = np.where(largest < _LEAST_NORMAL, _F32(0), largest)
-    if how.scale == "float8_e8m0fnu":
-        exponents = np.frexp(largest)[1] - 1 - int(np.floor(np.log2(how.most)))
+    if form.scale == "float8_e8m0fnu":
+        exponents = np.frexp(largest)[1] - 1 - int(np.floor(np.log2(form.most)))
         exponents = np.where(largest == 0, -127, np.maximum(exponents, -127))
         wanted = np.ldexp(1.0, exponents)
     else:
-        wanted = np.minimum(largest / _F32(how.most) / tensor, _F32(448))
+        wanted = np.minimum(largest / _F32(form.most) / tensor, _F32(448))
     finite = np.isfinite(largest)
-    kept = np.where(finite, wanted, _F32(1)).astype(_F32).astype(dtype_of(how.scale)).view(np.uint8)
-    return np.where(finite, kept, 0xFF if how.scale == "float8_e8m0fnu" else 0x7F).astype(np.uint8)
+    kept = np.where(finite, wanted, _F32(1)).astype(_F32).astype(dtype_of(form.scale)).view(np.uint8)
+    return np.where(finite, kept, 0xFF if form.scale == "float8_e8m0fnu" else 0x7F).astype(np.uint8)
 
 
-def scales_of(stored: Bytes, how: Format, tensor: np.float32) -> Floats:
+def scales_of(stored: Bytes, form: Format, tensor: np.float32) -> Floats:
     """Returns the values of those bytes; NVFP4's are multiplied by the scale of the tensor."""
-    scales: Floats = stored.view(dtype_of(how.scale)).astype(_F32)
-    return scales if how.scale == "float8_e8m0fnu" else scales * tensor
+    scales: Floats = stored.view(dtype_of(form.scale)).astype(_F32)
+    return scales if form.scale == "float8_e8m0fnu" else scales * tensor
 
 
-def encode(groups: Floats, scales: Floats, how: Format) -> Bytes:
+def encode(groups: Floats, scales: Floats, form: Format) -> Bytes:
     """Returns codes of x / scale, one per byte, half to even, saturated; in groups that are not finite, 0 but for inf.
 
     Numbers below 2^-126 count as zeros of their sign.
@@ -107,13 +107,13 @@ def encode(groups: Floats, scales: Floats, how: Format) -> Bytes:
     usual = np.isfinite(column) & (column != 0)
     inverse = np.where(usual, _F32(1) / np.where(usual, column, _F32(1)), _F32(0))
     values = np.where(np.abs(groups) < _LEAST_NORMAL, np.copysign(_F32(0), groups), groups) * inverse
-    values = np.where(np.isinf(column) & np.isinf(groups), np.copysign(_F32(how.most), groups), values)
+    values = np.where(np.isinf(column) & np.isinf(groups), np.copysign(_F32(form.most), groups), values)
     values = np.where(np.isfinite(column) | (np.isinf(column) & np.isinf(groups)), values, _F32(0))
-    most = _F32(how.most)
-    codes: Bytes = np.clip(values, -most, most).astype(dtype_of(how.element)).view(np.uint8)
+    most = _F32(form.most)
+    codes: Bytes = np.clip(values, -most, most).astype(dtype_of(form.element)).view(np.uint8)
     return codes
 
 
-def decode(codes: Bytes, how: Format) -> Floats:
+def decode(codes: Bytes, form: Format) -> Floats:
     """Returns the values of codes, one per byte."""
-    return codes.view(dtype_of(how.element)).astype(_F32)
+    return codes.view(dtype_of(form.element)).astype(_F32)

@@ -139,9 +139,9 @@ def reduce_scatter(inputs: Sequence[Array], op: str = "sum", counts: Sequence[in
     size = len(inputs)
     if counts is None:
         counts = [equal_part(inputs[0], size)] * size
-    whole = _reduce(inputs, op)
+    reduced = _reduce(inputs, op)
     begins = [sum(counts[:r]) for r in range(size)]
-    return [whole[begins[r] : begins[r] + counts[r]].copy() for r in range(size)]
+    return [reduced[begins[r] : begins[r] + counts[r]].copy() for r in range(size)]
 
 
 def global_scatter(
@@ -200,8 +200,8 @@ def _reduce(inputs: Sequence[Array], op: str) -> Array:
     if op not in ("sum", "avg", "min", "max", "prod", *_BITS):
         raise ValueError(f"op is {op!r}, expected sum, avg, min, max, prod, band, bor or bxor")
     is_float = dtype.name in ("float16", "bfloat16", "float32", "float64")
-    defined = op in ("sum", "avg") if dtype.kind == "c" else dtype.kind in "biu" and op != "avg"
-    if not (op not in _BITS if is_float else defined):
+    is_defined = op in ("sum", "avg") if dtype.kind == "c" else dtype.kind in "biu" and op != "avg"
+    if not (op not in _BITS if is_float else is_defined):
         raise ValueError(f"{op} is not defined for {dtype.name}")
     if len(inputs) == 1:
         return inputs[0].copy()

@@ -65,7 +65,7 @@ def main(descriptor: int, parent: int) -> None:
     faulthandler.enable()  # also reports where a rank hangs: the parent sends SIGABRT
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     connection: Connection[Any, Any] = Connection(descriptor)
-    with contextlib.suppress(EOFError, ConnectionError):  # `serve` finds that, too
+    with contextlib.suppress(EOFError, ConnectionError):  # `serve` also finds that
         environment = pickle.loads(connection.recv_bytes())  # the current one; a fork server's is older
         os.environ.clear()
         os.environ.update(environment)
@@ -121,7 +121,7 @@ def run(task: Task) -> Reply:
                 raise
             communicator.destroy()
         reply = Reply(False, cloudpickle.dumps(result))
-    except BaseException as error:  # SystemExit, too: the process must go on
+    except BaseException as error:  # also SystemExit: the process must go on
         reply = Reply(True, pack_exception(error), format_exception(error), healthy=False)
     for thread in set(threading.enumerate()) - threads:
         thread.join(_THREAD_SECONDS)

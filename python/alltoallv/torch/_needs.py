@@ -1,4 +1,4 @@
-"""Modules import this one first: without torch it raises an error that says how to install it."""
+"""Modules import this one first: without torch it raises an error that explains how to install it."""
 
 from alltoallv.extras import extra
 

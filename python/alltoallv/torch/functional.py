@@ -61,5 +61,5 @@ def reduce_scatter(input: Tensor, group: Group = None) -> Tensor:
 
 
 def all_reduce(input: Tensor, group: Group = None) -> Tensor:
-    """Returns the sum of all ranks' inputs, in their shape. The gradient is such a sum, too."""
+    """Returns the sum of all ranks' inputs, in their shape. The gradient is also such a sum."""
     return ops.all_reduce(input, group)

@@ -7,7 +7,7 @@
     torch.ops.symm_mem.all_to_all_vdev(x, out, in_splits, out_splits_offsets, group.group_name)
 
 `torch.distributed._symmetric_memory.empty` gives CPU tensors of the shared arena, without a rendezvous; a plain tensor
-serves, too. Splits and offsets are int64 and count rows of dimension 0. ``input`` and ``out`` may be longer than what
+also serves. Splits and offsets are int64 and count rows of dimension 0. ``input`` and ``out`` may be longer than what
 travels; rows of ``out`` that nothing arrives in keep their values. All raise as `alltoallv.torch.all_to_all_v`.
 """
 
@@ -101,8 +101,8 @@ def _communicator(group_name: str) -> AnyCommunicator:
 
 def _check(name: str, splits: Tensor, shape: Sequence[int]) -> None:
     if splits.dtype != torch.int64 or tuple(splits.shape) != tuple(shape):
-        found = f"{splits.dtype} of shape {tuple(splits.shape)}"
-        raise InvalidTensorError(f"{name} is {found}, expected torch.int64 of shape {tuple(shape)}")
+        shown = f"{splits.dtype} of shape {tuple(splits.shape)}"
+        raise InvalidTensorError(f"{name} is {shown}, expected torch.int64 of shape {tuple(shape)}")
 
 
 def _by_rank(name: str, splits: Tensor, shape: Sequence[int], comm: AnyCommunicator) -> Tensor:

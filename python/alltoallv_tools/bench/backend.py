@@ -13,7 +13,7 @@ from typing import Any
 
 from alltoallv_tools.bench import report
 from alltoallv_tools.bench.cases import Case
-from alltoallv_tools.bench.contenders import Contender, Prepared
+from alltoallv_tools.bench.competitors import Competitor, Prepared
 
 LAYER = 64  # inputs and outputs of the linear layer whose steps are timed
 _SIZES = {
@@ -32,15 +32,15 @@ PAIR = [0, 1]
 GROUPS = {"100 new_group": [PAIR] * 100, "21 groups": [[0], [1], PAIR] * 7}
 
 
-def contenders(case: Case) -> tuple[str, ...]:
+def competitors(case: Case) -> tuple[str, ...]:
     """Returns the columns that can run this case; ``ours`` and ``gloo`` run every case."""
     some = {"all_to_all_single": ("floor", "exchange"), "async all_to_all_single": ("floor",)}
     return ("ours", "gloo", *some.get(case.collective, ()))
 
 
 def header(about: str, columns: list[str]) -> str:
-    """Returns the table's head: each contender's median and minimum, and its median divided by ours."""
-    text = f"# {about}\n# us of a call, median and minimum of blocks; x: that contender's median / ours\n"
+    """Returns the table's head: each competitor's median and minimum, and its median divided by ours."""
+    text = f"# {about}\n# us of a call, median and minimum of blocks; x: that competitor's median / ours\n"
     text += "# over: what ours takes beyond floor and exchange, of the medians and of the minima\n"
     text += f"{'np':>3} {'call':>24} {'size(B)':>8} {'time':>10} {'min':>10} {'#wrong':>6}"
     for column in columns:
@@ -85,7 +85,7 @@ class BackendLibrary:
             "floor": dist.new_group(backend="nothing"),
             "exchange": dist.group.WORLD,
         }
-        self.contenders: Mapping[str, Contender] = {name: Calls(name, group) for name, group in groups.items()}
+        self.competitors: Mapping[str, Competitor] = {name: Calls(name, group) for name, group in groups.items()}
 
     def barrier(self) -> None:
         import torch.distributed as dist

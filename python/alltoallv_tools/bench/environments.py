@@ -28,7 +28,7 @@ MODULES = {"torch": "torch", "mindspore": "mindspore"}  # taken from this interp
 
 
 class Unavailable(Exception):
-    """An environment cannot be made; the text says why."""
+    """An environment cannot be made; the text explains why."""
 
 
 def folder() -> Path:

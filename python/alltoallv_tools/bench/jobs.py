@@ -27,7 +27,7 @@ Reply = dict[str, Any]
 
 
 class LibraryError(Exception):
-    """A library failed or could not be started; the text says why."""
+    """A library failed or could not be started; the text explains why."""
 
 
 class Job:
@@ -43,7 +43,7 @@ class Job:
         return self._process.pid
 
     def welcome(self, listener: socket.socket) -> None:
-        """Waits for every rank to say who it is."""
+        """Waits for every rank to identify itself."""
         end = time.monotonic() + START_SECONDS
         listener.settimeout(0.2)
         arrived: list[tuple[socket.socket, Any]] = []

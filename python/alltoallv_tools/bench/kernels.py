@@ -12,7 +12,7 @@ import numpy as np
 
 from alltoallv import _core
 from alltoallv_tools.bench import report
-from alltoallv_tools.bench.contenders import Array
+from alltoallv_tools.bench.competitors import Array
 
 GROUP = 128
 SOURCES = 4

@@ -1,6 +1,6 @@
 """The libraries of a measurement, and the columns that each has for a case.
 
-A *library* takes part with a job of its own: ours, or a peer such as gloo. Its ranks hold one or more contenders.
+A *library* takes part with a job of its own: ours, or a peer such as gloo. Its ranks hold one or more competitors.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Protocol
 
 from alltoallv_tools.bench import environments
 from alltoallv_tools.bench.cases import COUNTS, WAYS, Case, outputs_of
-from alltoallv_tools.bench.contenders import Contender
+from alltoallv_tools.bench.competitors import Competitor
 
 
 class Library(Protocol):
@@ -18,7 +18,7 @@ class Library(Protocol):
 
     rank: int
     size: int
-    contenders: Mapping[str, Contender]
+    competitors: Mapping[str, Competitor]
 
     def barrier(self) -> None: ...
 
@@ -47,7 +47,7 @@ def contenders_of(library: str, case: Case, api: str) -> tuple[str, ...]:
     if api == "backend":
         from alltoallv_tools.bench import backend
 
-        return backend.contenders(case)
+        return backend.competitors(case)
     if library == "ours":
         names: tuple[str, ...] = ("ours",)
         if case.collective == "quantized":

@@ -1,4 +1,4 @@
-"""Contenders that run in our own ranks: copies that show what the memory allows, and the full exchange."""
+"""Competitors that run in our own ranks: copies that show what the memory allows, and the full exchange."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import alltoallv.numpy as an
 from alltoallv import _core
 from alltoallv.communicator import Communicator
 from alltoallv_tools.bench.cases import Case
-from alltoallv_tools.bench.contenders import Array, Contender, Prepared
+from alltoallv_tools.bench.competitors import Array, Competitor, Prepared
 
 ROUNDS_FROM = 1 << 20
 """Bytes of a copy from which on ranks wait for one another; the waits would outlast smaller ones."""
@@ -89,7 +89,7 @@ class StreamingCopy(Copy):
 class Full:
     """Sends the same bytes to every peer, for comparison with a sparse exchange."""
 
-    def __init__(self, ours: Contender, size: int) -> None:
+    def __init__(self, ours: Competitor, size: int) -> None:
         self._ours, self._size = ours, size
 
     def prepare(self, case: Case) -> Prepared:

@@ -17,19 +17,19 @@ from alltoallv.communicator import Communicator
 from alltoallv.quantization.spec import Gather
 from alltoallv.testing.data_path import data_path
 from alltoallv_tools.bench.cases import APIS, COUNTS, WAYS, Case
-from alltoallv_tools.bench.contenders import Array, Contender, Prepared
+from alltoallv_tools.bench.competitors import Array, Competitor, Prepared
 from alltoallv_tools.bench.limits import Copy, Full, Rounds, StreamingCopy
 
 
 class OurLibrary:
-    """Our library; all its contenders share one communicator, but for those of a fixed data path."""
+    """Our library; all its competitors share one communicator, but for those of a fixed data path."""
 
     def __init__(self, api: str) -> None:
         self._comm = Communicator.from_env(domain="bench:1024")
         self.rank, self.size = self._comm.rank, self._comm.size
         ours = interface(api, self._comm)
         rounds = Rounds(self._comm) if self._comm.stats()["processors"] < self.size else None
-        self.contenders: Mapping[str, Contender] = {
+        self.competitors: Mapping[str, Competitor] = {
             "ours": ours,
             "full": Full(ours, self.size),
             "ours-full": OtherSum(ours, "full"),
@@ -51,7 +51,7 @@ class OurLibrary:
 
 
 def interface(api: str, comm: Communicator) -> Interface:
-    """Makes the contender for one of `APIS`."""
+    """Makes the competitor for one of `APIS`."""
     makers: dict[str, Callable[[Communicator], Interface]] = {
         "numpy": NumpyInterface,
         "plan": PlanInterface,
@@ -110,7 +110,7 @@ def make_output(case: Case, elements: int) -> Array | None:
 
 
 class Interface:
-    """Runs a rank's collectives through one interface; `alltoallv_tools.bench.cases.outputs_of` says which it has."""
+    """Runs a rank's collectives through one interface; `alltoallv_tools.bench.cases.outputs_of` names which it has."""
 
     counts = ""  # the form in which the functions get their counts, one of `COUNTS`; "" means lists
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from alltoallv_tools.bench.cases import COLLECTIVES, Case
-from alltoallv_tools.bench.contenders import Contender, Prepared
+from alltoallv_tools.bench.competitors import Competitor, Prepared
 
 PEERS = ("gloo", "mpich", "openmpi", "impi", "mindspore")
 SUPPORTED = {  # the collectives that a peer has; quantized reductions are compared with its sum
@@ -28,7 +28,7 @@ class MpiLibrary:
 
         self._comm = MPI.COMM_WORLD
         self.rank, self.size = self._comm.rank, self._comm.size
-        self.contenders: Mapping[str, Contender] = {name: self}
+        self.competitors: Mapping[str, Competitor] = {name: self}
 
     def barrier(self) -> None:
         self._comm.Barrier()
@@ -64,7 +64,7 @@ class GlooLibrary:
         torch.set_num_threads(1)
         dist.init_process_group("gloo")
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self.contenders: Mapping[str, Contender] = {
+        self.competitors: Mapping[str, Competitor] = {
             "gloo": self,
             "gloo-bf16": GlooSum(bfloat16_sum),
             "composed": GlooSum(composed_sum),
@@ -158,7 +158,7 @@ class MindSporeLibrary:
         mindspore.set_device("CPU")
         init()
         self.rank, self.size = get_rank(), get_group_size()
-        self.contenders: Mapping[str, Contender] = {"mindspore": self}
+        self.competitors: Mapping[str, Competitor] = {"mindspore": self}
         self._one = mindspore.Tensor(np.zeros(1, np.float32))
         self._sum = mindspore.ops.AllReduce()
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from alltoallv.launch import detect as launch
 from alltoallv_tools.bench.cases import Case
-from alltoallv_tools.bench.contenders import Array, Prepared, spoil
+from alltoallv_tools.bench.competitors import Array, Prepared, spoil
 from alltoallv_tools.bench.jobs import short
 from alltoallv_tools.bench.libraries import Library, join
 
@@ -44,43 +44,43 @@ class Server:
         actions: dict[str, Callable[..., Reply]] = {"prepare": self.prepare, "run": self.run, "check": self.check}
         return actions[request.pop("do")](**request)
 
-    def prepare(self, contender: str, case: dict[str, Any]) -> Reply:
-        """Prepares a contender for a case, which stays until the next one; returns the seconds of one call."""
+    def prepare(self, competitor: str, case: dict[str, Any]) -> Reply:
+        """Prepares a competitor for a case, which stays until the next one; returns the seconds of one call."""
         if self._case != (wanted := Case(**case)):
             self._prepared.clear()
             self._last.clear()
             self._case = wanted
             self._expected = None
-        prepared = self._library.contenders[contender].prepare(wanted)
+        prepared = self._library.competitors[competitor].prepare(wanted)
         spoil(prepared.output)
-        self._prepared[contender] = prepared
+        self._prepared[competitor] = prepared
         self._library.barrier()
-        self._last[contender] = prepared.call()
-        reply = self.check(contender)
+        self._last[competitor] = prepared.call()
+        reply = self.check(competitor)
         self._library.barrier()
         start = time.perf_counter()
-        self._last[contender] = prepared.call()
+        self._last[competitor] = prepared.call()
         return {**reply, "once": time.perf_counter() - start}
 
-    def check(self, contender: str) -> Reply:
+    def check(self, competitor: str) -> Reply:
         """Compares the last result with the prediction."""
-        prepared = self._prepared[contender]
+        prepared = self._prepared[competitor]
         assert self._case is not None
         if not prepared.exact:
             return {"wrong": 0}
         if self._expected is None:
             self._expected = self._case.expected(self._library.rank, self._library.size)
-        got = prepared.result(self._last[contender])
+        got = prepared.result(self._last[competitor])
         return {"wrong": self._case.wrong(np.asarray(got), self._expected, self._library.size)}
 
-    def run(self, contender: str, calls: int, warm: int) -> Reply:
+    def run(self, competitor: str, calls: int, warm: int) -> Reply:
         """Times a block of calls: [start, end] on the host's monotonic clock, and [start, end] without the calls if the
         variant does work of its own between them.
         """
-        prepared = self._prepared[contender]
+        prepared = self._prepared[competitor]
         assert self._case is not None
         if self._case.variant == "plain":
-            return {"span": self._time(contender, warm, calls, prepared.call)}
+            return {"span": self._time(competitor, warm, calls, prepared.call)}
         before, after = _work(self._case.variant, prepared)
 
         def cycle() -> Any:
@@ -89,18 +89,18 @@ class Server:
             after(value)
             return value
 
-        span = self._time(contender, warm, calls, cycle)
-        value = self._last[contender]
+        span = self._time(competitor, warm, calls, cycle)
+        value = self._last[competitor]
 
         def work() -> Any:  # keeps the last result for the check
             before()
             after(value)
             return value
 
-        return {"span": span, "work": self._time(contender, 0, calls, work)}
+        return {"span": span, "work": self._time(competitor, 0, calls, work)}
 
-    def _time(self, contender: str, warm: int, calls: int, call: Callable[[], Any]) -> list[float]:
-        self._last[contender] = None  # so that the operator may use this memory again
+    def _time(self, competitor: str, warm: int, calls: int, call: Callable[[], Any]) -> list[float]:
+        self._last[competitor] = None  # so that the operator may use this memory again
         value = None
         for _ in range(warm):
             call()
@@ -110,7 +110,7 @@ class Server:
             value = None
             value = call()
         end = time.monotonic()
-        self._last[contender] = value
+        self._last[competitor] = value
         return [start, end]
 
 

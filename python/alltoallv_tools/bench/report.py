@@ -55,7 +55,7 @@ def machine() -> dict[str, Any]:
 def header(about: str, columns: list[str]) -> str:
     """Returns the table's head: the columns of nccl-tests, then each peer's time and its ratio to ours."""
     text = f"# {about}\n"
-    text += "# time: us of a call, median of blocks; algbw, busbw: GB/s; x: that contender's time / ours\n"
+    text += "# time: us of a call, median of blocks; algbw, busbw: GB/s; x: that competitor's time / ours\n"
     text += f"{'np':>3} {'size(B)':>10} {'count':>10} {'type':>9} {'time':>10} {'min':>10} {'max':>10}"
     text += f" {'algbw':>7} {'busbw':>7} {'#wrong':>6}"
     for column in columns:
@@ -79,12 +79,12 @@ def line(row: Row, columns: list[str]) -> str:
 
 
 def wrong(row: Row) -> int:
-    """Counts the wrong elements of all contenders; a kernel's row holds that number itself."""
+    """Counts the wrong elements of all competitors; a kernel's row holds that number itself."""
     return int(row["wrong"]) if "wrong" in row else sum(times["wrong"] for times in row["times"].values())
 
 
 def ratio(row: Row, name: str) -> float:
-    """Returns a contender's median divided by ours."""
+    """Returns a competitor's median divided by ours."""
     return float(row["times"][name]["median_us"] / max(row["times"]["ours"]["median_us"], 1e-6))
 
 
@@ -94,9 +94,9 @@ def as_json(about: dict[str, Any], rows: list[Row]) -> str:
 
 
 def as_csv(rows: list[Row]) -> str:
-    """Returns one CSV line per contender of each row; values that are lists or tables are left out."""
+    """Returns one CSV line per competitor of each row; values that are lists or tables are left out."""
     lines = [
-        {key: value for key, value in row.items() if not isinstance(value, dict | list)} | {"contender": name} | times
+        {key: value for key, value in row.items() if not isinstance(value, dict | list)} | {"competitor": name} | times
         for row in rows
         for name, times in row["times"].items()
     ]
@@ -129,7 +129,7 @@ class Progress:
 
 
 def columns(rows: list[Row]) -> list[str]:
-    """Returns the names of the contenders that were measured besides ours."""
+    """Returns the names of the competitors that were measured besides ours."""
     return list(dict.fromkeys(name for row in rows for name in row["times"] if name != "ours"))
 
 

@@ -21,7 +21,7 @@ _COMMANDS = {
     "trace": ("alltoallv_tools.cli.trace", "show what a job has sent, and which ranks were late"),
     "top": ("alltoallv_tools.cli.top", "show what the ranks of a running job do"),
     "plan": ("alltoallv_tools.cli.plan", "predict times on a cluster that you do not have"),
-    "doctor": ("alltoallv_tools.cli.doctor", "say what works on this machine and what is missing"),
+    "doctor": ("alltoallv_tools.cli.doctor", "describe what works on this machine and what is missing"),
 }
 
 

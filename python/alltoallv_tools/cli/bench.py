@@ -30,7 +30,7 @@ from alltoallv_tools.bench.cases import (
 from alltoallv_tools.bench.jobs import Job, Jobs, LibraryError
 from alltoallv_tools.bench.libraries import contenders_of
 from alltoallv_tools.bench.peers import PEERS, SUPPORTED
-from alltoallv_tools.bench.turns import Effort, measure
+from alltoallv_tools.bench.rounds import Effort, measure
 from alltoallv_tools.cli.outputs import STANDARD_OUTPUT, check_files, check_plot, write_text
 
 # The options that affect results, in the order of `given`, each with the subjects for which it has a meaning.

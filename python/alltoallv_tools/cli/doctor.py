@@ -1,4 +1,4 @@
-"""``doctor``: says what works on this machine, what is missing, and what to do about it."""
+"""``doctor``: describes what works on this machine, what is missing, and what to do about it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from alltoallv_tools.doctor import Check, kernels, machine, npu_selftest, selfte
 
 _EPILOG = """\
 Each check prints a line: "ok" if something works, "no" with advice if it does not, "-" if it is absent and need not be
-there. The last checks exchange data between two processes over each data path, and say which one is taken by default.
+there. The last checks exchange data between two processes over each data path, and name which one is taken by default.
 
 --selftest also runs one process on every NPU, compares the results of HCCL with their definitions, and writes a report
 (docs/ascend.md).
 
---kernels also runs the kernels for Ascend by their aclnn interface, on a device or on the emulator, and says which bits
-differ from the NumPy reference.
+--kernels also runs the kernels for Ascend by their aclnn interface, on a device or on the emulator, and lists the bits
+that differ from the NumPy reference.
 
 The exit code is 0 if shared memory works here and what --selftest and --kernels run passes; 1 otherwise.
 """

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from alltoallv_tools.cli.outputs import check_files, write_text
-from alltoallv_tools.trace import flight, page, perfetto, story, torch_flight
+from alltoallv_tools.trace import flight, page, perfetto, summary, torch_flight
 from alltoallv_tools.trace.records import read
 
 _EPILOG = """\
@@ -47,7 +47,7 @@ def main(args: argparse.Namespace) -> int:
         print(f"trace: {error}", file=sys.stderr)
         return 2
     log = sys.stderr if Path("-") in (args.html, args.perfetto) else sys.stdout
-    for sentence in story.tell(domains):
+    for sentence in summary.tell(domains):
         print(sentence, file=log)
     if target:
         write_text(target, page.html(domains, str(args.folder)), log)

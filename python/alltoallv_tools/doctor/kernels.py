@@ -1,4 +1,4 @@
-"""Runs the kernels for Ascend and says which bits differ: on a device where CANN is, else on the emulator."""
+"""Runs the kernels for Ascend and names which bits differ: on a device where CANN is, else on the emulator."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def run() -> tuple[list[Check], dict[str, Any]]:
         reason = (result.stderr.strip().splitlines() or [f"exit status {result.returncode}"])[-1]
         return [Check(SECTION, "kernels", "no", f"on {where}: {reason}")], {}
     compared: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
-    return judged(compared, where), {"where": where, "compared": compared}
+    return kernel_checks(compared, where), {"where": where, "compared": compared}
 
 
 def loads() -> bool:
@@ -47,7 +47,7 @@ def loads() -> bool:
     return True
 
 
-def judged(compared: dict[str, dict[str, Any]], where: str) -> list[Check]:
+def kernel_checks(compared: dict[str, dict[str, Any]], where: str) -> list[Check]:
     """Returns a check for the equal cases of each kernel, and one for each case that differs."""
     equal: dict[str, list[int]] = {}
     for name, case in compared.items():

@@ -25,7 +25,7 @@ HIDDEN, TOKENS, ROWS = 1024, 8, 1024
 
 
 class LeftOut(Exception):
-    """Raised where a case does not apply to this machine; the text says why."""
+    """Raised where a case does not apply to this machine; the text explains why."""
 
 
 def same(got: Tensor, expected: Tensor) -> None:

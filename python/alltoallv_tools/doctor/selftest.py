@@ -67,7 +67,7 @@ _ADVICE = {
 
 
 def reasons(stderr: str) -> list[str]:
-    """Returns the lines that say what went wrong, without the frames of tracebacks."""
+    """Returns the lines that describe what went wrong, without the frames of tracebacks."""
     lines = [line for line in stderr.splitlines() if line and not line.startswith((" ", "Traceback"))]
     return list(dict.fromkeys(lines))[:3]
 

@@ -144,7 +144,7 @@ def _kernels() -> list[Check]:
     """Says by which rule kernels serve tensors on NPUs, and which way it gives here."""
     name = "kernels in Ascend C"
     result = _python("from alltoallv import _core; print(_core.kernels_rule); print(_core.kernels_missing())")
-    if result.returncode != 0:  # the check of the extension says why
+    if result.returncode != 0:  # the check of the extension explains why
         return [Check("devices", name, "-", "the extension does not load")]
     rule, _, missing = result.stdout.partition("\n")
     if missing := missing.strip():

@@ -112,7 +112,7 @@ def shared_memory(rows: Sequence[Row], cpus: int, cached: float = 0.0, name: str
         if rest > 0.5 * time:  # a smaller rest is lost in the spread of the waits
             points.setdefault((size, size * nbytes), []).append(nbytes / rest / 1e3 / host.share(size))
     if not points:
-        raise InvalidParamError("no payload takes twice as long as the smallest, expected larger ones too")
+        raise InvalidParamError("no payload takes twice as long as the smallest, expected larger ones as well")
     curve = tuple((*at, math.exp(math.fsum(map(math.log, rates)) / len(rates))) for at, rates in sorted(points.items()))
     rate = max(curve, key=lambda point: point[1])[2]  # beyond the reach of the caches
     host = replace(host, port_gbps=rate, curve=curve, cached=cached)

@@ -52,7 +52,7 @@ def _busy(
     """Returns the time of a class when ``size`` ranks send ``nbytes`` each, ``sent`` of them over this class.
 
     On links, the most wanted rank receives ``ingress`` times what it sends, and the ``largest`` part uses one pair's
-    link. In shared memory, senders store directly into the outputs, so their ``own`` part counts, too.
+    link. In shared memory, senders store directly into the outputs, so their ``own`` part also counts.
     """
     if level.curve:
         return (sent + own) / level.port(nbytes, size) / 1e3

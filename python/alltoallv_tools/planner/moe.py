@@ -26,7 +26,7 @@ def parse(text: str) -> dict[str, Any]:
         given[name] = value if name == "algorithm" else int(value)
     missing = [name for name in _NEEDED if not given.get(name)]
     if missing:
-        raise InvalidParamError(f"--moe is {text!r}, expected {', '.join(missing)} too, above zero")
+        raise InvalidParamError(f"--moe is {text!r}, expected {', '.join(missing)} as well, above zero")
     return given
 
 

@@ -39,7 +39,7 @@ def read(folder: Path) -> list[DomainTrace]:
             domain.writers.add(writer)
             domain.ranks = dict(sorted((ranks | domain.ranks | {writer: ranks[writer]}).items()))
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{str(path)!r} is no flight record: {error}") from None
+            raise ValueError(f"{str(path)!r} is not a flight record: {error}") from None
     return named(found)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from alltoallv_tools.trace.records import RUNNING, DomainTrace
-from alltoallv_tools.trace.story import lateness, tell
+from alltoallv_tools.trace.summary import lateness, tell
 
 _EXPERTS = (  # the operators that carry rows to the ranks of their experts
     "all_to_all_v",
@@ -29,7 +29,7 @@ def html(domains: Sequence[DomainTrace], title: str) -> str:
     """Returns the page; ``title`` names the trace."""
     data = {
         "title": title,
-        "story": tell(domains),
+        "summary": tell(domains),
         "domains": [_domain(domain) for domain in sorted(domains, key=lambda one: -one.bytes)],
     }
     text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")  # else a name could end the script

@@ -138,7 +138,7 @@ def read_file(path: Path) -> RankTrace:
             if about["stride"] != form.itemsize:
                 raise ValueError("another version wrote it")
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{str(path)!r} is no trace: {error}") from None
+            raise ValueError(f"{str(path)!r} is not a trace: {error}") from None
         data = file.read()
     records = np.frombuffer(data, form, count=len(data) // form.itemsize)
     empty = np.flatnonzero(records["begin"] == 0)  # files grow in steps

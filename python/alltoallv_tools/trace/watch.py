@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from alltoallv_tools.trace.records import RUNNING, DomainTrace, RankTrace
-from alltoallv_tools.trace.story import where
+from alltoallv_tools.trace.summary import where
 
 _COLUMNS = ("domain", "rank", "pid", "where", "since", "ops/s", "MB/s sent", "waits")
 

@@ -33,7 +33,7 @@ class C10dColumn(TorchColumn):
         "counts as array": "torch.distributed takes lists",
         "rows of another shape are refused": "torch's engines count the rows of either tensor",
         "a Communicator as group": "torch.distributed takes its own",
-        "outputs must be contiguous": "torch's engines take others, too",
+        "outputs must be contiguous": "torch's engines also take others",
         "gradients": "torch.distributed has none",
     }
     own = {

@@ -33,8 +33,8 @@ ODD: dict[str, tuple[Callable[[], Any], str]] = {
     "large elements": (lambda: np.zeros((6, 2), "V65536"),
         "dtype is |V65536, expected one whose elements have 1 to 65535 bytes and hold no references"),
     "lists of several lengths": (lambda: [[1], [2, 3]],
-        "{name} is a list that is no array (...inhomogeneous...), expected one"),
-    "no array": (NoArray, "{name} is a NoArray that is no array (cannot be converted), expected one"),
+        "{name} is a list, expected values that NumPy converts to an array (...inhomogeneous...)"),
+    "no array": (NoArray, "{name} is a NoArray, expected values that NumPy converts to an array (cannot be converted)"),
 }  # fmt: skip
 
 

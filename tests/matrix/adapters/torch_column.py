@@ -40,7 +40,7 @@ class TorchColumn(Column):
         name: replace(DISTRIBUTED[name], prepare=_reduced) for name in ("all_reduce", "reduce", "reduce_scatter")
     }
     lacks = {
-        "tensors changed in place must be contiguous": "torch's functions take others, too",
+        "tensors changed in place must be contiguous": "torch's functions also take others",
         "uneven parts of one tensor": "torch.distributed's reduce_scatter_tensor has equal parts",
         "reduce_scatter without an output": "torch.distributed's functions write into tensors",
     }

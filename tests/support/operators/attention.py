@@ -12,7 +12,7 @@ ORDER = {"BNSD": (0, 1, 2, 3), "BSND": (0, 2, 1, 3), "BSH": (0, 2, 1, 3), "SBH":
 
 
 def attend(q: Array, k: Array, v: Array, scale: float, sees: Any, extra: Any = None) -> tuple[Array, ...]:
-    """Of [heads, length, size]: ``sees(i, j)`` says whether query i sees key j, ``extra(head, i, j)`` is added."""
+    """Of [heads, length, size]: ``sees(i, j)`` shows whether query i sees key j, ``extra(head, i, j)`` is added."""
     heads, queries = q.shape[:2]
     result, top, total = np.zeros((heads, queries, v.shape[2])), np.zeros((heads, queries)), np.zeros((heads, queries))
     for head in range(heads):

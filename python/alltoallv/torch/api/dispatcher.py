@@ -32,7 +32,7 @@ _WEIGHED = {getattr(torch, name) for name in WEIGHED}
 
 @dataclass(eq=False)
 class DispatchState(dispatching.DispatchState[Tensor]):
-    """Holds the way back of a dispatch, and what came with its rows, as tensors; in a graph counts are tensors, too."""
+    """Holds the way back of a dispatch, and what came with its rows, as tensors; in a graph counts are also tensors."""
 
     group: str
 
@@ -43,7 +43,7 @@ class DispatchState(dispatching.DispatchState[Tensor]):
 
     @property
     def sources(self) -> Tensor:
-        _, source, rows, _ = self.way
+        _, source, rows, _ = self.route
         ranks = torch.arange(rows.shape[1], device="cpu").repeat_interleave(rows[1])
         return torch.cat([ranks, torch.tensor([-1], device="cpu")])[source.cpu()]
 
@@ -53,7 +53,7 @@ class DispatchState(dispatching.DispatchState[Tensor]):
 
     @property
     def kept(self) -> Tensor:
-        return self.ids.reshape(-1).cpu()[self.way[0].cpu()].bincount(minlength=self.num_experts)
+        return self.ids.reshape(-1).cpu()[self.route[0].cpu()].bincount(minlength=self.num_experts)
 
 
 class MoEDispatcher(torch.nn.Module, Dispatching[Tensor]):
@@ -61,7 +61,7 @@ class MoEDispatcher(torch.nn.Module, Dispatching[Tensor]):
 
     Rank r owns a block of neighbouring experts (`local_experts`): ``num_experts // W`` of them, one more on the first
     ``num_experts % W`` ranks. A token travels once to every rank that has an expert of it, with its gate weights and
-    expert numbers, in one exchange, which also says how many rows arrive; on the host, results come back in pieces of
+    expert numbers, in one exchange, which also states how many rows arrive; on the host, results come back in pieces of
     about 16 MiB. Each way is the other's gradient, so gradients of any order flow to tokens and gate weights.
 
     Every method is collective: all ranks call it, also those without tokens or rows, and all of them call ``backward``.
@@ -103,15 +103,15 @@ class MoEDispatcher(torch.nn.Module, Dispatching[Tensor]):
             flat = tokens.reshape(tokens.shape[0], math.prod(tokens.shape[1:]))
         arguments: Any = flat, weights, ids, self._routing, groups.name_of(self.group) if comm is None else comm
         if comm is None or not begins:
-            made = moe_ops.moe_dispatch(*arguments)
-            return lambda: self._state(made, tokens, ids, weights, comm)
+            results = moe_ops.moe_dispatch(*arguments)
+            return lambda: self._state(results, tokens, ids, weights, comm)
         finish = moe_ops.begin_dispatch(flat, weights, ids, self.routing, comm, True)
         return lambda: self._state(moe_ops.moe_dispatch.ran(finish(), *arguments), tokens, ids, weights, comm)
 
     def _state(
-        self, made: list[Tensor], tokens: Tensor, ids: Tensor, weights: Tensor | None, comm: AnyCommunicator | None
+        self, results: list[Tensor], tokens: Tensor, ids: Tensor, weights: Tensor | None, comm: AnyCommunicator | None
     ) -> tuple[Tensor, Counted, DispatchState]:
-        rows, row_weights, scales, order, source, ranks, token, experts = made
+        rows, row_weights, scales, order, source, ranks, token, experts = results
         counts, received = experts if comm is None else experts.tolist()
         state = DispatchState(
             counts,
@@ -135,8 +135,8 @@ class MoEDispatcher(torch.nn.Module, Dispatching[Tensor]):
                 _core.moe_check_again(tokens.shape, None if weights is None else weights.shape, n, k)
         (n, *tail), weights = tokens.shape, None if weights is None else weights.reshape(weights.shape[0], k)
         group = state.group if tracing else state.communicator or state.group
-        rows, made = moe_ops.moe_spread(tokens.reshape(n, math.prod(tail)), weights, *state.way, k, group)
-        other = replace(state, weights=None if weights is None else made, scales=None)
+        rows, of_rows = moe_ops.moe_spread(tokens.reshape(n, math.prod(tail)), weights, *state.route, k, group)
+        other = replace(state, weights=None if weights is None else of_rows, scales=None)
         return rows.reshape(rows.shape[0], *tail), state.counts, other
 
     def begin_combine(
@@ -158,7 +158,7 @@ class MoEDispatcher(torch.nn.Module, Dispatching[Tensor]):
             raise TypeError(f"expert_outputs is a {type(outputs).__name__}, expected a torch.Tensor")
         _check_dtype("expert_outputs", outputs)
         if not tracing:
-            _core.moe_check_outputs(outputs.shape, state.way[1].shape[0])
+            _core.moe_check_outputs(outputs.shape, state.route[1].shape[0])
         tail = outputs.shape[1:]
         flat = outputs.reshape(outputs.shape[0], math.prod(tail))
         gates = state.weights
@@ -169,7 +169,7 @@ class MoEDispatcher(torch.nn.Module, Dispatching[Tensor]):
             flat, gates = (flat.to(wide) * gates.to(wide)[:, None]).to(flat.dtype), None
         group = state.group if tracing else state.communicator or state.group
         payload = self.routing.combine_payload or ""
-        return (flat, None, *state.way, gates, *state.ids.shape, payload, group), tail
+        return (flat, None, *state.route, gates, *state.ids.shape, payload, group), tail
 
     def forward(
         self,
@@ -184,9 +184,9 @@ class MoEDispatcher(torch.nn.Module, Dispatching[Tensor]):
         """Does what calling the dispatcher does; see `Dispatching.__call__`."""
         if is_tracing():
             rows, counts, state = self.dispatch(tokens, expert_ids, gate_weights)
-            whole: Any = experts
-            made = self.combine(whole(rows, counts), state)
-            return made if shared is None else made + shared(tokens)
+            function: Any = experts
+            combined = self.combine(function(rows, counts), state)
+            return combined if shared is None else combined + shared(tokens)
         return self.layer(tokens, expert_ids, gate_weights, experts, shared, chunks)
 
     def parts(self, tokens: Tensor, ends: Sequence[int]) -> list[Tensor]:

@@ -151,9 +151,9 @@ def all_gather_into_tensor(
         AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
     """
     if output_tensor is not None and not is_dynamo_compiling() and (shared := groups.on_shm(group)) is not None:
-        made = _core.all_gather_into_tensor(shared.core, output_tensor, input_tensor, async_op, timeout)
-        if made is not None:
-            return calls.started(shared, made, input_tensor)[1] if async_op else None
+        started = _core.all_gather_into_tensor(shared.core, output_tensor, input_tensor, async_op, timeout)
+        if started is not None:
+            return calls.started(shared, started, input_tensor)[1] if async_op else None
     tensors = [output_tensor], [input_tensor]
     return _call(collectives.all_gather_into_tensor, *tensors, group, async_op, timeout=timeout)
 
@@ -185,9 +185,9 @@ def all_to_all(
     """
     lists = output_tensor_list, input_tensor_list
     if timeout is None and not is_dynamo_compiling() and (shared := groups.on_shm(group)) is not None:
-        made = _core.call_plain(shared.core, "all_to_all", *lists, None, None, async_op)
-        if made is not None:
-            return calls.started(shared, made, input_tensor_list)[1] if async_op else None
+        started = _core.call_plain(shared.core, "all_to_all", *lists, None, None, async_op)
+        if started is not None:
+            return calls.started(shared, started, input_tensor_list)[1] if async_op else None
     return _call(collectives.all_to_all, *lists, group, async_op, timeout=timeout)
 
 
@@ -221,9 +221,9 @@ def all_to_all_single(
     """
     splits = (output_split_sizes, input_split_sizes)
     if not is_dynamo_compiling() and (shared := groups.on_shm(group)) is not None:
-        made = _core.all_to_all_single(shared.core, output, input, *splits, async_op, timeout)
-        if made is not None:
-            return calls.started(shared, made, input)[1] if async_op else None
+        started = _core.all_to_all_single(shared.core, output, input, *splits, async_op, timeout)
+        if started is not None:
+            return calls.started(shared, started, input)[1] if async_op else None
     parameters = Parameters(counts=splits)
     return _call(collectives.all_to_all_single, [output], [input], group, async_op, parameters, timeout)
 
@@ -378,15 +378,15 @@ def _call(
 ) -> Work | None:
     """Calls a collective; `rank_in` turns ``root`` into a rank of the group."""
     if not row.strict and timeout is None and not is_dynamo_compiling():  # strict functions ask the core themselves
-        shared, known = groups.on_shm(group), parameters
+        shared, resolved = groups.on_shm(group), parameters
         if shared is not None and root is not None:
-            known = parameters._replace(root=_plain_root(shared, group, *root))
+            resolved = parameters._replace(root=_plain_root(shared, group, *root))
         if shared is not None and row.at_once is not None:
-            made = row.at_once(shared.core, outs, ins, known, None, async_op)
-            if made is not None:
-                used = outs, made
-                return Work(shared, made[1], used, lambda: row.result(outs)) if async_op else None
-    first = next((x for given in (ins, outs) if isinstance(given, list | tuple) for x in given), None)
+            started = row.at_once(shared.core, outs, ins, resolved, None, async_op)
+            if started is not None:
+                used = outs, started
+                return Work(shared, started[1], used, lambda: row.result(outs)) if async_op else None
+    first = next((x for tensors in (ins, outs) if isinstance(tensors, list | tuple) for x in tensors), None)
     if is_tracing(first):
         check_untimed(timeout)
         if root is not None:
@@ -397,11 +397,11 @@ def _call(
         return None
     with guard(comm, row.operator, TypeError):  # torch.distributed's wrappers check types on a rank alone
         limit = calls.limit(comm, timeout)
-        for name, given in ((row.inputs, ins), (row.outputs, outs)):
-            if not isinstance(given, list | tuple):
-                check_length(name, given, comm.size)
-                raise InvalidTensorError(f"{name} is a {type(given).__name__}, expected a list of tensors", 5)
-            for label, tensor in _labelled(name, given):
+        for name, tensors in ((row.inputs, ins), (row.outputs, outs)):
+            if not isinstance(tensors, list | tuple):
+                check_length(name, tensors, comm.size)
+                raise InvalidTensorError(f"{name} is a {type(tensors).__name__}, expected a list of tensors", 5)
+            for label, tensor in _labelled(name, tensors):
                 check_tensor(label, tensor)
         if row.strict:
             for label, out in _labelled(row.outputs, outs):

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 class _AllToAllV(Protocol):
-    """The type of `all_to_all_v`: with async_op it returns a handle, too; with a capacity it returns a `Received`."""
+    """The type of `all_to_all_v`: with async_op it also returns a handle; with a capacity it returns a `Received`."""
 
     @overload
     def __call__(
@@ -150,16 +150,16 @@ def all_to_all_v(
         PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come.
     """
     if capacity is not None:
-        given = {"rdispls": rdispls, "out": out, "async_op": async_op, "timeout": timeout}
-        return _within(input, (send_counts, sdispls, recv_counts), unit, capacity, group, given)
+        options = {"rdispls": rdispls, "out": out, "async_op": async_op, "timeout": timeout}
+        return _within(input, (send_counts, sdispls, recv_counts), unit, capacity, group, options)
     if not is_dynamo_compiling() and (shared := groups.on_shm(group)) is not None:
-        made = _core.all_to_all_v(
+        result = _core.all_to_all_v(
             shared.core, input, out, send_counts, recv_counts, sdispls, rdispls, unit, async_op, timeout
         )
-        if made is NotImplemented and out is None and timeout is None and async_op is False:
-            made = gradients.exchange(input, shared, (send_counts, recv_counts, sdispls, rdispls, unit))
-        if made is not None and made is not NotImplemented:
-            return calls.started(shared, made, input) if async_op else made
+        if result is NotImplemented and out is None and timeout is None and async_op is False:
+            result = gradients.exchange(input, shared, (send_counts, recv_counts, sdispls, rdispls, unit))
+        if result is not None and result is not NotImplemented:
+            return calls.started(shared, result, input) if async_op else result
     counts = (send_counts, recv_counts, sdispls, rdispls, unit)
     if is_tracing(input):
         if not (torch.compiler.is_compiling() or input.is_meta):
@@ -242,9 +242,9 @@ def _within(
             None if each is None else counts_on_device(name, each, input.device, size)
             for name, each in zip(COUNT_NAMES, counts, strict=True)
         ]
-    made = ops.all_to_all_v_counted(input, *placed, capacity, row, groups.name_of(group) if comm is None else comm)
+    results = ops.all_to_all_v_counted(input, *placed, capacity, row, groups.name_of(group) if comm is None else comm)
     shape = (capacity, *input.shape[1:]) if by_row else (capacity,)
-    return Received(made[0].view(shape), *made[1:])
+    return Received(results[0].view(shape), *results[1:])
 
 
 def _learning(

@@ -17,7 +17,7 @@ from alltoallv.torch.eager import calls
 from alltoallv.torch.eager import group as groups
 from alltoallv.torch.eager.graphs import is_tracing
 from alltoallv.torch.eager.group import Group, device_of
-from alltoallv.torch.graph.library import Operator, known
+from alltoallv.torch.graph.library import Operator, known_size
 from alltoallv.torch.graph.ops import communicator_of
 
 
@@ -60,9 +60,9 @@ def global_gather(x: Tensor, local_count: Counts, global_count: Counts, group: G
 def _moved(x: Tensor, local_count: Counts, global_count: Counts, group: Group, *, gathers: bool) -> Tensor:
     """Sends the rows; the ranks agree on the counts, [card, expert] matrices, expert by expert."""
     if is_tracing(x):
-        made = local_count if gathers else global_count  # of the result's rows
+        counts_of_rows = local_count if gathers else global_count  # of the result's rows
         matrices = [torch.as_tensor(counts, device="cpu") for counts in (local_count, global_count)]
-        rows = -1 if isinstance(made, Tensor) else sum(made)
+        rows = -1 if isinstance(counts_of_rows, Tensor) else sum(counts_of_rows)
         return global_rows(x, *matrices, rows, gathers, groups.name_of(group))
     comm = groups.resolve(group, device_of(x))
     if comm is None:
@@ -86,7 +86,7 @@ def _back(call: Any, grad: Tensor, *counts: Tensor) -> Any:
 
 @partial(
     Operator,
-    fake=lambda x, local, received, rows, *given: x.new_empty((known(rows), *x.shape[1:])),
+    fake=lambda x, local, received, rows, *given: x.new_empty((known_size(rows), *x.shape[1:])),
     gradient=_back,
     saves=("local_count", "global_count"),
 )

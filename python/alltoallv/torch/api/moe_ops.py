@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 
 from alltoallv import _core
-from alltoallv._calls.dispatching import Way, added
+from alltoallv._calls.dispatching import Route, added
 from alltoallv._calls.dispatching import begin_dispatch as begin_in_core
 from alltoallv._calls.routing import Routing
 from alltoallv.torch.api import rows as on_device
 from alltoallv.torch.api.rows import sum_dtype
-from alltoallv.torch.graph.library import Operator, known
+from alltoallv.torch.graph.library import Operator, known_size
 from alltoallv.torch.graph.ops import communicator_of
 from alltoallv.torch.quantized.adapter import ADAPTER
 
@@ -64,15 +64,15 @@ def begin_dispatch(
     likes, wide = None, torch.float32
     if routing.codes:
         likes = [torch.empty(0, dtype=each, device="cpu") for each in (getattr(torch, str(routing.code_dtype)), wide)]
-    given = tokens, ids.cpu(), None if weights is None else weights.cpu()
-    in_core = begin_in_core(TENSORS, comm, routing, *given, _wide, likes, begins)
+    arguments = tokens, ids.cpu(), None if weights is None else weights.cpu()
+    in_core = begin_in_core(TENSORS, comm, routing, *arguments, _wide, likes, begins)
 
     def finish() -> list[Tensor]:
         rows, *others, order, source, ranks, token, experts = in_core()
-        way = map(torch.from_numpy, (order, source, ranks, token, experts))
-        made, scales = others
-        made = tokens.new_empty(0) if made is None else made
-        return [rows, made, tokens.new_empty(0, dtype=wide) if scales is None else scales, *way]
+        route = map(torch.from_numpy, (order, source, ranks, token, experts))
+        of_rows, scales = others
+        of_rows = tokens.new_empty(0) if of_rows is None else of_rows
+        return [rows, of_rows, tokens.new_empty(0, dtype=wide) if scales is None else scales, *route]
 
     return finish
 
@@ -81,16 +81,16 @@ def _wide(weights: Tensor) -> Any:
     return weights.detach().double().numpy()
 
 
-def _or_nothing(made: Tensor | None, like: Tensor) -> Tensor:
-    return like.new_empty(0) if made is None else made
+def _or_nothing(tensor: Tensor | None, like: Tensor) -> Tensor:
+    return like.new_empty(0) if tensor is None else tensor
 
 
-def _back(call: Any, grads: Sequence[Any], way: Sequence[Tensor], n: int, k: int) -> Any:
-    return _gradients(moe_collect(*_traveling(grads), *way, None, n, k, "", call.group), grads)
+def _back(call: Any, grads: Sequence[Any], route: Sequence[Tensor], n: int, k: int) -> Any:
+    return _gradients(moe_collect(*_traveling(grads), *route, None, n, k, "", call.group), grads)
 
 
-def _forth(call: Any, grads: Sequence[Any], *way: Tensor) -> Any:
-    return _gradients(moe_spread(*_traveling(grads), *way, call.k, call.group), grads)
+def _forth(call: Any, grads: Sequence[Any], *route: Tensor) -> Any:
+    return _gradients(moe_spread(*_traveling(grads), *route, call.k, call.group), grads)
 
 
 def _traveling(grads: Sequence[Any]) -> tuple[Tensor, Tensor | None]:
@@ -99,30 +99,30 @@ def _traveling(grads: Sequence[Any]) -> tuple[Tensor, Tensor | None]:
     return second.new_empty((second.shape[0], 0)) if first is None else first, second
 
 
-def _gradients(made: Sequence[Tensor], grads: Sequence[Any]) -> Any:
-    return tuple(None if grad is None else each for each, grad in zip(made, grads, strict=True))
+def _gradients(results: Sequence[Tensor], grads: Sequence[Any]) -> Any:
+    return tuple(None if grad is None else each for each, grad in zip(results, grads, strict=True))
 
 
 def _as_given(rows: Tensor, weights: Tensor | None, length: int, *shape: int) -> list[Tensor]:
     """Returns the fake of ``length`` rows, and of weights of a shape."""
-    made = rows.new_empty(0) if weights is None else weights.new_empty(shape)
-    return [rows.new_empty((length, rows.shape[1])), made]
+    fake_weights = rows.new_empty(0) if weights is None else weights.new_empty(shape)
+    return [rows.new_empty((length, rows.shape[1])), fake_weights]
 
 
 def _dispatched(tokens: Tensor, weights: Tensor | None, ids: Tensor, routing: str, group: str) -> list[Tensor]:
     """Returns the fake of a dispatch."""
-    about, comm, rows = as_routing(routing), communicator_of(group, tokens), known(-1)
-    all_go = about.capacity is None and about.placement is None
-    sent = ids.shape[0] * ids.shape[1] if all_go else known(-1)
-    local = len(about.placed(comm.size)[comm.rank])
+    checked, comm, rows = as_routing(routing), communicator_of(group, tokens), known_size(-1)
+    all_go = checked.capacity is None and checked.placement is None
+    sent = ids.shape[0] * ids.shape[1] if all_go else known_size(-1)
+    local = len(checked.placed(comm.size)[comm.rank])
     return [
-        tokens.new_empty((rows, tokens.shape[1]), dtype=getattr(torch, about.code_dtype or "", tokens.dtype)),
+        tokens.new_empty((rows, tokens.shape[1]), dtype=getattr(torch, checked.code_dtype or "", tokens.dtype)),
         tokens.new_empty(0) if weights is None else weights.new_empty(rows),
-        tokens.new_empty(rows if about.codes else 0, dtype=torch.float32),
+        tokens.new_empty(rows if checked.codes else 0, dtype=torch.float32),
         tokens.new_empty(sent, dtype=torch.int64),
         tokens.new_empty(rows, dtype=torch.int64),
         torch.empty((4, comm.size), dtype=torch.int64, device="cpu"),
-        tokens.new_empty(rows if about.alignment == 1 else known(-1), dtype=torch.int64),
+        tokens.new_empty(rows if checked.alignment == 1 else known_size(-1), dtype=torch.int64),
         torch.empty((2, local), dtype=torch.int64, device="cpu"),
     ]
 
@@ -132,7 +132,7 @@ def _dispatched(tokens: Tensor, weights: Tensor | None, ids: Tensor, routing: st
     schema="(Tensor tokens, Tensor? weights, Tensor ids, str routing, str group) -> Tensor[]",
     followed=2,
     fake=_dispatched,
-    gradient=lambda call, grads, *way: _back(call, grads, way, *call.ids.shape),
+    gradient=lambda call, grads, *route: _back(call, grads, route, *call.ids.shape),
     saves=(3, 4, 5, 6),
     sized_by_values=lambda args: True,
 )
@@ -150,31 +150,31 @@ def moe_dispatch(tokens: Tensor, weights: Tensor | None, ids: Tensor, routing: s
     "str group) -> Tensor[]",
     followed=2,
     fake=lambda tokens, weights, order, source, *given: _as_given(tokens, weights, source.shape[0], source.shape[0]),
-    gradient=lambda call, grads, *way: _back(call, grads, way, call.tokens.shape[0], call.k),
+    gradient=lambda call, grads, *route: _back(call, grads, route, call.tokens.shape[0], call.k),
     saves=_WAY,
 )
-def moe_spread(tokens: Tensor, weights: Tensor | None, *about: Any) -> list[Tensor]:
+def moe_spread(tokens: Tensor, weights: Tensor | None, *arguments: Any) -> list[Tensor]:
     """Sends tokens ``[n, d]``, weights ``[n, k]`` along a way; returns rows ``[r, d]``, weights ``[r]`` or ``[0]``."""
-    *way, _, group = about
+    *route, _, group = arguments
     comm: Any = communicator_of(group, tokens) if isinstance(group, str) else group
     if tokens.is_cpu:
-        rows, made = _core.moe_spread(TENSORS, comm.core, tokens, weights, way)
+        rows, of_rows = _core.moe_spread(TENSORS, comm.core, tokens, weights, route)
     else:
-        rows, made = on_device.spread(comm, tokens, weights, cast("Way", way))
-    return [rows, _or_nothing(made, tokens)]
+        rows, of_rows = on_device.spread(comm, tokens, weights, cast("Route", route))
+    return [rows, _or_nothing(of_rows, tokens)]
 
 
 def begin_collect(
-    rows: Tensor, weights: Tensor | None, *about: Any, begins: bool = False, whole: bool = False, beside: str = ""
+    rows: Tensor, weights: Tensor | None, *arguments: Any, begins: bool = False, whole: bool = False, beside: str = ""
 ) -> Callable[[], list[Tensor]]:
     """Sends the rows back; the result returns `moe_collect`'s results. ``beside``: what else all ranks agree on."""
-    *way, gates, tokens, k, payload, group = about
+    *route, gates, tokens, k, payload, group = arguments
     comm: Any = communicator_of(group, rows) if isinstance(group, str) else group
     if not rows.is_cpu:
-        arriving = on_device.collect(comm, rows, weights, cast("Way", way), tokens, k, payload, begins)
+        arriving = on_device.collect(comm, rows, weights, cast("Route", route), tokens, k, payload, begins)
         return lambda: [_or_nothing(each, rows) for each in arriving()]
-    given = rows, weights, gates, way, tokens, k, payload, whole, beside, begins
-    call = _core.moe_collect(TENSORS, comm.core, *given)
+    terms = rows, weights, gates, route, tokens, k, payload, whole, beside, begins
+    call = _core.moe_collect(TENSORS, comm.core, *terms)
 
     def finish() -> list[Tensor]:
         total, flat, sums = call.finish() if begins else call
@@ -194,9 +194,9 @@ def begin_collect(
     gradient=_forth,
     saves=_WAY,
 )
-def moe_collect(rows: Tensor, weights: Tensor | None, *about: Any) -> list[Tensor]:
+def moe_collect(rows: Tensor, weights: Tensor | None, *arguments: Any) -> list[Tensor]:
     """Sends rows ``[r, d]``, weights ``[r]`` back; returns sums ``[n, d]`` over the choices, ``[n, k]`` or ``[0]``.
 
     ``gates`` ``[r]`` multiply the rows; neither they nor these rows have a gradient here.
     """
-    return begin_collect(rows, weights, *about)()
+    return begin_collect(rows, weights, *arguments)()

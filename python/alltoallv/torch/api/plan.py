@@ -57,7 +57,7 @@ class Plan(_core.ArrayPlan):
         """Takes the arguments of `all_to_all_v`, in elements; ``device`` is the kind of device of the tensors.
 
         Raises:
-            InvalidParamError, InvalidTensorError: an argument is wrong; the peers' next call raises it, too.
+            InvalidParamError, InvalidTensorError: an argument is wrong; the peers' next call also raises it.
         """
         comm = groups.resolve(group, device)
         if comm is None:
@@ -81,7 +81,7 @@ class Plan(_core.ArrayPlan):
         comm = self._communicator
         with guard(comm, "all_to_all_v"):
             if timeout is not None:
-                raise TypeError("timeout is given, expected none: that of the group counts")
+                raise TypeError("timeout is given, expected none: set the timeout on the group")
             self._check_input(input)
             if out is None:
                 out = calls.new_output(comm, self.output_size, input)

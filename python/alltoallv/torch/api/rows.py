@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from alltoallv import _core
-from alltoallv._calls.dispatching import OPERATOR, Way
+from alltoallv._calls.dispatching import OPERATOR, Route
 from alltoallv._calls.guard import guard
 from alltoallv._calls.routing import Routing, check_coded, group_of
 from alltoallv.quantization.spec import Quantization
@@ -37,10 +37,10 @@ def dispatch(
         x, options = as_input("tokens", tokens), routing.core(comm.size)
         shapes = x.shape, ids.shape, None if weights is None else weights.shape
         n, k = _core.moe_check_shapes(*shapes)
-        heavy = weights.detach().cpu().double().numpy() if weights is not None and routing.weighs else None
+        heavy = weights.detach().cpu().double().numpy() if weights is not None and routing.uses_weights else None
         rows = as_bytes(x) if routing.payload is None else _codes(x, routing.payload)
-        about = f"{tuple(x.shape[1:])} {None if weights is None else weights.dtype} {routing}"
-        terms, numbers = _core.moe_terms(core_name(x.dtype), x.shape[1], about), ids.detach().cpu().contiguous().numpy()
+        text = f"{tuple(x.shape[1:])} {None if weights is None else weights.dtype} {routing}"
+        terms, numbers = _core.moe_terms(core_name(x.dtype), x.shape[1], text), ids.detach().cpu().contiguous().numpy()
         packed = _core.moe_pack(options, numbers, None, heavy, _column(weights), n, k, rows.shape[1], terms)
         order, sends, *layout = packed
         going = _send(comm, rows, layout, terms, begins)
@@ -50,8 +50,8 @@ def dispatch(
         width = None if weights is None else weights.itemsize
         stride, fetch = came.shape[1], _fetch(came)
         with guard(comm, OPERATOR):
-            made = _core.moe_unpack(options, fetch, recvs, width, stride, terms, comm.rank)
-        source, token, *of_ranks, experts, column, index = made
+            unpacked = _core.moe_unpack(options, fetch, recvs, width, stride, terms, comm.rank)
+        source, token, *of_ranks, experts, column, index = unpacked
         values, scales = came[:, : rows.shape[1]], None
         if routing.code_dtype is not None:
             scales = _chosen(values[:, :4], index, torch.float32).reshape(-1)
@@ -60,38 +60,45 @@ def dispatch(
             values = as_bytes(_decoded(values, routing.payload, x))
         out = _chosen(values, index, x.dtype if routing.code_dtype is None else getattr(torch, routing.code_dtype))
         ranks = torch.tensor([sends, *of_ranks], dtype=torch.int64, device="cpu")
-        way = *(_there(x, each) for each in (order, source)), ranks, _there(x, token)
-        return [out, _weights(x, column, weights, source), scales, *way, torch.from_numpy(experts)]
+        route = *(_there(x, each) for each in (order, source)), ranks, _there(x, token)
+        return [out, _weights(x, column, weights, source), scales, *route, torch.from_numpy(experts)]
 
     return finish
 
 
-def spread(comm: AnyCommunicator, tokens: Tensor, weights: Tensor | None, way: Way) -> tuple[Tensor, Tensor | None]:
+def spread(comm: AnyCommunicator, tokens: Tensor, weights: Tensor | None, route: Route) -> tuple[Tensor, Tensor | None]:
     """Sends tokens ``[n, d]`` and weights ``[n, k]`` along a known way; returns rows and weights ``[rows]``."""
-    order, source, token = (way[i].cpu().numpy() for i in (0, 1, 3))
+    order, source, token = (route[i].cpu().numpy() for i in (0, 1, 3))
     with guard(comm, OPERATOR):
-        n, k = way[2][2:, comm.rank].tolist()
+        n, k = route[2][2:, comm.rank].tolist()
         _core.moe_check_again(tokens.shape, None if weights is None else weights.shape, n, k)
         x = as_input("tokens", tokens)
         rows = as_bytes(x)
-        about = str(None if weights is None else weights.dtype)
-        terms = _core.moe_terms(core_name(x.dtype), x.shape[1], about)
-        sends = way[2][0].tolist()
+        text = str(None if weights is None else weights.dtype)
+        terms = _core.moe_terms(core_name(x.dtype), x.shape[1], text)
+        sends = route[2][0].tolist()
         packed = _core.moe_pack(None, order, sends, None, _column(weights), n, k, rows.shape[1], terms)
         going = _send(comm, rows, packed[2:], terms, False)
     came, recvs = going()
     width = None if weights is None else weights.itemsize
     with guard(comm, OPERATOR):
-        made = _core.moe_unpack(None, _fetch(came), recvs, width, came.shape[1], terms, comm.rank, source, token)
-    *_, column, index = made
+        unpacked = _core.moe_unpack(None, _fetch(came), recvs, width, came.shape[1], terms, comm.rank, source, token)
+    *_, column, index = unpacked
     return _chosen(came[:, : rows.shape[1]], index, x.dtype), _weights(x, column, weights, source)
 
 
 def collect(
-    comm: AnyCommunicator, rows: Tensor, weights: Tensor | None, way: Way, n: int, k: int, payload: str, begins: bool
+    comm: AnyCommunicator,
+    rows: Tensor,
+    weights: Tensor | None,
+    route: Route,
+    n: int,
+    k: int,
+    payload: str,
+    begins: bool,
 ) -> Callable[[], tuple[Tensor, Tensor | None]]:
     """Brings rows ``[r, d]`` back; the result returns sums ``[n, d]`` over each token's choices, weights ``[n, k]``."""
-    order, source, ranks, _ = way
+    order, source, ranks, _ = route
     with guard(comm, OPERATOR):
         _core.moe_check_outputs(rows.shape, source.shape[0])
         x = as_input("rows", rows)
@@ -103,8 +110,8 @@ def collect(
         if weights is not None:
             parts.append(as_bytes(as_input("weights", weights).reshape(-1, 1)))
         buffer, columns = side_by_side([(part, there) for part in parts])
-        about = f"{payload} {None if weights is None else weights.dtype}"
-        going = exchange(comm, buffer, sends, recvs, _core.moe_terms(core_name(x.dtype), x.shape[1], about), begins)
+        text = f"{payload} {None if weights is None else weights.dtype}"
+        going = exchange(comm, buffer, sends, recvs, _core.moe_terms(core_name(x.dtype), x.shape[1], text), begins)
         places = order.new_full((n * k,), -1)
         places[order] = torch.arange(len(order), device=order.device)
 
@@ -133,8 +140,8 @@ def side_by_side(parts: Sequence[tuple[Tensor, Tensor | None]]) -> tuple[Tensor,
     first, index = parts[0]
     rows = len(first if index is None else index)
     buffer = torch.empty((rows, begin), dtype=torch.uint8, device=first.device)
-    for (part, index), place in zip(parts, columns, strict=True):
-        buffer[:, place] = part if index is None else part[index]
+    for (part, index), span in zip(parts, columns, strict=True):
+        buffer[:, span] = part if index is None else part[index]
     return buffer, columns
 
 
@@ -185,11 +192,11 @@ def _chosen(rows: Tensor, index: Any, dtype: torch.dtype) -> Tensor:
     """Returns a matrix whose row i is row ``index[i]`` of rows of bytes, or zeros where that is -1."""
     which = index if isinstance(index, Tensor) else _there(rows, index)
     if not len(rows):
-        made = rows.new_zeros((len(which), rows.shape[1]))
+        matrix = rows.new_zeros((len(which), rows.shape[1]))
     else:
-        made = rows[which.clamp(min=0)]
-        made[which < 0] = 0
-    return _viewed(made.contiguous(), dtype)
+        matrix = rows[which.clamp(min=0)]
+        matrix[which < 0] = 0
+    return _viewed(matrix.contiguous(), dtype)
 
 
 def _column(weights: Tensor | None) -> Any:

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from alltoallv import _core
 from alltoallv._calls import collectives
-from alltoallv._calls.collectives import Ready
+from alltoallv._calls.collectives import CheckedCall
 from alltoallv._calls.counts import Layout, scaled, split_layout
-from alltoallv._calls.protocol import Pending, Startable
+from alltoallv._calls.protocol import Call, Pending
 from alltoallv._calls.reductions import ReductionPlan, check_reduction
 from alltoallv.communicator import Communicator
 from alltoallv.errors import BackendUnavailableError, InvalidParamError, InvalidTensorError
@@ -41,7 +41,7 @@ class Operation:
 
     communicator: AnyCommunicator
     name: str
-    call: Startable
+    call: Call
     like: Tensor
     sends: Sequence[int]
     recvs: Sequence[int]
@@ -84,8 +84,8 @@ class Operation:
 
     def _span(self, async_op: bool = False) -> Any:
         x = self.like
-        about = self.name, self.communicator, x.itemsize, self.sends, self.recvs
-        return profile.span(*about, async_op=async_op, cuda=x.is_cuda)
+        arguments = self.name, self.communicator, x.itemsize, self.sends, self.recvs
+        return profile.span(*arguments, async_op=async_op, cuda=x.is_cuda)
 
 
 def exchange(
@@ -97,10 +97,10 @@ def exchange(
     """
     check_place(comm, input, output)
     dtype = core_name(input.dtype)
-    call: Startable
+    call: Call
     if isinstance(comm, Communicator):
         plan = _core.Plan(comm.core, operator, dtype, *layout, root, row)
-        call = Ready(plan, (input.data_ptr(), output.data_ptr()))
+        call = CheckedCall(plan, (input.data_ptr(), output.data_ptr()))
     else:
         call = comm.exchange(operator, dtype, output, input, layout, row, root)
     return Operation(comm, operator, call, input, layout[0], layout[2], output, (input, output))
@@ -113,7 +113,7 @@ def exchange_lists(
     check_place(comm, *inputs, *outputs)
     sends, recvs = [x.numel() for x in inputs], [out.numel() for out in outputs]
     dtype = core_name(inputs[0].dtype)
-    call: Startable
+    call: Call
     if isinstance(comm, Communicator):
         regions = list(map(region, outputs)), list(map(region, inputs))
         call = collectives.exchange_lists(comm, operator, dtype, *regions, root)
@@ -142,14 +142,14 @@ class CountedExchange:
     operator: str
     input: Tensor
     sends: list[int]
-    known: tuple[Tensor, list[int]] | None = None
+    known_result: tuple[Tensor, list[int]] | None = None
 
     def run(self, timeout: float = -1.0) -> tuple[Tensor, list[int]]:
         """Runs the exchange; returns the flat output and the receive counts."""
         with self._span(False):
-            if self.known is not None:
+            if self.known_result is not None:
                 self.call.run(timeout)
-                return self.known
+                return self.known_result
             if isinstance(self.call, DeviceCall):
                 output, counts = self.call.run()
                 return output, counts
@@ -158,9 +158,9 @@ class CountedExchange:
     def submit(self, finish: Callable[[Tensor, list[int]], Any], timeout: float = -1.0) -> Work:
         """Submits the exchange; ``finish`` makes the handle's result of what `run` would return."""
         with self._span(True):
-            if (known := self.known) is not None:
+            if (known_result := self.known_result) is not None:
                 pending = self.call.submit(timeout)
-                return Work(self.communicator, pending, (self.input, known), lambda: finish(*known))
+                return Work(self.communicator, pending, (self.input, known_result), lambda: finish(*known_result))
             if isinstance(self.call, DeviceCall):
                 pending = self.call.submit()
                 return Work(self.communicator, pending, (self.input,), lambda: finish(*pending.result))
@@ -171,9 +171,9 @@ class CountedExchange:
         return from_block(block, (sum(counts),), self.input.dtype), counts
 
     def _span(self, async_op: bool) -> Any:
-        x, recvs = self.input, None if self.known is None else self.known[1]
-        about = self.operator, self.communicator, x.itemsize, self.sends, recvs
-        return profile.span(*about, async_op=async_op, cuda=x.is_cuda)
+        x, recvs = self.input, None if self.known_result is None else self.known_result[1]
+        arguments = self.operator, self.communicator, x.itemsize, self.sends, recvs
+        return profile.span(*arguments, async_op=async_op, cuda=x.is_cuda)
 
 
 def learn(
@@ -205,8 +205,8 @@ def exchange_rows(
     if recvs is None:
         return learn(comm, operator, flat, *layout[:2], stride, terms)
     output = new_output(comm, sum(layout[2]), flat)
-    made = exchange(comm, operator, output, flat, layout, stride, terms)
-    return CountedExchange(comm, made.call, operator, flat, layout[0], (output, layout[2]))
+    operation = exchange(comm, operator, output, flat, layout, stride, terms)
+    return CountedExchange(comm, operation.call, operator, flat, layout[0], (output, layout[2]))
 
 
 def reduce(
@@ -227,33 +227,33 @@ def reduce(
     dtype = core_name(input.dtype)
     check_place(comm, input, output)
     check_reduction(op, dtype)
-    call: Startable
+    call: Call
     if isinstance(comm, Communicator):
         plan = ReductionPlan(comm.core, operator, dtype, op, counts, shape)
-        call = Ready(plan, (input.data_ptr(), output.data_ptr()))
+        call = CheckedCall(plan, (input.data_ptr(), output.data_ptr()))
     else:
         call = comm.reduce(operator, dtype, output, input, op, counts, shape)
     return Operation(comm, operator, call, input, counts, [output.numel()], output, (input, output))
 
 
-def quantized_reduce(comm: AnyCommunicator, made: Reduction[Tensor]) -> Operation:
+def quantized_reduce(comm: AnyCommunicator, reduction: Reduction[Tensor]) -> Operation:
     """Returns a quantized reduction that has passed this rank's checks; called under the guard."""
-    request, input, output = made.request, made.input, made.output
-    errors = (made.error, made.gather_error)
+    request, input, output = reduction.request, reduction.input, reduction.output
+    errors = (reduction.error, reduction.gather_error)
     kept = (input, *(x for x in errors if x is not None))
     check_place(comm, input, output, *kept[1:])
-    call: Startable
+    call: Call
     if isinstance(comm, Communicator):
         addresses = tuple(None if x is None else x.data_ptr() for x in (input, output, *errors))
-        call = Ready(quantized.plan(comm, request), addresses)
+        call = CheckedCall(quantized.plan(comm, request), addresses)
     else:
         call = comm.quantized_reduce(request, output, input, *errors)
     return Operation(comm, request.operator, call, input, request.counts, [output.numel()], output, (*kept, output))
 
 
-def started(comm: Communicator, made: tuple[Any, Any, Any], input: Tensor) -> tuple[Tensor | None, Work]:
+def started(comm: Communicator, call: tuple[Any, Any, Any], input: Tensor) -> tuple[Tensor | None, Work]:
     """Returns the output, if it is known, and the handle of an asynchronous call that the core has begun."""
-    output, pending, used = made
+    output, pending, used = call
     if output is not None:
         return output, Work(comm, pending, (used, output), lambda: output)
     return None, Work(comm, pending.work, (used,), partial(pending.output, used))

@@ -20,7 +20,7 @@ from torch._C._distributed_c10d import (
 )
 
 from alltoallv import _core
-from alltoallv._calls.collectives import Ready, barrier_plan, broadcast_layout, check_length, check_own
+from alltoallv._calls.collectives import CheckedCall, barrier_plan, broadcast_layout, check_length, check_own
 from alltoallv._calls.regions import check_apart, check_gather_apart, check_lists_apart, check_outputs_apart
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidTensorError
@@ -69,8 +69,8 @@ def _gathered(
     async_op: bool,
 ) -> Any:
     """Gathers into a list of outputs, which torch has in a list of the rank's devices."""
-    made = _core.call_plain(core, operator, outs, ins[0], parameters.root, None, async_op, limit)
-    return ([made[0]], *made[1:]) if async_op and made is not None else made
+    call = _core.call_plain(core, operator, outs, ins[0], parameters.root, None, async_op, limit)
+    return ([call[0]], *call[1:]) if async_op and call is not None else call
 
 
 def _is_flat(parameters: Parameters, out: Tensor, x: Tensor) -> bool:
@@ -104,16 +104,16 @@ def all_gather(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: P
     check_one_dtype(*ins, *outs)
     copies: Copies = []
     x, spaces = as_input("tensor", ins[0]), [output_of(out, copies) for out in outs]
-    mine = spaces[comm.rank]
-    if region(x) != region(mine) or not isinstance(comm, Communicator):
+    own = spaces[comm.rank]
+    if region(x) != region(own) or not isinstance(comm, Communicator):
         x = apart([x], spaces)[0]
     check_outputs_apart([region(out) for out in spaces], "tensor_list")
-    if x.numel() != mine.numel():
+    if x.numel() != own.numel():
         raise InvalidTensorError(
-            f"tensor has {x.numel()} elements, expected {mine.numel()} as entry {comm.rank} of tensor_list", 9
+            f"tensor has {x.numel()} elements, expected {own.numel()} as entry {comm.rank} of tensor_list", 9
         )
-    made = calls.exchange_lists(comm, "all_gather", spaces, [x] * comm.size)
-    return made.giving([list(outs)], copies)
+    operation = calls.exchange_lists(comm, "all_gather", spaces, [x] * comm.size)
+    return operation.giving([list(outs)], copies)
 
 
 @partial(
@@ -232,19 +232,19 @@ def gather(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Param
     """Copies all ranks' tensors to the root; on other ranks outputs are not used."""
     _core.checked_rank("dst", parameters.root, comm.size)
     here = comm.rank == parameters.root
-    given = list(outs) if here else []
-    check_one_dtype(*ins, *given)
+    tensors = list(outs) if here else []
+    check_one_dtype(*ins, *tensors)
     copies: Copies = []
-    x, spaces = as_input("tensor", ins[0]), [output_of(out, copies) for out in given]
+    x, spaces = as_input("tensor", ins[0]), [output_of(out, copies) for out in tensors]
     if here:
-        places, mine = list(map(region, spaces)), region(x)
-        check_own("gather_list", core_name(x.dtype), places, mine, comm)
+        places, own = list(map(region, spaces)), region(x)
+        check_own("gather_list", core_name(x.dtype), places, own, comm)
         check_outputs_apart(places, "gather_list")
-        x = apart([x], [out for out, place in zip(spaces, places, strict=True) if place != mine])[0]
+        x = apart([x], [out for out, region_of_out in zip(spaces, places, strict=True) if region_of_out != own])[0]
     nothing = x.new_empty(0)
     sends = [x if j == parameters.root else nothing for j in range(comm.size)]
-    made = calls.exchange_lists(comm, "gather", spaces or [nothing] * comm.size, sends, parameters.root)
-    return made.giving([given], copies)
+    operation = calls.exchange_lists(comm, "gather", spaces or [nothing] * comm.size, sends, parameters.root)
+    return operation.giving([tensors], copies)
 
 
 @partial(
@@ -260,17 +260,17 @@ def scatter(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Para
     """Copies the root's tensors to the ranks; on other ranks inputs are not used."""
     _core.checked_rank("src", parameters.root, comm.size)
     here = comm.rank == parameters.root
-    given = list(ins) if here else []
-    check_one_dtype(*outs, *given)
+    tensors = list(ins) if here else []
+    check_one_dtype(*outs, *tensors)
     copies: Copies = []
-    out, xs = output_of(outs[0], copies), [as_input("scatter_list", x) for x in given]
+    out, xs = output_of(outs[0], copies), [as_input("scatter_list", x) for x in tensors]
     if here:
         check_own("scatter_list", core_name(out.dtype), list(map(region, xs)), region(out), comm)
         xs = [x if region(x) == region(out) else apart([x], [out])[0] for x in xs]
     nothing = out.new_empty(0)
     recvs = [out if j == parameters.root else nothing for j in range(comm.size)]
-    made = calls.exchange_lists(comm, "scatter", recvs, xs or [nothing] * comm.size, parameters.root)
-    return made.giving(outs, copies)
+    operation = calls.exchange_lists(comm, "scatter", recvs, xs or [nothing] * comm.size, parameters.root)
+    return operation.giving(outs, copies)
 
 
 @partial(
@@ -280,5 +280,5 @@ def scatter(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Para
     ),
 )
 def barrier(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Parameters) -> Operation:
-    none, call = [0] * comm.size, Ready(barrier_plan(groups.on_host(comm)), (0, 0))
+    none, call = [0] * comm.size, CheckedCall(barrier_plan(groups.on_host(comm)), (0, 0))
     return Operation(comm, "barrier", call, torch.empty(0, dtype=torch.uint8), none, none, [])

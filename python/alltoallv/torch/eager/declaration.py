@@ -43,15 +43,15 @@ class Functional(NamedTuple):
 
     Attributes:
         name: The operator's name.
-        shape: The output's shape, from the input's and what is ``given``.
-        gradient: The name of the operator that the output's gradient goes through, with what is ``given``.
-        given: The operator's arguments between the input and the group, in torch's words: the number of ranks.
+        shape: The output's shape, from the input's and what is ``parameters``.
+        gradient: The name of the operator that the output's gradient goes through, with what is ``parameters``.
+        parameters: The operator's arguments between the input and the group, in torch's words: the number of ranks.
     """
 
     name: str
     shape: Callable[..., Shape]
     gradient: str
-    given: str = "SymInt size, "
+    parameters: str = "SymInt size, "
 
 
 def rows_of(shape: Shape) -> int:
@@ -96,7 +96,7 @@ class Collective:
         strict: Whether the function demands outputs that are contiguous.
         at_once: Makes the call in the core if the core alone can check the tensors, and returns the output, or with
             async_op the pair of it and the pending call; else None.
-        functional: The form that returns a new tensor, for which ``prepare`` takes an input, too, and ``at_once`` makes
+        functional: The form that returns a new tensor, for which ``prepare`` also takes an input, and ``at_once`` makes
             an output that is None.
         method: The form that process groups have, if torch.distributed has the collective.
     """

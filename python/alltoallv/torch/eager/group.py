@@ -48,8 +48,8 @@ class _OfGroup(dict[tuple[str, str | None], AnyCommunicator]):
     def follow(self) -> None:
         """Gives the communicators the group's limit."""
         self.limit = self.options._timeout
-        for made in self.values():
-            on_host(made).core.set_timeout(self.limit.total_seconds())
+        for member in self.values():
+            on_host(member).core.set_timeout(self.limit.total_seconds())
 
 
 def device_of(tensor: object) -> str:
@@ -73,11 +73,11 @@ def resolve(group: Group, device: str = "cpu") -> AnyCommunicator | None:
     if isinstance(group, dist.ProcessGroup):
         # A communicator that a loss, a timeout or an abort has ended stays: a rank that comes late must not wait anew.
         of_group = _made.get(group)
-        if of_group is None or (made := of_group.get((device, None))) is None:
+        if of_group is None or (member := of_group.get((device, None))) is None:
             return from_group(group, device=device)
         if of_group.options is not None and of_group.options._timeout != of_group.limit:
             of_group.follow()
-        return made
+        return member
     if isinstance(group, DeviceMember):
         return group
     if group is dist.GroupMember.NON_GROUP_MEMBER:
@@ -87,25 +87,25 @@ def resolve(group: Group, device: str = "cpu") -> AnyCommunicator | None:
 
 
 def on_shm(group: Group) -> Communicator | None:
-    """Returns the group's communicator in shared memory if it exists already; tracers come here, too."""
+    """Returns the group's communicator in shared memory if it exists already; tracers also come here."""
     if type(group) is Communicator:
         return group if group.host_core is not None else None
-    made: AnyCommunicator | None
+    member: AnyCommunicator | None
     if group is None and (group := dist.group.WORLD) is None:
-        made = communicator.defaults.get("auto")
+        member = communicator.defaults.get("auto")
     else:
         of_group = _made.get(group) if isinstance(group, dist.ProcessGroup) else None
         if of_group is None:
             return None
         if of_group.options is not None and of_group.options._timeout != of_group.limit:
             of_group.follow()
-        made = of_group.get(("cpu", None))
-    return made if isinstance(made, Communicator) and made.host_core is not None and made.core.usable else None
+        member = of_group.get(("cpu", None))
+    return member if isinstance(member, Communicator) and member.host_core is not None and member.core.usable else None
 
 
-def _of_tensors(made: Communicator) -> AnyCommunicator:
+def _of_tensors(comm: Communicator) -> AnyCommunicator:
     """Returns the communicator for tensors: one over HCCL launches on torch's streams."""
-    return made if made.host_core is not None else HcclMember(made)
+    return comm if comm.host_core is not None else HcclMember(comm)
 
 
 def from_group(
@@ -135,7 +135,7 @@ def from_group(
 
     Raises:
         InvalidParamError: an argument is wrong.
-        PeerMismatchError: the ranks want different devices or engines.
+        PeerMismatchError: the ranks use different devices or engines.
         BackendUnavailableError: the backend cannot be used for these ranks or devices.
         CommTimeoutError: ranks did not come; the message names them.
     """
@@ -148,14 +148,14 @@ def from_group(
         of_group.options = _options_of(group)
     seconds = timeout or (600.0 if of_group.options is None else of_group.options._timeout.total_seconds() or 600.0)
     own: Communicator | None = getattr(group, "communicator", None)
-    made: AnyCommunicator | None = of_group.get((device, wanted))
+    member: AnyCommunicator | None = of_group.get((device, wanted))
     if own is not None and device == "cpu" and wanted in ("auto", "shm", "tcp"):
-        made = own
-    elif made is None or not made.usable:
-        of_group[device, wanted] = made = _make(group, seconds, device, wanted, check)
+        member = own
+    elif member is None or not member.usable:
+        of_group[device, wanted] = member = _make(group, seconds, device, wanted, check)
     if backend is None:
-        of_group[device, None] = made
-    return made
+        of_group[device, None] = member
+    return member
 
 
 def follow_anew(group: dist.ProcessGroup) -> None:
@@ -168,7 +168,7 @@ def _options_of(group: dist.ProcessGroup) -> Any:
     """Returns the options of the group's engine, or None if it has none that say a limit."""
     if hasattr(group, "communicator"):
         return group._cpu_options
-    for device in sorted(group._device_types, key=lambda one: one.type != "cpu"):
+    for device in sorted(group._device_types, key=lambda each: each.type != "cpu"):
         with contextlib.suppress(RuntimeError, AttributeError):
             options = group._get_backend(device).options
             if options._timeout.total_seconds() > 0:
@@ -188,20 +188,22 @@ def _make(group: dist.ProcessGroup, timeout: float, device: str, wanted: str, ch
         raise InvalidParamError(f"check is {check!r}, expected 'always', 'first' or 'off'")
     name, rank, size = group.group_name, group.rank(), group.size()
     raw = dist.distributed_c10d._world.pg_map[group][1]
-    whole = raw is not None and group is dist.group.WORLD
+    all_ranks = raw is not None and group is dist.group.WORLD
     if raw is None:  # MPI's own launcher has brought the ranks together
         gather = _gatherer(group)
         meeting = rendezvous.meet_over(gather, device=device, backend=wanted)
     else:
         ranks = dist.get_process_group_ranks(group)
         met = _met.setdefault(dist.group.WORLD, {})
-        known = [met.get(one, 0) for one in ranks]
-        meeting = rendezvous.meet(raw, rank, size, name, timeout, known, all_ranks=whole, device=device, backend=wanted)
+        seen = [met.get(each, 0) for each in ranks]
+        meeting = rendezvous.meet(
+            raw, rank, size, name, timeout, seen, all_ranks=all_ranks, device=device, backend=wanted
+        )
         met.update(zip(ranks, meeting.processes, strict=True))
         gather = rendezvous.gatherer(meeting, raw, rank, size, name, timeout)
     who = meeting.who
     for j, peer in enumerate(who):
-        asked = [f"{one['device']} tensors over backend {one['backend']!r}" for one in (who[0], peer)]
+        asked = [f"{each['device']} tensors over backend {each['backend']!r}" for each in (who[0], peer)]
         if asked[0] != asked[1]:
             raise PeerMismatchError(f"group {name!r}: rank 0 has {asked[0]}, rank {j} has {asked[1]}")
     chosen = _choose(group, device, wanted, who)
@@ -210,16 +212,16 @@ def _make(group: dist.ProcessGroup, timeout: float, device: str, wanted: str, ch
         _log.info("group %r: %s tensors of %d ranks on %s go through %s", name, device, size, number, chosen)
     on_host = chosen in ("shm", "tcp")
     checked = "off" if check == "off" and on_host else None
-    made = rendezvous.connect(meeting, gather, rank, size, name, timeout, checked, all_ranks=whole)
+    comm = rendezvous.connect(meeting, gather, rank, size, name, timeout, checked, all_ranks=all_ranks)
     if on_host:
-        return made if device == "cpu" else StagedMember(group, made)
-    return HcclGroupMember(group, made, timeout, check) if chosen == "hccl" else NcclMember(group, chosen, made, check)
+        return comm if device == "cpu" else StagedMember(group, comm)
+    return HcclGroupMember(group, comm, timeout, check) if chosen == "hccl" else NcclMember(group, chosen, comm, check)
 
 
 def _gatherer(group: dist.ProcessGroup) -> rendezvous.Gather:
-    def gather(mine: bytes) -> list[bytes]:
+    def gather(own: bytes) -> list[bytes]:
         gathered: list[Any] = [None] * group.size()
-        dist.all_gather_object(gathered, mine, group)
+        dist.all_gather_object(gathered, own, group)
         return gathered
 
     return gather
@@ -238,18 +240,18 @@ def _choose(group: dist.ProcessGroup, device: str, wanted: str, who: Sequence[di
         return on_host
     if device == "npu" and wanted in ("auto", "hccl"):
         return "hccl"  # over a communicator of alltoallv's own if the group has none
-    found = None
+    carrier = None
     with contextlib.suppress(RuntimeError):  # raised where the group has no backend for this device
-        found = str(group._get_backend(torch.device(device)).name()).lower()
-    if (found, wanted) == ("gloo", "auto"):
-        return on_host  # gloo would move them through host memory, too
-    if found is None or wanted not in ("auto", found):
+        carrier = str(group._get_backend(torch.device(device)).name()).lower()
+    if (carrier, wanted) == ("gloo", "auto"):
+        return on_host  # gloo would also move them through host memory
+    if carrier is None or wanted not in ("auto", carrier):
         raise BackendUnavailableError(
-            f"group {group.group_name!r} has {repr(found) if found else 'no backend'} for {device} tensors, "
+            f"group {group.group_name!r} has {repr(carrier) if carrier else 'no backend'} for {device} tensors, "
             f"expected {repr(wanted) if wanted != 'auto' else 'one'}, as in "
             "init_process_group('cpu:gloo,cuda:nccl')"
         )
-    return found
+    return carrier
 
 
 def name_of(group: Group) -> str:
@@ -265,17 +267,17 @@ def name_of(group: Group) -> str:
 
 def by_name(name: str, device: str = "cpu") -> AnyCommunicator:
     """Returns the communicator that a name of `name_of` means, for tensors on a kind of device."""
-    found: AnyCommunicator | None
+    member: AnyCommunicator | None
     if name.startswith("group:"):
-        found = resolve(dist.distributed_c10d._resolve_process_group(name.removeprefix("group:")), device)
+        member = resolve(dist.distributed_c10d._resolve_process_group(name.removeprefix("group:")), device)
     elif name:
-        made = communicator.by_name.get(name)
-        found = _of_tensors(made) if made is not None else devices.by_name.get(name)
+        comm = communicator.by_name.get(name)
+        member = _of_tensors(comm) if comm is not None else devices.by_name.get(name)
     else:
-        found = resolve(None, device)
-    if found is None:
+        member = resolve(None, device)
+    if member is None:
         raise InvalidParamError(f"group {name!r} no longer exists, or this rank is not a member of it")
-    return found
+    return member
 
 
 def world_size(group: Group) -> int:

@@ -19,7 +19,7 @@ class Received(NamedTuple):
         output: The input's dtype: ``capacity`` rows, or elements, of which the first are what was received, packed in
             the order of the ranks; zeros behind.
         recv_counts: int64, shape ``[W]``: how many came from each rank.
-        status: int32; its column 0 is zeros, or says what went wrong, the same on all ranks; `check` reads it.
+        status: int32; its column 0 is zeros, or describes what went wrong, the same on all ranks; `check` reads it.
     """
 
     output: Tensor
@@ -41,9 +41,9 @@ class Received(NamedTuple):
 
 def counts_on_device(name: str, counts: Counts, device: torch.device, size: int) -> Tensor:
     """Returns counts as int64 on the device; those that lie there are not read by the host."""
-    made = counts if isinstance(counts, Tensor) else torch.tensor(list(counts), dtype=torch.int64, device="cpu")
-    if made.dtype.is_floating_point or made.dtype.is_complex or made.dtype is torch.bool:
-        raise InvalidParamError(f"{name} has dtype {made.dtype}, expected integers")
-    if tuple(made.shape) != (size,):
-        raise InvalidParamError(f"{name} has shape {tuple(made.shape)}, expected ({size},), one entry per rank")
-    return made.to(device, torch.int64).contiguous()
+    tensor = counts if isinstance(counts, Tensor) else torch.tensor(list(counts), dtype=torch.int64, device="cpu")
+    if tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype is torch.bool:
+        raise InvalidParamError(f"{name} has dtype {tensor.dtype}, expected integers")
+    if tuple(tensor.shape) != (size,):
+        raise InvalidParamError(f"{name} has shape {tuple(tensor.shape)}, expected ({size},), one entry per rank")
+    return tensor.to(device, torch.int64).contiguous()

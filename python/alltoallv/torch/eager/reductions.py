@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import AllreduceOptions, ReduceOptions, ReduceScatterOptions
 
 from alltoallv import _core
-from alltoallv._calls.collectives import Ready, check_length, shape_of_list
+from alltoallv._calls.collectives import CheckedCall, check_length, shape_of_list
 from alltoallv._calls.counts import even_parts, even_split
 from alltoallv._calls.reductions import ReductionPlan, check_reduction
 from alltoallv.communicator import Communicator
@@ -70,7 +70,7 @@ def _at_once(
         "all_reduce",
         lambda shape: shape,
         gradient="all_reduce",
-        given="",
+        parameters="",
     ),
     method=Method(("allreduce",), AllreduceOptions, _by_op, coalesced=("allreduce_coalesced",)),
 )
@@ -78,8 +78,8 @@ def all_reduce(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: P
     copies: Copies = []
     out = in_place(outs[0], copies)
     x, op = ins[0] if ins else out, op_for(out, parameters.op)
-    made = calls.reduce(comm, "all_reduce", out, x, op, even_parts(x.numel(), comm.size), outs[0].shape)
-    return made.giving(outs, copies)
+    operation = calls.reduce(comm, "all_reduce", out, x, op, even_parts(x.numel(), comm.size), outs[0].shape)
+    return operation.giving(outs, copies)
 
 
 @partial(
@@ -101,11 +101,11 @@ def reduce(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Param
         dtype, counts = core_name(x.dtype), even_parts(x.numel(), comm.size)
         check_reduction(op, dtype)
         plan = ReductionPlan(comm.core, "reduce", dtype, op, counts, x.shape, parameters.root)
-        call = Ready(plan, (x.data_ptr(), x.data_ptr() if here else 0))
+        call = CheckedCall(plan, (x.data_ptr(), x.data_ptr() if here else 0))
         return Operation(comm, "reduce", call, x, [x.numel()], [x.numel()] if here else [], list(outs), x, copies)
     out = x if here else x.clone()  # an engine combines on every rank
-    made = calls.reduce(comm, "all_reduce", out, out, op, even_parts(out.numel(), comm.size), out.shape)
-    return made.giving(outs, copies)
+    operation = calls.reduce(comm, "all_reduce", out, out, op, even_parts(out.numel(), comm.size), out.shape)
+    return operation.giving(outs, copies)
 
 
 @partial(

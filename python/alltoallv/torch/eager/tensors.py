@@ -85,10 +85,10 @@ def check_memory(name: str, tensor: Tensor) -> None:
     if not tensor.is_cpu or wraps(tensor) or not tensor.numel():
         return
     last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
-    found = tensor.untyped_storage().nbytes()
-    if (tensor.storage_offset() + last + 1) * tensor.itemsize > found:
+    nbytes = tensor.untyped_storage().nbytes()
+    if (tensor.storage_offset() + last + 1) * tensor.itemsize > nbytes:
         raise InvalidTensorError(
-            f"{name} has {tensor.numel()} elements but a storage of {found} bytes, expected memory for all", 7
+            f"{name} has {tensor.numel()} elements but a storage of {nbytes} bytes, expected memory for all", 7
         )
 
 
@@ -129,8 +129,8 @@ def check_contiguous(name: str, tensor: Tensor) -> None:
 def check_dtype(name: str, tensor: Tensor, dtype: torch.dtype) -> None:
     """Raises InvalidTensorError unless the tensor has this dtype."""
     if tensor.dtype != dtype:
-        found, expected = (str(each).removeprefix("torch.") for each in (tensor.dtype, dtype))
-        raise InvalidTensorError(f"{name} has dtype {found}, expected {expected}", 13)
+        own_dtype, expected = (str(each).removeprefix("torch.") for each in (tensor.dtype, dtype))
+        raise InvalidTensorError(f"{name} has dtype {own_dtype}, expected {expected}", 13)
 
 
 def check_one_dtype(*tensors: Tensor) -> None:

@@ -38,7 +38,7 @@ class NcclMember(DeviceMember):
     Args:
         group: The ProcessGroup; kept only weakly.
         control: The communicator of the same ranks in host memory; it ends with this one.
-        check: ``"always"``, ``"first"`` (None means that, too), ``"off"``.
+        check: ``"always"``, ``"first"`` (None also means that), ``"off"``.
     """
 
     def __init__(self, group: dist.ProcessGroup, backend: str, control: Communicator, check: str | None = None) -> None:
@@ -81,13 +81,13 @@ class NcclMember(DeviceMember):
             self._flight.append(entry)
             self._stats["failed_operators"] += 1
             told = None
-            if learns or self._compares() or not self.communicator.usable:  # the comparison then says what has ended it
+            if learns or self._compares() or not self.communicator.usable:  # the comparison then shows what ended it
                 told = self._compared(compare, learns)
             try:
                 result, received = launch(told)
             except BaseException as error:  # the peers have launched the call, or will
                 text = str(error).splitlines()[0] if str(error) else type(error).__name__
-                self.communicator.abort(f"it broke off {call.operator}: {text}")
+                self.communicator.abort(f"it interrupted {call.operator}: {text}")
                 raise
             self._stats["failed_operators"] -= 1
             self._stats["operators"] += 1

@@ -148,8 +148,8 @@ class StreamWork:
     def _query(self) -> bool:
         try:
             return bool(self._done.query())
-        except RuntimeError as error:  # from torch_npu: nobody knows whether the data have come or ever will
-            text = f"the NPU cannot tell whether an asynchronous call is done: {_first_line(error)}"
+        except RuntimeError as error:  # from torch_npu: it is unknown whether the data have come
+            text = f"the NPU cannot report whether an asynchronous call is done: {_first_line(error)}"
         self._failure = HcclError(text)
         if self._core is not None:
             self._core.abort(text)

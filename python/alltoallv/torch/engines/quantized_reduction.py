@@ -40,7 +40,7 @@ def reduce_quantized(
     elif request.count:
         _all_reduce(steps, request.count, codec, input.device)
     if request.quantization.overflow == "raise":
-        _share_misfits(steps, codec, request, input.device)
+        _share_overflows(steps, codec, request, input.device)
 
 
 def _all_reduce(steps: Steps, count: int, codec: Codec, device: torch.device) -> None:
@@ -78,7 +78,7 @@ def _reduce_scatter(steps: Steps, counts: Sequence[int], codec: Codec, device: t
         codec.combine(inbox, 0, own, own, codec.result.view(1, -1), 0)
 
 
-def _share_misfits(steps: Steps, codec: Codec, request: QuantizedReduction, device: torch.device) -> None:
+def _share_overflows(steps: Steps, codec: Codec, request: QuantizedReduction, device: torch.device) -> None:
     mine = torch.zeros(4, dtype=torch.uint8, device=device)
     if codec.overflows:
         mine[0] = torch.cat(codec.overflows).amax()

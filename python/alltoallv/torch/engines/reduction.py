@@ -58,7 +58,7 @@ def in_bytes(layout: Layout, itemsize: int) -> Layout:
 def reduce_in_order(steps: Steps, output: Tensor, input: Tensor, op: str, counts: Sequence[int]) -> None:
     """Does all_reduce or reduce_scatter of flat tensors; ``counts[j]`` elements belong to rank j.
 
-    Every rank gets the same bits, and shared memory gives these, too: 16-bit floats are added in float32 and rounded
+    Every rank gets the same bits, and shared memory also gives these: 16-bit floats are added in float32 and rounded
     once, integers wrap, and a resulting NaN is the quiet one.
     """
     size, total, own = steps.size, sum(counts), counts[steps.rank]

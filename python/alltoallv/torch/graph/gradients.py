@@ -17,9 +17,9 @@ class _Exchange(torch.autograd.Function):
     """Gives the output of an exchange that has run its gradient."""
 
     @staticmethod
-    def forward(ctx: Any, input: Tensor, comm: Communicator, made: tuple[Tensor, _core.LinearCall]) -> Tensor:
-        ctx.shape, ctx.comm, ctx.linear = input.shape, comm, made[1]
-        return made[0]
+    def forward(ctx: Any, input: Tensor, comm: Communicator, result: tuple[Tensor, _core.LinearCall]) -> Tensor:
+        ctx.shape, ctx.comm, ctx.linear = input.shape, comm, result[1]
+        return result[0]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
@@ -29,8 +29,8 @@ class _Exchange(torch.autograd.Function):
             back = linear.apply(comm.core, grad, True)
         if back is None or back is NotImplemented:  # with a gradient of its own, or of regions that overlap
             layout = torch.frombuffer(linear.layout, dtype=torch.int64).view(4, -1)
-            about = math.prod(ctx.shape), linear.row, "all_to_all_v", comm
-            back = ops.all_to_all_v_transpose(grad, layout, *about).view(ctx.shape)
+            arguments = math.prod(ctx.shape), linear.row, "all_to_all_v", comm
+            back = ops.all_to_all_v_transpose(grad, layout, *arguments).view(ctx.shape)
         return back, None, None
 
 
@@ -48,16 +48,16 @@ class _QuantizedSum(torch.autograd.Function):
         return back / ctx.comm.size if ctx.op == "avg" else back, None, None, None
 
 
-def quantized_sum(comm: Communicator, input: Tensor, how: tuple[Any, ...]) -> Tensor | None:
+def quantized_sum(comm: Communicator, input: Tensor, options: tuple[Any, ...]) -> Tensor | None:
     """Runs a quantized all-reduce of a tensor that wants a gradient; for None see `exchange`.
 
-    ``how``: the core's arguments from the format to the overflow.
+    ``options``: the core's arguments from the format to the overflow.
     """
     if torch._C._are_functorch_transforms_active():
         return None
-    format, group_size, gather, op, overflow = how
-    made = _core.quantized_all_reduce(comm.core, input, None, format, group_size, gather, op, overflow, tracked=True)
-    output: Tensor | None = None if made is None else _QuantizedSum.apply(input, comm, (made,), op)
+    format, group_size, gather, op, overflow = options
+    result = _core.quantized_all_reduce(comm.core, input, None, format, group_size, gather, op, overflow, tracked=True)
+    output: Tensor | None = None if result is None else _QuantizedSum.apply(input, comm, (result,), op)
     return output
 
 
@@ -65,6 +65,6 @@ def exchange(input: Tensor, comm: Communicator, counts: tuple[Any, ...]) -> Tens
     """Runs an all_to_all_v of a tensor that wants a gradient; None, with nothing done, if others must look at it."""
     if torch._C._are_functorch_transforms_active():
         return None
-    made = _core.linear_all_to_all_v(comm.core, input, *counts)
-    output: Tensor | None = None if made is None else _Exchange.apply(input, comm, made)
+    result = _core.linear_all_to_all_v(comm.core, input, *counts)
+    output: Tensor | None = None if result is None else _Exchange.apply(input, comm, result)
     return output

@@ -68,7 +68,7 @@ class Operator:
         names = [argument.name for argument in self.custom._opoverload._schema.arguments]
         self._called: Any = collections.namedtuple("Called", names)  # type: ignore[misc]
         self._inputs = [names.index(name) for name in saves if isinstance(name, str)]
-        self._outputs = [place for place in saves if isinstance(place, int)]
+        self._outputs = [index for index in saves if isinstance(index, int)]
         self.custom.register_autograd(self.backward, setup_context=self.setup)
 
     def setup(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -86,9 +86,9 @@ class Operator:
         if len(grads) > 1 or isinstance(grad, list):
             several = grad if isinstance(grad, list) else grads
             grad = [each if wants else None for each, wants in zip(several, ctx.wants, strict=False)]
-        made = self.gradient(ctx.call, grad, *ctx.saved_tensors)
-        made = made if isinstance(made, tuple) else (made,)
-        return (*made, *[None] * (len(ctx.call) - len(made)))
+        gradients = self.gradient(ctx.call, grad, *ctx.saved_tensors)
+        gradients = gradients if isinstance(gradients, tuple) else (gradients,)
+        return (*gradients, *[None] * (len(ctx.call) - len(gradients)))
 
     def __call__(self, *args: Any) -> Any:
         compiling = torch.compiler.is_compiling()
@@ -138,7 +138,7 @@ def effectful(custom: Any, fake: Callable[..., Any]) -> None:
     custom.register_fake(taught)
 
 
-def known(size: int) -> int:
+def known_size(size: int) -> int:
     """Returns a size, for a fake; a size below 0 is known only when the graph runs."""
     return torch.library.get_ctx().new_dynamic_size() if isinstance(size, int) and size < 0 else size
 

@@ -8,7 +8,7 @@ transpose and each is the gradient of the other, so derivatives of every order e
   in the order of ranks;
 * elements of the output that no region covers pass nothing back.
 
-Collectives whose rows say how they return a new tensor become operators by that (`eager.declaration.Functional`).
+Collectives whose rows explain how they return a new tensor become operators by that (`eager.declaration.Functional`).
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from alltoallv.torch.eager.collectives import COLLECTIVES
 from alltoallv.torch.eager.declaration import NO_PARAMETERS, Collective
 from alltoallv.torch.eager.group import Group
 from alltoallv.torch.eager.tensors import as_input, shaped
-from alltoallv.torch.graph.library import Operator, known
+from alltoallv.torch.graph.library import Operator, known_size
 
 
 def communicator_of(group: Group, tensor: Tensor) -> AnyCommunicator:
     """Returns the communicator for a tensor, from a call's group or a graph's name of it."""
     device = groups.device_of(tensor)
-    found = groups.by_name(group, device) if isinstance(group, str) else groups.resolve(group, device)
-    if found is None:
+    member = groups.by_name(group, device) if isinstance(group, str) else groups.resolve(group, device)
+    if member is None:
         raise InvalidParamError("group is one that this rank is not a member of, expected a group with this rank")
-    return found
+    return member
 
 
 def _exchange(comm: AnyCommunicator, operator: str, input: Tensor, layout: Layout, numel_out: int, row: int) -> Tensor:
@@ -63,7 +63,7 @@ def _plain_exchange(comm: AnyCommunicator, *args: Any) -> Tensor | None:
 
 
 def _flat(input: Tensor, layout: Tensor, numel: int, *given: Any) -> Tensor:
-    return input.new_empty((known(numel),))
+    return input.new_empty((known_size(numel),))
 
 
 def _back(call: Any, grad: Tensor, layout: Tensor) -> Tensor:
@@ -80,8 +80,8 @@ def _forth(call: Any, grad: Tensor, layout: Tensor) -> Tensor:
 def all_to_all_v(input: Tensor, layout: Tensor, numel_out: int, row: int, operator: str, group: str) -> Tensor:
     """Exchanges into a new tensor of shape ``[numel_out]``; -1 sizes it by the layout."""
     comm = communicator_of(group, input)
-    if (made := _plain_exchange(comm, operator, input, layout, numel_out, row)) is not None:
-        return made
+    if (output := _plain_exchange(comm, operator, input, layout, numel_out, row)) is not None:
+        return output
     return _exchange(comm, operator, input, cast(Layout, tuple(layout.tolist())), numel_out, row)
 
 
@@ -89,8 +89,8 @@ def all_to_all_v(input: Tensor, layout: Tensor, numel_out: int, row: int, operat
 def all_to_all_v_transpose(grad: Tensor, layout: Tensor, numel_in: int, row: int, operator: str, group: str) -> Tensor:
     """Returns the input's gradient, of shape ``[numel_in]``, from the output's."""
     comm = communicator_of(group, grad)
-    if (made := _plain_exchange(comm, operator, grad, layout, numel_in, row, True)) is not None:
-        return made
+    if (output := _plain_exchange(comm, operator, grad, layout, numel_in, row, True)) is not None:
+        return output
     sends, sdispls, recvs, rdispls = layout.tolist()
     if not overlap(sends, sdispls):
         return _exchange(comm, operator, grad, (recvs, rdispls, sends, sdispls), numel_in, row)
@@ -104,7 +104,7 @@ def all_to_all_v_transpose(grad: Tensor, layout: Tensor, numel_in: int, row: int
 
 @partial(
     Operator,
-    fake=lambda input, sends, *given: [input.new_empty((known(-1),)), sends.new_empty((4, sends.shape[1]))],
+    fake=lambda input, sends, *given: [input.new_empty((known_size(-1),)), sends.new_empty((4, sends.shape[1]))],
     gradient=lambda call, grads, layout: _back(call, grads[0], layout),
     saves=(1,),
     sized_by_values=lambda args: True,
@@ -152,7 +152,7 @@ def all_to_all_v_counted(
     comm = communicator_of(group, input)
     with guard(comm, "all_to_all_v"):
         x = as_input("input", input)
-        counts = [None if given is None else as_input("counts", given) for given in (sends, sdispls, recvs)]
+        counts = [None if each is None else as_input("counts", each) for each in (sends, sdispls, recvs)]
         received = torch.empty_like(sends) if recvs is None else recvs.clone()
         outs = [x.new_zeros(capacity * row), received, sends.new_zeros(STATUS_SHAPE, dtype=torch.int32)]
         call = calls.exchange_counted(comm, x, row, counts, outs)
@@ -167,14 +167,14 @@ def _functional(row: Collective) -> Operator:
     assert form is not None
     assert at_once is not None
 
-    def run(input: Tensor, *about: Any) -> Tensor:
-        comm = communicator_of(about[-1], input)
+    def run(input: Tensor, *options: Any) -> Tensor:
+        comm = communicator_of(options[-1], input)
         with guard(comm, row.operator):
-            shape = form.shape(input.shape, *about[:-1])
+            shape = form.shape(input.shape, *options[:-1])
         if comm.host_core is not None:
-            made = at_once(comm.host_core, [None], [input], NO_PARAMETERS, None, False)
-            if made is not None:
-                return made if made.dim() == input.dim() else shaped(made, shape)  # a gather's is stacked
+            result = at_once(comm.host_core, [None], [input], NO_PARAMETERS, None, False)
+            if result is not None:
+                return result if result.dim() == input.dim() else shaped(result, shape)  # a gather's is stacked
         with guard(comm, row.operator):
             x = as_input("input", input)
             out = calls.new_output(comm, shape, x)
@@ -185,9 +185,9 @@ def _functional(row: Collective) -> Operator:
     run.__name__ = form.name
     return Operator(
         run,
-        fake=lambda input, *about: input.new_empty(form.shape(input.shape, *about[:-1])),
+        fake=lambda input, *options: input.new_empty(form.shape(input.shape, *options[:-1])),
         gradient=lambda call, grad: FUNCTIONAL[form.gradient](grad, *call[1:]),
-        schema=f"(Tensor input, {form.given}str group) -> Tensor",
+        schema=f"(Tensor input, {form.parameters}str group) -> Tensor",
     )
 
 

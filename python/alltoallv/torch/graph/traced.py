@@ -38,10 +38,10 @@ def collective(
 ) -> Done | None:
     """Records a collective; its arguments are checked when the graph runs."""
     outs, ins = [x.detach() for x in outputs], [x.detach() for x in inputs]
-    counts = [as_counts(() if given is None else given) for given in parameters.counts]
-    about = row.name, _name_of(parameters.op), parameters.root, counts, parameters.unit, groups.name_of(group)
-    made = torch.ops.alltoallv.collective(outs, ins, *about)
-    for output, value in zip(outputs, made, strict=True):
+    counts = [as_counts(() if entry is None else entry) for entry in parameters.counts]
+    terms = row.name, _name_of(parameters.op), parameters.root, counts, parameters.unit, groups.name_of(group)
+    results = torch.ops.alltoallv.collective(outs, ins, *terms)
+    for output, value in zip(outputs, results, strict=True):
         output.copy_(value)
     return Done(row.result(outputs)) if async_op else None
 
@@ -51,7 +51,7 @@ def _name_of(op: Any) -> str:
     kind = op.op if type(op) is dist.ReduceOp else op
     if kind not in REDUCE_OPS:
         raise InvalidParamError(
-            f"op is {op!r}, expected a ReduceOp of {', '.join(known.name for known in REDUCE_OPS)} in a graph"
+            f"op is {op!r}, expected a ReduceOp of {', '.join(each.name for each in REDUCE_OPS)} in a graph"
         )
     return kind.name
 
@@ -80,16 +80,16 @@ def _run(
 ) -> list[Tensor]:
     row = COLLECTIVES[name]
     comm = groups.by_name(group, groups.device_of(next(iter([*outputs, *inputs]), None)))
-    given = tuple(each.tolist() if len(each) else None for each in counts)
-    parameters = Parameters(dist.ReduceOp(getattr(dist.ReduceOp, op)), root, given, unit)
+    values = tuple(each.tolist() if len(each) else None for each in counts)
+    parameters = Parameters(dist.ReduceOp(getattr(dist.ReduceOp, op)), root, values, unit)
     with guard(comm, row.operator):
-        made = [calls.new_output(comm, x.shape, x) for x in outputs]
+        results = [calls.new_output(comm, x.shape, x) for x in outputs]
         if row.updates:
-            for new, old in zip(made, outputs, strict=True):
+            for new, old in zip(results, outputs, strict=True):
                 new.copy_(old)
-        operation = row.prepare(comm, made, inputs, parameters)
+        operation = row.prepare(comm, results, inputs, parameters)
     operation.run()
-    return made
+    return results
 
 
 effectful(_run, lambda outs, *given: [torch.empty_like(x, memory_format=torch.contiguous_format) for x in outs])
@@ -116,7 +116,7 @@ def all_to_all_v(
     if recv_counts is None:
         if rdispls is not None or out is not None:
             raise InvalidParamError("recv_counts is None, expected counts with rdispls or out")
-        made, _ = ops.all_to_all_v_learn(input, torch.stack([sends, sdispl]), row, "all_to_all_v", name)
+        output, _ = ops.all_to_all_v_learn(input, torch.stack([sends, sdispl]), row, "all_to_all_v", name)
     else:
         recvs = as_counts(recv_counts) * row
         layout = torch.stack([sends, sdispl, recvs, _displs(rdispls, recvs, row)])
@@ -128,13 +128,13 @@ def all_to_all_v(
             )
             collective(COLLECTIVES["all_to_all_v"], [out], [input], parameters, group, False)
             return outcome(out, None, async_op)
-        known = not (isinstance(recv_counts, Tensor) or isinstance(rdispls, Tensor))
-        numel = 0 if not row else _rows(recv_counts, rdispls) * row if known else -1
-        made = ops.all_to_all_v(input, layout, numel, row, "all_to_all_v", name)
-    made = made.view(-1 if row else _rows(recv_counts, rdispls), *input.shape[1:]) if by_row else made
+        is_known = not (isinstance(recv_counts, Tensor) or isinstance(rdispls, Tensor))
+        numel = 0 if not row else _rows(recv_counts, rdispls) * row if is_known else -1
+        output = ops.all_to_all_v(input, layout, numel, row, "all_to_all_v", name)
+    output = output.view(-1 if row else _rows(recv_counts, rdispls), *input.shape[1:]) if by_row else output
     if async_op and recv_counts is None:
-        return None, Done(made)
-    return outcome(made, None, async_op)
+        return None, Done(output)
+    return outcome(output, None, async_op)
 
 
 def exchange_counts(send_counts: Counts, group: Group) -> Tensor:
@@ -145,21 +145,21 @@ def exchange_counts(send_counts: Counts, group: Group) -> Tensor:
     return ops.all_to_all_v(as_counts(send_counts), layout, size, 1, "exchange_counts", groups.name_of(group))
 
 
-def outcome(made: Tensor, out: Tensor | None, async_op: bool) -> Any:
+def outcome(result: Tensor, out: Tensor | None, async_op: bool) -> Any:
     """Returns the result of a call with these arguments: the output, copied to ``out`` if given, and a handle if asked.
 
     Raises:
         InvalidTensorError: ``out`` has another dtype or shape.
     """
     if out is not None:
-        if (out.dtype, out.shape) != (made.dtype, made.shape):
+        if (out.dtype, out.shape) != (result.dtype, result.shape):
             raise InvalidTensorError(
                 f"the output has dtype {out.dtype} and shape {tuple(out.shape)}, "
-                f"expected {made.dtype} and {tuple(made.shape)}"
+                f"expected {result.dtype} and {tuple(result.shape)}"
             )
-        out.copy_(made)
-        made = out
-    return (made, Done(made)) if async_op else made
+        out.copy_(result)
+        result = out
+    return (result, Done(result)) if async_op else result
 
 
 def _rows(recv_counts: Counts | None, rdispls: Counts | None) -> int:

@@ -2,7 +2,7 @@
 
 A mode watches (CommDebugMode), or records what it replays later, as a graph of an NPU does. The operators write where
 the call itself would write, and have its timeout; asynchronous ones begin the call. What an operator's arguments cannot
-say is an operator, too, which cannot be repeated.
+say is also an operator, which cannot be repeated.
 """
 
 from __future__ import annotations
@@ -51,19 +51,19 @@ def collective(
     if kind not in REDUCE_OPS:
         operation = _prepared(comm, row, outs, ins, parameters)  # an operator cannot have it as an argument
         return operation.submit(limit) if async_op else operation.run(limit) and None
-    counts = [as_counts(() if given is None else given) for given in parameters.counts]
+    counts = [as_counts(() if entry is None else entry) for entry in parameters.counts]
     device = groups.device_of(next(iter([*outs, *ins]), None))
     later = async_op and device == "cpu"  # a device's stream orders what comes after it
-    about = row.name, kind.name, parameters.root, counts, parameters.unit or "", limit, later, groups.name_of(comm)
-    torch.ops.alltoallv.collective_([x.detach() for x in outs], [x.detach() for x in ins], *about)
+    terms = row.name, kind.name, parameters.root, counts, parameters.unit or "", limit, later, groups.name_of(comm)
+    torch.ops.alltoallv.collective_([x.detach() for x in outs], [x.detach() for x in ins], *terms)
     if not async_op:
         return None
     operation, work = _begun.__dict__.pop("call", (None, None))
     if operation is None:
         return Done(row.result(outs))
     operation.result = row.result(outs)
-    made: Work = work
-    return made
+    result: Work = work
+    return result
 
 
 @torch.library.custom_op("alltoallv::collective_", mutates_args=("outputs",))
@@ -80,8 +80,8 @@ def _collective_(
     group: str,
 ) -> None:
     comm = groups.by_name(group, groups.device_of(next(iter([*outputs, *inputs]), None)))
-    given = tuple(each.tolist() if len(each) else None for each in counts)
-    parameters = Parameters(dist.ReduceOp(getattr(dist.ReduceOp, op)), root, given, unit or None)
+    values = tuple(each.tolist() if len(each) else None for each in counts)
+    parameters = Parameters(dist.ReduceOp(getattr(dist.ReduceOp, op)), root, values, unit or None)
     operation = _prepared(comm, COLLECTIVES[name], outputs, inputs, parameters)
     if async_op:
         _begun.call = operation, operation.submit(timeout)
@@ -109,10 +109,10 @@ def call(name: str, comm: Any, outputs: Sequence[Tensor], inputs: Sequence[Tenso
     """Makes an operator of ``run``, which reads and writes these tensors."""
     _begun.run = run
     try:
-        tensors = [[x.detach() for x in given] for given in (outputs, inputs)]
+        tensors = [[x.detach() for x in each] for each in (outputs, inputs)]
         torch.ops.alltoallv.call_(*tensors, name, groups.name_of(comm))
-        made: T = _begun.__dict__.pop("made", None)
-        return made
+        result: T = _begun.__dict__.pop("result", None)
+        return result
     finally:
         _begun.__dict__.pop("run", None)
 
@@ -121,5 +121,7 @@ def call(name: str, comm: Any, outputs: Sequence[Tensor], inputs: Sequence[Tenso
 def _call_(outputs: list[Tensor], inputs: list[Tensor], name: str, group: str) -> None:
     run = _begun.__dict__.pop("run", None)
     if run is None:
-        raise RuntimeError(f"{name} of group {group!r} cannot be repeated: its arguments are more than an operator has")
-    _begun.made = run()
+        raise RuntimeError(
+            f"{name} of group {group!r} cannot be repeated: it has more arguments than an operator accepts"
+        )
+    _begun.result = run()

@@ -10,7 +10,7 @@ FSDP2, functional collectives, object collectives, pipelines. Sparse tensors, an
 tensors, as DTensor does, are passed to gloo, after all ranks have agreed on that.
 Tensors of accelerators go to the engine that the group's configuration names for them, NCCL and HCCL if it names none.
 
-The core checks calls here, too: ranks that disagree about operator, dtype or sizes all raise
+The core also checks calls here: ranks that disagree about operator, dtype or sizes all raise
 `PeerMismatchError`, late and lost ranks are named, and `alltoallv.torch` functions called with such a group use the
 same communicator.
 """
@@ -131,7 +131,7 @@ class AllToAllVGroup(EngineGroup):
         else:
             return tensors
         plain = [*map(as_plain, tensors)]
-        if any(one is not x for one, x in zip(plain, tensors, strict=True)):
+        if any(carried is not x for carried, x in zip(plain, tensors, strict=True)):
             return self._carried(plain)
         return None
 
@@ -142,38 +142,38 @@ class AllToAllVGroup(EngineGroup):
         outs: Sequence[Tensor] | None,
         ins: Sequence[Tensor] | None,
         opts: Any,
-        given: tuple[Any, ...],
+        arguments: tuple[Any, ...],
         parameters: Parameters = NO_PARAMETERS,
     ) -> TorchWork | None:
-        """Runs a collective; if the communicator does not carry it, torch's ``method`` runs with ``given``.
+        """Runs a collective; if the communicator does not carry it, torch's ``method`` runs with ``arguments``.
 
         ``outs``, ``ins``: the tensors, None if there are not those of a single collective. Without
         ``opts.asyncOp`` the call is done when this returns, and it returns None.
         """
         if outs is None or ins is None:
-            return self._hand_over(method, *given, opts)
+            return self._hand_over(method, *arguments, opts)
         if active():
-            return dispatch(self, method, *given, opts)  # whose kernel comes here again
+            return dispatch(self, method, *arguments, opts)  # whose kernel comes here again
         if callbacks:
             in_turn()
         comm, timeout, async_op = self.communicator, opts.timeout, opts.asyncOp
         limit = (timeout if timeout > _UNSET else self._cpu_options._timeout).total_seconds()
         try:
-            made, place = None, getattr(opts, "rootTensor", 0)
-            if row.at_once is not None and place == 0:
-                made = row.at_once(comm.core, outs, ins, parameters, limit, async_op)
-            if made is not None:
+            started, root_tensor = None, getattr(opts, "rootTensor", 0)
+            if row.at_once is not None and root_tensor == 0:
+                started = row.at_once(comm.core, outs, ins, parameters, limit, async_op)
+            if started is not None:
                 if not async_op:
                     return None
-                result = made[0] if type(made[0]) is list else [made[0]]
-                work = BackendWork(made[1], result, (outs, made[2]), self._pending, self._futures)
+                result = started[0] if type(started[0]) is list else [started[0]]
+                work = BackendWork(started[1], result, (outs, started[2]), self._pending, self._futures)
                 return self._started(work)
             plain_outs, plain_ins = self._carried(outs), self._carried(ins)
             if plain_outs is None or plain_ins is None:
-                return self._hand_over(method, *given, opts)
+                return self._hand_over(method, *arguments, opts)
             with guard(comm, row.operator):
-                if place != 0:
-                    raise InvalidParamError(f"rootTensor is {place}, expected 0, the place of the only tensor")
+                if root_tensor != 0:
+                    raise InvalidParamError(f"rootTensor is {root_tensor}, expected 0, the index of the only tensor")
                 operation = row.prepare(comm, plain_outs, plain_ins, parameters)
         except (InvalidParamError, InvalidTensorError) as error:
             raise _named(error, row.operator, comm) from None
@@ -231,7 +231,7 @@ class AllToAllVGroup(EngineGroup):
         as many operators, so that the next ones of all ranks meet.
         """
         lists = [*outs, *ins]
-        count, made, carried = max(map(len, lists)), 0, True
+        count, done, carried = max(map(len, lists)), 0, True
         begun: list[TorchWork] = []
         copies: Copies = []
         outer, self._coalescing = self._coalescing, None  # it gets the one work of all
@@ -248,14 +248,14 @@ class AllToAllVGroup(EngineGroup):
                 raise InvalidParamError(f"the lists have {[*map(len, lists)]} tensors, expected equally many")
             carried = self._carried([x for each in lists for x in each]) is not None
             if not carried:
-                made = 1  # by which the ranks agree
+                done = 1  # by which the ranks agree
                 begun.append(hand_over())
-            for made, each in enumerate(zip(*lists, strict=True) if carried else (), 1):  # noqa: B007
+            for done, each in enumerate(zip(*lists, strict=True) if carried else (), 1):  # noqa: B007
                 targets = [space(out) for out in each[: len(outs)]]
                 if (work := call(targets, each[len(outs) :])) is not None:
                     begun.append(work)
         except Exception as error:
-            for _ in range(made, count) if carried or isinstance(error, AllToAllVError) else ():
+            for _ in range(done, count) if carried or isinstance(error, AllToAllVError) else ():
                 with contextlib.suppress(AllToAllVError):
                     self.communicator.fail(row.operator, error)
             raise
@@ -278,30 +278,39 @@ def _add(row: Collective, method: Method) -> None:
     tensors, of_torch = 2 if row.inputs else 1, getattr(dist.ProcessGroup, name)
     expected = tensors + method.arguments
 
-    def call(self: AllToAllVGroup, *given: Any, **named: Any) -> TorchWork | None:
-        if not named and len(given) > expected and type(given[-1]) is options and (flat or type(given[0]) is list):
-            own, opts = given[:-1], given[-1]  # as torch.distributed's functions call it
+    def call(self: AllToAllVGroup, *arguments: Any, **named: Any) -> TorchWork | None:
+        if (
+            not named
+            and len(arguments) > expected
+            and type(arguments[-1]) is options
+            and (flat or type(arguments[0]) is list)
+        ):
+            own, opts = arguments[:-1], arguments[-1]  # as torch.distributed's functions call it
         else:
-            own, opts = (given[:-1], given[-1]) if len(given) > expected else (given, named.get("opts"))
+            own, opts = (arguments[:-1], arguments[-1]) if len(arguments) > expected else (arguments, named.get("opts"))
             opts = options() if opts is None else opts
             bare = not flat and (isinstance(own[0], Tensor) or isinstance(own[-1], Tensor)) if own else True
             if bare or not named.keys() <= {"opts"} or not hasattr(opts, "timeout"):
-                return of_torch(self, *given, **named)  # another way to write it, which torch translates to this one
+                return of_torch(
+                    self, *arguments, **named
+                )  # another way to write it, which torch translates to this one
         outs = [own[0]] if outputs is None else outputs(own[0])
         ins = [] if tensors == 1 else [own[1]] if inputs is None else inputs(own[1])
         return self._run(name, row, outs, ins, opts, own, parameters(opts, *own[tensors:]))
 
-    def call_each(self: AllToAllVGroup, *given: Any, opts: Any = None) -> TorchWork:
-        if len(given) > tensors:
-            given, opts = given[:-1], given[-1]
+    def call_each(self: AllToAllVGroup, *arguments: Any, opts: Any = None) -> TorchWork:
+        if len(arguments) > tensors:
+            arguments, opts = arguments[:-1], arguments[-1]
         opts = opts or options()
         if active():
-            return dispatch(self, method.coalesced[0], *given, opts)
+            return dispatch(self, method.coalesced[0], *arguments, opts)
 
-        def one(outs: Sequence[Tensor], ins: Sequence[Tensor]) -> TorchWork | None:
+        def single(outs: Sequence[Tensor], ins: Sequence[Tensor]) -> TorchWork | None:
             return call(self, *(x if flat else [x] for x in (*outs, *ins)), opts=opts)
 
-        return self._each(row, given[:1], given[1:], one, lambda: self._hand_over(method.coalesced[0], *given, opts))
+        return self._each(
+            row, arguments[:1], arguments[1:], single, lambda: self._hand_over(method.coalesced[0], *arguments, opts)
+        )
 
     for names, function in ((method.names, call), (method.coalesced, call_each)):
         for each in names:
@@ -314,12 +323,12 @@ def _reader(name: str, flat: bool) -> Callable[[Any], list[Tensor] | None] | Non
     It returns None if the rank has tensors on several devices, which torch's engines take.
     """
     if name.endswith("_list"):  # without entries on ranks other than the root
-        return (lambda given: given) if flat else lambda given: _only(given) if given else []
-    return None if flat else lambda given: given if len(given) == 1 else None
+        return (lambda argument: argument) if flat else lambda argument: _only(argument) if argument else []
+    return None if flat else lambda argument: argument if len(argument) == 1 else None
 
 
-def _only(given: list[list[Tensor]]) -> list[Tensor] | None:
-    return given[0] if len(given) == 1 else None
+def _only(lists: list[list[Tensor]]) -> list[Tensor] | None:
+    return lists[0] if len(lists) == 1 else None
 
 
 class _Devices(list[str]):

@@ -53,14 +53,16 @@ _made = threading.local()  # the work of the operator that this thread dispatche
 _ended = WorkList([])
 
 
-def dispatch(group: EngineGroup, method: str, *given: Any) -> Any:
+def dispatch(group: EngineGroup, method: str, *arguments: Any) -> Any:
     """Calls a method of a group as an operator while a mode is `active`; returns the work."""
     _made.work = None
-    given = tuple(x.tolist() if isinstance(x, torch.Tensor) and j > 1 else x for j, x in enumerate(given))  # splits
+    arguments = tuple(
+        x.tolist() if isinstance(x, torch.Tensor) and j > 1 else x for j, x in enumerate(arguments)
+    )  # splits
     with _below_all(_Run()), _Of(group):
-        work = getattr(group._engines, method)(*given)
-    made, _made.work = _made.work, None
-    return work if made is None else made  # a mode may have kept the operator to itself
+        work = getattr(group._engines, method)(*arguments)
+    produced, _made.work = _made.work, None
+    return work if produced is None else produced  # a mode may have kept the operator to itself
 
 
 @contextlib.contextmanager
@@ -92,8 +94,8 @@ class _Of(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == "c10d":
-            place = _place(func._schema)
-            args = (*args[:place], self._group.boxed(), *args[place + 1 :])
+            index = _place(func._schema)
+            args = (*args[:index], self._group.boxed(), *args[index + 1 :])
         return func(*args, **(kwargs or {}))
 
 
@@ -112,10 +114,10 @@ class _Run(TorchDispatchMode):
 def _run(group: EngineGroup, schema: Any, method: str, options: Any, args: tuple[Any, ...]) -> Any:
     """Returns what the operator returns."""
     defaults = {argument.name: argument.default_value for argument in schema.arguments}
-    given = defaults | dict(zip(defaults, args, strict=False))
+    arguments = defaults | dict(zip(defaults, args, strict=False))
     opts: Any = None if options is None else options()
     own = []
-    for name, value in given.items():
+    for name, value in arguments.items():
         if name == "process_group" or name in _UNUSED:
             continue
         if name == "reduce_op":

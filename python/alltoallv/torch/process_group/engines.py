@@ -37,9 +37,9 @@ def meet(
     """
     name, ranks = options.group_id, list(options.global_ranks_in_group)
     if world is None or not ranks:
-        place = options.store, options.group_rank, options.group_size
+        position = options.store, options.group_rank, options.group_size
         seconds = options.timeout.total_seconds()
-        return rendezvous.meet(*place, name, seconds, all_ranks=all_ranks, first=world is None)
+        return rendezvous.meet(*position, name, seconds, all_ranks=all_ranks, first=world is None)
     group = f"{name} of ranks {ranks}"
     counts[group] += 1
     return Meeting([world.who[rank] for rank in ranks], f"{world.key}/{group}, {counts[group]}")
@@ -61,13 +61,13 @@ def gloo(
     The wait ends with the group's communicator, which knows of ranks that have ended.
     """
     if not dist.is_gloo_available():
-        raise BackendUnavailableError("this build of torch has no gloo, which backend 'alltoallv' needs beside it")
-    place = dist.PrefixStore("gloo", store), options.group_rank, options.group_size
+        raise BackendUnavailableError("this build of torch has no gloo, which backend 'alltoallv' also needs")
+    position = dist.PrefixStore("gloo", store), options.group_rank, options.group_size
     engines: Future[dist.ProcessGroupGloo] = Future()
 
     def make() -> None:
         try:
-            engines.set_result(dist.ProcessGroupGloo(*place, timeout))
+            engines.set_result(dist.ProcessGroupGloo(*position, timeout))
         except BaseException as error:
             engines.set_exception(error)
 
@@ -75,10 +75,10 @@ def gloo(
     while not wait([engines], _LOOK_SECONDS).done:
         if not communicator.usable:
             barrier_plan(communicator).run(0, 0)  # raises what has ended it
-    made = engines.result()
-    made.options.global_ranks_in_group, made.options.group_name = options.global_ranks_in_group, options.group_id
-    made._set_sequence_number_for_group()
-    return made
+    engine = engines.result()
+    engine.options.global_ranks_in_group, engine.options.group_name = options.global_ranks_in_group, options.group_id
+    engine._set_sequence_number_for_group()
+    return engine
 
 
 def name_for(device: str, asked: str | None) -> str:
@@ -91,11 +91,11 @@ def name_for(device: str, asked: str | None) -> str:
 def available(device: str, name: str) -> bool:
     """Returns whether this engine can carry tensors of the device here."""
     if name in ("gloo", "nccl", "xccl"):
-        found: bool = getattr(dist, f"is_{name}_available")()
+        is_here: bool = getattr(dist, f"is_{name}_available")()
     else:
-        found = name.upper() in dist.Backend._plugins
+        is_here = name.upper() in dist.Backend._plugins
     module = getattr(torch, device, None)
-    return found and (module is None or module.is_available())
+    return is_here and (module is None or module.is_available())
 
 
 def accelerators() -> list[str]:
@@ -115,28 +115,28 @@ def accelerator(
             f"group {options.group_id!r} has no engine for {device} tensors: {name!r} is not available here; "
             "install the package that brings it, or name another, as in 'cpu:alltoallv,cuda:nccl'"
         )
-    place = dist.PrefixStore(f"{device}/", store), options.group_rank, options.group_size
+    position = dist.PrefixStore(f"{device}/", store), options.group_rank, options.group_size
     kind = dist.Backend.backend_type_map.get(name)
     if name in ("nccl", "xccl"):
-        return _with_options(getattr(dist, f"ProcessGroup{name.upper()}"), engine_options, place, options), kind
+        return _with_options(getattr(dist, f"ProcessGroup{name.upper()}"), engine_options, position, options), kind
     plugin = dist.Backend._plugins[name.upper()]
     if not plugin.extended_api:
-        return plugin.creator_fn(*place, options.timeout), kind
+        return plugin.creator_fn(*position, options.timeout), kind
     own = _DistributedBackendOptions()
-    own.store, own.group_rank, own.group_size = place
+    own.store, own.group_rank, own.group_size = position
     own.timeout, own.group_id = options.timeout, options.group_id
     own.global_ranks_in_group = options.global_ranks_in_group
     return plugin.creator_fn(own, engine_options), kind
 
 
 def _with_options(
-    engine: Any, given: Any, place: tuple[Any, int, int], options: _DistributedBackendOptions
+    engine: Any, options_given: Any, position: tuple[Any, int, int], options: _DistributedBackendOptions
 ) -> TorchBackend:
-    own = given if isinstance(given, engine.Options) else engine.Options()
+    own = options_given if isinstance(options_given, engine.Options) else engine.Options()
     own._timeout = options.timeout
     own.global_ranks_in_group = options.global_ranks_in_group
     own.group_name = options.group_id
-    made: TorchBackend = engine(*place, own)
-    if hasattr(made, "_set_sequence_number_for_group"):
-        made._set_sequence_number_for_group()
-    return made
+    group: TorchBackend = engine(*position, own)
+    if hasattr(group, "_set_sequence_number_for_group"):
+        group._set_sequence_number_for_group()
+    return group

@@ -110,7 +110,7 @@ def _split(
     split_ranks: list[list[int]],
     timeout: timedelta | None,
     engine_options: Any,
-    about: str | None,
+    description: str | None,
     backend: str | None = None,
 ) -> dist.ProcessGroup | None:
     """Returns this rank's one of the groups, which all ranks of ``parent`` make; None if it is in none."""
@@ -119,18 +119,18 @@ def _split(
         if backend is not None and backend.lower() not in map(str, own):
             raise InvalidParamError(f"backend is {backend!r}, expected None or {str(own[0])!r}, the parent's")
         every = [rank for ranks in split_ranks for rank in ranks]
-        known = set(every) <= set(range(parent.size()))
-        if not every or not all(split_ranks) or len(set(every)) < len(every) or not known:
+        are_valid = set(every) <= set(range(parent.size()))
+        if not every or not all(split_ranks) or len(set(every)) < len(every) or not are_valid:
             raise InvalidParamError(
                 f"split_ranks is {split_ranks}, expected lists of ranks 0 to {parent.size() - 1}, each at most once"
             )
     barrier_plan(parent.communicator).run(0, 0, parent.timeout.total_seconds())  # raises another rank's refusal
-    mine = sorted(next((ranks for ranks in split_ranks if parent.rank() in ranks), split_ranks[0]))
-    made = parent.split_group(mine, timeout, engine_options, None, about)
-    if made is not None:
-        of_job = [dist.get_process_group_ranks(parent)[rank] for rank in mine]
-        _register(made, own[0], made.get_group_store(), made.group_name, own[1], of_job)
-    return made
+    own_ranks = sorted(next((ranks for ranks in split_ranks if parent.rank() in ranks), split_ranks[0]))
+    group = parent.split_group(own_ranks, timeout, engine_options, None, description)
+    if group is not None:
+        of_job = [dist.get_process_group_ranks(parent)[rank] for rank in own_ranks]
+        _register(group, own[0], group.get_group_store(), group.group_name, own[1], of_job)
+    return group
 
 
 def _register(group: Any, backend: str, store: Any, name: str, config: str, of_job: list[int]) -> None:
@@ -147,16 +147,16 @@ def _register(group: Any, backend: str, store: Any, name: str, config: str, of_j
 def _shrink(group: EngineGroup, ranks_to_exclude: list[int], flags: int, engine_options: Any) -> EngineGroup:
     """Returns the group of the ranks that are not excluded, all of which call this; the old one is destroyed."""
     _c10d._validate_shrink_inputs(ranks_to_exclude, flags)
-    about = _c10d._prepare_shrink_target_group(group)
-    excluded = _c10d._validate_and_process_excluded_ranks(ranks_to_exclude, about)
-    is_default = about["is_default_group"]
+    target = _c10d._prepare_shrink_target_group(group)
+    excluded = _c10d._validate_and_process_excluded_ranks(ranks_to_exclude, target)
+    is_default = target["is_default_group"]
     backend, store = _c10d._world.pg_map[group]
     config = _c10d._world.pg_backend_config.get(group, "")
     if flags == _c10d.SHRINK_ABORT:
         group.abort()
     ranks = [rank for rank in range(group.size()) if rank not in excluded]
     of_job = [dist.get_process_group_ranks(group)[rank] for rank in ranks]
-    name = f"{about['group_name']}:shrunk:{'-'.join(map(str, sorted(excluded)))}"
+    name = f"{target['group_name']}:shrunk:{'-'.join(map(str, sorted(excluded)))}"
     own = _DistributedBackendOptions()
     own.store = dist.PrefixStore(f"{name}/", store)
     own.group_rank, own.group_size = ranks.index(group.rank()), len(ranks)
@@ -167,7 +167,7 @@ def _shrink(group: EngineGroup, ranks_to_exclude: list[int], flags: int, engine_
         _c10d._destroy_all_other_groups(exclude_group=group)
     _c10d._cleanup_original_group(group, is_default)
     smaller._set_group_name(name)
-    smaller._set_group_desc("default:shrunken" if is_default else f"{about['group_name']}:shrunk")
+    smaller._set_group_desc("default:shrunken" if is_default else f"{target['group_name']}:shrunk")
     if is_default:
         _c10d._update_default_pg(smaller)
     _register(smaller, backend, own.store, name, config, of_job)

@@ -216,6 +216,6 @@ class EngineGroup(dist.ProcessGroup):
         return work
 
 
-def device_kind(given: Any) -> str:
+def device_kind(lists: Any) -> str:
     """Returns the kind of device of the tensors in lists of lists; the host's if there are none."""
-    return next((x.device.type for x in tree_leaves(given) if isinstance(x, Tensor)), "cpu")
+    return next((x.device.type for x in tree_leaves(lists) if isinstance(x, Tensor)), "cpu")

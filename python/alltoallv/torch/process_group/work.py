@@ -241,21 +241,22 @@ class Futures:
         """Completes the future once the work has ended."""
         owner, inside = callbacks.get(threading.get_ident(), (None, ()))
         with self._changed:
-            place = (*(inside if owner is self else ()), next(self._numbers))
-            self._queue.append((place, work, future))
-            self._places.add(place)
+            position = (*(inside if owner is self else ()), next(self._numbers))
+            self._queue.append((position, work, future))
+            self._places.add(position)
             try:
                 self._call_watcher()
             except RuntimeError:
                 self._queue.pop()
-                self._places.discard(place)
+                self._places.discard(position)
                 raise
 
-    def await_turn(self, place: _Place) -> None:
+    def await_turn(self, position: _Place) -> None:
         """Waits for earlier futures and the operators of their callbacks, but not for enclosing callbacks."""
         with self._changed:
             self._changed.wait_for(
-                lambda: not any(other < place and other != place[: len(other)] for other in self._places), _TURN_SECONDS
+                lambda: not any(other < position and other != position[: len(other)] for other in self._places),
+                _TURN_SECONDS,
             )
 
     def close(self) -> None:
@@ -284,7 +285,7 @@ class Futures:
     def _watch(self) -> None:
         while True:
             with self._changed:
-                place, work, future = self._queue.popleft()
+                position, work, future = self._queue.popleft()
             work.await_end()
             with self._changed:
                 self._watched = False
@@ -293,11 +294,11 @@ class Futures:
                         RuntimeError
                     ):  # no thread can be started: this one goes on after the callbacks
                         self._call_watcher()
-            callbacks[threading.get_ident()] = self, place
+            callbacks[threading.get_ident()] = self, position
             settle(future, work.result)
             del callbacks[threading.get_ident()], work, future
             with self._changed:
-                self._places.discard(place)
+                self._places.discard(position)
                 self._changed.notify_all()
                 if self._queue and not self._watched:
                     self._watched = True
@@ -312,8 +313,8 @@ class Futures:
 
 def in_turn() -> None:
     """Waits, in a future's callback, for the callbacks of earlier ones; call it before a collective begins."""
-    if (mine := callbacks.get(threading.get_ident())) is not None:
-        mine[0].await_turn(mine[1])
+    if (entry := callbacks.get(threading.get_ident())) is not None:
+        entry[0].await_turn(entry[1])
 
 
 _all: weakref.WeakSet[Futures] = weakref.WeakSet()

@@ -80,12 +80,12 @@ class _Tensors(Adapter[Tensor]):
                 f"x lies on {x.device} and torch.distributed has no default group, expected one, or a communicator "
                 "made by alltoallv.torch.from_group"
             )
-        made = groups.resolve(None, groups.device_of(x))
-        if not isinstance(made, DeviceMember):
+        of_group = groups.resolve(None, groups.device_of(x))
+        if not isinstance(of_group, DeviceMember):
             raise InvalidTensorError(
                 f"x lies on {x.device}, expected cpu, or a device that the default group moves", 14
             )
-        return made
+        return of_group
 
     def check_place(self, engine: Any, *tensors: Tensor) -> None:
         calls.check_place(engine, *tensors)

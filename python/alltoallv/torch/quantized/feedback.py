@@ -43,7 +43,7 @@ class BucketFeedback:
     """
 
     def __init__(self, quantization: Quantization) -> None:
-        self._how = quantization
+        self._quantization = quantization
         self._parameters: list[Tensor] = []  # kept, so that none is freed and another takes its id
         self._numbers: dict[int, int] = {}
         self._shapes: list[tuple[int, ...]] = []
@@ -68,9 +68,9 @@ class BucketFeedback:
     def state_dict(self) -> dict[str, Any]:
         """Returns the parameters' shapes by number, and for every bucket their numbers and the arrays themselves."""
         rank, size = self._member or (0, 0)
-        buckets = [{"parameters": list(layout), **one.state_dict()} for layout, one in self._buckets.items()]
+        buckets = [{"parameters": list(layout), **bucket.state_dict()} for layout, bucket in self._buckets.items()]
         shapes = [list(shape) for shape in self._shapes]
-        return dict(zip(_KEYS, (shapes, self._how.group_size, rank, size, buckets), strict=True))
+        return dict(zip(_KEYS, (shapes, self._quantization.group_size, rank, size, buckets), strict=True))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Loads copies of a state that `state_dict` returned; parameters get theirs as they appear.
@@ -79,11 +79,11 @@ class BucketFeedback:
             InvalidParamError: it is no state of `state_dict`, or of another group size or model.
         """
         if not isinstance(state, dict) or set(state) != set(_KEYS):
-            found = sorted(map(str, state)) if isinstance(state, dict) else f"a {type(state).__name__}"
-            raise InvalidParamError(f"the state is {found}, expected a dict of {', '.join(_KEYS)}")
-        if state["group_size"] != self._how.group_size and state["buckets"]:
+            shown = sorted(map(str, state)) if isinstance(state, dict) else f"a {type(state).__name__}"
+            raise InvalidParamError(f"the state is {shown}, expected a dict of {', '.join(_KEYS)}")
+        if state["group_size"] != self._quantization.group_size and state["buckets"]:
             raise InvalidParamError(
-                f"the state is of group_size {state['group_size']}, expected {self._how.group_size}, that of the hook"
+                f"the state has group_size {state['group_size']}, expected {self._quantization.group_size}"
             )
         shapes = [tuple(shape) for shape in state["shapes"]]
         for number, parameter in enumerate(self._parameters):
@@ -92,9 +92,9 @@ class BucketFeedback:
         for bucket in state["buckets"]:
             arrays = dict(bucket)
             layout = tuple(arrays.pop("parameters"))
-            one = buckets[layout] = ErrorFeedback()
-            one.load_state_dict(arrays)
-            error, count = one.state_dict()["error"], sum(math.prod(shapes[number]) for number in layout)
+            feedback = buckets[layout] = ErrorFeedback()
+            feedback.load_state_dict(arrays)
+            error, count = feedback.state_dict()["error"], sum(math.prod(shapes[number]) for number in layout)
             if error is not None and error.numel() != count:
                 raise InvalidParamError(f"the state of a bucket has {error.numel()} elements, its parameters {count}")
         self._shapes, self._buckets = shapes, buckets
@@ -115,17 +115,17 @@ class BucketFeedback:
         """Returns the state of a new bucket: what its parameters have lost in their old ones."""
         for old in [old for old in self._buckets if not set(old).isdisjoint(layout)]:
             self._split(old, self._buckets.pop(old))
-        made = ErrorFeedback()
+        feedback = ErrorFeedback()
         alone = [self._buckets.pop((number,), None) for number in layout]
         if any(alone):
-            errors = [None if one is None else one.state_dict()["error"] for one in alone]
+            errors = [None if bucket is None else bucket.state_dict()["error"] for bucket in alone]
             pieces = []
             for number, error in zip(layout, errors, strict=True):
                 if error is None:
                     error = torch.zeros(math.prod(self._shapes[number]), dtype=torch.float32, device=device)
                 pieces.append(error.to(device))
-            made.load_state_dict({"error": torch.cat(pieces), "gather_error": None})
-        return made
+            feedback.load_state_dict({"error": torch.cat(pieces), "gather_error": None})
+        return feedback
 
     def _split(self, layout: tuple[int, ...], bucket: ErrorFeedback) -> None:
         """Splits a bucket into buckets of one parameter.
@@ -138,17 +138,17 @@ class BucketFeedback:
             return
         if lost is not None and self._member is not None:
             rank, size = self._member
-            begin, count = self._how.part(error.numel(), size, rank)
+            begin, count = self._quantization.part(error.numel(), size, rank)
             error[begin : begin + count] += size * lost.to(error.device)
         for number, piece in zip(layout, error.split([math.prod(self._shapes[n]) for n in layout]), strict=True):
-            one = self._buckets[number,] = ErrorFeedback()
-            one.load_state_dict({"error": piece, "gather_error": None})
+            piece_of_one = self._buckets[number,] = ErrorFeedback()
+            piece_of_one.load_state_dict({"error": piece, "gather_error": None})
 
 
 def _check_shape(number: int, parameter: Tensor, shapes: Sequence[tuple[int, ...]]) -> None:
     if number >= len(shapes) or shapes[number] != tuple(parameter.shape):
-        known = shapes[number] if number < len(shapes) else "none"
+        stored = shapes[number] if number < len(shapes) else "none"
         raise InvalidParamError(
-            f"the error feedback has shape {known} for parameter {number} in the order of the first step, "
+            f"the error feedback has shape {stored} for parameter {number} in the order of the first step, "
             f"expected {tuple(parameter.shape)}: it is of another model"
         )

@@ -111,13 +111,13 @@ def quantized_all_reduce(
     coded, elements = coding(bits, format), grouping(group_size, input)
     dynamic = scale is comm_quant_scale_1 is comm_quant_scale_2 is offset is out_dtype is timeout is None
     if dynamic and not is_dynamo_compiling() and (shared := groups.on_shm(group)) is not None:
-        how = coded, elements, gather, op, overflow
+        terms = coded, elements, gather, op, overflow
         states = None if error_feedback is None else ADAPTER.feedback.states_of(error_feedback)
-        made = _core.quantized_all_reduce(shared.core, input, out, *how, states, bool(async_op))
-        if made is NotImplemented and out is error_feedback is None and not async_op:
-            made = gradients.quantized_sum(shared, input, how)
-        if made is not None and made is not NotImplemented:
-            return calls.started(shared, made, input) if async_op else made
+        result = _core.quantized_all_reduce(shared.core, input, out, *terms, states, bool(async_op))
+        if result is NotImplemented and out is error_feedback is None and not async_op:
+            result = gradients.quantized_sum(shared, input, terms)
+        if result is not None and result is not NotImplemented:
+            return calls.started(shared, result, input) if async_op else result
     options = Options(
         scale, comm_quant_scale_1, comm_quant_scale_2, offset, coded, elements, gather, op, overflow, out_dtype
     )
@@ -201,24 +201,24 @@ def _reduced(
         if traced:
             requests.exclude("this is recorded for a graph", error_feedback=feedback, timeout=limit)
         if wants_grad:
-            given = {"out": out, "async_op": async_op, "error_feedback": feedback, "timeout": limit}
-            requests.exclude("input requires grad", **given)
+            excluded = {"out": out, "async_op": async_op, "error_feedback": feedback, "timeout": limit}
+            requests.exclude("input requires grad", **excluded)
         if traced or wants_grad or seen:
-            place: tuple[Any, ...] = ()
+            parts: tuple[Any, ...] = ()
             if counts:
                 row_size(input)  # raises for a tensor without rows
-                place = shares("recv_counts", counts[0], "input", input.shape[0], comm.size), comm.rank
+                parts = shares("recv_counts", counts[0], "input", input.shape[0], comm.size), comm.rank
             options = options if traced else _checked(options)
         else:
-            made = request(ADAPTER, comm, input, *counts, options, out, feedback)
+            reduction = request(ADAPTER, comm, input, *counts, options, out, feedback)
             call, states = (
-                calls.quantized_reduce(comm, made),
-                [x for x in (made.error, made.gather_error) if x is not None],
+                calls.quantized_reduce(comm, reduction),
+                [x for x in (reduction.error, reduction.gather_error) if x is not None],
             )
             seconds = calls.limit(comm, limit)
     if traced or wants_grad or seen:
         scales = map(_as_tensor, options[:3])
-        return outcome(operator(input, *place, *scales, *options[3:], group), out, async_op)
+        return outcome(operator(input, *parts, *scales, *options[3:], group), out, async_op)
     run = functools.partial(call.submit if async_op else call.run, seconds)
     work = run() if not watches else watched.call(call.name, comm, [call.result, *states], [call.like], run)
     return (call.result, work) if async_op else call.result
@@ -226,12 +226,14 @@ def _reduced(
 
 def _checked(options: Options) -> Options:
     """Raises here, under the guard, for options that torch would refuse in the arguments of an operator."""
-    how = Quantization.checked(*options[4:9])
+    quantization = Quantization.checked(*options[4:9])
     for name, value in zip(requests.SCALES, options, strict=False):
         requests.as_scale(ADAPTER, name, value)
     requests.output_dtype(ADAPTER, options, "float32")
     # An all-to-all's groups are its rows where nothing is said.
-    return options._replace(format=how.format, group_size=None if options.group_size is None else how.group_size)
+    return options._replace(
+        format=quantization.format, group_size=None if options.group_size is None else quantization.group_size
+    )
 
 
 def _as_tensor(scale: Scale) -> Tensor | None:
@@ -304,8 +306,8 @@ def quantized_all_to_all(
                 recv_counts = None if recv_counts is None else as_counts("recv_counts", recv_counts, comm.size)
             sends = torch.as_tensor(send_counts, device="cpu")
             recvs = None if recv_counts is None else torch.as_tensor(recv_counts, device="cpu")
-            known = traced and recv_counts is not None and not isinstance(recv_counts, Tensor)
-            length = sum(cast("list[int]", recv_counts)) if known else -1
+            is_known = traced and recv_counts is not None and not isinstance(recv_counts, Tensor)
+            length = sum(cast("list[int]", recv_counts)) if is_known else -1
         rows, _ = quantized_ops.quantized_all_to_all(input, sends, recvs, length, *options, group)
         if async_op and recvs is None:
             return None, Done(rows)

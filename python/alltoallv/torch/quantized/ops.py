@@ -18,14 +18,14 @@ from torch import Tensor
 from alltoallv import _core
 from alltoallv._calls.counts import packed
 from alltoallv._calls.guard import guard
-from alltoallv._calls.in_step import in_step
+from alltoallv._calls.lockstep import lockstep
 from alltoallv.quantization import requests
 from alltoallv.quantization.linear import check_shapes, chunk_rows
 from alltoallv.quantization.spec import Options
 from alltoallv.torch.eager import calls
 from alltoallv.torch.eager.group import AnyCommunicator
 from alltoallv.torch.graph import ops
-from alltoallv.torch.graph.library import Operator, known
+from alltoallv.torch.graph.library import Operator, known_size
 from alltoallv.torch.graph.ops import communicator_of
 from alltoallv.torch.quantized.adapter import ADAPTER
 from alltoallv.torch.quantized.rows import RowExchange
@@ -44,16 +44,16 @@ def _gradient_of_sum(call: Any, grad: Tensor) -> Tensor:
     return back / communicator_of(call.group, grad).size if call.op == "avg" else back
 
 
-def _summed(input: Tensor, *given: Any) -> Tensor:
-    options = Options(*given[:-1])
+def _summed(input: Tensor, *arguments: Any) -> Tensor:
+    options = Options(*arguments[:-1])
     dtype = options.out_dtype or (input.dtype if options.scale is None else torch.float16)
     return torch.empty_like(input, dtype=dtype, memory_format=torch.contiguous_format)
 
 
 @partial(Operator, schema=f"(Tensor input, {_OPTIONS}) -> Tensor", fake=_summed, gradient=_gradient_of_sum)
-def quantized_all_reduce(input: Tensor, *given: Any) -> Tensor:
+def quantized_all_reduce(input: Tensor, *arguments: Any) -> Tensor:
     """Sums all ranks' inputs; the result has the input's shape."""
-    options, comm = Options(*given[:-1]), communicator_of(given[-1], input)
+    options, comm = Options(*arguments[:-1]), communicator_of(arguments[-1], input)
     if options.dynamic() and options.out_dtype is None and comm.host_core is not None:
         result: Tensor | None = _core.quantized_all_reduce(comm.host_core, input, None, *options[4:9])
         if result is not None:
@@ -75,24 +75,28 @@ def _gathered(call: Any, grad: Tensor) -> Tensor:
 @partial(
     Operator,
     schema=f"(Tensor input, SymInt[] rows, SymInt rank, {_OPTIONS}) -> Tensor",
-    fake=lambda input, rows, rank, *given: _rows_like(input, rows[rank], given),
+    fake=lambda input, rows, rank, *arguments: _rows_like(input, rows[rank], arguments),
     gradient=_gathered,
 )
-def quantized_reduce_scatter(input: Tensor, rows: list[int], rank: int, *given: Any) -> Tensor:
+def quantized_reduce_scatter(input: Tensor, rows: list[int], rank: int, *arguments: Any) -> Tensor:
     """Sums all ranks' inputs; ``rank``, this one, keeps ``rows[rank]`` rows."""
-    return _reduced(communicator_of(given[-1], input), requests.reduce_scatter, input, rows, Options(*given[:-1]))
+    return _reduced(
+        communicator_of(arguments[-1], input), requests.reduce_scatter, input, rows, Options(*arguments[:-1])
+    )
 
 
-def _reduced(comm: AnyCommunicator, request: Callable[..., Any], input: Tensor, *how: Any) -> Tensor:
+def _reduced(comm: AnyCommunicator, request: Callable[..., Any], input: Tensor, *arguments: Any) -> Tensor:
     """Runs a quantized reduction into a new tensor, without error feedback."""
     with guard(comm, f"quantized_{request.__name__}"):
-        call = calls.quantized_reduce(comm, request(ADAPTER, comm, input, *how, None, None))
+        call = calls.quantized_reduce(comm, request(ADAPTER, comm, input, *arguments, None, None))
     call.run()
     return call.result
 
 
-def _rows_like(input: Tensor, rows: int, given: tuple[Any, ...]) -> Tensor:
-    return input.new_empty((known(rows), *input.shape[1:]), dtype=Options(*given[:-1]).out_dtype or input.dtype)
+def _rows_like(input: Tensor, rows: int, arguments: tuple[Any, ...]) -> Tensor:
+    return input.new_empty(
+        (known_size(rows), *input.shape[1:]), dtype=Options(*arguments[:-1]).out_dtype or input.dtype
+    )
 
 
 def _returned(call: Any, grads: list[Tensor], sends: Tensor, recvs: Tensor) -> Tensor:
@@ -111,20 +115,25 @@ def _returned(call: Any, grads: list[Tensor], sends: Tensor, recvs: Tensor) -> T
 @partial(
     Operator,
     schema=f"(Tensor input, Tensor sends, Tensor? recvs, SymInt rows, {_OPTIONS}) -> Tensor[]",
-    fake=lambda input, sends, recvs, rows, *given: [_rows_like(input, rows, given), sends.new_empty(sends.shape)],
+    fake=lambda input, sends, recvs, rows, *arguments: [
+        _rows_like(input, rows, arguments),
+        sends.new_empty(sends.shape),
+    ],
     gradient=_returned,
     saves=("sends", 1),
     sized_by_values=lambda args: args[2] is None,
 )
-def quantized_all_to_all(input: Tensor, sends: Tensor, recvs: Tensor | None, rows: int, *given: Any) -> list[Tensor]:
+def quantized_all_to_all(
+    input: Tensor, sends: Tensor, recvs: Tensor | None, rows: int, *arguments: Any
+) -> list[Tensor]:
     """Sends rows as codes; ``sends`` and ``recvs`` are int64 ``[W]``, in rows. Returns the rows and their counts.
 
     ``rows``: the number of rows that a graph may rely on; -1 where it is known only when the graph runs.
     """
-    comm = communicator_of(given[-1], input)
+    comm = communicator_of(arguments[-1], input)
     with guard(comm, "quantized_all_to_all"):
         learnt = None if recvs is None else recvs.tolist()
-        exchange = RowExchange(comm, input, sends.tolist(), learnt, Options(*given[:-1]))
+        exchange = RowExchange(comm, input, sends.tolist(), learnt, Options(*arguments[:-1]))
     out, counts = exchange.run()
     return [out, torch.tensor(counts, dtype=torch.int64, device="cpu")]
 
@@ -141,13 +150,13 @@ def _through_products(call: Any, grad: Tensor, input: Tensor, weight: Tensor) ->
     Operator,
     schema=f"(Tensor input, Tensor weight, SymInt? chunks, {_OPTIONS}) -> Tensor",
     followed=2,
-    fake=lambda input, weight, *given: input.new_empty((*input.shape[:-1], weight.shape[0])),
+    fake=lambda input, weight, *arguments: input.new_empty((*input.shape[:-1], weight.shape[0])),
     gradient=_through_products,
     saves=("input", "weight"),
 )
-def quantized_linear(input: Tensor, weight: Tensor, chunks: int | None, *given: Any) -> Tensor:
+def quantized_linear(input: Tensor, weight: Tensor, chunks: int | None, *arguments: Any) -> Tensor:
     """Sums ``input @ weight.T`` over the ranks. While a chunk of rows travels, the next is computed."""
-    options, comm = Options(*given[:-1]), communicator_of(given[-1], input)
+    options, comm = Options(*arguments[:-1]), communicator_of(arguments[-1], input)
     name, works = "quantized_all_reduce", []
     with guard(comm, name):
         check_shapes(input.shape, weight.shape, None)
@@ -156,7 +165,7 @@ def quantized_linear(input: Tensor, weight: Tensor, chunks: int | None, *given: 
         output = ADAPTER.allocate((rows, columns), str(input.dtype).removeprefix("torch."), input)
     flat, factor = input.reshape(rows, input.shape[-1]), weight.t()
     begins = range(0, max(rows, 1), step)
-    with in_step(comm, len(begins)):
+    with lockstep(comm, len(begins)):
         for begin in begins:
             part = output[begin : begin + step]
             with guard(comm, name):

@@ -24,9 +24,9 @@ from alltoallv.torch.quantized.adapter import ADAPTER
 class HostRows:
     """Lays out rows for the C++ kernels: ``length`` elements each, in ``stride`` bytes of scales and codes."""
 
-    def __init__(self, how: Quantization, length: int) -> None:
-        self._how, self._length = how, length
-        self.stride = max(_core.quantized_row_bytes(length, how.format, how.group_size), 4)
+    def __init__(self, quantization: Quantization, length: int) -> None:
+        self._quantization, self._length = quantization, length
+        self.stride = max(_core.quantized_row_bytes(length, quantization.format, quantization.group_size), 4)
 
     def encode(self, x: Tensor, coded: Tensor) -> None:
         """Encodes all rows."""
@@ -38,29 +38,29 @@ class HostRows:
         return _core.dequantize_rows(*self._about(out), coded.data_ptr(), *count, overflow, out.data_ptr())
 
     def _about(self, values: Tensor) -> tuple[int | str, int, str]:
-        return self._how.format, self._how.group_size, core_name(values.dtype)
+        return self._quantization.format, self._quantization.group_size, core_name(values.dtype)
 
 
 class DeviceRows(HostRows):
     """Lays out rows for the device's kernels, one launch for all; the host waits only if ``overflow`` is "raise"."""
 
-    def __init__(self, how: Quantization, length: int, device: torch.device) -> None:
-        self._how, self._length = how, length
+    def __init__(self, quantization: Quantization, length: int, device: torch.device) -> None:
+        self._quantization, self._length = quantization, length
         self._kernels = kernels_for(device.type)
-        check_format(how, self._kernels)
-        self.stride = max(record_bytes(how, length), 16)
+        check_format(quantization, self._kernels)
+        self.stride = max(record_bytes(quantization, length), 16)
 
     def encode(self, x: Tensor, coded: Tensor) -> None:
         if x.numel():
-            views = record_views(coded, self._how, self._length)
-            self._kernels.quantize(x.view(-1), self._how, *views, part=self._length)
+            views = record_views(coded, self._quantization, self._length)
+            self._kernels.quantize(x.view(-1), self._quantization, *views, part=self._length)
 
     def decode(self, coded: Tensor, out: Tensor, overflow: Overflow) -> bool:
         if not out.numel():
             return True
-        how = replace(self._how, overflow=overflow)
-        views = record_views(coded, self._how, self._length)
-        overflows = self._kernels.dequantize(*views, how, out.view(-1), part=self._length)
+        quantization = replace(self._quantization, overflow=overflow)
+        views = record_views(coded, self._quantization, self._length)
+        overflows = self._kernels.dequantize(*views, quantization, out.view(-1), part=self._length)
         return overflows is None or not overflows.any()
 
 
@@ -77,20 +77,24 @@ class RowExchange:
         recv_counts: Counts | None,
         options: Options,
     ) -> None:
-        made = requests.rows(ADAPTER, comm, input, send_counts, recv_counts, options)
-        x = made.input
+        rows = requests.rows(ADAPTER, comm, input, send_counts, recv_counts, options)
+        x = rows.input
         calls.check_place(comm, x)
         self._comm, self._tail = comm, x.shape[1:]
-        self._like = x.new_empty(0, dtype=getattr(torch, made.out_dtype))
-        self._rows = HostRows(made.how, made.length) if x.is_cpu else DeviceRows(made.how, made.length, x.device)
+        self._like = x.new_empty(0, dtype=getattr(torch, rows.out_dtype))
+        self._rows = (
+            HostRows(rows.quantization, rows.length)
+            if x.is_cpu
+            else DeviceRows(rows.quantization, rows.length, x.device)
+        )
         self._stride = stride = self._rows.stride
         coded = calls.new_output(comm, (x.shape[0], stride), x.new_empty(0, dtype=torch.uint8))
         self._rows.encode(x, coded)
-        if made.must_fit() and not self._rows.decode(coded, torch.empty_like(x, dtype=self._like.dtype), "raise"):
-            raise ValueOverflowError(made.overflow_text())
-        self._overflow = made.received().overflow
-        self._call = calls.exchange_rows(comm, self.operator, coded, made.sends, made.recvs, made.digest())
-        self.output = None if made.recvs is None else self._new_rows(sum(made.recvs))
+        if rows.must_fit() and not self._rows.decode(coded, torch.empty_like(x, dtype=self._like.dtype), "raise"):
+            raise ValueOverflowError(rows.overflow_text())
+        self._overflow = rows.received().overflow
+        self._call = calls.exchange_rows(comm, self.operator, coded, rows.sends, rows.recvs, rows.digest())
+        self.output = None if rows.recvs is None else self._new_rows(sum(rows.recvs))
 
     def run(self, timeout: float = -1.0) -> tuple[Tensor, list[int]]:
         """Returns the rows received, and how many came from each rank."""

@@ -1,4 +1,4 @@
-"""The contenders of a benchmark: they turn a case into a call that can be repeated."""
+"""The competitors of a benchmark: they turn a case into a call that can be repeated."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Prepared:
     output: Array | None = None
 
 
-class Contender(Protocol):
+class Competitor(Protocol):
     """One column of the table."""
 
     def prepare(self, case: Case) -> Prepared: ...

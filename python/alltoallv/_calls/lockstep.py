@@ -14,11 +14,11 @@ from alltoallv.communicator import Communicator
 from alltoallv.errors import AllToAllVError, PeerMismatchError
 
 
-class in_step:
+class lockstep:
     """Surrounds a call in ``parts``, as many on all ranks, or raises PeerMismatchError before the first.
 
     When a part fails, some ranks have already begun later ones, which others never reach. So every rank waits until all
-    have seen the failure; what they still had under way fails, too. Then their next calls meet. A call of one part, and
+    have seen the failure; what they still had under way also fails. Then their next calls meet. A call of one part, and
     one over a device's engine, needs nothing of that.
     """
 
@@ -50,8 +50,8 @@ class in_step:
 
 def _gathered(comm: Communicator, number: int) -> npt.NDArray[np.int64]:
     """Returns the numbers of all ranks. As bytes, so that it meets no exchange of counts."""
-    mine, size = np.array([number], np.int64), [8] * comm.size
+    own_number, size = np.array([number], np.int64), [8] * comm.size
     every = np.empty(comm.size, np.int64)
     plan = _core.Plan(comm.core, "exchange_counts", "uint8", size, [0] * comm.size, size, packed(size), number)
-    plan.run(mine.ctypes.data, every.ctypes.data)
+    plan.run(own_number.ctypes.data, every.ctypes.data)
     return every
