@@ -1,4 +1,4 @@
-"""The checks that ``make test`` runs, one session each: those of the tag ``first``, then three lanes side by side.
+"""The checks that ``make test`` runs, one session each: first the tag ``first``, then three lanes side by side.
 
 Lane c compiles with low priority. What needs Debian packages is left out where they are missing (.ci/debian.py).
 

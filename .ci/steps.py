@@ -19,8 +19,8 @@ import nox
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parent.parent
-BUILD = ROOT / "build/core"  # that of `make build`, which the Python tests use
-COUNTED = ROOT / "build/coverage"  # that of the session `coverage`
+BUILD = ROOT / "build/core"  # the folder of `make build`, which the Python tests use
+COUNTED = ROOT / "build/coverage"  # the folder of the session `coverage`
 SOURCES = (ROOT / "python", ROOT / "op_kernel/triton")
 ON_SOURCES = {"PYTHONPATH": os.pathsep.join(map(str, SOURCES))}
 CPP_ROOMS = ("op_host", "op_kernel", "emulator", "tests", "python/alltoallv/mindspore")

@@ -19,5 +19,5 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Turns links that leave docs/ into those of the site."""
+    """Turns links that leave docs/ into links of the site."""
     return re.sub(r"\]\(\.\./examples/", "](examples/", markdown)

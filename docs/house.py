@@ -1,7 +1,7 @@
 """Draws docs/house.svg: the rooms of the house, how long each is, and who imports whom, read from the sources.
 
 A line leads from a room to one that it imports, unless this follows from other lines. ``--check`` fails instead if the
-picture is not that of the sources, or if two folders have a test file of one name, which pytest cannot import both.
+picture does not match the sources, or if two folders have a test file of one name, which pytest cannot import both.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def main() -> int:
 
     if lengthless(PICTURE.read_text()) == lengthless(picture):
         return 0
-    print("docs/house.svg is not that of the sources: run python docs/house.py")
+    print("docs/house.svg does not match the sources: run python docs/house.py")
     return 1
 
 

@@ -6,7 +6,7 @@ python docs/measure.py --report   only the page, from what is there
 python docs/measure.py --quick    short blocks, to try the script; all that it writes lies in docs/measured/quick/
 
 The figures lie in docs/measured.json (see performance_page.py), where each run is kept when it is complete and all
-its results are right: interrupted, the script goes on where it was. All are of one machine: those of another are
+its results are right: interrupted, the script goes on where it was. All are of one machine: another machine's are
 dropped. Raw results lie in docs/measured/, which git ignores. pip makes the peers' environments (docs/bench.md). Ends
 with 1 if a run failed.
 """
@@ -43,7 +43,7 @@ MPI = "mpich,openmpi,impi"
 
 @dataclass(frozen=True)
 class Run:
-    """One call of ``bench``; ``environment`` is that of the interpreter, where it matters."""
+    """One call of ``bench``; ``environment`` is the interpreter's, where it matters."""
 
     name: str
     arguments: str
@@ -153,7 +153,7 @@ def versions() -> dict[str, str]:
 
 
 def keep(name: str, document: dict[str, Any], path: Path) -> None:
-    """Adds a run to the figures; those of another machine are dropped."""
+    """Adds a run to the figures; another machine's are dropped."""
     machine = {key: value for key, value in document["machine"].items() if key != "load"}
     figures = pages.load(path)
     runs = figures["runs"] if figures.get("machine") == machine else {}

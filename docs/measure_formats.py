@@ -4,7 +4,7 @@
     python -m alltoallv run -n 2 --no-prefix docs/measure_formats.py --speed    # of all-reduce, beside int8
 
 Eight ranks, threads of this process; every rank has N(0, 1), of which one element in a hundred is an outlier, times
-exp(2 |n|) for another normal n. The errors are those of the sum, mean of the draws: relative L2, which the outliers
+exp(2 |n|) for another normal n. The errors are the sum's, mean of the draws: relative L2, which the outliers
 govern; and the median, over the standard deviation of a sum without outliers. The program fails unless all ranks have
 the same bits.
 """

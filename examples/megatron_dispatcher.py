@@ -2,7 +2,7 @@
 
 Every rank routes its tokens to 2 of 8 experts, which the ranks share: Megatron's dispatcher sends them there and back,
 forward and backward. One process then does the same with all tokens and all experts; the results, the gradients of the
-tokens and those of the experts differ in rounding only, below 1e-12 in float64.
+tokens and of the experts differ in rounding only, below 1e-12 in float64.
 
     pip install torch && pip install --no-deps megatron-core==0.16.*
     python -m alltoallv run -n 4 examples/megatron_dispatcher.py

@@ -3,7 +3,7 @@
 A router sends every token to 2 of 8 experts. An expert takes at most CAPACITY tokens of each rank; later tokens are
 dropped, and the residual carries them on. So all shapes are known and a step is one graph: tokens are put into slots by
 expert, the cell `AllToAllV` sends the slots to the ranks of the experts, the results come back, and every token adds up
-the results of its experts. A second loss balances the experts' loads. The graph's losses equal those of PyNative.
+the results of its experts. A second loss balances the experts' loads. The graph's losses equal PyNative's.
 
     pip install "mindspore==2.10.*" "numpy<2" scikit-learn
     msrun --worker_num=4 --local_worker_num=4 --join=True examples/moe_cell_mindspore.py

@@ -4,7 +4,7 @@ This is moe_torch.py in MindSpore, with `global_scatter` and `global_gather`. A 
 experts. The digits are split over the ranks, and so are the experts: in every step the digits travel to the ranks of
 their experts and the results travel back, with gradients through both. Gradients of weights that all ranks have
 (router, classifier) are added up; an expert has one owner, which already gets all its gradients. The losses differ from
-those of one process only by rounding, below 1e-9: sums over the batch are made in another order.
+one process's only by rounding, below 1e-9: sums over the batch are made in another order.
 
     pip install "mindspore==2.10.*" "numpy<2" scikit-learn
     msrun --worker_num=4 --local_worker_num=4 --join=True examples/moe_mindspore.py

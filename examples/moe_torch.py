@@ -3,14 +3,14 @@
 A router sends every digit to 2 of 8 experts. The digits are split over the ranks, and so are the experts: in every step
 the digits travel to the ranks of their experts and the results travel back, with gradients through both. Gradients of
 weights that all ranks have (router, classifier) are added up; an expert has one owner, which already gets all its
-gradients. With float64 the losses differ from those of one process only by rounding, below 1e-9: sums over the batch
+gradients. With float64 the losses differ from one process's only by rounding, below 1e-9: sums over the batch
 are made in another order.
 
     pip install torch scikit-learn
     python -m alltoallv run -n 4 examples/moe_torch.py
     torchrun --nproc-per-node 4 examples/moe_torch.py
 
-On Ascend NPUs, one per rank, over HCCL, or on emulated NPUs; the losses are compared with those of one process on CPU:
+On Ascend NPUs, one per rank, over HCCL, or on emulated NPUs; the losses are compared with one process's on CPU:
 
     pip install torch_npu
     python -m alltoallv run -n 4 examples/moe_torch.py --device npu

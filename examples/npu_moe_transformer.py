@@ -2,7 +2,7 @@
 
 It learns English letters, with attention with rotary positions, RMS norms, and SwiGLU experts; every token goes to 2 of
 8 experts. Four NPUs share the batch and the experts. Training exchanges tokens inside the experts' matrix products
-(npu_alltoallv_gmm and npu_gmm_alltoallv, each the other's gradient, as in MindSpeed); the losses equal those of the
+(npu_alltoallv_gmm and npu_gmm_alltoallv, each the other's gradient, as in MindSpeed); the losses equal the ones of the
 same model in plain torch in one process. Then the trained model predicts letters and dispatches its tokens in three
 ways that serving uses (MC2's operators, all_to_all_v, all-gather), which give the same letters.
 
@@ -101,7 +101,7 @@ def of_weights(rows: Tensor, grad: Tensor, counts: list[int], ranks: Ranks) -> T
 
 
 class Experts(nn.Module):
-    """Two matrices per expert; a rank uses those of its own experts."""
+    """Two matrices per expert; a rank uses its own experts' matrices."""
 
     def __init__(self, ranks: Ranks | None) -> None:
         super().__init__()

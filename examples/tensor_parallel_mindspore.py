@@ -51,7 +51,7 @@ def train(group: Communicator, total: Callable[[Tensor], Tensor]) -> list[float]
     weights = list(net.trainable_params())
 
     def loss(x: Tensor, wanted: Tensor) -> Tensor:
-        # Gradients are those of the sum of all ranks' losses, so each rank contributes its share.
+        # Gradients belong to the sum of all ranks' losses, so each rank contributes its share.
         return ((net(x) - wanted) ** 2).sum() / (wanted.size * group.size)
 
     step, losses = ms.jit(ms.value_and_grad(loss, None, weights)), []

@@ -3,7 +3,7 @@
 all-MiniLM-L6-v2 turns a sentence into a vector of 384 numbers; sentences of similar meaning get similar vectors. Its 6
 layers are split as Megatron-LM splits them (Shoeybi et al., 2019, section 3): every rank has some of the 12 heads and a
 part of the MLP; `quantized_all_reduce` sums their outputs over the ranks, 12 times per sentence. For every setting it
-prints the cosine of a sentence's vector with that of the unsplit float32 model, and how many sentences keep their
+prints the cosine of a sentence's vector with the unsplit float32 model's, and how many sentences keep their
 nearest and their second nearest neighbour among the others. sentences.txt says everything twice in different words, in
 lines 1 and 2, 3 and 4, and so on: the nearest one should be the other of the pair; the second nearest is harder to
 keep.

@@ -3,7 +3,7 @@
 The rows of a batch are split over the ranks, 3 to one and 5 to another. A layer in the middle needs all rows of a
 feature: it scales every feature by its mean and deviation over the whole batch. So the matrix is transposed over the
 ranks: every rank sends its rows of other ranks' features and gets all rows of its own features. Both ways have
-gradients, so the losses and the weights equal those of one process, up to rounding.
+gradients, so the losses and the weights equal one process's, up to rounding.
 
     pip install "mindspore==2.10.*" "numpy<2"
     msrun --worker_num=4 --local_worker_num=4 --join=True examples/transposition_mindspore.py

@@ -36,8 +36,8 @@ class Operation {
     /// Checks the tensors against the param, and connects at the first call.
     void setup(std::span<const TensorDesc> inputs, std::span<const TensorDesc> outputs);
 
-    /// Returns the output for these inputs, after the checks of infer_shape, and with outputs those of setup. Does not
-    /// connect or communicate, for callers that move the data themselves.
+    /// Returns the output for these inputs, after the checks of infer_shape, and with outputs also the checks of setup.
+    /// Does not connect or communicate, for callers that move the data themselves.
     TensorDesc check(std::span<const TensorDesc> inputs, std::span<const TensorDesc> outputs) const;
 
     /// Returns the bytes of scratch that `execute` needs: 0.

@@ -17,7 +17,7 @@
 namespace alltoallv {
 namespace {
 
-/// A Python engine, such as MPI: an object with `name`, `begin`, `progress`, `missing` and `close` like those of
+/// A Python engine, such as MPI: an object with `name`, `begin`, `progress`, `missing` and `close` like the methods of
 /// `Mover`; it takes pieces as tuples of rank, address and bytes.
 class PythonMover final : public Mover {
   public:

@@ -112,7 +112,7 @@ std::pair<int64_t, int64_t> check_shapes(const Dims& tokens, const Dims& ids, co
                              tuple_text(tokens), ", expected [n, k] or [n], with k at least 1, and [n, ...]");
     if (weights && *weights != ids)
         throw invalid_tensor(ErrorType::INVALID_TENSOR_DIM, "gate_weights has shape ", tuple_text(*weights),
-                             ", expected ", tuple_text(ids), ", that of expert_ids");
+                             ", expected ", tuple_text(ids), ", as expert_ids has");
     return {ids[0], ids.size() == 2 ? ids[1] : 1};
 }
 

@@ -350,7 +350,7 @@ struct Preparation {
         if (regions[own()].bytes != tensor.bytes.bytes)
             throw invalid_tensor(ErrorType::INVALID_TENSOR_SIZE, "entry ", rank, " of ", name, " has ",
                                  regions[own()].bytes / element, " elements, expected ", tensor.count(),
-                                 ", those of this rank's tensor");
+                                 ", as this rank's tensor has");
     }
 
     /// Returns the shape of all parts together, and the elements of each; without counts each part has `shape`.

@@ -171,7 +171,7 @@ Request read_all_to_all_v(int size, Shape input, nb::handle send_counts, nb::han
             !std::ranges::equal(out->subspan(std::min<size_t>(1, out->size())), tail))
             throw invalid_tensor(ErrorType::INVALID_TENSOR_DIM, "out has rows of shape ",
                                  tuple_text(out->subspan(std::min<size_t>(1, out->size()))), ", expected ",
-                                 tuple_text(tail), ", those of the input");
+                                 tuple_text(tail), ", as the input has");
     }
     const auto length = [&](Shape shape) { return request.row == 0 ? shape[0] : element_count(shape); };
     request.check(length(input), out == nullptr ? -1 : length(*out));

@@ -156,7 +156,7 @@ class TorchTensors : public Framework {
         return size == 0 || has_memory(array, seen.address + extent * size_of(*dtype));
     }
 
-    /// False if the tensor's storage ends before `end`, that of its last element, as after resize_() of the storage.
+    /// False if the tensor's storage ends before `end`, where its last element ends, as after resize_() of the storage.
     bool has_memory(nb::handle array, uintptr_t end) const {
         PyObject* const tensor[] = {array.ptr()};
         const nb::object storage = nb::steal(PyObject_Vectorcall(storage_.ptr(), tensor, 1, nullptr));

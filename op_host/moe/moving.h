@@ -72,7 +72,7 @@ class Exchanged {
 /// Tokens under way to their experts.
 class Dispatch {
   public:
-    /// What travels, prepared: `order`, `sends`, `columns` are those of `pack`. The tokens' memory stays until `fill`.
+    /// What travels, prepared: `order`, `sends`, `columns` are as for `pack`. The tokens' memory stays until `fill`.
     /// A dispatch by a known route has no tags among the columns.
     Dispatch(Communicator& communicator, const Matrix& tokens, std::optional<CodeFormat> payload, int64_t k, Span order,
              Span sends, std::span<const Column> columns, int64_t terms);
@@ -108,7 +108,7 @@ class Dispatch {
     Headers headers_;
 };
 
-/// Rows of experts under way back to their tokens, where those of one token are added.
+/// Rows of experts under way back to their tokens, where the rows of one token are added.
 class Collect {
   public:
     /// `factors`: of all rows, by which they are multiplied before. `weights`: a column that travels along. The memory

@@ -1,5 +1,5 @@
 // How the local kernels of the quantized pipeline divide their work: plain numbers. Types are ACL's numbers, which are
-// also those of CANN's graphs.
+// also for CANN's graphs.
 #pragma once
 
 #include <algorithm>

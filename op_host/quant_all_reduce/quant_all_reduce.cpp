@@ -71,7 +71,7 @@ void QuantAllReduceOperation::check_create(const std::optional<DeviceInfo>& devi
     const int out = param_.out_data_type;
     if (out != acl_undefined && out != acl_float16 && !(dynamic() && (out == acl_float32 || out == acl_bfloat16)))
         throw invalid_param("out_data_type is ", out,
-                            (dynamic() ? ", expected -1 (that of the input), 0 (float32), 1 (float16) or 27 (bfloat16)"
+                            (dynamic() ? ", expected -1 (the input's), 0 (float32), 1 (float16) or 27 (bfloat16)"
                                        : ", expected 1 (float16)"));
     if (dynamic()) {
         QuantReduction request;

@@ -18,7 +18,7 @@ namespace alltoallv {
 /// is given, every rank computes one per group of elements.
 enum class QuantType : int { UNQUANT = 0, PER_TENSOR = 1, PER_CHANNEL = 2, MAX = 3, DYNAMIC = 16 };
 
-/// The fields of ATB's AllReduceParam that the quantized form uses, and those of DYNAMIC.
+/// The fields of ATB's AllReduceParam that the quantized form uses, and the fields of DYNAMIC.
 struct QuantAllReduceParam {
     AllToAllVParam group;                 ///< rank to comm_domain and rsv, without counts; backend "lccl"
     std::string all_reduce_type = "sum";  ///< with DYNAMIC also "avg"
@@ -44,7 +44,7 @@ struct QuantAllReduceParam {
 /// PER_CHANNEL, offset [1].
 ///
 /// With DYNAMIC more outputs may follow the first, states that are read and replaced, float32: the error feedback, of
-/// as many elements as x, and if the sum is quantized too that of the sum, of quant_part().
+/// as many elements as x, and if the sum is quantized as well the sum's, of quant_part().
 class QuantAllReduceOperation final : public Operation {
   public:
     /// Throws invalid_param, code 1: only "lccl" (on a CPU the same as "auto" and "shm") and the sum are quantized.

@@ -66,7 +66,7 @@ class GroupQuantizer {
         Duplicate(Row(1), 1.0f, most_rows);
     }
 
-    /// `x` is the whole tensor; codes and scales are those of these groups.
+    /// `x` is the whole tensor; codes and scales belong to these groups.
     __aicore__ inline void Run(const Groups& groups, const GlobalTensor<In>& x, const GlobalTensor<int8_t>& codes,
                                const GlobalTensor<float>& scales) {
         for (uint64_t i = 0; i < groups.number;) {
@@ -215,7 +215,7 @@ class GroupQuantizer {
         WaitFlag<HardEvent::V_S>(0);
     }
 
-    /// True if group r has an infinite value or a NaN; then its values become those of its codes.
+    /// True if group r has an infinite value or a NaN; then its values become its codes' values.
     __aicore__ inline bool Special(uint32_t r, uint32_t at, uint32_t length, uint32_t row) {
         const LocalTensor<int32_t> scales = Scales().template ReinterpretCast<int32_t>();
         if (scales.GetValue(r) < inf_bits) return false;

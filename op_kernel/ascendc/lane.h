@@ -34,7 +34,7 @@ class Lane {
     __aicore__ inline uint32_t Lanes() const { return tiling_->lanes; }
     __aicore__ inline bool Works() const { return status_ == LaneStatus::done; }
 
-    /// Begins a round: from here `Data` and `Announcement` are those of its half.
+    /// Begins a round: from here `Data` and `Announcement` belong to its half.
     __aicore__ inline void Begin() { sequence_ = sequence_ + 1; }
 
     /// This lane's data of a rank in the half of the round.

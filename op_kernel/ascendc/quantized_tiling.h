@@ -32,7 +32,7 @@ struct SharedScaleTiling {
 };
 
 /// The whole pipeline between ranks. With `group` the input is of `type` and each rank has scales of its own; without,
-/// it is int8, and scale and offset are common; `bits` are those of a code then, 8, and 8 or 4 with groups.
+/// it is int8, and scale and offset are common; `bits` are a code's then, 8, and 8 or 4 with groups.
 struct QuantAllReduceTiling {
     WindowTiling window;
     uint64_t count, group, channels;

@@ -1,4 +1,4 @@
-// Rows that travel as codes: they are chosen by number, as those of `rows.h`, while they are encoded and decoded.
+// Rows that travel as codes: they are chosen by number, as the rows of `rows.h`, while they are encoded and decoded.
 #pragma once
 
 #include "op_kernel/cpu/quantize.h"

@@ -63,7 +63,7 @@ struct Small {
         return largest <= largest_code;
     }
 
-    /// Adds `rounder`, whose last place is that of the code, which rounds to that place, half to even.
+    /// Adds `rounder`, whose last place is the code's, which rounds to that place, half to even.
     ALLTOALLV_INLINE static uint32_t encode(float value) {
         const uint32_t bits = bits_of(value);
         const uint32_t wanted = bits & 0x7FFFFFFFu;

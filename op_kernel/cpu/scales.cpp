@@ -50,7 +50,8 @@ ALLTOALLV_INLINE void scales_of_groups(const uint32_t* magnitudes, size_t groups
 }
 
 constexpr auto& scale = clones<scales_of_groups>;
-/// Computes the largest power of two not above the magnitude, divided by that of the largest code: OCP MX 6.3.
+/// Computes the largest power of two not above the magnitude, divided by the same power of the largest code: OCP
+/// MX 6.3.
 void powers(CodeFormat format, const uint32_t* magnitudes, size_t groups, float* scales, float* inverses,
             Bytes* bytes) {
     const auto largest_exponent = static_cast<int>(bits_of(info(format).most) >> 23) - 127;

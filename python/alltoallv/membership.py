@@ -92,7 +92,7 @@ def _gatherer(
     options: _core.CommunicatorOptions, world: _core.Communicator, members: Sequence[int], limit: float | None = None
 ) -> Callable[[bytes], list[bytes]]:
     """Returns a function that gives every member the bytes, equally many, of all members, through the first of them."""
-    # These tags differ from those of programs; the lower ones also work after a loss (runtime/hosts/tcp_messages.cpp).
+    # These tags differ from programs' tags; the lower ones also work after a loss (runtime/hosts/tcp_messages.cpp).
     name = f"{options.job}\n{options.domain}"
     tag = -1 - zlib.crc32(name.encode()) % (2**30 - 1) - (0 if limit is None else 2**30)
 
@@ -250,7 +250,7 @@ def _gather(core: _core.Communicator, own: Sequence[int], timeout: float = -1.0)
 def _make(
     options: _core.CommunicatorOptions, gathered: npt.NDArray[np.int64], members: Sequence[int], rank: int
 ) -> NewGroup:
-    """Makes the communicator of those of these ranks, in this order, that have come.
+    """Makes the communicator of the ranks that have come, in this order.
 
     It is a job of its own, so that no other communicator meets with it.
     """

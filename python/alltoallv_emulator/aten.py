@@ -95,7 +95,7 @@ def _replacement(name: str, operator: Any) -> Callable[..., Any] | None:
 
 
 def _like_cpu(name: str) -> Callable[..., Any]:
-    """Makes an operator's gradients those of the CPU, if torch_npu has its own."""
+    """Makes an operator's gradients the CPU's, if torch_npu has its own."""
     kernel = torch.library.get_kernel(f"aten::{name}", "AutogradCPU")
     return kernel.call_boxed
 

@@ -1,6 +1,6 @@
 """NPUGraph on emulated NPUs: a replay runs what ran between capture_begin and capture_end again, in the same order.
 
-A dispatch mode below autograd sees every operator of the thread (and of its backward pass), including those of
+A dispatch mode below autograd sees every operator of the thread (and of its backward pass), including the operators of
 torch_npu and the collectives of torch.distributed. A graph keeps them with their arguments; a replay calls them again
 on the same memory and puts their results into the tensors that the capture returned. On a device a capture runs
 nothing, so memory from before the capture gets its old values back when the capture ends.
@@ -144,7 +144,7 @@ class _Recorder(modes.TorchDispatchMode):
 
     @contextlib.contextmanager
     def _calling(self, queues: bool) -> Iterator[None]:
-        """Lets collectives be launched, which are those of an operator that is recorded."""
+        """Lets collectives be launched, which belong to an operator that is recorded."""
         self._inside += 1
         alltoallv_emulator.set_option("capturing", 0)
         try:

@@ -19,7 +19,7 @@ __all__ = ["host_view", "on_host", "synchronize", "to_npu"]
 
 _PLAIN = {int, float, bool, str, type(None), torch.dtype}  # arguments that are passed to the host unchanged
 _CPU = torch.device("cpu")
-# Operators that take tensors of the host beside those of a device.
+# Operators that take tensors of the host beside tensors of a device.
 _MIXED = {
     "aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index",
     "aten::_unsafe_index_put", "aten::_foreach_copy", "aten::_foreach_copy_", "aten::copy", "aten::resize_as_",
@@ -157,7 +157,7 @@ def on_host(operator: Any) -> Callable[..., Any]:
             if isinstance(operator, Operator):
                 operator.refuse(args, kwargs, why)
             raise RuntimeError(f"{name}: {why}")
-        # Results go to the device that an argument names, else to that of the tensors.
+        # Results go to the device that an argument names, else to the tensors' device.
         devices = [*asked, *[npu.device for _, npu in views]] or [torch.device("npu", torch.npu.current_device())]
         for used in devices if len(devices) == 1 else set(devices):
             synchronize(used)

@@ -236,7 +236,7 @@ TEST(rows_by_indices) {
     CHECK_EQ(refused(tx, tb, tg), 161002);
     check_message("index has the shape [3], expected [4], an index for each row of out");
     CHECK_EQ(refused(tx, ti, wide), 161002);
-    check_message("out has the shape [4, 2], expected rows like those of x");
+    check_message("out has the shape [4, 2], expected rows shaped as x's");
     CHECK_EQ(refused(scalar, ti, tg), 161002);
     check_message("x has no dimensions");
     CHECK_EQ(aclnnAlltoallvScatterRowsGetWorkspaceSize(tx, ti, ts, &scatter.bytes, &scatter.executor), 161002);

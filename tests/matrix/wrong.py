@@ -186,7 +186,7 @@ MISTAKES = [
         "rdispls is given but recv_counts is None, expected recv_counts with rdispls", rdispls=[0, 2, 4],
             recv_counts=None),
     *wrong_outputs(V, "out"),
-    bad(V, "rows of out", TENSOR, "out has rows of shape (3,), expected (2,), those of the input",
+    bad(V, "rows of out", TENSOR, "out has rows of shape (3,), expected (2,), as the input has",
         input=data(0, 6, 2), out=filled(6, 3)),
     bad(V, "overlap", *OVERLAP, input=Part(0, 6), out=Part(3, 9)),
     *wrong_outputs(S, "output"),

@@ -132,7 +132,7 @@ def check(device: torch.device, group: str, rank: int, size: int) -> None:
     expect(
         call(operator, lambda one: {"ep_world_size": size + 1}),
         InvalidParamError,
-        f"the world size is {size + 1}, expected {size}, that of the group",
+        f"the world size is {size + 1}, expected {size}, the size of group",
     )
     expect(
         call(operator, lambda one: {"x_active_mask": np.array([True, False, True, True])}),

@@ -185,5 +185,5 @@ def test_ddp_resumes(rank: int, size: int, group: dist.ProcessGroup) -> None:
     hook = Observed(group, bits=4, group_size=32)
     hook.load_state_dict(saved | {"rank": 1 - rank if rank else 0})  # one rank has another's
     error = InvalidParamError if rank else RuntimeError  # torch's, of its future
-    with pytest.raises(error, match="is of rank 0 of 2, expected that of this rank, 1 of 2"):
+    with pytest.raises(error, match="is of rank 0 of 2, expected this rank's, 1 of 2"):
         Run(group, hook, **options).step(0)

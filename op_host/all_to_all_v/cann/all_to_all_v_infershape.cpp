@@ -6,7 +6,7 @@ namespace {
 
 constexpr int64_t most_status_words = int64_t{alltoallv_kernels::most_lanes} * alltoallv_kernels::status_words;
 
-/// The output has `capacity` rows like those of x; received counts are as many as sent ones.
+/// The output has `capacity` rows shaped as x's; received counts are as many as sent ones.
 ge::graphStatus shapes(gert::InferShapeContext* context) {
     const gert::Shape *x = context->GetInputShape(0), *counts = context->GetInputShape(1);
     gert::Shape *out = context->GetOutputShape(0), *received = context->GetOutputShape(1);

@@ -176,8 +176,7 @@ aclnnStatus aclnnAlltoallvAllToAllVGetWorkspaceSize(const aclTensor* x, const ac
         check_ranks(call.recv_counts, call.ranks());
         if (call.x.shape.empty()) refuse("x has no dimensions, expected rows");
         if (call.out.dtype != call.x.dtype) refuse("out has another type than x, expected the same");
-        if (!has_rows_of(call.out, call.x))
-            refuse(call.out.text() + ", expected rows like those of x; " + call.x.text());
+        if (!has_rows_of(call.out, call.x)) refuse(call.out.text() + ", expected rows shaped as x's; " + call.x.text());
         if (call.status.numel() != 8 * int64_t{lanes()})
             refuse(call.status.text() + ", expected [" + std::to_string(lanes()) + ", 8]");
         require_apart({call.x, call.send_counts, call.sdispls}, {call.out, call.recv_counts, call.status});

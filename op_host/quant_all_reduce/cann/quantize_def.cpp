@@ -1,5 +1,5 @@
 // What CANN knows of the local operators: inputs, outputs, attributes, products. Types are columns of one table;
-// inputs, attributes and outputs are those of aclnn, in its order, then attributes for graphs alone. Never compiled
+// inputs, attributes and outputs are aclnn's, in its order, then attributes for graphs alone. Never compiled
 // against CANN.
 #include <vector>
 

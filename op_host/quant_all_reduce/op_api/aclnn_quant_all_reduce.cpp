@@ -45,7 +45,7 @@ struct Parts {
 };
 
 /// Counts and displacements of an all-to-all in which each rank gets its part from all others; `units` states how many
-/// the first elements of a vector, or those of a part, are.
+/// the first elements of a vector, or of a part, are.
 struct Exchange {
     std::vector<uint64_t> send_counts, sdispls, recv_counts, rdispls;
 

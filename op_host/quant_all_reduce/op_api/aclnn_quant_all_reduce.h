@@ -3,7 +3,7 @@
 // Each operator is two calls. `...GetWorkspaceSize` checks all arguments and touches neither stream nor data; it gives
 // the bytes of workspace, which the caller allocates on the device, and an executor, which the second call uses up.
 // Status: 0; 161001 a null parameter; 161002 an invalid one; 361001 ACL or HCCL has failed; 561000 any other failure.
-// Tensors are contiguous. The bits are those of alltoallv.testing.quantized.
+// Tensors are contiguous. The bits equal alltoallv.testing.quantized.
 #pragma once
 
 #include "runtime/abi/aclnn.h"

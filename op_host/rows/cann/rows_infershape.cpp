@@ -3,7 +3,7 @@
 
 namespace {
 
-/// Rows like those of x, so many.
+/// Rows shaped as x's, so many.
 ge::graphStatus rows_like_x(gert::InferShapeContext* context, int64_t rows) {
     const gert::Shape *x = context->GetInputShape(0), *index = context->GetInputShape(1);
     gert::Shape* out = context->GetOutputShape(0);

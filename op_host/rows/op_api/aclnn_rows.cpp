@@ -17,7 +17,7 @@ aclnnStatus prepare_rows(const char* function, const char* kernel, bool scatters
         const View out = view("out", given_out, all_types);
         if (x.shape.empty()) refuse("x has no dimensions, expected rows");
         if (out.dtype != x.dtype) refuse("out has another type than x, expected the same");
-        if (!has_rows_of(out, x)) refuse(out.text() + ", expected rows like those of x; " + x.text());
+        if (!has_rows_of(out, x)) refuse(out.text() + ", expected rows shaped as x's; " + x.text());
         const View& indexed = scatters ? x : out;
         if (index.shape != std::vector<int64_t>{indexed.shape[0]})
             refuse(index.text() + ", expected [" + std::to_string(indexed.shape[0]) + "], an index for each row of " +

@@ -10,7 +10,7 @@ extern "C" {
 /// out[i] = x[index[i]]; a row whose index is outside of x keeps what `out` holds.
 ///   x      any type, [rows, ...]
 ///   index  int32, [n]
-///   out    the type of x, [n, ...], rows like those of x
+///   out    the type of x, [n, ...], rows shaped as x's
 aclnnStatus aclnnAlltoallvGatherRowsGetWorkspaceSize(const aclTensor* x, const aclTensor* index, aclTensor* out,
                                                      uint64_t* workspaceSize, aclOpExecutor** executor);
 aclnnStatus aclnnAlltoallvGatherRows(void* workspace, uint64_t workspaceSize, aclOpExecutor* executor,
@@ -20,7 +20,7 @@ aclnnStatus aclnnAlltoallvGatherRows(void* workspace, uint64_t workspaceSize, ac
 /// what they hold.
 ///   x      any type, [n, ...]
 ///   index  int32, [n]; those inside of `out` differ from each other
-///   out    the type of x, [rows, ...], rows like those of x
+///   out    the type of x, [rows, ...], rows shaped as x's
 aclnnStatus aclnnAlltoallvScatterRowsGetWorkspaceSize(const aclTensor* x, const aclTensor* index, aclTensor* out,
                                                       uint64_t* workspaceSize, aclOpExecutor** executor);
 aclnnStatus aclnnAlltoallvScatterRows(void* workspace, uint64_t workspaceSize, aclOpExecutor* executor,

@@ -27,7 +27,7 @@ constexpr size_t most_strangers = 512;                           // at once; fur
 
 /// Admits the peers of one domain and sends them what they need. Never waits for a single connection: every wait is for
 /// all of them, so that a silent stranger delays nobody and the end of any member is seen at once. Messages of
-/// strangers never end the bootstrap; those of members may.
+/// strangers never end the bootstrap; messages of members may.
 class Root {
   public:
     explicit Root(const BootstrapOptions& options)
@@ -128,7 +128,7 @@ class Root {
                     if (holder.empty())
                         holder =
                             "pid " + std::to_string(credentials.pid) + " of this user, which is opening the same one";
-                    continue;  // those of the next names are asked meanwhile
+                    continue;  // the holders of the next names are asked meanwhile
                 }
                 if (!holder.empty()) continue;
                 if (connection.error != ECONNREFUSED && connection.error != EAGAIN) continue;

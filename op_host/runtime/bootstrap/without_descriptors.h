@@ -9,7 +9,7 @@
 
 namespace alltoallv {
 
-/// How long a rank that cannot join stays to tell those of its peers that come later, in seconds.
+/// How long a rank that cannot join stays to notify the peers that come later, in seconds.
 inline constexpr double telling = 10.0;
 
 /// Calls `tell`, which opens sockets, in a thread with an empty table of descriptors, and waits for it; what it throws
@@ -19,7 +19,7 @@ void without_descriptors(const std::function<void(const std::atomic<bool>& stopp
                          const std::function<void()>& tick);
 
 /// Tells the other ranks why this one cannot join: `meet` meets them with the options of such a rank. Does nothing for
-/// other errors than that of a resource that has run out, or for the failure that this rank tells already.
+/// other errors than a resource that has run out, or for the failure that this rank tells already.
 template <class Options, class Meet>
 void tell_apart(const Options& options, const Error& error, Meet&& meet) {
     if (error.kind() != ErrorClass::resource || options.failure) return;

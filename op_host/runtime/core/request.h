@@ -73,7 +73,8 @@ class Request {
 /// Every rank sends the same `numel` elements to all ranks and receives all ranks' elements, packed.
 Request gather_request(OpKind op, int size, int64_t numel);
 
-/// Throws invalid_tensor unless the `numel` elements of output `name` are those of all ranks' inputs of that shape.
+/// Throws invalid_tensor unless the `numel` elements of output `name` are as many as all ranks' inputs of that shape
+/// have.
 void check_gathered(std::string_view name, int64_t numel, Shape input, int size);
 
 /// Checks that the `rows` of a tensor's dimension 0 are divided into these counts; sets equal ones if there are `none`.

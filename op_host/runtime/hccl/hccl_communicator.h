@@ -101,7 +101,7 @@ class HcclCommunicator final : public Communicator {
 
     // fallback.cpp
     /// Runs `call(input, output)` on copies in device memory; before the call `heard` holds none of the right values,
-    /// after it the output. `name` is that of the wait for it.
+    /// after it the output. `name` is the name of the wait for it.
     void on_device(const char* name, std::span<const std::byte> input, std::span<std::byte> heard, const OnStream& on,
                    const std::function<void(char*, char*)>& call);
     /// The same with HcclAllGather, of `count` elements of a type per rank.

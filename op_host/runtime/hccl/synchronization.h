@@ -11,7 +11,7 @@ namespace alltoallv {
 /// (alltoallv/torch/engines/npu.py).
 bool synchronizes(std::string_view name);
 
-/// Sets the names, separated by commas; they replace those of ALLTOALLV_TEST_WITHOUT, with which a process starts.
+/// Sets the names, separated by commas; they replace the names in ALLTOALLV_TEST_WITHOUT, with which a process starts.
 void leave_out_synchronizations(std::string_view names);
 
 }  // namespace alltoallv

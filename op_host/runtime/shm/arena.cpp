@@ -138,7 +138,7 @@ char* Arena::take_from(Segment& segment, size_t bytes) {
     return segment.memory.data() + offset;
 }
 
-/// Ids have 16 bits: those of segments released long ago are used again.
+/// Ids have 16 bits: the ids of segments released long ago are used again.
 uint32_t Arena::free_id() {
     for (;;) {
         const uint32_t id = next_id_;

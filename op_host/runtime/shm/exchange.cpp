@@ -352,8 +352,8 @@ void ShmCommunicator::await_late(int peer, uint64_t seq) {
 }
 
 /// Returns the address of memory that a peer has announced at `where`; throws unless it lies in a segment of that peer.
-/// With a segment that is not mapped yet those of all peers are requested with which this rank shares data, so that it
-/// waits once; `counts`: of these data by rank, empty if every rank has some.
+/// With a segment that is not mapped yet the segments of all peers are requested with which this rank shares data, so
+/// that it waits once; `counts`: of these data by rank, empty if every rank has some.
 char* ShmCommunicator::address_of(int peer, Location Row::* where, Location location, int64_t displacement,
                                   size_t bytes, std::span<const int64_t> counts) {
     ShmPeer& state = peers_[static_cast<size_t>(peer)];

@@ -218,7 +218,7 @@ void ShmCommunicator::check_moved() const {
     if (output_ != nullptr && Arena::instance().has_cuts() &&
         Arena::instance().locate(output_, output_bytes_).segment() == 0)
         throw peer_lost(control_->describe_op() +
-                        ": the output shares a page with that of an operator which has failed meanwhile");
+                        ": the output shares a page with the output of an operator which has failed meanwhile");
 }
 
 void ShmCommunicator::before_failure() {

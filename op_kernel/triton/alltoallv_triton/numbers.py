@@ -159,7 +159,7 @@ def value_of(code, FORMAT: tl.constexpr):
 
 @triton.jit
 def codes_of(x, largest, inverse, FORMAT: tl.constexpr):
-    """Returns the codes of x, int32; ``largest`` and ``inverse`` are those of its groups, broadcast to x."""
+    """Returns the codes of x, int32; ``largest`` and ``inverse`` belong to its groups, broadcast to x."""
     bits = bits_of(x)
     if FORMAT <= INT4:
         most: tl.constexpr = 127 if FORMAT == INT8 else 7

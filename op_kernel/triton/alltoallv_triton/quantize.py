@@ -1,7 +1,7 @@
 """Quantizes vectors with a scale per group, in parts that lie in records.
 
 A part has ``part`` elements of the input and begins with a group; its scales and codes lie ``scale_stride`` and
-``code_stride`` after those of the part before. The kernels read and write every tile once, except for groups longer
+``code_stride`` after the codes of the part before. The kernels read and write every tile once, except for groups longer
 than a tile, which they read twice.
 """
 

@@ -99,7 +99,7 @@ class Adapter(ABC, Generic[A]):
         raise NotImplementedError
 
     def check_output(self, name: str, x: A, like: A | None = None) -> str:
-        """Checks a tensor that will be written: its dtype is that of ``like``. Returns the core's name of the dtype."""
+        """Checks a tensor that will be written: it has the dtype of ``like``. Returns the core's name of the dtype."""
         self.check(name, x)
         dtype = self.dtype(x)
         if like is not None and dtype != self.dtype(like):

@@ -75,7 +75,7 @@ def check_own(name: str, dtype: str, regions: Sequence[Region], own: Region, com
     if regions[comm.rank][1] != own[1]:
         raise InvalidTensorError(
             f"entry {comm.rank} of {name} has {count_of(regions[comm.rank], dtype)} elements, "
-            f"expected {count_of(own, dtype)}, those of this rank's tensor",
+            f"expected {count_of(own, dtype)}, as this rank's tensor has",
             9,
         )
 

@@ -48,7 +48,7 @@ class DispatchState(Generic[A]):
     """Holds the way back of a dispatch, and what came with its rows.
 
     Attributes:
-        counts: Rows of every local expert, those of zeros that fill it up included; in a graph of torch a tensor.
+        counts: Rows of every local expert, including the zeros that fill it up; in a graph of torch a tensor.
         received: Rows of every local expert that came from tokens.
         weights: Gate weight of every row, shape ``[rows]``, in torch and MindSpore differentiable; None if none were
             given.

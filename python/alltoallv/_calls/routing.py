@@ -33,11 +33,11 @@ class Routing:
         num_experts: Experts on all ranks together, at most 2**20.
         capacity: Rows that one rank may send to one expert in a call: an integer of at least 1, or as a float the
             factor by which it exceeds an even share, ``ceil(capacity * tokens * k / num_experts)``. None: any number.
-        drop: Which pairs are dropped beyond the capacity: ``"last"``, those of the last tokens, or ``"lightest"``,
+        drop: Which pairs are dropped beyond the capacity: ``"last"``, the last tokens' pairs, or ``"lightest"``,
             those with the smallest gate weights, of equal ones the last.
         alignment: The rows of every expert are filled up with zeros to a multiple of this.
         payload, combine_payload: How rows travel to the experts and back: None as they are, or as codes of a format,
-            ``"int8"``, ``"fp8_e4m3"``, ``"mxfp8"`` and others. A row has one scale, or those of the format's groups.
+            ``"int8"``, ``"fp8_e4m3"``, ``"mxfp8"`` and others. A row has one scale, or one per group of the format.
         codes: With ``payload`` int8, fp8_e4m3 or fp8_e5m2: give the experts the codes, and their scales in the state,
             not their values.
         placement: Which experts each rank has. None: neighbouring ones, ``num_experts // W`` each and one more on the

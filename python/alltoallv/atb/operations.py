@@ -26,7 +26,7 @@ class AllToAllVOperation(Operation):
     output is complete. On an NPU it is launched on torch's current stream, over HCCL, and the host does not wait; the
     param is checked against the device's family and the number of devices, at the first call if not when it is made. On
     a GPU the engine of torch.distributed's group moves the data, as for `alltoallv.torch.all_to_all_v`.
-    Results have gradients in MindSpore's PyNative mode alone; in its graphs those of the cell
+    Results have gradients in MindSpore's PyNative mode alone; in its graphs the results of the cell
     `alltoallv.mindspore.AllToAllVCell` have.
     """
 

@@ -39,8 +39,8 @@ class QuantAllReduceOperation(Operation):
     With torch tensors on a GPU or an NPU the codes travel over NCCL, HCCL or gloo, as bytes of an all-to-all and an
     all-gather, and are summed on the device. A call is enqueued on torch's current stream; the host waits only to read
     ``scale`` and ``offset``, which the ranks compare. Without a communicator, tensors on a GPU go through the default
-    group of torch.distributed. Results have gradients in MindSpore's PyNative mode alone, with DYNAMIC: those of the
-    sum, not quantized. In its graphs those of the cell `alltoallv.mindspore.QuantAllReduceCell` have.
+    group of torch.distributed. Results have gradients in MindSpore's PyNative mode alone, with DYNAMIC: of the
+    sum, not quantized. In its graphs the results of the cell `alltoallv.mindspore.QuantAllReduceCell` have.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class QuantAllReduceOperation(Operation):
         *,
         device: DeviceInfo | None = None,
     ) -> None:
-        """Checks the param as ATB's CreateOperation does; the arguments are those of `AllToAllVOperation`.
+        """Checks the param as ATB's CreateOperation does; the arguments are as for `AllToAllVOperation`.
 
         ``communicator`` may also be a result of `alltoallv.torch.from_group`, for torch tensors of its device.
 

@@ -7,7 +7,7 @@ imports ``deep_ep`` runs unchanged after::
 
     alltoallv.deep_ep.install()  # before it looks for deep_ep
 
-`Buffer` has dispatch, combine and layout of version 1, `ElasticBuffer` those of version 2. A token goes once to each
+`Buffer` has dispatch, combine and layout of version 1, `ElasticBuffer` of version 2. A token goes once to each
 rank that has one of its experts. Calls are done when they return, and so are events; streams, numbers of SMs and sizes
 of buffers are accepted and ignored. The low-latency calls and HybridEPBuffer are missing.
 """

@@ -115,7 +115,7 @@ class _Buffer:
                 raise InvalidTensorError(f"topk_idx has shape {tuple(ids.shape)}, expected [{rows}, k]")
             if weights is not None and weights.shape != ids.shape:
                 shapes = tuple(weights.shape), tuple(ids.shape)
-                raise InvalidTensorError(f"topk_weights has shape {shapes[0]}, expected {shapes[1]}, that of topk_idx")
+                raise InvalidTensorError(f"topk_weights has shape {shapes[0]}, expected {shapes[1]} as topk_idx")
             there = _in_rank(ids, number, comm.size)
             for name, table, right in zip(_LAYOUT, layout, (there.sum(0), there), strict=True):
                 if table is not None and (table.shape != right.shape or not bool((table == right).all())):

@@ -40,7 +40,7 @@ class Setter:
     Attributes:
         process: It; None where nothing can be read.
         distance: How many processes up from this one, 0 for this one itself; inf where all ancestors have the same.
-        before: The environment without these variables, or with those of an outer job.
+        before: The environment without these variables, or with an outer job's.
     """
 
     process: Process | None
@@ -68,7 +68,7 @@ def setter(env: Environ, names: Sequence[str]) -> Setter:
 
     Args:
         env: The environment now.
-        names: The variables; the first two are those of the rank and of the number of ranks.
+        names: The variables; the first two hold the rank and the number of ranks.
     """
     line = _own_line(os.getpid())
     if not line:
@@ -186,7 +186,7 @@ def _line(pid: int) -> tuple[Process, ...]:
 
 @functools.lru_cache(1)  # a launcher may end before its ranks
 def _own_line(pid: int) -> tuple[Process, ...]:
-    """Returns this process and its ancestors; nothing where /proc is that of another pid namespace."""
+    """Returns this process and its ancestors; nothing where /proc belongs to another pid namespace."""
     with contextlib.suppress(OSError):
         if os.readlink("/proc/self") == str(pid):
             return _line(pid)

@@ -1,7 +1,7 @@
 """Finds out which launcher started this process, and which rank of which job it is.
 
-Launchers may be nested: the variables that the nearest process has set decide, those of this process itself first
-(`ancestry.setter`). Where one process has set those of several launchers, as ``python -m alltoallv run`` does, the
+Launchers may be nested: the variables that the nearest process has set decide, this process's own first
+(`ancestry.setter`). Where one process has set several launchers' variables, as ``python -m alltoallv run`` does, the
 first of these decides:
 
 1. our own: ``ALLTOALLV_RANK``, ``ALLTOALLV_WORLD_SIZE``, ``ALLTOALLV_JOB_ID``, and optionally
@@ -45,7 +45,7 @@ class _Kind(NamedTuple):
     Attributes:
         read: Returns what its variables say; None if they are not all there.
         signs: The variables of which one tells that it was there.
-        names: The variables by which one of its jobs differs from another, those of rank and size first.
+        names: The variables by which one of its jobs differs from another, rank and size first.
         more: Others, which only some of those who set ``names`` set too.
         alone: Others that are also alone, and that the same process has set, must say the same.
     """
@@ -104,7 +104,7 @@ def _compare(env: Environ, kind: _Kind, launch: Launch, other: _Kind, by: Setter
     a, b = ((name := next(n for n in k.names[what:] if n in env), env[name]) for k in (kind, other))
     raise InvalidParamError(
         f"{a[0]} is {a[1]!r} but {b[0]} is {b[1]!r}: the variables of {launch.launcher} and {said.launcher} "
-        "contradict each other; set only those of one launcher"
+        "contradict each other; set only the variables of one launcher"
     )
 
 

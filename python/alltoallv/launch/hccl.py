@@ -22,7 +22,7 @@ def from_launch(job: Launch, options: _core.CommunicatorOptions, check: str | No
     """Returns the communicator of all ranks of a job; the same one again while it is usable.
 
     Args:
-        options: Domain, budget (here the size of HCCL's buffer), timeout and job; its ranks are those of ``job``.
+        options: Domain, budget (here the size of HCCL's buffer), timeout and job; its ranks are the ranks of ``job``.
         check: See `Communicator.from_env`.
     """
     hccl = _options(options, job.rank, job.size, job.local_rank, check)

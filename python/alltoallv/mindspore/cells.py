@@ -82,7 +82,7 @@ class AllToAllVCell(AllToAllV):
 class QuantAllReduceCell(Stateless):
     """`QuantAllReduceOperation` as a cell, in PyNative and in graphs.
 
-    With ``QuantType.DYNAMIC`` it has straight-through gradients: those of the sum (or average), not quantized. With a
+    With ``QuantType.DYNAMIC`` it has straight-through gradients: of the sum (or average), not quantized. With a
     shared scale, whose input is int8, it has none.
 
     Args:

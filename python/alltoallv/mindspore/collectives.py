@@ -1,6 +1,6 @@
 """Collectives of ``mindspore.mint.distributed`` that write into lists of tensors, that reduce, or that have a root.
 
-Signatures and return values are those of ``mint.distributed``: None, or a `CommHandle` with ``async_op=True``. Outputs
+Signatures and return values are as in ``mint.distributed``: None, or a `CommHandle` with ``async_op=True``. Outputs
 are contiguous tensors of the caller. ``dst`` and ``src`` are ranks of the job; with a `Communicator` they are ranks in
 it. Gradients pass through the outputs. With a gradient, an output must not be a part of a larger tensor, tensors have
 one size on all ranks, and ``op`` is ``"sum"``. reduce, gather and scatter have no gradients: inside a gradient function

@@ -122,7 +122,7 @@ def kernel_serves(comm: Communicator, plan: _core.QuantPlan, feeds: bool = False
 
 
 def launch_kernel(plan: _core.QuantPlan, regions: Sequence[Region], stream: int) -> None:
-    """Enqueues the kernel in Ascend C: regions of output and input, and with a shared scale those of scale, offset."""
+    """Enqueues the kernel in Ascend C: regions of output and input, and with a shared scale also of scale, offset."""
     out, x, *shared = [address for address, _ in regions]
     scale, offset = shared or (0, 0)
     if not plan.launch(x, out, scale, offset, False, False, stream):
@@ -143,7 +143,7 @@ def _by_kernel(plan: _core.QuantPlan, request: QuantizedReduction, input: Tensor
 
 @jit_class
 class Reduction:
-    """The steps of a quantized reduction of at least one element. ``shape`` is that of the output, for graphs."""
+    """The steps of a quantized reduction of at least one element. ``shape`` is the output's, for graphs."""
 
     def __init__(self, moves: Moves, request: QuantizedReduction, rank: int, shape: Sequence[int] = ()) -> None:
         how = request.quantization
@@ -176,7 +176,7 @@ class Reduction:
         scale: Tensor | None = None,
         offset: Tensor | None = None,
     ) -> Tensor:
-        """Returns the flat result; scale and offset are those of the request, or tensors of a graph."""
+        """Returns the flat result; scale and offset are the request's, or tensors of a graph."""
         self.moves.begin(scale, offset)
         x, allowed = x.reshape(-1), None
         if self.partial:
@@ -264,7 +264,7 @@ def _keep(error: Array | None, lost: Tensor) -> None:
 
 @jit_class
 class Rows:
-    """The steps of a quantized_all_to_all. ``shape`` is that of the output, for graphs."""
+    """The steps of a quantized_all_to_all. ``shape`` is the output's, for graphs."""
 
     def __init__(self, moves: Moves, made: requests.Rows[Any], shape: Sequence[int] = ()) -> None:
         self.moves, self.codes, self.shape = moves, Codes(made.quantization, made.length), tuple(shape)

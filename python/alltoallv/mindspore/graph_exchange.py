@@ -1,4 +1,4 @@
-"""The operator of an exchange in a graph: on CPU a call into Python, on Ascend that of `alltoallv.mindspore.graph_op`.
+"""The operator of an exchange in a graph: on CPU a call into Python, on Ascend `alltoallv.mindspore.graph_op`'s.
 
 It is marked as a side effect, so that MindSpore runs the exchanges of a graph in the order of the program, the same on
 every rank, and neither merges nor drops any. Exchanges of gradients run in the reverse order, if the gradient is the
@@ -114,7 +114,7 @@ class Host:
     ) -> tuple[_core.Request, int, bool]:
         """Returns the request, the elements of a unit, and whether receive regions overlap and are packed to be added.
 
-        ``shape`` and ``into`` are those of input and output.
+        ``shape`` and ``into`` are the shapes of input and output.
         """
         if self.refusal:
             raise InvalidParamError(self.refusal)
@@ -233,9 +233,9 @@ def make_operator(
     """Makes a function of NumPy arrays an operator of a graph.
 
     Args:
-        run: The function; called in the order of the program, then in that of the gradients, which are the same on all
+        run: The function; called in the order of the program, then of the gradients, which are the same on all
             ranks.
-        shape: Computes the output's shape from those of the inputs.
+        shape: Computes the output's shape from the inputs' shapes.
         about: The group whose ranks hear of errors when MindSpore compiles the graph, and the operator's name.
         dtype: The output's dtype; None means the first input's. For bfloat16 it is float32: cast it.
         bprop: Computes the inputs' gradients from inputs, output and the output's gradient; by default there is none.

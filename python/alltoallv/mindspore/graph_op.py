@@ -1,6 +1,6 @@
 """Runs exchanges as an operator of MindSpore's graphs, to reach tensors on a device.
 
-``device_op.cc`` has the operator. It gets addresses and the stream from MindSpore's runtime, as that of PyNative, and
+``device_op.cc`` has the operator. It gets addresses and the stream from MindSpore's runtime, as PyNative's does, and
 the counts in host memory. Built with backend "CPU" it is the same without a stream; tests use that without an NPU. On
 CPU graphs have another operator, which needs no compiler.
 """

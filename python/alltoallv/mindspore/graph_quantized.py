@@ -75,7 +75,7 @@ class GraphMoves(Moves):
 @jit_class
 class ByKernel:
     """A reduction as one kernel in Ascend C, for scales of the request, or tensors of the graph: ``values`` returns the
-    request with theirs. ``shape`` is that of the output.
+    request with theirs. ``shape`` is the output's.
     """
 
     def __init__(self, comm: Communicator, request: QuantizedReduction, shape: Sequence[int], values: Any) -> None:

@@ -29,7 +29,7 @@ class install:
 
     It replaces these attributes of MindSpore's modules:
 
-    - every name of ``mindspore.mint.distributed`` (by those of `alltoallv.mindspore.distributed`), so that
+    - every name of ``mindspore.mint.distributed`` (by the names of `alltoallv.mindspore.distributed`), so that
       ``mint.distributed.init_process_group()`` comes up without an NPU;
     - every name of ``mindspore.communication.comm_func``;
     - the functions about ranks and groups of ``mindspore.communication``: get_rank, get_group_size, get_local_rank,

@@ -45,7 +45,7 @@ def send(tensor: Tensor, dst: int = 0, group: Group = None, tag: int = 0) -> int
 def recv(tensor: Tensor, src: int = 0, group: Group = None, tag: int = 0) -> int:
     """Receives what rank ``src`` sends with this tag into ``tensor``, which is contiguous; returns 0.
 
-    Arguments and errors are those of `send`.
+    Arguments and errors are as for `send`.
     """
     message("recv", tensor, src, group, tag, waits=True)()
     return 0

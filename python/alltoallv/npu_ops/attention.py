@@ -2,7 +2,7 @@
 
 In inference keys and values are tensors or lie in blocks of a cache, each sequence with its own length. torch_npu
 defines the last ones in ``atb::``, by a library that needs ATB's own. Inside, sequences are [heads, length, size];
-those of one length may come together, with one more dimension in front.
+sequences of one length may come together, with one more dimension in front.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def attend_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Returns the gradients of query, key, value and of what was added to the scores.
 
-    Where key and value are only a part of the sequence, ``forward`` is still that of the whole.
+    Where key and value are only a part of the sequence, ``forward`` is still the whole sequence's.
     """
     heads = query.size(-3)
 
@@ -382,7 +382,7 @@ operator("npu_prompt_flash_attention")(
 operator("npu_incre_flash_attention", ignores=("inner_precise", "block_size"))(
     renamed(
         fused_infer_attention_score,
-        "Returns the attention of one query per sequence; the lengths are those of keys and values.",
+        "Returns the attention of one query per sequence; the lengths are the keys' and values' lengths.",
         {"scale_value": "scale", "actual_seq_lengths": "actual_seq_lengths_kv"},
         lambda results: results[0],
         actual_seq_lengths=None,

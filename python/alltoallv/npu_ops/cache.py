@@ -87,7 +87,7 @@ def scatter_nd_update(input: Tensor, indices: Tensor, updates: Tensor) -> Tensor
 def _write_paged(cache: Tensor, rows: Tensor, index: Tensor, cache_mode: str) -> None:
     """Writes rows [batch, length, size] into pages [pages, page size, 1, size] at their places in all pages together.
 
-    ``index`` has the place of each row, or with BLK that of the first row of each page's worth of them. With NZ memory
+    ``index`` has the place of each row, or with BLK the first row's of each page's worth of them. With NZ memory
     has parts of 16 numbers, and of each part the rows of a page one after the other.
     """
     pages, page, _, size = cache.shape

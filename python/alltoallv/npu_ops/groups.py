@@ -46,7 +46,7 @@ def named(hcom: str | dist.ProcessGroup, world_size: int | None = None) -> Group
     if group is None:
         raise InvalidParamError(f"hcom is {hcom!r}, expected the name of a process group that this process has made")
     if world_size not in (None, group.size):
-        raise InvalidParamError(f"the world size is {world_size}, expected {group.size}, that of the group {hcom!r}")
+        raise InvalidParamError(f"the world size is {world_size}, expected {group.size}, the size of group {hcom!r}")
     return group
 
 

@@ -299,7 +299,7 @@ def apply_adam_w(
     maximize: bool | None,
     out: list[Tensor],
 ) -> tuple[Tensor, ...]:
-    """Makes one step in place on ``out``, the weights and both moments; the powers are those of the previous step."""
+    """Makes one step in place on ``out``, the weights and both moments; the powers belong to the previous step."""
     expect(len(out) == 3, "out", len(out), "weights and both moments")
     var, m, v = out
     step = -grad.float() if maximize else grad.float()

@@ -359,7 +359,7 @@ def quantize_rows(x: Tensor, dtype: torch.dtype, dim: int | None = -1) -> tuple[
     With ``dim`` None there is one scale for all rows.
     """
     expect(dtype in _LARGEST, "dst_type", dtype, "int8 or quint4x2")
-    x = x.detach()  # the integers have no gradient, and that of the scales alone would not be the rows'
+    x = x.detach()  # the integers have no gradient, and the gradient of the scales alone would not be the rows'
     sizes, axis = (x.abs().view(-1), -1) if dim is None else (x.abs(), dim)
     largest = sizes.amax(axis, keepdim=True) if sizes.size(axis) else sizes.sum(axis, keepdim=True)
     scale = largest / _LARGEST[dtype]
@@ -494,7 +494,7 @@ def grouped_matmul_swiglu_quant_v2(
 ) -> tuple[Tensor, Tensor]:
     """Multiplies groups of int8 rows by their weights, applies scales and SwiGLU, and quantizes each row to int8.
 
-    Scales are those of the rows and of the weights' columns. Rows after the last group give zeros.
+    Scales belong to the rows and to the weights' columns. Rows after the last group give zeros.
     """
     for name, mode in (("dequant_mode", dequant_mode), ("quant_mode", quant_mode)):
         expect(not mode, name, mode, "0: a scale for each row, and for each column of the weights")

@@ -238,7 +238,7 @@ def _dispatch(
 
 
 _RESULTS = "Returns this rank's rows, their scales, {}, the rows per expert, and the ends per expert and rank."
-_PLACES = "the place of each choice among those of its expert"
+_PLACES = "the place of each choice among its expert's choices"
 variant(_dispatch, "npu_moe_distribute_dispatch_v2", _RESULTS.format("zeros"), RESERVED, version=2)
 variant(_dispatch, "npu_moe_distribute_dispatch", _RESULTS.format(_PLACES), RESERVED, version=1, **NEW_IN_V2)
 

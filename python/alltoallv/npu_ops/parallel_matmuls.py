@@ -41,7 +41,7 @@ def _checked(
         dtype: The result's.
         inner: Rows that x2 must have.
         shared: The dimension that the ranks must share equally.
-        scales: By the argument's name: those of the rows that are multiplied, then any of the columns of x2.
+        scales: By the argument's name: the scales of the rows that are multiplied, then any of the columns of x2.
         exchanged: A scale that changes what is exchanged: all ranks have it, or none.
         options: More that must be equal on all ranks, by the argument's name.
     """

@@ -96,7 +96,7 @@ def renamed(
         function: The formula.
         doc: The docstring of the new one, if it differs.
         names: The name in ``function`` of each argument that has another one.
-        results: Makes the new formula's results from those of ``function``, if they differ.
+        results: Makes the new formula's results from the results of ``function``, if they differ.
         fixed: Arguments of ``function`` that the new one does not take, and their values.
     """
     news = {old: new for new, old in names.items()}
@@ -283,7 +283,7 @@ def dtype_of(code: int | torch.dtype | None, default: torch.dtype, argument: str
 
 
 def differentiate(formula: Callable[..., torch.Tensor], inputs: Sequence[Input], grad: torch.Tensor) -> list[Input]:
-    """Returns the gradients of the inputs, None for None, given that of the formula's output."""
+    """Returns the gradients of the inputs, None for None, given the gradient of the formula's output."""
     with torch.enable_grad():
         leaves = [None if value is None else value.detach().requires_grad_() for value in inputs]
         found = iter(torch.autograd.grad(formula(*leaves), [leaf for leaf in leaves if leaf is not None], grad))

@@ -161,7 +161,7 @@ def all_to_all_single(
 ) -> Work | None:
     """Splits ``input`` along dimension 0, sends part j to rank j, and concatenates what arrives into ``output``.
 
-    Signature and meaning are those of ``torch.distributed.all_to_all_single``.
+    Signature and meaning are as in ``torch.distributed.all_to_all_single``.
 
     Args:
         output: Shape ``[sum(output_split_sizes), ...]``; contiguous, of the input's dtype, apart from it in memory.
@@ -190,7 +190,7 @@ def all_gather_into_tensor(
 ) -> Work | None:
     """Concatenates the ``input_tensor`` of all ranks, in rank order, into ``output_tensor``.
 
-    Signature and meaning are those of ``torch.distributed.all_gather_into_tensor``.
+    Signature and meaning are as in ``torch.distributed.all_gather_into_tensor``.
 
     Args:
         output_tensor: Contiguous, of W times the elements, in shape ``[W * x1, x2, ...]``, ``[W, x1, x2, ...]`` or any
@@ -263,7 +263,7 @@ def all_to_all(
 ) -> Work | None:
     """Sends ``input_tensor_list[j]`` to rank j and receives ``output_tensor_list[j]`` from it.
 
-    Signature and meaning are those of ``torch.distributed.all_to_all``. Arrays may have any sizes but one dtype; the
+    Signature and meaning are as in ``torch.distributed.all_to_all``. Arrays may have any sizes but one dtype; the
     data move directly between the given arrays.
 
     Args:

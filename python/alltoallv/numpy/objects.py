@@ -63,7 +63,7 @@ def gather_object(
 ) -> list[Any] | None:
     """Returns the ``value`` of every rank, in rank order, on rank ``root``; None elsewhere.
 
-    Arguments and errors are those of `broadcast_object`.
+    Arguments and errors are as for `broadcast_object`.
     """
     gathered: list[Any] | None = front_end.objects("gather", group, value, root=("root", root), timeout=timeout)
     return gathered
@@ -81,12 +81,12 @@ def scatter_object(
     Args:
         values: On the root, W objects that can be pickled; ignored elsewhere.
 
-    Other arguments and errors are those of `broadcast_object`.
+    Other arguments and errors are as for `broadcast_object`.
     """
     return front_end.objects("scatter", group, values, root=("root", root), timeout=timeout)
 
 
 def all_gather_object(value: Any, *, group: Communicator | None = None, timeout: float | None = None) -> list[Any]:
-    """Returns the ``value`` of every rank, in rank order. Arguments and errors are those of `broadcast_object`."""
+    """Returns the ``value`` of every rank, in rank order. Arguments and errors are as for `broadcast_object`."""
     gathered: list[Any] = front_end.objects("all_gather", group, value, timeout=timeout)
     return gathered

@@ -47,7 +47,7 @@ class Plan(_core.ArrayPlan):
         rdispls: Counts | None = None,
         group: Communicator | None = None,
     ) -> None:
-        """The arguments are those of `all_to_all_v`, in elements.
+        """The arguments are as for `all_to_all_v`, in elements.
 
         Raises:
             InvalidParamError, InvalidTensorError: an argument is wrong; the peers' next call also raises the error.
@@ -67,7 +67,7 @@ class Plan(_core.ArrayPlan):
         def __call__(self, input: Array, out: Array | None = None, *, timeout: float | None = None) -> Array: ...
 
     def _checked(self, input: Array, out: Array | None, timeout: float | None) -> Array:
-        """Runs a call whose arrays the fast path does not take: those of rare kinds, and wrong ones."""
+        """Runs a call whose arrays the fast path does not take: arrays of rare kinds, and wrong ones."""
         with guard(self._communicator, "all_to_all_v"):
             self._check_input(input)
             if out is None:
@@ -86,7 +86,7 @@ class Plan(_core.ArrayPlan):
         if not isinstance(input, np.ndarray):
             raise InvalidTensorError(f"input is a {type(input).__name__}, expected a NumPy array", 5)
         if input.dtype != self.dtype:
-            raise InvalidTensorError(f"input has dtype {input.dtype}, expected {self.dtype}, that of the plan", 13)
+            raise InvalidTensorError(f"input has dtype {input.dtype}, expected {self.dtype} as the plan", 13)
         if not input.flags.c_contiguous:
             raise InvalidTensorError("input is not contiguous, expected a contiguous array")
         check_length("input", input.size, self.input_size, self._covers)

@@ -132,7 +132,7 @@ def alltoall_single(
 ) -> Task | None:
     """Splits ``in_tensor`` along dimension 0, sends part j to rank j, concatenates what arrives into ``out_tensor``.
 
-    Signature and meaning are those of ``paddle.distributed.alltoall_single`` in Paddle 3: the output comes first, the
+    Signature and meaning are as in ``paddle.distributed.alltoall_single`` in Paddle 3: the output comes first, the
     input's split sizes before the output's. Split sizes count rows and default to equal parts, into which dimension 0
     must divide. It has no gradient, as in Paddle; `all_to_all_v` has one.
 
@@ -170,7 +170,7 @@ def alltoall(
 ) -> Task | None:
     """Sends ``in_tensor_list[j]`` to rank j and receives ``out_tensor_list[j]`` from it.
 
-    Signature and meaning are those of ``paddle.distributed.alltoall`` in Paddle 3: the outputs come first. Tensors may
+    Signature and meaning are as in ``paddle.distributed.alltoall`` in Paddle 3: the outputs come first. Tensors may
     have any shapes but one dtype; the data move directly between them. An empty ``out_tensor_list`` is filled with
     tensors of the shapes of ``in_tensor_list``.
 

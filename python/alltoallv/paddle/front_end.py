@@ -24,7 +24,7 @@ _OPS = {getattr(ReduceOp, name): name.lower() for name in ("SUM", "AVG", "MIN", 
 
 
 class _Applied(PyLayer):
-    """Fills its context only after the call has succeeded: Paddle never frees that of a forward that has raised."""
+    """Fills its context only after the call has succeeded: Paddle never frees a context whose forward has raised."""
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, call: Map[Tensor]) -> Tensor:

@@ -26,7 +26,7 @@ def all_gather_object(object_list: list[Any], obj: Any, group: Group = None) -> 
 
 
 def broadcast_object_list(object_list: list[Any], src: int, group: Group = None) -> None:
-    """Replaces the entries of ``object_list`` by those of rank ``src``."""
+    """Replaces the entries of ``object_list`` by the entries of rank ``src``."""
     check = _lists("object_list", object_list)
     arrived = front_end.objects("broadcast", group, object_list, root=("src", src), check=check)
     if arrived is not None:

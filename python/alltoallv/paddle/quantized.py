@@ -93,7 +93,7 @@ def quantized_all_reduce(
 
     Returns:
         The result in the input's shape; where the framework has groups, None on a rank outside the group. In torch,
-        Paddle, and MindSpore's PyNative differentiable, straight through the rounding: the gradient is that of the
+        Paddle, and MindSpore's PyNative differentiable, straight through the rounding: the gradient belongs to the
         sum (or average), not quantized. Not with ``out``, ``async_op``, ``error_feedback``, in torch ``timeout``.
 
     Raises:
@@ -232,7 +232,7 @@ def quantized_linear_all_reduce(
         weight: ``[N, K]``, this rank's columns of the layer's weight, in the input's dtype.
         bias: ``[N]``, added once to the sum; every rank gives the same.
         chunks: The most parts that rows are divided into, equal on all ranks. Default: up to 4, each of at least
-            2^17 elements of the product; 1 for NVFP4, whose scale of a tensor is that of a chunk.
+            2^17 elements of the product; 1 for NVFP4, whose scale of a tensor is a chunk's.
         bits, format, group_size, gather, op, overflow, group: See `quantized_all_reduce`, for the product.
 
     Returns:

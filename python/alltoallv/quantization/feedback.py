@@ -36,7 +36,7 @@ class Feedback(Generic[T]):
         """Loads copies of a state that `state_dict` returned on this or another rank; None starts from zero.
 
         Raises:
-            InvalidParamError: the keys are not those of `state_dict`, or a value is no array of numbers.
+            InvalidParamError: the keys are not the keys of `state_dict`, or a value is not an array of numbers.
         """
         if not isinstance(state, dict):
             raise InvalidParamError(f"the state is a {type(state).__name__}, expected a dict of {', '.join(_NAMES)}")

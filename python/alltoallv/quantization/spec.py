@@ -74,7 +74,7 @@ class Quantization:
     def checked(
         format: str, group_size: int | None, gather: Gather = "full", op: SumOp = "sum", overflow: Overflow = "saturate"
     ) -> Quantization:
-        """Returns a checked instance; those of earlier calls are reused."""
+        """Returns a checked instance; instances of earlier calls are reused."""
         try:
             return _remembered(format, group_size, gather, op, overflow)
         except TypeError:  # an unhashable value is not valid, either

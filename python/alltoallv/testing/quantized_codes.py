@@ -103,7 +103,7 @@ def quantize(
         bits: 8 or 4, for the formats int8 and int4.
         error: float32, as many elements as x: added first, then replaced by what the codes do not hold.
         format: a key of `FORMATS`; default: by ``bits``.
-        tensor: the scale of the whole tensor in NVFP4; default: that of x.
+        tensor: the scale of the whole tensor in NVFP4; default: the scale of x.
     """
     name = named(bits, format)
     form = FORMATS[name]

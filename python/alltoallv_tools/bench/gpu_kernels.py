@@ -161,7 +161,7 @@ def reason_against() -> str | None:
 
 
 def run(sizes: list[int], rows: list[report.Row]) -> None:
-    """Prints the table and adds its rows to ``rows``; their form is that of the CPU kernels with other competitors."""
+    """Prints the table and adds its rows to ``rows``; their form is as for the CPU kernels with other competitors."""
     print(f"# {torch.cuda.get_device_name()}; float32 input, group {GROUP}, {SOURCES} ranks' codes; us (GB/s moved)")
     print(f"{'kernel':>24} {'size(B)':>10} {'#wrong':>6} {'triton':>18} {'compiled':>18} {'copy':>18} {'of copy':>8}")
     for nbytes in sizes:

@@ -22,7 +22,7 @@ from alltoallv_tools.bench.limits import Copy, Full, Rounds, StreamingCopy
 
 
 class OurLibrary:
-    """Our library; all its competitors share one communicator, but for those of a fixed data path."""
+    """Our library; all its competitors share one communicator, but for the competitors of a fixed data path."""
 
     def __init__(self, api: str) -> None:
         self._comm = Communicator.from_env(domain="bench:1024")

@@ -26,7 +26,7 @@ FINISH_SECONDS = 5.0  # for the other ranks after one has failed, and for all ra
 TERMINATE_SECONDS = 1.0  # between SIGTERM and SIGKILL
 DRAIN_SECONDS = 1.0  # for output of processes that the ranks have left running
 LONGEST_WAIT = 86400.0  # seconds; epoll takes no more than 24 days
-TIMED_OUT = 124  # exit code, like that of timeout(1)
+TIMED_OUT = 124  # exit code, as of timeout(1)
 
 
 @dataclass(eq=False)

@@ -12,13 +12,13 @@ from alltoallv_tools.cli.job import Job, say
 
 _EPILOG = """\
 Every rank gets the variables ALLTOALLV_RANK, ALLTOALLV_WORLD_SIZE, ALLTOALLV_LOCAL_RANK and ALLTOALLV_JOB_ID,
-and those of torchrun: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT. OMP_NUM_THREADS
-is set too, unless you have set it. The standard input of all ranks but that of --stdin is empty. Each line that a
+and torchrun's: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT. OMP_NUM_THREADS
+is set too, unless you have set it. The standard input of all ranks but the one of --stdin is empty. Each line that a
 rank prints appears behind "[rank] ". On a terminal, progress bars and prompts appear at once.
 
 If a rank fails, the other ranks have 5 seconds to end and are then ended; with --keep-going they run on.
 Ctrl-C interrupts all ranks, which then have 5 seconds to end; a second Ctrl-C kills them.
-The exit code is 0 if all ranks exit with 0, otherwise that of the first rank that failed (128 + number if a
+The exit code is 0 if all ranks exit with 0, otherwise the code of the first rank that failed (128 + number if a
 signal ended it), 124 after --timeout, and 130 after Ctrl-C.
 
 examples:

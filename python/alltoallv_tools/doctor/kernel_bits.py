@@ -35,7 +35,7 @@ class Device:
     """A device: memory, one stream, and calls of aclnn operators. Its thread is the one that makes it."""
 
     def __init__(self, index: int = 0, *, first: bool = True) -> None:
-        # HCCL's functions for windows are looked up among those of the whole program.
+        # HCCL's functions for windows are looked up among the functions of the whole program.
         self.hccl = ctypes.CDLL("libhccl.so", mode=ctypes.RTLD_GLOBAL)
         self.acl, self.operators = (ctypes.CDLL(name) for name in ("libascendcl.so", "libcust_opapi.so"))
         self.nnopbase = ctypes.CDLL("libnnopbase.so")

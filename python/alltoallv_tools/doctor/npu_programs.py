@@ -38,7 +38,7 @@ def same(got: Tensor, expected: Tensor) -> None:
 
 
 def is_emulated() -> bool:
-    """Returns whether the devices are those of the emulator."""
+    """Returns whether the devices belong to the emulator."""
     return hasattr(ctypes.CDLL("libascendcl.so"), "AlltoallvEmulatorSet")
 
 

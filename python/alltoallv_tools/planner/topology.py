@@ -179,7 +179,7 @@ def _is_above_0(value: Any) -> bool:
     return isinstance(value, int | float) and 0 < value < math.inf
 
 
-# Rates are per direction: published peaks times 0.8, which large transfers reach. Latencies are those of one message on
+# Rates are per direction: published peaks times 0.8, which large transfers reach. Latencies are of one message on
 # an idle link. docs/plan.md cites every number.
 _REACHED = 0.8
 

@@ -18,7 +18,7 @@ def read(folder: Path) -> list[DomainTrace]:
     """Reads what the ranks of a failed job have written to ``folder``, by domain; empty if there are no such files.
 
     A rank that was killed before it could write is shown as its peers have seen it. Communicators of one name, such as
-    those of a job before and those that failed one after the other, are domains of their own.
+    records of a job before, and records that failed one after the other, are domains of their own.
 
     Raises:
         ValueError: a file is not a flight record.
@@ -57,7 +57,7 @@ class _Failed(DomainTrace):
 
 
 def _rank(domain: str, size: int, one: dict[str, Any], operators: list[str]) -> RankTrace:
-    """Makes a rank's trace; adds the names of its operators to those of others."""
+    """Makes a rank's trace; adds the names of its operators to the other ranks' names."""
     operators += sorted({entry["operator"] for entry in one["operators"]} - set(operators))
     dtypes = sorted({entry["dtype"] for entry in one["operators"]})
     records = np.zeros(len(one["operators"]), layout(size))

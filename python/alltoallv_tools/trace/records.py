@@ -63,7 +63,7 @@ class RankTrace:
         return sent
 
     def collectives(self) -> Records:
-        """Returns the records without those of messages."""
+        """Returns the records without the records of messages."""
         return self.records[~self.of(MESSAGES)]
 
     def of(self, operators: Collection[str]) -> npt.NDArray[np.bool_]:

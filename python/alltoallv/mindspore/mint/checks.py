@@ -106,7 +106,7 @@ def _check_list(name: str, given: dict[str, Any], comm: Communicator) -> None:
         raise TypeError(f"The argument list tensor len must be equal to group rank size, but got {len(tensors)}.")
     entry = tensors[comm.rank]
     if (entry.dtype, entry.shape) != (own.dtype, own.shape):
-        expected = f"{own.dtype} and {own.shape}, those of {_LISTS[name]}"
+        expected = f"{own.dtype} and {own.shape}, as {_LISTS[name]} has"
         raise TypeError(f"{name}[{comm.rank}] has dtype {entry.dtype} and shape {entry.shape}, expected {expected}")
 
 

@@ -136,7 +136,7 @@ def all_gather_into_tensor(
 ) -> Work | None:
     """Concatenates the ``input_tensor`` of all ranks, in rank order, into ``output_tensor``.
 
-    Signature and meaning are those of ``torch.distributed.all_gather_into_tensor``.
+    Signature and meaning are as in ``torch.distributed.all_gather_into_tensor``.
 
     Args:
         output_tensor: Contiguous, of W times the elements, in shape ``[W * x1, x2, ...]``, ``[W, x1, x2, ...]`` or any
@@ -203,7 +203,7 @@ def all_to_all_single(
 ) -> Work | None:
     """Splits ``input`` along dimension 0, sends part j to rank j, and concatenates what arrives into ``output``.
 
-    Signature and meaning are those of ``torch.distributed.all_to_all_single``.
+    Signature and meaning are as in ``torch.distributed.all_to_all_single``.
 
     Args:
         output: Shape ``[sum(output_split_sizes), ...]``; contiguous, of the input's dtype, apart from it in memory.
@@ -259,9 +259,9 @@ def reduce(
     async_op: bool = False,
     group_dst: int | None = None,
 ) -> Work | None:
-    """Replaces the ``tensor`` of one rank by the combination of all ranks' tensors; those of the others stay.
+    """Replaces the ``tensor`` of one rank by the combination of all ranks' tensors; the others' tensors stay.
 
-    Signature and meaning of ``torch.distributed.reduce``; the bits and ``op`` are those of `all_reduce`.
+    Signature and meaning of ``torch.distributed.reduce``; the bits and ``op`` are as for `all_reduce`.
 
     Args:
         dst: The receiving rank: its number in the job for a ProcessGroup, in the communicator for a `Communicator`.

@@ -1,4 +1,4 @@
-"""Paddle's global_scatter and global_gather on torch tensors; the counts are those of `alltoallv._calls.experts`."""
+"""Paddle's global_scatter and global_gather on torch tensors; the counts are as in `alltoallv._calls.experts`."""
 
 from __future__ import annotations
 

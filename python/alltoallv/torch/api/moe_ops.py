@@ -4,7 +4,7 @@
 pairs in the order in which they go (see op_host/moe/routing.h); ``source``, for every row of the experts the index of
 the pair that came, -1 for zeros; ``ranks``, int64 ``[4, W]`` on the CPU, pairs for and from every rank, its
 tokens and choices of each; ``token``, every pair's number of its token on the rank it came from. Collecting takes the
-rows back and adds those of one token: each is the other's gradient, so derivatives of every order exist. Codes are
+rows back and adds the rows of one token: each is the other's gradient, so derivatives of every order exist. Codes are
 straight through: gradients travel as they are.
 """
 

@@ -105,7 +105,7 @@ class Plan(_core.ArrayPlan):
     def _check_input(self, input: Tensor) -> None:
         check_tensor("input", input)
         if input.dtype != self.dtype:
-            raise InvalidTensorError(f"input has dtype {input.dtype}, expected {self.dtype}, that of the plan", 13)
+            raise InvalidTensorError(f"input has dtype {input.dtype}, expected {self.dtype} as the plan", 13)
         check_contiguous("input", input)
         check_length("input", input.numel(), self.input_size, self._covers)
         if input.requires_grad and torch.is_grad_enabled():

@@ -78,7 +78,7 @@ class Operation:
             InvalidTensorError: torch would refuse a copy, when the peers have finished.
         """
         if any(torch._debug_has_internal_overlap(target) == 1 for target, _ in copies):
-            raise InvalidTensorError("an output's elements share memory, as those of expand(), expected a clone", 7)
+            raise InvalidTensorError("an output's elements share memory, as in expand(), expected a clone", 7)
         self.result, self.copies = list(result), copies
         return self
 

@@ -65,7 +65,7 @@ class Method(NamedTuple):
     """Says how the process groups of torch.distributed name a collective and what they call it with.
 
     Attributes:
-        names: The method's names: first that of torch's engines, then those of newer versions of torch.
+        names: The method's names: first the name in torch's engines, then names in newer versions of torch.
         options: The class of its last argument, from which the call's timeout comes.
         parameters: Makes the `Parameters`, of the options and the arguments that follow the tensors.
         arguments: How many arguments follow the tensors.

@@ -22,7 +22,7 @@ def is_tracing(*tensors: object) -> bool:
 
     True under torch.compile, export and make_fx, under FakeTensorMode, where tensors have no data, in the transforms of
     torch.func, and for tensors on meta. Not under jit.trace, where calls are refused: its graphs lose collectives whose
-    results nobody uses, and fold those of constants.
+    results nobody uses, and fold collectives of constants.
     """
     return (
         torch.compiler.is_compiling()

@@ -18,7 +18,7 @@ from torch.autograd import _profiler_enabled
 from alltoallv._calls.protocol import Member
 
 _nothing: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-_SHOWN = 64  # counts shown; those of further ranks are cut
+_SHOWN = 64  # counts shown; counts of further ranks are cut
 
 
 def span(

@@ -102,7 +102,7 @@ class DeviceMember(ABC):
     def _launch_quantized(
         self, request: QuantizedReduction, output: Tensor, input: Tensor, feedback: tuple[bool, bool]
     ) -> bool:
-        """Compares a quantized reduction with those of the peers; ``feedback``: with which states of error feedback.
+        """Compares a quantized reduction with the peers'; ``feedback``: with which states of error feedback.
 
         Returns whether the engine has a kernel for all of it, which it has launched on the current stream then.
         """

@@ -1,7 +1,7 @@
 """Makes Inductor keep the order of the operators.
 
 Effect tokens keep the order of effectful operators up to Inductor, whose scheduler (as of torch 2.13) files the
-dependencies between them under the names of buffers but looks for those of operations, and so moves an operator before
+dependencies between them under the names of buffers but looks for operations' names, and so moves an operator before
 another where the data allow it. Ranks that compile different code would then issue different collectives.
 """
 

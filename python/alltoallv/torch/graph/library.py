@@ -41,7 +41,7 @@ class Operator:
         fake: Takes the arguments, and returns empty tensors like those that ``run`` makes: what a graph sees.
         gradient: ``gradient(call, grad, *saved)`` returns the gradient of the first argument, or of those that may need
             one. ``call`` has all arguments by name, tensors as `Like`; ``grad`` is the output's gradient, for a list
-            those of its first tensors, None where the argument in that place needs none.
+            its first tensors, None where the argument in that place needs none.
         saves: What the gradient receives: names of arguments, places in the list that ``run`` returns.
         schema: The operator's schema, in torch's words; left out, it follows from the function's annotations.
         followed: How many of the first arguments may need gradients.

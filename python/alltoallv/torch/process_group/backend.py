@@ -147,7 +147,7 @@ class AllToAllVGroup(EngineGroup):
     ) -> TorchWork | None:
         """Runs a collective; if the communicator does not carry it, torch's ``method`` runs with ``arguments``.
 
-        ``outs``, ``ins``: the tensors, None if there are not those of a single collective. Without
+        ``outs``, ``ins``: the tensors, None if there are not the tensors of a single collective. Without
         ``opts.asyncOp`` the call is done when this returns, and it returns None.
         """
         if outs is None or ins is None:

@@ -1,7 +1,7 @@
-"""Lets dispatch modes see the collectives of backend ``alltoallv``, as they see those of other backends.
+"""Lets dispatch modes see the collectives of backend ``alltoallv``, as they see the collectives of other backends.
 
 The methods of a group that is written in Python are called without torch's dispatcher. While a mode is active they call
-those of the group of torch's engines, which dispatch the operators (``c10d::``): first to a mode of ours, which names
+methods of the group of torch's engines, which dispatch the operators (``c10d::``): first to a mode of ours, which names
 the group itself, then to those that were active, and at last to another mode of ours, which calls the group's methods.
 """
 

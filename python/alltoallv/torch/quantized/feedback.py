@@ -58,7 +58,7 @@ class BucketFeedback:
         """
         if self._member not in (None, (rank, size)):
             was = "rank {} of {}".format(*self._member or ())
-            raise InvalidParamError(f"the error feedback is of {was}, expected that of this rank, {rank} of {size}")
+            raise InvalidParamError(f"the error feedback is of {was}, expected this rank's, {rank} of {size}")
         layout = tuple(map(self._number, parameters))
         self._member = rank, size
         if layout not in self._buckets:

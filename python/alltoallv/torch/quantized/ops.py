@@ -1,6 +1,6 @@
 """The operators of torch.library for quantized collectives, as autograd, torch.compile and effects see them.
 
-Rounding has no useful derivative, so gradients pass straight through: that of a quantized collective is the gradient of
+Rounding has no useful derivative, so gradients pass straight through: a quantized collective's gradient is the one of
 the same collective without quantization, in the gradient's own dtype. That of an all-to-all is also quantized if asked
 for. Error feedback is not among the arguments: an operator that changes a state would not be a function.
 """
