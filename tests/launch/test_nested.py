@@ -24,15 +24,19 @@ LAUNCHERS = {
 LAUNCH = """if True:
     import json, os, subprocess, sys
     variables, rank, program = json.loads(sys.argv[1]), sys.argv[2], sys.argv[3]
-    program = "import sys; sys.stdin.read()\\n" + program  # a rank alone could be one of the outer job
+    # They begin when all are there, and end when all have printed: a rank alone could be one of the outer job.
+    program = "import sys; sys.stdin.readline()\\n" + program + "\\nsys.stdout.flush(); sys.stdin.read()"
     ranks = [subprocess.Popen([sys.executable, "-c", program, *sys.argv[4:]],
                               env=os.environ | variables | {rank: str(j)}, stdin=subprocess.PIPE,
                               stdout=subprocess.PIPE, text=True)
              for j in range(2)]
-    for one in ranks:
-        one.stdin.close()
-    print(*(one.stdout.read().strip() for one in ranks), sep=", ")
-    sys.exit(any([one.wait() for one in ranks]))
+    for process in ranks:
+        process.stdin.write("\\n")
+        process.stdin.flush()
+    print(*(process.stdout.readline().strip() for process in ranks), sep=", ", flush=True)
+    for process in ranks:
+        process.stdin.close()
+    sys.exit(any([process.wait() for process in ranks]))
 """
 
 
