@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import logging
 import os
@@ -17,6 +18,8 @@ from started import process_state, wait_for
 from trouble import LIMIT, attempt, check_works, join, pids_of
 
 import alltoallv
+from alltoallv import Communicator
+from alltoallv.launch.options import make_options
 from alltoallv.numpy import all_reduce, all_to_all_v, barrier
 
 LATE = 1
@@ -288,3 +291,10 @@ def test_rank_that_comes_after_the_bootstrap_has_timed_out(ranks, tmp_path):
         return failure.name
 
     assert ranks(2, communicator=False)(work) == ["CommTimeoutError"] * 2
+
+
+def test_the_limits_that_nobody_has_chosen():
+    options = make_options("nobody's")
+    assert (options.timeout, options.warn_after) == (600, 10)
+    for make in (Communicator.from_env, Communicator.from_mpi, Communicator.threads):
+        assert inspect.signature(make).parameters["timeout"].default == 600

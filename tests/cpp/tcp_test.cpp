@@ -1,7 +1,12 @@
 // Ranks on several hosts agree over TCP: here they are threads, or processes where one is lost.
+#include <net/if.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <signal.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <barrier>
 #include <chrono>
@@ -204,6 +209,52 @@ TEST(ranks_that_do_not_come) {
     fails(ErrorClass::comm_timeout,
           "rank 1 waited 0.30 s for rank 0 of domain 'hosts' at 127.0.0.1:" + std::to_string(port),
           [&] { join(options_of(1, 2, 0.3), port); });
+}
+
+/// HCCL's variables choose among the networks of a host; its loopback comes last.
+TEST(networks_of_a_host) {
+    using Addresses = std::vector<std::string>;
+    const auto chosen = [](const char* variable, const std::string& value) {
+        CHECK(setenv(variable, value.c_str(), 1) == 0);
+        Addresses addresses = own_addresses();
+        CHECK(unsetenv(variable) == 0);
+        return addresses;
+    };
+    const auto outer = [](const Addresses& addresses) {
+        return std::count_if(addresses.begin(), addresses.end(),
+                             [](const std::string& one) { return !one.starts_with("127.") && one != "::1"; });
+    };
+    const Addresses all = own_addresses();
+    CHECK_EQ(chosen("HCCL_IF_IP", "10.1.2.3").front(), std::string("10.1.2.3"));
+    CHECK_EQ(outer(chosen("HCCL_SOCKET_IFNAME", "no-such")), 0);
+    CHECK(chosen("HCCL_SOCKET_IFNAME", "^no-such") == all);
+    struct if_nameindex* const names = if_nameindex();
+    CHECK(names != nullptr);
+    for (auto* one = names; one->if_index != 0; ++one) {
+        const std::string name = one->if_name;
+        const auto with = outer(chosen("HCCL_SOCKET_IFNAME", "=no-such," + name));
+        CHECK_EQ(with + outer(chosen("HCCL_SOCKET_IFNAME", "^=" + name)), outer(all));
+        CHECK(with <= outer(chosen("HCCL_SOCKET_IFNAME", name.substr(0, 2))));
+    }
+    if_freenameindex(names);
+}
+
+/// A host that loses its power says nothing: 30 s later that is noticed.
+TEST(silent_connections_are_asked_for_30_s) {
+    const UniqueFd listener = listen_tcp(0);
+    const UniqueFd there = connect_tcp({"127.0.0.1", port_of(listener.get())}, 1), here = accept_tcp(listener.get());
+    for (const UniqueFd* end : {&there, &here}) {
+        const auto option = [end](int level, int name) {
+            int value = 0;
+            socklen_t length = sizeof value;
+            CHECK(getsockopt(end->get(), level, name, &value, &length) == 0);
+            return value;
+        };
+        CHECK_EQ(option(SOL_SOCKET, SO_KEEPALIVE), 1);
+        CHECK_EQ(
+            option(IPPROTO_TCP, TCP_KEEPIDLE) + option(IPPROTO_TCP, TCP_KEEPINTVL) * option(IPPROTO_TCP, TCP_KEEPCNT),
+            30);
+    }
 }
 
 /// As when two jobs have one address; the first process lives, so it has not tried again.

@@ -176,6 +176,22 @@ def test_results_may_be_changed_in_place(comm: Communicator, name: str) -> None:
         assert (x.grad is not None) == x.requires_grad
 
 
+@pytest.mark.parametrize("transform", ["grad", "vjp", "jacrev"])
+@on_ranks(2)
+def test_transforms_of_torch_func_are_refused_by_torch(comm: Communicator, transform: str) -> None:
+    def transformed(call: Callable[[Tensor, Communicator], Tensor]) -> Any:
+        def loss(x: Tensor) -> Tensor:
+            return call(x, comm).sum()
+
+        x = torch.ones(4)
+        return torch.func.vjp(loss, x) if transform == "vjp" else getattr(torch.func, transform)(loss)(x)
+
+    for call in CALLS.values():
+        with pytest.raises(RuntimeError, match="functorch"):
+            transformed(call)
+    at.barrier(comm)
+
+
 @pytest.mark.parametrize("name", CALLS)
 @on_ranks(2)
 def test_forward_mode_gradients_are_refused(comm: Communicator, name: str) -> None:

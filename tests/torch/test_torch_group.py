@@ -8,6 +8,7 @@ import signal
 import time
 from datetime import timedelta
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -59,6 +60,20 @@ def test_who_carries_a_group(rank: int, size: int, group: dist.ProcessGroup) -> 
     anew = at.from_group(group, backend="tcp", timeout=20)  # in place of the old one
     assert anew is not again
     assert at.all_to_all_v(torch.ones(2), [1, 1], group=anew).tolist() == [1, 1]
+
+
+@on_group(2, backend="gloo")
+def test_a_variable_chooses_the_engine(rank: int, size: int, group: dist.ProcessGroup) -> None:
+    with mock.patch.dict(os.environ, ALLTOALLV_TORCH_BACKEND="smoke"):
+        with pytest.raises(InvalidParamError, match="ALLTOALLV_TORCH_BACKEND is 'smoke', expected one of auto, shm"):
+            at.all_reduce(torch.ones(2))
+        auto = at.from_group(group, backend="auto")  # an argument comes before it
+    with mock.patch.dict(os.environ, ALLTOALLV_TORCH_BACKEND="tcp"):
+        at.all_reduce(x := torch.ones(2), group=group)
+        assert x.tolist() == [2, 2]
+        forced = at.from_group(group)
+    assert forced is at.from_group(group, backend="tcp")
+    assert (auto.stats()["operators"], forced.stats()["operators"]) == (0, 1)
 
 
 @on_group(2, backend="gloo")

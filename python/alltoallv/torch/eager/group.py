@@ -152,6 +152,9 @@ def from_group(
     if own is not None and device == "cpu" and wanted in ("auto", "shm", "tcp"):
         member = own
     elif member is None or not member.usable:
+        if wanted not in BACKENDS:
+            name = "backend" if backend else "ALLTOALLV_TORCH_BACKEND"
+            raise InvalidParamError(f"{name} is {wanted!r}, expected one of {', '.join(BACKENDS)}")
         of_group[device, wanted] = member = _make(group, seconds, device, wanted, check)
     if backend is None:
         of_group[device, None] = member
@@ -182,8 +185,6 @@ def on_host(comm: AnyCommunicator) -> Communicator:
 
 
 def _make(group: dist.ProcessGroup, timeout: float, device: str, wanted: str, check: str | None) -> AnyCommunicator:
-    if wanted not in BACKENDS:
-        raise InvalidParamError(f"backend is {wanted!r}, expected one of {', '.join(BACKENDS)}")
     if check not in (None, "always", "first", "off"):
         raise InvalidParamError(f"check is {check!r}, expected 'always', 'first' or 'off'")
     name, rank, size = group.group_name, group.rank(), group.size()
