@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
 import pytest
+from environments import clean_environment
 
 PLACE = "import sys, ctypes; from alltoallv import _core; {} print(_core.this_place())"
 GONE = "assert ctypes.CDLL(None).umount2(b'/proc', 2) == 0;"  # 2: MNT_DETACH
@@ -23,3 +25,32 @@ def test_hosts_without_proc_are_no_common_place():
         pytest.skip("no namespaces of mounts can be made here")
     assert place(False) == place(False)
     assert len({place(True), place(True), place(False)}) == 3
+
+
+RANK = """
+from alltoallv import Communicator
+from alltoallv.errors import AllToAllVError
+try:
+    Communicator.from_env(timeout=20)
+except AllToAllVError as error:
+    print(error)
+"""
+
+
+def test_containers_with_process_numbers_of_their_own_are_told_what_to_give_them():
+    unshare = ["unshare", "--pid", "--fork", "--kill-child"]
+    if subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("no namespaces of processes can be made here")
+    env = clean_environment() | {"ALLTOALLV_WORLD_SIZE": "2", "ALLTOALLV_JOB_ID": f"containers-{os.getpid()}"}
+    ranks = [
+        subprocess.Popen(
+            [*own, sys.executable, "-c", RANK],
+            env=env | {"ALLTOALLV_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank, own in enumerate(([], unshare))
+    ]
+    for rank in ranks:
+        told = rank.communicate(timeout=60)[0]
+        assert "run in different pid namespaces: give their containers one (docker run --pid=host" in told, told

@@ -33,6 +33,10 @@ def test_every_error_is_explained():
         codes = re.search(rf"`{name}`[^|]*\| (\d+)", text)
         assert codes is not None, name
         assert int(codes[1]) == getattr(errors, name).code, name
+        row = re.search(rf"^\| `{name}` \((.*?)\) \|", text, re.MULTILINE)
+        bases = re.findall(r"an? (\w+)", row[1]) if row else []
+        family = [one for one in getattr(errors, name).__bases__ if one is not errors.AllToAllVError]
+        assert [one.__name__ for one in family] == bases, name
 
 
 @pytest.mark.parametrize(
