@@ -8,6 +8,7 @@ import time
 import warnings
 from datetime import timedelta
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -93,7 +94,9 @@ def test_many_groups(ranks: Ranks, tmp_path: Path, world: str) -> None:
 
 @on_group(3)
 def test_split_group(rank: int, size: int, group: dist.ProcessGroup) -> None:
-    """By torch's own function, of the default group and of another."""
+    """By torch's own function, of the default group and of another; also where there is an accelerator."""
+    with mock.patch.object(torch.accelerator, "is_available", return_value=True):
+        assert dist.get_world_size(dist.split_group(split_ranks=[[0], [1], [2]])) == 1
     for parent in (None, dist.new_group([2, 0, 1])):
         text = r"split_ranks is \[\[0, 1\], \[1\]\], expected lists of ranks 0 to 2"
         with pytest.raises(ValueError, match=text if rank == 1 else f"rank 1.*{text}"):

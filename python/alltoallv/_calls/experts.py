@@ -48,7 +48,8 @@ def _matrix(name: str, counts: Counts, size: int) -> Matrix:
         raise InvalidTensorError(
             f"{name} is a {type(counts).__name__}, expected values that NumPy converts to an array ({error})"
         ) from error
-    if array.ndim != 1 or array.dtype.kind not in "iu" or array.size % size or not array.size:
+    flat = array.ndim == 1 or (array.ndim == 2 and len(array) == size)  # Paddle's layers give a row for each card, too
+    if not flat or array.dtype.kind not in "iu" or array.size % size or not array.size:
         dtype = getattr(counts, "dtype", array.dtype)
         raise InvalidParamError(
             f"{name} has dtype {dtype} and shape {array.shape}, expected integers, "

@@ -205,8 +205,9 @@ def global_scatter(
     Args:
         x: Rows sorted by rank, then by expert: ``local_count[e + j * E]`` rows for expert e of rank j.
             Shape ``[n, ...]``.
-        local_count, global_count: ``W * E`` integers >= 0, entry ``e + j * E`` standing for expert e and rank j: rows
-            that go from here to expert e of rank j, and rows that come from rank j for expert e of this rank.
+        local_count, global_count: ``W * E`` integers >= 0, flat or of shape ``[W, E]``; entry ``e + j * E`` stands for
+            expert e and rank j: rows that go from here to expert e of rank j, and rows that come from rank j for
+            expert e of this rank.
         group: See `all_to_all_v`.
 
     Returns:

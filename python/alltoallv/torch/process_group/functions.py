@@ -94,7 +94,7 @@ def _install_shrink_and_split() -> None:
         **more: Any,
     ) -> dist.ProcessGroup | None:
         parent = dist.group.WORLD if parent_pg is None else parent_pg
-        if isinstance(parent, EngineGroup) and not torch.accelerator.is_available():
+        if isinstance(parent, EngineGroup) and not _has_device():
             return _split(parent, split_ranks or [], timeout, pg_options, group_desc, **more)
         split: dist.ProcessGroup | None = split_of_torch(
             parent_pg, split_ranks, timeout, pg_options, group_desc, **more
@@ -103,6 +103,11 @@ def _install_shrink_and_split() -> None:
 
     _c10d.shrink_group = dist.shrink_group = shrink_group
     _c10d.split_group = dist.split_group = split_group
+
+
+def _has_device() -> bool:
+    """Whether torch's own can split a group: the default group belongs to one accelerator."""
+    return torch.accelerator.is_available() and _c10d._get_default_group().bound_device_id is not None
 
 
 def _split(
