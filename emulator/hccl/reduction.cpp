@@ -1,16 +1,109 @@
-// HCCL's reductions, in the order of the ranks, so that every rank gets the same bits.
+// HCCL's reductions. Every rank gets the same bits, but as on a device it depends on the length, and on an element's
+// place, in which order its terms are added.
 #include <algorithm>
+#include <bit>
+#include <numeric>
 
 #include "hccl/launch.h"
+#include "op_kernel/cpu/reduce.h"
 #include "runtime/core/request.h"
+#include "runtime/settings.h"
 
 using namespace alltoallv;
 using namespace alltoallv::emulator;
 
 namespace {
 
+constexpr size_t most_by_rank = size_t{32} << 10, most_by_halving = size_t{2} << 20;  ///< bytes of a rank's input
+
+/// Returns the order for inputs of so many bytes. It matters to sums and products that round.
+Order order_of(HcclDataType type, HcclReduceOp op, size_t bytes) {
+    const bool rounds = type == HCCL_DATA_TYPE_FP16 || type == HCCL_DATA_TYPE_FP32 || type == HCCL_DATA_TYPE_BFP16;
+    if (!rounds || (op != HCCL_REDUCE_SUM && op != HCCL_REDUCE_PROD)) return Order::rank;
+    const Order order = settings().order;
+    if (order != Order::length) return order;
+    return bytes <= most_by_rank ? Order::rank : bytes <= most_by_halving ? Order::halving : Order::ring;
+}
+
+/// Combines the ranks' parts of `count` elements and returns the result, which lies in one of them. Every step rounds
+/// to the type, as memory does that adds what arrives.
+class Steps {
+  public:
+    Steps(std::vector<char>& parts, HcclDataType type, HcclReduceOp op, int size)
+        : parts_(parts.data()),
+          type_(reduce_type(type)),
+          op_(reduce_op(op)),
+          size_(static_cast<size_t>(size)),
+          bytes_(parts.size() / size_),
+          count_(bytes_ / size_of(type)) {}
+
+    /// The part goes round: from the rank after its owner, which adds last.
+    const char* ring(int owner) {
+        const auto at = [&](size_t step) { return (static_cast<size_t>(owner) + step) % size_; };
+        for (size_t step = 1; step < size_; ++step) combine(at(step + 1), at(step), at(step + 1));
+        return part(static_cast<size_t>(owner));
+    }
+
+    /// Ranks beyond a power of two join their neighbours; then pairs half of the ranks apart, a quarter, ...
+    const char* halving() {
+        size_t half = std::bit_floor(size_);
+        const size_t joined = size_ - half;
+        const auto at = [&](size_t i) { return i < joined ? 2 * i : i + joined; };
+        for (size_t i = 0; i < joined; ++i) combine(at(i), at(i), at(i) + 1);
+        while (half /= 2)
+            for (size_t i = 0; i < half; ++i) combine(at(i), at(i), at(i + half));
+        return part(0);
+    }
+
+  private:
+    char* part(size_t j) { return parts_ + j * bytes_; }
+
+    void combine(size_t into, size_t first, size_t second) {
+        const void* terms[] = {part(first), part(second)};
+        kernel::reduce(type_, op_, part(into), terms, 2, count_);
+    }
+
+    char* parts_;
+    DType type_;
+    ReduceOp op_;
+    size_t size_, bytes_, count_;
+};
+
+/// Reduces by two exchanges: the parts go to their owners; of an all-reduce, their results go to all.
+void run_in_steps(Comm& comm, OpKind kind, HcclDataType type, HcclReduceOp op, const void* input, void* output,
+                  const std::vector<int64_t>& counts, const Turn& turn, Order order) {
+    const auto own = static_cast<size_t>(comm.rank());
+    const size_t own_bytes = static_cast<size_t>(counts[own]) * size_of(type);
+    const auto exchange = [&](Request& request, const void* from, void* to) {
+        pack(request.recv_counts(), request.rdispls());
+        Exchange made = request.exchange(wire_type(type), from, to);
+        made.root = turn.terms;
+        comm.core().exchange(made, turn.timeout);
+    };
+    std::vector<char> parts(static_cast<size_t>(comm.size()) * own_bytes);
+    Request to_owners(OpKind::all_to_all_v, comm.size());
+    std::ranges::copy(counts, to_owners.send_counts().begin());
+    std::ranges::fill(to_owners.recv_counts(), counts[own]);
+    pack(to_owners.send_counts(), to_owners.sdispls());
+    exchange(to_owners, input, parts.data());
+    Steps steps(parts, type, op, comm.size());
+    const char* mine = order == Order::ring ? steps.ring(comm.rank()) : steps.halving();
+    if (kind == OpKind::reduce_scatter) {
+        std::copy(mine, mine + own_bytes, static_cast<char*>(output));
+        return;
+    }
+    Request to_all(OpKind::all_gather, comm.size());
+    std::ranges::fill(to_all.send_counts(), counts[own]);
+    std::ranges::copy(counts, to_all.recv_counts().begin());
+    exchange(to_all, mine, output);
+}
+
 void run(Comm& comm, OpKind kind, HcclDataType type, HcclReduceOp op, const void* input, void* output,
          const std::vector<int64_t>& counts, const Turn& turn) {
+    const size_t elements = static_cast<size_t>(std::accumulate(counts.begin(), counts.end(), int64_t{0}));
+    const Order order = order_of(type, op, elements * size_of(type));
+    if (order != Order::rank && comm.size() > 1)
+        return run_in_steps(comm, kind, type, op, input, output, counts, turn, order);
     Reduction reduction;
     reduction.op = kind;
     reduction.dtype = reduce_type(type);

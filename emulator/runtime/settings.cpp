@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <exception>
 #include <stdexcept>
+#include <utility>
 
 #include "runtime/faults.h"
 
@@ -23,6 +24,14 @@ int version(const std::string& text) {
     if (read != 3 || length != static_cast<int>(text.size()) || major < 0 || minor < 0 || release < 0)
         throw std::invalid_argument("cann_version is '" + text + "', expected MAJOR.MINOR.RELEASE, such as 8.5.0");
     return 10000 * major + 100 * minor + release;
+}
+
+Order order(const std::string& text) {
+    constexpr std::pair<const char*, Order> names[] = {
+        {"rank", Order::rank}, {"ring", Order::ring}, {"halving", Order::halving}, {"length", Order::length}};
+    for (const auto& [name, value] : names)
+        if (text == name) return value;
+    throw std::invalid_argument("order is '" + text + "', expected rank, ring, halving or length");
 }
 
 struct Setting {
@@ -46,6 +55,7 @@ constexpr Setting all_settings[] = {
     {"task_delay_us", as_number<&Settings::task_delay_us, 1 << 30>},
     {"connect_timeout", as_number<&Settings::connect_timeout, 1 << 30, true>},
     {"exec_timeout", as_number<&Settings::exec_timeout, 1 << 30, true>},
+    {"order", [](auto& settings, auto&, auto& value) { settings.order = order(value); }},
     {"late_counts", as_number<&Settings::late_counts, 1>},
     {"capturing", as_number<&Settings::capturing, 1>},
     {"verbose", as_number<&Settings::verbose, 1>},

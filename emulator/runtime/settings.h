@@ -7,6 +7,9 @@
 
 namespace alltoallv::emulator {
 
+/// The order in which HCCL's floating-point sums and products are made; `length` chooses among the others.
+enum class Order : uint8_t { rank, ring, halving, length };
+
 /// Read from ALLTOALLV_EMULATOR_<NAME IN CAPITALS> when the first function of the emulator is called.
 struct Settings {
     std::atomic<int> devices{8};              ///< number of devices
@@ -14,6 +17,7 @@ struct Settings {
     std::atomic<int64_t> task_delay_us{0};    ///< before every task of a stream, to reveal missing synchronization
     std::atomic<double> connect_timeout{-1};  ///< seconds; negative: HCCL_CONNECT_TIMEOUT decides
     std::atomic<double> exec_timeout{-1};     ///< seconds; negative: HCCL_EXEC_TIMEOUT decides
+    std::atomic<Order> order{Order::length};  ///< of reductions
     std::atomic<bool> late_counts{false};     ///< HcclAlltoAllV checks the caller's counts again when it runs
     std::atomic<bool> capturing{false};       ///< a graph is captured, which does not see what is launched now
     std::atomic<bool> verbose{true};          ///< true: failures are also reported on standard error

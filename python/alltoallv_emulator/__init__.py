@@ -54,6 +54,7 @@ def environment(
     task_delay_us: int | None = None,
     connect_timeout: float | None = None,
     exec_timeout: float | None = None,
+    order: str | None = None,
     cann_version: str | None = None,
     faults: str | None = None,
 ) -> dict[str, str]:
@@ -66,6 +67,8 @@ def environment(
         task_delay_us: Microseconds by which every task of a stream is delayed, to reveal missing synchronization.
         connect_timeout: Seconds for the ranks of a communicator to arrive; by default HCCL_CONNECT_TIMEOUT decides.
         exec_timeout: Seconds for a collective; by default HCCL_EXEC_TIMEOUT decides.
+        order: Of the terms of a sum: ``rank``, ``ring``, ``halving``, or ``length``, which chooses among these by the
+            length, as a device does (``length``).
         cann_version: The CANN version that programs see, MAJOR.MINOR.RELEASE (8.5.0): torch_npu asks for it.
         faults: Faults to inject, ``FUNCTION[@RANK][#CALL]=ACTION`` separated by ``;``: see docs/emulator.md.
     """
@@ -81,6 +84,7 @@ def environment(
         "task_delay_us": task_delay_us,
         "connect_timeout": connect_timeout,
         "exec_timeout": exec_timeout,
+        "order": order,
         "cann_version": cann_version,
         "faults": faults,
     }
@@ -94,8 +98,8 @@ def set_option(name: str, value: str | int | float) -> None:
 
     Args:
         name: ``devices``, ``memory_mb``, ``task_delay_us``, ``connect_timeout``, ``exec_timeout``,
-            ``late_counts``, ``capturing``, ``verbose``, ``cann_version`` or ``faults`` (adds rules; an empty text
-            removes all).
+            ``order``, ``late_counts``, ``capturing``, ``verbose``, ``cann_version`` or ``faults`` (adds rules; an
+            empty text removes all).
         value: The new value.
 
     Raises:

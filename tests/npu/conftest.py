@@ -32,7 +32,8 @@ if reason:
 
 else:
     # The ranks inherit this. Here it comes too late for the loader: this process uses no device.
-    os.environ.update(emulator.environment())
+    # Sums have the CPU's bits, which many tests compare; tests of a device's order set it themselves.
+    os.environ.update(emulator.environment(order="rank"))
     os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
     os.environ["TASK_QUEUE_ENABLE"] = "1"  # as on a device: the tests look for what goes wrong with it
     os.environ.setdefault("OMP_NUM_THREADS", "1")

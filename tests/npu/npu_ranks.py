@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -76,7 +77,7 @@ def group(rank: int, size: int, file: str, backend: str = "hccl") -> Iterator[tu
 def emulated(**options: Any) -> Iterator[None]:
     """Settings of the emulator for a while, in this process."""
     usual = {"devices": 8, "task_delay_us": 0, "faults": "", "exec_timeout": -1, "connect_timeout": -1}
-    usual |= {"late_counts": 0, "memory_mb": 8192}
+    usual |= {"late_counts": 0, "memory_mb": 8192, "order": os.environ["ALLTOALLV_EMULATOR_ORDER"]}
     for name, value in options.items():
         emulator.set_option(name, value)
     try:

@@ -85,6 +85,7 @@ def call(code: str, **settings: str) -> subprocess.CompletedProcess[str]:
     ("setting", "value", "message"),
     [
         ("faults", "HcclAllReduce=explode", "'explode' is not an action"),
+        ("order", "tree", "order is 'tree', expected rank, ring, halving or length"),
         ("cann_version", "8.5.RC1", "cann_version is '8.5.RC1', expected MAJOR.MINOR.RELEASE"),
     ],
 )
