@@ -13,10 +13,11 @@ from backend_groups import Grouped, on_group
 from engine_groups import staged, to_numpy, to_torch, views
 
 import alltoallv.torch as at
-from alltoallv.errors import PeerMismatchError, ValueOverflowError
+from alltoallv.errors import InvalidParamError, PeerMismatchError, ValueOverflowError
 from alltoallv.quantization.spec import Quantization
 from alltoallv.testing import quantized as q
 from alltoallv.testing.golden import assert_bits_equal, dtype_of
+from alltoallv.torch.engines import kernels
 from alltoallv.torch.quantized import rows as quantized_rows
 
 F32 = np.float32
@@ -214,3 +215,22 @@ def test_rows_as_on_an_accelerator(rank: int, size: int, comm: Any) -> None:
         large = torch.full((2, 40), 7e4)
         with pytest.raises(ValueOverflowError):
             at.quantized_all_to_all(large, [1, 1], overflow="raise", out_dtype=torch.float16, group=comm)
+
+
+@on_group(2, views)
+def test_formats_that_an_engine_does_not_offer(rank: int, size: int, comm: Any) -> None:
+    """Torch's operators have codes of integers alone; no engine finds one scale for a vector that comes in pieces."""
+    text = "which this engine does not offer; shared memory and tcp do"
+    for name in ("fp8_e4m3", "fp8_e5m2", "mxfp8", "mxfp8_e5m2", "mxfp4", "nvfp4"):
+        for call in (at.quantized_all_reduce, at.quantized_reduce_scatter):
+            with pytest.raises(InvalidParamError, match=f"format is {name}, {text}"):
+                call(torch.ones(64 * size), format=name, group=comm)
+    for name in ("int8", "int4"):
+        assert at.quantized_all_reduce(torch.ones(64), format=name, group=comm).tolist() == [size] * 64
+    nvfp4, mxfp4 = (
+        Quantization(name, size, "full", "sum", "saturate") for name, size in (("nvfp4", 16), ("mxfp4", 32))
+    )
+    kernels.check_format(nvfp4, "Triton's")
+    kernels.check_format(mxfp4, "Triton's", pieces=True)
+    with pytest.raises(InvalidParamError, match=f"format is nvfp4, {text}"):
+        kernels.check_format(nvfp4, "Triton's", pieces=True)
