@@ -8,12 +8,13 @@ import signal
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 from started import wait_for
-from trouble import LIMIT, attempt, check_works, join, stamp, stamped
+from trouble import LIMIT, attempt, check_works, join, once_asleep, stamp, stamped
 
 import alltoallv
 from alltoallv.errors import InvalidParamError
@@ -22,12 +23,9 @@ from alltoallv.numpy import all_to_all_v, barrier, recv, send
 INTERRUPTED = 1
 
 
-def interrupt_after(seconds: float, cause: Path) -> None:
-    def send() -> None:
-        stamp(cause)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    threading.Timer(seconds, send).start()
+def interrupt(cause: Path) -> None:
+    stamp(cause)
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 def blocked_call(comm, kind: str):
@@ -61,7 +59,7 @@ def test_interrupt_of_a_blocked_rank(ranks, kind, tmp_path, prompt):
             call = blocked_call(comm, kind)
             failure = None
             try:
-                interrupt_after(0.4, cause)
+                once_asleep(partial(interrupt, cause))
                 call()
             except KeyboardInterrupt:
                 ended = time.monotonic()
@@ -99,7 +97,7 @@ def test_interrupt_during_bootstrap(ranks, tmp_path, prompt):
             return failure.name, failure.text, failure.at
         if rank == INTERRUPTED:
             wait_for((tmp_path / "joins").exists, "rank 0")
-            interrupt_after(0.5, cause)
+            once_asleep(partial(interrupt, cause))
             with pytest.raises(KeyboardInterrupt):
                 join(rank, size)
             return None, "", time.monotonic()
@@ -118,7 +116,7 @@ def test_interrupt_in_the_middle_of_exchanges(ranks, tmp_path):
     def work(comm):
         try:
             if comm.rank == INTERRUPTED:
-                interrupt_after(0.3, tmp_path / "cause")
+                threading.Timer(0.3, interrupt, (tmp_path / "cause",)).start()
             while True:
                 all_to_all_v(np.ones(3 * comm.size), [3] * comm.size, group=comm)
         except KeyboardInterrupt:
@@ -166,7 +164,7 @@ def test_handler_that_destroys_ends_the_call_on_all_ranks(ranks, kind, tmp_path,
 
         before = signal.signal(signal.SIGUSR1, leave)
         call = blocked_call(comm, kind)
-        threading.Timer(0.4, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        once_asleep(partial(os.kill, os.getpid(), signal.SIGUSR1))
         with pytest.raises(SystemExit, match="7"):
             call()
         ended = time.monotonic()
@@ -209,7 +207,7 @@ def test_handler_is_refused_other_calls_and_the_call_goes_on(ranks, kind, tmp_pa
 
         before = signal.signal(signal.SIGUSR1, use)
         call = blocked_call(comm, kind)
-        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        once_asleep(partial(os.kill, os.getpid(), signal.SIGUSR1))
         call()
         signal.signal(signal.SIGUSR1, before)
         check_works(comm)
