@@ -19,8 +19,8 @@ namespace alltoallv {
 namespace {
 
 /// Returns what must live until an asynchronous call is done: the input, or its copy.
-nb::object kept_input(const ArrayPair& given, nb::handle input) {
-    return given.copy.is_valid() ? given.copy : nb::borrow(input);
+nb::object kept_input(const ArrayPair& arrays, nb::handle input) {
+    return arrays.copy.is_valid() ? arrays.copy : nb::borrow(input);
 }
 
 /// A call as autograd needs it: a linear map that knows its transpose.
@@ -30,52 +30,52 @@ struct LinearCall {
 };
 
 /// Copies to an output with gaps; returns what the caller gets.
-nb::object settled(const ArrayPair& given, nb::object output, nb::object made) {
-    if (!given.gapped) return made;
-    given.framework->copy_to(output, made);
+nb::object settled(const ArrayPair& arrays, nb::object output, nb::object result) {
+    if (!arrays.gapped) return result;
+    arrays.framework->copy_to(output, result);
     return output;
 }
 
 /// Runs a call; returns the output, with the pending call and the input's memory if the call is asynchronous.
-nb::object run(Communicator& communicator, Request request, const ArrayPair& given, nb::handle like, Target target,
+nb::object run(Communicator& communicator, Request request, const ArrayPair& arrays, nb::handle like, Target target,
                bool async_op, double timeout) {
-    const uintptr_t input = given.input.address, output = target.address;
+    const uintptr_t input = arrays.input.address, output = target.address;
     if (async_op) {
-        auto ready = std::make_shared<const ReadyExchange>(std::move(request), given.input.dtype, communicator.rank());
+        auto ready = std::make_shared<const ReadyExchange>(std::move(request), arrays.input.dtype, communicator.rank());
         WorkPtr work = submit(communicator, std::move(ready), input, output, timeout);
-        return nb::make_tuple(std::move(target.array), std::move(work), kept_input(given, like));
+        return nb::make_tuple(std::move(target.array), std::move(work), kept_input(arrays, like));
     }
-    const Exchange exchange = request.exchange(given.input.dtype, pointer(input), pointer(output));
+    const Exchange exchange = request.exchange(arrays.input.dtype, pointer(input), pointer(output));
     {
-        const size_t made = given.has_output ? given.output.size : static_cast<size_t>(element_count(request.shape));
-        const size_t size = std::max(given.input.size, made);
-        const LockReleased released(communicator, size * size_of(given.input.dtype));
+        const size_t numel = arrays.has_output ? arrays.output.size : static_cast<size_t>(element_count(request.shape));
+        const size_t size = std::max(arrays.input.size, numel);
+        const LockReleased released(communicator, size * size_of(arrays.input.dtype));
         communicator.exchange(exchange, timeout);
     }
     return std::move(target.array);
 }
 
-nb::object learn(Communicator& communicator, Request request, const ArrayPair& given, nb::handle like, bool async_op,
+nb::object learn(Communicator& communicator, Request request, const ArrayPair& arrays, nb::handle like, bool async_op,
                  double timeout, LinearCall* linear) {
     const auto ready =
-        std::make_shared<const ReadyExchange>(std::move(request), given.input.dtype, communicator.rank());
+        std::make_shared<const ReadyExchange>(std::move(request), arrays.input.dtype, communicator.rank());
     if (async_op)
-        return nb::make_tuple(nb::none(), submit_learning(communicator, ready, given.input.address, timeout),
-                              kept_input(given, like));
+        return nb::make_tuple(nb::none(), submit_learning(communicator, ready, arrays.input.address, timeout),
+                              kept_input(arrays, like));
     Learnt learnt;
     {
         const GilReleased release;
-        ready->learn(communicator, given.input.address, timeout, learnt);
+        ready->learn(communicator, arrays.input.address, timeout, learnt);
     }
     const std::vector<int64_t> shape = ready->request().shape_for(learnt.counts);
     if (linear != nullptr) {
-        Request& known = linear->request;
-        known.learns = false;
-        std::ranges::copy(learnt.counts, known.recv_counts().begin());
-        pack(known.recv_counts(), known.rdispls());
-        known.shape = shape;
+        Request& learnt_request = linear->request;
+        learnt_request.learns = false;
+        std::ranges::copy(learnt.counts, learnt_request.recv_counts().begin());
+        pack(learnt_request.recv_counts(), learnt_request.rdispls());
+        learnt_request.shape = shape;
     }
-    return given.framework->make(like, shape, std::move(learnt.block));
+    return arrays.framework->make(like, shape, std::move(learnt.block));
 }
 
 /// Runs the call that `read` makes of the arrays and its other arguments; makes the output if none is given.
@@ -85,40 +85,41 @@ template <class Read>
 nb::object call(Communicator& communicator, OpKind op, nb::handle input, nb::object output, nb::handle async_op,
                 nb::handle timeout, std::initializer_list<nb::handle> counts, Read read,
                 ArrayPair::Use use = ArrayPair::Use::plain, LinearCall* linear = nullptr) {
-    ArrayPair given(input, output, use);
-    if (!given) return given.wants_gradient ? nb::borrow(Py_NotImplemented) : nb::none();
-    if (given.gapped && !nb::handle(async_op).is(nb::bool_(false))) return nb::none();
+    ArrayPair arrays(input, output, use);
+    if (!arrays) return arrays.wants_gradient ? nb::borrow(Py_NotImplemented) : nb::none();
+    if (arrays.gapped && !nb::handle(async_op).is(nb::bool_(false))) return nb::none();
     const bool fixed = PyBool_Check(async_op.ptr()) &&
                        (timeout.is_none() || PyFloat_CheckExact(timeout.ptr()) || PyLong_CheckExact(timeout.ptr())) &&
                        std::ranges::all_of(counts, reads_in_place);
-    if (!fixed) given.keep_shapes();
+    if (!fixed) arrays.keep_shapes();
     Target target{};
     double limit = -1;
     bool later = false;
     Request request = guarded(communicator, op, [&] {
         limit = read_timeout(timeout);
         later = read_flag(async_op);
-        Request made = read(given);
-        if (!fixed && !(ArrayPair(input, output, use) == given))
+        Request read_request = read(arrays);
+        if (!fixed && !(ArrayPair(input, output, use) == arrays))
             throw invalid_param(
                 "an array was changed while the other arguments were read, expected it to stay unchanged");
-        if (!made.learns && made.row != 0) target = target_of(given, input, output, made);
-        return made;
+        if (!read_request.learns && read_request.row != 0) target = target_of(arrays, input, output, read_request);
+        return read_request;
     });
     if (request.row == 0) return nb::none();
-    if (linear != nullptr) *linear = {request, {given.input.shape.begin(), given.input.shape.end()}};
-    if (request.learns) return learn(communicator, std::move(request), given, input, later, limit, linear);
-    return settled(given, output, run(communicator, std::move(request), given, input, std::move(target), later, limit));
+    if (linear != nullptr) *linear = {request, {arrays.input.shape.begin(), arrays.input.shape.end()}};
+    if (request.learns) return learn(communicator, std::move(request), arrays, input, later, limit, linear);
+    return settled(arrays, output,
+                   run(communicator, std::move(request), arrays, input, std::move(target), later, limit));
 }
 
 nb::object exchange_by_counts(Communicator& communicator, nb::handle input, nb::object out, nb::handle send_counts,
                               nb::handle recv_counts, nb::handle sdispls, nb::handle rdispls, nb::handle unit,
                               nb::handle async_op, nb::handle timeout, LinearCall* linear) {
-    const auto read = [&](const ArrayPair& given) {
-        Request made = read_all_to_all_v(communicator.size(), given.input.shape, send_counts, recv_counts, sdispls,
-                                         rdispls, unit, given.output_shape());
-        if (given.has_output) check_apart(given.output.bytes(), given.input.bytes());
-        return made;
+    const auto read = [&](const ArrayPair& arrays) {
+        Request parsed = read_all_to_all_v(communicator.size(), arrays.input.shape, send_counts, recv_counts, sdispls,
+                                           rdispls, unit, arrays.output_shape());
+        if (arrays.has_output) check_apart(arrays.output.bytes(), arrays.input.bytes());
+        return parsed;
     };
     return call(communicator, OpKind::all_to_all_v, input, std::move(out), async_op, timeout,
                 {send_counts, recv_counts, sdispls, rdispls}, read,
@@ -135,10 +136,10 @@ nb::object all_to_all_v(Communicator& communicator, nb::handle input, nb::object
 nb::object linear_all_to_all_v(Communicator& communicator, nb::handle input, nb::handle send_counts,
                                nb::handle recv_counts, nb::handle sdispls, nb::handle rdispls, nb::handle unit) {
     auto linear = std::make_unique<LinearCall>(Request(OpKind::all_to_all_v, 0), std::vector<int64_t>{});
-    nb::object made = exchange_by_counts(communicator, input, nb::none(), send_counts, recv_counts, sdispls, rdispls,
-                                         unit, nb::bool_(false), nb::none(), linear.get());
-    if (made.is_none()) return made;
-    return nb::make_tuple(std::move(made), nb::cast(linear.release(), nb::rv_policy::take_ownership));
+    nb::object result = exchange_by_counts(communicator, input, nb::none(), send_counts, recv_counts, sdispls, rdispls,
+                                           unit, nb::bool_(false), nb::none(), linear.get());
+    if (result.is_none()) return result;
+    return nb::make_tuple(std::move(result), nb::cast(linear.release(), nb::rv_policy::take_ownership));
 }
 
 /// Runs the map, or its transpose. Returns None where the regions that would then receive overlap.
@@ -158,8 +159,8 @@ nb::object apply(const LinearCall& linear, Communicator& communicator, nb::handl
     }
     const std::vector<int64_t>& shape = transposed ? linear.shape_in : forward.shape;
     return call(communicator, forward.op, input, nb::none(), nb::bool_(false), nb::none(), {},
-                [&](const ArrayPair& given) {
-                    request.check(static_cast<int64_t>(given.input.size), element_count(shape));
+                [&](const ArrayPair& arrays) {
+                    request.check(static_cast<int64_t>(arrays.input.size), element_count(shape));
                     request.shape = shape;
                     request.row = std::max<int64_t>(forward.row, 1);
                     return std::move(request);
@@ -170,13 +171,13 @@ nb::object all_to_all_single(Communicator& communicator, nb::object output, nb::
                              nb::handle output_split_sizes, nb::handle input_split_sizes, nb::handle async_op,
                              nb::handle timeout, bool compares_rows) {
     if (output.is_none()) return nb::none();
-    const auto read = [&](const ArrayPair& given) {
-        Request made = read_all_to_all_single(communicator.size(), given.output.shape, given.input.shape,
-                                              output_split_sizes, input_split_sizes);
-        if (!given.gapped) check_apart(given.output.bytes(), given.input.bytes());
-        if (!compares_rows) made.row = 1;
-        if (given.gapped) made.shape.assign(given.output.shape.begin(), given.output.shape.end());
-        return made;
+    const auto read = [&](const ArrayPair& arrays) {
+        Request parsed = read_all_to_all_single(communicator.size(), arrays.output.shape, arrays.input.shape,
+                                                output_split_sizes, input_split_sizes);
+        if (!arrays.gapped) check_apart(arrays.output.bytes(), arrays.input.bytes());
+        if (!compares_rows) parsed.row = 1;
+        if (arrays.gapped) parsed.shape.assign(arrays.output.shape.begin(), arrays.output.shape.end());
+        return parsed;
     };
     return call(communicator, OpKind::all_to_all_single, input, std::move(output), async_op, timeout,
                 {output_split_sizes, input_split_sizes}, read,
@@ -189,17 +190,18 @@ nb::object gather(Communicator& communicator, nb::object output, nb::handle inpu
     if (output.is_none() && op == OpKind::all_gather_into_tensor) return nb::none();
     return call(
         communicator, op, input, std::move(output), async_op, timeout, {},
-        [&](const ArrayPair& given) {
-            Request made = gather_request(op, communicator.size(), static_cast<int64_t>(given.input.size));
-            made.shape.assign(given.input.shape.begin(), given.input.shape.end());
-            made.shape.insert(made.shape.begin(), communicator.size());
-            if (given.has_output) {
-                if (given.gapped) made.shape.assign(given.output.shape.begin(), given.output.shape.end());
+        [&](const ArrayPair& arrays) {
+            Request parsed = gather_request(op, communicator.size(), static_cast<int64_t>(arrays.input.size));
+            parsed.shape.assign(arrays.input.shape.begin(), arrays.input.shape.end());
+            parsed.shape.insert(parsed.shape.begin(), communicator.size());
+            if (arrays.has_output) {
+                if (arrays.gapped) parsed.shape.assign(arrays.output.shape.begin(), arrays.output.shape.end());
                 check_gathered(op == OpKind::all_gather ? "out" : "output_tensor",
-                               static_cast<int64_t>(given.output.size), given.input.shape, communicator.size());
-                if (!given.gapped) check_gather_apart(given.output.bytes(), given.input.bytes(), communicator.rank());
+                               static_cast<int64_t>(arrays.output.size), arrays.input.shape, communicator.size());
+                if (!arrays.gapped)
+                    check_gather_apart(arrays.output.bytes(), arrays.input.bytes(), communicator.rank());
             }
-            return made;
+            return parsed;
         },
         gaps ? ArrayPair::Use::gaps : ArrayPair::Use::plain);
 }
@@ -226,8 +228,8 @@ nb::object exchange(Communicator& communicator, const std::string& op, nb::handl
             return nb::none();
         }
     }
-    return call(communicator, kind, input, nb::none(), nb::bool_(false), nb::none(), {}, [&](const ArrayPair& given) {
-        request.check(static_cast<int64_t>(given.input.size), numel_out);
+    return call(communicator, kind, input, nb::none(), nb::bool_(false), nb::none(), {}, [&](const ArrayPair& arrays) {
+        request.check(static_cast<int64_t>(arrays.input.size), numel_out);
         if (numel_out >= 0) request.shape[0] = numel_out;
         request.row = std::max<int64_t>(row, 1);
         return std::move(request);
@@ -236,62 +238,62 @@ nb::object exchange(Communicator& communicator, const std::string& op, nb::handl
 
 /// Returns the index of a word among those that a parameter accepts.
 template <size_t n>
-std::optional<size_t> word(nb::handle value, const std::string_view (&known)[n]) {
+std::optional<size_t> word(nb::handle value, const std::string_view (&words)[n]) {
     if (PyUnicode_Check(value.ptr()) == 0) return std::nullopt;
     for (size_t i = 0; i < n; ++i)
-        if (PyUnicode_CompareWithASCIIString(value.ptr(), known[i].data()) == 0) return i;
+        if (PyUnicode_CompareWithASCIIString(value.ptr(), words[i].data()) == 0) return i;
     return std::nullopt;
 }
 
 std::optional<ReduceOp> reduction_of(nb::handle op, DType dtype) {
-    const std::optional<ReduceOp> known = reduce_op_of(op);
-    return known && kernel::reduces(dtype, *known) ? known : std::nullopt;
+    const std::optional<ReduceOp> reduce_op = reduce_op_of(op);
+    return reduce_op && kernel::reduces(dtype, *reduce_op) ? reduce_op : std::nullopt;
 }
 
 /// Reduces: every rank gets the whole result, or an equal part of dimension 0.
 nb::object reduce(Communicator& communicator, const std::string& op, nb::handle input, nb::object output,
                   nb::handle reduce_op, double timeout, bool async_op) {
-    const ArrayPair given(input, output, async_op ? ArrayPair::Use::plain : ArrayPair::Use::gaps);
-    if (!given) return nb::none();
-    const std::optional<ReduceOp> combine = reduction_of(reduce_op, given.input.dtype);
+    const ArrayPair arrays(input, output, async_op ? ArrayPair::Use::plain : ArrayPair::Use::gaps);
+    if (!arrays) return nb::none();
+    const std::optional<ReduceOp> combine = reduction_of(reduce_op, arrays.input.dtype);
     const OpKind kind = op_from_name(op);
     const auto size = static_cast<size_t>(communicator.size());
     const bool scatters = kind == OpKind::reduce_scatter;
     Request result(kind, 0);
-    result.shape.assign(given.input.shape.begin(), given.input.shape.end());
+    result.shape.assign(arrays.input.shape.begin(), arrays.input.shape.end());
     if (scatters) {
-        if (!given.has_output && (result.shape.empty() || result.shape[0] % communicator.size() != 0))
+        if (!arrays.has_output && (result.shape.empty() || result.shape[0] % communicator.size() != 0))
             return nb::none();
-        if (given.input.size % size != 0) return nb::none();
+        if (arrays.input.size % size != 0) return nb::none();
         if (!result.shape.empty()) result.shape[0] /= communicator.size();
     }
-    const size_t numel = scatters ? given.input.size / size : given.input.size;
-    const bool fits = !given.has_output || given.output.size == numel;
-    const bool in_place = !scatters && given.has_output && given.output.address == given.input.address;
+    const size_t numel = scatters ? arrays.input.size / size : arrays.input.size;
+    const bool fits = !arrays.has_output || arrays.output.size == numel;
+    const bool in_place = !scatters && arrays.has_output && arrays.output.address == arrays.input.address;
     if (!combine || !fits) return nb::none();
-    if (given.gapped) result.shape.assign(given.output.shape.begin(), given.output.shape.end());
-    if (given.has_output && !in_place && !given.gapped && overlaps(given.output.bytes(), given.input.bytes()))
+    if (arrays.gapped) result.shape.assign(arrays.output.shape.begin(), arrays.output.shape.end());
+    if (arrays.has_output && !in_place && !arrays.gapped && overlaps(arrays.output.bytes(), arrays.input.bytes()))
         return nb::none();
-    const Target target = guarded(communicator, kind, [&] { return target_of(given, input, output, result); });
+    const Target target = guarded(communicator, kind, [&] { return target_of(arrays, input, output, result); });
     auto call = std::make_shared<ReadyReduction>();
     call->counts = scatters ? std::vector<int64_t>(size, static_cast<int64_t>(numel))
                             : even_parts(static_cast<int64_t>(numel), communicator.size());
     call->reduction.op = kind;
-    call->reduction.dtype = given.input.dtype;
+    call->reduction.dtype = arrays.input.dtype;
     call->reduction.reduce_op = *combine;
-    call->reduction.shape = ShapeWords(given.input.shape);
-    call->reduction.input = pointer<const void>(given.input.address);
+    call->reduction.shape = ShapeWords(arrays.input.shape);
+    call->reduction.input = pointer<const void>(arrays.input.address);
     call->reduction.output = pointer<void>(target.address);
     if (async_op)
         return nb::make_tuple(
             target.array,
             communicator.begin(kind, [call, &communicator, timeout] { call->run(communicator, timeout); }),
-            kept_input(given, input));
+            kept_input(arrays, input));
     {
-        const LockReleased released(communicator, given.input.bytes().bytes);
+        const LockReleased released(communicator, arrays.input.bytes().bytes);
         call->run(communicator, timeout);
     }
-    return settled(given, output, target.array);
+    return settled(arrays, output, target.array);
 }
 
 /// A quantized reduction with its count, for pending calls.
@@ -319,9 +321,9 @@ std::optional<float*> state_of(nb::handle states, const char* name, int64_t coun
 nb::object quantized_all_reduce(Communicator& communicator, nb::handle input, nb::object output, nb::handle format,
                                 nb::handle group_size, nb::handle gather, nb::handle op, nb::handle overflow,
                                 nb::handle states, bool async_op, double timeout, bool tracked) {
-    const ArrayPair given(input, output, tracked ? ArrayPair::Use::tracked : ArrayPair::Use::asks);
-    if (!given) return given.wants_gradient ? nb::borrow(Py_NotImplemented) : nb::none();
-    if (!info(given.input.dtype).quantizes || PyUnicode_Check(format.ptr()) == 0) return nb::none();
+    const ArrayPair arrays(input, output, tracked ? ArrayPair::Use::tracked : ArrayPair::Use::asks);
+    if (!arrays) return arrays.wants_gradient ? nb::borrow(Py_NotImplemented) : nb::none();
+    if (!info(arrays.input.dtype).quantizes || PyUnicode_Check(format.ptr()) == 0) return nb::none();
     if (!group_size.is_none() && PyLong_CheckExact(group_size.ptr()) == 0) return nb::none();
     int group_overflow = 0;
     const std::optional<CodeFormat> codes = code_format(nb::cast<std::string>(format));
@@ -331,12 +333,12 @@ nb::object quantized_all_reduce(Communicator& communicator, nb::handle input, nb
                                 handling = word(overflow, overflow_names);
     if (!codes || group_overflow != 0 || !takes_group(*codes, group)) return nb::none();
     if (!gathers || !averages || !handling) return nb::none();
-    const bool in_place = given.has_output && given.output.address == given.input.address;
-    if (given.has_output && (!std::ranges::equal(given.output.shape, given.input.shape) ||
-                             (!in_place && overlaps(given.output.bytes(), given.input.bytes()))))
+    const bool in_place = arrays.has_output && arrays.output.address == arrays.input.address;
+    if (arrays.has_output && (!std::ranges::equal(arrays.output.shape, arrays.input.shape) ||
+                              (!in_place && overlaps(arrays.output.bytes(), arrays.input.bytes()))))
         return nb::none();
     auto ready = std::make_shared<ReadyQuantReduction>();
-    ready->count = static_cast<int64_t>(given.input.size);
+    ready->count = static_cast<int64_t>(arrays.input.size);
     QuantReduction& call = ready->reduction;
     call.requantizes = *gathers == 1;
     if (!states.is_none()) {
@@ -351,26 +353,26 @@ nb::object quantized_all_reduce(Communicator& communicator, nb::handle input, nb
         call.gather_error = *gather_error;
     }
     Request result(OpKind::quantized_all_reduce, 0);
-    result.shape.assign(given.input.shape.begin(), given.input.shape.end());
-    const Target target = guarded(communicator, result.op, [&] { return target_of(given, input, output, result); });
+    result.shape.assign(arrays.input.shape.begin(), arrays.input.shape.end());
+    const Target target = guarded(communicator, result.op, [&] { return target_of(arrays, input, output, result); });
     call.op = result.op;
     call.mode = QuantMode::dynamic;
-    call.dtype = call.out_dtype = given.input.dtype;
+    call.dtype = call.out_dtype = arrays.input.dtype;
     call.overflow = static_cast<Overflow>(*handling);
     call.average = *averages == 1;
     call.format = *codes;
     call.group_size = group;
-    call.shape = ShapeWords(given.input.shape);
-    call.input = pointer<const void>(given.input.address);
+    call.shape = ShapeWords(arrays.input.shape);
+    call.input = pointer<const void>(arrays.input.address);
     call.output = pointer<void>(target.address);
     if (async_op)
         return nb::make_tuple(
             target.array,
             communicator.begin(result.op, [ready, &communicator, timeout] { ready->run(communicator, timeout); }),
-            nb::make_tuple(kept_input(given, input), states.is_none() ? nb::none() : states.attr("copy")()));
+            nb::make_tuple(kept_input(arrays, input), states.is_none() ? nb::none() : states.attr("copy")()));
     const nb::object kept = states.is_none() ? nb::none() : nb::object(states.attr("copy")());
     {
-        const LockReleased released(communicator, given.input.bytes().bytes);
+        const LockReleased released(communicator, arrays.input.bytes().bytes);
         ready->run(communicator, timeout);
     }
     return target.array;

@@ -21,20 +21,20 @@ struct ArrayPlan {
 nb::object run(const ArrayPlan& self, nb::handle input, nb::object output) {
     if (!self.plan) return nb::none();
     const ReadyExchange& exchange = *self.plan->data;
-    const ArrayPair given(input, output);
-    if (!given || given.copy.is_valid() || given.input.dtype != exchange.dtype() ||
-        given.input.size < self.input_size || (self.covers && given.input.size > self.input_size))
+    const ArrayPair arrays(input, output);
+    if (!arrays || arrays.copy.is_valid() || arrays.input.dtype != exchange.dtype() ||
+        arrays.input.size < self.input_size || (self.covers && arrays.input.size > self.input_size))
         return nb::none();
-    if (given.has_output &&
-        (given.output.size < self.output_size || overlaps(given.output.bytes(), given.input.bytes())))
+    if (arrays.has_output &&
+        (arrays.output.size < self.output_size || overlaps(arrays.output.bytes(), arrays.input.bytes())))
         return nb::none();
     Communicator& communicator = *self.plan->communicator;
     Target target = guarded(communicator, exchange.request().op,
-                            [&] { return target_of(given, input, std::move(output), exchange.request()); });
+                            [&] { return target_of(arrays, input, std::move(output), exchange.request()); });
     {
-        const size_t size = std::max(given.input.size, self.output_size);
+        const size_t size = std::max(arrays.input.size, self.output_size);
         const LockReleased released(communicator, size * size_of(exchange.dtype()));
-        exchange.run(communicator, given.input.address, target.address, -1.0);
+        exchange.run(communicator, arrays.input.address, target.address, -1.0);
     }
     return std::move(target.array);
 }
@@ -50,10 +50,10 @@ nb::object call_plan(nb::handle_t<ArrayPlan> self, nb::handle input, nb::object 
 PyObject* plan_slot(PyObject* self, PyObject* args, PyObject* others) {
     try {
         const nb::handle_t<ArrayPlan> plan(self);
-        const Py_ssize_t given = NB_TUPLE_GET_SIZE(args);
-        if (others != nullptr || given < 1 || given > 2)
+        const Py_ssize_t count = NB_TUPLE_GET_SIZE(args);
+        if (others != nullptr || count < 1 || count > 2)
             return PyObject_Call(nb::object(plan.attr("_call")).ptr(), args, others);
-        PyObject* const out = given == 2 ? NB_TUPLE_GET_ITEM(args, 1) : Py_None;
+        PyObject* const out = count == 2 ? NB_TUPLE_GET_ITEM(args, 1) : Py_None;
         return call_plan(plan, NB_TUPLE_GET_ITEM(args, 0), nb::borrow(out), nb::none()).release().ptr();
     } catch (...) {
         set_python_error();

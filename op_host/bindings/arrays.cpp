@@ -17,29 +17,29 @@ struct Known {
     const Framework* framework;
 };
 
-std::vector<Known> known;  // changed under the GIL
+std::vector<Known> registered;  // changed under the GIL
 
 }  // namespace
 
 const Framework* framework_of(nb::handle object) {
-    for (const Known& each : known)
+    for (const Known& each : registered)
         if (Py_TYPE(object.ptr()) == each.type) return each.framework;
     return nullptr;
 }
 
 ArrayPair::ArrayPair(nb::handle source, nb::handle target, Use use) : has_output(!target.is_none()) {
-    const Framework* const known = framework_of(source);
-    if (known == nullptr || (has_output && framework_of(target) != known)) return;
-    if (!known->input(source, input, copy, use == Use::tracked)) {
-        wants_gradient = use == Use::asks && known->wants_gradient(source);
+    const Framework* const registered = framework_of(source);
+    if (registered == nullptr || (has_output && framework_of(target) != registered)) return;
+    if (!registered->input(source, input, copy, use == Use::tracked)) {
+        wants_gradient = use == Use::asks && registered->wants_gradient(source);
         return;
     }
-    if (has_output && !known->output(target, output)) {
-        gapped = use == Use::gaps && known->gaps(target, output);
+    if (has_output && !registered->output(target, output)) {
+        gapped = use == Use::gaps && registered->gaps(target, output);
         if (!gapped) return;
     }
     if (has_output && output.dtype != input.dtype) return;
-    framework = known;
+    framework = registered;
 }
 
 void ArrayPair::keep_shapes() {
@@ -60,26 +60,26 @@ bool ArrayPair::operator==(const ArrayPair& other) const {
            (!has_output || same(output, other.output));
 }
 
-Target target_of(const ArrayPair& given, nb::handle like, nb::object output, const Request& request) {
-    if (given.has_output && !given.gapped) return {std::move(output), given.output.address};
-    const size_t bytes = static_cast<size_t>(element_count(request.shape)) * size_of(given.input.dtype);
+Target target_of(const ArrayPair& arrays, nb::handle like, nb::object output, const Request& request) {
+    if (arrays.has_output && !arrays.gapped) return {std::move(output), arrays.output.address};
+    const size_t bytes = static_cast<size_t>(element_count(request.shape)) * size_of(arrays.input.dtype);
     Block block = Arena::instance().allocate(bytes);
     if (request.has_gaps) std::memset(block.data(), 0, bytes);
     const auto address = reinterpret_cast<uintptr_t>(block.data());
-    return {given.framework->make(like, request.shape, std::move(block)), address};
+    return {arrays.framework->make(like, request.shape, std::move(block)), address};
 }
 
 bool any_watched() {
-    return std::ranges::any_of(known, [](const Known& each) { return each.framework->watched(); });
+    return std::ranges::any_of(registered, [](const Known& each) { return each.framework->watched(); });
 }
 
 void add_framework(nb::handle type, const Framework& framework) {
     auto* const added = reinterpret_cast<PyTypeObject*>(type.ptr());
-    const auto found = std::ranges::find(known, added, &Known::type);
-    if (found == known.end())
-        known.push_back({added, &framework});
+    const auto entry = std::ranges::find(registered, added, &Known::type);
+    if (entry == registered.end())
+        registered.push_back({added, &framework});
     else
-        found->framework = &framework;
+        entry->framework = &framework;
 }
 
 }  // namespace alltoallv

@@ -54,8 +54,8 @@ bool python_is_reachable() {
 /// Returns the globals of a module of Python that has been imported, else none. By these its frames are known: files
 /// may have any name, and other libraries a `threading.py` of their own.
 nb::object globals_of(const char* module) {
-    const nb::object found = nb::module_::import_("sys").attr("modules").attr("get")(module);
-    return found.is_none() ? found : found.attr("__dict__");
+    const nb::object entry = nb::module_::import_("sys").attr("modules").attr("get")(module);
+    return entry.is_none() ? entry : entry.attr("__dict__");
 }
 
 /// True if a thread waits, without limit, for another thread of the program: an idle pool, a join, a lock's owner.

@@ -24,10 +24,10 @@ CommunicatorPtr find_or_make(const HcclOptions& hccl, CommunicatorOptions option
             return make(control);
         });
     };
-    const CommunicatorPtr found = find();
-    const auto* over_hccl = dynamic_cast<const HcclCommunicator*>(found.get());
-    if (over_hccl == nullptr || over_hccl->borrowed() == hccl.comm) return found;
-    found->destroy();
+    const CommunicatorPtr communicator = find();
+    const auto* over_hccl = dynamic_cast<const HcclCommunicator*>(communicator.get());
+    if (over_hccl == nullptr || over_hccl->borrowed() == hccl.comm) return communicator;
+    communicator->destroy();
     return find();
 }
 

@@ -61,23 +61,23 @@ class PythonMover final : public Mover {
 };
 
 /// Gives a communicator the engines that carry its data. Collective.
-CommunicatorPtr equip(const CommunicatorOptions& options, const std::shared_ptr<TcpCommunicator>& made,
+CommunicatorPtr equip(const CommunicatorOptions& options, const std::shared_ptr<TcpCommunicator>& tcp,
                       std::unique_ptr<Mover> between) {
     try {
         const auto look = [&] {
-            if (!made->usable()) gather_texts(*made, "");  // throws the error that has ended it
+            if (!tcp->usable()) gather_texts(*tcp, "");  // throws the error that has ended it
         };
         Carriers carriers;
         std::vector<int> on_host, others;
-        for (int j = 0; j < options.size; ++j) (made->on_this_host(j) ? on_host : others).push_back(j);
+        for (int j = 0; j < options.size; ++j) (tcp->on_this_host(j) ? on_host : others).push_back(j);
         if (on_host.size() > 1) {
             CommunicatorOptions local = options;
             local.rank = static_cast<int>(std::find(on_host.begin(), on_host.end(), options.rank) - on_host.begin());
             local.size = static_cast<int>(on_host.size());
-            local.job = made->local_job();
+            local.job = tcp->local_job();
             local.names = on_host;
             local.processes = {};
-            for (const int j : on_host) local.processes.push_back(made->processes()[static_cast<size_t>(j)]);
+            for (const int j : on_host) local.processes.push_back(tcp->processes()[static_cast<size_t>(j)]);
             carriers.within = make_shm_part(local, look);
             carriers.on_host = on_host;
         } else {
@@ -85,7 +85,7 @@ CommunicatorPtr equip(const CommunicatorOptions& options, const std::shared_ptr<
         }
         TcpConnectionsOptions connections;
         connections.rank = options.rank;
-        connections.secret = made->secret();
+        connections.secret = tcp->secret();
         std::vector<int> all(static_cast<size_t>(options.size));
         std::iota(all.begin(), all.end(), 0);
         std::erase(all, options.rank);
@@ -96,23 +96,23 @@ CommunicatorPtr equip(const CommunicatorOptions& options, const std::shared_ptr<
             look();
             alive();
         };
-        connections.gather = [&](const std::string& card) { return gather_texts(*made, card); };
+        connections.gather = [&](const std::string& card) { return gather_texts(*tcp, card); };
         std::vector<std::vector<UniqueFd>> sockets = connect_ranks(connections);
         if (between == nullptr) between = std::make_unique<TcpMesh>(std::move(sockets[1]));
         carriers.between = std::move(between);
-        made->carry_by(std::move(carriers), std::move(sockets[0]));
-        gather_texts(*made, "+");  // so that either all ranks have it or none
+        tcp->carry_by(std::move(carriers), std::move(sockets[0]));
+        gather_texts(*tcp, "+");  // so that either all ranks have it or none
     } catch (const Error& error) {
-        made->give_up(error);
+        tcp->give_up(error);
         throw;
     } catch (const nb::python_error& error) {
-        made->abort(words_of(error));
+        tcp->abort(words_of(error));
         throw;
     } catch (const std::exception& error) {
-        made->abort(error.what());
+        tcp->abort(error.what());
         throw;
     }
-    return made;
+    return tcp;
 }
 
 }  // namespace
@@ -135,19 +135,19 @@ void bind_hosts(nb::module_& m) {
            nb::object engine) -> CommunicatorPtr {
             std::unique_ptr<Mover> between;
             if (!engine.is_none()) between = std::make_unique<PythonMover>(std::move(engine));
-            const GatherBytes gather_bytes = [&](const std::string& mine) {
+            const GatherBytes gather_bytes = [&](const std::string& own) {
                 const GilHeld acquire;
                 std::vector<std::string> all;
-                for (const nb::bytes& text : gather(nb::bytes(mine.data(), mine.size())))
+                for (const nb::bytes& text : gather(nb::bytes(own.data(), own.size())))
                     all.emplace_back(text.c_str(), text.size());
                 return all;
             };
             const GilReleased release;
             std::string failure;
-            const auto made = make_tcp_communicator(options, gather_bytes, failure);
-            if (!made)
+            const auto communicator = make_tcp_communicator(options, gather_bytes, failure);
+            if (!communicator)
                 throw backend_unavailable("domain '", options.domain, "' found no way between its hosts: ", failure);
-            return destroyed_with_all(equip(options, made, std::move(between)));
+            return destroyed_with_all(equip(options, communicator, std::move(between)));
         },
         "options"_a, "gather"_a, "engine"_a.none(),
         "A new communicator of ranks on several hosts that have an engine already: `gather` hands everybody the bytes "

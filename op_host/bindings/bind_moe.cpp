@@ -54,8 +54,8 @@ std::span<const T> values_of(const Operand& tensor) {
 
 /// Reads integers of any type.
 Numbers integers_of(const char* name, const Operand& tensor) {
-    Numbers made(static_cast<size_t>(tensor.count()));
-    const auto copy = [&]<class T>(T) { std::ranges::copy(values_of<T>(tensor), made.begin()); };
+    Numbers numbers(static_cast<size_t>(tensor.count()));
+    const auto copy = [&]<class T>(T) { std::ranges::copy(values_of<T>(tensor), numbers.begin()); };
     switch (tensor.dtype) {
         case DType::int8:
             copy(int8_t{});
@@ -85,13 +85,13 @@ Numbers integers_of(const char* name, const Operand& tensor) {
             throw invalid_tensor(ErrorType::INVALID_TENSOR_INI_MATCH, name, " has dtype ", name_of(tensor.dtype),
                                  ", expected integers");
     }
-    return made;
+    return numbers;
 }
 
 /// Reads weights of a floating-point dtype; nothing for None.
-std::optional<Operand> weights_of(const Tensors& tensors, nb::handle given) {
-    if (given.is_none()) return std::nullopt;
-    Operand weights = tensors.input("gate_weights", given);
+std::optional<Operand> weights_of(const Tensors& tensors, nb::handle tensor) {
+    if (tensor.is_none()) return std::nullopt;
+    Operand weights = tensors.input("gate_weights", tensor);
     const bool moves = only_moves(weights.dtype);
     const Arithmetic kind = moves ? Arithmetic::none : info(weights.dtype).arithmetic;
     if (kind != Arithmetic::floating && kind != Arithmetic::none)
@@ -135,26 +135,26 @@ void check_outputs(const Dims& shape, int64_t rows) {
 
 /// Reads a float32, float16 or bfloat16 tensor as float32.
 std::vector<float> floats_of(const Operand& tensor) {
-    std::vector<float> made(static_cast<size_t>(tensor.count()));
+    std::vector<float> floats(static_cast<size_t>(tensor.count()));
     if (tensor.dtype == DType::float32) {
-        std::ranges::copy(values_of<float>(tensor), made.begin());
-        return made;
+        std::ranges::copy(values_of<float>(tensor), floats.begin());
+        return floats;
     }
     const bool brain = tensor.dtype == DType::bfloat16;
     if (!brain && tensor.dtype != DType::float16)
         throw invalid_param("gates have dtype ", name_of(tensor.dtype), ", expected float32, float16 or bfloat16");
     const kernel::HalfBlocks half = kernel::half_blocks(tensor.dtype, kernel::best_isa());
-    half.widen(reinterpret_cast<unsigned char*>(made.data()), pointer<const unsigned char>(tensor.bytes.address),
-               made.size());
-    return made;
+    half.widen(reinterpret_cast<unsigned char*>(floats.data()), pointer<const unsigned char>(tensor.bytes.address),
+               floats.size());
+    return floats;
 }
 
 /// Returns the `width` bytes that weights have of each of the chosen pairs, in that order.
 std::vector<std::byte> chosen(const Operand& weights, size_t width, Span order) {
-    std::vector<std::byte> made(order.size() * width);
-    kernel::gather_rows({made.data(), width}, {pointer<const void>(weights.bytes.address), width}, order.data(),
+    std::vector<std::byte> gathered(order.size() * width);
+    kernel::gather_rows({gathered.data(), width}, {pointer<const void>(weights.bytes.address), width}, order.data(),
                         nullptr, order.size(), width);
-    return made;
+    return gathered;
 }
 
 /// The route of a dispatch, read from tensors of numbers.
@@ -266,8 +266,10 @@ class MoeDispatch {
                                     source.data(), nullptr, source.size(), width);
             }
         }
-        const auto made = [](const Operand& tensor) { return tensor.tensor.is_valid() ? tensor.tensor : nb::none(); };
-        if (route_) return nb::make_tuple(rows.tensor, made(weights));
+        const auto tensor_of = [](const Operand& tensor) {
+            return tensor.tensor.is_valid() ? tensor.tensor : nb::none();
+        };
+        if (route_) return nb::make_tuple(rows.tensor, tensor_of(weights));
         Numbers ranks, experts;
         const Numbers* const of_ranks[] = {&sending_.sends, &headers.pairs, &headers.tokens, &headers.choices};
         for (const Numbers* each : of_ranks) ranks.insert(ranks.end(), each->begin(), each->end());
@@ -276,7 +278,7 @@ class MoeDispatch {
         const auto numbers = [](const Numbers& values) {
             return numpy_array(Span(values), {static_cast<int64_t>(values.size())});
         };
-        return nb::make_tuple(rows.tensor, made(weights), made(scales), numbers(sending_.order),
+        return nb::make_tuple(rows.tensor, tensor_of(weights), tensor_of(scales), numbers(sending_.order),
                               numbers(arrival.source), numpy_array(Span(ranks), {4, communicator_->size()}),
                               numbers(token),
                               numpy_array(Span(experts), {2, static_cast<int64_t>(arrival.counts.size())}));
@@ -316,26 +318,28 @@ class MoeDispatch {
 class MoeCollect {
   public:
     MoeCollect(nb::object adapter, CommunicatorPtr communicator, nb::handle rows, nb::handle weights, nb::handle gates,
-               nb::handle route, int64_t tokens, int64_t k, const std::string& payload, bool whole,
-               const std::string& beside)
+               nb::handle route, int64_t tokens, int64_t k, const std::string& payload, bool undivided,
+               const std::string& agreed_terms)
         : adapter_(std::move(adapter)), communicator_(std::move(communicator)), n_(tokens), k_(k) {
         const Tensors tensors(adapter_);
-        const RouteTensors given(tensors, route);
+        const RouteTensors route_tensors(tensors, route);
         rows_ = tensors.input("expert_outputs", rows);
-        const auto count = static_cast<int64_t>(given.source().size());
+        const auto count = static_cast<int64_t>(route_tensors.source().size());
         check_outputs(rows_.shape, count);
         if (!weights.is_none()) weights_ = tensors.input("weights", weights);
         if (!gates.is_none()) factors_ = floats_of(tensors.input("gates", gates));
-        moe::Route parts{given.order(), given.source(), given.of_ranks(0), given.of_ranks(1), {}, {}, given.token()};
-        if (!whole && given.lines() == 4) {
-            parts.tokens = given.of_ranks(2);
-            parts.choices = given.of_ranks(3);
+        moe::Route parts{
+            route_tensors.order(), route_tensors.source(), route_tensors.of_ranks(0), route_tensors.of_ranks(1), {}, {},
+            route_tensors.token()};
+        if (!undivided && route_tensors.lines() == 4) {
+            parts.tokens = route_tensors.of_ranks(2);
+            parts.choices = route_tensors.of_ranks(3);
         }
         const Matrix matrix = matrix_of(rows_);
         const auto format = payload.empty() ? std::nullopt : std::optional(format_from_name(payload));
         std::optional<Column> column;
         if (weights_) column = {pointer<const void>(weights_->bytes.address), size_of(weights_->dtype)};
-        const std::string text = joined(payload, " ", dtype_name(weights_), " ", beside);
+        const std::string text = joined(payload, " ", dtype_name(weights_), " ", agreed_terms);
         moving_ =
             std::make_unique<moe::Collect>(*communicator_, matrix, format, gates.is_none() ? nullptr : factors_.data(),
                                            column, moe::chunks(parts, tokens, k, matrix.width()),
@@ -377,7 +381,7 @@ class MoeCollect {
 };
 
 /// Rows of several tensors side by side, as one exchange: what deep_ep sends.
-nb::object exchange_columns(nb::object adapter, CommunicatorPtr communicator, const std::vector<nb::object>& given,
+nb::object exchange_columns(nb::object adapter, CommunicatorPtr communicator, const std::vector<nb::object>& objects,
                             nb::handle index, size_t chosen_parts, const Numbers& sends,
                             const std::optional<Numbers>& recvs, const std::vector<int>& fills, int64_t least,
                             int64_t terms) {
@@ -389,7 +393,7 @@ nb::object exchange_columns(nb::object adapter, CommunicatorPtr communicator, co
         const Operand which = tensors.input("index", index);
         const Span rows = values_of<int64_t>(which);
         std::vector<Matrix> columns;
-        for (const nb::object& each : given) {
+        for (const nb::object& each : objects) {
             parts.push_back(tensors.input("x", each));
             columns.push_back(matrix_of(parts.back()));
             stride += moe::row_bytes(columns.back().width());
@@ -414,7 +418,7 @@ nb::object exchange_columns(nb::object adapter, CommunicatorPtr communicator, co
     }
     const Span arrived = came->recvs();
     const auto count = std::accumulate(arrived.begin(), arrived.end(), int64_t{0}), all = std::max(count, least);
-    nb::list made;
+    nb::list outputs;
     std::vector<Operand> outs;
     for (const Operand& part : parts) outs.push_back(tensors.make(shape_of({all}, part), part));
     {
@@ -432,42 +436,42 @@ nb::object exchange_columns(nb::object adapter, CommunicatorPtr communicator, co
             begin += moe::row_bytes(width);
         }
     }
-    for (const Operand& out : outs) made.append(out.tensor);
-    return nb::make_tuple(made, Numbers(arrived.begin(), arrived.end()));
+    for (const Operand& out : outs) outputs.append(out.tensor);
+    return nb::make_tuple(outputs, Numbers(arrived.begin(), arrived.end()));
 }
 
 /// Prepares a call, whose failure is announced, and runs it; or begins it and returns what has a method finish().
 template <class Moving, class... Arguments>
 nb::object moved(CommunicatorPtr communicator, bool begins, nb::object adapter, Arguments&&... arguments) {
     Communicator& raw = *communicator;
-    auto made = guarded(raw, carrier, [&] {
+    auto call = guarded(raw, carrier, [&] {
         return std::make_unique<Moving>(std::move(adapter), std::move(communicator),
                                         std::forward<Arguments>(arguments)...);
     });
-    made->start(begins);
-    return begins ? nb::cast(made.release(), nb::rv_policy::take_ownership) : made->finish();
+    call->start(begins);
+    return begins ? nb::cast(call.release(), nb::rv_policy::take_ownership) : call->finish();
 }
 
 std::shared_ptr<Options> options_of(int64_t experts, const std::vector<Numbers>& placed, nb::handle capacity,
                                     bool lightest, int64_t alignment, const std::string& payload, bool codes,
                                     std::string text) {
-    auto made = std::make_shared<Options>();
-    made->slots.assign(static_cast<size_t>(experts), -1);
+    auto options = std::make_shared<Options>();
+    options->slots.assign(static_cast<size_t>(experts), -1);
     int64_t place = 0;
     for (const Numbers& of_rank : placed) {
-        for (const int64_t expert : of_rank) made->slots[static_cast<size_t>(expert)] = place++;
-        made->ends.push_back(place);
+        for (const int64_t expert : of_rank) options->slots[static_cast<size_t>(expert)] = place++;
+        options->ends.push_back(place);
     }
     if (PyLong_Check(capacity.ptr()))
-        made->rows = nb::cast<int64_t>(capacity);
+        options->rows = nb::cast<int64_t>(capacity);
     else if (!capacity.is_none())
-        made->factor = nb::cast<double>(capacity);
-    made->lightest = lightest;
-    made->alignment = alignment;
-    if (!payload.empty()) made->payload = format_from_name(payload);
-    made->codes = codes;
-    made->text = std::move(text);
-    return made;
+        options->factor = nb::cast<double>(capacity);
+    options->lightest = lightest;
+    options->alignment = alignment;
+    if (!payload.empty()) options->payload = format_from_name(payload);
+    options->codes = codes;
+    options->text = std::move(text);
+    return options;
 }
 
 Numbers numbers_of(nb::handle array) {
@@ -483,28 +487,28 @@ nb::object device_pack(const std::shared_ptr<Options>& options, nb::handle numbe
                        nb::handle priority, nb::handle weights, int64_t tokens, int64_t k, size_t width,
                        int64_t terms) {
     const Tensors tensors(nb::none());
-    moe::SendPlan made;
+    moe::SendPlan plan;
     std::vector<Column> columns;
     if (sends) {
-        made.order = numbers_of(numbers);
-        made.sends = *sends;
+        plan.order = numbers_of(numbers);
+        plan.sends = *sends;
     } else {
         std::optional<Operand> heavy;
         if (!priority.is_none()) heavy = tensors.input("gate_weights", priority);
-        made =
+        plan =
             moe::send(*options, numbers_of(numbers), k, heavy ? values_of<double>(*heavy) : std::span<const double>());
-        columns.push_back({made.tags.data(), sizeof(Tag)});
+        columns.push_back({plan.tags.data(), sizeof(Tag)});
     }
     std::vector<std::byte> of_pairs;
     if (!weights.is_none()) {
         const Operand column = tensors.input("gate_weights", weights);
         const auto bytes = static_cast<size_t>(column.shape[1]);
-        of_pairs = chosen(column, bytes, made.order);
+        of_pairs = chosen(column, bytes, plan.order);
         columns.push_back({of_pairs.data(), bytes});
     }
-    const moe::Packed all = moe::pack(made.order, made.sends, tokens, k, columns, width, terms, false);
+    const moe::Packed all = moe::pack(plan.order, plan.sends, tokens, k, columns, width, terms, false);
     const auto stride = static_cast<int64_t>(all.stride);
-    return nb::make_tuple(array_of(made.order), made.sends, all.counts,
+    return nb::make_tuple(array_of(plan.order), plan.sends, all.counts,
                           numpy_array(std::span(all.headers), {static_cast<int64_t>(all.header_at.size()), stride}),
                           array_of(all.header_at), array_of(all.token), array_of(all.token_at));
 }
@@ -514,8 +518,8 @@ nb::object device_unpack(const std::shared_ptr<Options>& options, nb::handle fet
                          std::optional<size_t> width, size_t stride, int64_t terms, int rank, nb::handle source,
                          nb::handle token) {
     const moe::Fetch rows = [&](Span which, std::byte* out) {
-        const nb::object found = fetch(array_of(which));
-        const Operand bytes = Tensors(nb::none()).input("rows", found);
+        const nb::object fetched = fetch(array_of(which));
+        const Operand bytes = Tensors(nb::none()).input("rows", fetched);
         if (bytes.bytes.bytes != which.size() * stride) throw invalid_param("fetch returned other rows than requested");
         if (bytes.bytes.bytes > 0) std::memcpy(out, pointer<const void>(bytes.bytes.address), bytes.bytes.bytes);
     };
@@ -582,10 +586,11 @@ void bind_moe(nb::module_& m) {
     m.def(
         "moe_collect",
         [](nb::object adapter, CommunicatorPtr communicator, nb::handle rows, nb::handle weights, nb::handle gates,
-           nb::handle route, int64_t tokens, int64_t k, const std::string& payload, bool whole,
-           const std::string& beside, bool begins) {
+           nb::handle route, int64_t tokens, int64_t k, const std::string& payload, bool undivided,
+           const std::string& agreed_terms, bool begins) {
             return nb::steal<nb::any>(moved<MoeCollect>(std::move(communicator), begins, std::move(adapter), rows,
-                                                        weights, gates, route, tokens, k, payload, whole, beside)
+                                                        weights, gates, route, tokens, k, payload, undivided,
+                                                        agreed_terms)
                                           .release());
         },
         "adapter"_a.none(), "communicator"_a, "rows"_a, "weights"_a.none(), "gates"_a.none(), "route"_a, "tokens"_a,

@@ -112,15 +112,15 @@ void bind_params(nb::module_& m) {
                const std::string& overflow) {
                 const Overflow handling = overflow_from_name(overflow);
                 const CodeFormat codes = format_from_name(format);
-                auto* made = new (self) QuantAllReduceParam;
-                made->group = group;
-                made->all_reduce_type = std::move(all_reduce_type);
-                made->quant_type = static_cast<QuantType>(quant_type);
-                made->out_data_type = out_data_type;
-                made->format = codes;
-                made->group_size = group_size;
-                made->requantizes = requantizes;
-                made->overflow = handling;
+                auto* built = new (self) QuantAllReduceParam;
+                built->group = group;
+                built->all_reduce_type = std::move(all_reduce_type);
+                built->quant_type = static_cast<QuantType>(quant_type);
+                built->out_data_type = out_data_type;
+                built->format = codes;
+                built->group_size = group_size;
+                built->requantizes = requantizes;
+                built->overflow = handling;
             },
             "group"_a, "all_reduce_type"_a, "quant_type"_a, "out_data_type"_a, "format"_a = "int8",
             "group_size"_a = 128, "requantizes"_a = false, "overflow"_a = "saturate");
@@ -192,18 +192,18 @@ nb::class_<Op, Operation> bind_operator(nb::module_& m, const char* name) {
 nb::object call_set_up(AllToAllVOperation& self, nb::handle x, nb::object out, nb::handle timeout) {
     const double limit = PyFloat_CheckExact(timeout.ptr()) ? PyFloat_AsDouble(timeout.ptr()) : -1.0;
     if (!timeout.is_none() && !(limit > 0)) return nb::none();
-    const ArrayPair given(x, out);
-    if (!given) return nb::none();
-    const auto plan = self.plan_for(given.input.dtype, given.input.shape);
+    const ArrayPair arrays(x, out);
+    if (!arrays) return nb::none();
+    const auto plan = self.plan_for(arrays.input.dtype, arrays.input.shape);
     if (plan == nullptr || plan->communicator->backend() == "hccl") return nb::none();
     Request result(OpKind::all_to_all_v, 0);
     result.shape = plan->outputs[0].shape;
-    if (given.has_output &&
-        (!std::ranges::equal(given.output.shape, result.shape) || overlaps(given.output.bytes(), given.input.bytes())))
+    if (arrays.has_output && (!std::ranges::equal(arrays.output.shape, result.shape) ||
+                              overlaps(arrays.output.bytes(), arrays.input.bytes())))
         return nb::none();
-    Target target = target_of(given, x, std::move(out), result);
-    const size_t bytes = static_cast<size_t>(element_count(result.shape)) * size_of(given.input.dtype);
-    const ByteRange input = given.input.bytes(), output{target.address, bytes};
+    Target target = target_of(arrays, x, std::move(out), result);
+    const size_t bytes = static_cast<size_t>(element_count(result.shape)) * size_of(arrays.input.dtype);
+    const ByteRange input = arrays.input.bytes(), output{target.address, bytes};
     {
         const LockReleased released(*plan->communicator, std::max(input.bytes, output.bytes));
         self.execute({&input, 1}, {&output, 1}, limit);

@@ -28,8 +28,8 @@ struct Names {
 };
 
 const Names& names() {
-    static const Names& made = *new Names;  // never freed: Python may have ended
-    return made;
+    static const Names& interned_names = *new Names;  // never freed: Python may have ended
+    return interned_names;
 }
 
 std::string repr_of(nb::handle value) {
@@ -120,11 +120,11 @@ bool Tensors::is_tensor(nb::handle object) const {
 // Checks of arguments
 
 ReduceOp checked_reduction(nb::handle op, DType dtype, std::string_view shown) {
-    const std::optional<ReduceOp> known = reduce_op_of(op);
-    if (!known) throw invalid_param("op is ", repr_of(op), ", expected ", reduce_ops_listed());
-    if (!only_moves(dtype) && kernel::reduces(dtype, *known)) return *known;
-    throw invalid_param("op '", name_of(*known), "' is not defined for dtype ", shown, ", expected ",
-                        dtypes_listed(*known));
+    const std::optional<ReduceOp> reduce_op = reduce_op_of(op);
+    if (!reduce_op) throw invalid_param("op is ", repr_of(op), ", expected ", reduce_ops_listed());
+    if (!only_moves(dtype) && kernel::reduces(dtype, *reduce_op)) return *reduce_op;
+    throw invalid_param("op '", name_of(*reduce_op), "' is not defined for dtype ", shown, ", expected ",
+                        dtypes_listed(*reduce_op));
 }
 
 int64_t checked_rank(std::string_view name, nb::handle rank, int size) {
@@ -200,11 +200,11 @@ Counts times(Counts counts, int64_t factor) {
 
 /// Fills a call by the rules of its collective.
 struct Preparation {
-    const CallArguments& given;
+    const CallArguments& args;
     CheckedCall& call;
-    const Tensors tensors{given.adapter};
-    const int size = given.communicator->size(), rank = given.communicator->rank();
-    const std::string_view out_name = given.names[0], in_name = given.names[1];
+    const Tensors tensors{args.adapter};
+    const int size = args.communicator->size(), rank = args.communicator->rank();
+    const std::string_view out_name = args.names[0], in_name = args.names[1];
 
     size_t own() const { return static_cast<size_t>(rank); }
 
@@ -243,25 +243,25 @@ struct Preparation {
                    bool has_shape = true) {
         auto ready = std::make_shared<ReadyReduction>();
         ready->counts = std::move(counts);
-        Reduction& made = ready->reduction;
-        made.op = given.op;
-        made.dtype = in.dtype;
-        made.reduce_op = combine(in);
-        if (has_shape) made.shape = ShapeWords(in.shape);
-        made.input = pointer<const void>(input);
-        made.output = pointer<void>(output);
-        made.root = root;
+        Reduction& target = ready->reduction;
+        target.op = args.op;
+        target.dtype = in.dtype;
+        target.reduce_op = combine(in);
+        if (has_shape) target.shape = ShapeWords(in.shape);
+        target.input = pointer<const void>(input);
+        target.output = pointer<void>(output);
+        target.root = root;
         call.bytes_ = static_cast<size_t>(std::accumulate(ready->counts.begin(), ready->counts.end(), int64_t{0})) *
                       size_of(in.dtype);
         call.reduction_ = std::move(ready);
     }
 
     ReduceOp combine(const Operand& x) const {
-        if (!only_moves(x.dtype)) return checked_reduction(given.reduce_op, x.dtype, name_of(x.dtype));
-        return checked_reduction(given.reduce_op, x.dtype, utf8(nb::str(nb::getattr(x.tensor, names().dtype))));
+        if (!only_moves(x.dtype)) return checked_reduction(args.reduce_op, x.dtype, name_of(x.dtype));
+        return checked_reduction(args.reduce_op, x.dtype, utf8(nb::str(nb::getattr(x.tensor, names().dtype))));
     }
 
-    int64_t root() const { return checked_rank("root", given.root, size); }
+    int64_t root() const { return checked_rank("root", args.root, size); }
 
     void reads(const Operands& operands) {
         for (const Operand& each : operands) call.inputs.push_back(each.tensor);
@@ -278,14 +278,14 @@ struct Preparation {
 
     Operands listed_outputs(const Operand* like) const {
         Operands all;
-        const std::vector<nb::object> list = tensors.listed(out_name, given.outputs, size);
+        const std::vector<nb::object> list = tensors.listed(out_name, args.outputs, size);
         for (size_t j = 0; j < list.size(); ++j) all.push_back(tensors.output(entry(out_name, j), list[j], like));
         return all;
     }
 
     Operands listed_inputs(const Operand* like = nullptr) const {
         Operands all;
-        const std::vector<nb::object> list = tensors.listed(in_name, given.inputs, size);
+        const std::vector<nb::object> list = tensors.listed(in_name, args.inputs, size);
         for (size_t j = 0; j < list.size(); ++j) all.push_back(tensors.input(entry(in_name, j), list[j]));
         for (size_t j = 0; like != nullptr && j < all.size(); ++j)
             if (all[j].dtype != like->dtype) tensors.output(entry(in_name, j), all[j].tensor, like);  // raises
@@ -294,8 +294,8 @@ struct Preparation {
 
     /// Returns the output for a tensor of that shape like `x`; a given one needs as many elements.
     Operand output_for(const std::vector<int64_t>& shape, const Operand& x) const {
-        if (given.outputs.is_none()) return tensors.make(shape, x);
-        Operand out = tensors.output(out_name, given.outputs, &x);
+        if (args.outputs.is_none()) return tensors.make(shape, x);
+        Operand out = tensors.output(out_name, args.outputs, &x);
         if (out.count() != element_count(shape))
             throw invalid_tensor(ErrorType::INVALID_TENSOR_SIZE, out_name, " has ", out.count(), " elements, expected ",
                                  element_count(shape));
@@ -304,13 +304,13 @@ struct Preparation {
 
     /// Returns the input and the output of a reduction, which may be one tensor.
     std::pair<Operand, Operand> reduced(bool writes_output) {
-        if (given.inputs.is_none()) {
-            Operand tensor = tensors.output(out_name, given.outputs);
+        if (args.inputs.is_none()) {
+            Operand tensor = tensors.output(out_name, args.outputs);
             combine(tensor);
             writes({tensor}, false);
             return {tensor, tensor};
         }
-        Operand x = tensors.input(in_name, given.inputs);
+        Operand x = tensors.input(in_name, args.inputs);
         combine(x);
         reads({x});
         if (!writes_output) return {x, {}};
@@ -333,7 +333,7 @@ struct Preparation {
     }
 
     void broadcast() {
-        const Operand x = tensors.output(out_name, given.outputs);
+        const Operand x = tensors.output(out_name, args.outputs);
         const int64_t from = root();
         const auto peer = static_cast<size_t>(from);
         Request request(OpKind::broadcast, size);
@@ -356,18 +356,18 @@ struct Preparation {
     /// Returns the shape of all parts together, and the elements of each; without counts each part has `shape`.
     std::pair<std::vector<int64_t>, Counts> parts(const std::vector<int64_t>& shape) const {
         std::vector<int64_t> all = shape;
-        if (given.counts.is_none()) {
+        if (args.counts.is_none()) {
             all.insert(all.begin(), size);
             return {all, Counts(static_cast<size_t>(size), element_count(shape))};
         }
         Counts rows(static_cast<size_t>(size));
-        read_counts(given.names[2].data(), given.counts, rows);
+        read_counts(args.names[2].data(), args.counts, rows);
         const int64_t row = row_size(shape);
-        check_signs(given.names[2], rows);
+        check_signs(args.names[2], rows);
         Counts counts = times(rows, row), begins(counts.size());
         pack(counts, begins);
         if (__builtin_add_overflow(begins.back(), counts.back(), &begins.back()))
-            throw invalid_param(given.names[2], " is ", list_text(rows), ", expected a sum below 2**63 elements");
+            throw invalid_param(args.names[2], " is ", list_text(rows), ", expected a sum below 2**63 elements");
         all[0] = std::accumulate(rows.begin(), rows.end(), int64_t{0});
         return {all, std::move(counts)};
     }
@@ -391,12 +391,12 @@ struct Preparation {
 
     void gather() {
         const int64_t to = root();
-        const Operand x = tensors.input(in_name, given.inputs);
+        const Operand x = tensors.input(in_name, args.inputs);
         Regions outputs(static_cast<size_t>(size), ByteRange{0, 0});
         if (rank == to) {
-            const bool whole = given.whole.value_or(false);
+            const bool one_tensor = args.one_tensor.value_or(false);
             Operands outs;
-            if (whole) {
+            if (one_tensor) {
                 const auto [shape, counts] = parts(x.shape);
                 outs.push_back(output_for(shape, x));
                 outputs = cut(outs[0].bytes, counts, x.dtype);
@@ -408,8 +408,8 @@ struct Preparation {
             check_outputs_apart(outputs, "gather_list");
             for (const ByteRange& each : outputs)
                 if (!same(each, x.bytes)) check_apart(x.bytes, each);
-            writes(outs, !whole);
-        } else if (!given.whole.value_or(false)) {
+            writes(outs, !one_tensor);
+        } else if (!args.one_tensor.value_or(false)) {
             call.result = nb::list();
         }
         reads({x});
@@ -418,17 +418,17 @@ struct Preparation {
 
     void scatter() {
         const int64_t from = root();
-        const Operand out = tensors.output(out_name, given.outputs);
+        const Operand out = tensors.output(out_name, args.outputs);
         Regions inputs(static_cast<size_t>(size), ByteRange{0, 0});
         if (rank == from) {
             Operands xs;
-            if (given.whole.value_or(false)) {
-                if (given.inputs.is_none())
+            if (args.one_tensor.value_or(false)) {
+                if (args.inputs.is_none())
                     throw invalid_tensor(ErrorType::INVALID_IN_TENSOR_NUM, in_name,
                                          " is None on the root, expected the parts of all ranks");
-                xs.push_back(tensors.input(in_name, given.inputs));
-                tensors.output(out_name, given.outputs, &xs[0]);
-                const auto [shape, counts] = parts(given.counts.is_none() ? out.shape : xs[0].shape);
+                xs.push_back(tensors.input(in_name, args.inputs));
+                tensors.output(out_name, args.outputs, &xs[0]);
+                const auto [shape, counts] = parts(args.counts.is_none() ? out.shape : xs[0].shape);
                 if (xs[0].count() != element_count(shape))
                     throw invalid_tensor(ErrorType::INVALID_TENSOR_SIZE, in_name, " has ", xs[0].count(),
                                          " elements, expected ", element_count(shape));
@@ -455,13 +455,13 @@ struct Preparation {
 
     /// One tensor that every rank allots alike, into a tensor of exactly this rank's rows.
     void reduce_rows() {
-        const Operand x = tensors.input(in_name, given.inputs);
+        const Operand x = tensors.input(in_name, args.inputs);
         combine(x);
-        const Counts rows = divided(given.names[2], given.counts, in_name, x.shape, size);
+        const Counts rows = divided(args.names[2], args.counts, in_name, x.shape, size);
         std::vector<int64_t> shape = x.shape;
         shape[0] = rows[own()];
         const Operand out =
-            given.outputs.is_none() ? tensors.make(shape, x) : tensors.output(out_name, given.outputs, &x);
+            args.outputs.is_none() ? tensors.make(shape, x) : tensors.output(out_name, args.outputs, &x);
         if (out.shape != shape)
             throw invalid_tensor(ErrorType::INVALID_TENSOR_DIM, out_name, " has shape ", tuple_text(out.shape),
                                  ", expected ", tuple_text(shape));
@@ -473,23 +473,23 @@ struct Preparation {
     }
 
     void reduce_scatter() {
-        if (given.whole.value_or(false)) return reduce_rows();
-        const Operand out = tensors.output(out_name, given.outputs);
-        const bool whole = tensors.is_tensor(given.inputs);
+        if (args.one_tensor.value_or(false)) return reduce_rows();
+        const Operand out = tensors.output(out_name, args.outputs);
+        const bool one_tensor = tensors.is_tensor(args.inputs);
         Operands xs;
-        if (whole) {
-            xs.push_back(tensors.input(in_name, given.inputs));
+        if (one_tensor) {
+            xs.push_back(tensors.input(in_name, args.inputs));
             if (xs[0].dtype != out.dtype) tensors.output(in_name, xs[0].tensor, &out);  // raises
         } else {
             xs = listed_inputs(&out);
         }
         combine(out);
         Regions inputs = regions_of(xs);
-        if (whole && !given.counts.is_none()) {
+        if (one_tensor && !args.counts.is_none()) {
             call.counts =
-                times(divided(given.names[2], filled(given.counts), in_name, xs[0].shape, size), row_size(xs[0].shape));
+                times(divided(args.names[2], filled(args.counts), in_name, xs[0].shape, size), row_size(xs[0].shape));
             inputs = cut(xs[0].bytes, call.counts, out.dtype);
-        } else if (whole) {
+        } else if (one_tensor) {
             if (xs[0].count() != size * out.count())
                 throw invalid_tensor(ErrorType::INVALID_TENSOR_SIZE, "the input has ", xs[0].count(),
                                      " elements, expected ", size, " times the ", out.count(), " of the output");
@@ -501,7 +501,7 @@ struct Preparation {
         for (const ByteRange& each : inputs) counts.push_back(static_cast<int64_t>(each.bytes / size_of(out.dtype)));
         bool has_shape = true;
         Operand stacked{{}, out.dtype, {0, 0}, xs[0].shape};
-        if (!whole) {
+        if (!one_tensor) {
             has_shape = std::ranges::all_of(xs, [&](const Operand& x) { return x.shape == xs[0].shape; });
             stacked.shape.insert(stacked.shape.begin(), size);
         }
@@ -531,16 +531,16 @@ struct Preparation {
     }
 
     void all_gather() {
-        const Operand x = tensors.input(in_name, given.inputs);
+        const Operand x = tensors.input(in_name, args.inputs);
         reads({x});
-        const bool whole = given.whole.value_or(tensors.is_tensor(given.outputs));
+        const bool one_tensor = args.one_tensor.value_or(tensors.is_tensor(args.outputs));
         Operands outs;
-        if (whole)
-            outs.push_back(tensors.output(out_name, given.outputs, &x));
+        if (one_tensor)
+            outs.push_back(tensors.output(out_name, args.outputs, &x));
         else
             outs = listed_outputs(&x);
-        writes(outs, !whole);
-        if (whole && given.counts.is_none()) {
+        writes(outs, !one_tensor);
+        if (one_tensor && args.counts.is_none()) {
             check_gathered(out_name, outs[0].count(), x.shape, size);
             check_gather_apart(outs[0].bytes, x.bytes, rank);
             return exchange(OpKind::all_gather_into_tensor, x.dtype,
@@ -548,10 +548,10 @@ struct Preparation {
                             outs[0].bytes.address);
         }
         Regions outputs = regions_of(outs);
-        if (whole) {
+        if (one_tensor) {
             const Operand& out = outs[0];
             call.counts =
-                times(divided(given.names[2], filled(given.counts), out_name, out.shape, size), row_size(out.shape));
+                times(divided(args.names[2], filled(args.counts), out_name, out.shape, size), row_size(out.shape));
             outputs = cut(out.bytes, call.counts, x.dtype);
         }
         check_outputs_apart(outputs, "tensor_list");
@@ -584,7 +584,7 @@ struct Preparation {
 
     void fill() {
         call.name = out_name;
-        switch (given.op) {
+        switch (args.op) {
             case OpKind::all_reduce:
                 return all_reduce();
             case OpKind::reduce:
@@ -604,7 +604,7 @@ struct Preparation {
             case OpKind::barrier:
                 return exchange(OpKind::barrier, DType::uint8, Request(OpKind::barrier, size), 0, 0);
             default:
-                throw invalid_param("op is '", name_of(given.op), "', which this call does not make");
+                throw invalid_param("op is '", name_of(args.op), "', which this call does not make");
         }
     }
 };
@@ -644,7 +644,7 @@ std::array<std::string_view, 3> texts_of(nb::handle texts) {
 
 CallArguments arguments_of(nb::handle adapter, CommunicatorPtr communicator, const std::string& op, nb::handle outputs,
                            nb::handle inputs, nb::handle root, nb::handle reduce_op, nb::handle counts,
-                           std::optional<bool> whole, nb::handle argument_names) {
+                           std::optional<bool> one_tensor, nb::handle argument_names) {
     return {adapter,
             std::move(communicator),
             op_from_name(op),
@@ -654,30 +654,30 @@ CallArguments arguments_of(nb::handle adapter, CommunicatorPtr communicator, con
             root,
             reduce_op,
             counts,
-            whole};
+            one_tensor};
 }
 
 /// Checks and runs a call; its failure to pass the checks is announced.
 nb::object call(nb::handle adapter, CommunicatorPtr communicator, const std::string& op, nb::handle outputs,
-                nb::handle inputs, nb::handle root, nb::handle reduce_op, nb::handle counts, std::optional<bool> whole,
-                nb::handle argument_names, nb::handle async_op, nb::handle timeout) {
-    const CallArguments given =
-        arguments_of(adapter, communicator, op, outputs, inputs, root, reduce_op, counts, whole, argument_names);
+                nb::handle inputs, nb::handle root, nb::handle reduce_op, nb::handle counts,
+                std::optional<bool> one_tensor, nb::handle argument_names, nb::handle async_op, nb::handle timeout) {
+    const CallArguments args =
+        arguments_of(adapter, communicator, op, outputs, inputs, root, reduce_op, counts, one_tensor, argument_names);
     double limit = -1;
     bool later = false;
-    auto made = guarded(*communicator, given.op, [&] {
+    auto checked = guarded(*communicator, args.op, [&] {
         limit = read_timeout(timeout);
         later = read_flag(async_op);
-        return std::make_unique<CheckedCall>(given);
+        return std::make_unique<CheckedCall>(args);
     });
-    nb::object result = made->result;
+    nb::object result = checked->result;
     if (later) {
-        WorkPtr work = made->submit(limit);
-        return nb::make_tuple(result, std::move(work), nb::cast(made.release(), nb::rv_policy::take_ownership));
+        WorkPtr work = checked->submit(limit);
+        return nb::make_tuple(result, std::move(work), nb::cast(checked.release(), nb::rv_policy::take_ownership));
     }
     {
-        const LockReleased released(*communicator, made->bytes());
-        made->run(limit, 0);
+        const LockReleased released(*communicator, checked->bytes());
+        checked->run(limit, 0);
     }
     return result;
 }
@@ -687,21 +687,21 @@ nb::object call_plain(CommunicatorPtr communicator, const std::string& op, nb::h
                       nb::handle root, nb::handle reduce_op, nb::handle async_op, std::optional<double> seconds) {
     if (any_watched()) return nb::none();
     const double timeout = seconds.value_or(-1.0);
-    std::unique_ptr<CheckedCall> made;
+    std::unique_ptr<CheckedCall> checked;
     try {
-        made = std::make_unique<CheckedCall>(
+        checked = std::make_unique<CheckedCall>(
             arguments_of(nb::none(), communicator, op, outputs, inputs, root, reduce_op, nb::none(), std::nullopt, {}));
     } catch (const Error&) {
         return nb::none();
     }
-    nb::object result = made->result;
+    nb::object result = checked->result;
     if (async_op.is(nb::bool_(true))) {
-        WorkPtr work = made->submit(timeout);
-        return nb::make_tuple(result, std::move(work), nb::cast(made.release(), nb::rv_policy::take_ownership));
+        WorkPtr work = checked->submit(timeout);
+        return nb::make_tuple(result, std::move(work), nb::cast(checked.release(), nb::rv_policy::take_ownership));
     }
     {
-        const LockReleased released(*communicator, made->bytes());
-        made->run(timeout, 0);
+        const LockReleased released(*communicator, checked->bytes());
+        checked->run(timeout, 0);
     }
     return result.is_none() ? nb::bool_(true) : std::move(result);
 }
@@ -715,9 +715,9 @@ void bind_checked_call(nb::module_& m) {
             "__init__",
             [](CheckedCall* self, nb::handle adapter, CommunicatorPtr communicator, const std::string& op,
                nb::handle outputs, nb::handle inputs, nb::handle root, nb::handle reduce_op, nb::handle counts,
-               std::optional<bool> whole, nb::handle argument_names) {
+               std::optional<bool> one_tensor, nb::handle argument_names) {
                 new (self) CheckedCall(arguments_of(adapter, std::move(communicator), op, outputs, inputs, root,
-                                                    reduce_op, counts, whole, argument_names));
+                                                    reduce_op, counts, one_tensor, argument_names));
             },
             "adapter"_a, "communicator"_a, "op"_a, "outputs"_a.none() = nb::none(), "inputs"_a.none() = nb::none(),
             "root"_a.none() = nb::none(), "reduce_op"_a.none() = nb::none(), "counts"_a.none() = nb::none(),

@@ -60,8 +60,8 @@ struct CallArguments {
     nb::handle outputs, inputs;  ///< tensors, or lists of them; None where the collective has none, or makes them
     std::array<std::string_view, 3> names;  ///< of outputs, inputs and counts, for errors
     nb::handle root, reduce_op;
-    nb::handle counts;          ///< rows of dimension 0 for every rank; None: equal parts
-    std::optional<bool> whole;  ///< one tensor holds the parts of all ranks; without a value it may also be a list
+    nb::handle counts;               ///< rows of dimension 0 for every rank; None: equal parts
+    std::optional<bool> one_tensor;  ///< one tensor holds the parts of all ranks; without a value it may also be a list
 };
 
 /// A collective that has passed this rank's checks.

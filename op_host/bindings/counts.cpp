@@ -108,18 +108,18 @@ bool reads_in_place(nb::handle values) {
 }
 
 void read_counts(const char* name, nb::handle values, std::span<int64_t> counts) {
-    std::optional<size_t> found = read_list(values.ptr(), counts);
-    if (!found) found = read_array(values, counts);
-    if (!found) {
+    std::optional<size_t> count = read_list(values.ptr(), counts);
+    if (!count) count = read_array(values, counts);
+    if (!count) {
         const std::optional<std::vector<int64_t>> read = read_integers(name, values);
         if (!read)
             throw invalid_param(name, " is ", text_of(plain(values)), ", expected ", counts.size(),
                                 " integers, one per rank");
-        found = read->size();
-        std::copy_n(read->begin(), std::min(*found, counts.size()), counts.begin());
+        count = read->size();
+        std::copy_n(read->begin(), std::min(*count, counts.size()), counts.begin());
     }
-    if (*found != counts.size())
-        throw invalid_param(name, " has ", *found, " entries, expected ", counts.size(), ", one per rank");
+    if (*count != counts.size())
+        throw invalid_param(name, " has ", *count, " entries, expected ", counts.size(), ", one per rank");
 }
 
 double read_timeout(nb::handle timeout) {

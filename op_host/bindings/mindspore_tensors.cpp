@@ -23,15 +23,15 @@ class MindsporeTensors : public Framework {
           at_once_(std::move(at_once)),
           from_block_(std::move(from_block)) {
         for (const auto [dtype, name] : dtypes)
-            if (const auto known = table_dtype(nb::cast<std::string_view>(name)))
-                dtypes_.push_back({nb::borrow(dtype), *known});
+            if (const auto table = table_dtype(nb::cast<std::string_view>(name)))
+                dtypes_.push_back({nb::borrow(dtype), *table});
     }
 
     bool view(nb::handle array, ArrayView& seen) const override {
         if (!is_true(is_contiguous_(array))) return false;
-        const nb::object given = nb::getattr(array, dtype_), dims = nb::getattr(array, shape_);
+        const nb::object own_dtype = nb::getattr(array, dtype_), dims = nb::getattr(array, shape_);
         for (const auto& [object, dtype] : dtypes_) {
-            if (!object.is(given)) continue;
+            if (!object.is(own_dtype)) continue;
             const auto rank = static_cast<size_t>(nb::len(dims));
             auto kept = std::make_unique<int64_t[]>(rank);
             for (size_t i = 0; i < rank; ++i) kept[i] = nb::cast<int64_t>(dims[i]);

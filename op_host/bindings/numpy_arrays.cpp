@@ -35,13 +35,13 @@ class NumpyArrays : public Framework {
         auto owned = std::make_unique<Block>(std::move(block));
         PyArray_Descr* const dtype = PyArray_DESCR(fields(like));
         Py_INCREF(reinterpret_cast<PyObject*>(dtype));
-        nb::object made = nb::steal(PyArray_NewFromDescr(&PyArray_Type, dtype, static_cast<int>(shape.size()),
-                                                         const_cast<npy_intp*>(shape.data()), nullptr, owned->data(),
-                                                         NPY_ARRAY_CARRAY, nullptr));
-        if (!made.is_valid()) throw nb::python_error();
+        nb::object result = nb::steal(PyArray_NewFromDescr(&PyArray_Type, dtype, static_cast<int>(shape.size()),
+                                                           const_cast<npy_intp*>(shape.data()), nullptr, owned->data(),
+                                                           NPY_ARRAY_CARRAY, nullptr));
+        if (!result.is_valid()) throw nb::python_error();
         const nb::capsule keeper(owned.release(), [](void* kept) noexcept { delete static_cast<Block*>(kept); });
-        if (PyArray_SetBaseObject(fields(made), nb::object(keeper).release().ptr()) != 0) throw nb::python_error();
-        return made;
+        if (PyArray_SetBaseObject(fields(result), nb::object(keeper).release().ptr()) != 0) throw nb::python_error();
+        return result;
     }
 
   private:
@@ -77,11 +77,11 @@ class NumpyArrays : public Framework {
 };
 
 nb::object copied(int type, std::span<const std::byte> bytes, const std::vector<int64_t>& shape) {
-    nb::object made =
+    nb::object result =
         nb::steal(PyArray_SimpleNew(static_cast<int>(shape.size()), const_cast<npy_intp*>(shape.data()), type));
-    if (!made.is_valid()) throw nb::python_error();
-    if (!bytes.empty()) std::memcpy(PyArray_DATA(fields(made)), bytes.data(), bytes.size());
-    return made;
+    if (!result.is_valid()) throw nb::python_error();
+    if (!bytes.empty()) std::memcpy(PyArray_DATA(fields(result)), bytes.data(), bytes.size());
+    return result;
 }
 
 }  // namespace

@@ -24,8 +24,8 @@ constexpr auto dtypes = [] {
 
 std::optional<DType> dtype_of(DLDataType dtype) {
     const size_t bytes = dtype.bits / 8;
-    const bool known = dtype.code < dtypes.size() && bytes < dtypes[0].size() && dtype.bits % 8 == 0;
-    return known && dtype.lanes == 1 ? dtypes[dtype.code][bytes] : std::nullopt;
+    const bool is_known = dtype.code < dtypes.size() && bytes < dtypes[0].size() && dtype.bits % 8 == 0;
+    return is_known && dtype.lanes == 1 ? dtypes[dtype.code][bytes] : std::nullopt;
 }
 
 bool is_contiguous(const DLTensor& tensor, Shape shape) {
@@ -99,12 +99,12 @@ class TorchTensors : public Framework {
     bool wants_gradient(nb::handle array) const override { return !watched() && records(array); }
 
     bool gaps(nb::handle array, ArrayView& seen) const override {
-        bool found = false;
+        bool is_tensor = false;
         DLTensor tensor;
-        if (!look(array, seen, found) || !read(array, tensor)) return false;
+        if (!look(array, seen, is_tensor) || !read(array, tensor)) return false;
         for (int32_t i = 0; i < tensor.ndim; ++i)
             if (tensor.shape[i] > 1 && tensor.strides[i] == 0) return false;  // elements share memory
-        return found;
+        return is_tensor;
     }
 
     void copy_to(nb::handle array, nb::handle values) const override { array.attr(detach_)().attr(copy_)(values); }
@@ -113,24 +113,24 @@ class TorchTensors : public Framework {
         DLTensor seen;
         if (!read(like, seen)) throw nb::type_error("this is no tensor");
         auto owned = std::make_unique<Managed>(Managed{{}, std::move(block), {shape.begin(), shape.end()}, {}});
-        Managed& made = *owned;
-        made.strides.resize(shape.size());
+        Managed& managed = *owned;
+        managed.strides.resize(shape.size());
         int64_t stride = 1;
-        for (size_t i = shape.size(); i-- > 0; stride *= shape[i]) made.strides[i] = stride;
-        made.tensor = {
+        for (size_t i = shape.size(); i-- > 0; stride *= shape[i]) managed.strides[i] = stride;
+        managed.tensor = {
             .version = {1, 0},
             .manager_ctx = owned.release(),
             .deleter = [](DLManagedTensorVersioned* tensor) { delete static_cast<Managed*>(tensor->manager_ctx); },
             .flags = 0,
-            .dl_tensor = {.data = made.block.data(),
+            .dl_tensor = {.data = managed.block.data(),
                           .device = {kDLCPU, 0},
-                          .ndim = static_cast<int32_t>(made.shape.size()),
+                          .ndim = static_cast<int32_t>(managed.shape.size()),
                           .dtype = seen.dtype,
-                          .shape = made.shape.data(),
-                          .strides = made.strides.data(),
+                          .shape = managed.shape.data(),
+                          .strides = managed.strides.data(),
                           .byte_offset = 0}};
         void* object = nullptr;
-        if (api_.managed_tensor_to_py_object_no_sync(&made.tensor, &object) != 0) throw nb::python_error();
+        if (api_.managed_tensor_to_py_object_no_sync(&managed.tensor, &object) != 0) throw nb::python_error();
         return nb::steal(static_cast<PyObject*>(object));
     }
 
@@ -186,9 +186,9 @@ class TorchTensors : public Framework {
 /// Returns the table of the major version that abi/dlpack.h declares, or null.
 const DLPackExchangeAPI* table_of(nb::handle type) {
     const nb::object capsule = nb::getattr(type, "__dlpack_c_exchange_api__", nb::none());
-    void* const given = PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api");
-    if (given == nullptr) PyErr_Clear();
-    auto* header = static_cast<const DLPackExchangeAPIHeader*>(given);
+    void* const pointer = PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api");
+    if (pointer == nullptr) PyErr_Clear();
+    auto* header = static_cast<const DLPackExchangeAPIHeader*>(pointer);
     while (header != nullptr && header->version.major != 1) header = header->prev_api;
     const auto* const api = reinterpret_cast<const DLPackExchangeAPI*>(header);
     return api != nullptr && api->dltensor_from_py_object_no_sync != nullptr ? api : nullptr;

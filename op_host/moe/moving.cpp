@@ -187,9 +187,9 @@ Exchanged Dispatch::begin(const Remainder& chunk) {
                             form_.width());
         row += going.size();
     }
-    Exchanged made(std::move(rows), packed_.stride, counts, Span(chunk.recvs), terms_);
-    made.start(communicator_, true);
-    return made;
+    Exchanged call(std::move(rows), packed_.stride, counts, Span(chunk.recvs), terms_);
+    call.start(communicator_, true);
+    return call;
 }
 
 void Dispatch::place(kernel::ConstRows from, Span index, const int64_t* where, void* rows, void* scales) const {
@@ -266,9 +266,9 @@ Exchanged Collect::send(const Chunk& chunk, bool begins) const {
     if (weights_)
         kernel::gather_rows({rows.data() + width, stride}, {weights_->data, weights_->width}, chunk.rows.data(),
                             nullptr, count, weights_->width);
-    Exchanged made(std::move(rows), stride, chunk.sends, Span(chunk.recvs), terms_);
-    made.start(communicator_, begins);
-    return made;
+    Exchanged call(std::move(rows), stride, chunk.sends, Span(chunk.recvs), terms_);
+    call.start(communicator_, begins);
+    return call;
 }
 
 void Collect::begin() {

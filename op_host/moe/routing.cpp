@@ -34,23 +34,23 @@ struct Numbered {
 };
 
 Numbered numbered(Span tokens) {
-    Numbered made{{}, Numbers(tokens.size())};
+    Numbered result{{}, Numbers(tokens.size())};
     Numbers place(tokens.empty() ? 0 : static_cast<size_t>(*std::ranges::max_element(tokens)) + 1, -1);
     for (const int64_t token : tokens) place[static_cast<size_t>(token)] = 0;
     for (size_t token = 0; token < place.size(); ++token) {
         if (place[token] < 0) continue;
-        place[token] = static_cast<int64_t>(made.tokens.size());
-        made.tokens.push_back(static_cast<int64_t>(token));
+        place[token] = static_cast<int64_t>(result.tokens.size());
+        result.tokens.push_back(static_cast<int64_t>(token));
     }
-    for (size_t i = 0; i < tokens.size(); ++i) made.lines[i] = place[static_cast<size_t>(tokens[i])];
-    return made;
+    for (size_t i = 0; i < tokens.size(); ++i) result.lines[i] = place[static_cast<size_t>(tokens[i])];
+    return result;
 }
 
 std::vector<Numbered> numbered_by_rank(Span token, Span pairs) {
-    std::vector<Numbered> found;
+    std::vector<Numbered> by_rank;
     for (size_t j = 0, begin = 0; j < pairs.size(); begin += static_cast<size_t>(pairs[j++]))
-        found.push_back(numbered(token.subspan(begin, static_cast<size_t>(pairs[j]))));
-    return found;
+        by_rank.push_back(numbered(token.subspan(begin, static_cast<size_t>(pairs[j]))));
+    return by_rank;
 }
 
 /// Returns the part, of `parts` equal ones of `n`, that ends behind each position.
@@ -82,9 +82,9 @@ SendPlan send(const Options& options, Span ids, int64_t k, std::span<const doubl
         if (slot >= 0) order[static_cast<size_t>(next[static_cast<size_t>(slot)]++)] = static_cast<int64_t>(pair);
     }
     const std::optional<int64_t> room = options.room(static_cast<int64_t>(pairs));
-    SendPlan made{{}, Numbers(options.ends.size()), {}};
-    made.order.reserve(order.size());
-    made.tags.reserve(order.size());
+    SendPlan plan{{}, Numbers(options.ends.size()), {}};
+    plan.order.reserve(order.size());
+    plan.tags.reserve(order.size());
     for (size_t slot = 0, rank = 0; slot < places; ++slot) {
         while (static_cast<int64_t>(slot) >= options.ends[rank]) ++rank;
         const auto first = order.begin() + begin[slot];
@@ -102,12 +102,12 @@ SendPlan send(const Options& options, Span ids, int64_t k, std::span<const doubl
         }
         const auto local = static_cast<int32_t>(static_cast<int64_t>(slot) - (rank == 0 ? 0 : options.ends[rank - 1]));
         for (auto pair = first; pair != last; ++pair) {
-            made.order.push_back(*pair);
-            made.tags.push_back({local, static_cast<int32_t>(*pair / k)});
+            plan.order.push_back(*pair);
+            plan.tags.push_back({local, static_cast<int32_t>(*pair / k)});
         }
-        made.sends[rank] += last - first;
+        plan.sends[rank] += last - first;
     }
-    return made;
+    return plan;
 }
 
 Numbers tokens_of(const Headers& headers) {
@@ -126,22 +126,22 @@ Numbers tokens_of(const Headers& headers) {
 
 ReceivePlan receive(std::span<const Tag> tags, int64_t experts, int64_t alignment) {
     const auto n = static_cast<size_t>(experts);
-    ReceivePlan made{{}, Numbers(n), Numbers(n)};
+    ReceivePlan plan{{}, Numbers(n), Numbers(n)};
     for (const Tag& tag : tags) {
         if (tag.expert < 0 || tag.expert >= experts)
             throw peer_mismatch("a pair came for expert ", tag.expert, " of this rank, expected 0 to ", experts - 1);
-        ++made.received[static_cast<size_t>(tag.expert)];
+        ++plan.received[static_cast<size_t>(tag.expert)];
     }
     Numbers next(n);
     int64_t rows = 0;
     for (size_t e = 0; e < n; ++e) {
         next[e] = rows;
-        rows += made.counts[e] = (made.received[e] + alignment - 1) / alignment * alignment;
+        rows += plan.counts[e] = (plan.received[e] + alignment - 1) / alignment * alignment;
     }
-    made.source.assign(static_cast<size_t>(rows), -1);
+    plan.source.assign(static_cast<size_t>(rows), -1);
     for (size_t i = 0; i < tags.size(); ++i)
-        made.source[static_cast<size_t>(next[static_cast<size_t>(tags[i].expert)]++)] = static_cast<int64_t>(i);
-    return made;
+        plan.source[static_cast<size_t>(next[static_cast<size_t>(tags[i].expert)]++)] = static_cast<int64_t>(i);
+    return plan;
 }
 
 size_t row_bytes(size_t width) {
@@ -150,7 +150,7 @@ size_t row_bytes(size_t width) {
 
 Packed pack(Span order, Span sends, int64_t tokens, int64_t k, std::span<const Column> columns, size_t width,
             int64_t terms, bool follows) {
-    Packed made{row_bytes(width), {}, {}, {}, {}, {}};
+    Packed packed{row_bytes(width), {}, {}, {}, {}, {}};
     std::vector<size_t> widths;
     for (const Column& column : columns) widths.push_back(column.width);
     Numbers token(order.size());
@@ -159,9 +159,9 @@ Packed pack(Span order, Span sends, int64_t tokens, int64_t k, std::span<const C
     int64_t row = 0;
     for (const int64_t pairs : sends) {
         const auto count = static_cast<size_t>(pairs);
-        const size_t rows = header_rows(pairs, widths, made.stride), at = made.headers.size();
-        made.headers.resize(at + rows * made.stride);
-        std::byte* to = made.headers.data() + at;
+        const size_t rows = header_rows(pairs, widths, packed.stride), at = packed.headers.size();
+        packed.headers.resize(at + rows * packed.stride);
+        std::byte* to = packed.headers.data() + at;
         const int32_t head[] = {static_cast<int32_t>(terms & digest_bits), static_cast<int32_t>(pairs),
                                 static_cast<int32_t>(tokens), static_cast<int32_t>(k)};
         std::memcpy(to, head, sizeof head);
@@ -172,23 +172,23 @@ Packed pack(Span order, Span sends, int64_t tokens, int64_t k, std::span<const C
                             count * column.width);
             to += padded(count * column.width);
         }
-        made.tokens_of.push_back(numbered(Span(token).subspan(begin, count)).tokens);
+        packed.tokens_of.push_back(numbered(Span(token).subspan(begin, count)).tokens);
         const int64_t first = row;
-        for (size_t i = 0; i < rows; ++i) made.header_at.push_back(row++);
+        for (size_t i = 0; i < rows; ++i) packed.header_at.push_back(row++);
         if (!follows) {
-            for (const int64_t each : made.tokens_of.back()) {
-                made.token.push_back(each);
-                made.token_at.push_back(row++);
+            for (const int64_t each : packed.tokens_of.back()) {
+                packed.token.push_back(each);
+                packed.token_at.push_back(row++);
             }
         }
-        made.counts.push_back(row - first);
+        packed.counts.push_back(row - first);
         begin += count;
     }
-    return made;
+    return packed;
 }
 
 Headers unpack(const Fetch& fetch, Span recvs, std::span<const size_t> widths, size_t stride, int64_t terms, int rank) {
-    Headers made;
+    Headers headers;
     Numbers begins;
     int64_t rows = 0;
     for (size_t j = 0; j < recvs.size(); rows += recvs[j++]) {
@@ -205,66 +205,66 @@ Headers unpack(const Fetch& fetch, Span recvs, std::span<const size_t> widths, s
             throw peer_mismatch("rank ", j, " dispatches other rows than rank ", rank,
                                 ": expected one dtype and row shape of tokens, one dtype of gate_weights, one number "
                                 "of experts and the same options on all ranks");
-        made.pairs.push_back(head[1]);
-        made.tokens.push_back(head[2]);
-        made.choices.push_back(head[3]);
+        headers.pairs.push_back(head[1]);
+        headers.tokens.push_back(head[2]);
+        headers.choices.push_back(head[3]);
         const auto lasts = head[1] < 0 ? INT64_MAX : static_cast<int64_t>(header_rows(head[1], widths, stride));
         if (lasts > recvs[j] || head[2] < 0 || head[3] < 0)
             throw peer_mismatch("rank ", j, " sent ", recvs[j], " rows to rank ", rank,
                                 " and a header that does not "
                                 "fit them");
-        made.firsts.push_back(begins[j] + lasts);
+        headers.firsts.push_back(begins[j] + lasts);
         for (int64_t i = 0; i < lasts; ++i) header.push_back(begins[j] + i);
     }
     std::vector<std::byte> texts(header.size() * stride);
     fetch(header, texts.data());
-    made.columns.resize(widths.size());
+    headers.columns.resize(widths.size());
     size_t at = 0;
     for (size_t j = 0; j < recvs.size(); ++j) {
-        const auto count = static_cast<size_t>(made.pairs[j]);
+        const auto count = static_cast<size_t>(headers.pairs[j]);
         const std::byte* from = texts.data() + at + aligned;
         for (size_t i = 0; i < widths.size(); ++i) {
-            made.columns[i].insert(made.columns[i].end(), from, from + count * widths[i]);
+            headers.columns[i].insert(headers.columns[i].end(), from, from + count * widths[i]);
             from += padded(count * widths[i]);
         }
-        at += static_cast<size_t>(made.firsts[j] - begins[j]) * stride;
+        at += static_cast<size_t>(headers.firsts[j] - begins[j]) * stride;
     }
-    return made;
+    return headers;
 }
 
 Numbers lines(const Headers& headers, Span token, Span came, const std::vector<bool>& late) {
-    Numbers made;
-    made.reserve(token.size());
-    const std::vector<Numbered> found = numbered_by_rank(token, headers.pairs);
+    Numbers rows;
+    rows.reserve(token.size());
+    const std::vector<Numbered> by_rank = numbered_by_rank(token, headers.pairs);
     int64_t end = 0;
-    for (size_t j = 0; j < found.size(); ++j) {
+    for (size_t j = 0; j < by_rank.size(); ++j) {
         end += came[j];
         const int64_t behind = end - headers.firsts[j];
-        const auto expected = late[j] ? 0 : static_cast<int64_t>(found[j].tokens.size());
+        const auto expected = late[j] ? 0 : static_cast<int64_t>(by_rank[j].tokens.size());
         if (behind != expected)
             throw peer_mismatch("rank ", j, " sent ", behind, " tokens behind a header of ", expected);
-        for (const int64_t line : found[j].lines) made.push_back(line + headers.firsts[j]);
+        for (const int64_t line : by_rank[j].lines) rows.push_back(line + headers.firsts[j]);
     }
-    return made;
+    return rows;
 }
 
 Numbers places(Span source, int64_t rows) {
-    Numbers made(static_cast<size_t>(rows));
+    Numbers placed(static_cast<size_t>(rows));
     for (size_t i = 0; i < source.size(); ++i) {
         if (source[i] >= rows) throw invalid_param("source holds ", source[i], ", expected numbers below ", rows);
-        if (source[i] >= 0) made[static_cast<size_t>(source[i])] = static_cast<int64_t>(i);
+        if (source[i] >= 0) placed[static_cast<size_t>(source[i])] = static_cast<int64_t>(i);
     }
-    return made;
+    return placed;
 }
 
 Numbers positions(Span order, int64_t tokens, int64_t k) {
-    Numbers made(static_cast<size_t>(tokens * k), -1);
+    Numbers position(static_cast<size_t>(tokens * k), -1);
     for (size_t i = 0; i < order.size(); ++i) {
         if (order[i] < 0 || order[i] >= tokens * k)
             throw invalid_param("order holds ", order[i], ", expected 0 to ", tokens * k - 1);
-        made[static_cast<size_t>(order[i])] = static_cast<int64_t>(i);
+        position[static_cast<size_t>(order[i])] = static_cast<int64_t>(i);
     }
-    return made;
+    return position;
 }
 
 std::vector<Remainder> remainders(const Headers& headers, Span token, const std::vector<Numbers>& tokens_of,
@@ -274,37 +274,37 @@ std::vector<Remainder> remainders(const Headers& headers, Span token, const std:
     for (size_t j = 0; j < size; ++j) behind.push_back(late[j] ? headers.tokens[j] : 0);
     const int64_t most = *std::ranges::max_element(behind) * static_cast<int64_t>(stride);
     const int64_t count = (most + following_bytes - 1) / following_bytes;
-    const std::vector<Numbered> found = numbered_by_rank(token, headers.pairs);
+    const std::vector<Numbered> by_rank = numbered_by_rank(token, headers.pairs);
     const auto span_of = [count](const Numbers& tokens, int64_t n, int64_t chunk) {
         const auto place = [&](int64_t end) { return std::ranges::lower_bound(tokens, end) - tokens.begin(); };
         return std::pair{place(chunk == 0 ? 0 : part_end(n, chunk - 1, count)), place(part_end(n, chunk, count))};
     };
-    std::vector<Remainder> made;
+    std::vector<Remainder> divided;
     for (int64_t chunk = 0; chunk < count; ++chunk) {
-        Remainder one{part_end(behind[own], chunk, count), {}, {}, {}, {}};
+        Remainder remainder{part_end(behind[own], chunk, count), {}, {}, {}, {}};
         std::vector<std::pair<int64_t, int64_t>> arrived;  // the received row of each pair, and the pair
         int64_t pair = 0, row = 0;
         for (size_t j = 0; j < size; ++j) {
             const auto [first, last] =
-                j == own ? std::pair<ptrdiff_t, ptrdiff_t>{0, 0} : span_of(found[j].tokens, behind[j], chunk);
-            for (const int64_t line : found[j].lines) {
+                j == own ? std::pair<ptrdiff_t, ptrdiff_t>{0, 0} : span_of(by_rank[j].tokens, behind[j], chunk);
+            for (const int64_t line : by_rank[j].lines) {
                 if (line >= first && line < last) arrived.emplace_back(line - first + row, pair);
                 ++pair;
             }
-            one.recvs.push_back(last - first);
+            remainder.recvs.push_back(last - first);
             row += last - first;
             const auto [from, to] = span_of(tokens_of[j], behind[own], chunk);
-            one.going.emplace_back();
-            if (j != own) one.going.back().assign(tokens_of[j].begin() + from, tokens_of[j].begin() + to);
+            remainder.going.emplace_back();
+            if (j != own) remainder.going.back().assign(tokens_of[j].begin() + from, tokens_of[j].begin() + to);
         }
         std::ranges::stable_sort(arrived, {}, &std::pair<int64_t, int64_t>::first);
         for (const auto& [line, which] : arrived) {
-            one.rows.push_back(line);
-            one.pairs.push_back(which);
+            remainder.rows.push_back(line);
+            remainder.pairs.push_back(which);
         }
-        made.push_back(std::move(one));
+        divided.push_back(std::move(remainder));
     }
-    return made;
+    return divided;
 }
 
 std::vector<Chunk> chunks(const Route& route, int64_t tokens, int64_t k, size_t row) {
@@ -315,21 +315,21 @@ std::vector<Chunk> chunks(const Route& route, int64_t tokens, int64_t k, size_t 
     }
     Numbers there = places(route.source, total(route.arrived));
     const auto copied = [](Span values) { return Numbers(values.begin(), values.end()); };
-    std::vector<Chunk> made;
+    std::vector<Chunk> divided;
     if (count == 1) {
-        made.push_back({std::move(there), copied(route.arrived), copied(route.sent), 0, tokens,
-                        positions(route.order, tokens, k)});
-        return made;
+        divided.push_back({std::move(there), copied(route.arrived), copied(route.sent), 0, tokens,
+                           positions(route.order, tokens, k)});
+        return divided;
     }
     const size_t size = route.sent.size();
     for (int64_t chunk = 0; chunk < count; ++chunk)
-        made.push_back({{},
-                        Numbers(size),
-                        Numbers(size),
-                        chunk == 0 ? 0 : part_end(tokens, chunk - 1, count),
-                        part_end(tokens, chunk, count),
-                        {}});
-    for (Chunk& chunk : made) chunk.places.assign(static_cast<size_t>((chunk.last - chunk.first) * k), -1);
+        divided.push_back({{},
+                           Numbers(size),
+                           Numbers(size),
+                           chunk == 0 ? 0 : part_end(tokens, chunk - 1, count),
+                           part_end(tokens, chunk, count),
+                           {}});
+    for (Chunk& chunk : divided) chunk.places.assign(static_cast<size_t>((chunk.last - chunk.first) * k), -1);
     // The chunk of token t of n: the first whose end lies behind it.
     const auto chunk_of = [count](int64_t token, int64_t n) {
         int64_t chunk = n == 0 ? 0 : token * count / n;
@@ -340,22 +340,22 @@ std::vector<Chunk> chunks(const Route& route, int64_t tokens, int64_t k, size_t 
     size_t pair = 0;
     for (size_t j = 0; j < size; ++j) {
         for (int64_t i = 0; i < route.arrived[j]; ++i, ++pair) {
-            Chunk& chunk = made[chunk_of(route.token[pair], route.tokens[j])];
+            Chunk& chunk = divided[chunk_of(route.token[pair], route.tokens[j])];
             chunk.rows.push_back(there[pair]);
             ++chunk.sends[j];
         }
     }
     size_t place = 0;
-    Numbers next(made.size());
+    Numbers next(divided.size());
     for (size_t j = 0; j < size; ++j) {
         for (int64_t i = 0; i < route.sent[j]; ++i, ++place) {
             const size_t which = chunk_of(route.order[place] / k, tokens);
-            Chunk& chunk = made[which];
+            Chunk& chunk = divided[which];
             chunk.places[static_cast<size_t>(route.order[place] - chunk.first * k)] = next[which]++;
             ++chunk.recvs[j];
         }
     }
-    return made;
+    return divided;
 }
 
 }  // namespace alltoallv::moe

@@ -142,9 +142,9 @@ void QuantAllReduceOperation::check_setup(std::span<const TensorDesc> inputs,
     const QuantPart part = quant_part(count, param_.group_size, param_.group.rank_size, param_.group.rank);
     for (size_t i = 1; i < outputs.size(); ++i) {
         check_dtype(output_names[i], outputs[i], DType::float32);
-        const int64_t wanted = i == 1 ? count : part.count, found = count_of(output_names[i], outputs[i]);
-        if (found != wanted)
-            throw invalid_tensor(ErrorType::INVALID_TENSOR_DIM, "the ", output_names[i], " has ", found,
+        const int64_t wanted = i == 1 ? count : part.count, actual = count_of(output_names[i], outputs[i]);
+        if (actual != wanted)
+            throw invalid_tensor(ErrorType::INVALID_TENSOR_DIM, "the ", output_names[i], " has ", actual,
                                  " elements, expected ", wanted);
     }
 }

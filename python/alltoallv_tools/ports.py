@@ -20,8 +20,8 @@ def free_port() -> int:
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
-            found = int(probe.getsockname()[1])
-        if found not in _GIVEN or port == 0:
+            chosen = int(probe.getsockname()[1])
+        if chosen not in _GIVEN or port == 0:
             break
-    _GIVEN.add(found)
-    return found
+    _GIVEN.add(chosen)
+    return chosen

@@ -98,7 +98,7 @@ def test_an_event_that_cannot_be_asked_for_is_an_error(ranks: Ranks) -> None:
         work = start(comm, x)[1]
         torch.npu.synchronize()  # before torch_npu has recorded the event, it asks nobody
         with failing():
-            assert "the NPU cannot tell" in str(work.exception())
+            assert "the NPU cannot report" in str(work.exception())
             assert "507000" in str(work.exception())
             assert not work.is_success()
         with pytest.raises(trouble, match="NPU"):  # once is enough

@@ -69,7 +69,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--moe", "tokens=1,hidden=2,k=3"), "--moe is 'tokens=1,hidden=2,k=3', expected experts too"),
+        (("--moe", "tokens=1,hidden=2,k=3"), "--moe is 'tokens=1,hidden=2,k=3', expected experts as well"),
         (("--moe", "tokens=x"), "--moe has 'tokens=x', expected NAME=NUMBER"),
         (("--moe", "tokens=1", "--pattern", "moe"), "--pattern is given with --moe"),
     ],

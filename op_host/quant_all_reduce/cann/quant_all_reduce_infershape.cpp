@@ -29,10 +29,11 @@ ge::graphStatus shape_of_codes(gert::InferShapeContext* context) {
         bits == nullptr || (*bits != 8 && *bits != 4))
         return ge::GRAPH_FAILED;
     const int64_t count = elements(*x);
-    const auto known = static_cast<uint64_t>(count), group = static_cast<uint64_t>(*group_size);
+    const auto known_count = static_cast<uint64_t>(count), group = static_cast<uint64_t>(*group_size);
     *codes = *x;
-    if (*bits == 4) set_vector(codes, count < 0 ? -1 : static_cast<int64_t>(alltoallv::code_bytes_of(known, group, 4)));
-    set_vector(scales, count < 0 ? -1 : static_cast<int64_t>((known + group - 1) / group));
+    if (*bits == 4)
+        set_vector(codes, count < 0 ? -1 : static_cast<int64_t>(alltoallv::code_bytes_of(known_count, group, 4)));
+    set_vector(scales, count < 0 ? -1 : static_cast<int64_t>((known_count + group - 1) / group));
     return ge::GRAPH_SUCCESS;
 }
 

@@ -161,8 +161,8 @@ Run fused(const View& x, const Options& options, const View& out, Workspace& wor
 /// caller's stream.
 Run all_reduce(const View& x, const Group& group, const Options& options, const View& out, Workspace& workspace) {
     const bool shares_scale = options.shares_scale();
-    const int64_t count = x.numel(), whole = std::max<int64_t>(count, 1);
-    const int64_t unit = shares_scale ? options.scale.numel() : std::min(options.group_size, whole);
+    const int64_t count = x.numel(), least_one = std::max<int64_t>(count, 1);
+    const int64_t unit = shares_scale ? options.scale.numel() : std::min(options.group_size, least_one);
     const Parts parts(count, unit, group.size);
     const int64_t own = parts.length(group.rank);
     const auto in_codes = [=, bits = options.bits](int64_t elements) { return code_bytes(elements, unit, bits); };

@@ -185,7 +185,7 @@ void keep_until_done(aclrtStream stream, std::shared_ptr<const void> memory) {
     using Kept = std::shared_ptr<const void>;
     auto kept = std::make_unique<Kept>(std::move(memory));
     if (!is_captured(stream)) {
-        const auto free = [](void* given) { delete static_cast<Kept*>(given); };
+        const auto free = [](void* pointer) { delete static_cast<Kept*>(pointer); };
         require_success("aclrtLaunchHostFunc", aclrtLaunchHostFunc(stream, free, kept.get()));
     }
     kept.release();

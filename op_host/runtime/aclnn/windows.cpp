@@ -86,21 +86,21 @@ class Windows {
   private:
     template <class Step>
     void together(Step step) {
-        std::exception_ptr mine;
+        std::exception_ptr own_error;
         try {
             step();
         } catch (...) {
-            mine = std::current_exception();
+            own_error = std::current_exception();
             release();  // before the others know: who waits for this rank in HCCL may notice
         }
         uint32_t failed = 0;
         try {
-            failed = highest_(mine ? group_.rank + 1 : 0);
+            failed = highest_(own_error ? group_.rank + 1 : 0);
         } catch (...) {
             release();
-            if (!mine) throw;
+            if (!own_error) throw;
         }
-        if (mine) std::rethrow_exception(mine);
+        if (own_error) std::rethrow_exception(own_error);
         if (failed == 0) return;
         release();
         throw Refusal(aclnn_err_runtime_error,
@@ -190,7 +190,7 @@ class OverHccl {
 };
 
 std::mutex mutex;
-auto& known = *new std::map<Key, std::shared_ptr<Windows>>;  // never destroyed: ACL may have ended
+auto& open_windows = *new std::map<Key, std::shared_ptr<Windows>>;  // never destroyed: ACL may have ended
 
 }  // namespace
 
@@ -199,40 +199,41 @@ void forget_windows(const char* name) {
     const std::lock_guard lock(mutex);
     const auto named = [&](const auto& entry) { return entry.first.first == name; };
     // Only where ranks are threads is HCCL asked for this one: the communicator may have been destroyed before.
-    const bool several = std::count_if(known.begin(), known.end(), named) > 1;
+    const bool several = std::count_if(open_windows.begin(), open_windows.end(), named) > 1;
     const uint32_t rank = several ? group_named(name).rank : 0;
-    for (auto entry = known.begin(); entry != known.end();) {
+    for (auto entry = open_windows.begin(); entry != open_windows.end();) {
         const bool forgotten = named(*entry) && (!several || entry->first.second == rank);
         if (forgotten) last.push_back(std::move(entry->second));
-        entry = forgotten ? known.erase(entry) : std::next(entry);
+        entry = forgotten ? open_windows.erase(entry) : std::next(entry);
     }
 }
 
-std::shared_ptr<const WindowTiling> windows_of(const Group& group, const Highest& given) {
-    static auto& made = *new std::map<Key, uint32_t>;  // not the same on all: processes may have had other groups
+std::shared_ptr<const WindowTiling> windows_of(const Group& group, const Highest& chosen) {
+    static auto& numbers = *new std::map<Key, uint32_t>;  // not the same on all: processes may have had other groups
     if (!hccl().complete() || group.size > alltoallv_kernels::most_ranks) return nullptr;
     const Key key = key_of(group);
     std::shared_ptr<Windows> last;  // destroyed without the lock
     uint32_t number = 0;
     {
         const std::lock_guard lock(mutex);
-        const auto found = known.find(key);
-        if (found != known.end() && found->second->parent == group.comm) return {found->second, &found->second->tiling};
-        if (found != known.end()) last = std::exchange(found->second, nullptr), known.erase(found);
-        number = made[key] + 1;
+        const auto entry = open_windows.find(key);
+        if (entry != open_windows.end() && entry->second->parent == group.comm)
+            return {entry->second, &entry->second->tiling};
+        if (entry != open_windows.end()) last = std::exchange(entry->second, nullptr), open_windows.erase(entry);
+        number = numbers[key] + 1;
     }
     // Without the lock: it waits for the other ranks, which may be threads of this process.
     std::optional<OverHccl> over_hccl;
-    const Highest highest = given ? given : [&](uint32_t own) { return over_hccl->highest(own); };
-    if (!given) over_hccl.emplace(group);
+    const Highest highest = chosen ? chosen : [&](uint32_t own) { return over_hccl->highest(own); };
+    if (!chosen) over_hccl.emplace(group);
     number = highest(number);
     {
         const std::lock_guard lock(mutex);
-        made[key] = number;
+        numbers[key] = number;
     }
     const auto fresh = std::make_shared<Windows>(key.first, group, number, highest);
     const std::lock_guard lock(mutex);
-    known.emplace(key, fresh);
+    open_windows.emplace(key, fresh);
     return {fresh, &fresh->tiling};
 }
 

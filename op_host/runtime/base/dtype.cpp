@@ -13,9 +13,9 @@ const DTypeInfo& moving_info(DType dtype) {
         DTypeInfo info;
     };
     static std::mutex mutex;
-    static auto& known = *new std::map<DType, Named>;  // threads may still ask while the process ends
+    static auto& names_by_dtype = *new std::map<DType, Named>;  // threads may still ask while the process ends
     const std::lock_guard lock(mutex);
-    const auto [at, fresh] = known.try_emplace(dtype);
+    const auto [at, fresh] = names_by_dtype.try_emplace(dtype);
     Named& named = at->second;
     if (fresh) {
         const auto bytes = size_of(dtype);

@@ -19,15 +19,15 @@ std::string this_place() {
         return id;
     }();
     std::string place = boot;
-    bool known = !boot.empty();
+    bool complete = !boot.empty();
     for (const char* name : {"/proc/self/ns/net", "/proc/self/ns/pid"}) {
         char text[24] = {};
-        known = ::readlink(name, text, sizeof text - 1) > 0 && known;
+        complete = ::readlink(name, text, sizeof text - 1) > 0 && complete;
         place += text;
     }
     // Without /proc nothing tells hosts apart: each process counts as a host of its own.
     static const std::string nowhere = hex(random_digest()).substr(0, 32);
-    return known ? place : place + nowhere;
+    return complete ? place : place + nowhere;
 }
 
 uint32_t place_number(const std::string& place) {

@@ -90,11 +90,11 @@ size_t read_caches(const CpuSet& cpus) {
 
 size_t last_level_cache_bytes(const CpuSet& cpus) {
     static std::mutex mutex;
-    static std::map<CpuSet, size_t> known;  // reading the files takes as long as the rest of a small group's start
+    static std::map<CpuSet, size_t> by_cpus;  // reading the files takes as long as the rest of a small group's start
     const std::lock_guard lock(mutex);
-    const auto [found, is_new] = known.try_emplace(cpus);
-    if (is_new) found->second = read_caches(cpus);
-    return found->second;
+    const auto [entry, is_new] = by_cpus.try_emplace(cpus);
+    if (is_new) entry->second = read_caches(cpus);
+    return entry->second;
 }
 
 }  // namespace alltoallv

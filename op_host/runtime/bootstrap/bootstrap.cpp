@@ -78,13 +78,13 @@ class Joiner {
     /// then the root may have another name.
     void find_root() {
         // The root of a job that makes many groups is only a moment late.
-        bool found = connect_once();
-        for (int yields = 0; yields < first_yields && !found; ++yields) {
+        bool connected = connect_once();
+        for (int yields = 0; yields < first_yields && !connected; ++yields) {
             sched_yield();
-            found = connect_once();
+            connected = connect_once();
         }
         Message message;
-        for (const auto since = Clock::now(); !found; found = connect_once()) {
+        for (const auto since = Clock::now(); !connected; connected = connect_once()) {
             const auto waited = std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - since);
             if (hears_silent(message)) return hear(message);
             pause(std::clamp(waited / 8, shortest_pause, longest_pause));  // then it is at most an eighth late itself
@@ -170,13 +170,13 @@ class Joiner {
             if (connect_to(socket_name(options_, attempt))) return true;
         if (++rounds_ % rounds_per_look != 0) return false;
         const std::string prefix = "@" + found_name_prefix(options_);
-        std::set<std::string> found;
+        std::set<std::string> names;
         std::ifstream sockets("/proc/net/unix");
         for (std::string line; std::getline(sockets, line);) {
             const size_t at = line.find(prefix);
-            if (at != std::string::npos) found.insert(line.substr(at + 1));
+            if (at != std::string::npos) names.insert(line.substr(at + 1));
         }
-        return std::any_of(found.begin(), found.end(), [this](const std::string& name) { return connect_to(name); });
+        return std::any_of(names.begin(), names.end(), [this](const std::string& name) { return connect_to(name); });
     }
 
     bool connect_to(const std::string& name) {
@@ -187,13 +187,14 @@ class Joiner {
         if (listener.uid != geteuid()) return false;  // an impostor: send it nothing
         UniqueFd pidfd = open_pidfd(listener.pid);
         if (!is_alive(listener.pid, pidfd)) return false;
-        Candidate found{name, listener.pid, std::move(connection.socket), std::move(pidfd)};
+        Candidate candidate{name, listener.pid, std::move(connection.socket), std::move(pidfd)};
         if (silent_.empty()) {
-            candidate_ = std::move(found);
+            candidate_ = std::move(candidate);
             return true;
         }
         // All others at once, beside those that are silent.
-        if (try_send(found.socket.get(), encode_hello(options_)) == IoStatus::done) silent_.push_back(std::move(found));
+        if (try_send(candidate.socket.get(), encode_hello(options_)) == IoStatus::done)
+            silent_.push_back(std::move(candidate));
         return false;
     }
 

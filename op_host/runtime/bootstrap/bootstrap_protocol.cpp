@@ -79,8 +79,8 @@ void check_settings(const BootstrapOptions& joining, const BootstrapOptions& pre
     auto keys = ours;
     keys.insert(theirs.begin(), theirs.end());
     const auto say = [](const auto& settings, const std::string& key) {
-        const auto found = settings.find(key);
-        return found == settings.end() ? key + " unset" : key + " = '" + found->second + "'";
+        const auto entry = settings.find(key);
+        return entry == settings.end() ? key + " unset" : key + " = '" + entry->second + "'";
     };
     for (const auto& [key, unused] : keys) {
         const std::string their = say(theirs, key), our = say(ours, key);

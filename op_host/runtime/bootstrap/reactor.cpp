@@ -91,9 +91,9 @@ struct State {
     }
 
     std::shared_ptr<Entry> find(uint64_t key) const {
-        const auto found = entries.find(static_cast<int>(key & 0xffffffff));
-        const bool current = found != entries.end() && found->second->generation == key >> 32;
-        return current ? found->second : nullptr;
+        const auto match = entries.find(static_cast<int>(key & 0xffffffff));
+        const bool current = match != entries.end() && match->second->generation == key >> 32;
+        return current ? match->second : nullptr;
     }
 
     /// In a forked child, which has no such thread: the callbacks' objects belong to the parent, and are kept.
@@ -174,19 +174,19 @@ void Reactor::add(int fd, Callback callback) {
 void Reactor::watch_output(int fd, bool watched) {
     State& state = the_state();
     const std::lock_guard lock(state.mutex);
-    const auto found = state.entries.find(fd);
-    if (found == state.entries.end() || !state.worker) return;
-    (void)state.worker->watch(fd, watched ? input | EPOLLOUT : input, found->second->key(fd), EPOLL_CTL_MOD);
+    const auto match = state.entries.find(fd);
+    if (match == state.entries.end() || !state.worker) return;
+    (void)state.worker->watch(fd, watched ? input | EPOLLOUT : input, match->second->key(fd), EPOLL_CTL_MOD);
 }
 
 void Reactor::remove(int fd) {
     State& state = the_state();
     Callback callback;  // destroyed last, without the lock
     std::unique_lock lock(state.mutex);
-    const auto found = state.entries.find(fd);
-    if (found == state.entries.end()) return;
-    const std::shared_ptr<Entry> entry = std::move(found->second);
-    state.entries.erase(found);
+    const auto match = state.entries.find(fd);
+    if (match == state.entries.end()) return;
+    const std::shared_ptr<Entry> entry = std::move(match->second);
+    state.entries.erase(match);
     if (state.worker) ::epoll_ctl(state.worker->epoll.get(), EPOLL_CTL_DEL, fd, nullptr);
     if (!entry->running || entry->runner != std::this_thread::get_id()) {
         state.idle.wait(lock, [&] { return !entry->running; });

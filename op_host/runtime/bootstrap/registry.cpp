@@ -59,12 +59,12 @@ CommunicatorPtr find_or_make_communicator(const CommunicatorOptions& options, co
                                 options.size);
         if (existing->rank() == options.rank) return existing;
     }
-    CommunicatorOptions known = options;
-    if (known.processes.empty() && !options.threads) {
-        known.processes = processes_of(options.job, options.size);
-        known.replaceable = true;
+    CommunicatorOptions completed = options;
+    if (completed.processes.empty() && !options.threads) {
+        completed.processes = processes_of(options.job, options.size);
+        completed.replaceable = true;
     }
-    CommunicatorPtr fresh = make(known);
+    CommunicatorPtr fresh = make(completed);
     const std::vector<int64_t> processes = fresh->processes();
     const std::lock_guard lock(all.mutex);
     entry->communicator = fresh;
@@ -75,16 +75,16 @@ CommunicatorPtr find_or_make_communicator(const CommunicatorOptions& options, co
 std::vector<int64_t> processes_of(const std::string& job, int size) {
     Registry& all = registry();
     const std::lock_guard lock(all.mutex);
-    const auto found = all.processes.find({job, size});
-    return found == all.processes.end() ? std::vector<int64_t>{} : found->second;
+    const auto entry = all.processes.find({job, size});
+    return entry == all.processes.end() ? std::vector<int64_t>{} : entry->second;
 }
 
-CommunicatorPtr destroyed_with_all(CommunicatorPtr made) {
+CommunicatorPtr destroyed_with_all(CommunicatorPtr communicator) {
     Registry& all = registry();
     const std::lock_guard lock(all.mutex);
     std::erase_if(all.others, [](const auto& other) { return other.expired(); });
-    all.others.push_back(made);
-    return made;
+    all.others.push_back(communicator);
+    return communicator;
 }
 
 void destroy_all_communicators() {

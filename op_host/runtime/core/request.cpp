@@ -40,30 +40,30 @@ void check_split(std::string_view name, std::string_view tensor, int64_t rows, s
 }
 
 void to_elements(std::span<int64_t> values, int64_t row) {
-    const std::vector<int64_t> given(values.begin(), values.end());
+    const std::vector<int64_t> list(values.begin(), values.end());
     for (int64_t& value : values)
         if (__builtin_mul_overflow(value, row, &value))
-            throw invalid_param("counts or displacements are " + list_text(given) + " rows of " + std::to_string(row) +
+            throw invalid_param("counts or displacements are " + list_text(list) + " rows of " + std::to_string(row) +
                                 " elements, expected at most 2**63 - 1");
 }
 
 Exchange Request::exchange(DType dtype, const void* input, void* output) const {
-    Exchange made;
-    made.op = op;
-    made.dtype = dtype;
-    made.input = input;
-    made.output = output;
-    made.send_counts = array(0);
-    made.sdispls = array(1);
+    Exchange result;
+    result.op = op;
+    result.dtype = dtype;
+    result.input = input;
+    result.output = output;
+    result.send_counts = array(0);
+    result.sdispls = array(1);
     if (!learns) {
-        made.recv_counts = array(2);
-        made.rdispls = array(3);
+        result.recv_counts = array(2);
+        result.rdispls = array(3);
     }
-    made.byte_displs = byte_displs;
-    made.root = root;
-    made.row = row;
-    made.moves = row != 0;
-    return made;
+    result.byte_displs = byte_displs;
+    result.root = root;
+    result.row = row;
+    result.moves = row != 0;
+    return result;
 }
 
 void Request::count_rows(Shape input) {
@@ -98,10 +98,10 @@ void Request::check_covers(int64_t numel_in) const {
                         " of the input: give sdispls to leave ", what, " out");
 }
 
-std::vector<int64_t> Request::shape_for(std::span<const int64_t> told) const {
-    std::vector<int64_t> made = shape;
-    made[0] = std::accumulate(told.begin(), told.end(), int64_t{0}) / std::max<int64_t>(row, 1);
-    return made;
+std::vector<int64_t> Request::shape_for(std::span<const int64_t> counts) const {
+    std::vector<int64_t> result = shape;
+    result[0] = std::accumulate(counts.begin(), counts.end(), int64_t{0}) / std::max<int64_t>(row, 1);
+    return result;
 }
 
 Request gather_request(OpKind op, int size, int64_t numel) {

@@ -87,12 +87,12 @@ void Waiting::make_calls() {
 }
 
 std::vector<Waiting::Thread> Waiting::threads() {
-    std::vector<Thread> found;
+    std::vector<Thread> threads_seen;
     const std::lock_guard lock(slots().mutex);
     for (const Slot* slot : slots().all)
-        found.push_back(
+        threads_seen.push_back(
             {slot->id, slot->calls.load(), slot->depth.load() > 0, slot->changes.load(), slot->still.load()});
-    return found;
+    return threads_seen;
 }
 
 uint64_t Waiting::this_thread() {

@@ -92,12 +92,12 @@ void HcclCommunicator::check_reduction(OpKind op, aclrtStream stream) {
 
 bool HcclCommunicator::reduces_rightly(OpKind op, const OnStream& on) {
     const bool scatters = op == OpKind::reduce_scatter;
-    std::vector<int32_t> mine(scatters ? static_cast<size_t>(size()) : 1);
-    std::iota(mine.begin(), mine.end(), 1 + rank());
+    std::vector<int32_t> own(scatters ? static_cast<size_t>(size()) : 1);
+    std::iota(own.begin(), own.end(), 1 + rank());
     int32_t expected = 0, heard = -1;
     for (int i = 0; i < size(); ++i) expected += 1 + i + (scatters ? rank() : 0);
     begin_launch(on);
-    on_device("reduction-check-wait", std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(&heard, 1)), on,
+    on_device("reduction-check-wait", std::as_bytes(std::span(own)), std::as_writable_bytes(std::span(&heard, 1)), on,
               [&](char* input, char* output) {
                   comm_->reduce(op, input, output, 1, HCCL_DATA_TYPE_INT32, HCCL_REDUCE_SUM, on);
               });
@@ -105,7 +105,7 @@ bool HcclCommunicator::reduces_rightly(OpKind op, const OnStream& on) {
 }
 
 void HcclCommunicator::gather_and_slice(const Exchange& x, const OnStream& on) {
-    const auto ranks = static_cast<size_t>(size()), mine = static_cast<size_t>(rank());
+    const auto ranks = static_cast<size_t>(size()), me = static_cast<size_t>(rank());
     const size_t element = size_of(x.dtype);
 
     // Gathers every rank's send counts, then every rank's packed input, padded to the longest.
@@ -116,8 +116,8 @@ void HcclCommunicator::gather_and_slice(const Exchange& x, const OnStream& on) {
     for (size_t j = 0; j < ranks; ++j) {
         const std::span<const int64_t> row(rows.data() + j * ranks, ranks);
         longest = std::max(longest, static_cast<size_t>(std::accumulate(row.begin(), row.end(), int64_t{0})) * element);
-        if (row[mine] != x.recv_counts[j])
-            throw peer_mismatch(on.where, ": rank ", j, " sends ", row[mine], " elements to rank ", mine,
+        if (row[me] != x.recv_counts[j])
+            throw peer_mismatch(on.where, ": rank ", j, " sends ", row[me], " elements to rank ", me,
                                 ", which expects ", x.recv_counts[j]);
     }
     if (longest == 0) return;
@@ -131,7 +131,7 @@ void HcclCommunicator::gather_and_slice(const Exchange& x, const OnStream& on) {
     comm_->all_gather(part.data(), all.data(), longest, HCCL_DATA_TYPE_UINT8, on);
     for (size_t j = 0; j < ranks; ++j) {
         const auto row = rows.begin() + static_cast<ptrdiff_t>(j * ranks);
-        const auto before = std::accumulate(row, row + static_cast<ptrdiff_t>(mine), int64_t{0});
+        const auto before = std::accumulate(row, row + static_cast<ptrdiff_t>(me), int64_t{0});
         Device::copy_async(output_at(x, j), all.data() + j * longest + static_cast<size_t>(before) * element,
                            static_cast<size_t>(x.recv_counts[j]) * element, on);
     }

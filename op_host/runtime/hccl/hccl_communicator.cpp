@@ -81,10 +81,10 @@ void HcclCommunicator::share_root_info() {
 /// Uses HcclAllGather, if the ranks share nothing else.
 void HcclCommunicator::find_control(const Meet& meet) {
     const std::string where = "the ranks of domain '" + domain() + "' meeting";
-    const auto gather = [&](const std::string& mine) {
-        const size_t bytes = mine.size(), ranks = static_cast<size_t>(size());
+    const auto gather = [&](const std::string& own) {
+        const size_t bytes = own.size(), ranks = static_cast<size_t>(size());
         std::string all(ranks * bytes, '\0');
-        gather_to_host("meeting-wait", std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all)), bytes,
+        gather_to_host("meeting-wait", std::as_bytes(std::span(own)), std::as_writable_bytes(std::span(all)), bytes,
                        HCCL_DATA_TYPE_UINT8, {device_->stream(), deadline(-1), where});
         std::vector<std::string> parts;
         for (size_t j = 0; j < ranks; ++j) parts.push_back(all.substr(j * bytes, bytes));

@@ -45,7 +45,7 @@ void* open_operators() {
     if (const char* paths = std::getenv("ASCEND_CUSTOM_OPP_PATH")) {
         std::istringstream split(paths);
         for (std::string path; std::getline(split, path, ':');)
-            if (void* found = dlopen((path + "/op_api/lib/" + name).c_str(), RTLD_NOW)) return found;
+            if (void* library = dlopen((path + "/op_api/lib/" + name).c_str(), RTLD_NOW)) return library;
     }
     return dlopen(name, RTLD_NOW);
 }
@@ -163,10 +163,10 @@ Kernels::Kernels(std::string group, int rank, const Highest& highest, const std:
         const Highest& highest;
         std::exception_ptr error;
     } context{highest, {}};
-    const auto agree = [](void* given, uint32_t own, uint32_t* found) {
-        auto& at = *static_cast<Context*>(given);
+    const auto agree = [](void* opaque, uint32_t own, uint32_t* most) {
+        auto& at = *static_cast<Context*>(opaque);
         try {
-            *found = at.highest(own);
+            *most = at.highest(own);
             return 0;
         } catch (...) {  // through C
             at.error = std::current_exception();

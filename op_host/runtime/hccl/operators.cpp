@@ -144,19 +144,19 @@ void HcclCommunicator::exchange(const Exchange& x, double timeout) {
                 if (x.recv_counts.empty()) x.allocate(learnt);
                 return 0;
             }
-            Exchange whole = x;
+            Exchange known_exchange = x;
             if (x.recv_counts.empty()) {
                 packed.resize(learnt.size());
                 pack(learnt, packed);
-                whole.recv_counts = learnt;
-                whole.rdispls = packed;
-                whole.output = x.allocate(learnt);
+                known_exchange.recv_counts = learnt;
+                known_exchange.rdispls = packed;
+                known_exchange.output = x.allocate(learnt);
             }
             const OnStream on{x.stream != nullptr ? x.stream : device_->stream(), deadline(timeout), where};
             begin_launch(on);
-            move(whole, on);
+            move(known_exchange, on);
             if (x.stream == nullptr) wait("exchange-wait", on);
-            return bytes_of(whole.recv_counts, x.dtype);
+            return bytes_of(known_exchange.recv_counts, x.dtype);
         });
 }
 
@@ -321,7 +321,7 @@ const std::string& HcclCommunicator::decide_on_kernels(const std::string& where)
         return no_kernels_.emplace("it has more than " + std::to_string(alltoallv_kernels::most_ranks) + " ranks");
     std::string reason = reasons(kernels_missing());
     if (reason.empty()) {
-        std::string mine;
+        std::string own_reason;
         try {
             const auto highest = [this](uint32_t own) {
                 std::vector<uint32_t> all(static_cast<size_t>(size()));
@@ -330,9 +330,9 @@ const std::string& HcclCommunicator::decide_on_kernels(const std::string& where)
             };
             kernels_ = std::make_unique<Kernels>(comm_->name(), rank(), highest, where);
         } catch (const Error& error) {
-            mine = error.what();
+            own_reason = error.what();
         }
-        reason = reasons(mine);
+        reason = reasons(own_reason);
         if (!reason.empty()) kernels_.reset();
         if (!reason.empty() && hooks().warn)
             hooks().warn("domain '" + domain() + "': HCCL's calls serve instead of kernels in Ascend C, since " +
@@ -347,17 +347,17 @@ void HcclCommunicator::gather_on_host(const void* own, void* all, size_t bytes) 
 }
 
 /// Returns the texts of the ranks that have one, the same on all.
-std::string HcclCommunicator::reasons(const std::string& mine) {
+std::string HcclCommunicator::reasons(const std::string& own_reason) {
     constexpr size_t bytes = 512;
-    std::string text = mine.substr(0, bytes), all(static_cast<size_t>(size()) * bytes, '\0');
+    std::string text = own_reason.substr(0, bytes), all(static_cast<size_t>(size()) * bytes, '\0');
     text.resize(bytes);
     gather_on_host(text.data(), all.data(), bytes);
     std::string joined;
     for (int j = 0; j < size(); ++j) {
-        const char* const told = all.data() + static_cast<size_t>(j) * bytes;
-        if (*told == '\0') continue;
+        const char* const reason = all.data() + static_cast<size_t>(j) * bytes;
+        if (*reason == '\0') continue;
         joined += (joined.empty() ? "rank " : "; rank ") + std::to_string(j) + ": ";
-        joined.append(told, strnlen(told, bytes));
+        joined.append(reason, strnlen(reason, bytes));
     }
     return joined;
 }

@@ -306,9 +306,9 @@ bool Arena::is_cut(const void* data, size_t bytes) const {
 bool Arena::usable(const char* data, size_t bytes) {
     if (quarantine_.covers(data, bytes)) return false;
     if (!has_cuts()) return true;
-    const bool whole = cuts_.mend(data, bytes);
+    const bool mended = cuts_.mend(data, bytes);
     has_cuts_.store(cuts_.bytes() > 0, std::memory_order_release);
-    return whole;
+    return mended;
 }
 
 /// Also tries again what is clear, but could not be mended for lack of memory.

@@ -42,7 +42,7 @@ class Stopwatch {
 struct ShmCommunicator::Movement {
     Movement(const Exchange& exchange, RowWords& words, uint64_t number)
         : x(exchange),
-          mine(words),
+          own_words(words),
           seq(number),
           element(size_of(x.dtype)),
           unit(x.byte_displs ? 1 : static_cast<int64_t>(element)),
@@ -56,7 +56,7 @@ struct ShmCommunicator::Movement {
     char* target(int from) const { return output + rdispls[static_cast<size_t>(from)] * output_unit; }
 
     const Exchange& x;
-    RowWords& mine;
+    RowWords& own_words;
     const uint64_t seq;
     const size_t element;
     const int64_t unit;  // bytes of a displacement
@@ -72,25 +72,25 @@ struct ShmCommunicator::Movement {
 
 /// Fills the row except for its pairs.
 RowWords ShmCommunicator::fill_row(const Exchange& x, const ExchangeSummary& all, Row& row) {
-    RowWords mine;
-    mine.input = Arena::instance().locate(x.input, all.input_extent);
+    RowWords own_words;
+    own_words.input = Arena::instance().locate(x.input, all.input_extent);
     if (x.recv_counts.empty()) {
-        mine.flags |= row_learns;
+        own_words.flags |= row_learns;
     } else {
-        mine.output = announce_output(x.output, all.output_extent);
+        own_words.output = announce_output(x.output, all.output_extent);
     }
     if (!x.moves)
-        mine.flags |= row_moves_nothing;
-    else if (uses_ring(all, mine))
-        mine.flags |= row_in_ring;
-    else if (allows(Path::inlined) && all.to_peers <= inline_capacity(mine))
-        mine.flags |= row_inline;
+        own_words.flags |= row_moves_nothing;
+    else if (uses_ring(all, own_words))
+        own_words.flags |= row_in_ring;
+    else if (allows(Path::inlined) && all.to_peers <= inline_capacity(own_words))
+        own_words.flags |= row_inline;
     row.digests = all.digests;
     row.root = x.root;
     row.count = x.row;
-    row.input = mine.input;
-    row.output = mine.output;
-    return mine;
+    row.input = own_words.input;
+    row.output = own_words.output;
+    return own_words;
 }
 
 /// Fills the pairs, and copies data that travel with the row into the mailbox or the ring: peers that get the same
@@ -137,17 +137,17 @@ Location ShmCommunicator::announce_output(const void* output, size_t bytes) {
 }
 
 /// Returns the bytes that this rank may read from peers' private memory into its own if two copies may be faster, or 0.
-size_t ShmCommunicator::timed_bytes(const Exchange& x, const ExchangeSummary& all, const RowWords& mine) const {
+size_t ShmCommunicator::timed_bytes(const Exchange& x, const ExchangeSummary& all, const RowWords& own_words) const {
     if (!chooses_ || !allows(Path::cma) || !x.moves) return 0;
-    if ((mine.flags & row_learns) != 0 || mine.output.segment() != 0) return 0;
+    if ((own_words.flags & row_learns) != 0 || own_words.output.segment() != 0) return 0;
     if (all.from_peers <= 4 * options_.inline_bytes || all.from_peers > copied_twice) return 0;
     return exceeds_cache(all.read + all.written) ? 0 : all.from_peers;
 }
 
 /// True if the data go through the ring of two ranks: into private memory, or while pushes are slow.
-bool ShmCommunicator::uses_ring(const ExchangeSummary& all, const RowWords& mine) {
-    if ((mine.flags & row_learns) != 0 || !fits_ring(all.to_peers)) return false;
-    if (mine.output.segment() == 0) return true;  // the peer's output is assumed to be like this one
+bool ShmCommunicator::uses_ring(const ExchangeSummary& all, const RowWords& own_words) {
+    if ((own_words.flags & row_learns) != 0 || !fits_ring(all.to_peers)) return false;
+    if (own_words.output.segment() == 0) return true;  // the peer's output is assumed to be like this one
     if (peer_writer_.streams()) peer_writer_.passed(all.to_peers);
     return peer_writer_.streams();
 }
@@ -155,10 +155,10 @@ bool ShmCommunicator::uses_ring(const ExchangeSummary& all, const RowWords& mine
 /// Returns the mailbox bytes to use. If every rank has a processor, a second look at the peers costs less than a second
 /// copy, from a few KiB on. Into private memory the alternatives are a system call per pair or a ring: then the mailbox
 /// is better up to larger sizes, even larger if ranks share processors.
-size_t ShmCommunicator::inline_capacity(const RowWords& mine) const {
-    if (!chooses_ || (mine.flags & row_learns) != 0) return options_.inline_bytes;
+size_t ShmCommunicator::inline_capacity(const RowWords& own_words) const {
+    if (!chooses_ || (own_words.flags & row_learns) != 0) return options_.inline_bytes;
     const bool has_room = control_->has_room();
-    if (mine.output.segment() != 0)  // peers' outputs are assumed to be like this one
+    if (own_words.output.segment() != 0)  // peers' outputs are assumed to be like this one
         return has_room ? std::min(options_.inline_bytes, pushed_from) : options_.inline_bytes;
     return has_room ? 4 * options_.inline_bytes : control_->layout().inline_bytes();
 }
@@ -179,8 +179,8 @@ size_t ShmCommunicator::learn_counts(Movement& m, Row& row) {
     m.recv_counts = learnt_;
     m.rdispls = targets_;
     m.output_unit = 1;
-    m.mine.output = announce_output(m.output, bytes);
-    write_once(row.output, m.mine.output);
+    m.own_words.output = announce_output(m.output, bytes);
+    write_once(row.output, m.own_words.output);
     control_->signal(control_->my_flags().late, control_->seq());
     return bytes;
 }
@@ -199,20 +199,20 @@ Path ShmCommunicator::path_of(const RowWords& sender, const RowWords& receiver) 
 uint64_t ShmCommunicator::exchange_in_turn(const Exchange& x, Row& row) {
     std::optional<ExchangeSummary> computed;
     const ExchangeSummary& all = x.summary != nullptr ? *x.summary : computed.emplace(summarize(x, rank()));
-    RowWords mine = fill_row(x, all, row);
+    RowWords own_words = fill_row(x, all, row);
     // If ranks share processors, their times mean nothing; two copies are faster there.
-    const size_t avoided_bytes = timed_bytes(x, all, mine), timed = control_->has_room() ? avoided_bytes : 0;
+    const size_t avoided_bytes = timed_bytes(x, all, own_words), timed = control_->has_room() ? avoided_bytes : 0;
     if (timed > 0 ? reads_.choose(timed) == AlgorithmSelector::other : avoided_bytes > 0)
-        mine.flags |= row_avoids_reads;
-    if (reads_refused_) mine.flags |= row_avoids_reads;
-    row.flags = mine.flags;
+        own_words.flags |= row_avoids_reads;
+    if (reads_refused_) own_words.flags |= row_avoids_reads;
+    row.flags = own_words.flags;
     Stopwatch watch(timed > 0);
-    fill_pairs(x, mine.flags, row);
+    fill_pairs(x, own_words.flags, row);
     watch.pause();
     control_->publish(row);
     control_->agree();
-    if ((mine.flags & row_in_ring) != 0) settle_ring();
-    const bool learns = (mine.flags & row_learns) != 0;
+    if ((own_words.flags & row_in_ring) != 0) settle_ring();
+    const bool learns = (own_words.flags & row_learns) != 0;
     if (!x.moves) {
         if (learns) x.allocate(control_->counts_from_peers(x.dtype));
         return 0;
@@ -220,7 +220,7 @@ uint64_t ShmCommunicator::exchange_in_turn(const Exchange& x, Row& row) {
     watch.go_on();
 
     moving_ = true;
-    Movement m(x, mine, control_->seq());
+    Movement m(x, own_words, control_->seq());
     const size_t written = learns ? learn_counts(m, row) : all.written;
     if (exceeds_cache(all.read + written)) m.own = m.pushed = Stores::streaming;
     std::ranges::fill(pending_peers_, uint8_t{0});
@@ -253,13 +253,13 @@ void ShmCommunicator::keep_own(Movement& m) {
 /// Writes into the receiver's output, or begins what the receiver takes part in.
 void ShmCommunicator::send_to(Movement& m, int to) {
     const int64_t n = m.x.send_counts[static_cast<size_t>(to)];
-    if (n == 0 || (m.mine.flags & (row_inline | row_in_ring)) != 0) return;  // the others went with the row
+    if (n == 0 || (m.own_words.flags & (row_inline | row_in_ring)) != 0) return;  // the others went with the row
     if (read_once(control_->row(to).flags) & row_learns) await_late(to, m.seq);
     const RowWords receiver(control_->row(to), rank());
     check_counts(rank(), to, n, receiver.pair.recv_count);
     const size_t bytes = static_cast<size_t>(n) * m.element;
     const Stream stream{to, &control_->ring(rank(), to), const_cast<char*>(m.source(to)), bytes};
-    const Path path = path_of(m.mine, receiver);
+    const Path path = path_of(m.own_words, receiver);
     if (path == Path::push) {
         copy_checked(address_of(to, &Row::output, receiver.output, receiver.pair.target, bytes, m.x.send_counts),
                      m.source(to), bytes, m.pushed);
@@ -287,7 +287,7 @@ void ShmCommunicator::receive_from(Movement& m, int from) {
     const int64_t source = sender.pair.source;
     char* const target = m.target(from);
     const Stream stream{from, &control_->ring(from, rank()), target, bytes};
-    Path path = path_of(sender, m.mine);
+    Path path = path_of(sender, m.own_words);
     m.moved += bytes;
     switch (path) {
         case Path::inlined:

@@ -22,13 +22,13 @@ void gather(uintptr_t begin, uintptr_t end) {
 
 void HugepagePromoter::note(const void* input, size_t bytes) {
     if (bytes < HugePages::size / 2) return;
-    auto found = std::ranges::find_if(latest_, [&](const Input& i) { return i.data == input && i.bytes == bytes; });
-    if (found == latest_.end()) {
-        found = latest_.begin() + static_cast<std::ptrdiff_t>(oldest_++ % latest_.size());
-        *found = {input, bytes, 0};
+    auto entry = std::ranges::find_if(latest_, [&](const Input& i) { return i.data == input && i.bytes == bytes; });
+    if (entry == latest_.end()) {
+        entry = latest_.begin() + static_cast<std::ptrdiff_t>(oldest_++ % latest_.size());
+        *entry = {input, bytes, 0};
     }
-    if (++found->reads < convincing) return;
-    found->reads -= until_next;
+    if (++entry->reads < convincing) return;
+    entry->reads -= until_next;
     const auto begin = reinterpret_cast<uintptr_t>(input);
     gather(begin, begin + bytes);
 }

@@ -99,7 +99,7 @@ bool PointToPoint::drive(Work& work, double seconds) {
     };
     uint64_t rounds = 0;
     auto next_poll = begun + look_every;
-    Deadlocks::Wait told(control_);
+    Deadlocks::Wait reported_wait(control_);
     try {
         while (!work.done() && !closing_) {
             const auto now = Clock::now();
@@ -107,7 +107,7 @@ bool PointToPoint::drive(Work& work, double seconds) {
             lock.unlock();
             if (now >= next_poll) {
                 next_poll = now + look_every;
-                if (seconds < 0) tell_wait(work, told, now);
+                if (seconds < 0) tell_wait(work, reported_wait, now);
                 if (hooks().poll) hooks().poll();
             }
             await(
@@ -131,14 +131,14 @@ bool PointToPoint::drive(Work& work, double seconds) {
 }
 
 /// Publishes the wait while the message needs a call of its peer.
-void PointToPoint::tell_wait(const Work& work, Deadlocks::Wait& told, Clock::time_point now) {
+void PointToPoint::tell_wait(const Work& work, Deadlocks::Wait& reported_wait, Clock::time_point now) {
     const std::lock_guard lock(mutex_);
     progress();
     const auto post = std::ranges::find(posts_, &work, [](const Post& each) -> const Work* { return each.work.get(); });
     if (post == posts_.end() || post->is_answered() || post->other() < 0 || post->other() == control_.rank())
-        told.ends();
+        reported_wait.ends();
     else
-        told.still(post->asked.op, {post->other()}, post->timeout, now);
+        reported_wait.still(post->asked.op, {post->other()}, post->timeout, now);
 }
 
 void PointToPoint::run() {

@@ -76,10 +76,10 @@ bool PointToPoint::take_from(Post& post, int from) {
            slot(from, me, arrived_[i] + 1).number.load(std::memory_order_acquire) == arrived_[i] + 1)
         waiting_[i].push_back(++arrived_[i]);
     heard_[i] = pass_;
-    const auto found = std::find_if(waiting_[i].begin(), waiting_[i].end(),
+    const auto match = std::find_if(waiting_[i].begin(), waiting_[i].end(),
                                     [&](uint64_t number) { return slot(from, me, number).tag == post.asked.tag; });
-    if (found == waiting_[i].end()) return false;
-    MessageSlot& message = slot(from, me, *found);
+    if (match == waiting_[i].end()) return false;
+    MessageSlot& message = slot(from, me, *match);
     const bool fits = message.dtype == post.asked.dtype && message.count == post.asked.count;
     const Location input = read_once(message.input);
     const bool in_pieces = fits && post.bytes() > 0 && staged(input);
@@ -91,7 +91,7 @@ bool PointToPoint::take_from(Post& post, int from) {
     MessageState state = MessageState::offered;
     const MessageState answer = !fits ? MessageState::refused : in_pieces ? MessageState::wanted : MessageState::taken;
     if (!message.state.compare_exchange_strong(state, answer, std::memory_order_acq_rel)) return false;
-    waiting_[i].erase(found);
+    waiting_[i].erase(match);
     post.from = from;
     post.work->set_source(from);
     if (post.traced != nullptr) {

@@ -98,27 +98,27 @@ size_t largest_piece(const QuantCodec& codec, size_t ranks) {
 }  // namespace
 
 void ShmCommunicator::quant_reduce(const QuantReduction& q, double timeout) {
-    run(q.op, q.dtype, timeout, q.moves, [&](Row& mine) { return quant_reduce_in_turn(q, mine); });
+    run(q.op, q.dtype, timeout, q.moves, [&](Row& own_row) { return quant_reduce_in_turn(q, own_row); });
 }
 
-uint64_t ShmCommunicator::quant_reduce_in_turn(const QuantReduction& q, Row& mine) {
+uint64_t ShmCommunicator::quant_reduce_in_turn(const QuantReduction& q, Row& own_row) {
     check(q);
     const bool scatters = q.op == OpKind::quantized_reduce_scatter;
-    announce(mine, *control_, q);
+    announce(own_row, *control_, q);
     if (!q.moves) {
-        control_->publish(mine);
+        control_->publish(own_row);
         control_->agree();
         return 0;
     }
 
     const std::vector<QuantPart> parts = parts_of(q, size());
     const int64_t kept = scatters ? parts[static_cast<size_t>(rank())].count : total_count(q);
-    with_codec(q, parts, [&](QuantCodec& codec) { quant_reduce_by(q, codec, parts, mine); });
+    with_codec(q, parts, [&](QuantCodec& codec) { quant_reduce_by(q, codec, parts, own_row); });
     return static_cast<uint64_t>(kept) * size_of(q.out_dtype);
 }
 
 void ShmCommunicator::quant_reduce_by(const QuantReduction& q, QuantCodec& codec, std::vector<QuantPart> parts,
-                                      Row& mine) {
+                                      Row& own_row) {
     codec.streams = exceeds_cache(static_cast<size_t>(total_count(q)) * (size_of(q.dtype) + size_of(q.out_dtype)));
     size_t bytes = sizeof(QuantTerms);
     for (const QuantPart& part : parts)
@@ -127,13 +127,13 @@ void ShmCommunicator::quant_reduce_by(const QuantReduction& q, QuantCodec& codec
     const bool small =
         allows(Path::inlined) && bytes <= options_.inline_bytes && codec.span() == 0 && !q.gather_feeds_back;
     if (small)
-        quant_reduce_small(q, codec, parts, mine);
+        quant_reduce_small(q, codec, parts, own_row);
     else
-        quant_reduce_two_shot(q, codec, std::move(parts), mine);
+        quant_reduce_two_shot(q, codec, std::move(parts), own_row);
 }
 
 void ShmCommunicator::quant_reduce_small(const QuantReduction& q, QuantCodec& codec,
-                                         const std::vector<QuantPart>& parts, Row& mine) {
+                                         const std::vector<QuantPart>& parts, Row& own_row) {
     const bool scatters = q.op == OpKind::quantized_reduce_scatter;
     QuantGrid grid{parts};
     grid.piece = std::max<size_t>(grid.longest(), 1);
@@ -143,9 +143,9 @@ void ShmCommunicator::quant_reduce_small(const QuantReduction& q, QuantCodec& co
     codec.defer_feedback();
     codec.find_scales();
     for (size_t p = 0; p < parts.size(); ++p)
-        if (parts[p].count > 0) codec.encode(grid.range(p, 0), control_->payload(mine) + places[p]);
-    mine.flags |= row_inline;
-    control_->publish(mine);
+        if (parts[p].count > 0) codec.encode(grid.range(p, 0), control_->payload(own_row) + places[p]);
+    own_row.flags |= row_inline;
+    control_->publish(own_row);
     control_->agree();
     codec.commit_feedback();
 
@@ -169,15 +169,15 @@ void ShmCommunicator::quant_reduce_small(const QuantReduction& q, QuantCodec& co
 }
 
 void ShmCommunicator::quant_reduce_two_shot(const QuantReduction& q, QuantCodec& codec, std::vector<QuantPart> parts,
-                                            Row& mine) {
+                                            Row& own_row) {
     const auto ranks = static_cast<size_t>(size());
     const auto me = static_cast<size_t>(rank());
     const bool scatters = q.op == OpKind::quantized_reduce_scatter;
     const size_t in_bytes = static_cast<size_t>(total_count(q)) * size_of(q.dtype);
     const size_t out_bytes = static_cast<size_t>(total_count(q)) * size_of(q.out_dtype);
-    if (codec.reads_inputs()) mine.input = Arena::instance().locate(q.input, in_bytes);
-    if (!scatters) mine.output = Arena::instance().locate(q.output, out_bytes);
-    control_->publish(mine);
+    if (codec.reads_inputs()) own_row.input = Arena::instance().locate(q.input, in_bytes);
+    if (!scatters) own_row.output = Arena::instance().locate(q.output, out_bytes);
+    control_->publish(own_row);
     control_->agree();
     moving_ = true;
 

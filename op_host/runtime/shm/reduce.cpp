@@ -15,20 +15,20 @@ constexpr size_t paired_to = size_t{512} << 10;
 
 }  // namespace
 
-uint64_t ShmCommunicator::reduce_in_turn(const Reduction& r, Row& mine) {
+uint64_t ShmCommunicator::reduce_in_turn(const Reduction& r, Row& own_row) {
     if (!kernel::reduces(r.dtype, r.reduce_op))
         throw invalid_param("op '", name_of(r.reduce_op), "' is not defined for dtype ", name_of(r.dtype),
                             ", expected ", dtypes_listed(r.reduce_op));
-    announce(mine, rank(), r);
+    announce(own_row, rank(), r);
     if (!r.moves) {
-        control_->publish(mine);
+        control_->publish(own_row);
         control_->agree();
         return 0;
     }
     const size_t bytes = static_cast<size_t>(total_count(r)) * size_of(r.dtype);
-    if (bytes <= paired_to && fits_ring(bytes)) return reduce_pair(r, mine);
+    if (bytes <= paired_to && fits_ring(bytes)) return reduce_pair(r, own_row);
     const bool small = allows(Path::inlined) && bytes <= options_.inline_bytes;
-    return small ? reduce_small(r, mine) : reduce_two_shot(r, mine);
+    return small ? reduce_small(r, own_row) : reduce_two_shot(r, own_row);
 }
 
 /// Reduces this rank's part from `sources_`.
@@ -39,11 +39,11 @@ uint64_t ShmCommunicator::reduce_sources(const Reduction& r, const Part& part, P
     return part.bytes;
 }
 
-uint64_t ShmCommunicator::reduce_small(const Reduction& r, Row& mine) {
+uint64_t ShmCommunicator::reduce_small(const Reduction& r, Row& own_row) {
     if (total_count(r) > 0)
-        std::memcpy(control_->payload(mine), r.input, static_cast<size_t>(total_count(r)) * size_of(r.dtype));
-    mine.flags |= row_inline;
-    control_->publish(mine);
+        std::memcpy(control_->payload(own_row), r.input, static_cast<size_t>(total_count(r)) * size_of(r.dtype));
+    own_row.flags |= row_inline;
+    control_->publish(own_row);
     control_->agree();
     const Part part = result_part(r, rank());
     sources_.clear();
@@ -52,12 +52,12 @@ uint64_t ShmCommunicator::reduce_small(const Reduction& r, Row& mine) {
 }
 
 /// Two ranks give each other their inputs before they agree.
-uint64_t ShmCommunicator::reduce_pair(const Reduction& r, Row& mine) {
+uint64_t ShmCommunicator::reduce_pair(const Reduction& r, Row& own_row) {
     const int peer = 1 - rank();
     const auto* input = static_cast<const char*>(r.input);
     const Part theirs = result_part(r, peer), own = result_part(r, rank());
     put_into_ring(input + theirs.begin, theirs.bytes);
-    control_->publish(mine);
+    control_->publish(own_row);
     control_->agree();
     moving_ = true;
     settle_ring();
@@ -114,13 +114,13 @@ struct ReduceStages {
 
 }  // namespace
 
-uint64_t ShmCommunicator::reduce_two_shot(const Reduction& r, Row& mine) {
+uint64_t ShmCommunicator::reduce_two_shot(const Reduction& r, Row& own_row) {
     const size_t bytes = static_cast<size_t>(total_count(r)) * size_of(r.dtype);
     const auto ranks = static_cast<size_t>(size());
     const bool gathers = r.op != OpKind::reduce_scatter;
-    mine.input = Arena::instance().locate(r.input, bytes);
-    if (gathers && r.op != OpKind::reduce) mine.output = Arena::instance().locate(r.output, bytes);
-    control_->publish(mine);
+    own_row.input = Arena::instance().locate(r.input, bytes);
+    if (gathers && r.op != OpKind::reduce) own_row.output = Arena::instance().locate(r.output, bytes);
+    control_->publish(own_row);
     control_->agree();
     moving_ = true;
 

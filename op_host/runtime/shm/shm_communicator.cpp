@@ -27,13 +27,13 @@ constexpr uint64_t probe_pattern = 0x616c6c746f616c6c;
 
 unsigned allowed_paths(const std::string& path) {
     unsigned allowed = 1u << static_cast<unsigned>(Path::self) | 1u << static_cast<unsigned>(Path::staged);
-    bool known = path == "auto";
+    bool is_known = path == "auto";
     for (size_t i = 1; i < path_names.size(); ++i) {
         if (path != "auto" && path != path_names[i]) continue;
         allowed |= 1u << i;
-        known = true;
+        is_known = true;
     }
-    if (!known)
+    if (!is_known)
         throw invalid_param("ALLTOALLV_PATH is '" + path + "', expected auto, inline, push, pull, cma or staged");
     return allowed;
 }
@@ -151,9 +151,9 @@ void ShmCommunicator::connect(const std::function<void()>& look) {
 /// Introduces this rank to its peers and finds out if process_vm_readv works between all of them.
 void ShmCommunicator::probe_peers() {
     allow_peers_to_read();
-    RankStatus& mine = control_->status(rank());
-    mine.process.store(Arena::instance().process(), std::memory_order_relaxed);
-    mine.probe.store(reinterpret_cast<uint64_t>(&probe_word_), std::memory_order_relaxed);
+    RankStatus& own_status = control_->status(rank());
+    own_status.process.store(Arena::instance().process(), std::memory_order_relaxed);
+    own_status.probe.store(reinterpret_cast<uint64_t>(&probe_word_), std::memory_order_relaxed);
     control_->enter_state(RankState::joined);
     bool reads_all = true;
     for (int j = 0; j < size(); ++j) {
@@ -170,7 +170,7 @@ void ShmCommunicator::probe_peers() {
         const uint64_t probe = status.probe.load(std::memory_order_relaxed);
         reads_all &= peer.read(&word, probe, sizeof word) == sizeof word && word == probe_pattern;
     }
-    mine.reads_all.store(reads_all ? 1 : 0, std::memory_order_relaxed);
+    own_status.reads_all.store(reads_all ? 1 : 0, std::memory_order_relaxed);
     control_->enter_state(RankState::ready);
     for (int j = 0; j < size(); ++j)
         if (control_->status(j).reads_all.load(std::memory_order_relaxed) == 0)
@@ -179,12 +179,12 @@ void ShmCommunicator::probe_peers() {
 
 void ShmCommunicator::exchange(const Exchange& exchange, double timeout) {
     run(exchange.op, exchange.dtype, timeout, exchange.moves,
-        [&](Row& mine) { return exchange_in_turn(exchange, mine); });
+        [&](Row& own_row) { return exchange_in_turn(exchange, own_row); });
 }
 
 void ShmCommunicator::reduce(const Reduction& reduction, double timeout) {
     run(reduction.op, reduction.dtype, timeout, reduction.moves,
-        [&](Row& mine) { return reduce_in_turn(reduction, mine); });
+        [&](Row& own_row) { return reduce_in_turn(reduction, own_row); });
 }
 
 MessageWorkPtr ShmCommunicator::post(const PeerMessage& message, double timeout, bool waits) {

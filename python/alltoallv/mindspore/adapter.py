@@ -61,9 +61,9 @@ class Tensors(Adapter[Tensor]):
     with_gradient: ClassVar[Callable[..., Tensor | None]]  # runs an operation with its gradient; `cells` has it
 
     def __init__(
-        self, place: Place = region, copies: dict[int, tuple[Tensor, Tensor]] | None = None, settles: bool = False
+        self, locate: Place = region, copies: dict[int, tuple[Tensor, Tensor]] | None = None, settles: bool = False
     ) -> None:
-        self._place, self._copies, self._settles = place, copies, settles
+        self._place, self._copies, self._settles = locate, copies, settles
 
     def check(self, name: str, x: Tensor) -> None:
         check_tensor(name, x)
@@ -102,7 +102,7 @@ class Tensors(Adapter[Tensor]):
             plan, x = linear.plan(core_name(input.dtype)), as_input(input)
             fresh = ops.zeros if linear.has_gaps() else mint.empty
             out = fresh(linear.shape_out, dtype=input.dtype) if output is None else output
-            device_op.enqueue(lambda place, stream: plan.run(place(x)[0], place(out)[0], stream=stream), [out], [x])
+            device_op.enqueue(lambda locate, stream: plan.run(locate(x)[0], locate(out)[0], stream=stream), [out], [x])
         return out
 
     def learn(self, transfer: Transfer[Tensor], input: Tensor) -> Sequence[int]:
@@ -123,7 +123,7 @@ class Tensors(Adapter[Tensor]):
         return self.with_gradient(operation, x, out, feedback, timeout) if wants_gradient(x) else None
 
     def launch(self, x: Tensor, out: Tensor, start: Callable[[Region, Region, int], None]) -> None:
-        device_op.enqueue(lambda place, stream: start(place(x), place(out), stream), [out], [x])
+        device_op.enqueue(lambda locate, stream: start(locate(x), locate(out), stream), [out], [x])
 
     def engine(self, x: Tensor, member: Any) -> Communicator:
         return member
@@ -132,8 +132,8 @@ class Tensors(Adapter[Tensor]):
         """All tensors of the process lie where MindSpore computes."""
 
     def exchange_counted(self, engine: Communicator, x: Tensor, counts: Sequence[Any], capacity: int) -> Received:
-        made = counted.exchange(engine, x, counted.as_counts(counts, engine.size), capacity, 1)
-        return Received(made[0].reshape(1, capacity), *made[1:])
+        results = counted.exchange(engine, x, counted.as_counts(counts, engine.size), capacity, 1)
+        return Received(results[0].reshape(1, capacity), *results[1:])
 
     def reduce(self, engine: Communicator, request: QuantizedReduction, tensors: Sequence[Any]) -> None:
         out, x, *states = tensors

@@ -26,24 +26,24 @@ class Call:
         if self._queued:
             copies: dict[int, tuple[Tensor, Tensor]] = {}
 
-            def check(place: Place) -> _core.CheckedCall:
-                return _core.CheckedCall(Tensors(place, copies), comm.core, operator, outputs, inputs, **terms)
+            def check(locate: Place) -> _core.CheckedCall:
+                return _core.CheckedCall(Tensors(locate, copies), comm.core, operator, outputs, inputs, **terms)
 
-            self._check, self.made = check, check(_apart())
+            self._check, self.checked_call = check, check(_apart())
         else:
             settle()
-            self.made = _core.CheckedCall(SETTLED, comm.core, operator, outputs, inputs, **terms)
+            self.checked_call = _core.CheckedCall(SETTLED, comm.core, operator, outputs, inputs, **terms)
 
     def start(self, async_op: bool = False, timeout: float = -1.0) -> CommHandle | None:
         """Runs the call, or submits it."""
-        made = self.made
+        checked_call = self.checked_call
         if self._queued:
-            tensors = made.outputs or made.inputs, made.inputs
-            device_op.enqueue(lambda place, stream: self._check(place).run(stream=stream), *tensors)
-            return Done(made.result) if async_op else None
+            tensors = checked_call.outputs or checked_call.inputs, checked_call.inputs
+            device_op.enqueue(lambda locate, stream: self._check(locate).run(stream=stream), *tensors)
+            return Done(checked_call.result) if async_op else None
         if async_op:
-            return CommHandle(self._comm, made.submit(timeout), (made,), lambda: made.result)
-        made.run(timeout)
+            return CommHandle(self._comm, checked_call.submit(timeout), (checked_call,), lambda: checked_call.result)
+        checked_call.run(timeout)
         return None
 
 

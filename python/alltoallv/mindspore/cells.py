@@ -32,7 +32,7 @@ from alltoallv.mindspore.adapter import Tensors
 from alltoallv.mindspore.autograd import summed
 from alltoallv.mindspore.exchange import all_to_all_v
 from alltoallv.mindspore.graph import AllToAllV
-from alltoallv.mindspore.graph_exchange import ARRAYS, About, Array, Host, Stateless, make_operator, plain_operator
+from alltoallv.mindspore.graph_exchange import ARRAYS, Array, Caller, Host, Stateless, make_operator, plain_operator
 from alltoallv.mindspore.graph_quantized import Steps, StraightSteps, shaped
 from alltoallv.mindspore.group import Group
 from alltoallv.mindspore.tensors import core_name, in_queue, target, tracks
@@ -102,15 +102,15 @@ class QuantAllReduceCell(Stateless):
         super().__init__()
         self._operation = QuantAllReduceOperation(param, communicator)
         self._comm, self._op = _connected(replace(param, backend="auto").group(), communicator), param.all_reduce_type
-        about = self._comm, "quantized_all_reduce"
+        caller = self._comm, "quantized_all_reduce"
         self.dynamic, self.refuse = param.quant_type == QuantType.DYNAMIC, constexpr(self._refuse)
         self.dtype = None if self.dynamic and param.out_data_type == -1 else _OUTPUTS[abs(param.out_data_type)]
         back = _summed(self._comm, self._op)
         if in_queue():
             self.graph, self.shared = StraightSteps(self._steps, back), Steps(self._steps)
         else:
-            self.graph = _Straight(lambda x: self._operation(x), _same, about, self.dtype, back)
-            self.shared = make_operator(lambda x, s, offset: self._operation(x, s, offset), _same, about, self.dtype)
+            self.graph = _Straight(lambda x: self._operation(x), _same, caller, self.dtype, back)
+            self.shared = make_operator(lambda x, s, offset: self._operation(x, s, offset), _same, caller, self.dtype)
 
     def __call__(self, x: Tensor, scale: Tensor | None = None, offset: Tensor | None = None) -> Tensor:
         """Runs in PyNative; in a graph MindSpore reads `construct` instead."""
@@ -131,8 +131,8 @@ class QuantAllReduceCell(Stateless):
 
     def _steps(self, *like: Any) -> Any:
         """Returns the steps for inputs of these shapes and dtypes, one after the other."""
-        about = self._comm, "quantized_all_reduce"
-        inputs = [shaped(*pair, about) for pair in zip(like[::2], like[1::2], strict=True)]
+        caller = self._comm, "quantized_all_reduce"
+        inputs = [shaped(*pair, caller) for pair in zip(like[::2], like[1::2], strict=True)]
         request = self._operation.request(*inputs)
 
         def with_values(values: Array) -> QuantizedReduction:
@@ -165,16 +165,16 @@ def differentiated(
     if isinstance(operation, AllToAllVOperation):
         operation.infer_shape(x)
         comm, places = _connected(param, comm), {"sdispls": param.sdispls, "rdispls": param.rdispls}
-        about: Any = {**places, "unit": "element", "out": out, "group": comm, "timeout": timeout}
-        made: Tensor = all_to_all_v(x, param.send_counts, param.recv_counts, **about)
-        return made.reshape(1, -1) if out is None else made
+        options: Any = {**places, "unit": "element", "out": out, "group": comm, "timeout": timeout}
+        result: Tensor = all_to_all_v(x, param.send_counts, param.recv_counts, **options)
+        return result.reshape(1, -1) if out is None else result
     if param.quant_type != QuantType.DYNAMIC:
         return None
     comm = _connected(replace(param, backend="auto").group(), comm)
     with guard(comm, "quantized_all_reduce"):
         exclude("x wants a gradient", out=out, error_feedback=feedback)
-    made = _Reduction.apply(x, operation, comm, param.all_reduce_type, timeout)
-    return made
+    result = _Reduction.apply(x, operation, comm, param.all_reduce_type, timeout)
+    return result
 
 
 Tensors.with_gradient = staticmethod(differentiated)
@@ -190,10 +190,10 @@ class _Options(Stateless):
 
     def __init__(self, group: Group, options: dict[str, Any], **counts: Any) -> None:
         super().__init__()
-        known = [name for name in signature(getattr(quantized, self.function)).parameters if name in _OPTIONS]
+        accepted = [name for name in signature(getattr(quantized, self.function)).parameters if name in _OPTIONS]
         for name in options:
-            if name not in known:
-                raise TypeError(f"{type(self).__name__} has no option {name!r}, expected one of {', '.join(known)}")
+            if name not in accepted:
+                raise TypeError(f"{type(self).__name__} has no option {name!r}, expected one of {', '.join(accepted)}")
         self._arguments = {**counts, **options, "group": group}
 
     def __call__(self, input: Tensor) -> Tensor:
@@ -205,20 +205,20 @@ class _Options(Stateless):
 
     def _make(self, shape: Callable[..., Any], back: Callable[..., Any]) -> None:
         """Makes the operator for graphs; ``shape`` computes the output's shape, ``back`` the gradient."""
-        given, dtype = dict(self._arguments), self._arguments.get("out_dtype")
+        arguments, dtype = dict(self._arguments), self._arguments.get("out_dtype")
         if dtype is not None:
-            given["out_dtype"] = core_name(dtype)
+            arguments["out_dtype"] = core_name(dtype)
         for name in ("scale", "comm_quant_scale_1", "comm_quant_scale_2"):
-            if isinstance(given.get(name), Tensor):
-                given[name] = given[name].asnumpy()
-        if dtype is None and given.get("scale") is not None:
+            if isinstance(arguments.get(name), Tensor):
+                arguments[name] = arguments[name].asnumpy()
+        if dtype is None and arguments.get("scale") is not None:
             dtype = mindspore.float16
-        name, about = self.function, (given["group"], self.function)
+        name, caller = self.function, (arguments["group"], self.function)
         if in_queue():
             steps = graph_quantized.STEPS.called
-            self.graph = StraightSteps(lambda shape, dtype: steps(name, shaped(shape, dtype, about), given), back)
+            self.graph = StraightSteps(lambda shape, dtype: steps(name, shaped(shape, dtype, caller), arguments), back)
         else:
-            self.graph = _Straight(lambda x: _ON_ARRAYS.called(name, x, given), shape, about, dtype, back)
+            self.graph = _Straight(lambda x: _ON_ARRAYS.called(name, x, arguments), shape, caller, dtype, back)
 
 
 class QuantizedAllReduce(_Options):
@@ -278,7 +278,7 @@ class _Straight(nn.Cell):
         self,
         run: Callable[[Array], Array],
         shape: Callable[..., Any],
-        about: About,
+        caller: Caller,
         dtype: Any,
         back: Callable[..., Any],
     ) -> None:
@@ -289,7 +289,7 @@ class _Straight(nn.Cell):
                 return (x * 0,)
             return (ops.cast(back(ops.depend(ops.cast(dout, x.dtype), out), x), x.dtype),)
 
-        self.operator, self.dtype = make_operator(run, shape, about, dtype, bprop), dtype
+        self.operator, self.dtype = make_operator(run, shape, caller, dtype, bprop), dtype
 
     def construct(self, x: Tensor) -> Tensor:
         return ops.cast(self.operator(x), x.dtype if self.dtype is None else self.dtype)

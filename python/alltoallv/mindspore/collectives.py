@@ -58,10 +58,10 @@ def all_to_all(
             disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
     """
 
-    def gradient(comm: Communicator, made: CheckedCall) -> Values:
-        outputs: list[Any] = made.outputs
+    def gradient(comm: Communicator, call: CheckedCall) -> Values:
+        outputs: list[Any] = call.outputs
         shapes = [tuple(out.shape) for out in outputs]
-        return lambda: ListExchange.apply(comm, shapes, *made.inputs)
+        return lambda: ListExchange.apply(comm, shapes, *call.inputs)
 
     comm, tensors = enter(group), (output_tensor_list, input_tensor_list)
     if in_queue():
@@ -89,11 +89,11 @@ def all_reduce(tensor: Tensor, op: str = "sum", group: Group = None, async_op: b
             disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
     """
     comm = enter(group)
-    given = (comm.core, "all_reduce", tensor, tensor, op)
-    if async_op is False and isinstance(tensor, Tensor) and _core.reduce(*given) is not None:
+    arguments = (comm.core, "all_reduce", tensor, tensor, op)
+    if async_op is False and isinstance(tensor, Tensor) and _core.reduce(*arguments) is not None:
         return None
 
-    def gradient(comm: Communicator, made: CheckedCall) -> Values:
+    def gradient(comm: Communicator, call: CheckedCall) -> Values:
         if op not in ("sum", "avg"):
             raise InvalidParamError(f"op is {op!r}, expected 'sum' or 'avg' for a tensor with a gradient")
         return lambda: [summed(tensor, comm, op)]
@@ -120,13 +120,13 @@ def reduce_scatter(
             disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
     """
     comm, counts = enter(group), None
-    given: Any = input_list
+    inputs: Any = input_list
     if in_queue() and isinstance(input_list, list | tuple) and all(isinstance(x, Tensor) for x in input_list):
         with guard(comm, "reduce_scatter"):
             counts = [x.size for x in input_list]  # addresses are not known yet: count as for one tensor
-            given = ops.concat([x.reshape(-1) for x in input_list])
+            inputs = ops.concat([x.reshape(-1) for x in input_list])
     terms: dict[str, Any] = {"reduce_op": op, "counts": counts, "gradient": _scattered_sum(op)}
-    return front_end.call("reduce_scatter", comm, async_op, output, given, ("output", "input_list", ""), **terms)
+    return front_end.call("reduce_scatter", comm, async_op, output, inputs, ("output", "input_list", ""), **terms)
 
 
 def reduce_scatter_tensor(
@@ -185,12 +185,12 @@ def _sizes(sizes: Counts | None) -> Counts:
 
 
 def _scattered_sum(op: str) -> Gradient:
-    def gradient(comm: Communicator, made: CheckedCall) -> Values:
-        parts: list[Any] = made.inputs
+    def gradient(comm: Communicator, call: CheckedCall) -> Values:
+        parts: list[Any] = call.inputs
         if op != "sum" or len({x.size for x in parts}) > 1:
             raise InvalidParamError(f"op is {op!r}, expected 'sum' of equal parts for tensors with a gradient")
-        result: Any = made.result
-        counts = made.counts or [result.size] * comm.size
+        result: Any = call.result
+        counts = call.counts or [result.size] * comm.size
 
         def values() -> Sequence[Tensor]:
             x = parts[0] if len(parts) == 1 else ops.concat([part.reshape(-1) for part in parts])
@@ -248,16 +248,16 @@ def all_gather_into_tensor_uneven(
     return front_end.call("all_gather", group, async_op, output, input, names, whole=True, **terms)
 
 
-def _gathered(comm: Communicator, made: CheckedCall) -> Values:
-    inputs: list[Any] = made.inputs
-    outputs: list[Any] = made.outputs
-    (x,), counts = inputs, made.counts or [out.size for out in outputs]
-    if not made.counts and len(set(counts)) > 1:
+def _gathered(comm: Communicator, call: CheckedCall) -> Values:
+    inputs: list[Any] = call.inputs
+    outputs: list[Any] = call.outputs
+    (x,), counts = inputs, call.counts or [out.size for out in outputs]
+    if not call.counts and len(set(counts)) > 1:
         raise InvalidParamError("tensor_list has tensors of different sizes, expected one size for a gradient")
 
     def values() -> Sequence[Tensor]:
         flat = apply(x, gathering(LATE, comm, x.shape, (sum(counts),), counts))
-        return [flat] if made.counts else [flat[j * x.size : (j + 1) * x.size] for j in range(comm.size)]
+        return [flat] if call.counts else [flat[j * x.size : (j + 1) * x.size] for j in range(comm.size)]
 
     return values
 
@@ -280,7 +280,7 @@ def broadcast(tensor: Tensor, src: int, group: Group = None, async_op: bool = Fa
             disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
     """
 
-    def gradient(comm: Communicator, made: CheckedCall) -> Values:
+    def gradient(comm: Communicator, call: CheckedCall) -> Values:
         return lambda: [Broadcast.apply(tensor, comm, groups.rank_in(group, src, "src"))]
 
     return front_end.call("broadcast", group, async_op, tensor, root=("src", src), gradient=gradient)

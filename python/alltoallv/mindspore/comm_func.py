@@ -138,8 +138,8 @@ def all_to_all_v_c(
         if not isinstance(send_count_matrix, list) or not all(isinstance(n, int) for n in send_count_matrix):
             raise TypeError(f"send_count_matrix must be list of int, but got {send_count_matrix!r}")
         if len(send_count_matrix) != size * size:
-            found = len(send_count_matrix)
-            raise TypeError(f"send_count_matrix must be square matrix of {size} rows, but got {found}.")
+            entries = len(send_count_matrix)
+            raise TypeError(f"send_count_matrix must be square matrix of {size} rows, but got {entries}.")
     sends, recvs = send_count_matrix[rank * size : (rank + 1) * size], send_count_matrix[rank::size]
     options: dict[str, Any] = {"unit": "row", "out": output, "group": group, "async_op": async_op}
     result: Any = all_to_all_v(input, sends, recvs, **options)
@@ -289,8 +289,8 @@ def _share(tensor: Any, group: str) -> int:
     return rows // size
 
 
-def _shape(given: Any) -> tuple[int, ...]:
-    shape = tuple(given.shape if isinstance(given, Tensor) else given)
+def _shape(argument: Any) -> tuple[int, ...]:
+    shape = tuple(argument.shape if isinstance(argument, Tensor) else argument)
     if not all(isinstance(n, int) for n in shape) or math.prod(shape) < 0:
-        raise TypeError(f"Expected tensor or tuple, but got {given!r}")
+        raise TypeError(f"Expected tensor or tuple, but got {argument!r}")
     return shape

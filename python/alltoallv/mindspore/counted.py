@@ -30,18 +30,18 @@ def device() -> str:
 
 def as_counts(counts: Sequence[Any], size: int) -> list[Tensor | None]:
     """Returns counts of `COUNT_NAMES` as int64; the host does not read a tensor's values."""
-    made: list[Tensor | None] = []
-    for name, given in zip(COUNT_NAMES, counts, strict=True):
-        if given is None:
-            made.append(None)
+    tensors: list[Tensor | None] = []
+    for name, values in zip(COUNT_NAMES, counts, strict=True):
+        if values is None:
+            tensors.append(None)
             continue
-        each = given if isinstance(given, Tensor) else Tensor(np.asarray(given, np.int64))
+        each = values if isinstance(values, Tensor) else Tensor(np.asarray(values, np.int64))
         if each.dtype not in (mindspore.int64, mindspore.int32) or each.shape != (size,):
             raise InvalidParamError(
                 f"{name} is {each.dtype} {each.shape}, expected int64 ({size},), one entry per rank"
             )
-        made.append(each.astype(mindspore.int64).contiguous())
-    return made
+        tensors.append(each.astype(mindspore.int64).contiguous())
+    return tensors
 
 
 def exchange(comm: Communicator, x: Tensor, counts: Sequence[Tensor | None], capacity: int, row: int) -> list[Tensor]:
@@ -50,15 +50,15 @@ def exchange(comm: Communicator, x: Tensor, counts: Sequence[Tensor | None], cap
     out, status = ops.zeros((capacity * row,), x.dtype), ops.zeros(STATUS_SHAPE, mindspore.int32)
     received = ops.zeros((comm.size,), mindspore.int64) if recvs is None else recvs
     dtype, rows = core_name(x.dtype), x.size // max(row, 1)
-    given = [each for each in counts if each is not None]
+    present = [each for each in counts if each is not None]
 
-    def launch(place: Place, stream: int) -> None:
-        places = [0 if each is None else place(each)[0] for each in (x, sends, sdispls, out, received, status)]
+    def launch(locate: Place, stream: int) -> None:
+        places = [0 if each is None else locate(each)[0] for each in (x, sends, sdispls, out, received, status)]
         read, written = (places[0], rows, places[1], places[2]), (places[3], capacity, recvs is not None)
         _core.exchange_counted_on_device(comm.core, dtype, row, *read, *written, places[4], places[5], stream)
 
     outputs = [out, status] if recvs is not None else [out, received, status]
-    device_op.enqueue(launch, outputs, [x, *given])
+    device_op.enqueue(launch, outputs, [x, *present])
     return [out, received, status]
 
 
@@ -69,10 +69,10 @@ class _Exchange(_Function):
     def forward(
         ctx: Any, input: Tensor, comm: Communicator, counts: Sequence[Tensor | None], capacity: int, row: int
     ) -> tuple[Tensor, ...]:
-        made = tuple(exchange(comm, as_input(input), counts, capacity, row))
-        ctx.comm, ctx.received, ctx.shape, ctx.row = comm, made[1], input.shape, row
-        ctx.mark_non_differentiable(*made[1:])
-        return made
+        results = tuple(exchange(comm, as_input(input), counts, capacity, row))
+        ctx.comm, ctx.received, ctx.shape, ctx.row = comm, results[1], input.shape, row
+        ctx.mark_non_differentiable(*results[1:])
+        return results
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_others: Any) -> tuple[Any, ...]:
@@ -97,5 +97,7 @@ def all_to_all_v(
         by_row, placed = _core.reads_rows(unit, input.ndim), as_counts(counts, comm.size)
     row = math.prod(input.shape[1:]) if by_row else 1
     tracked = wants_gradient(input)
-    made = _Exchange.apply(input, comm, placed, capacity, row) if tracked else exchange(comm, x, placed, capacity, row)
-    return Received(made[0].reshape((capacity, *input.shape[1:]) if by_row else (capacity,)), *made[1:])
+    results = (
+        _Exchange.apply(input, comm, placed, capacity, row) if tracked else exchange(comm, x, placed, capacity, row)
+    )
+    return Received(results[0].reshape((capacity, *input.shape[1:]) if by_row else (capacity,)), *results[1:])

@@ -32,13 +32,13 @@ class Codes:
         groups: Scales of a vector.
     """
 
-    def __init__(self, how: Quantization, length: int) -> None:
-        if how.format not in ("int8", "int4"):
+    def __init__(self, quantization: Quantization, length: int) -> None:
+        if quantization.format not in ("int8", "int4"):
             raise InvalidParamError(
-                f"format is {how.format}, which MindSpore on Ascend does not offer, expected int8 or int4"
+                f"format is {quantization.format}, which MindSpore on Ascend does not offer, expected int8 or int4"
             )
-        self._length, self._group = length, min(how.group_size, max(length, 1))
-        self._pairs, self._most = how.bits == 4, 2 ** (how.bits - 1) - 1
+        self._length, self._group = length, min(quantization.group_size, max(length, 1))
+        self._pairs, self._most = quantization.bits == 4, 2 ** (quantization.bits - 1) - 1
         self.groups = -(-length // self._group)
         self.size = self.groups * (-(-self._group // 2) if self._pairs else self._group)
 
@@ -91,7 +91,7 @@ def added(terms: Tensor, average: bool = False) -> Tensor:
     total = terms[0]
     for row in range(1, terms.shape[0]):
         total = total + terms[row]
-    return _one_nan(total / terms.shape[0] if average else total)
+    return _canonical_nan(total / terms.shape[0] if average else total)
 
 
 def scaled(total: Tensor, scale: Tensor, offset: Tensor) -> tuple[Tensor, Tensor]:
@@ -106,8 +106,8 @@ def scaled(total: Tensor, scale: Tensor, offset: Tensor) -> tuple[Tensor, Tensor
 
 def saturated(values: Tensor) -> Tensor:
     """Rounds to int8 codes from -127 to 127; NaN becomes 0."""
-    known = ops.where(values != values, 0.0, mint.round(values))
-    bounded = ops.minimum(ops.maximum(known, -127.0), 127.0)
+    rounded = ops.where(values != values, 0.0, mint.round(values))
+    bounded = ops.minimum(ops.maximum(rounded, -127.0), 127.0)
     return bounded.astype(mindspore.int8)
 
 
@@ -119,7 +119,7 @@ def narrowed(values: Tensor, name: str, overflow: str, allowed: Tensor | None = 
     if overflow != "infinity":
         ends = ops.where(values < 0, -largest, largest)
         values = ops.where(exceeded, ends, values)
-    return _one_nan(values).astype(dtype), exceeded
+    return _canonical_nan(values).astype(dtype), exceeded
 
 
 def filled(table: Tensor, length: int) -> Tensor:
@@ -132,5 +132,5 @@ def _any(where: Tensor) -> Tensor:
     return where.astype(mindspore.float32).max(axis=2, keepdims=True) > 0
 
 
-def _one_nan(values: Tensor) -> Tensor:
+def _canonical_nan(values: Tensor) -> Tensor:
     return ops.where(values != values, math.nan, values)

@@ -56,10 +56,10 @@ class Moves:
         agree, self.agree = self.agree, None
         source, target = x.contiguous(), mint.empty((count,), dtype=x.dtype)
 
-        def launch(place: Place, stream: int) -> None:
+        def launch(locate: Place, stream: int) -> None:
             if agree is not None:
                 agree()
-            plan.run(place(source)[0], place(target)[0], -1.0, stream)
+            plan.run(locate(source)[0], locate(target)[0], -1.0, stream)
 
         device_op.enqueue(launch, [target], [source])
         return target
@@ -134,8 +134,8 @@ def _by_kernel(plan: _core.QuantPlan, request: QuantizedReduction, input: Tensor
     x, out = input.contiguous(), mint.empty((request.count,), dtype=getattr(mindspore, request.out_dtype))
     shared = [] if request.scale is None else [Tensor(request.scale), Tensor(np.array([request.offset], np.float32))]
 
-    def launch(place: Place, stream: int) -> None:
-        launch_kernel(plan, [place(each) for each in (out, x, *shared)], stream)
+    def launch(locate: Place, stream: int) -> None:
+        launch_kernel(plan, [locate(each) for each in (out, x, *shared)], stream)
 
     device_op.enqueue(launch, [out], [x, *shared])
     return out
@@ -146,13 +146,13 @@ class Reduction:
     """The steps of a quantized reduction of at least one element. ``shape`` is the output's, for graphs."""
 
     def __init__(self, moves: Moves, request: QuantizedReduction, rank: int, shape: Sequence[int] = ()) -> None:
-        how = request.quantization
+        quantization = request.quantization
         self.moves, self.size, self.rank, self.count = moves, moves.size, rank, request.count
         self.shape = tuple(shape)
         self.counts, self.begins = list(request.counts), packed(request.counts)
-        self.overflow, self.dtype, self.average = how.overflow, request.out_dtype, how.op == "avg"
+        self.overflow, self.dtype, self.average = quantization.overflow, request.out_dtype, quantization.op == "avg"
         self.partial = request.operator == "quantized_reduce_scatter"
-        self.full = not self.partial and how.gather == "full" and request.scale_2 is None
+        self.full = not self.partial and quantization.gather == "full" and request.scale_2 is None
         self.text = f"{request.operator}: a value does not fit into {request.out_dtype}, and overflow is 'raise'"
         self.channels, self.scale, self.second, self.quotient = 0, None, None, None
         if request.scale is not None:
@@ -160,13 +160,13 @@ class Reduction:
             self.offset = Tensor(np.float32(request.offset))
             if request.scale_2 is not None:
                 self.second, self.quotient = Tensor(request.scale_2), Tensor(request.scale / request.scale_2)
-        unit = self.channels or how.group_size
+        unit = self.channels or quantization.group_size
         units = -(-self.count // unit)
         #: Elements of a rank's part: equal shares of groups, or of rows with a scale for each channel; the last ranks'
         #: may begin behind the last element.
         self.share = -(-units // self.size) * unit
         if not self.channels:
-            self.codes = [Codes(how, count) for count in (self.counts if self.partial else [self.share])]
+            self.codes = [Codes(quantization, count) for count in (self.counts if self.partial else [self.share])]
 
     def run(
         self,
@@ -202,12 +202,12 @@ class Reduction:
         table = filled(_with(x, error).reshape(1, -1), self.size * share).reshape(self.size, share)
         numbers, scales, lost = codes.encode(table)
         _keep(error, lost)
-        mine = added(codes.decode(moves.parts(numbers), moves.parts(scales)), self.average)
+        own = added(codes.decode(moves.parts(numbers), moves.parts(scales)), self.average)
         if self.full:
-            return mine
+            return own
         if gather_error is not None:
-            mine = mine + Tensor(np.append(gather_error, np.zeros(share - gather_error.size, np.float32)))
-        numbers, scales, lost = codes.encode(mine.reshape(1, -1))
+            own = own + Tensor(np.append(gather_error, np.zeros(share - gather_error.size, np.float32)))
+        numbers, scales, lost = codes.encode(own.reshape(1, -1))
         _keep(gather_error, lost)
         everything = codes.decode(moves.gather(numbers), moves.gather(scales))
         return added(everything.reshape(1, -1))[: self.count]
@@ -219,18 +219,18 @@ class Reduction:
         for j in range(self.size):
             if self.counts[j]:
                 part = x[self.begins[j] : self.begins[j] + self.counts[j]].reshape(1, self.counts[j])
-                made = self.codes[j].encode(part)
-                numbers.append(made[0].reshape(-1))
-                scales.append(made[1].reshape(-1))
-                lost.append(made[2].reshape(-1))
+                encoded = self.codes[j].encode(part)
+                numbers.append(encoded[0].reshape(-1))
+                scales.append(encoded[1].reshape(-1))
+                lost.append(encoded[2].reshape(-1))
         _keep(error, ops.cat(lost))
-        mine, size = self.codes[self.rank], self.size
+        own, size = self.codes[self.rank], self.size
         sizes, groups = [code.size for code in self.codes], [code.groups for code in self.codes]
-        arrived = self.moves.exchange(ops.cat(numbers), sizes, [mine.size] * size)
-        factors = self.moves.exchange(ops.cat(scales), groups, [mine.groups] * size)
+        arrived = self.moves.exchange(ops.cat(numbers), sizes, [own.size] * size)
+        factors = self.moves.exchange(ops.cat(scales), groups, [own.groups] * size)
         if self.counts[self.rank] == 0:
             return ops.zeros(0, mindspore.float32)
-        return added(mine.decode(arrived.reshape(size, -1), factors.reshape(size, -1)), self.average)
+        return added(own.decode(arrived.reshape(size, -1), factors.reshape(size, -1)), self.average)
 
     def _by_scales(self, x: Tensor, scale: Tensor, offset: Tensor) -> tuple[Tensor, Tensor]:
         """Returns this rank's part of the sum by one scale, or all of it by two, and where `scaled` allows it."""
@@ -266,11 +266,11 @@ def _keep(error: Array | None, lost: Tensor) -> None:
 class Rows:
     """The steps of a quantized_all_to_all. ``shape`` is the output's, for graphs."""
 
-    def __init__(self, moves: Moves, made: requests.Rows[Any], shape: Sequence[int] = ()) -> None:
-        self.moves, self.codes, self.shape = moves, Codes(made.quantization, made.length), tuple(shape)
-        self.length, self.sends, self.recvs = made.length, made.sends, made.recvs or []
-        self.dtype, self.overflow, self.must_fit = made.out_dtype, made.received().overflow, made.must_fit()
-        self.text = made.overflow_text()
+    def __init__(self, moves: Moves, rows: requests.Rows[Any], shape: Sequence[int] = ()) -> None:
+        self.moves, self.codes, self.shape = moves, Codes(rows.quantization, rows.length), tuple(shape)
+        self.length, self.sends, self.recvs = rows.length, rows.sends, rows.recvs or []
+        self.dtype, self.overflow, self.must_fit = rows.out_dtype, rows.received().overflow, rows.must_fit()
+        self.text = rows.overflow_text()
 
     def run(self, x: Tensor) -> Tensor:
         """Returns the rows that arrive, ``[sum(recvs), length]``."""

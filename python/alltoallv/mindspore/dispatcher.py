@@ -39,8 +39,8 @@ class MoEDispatcher(Dispatching[Tensor]):
     def __init__(self, num_experts: int, group: Any = None, **options: Any) -> None:
         super().__init__(num_experts, group, **options)
         if self.routing.code_dtype not in (None, "int8"):
-            about = f"codes is True with payload {self.routing.payload!r}"
-            raise InvalidParamError(f"{about}, expected 'int8': MindSpore has no tensors of float8 on CPU")
+            shown = f"codes is True with payload {self.routing.payload!r}"
+            raise InvalidParamError(f"{shown}, expected 'int8': MindSpore has no tensors of float8 on CPU")
 
     def member(self) -> Communicator:
         return enter(self.group)
@@ -53,12 +53,12 @@ class MoEDispatcher(Dispatching[Tensor]):
         self, tokens: Any, gate_weights: Any, rows: Array, weights: Array | None, state: DispatchState[Any]
     ) -> Dispatched[Tensor]:
         """Returns the arrived rows as tensors, with their gradient."""
-        pair = made, of_rows = _tensor(rows), _or_nothing(weights)
+        pair = row_tensor, of_rows = _tensor(rows), _or_nothing(weights)
         if tracks(tokens, gate_weights) and state.scales is None:  # codes have no gradient
-            made, of_rows = _Moved.apply(tokens, gate_weights, state, False, lambda: pair)
+            row_tensor, of_rows = _Moved.apply(tokens, gate_weights, state, False, lambda: pair)
         state.weights = None if gate_weights is None else of_rows
         state.scales = None if state.scales is None else _tensor(state.scales)
-        return made, state.counts, state
+        return row_tensor, state.counts, state
 
     def weighted(self, expert_outputs: Tensor, state: DispatchState[Tensor]) -> tuple[Tensor, None]:
         """Multiplies the rows by their weights in MindSpore, so that both have gradients."""
@@ -73,8 +73,8 @@ class MoEDispatcher(Dispatching[Tensor]):
 
     def combined(self, rows: Tensor, state: DispatchState[Tensor], tokens: Array) -> Tensor:
         """Returns the combined tokens as a tensor, with their gradient."""
-        made = _tensor(tokens)
-        return _Moved.apply(rows, None, state, True, lambda: (made, _or_nothing(None)))[0] if tracks(rows) else made
+        result = _tensor(tokens)
+        return _Moved.apply(rows, None, state, True, lambda: (result, _or_nothing(None)))[0] if tracks(rows) else result
 
     def parts(self, tokens: Tensor, ends: Sequence[int]) -> list[Tensor]:
         return [tokens[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
@@ -95,11 +95,11 @@ class _Moved(_Function):
         weights: Tensor | None,
         state: DispatchState[Tensor],
         back: bool,
-        made: Callable[[], Any] | None,
+        results: Callable[[], Any] | None,
     ) -> tuple[Tensor, Tensor]:
         ctx.state, ctx.back, ctx.shape = state, back, None if weights is None else weights.shape
-        if made is not None:
-            return made()
+        if results is not None:
+            return results()
         arrays = _array(rows), None if weights is None else _array(weights)
         comm, route = state.communicator, state.route
         if back:
@@ -119,8 +119,8 @@ def _array(tensor: Tensor) -> Array:
     """Returns the values, in the tensor's memory if possible."""
     settle()
     x = as_input(tensor)
-    made: Array = as_bytes(region(x)).view(numpy_dtype(x.dtype)).reshape(x.shape)
-    return made.copy()  # MindSpore may reuse the memory of a tensor that has no more references
+    values: Array = as_bytes(region(x)).view(numpy_dtype(x.dtype)).reshape(x.shape)
+    return values.copy()  # MindSpore may reuse the memory of a tensor that has no more references
 
 
 def _tensor(array: Array) -> Tensor:

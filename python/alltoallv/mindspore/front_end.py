@@ -65,23 +65,24 @@ class _FrontEnd(ExpertRows[Tensor, Group, CommHandle]):
         gradient: Gradient | None,
     ) -> tuple[Call, Callable[[], Sequence[Tensor]] | None]:
         call = Call(comm, operator, outputs, inputs, **terms)
-        tensors = *call.made.outputs, *call.made.inputs
+        tensors = *call.checked_call.outputs, *call.checked_call.inputs
         if gradient is None:
             refuse_gradient(operator, *tensors)
             return call, None
         if not tracks(*tensors):
             return call, None
-        return call, gradient(comm, call.made)
+        return call, gradient(comm, call.checked_call)
 
     def start(self, comm: Communicator, call: Any, async_op: bool, timeout: float) -> CommHandle | None:
         checked, values = call
         if values is None:
             return checked.start(async_op, timeout)  # type: ignore[no-any-return]
-        given = checked.made  # gradients must reach the outputs, so the values are needed now; the handle is done
-        for j, (output, value) in enumerate(zip(given.outputs, values(), strict=True)):
-            name = f"{given.name}[{j}]" if isinstance(given.result, list) else given.name
+        # Gradients must reach the outputs, so the values are needed now; the handle is done.
+        checked_call = checked.checked_call
+        for j, (output, value) in enumerate(zip(checked_call.outputs, values(), strict=True)):
+            name = f"{checked_call.name}[{j}]" if isinstance(checked_call.result, list) else checked_call.name
             assign(name, output, value.reshape(output.shape))
-        return Done(given.result) if async_op else None
+        return Done(checked_call.result) if async_op else None
 
 
 front_end = _FrontEnd()

@@ -33,7 +33,7 @@ from alltoallv.mindspore.group import Group
 from alltoallv.mindspore.tensors import DTYPES, core_name, in_queue, numpy_dtype, records
 
 Array = npt.NDArray[Any]
-About = tuple[Group, str]
+Caller = tuple[Group, str]
 ARRAYS: adapters.Adapter[Array] = adapters.find("x", np.empty(0))  # of what MindSpore passes in
 DTYPES_BY_NUMBER: dict[int, Any] = {type_to_type_id(dtype): dtype for dtype in DTYPES}  # by MindSpore's number
 EMPTY = "MindSpore's graphs cannot hand over empty tensors: call the function outside the graph"
@@ -60,7 +60,7 @@ class Host:
     packs: bool = False
 
     @property
-    def about(self) -> About:
+    def caller(self) -> Caller:
         """The group and the operator that hear of errors."""
         return self.group, "all_to_all_v"
 
@@ -89,8 +89,8 @@ class Host:
         if summed:
             parts = out.astype(np.float32) if x.dtype.name == "bfloat16" else out
             out = np.zeros(math.prod(shape), parts.dtype)
-            for begin, n, place in zip(recv[1] * row, layout[2], layout[3], strict=True):
-                out[begin : begin + n] += parts[place : place + n]
+            for begin, n, displ in zip(recv[1] * row, layout[2], layout[3], strict=True):
+                out[begin : begin + n] += parts[displ : displ + n]
         return out.reshape(shape)
 
     def launch(self, call: graph_op.Launch) -> None:
@@ -162,12 +162,12 @@ def exchange_operator(host: Host) -> ops.Custom:
         grad = back(ops.depend(dout, out), recv, send, x)
         return ops.cast(grad, x.dtype), send * 0, recv * 0, like * 0
 
-    return make_operator(host.run, host.shape, host.about, bprop=bprop)
+    return make_operator(host.run, host.shape, host.caller, bprop=bprop)
 
 
 def plain_operator(host: Host) -> Any:
     """Returns the operator of the exchange, without a gradient."""
-    return _DeviceExchange(host) if in_queue() else make_operator(host.run, host.shape, host.about)
+    return _DeviceExchange(host) if in_queue() else make_operator(host.run, host.shape, host.caller)
 
 
 class _DeviceExchange(nn.Cell):
@@ -212,11 +212,11 @@ class _Differentiable(nn.Cell):
         return self.back(ops.depend(dout, out), recv, send, x), send * 0, recv * 0, like * 0
 
 
-def check_known(shape: Sequence[int | None], about: About) -> None:
+def check_known(shape: Sequence[int | None], caller: Caller) -> None:
     """Raises InvalidParamError for an input whose shape MindSpore does not know when it compiles a graph."""
     if any(n is None or n < 0 for n in shape):
         dims = ", ".join("?" if n is None or n < 0 else str(n) for n in shape)
-        with guard(groups.resolve(about[0]), about[1]):
+        with guard(groups.resolve(caller[0]), caller[1]):
             raise InvalidParamError(
                 f"the input's shape is [{dims}] when MindSpore compiles the graph, expected known dimensions: "
                 "compile for each shape (no enable_dynamic or set_inputs), or call the function outside the graph"
@@ -226,7 +226,7 @@ def check_known(shape: Sequence[int | None], about: About) -> None:
 def make_operator(
     run: Callable[..., Array],
     shape: Callable[..., Any],
-    about: About,
+    caller: Caller,
     dtype: Any = None,
     bprop: Callable[..., Any] | None = None,
 ) -> ops.Custom:
@@ -243,10 +243,10 @@ def make_operator(
     """
 
     def infer(x: Any, *_others: Any) -> Any:
-        with guard(groups.resolve(about[0]), about[1]):
+        with guard(groups.resolve(caller[0]), caller[1]):
             core_name(x.element_type())
-        made = x.element_type() if dtype is None else dtype
-        return TensorType(mindspore.float32 if made == mindspore.bfloat16 else made)
+        result = x.element_type() if dtype is None else dtype
+        return TensorType(mindspore.float32 if result == mindspore.bfloat16 else result)
 
     @functools.wraps(run)  # MindSpore counts the inputs by the signature
     def array(*inputs: Array) -> Array:
@@ -258,15 +258,17 @@ def make_operator(
         # MindSpore reads the result through the buffer protocol, which has no bfloat16
         return out.astype(np.float32) if out.dtype.name == "bfloat16" else out
 
-    def known(x: Any, *others: Any) -> Any:
-        check_known(x, about)  # MindSpore itself fails without a reason
-        with guard(groups.resolve(about[0]), about[1]):
+    def checked_shape(x: Any, *others: Any) -> Any:
+        check_known(x, caller)  # MindSpore itself fails without a reason
+        with guard(groups.resolve(caller[0]), caller[1]):
             if not x:
                 raise InvalidTensorError("input has shape [], expected at least 1 dimension in a graph on CPU")
-            made = shape(x, *others)
-            if 0 in (*x, *made):
+            result = shape(x, *others)
+            if 0 in (*x, *result):
                 raise InvalidParamError(f"{'input' if 0 in x else 'the output'} is empty, but {EMPTY}")
-        return made
+        return result
 
     records()  # a new graph comes after gradients that have failed
-    return graph_op.in_order(ops.Custom(array, out_shape=known, out_dtype=infer, bprop=bprop, func_type="pyfunc"))
+    return graph_op.in_order(
+        ops.Custom(array, out_shape=checked_shape, out_dtype=infer, bprop=bprop, func_type="pyfunc")
+    )

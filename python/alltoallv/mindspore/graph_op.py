@@ -65,8 +65,8 @@ def operator() -> ops.Primitive:
     return in_order(ops.Primitive("Custom_alltoallv_exchange"))
 
 
-def in_order(made: Any) -> Any:
+def in_order(operator: Any) -> Any:
     """Marks an operator as a side effect, so that a graph runs it in the order of the program, and always."""
     for effect in ("side_effect_io", "side_effect_backprop"):  # the second is for what the gradient calls
-        made.add_prim_attr(effect, True)
-    return made
+        operator.add_prim_attr(effect, True)
+    return operator

@@ -19,7 +19,7 @@ from alltoallv.errors import InvalidParamError, ValueOverflowError
 from alltoallv.mindspore import device_quantized, graph_op
 from alltoallv.mindspore import group as groups
 from alltoallv.mindspore.device_quantized import Moves
-from alltoallv.mindspore.graph_exchange import ARRAYS, DTYPES_BY_NUMBER, EMPTY, About, check_known
+from alltoallv.mindspore.graph_exchange import ARRAYS, DTYPES_BY_NUMBER, EMPTY, Caller, check_known
 from alltoallv.mindspore.tensors import core_name, numpy_dtype
 from alltoallv.quantization import requests
 from alltoallv.quantization.functions import Quantized
@@ -58,8 +58,8 @@ class GraphMoves(Moves):
     def begin(self, scale: Any, offset: Any) -> None:
         values = self.nothing
         if scale is not None:
-            given = ops.cat((scale.reshape(-1), offset.reshape(-1))).astype(mindspore.float32)
-            values = (given * _HALVES).astype(mindspore.int64)
+            terms = ops.cat((scale.reshape(-1), offset.reshape(-1))).astype(mindspore.float32)
+            values = (terms * _HALVES).astype(mindspore.int64)
         self.operator(values, values, self.nothing, self.nothing, self.nothing, self.begins, 0)
 
     def run(self, x: Tensor, sends: Sequence[int], recvs: Sequence[int], operator: str, count: int) -> Tensor:
@@ -88,12 +88,12 @@ class ByKernel:
         own, out = (numpy_dtype(getattr(mindspore, name)).itemsize for name in (request.dtype, request.out_dtype))
 
         def launch(call: graph_op.Launch) -> None:
-            made = request if values is None else values(np.array(call.send[: call.send_size]) / _HALVES)
+            current = request if values is None else values(np.array(call.send[: call.send_size]) / _HALVES)
             regions = [(call.output or 0, request.count * out), (call.input or 0, request.count * own)]
             if second:
                 first = call.second or 0
                 regions += [(first, second), (first + second, 4)]
-            device_quantized.launch_kernel(requests.plan(comm, made), regions, call.stream or 0)
+            device_quantized.launch_kernel(requests.plan(comm, current), regions, call.stream or 0)
 
         self.number = graph_op.number_of(launch)
 
@@ -116,10 +116,10 @@ class Steps(nn.Cell):
 
     def construct(self, x: Tensor, scale: Any = None, offset: Any = None) -> Tensor:
         if scale is None:
-            made = self.prepare(x.shape, x.dtype)
-            return made.run(x).reshape(made.shape)
-        made = self.prepare(x.shape, x.dtype, scale.shape, scale.dtype, offset.shape, offset.dtype)
-        return made.run(x, None, None, as_row(scale), as_row(offset)).reshape(made.shape)
+            steps = self.prepare(x.shape, x.dtype)
+            return steps.run(x).reshape(steps.shape)
+        steps = self.prepare(x.shape, x.dtype, scale.shape, scale.dtype, offset.shape, offset.dtype)
+        return steps.run(x, None, None, as_row(scale), as_row(offset)).reshape(steps.shape)
 
 
 class StraightSteps(nn.Cell):
@@ -160,16 +160,16 @@ class _Reduction(ReductionCall[Any]):
 
 
 class _Rows(RowsCall[Any]):
-    def __init__(self, adapter: Adapter[Any], comm: Communicator, made: requests.Rows[Any], timeout: Any) -> None:
-        self.rows, self._comm = made, comm
+    def __init__(self, adapter: Adapter[Any], comm: Communicator, rows: requests.Rows[Any], timeout: Any) -> None:
+        self.rows, self._comm = rows, comm
 
     def run(self) -> Any:
-        made = self.rows
-        moves = GraphMoves(self._comm, lambda _: None, "quantized_all_to_all", made.digest())
-        recvs = made.recvs or []
+        rows = self.rows
+        moves = GraphMoves(self._comm, lambda _: None, "quantized_all_to_all", rows.digest())
+        recvs = rows.recvs or []
         with guard(self._comm, "quantized_all_to_all"):
-            _check_size(made.input.size and sum(recvs))
-            return device_quantized.Rows(moves, made, (sum(recvs), *made.input.shape[1:]))
+            _check_size(rows.input.size and sum(recvs))
+            return device_quantized.Rows(moves, rows, (sum(recvs), *rows.input.shape[1:]))
 
 
 def reduction(comm: Communicator, request: QuantizedReduction, shape: Sequence[int], replace: Any = None) -> Any:
@@ -206,9 +206,9 @@ class _Prepared(Quantized[Any]):
 STEPS = _Prepared(ARRAYS, groups.resolve)  # the quantized collectives whose calls return their steps
 
 
-def shaped(shape: Sequence[int], dtype: Any, about: About) -> Any:
+def shaped(shape: Sequence[int], dtype: Any, caller: Caller) -> Any:
     """Returns an array of that shape and dtype, all zero, which takes no memory; refuses unknown dimensions."""
-    check_known(shape, about)
+    check_known(shape, caller)
     return np.broadcast_to(np.zeros((), numpy_dtype(dtype)), tuple(shape))
 
 

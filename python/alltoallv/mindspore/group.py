@@ -47,12 +47,12 @@ def init(*, timeout: float = 600.0) -> Communicator:
     _leave_scheduler()
     for name in [name for name, each in _made.items() if not each.usable]:
         _made.pop(name).destroy()
-    made = _made.get(WORLD[0])
-    if made is None:
+    world = _made.get(WORLD[0])
+    if world is None:
         _timeout = timeout  # also for sub-groups
         backend = "hccl" if target() == "Ascend" else "auto"
-        made = _made[WORLD[0]] = Communicator.from_env(backend=backend, timeout=timeout)
-    return made
+        world = _made[WORLD[0]] = Communicator.from_env(backend=backend, timeout=timeout)
+    return world
 
 
 def _leave_scheduler() -> None:
@@ -70,9 +70,9 @@ def forget(group: str | None) -> None:
     if group is not None and group not in _ranks:
         raise InvalidParamError(f"group is {group!r}, expected a name made by new_group()")
     for name in list(_made) if group is None else [group]:
-        made = _made.pop(name, None)
-        if made is not None:
-            made.destroy()
+        member = _made.pop(name, None)
+        if member is not None:
+            member.destroy()
     if group is None:
         _ranks.clear()
     else:
@@ -100,9 +100,9 @@ def new_group(ranks: Sequence[int] | None = None, *, prefix: str = "alltoallv", 
     name = f"{prefix}_{len(checked)}_{subgroups.digest(checked)}" if name is None else name
     if name in ("", *WORLD):
         raise InvalidParamError(f"the group's name is {name!r}, expected another: this name means all ranks or none")
-    known = _ranks.setdefault(name, checked)
-    if known != checked:
-        raise InvalidParamError(f"group {name!r} has ranks {known}, expected another name for ranks {checked}")
+    earlier = _ranks.setdefault(name, checked)
+    if earlier != checked:
+        raise InvalidParamError(f"group {name!r} has ranks {earlier}, expected another name for ranks {checked}")
     return name
 
 
@@ -114,18 +114,18 @@ def resolve(group: Group) -> Communicator:
     if isinstance(group, Communicator):
         return group if group.host_core is not None or in_queue() else subgroups.of_host(group)
     if group is None or (isinstance(group, str) and group in WORLD):
-        return made if (made := _made.get(WORLD[0])) is not None else init()
+        return member if (member := _made.get(WORLD[0])) is not None else init()
     if not isinstance(group, str):
         raise TypeError(f"The argument 'group' must be type of string, but got 'group' type : {type(group)}.")
-    made = _made.get(group)
-    if made is None:
+    member = _made.get(group)
+    if member is None:
         ranks = members(group)
         domain = f"group-{len(ranks)}-{subgroups.digest([group, *ranks])}"  # groups of equal ranks stay apart
-        made = subgroups.connect(group, domain, ranks, _timeout)
+        member = subgroups.connect(group, domain, ranks, _timeout)
         if target() == "Ascend":
-            made = Communicator(hccl.over(made.core, make_options(domain, _timeout)))
-        _made[group] = made
-    return made
+            member = Communicator(hccl.over(member.core, make_options(domain, _timeout)))
+        _made[group] = member
+    return member
 
 
 def rank_in(group: Group, rank: int, name: str) -> int:

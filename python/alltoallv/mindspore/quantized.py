@@ -30,18 +30,20 @@ class _QueuedReduction(ReductionCall[Tensor]):
     """A quantized reduction that runs in MindSpore's queue; made under the guard."""
 
     def __init__(
-        self, adapter: Adapter[Tensor], comm: Communicator, made: requests.Reduction[Tensor], timeout: float | None
+        self, adapter: Adapter[Tensor], comm: Communicator, reduction: requests.Reduction[Tensor], timeout: float | None
     ) -> None:
         refuse_timeout(timeout)
-        self.reduction, self.comm = made, comm
-        if made.request.scale is None:
-            Codes(made.request.quantization, 1)  # refuses formats
+        self.reduction, self.comm = reduction, comm
+        if reduction.request.scale is None:
+            Codes(reduction.request.quantization, 1)  # refuses formats
 
     def run(self) -> Tensor:
-        made = self.reduction
-        flat = device_quantized.reduce(self.comm, made.request, made.input, made.error, made.gather_error)
-        made.output.copy_(flat.reshape(made.output.shape))
-        return made.output
+        reduction = self.reduction
+        flat = device_quantized.reduce(
+            self.comm, reduction.request, reduction.input, reduction.error, reduction.gather_error
+        )
+        reduction.output.copy_(flat.reshape(reduction.output.shape))
+        return reduction.output
 
     def submit(self) -> tuple[Tensor, CommHandle]:
         out = self.run()
@@ -52,13 +54,13 @@ class _QueuedRows(RowsCall[Tensor]):
     """A quantized_all_to_all that runs in MindSpore's queue; made under the guard, which quantizes its rows."""
 
     def __init__(
-        self, adapter: Adapter[Tensor], comm: Communicator, made: requests.Rows[Tensor], timeout: float | None
+        self, adapter: Adapter[Tensor], comm: Communicator, rows: requests.Rows[Tensor], timeout: float | None
     ) -> None:
         refuse_timeout(timeout)
-        self._adapter, self._comm, self.rows, self._timeout = adapter, comm, made, timeout
-        self._tail = tuple(made.input.shape[1:])
-        self._steps = Rows(Moves(comm, digest=made.digest()), made)
-        self._pair = self._steps.encode(made.input)
+        self._adapter, self._comm, self.rows, self._timeout = adapter, comm, rows, timeout
+        self._tail = tuple(rows.input.shape[1:])
+        self._steps = Rows(Moves(comm, digest=rows.digest()), rows)
+        self._pair = self._steps.encode(rows.input)
 
     def run_counted(self) -> tuple[Tensor, list[int]]:
         recvs = self.rows.recvs
@@ -86,12 +88,12 @@ class _Quantized(Quantized[Tensor]):
     def join(self, parts: list[Tensor]) -> Tensor:
         return ops.cat(parts)
 
-    def wants_grad(self, input: Tensor, **given: Any) -> bool:
+    def wants_grad(self, input: Tensor, **excluded: Any) -> bool:
         """False within a gradient function for a call that cannot have a gradient, unless its input needs one."""
-        check_async(given["async_op"])
+        check_async(excluded["async_op"])
         if wants_gradient(input):
-            exclude("input requires grad", **given)
-        return tracks(input) and not present(given)
+            exclude("input requires grad", **excluded)
+        return tracks(input) and not present(excluded)
 
 
 _functions = _Quantized(ADAPTER, enter)
@@ -207,8 +209,8 @@ def quantized_reduce_scatter(
     """
     coded, elements = coding(bits, format), grouping(group_size, input)
     options = Options(format=coded, group_size=elements, op=op, overflow=overflow, out_dtype=out_dtype)
-    about = out, error_feedback, group, async_op, timeout
-    return _functions.quantized_reduce_scatter(input, recv_counts, options, *about)
+    rest = out, error_feedback, group, async_op, timeout
+    return _functions.quantized_reduce_scatter(input, recv_counts, options, *rest)
 
 
 def quantized_all_to_all(

@@ -29,11 +29,11 @@ __all__ = ["names", "schemas"]
 @functools.cache
 def schemas() -> dict[str, list[str]]:
     """Returns the schemas of an operator and its overloads, as torch prints them, by name."""
-    found: dict[str, list[str]] = {}
+    by_name: dict[str, list[str]] = {}
     for line in files(__name__).joinpath("schemas.txt").read_text().splitlines():
         name = line.partition("(")[0].partition("::")[2].partition(".")[0]
-        found.setdefault(name, []).append(line)
-    return found
+        by_name.setdefault(name, []).append(line)
+    return by_name
 
 
 def names() -> list[str]:

@@ -36,8 +36,8 @@ def split(x: Tensor, layout: str, heads: int, lengths: Sequence[int] | None) -> 
     if layout == "TND":
         each = list(present(lengths, "actual_seq_qlen", "where each sequence ends, for layout TND"))
         return [part.transpose(0, 1) for part in x[: sum(each)].split(each)]
-    whole = batch_of(x, layout, heads)
-    return list(whole) or [whole]
+    batched = batch_of(x, layout, heads)
+    return list(batched) or [batched]
 
 
 def batch_of(x: Tensor, layout: str, heads: int) -> Tensor:
@@ -51,9 +51,9 @@ def join(parts: Sequence[Tensor], layout: str) -> Tensor:
     if layout == "TND":
         return torch.cat([part.transpose(0, 1) for part in parts])
     order = _TO_BNSD[layout]
-    whole = parts[0] if parts[0].dim() == 4 else torch.stack(list(parts))
-    whole = whole.permute([order.index(axis) for axis in range(4)])
-    return (whole.flatten(2) if layout in ("BSH", "SBH") else whole).contiguous()
+    joined = parts[0] if parts[0].dim() == 4 else torch.stack(list(parts))
+    joined = joined.permute([order.index(axis) for axis in range(4)])
+    return (joined.flatten(2) if layout in ("BSH", "SBH") else joined).contiguous()
 
 
 def hidden(
@@ -147,7 +147,7 @@ class _Sequences:
         ends: tuple[Sequence[int] | None, Sequence[int] | None],
     ) -> None:
         self._heads, self._layout = heads, layout
-        self._lengths = [None if one is None else lengths_of(one) for one in ends]
+        self._lengths = [None if end is None else lengths_of(end) for end in ends]
         self.query = self.split_like_query(query)
         size = self.query[0].size(-1) if self.query else 1
         kv_heads = key.size(-1) // size if key.dim() == 3 and layout != "TND" else heads
@@ -160,13 +160,13 @@ class _Sequences:
     def scores(
         self, scale: float, mask: Tensor | None, sparse_mode: int, band: tuple[int, int], pse: Tensor | None
     ) -> list[Tensor]:
-        made = []
+        scores = []
         for number, (query, key) in enumerate(zip(self.query, self.key, strict=True)):
-            whole = query.dim() == 4
-            unseen = hidden(mask, sparse_mode, None if whole else number, query.size(-2), key.size(-2), *band)
-            own = pse if pse is None or whole else pse[min(number, len(pse) - 1)]
-            made.append(scores_of(query, key, scale, unseen, own))
-        return made
+            is_batched = query.dim() == 4
+            unseen = hidden(mask, sparse_mode, None if is_batched else number, query.size(-2), key.size(-2), *band)
+            own = pse if pse is None or is_batched else pse[min(number, len(pse) - 1)]
+            scores.append(scores_of(query, key, scale, unseen, own))
+        return scores
 
     def split_like_query(self, x: Tensor) -> list[Tensor]:
         return self._split(x, self._heads, self._lengths[0])
@@ -174,7 +174,7 @@ class _Sequences:
     def rows(self, x: Tensor) -> list[Tensor]:
         """Returns one number for each query and head of ``x``, which holds each of them eight times."""
         layout = "TND" if self._layout == "TND" else "BNSD"
-        return [one[..., 0] for one in self._split(x, self._heads, self._lengths[0], layout)]
+        return [part[..., 0] for part in self._split(x, self._heads, self._lengths[0], layout)]
 
     def eight(self, rows: list[Tensor]) -> Tensor:
         return join(
@@ -205,8 +205,8 @@ def fusion_attention(
     batch = _Sequences(query, key, value, head_num, input_layout, (actual_seq_qlen, actual_seq_kvlen))
     scores = batch.scores(scale, atten_mask, sparse_mode, (pre_tockens, next_tockens), pse)
     done = [attend(*each) for each in zip(scores, batch.value, strict=True)]
-    result = join([one.result for one in done], input_layout).to(query.dtype)
-    rows = [batch.eight([one[i] for one in done]) for i in (1, 2)]
+    result = join([attention.result for attention in done], input_layout).to(query.dtype)
+    rows = [batch.eight([attention[i] for attention in done]) for i in (1, 2)]
     return result, rows[0], rows[1], query.new_zeros(0), 0, 0, 0
 
 
@@ -241,12 +241,12 @@ def fusion_attention_grad(
     if softmax_max is None or softmax_sum is None or attention_in is None:
         forward = [attend(*each) for each in zip(scores, batch.value, strict=True)]
     else:
-        given = batch.split_like_query(attention_in), batch.rows(softmax_max), batch.rows(softmax_sum)
-        forward = [Attention(*each) for each in zip(*given, strict=True)]
+        outputs = batch.split_like_query(attention_in), batch.rows(softmax_max), batch.rows(softmax_sum)
+        forward = [Attention(*each) for each in zip(*outputs, strict=True)]
     parts = zip(batch.query, batch.key, batch.value, batch.split_like_query(dy), scores, forward, strict=True)
-    found = [attend_backward(q, k, v, grad, s, done, scale_value) for q, k, v, grad, s, done in parts]
-    dq, dk, dv = (join([one[i] for one in found], input_layout).to(query.dtype) for i in range(3))
-    dpse = None if pse is None else torch.stack([one[3] for one in found]).sum_to_size(pse.shape).to(pse.dtype)
+    gradients = [attend_backward(q, k, v, grad, s, done, scale_value) for q, k, v, grad, s, done in parts]
+    dq, dk, dv = (join([each[i] for each in gradients], input_layout).to(query.dtype) for i in range(3))
+    dpse = None if pse is None else torch.stack([each[3] for each in gradients]).sum_to_size(pse.shape).to(pse.dtype)
     return dq, dk, dv, dpse, None
 
 
@@ -270,10 +270,10 @@ def from_blocks(cache: Tensor, table: Tensor, length: int, heads: int) -> Tensor
     return blocks[used].transpose(0, 1).flatten(1, 2)[:, :length]
 
 
-def _lengths(given: Sequence[int] | None, batch: int, default: int) -> list[int]:
-    if given is None:
+def _lengths(lengths_given: Sequence[int] | None, batch: int, default: int) -> list[int]:
+    if lengths_given is None:
         return [default] * batch
-    lengths = [int(one) for one in given]
+    lengths = [int(length) for length in lengths_given]
     return lengths * batch if len(lengths) == 1 else lengths[:batch]
 
 
@@ -283,7 +283,7 @@ def infer_output(query: Tensor, input_layout: str, num_heads: int, softmax_lse_f
     layout, result_layout = (input_layout.split("_") * 2)[:2]
     tokens = layout == "TND"
     queries = split(query, layout, num_heads, [query.size(0)] if tokens else None)
-    sums = join([one[..., :1] for one in queries], "TND" if tokens else "BNSD").float()
+    sums = join([query_part[..., :1] for query_part in queries], "TND" if tokens else "BNSD").float()
     lse = torch.zeros_like(sums) if softmax_lse_flag else torch.zeros(1)
     return torch.zeros_like(join(queries, result_layout)), lse
 
@@ -336,11 +336,11 @@ def fused_infer_attention_score(
         keys, values = ([from_blocks(x, *row, kv_heads) for row in rows] for x in (key, value))
         key_ropes = None if key_rope is None else [from_blocks(key_rope, *row, kv_heads) for row in rows]
     results, sums = [], []
-    for number, whole in enumerate(queries):
-        full = whole.size(1)
+    for number, sequence in enumerate(queries):
+        full = sequence.size(1)
         used = full if tokens or full == 1 else _lengths(actual_seq_lengths, len(queries), full)[number]
         length = kv_lengths[number]
-        q, k, v = whole[:, :used], keys[number][:, :length], values[number][:, :length]
+        q, k, v = sequence[:, :used], keys[number][:, :length], values[number][:, :length]
         if ropes is not None and key_ropes is not None:
             q, k = torch.cat([q, ropes[number][:, :used]], -1), torch.cat([k, key_ropes[number][:, :length]], -1)
         ignored = full == 1 and not tokens and sparse_mode > 1  # a single query sees every key
@@ -397,8 +397,8 @@ operator("npu_incre_flash_attention", ignores=("inner_precise", "block_size"))(
 def _for_graphs(name: str, formula: Callable[..., tuple[Tensor, Tensor]]) -> None:
     """Registers what an inference graph calls in place of an operator, which writes into existing memory."""
 
-    def into(out: list[Tensor], **given: Any) -> tuple[Tensor, Tensor]:
-        for target, value in zip(out, formula(**given), strict=True):
+    def into(out: list[Tensor], **arguments: Any) -> tuple[Tensor, Tensor]:
+        for target, value in zip(out, formula(**arguments), strict=True):
             if target.numel() == value.numel():  # the logarithms may have no memory, where nobody asks for them
                 target.copy_(value.view(target.shape))
         return out[0], out[1]
@@ -426,7 +426,7 @@ def reshape_and_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_cache
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, scale: float, out: Tensor) -> None:
     """Attends to all keys, in float32; everything is [tokens, heads, size], and several heads share one of the keys."""
-    q, k, v = (one.transpose(0, 1) for one in (query, key, value))
+    q, k, v = (x.transpose(0, 1) for x in (query, key, value))
     out.copy_(attend(scores_of(q, k, scale, None, None), v).result.transpose(0, 1).reshape(out.shape))
 
 
@@ -473,5 +473,5 @@ def flash_attention_unpad(
     _check_heads(query, key, num_heads, num_kv_heads)
     lengths = seq_len.tolist()
     expect(sum(lengths) == len(query) == len(key), "seq_len", lengths, f"lengths of {len(query)} tokens in all")
-    for q, k, v, result in zip(*(one.split(lengths) for one in (query, key, value, out)), strict=True):
+    for q, k, v, result in zip(*(x.split(lengths) for x in (query, key, value, out)), strict=True):
         _attend(q, k, v, scale_value, result)

@@ -20,11 +20,11 @@ def _write(cache: Tensor, rows: Tensor, slots: Tensor, cache_mode: str | None) -
     size = cache.size(2 if nz else 1)
     there = slots >= 0
     slots = slots.long()[there]
-    block, place = slots // size, slots % size
+    block, offset = slots // size, slots % size
     if nz:
-        cache[block, :, place] = rows[there].flatten(1).unflatten(1, (-1, cache.size(-1))).to(cache.dtype)
+        cache[block, :, offset] = rows[there].flatten(1).unflatten(1, (-1, cache.size(-1))).to(cache.dtype)
     else:
-        cache[block, place] = rows[there].reshape(len(slots), *cache.shape[2:]).to(cache.dtype)
+        cache[block, offset] = rows[there].reshape(len(slots), *cache.shape[2:]).to(cache.dtype)
 
 
 @operator("npu_scatter_pa_kv_cache")
@@ -67,9 +67,9 @@ def gather_pa_kv_cache(
     expect(key_cache.dim() == 4, "key_cache", key_cache, "[blocks, block size, heads, size]")
     lengths = seq_lens.diff().tolist() if is_seq_lens_cumsum else seq_lens.tolist()
     for cache, target in ((key_cache, key), (value_cache, value)):
-        parts = [rows_of(cache, *one) for one in zip(block_tables, lengths, strict=True)]
-        whole = torch.cat([target[:0], *parts])
-        target[: len(whole)] = whole
+        parts = [rows_of(cache, *entry) for entry in zip(block_tables, lengths, strict=True)]
+        joined = torch.cat([target[:0], *parts])
+        target[: len(joined)] = joined
 
 
 @operator("npu_scatter_nd_update_")

@@ -53,13 +53,13 @@ def named(hcom: str | dist.ProcessGroup, world_size: int | None = None) -> Group
 def _found(hcom: str | dist.ProcessGroup) -> Group | None:
     if not isinstance(hcom, str):
         return Group(hcom, None) if isinstance(hcom, dist.ProcessGroup) else None
-    known = list(dist.distributed_c10d._world.pg_map) if dist.is_initialized() else []
-    if hcom == "" and known:
+    groups = list(dist.distributed_c10d._world.pg_map) if dist.is_initialized() else []
+    if hcom == "" and groups:
         return Group(dist.group.WORLD, None)
-    for group in known:
+    for group in groups:
         if group.group_name == hcom:
             return Group(group, None)
-    for group in known if "npu" in exchanges else []:
+    for group in groups if "npu" in exchanges else []:
         if "npu" in {device.type for device in group._device_types}:
             backend = group._get_backend(torch.device("npu"))
             if backend.get_hccl_comm_name(dist.get_rank(), init_comm=False) == hcom:
@@ -141,8 +141,11 @@ class Group:
             self.agree(operator, same, sends, recvs)  # explains why, if it is a difference
             raise
         pieces = arrived.split_with_sizes([size for count in of for size in (len(header), count * width)])
-        found = list(_HEADER.iter_unpack(torch.cat(pieces[::2]).numpy()))
-        if any(one[0] != call for one in found) or sum(sent - expected for _, sent, expected in found) % _DIGESTS:
+        headers = list(_HEADER.iter_unpack(torch.cat(pieces[::2]).numpy()))
+        if (
+            any(entry[0] != call for entry in headers)
+            or sum(sent - expected for _, sent, expected in headers) % _DIGESTS
+        ):
             self.agree(operator, same, sends, recvs)
             raise PeerMismatchError(f"{operator}: the ranks differed in what they sent, but not when they compared it")
         return torch.cat(pieces[1::2]).view(rows.dtype).view(sum(of), *rows.shape[1:])
@@ -161,19 +164,19 @@ class Group:
         text = json.dumps([operator, values, refusal[: _BYTES // 8]]).encode()
         data = _HEADER.pack(len(text), *digests) + text
         row = torch.frombuffer(bytearray(data.ljust(_BYTES, b"\0")), dtype=torch.int8)
-        found: list[_Descriptor] = []
-        for whole in self._gathered(row).numpy():
-            length, sent, expected = _HEADER.unpack_from(whole)
-            told = whole[_HEADER.size : _HEADER.size + length].tobytes()
-            name, given, why = (operator, values, refusal) if told == text else json.loads(told)
-            found.append((name, given, why, sent - expected))
-        return found
+        descriptors: list[_Descriptor] = []
+        for record in self._gathered(row).numpy():
+            length, sent, expected = _HEADER.unpack_from(record)
+            payload = record[_HEADER.size : _HEADER.size + length].tobytes()
+            name, announced, why = (operator, values, refusal) if payload == text else json.loads(payload)
+            descriptors.append((name, announced, why, sent - expected))
+        return descriptors
 
     def _gathered(self, row: Tensor) -> Tensor:
         """Gathers descriptors; again if a peer was in `exchange_agreed`, which learns so that the calls differ."""
         try:
             rows = self.all_gather(row)
-            if all(_HEADER.unpack_from(one)[0] >= 0 for one in rows.numpy()):
+            if all(_HEADER.unpack_from(record)[0] >= 0 for record in rows.numpy()):
                 return rows
         except RuntimeError:
             if self._device is None:

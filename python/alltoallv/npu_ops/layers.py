@@ -253,7 +253,7 @@ def mrope(
     A row of the cache holds cosines, then sines, of half as many pairs as places. With several rows of ``positions``
     each gives the angles of its section of the pairs.
     """
-    sections = [one for one in mrope_section or [] if one]
+    sections = [section for section in mrope_section or [] if section]
     expect(cache_mode in (None, "default", "interleave"), "cache_mode", cache_mode, "default or interleave")
     mode = {None: "half", "interleaved": "interleave"}.get(rotary_mode, rotary_mode or "half")
     angles = cos_sin_cache.float()[positions.long()]
@@ -265,15 +265,13 @@ def mrope(
         if cache_mode == "interleave":
             expect(rows == 3 and sections[1] == sections[2], "mrope_section", sections, "3, the last two of them equal")
             row = torch.zeros(pairs, dtype=torch.long)
-            for one in (1, 2):
-                row[one : 3 * sections[one] : 3] = one
+            for section in (1, 2):
+                row[section : 3 * sections[section] : 3] = section
         angles = angles.gather(0, row.repeat(2).expand(1, angles.size(1), -1))[0]
     else:
         expect(positions.dim() == 1, "positions", positions, "one dimension where mrope_section is not given")
         expect(cache_mode != "interleave", "cache_mode", cache_mode, "default where mrope_section is not given")
-    cos, sin = (
-        torch.cat([one, one], -1) if mode == "half" else one.repeat_interleave(2, -1) for one in angles.chunk(2, -1)
-    )
+    cos, sin = (torch.cat([x, x], -1) if mode == "half" else x.repeat_interleave(2, -1) for x in angles.chunk(2, -1))
     width = cos.size(-1)
 
     def rotate(x: Tensor) -> Tensor:

@@ -29,9 +29,9 @@ def format_cast(input: Tensor, acl_format: int) -> Tensor:
     if acl_format == get_npu_format(input):
         return input.view_as(input)
     if input.device.type == "npu":
-        given = {"dtype": input.dtype, "device": input.device, "acl_format": acl_format}
+        options = {"dtype": input.dtype, "device": input.device, "acl_format": acl_format}
         result: Tensor = torch.ops.npu.npu_view_copy(
-            torch.ops.npu.empty_with_format(input.size(), **given), input, False
+            torch.ops.npu.empty_with_format(input.size(), **options), input, False
         )
         return result
     result = input.contiguous().clone()

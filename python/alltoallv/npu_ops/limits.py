@@ -47,9 +47,9 @@ def check(breaches: Callable[[Product], Iterable[str]]) -> None:
 
 def check_dtype(name: str, dtype: object, allowed: tuple[str, ...] = ("float16", "bfloat16")) -> None:
     """Raises InvalidParamError unless the product has the operator for an argument ``name`` of that dtype of torch."""
-    found = str(dtype).removeprefix("torch.")
-    wrong = f"{name} has dtype {found}, expected {' or '.join(allowed)}"
-    check(lambda product: [] if found in allowed else [f"{wrong} on {product}"])
+    own_dtype = str(dtype).removeprefix("torch.")
+    wrong = f"{name} has dtype {own_dtype}, expected {' or '.join(allowed)}"
+    check(lambda product: [] if own_dtype in allowed else [f"{wrong} on {product}"])
 
 
 def _outside(name: str, value: int, low: int, high: int, product: str) -> Iterable[str]:

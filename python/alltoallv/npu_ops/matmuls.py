@@ -177,7 +177,8 @@ def antiquantize(weight: Tensor, scale: Tensor, offset: Tensor | None, group_siz
     weight = unpack_matrix(weight).float()
     if group_size:
         scale, offset = (
-            None if one is None else one.repeat_interleave(group_size, 0)[: weight.size(-2)] for one in (scale, offset)
+            None if each is None else each.repeat_interleave(group_size, 0)[: weight.size(-2)]
+            for each in (scale, offset)
         )
     if offset is not None:
         weight = weight + offset.float()
@@ -229,9 +230,11 @@ _ACTIVATIONS: dict[int, Callable[[Tensor], Tensor]] = {
 def ends_of(group_list: Tensor | Sequence[int], group_list_type: int) -> list[int]:
     """Returns where each group ends. ``group_list_type`` 0: the list holds ends; 1: it holds sizes."""
     expect(group_list_type in (0, 1), "group_list_type", group_list_type, "0 (ends) or 1 (sizes)")
-    given = [int(one) for one in group_list]
-    ends = list(accumulate(given)) if group_list_type else given
-    expect(ends == sorted(ends) and ends[:1] >= [0], "group_list", given, "groups that begin where the one before ends")
+    entries = [int(entry) for entry in group_list]
+    ends = list(accumulate(entries)) if group_list_type else entries
+    expect(
+        ends == sorted(ends) and ends[:1] >= [0], "group_list", entries, "groups that begin where the one before ends"
+    )
     return ends
 
 
@@ -285,14 +288,14 @@ def grouped_matmul(
     else:
         rows, tokens = x, list(per_token_scale) if per_token_scale else [None] * len(x)
     expect(len(rows) == len(weights), "weight", len(weights), f"one for each of {len(rows)} groups")
-    given = [_members(one, len(rows)) for one in (bias, scale, antiquant_scale, antiquant_offset)]
-    groups = zip(rows, weights, tokens, *given, strict=True)
+    members = [_members(argument, len(rows)) for argument in (bias, scale, antiquant_scale, antiquant_offset)]
+    groups = zip(rows, weights, tokens, *members, strict=True)
     results = [_one_group(act_type, dtype, *each) for each in groups]
     if split_item in (0, 1):
         return results
-    whole = torch.cat(results)
-    behind = sum(one.size(0) for one in x) - whole.size(0)
-    return [torch.cat([whole, whole.new_zeros(behind, whole.size(1))]) if behind else whole]
+    joined = torch.cat(results)
+    behind = sum(part.size(0) for part in x) - joined.size(0)
+    return [torch.cat([joined, joined.new_zeros(behind, joined.size(1))]) if behind else joined]
 
 
 def _one_group(
@@ -475,9 +478,9 @@ def dequant_swiglu_quant(
         y, scale = quantize_rows(values, torch.int8)
     else:
         expect(quant_mode == 0, "quant_mode", quant_mode, "0 or 1")
-        given = of_rows(present(quant_scale, "quant_scale", "a scale, where quant_mode is 0"))
+        divisor = of_rows(present(quant_scale, "quant_scale", "a scale, where quant_mode is 0"))
         shift = 0.0 if quant_offset is None else of_rows(quant_offset)
-        y, scale = to_int8(values / given + shift), values.new_zeros(len(flat))
+        y, scale = to_int8(values / divisor + shift), values.new_zeros(len(flat))
     return y.view(*x.shape[:-1], y.size(-1)), scale.view(x.shape[:-1])
 
 
@@ -500,8 +503,8 @@ def grouped_matmul_swiglu_quant_v2(
         expect(not mode, name, mode, "0: a scale for each row, and for each column of the weights")
     expect(x.dtype == torch.int8, "x", x, "int8")
     ends = ends_of(group_list, group_list_type or 0)
-    each = [one for part in weight for one in (part if part.dim() == 3 else [part])]
-    scales = [one for part in weight_scale for one in (part if part.dim() == 2 else [part])]
+    each = [plane for part in weight for plane in (part if part.dim() == 3 else [part])]
+    scales = [plane for part in weight_scale for plane in (part if part.dim() == 2 else [part])]
     expect(len(each) == len(scales) == len(ends), "weight", len(each), f"one for each of {len(ends)} groups")
     values = torch.zeros(len(x), each[0].size(1))
     for start, end, matrix, scale in zip([0, *ends], ends, each, scales, strict=False):

@@ -197,8 +197,8 @@ def _dispatch(
     group = groups.named(group_ep, ep_world_size)
     shared, special = (shared_expert_num, shared_expert_rank_num), (zero_expert_num, copy_expert_num, const_expert_num)
     experts = Experts(group, name, moe_expert_num, *shared, *special)
-    given = x_active_mask, expert_scales, ep_rank_id, tp_world_size, global_bs, comm_alg, version
-    same = check_moe(experts, x, expert_ids, *given)
+    terms = x_active_mask, expert_scales, ep_rank_id, tp_world_size, global_bs, comm_alg, version
+    same = check_moe(experts, x, expert_ids, *terms)
     expect(len(x) == len(expert_ids), "x", x, f"{len(expert_ids)} rows, as many as expert_ids has")
     shape = experts.extra + experts.moe, x.size(1)
     fits = scales is None or (quant_mode == 2 and scales.shape == shape)
@@ -255,11 +255,11 @@ class _Special(NamedTuple):
         """Raises unless there is what the experts need, for tokens of that shape."""
         needed = {"ori_x": experts.copy + experts.const}
         needed |= dict.fromkeys(("const_expert_alpha_1", "const_expert_alpha_2", "const_expert_v"), experts.const)
-        for (name, there), given in zip(needed.items(), self, strict=True):
-            expect(given is not None or not there, name, given, "a tensor, where there are copy or const experts")
-            if given is not None and there:
-                fits = given.shape == shape if name == "ori_x" else given.numel() in (there, there * shape[1])
-                expect(fits, name, given, f"the shape {shape if name == 'ori_x' else (there, shape[1])}")
+        for (name, there), value in zip(needed.items(), self, strict=True):
+            expect(value is not None or not there, name, value, "a tensor, where there are copy or const experts")
+            if value is not None and there:
+                fits = value.shape == shape if name == "ori_x" else value.numel() in (there, there * shape[1])
+                expect(fits, name, value, f"the shape {shape if name == 'ori_x' else (there, shape[1])}")
 
     def of(self, experts: Experts, ids: Tensor, mask: Tensor | None) -> Tensor | float:
         """Returns what these experts make of their choices' tokens; zeros for every other choice."""
@@ -270,8 +270,8 @@ class _Special(NamedTuple):
         result = tokens * ((flat >= first) & (flat < end)).unsqueeze(1)
         if experts.const:
             number = (flat - end).clamp(min=0)
-            one, two, value = (t.float().view(experts.const, -1)[number] for t in self[1:] if t is not None)
-            result = result + (one * tokens + two * value) * (flat >= end).unsqueeze(1)
+            scale_1, scale_2, value = (t.float().view(experts.const, -1)[number] for t in self[1:] if t is not None)
+            result = result + (scale_1 * tokens + scale_2 * value) * (flat >= end).unsqueeze(1)
         if mask is not None:
             mask = mask.repeat_interleave(ids.size(1)) if mask.dim() == 1 else mask.reshape(-1)
             result = result * mask.unsqueeze(1)
@@ -330,8 +330,8 @@ def _combine(
     numbers = shared_expert_num, shared_expert_rank_num, zero_expert_num, copy_expert_num, const_expert_num
     experts = Experts(group, name, moe_expert_num, *numbers)
     special = _Special(ori_x, const_expert_alpha_1, const_expert_alpha_2, const_expert_v)
-    given = x_active_mask, expert_scales, ep_rank_id, tp_world_size, global_bs, comm_alg, version
-    same = check_moe(experts, expand_x, expert_ids, *given)
+    terms = x_active_mask, expert_scales, ep_rank_id, tp_world_size, global_bs, comm_alg, version
+    same = check_moe(experts, expand_x, expert_ids, *terms)
     same |= {"comm_quant_mode": comm_quant_mode, "norm_eps": f"{norm_eps:g}"}
     shape, count = (len(expert_ids), expand_x.size(1)), experts.held * group.size
     special.check(experts, shape)
@@ -359,9 +359,9 @@ def _combine(
         arrived = _Rounded.apply(leaving, group, sends, recvs)
     else:
         arrived = group.all_to_all(leaving, sends, recvs).float()
-    made = arrived.new_zeros(ids.numel(), rows.size(1)).index_copy(0, choices, arrived)
-    made = made + special.of(experts, ids, mask)
-    tokens = (made * weights.reshape(-1, 1)).view(-1, ids.size(1), rows.size(1)).sum(1)
+    moved = arrived.new_zeros(ids.numel(), rows.size(1)).index_copy(0, choices, arrived)
+    moved = moved + special.of(experts, ids, mask)
+    tokens = (moved * weights.reshape(-1, 1)).view(-1, ids.size(1), rows.size(1)).sum(1)
     if shared_expert_x is not None:
         tokens = tokens + shared_expert_x.float().reshape(tokens.shape)
     if gamma is None or residual_x is None:

@@ -160,8 +160,8 @@ def mm_all_reduce_base(
     group, (first, second) = groups.named(hcom), (comm_quant_scale_1, comm_quant_scale_2)
     expect((first is None) == (second is None), "comm_quant_scale_2", second, "a scale where comm_quant_scale_1 is one")
     for argument, value in (("antiquant_offset", antiquant_offset), ("antiquant_group_size", antiquant_group_size)):
-        given = isinstance(value, Tensor) or bool(value)
-        expect(antiquant_scale is not None or not given, argument, value, "none, where there is no antiquant_scale")
+        is_set = isinstance(value, Tensor) or bool(value)
+        expect(antiquant_scale is not None or not is_set, argument, value, "none, where there is no antiquant_scale")
     if antiquant_scale is not None:
         x2 = antiquantize(x2, antiquant_scale, antiquant_offset, antiquant_group_size, x1.dtype)
     scales = {"pertoken_scale": pertoken_scale, "dequant_scale": dequant_scale}
@@ -192,9 +192,9 @@ def _told(scale: Tensor | None) -> str:
 
 def _two_scales(group: Group, y: Tensor, first: Tensor, second: Tensor) -> Tensor:
     """Returns the quantized sum: the terms are int8 in units of ``first``, added exactly, then int8 in ``second``."""
-    one, two = (scale.float().reshape(1, -1) for scale in (first, second))
-    total = group.all_gather(to_int8(y.float() / one)).int().sum(0)
-    return to_int8(total * (one / two)) * two
+    first_scale, second_scale = (scale.float().reshape(1, -1) for scale in (first, second))
+    total = group.all_gather(to_int8(y.float() / first_scale)).int().sum(0)
+    return to_int8(total * (first_scale / second_scale)) * second_scale
 
 
 def _transposed(group: Group, x1: Tensor) -> Tensor:

@@ -79,7 +79,7 @@ def operator(*names: str, ignores: Sequence[str] = (), on_host: bool = True) -> 
 def takes(function: Any, *names: str) -> None:
     """Says which arguments a function of ``**given`` takes."""
     function.__signature__ = inspect.Signature(
-        [inspect.Parameter(one, inspect.Parameter.KEYWORD_ONLY) for one in names]
+        [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names]
     )
 
 
@@ -101,9 +101,9 @@ def renamed(
     """
     news = {old: new for new, old in names.items()}
 
-    def run(**given: Any) -> Any:
-        made = function(**{names.get(name, name): value for name, value in given.items()}, **fixed)
-        return made if results is None else results(made)
+    def run(**arguments: Any) -> Any:
+        results_of = function(**{names.get(name, name): value for name, value in arguments.items()}, **fixed)
+        return results_of if results is None else results(results_of)
 
     takes(run, *(news.get(name, name) for name in inspect.signature(function).parameters if name not in fixed))
     run.__doc__, run.__wrapped__ = doc or function.__doc__, function  # type: ignore[attr-defined]
@@ -130,15 +130,15 @@ def backward(
     It takes the formula's arguments, and ``grad``.
     """
 
-    def run(**given: Any) -> Any:
-        of_output = given.pop(grad)
+    def run(**arguments: Any) -> Any:
+        of_output = arguments.pop(grad)
 
         def output(*values: Any) -> torch.Tensor:
-            made = formula(**given | dict(zip(inputs, values, strict=True)))
-            return made[0] if isinstance(made, tuple) else made
+            results = formula(**arguments | dict(zip(inputs, values, strict=True)))
+            return results[0] if isinstance(results, tuple) else results
 
-        found = differentiate(output, [given[one] for one in inputs], of_output)
-        return found[0] if len(found) == 1 else tuple(found)
+        gradients = differentiate(output, [arguments[input_name] for input_name in inputs], of_output)
+        return gradients[0] if len(gradients) == 1 else tuple(gradients)
 
     takes(run, *inspect.signature(formula).parameters, grad)
     run.__doc__ = f"Returns the gradients of {', '.join(inputs)}."
@@ -194,17 +194,19 @@ class Operator:
 
     def fits(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
         """Returns whether there are tensors where the schema has tensors, and nowhere else."""
-        given = dict(zip(self._by_place, args, strict=False)) | kwargs
-        return given.keys() <= self._tensors.keys() and all(
-            isinstance(value, torch.Tensor) == self._tensors[name] for name, value in given.items() if value is not None
+        arguments = dict(zip(self._by_place, args, strict=False)) | kwargs
+        return arguments.keys() <= self._tensors.keys() and all(
+            isinstance(value, torch.Tensor) == self._tensors[name]
+            for name, value in arguments.items()
+            if value is not None
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        given = dict(zip(self._by_place, args, strict=False)) | kwargs
+        arguments = dict(zip(self._by_place, args, strict=False)) | kwargs
         taken, this_call.met = self._defaults.copy(), False
         try:
-            self._check_names(args, kwargs, given)
-            for argument, value in given.items():
+            self._check_names(args, kwargs, arguments)
+            for argument, value in arguments.items():
                 if argument in self._takes:
                     taken[argument] = value
                 elif argument in self._not_covered:
@@ -215,13 +217,13 @@ class Operator:
         except Exception as error:
             text = f"npu::{self._name}: {error}"
             if not this_call.met:
-                self._notify_peers(given, text)
-            for told, kind in (
+                self._notify_peers(arguments, text)
+            for refusal, kind in (
                 (Refused, NotImplementedError),
                 (InvalidParamError, InvalidParamError),
                 (_Misnamed, TypeError),
             ):
-                if isinstance(error, told):
+                if isinstance(error, refusal):
                     raise kind(text) from None
             raise
 
@@ -229,7 +231,7 @@ class Operator:
         """Announces to the peers that this rank makes no such call."""
         self._notify_peers(dict(zip(self._by_place, args, strict=False)) | kwargs, f"npu::{self._name}: {why}")
 
-    def _check_names(self, args: Sequence[Any], kwargs: dict[str, Any], given: dict[str, Any]) -> None:
+    def _check_names(self, args: Sequence[Any], kwargs: dict[str, Any], arguments: dict[str, Any]) -> None:
         places, names = self._by_place, list(self._tensors)
         if len(args) > len(places):
             raise _Misnamed(
@@ -241,12 +243,12 @@ class Operator:
             if name in places[: len(args)]:
                 raise _Misnamed(f"{name} is given by position and by name, expected once")
         for name in self._needed:
-            if name not in given:
+            if name not in arguments:
                 raise _Misnamed(f"{name} is missing, expected {', '.join(self._needed)}")
 
-    def _notify_peers(self, given: dict[str, Any], why: str) -> None:
+    def _notify_peers(self, arguments: dict[str, Any], why: str) -> None:
         """Announces a failure to the peers, which wait for it where the ranks agree on the call."""
-        name = next((given[argument] for argument in ("hcom", "group_ep") if argument in given), None)
+        name = next((arguments[argument] for argument in ("hcom", "group_ep") if argument in arguments), None)
         if name is not None:
             with contextlib.suppress(RuntimeError):  # nobody is left to inform: the first error counts
                 importlib.import_module(f"{__package__}.groups").refuse(name, self._name, why)
@@ -254,14 +256,14 @@ class Operator:
 
 def function(name: str, schemas: Sequence[str]) -> Callable[..., Any]:
     """Returns the operator as one function, called like torch_npu's: a call takes the overload whose schema fits."""
-    known, overloads = formulas(), []
+    by_name, overloads = formulas(), []
     for text in schemas:
         schema = torch._C.parse_schema(text)
         full = f"{name}.{schema.overload_name}" if schema.overload_name else name
-        overloads.append(Operator(full, schema, known[full]))
+        overloads.append(Operator(full, schema, by_name[full]))
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        chosen = next((one for one in overloads if one.fits(args, kwargs)), overloads[-1])
+        chosen = next((overload for overload in overloads if overload.fits(args, kwargs)), overloads[-1])
         return chosen(*args, **kwargs)
 
     call.__name__ = call.__qualname__ = name
@@ -286,5 +288,5 @@ def differentiate(formula: Callable[..., torch.Tensor], inputs: Sequence[Input],
     """Returns the gradients of the inputs, None for None, given the gradient of the formula's output."""
     with torch.enable_grad():
         leaves = [None if value is None else value.detach().requires_grad_() for value in inputs]
-        found = iter(torch.autograd.grad(formula(*leaves), [leaf for leaf in leaves if leaf is not None], grad))
-        return [None if leaf is None else next(found) for leaf in leaves]
+        gradients = iter(torch.autograd.grad(formula(*leaves), [leaf for leaf in leaves if leaf is not None], grad))
+        return [None if leaf is None else next(gradients) for leaf in leaves]

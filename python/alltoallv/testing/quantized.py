@@ -19,6 +19,7 @@ from alltoallv.testing.quantized_codes import (
     Floats,
     Overflow,
     Quantized,
+    canonical_nan,
     cast,
     code_bytes,
     codes_of,
@@ -26,7 +27,6 @@ from alltoallv.testing.quantized_codes import (
     dequantize_sum,
     handle_overflow,
     named,
-    one_nan,
     quantize,
     scale_of,
     widened,
@@ -195,7 +195,7 @@ def shared_scale_all_reduce(
         values = (total + offsets) * scales
         result = values.astype(dtype_of(dtype))
     exceeded = np.isinf(result) & np.isfinite(scales) & np.isfinite(offsets)
-    result = one_nan(handle_overflow(result, values, exceeded, overflow))
+    result = canonical_nan(handle_overflow(result, values, exceeded, overflow))
     return [result.copy() for _ in range(size)]
 
 

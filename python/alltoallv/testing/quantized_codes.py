@@ -83,7 +83,7 @@ def _scale_of(largest: npt.ArrayLike, largest_code: float) -> Floats:
         scale = np.maximum(magnitudes / most, _LEAST_SCALE)
         while (too_large := np.isfinite(scale) & np.isinf(scale * most)).any():
             scale = np.where(too_large, np.nextafter(scale, _F32(0)), scale)
-        return one_nan(np.where(magnitudes < _LEAST_NORMAL, _F32(0), scale))
+        return canonical_nan(np.where(magnitudes < _LEAST_NORMAL, _F32(0), scale))
 
 
 def quantize(
@@ -171,7 +171,7 @@ def dequantize_sum(sources: Sequence[Quantized], average: bool = False) -> Float
         total: Floats = dequantize(sources[0])
         for source in sources[1:]:
             total = total + dequantize(source)
-        return one_nan(total / _F32(len(sources)) if average else total)
+        return canonical_nan(total / _F32(len(sources)) if average else total)
 
 
 def cast(values: Floats, dtype: str | npt.DTypeLike, overflow: Overflow = "saturate") -> Array:
@@ -184,7 +184,7 @@ def cast(values: Floats, dtype: str | npt.DTypeLike, overflow: Overflow = "satur
     with np.errstate(all="ignore"):
         result = values.astype(target)
     exceeded = np.isinf(result) & np.isfinite(values)
-    return one_nan(handle_overflow(result, values, exceeded, overflow))
+    return canonical_nan(handle_overflow(result, values, exceeded, overflow))
 
 
 def handle_overflow(result: Array, values: Floats, exceeded: npt.NDArray[np.bool_], overflow: Overflow) -> Array:
@@ -201,7 +201,7 @@ def handle_overflow(result: Array, values: Floats, exceeded: npt.NDArray[np.bool
     return np.where(exceeded, np.copysign(most, values).astype(result.dtype), result)
 
 
-def one_nan(values: Array) -> Array:
+def canonical_nan(values: Array) -> Array:
     """Returns the values, where every NaN becomes the positive quiet one without payload."""
     return np.where(np.isnan(values), quiet_nan(values.dtype), values)
 

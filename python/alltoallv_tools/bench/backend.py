@@ -38,9 +38,9 @@ def competitors(case: Case) -> tuple[str, ...]:
     return ("ours", "gloo", *some.get(case.collective, ()))
 
 
-def header(about: str, columns: list[str]) -> str:
+def header(title: str, columns: list[str]) -> str:
     """Returns the table's head: each competitor's median and minimum, and its median divided by ours."""
-    text = f"# {about}\n# us of a call, median and minimum of blocks; x: that competitor's median / ours\n"
+    text = f"# {title}\n# us of a call, median and minimum of blocks; x: that competitor's median / ours\n"
     text += "# over: what ours takes beyond floor and exchange, of the medians and of the minima\n"
     text += f"{'np':>3} {'call':>24} {'size(B)':>8} {'time':>10} {'min':>10} {'#wrong':>6}"
     for column in columns:

@@ -26,8 +26,8 @@ def dtypes_of(collective: str) -> tuple[str, ...]:
     """Returns the dtypes of a collective that NumPy, which predicts the results, has as well."""
     if collective == "quantized":
         return ("float32",)
-    known = (FLOATS | OTHERS) - {"bfloat16"}
-    return tuple(sorted(known if collective == "allreduce" else known | {"complex64", "complex128"}))
+    dtypes = (FLOATS | OTHERS) - {"bfloat16"}
+    return tuple(sorted(dtypes if collective == "allreduce" else dtypes | {"complex64", "complex128"}))
 
 
 def outputs_of(api: str, collective: str) -> tuple[str, ...]:
@@ -140,15 +140,15 @@ class Case:
     def layouts(self, rank: int, size: int, steps: int = 64) -> list[tuple[list[int], list[int]]]:
         """Returns a different layout for each step: at step k every rank moves some elements from rank 1 to rank 0."""
         counts = self.counts(size)
-        made = []
+        layouts = []
         for k in range(steps):
             step = counts.copy()
             if size > 1:
                 moved = np.minimum(k, step[:, 1])
                 step[:, 0] += moved
                 step[:, 1] -= moved
-            made.append((step[rank].tolist(), step[:, rank].tolist()))
-        return made
+            layouts.append((step[rank].tolist(), step[:, rank].tolist()))
+        return layouts
 
     def input(self, rank: int) -> npt.NDArray[Any]:
         """Returns the payload of ``rank``: small integers, or normal deviates for quantized reductions."""

@@ -47,52 +47,52 @@ def kernels_of(nbytes: int, device: str) -> list[Kernel]:
     """Returns the kernels for a float32 vector of ``nbytes``, with groups of 128 and the codes of 4 ranks."""
     count = max(GROUP, nbytes // 4 // GROUP * GROUP)
     x = torch.randn(count, generator=torch.Generator().manual_seed(1)).to(device)
-    made = []
+    kernels = []
     for bits in (8, 4):
-        how = Quantization(f"int{bits}", GROUP)
-        size, groups = how.code_bytes(count), how.groups(count)
+        quantization = Quantization(f"int{bits}", GROUP)
+        size, groups = quantization.code_bytes(count), quantization.groups(count)
         codes = torch.zeros((SOURCES, size), dtype=torch.uint8, device=device)
         scales = torch.zeros((SOURCES, groups), device=device)
         for row in range(SOURCES):
-            torch_kernels.quantize(x * (row + 1), how, codes[row : row + 1], scales[row : row + 1])
+            torch_kernels.quantize(x * (row + 1), quantization, codes[row : row + 1], scales[row : row + 1])
         record, half = size + 4 * groups, torch.zeros(count, dtype=torch.float16, device=device)
-        made += _dynamic(f"int{bits}", x, how, codes, scales, record, half)
+        kernels += _dynamic(f"int{bits}", x, quantization, codes, scales, record, half)
     integers = torch.randint(-128, 128, (SOURCES, count), dtype=torch.int8).to(device)
-    one, nothing = torch.full((1,), 0.01, device=device), torch.zeros(1, device=device)
+    scale, nothing = torch.full((1,), 0.01, device=device), torch.zeros(1, device=device)
     half, code = torch.zeros(count, dtype=torch.float16, device=device), torch.zeros_like(integers[0])
     return [
-        *made,
+        *kernels,
         Kernel(
             "shared scale: sum",
-            lambda of: of.sum_shared_scale(integers, one, nothing, half),
+            lambda of: of.sum_shared_scale(integers, scale, nothing, half),
             (half,),
             (SOURCES + 2) * count,
         ),
-        Kernel("shared scale: quantize", lambda of: of.quantize_scaled(x, one, code), (code,), 5 * count),
+        Kernel("shared scale: quantize", lambda of: of.quantize_scaled(x, scale, code), (code,), 5 * count),
     ]
 
 
 def _dynamic(
-    what: str, x: Tensor, how: Quantization, codes: Tensor, scales: Tensor, record: int, half: Tensor
+    what: str, x: Tensor, quantization: Quantization, codes: Tensor, scales: Tensor, record: int, half: Tensor
 ) -> list[Kernel]:
     count = x.numel()
     new_codes, new_scales = torch.zeros_like(codes[:1]), torch.zeros_like(scales[:1])
     return [
         Kernel(
             f"{what}: quantize",
-            lambda of: of.quantize(x, how, new_codes, new_scales),
+            lambda of: of.quantize(x, quantization, new_codes, new_scales),
             (new_codes, new_scales),
             4 * count + record,
         ),
         Kernel(
             f"{what}: sum",
-            lambda of: of.dequantize_sum(codes, scales, how, half),
+            lambda of: of.dequantize_sum(codes, scales, quantization, half),
             (half,),
             SOURCES * record + 2 * count,
         ),
         Kernel(
             f"{what}: sum, quantize",
-            lambda of: of.requantize(codes, scales, how, count, new_codes, new_scales),
+            lambda of: of.requantize(codes, scales, quantization, count, new_codes, new_scales),
             (new_codes, new_scales),
             (SOURCES + 1) * record,
         ),
@@ -134,8 +134,8 @@ def measure(kernel: Kernel, nbytes: int, device: str = "cuda", backend: str = "i
         for name, call in calls.items():
             samples[name].append(_microseconds(call, flush))
     times = {name: report.kernel_times(us, kernel.moved) for name, us in samples.items()}
-    about = {"kernel": kernel.name, "nbytes": nbytes, "moved": kernel.moved}
-    return about | {"wrong": wrong, "compiled_off": off, "times": times}
+    row = {"kernel": kernel.name, "nbytes": nbytes, "moved": kernel.moved}
+    return row | {"wrong": wrong, "compiled_off": off, "times": times}
 
 
 def _microseconds(call: Callable[[], Any], flush: Tensor) -> float:

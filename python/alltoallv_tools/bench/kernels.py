@@ -49,9 +49,9 @@ def kernels_of(nbytes: int) -> list[Kernel]:
     shared = np.array([0.01], np.float32)
     # Look the addresses up once: NumPy takes a microsecond for each.
     at_x, at_total, at_half, at_shared = (array.ctypes.data for array in (x, total, half, shared))
-    at_codes, at_scales = [one.ctypes.data for one in codes], [one.ctypes.data for one in scales]
-    for one, scale in zip(at_codes, at_scales, strict=True):
-        _core.kernel_quantize(8, GROUP, "float32", at_x, count, one, scale)
+    at_codes, at_scales = [code.ctypes.data for code in codes], [code.ctypes.data for code in scales]
+    for code, scale in zip(at_codes, at_scales, strict=True):
+        _core.kernel_quantize(8, GROUP, "float32", at_x, count, code, scale)
 
     def quantize(isa: str) -> None:
         _core.kernel_quantize(8, GROUP, "float32", at_x, count, at_codes[0], at_scales[0], 0, isa)
@@ -66,8 +66,8 @@ def kernels_of(nbytes: int) -> list[Kernel]:
 
     def numpy_sum_groups() -> Array:
         result = codes[0].reshape(-1, GROUP) * scales[0][:, None]
-        for one, scale in zip(codes[1:], scales[1:], strict=True):
-            result += one.reshape(-1, GROUP) * scale[:, None]
+        for code, scale in zip(codes[1:], scales[1:], strict=True):
+            result += code.reshape(-1, GROUP) * scale[:, None]
         return np.asarray(result.ravel())
 
     def sum_shared(isa: str) -> None:

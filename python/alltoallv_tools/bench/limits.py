@@ -47,9 +47,9 @@ class Rounds:
     def end(self) -> None:
         """Waits until all ranks have made as many copies as this one."""
         copies = self._copies
-        made = copies[self._rank] + 1
-        copies[self._rank] = made
-        while copies.min() < made:
+        done = copies[self._rank] + 1
+        copies[self._rank] = done
+        while copies.min() < done:
             os.sched_yield()
 
 

@@ -71,9 +71,9 @@ class Lazy:
         self._counts = counts
 
     def prepare(self, case: Case) -> Prepared:
-        made = self._make()
-        made.counts = self._counts
-        return made.prepare(case)
+        library = self._make()
+        library.counts = self._counts
+        return library.prepare(case)
 
 
 class Way:

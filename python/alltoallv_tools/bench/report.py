@@ -52,9 +52,9 @@ def machine() -> dict[str, Any]:
     }
 
 
-def header(about: str, columns: list[str]) -> str:
+def header(title: str, columns: list[str]) -> str:
     """Returns the table's head: the columns of nccl-tests, then each peer's time and its ratio to ours."""
-    text = f"# {about}\n"
+    text = f"# {title}\n"
     text += "# time: us of a call, median of blocks; algbw, busbw: GB/s; x: that competitor's time / ours\n"
     text += f"{'np':>3} {'size(B)':>10} {'count':>10} {'type':>9} {'time':>10} {'min':>10} {'max':>10}"
     text += f" {'algbw':>7} {'busbw':>7} {'#wrong':>6}"
@@ -88,9 +88,9 @@ def ratio(row: Row, name: str) -> float:
     return float(row["times"][name]["median_us"] / max(row["times"]["ours"]["median_us"], 1e-6))
 
 
-def as_json(about: dict[str, Any], rows: list[Row]) -> str:
+def as_json(run: dict[str, Any], rows: list[Row]) -> str:
     """Returns the results as JSON; docs/bench.md describes the schema."""
-    return json.dumps({"schema": SCHEMA, "machine": machine(), **about, "rows": rows}, indent=1)
+    return json.dumps({"schema": SCHEMA, "machine": machine(), **run, "rows": rows}, indent=1)
 
 
 def as_csv(rows: list[Row]) -> str:
@@ -101,7 +101,7 @@ def as_csv(rows: list[Row]) -> str:
         for name, times in row["times"].items()
     ]
     text = io.StringIO()
-    writer = csv.DictWriter(text, list(dict.fromkeys(key for one in lines for key in one)), lineterminator="\n")
+    writer = csv.DictWriter(text, list(dict.fromkeys(key for line in lines for key in line)), lineterminator="\n")
     writer.writeheader()
     writer.writerows(lines)
     return text.getvalue().rstrip("\n")
@@ -142,10 +142,10 @@ def plot(rows: list[Row], path: Path) -> None:
     sizes = sorted({row["np"] for row in rows})
     with panels(path, len(sizes), (4.5 * len(sizes), 4)) as axes:
         for axis, size in zip(axes, sizes, strict=True):
-            mine = [row for row in rows if row["np"] == size and row["nbytes"] > 0]
+            of_size = [row for row in rows if row["np"] == size and row["nbytes"] > 0]
             for name in ["ours", *columns(rows)]:
                 style = {"ours": "ko-", "copy": "k:", "copy-nt": "k-."}.get(name, "o-")
-                points = [(row["nbytes"], row["times"][name]["median_us"]) for row in mine if name in row["times"]]
+                points = [(row["nbytes"], row["times"][name]["median_us"]) for row in of_size if name in row["times"]]
                 if points:
                     axis.loglog(*zip(*points, strict=True), style, label=name, markersize=3, linewidth=1.2)
             axis.set_title(f"{size} rank{'s' if size > 1 else ''}")

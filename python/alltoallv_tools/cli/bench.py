@@ -124,10 +124,10 @@ def main(args: argparse.Namespace) -> int:
         interrupted = True
     complete = len(rows) == expected
     if args.json:
-        about = {"collective": args.collective, "argv": given(args), "complete": complete}
+        settings = {"collective": args.collective, "argv": arguments_of(args), "complete": complete}
         if args.collective in _JOBS:
-            about |= {"api": _api(args), "bound": not args.no_bind}
-        write_text(args.json, report.as_json(about, rows))
+            settings |= {"api": _api(args), "bound": not args.no_bind}
+        write_text(args.json, report.as_json(settings, rows))
     if args.csv:
         write_text(args.csv, report.as_csv(rows))
     if args.plot and rows:
@@ -137,14 +137,14 @@ def main(args: argparse.Namespace) -> int:
     return int(not complete or any(report.wrong(row) for row in rows))
 
 
-def given(args: argparse.Namespace) -> list[str]:
+def arguments_of(args: argparse.Namespace) -> list[str]:
     """Returns the arguments that affect the results, in the form of a command line."""
-    found = [args.collective]
+    words = [args.collective]
     for option in _OPTIONS:
         value = _value(args, option)
         if value is not None:
-            found += [f"--{option}"] if value is True else [f"--{option}", str(value)]
-    return [*found, "--seconds", f"{args.seconds:g}"]
+            words += [f"--{option}"] if value is True else [f"--{option}", str(value)]
+    return [*words, "--seconds", f"{args.seconds:g}"]
 
 
 def _value(args: argparse.Namespace, option: str) -> str | int | bool | None:
@@ -214,8 +214,8 @@ def _cases(args: argparse.Namespace, payloads: list[int]) -> list[Case]:
             places = " or ".join(outputs)
             raise ValueError(f"--output is {output!r}, expected {places} for {args.collective} by --api {_api(args)}")
     pattern = args.pattern or ("uneven" if args.collective == "alltoallv" else "uniform")
-    whole = np.dtype(dtype).itemsize  # a payload has whole elements, as in nccl-tests
-    sizes = [nbytes // whole * whole for nbytes in payloads]
+    itemsize = np.dtype(dtype).itemsize  # a payload has whole elements, as in nccl-tests
+    sizes = [nbytes // itemsize * itemsize for nbytes in payloads]
     formats = [name for name in (args.formats or "").split(",") if name]
     if unknown := sorted(set(formats) - set(_core.code_formats)):
         raise ValueError(f"--formats has {', '.join(unknown)}, expected {', '.join(_core.code_formats)}")

@@ -110,14 +110,14 @@ class Job:
         for rank in range(self._size):
             if self._ranks and self._signals:  # it takes a while to start hundreds
                 break
-            place = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            variables = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
             process = subprocess.Popen(
                 self._command,
                 stdin=None if rank == self._stdin else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 bufsize=0,
-                env=common | place | {f"ALLTOALLV_{name}": value for name, value in place.items()},
+                env=common | variables | {f"ALLTOALLV_{name}": value for name, value in variables.items()},
                 start_new_session=True,
                 preexec_fn=bound(setup, rank, self._size) if self._bind else setup,
             )
@@ -259,11 +259,11 @@ def bound(setup: Callable[[], None], rank: int, size: int) -> Callable[[], None]
     """Returns a function that calls ``setup`` and binds the rank to its processors; surplus ranks share one each."""
     cpus = sorted(os.sched_getaffinity(0))
     share = len(cpus) // size
-    mine = cpus[rank * share : (rank + 1) * share] or [cpus[rank % len(cpus)]]
+    own_cpus = cpus[rank * share : (rank + 1) * share] or [cpus[rank % len(cpus)]]
 
     def bind() -> None:
         setup()
-        os.sched_setaffinity(0, mine)
+        os.sched_setaffinity(0, own_cpus)
 
     return bind
 

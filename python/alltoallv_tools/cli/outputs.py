@@ -28,13 +28,13 @@ def check_files(**paths: Path | None) -> None:
         ValueError: a folder is missing or not writable, a path is a folder or a file that is not writable, or two
             options name the same file.
     """
-    given = {option: path for option, path in paths.items() if path is not None}
-    for option, path in given.items():
+    named = {option: path for option, path in paths.items() if path is not None}
+    for option, path in named.items():
         writable = os.access(path if path.exists() else path.parent, os.W_OK) and not path.is_dir()
         if path != STANDARD_OUTPUT and not writable:
             raise ValueError(f"--{option} is {str(path)!r}, expected a file in a folder that exists and can be written")
-        for other in given:
-            if other != option and given[other] == path:
+        for other in named:
+            if other != option and named[other] == path:
                 raise ValueError(f"--{option} and --{other} are both {str(path)!r}, expected two files")
 
 

@@ -82,8 +82,8 @@ def main(args: argparse.Namespace) -> int:
         with contextlib.redirect_stdout(log):
             _print(topology, pattern, rows, sizes)
         if args.json:
-            about = {"schema": 1, "topology": asdict(topology), "rows": rows}
-            write_text(args.json, json.dumps(about, indent=1))
+            document = {"schema": 1, "topology": asdict(topology), "rows": rows}
+            write_text(args.json, json.dumps(document, indent=1))
         if args.plot:
             plot(args.plot, [topology] if args.topology else list(PRESETS.values()), _sizes(args.np or _PLOTTED))
     except BrokenPipeError:
@@ -160,7 +160,7 @@ def _print(topology: Topology, pattern: str, rows: list[dict[str, Any]], sizes: 
 def _moe(args: argparse.Namespace) -> int:
     """Prints the limits; returns 1 if none of the configurations would run."""
     every: tuple[Product, ...] = ("A2", "A3")
-    products = [one for one in every if args.topology in (None, f"atlas-{one.lower()}")]
+    products = [product for product in every if args.topology in (None, f"atlas-{product.lower()}")]
     if not products:
         raise ValueError(f"--topology is {args.topology!r} with --moe, expected atlas-a2 or atlas-a3")
     rows = moe.rows(moe.parse(args.moe), _sizes(args.np or "8,16,64"), products)

@@ -48,14 +48,14 @@ def plan_routing(comm: Communicator, expert_of_token: Ints) -> Routing:
     per_expert = np.bincount(expert_of_token, minlength=digits.EXPERTS)
     # Row i: tokens that rank i has for each of this rank's experts. Without recv_counts the exchange finds them out.
     arriving = all_to_all_v(per_expert, owned, group=comm).reshape(comm.size, owned[comm.rank])
-    mine = np.array(digits.experts_of(comm.rank, comm.size), np.int64)
+    own_experts = np.array(digits.experts_of(comm.rank, comm.size), np.int64)
     ends = np.cumsum(owned)
     return Routing(
         # A rank's experts are neighbours, so sorting by expert also sorts by rank.
         order=np.argsort(expert_of_token, kind="stable"),
         send_counts=np.array([part.sum() for part in np.split(per_expert, ends[:-1])], np.int64),
         recv_counts=arriving.sum(axis=1),
-        arrived_experts=np.repeat(np.tile(mine, comm.size), arriving.ravel()),
+        arrived_experts=np.repeat(np.tile(own_experts, comm.size), arriving.ravel()),
     )
 
 
@@ -81,13 +81,13 @@ def run(comm: Communicator, picture: Path, repetitions: int) -> int:
         picture.parent.mkdir(parents=True, exist_ok=True)
         picture.open("ab").close()
     tokens, classes = digits.load_tokens()
-    mine = np.isin(classes, digits.classes_of(comm.rank, comm.size))
+    is_own = np.isin(classes, digits.classes_of(comm.rank, comm.size))
     centroids = np.empty((digits.EXPERTS, tokens.shape[1]))
     if comm.rank == 0:
         centroids = digits.find_centroids(tokens)
     broadcast(centroids, root=0, group=comm)  # so that all ranks route identically, to the last bit
 
-    my_tokens = tokens[mine]
+    my_tokens = tokens[is_own]
     routing = plan_routing(comm, digits.route(my_tokens, centroids))
     sorted_tokens = my_tokens[routing.order]
     arrived = send_to_experts(comm, sorted_tokens, routing)
@@ -97,10 +97,10 @@ def run(comm: Communicator, picture: Path, repetitions: int) -> int:
     result[routing.order] = returned
 
     expert_of_token = digits.route(tokens, centroids)
-    expected = digits.apply_experts(tokens, expert_of_token)[mine]  # all tokens in one process
+    expected = digits.apply_experts(tokens, expert_of_token)[is_own]  # all tokens in one process
     differing = digits.differing_rows(result, expected)
     for row in differing[:3]:
-        token = np.flatnonzero(mine)[row]
+        token = np.flatnonzero(is_own)[row]
         print(
             f"rank {comm.rank}: token {token} (a {classes[token]}, expert {expert_of_token[token]}) "
             f"came back with other bits; {len(differing)} of {len(result)} tokens of this rank did",

@@ -47,9 +47,9 @@ class Device:
         check("aclrtCreateStream", self.acl.aclrtCreateStream(ctypes.byref(self.stream)))
 
     def count(self) -> int:
-        found = ctypes.c_uint32()
-        check("aclrtGetDeviceCount", self.acl.aclrtGetDeviceCount(ctypes.byref(found)))
-        return found.value
+        number = ctypes.c_uint32()
+        check("aclrtGetDeviceCount", self.acl.aclrtGetDeviceCount(ctypes.byref(number)))
+        return number.value
 
     def allocate(self, size: int) -> ctypes.c_void_p:
         memory = ctypes.c_void_p()
@@ -68,10 +68,10 @@ class Device:
             self.copy(address, array.ctypes.data_as(ctypes.c_void_p), array.nbytes, TO_DEVICE)
         tensors = [self.tensor(array, address) for array, address in zip(arrays, memory, strict=True)]
         left = iter(tensors)
-        given = [next(left) if isinstance(each, np.ndarray) else as_c(each) for each in arguments]
+        converted = [next(left) if isinstance(each, np.ndarray) else as_c(each) for each in arguments]
         size, executor = ctypes.c_uint64(), ctypes.c_void_p()
         first = getattr(self.operators, f"{operator}GetWorkspaceSize")
-        check(f"{operator}GetWorkspaceSize", first(*given, ctypes.byref(size), ctypes.byref(executor)))
+        check(f"{operator}GetWorkspaceSize", first(*converted, ctypes.byref(size), ctypes.byref(executor)))
         workspace = self.allocate(size.value)
         check(operator, getattr(self.operators, operator)(workspace, size, executor, self.stream))
         check("aclrtSynchronizeStream", self.acl.aclrtSynchronizeStream(self.stream))
@@ -87,8 +87,8 @@ class Device:
         shape = (ctypes.c_int64 * array.ndim)(*array.shape)
         strides = (ctypes.c_int64 * array.ndim)(*(s // array.itemsize for s in array.strides))
         dtype, offset = ACL_TYPES[array.dtype.name], ctypes.c_int64(0)
-        made = self.nnopbase.aclCreateTensor(shape, rank, dtype, strides, offset, FORMAT_ND, shape, rank, address)
-        return ctypes.c_void_p(made)
+        handle = self.nnopbase.aclCreateTensor(shape, rank, dtype, strides, offset, FORMAT_ND, shape, rank, address)
+        return ctypes.c_void_p(handle)
 
 
 def as_c(value: Any) -> Any:
@@ -129,14 +129,14 @@ def differences(got: Array, expected: Array) -> dict[str, Any]:
 
 def dtypes() -> Mapping[str, Any]:
     """The types that NumPy has here."""
-    found: dict[str, Any] = {"float32": np.float32, "float16": np.float16}
+    available: dict[str, Any] = {"float32": np.float32, "float16": np.float16}
     try:
         import ml_dtypes
 
-        found["bfloat16"] = ml_dtypes.bfloat16
+        available["bfloat16"] = ml_dtypes.bfloat16
     except ModuleNotFoundError:
         pass
-    return found
+    return available
 
 
 def compare_on_one(device: Device) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -208,7 +208,7 @@ class Rank:
         lanes, lane_bytes = ctypes.c_uint32(), ctypes.c_uint64()
         windows = self.device.operators.aclnnAlltoallvGetWindows
         check("aclnnAlltoallvGetWindows", windows(self.group, ctypes.byref(lanes), ctypes.byref(lane_bytes)))
-        self.way = "by one kernel" if lanes.value > 0 else "by HCCL, without windows"
+        self.method = "by one kernel" if lanes.value > 0 else "by HCCL, without windows"
         self.status = np.full((max(lanes.value, 1), 8), -1, np.int32)
 
     def close(self) -> None:
@@ -219,7 +219,7 @@ class Rank:
         """Runs the operators that communicate, the same on all ranks; yields a name, what it has got, and what it
         should have.
         """
-        where = f"{self.size} ranks {self.way}"
+        where = f"{self.size} ranks {self.method}"
         for dtype, scalar in dtypes().items():
             for bits in (8, 4):
                 for case, values in inputs():

@@ -173,7 +173,7 @@ def process_vm_readv() -> Check:
     """Checks that a process may read the memory of another one that is not its child, as ranks do."""
     scope = read_text("/proc/sys/kernel/yama/ptrace_scope")
     yama = f"Yama ptrace_scope {scope}" if scope else "no Yama"
-    found = ""
+    answer = ""
     try:
         with _child(_READABLE) as peer:
             try:
@@ -181,16 +181,16 @@ def process_vm_readv() -> Check:
                 address = peer.stdout.readline().strip()
                 command = [*_PYTHON, _READER, str(peer.pid), address]
                 reader = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
-                found = reader.stdout.strip() or (reader.stderr.strip().splitlines() or ["no answer"])[-1]
+                answer = reader.stdout.strip() or (reader.stderr.strip().splitlines() or ["no answer"])[-1]
             finally:
                 peer.kill()
     except (OSError, subprocess.TimeoutExpired) as error:
-        found = str(error)
-    if found == "read":
+        answer = str(error)
+    if answer == "read":
         return Check("kernel", "process_vm_readv", "ok", f"between two processes ({yama})")
     advice = "private arrays take the staged path; for the direct one "
     advice += "sysctl kernel.yama.ptrace_scope=0" if scope not in ("", "0") else "give the container CAP_SYS_PTRACE"
-    return Check("kernel", "process_vm_readv", "no", f"{found} ({yama})", advice)
+    return Check("kernel", "process_vm_readv", "no", f"{answer} ({yama})", advice)
 
 
 def descriptors() -> Check:

@@ -213,7 +213,7 @@ def disagree(comm: Communicator, device: torch.device) -> None:
 
 def speeds(comm: Communicator, device: torch.device, exchange: Callable[[Tensor, Tensor], Any]) -> dict[str, float]:
     """Measures an equal exchange: median seconds for each number of bytes per peer."""
-    found = {}
+    medians = {}
     for size in SIZES:
         x = torch.zeros(size * comm.size, dtype=torch.uint8).to(device)
         out = torch.empty_like(x)
@@ -224,8 +224,8 @@ def speeds(comm: Communicator, device: torch.device, exchange: Callable[[Tensor,
             exchange(out, x)
             torch.npu.synchronize()
             seconds.append(time.perf_counter() - begin)
-        found[str(size)] = statistics.median(seconds[WARM_UP:])
-    return found
+        medians[str(size)] = statistics.median(seconds[WARM_UP:])
+    return medians
 
 
 def main() -> int:

@@ -100,14 +100,14 @@ def check_dispatch_and_combine(comm: Communicator, device: torch.device) -> None
     _demand(limits.MoE(size, experts, HIDDEN, TOKENS, 2).breaches(product(torch.npu.get_device_name())))
     tokens = [_whole(other, TOKENS, HIDDEN) for other in range(size)]
     chosen = [torch.tensor([[(t + r) % experts, (t + r + size) % experts] for t in range(TOKENS)]) for r in range(size)]
-    place = _name(device), size, rank, experts
+    position = _name(device), size, rank, experts
     x, ids = tokens[rank].to(device), chosen[rank].int().to(device)
-    rows, _, assist, counts, ends, *_ = torch_npu.npu_moe_distribute_dispatch_v2(x, ids, *place)
+    rows, _, assist, counts, ends, *_ = torch_npu.npu_moe_distribute_dispatch_v2(x, ids, *position)
     came = [tokens[r][(chosen[r] == e).any(1)] for e in (2 * rank, 2 * rank + 1) for r in range(size)]
     same(rows[: sum(map(len, came))], torch.cat(came))
     same(counts, torch.tensor([sum(map(len, came[:size])), sum(map(len, came[size:]))]))
     halves = torch.full((TOKENS, 2), 0.5, device=device)
-    same(torch_npu.npu_moe_distribute_combine_v2(rows, ids, assist, ends, halves, *place), tokens[rank])
+    same(torch_npu.npu_moe_distribute_combine_v2(rows, ids, assist, ends, halves, *position), tokens[rank])
 
 
 def check_alltoallv_gmm(comm: Communicator, device: torch.device) -> None:
@@ -118,10 +118,12 @@ def check_alltoallv_gmm(comm: Communicator, device: torch.device) -> None:
     part = ROWS // (size * experts)
     rows, counts = [_whole(other, part * size * experts, HIDDEN) for other in range(size)], [part] * (size * experts)
     weight = _whole(100 + rank, experts, HIDDEN, 64)
-    place = _name(device), size, counts, counts
-    y, _, _ = torch_npu.npu_alltoallv_gmm(rows[rank].to(device), weight.to(device), *place)
-    mine = [torch.cat([one.split(part)[rank * experts + e] for one in rows]) for e in range(experts)]
-    same(y, torch.cat([(part.float() @ weight[e].float()).half() for e, part in enumerate(mine)]))
+    position = _name(device), size, counts, counts
+    y, _, _ = torch_npu.npu_alltoallv_gmm(rows[rank].to(device), weight.to(device), *position)
+    own_rows = [
+        torch.cat([rows_of_rank.split(part)[rank * experts + e] for rows_of_rank in rows]) for e in range(experts)
+    ]
+    same(y, torch.cat([(part.float() @ weight[e].float()).half() for e, part in enumerate(own_rows)]))
 
 
 def check_matmuls(comm: Communicator, device: torch.device) -> None:
@@ -133,8 +135,8 @@ def check_matmuls(comm: Communicator, device: torch.device) -> None:
     parts, weights = (
         [_whole(start + r, *shape) for r in range(size)] for start, shape in ((0, (4, 256)), (50, (256, 8)))
     )
-    y, whole = torch_npu.npu_all_gather_base_mm(parts[rank].to(device), weights[rank].to(device), name, size)
-    same(whole, torch.cat(parts))
+    y, gathered = torch_npu.npu_all_gather_base_mm(parts[rank].to(device), weights[rank].to(device), name, size)
+    same(gathered, torch.cat(parts))
     same(y, (torch.cat(parts).float() @ weights[rank].float()).half())
     wide = [_whole(200 + r, 4 * size, 256) for r in range(size)]
     z = torch_npu.npu_mm_reduce_scatter_base(wide[rank].to(device), weights[rank].to(device), name, size)

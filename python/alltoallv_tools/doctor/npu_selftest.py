@@ -33,18 +33,18 @@ def run(devices: int | None = None) -> tuple[list[Check], dict[str, Any]]:
     ranks = devices or count
     result = on_ranks(ranks, SECONDS, "alltoallv_tools.doctor.npu")
     status, errors = result.returncode, result.stderr
-    found = last_report(result.stdout)
-    found |= {"ranks": ranks, "exit_status": status, "stderr": errors[-20000:]}
+    report = last_report(result.stdout)
+    report |= {"ranks": ranks, "exit_status": status, "stderr": errors[-20000:]}
     checks = [
         Check(SECTION, name, _status(case), case.get("error") or case.get("left_out") or f"{case['seconds']:.2f} s")
-        for name, case in found["cases"].items()
+        for name, case in report["cases"].items()
     ]
-    if "running" in found:
-        checks.append(Check(SECTION, found["running"], "no", "rank 0 did not come to its end"))
-    if not found["cases"] or (status != 0 and all(check.status != "no" for check in checks)):
+    if "running" in report:
+        checks.append(Check(SECTION, report["running"], "no", "rank 0 did not come to its end"))
+    if not report["cases"] or (status != 0 and all(check.status != "no" for check in checks)):
         reason = " | ".join(reasons(errors)) or f"exit status {status}"
         checks.append(Check(SECTION, "ranks", "no", reason))
-    return checks, found
+    return checks, report
 
 
 def _status(case: dict[str, Any]) -> Literal["ok", "no", "-"]:

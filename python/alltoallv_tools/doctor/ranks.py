@@ -76,12 +76,12 @@ def run_case(path: str, size: int, shared_input: bool, shared_output: bool) -> d
 
 def main() -> int:
     """Runs all cases; returns 0 if every byte was right on this rank."""
-    found = {name: run_case(*case) for name, case in CASES.items()}
+    results = {name: run_case(*case) for name, case in CASES.items()}
     with Communicator.from_env(timeout=TIMEOUT) as comm:
         barrier(group=comm)
         if comm.rank == 0:
-            print(json.dumps(found), flush=True)
-    return 0 if all(case["correct"] for case in found.values()) else 1
+            print(json.dumps(results), flush=True)
+    return 0 if all(case["correct"] for case in results.values()) else 1
 
 
 if __name__ == "__main__":

@@ -58,11 +58,11 @@ def _imported(module: str) -> Check:
     if result.returncode == 0:
         return Check("versions", name, "ok", result.stdout.strip(), required=True)
     if result.returncode < 0:
-        found = f"importing it ended the process with signal {-result.returncode}"
+        reason = f"importing it ended the process with signal {-result.returncode}"
     else:
-        found = (result.stderr.strip().splitlines() or ["it cannot be imported"])[-1]
+        reason = (result.stderr.strip().splitlines() or ["it cannot be imported"])[-1]
     advice = "pip install numpy" if module == "numpy" else "build it: make build, or pip install ."
-    return Check("versions", name, "no", found, advice, required=True)
+    return Check("versions", name, "no", reason, advice, required=True)
 
 
 def _python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -104,13 +104,13 @@ def _launcher() -> Check:
 
 def frameworks() -> list[Check]:
     """Reports the versions of the frameworks that the front ends and extras need."""
-    found = []
+    checks = []
     for name, (distributions, purpose) in _FRAMEWORKS.items():
         version = next(filter(None, map(version_of, distributions)), "")
         use = f" ({purpose})" if purpose else ""
         advice = "" if version or not purpose else f"pip install {distributions[0]}"
-        found.append(Check("frameworks", name, "ok" if version else "-", (version or "not installed") + use, advice))
-    return found
+        checks.append(Check("frameworks", name, "ok" if version else "-", (version or "not installed") + use, advice))
+    return checks
 
 
 def devices() -> list[Check]:
@@ -154,9 +154,9 @@ def _kernels() -> list[Check]:
     return [here, Check("devices", "their rule", "-", rule)]
 
 
-def _nodes(found: list[str], pattern: str) -> str:
+def _nodes(nodes: list[str], pattern: str) -> str:
     return (
-        f"{len(found)} device{'s' if len(found) > 1 else ''}: {', '.join(sorted(found))}" if found else f"no {pattern}"
+        f"{len(nodes)} device{'s' if len(nodes) > 1 else ''}: {', '.join(sorted(nodes))}" if nodes else f"no {pattern}"
     )
 
 

@@ -70,8 +70,8 @@ def fit(document: Any) -> Fit:
         rows = [row for row in exchanges(document["rows"]) if _time(row) > 0 and row["nbytes"] > 0]
     except (AttributeError, KeyError, TypeError, ValueError):
         raise InvalidParamError("this is not what `bench alltoallv --json` writes, see docs/bench.md") from None
-    known, held = split(rows)
-    topology = shared_memory(known, cpus, cached)
+    used, held = split(rows)
+    topology = shared_memory(used, cpus, cached)
     return Fit(topology, check(topology, held))
 
 

@@ -17,17 +17,17 @@ def parse(text: str) -> dict[str, Any]:
     Raises:
         InvalidParamError: A name is missing or unknown, or a value is not a positive number.
     """
-    given: dict[str, Any] = dict(_OPTIONAL)
+    options: dict[str, Any] = dict(_OPTIONAL)
     for part in text.split(","):
         name, _, value = (word.strip() for word in part.partition("="))
         if name not in (*_NEEDED, *_OPTIONAL) or not (value.isdecimal() or name == "algorithm"):
             names = ", ".join((*_NEEDED, *_OPTIONAL))
             raise InvalidParamError(f"--moe has {part!r}, expected NAME=NUMBER with a name among {names}")
-        given[name] = value if name == "algorithm" else int(value)
-    missing = [name for name in _NEEDED if not given.get(name)]
+        options[name] = value if name == "algorithm" else int(value)
+    missing = [name for name in _NEEDED if not options.get(name)]
     if missing:
         raise InvalidParamError(f"--moe is {text!r}, expected {', '.join(missing)} as well, above zero")
-    return given
+    return options
 
 
 def rows(model: dict[str, Any], sizes: Sequence[int], products: Sequence[Product]) -> list[dict[str, Any]]:
@@ -52,13 +52,13 @@ def row(model: dict[str, Any], size: int, product: Product) -> dict[str, Any]:
     }
 
 
-def table(found: Sequence[dict[str, Any]]) -> Iterator[str]:
+def table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Formats rows as lines of a table."""
     yield f"{'np':>6} {'product':>8} {'sent(B)':>11} {'HCCL_BUFFSIZE':>14}  operators"
-    for one in found:
-        start = f"{one['np']:>6} {one['product']:>8} {one['bytes']:>11} {one['hccl_buffsize']:>11} MB  "
+    for row in rows:
+        start = f"{row['np']:>6} {row['product']:>8} {row['bytes']:>11} {row['hccl_buffsize']:>11} MB  "
         for name in ("npu_moe_distribute_dispatch_v2", "npu_alltoallv_gmm"):
-            breaches = one[name]
+            breaches = row[name]
             yield start + (f"{name}: ok" if not breaches else f"{name}: {breaches[0]}")
             start = " " * len(start)
             yield from (f"{start}  {breach}" for breach in breaches[1:])

@@ -108,8 +108,8 @@ class Topology:
 
     def __post_init__(self) -> None:
         sizes = [level.ranks for level in self.levels]
-        whole = all(isinstance(size, int) for size in sizes)
-        if not sizes or not whole or sizes[-1] != 0 or any(size <= 0 for size in sizes[:-1]):
+        are_integers = all(isinstance(size, int) for size in sizes)
+        if not sizes or not are_integers or sizes[-1] != 0 or any(size <= 0 for size in sizes[:-1]):
             where = f"the levels of topology {self.name!r}"
             raise InvalidParamError(f"{where} have ranks {sizes}, expected integers above 0, and 0 for the last")
         for inner, outer in pairwise(sizes[:-1]):
@@ -154,9 +154,9 @@ class Topology:
             )
             return cls(levels=levels, **fields)
         except OSError as error:
-            known = ", ".join(PRESETS)
+            names = ", ".join(PRESETS)
             raise InvalidParamError(
-                f"topology is {str(source)!r}, expected one of {known}, or a file: {error}"
+                f"topology is {str(source)!r}, expected one of {names}, or a file: {error}"
             ) from None
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise InvalidParamError(f"topology {str(source)!r} is not as docs/plan.md describes: {error}") from error

@@ -23,24 +23,24 @@ def read(folder: Path) -> list[DomainTrace]:
     Raises:
         ValueError: a file is not a flight record.
     """
-    found: list[_Failed] = []
+    records: list[_Failed] = []
     operators: list[str] = []  # of all ranks, as in traces
     paths = folder.glob("flight-*.json")
     for path in sorted(paths, key=lambda path: (len(path.name), path.name)):  # a rank's second file after its first
         try:
             record = json.loads(path.read_text())
             name, size, writer = record["domain"], int(record["size"]), record["rank"]
-            ranks = {one["rank"]: _rank(name, size, one, operators) for one in record["ranks"]}
+            ranks = {entry["rank"]: _rank(name, size, entry, operators) for entry in record["ranks"]}
             if strange := ranks.keys() - range(size):
                 raise ValueError(f"it has rank {min(strange)} of {size}")
-            domain = next((one for one in found if one.wrote(name, size, writer, ranks)), None)
+            domain = next((entry for entry in records if entry.wrote(name, size, writer, ranks)), None)
             if domain is None:
-                found.append(domain := _Failed(name, size, {}))
+                records.append(domain := _Failed(name, size, {}))
             domain.writers.add(writer)
             domain.ranks = dict(sorted((ranks | domain.ranks | {writer: ranks[writer]}).items()))
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{str(path)!r} is not a flight record: {error}") from None
-    return named(found)
+    return named(records)
 
 
 @dataclass
@@ -51,18 +51,18 @@ class _Failed(DomainTrace):
 
     def wrote(self, name: str, size: int, writer: int, ranks: dict[int, RankTrace]) -> bool:
         """True if a file can be of a rank of this communicator: its processes are the same."""
-        pids = {(self.ranks[rank].pid, one.pid) for rank, one in ranks.items() if rank in self.ranks}
-        same = all(mine == other for mine, other in pids if mine and other)
+        pids = {(self.ranks[rank].pid, trace.pid) for rank, trace in ranks.items() if rank in self.ranks}
+        same = all(own == other for own, other in pids if own and other)
         return (self.name, self.size) == (name, size) and writer not in self.writers and same
 
 
-def _rank(domain: str, size: int, one: dict[str, Any], operators: list[str]) -> RankTrace:
+def _rank(domain: str, size: int, described: dict[str, Any], operators: list[str]) -> RankTrace:
     """Makes a rank's trace; adds the names of its operators to the other ranks' names."""
-    operators += sorted({entry["operator"] for entry in one["operators"]} - set(operators))
-    dtypes = sorted({entry["dtype"] for entry in one["operators"]})
-    records = np.zeros(len(one["operators"]), layout(size))
-    for record, entry in zip(records, one["operators"], strict=True):
+    operators += sorted({entry["operator"] for entry in described["operators"]} - set(operators))
+    dtypes = sorted({entry["dtype"] for entry in described["operators"]})
+    records = np.zeros(len(described["operators"]), layout(size))
+    for record, entry in zip(records, described["operators"], strict=True):
         record["begin"], record["end"], record["seq"] = entry["start_ns"], entry["end_ns"], entry["seq"]
         record["bytes"], record["state"] = entry.get("bytes", 0), _STATES.index(entry["state"])
         record["op"], record["dtype"] = operators.index(entry["operator"]), dtypes.index(entry["dtype"])
-    return RankTrace(domain, one["rank"], size, one["pid"], "this host", 0, 0, operators, dtypes, records)
+    return RankTrace(domain, described["rank"], size, described["pid"], "this host", 0, 0, operators, dtypes, records)

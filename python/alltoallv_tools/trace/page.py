@@ -30,7 +30,7 @@ def html(domains: Sequence[DomainTrace], title: str) -> str:
     data = {
         "title": title,
         "summary": tell(domains),
-        "domains": [_domain(domain) for domain in sorted(domains, key=lambda one: -one.bytes)],
+        "domains": [_domain(domain) for domain in sorted(domains, key=lambda each: -each.bytes)],
     }
     text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")  # else a name could end the script
     template = resources.files("alltoallv_tools.trace").joinpath("page.html").read_text("utf-8")
@@ -48,11 +48,11 @@ def _domain(domain: DomainTrace) -> dict[str, Any]:
     bins = np.zeros((count, domain.size, domain.size), np.int64)
     expert_bins = np.zeros_like(bins)
     for trace in used:
-        place = ((trace.records["begin"].astype(np.int64) + trace.clock_ns - begin) * count // span).clip(0, count - 1)
+        bin_of = ((trace.records["begin"].astype(np.int64) + trace.clock_ns - begin) * count // span).clip(0, count - 1)
         sent = trace.sent_bytes()
-        np.add.at(bins[:, trace.rank], place, sent)
+        np.add.at(bins[:, trace.rank], bin_of, sent)
         experts = trace.of(_EXPERTS)
-        np.add.at(expert_bins[:, trace.rank], place[experts], sent[experts])
+        np.add.at(expert_bins[:, trace.rank], bin_of[experts], sent[experts])
     late = lateness(domain)
     events, left_out = _events(domain, begin, end)
     return {

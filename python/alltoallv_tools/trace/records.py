@@ -100,23 +100,23 @@ def read(folder: Path) -> list[DomainTrace]:
     steady = {trace.host: trace.clock_ns for trace in traces}  # one offset per host: its ranks share a clock
     for trace in traces:
         trace.clock_ns = steady[trace.host]
-    made: dict[tuple[str, int, int], dict[int, RankTrace]] = defaultdict(dict)
+    by_name: dict[tuple[str, int, int], dict[int, RankTrace]] = defaultdict(dict)
     times: dict[tuple[str, int, int], int] = defaultdict(int)
-    for trace in sorted(traces, key=lambda one: one.started_ns + one.clock_ns):
+    for trace in sorted(traces, key=lambda each: each.started_ns + each.clock_ns):
         which = times[trace.domain, trace.size, trace.rank] = times[trace.domain, trace.size, trace.rank] + 1
-        made[trace.domain, trace.size, which][trace.rank] = trace
-    return named(DomainTrace(name, size, dict(sorted(ranks.items()))) for (name, size, _), ranks in made.items())
+        by_name[trace.domain, trace.size, which][trace.rank] = trace
+    return named(DomainTrace(name, size, dict(sorted(ranks.items()))) for (name, size, _), ranks in by_name.items())
 
 
 def named(domains: Iterable[DomainTrace]) -> list[DomainTrace]:
     """Returns the domains; one whose name has come before gets a number."""
     again: dict[str, int] = defaultdict(int)
-    found = list(domains)
-    for domain in found:
+    listed = list(domains)
+    for domain in listed:
         again[domain.name] += 1
         if (number := again[domain.name]) > 1:
             domain.name += f" ({number})"
-    return found
+    return listed
 
 
 def _has_begun(path: Path) -> bool:
@@ -133,9 +133,9 @@ def read_file(path: Path) -> RankTrace:
     """
     with path.open("rb") as file:
         try:
-            about = json.loads(file.read(HEADER_BYTES).rstrip(b"\0"))
-            form = layout(about["size"])
-            if about["stride"] != form.itemsize:
+            header = json.loads(file.read(HEADER_BYTES).rstrip(b"\0"))
+            form = layout(header["size"])
+            if header["stride"] != form.itemsize:
                 raise ValueError("another version wrote it")
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{str(path)!r} is not a trace: {error}") from None
@@ -143,17 +143,17 @@ def read_file(path: Path) -> RankTrace:
     records = np.frombuffer(data, form, count=len(data) // form.itemsize)
     empty = np.flatnonzero(records["begin"] == 0)  # files grow in steps
     return RankTrace(
-        domain=about["domain"],
-        rank=about["rank"],
-        size=about["size"],
-        pid=about["pid"],
-        host=about["host"],
-        started_ns=about["steady_ns"],
-        clock_ns=about["unix_ns"] - about["steady_ns"],
-        operators=about["operators"],
-        dtypes=about["dtypes"],
+        domain=header["domain"],
+        rank=header["rank"],
+        size=header["size"],
+        pid=header["pid"],
+        host=header["host"],
+        started_ns=header["steady_ns"],
+        clock_ns=header["unix_ns"] - header["steady_ns"],
+        operators=header["operators"],
+        dtypes=header["dtypes"],
         records=records[: empty[0]] if empty.size else records,
-        lost=about.get("lost", 0),
+        lost=header.get("lost", 0),
     )
 
 

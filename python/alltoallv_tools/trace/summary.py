@@ -73,7 +73,7 @@ def _places(domain: DomainTrace) -> list[str]:
 
 def _phrase(domain: DomainTrace, ranks: Sequence[int], last: dict[int, Any], who: str) -> str:
     """Says what ranks did before the end: those that outlived another by a moment were in what the loss cut short."""
-    rank = min(ranks, key=lambda one: last[one]["state"] == FAILED)
+    rank = min(ranks, key=lambda rank_of: last[rank_of]["state"] == FAILED)
     text = where(domain.ranks[rank], last[rank])
     if last[rank]["state"] == CUT_SHORT:
         text = text.replace("failed in", _VERBS[RUNNING], 1)
@@ -109,23 +109,23 @@ class Lateness:
 def lateness(domain: DomainTrace) -> Lateness:
     """Computes which rank came last how often, and how long the others waited for it."""
     size = domain.size
-    found = Lateness(0, *(np.zeros(size, np.int64) for _ in range(3)))
+    result = Lateness(0, *(np.zeros(size, np.int64) for _ in range(3)))
     per_rank = {rank: trace.collectives() for rank, trace in domain.ranks.items()}
     for rank, records in per_rank.items():
-        found.waited_ns[rank] = records["waited"].sum()
+        result.waited_ns[rank] = records["waited"].sum()
     if len(per_rank) < 2 or len(per_rank) < size:
-        return found
+        return result
     shared = set.intersection(*(set(records["seq"].tolist()) for records in per_rank.values()))
     rows = [records[np.isin(records["seq"], list(shared))] for records in per_rank.values()]
     clocks = [trace.clock_ns for trace in domain.ranks.values()]
     begin = np.stack([row["begin"].astype(np.int64) + clock for row, clock in zip(rows, clocks, strict=True)])
     waited = np.stack([row["waited"].astype(np.int64) for row in rows])
     latest = begin.argmax(0)
-    found.operators = begin.shape[1]
-    found.came_last = np.bincount(latest, minlength=size)
+    result.operators = begin.shape[1]
+    result.came_last = np.bincount(latest, minlength=size)
     own = waited[latest, np.arange(begin.shape[1])]
-    found.caused_ns = np.bincount(latest, waited.sum(0) - own, minlength=size).astype(np.int64)
-    return found
+    result.caused_ns = np.bincount(latest, waited.sum(0) - own, minlength=size).astype(np.int64)
+    return result
 
 
 def _waits(domain: DomainTrace) -> list[str]:

@@ -27,11 +27,11 @@ def write(domains: Sequence[DomainTrace], folder: Path) -> list[Path]:
         shown = sorted({*members.values(), *(set(range(domain.size)) if len(members) < domain.size else ())})
         even = _even(domain)
         for rank, trace in domain.ranks.items():
-            one = ranks.setdefault(members[rank], _empty())
+            of_rank = ranks.setdefault(members[rank], _empty())
             group = {"name": domain.name, "desc": domain.name, "ranks": str(shown)}
-            one["pg_config"][domain.name] = group
-            one["pg_status"][domain.name] = _status(trace)
-            one["entries"] += _entries(domain, trace, even)
+            of_rank["pg_config"][domain.name] = group
+            of_rank["pg_status"][domain.name] = _status(trace)
+            of_rank["entries"] += _entries(domain, trace, even)
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for number, dump in sorted(ranks.items()):
@@ -58,16 +58,19 @@ def _status(trace: RankTrace) -> dict[str, str]:
     records = trace.collectives()
     done = records[records["state"] == DONE]
     last = {"enqueued": records, "started": records, "completed": done}
-    return {f"last_{word}_collective": str(found["seq"].max() if len(found) else -1) for word, found in last.items()}
+    return {
+        f"last_{word}_collective": str(records_of["seq"].max() if len(records_of) else -1)
+        for word, records_of in last.items()
+    }
 
 
 def _even(domain: DomainTrace) -> set[int]:
     """Returns the sequence numbers of gathers in which every rank gives the same number of elements."""
-    given: dict[int, set[int]] = {}
+    counts_of: dict[int, set[int]] = {}
     for trace in domain.ranks.values():
         for record in trace.records[trace.of(_EVEN)]:
-            given.setdefault(int(record["seq"]), set()).update(record["counts"].tolist())
-    return {seq for seq, counts in given.items() if len(counts) == 1}
+            counts_of.setdefault(int(record["seq"]), set()).update(record["counts"].tolist())
+    return {seq for seq, counts in counts_of.items() if len(counts) == 1}
 
 
 def _entries(domain: DomainTrace, trace: RankTrace, even: set[int]) -> Iterable[dict[str, Any]]:

@@ -37,9 +37,9 @@ def table(domains: Sequence[DomainTrace], seconds: float, now_ns: int | None = N
 
 def _row(domain: DomainTrace, trace: RankTrace, now: int, seconds: float) -> tuple[str, ...]:
     records = trace.records
-    about = (domain.name, str(trace.rank), str(trace.pid))
+    identity = (domain.name, str(trace.rank), str(trace.pid))
     if len(records) == 0:
-        return (*about, "no operator yet" if _lives(trace) else "its process has ended", "", "", "", "")
+        return (*identity, "no operator yet" if _lives(trace) else "its process has ended", "", "", "", "")
     last = records[-1]
     since = now - int(last["begin"] if last["state"] == RUNNING else last["end"])
     begun = now - int(seconds * 1e9)
@@ -50,7 +50,7 @@ def _row(domain: DomainTrace, trace: RankTrace, now: int, seconds: float) -> tup
     sent = int(trace.sent_bytes()[recent].sum())
     gone = "" if _lives(trace) else "; its process has ended"
     return (
-        *about,
+        *identity,
         where(trace, last) + gone,
         f"{since / 1e9:.1f} s",
         f"{recent.sum() / seconds:,.0f}",

@@ -35,28 +35,28 @@ def as_mint(function: Callable[P, R], ops: tuple[str, ...] = OPS, *, message: bo
     parameters = inspect.signature(function).parameters
     operator = function.__name__.removesuffix("_uneven")  # the core's name
     operator = "reduce_scatter" if operator == "reduce_scatter_tensor" else operator
-    lists, whole = [name for name in _LISTS if name in parameters], "output_tensor" in parameters
+    lists, gathers = [name for name in _LISTS if name in parameters], "output_tensor" in parameters
     defaults = {name: parameter.default for name, parameter in parameters.items()}
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        given = {**defaults, **dict(zip(parameters, args, strict=False)), **kwargs}
+        arguments = {**defaults, **dict(zip(parameters, args, strict=False)), **kwargs}
         comm = None
         try:
-            _check_values(function.__name__, given, ops)
+            _check_values(function.__name__, arguments, ops)
             if message:
-                name = "dst" if "dst" in given else "src"
-                check_other(function.__name__, name, given[name], given["group"])
-            if lists or whole:
-                comm = enter(given.get("group"))
+                name = "dst" if "dst" in arguments else "src"
+                check_other(function.__name__, name, arguments[name], arguments["group"])
+            if lists or gathers:
+                comm = enter(arguments.get("group"))
                 for name in lists:
-                    _check_list(name, given, comm)
-                if whole:
-                    _check_gathered(given["output_tensor"], given["input_tensor"], comm)
+                    _check_list(name, arguments, comm)
+                if gathers:
+                    _check_gathered(arguments["output_tensor"], arguments["input_tensor"], comm)
         except Exception as error:
             if message or isinstance(error, TypeError):
                 raise
-            with guard(comm or enter(given.get("group")), operator):
+            with guard(comm or enter(arguments.get("group")), operator):
                 raise error
         return function(*args, **kwargs)
 
@@ -71,8 +71,8 @@ def check_other(operator: str, name: str, peer: int, group: Group) -> int:
     return rank
 
 
-def _check_values(operator: str, given: dict[str, Any], ops: tuple[str, ...]) -> None:
-    for name, value in given.items():
+def _check_values(operator: str, arguments: dict[str, Any], ops: tuple[str, ...]) -> None:
+    for name, value in arguments.items():
         if value is inspect.Parameter.empty:
             continue  # the function itself reports what is missing
         if name in _TENSORS and not isinstance(value, Tensor):
@@ -85,10 +85,10 @@ def _check_values(operator: str, given: dict[str, Any], ops: tuple[str, ...]) ->
             check_async(value)
 
 
-def _check_list(name: str, given: dict[str, Any], comm: Communicator) -> None:
-    tensors, own = given[name], given[_LISTS[name]]
+def _check_list(name: str, arguments: dict[str, Any], comm: Communicator) -> None:
+    tensors, own = arguments[name], arguments[_LISTS[name]]
     rooted = name in _ROOTS
-    at_root = not rooted or _rank_in(given, _ROOTS[name]) == comm.rank
+    at_root = not rooted or _rank_in(arguments, _ROOTS[name]) == comm.rank
     if tensors is None and not at_root:
         return
     if not isinstance(tensors, list | tuple):
@@ -121,17 +121,17 @@ def first_outputs(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        given = inspect.signature(function).bind(*args, **kwargs).arguments
-        outputs, group = given["output_tensor_list"], given.get("group")
+        arguments = inspect.signature(function).bind(*args, **kwargs).arguments
+        outputs, group = arguments["output_tensor_list"], arguments.get("group")
         if isinstance(outputs, list | tuple):
-            given["output_tensor_list"] = outputs[: enter(group).size]
-        return cast("Callable[..., R]", function)(**given)
+            arguments["output_tensor_list"] = outputs[: enter(group).size]
+        return cast("Callable[..., R]", function)(**arguments)
 
     return call
 
 
-def _rank_in(given: dict[str, Any], name: str) -> int:
+def _rank_in(arguments: dict[str, Any], name: str) -> int:
     try:
-        return groups.rank_in(given["group"], given[name], name)
+        return groups.rank_in(arguments["group"], arguments[name], name)
     except ValueError:
         return -1  # the function itself refuses it

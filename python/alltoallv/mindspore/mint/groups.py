@@ -80,13 +80,13 @@ def _meet_without_launcher(init_method: str | None, store: TCPStore | None, rank
     if rank < 0:
         raise ValueError(f"rank is {rank}, expected a non-negative integer with init_method or store")
     if store is not None:
-        place = f"{store.host}:{store.port}"
+        address = f"{store.host}:{store.port}"
     else:
         try:
-            place = "{}:{}".format(*_parse_tcp_url_for_ipv4(init_method))
+            address = "{}:{}".format(*_parse_tcp_url_for_ipv4(init_method))
         except Exception as error:
             raise RuntimeError(f"Failed to parse TCP URL from 'init_method': {init_method}") from error
-    os.environ.update(zip(_VARIABLES, (str(rank), str(world_size), f"{BY_ADDRESS}{place}"), strict=True))
+    os.environ.update(zip(_VARIABLES, (str(rank), str(world_size), f"{BY_ADDRESS}{address}"), strict=True))
     _set_here[:] = _VARIABLES
 
 

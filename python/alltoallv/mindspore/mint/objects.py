@@ -52,14 +52,14 @@ def scatter_object_list(
     group: Group = None,
 ) -> None:
     """Replaces entry 0 of rank j's output list by entry j of rank ``src``'s input list."""
-    given = scatter_object_input_list
+    objects = scatter_object_input_list
 
     def check(size: int, at_root: bool) -> None:
         _check_filled("scatter_object_output_list", scatter_object_output_list)
         if at_root:
-            _check_list("scatter_object_input_list", given, size)
+            _check_list("scatter_object_input_list", objects, size)
 
-    scatter_object_output_list[0] = front_end.objects("scatter", group, given, root=("src", src), check=check)
+    scatter_object_output_list[0] = front_end.objects("scatter", group, objects, root=("src", src), check=check)
 
 
 def send_object_list(object_list: list[Any], dst: int, group: Group = None, device: Any = None) -> None:
@@ -85,8 +85,8 @@ def _messaging(operator: str, object_list: Any, name: str, peer: Any, group: Gro
 
 def _check_list(name: str, values: Any, size: int) -> None:
     if not isinstance(values, list) or len(values) != size:
-        given = f"{len(values)} entries" if isinstance(values, list) else f"a {type(values).__name__}"
-        raise TypeError(f"The len of argument {name} must be equal to group rank size {size}, but got {given}.")
+        shown = f"{len(values)} entries" if isinstance(values, list) else f"a {type(values).__name__}"
+        raise TypeError(f"The len of argument {name} must be equal to group rank size {size}, but got {shown}.")
 
 
 def _check_filled(name: str, values: Any) -> None:
