@@ -211,7 +211,7 @@ def soak(planned: Iterator[list[Planned]], found: Found, folder: Path, seed: int
             return
 
 
-def gone(mark: str, seconds: float = 3.0) -> list[int]:
+def gone(mark: str, seconds: float = 20.0) -> list[int]:
     """Waits for the processes of a wave to end, and returns those that have not."""
     end = time.monotonic() + seconds
     while (left := left_behind(mark)) and time.monotonic() < end:
