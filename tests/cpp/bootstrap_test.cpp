@@ -36,13 +36,13 @@ TEST(timeouts, const Mode& mode) {
     const std::string job = options_of(0, 1).job;
     auto start = Clock::now();
     all_pass(mode.run(2, [&](int i) {  // ranks 1 and 3 never come
-        fails(mode, options_of(2 * i, 4, 0.6), ErrorClass::comm_timeout,
-              "after 0.60 s ranks 1, 3 of 4 had not joined domain 'd' (job '" + job + "')", 0.6, start);
+        fails(mode, options_of(2 * i, 4, 1.5), ErrorClass::comm_timeout,
+              "after 1.5 s ranks 1, 3 of 4 had not joined domain 'd' (job '" + job + "')", 1.5, start);
     }));
     start = Clock::now();
     all_pass(mode.run(2, [&](int rank) {  // the first whose time is up ends it for everybody
-        fails(mode, options_of(rank, 3, rank == 0 ? 50 : 0.5), ErrorClass::comm_timeout,
-              "after 0.50 s rank 2 of 3 had not joined", 0.5, start);
+        fails(mode, options_of(rank, 3, rank == 0 ? 50 : 1.5), ErrorClass::comm_timeout,
+              "after 1.5 s rank 2 of 3 had not joined", 1.5, start);
     }));
     const std::string rootless = mode.threads ? "rank 0 of 2 had not joined" : "rank 0 had not opened domain 'd'";
     all_pass(mode.run(1, [&](int) { fails(mode, options_of(1, 2, 0.3), ErrorClass::comm_timeout, rootless, 0.3); }));

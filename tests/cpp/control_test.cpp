@@ -155,9 +155,8 @@ TEST(agreement) {
 
 TEST(timeouts) {
     Planes planes(2, 0.2);
-    const std::string told = fails(ErrorClass::comm_timeout,
-                                   "rank 0 waited 0.2 s in operator #1 all_to_all_v of domain 'd\"1' for rank 1 (pid ",
-                                   [&] { agree(planes[0]); });
+    const std::string told = fails(ErrorClass::comm_timeout, "rank 0 waited ", [&] { agree(planes[0]); });
+    check_contains(told, " s in operator #1 all_to_all_v of domain 'd\"1' for rank 1 (pid ");
     check_contains(told, "running, no operator yet)");
     CHECK_EQ(planes[1].status(0).acked.load(), uint64_t{1});  // rank 0 has met the poison, rank 1 not yet
     CHECK_EQ(planes[0].status(1).acked.load(), uint64_t{0});

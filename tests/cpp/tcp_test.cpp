@@ -204,7 +204,7 @@ TEST(ranks_that_do_not_come) {
     const int port = free_port();
     all_pass(run_threads(2, [port](int i) {
         fails(ErrorClass::comm_timeout, "rank 1, rank 3 to join domain 'hosts'",
-              [&] { join(options_of(2 * i, 4, 0.5), port); });
+              [&] { join(options_of(2 * i, 4, 1.5), port); });
     }));
     fails(ErrorClass::comm_timeout,
           "rank 1 waited 0.30 s for rank 0 of domain 'hosts' at 127.0.0.1:" + std::to_string(port),
