@@ -16,7 +16,7 @@ from typing import Any
 from alltoallv import _core, membership
 from alltoallv.errors import AllToAllVError, BackendUnavailableError, InvalidParamError, OutOfMemoryError
 from alltoallv.launch import detect as launch
-from alltoallv.launch import hccl, mpi
+from alltoallv.launch import hccl, mpi, variables
 from alltoallv.launch.options import between_hosts, make_options, on_this_host, take_place
 
 BACKENDS = ("auto", "shm", "tcp", "hccl", "nccl")
@@ -26,6 +26,11 @@ _thread_domains = itertools.count()
 pending: set[Any] = set()  # handles of all communicators, of which several may stand for one
 _numbers = itertools.count()
 by_name: weakref.WeakValueDictionary[str, Communicator] = weakref.WeakValueDictionary()
+
+
+def default_order() -> str | None:
+    """Returns the order of sums that the environment asks for."""
+    return variables.order("ALLTOALLV_ORDER", os.environ.get("ALLTOALLV_ORDER"))
 
 
 class Communicator:
@@ -38,8 +43,14 @@ class Communicator:
     Use `from_env` in a program that a launcher started, `threads` in a test.
     """
 
-    def __init__(self, core: _core.Communicator, options: _core.CommunicatorOptions | None = None) -> None:
+    def __init__(
+        self,
+        core: _core.Communicator,
+        options: _core.CommunicatorOptions | None = None,
+        order: str | None = None,
+    ) -> None:
         self.core = core
+        self.order = order or default_order()  # of sums; in host memory it is that of the ranks anyway
         self._options = options  # the options it was made from, as far as they are known
         self.rank: int = core.rank
         self.size: int = core.size
@@ -58,6 +69,7 @@ class Communicator:
         backend: str = "auto",
         timeout: float = 600.0,
         check: str | None = None,
+        order: str | None = None,
     ) -> Communicator:
         """Returns the communicator of all ranks of this job, as the launcher's environment describes it.
 
@@ -76,6 +88,8 @@ class Communicator:
             check: ``"always"`` (the default in shared memory) compares operator, dtype and counts of all ranks before
                 any data move; ``"first"`` (hccl, its default there) does so for the first 8 calls; ``"off"`` does not,
                 but in host memory it still compares how many bytes move, because later calls depend on that.
+            order: ``"rank"``: reductions add in the order of ranks, with the bits of host memory, on NPUs too.
+                Default: ``ALLTOALLV_ORDER``, or the engine's own order.
 
         Raises:
             InvalidParamError: an argument is wrong, or launcher variables contradict each other or the other ranks'; or
@@ -91,18 +105,19 @@ class Communicator:
                 f"backend is {backend!r}, which Communicator.from_env does not offer: use 'shm', 'tcp', 'hccl' or "
                 "'auto', and for MPI Communicator.from_mpi"
             )
+        order = variables.order("order", order)
         options = make_options(domain, timeout, None if backend == "hccl" else check)
         options.rank, options.size = job.rank, job.size
         _forget_defaults(lambda communicator: communicator.domain == options.domain and not communicator.usable)
         if backend == "hccl":
             take_place(job, options)
-            return cls(hccl.from_launch(job, options, check))
+            return cls(hccl.from_launch(job, options, check), order=order)
         if backend == "tcp" or (backend == "auto" and job.several_hosts):
             communicator = cls(between_hosts(job, options), options)
             _of_hosts[:] = [communicator]
             return communicator
         job.require_one_host(job.size)
-        return cls(on_this_host(job, options), options)
+        return cls(on_this_host(job, options), options, order)
 
     @classmethod
     def from_mpi(
@@ -167,7 +182,7 @@ class Communicator:
             PeerMismatchError, PeerLostError, CommTimeoutError: a peer calls something else, died or did not come.
         """
         group = membership.split(self, color, key)
-        return None if group is None else Communicator(*group)
+        return None if group is None else Communicator(*group, order=self.order)
 
     def shrink(self) -> Communicator:
         """Returns a new communicator of the ranks that still live, to go on after a loss.
@@ -185,7 +200,7 @@ class Communicator:
             BackendUnavailableError: the communicator is not one in host memory.
             CommTimeoutError: a rank that lives did not call it within the timeout.
         """
-        return Communicator(*membership.shrink(self))
+        return Communicator(*membership.shrink(self), order=self.order)
 
     def options(self) -> _core.CommunicatorOptions:
         """Returns the options from which a communicator like this one can be made, except its ranks."""

@@ -1,12 +1,24 @@
-"""Emulated HCCL adds in an order that depends on the length."""
+"""Emulated HCCL adds in an order that depends on the length; with ``order="rank"`` sums have the CPU's bits."""
 
 from __future__ import annotations
 
+import os
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from npu_ranks import emulated, group
+from npu_ranks import bits, emulated, group, on
 from on_ranks import on_ranks
+
+import alltoallv.torch as at
+from alltoallv.errors import InvalidParamError, PeerMismatchError
+from alltoallv.testing import golden, reference
+from alltoallv.testing.golden import assert_bits_equal
+
+DTYPES = ("float32", "bfloat16", "float16", "float64", "int32", "uint8")
+OPS = {"sum": dist.ReduceOp.SUM, "avg": dist.ReduceOp.AVG, "prod": dist.ReduceOp.PRODUCT, "max": dist.ReduceOp.MAX}
 
 
 def rows(rank: int, device: torch.device) -> torch.Tensor:
@@ -28,6 +40,11 @@ def test_rows_in_a_longer_batch(rank: int, n: int, file: str) -> None:
                 dist.all_reduce(many)
                 torch.npu.synchronize()
             assert torch.equal(few, many[:184]) == agree, order
+        with emulated(order="length"):
+            few, many = x[:184].clone(), x.clone()
+            at.all_reduce(few, order="rank")
+            at.all_reduce(many, order="rank")
+            assert torch.equal(few, many[:184])
 
 
 @pytest.mark.parametrize("size", [3, 4])
@@ -48,3 +65,106 @@ def test_orders(rank: int, n: int, file: str) -> None:
             above[order] = [int(value) - 2**24 for value in total.tolist()]
         ring, halving = {3: ([2, 0, 0], 0), 4: ([4, 4, 0, 0], 2)}[n]  # part j: from rank j + 1 on, round to j
         assert above == {"rank": [0] * n, "ring": ring, "halving": [halving] * n}
+
+
+def terms(size: int, numel: int, dtype: str, seed: int) -> list[Any]:
+    """What the ranks give: values of many magnitudes, whose sum depends on the order."""
+    rng = np.random.default_rng(seed)
+    values = rng.normal(size=(size, numel)) * 2.0 ** rng.integers(-3, 4, (size, numel))
+    return list(
+        (values * (1 if "float" in dtype else 10))
+        .clip(0 if dtype == "uint8" else -100, 100)
+        .astype(golden.dtype_of(dtype))
+    )
+
+
+@pytest.mark.parametrize("cases", [40, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(3000)])])
+@on_ranks(4, communicator=False, timeout=2900)
+def test_the_bits_are_those_of_the_cpu(rank: int, n: int, file: str, cases: int) -> None:
+    """Shapes, dtypes, operations and groups at random, over an HCCL that adds in another order."""
+    with group(rank, n, file) as (world, device), emulated(order="ring"):
+        groups = [world, dist.new_group([0, 2, 3]), dist.new_group([1, 0])]
+        rng = np.random.default_rng(7)
+        for case in range(cases):
+            made, dtype, op = groups[rng.integers(3)], DTYPES[rng.integers(6)], list(OPS)[rng.integers(4)]
+            counts = rng.integers(0, int(rng.choice([4, 100, 4000])), 4).tolist()
+            members = dist.get_process_group_ranks(made) if made is not dist.GroupMember.NON_GROUP_MEMBER else []
+            if rank not in members or (op == "avg" and "float" not in dtype):
+                continue
+            size, place = len(members), members.index(rank)
+            counts = counts[:size]
+            arrays = terms(size, sum(counts), dtype, case)
+            about = f"case {case}: {op} of {dtype} {counts} on {members}"
+            x = on(device, arrays[place])
+            whole, part = x.clone(), x.new_empty(counts[place])
+            at.all_reduce(whole, OPS[op], group=made, order="rank")
+            work = at.reduce_scatter(part, list(x.split(counts)), OPS[op], group=made, order="rank", async_op=True)
+            work.wait()
+            at.reduce(x, group_dst=0, op=OPS[op], group=made, order="rank")
+            wanted = reference.all_reduce(arrays, op)[place]
+            assert_bits_equal(bits(whole), wanted, about)
+            assert_bits_equal(bits(x), arrays[place] if place else wanted, about)
+            assert_bits_equal(bits(part), reference.reduce_scatter(arrays, op, counts)[place], about)
+
+
+@pytest.mark.parametrize("asked", ["group", "environment"])
+@on_ranks(3, communicator=False, fresh=True)
+def test_a_group_adds_in_order(rank: int, n: int, file: str, asked: str) -> None:
+    """Then torch.distributed's own functions do so too, on backend alltoallv."""
+    if asked == "environment":
+        os.environ["ALLTOALLV_ORDER"] = "rank"
+    with group(rank, n, file, "alltoallv") as (world, device), emulated(order="ring"):
+        arrays = terms(n, 3 * 7000, "bfloat16", 1)
+        wanted = reference.all_reduce(arrays, "sum")[rank]
+        x = on(device, arrays[rank])
+        if asked == "group":
+            plain = x.clone()
+            dist.all_reduce(plain)
+            assert (bits(plain) != wanted).any()
+            at.from_group(world, device="npu", order="rank")
+        y, z, part = x.clone(), x.clone(), x.new_empty(7000)
+        dist.all_reduce(y)
+        work = dist.all_reduce(z, async_op=True)
+        work.wait()
+        dist.reduce_scatter_tensor(part, x)
+        for found in (y, z, at.functional.all_reduce(x)):
+            assert_bits_equal(bits(found), wanted)
+        assert_bits_equal(bits(part), wanted[rank * 7000 : (rank + 1) * 7000])
+        x.requires_grad_()
+        at.functional.all_reduce(x).backward(on(device, arrays[rank]))
+        assert_bits_equal(bits(x.grad), wanted)
+
+
+@on_ranks(2, communicator=False)
+def test_ranks_agree_on_the_order(rank: int, n: int, file: str) -> None:
+    with group(rank, n, file) as (_, device):
+        x = torch.ones(3).to(device)
+        with pytest.raises(PeerMismatchError, match=r"rank 0 .*has order 'rank', rank 1 .*has order None"):
+            at.all_reduce(x, order="rank" if rank == 0 else None)
+        with pytest.raises(InvalidParamError, match="order is 'ring', expected 'rank' or None"):
+            at.all_reduce(x, order="ring")
+        at.all_reduce(x, order="rank")
+        assert x.tolist() == [2.0] * 3
+
+
+@on_ranks(3, communicator=False)
+def test_a_captured_sum_keeps_its_order(rank: int, n: int, file: str) -> None:
+    with group(rank, n, file) as (_, device), emulated(order="ring"):
+        arrays = terms(n, 9000, "float32", 2)
+        x, graph = on(device, arrays[rank]), torch.npu.NPUGraph()
+        at.all_reduce(x.clone(), order="rank")
+        with torch.npu.graph(graph):
+            y = x.clone()
+            at.all_reduce(y, order="rank")
+        for _ in range(2):
+            graph.replay()
+            torch.npu.synchronize()
+            assert_bits_equal(bits(y), reference.all_reduce(arrays, "sum")[rank])
+
+        def doubled(z: torch.Tensor) -> torch.Tensor:
+            z = z * 1
+            at.all_reduce(z, order="rank")
+            return z * 2
+
+        compiled = torch.compile(doubled, backend="aot_eager", fullgraph=True)
+        assert torch.equal(compiled(x), y * 2)

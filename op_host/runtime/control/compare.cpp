@@ -96,6 +96,9 @@ std::string row_difference(const ControlPlane& control, int rank_b) {
     if (a.op == OpKind::scan && root_of(a) != root_of(b))
         return both(root_of(a) == 0 ? "has exclusive False" : "has exclusive True",
                     root_of(b) == 0 ? "has exclusive False" : "has exclusive True");
+    if ((a.op == OpKind::all_reduce || a.op == OpKind::reduce_scatter) && root_of(a) != root_of(b))
+        return both(root_of(a) == 0 ? "has order None" : "has order 'rank'",
+                    root_of(b) == 0 ? "has order None" : "has order 'rank'");
     if (root_of(a) != root_of(b) && !is_quantized_reduction(a.op))
         return both("has root " + std::to_string(root_of(a)), "has root " + std::to_string(root_of(b)));
     if (a.count != b.count) {

@@ -46,6 +46,13 @@ def utf8(name: str, value: object, secret: bool = False) -> str:
     return value
 
 
+def order(name: str, value: object) -> str | None:
+    """Returns the order of sums that ``name`` asks for; raises unless it is None, empty or ``"rank"``."""
+    if value not in (None, "", "rank"):
+        raise InvalidParamError(f"{name} is {value!r}, expected 'rank' or None")
+    return "rank" if value else None
+
+
 def switch(env: Environ, name: str) -> None:
     """Raises InvalidParamError for a variable that is neither 0 nor 1, nor empty."""
     if env.get(name, "") not in ("", "0", "1"):

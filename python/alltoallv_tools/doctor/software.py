@@ -84,6 +84,7 @@ def environment() -> list[Check]:
 _SWITCHES = (
     "ALLTOALLV_COPY_THREADS",
     "ALLTOALLV_FLIGHT_DIR",
+    "ALLTOALLV_ORDER",
     "ALLTOALLV_PATH",
     "ALLTOALLV_POOL",
     "ALLTOALLV_TRACE",

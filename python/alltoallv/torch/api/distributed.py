@@ -37,7 +37,9 @@ from alltoallv.torch.graph.watched import is_watched
 _SUM = dist.ReduceOp.SUM
 
 
-def all_reduce(tensor: Tensor, op: Any = _SUM, group: Group = None, async_op: bool = False) -> Work | None:
+def all_reduce(
+    tensor: Tensor, op: Any = _SUM, group: Group = None, async_op: bool = False, *, order: str | None = None
+) -> Work | None:
     """Replaces ``tensor`` by the combination of all ranks' tensors, element by element.
 
     Signature and meaning of ``torch.distributed.all_reduce``. In host memory all ranks get the same bits: the terms are
@@ -49,6 +51,8 @@ def all_reduce(tensor: Tensor, op: Any = _SUM, group: Group = None, async_op: bo
             ``BAND``, ``BOR``, ``BXOR``; for complex tensors SUM and AVG alone.
         group: A ProcessGroup, a `Communicator`, or None for the default group.
         async_op: Return at once; the outputs are complete after the work's ``wait()``, which raises the errors.
+        order: ``"rank"`` adds in the order of ranks on devices too, with the bits of host memory, where that is the
+            order anyway. Default: the group's, which is ``ALLTOALLV_ORDER`` or the engine's own.
 
     Returns:
         None, or the `Work` with ``async_op=True``; None, with a warning, on a rank outside the group.
@@ -57,11 +61,17 @@ def all_reduce(tensor: Tensor, op: Any = _SUM, group: Group = None, async_op: bo
         AllToAllVError: On every rank: an argument of any rank is wrong (InvalidParamError, InvalidTensorError), ranks
             disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
     """
-    return _call(reductions.all_reduce, [tensor], [], group, async_op, Parameters(op))
+    return _call(reductions.all_reduce, [tensor], [], group, async_op, Parameters(op, order=order))
 
 
 def reduce_scatter(
-    output: Tensor, input_list: Sequence[Tensor], op: Any = _SUM, group: Group = None, async_op: bool = False
+    output: Tensor,
+    input_list: Sequence[Tensor],
+    op: Any = _SUM,
+    group: Group = None,
+    async_op: bool = False,
+    *,
+    order: str | None = None,
 ) -> Work | None:
     """Combines ``input_list[j]`` of all ranks into rank j's ``output``.
 
@@ -71,6 +81,8 @@ def reduce_scatter(
     Args:
         group: A ProcessGroup, a `Communicator`, or None for the default group.
         async_op: Return at once; the outputs are complete after the work's ``wait()``, which raises the errors.
+        order: ``"rank"`` adds in the order of ranks on devices too, with the bits of host memory, where that is the
+            order anyway. Default: the group's, which is ``ALLTOALLV_ORDER`` or the engine's own.
 
     Returns:
         None, or the `Work` with ``async_op=True``; None, with a warning, on a rank outside the group.
@@ -79,11 +91,17 @@ def reduce_scatter(
         AllToAllVError: On every rank: an argument of any rank is wrong (InvalidParamError, InvalidTensorError), ranks
             disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
     """
-    return _call(reductions.reduce_scatter, [output], input_list, group, async_op, Parameters(op))
+    return _call(reductions.reduce_scatter, [output], input_list, group, async_op, Parameters(op, order=order))
 
 
 def reduce_scatter_tensor(
-    output: Tensor, input: Tensor, op: Any = _SUM, group: Group = None, async_op: bool = False
+    output: Tensor,
+    input: Tensor,
+    op: Any = _SUM,
+    group: Group = None,
+    async_op: bool = False,
+    *,
+    order: str | None = None,
 ) -> Work | None:
     """Combines the ``input`` of all ranks, of which rank j gets the j-th of W equal parts as ``output``.
 
@@ -93,6 +111,8 @@ def reduce_scatter_tensor(
     Args:
         group: A ProcessGroup, a `Communicator`, or None for the default group.
         async_op: Return at once; the outputs are complete after the work's ``wait()``, which raises the errors.
+        order: ``"rank"`` adds in the order of ranks on devices too, with the bits of host memory, where that is the
+            order anyway. Default: the group's, which is ``ALLTOALLV_ORDER`` or the engine's own.
 
     Returns:
         None, or the `Work` with ``async_op=True``; None, with a warning, on a rank outside the group.
@@ -101,7 +121,7 @@ def reduce_scatter_tensor(
         AllToAllVError: On every rank: an argument of any rank is wrong (InvalidParamError, InvalidTensorError), ranks
             disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
     """
-    return _call(reductions.reduce_scatter_tensor, [output], [input], group, async_op, Parameters(op))
+    return _call(reductions.reduce_scatter_tensor, [output], [input], group, async_op, Parameters(op, order=order))
 
 
 def all_gather(
@@ -258,6 +278,8 @@ def reduce(
     group: Group = None,
     async_op: bool = False,
     group_dst: int | None = None,
+    *,
+    order: str | None = None,
 ) -> Work | None:
     """Replaces the ``tensor`` of one rank by the combination of all ranks' tensors; the others' tensors stay.
 
@@ -268,6 +290,8 @@ def reduce(
         group_dst: The receiving rank's number in the group, in place of ``dst``.
         group: A ProcessGroup, a `Communicator`, or None for the default group.
         async_op: Return at once; the outputs are complete after the work's ``wait()``, which raises the errors.
+        order: ``"rank"`` adds in the order of ranks on devices too, with the bits of host memory, where that is the
+            order anyway. Default: the group's, which is ``ALLTOALLV_ORDER`` or the engine's own.
 
     Returns:
         None, or the `Work` with ``async_op=True``; None, with a warning, on a rank outside the group.
@@ -276,7 +300,9 @@ def reduce(
         AllToAllVError: On every rank: an argument of any rank is wrong (InvalidParamError, InvalidTensorError), ranks
             disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
     """
-    return _call(reductions.reduce, [tensor], [], group, async_op, Parameters(op), root=("dst", dst, group_dst))
+    return _call(
+        reductions.reduce, [tensor], [], group, async_op, Parameters(op, order=order), root=("dst", dst, group_dst)
+    )
 
 
 def gather(

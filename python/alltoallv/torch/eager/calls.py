@@ -217,10 +217,12 @@ def reduce(
     op: str,
     counts: Sequence[int],
     shape: Sequence[int] | None,
+    order: str | None = None,
 ) -> Operation:
     """Returns an ``"all_reduce"``, or a ``"reduce_scatter"`` whose rank j keeps ``counts[j]`` elements.
 
-    Ranks that know the ``shape`` of their whole input compare it.
+    Ranks that know the ``shape`` of their whole input compare it. In host memory ``order`` changes nothing: it is
+    always that of the ranks.
     """
     if input.is_complex() and not isinstance(comm, Communicator):  # engines reduce the parts
         input, output, counts = torch.view_as_real(input), torch.view_as_real(output), scaled(counts, 2)
@@ -232,7 +234,7 @@ def reduce(
         plan = ReductionPlan(comm.core, operator, dtype, op, counts, shape)
         call = CheckedCall(plan, (input.data_ptr(), output.data_ptr()))
     else:
-        call = comm.reduce(operator, dtype, output, input, op, counts, shape)
+        call = comm.reduce(operator, dtype, output, input, op, counts, shape, order)
     return Operation(comm, operator, call, input, counts, [output.numel()], output, (input, output))
 
 

@@ -29,6 +29,7 @@ class Parameters(NamedTuple):
     root: int = 0
     counts: Any = (None, None)  # a `Counts` each: split sizes of the output and the input; or an exchange's layout
     unit: Any = "row"  # the unit of the counts that the ranks compare; None: whichever fits
+    order: str | None = None  # of a reduction: "rank", or None for the group's
 
 
 NO_PARAMETERS = Parameters()

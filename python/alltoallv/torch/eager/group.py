@@ -17,6 +17,7 @@ import torch.distributed as dist
 from alltoallv import communicator
 from alltoallv.communicator import BACKENDS, Communicator
 from alltoallv.errors import BackendUnavailableError, InvalidParamError, PeerMismatchError
+from alltoallv.launch import variables
 from alltoallv.torch.engines import device as devices
 from alltoallv.torch.engines import rendezvous
 from alltoallv.torch.engines.device import DeviceMember
@@ -115,6 +116,7 @@ def from_group(
     device: str = "cpu",
     backend: str | None = None,
     check: str | None = None,
+    order: str | None = None,
 ) -> AnyCommunicator:
     """Returns the communicator over the ranks of a ProcessGroup; the first call makes it and is collective.
 
@@ -132,6 +134,9 @@ def from_group(
             Default: ``ALLTOALLV_TORCH_BACKEND`` at the group's first use, or auto.
         check: ``"always"`` (the default in host memory) compares operator, dtype and counts of all ranks before any
             data move, ``"first"`` (the default on a GPU) for the first 8 calls, ``"off"`` never.
+        order: ``"rank"``: from now on the group's reductions of such tensors add in the order of ranks, with the bits
+            of host memory; on backend ``alltoallv`` those of torch.distributed too. Default: ``ALLTOALLV_ORDER`` at
+            the group's first use, or the engine's own order.
 
     Raises:
         InvalidParamError: an argument is wrong.
@@ -139,6 +144,7 @@ def from_group(
         BackendUnavailableError: the backend cannot be used for these ranks or devices.
         CommTimeoutError: ranks did not come; the message names them.
     """
+    order = variables.order("order", order)
     wanted = backend or os.environ.get("ALLTOALLV_TORCH_BACKEND") or "auto"
     if (of_group := _made.get(group)) is None:
         of_group = _made[group] = _OfGroup()
@@ -156,9 +162,18 @@ def from_group(
             name = "backend" if backend else "ALLTOALLV_TORCH_BACKEND"
             raise InvalidParamError(f"{name} is {wanted!r}, expected one of {', '.join(BACKENDS)}")
         of_group[device, wanted] = member = _make(group, seconds, device, wanted, check)
+    if order is not None:
+        member.order = order
     if backend is None:
         of_group[device, None] = member
     return member
+
+
+def adds_in_order(group: dist.ProcessGroup, device: str) -> bool:
+    """Returns whether a group's reductions on a kind of device add in the order of ranks, unless a call says more."""
+    of_group = _made.get(group)
+    member = None if of_group is None else of_group.get((device, None))
+    return (communicator.default_order() if member is None else member.order) == "rank"
 
 
 def follow_anew(group: dist.ProcessGroup) -> None:

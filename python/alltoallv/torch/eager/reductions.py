@@ -16,6 +16,7 @@ from alltoallv._calls.counts import even_parts, even_split
 from alltoallv._calls.reductions import ReductionPlan, check_reduction
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError
+from alltoallv.launch import variables
 from alltoallv.torch.eager import calls
 from alltoallv.torch.eager.calls import Operation, check_place
 from alltoallv.torch.eager.declaration import Collective, Functional, Method, Parameters, Tensors, rows_of
@@ -31,6 +32,7 @@ from alltoallv.torch.eager.tensors import (
     output_of,
 )
 
+REDUCTIONS = frozenset(("all_reduce", "reduce", "reduce_scatter"))  # operators
 _NAMES = ("sum", "avg", "min", "max", "product", "band", "bor", "bxor")
 REDUCE_OPS = {getattr(dist.ReduceOp, name.upper()): "prod" if name == "product" else name for name in _NAMES}
 
@@ -48,6 +50,8 @@ def _at_once(
     limit: float | None,
     async_op: bool,
 ) -> Any:
+    if parameters.order not in (None, "rank"):
+        return None
     op = None
     for kind, name in REDUCE_OPS.items():  # to look it up takes eight times as long as to compare it with SUM
         if parameters.op is kind or parameters.op == kind:
@@ -77,8 +81,8 @@ def _at_once(
 def all_reduce(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Parameters) -> Operation:
     copies: Copies = []
     out = in_place(outs[0], copies)
-    x, op = ins[0] if ins else out, op_for(out, parameters.op)
-    operation = calls.reduce(comm, "all_reduce", out, x, op, even_parts(x.numel(), comm.size), outs[0].shape)
+    x, op, order = ins[0] if ins else out, op_for(out, parameters.op), order_for(parameters)
+    operation = calls.reduce(comm, "all_reduce", out, x, op, even_parts(x.numel(), comm.size), outs[0].shape, order)
     return operation.giving(outs, copies)
 
 
@@ -95,7 +99,7 @@ def reduce(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Param
     x, here = in_place(outs[0], copies), comm.rank == parameters.root
     if not here:
         copies.clear()
-    op = op_for(x, parameters.op)
+    op, order = op_for(x, parameters.op), order_for(parameters)
     if isinstance(comm, Communicator):
         check_place(comm, x)
         dtype, counts = core_name(x.dtype), even_parts(x.numel(), comm.size)
@@ -104,7 +108,7 @@ def reduce(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Param
         call = CheckedCall(plan, (x.data_ptr(), x.data_ptr() if here else 0))
         return Operation(comm, "reduce", call, x, [x.numel()], [x.numel()] if here else [], list(outs), x, copies)
     out = x if here else x.clone()  # an engine combines on every rank
-    operation = calls.reduce(comm, "all_reduce", out, out, op, even_parts(out.numel(), comm.size), out.shape)
+    operation = calls.reduce(comm, "all_reduce", out, out, op, even_parts(out.numel(), comm.size), out.shape, order)
     return operation.giving(outs, copies)
 
 
@@ -169,8 +173,13 @@ def _reduce_scatter(
     copies: Copies = []
     out = output_of(outs[0], copies)
     x = apart([x], [out])[0]
-    op = op_for(x, parameters.op)
-    return calls.reduce(comm, "reduce_scatter", out, x, op, counts, shape).giving(outs, copies)
+    op, order = op_for(x, parameters.op), order_for(parameters)
+    return calls.reduce(comm, "reduce_scatter", out, x, op, counts, shape, order).giving(outs, copies)
+
+
+def order_for(parameters: Parameters) -> str | None:
+    """Returns the call's order of additions; raises InvalidParamError if it is none."""
+    return variables.order("order", parameters.order)
 
 
 def op_for(tensor: Tensor, op: Any) -> str:

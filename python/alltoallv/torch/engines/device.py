@@ -37,6 +37,7 @@ class Call:
         row: Elements per unit of the caller's counts, for messages.
         root: The root of a broadcast; for rows of bytes, what ranks must agree on beside their length.
         shape: The shape of a reduction's input.
+        ordered: Whether a reduction adds in the order of ranks, whatever the engine's own order is.
     """
 
     operator: str
@@ -45,6 +46,7 @@ class Call:
     row: int = 1
     root: int = 0
     shape: Sequence[int] | None = None
+    ordered: bool = False
 
 
 class DeviceMember(ABC):
@@ -65,6 +67,7 @@ class DeviceMember(ABC):
         self.communicator = communicator
         self.rank, self.size, self.domain = communicator.rank, communicator.size, communicator.domain
         self.backend = backend
+        self.order = communicator.order  # of reductions that do not name one
         self.name = f"{backend}:{self.domain}:{next(_numbers)}"  # stands for this object in graphs
         self._group = None if group is None else weakref.ref(group)
         by_name[self.name] = self
@@ -86,7 +89,7 @@ class DeviceMember(ABC):
     def _launch_reduction(
         self, call: Call, output: Tensor, input: Tensor, op: str, counts: Sequence[int], wait: bool
     ) -> tuple[bool, Any]:
-        """Returns whether the engine has this reduction, in its own order of additions, and the work.
+        """Returns whether the engine has this reduction, in the order that the call asks for, and the work.
 
         If it does not, the ranks have only compared the call.
         """
@@ -97,7 +100,8 @@ class DeviceMember(ABC):
 
     def _compare_reduction(self, call: Call, op: str, counts: Sequence[int]) -> None:
         core = self.communicator.core
-        core.reduce(call.operator, call.dtype, op, 0, 0, list(counts), shape=call.shape, moves=False)
+        terms: dict[str, Any] = {"root": int(call.ordered), "shape": call.shape}
+        core.reduce(call.operator, call.dtype, op, 0, 0, list(counts), moves=False, **terms)
 
     def _launch_quantized(
         self, request: QuantizedReduction, output: Tensor, input: Tensor, feedback: tuple[bool, bool]
@@ -204,15 +208,18 @@ class DeviceMember(ABC):
         op: str,
         counts: Sequence[int],
         shape: Sequence[int] | None,
+        order: str | None = None,
     ) -> DeviceCall:
         """Returns an ``"all_reduce"``, or a ``"reduce_scatter"`` whose rank j keeps ``counts[j]`` elements.
 
-        The engine chooses the order of additions; what it does not reduce is added in rank order.
+        Without an ``order``, the call's or this member's, the engine chooses that of additions; what it does not reduce
+        is added in rank order.
         """
+        call = Call(operator, dtype, shape=shape, ordered=(order or self.order) == "rank")
 
         def launch(wait: bool) -> tuple[None, Any]:
             flat, x = output.view(-1), input.view(-1)
-            done, work = self._launch_reduction(Call(operator, dtype, shape=shape), flat, x, op, counts, wait)
+            done, work = self._launch_reduction(call, flat, x, op, counts, wait)
             if not done:
                 reduce_in_order(Steps(self, operator), flat, x, op, counts)
             return None, work

@@ -136,7 +136,7 @@ class HcclMember(DeviceMember):
             if op == "avg":
                 output.div_(self.size)
 
-        does = native(operator, dtype, op, counts) and self._does.get(operator, True)
+        does = not call.ordered and native(operator, dtype, op, counts) and self._does.get(operator, True)
         if not does or op == "avg":
             self._compare_reduction(call, op, counts)
         if not does:

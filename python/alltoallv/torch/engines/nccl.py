@@ -154,7 +154,7 @@ class NcclMember(DeviceMember):
         self, call: Call, output: Tensor, input: Tensor, op: str, counts: Sequence[int], wait: bool
     ) -> tuple[bool, Any]:
         kinds = _FLOATS if op == "avg" else _FLOATS | _INTEGERS
-        native = self.size > 1 and op in _NATIVE and input.dtype in kinds
+        native = not call.ordered and self.size > 1 and op in _NATIVE and input.dtype in kinds
 
         def launch(told: Any) -> tuple[tuple[bool, Any], int]:
             if not native:

@@ -39,8 +39,8 @@ def collective(
     """Records a collective; its arguments are checked when the graph runs."""
     outs, ins = [x.detach() for x in outputs], [x.detach() for x in inputs]
     counts = [as_counts(() if entry is None else entry) for entry in parameters.counts]
-    terms = row.name, _name_of(parameters.op), parameters.root, counts, parameters.unit, groups.name_of(group)
-    results = torch.ops.alltoallv.collective(outs, ins, *terms)
+    terms = row.name, _name_of(parameters.op), parameters.root, counts, parameters.unit, parameters.order or ""
+    results = torch.ops.alltoallv.collective(outs, ins, *terms, groups.name_of(group))
     for output, value in zip(outputs, results, strict=True):
         output.copy_(value)
     return Done(row.result(outputs)) if async_op else None
@@ -76,12 +76,13 @@ def _run(
     root: int,
     counts: list[Tensor],
     unit: str,
+    order: str,
     group: str,
 ) -> list[Tensor]:
     row = COLLECTIVES[name]
     comm = groups.by_name(group, groups.device_of(next(iter([*outputs, *inputs]), None)))
     values = tuple(each.tolist() if len(each) else None for each in counts)
-    parameters = Parameters(dist.ReduceOp(getattr(dist.ReduceOp, op)), root, values, unit)
+    parameters = Parameters(dist.ReduceOp(getattr(dist.ReduceOp, op)), root, values, unit, order or None)
     with guard(comm, row.operator):
         results = [calls.new_output(comm, x.shape, x) for x in outputs]
         if row.updates:

@@ -54,8 +54,8 @@ def collective(
     counts = [as_counts(() if entry is None else entry) for entry in parameters.counts]
     device = groups.device_of(next(iter([*outs, *ins]), None))
     later = async_op and device == "cpu"  # a device's stream orders what comes after it
-    terms = row.name, kind.name, parameters.root, counts, parameters.unit or "", limit, later, groups.name_of(comm)
-    torch.ops.alltoallv.collective_([x.detach() for x in outs], [x.detach() for x in ins], *terms)
+    terms = row.name, kind.name, parameters.root, counts, parameters.unit or "", parameters.order or "", limit, later
+    torch.ops.alltoallv.collective_([x.detach() for x in outs], [x.detach() for x in ins], *terms, groups.name_of(comm))
     if not async_op:
         return None
     operation, work = _begun.__dict__.pop("call", (None, None))
@@ -75,13 +75,14 @@ def _collective_(
     root: int,
     counts: list[Tensor],
     unit: str,
+    order: str,
     timeout: float,
     async_op: bool,
     group: str,
 ) -> None:
     comm = groups.by_name(group, groups.device_of(next(iter([*outputs, *inputs]), None)))
     values = tuple(each.tolist() if len(each) else None for each in counts)
-    parameters = Parameters(dist.ReduceOp(getattr(dist.ReduceOp, op)), root, values, unit or None)
+    parameters = Parameters(dist.ReduceOp(getattr(dist.ReduceOp, op)), root, values, unit or None, order or None)
     operation = _prepared(comm, COLLECTIVES[name], outputs, inputs, parameters)
     if async_op:
         _begun.call = operation, operation.submit(timeout)

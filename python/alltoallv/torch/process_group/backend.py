@@ -34,11 +34,14 @@ from alltoallv.communicator import Communicator
 from alltoallv.errors import AllToAllVError, CommTimeoutError, InvalidParamError, InvalidTensorError
 from alltoallv.torch.api.p2p import prepare_recv, prepare_send
 from alltoallv.torch.eager import collectives
+from alltoallv.torch.eager import group as groups
 from alltoallv.torch.eager.calls import Operation
 from alltoallv.torch.eager.collectives import MOVABLE
 from alltoallv.torch.eager.declaration import NO_PARAMETERS, Collective, Method, Parameters
 from alltoallv.torch.eager.graphs import hide
+from alltoallv.torch.eager.reductions import REDUCTIONS
 from alltoallv.torch.eager.tensors import PLAIN, Copies, as_plain
+from alltoallv.torch.engines.device import DeviceMember
 from alltoallv.torch.process_group import engines, functions
 from alltoallv.torch.process_group.dispatched import active, dispatch
 from alltoallv.torch.process_group.group import NAME, EngineGroup, device_kind
@@ -170,7 +173,13 @@ class AllToAllVGroup(EngineGroup):
                 return self._started(work)
             plain_outs, plain_ins = self._carried(outs), self._carried(ins)
             if plain_outs is None or plain_ins is None:
-                return self._hand_over(method, *arguments, opts)
+                member = self._adding_in_order(row, [*outs, *ins])
+                if member is None:
+                    return self._hand_over(method, *arguments, opts)
+                with guard(member, row.operator):
+                    operation = row.prepare(member, outs, ins, parameters)
+                operation.run()  # on the current stream, which orders what comes after it
+                return self._kept(WorkList([])) if async_op else None
             with guard(comm, row.operator):
                 if root_tensor != 0:
                     raise InvalidParamError(f"rootTensor is {root_tensor}, expected 0, the index of the only tensor")
@@ -181,6 +190,16 @@ class AllToAllVGroup(EngineGroup):
             return self._started(self._begun(BackendWork, operation, limit, self._futures))
         operation.run(limit)
         return None
+
+    def _adding_in_order(self, row: Collective, tensors: Sequence[Tensor]) -> DeviceMember | None:
+        """Returns what reduces a device's tensors if this group is to add them in the order of ranks, which no engine
+        does.
+        """
+        device = device_kind(tensors)
+        if row.operator not in REDUCTIONS or device == "cpu" or not groups.adds_in_order(self, device):
+            return None
+        member = groups.resolve(self, device)
+        return member if isinstance(member, DeviceMember) else None
 
     def _post(self, method: str, prepare: Prepare, tensors: list[Tensor], peer: int | None, tag: int) -> TorchWork:
         """Begins a message. Only this rank raises errors of its arguments."""
@@ -246,7 +265,8 @@ class AllToAllVGroup(EngineGroup):
         try:
             if min(map(len, lists)) < count:
                 raise InvalidParamError(f"the lists have {[*map(len, lists)]} tensors, expected equally many")
-            carried = self._carried([x for each in lists for x in each]) is not None
+            tensors = [x for each in lists for x in each]
+            carried = self._carried(tensors) is not None or self._adding_in_order(row, tensors) is not None
             if not carried:
                 done = 1  # by which the ranks agree
                 begun.append(hand_over())
