@@ -7,11 +7,13 @@ from typing import Any
 
 import mindspore as ms
 import numpy as np
+import pytest
 from mindspore import Tensor
 from options_that_differ import Case, check, dispatchers, operations, quantized
 
 import alltoallv.mindspore as am
 from alltoallv import Communicator
+from alltoallv.errors import InvalidParamError
 
 
 def collectives(comm: Communicator) -> list[Case]:
@@ -36,3 +38,14 @@ def collectives(comm: Communicator) -> list[Case]:
 def check_options_that_differ(comm: Communicator) -> None:
     cases = [*collectives(comm), *quantized(am, Tensor, ms, comm), *dispatchers(am, Tensor, comm)]
     check(comm, [*cases, *operations(Tensor, comm)])
+
+
+def check_order_of_ranks(comm: Communicator) -> None:
+    x, part = Tensor(np.full(4, comm.rank + 1.0, np.float32)), Tensor(np.zeros(2, np.float32))
+    wide = Tensor(np.full(2 * comm.size, comm.rank + 1.0, np.float32))
+    total = sum(range(1, comm.size + 1))
+    am.all_reduce(x, group=comm, order="rank")
+    am.reduce_scatter_tensor(part, wide, group=comm, order="rank")
+    assert (x.asnumpy().tolist(), part.asnumpy().tolist()) == ([total] * 4, [total] * 2)
+    with pytest.raises(InvalidParamError, match=r"order is 'ring', expected 'rank' or None"):
+        am.reduce(x, 0, group=comm, order="ring" if comm.rank == 0 else None)

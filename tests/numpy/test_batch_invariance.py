@@ -6,11 +6,14 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from on_ranks import on_ranks
 
 from alltoallv import Communicator
 from alltoallv import numpy as av
+from alltoallv.errors import InvalidParamError
 from alltoallv.testing import Ranks
 
 Array = np.ndarray[Any, Any]
@@ -59,3 +62,14 @@ def test_any_slice_of_a_reduction_is_the_reduction_of_the_slice(
     ranks: Ranks, size: int, rows: int, cuts: list[int], dtype: str, seed: int, op: str
 ) -> None:
     ranks(size, threads=True)(check_slices, rows, sorted(min(cut, rows) for cut in cuts), dtype, seed, op)
+
+
+@on_ranks(2)
+def test_the_order_of_ranks_is_that_of_host_memory(comm: Communicator) -> None:
+    x = values(comm.rank, 6, np.float32, 1)
+    calls = (av.all_reduce, av.reduce_scatter, av.reduce)
+    for call in calls:
+        plain, ordered = call(x, group=comm), call(x, order="rank", group=comm)
+        assert (plain is None and ordered is None) or plain.tobytes() == ordered.tobytes()
+        with pytest.raises(InvalidParamError, match=r"order is 'ring', expected 'rank' or None"):
+            call(x, order="ring" if comm.rank == 0 else None, group=comm)  # one rank's mistake is an error of all

@@ -155,3 +155,13 @@ def test_ranks_of_the_job_in_a_group(rank: int, size: int) -> None:
     assert out == [7 * (rank - 1)]
     with pytest.raises(InvalidParamError, match="dst is 0, expected one of the group's ranks"):
         ap.send(x, 0, group)
+
+
+@on_ranks(2)
+def test_the_order_of_ranks_may_be_asked_for(comm: Communicator) -> None:
+    x, part = paddle.full([4], comm.rank + 1.0), paddle.zeros([2])
+    ap.all_reduce(x, group=comm, order="rank")
+    ap.reduce_scatter(part, x, group=comm, order="rank")
+    assert (x.tolist(), part.tolist()) == ([3.0] * 4, [6.0] * 2)
+    with pytest.raises(InvalidParamError, match=r"order is 'ring', expected 'rank' or None"):
+        ap.reduce(x, 0, group=comm, order="ring" if comm.rank == 0 else None)

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from alltoallv import _core
+from alltoallv._calls.guard import guard
+from alltoallv.errors import InvalidParamError
+from alltoallv.launch import variables
 
 FLOATS = frozenset(name for name, dtype in _core.dtypes.items() if dtype.arithmetic == "floating")
 COMPLEX = frozenset(name for name, dtype in _core.dtypes.items() if dtype.arithmetic == "complex")
@@ -18,6 +21,16 @@ def check_reduction(op: object, dtype: str, shown: object = None) -> None:
     It is called under the guard: if the core alone refused it, the peers would wait. ``shown``: the user's dtype.
     """
     _core.check_reduction(op, dtype, shown)
+
+
+def check_order(comm: Any, operator: str, order: object, why_not: str = "") -> None:
+    """Raises InvalidParamError, on all ranks, for an ``order`` other than None and "rank", that of host memory.
+
+    ``why_not``: why there is no "rank" here.
+    """
+    with guard(comm, operator):
+        if variables.order("order", order) is not None and why_not:
+            raise InvalidParamError(f"order is {order!r}, expected None: {why_not}")
 
 
 class ReductionPlan:

@@ -18,6 +18,7 @@ from alltoallv import _core
 from alltoallv._calls.counts import Counts
 from alltoallv._calls.guard import guard
 from alltoallv._calls.linear import Reduction, gathering
+from alltoallv._calls.reductions import check_order
 from alltoallv._core import CheckedCall
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError
@@ -71,7 +72,9 @@ def all_to_all(
     return front_end.call("all_to_all", comm, async_op, *tensors, names, timeout=timeout, gradient=gradient)
 
 
-def all_reduce(tensor: Tensor, op: str = "sum", group: Group = None, async_op: bool = False) -> CommHandle | None:
+def all_reduce(
+    tensor: Tensor, op: str = "sum", group: Group = None, async_op: bool = False, *, order: str | None = None
+) -> CommHandle | None:
     """Replaces ``tensor`` by the reduction of all ranks' tensors of this shape and dtype; all ranks get the same bits.
 
     Args:
@@ -80,6 +83,8 @@ def all_reduce(tensor: Tensor, op: str = "sum", group: Group = None, async_op: b
             ranks, 16-bit floats in float32, and rounded once. Sum and avg have a gradient.
         group: The name of a group, a `Communicator`, or None for all ranks.
         async_op: Return at once; the outputs are complete after the handle's ``wait()``, which raises the errors.
+        order: ``"rank"`` or None: the order of additions, which in host memory is always that of the ranks. NPUs refuse
+            it: MindSpore's sums there have HCCL's order.
 
     Returns:
         None, or the `CommHandle` with ``async_op=True``.
@@ -88,6 +93,8 @@ def all_reduce(tensor: Tensor, op: str = "sum", group: Group = None, async_op: b
         AllToAllVError: On every rank: an argument of any rank is wrong (InvalidParamError, InvalidTensorError), ranks
             disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
     """
+    if order is not None:
+        _check_order(group, "all_reduce", order)
     comm = enter(group)
     arguments = (comm.core, "all_reduce", tensor, tensor, op)
     if async_op is False and isinstance(tensor, Tensor) and _core.reduce(*arguments) is not None:
@@ -102,7 +109,13 @@ def all_reduce(tensor: Tensor, op: str = "sum", group: Group = None, async_op: b
 
 
 def reduce_scatter(
-    output: Tensor, input_list: Sequence[Tensor], op: str = "sum", group: Group = None, async_op: bool = False
+    output: Tensor,
+    input_list: Sequence[Tensor],
+    op: str = "sum",
+    group: Group = None,
+    async_op: bool = False,
+    *,
+    order: str | None = None,
 ) -> CommHandle | None:
     """Reduces ``input_list[j]`` of all ranks into rank j's ``output``.
 
@@ -111,6 +124,8 @@ def reduce_scatter(
     Args:
         group: The name of a group, a `Communicator`, or None for all ranks.
         async_op: Return at once; the outputs are complete after the handle's ``wait()``, which raises the errors.
+        order: ``"rank"`` or None: the order of additions, which in host memory is always that of the ranks. NPUs refuse
+            it: MindSpore's sums there have HCCL's order.
 
     Returns:
         None, or the `CommHandle` with ``async_op=True``.
@@ -119,6 +134,8 @@ def reduce_scatter(
         AllToAllVError: On every rank: an argument of any rank is wrong (InvalidParamError, InvalidTensorError), ranks
             disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
     """
+    if order is not None:
+        _check_order(group, "reduce_scatter", order)
     comm, counts = enter(group), None
     inputs: Any = input_list
     if in_queue() and isinstance(input_list, list | tuple) and all(isinstance(x, Tensor) for x in input_list):
@@ -130,7 +147,13 @@ def reduce_scatter(
 
 
 def reduce_scatter_tensor(
-    output: Tensor, input: Tensor, op: str = "sum", group: Group = None, async_op: bool = False
+    output: Tensor,
+    input: Tensor,
+    op: str = "sum",
+    group: Group = None,
+    async_op: bool = False,
+    *,
+    order: str | None = None,
 ) -> CommHandle | None:
     """Reduces the ``input`` of all ranks; rank j gets the j-th of W equal parts in ``output``.
 
@@ -139,6 +162,8 @@ def reduce_scatter_tensor(
     Args:
         group: The name of a group, a `Communicator`, or None for all ranks.
         async_op: Return at once; the outputs are complete after the handle's ``wait()``, which raises the errors.
+        order: ``"rank"`` or None: the order of additions, which in host memory is always that of the ranks. NPUs refuse
+            it: MindSpore's sums there have HCCL's order.
 
     Returns:
         None, or the `CommHandle` with ``async_op=True``.
@@ -147,6 +172,8 @@ def reduce_scatter_tensor(
         AllToAllVError: On every rank: an argument of any rank is wrong (InvalidParamError, InvalidTensorError), ranks
             disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
     """
+    if order is not None:
+        _check_order(group, "reduce_scatter", order)
     terms: dict[str, Any] = {"reduce_op": op, "gradient": _scattered_sum(op)}
     return front_end.call("reduce_scatter", group, async_op, output, input, ("output", "input_list", ""), **terms)
 
@@ -177,6 +204,11 @@ def reduce_scatter_tensor_uneven(
     terms: dict[str, Any] = {"reduce_op": op, "counts": _sizes(input_split_sizes), "gradient": _scattered_sum(op)}
     names = "output", "input", "input_split_sizes"
     return front_end.call("reduce_scatter", group, async_op, output, input, names, **terms)
+
+
+def _check_order(group: Group, operator: str, order: object) -> None:
+    why_not = "MindSpore's sums on NPUs have HCCL's order" if in_queue() else ""
+    check_order(enter(group), operator, order, why_not)
 
 
 def _sizes(sizes: Counts | None) -> Counts:
@@ -286,7 +318,15 @@ def broadcast(tensor: Tensor, src: int, group: Group = None, async_op: bool = Fa
     return front_end.call("broadcast", group, async_op, tensor, root=("src", src), gradient=gradient)
 
 
-def reduce(tensor: Tensor, dst: int, op: str = "sum", group: Group = None, async_op: bool = False) -> CommHandle | None:
+def reduce(
+    tensor: Tensor,
+    dst: int,
+    op: str = "sum",
+    group: Group = None,
+    async_op: bool = False,
+    *,
+    order: str | None = None,
+) -> CommHandle | None:
     """Replaces the ``tensor`` of rank ``dst`` by the reduction of all tensors; the other ranks' tensors do not change.
 
     ``op`` and the result's bits are as in `all_reduce`.
@@ -294,6 +334,8 @@ def reduce(tensor: Tensor, dst: int, op: str = "sum", group: Group = None, async
     Args:
         group: The name of a group, a `Communicator`, or None for all ranks.
         async_op: Return at once; the outputs are complete after the handle's ``wait()``, which raises the errors.
+        order: ``"rank"`` or None: the order of additions, which in host memory is always that of the ranks. NPUs refuse
+            it: MindSpore's sums there have HCCL's order.
 
     Returns:
         None, or the `CommHandle` with ``async_op=True``.
@@ -302,6 +344,8 @@ def reduce(tensor: Tensor, dst: int, op: str = "sum", group: Group = None, async
         AllToAllVError: On every rank: an argument of any rank is wrong (InvalidParamError, InvalidTensorError), ranks
             disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
     """
+    if order is not None:
+        _check_order(group, "reduce", order)
     if not in_queue():
         return front_end.call("reduce", group, async_op, tensor, reduce_op=op, root=("dst", dst))
     # HCCL reduces on all ranks, here into a copy: our transport over it has no reduction to one rank.

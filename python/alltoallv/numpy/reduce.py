@@ -10,6 +10,7 @@ import numpy.typing as npt
 from alltoallv import _core, memory
 from alltoallv._calls.counts import Counts, even_parts, packed
 from alltoallv._calls.guard import guard
+from alltoallv._calls.reductions import check_order
 from alltoallv.communicator import Communicator
 from alltoallv.dtypes import core_name
 from alltoallv.errors import InvalidParamError
@@ -26,6 +27,7 @@ def all_reduce(
     group: Communicator | None = None,
     async_op: bool = False,
     timeout: float | None = None,
+    order: str | None = None,
 ) -> Any:
     """Reduces the ``input`` of all ranks element by element.
 
@@ -40,6 +42,7 @@ def all_reduce(
         group: A `Communicator`, or None for the default one.
         async_op: Return at once; the outputs are complete after the work's ``wait()``, which raises the errors.
         timeout: Seconds to wait for the peers; default: the communicator's.
+        order: ``"rank"`` or None: the order of additions, which in host memory is always that of the ranks.
 
     Returns:
         The result, of the input's shape and dtype, or ``(result, work)`` with ``async_op=True``.
@@ -49,6 +52,8 @@ def all_reduce(
             disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
     """
     comm, names = resolve(group), ("out", "input", "")
+    if order is not None:
+        check_order(comm, "all_reduce", order)
     if not async_op and timeout is None:  # the shortest way: small reductions are many
         result: Array | None = _core.reduce(comm.core, "all_reduce", input, out, op)
         if result is not None:
@@ -66,6 +71,7 @@ def reduce_scatter(
     group: Communicator | None = None,
     async_op: bool = False,
     timeout: float | None = None,
+    order: str | None = None,
 ) -> Any:
     """Reduces the ``input`` of all ranks and gives rank j its part of the rows of dimension 0.
 
@@ -76,6 +82,7 @@ def reduce_scatter(
         group: A `Communicator`, or None for the default one.
         async_op: Return at once; the outputs are complete after the work's ``wait()``, which raises the errors.
         timeout: Seconds to wait for the peers; default: the communicator's.
+        order: ``"rank"`` or None: the order of additions, which in host memory is always that of the ranks.
 
     Returns:
         This rank's part, or ``(part, work)`` with ``async_op=True``.
@@ -85,6 +92,8 @@ def reduce_scatter(
             disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
     """
     comm, names = resolve(group), ("out", "input", "recv_counts")
+    if order is not None:
+        check_order(comm, "reduce_scatter", order)
     arguments = ADAPTER, comm.core, "reduce_scatter", out, input, None, op, recv_counts, True
     result = _core.call(*arguments, names, async_op, timeout)
     return later(comm, result) if async_op else result

@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from alltoallv import _core
 from alltoallv._calls.counts import Counts
+from alltoallv._calls.reductions import check_order
 from alltoallv.communicator import Communicator
 from alltoallv.numpy.arrays import ADAPTER, Array, later, resolve
 from alltoallv.numpy.reduce import Op
@@ -42,6 +43,7 @@ def reduce(
     group: Communicator | None = None,
     async_op: bool = False,
     timeout: float | None = None,
+    order: str | None = None,
 ) -> Any:
     """Reduces the ``input`` of all ranks element by element, in the order of ranks, to rank ``root`` alone.
 
@@ -52,6 +54,7 @@ def reduce(
         group: A `Communicator`, or None for the default one.
         async_op: Return at once; the outputs are complete after the work's ``wait()``, which raises the errors.
         timeout: Seconds to wait for the peers; default: the communicator's.
+        order: ``"rank"`` or None: the order of additions, which in host memory is always that of the ranks.
 
     Returns:
         On the root the result, of the input's shape and dtype; None elsewhere. ``(result, work)`` with
@@ -62,6 +65,8 @@ def reduce(
             disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
     """
     comm, names = resolve(group), ("out", "input", "")
+    if order is not None:
+        check_order(comm, "reduce", order)
     result = _core.call(ADAPTER, comm.core, "reduce", out, input, root, op, None, None, names, async_op, timeout)
     return later(comm, result) if async_op else result
 

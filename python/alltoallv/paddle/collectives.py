@@ -13,12 +13,15 @@ from collections.abc import Sequence
 from paddle import Tensor
 from paddle.distributed import ReduceOp
 
+from alltoallv._calls.reductions import check_order
 from alltoallv.paddle.front_end import front_end
-from alltoallv.paddle.group import Group
+from alltoallv.paddle.group import Group, resolve
 from alltoallv.paddle.work import Task
 
 
-def all_reduce(tensor: Tensor, op: int = ReduceOp.SUM, group: Group = None, sync_op: bool = True) -> Task | None:
+def all_reduce(
+    tensor: Tensor, op: int = ReduceOp.SUM, group: Group = None, sync_op: bool = True, *, order: str | None = None
+) -> Task | None:
     """Replaces ``tensor``, which has one shape and dtype on all ranks, by the reduction of all ranks' tensors.
 
     All ranks get the same bits: values are combined in rank order, 16-bit floats in float32, and rounded once.
@@ -28,6 +31,7 @@ def all_reduce(tensor: Tensor, op: int = ReduceOp.SUM, group: Group = None, sync
         op: ``ReduceOp.SUM``, ``PROD``, ``MIN``, ``MAX``, and for floats ``AVG``.
         group: A Paddle group, a `Communicator`, or None for all ranks.
         sync_op: Return when the outputs are complete; if false, at once, and they are after the task's ``wait()``.
+        order: ``"rank"`` or None: the order of additions, which in host memory is always that of the ranks.
 
     Returns:
         A task, also with ``sync_op=True``; None, with a warning, on a rank outside the group.
@@ -36,10 +40,20 @@ def all_reduce(tensor: Tensor, op: int = ReduceOp.SUM, group: Group = None, sync
         AllToAllVError: On every rank: an argument of any rank is wrong (InvalidParamError, InvalidTensorError), ranks
             disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
     """
+    if order is not None and (comm := resolve(group)) is not None:
+        check_order(comm, "all_reduce", order)
     return front_end.call("all_reduce", group, not sync_op, tensor, reduce_op=op)
 
 
-def reduce(tensor: Tensor, dst: int, op: int = ReduceOp.SUM, group: Group = None, sync_op: bool = True) -> Task | None:
+def reduce(
+    tensor: Tensor,
+    dst: int,
+    op: int = ReduceOp.SUM,
+    group: Group = None,
+    sync_op: bool = True,
+    *,
+    order: str | None = None,
+) -> Task | None:
     """Replaces the ``tensor`` of rank ``dst`` by the reduction of all tensors; the other ranks' tensors do not change.
 
     ``op`` and the result's bits are as in `all_reduce`.
@@ -47,6 +61,7 @@ def reduce(tensor: Tensor, dst: int, op: int = ReduceOp.SUM, group: Group = None
     Args:
         group: A Paddle group, a `Communicator`, or None for all ranks.
         sync_op: Return when the outputs are complete; if false, at once, and they are after the task's ``wait()``.
+        order: ``"rank"`` or None: the order of additions, which in host memory is always that of the ranks.
 
     Returns:
         A task, also with ``sync_op=True``; None, with a warning, on a rank outside the group.
@@ -55,6 +70,8 @@ def reduce(tensor: Tensor, dst: int, op: int = ReduceOp.SUM, group: Group = None
         AllToAllVError: On every rank: an argument of any rank is wrong (InvalidParamError, InvalidTensorError), ranks
             disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
     """
+    if order is not None and (comm := resolve(group)) is not None:
+        check_order(comm, "reduce", order)
     return front_end.call("reduce", group, not sync_op, tensor, reduce_op=op, root=("dst", dst))
 
 
@@ -64,6 +81,8 @@ def reduce_scatter(
     op: int = ReduceOp.SUM,
     group: Group = None,
     sync_op: bool = True,
+    *,
+    order: str | None = None,
 ) -> Task | None:
     """Reduces ``tensor_list[j]`` of all ranks into rank j's ``tensor``.
 
@@ -73,6 +92,7 @@ def reduce_scatter(
     Args:
         group: A Paddle group, a `Communicator`, or None for all ranks.
         sync_op: Return when the outputs are complete; if false, at once, and they are after the task's ``wait()``.
+        order: ``"rank"`` or None: the order of additions, which in host memory is always that of the ranks.
 
     Returns:
         A task, also with ``sync_op=True``; None, with a warning, on a rank outside the group.
@@ -81,6 +101,8 @@ def reduce_scatter(
         AllToAllVError: On every rank: an argument of any rank is wrong (InvalidParamError, InvalidTensorError), ranks
             disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
     """
+    if order is not None and (comm := resolve(group)) is not None:
+        check_order(comm, "reduce_scatter", order)
     names = "tensor", "tensor_list", ""
     return front_end.call("reduce_scatter", group, not sync_op, tensor, tensor_list, names, reduce_op=op)
 
