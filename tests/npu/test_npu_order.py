@@ -148,6 +148,26 @@ def test_ranks_agree_on_the_order(rank: int, n: int, file: str) -> None:
 
 
 @on_ranks(3, communicator=False)
+def test_gradients_are_added_in_the_same_order(rank: int, n: int, file: str) -> None:
+    with group(rank, n, file) as (_, device), emulated(order="ring"):
+        arrays = terms(n, n * 3000, "float32", 3)
+        wanted, own = reference.all_reduce(arrays, "sum")[rank], slice(rank * 3000, (rank + 1) * 3000)
+        mine = on(device, arrays[rank])
+        x = mine.clone().requires_grad_()
+        y = at.functional.all_reduce(x, order="rank")
+        y.backward(mine)
+        part = at.functional.reduce_scatter(mine, order="rank")
+        z = mine[own].clone().requires_grad_()
+        at.functional.all_gather(z, order="rank").backward(mine)
+        assert x.grad is not None
+        assert z.grad is not None
+        for found, expected in ((y.detach(), wanted), (x.grad, wanted), (part, wanted[own]), (z.grad, wanted[own])):
+            assert_bits_equal(bits(found), expected)
+        with pytest.raises(InvalidParamError, match=r"order is 'ring', expected 'rank' or None"):
+            at.functional.all_gather(mine, order="ring")
+
+
+@on_ranks(3, communicator=False)
 def test_a_captured_sum_keeps_its_order(rank: int, n: int, file: str) -> None:
     with group(rank, n, file) as (_, device), emulated(order="ring"):
         arrays = terms(n, 9000, "float32", 2)

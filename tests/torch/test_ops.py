@@ -44,9 +44,9 @@ def test_opcheck(comm: Communicator) -> None:
         (operators.all_to_all_v, (x, layout, -1, 1, "all_to_all_v", name)),
         (operators.all_to_all_v_transpose, (y, layout, sum(sends), 1, "all_to_all_v", name)),
         (operators.all_to_all_v_learn, (x, layout[:2], 1, "all_to_all_v", name)),
-        (operators.all_gather, (rows, w, name)),
-        (operators.reduce_scatter, (rows, w, name)),
-        (operators.all_reduce, (rows, name)),
+        (operators.all_gather, (rows, w, "rank", name)),
+        (operators.reduce_scatter, (rows, w, "", name)),
+        (operators.all_reduce, (rows, "rank", name)),
     ]
     for op, arguments in calls:
         results = torch.library.opcheck(op.custom, arguments)

@@ -46,20 +46,28 @@ def all_to_all_single(
     return all_to_all_v(input, input_split_sizes, output_split_sizes, unit="row", group=group)
 
 
-def all_gather(input: Tensor, group: Group = None) -> Tensor:
-    """Returns all ranks' inputs, ``[n, ...]``, concatenated: ``[W * n, ...]``. The gradient is a reduce-scatter."""
-    return ops.all_gather(input, groups.world_size(group), group)
+def all_gather(input: Tensor, group: Group = None, *, order: str | None = None) -> Tensor:
+    """Returns all ranks' inputs, ``[n, ...]``, concatenated: ``[W * n, ...]``. The gradient is a reduce-scatter.
+
+    ``order``: that of the gradient's sums, as in `reduce_scatter`.
+    """
+    return ops.all_gather(input, groups.world_size(group), order or "", group)
 
 
-def reduce_scatter(input: Tensor, group: Group = None) -> Tensor:
+def reduce_scatter(input: Tensor, group: Group = None, *, order: str | None = None) -> Tensor:
     """Sums all ranks' inputs, ``[W * n, ...]``; each keeps its part, ``[n, ...]``. The gradient is an all-gather.
+
+    ``order="rank"`` adds in the order of ranks on devices too, as in `alltoallv.torch.all_reduce`.
 
     Raises:
         ValueError: dimension 0 does not divide by the number of ranks.
     """
-    return ops.reduce_scatter(input, groups.world_size(group), group)
+    return ops.reduce_scatter(input, groups.world_size(group), order or "", group)
 
 
-def all_reduce(input: Tensor, group: Group = None) -> Tensor:
-    """Returns the sum of all ranks' inputs, in their shape. The gradient is also such a sum."""
-    return ops.all_reduce(input, group)
+def all_reduce(input: Tensor, group: Group = None, *, order: str | None = None) -> Tensor:
+    """Returns the sum of all ranks' inputs, in their shape. The gradient is also such a sum, in the same ``order``.
+
+    ``order="rank"`` adds in the order of ranks on devices too, as in `alltoallv.torch.all_reduce`.
+    """
+    return ops.all_reduce(input, order or "", group)

@@ -44,7 +44,7 @@ class _QuantizedSum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
-        back = ops.all_reduce(grad.to(ctx.dtype), ctx.comm)
+        back = ops.all_reduce(grad.to(ctx.dtype), "", ctx.comm)
         return back / ctx.comm.size if ctx.op == "avg" else back, None, None, None
 
 

@@ -25,11 +25,12 @@ from alltoallv._calls.counts import Layout, overlap, packed
 from alltoallv._calls.guard import guard
 from alltoallv._calls.received import STATUS_SHAPE
 from alltoallv.errors import InvalidParamError
+from alltoallv.launch import variables
 from alltoallv.torch.eager import calls
 from alltoallv.torch.eager import group as groups
 from alltoallv.torch.eager.calls import AnyCommunicator
 from alltoallv.torch.eager.collectives import COLLECTIVES
-from alltoallv.torch.eager.declaration import NO_PARAMETERS, Collective
+from alltoallv.torch.eager.declaration import NO_PARAMETERS, Collective, Parameters
 from alltoallv.torch.eager.group import Group
 from alltoallv.torch.eager.tensors import as_input, shaped
 from alltoallv.torch.graph.library import Operator, known_size
@@ -170,24 +171,25 @@ def _functional(row: Collective) -> Operator:
     def run(input: Tensor, *options: Any) -> Tensor:
         comm = communicator_of(options[-1], input)
         with guard(comm, row.operator):
-            shape = form.shape(input.shape, *options[:-1])
+            shape = form.shape(input.shape, *options[:-2])
+            parameters = Parameters(order=variables.order("order", options[-2])) if options[-2] else NO_PARAMETERS
         if comm.host_core is not None:
-            result = at_once(comm.host_core, [None], [input], NO_PARAMETERS, None, False)
+            result = at_once(comm.host_core, [None], [input], parameters, None, False)
             if result is not None:
                 return result if result.dim() == input.dim() else shaped(result, shape)  # a gather's is stacked
         with guard(comm, row.operator):
             x = as_input("input", input)
             out = calls.new_output(comm, shape, x)
-            operation = row.prepare(comm, [out], [x], NO_PARAMETERS)
+            operation = row.prepare(comm, [out], [x], parameters)
         operation.run()
         return out
 
     run.__name__ = form.name
     return Operator(
         run,
-        fake=lambda input, *options: input.new_empty(form.shape(input.shape, *options[:-1])),
+        fake=lambda input, *options: input.new_empty(form.shape(input.shape, *options[:-2])),
         gradient=lambda call, grad: FUNCTIONAL[form.gradient](grad, *call[1:]),
-        schema=f"(Tensor input, {form.parameters}str group) -> Tensor",
+        schema=f"(Tensor input, {form.parameters}str order, str group) -> Tensor",
     )
 
 

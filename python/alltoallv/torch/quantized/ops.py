@@ -40,7 +40,7 @@ _OPTIONS = (
 
 def _gradient_of_sum(call: Any, grad: Tensor) -> Tensor:
     """Returns the gradient of a quantized all-reduce."""
-    back: Tensor = ops.all_reduce(grad.to(call.input.dtype), call.group)
+    back: Tensor = ops.all_reduce(grad.to(call.input.dtype), "", call.group)
     return back / communicator_of(call.group, grad).size if call.op == "avg" else back
 
 
