@@ -183,6 +183,23 @@ TEST(first_poison_wins) {
     }
 }
 
+/// Of two ranks that die at once, only the one that all tell of counts as lost, wherever both are heard of.
+TEST(first_loss_wins) {
+    Planes planes(4);
+    const auto check = [&](const char* text) {
+        const ControlPlane::Poison told = planes[0].poison_told();
+        CHECK_EQ(told.lost, 3);
+        CHECK_EQ(told.process, planes[0].process_of(3));
+        check_contains(told.reason, text);
+        fails(ErrorClass::peer_lost, text, [&] { agree(planes[0]); });
+    };
+    planes[2].lost(3, "it is gone");
+    check("rank 3 was lost: it is gone");
+    planes[0].lost(1, "it is gone, too");
+    planes[2].hear_poison(PoisonKind::lost, 0, 1, "rank 1 was lost: another host tells");
+    check("rank 3 was lost: it is gone");
+}
+
 TEST(acknowledges_when_idle) {
     Planes planes(2);
     planes[1].acknowledge_if_idle();

@@ -162,7 +162,7 @@ class ControlPlane {
     void acknowledge_if_idle();
     void leave();
     /// A transport between hosts reports what it has received about the other hosts.
-    void hear_poison(PoisonKind kind, int by, const std::string& reason);
+    void hear_poison(PoisonKind kind, int by, int lost, const std::string& reason);
     /// Takes the end of the whole, or of the part.
     void hear_poison(const Poison& poison);
     void hear_left(int rank, bool process_ended);
@@ -171,10 +171,11 @@ class ControlPlane {
     }
     void hear_difference(uint64_t seq, const PairDifference& difference);
     struct Poison {
-        PoisonKind kind;
-        int by;
-        std::string reason;
-        int64_t lost = 0;  // the process that was lost; 0: none, or unknown
+        PoisonKind kind = PoisonKind::none;
+        int by = -1;
+        std::string reason{};
+        int lost = -1;        // the rank that was lost; < 0: none, or unknown
+        int64_t process = 0;  // its process, or 0
     };
     Poison poison_told() const;
     /// Returns the error that `what` raises once poisoned.
@@ -205,8 +206,6 @@ class ControlPlane {
     std::string describe_rank(int rank) const;
     /// Returns the process of a rank, as control/liveness.h numbers it.
     int64_t process_of(int rank) const;
-    /// Returns the rank that was lost in this process's view; < 0 if none was.
-    int lost_rank() const;
     /// Returns how a process was lost, or that it has ended after its rank had left; empty if it may live.
     std::string end_of(int64_t process) const;
     std::string describe_op(OpKind op) const;

@@ -61,21 +61,19 @@ void ControlPlane::poison_with(const Error& error, const std::string& what) {
 
 ControlPlane::Poison ControlPlane::poison_told() const {
     const uint64_t poison = header().poison.load(std::memory_order_acquire);
-    const uint64_t by = (poison & 0xffffffff) - 1;
-    if (by >= static_cast<uint64_t>(size()) || poison >> 32 > static_cast<uint64_t>(PoisonKind::memory))
+    const PoisonWord word(poison);
+    if (word.by < 0 || word.by >= size() || word.lost >= size() || word.kind > PoisonKind::memory)
         return {PoisonKind::lost, rank(), "a rank has written nonsense into the control segment"};
-    const RankStatus& teller = status(static_cast<int>(by));
-    const int gone = lost_rank();
-    return {static_cast<PoisonKind>(poison >> 32), static_cast<int>(by), peer_text(teller.reason, sizeof teller.reason),
-            gone < 0 ? 0 : process_of(gone)};
+    const RankStatus& teller = status(word.by);
+    return {word.kind, word.by, peer_text(teller.reason, sizeof teller.reason), word.lost,
+            word.lost < 0 ? 0 : process_of(word.lost)};
 }
 
 Error ControlPlane::poison_error(const std::string& what) const {
     const Poison poison = poison_told();
-    const int64_t lost = poison.lost != 0 ? poison.lost : whole().poison_told().lost;
-    if (lost != 0) {
-        Liveness::report(lost, loss_text(poison.reason));
-        Liveness::tell(lost);
+    if (const Poison loss = poison.process != 0 ? poison : whole().poison_told(); loss.process != 0) {
+        Liveness::report(loss.process, loss_text(loss.reason));
+        Liveness::tell(loss.process);
     }
     if (poison.kind == PoisonKind::timeout) return comm_timeout(poison.reason);
     if (poison.kind == PoisonKind::deadlock) return deadlock(poison.reason);
@@ -93,7 +91,7 @@ void ControlPlane::throw_poison() const {
 }
 
 void ControlPlane::poison(PoisonKind kind, const std::string& reason) {
-    hear_poison(kind, rank(), reason);
+    hear_poison(kind, rank(), -1, reason);
 }
 
 void ControlPlane::share_poison(std::function<void(const Poison&)> share) {
@@ -104,7 +102,7 @@ void ControlPlane::share_poison(std::function<void(const Poison&)> share) {
     if (share && poisoned()) share(poison_told());
 }
 
-void ControlPlane::hear_poison(PoisonKind kind, int by, const std::string& reason) {
+void ControlPlane::hear_poison(PoisonKind kind, int by, int lost, const std::string& reason) {
     std::function<void(const Poison&)> share;
     {
         const std::lock_guard lock(poison_mutex_);
@@ -112,21 +110,21 @@ void ControlPlane::hear_poison(PoisonKind kind, int by, const std::string& reaso
         RankStatus& teller = status(by);
         copy_text(teller.reason, sizeof teller.reason, reason);
         uint64_t expected = 0;
-        const uint64_t value = static_cast<uint64_t>(kind) << 32 | (static_cast<uint64_t>(by) + 1);
-        if (!header().poison.compare_exchange_strong(expected, value, std::memory_order_seq_cst)) return;
+        if (!header().poison.compare_exchange_strong(expected, PoisonWord{kind, lost, by}.bits())) return;
         share = share_poison_;
     }
     ring_all();
     if (on_poison) on_poison();
     const Poison told = poison_told();
-    if (told.lost != 0) Liveness::report(told.lost, loss_text(reason));
+    if (told.process != 0) Liveness::report(told.process, loss_text(reason));
     if (share) share(told);
 }
 
 void ControlPlane::hear_poison(const Poison& poison) {
-    for (int j = 0; poison.lost != 0 && j < size(); ++j)
-        if (process_of(j) == poison.lost && !poisoned()) status(j).lost.store(1, std::memory_order_release);
-    hear_poison(poison.kind, rank(), poison.reason);
+    int lost = -1;  // here it may have another number
+    for (int j = 0; poison.process != 0 && j < size(); ++j)
+        if (process_of(j) == poison.process) lost = j;
+    hear_poison(poison.kind, rank(), lost, poison.reason);
 }
 
 void ControlPlane::ring_all() {
@@ -147,11 +145,10 @@ void ControlPlane::hear_difference(uint64_t seq, const PairDifference& differenc
 }
 
 void ControlPlane::lost(int peer, const std::string& how) {
-    if (!poisoned()) status(peer).lost.store(1, std::memory_order_release);
     const std::string loss = "rank " + std::to_string(called(peer)) + " was lost: " + how + "; " + describe_rank(peer);
-    poison(PoisonKind::lost, loss);
+    hear_poison(PoisonKind::lost, rank(), peer, loss);
     // Others that end after the first one, because of that, or because a launcher ends the job, are not worth a line.
-    if (status(peer).lost.load(std::memory_order_acquire) != 0) Liveness::report(process_of(peer), loss_text(loss));
+    if (const Poison told = poison_told(); told.lost == peer) Liveness::report(told.process, loss_text(loss));
 }
 
 void ControlPlane::left_early(int peer) {
@@ -168,14 +165,9 @@ int64_t ControlPlane::process_of(int peer) const {
     return Liveness::process(of.place.load(std::memory_order_relaxed), of.pid.load(std::memory_order_relaxed));
 }
 
-int ControlPlane::lost_rank() const {
-    for (int j = 0; poisoned() && j < size(); ++j)
-        if (status(j).lost.load(std::memory_order_acquire) != 0) return j;
-    return -1;
-}
-
 std::string ControlPlane::end_of(int64_t process) const {
-    if (const int lost = lost_rank(); lost >= 0 && process_of(lost) == process) return poison_told().reason;
+    if (const Poison told = poisoned() ? poison_told() : Poison{}; told.lost >= 0 && told.process == process)
+        return told.reason;
     for (int j = 0; j < size(); ++j)
         if (has_left(j) && status(j).ended.load(std::memory_order_relaxed) != 0 && process_of(j) == process)
             return "its process has ended";

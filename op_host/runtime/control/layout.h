@@ -107,7 +107,6 @@ struct alignas(cache_line) RankStatus {
     std::atomic<uint64_t> acked;       // set once this rank has seen the poison and will not write to any peer again
     std::atomic<uint64_t> probe;       // address of a word that peers try to read with process_vm_readv
     std::atomic<uint32_t> reads_all;   // 1 if this rank could read every peer
-    std::atomic<uint32_t> lost;        // 1 once a rank of this host knows that it is lost
     std::atomic<uint32_t> ended;       // 1 if it has left because its process ends
     std::atomic<uint32_t> silent;      // of a leader of another host: 1 while it does not answer
     std::atomic<uint64_t> cpus[16];    // the processors it may use, bit by bit
@@ -124,8 +123,27 @@ struct PairDifference {
     int64_t sent = 0, expected = 0;
 };
 
+/// Why a communicator has ended. In one word, so that whatever else happens no rank but the one that `by` writes of in
+/// its `reason` counts as lost.
+struct PoisonWord {
+    PoisonKind kind;
+    int lost;  // a rank; < 0: none
+    int by;
+
+    PoisonWord(PoisonKind as, int of, int teller) : kind(as), lost(of), by(teller) {}
+    explicit PoisonWord(uint64_t bits)
+        : kind(static_cast<PoisonKind>(bits >> 56)), lost(rank_of(bits >> 28)), by(rank_of(bits)) {}
+    uint64_t bits() const {
+        return static_cast<uint64_t>(kind) << 56 | static_cast<uint64_t>(lost + 1) << 28 |
+               static_cast<uint64_t>(by + 1);
+    }
+
+  private:
+    static int rank_of(uint64_t bits) { return static_cast<int>(bits & 0xfffffff) - 1; }
+};
+
 struct alignas(cache_line) ControlHeader {
-    std::atomic<uint64_t> poison;   // 0, or kind << 32 | rank + 1, whose `reason` explains it; set once
+    std::atomic<uint64_t> poison;   // 0, or a PoisonWord; set once
     std::atomic<uint64_t> refused;  // the last operator that any rank has refused
     std::atomic<uint64_t> judged;  // between hosts: the last operator whose counts rank 0 has compared, and its finding
     PairDifference difference;

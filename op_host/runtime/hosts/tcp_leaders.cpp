@@ -202,8 +202,8 @@ void TcpLeaders::note_silence(const Connection& connection, bool silent) {
 void TcpLeaders::tell_poison() {
     if (!control_.poisoned() || std::exchange(poison_told_, true)) return;
     const auto poison = control_.poison_told();
-    const auto lost = static_cast<uint64_t>(control_.lost_rank() + 1);
-    send_to_others(nobody, {0, Tells::poisoned, poison.by, poison.kind, lost}, poison.reason);
+    send_to_others(nobody, {0, Tells::poisoned, poison.by, poison.kind, static_cast<uint64_t>(poison.lost + 1)},
+                   poison.reason);
 }
 
 void TcpLeaders::tell_departures() {
@@ -290,8 +290,8 @@ void TcpLeaders::on_message(size_t index, const Message& message, const char* bo
         }
         case Tells::poisoned:
             if (message.seq > static_cast<uint64_t>(control_.size())) break;
-            if (message.seq > 0) control_.status(static_cast<int>(message.seq) - 1).lost.store(1);
-            control_.hear_poison(message.kind, message.rank, std::string(body, message.bytes));
+            control_.hear_poison(message.kind, message.rank, static_cast<int>(message.seq) - 1,
+                                 std::string(body, message.bytes));
             return tell_poison();
         case Tells::question:
             return send(connection, {0, Tells::answer, 0, {}, 0}, {});
