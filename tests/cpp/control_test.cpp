@@ -200,6 +200,19 @@ TEST(first_loss_wins) {
     check("rank 3 was lost: it is gone");
 }
 
+/// Whoever meets the end of a part, which another process has set, has told the whole before it fails: no rank that
+/// lives is taken for the cause.
+TEST(a_whole_ends_before_its_part_throws) {
+    Planes whole(2), part(2);
+    part[0].become_part_of(whole[0]);
+    part[0].share_poison([&](const ControlPlane::Poison& poison) { whole[0].hear_poison(poison); });
+    part[1].poison(PoisonKind::lost, "rank 1 was lost: it is gone");
+    CHECK(!whole[0].poisoned());
+    fails(ErrorClass::peer_lost, "rank 1 was lost: it is gone", [&] { agree(part[0]); });
+    CHECK(whole[0].poisoned());
+    CHECK_EQ(whole[0].poison_told().reason, std::string("rank 1 was lost: it is gone"));
+}
+
 TEST(acknowledges_when_idle) {
     Planes planes(2);
     planes[1].acknowledge_if_idle();

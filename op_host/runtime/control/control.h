@@ -310,7 +310,7 @@ class ControlPlane {
     double op_timeout_;
     Clock::time_point started_, next_warning_;
     std::atomic<bool> active_{false};
-    std::mutex poison_mutex_;
+    mutable std::mutex poison_mutex_;
     std::function<void(const Poison&)> share_poison_;  // guarded by the mutex
     std::atomic<const ControlPlane*> whole_{nullptr};
     Tracer tracer_;

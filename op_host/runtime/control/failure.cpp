@@ -83,7 +83,15 @@ Error ControlPlane::poison_error(const std::string& what) const {
     return peer_lost(what + ": " + poison.reason);
 }
 
+/// Before a part throws, its whole must have ended for the same reason: another process of this host may have ended the
+/// part, and told only its own whole. Else the whole would end because this rank has failed, which lives.
 void ControlPlane::throw_poison() const {
+    if (&whole() != this) {
+        std::unique_lock lock(poison_mutex_);
+        const auto share = share_poison_;
+        lock.unlock();
+        if (share) share(poison_told());
+    }
     const Error error = poison_error(describe_op());
     if (error.kind() == ErrorClass::deadlock)
         Deadlocks::instance().judge(error.what());  // ranks that wait for this one must learn it before it continues
