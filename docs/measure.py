@@ -52,12 +52,12 @@ class Run:
     environment: str = ""
 
     def argv(self, quick: bool) -> list[str]:
-        """As `bench.given` has it, which its file tells."""
+        """As `bench.arguments_of` has it, which its file tells."""
         peers = [] if self.arguments.startswith(("kernels", "backend")) else ["--peers", self.peers]
         parser = argparse.ArgumentParser()
         bench.add_arguments(parser)
         seconds = 0.1 if quick else self.seconds
-        return bench.given(parser.parse_args([*self.arguments.split(), *peers, "--seconds", str(seconds)]))
+        return bench.arguments_of(parser.parse_args([*self.arguments.split(), *peers, "--seconds", str(seconds)]))
 
 
 SIZES = "1K,16K,256K,1M,4M,16M,64M"
