@@ -113,7 +113,7 @@ class Communicator:
             take_place(job, options)
             return cls(hccl.from_launch(job, options, check), order=order)
         if backend == "tcp" or (backend == "auto" and job.several_hosts):
-            communicator = cls(between_hosts(job, options), options)
+            communicator = cls(between_hosts(job, options), options, order)
             _of_hosts[:] = [communicator]
             return communicator
         job.require_one_host(job.size)
