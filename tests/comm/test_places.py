@@ -19,10 +19,18 @@ def place(hidden: bool) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
+def unshare(*options: str) -> list[str]:
+    """Returns the command that makes namespaces, as root can; where it fails the test is skipped with its reason."""
+    command = ["unshare", *options]
+    tried = subprocess.run([*command, "true"], capture_output=True, text=True, check=False)
+    if tried.returncode != 0:
+        pytest.skip(f"{' '.join(command)} fails here: {tried.stderr.strip()}")
+    return command
+
+
 def test_hosts_without_proc_are_no_common_place():
     """Ranks there would look for each other's memory on one host."""
-    if subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode != 0:
-        pytest.skip("no namespaces of mounts can be made here")
+    unshare("--mount")
     assert place(False) == place(False)
     assert len({place(True), place(True), place(False)}) == 3
 
@@ -38,9 +46,7 @@ except AllToAllVError as error:
 
 
 def test_containers_with_process_numbers_of_their_own_are_told_what_to_give_them():
-    unshare = ["unshare", "--pid", "--fork", "--kill-child"]
-    if subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode != 0:
-        pytest.skip("no namespaces of processes can be made here")
+    apart = unshare("--pid", "--fork", "--kill-child")
     env = clean_environment() | {"ALLTOALLV_WORLD_SIZE": "2", "ALLTOALLV_JOB_ID": f"containers-{os.getpid()}"}
     ranks = [
         subprocess.Popen(
@@ -49,7 +55,7 @@ def test_containers_with_process_numbers_of_their_own_are_told_what_to_give_them
             stdout=subprocess.PIPE,
             text=True,
         )
-        for rank, own in enumerate(([], unshare))
+        for rank, own in enumerate(([], apart))
     ]
     for rank in ranks:
         told = rank.communicate(timeout=60)[0]
