@@ -68,7 +68,7 @@ void exchange(const std::string& path, int from, int to) {
             return changes.join();
         }
         if (rank == refuses) eventually([&] { return stage->row_is_changed.load(); });
-        fails(ErrorClass::peer_lost, "the ranks have come to different verdicts about operator #2 all_to_all_v", [&] {
+        fails(ErrorClass::peer_lost, "the ranks disagree on the outcome of operator #2 all_to_all_v", [&] {
             try {
                 communicator->exchange(mine.exchange, -1);
             } catch (const Error&) {

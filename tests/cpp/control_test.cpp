@@ -187,7 +187,7 @@ TEST(first_poison_wins) {
 TEST(first_loss_wins) {
     Planes planes(4);
     const auto check = [&](const char* text) {
-        const ControlPlane::Poison told = planes[0].poison_told();
+        const ControlPlane::Poison told = planes[0].received_poison();
         CHECK_EQ(told.lost, 3);
         CHECK_EQ(told.process, planes[0].process_of(3));
         check_contains(told.reason, text);
@@ -196,7 +196,7 @@ TEST(first_loss_wins) {
     planes[2].lost(3, "it is gone");
     check("rank 3 was lost: it is gone");
     planes[0].lost(1, "it is gone, too");
-    planes[2].hear_poison(PoisonKind::lost, 0, 1, "rank 1 was lost: another host tells");
+    planes[2].receive_poison(PoisonKind::lost, 0, 1, "rank 1 was lost: another host tells");
     check("rank 3 was lost: it is gone");
 }
 
@@ -205,12 +205,12 @@ TEST(first_loss_wins) {
 TEST(a_whole_ends_before_its_part_throws) {
     Planes whole(2), part(2);
     part[0].become_part_of(whole[0]);
-    part[0].share_poison([&](const ControlPlane::Poison& poison) { whole[0].hear_poison(poison); });
+    part[0].share_poison([&](const ControlPlane::Poison& poison) { whole[0].receive_poison(poison); });
     part[1].poison(PoisonKind::lost, "rank 1 was lost: it is gone");
     CHECK(!whole[0].poisoned());
     fails(ErrorClass::peer_lost, "rank 1 was lost: it is gone", [&] { agree(part[0]); });
     CHECK(whole[0].poisoned());
-    CHECK_EQ(whole[0].poison_told().reason, std::string("rank 1 was lost: it is gone"));
+    CHECK_EQ(whole[0].received_poison().reason, std::string("rank 1 was lost: it is gone"));
 }
 
 TEST(acknowledges_when_idle) {

@@ -46,7 +46,7 @@ def test_every_interleaving_is_right(tmp_path: Path, ranks: int, operators: int)
     ("ranks", "operators"), [(2, 2), *(pytest.param(*one, marks=pytest.mark.slow) for one in SLOW)]
 )
 def test_a_row_that_changes(tmp_path: Path, ranks: int, operators: int) -> None:
-    """Ranks may come to different verdicts then, but none touches what another has given back to its caller."""
+    """Ranks may disagree on the outcome then, but none touches what another has given back to its caller."""
     said = check(tmp_path, ranks, operators, 0, "-DCOLLAPSE", changes=True)
     assert "errors: 0" in said, said
     assert "max search depth too small" not in said, said

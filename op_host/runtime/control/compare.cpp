@@ -160,10 +160,10 @@ void announce(Row& mine, const ControlPlane& control, const QuantReduction& q) {
 
 /// Returns the first difference by receiver, then by sender. Rows that learn their counts agree with all. Between hosts
 /// rank 0 looks for it, because only rank 0 has all counts.
-PairDifference ControlPlane::find_difference() {
+CountMismatch ControlPlane::find_mismatch() {
     if (hosts && rank() != 0) {
-        const auto judged = [&] { return header().judged.load(std::memory_order_acquire) >= seq_; };
-        wait(judged, [&] { return judged() ? std::vector<int>{} : std::vector<int>{0}; }, false);
+        const auto compared = [&] { return header().compared.load(std::memory_order_acquire) >= seq_; };
+        wait(compared, [&] { return compared() ? std::vector<int>{} : std::vector<int>{0}; }, false);
         return header().difference;
     }
     const auto found = [&] {
@@ -171,14 +171,14 @@ PairDifference ControlPlane::find_difference() {
             if (row(to).flags & row_learns) continue;
             for (int from = 0; from < size(); ++from) {
                 const int64_t sent = row(from).pairs()[to].send_count, expected = row(to).pairs()[from].recv_count;
-                if (sent != expected) return PairDifference{from, to, sent, expected};
+                if (sent != expected) return CountMismatch{from, to, sent, expected};
             }
         }
-        return PairDifference{};
+        return CountMismatch{};
     }();
     if (hosts) {
-        hear_difference(seq_, found);
-        hosts->judged(seq_, found);
+        receive_mismatch(seq_, found);
+        hosts->counts_compared(seq_, found);
     }
     return found;
 }
@@ -212,7 +212,7 @@ void ControlPlane::refuse() {
 }
 
 void ControlPlane::throw_disagreement() {
-    poison(PoisonKind::lost, "the ranks have come to different verdicts about " + describe_op() +
+    poison(PoisonKind::lost, "the ranks disagree on the outcome of " + describe_op() +
                                  ": a rank has changed its row while they compared it");
     throw_poison();
 }
@@ -270,7 +270,7 @@ void ControlPlane::compare_rows() {
     }
     // If some ranks learn their counts, the digests cannot balance, so the others are compared pair by pair.
     if (all_learn || (!any_learns && sent == expected)) return;
-    const PairDifference pair = find_difference();
+    const CountMismatch pair = find_mismatch();
     if (pair.from < 0) return;
     const int64_t unit = is_reduction(first.op) ? 1 : std::max<int64_t>(first.count, 1);
     throw peer_mismatch(describe_op() + ": " + rank_text(pair.from) + " sends " + std::to_string(pair.sent / unit) +

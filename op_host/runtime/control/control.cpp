@@ -165,16 +165,16 @@ void ControlPlane::step(const std::function<std::vector<int>()>& missing, WaitSt
         const int gone = has_left(j) ? j : hosts ? hosts->cut_off(j) : -1;
         if (state.polls || gone < 0) continue;
         // Check again: what it published before it left counts.
-        for (const int still : missing()) {
-            if (still != j) continue;
+        for (const int absent : missing()) {
+            if (absent != j) continue;
             left_early(gone);
             throw_poison();
         }
     }
     if (const OpKind op = whole().op_; op != OpKind::none && state.for_calls) {
         std::vector<int> ranks;
-        for (const int j : late) ranks.push_back(called(j));
-        state.told.still(op, ranks, op_timeout_, before);
+        for (const int j : late) ranks.push_back(reported_rank(j));
+        state.told.note_blocked(op, ranks, op_timeout_, before);
     }
     if (hosts) hosts->look();
     const auto now = Clock::now();

@@ -45,7 +45,9 @@ class ControlPlane {
     int size() const { return options_.size; }
     const std::string& domain() const { return options_.domain; }
     /// Returns a rank's number in messages.
-    int called(int rank) const { return options_.names.empty() ? rank : options_.names[static_cast<size_t>(rank)]; }
+    int reported_rank(int rank) const {
+        return options_.names.empty() ? rank : options_.names[static_cast<size_t>(rank)];
+    }
     /// This plane carries out parts of the operators of `whole`, from which its ranks have their names: messages name
     /// the operator that was called, and a failure of either is one of both. `share` tells the other one's.
     struct Poison;
@@ -162,14 +164,14 @@ class ControlPlane {
     void acknowledge_if_idle();
     void leave();
     /// A transport between hosts reports what it has received about the other hosts.
-    void hear_poison(PoisonKind kind, int by, int lost, const std::string& reason);
+    void receive_poison(PoisonKind kind, int by, int lost, const std::string& reason);
     /// Takes the end of the whole, or of the part.
-    void hear_poison(const Poison& poison);
-    void hear_left(int rank, bool process_ended);
-    void hear_rows(uint64_t seq) {
+    void receive_poison(const Poison& poison);
+    void receive_departure(int rank, bool process_ended);
+    void receive_rows(uint64_t seq) {
         doorbell_.ring_if([&] { return has_all_rows(seq); });
     }
-    void hear_difference(uint64_t seq, const PairDifference& difference);
+    void receive_mismatch(uint64_t seq, const CountMismatch& difference);
     struct Poison {
         PoisonKind kind = PoisonKind::none;
         int by = -1;
@@ -177,7 +179,7 @@ class ControlPlane {
         int lost = -1;        // the rank that was lost; < 0: none, or unknown
         int64_t process = 0;  // its process, or 0
     };
-    Poison poison_told() const;
+    Poison received_poison() const;
     /// Returns the error that `what` raises once poisoned.
     Error poison_error(const std::string& what) const;
     void ring() { doorbell_.ring(); }
@@ -227,7 +229,7 @@ class ControlPlane {
         std::function<void()> look;                   // called when this segment has news for the other hosts
         std::function<int(int rank)> cut_off;    // rank that has left and without which `rank` cannot be reached, or -1
         std::function<int(int rank)> hidden_by;  // the rank that does not answer and hides `rank`, or `rank` itself
-        std::function<void(uint64_t seq, const PairDifference&)> judged;  // called by rank 0
+        std::function<void(uint64_t seq, const CountMismatch&)> counts_compared;  // called by rank 0
     };
     std::optional<Hosts> hosts;
 
@@ -287,7 +289,7 @@ class ControlPlane {
     void refuse();
     [[noreturn]] void throw_disagreement();
     bool has_all_rows(uint64_t seq) const;
-    PairDifference find_difference();
+    CountMismatch find_mismatch();
     void await_rows(uint64_t seq);
     void record_start(DType dtype);
     void record_end(bool ok, uint64_t bytes);

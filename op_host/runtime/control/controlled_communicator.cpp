@@ -35,7 +35,8 @@ void ControlledCommunicator::abort(const std::string& reason) {
     if (is_inherited()) return;
     const auto control = shared_control();
     if (!control) return;
-    control->poison(PoisonKind::aborted, "rank " + std::to_string(control->called(rank())) + " aborted: " + reason);
+    control->poison(PoisonKind::aborted,
+                    "rank " + std::to_string(control->reported_rank(rank())) + " aborted: " + reason);
 }
 
 std::vector<int64_t> ControlledCommunicator::processes() const {
@@ -46,7 +47,7 @@ std::vector<int64_t> ControlledCommunicator::processes() const {
 }
 
 void ControlledCommunicator::end_with(const ControlPlane::Poison& poison) {
-    if (const auto control = shared_control()) control->hear_poison(poison);
+    if (const auto control = shared_control()) control->receive_poison(poison);
 }
 
 /// What ends is told to the part of a communicator, and by a part to the whole, so that no lock may be held meanwhile.
@@ -58,7 +59,7 @@ std::shared_ptr<ControlPlane> ControlledCommunicator::shared_control() const {
 void ControlledCommunicator::part_of_this(ControlledCommunicator& part) {
     part.control_->become_part_of(*control_);
     part.control_->share_poison([whole = std::weak_ptr(control_)](const ControlPlane::Poison& poison) {
-        if (const auto there = whole.lock()) there->hear_poison(poison);
+        if (const auto there = whole.lock()) there->receive_poison(poison);
     });
 }
 

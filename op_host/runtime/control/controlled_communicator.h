@@ -126,7 +126,7 @@ void ControlledCommunicator::run(OpKind op, DType dtype, double timeout, bool mo
         fail_with(error);
         throw error;
     } catch (...) {
-        control_->poison(PoisonKind::aborted, "rank " + std::to_string(control_->called(rank())) +
+        control_->poison(PoisonKind::aborted, "rank " + std::to_string(control_->reported_rank(rank())) +
                                                   " was interrupted in " + control_->describe_op());
         close_failed();
         throw;

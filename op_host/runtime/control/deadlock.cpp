@@ -68,12 +68,12 @@ std::string Deadlocks::loss_of(int64_t process) {
     return {};
 }
 
-void Deadlocks::Wait::still(OpKind op, const std::vector<int>& missing, double limit, Clock::time_point time,
-                            Clock::time_point since) {
+void Deadlocks::Wait::note_blocked(OpKind op, const std::vector<int>& missing, double limit, Clock::time_point time,
+                                   Clock::time_point since) {
     if (begun_ == Clock::time_point{}) begun_ = std::min(time, since);
     if (time - begun_ < long_wait) return;
     if (!waiting_) waiting_.emplace();
-    waiting_->still(time);
+    waiting_->note_blocked(time);
     Deadlocks& all = instance();
     const std::lock_guard lock(all.mutex_);
     const auto [found, fresh] = all.waits_.try_emplace({&plane_, Waiting::this_thread()});
@@ -119,9 +119,9 @@ bool Deadlocks::stands_still(const std::vector<uint64_t>& callers, std::vector<u
         const auto found = threads.find(id);
         if (found == threads.end() || !found->second.waits) return false;
         state.insert(state.end(), {id, found->second.changes});
-        const Waiting::Time still = found->second.still;
-        if (still != Waiting::Time::max())
-            seen = std::min(seen, still == Waiting::Time::min() ? 0 : static_cast<int64_t>(flight_ns(still)));
+        const Waiting::Time blocked = found->second.last_blocked;
+        if (blocked != Waiting::Time::max())
+            seen = std::min(seen, blocked == Waiting::Time::min() ? 0 : static_cast<int64_t>(flight_ns(blocked)));
     }
     for (const auto& [place, wait] : waits_) {
         if (!all.contains(place.second)) return false;  // the program does not know this thread
@@ -227,7 +227,7 @@ bool Deadlocks::ends_by_loss(const WaitRecord& record) const {
     for (const ControlPlane* plane : planes_) {
         if (plane->domain() != record.domain) continue;
         if (plane->poisoned()) {
-            told |= plane->poison_told().kind != PoisonKind::deadlock;
+            told |= plane->received_poison().kind != PoisonKind::deadlock;
             continue;
         }
         usable = true;

@@ -72,8 +72,8 @@ class Deadlocks {
         /// Reports that it still waited for calls of these ranks after `time`. Published `long_wait` after its
         /// beginning: the first report, or `since` if that was earlier.
         /// The wait ends by itself after `limit` seconds.
-        void still(OpKind op, const std::vector<int>& missing, double limit, Clock::time_point time,
-                   Clock::time_point since = Clock::time_point::max());
+        void note_blocked(OpKind op, const std::vector<int>& missing, double limit, Clock::time_point time,
+                          Clock::time_point since = Clock::time_point::max());
         void ends();
 
       private:

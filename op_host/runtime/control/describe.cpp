@@ -41,7 +41,7 @@ std::string ControlPlane::describe_op(OpKind op) const {
 }
 
 std::string ControlPlane::describe_rank(int peer) const {
-    if (const ControlPlane& all = whole(); &all != this) return all.describe_rank(called(peer));
+    if (const ControlPlane& all = whole(); &all != this) return all.describe_rank(reported_rank(peer));
     const RankStatus& peer_status = status(peer);
     const uint32_t pid = peer_status.pid.load(std::memory_order_relaxed);
     const std::string host = peer_text(peer_status.host, sizeof peer_status.host);
@@ -49,7 +49,7 @@ std::string ControlPlane::describe_rank(int peer) const {
     const std::string state = has_left(peer) ? "left"
                               : host.empty() ? process_state(pid)
                                              : std::string("on another host") + (silent ? ", does not answer" : "");
-    std::string text = "rank " + std::to_string(called(peer)) + " (pid " + std::to_string(pid) +
+    std::string text = "rank " + std::to_string(reported_rank(peer)) + " (pid " + std::to_string(pid) +
                        (host.empty() ? "" : " of " + host) + ", " + state;
     uint64_t last = 0, what = 0;
     for (const FlightEntry& entry : peer_status.flight) {
@@ -67,7 +67,7 @@ std::string ControlPlane::describe_wait(const std::string& waited, Clock::time_p
                                         const std::vector<int>& ranks) const {
     if (const ControlPlane& all = whole(); &all != this) {
         std::vector<int> named;
-        for (const int j : ranks) named.push_back(called(j));
+        for (const int j : ranks) named.push_back(reported_rank(j));
         return all.describe_wait(waited, since, what, named);
     }
     std::vector<int> guilty;  // a rank that does not answer hides others, which may have come
@@ -77,7 +77,7 @@ std::string ControlPlane::describe_wait(const std::string& waited, Clock::time_p
     }
     char seconds[32];
     std::snprintf(seconds, sizeof seconds, " %.1f s in ", seconds_since(since));
-    std::string text = "rank " + std::to_string(called(rank())) + " " + waited + seconds + what + " for ";
+    std::string text = "rank " + std::to_string(reported_rank(rank())) + " " + waited + seconds + what + " for ";
     for (const int j : guilty) text += (j == guilty[0] ? "" : ", ") + describe_rank(j);
     return text;
 }

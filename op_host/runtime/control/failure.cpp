@@ -56,22 +56,22 @@ void ControlPlane::poison_with(const Error& error, const std::string& what) {
     const PoisonKind kind = is_memory(error)                       ? PoisonKind::memory
                             : error.kind() == ErrorClass::resource ? PoisonKind::resource
                                                                    : PoisonKind::aborted;
-    poison(kind, "rank " + std::to_string(called(rank())) + " failed in " + what + ": " + error.what());
+    poison(kind, "rank " + std::to_string(reported_rank(rank())) + " failed in " + what + ": " + error.what());
 }
 
-ControlPlane::Poison ControlPlane::poison_told() const {
+ControlPlane::Poison ControlPlane::received_poison() const {
     const uint64_t poison = header().poison.load(std::memory_order_acquire);
     const PoisonWord word(poison);
     if (word.by < 0 || word.by >= size() || word.lost >= size() || word.kind > PoisonKind::memory)
-        return {PoisonKind::lost, rank(), "a rank has written nonsense into the control segment"};
+        return {PoisonKind::lost, rank(), "the control segment is corrupted"};
     const RankStatus& teller = status(word.by);
     return {word.kind, word.by, peer_text(teller.reason, sizeof teller.reason), word.lost,
             word.lost < 0 ? 0 : process_of(word.lost)};
 }
 
 Error ControlPlane::poison_error(const std::string& what) const {
-    const Poison poison = poison_told();
-    if (const Poison loss = poison.process != 0 ? poison : whole().poison_told(); loss.process != 0) {
+    const Poison poison = received_poison();
+    if (const Poison loss = poison.process != 0 ? poison : whole().received_poison(); loss.process != 0) {
         Liveness::report(loss.process, loss_text(loss.reason));
         Liveness::tell(loss.process);
     }
@@ -90,7 +90,7 @@ void ControlPlane::throw_poison() const {
         std::unique_lock lock(poison_mutex_);
         const auto share = share_poison_;
         lock.unlock();
-        if (share) share(poison_told());
+        if (share) share(received_poison());
     }
     const Error error = poison_error(describe_op());
     if (error.kind() == ErrorClass::deadlock)
@@ -99,7 +99,7 @@ void ControlPlane::throw_poison() const {
 }
 
 void ControlPlane::poison(PoisonKind kind, const std::string& reason) {
-    hear_poison(kind, rank(), -1, reason);
+    receive_poison(kind, rank(), -1, reason);
 }
 
 void ControlPlane::share_poison(std::function<void(const Poison&)> share) {
@@ -107,10 +107,10 @@ void ControlPlane::share_poison(std::function<void(const Poison&)> share) {
         const std::lock_guard lock(poison_mutex_);
         share_poison_ = share;
     }
-    if (share && poisoned()) share(poison_told());
+    if (share && poisoned()) share(received_poison());
 }
 
-void ControlPlane::hear_poison(PoisonKind kind, int by, int lost, const std::string& reason) {
+void ControlPlane::receive_poison(PoisonKind kind, int by, int lost, const std::string& reason) {
     std::function<void(const Poison&)> share;
     {
         const std::lock_guard lock(poison_mutex_);
@@ -123,16 +123,16 @@ void ControlPlane::hear_poison(PoisonKind kind, int by, int lost, const std::str
     }
     ring_all();
     if (on_poison) on_poison();
-    const Poison told = poison_told();
+    const Poison told = received_poison();
     if (told.process != 0) Liveness::report(told.process, loss_text(reason));
     if (share) share(told);
 }
 
-void ControlPlane::hear_poison(const Poison& poison) {
+void ControlPlane::receive_poison(const Poison& poison) {
     int lost = -1;  // here it may have another number
     for (int j = 0; poison.process != 0 && j < size(); ++j)
         if (process_of(j) == poison.process) lost = j;
-    hear_poison(poison.kind, rank(), lost, poison.reason);
+    receive_poison(poison.kind, rank(), lost, poison.reason);
 }
 
 void ControlPlane::ring_all() {
@@ -140,28 +140,29 @@ void ControlPlane::ring_all() {
     for (int j = 0; j < size(); ++j) Doorbell(flags(j).messages).ring();
 }
 
-void ControlPlane::hear_left(int peer, bool process_ended) {
+void ControlPlane::receive_departure(int peer, bool process_ended) {
     if (process_ended) status(peer).ended.store(1, std::memory_order_relaxed);
     status(peer).state.store(RankState::left, std::memory_order_release);
     ring_all();
 }
 
-void ControlPlane::hear_difference(uint64_t seq, const PairDifference& difference) {
+void ControlPlane::receive_mismatch(uint64_t seq, const CountMismatch& difference) {
     header().difference = difference;
-    header().judged.store(seq, std::memory_order_release);
+    header().compared.store(seq, std::memory_order_release);
     doorbell_.ring();
 }
 
 void ControlPlane::lost(int peer, const std::string& how) {
-    const std::string loss = "rank " + std::to_string(called(peer)) + " was lost: " + how + "; " + describe_rank(peer);
-    hear_poison(PoisonKind::lost, rank(), peer, loss);
+    const std::string loss =
+        "rank " + std::to_string(reported_rank(peer)) + " was lost: " + how + "; " + describe_rank(peer);
+    receive_poison(PoisonKind::lost, rank(), peer, loss);
     // Others that end after the first one, because of that, or because a launcher ends the job, are not worth a line.
-    if (const Poison told = poison_told(); told.lost == peer) Liveness::report(told.process, loss_text(loss));
+    if (const Poison told = received_poison(); told.lost == peer) Liveness::report(told.process, loss_text(loss));
 }
 
 void ControlPlane::left_early(int peer) {
-    poison(PoisonKind::lost,
-           "rank " + std::to_string(called(peer)) + " has left domain '" + domain() + "': " + describe_rank(peer));
+    poison(PoisonKind::lost, "rank " + std::to_string(reported_rank(peer)) + " has left domain '" + domain() +
+                                 "': " + describe_rank(peer));
 }
 
 std::string ControlPlane::loss_text(const std::string& reason) const {
@@ -174,7 +175,7 @@ int64_t ControlPlane::process_of(int peer) const {
 }
 
 std::string ControlPlane::end_of(int64_t process) const {
-    if (const Poison told = poisoned() ? poison_told() : Poison{}; told.lost >= 0 && told.process == process)
+    if (const Poison told = poisoned() ? received_poison() : Poison{}; told.lost >= 0 && told.process == process)
         return told.reason;
     for (int j = 0; j < size(); ++j)
         if (has_left(j) && status(j).ended.load(std::memory_order_relaxed) != 0 && process_of(j) == process)
@@ -191,11 +192,12 @@ void ControlPlane::leave() {
     if (const std::string reason = Deadlocks::instance().reason_to_leave(*this); !reason.empty())
         poison(PoisonKind::deadlock, reason);
     status(rank()).acked.store(1, std::memory_order_release);
-    hear_left(rank(), process_ends.load());
+    receive_departure(rank(), process_ends.load());
 }
 
 Error ControlPlane::broken(int peer, const std::string& how) const {
-    return peer_lost(describe_op() + ": rank " + std::to_string(called(peer)) + "'s row is broken: " + how);
+    return peer_lost(describe_op() + ": rank " + std::to_string(reported_rank(peer)) +
+                     " published an invalid record: " + how);
 }
 
 const char* ControlPlane::payload_of(int peer, int64_t offset, size_t bytes) const {

@@ -111,7 +111,7 @@ void ControlPlane::trace_end(bool ok, uint64_t bytes, uint64_t now_ns) {
 /// Returns how an operator or message has ended, for the trace: a job's end is not a failure of what ranks were in.
 TraceState ControlPlane::trace_state(bool ok) const {
     if (ok) return TraceState::done;
-    const PoisonKind kind = poisoned() ? poison_told().kind : PoisonKind::none;
+    const PoisonKind kind = poisoned() ? received_poison().kind : PoisonKind::none;
     return kind == PoisonKind::lost || kind == PoisonKind::aborted ? TraceState::cut_short : TraceState::failed;
 }
 

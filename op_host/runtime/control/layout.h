@@ -118,7 +118,7 @@ struct alignas(cache_line) RankStatus {
 enum class PoisonKind : uint8_t { none, timeout, lost, aborted, deadlock, resource, memory };
 
 /// Two ranks that disagree about a count; from < 0 if none do.
-struct PairDifference {
+struct CountMismatch {
     int32_t from = -1, to = -1;
     int64_t sent = 0, expected = 0;
 };
@@ -145,8 +145,9 @@ struct PoisonWord {
 struct alignas(cache_line) ControlHeader {
     std::atomic<uint64_t> poison;   // 0, or a PoisonWord; set once
     std::atomic<uint64_t> refused;  // the last operator that any rank has refused
-    std::atomic<uint64_t> judged;  // between hosts: the last operator whose counts rank 0 has compared, and its finding
-    PairDifference difference;
+    std::atomic<uint64_t>
+        compared;  // between hosts: the last operator whose counts rank 0 has compared, and its finding
+    CountMismatch difference;
     Bell bell;
 };
 

@@ -28,7 +28,7 @@ struct MessagePost {
     int other() const { return from >= 0 ? from : asked.peer; }
 
     std::string text(const ControlPlane& control) const {
-        return describe(asked, other() < 0 ? other() : control.called(other()), control.domain());
+        return describe(asked, other() < 0 ? other() : control.reported_rank(other()), control.domain());
     }
 
     /// Returns the error of a message that can no longer be completed.

@@ -19,7 +19,7 @@
  *   6  only the failed row of rank 0 is looked at                      VERDICT or ENDS
  *   7  a rank that refuses an operator does not wait for the others    REFUSED
  *
- * With -DCHANGES the last rank is broken: its rows change at any moment, so that ranks may come to different verdicts.
+ * With -DCHANGES the last rank is broken: its rows change at any moment, so that ranks may disagree on the outcome.
  */
 #ifndef N
 #define N 2

@@ -34,7 +34,7 @@ bool Work::await(double seconds) {
     if (seconds < 0 && !done()) waiting.emplace();
     std::unique_lock lock(mutex_);
     while (!done_.load(std::memory_order_acquire)) {
-        if (waiting) waiting->still(Clock::now());
+        if (waiting) waiting->note_blocked(Clock::now());
         auto limit = std::chrono::duration_cast<Clock::duration>(slice);
         if (seconds >= 0) {
             const auto left = std::chrono::duration<double>(seconds) - (Clock::now() - start);
@@ -126,7 +126,7 @@ bool CallQueue::await_turn(uint64_t ticket, bool calls) {
     {
         std::unique_lock lock(mutex_);
         for (auto now = Clock::now(); serving_.load() != ticket; now = Clock::now()) {
-            waiting.still(now);
+            waiting.note_blocked(now);
             hurry();
             turn_.wait_for(lock, slice);
             if (interrupted || !hooks().poll) continue;

@@ -13,7 +13,7 @@ struct Waiting::Slot {
     std::atomic<bool> calls{false};
     std::atomic<uint32_t> depth{0};
     std::atomic<uint64_t> changes{0};
-    std::atomic<Time> still{Time::min()};
+    std::atomic<Time> last_blocked{Time::min()};
 };
 
 struct Waiting::Slots {
@@ -63,7 +63,7 @@ Waiting::Slot& Waiting::mine() {
 }
 
 Waiting::Waiting() : slot_(mine()) {
-    slot_.still.store(Time::min());
+    slot_.last_blocked.store(Time::min());
     slot_.changes.fetch_add(1);
     slot_.depth.fetch_add(1);
 }
@@ -72,8 +72,8 @@ Waiting::~Waiting() {
     if (!ended_) end();
 }
 
-void Waiting::still(Time time) {
-    slot_.still.store(time);
+void Waiting::note_blocked(Time time) {
+    slot_.last_blocked.store(time);
 }
 
 void Waiting::end() {
@@ -91,7 +91,7 @@ std::vector<Waiting::Thread> Waiting::threads() {
     const std::lock_guard lock(slots().mutex);
     for (const Slot* slot : slots().all)
         threads_seen.push_back(
-            {slot->id, slot->calls.load(), slot->depth.load() > 0, slot->changes.load(), slot->still.load()});
+            {slot->id, slot->calls.load(), slot->depth.load() > 0, slot->changes.load(), slot->last_blocked.load()});
     return threads_seen;
 }
 

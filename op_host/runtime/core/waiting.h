@@ -20,20 +20,20 @@ class Waiting {
 
     /// Reports that it still waited at that time. A wait without such a report may have ended already, in a thread that
     /// has not got a processor since.
-    void still(Time time);
+    void note_blocked(Time time);
 
     /// Waits until there is a call to make, which another thread announces.
-    void idle() { still(Time::max()); }
+    void idle() { note_blocked(Time::max()); }
 
     /// Called from another thread: the waiting one can continue.
     void end();
 
     struct Thread {
-        uint64_t id;       // pthread_self()
-        bool calls;        // a queue's own thread, which makes calls
-        bool waits;        // now
-        uint64_t changes;  // number of changes of `waits`
-        Time still;        // when it last could not continue
+        uint64_t id;        // pthread_self()
+        bool calls;         // a queue's own thread, which makes calls
+        bool waits;         // now
+        uint64_t changes;   // number of changes of `waits`
+        Time last_blocked;  // when it last could not continue
     };
 
     /// Counts the calling thread among those that make calls.

@@ -16,8 +16,8 @@ namespace {
 constexpr double meeting_seconds = 30;  // for cases in which only agreement depends on it
 
 /// The key differs between the domains of a job, which may share a port.
-TcpMeetingOptions meeting_options(const CommunicatorOptions& options, const std::string& secret) {
-    TcpMeetingOptions meeting;
+TcpJoinOptions meeting_options(const CommunicatorOptions& options, const std::string& secret) {
+    TcpJoinOptions meeting;
     meeting.rank = options.rank;
     meeting.size = options.size;
     meeting.domain = options.domain;
@@ -29,7 +29,7 @@ TcpMeetingOptions meeting_options(const CommunicatorOptions& options, const std:
 }
 
 std::shared_ptr<TcpCommunicator> make_of(CommunicatorOptions options, TcpMembership membership,
-                                         const TcpMeetingOptions& meeting) {
+                                         const TcpJoinOptions& meeting) {
     connect_tree(membership, meeting);
     options.secret = meeting.key;  // for later connections
     return make_communicator<TcpCommunicator>(options, std::move(membership), meeting);
@@ -38,7 +38,7 @@ std::shared_ptr<TcpCommunicator> make_of(CommunicatorOptions options, TcpMembers
 }  // namespace
 
 std::shared_ptr<TcpCommunicator> make_tcp_communicator(const CommunicatorOptions& options, const TcpAddress& rank_0) {
-    const TcpMeetingOptions meeting = meeting_options(options, options.secret);
+    const TcpJoinOptions meeting = meeting_options(options, options.secret);
     TcpMembership membership = options.rank == 0 ? receive_ranks_at(rank_0, meeting) : join_rank_0({rank_0}, meeting);
     return make_of(options, std::move(membership), meeting);
 }
@@ -59,7 +59,7 @@ std::shared_ptr<TcpCommunicator> make_tcp_communicator(const CommunicatorOptions
     std::shared_ptr<TcpCommunicator> made;
     std::optional<Error> refused;  // with the same error on all ranks
     if (words.size() > 2) {
-        TcpMeetingOptions meeting = meeting_options(options, options.secret + words[1]);
+        TcpJoinOptions meeting = meeting_options(options, options.secret + words[1]);
         meeting.timeout = std::min(options.timeout, meeting_seconds);
         std::vector<TcpAddress> addresses;
         for (size_t i = 2; i < words.size(); ++i) addresses.push_back({words[i], std::stoi(words[0])});
@@ -83,7 +83,7 @@ std::shared_ptr<TcpCommunicator> make_tcp_communicator(const CommunicatorOptions
 }
 
 TcpCommunicator::TcpCommunicator(const CommunicatorOptions& options, TcpMembership membership,
-                                 const TcpMeetingOptions& meeting)
+                                 const TcpJoinOptions& meeting)
     : ControlledCommunicator(options) {
     std::vector<int> here;
     for (int j = 0; j < size(); ++j)

@@ -10,8 +10,8 @@
 
 #include "runtime/control/controlled_communicator.h"
 #include "runtime/core/mover.h"
+#include "runtime/hosts/tcp_join.h"
 #include "runtime/hosts/tcp_leaders.h"
-#include "runtime/hosts/tcp_meeting.h"
 #include "runtime/hosts/tcp_messages.h"
 
 namespace alltoallv {
@@ -32,7 +32,7 @@ struct Carriers {
 class TcpCommunicator final : public ControlledCommunicator {
   public:
     /// Throws on all ranks if one of them cannot be made.
-    TcpCommunicator(const CommunicatorOptions& options, TcpMembership membership, const TcpMeetingOptions& meeting);
+    TcpCommunicator(const CommunicatorOptions& options, TcpMembership membership, const TcpJoinOptions& meeting);
     ~TcpCommunicator() override;
 
     std::string backend() const override { return carriers_.between ? carriers_.between->name() : "tcp"; }

@@ -11,7 +11,7 @@
 
 #include "runtime/base/error.h"
 #include "runtime/base/sha256.h"
-#include "runtime/hosts/tcp_guests.h"
+#include "runtime/hosts/tcp_pending.h"
 #include "runtime/hosts/tcp_socket.h"
 
 namespace alltoallv {
@@ -80,16 +80,16 @@ std::vector<std::vector<UniqueFd>> connect_ranks(const TcpConnectionsOptions& op
                 if (rank > options.rank && !made[kind][static_cast<size_t>(rank)]) return rank;
         return -1;
     };
-    TcpGuests guests(listener.get(), sizeof(Hello), false);
+    PendingConnections pending(listener.get(), sizeof(Hello), false);
     for (int next; (next = absent()) >= 0;) {
         give_up(next);
-        for (TcpGuest& guest : guests.next(wait_ms)) {
+        for (PendingConnection& connection : pending.next(wait_ms)) {
             Hello hello;
-            std::memcpy(&hello, guest.heard.data(), sizeof hello);
+            std::memcpy(&hello, connection.rx_buffer.data(), sizeof hello);
             const bool belongs = equal(hello.proof, prove(options.secret, own_challenge, hello)) &&
                                  hello.rank > options.rank && static_cast<size_t>(hello.rank) < cards.size() &&
                                  hello.kind < made.size() && !made[hello.kind][static_cast<size_t>(hello.rank)];
-            if (belongs) made[hello.kind][static_cast<size_t>(hello.rank)] = std::move(guest.socket);
+            if (belongs) made[hello.kind][static_cast<size_t>(hello.rank)] = std::move(connection.socket);
         }
     }
     for (auto& sockets : made)

@@ -29,7 +29,7 @@ struct WireRow {
 
 /// The time when a leader sends waits: its clock, the receiver's clock as last received, and when that was.
 struct Clocks {
-    int64_t now, heard, heard_at;
+    int64_t now, known, known_at;
 };
 
 template <class T>
@@ -61,8 +61,8 @@ bool fits(const WireRow& head, const std::vector<Pair>& pairs) {
 
 }  // namespace
 
-Error TcpLeaders::not_understood() {
-    return peer_lost("it sent a message that nobody understands");
+Error TcpLeaders::invalid_message() {
+    return peer_lost("it sent an invalid message");
 }
 
 /// Largest body: two rows of every rank, or the waits of one.
@@ -71,11 +71,11 @@ size_t TcpLeaders::most_bytes() const {
     return 2 * ranks * (sizeof(WireRow) + ranks * sizeof(Pair) + control_.layout().inline_bytes()) + sizeof(WaitBoard);
 }
 
-void TcpLeaders::tell_rows() {
+void TcpLeaders::send_new_rows() {
     Rows rows;
     for (const int j : here_) {
-        uint64_t& told = rows_told_[static_cast<size_t>(j)];
-        while (row(j, told + 1).seq.load(std::memory_order_acquire) == told + 1) rows.emplace_back(j, ++told);
+        uint64_t& sent = rows_sent_[static_cast<size_t>(j)];
+        while (row(j, sent + 1).seq.load(std::memory_order_acquire) == sent + 1) rows.emplace_back(j, ++sent);
     }
     if (!rows.empty()) send_rows(rows, nobody);
 }
@@ -85,7 +85,7 @@ void TcpLeaders::send_rows(const Rows& rows, size_t except) {
         if (i == except) continue;
         std::string body;
         for (const auto& [rank, seq] : rows) append_row(body, rank, seq, connections_[i]);
-        send(connections_[i], {0, Tells::rows, 0, {}, rows.size()}, body);
+        send(connections_[i], {0, MessageKind::rows, 0, {}, rows.size()}, body);
     }
 }
 
@@ -117,10 +117,10 @@ void TcpLeaders::append_row(std::string& body, int rank, uint64_t seq, const Con
     body.append(control_.payload(from) + head.payload_at, head.payload_bytes);
 }
 
-void TcpLeaders::hear_rows(size_t connection, const Message& message, const char* body) {
+void TcpLeaders::receive_rows(size_t connection, const Message& message, const char* body) {
     const char* const end = body + message.bytes;
     const auto take = [&](void* to, size_t bytes) {
-        if (static_cast<size_t>(end - body) < bytes) throw not_understood();
+        if (static_cast<size_t>(end - body) < bytes) throw invalid_message();
         std::memcpy(to, body, bytes);
         body += bytes;
     };
@@ -130,14 +130,14 @@ void TcpLeaders::hear_rows(size_t connection, const Message& message, const char
         WireRow head;
         take(&head, sizeof head);
         const auto rank = static_cast<int>(head.rank);
-        if (!comes_over(from, head.rank)) throw not_understood();
+        if (!comes_over(from, head.rank)) throw invalid_message();
         std::vector<Pair> pairs(static_cast<size_t>(control_.size()));
         for (int j = 0; j < control_.size(); ++j)
             if (!from.is_parent || !comes_over(from, j)) take(&pairs[static_cast<size_t>(j)], sizeof(Pair));
         const size_t most = control_.layout().inline_bytes();
         if (!is_known(head.dtype) || head.payload_at > most || head.payload_bytes > most - head.payload_at ||
             !fits(head, pairs))
-            throw not_understood();
+            throw invalid_message();
         Row& target = row(rank, head.seq);
         target.op = head.op;
         target.dtype = head.dtype;
@@ -154,49 +154,49 @@ void TcpLeaders::hear_rows(size_t connection, const Message& message, const char
     // Before this host acts on them, because its leader may end at once.
     send_rows(rows, connection);
     for (const auto& [rank, seq] : rows) row(rank, seq).seq.store(seq, std::memory_order_release);
-    for (const auto& [rank, seq] : rows) control_.hear_rows(seq);
+    for (const auto& [rank, seq] : rows) control_.receive_rows(seq);
 }
 
 /// Sends what the ranks of this host wait for, and what they know of others, and forwards what it receives.
 /// A leader that is silent is told no more, or what it does not take would pile up; a board changes all the time.
-void TcpLeaders::tell_waits() {
+void TcpLeaders::send_waits() {
     for (int j = 0; j < control_.size(); ++j) {
         const uint64_t version = control_.board(j).version.load(std::memory_order_acquire);
-        if (version == std::exchange(waits_told_[static_cast<size_t>(j)], version)) continue;
+        if (version == std::exchange(waits_sent_[static_cast<size_t>(j)], version)) continue;
         const std::vector<WaitRecord> records = read(control_.board(j));
         for (Connection& connection : connections_) {
             if (comes_over(connection, j)) continue;
             if (control_.status(connection.leader).silent.load(std::memory_order_relaxed) != 0) continue;
-            const Clocks clocks{now_ns(), connection.its_clock, connection.told_ns};
+            const Clocks clocks{now_ns(), connection.peer_clock, connection.received_at_ns};
             std::string body;
             append(body, &clocks, 1);
             append(body, records.data(), records.size());
-            send(connection, {0, Tells::waits, j, {}, 0}, body);
+            send(connection, {0, MessageKind::waits, j, {}, 0}, body);
         }
     }
 }
 
 /// The other clock is ahead of this one by at most its time less the time of arrival, and by at least what it knew of
 /// this clock less the time of that. With these bounds a state lasts no longer here than it did there.
-void TcpLeaders::hear_waits(size_t index, const Message& message, const char* body) {
+void TcpLeaders::receive_waits(size_t index, const Message& message, const char* body) {
     Connection& connection = connections_[index];
     Clocks clocks;
     if (message.bytes < sizeof clocks || (message.bytes - sizeof clocks) % sizeof(WaitRecord) != 0 ||
         (message.bytes - sizeof clocks) / sizeof(WaitRecord) > WaitBoard::most_records ||
         !comes_over(connection, message.rank))
-        throw not_understood();
+        throw invalid_message();
     std::memcpy(&clocks, body, sizeof clocks);
-    connection.its_clock = clocks.now;
-    connection.told_ns = now_ns();
-    if (clocks.heard == 0 || clocks.now - clocks.heard_at > fresh_ns) return;
+    connection.peer_clock = clocks.now;
+    connection.received_at_ns = now_ns();
+    if (clocks.known == 0 || clocks.now - clocks.known_at > fresh_ns) return;
     std::vector<WaitRecord> records((message.bytes - sizeof clocks) / sizeof(WaitRecord));
     if (!records.empty()) std::memcpy(records.data(), body + sizeof clocks, records.size() * sizeof(WaitRecord));
     for (WaitRecord& record : records) {
-        record.since_ns += connection.told_ns - clocks.now;
-        record.seen_ns += clocks.heard - clocks.heard_at;
+        record.since_ns += connection.received_at_ns - clocks.now;
+        record.seen_ns += clocks.known - clocks.known_at;
     }
     write(control_.board(message.rank), records);
-    if (connections_.size() > 1) tell_waits();
+    if (connections_.size() > 1) send_waits();
 }
 
 }  // namespace alltoallv

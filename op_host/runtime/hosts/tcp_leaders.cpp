@@ -20,27 +20,27 @@ namespace alltoallv {
 namespace {
 
 constexpr int farewell_ms = 1000;
-constexpr int patience_ms = 30000;       // for a leader that takes nothing, while nothing has failed
-constexpr int64_t ask_ns = 500'000'000;  // from one question to the next, and until a leader counts as silent
+constexpr int patience_ms = 30000;        // for a leader that takes nothing, while nothing has failed
+constexpr int64_t ping_ns = 500'000'000;  // from one ping to the next, and until a leader counts as silent
 
 }  // namespace
 
 /// Holds the mutex; at the end of the outermost one, reads what came while this side was sending.
-class TcpLeaders::Turn {
+class TcpLeaders::Lock {
   public:
-    explicit Turn(TcpLeaders& leaders) : lock_(leaders.mutex_), leaders_(leaders) { ++leaders_.turns_; }
-    ~Turn() {
-        for (size_t i = 0; leaders_.turns_ == 1 && i < leaders_.connections_.size(); ++i) {
+    explicit Lock(TcpLeaders& leaders) : lock_(leaders.mutex_), leaders_(leaders) { ++leaders_.lock_depth_; }
+    ~Lock() {
+        for (size_t i = 0; leaders_.lock_depth_ == 1 && i < leaders_.connections_.size(); ++i) {
             Connection& connection = leaders_.connections_[i];
-            if (connection.late.empty()) continue;
-            connection.heard += std::exchange(connection.late, {});
+            if (connection.rx_backlog.empty()) continue;
+            connection.rx_buffer += std::exchange(connection.rx_backlog, {});
             if (!connection.ended) leaders_.read_messages(i);
             i = SIZE_MAX;  // reading may have led to sending: from the first one again
         }
-        --leaders_.turns_;
+        --leaders_.lock_depth_;
     }
-    Turn(const Turn&) = delete;
-    Turn& operator=(const Turn&) = delete;
+    Lock(const Lock&) = delete;
+    Lock& operator=(const Lock&) = delete;
 
   private:
     const std::lock_guard<std::recursive_mutex> lock_;
@@ -68,18 +68,18 @@ TcpLeaders::TcpLeaders(TcpMembership membership, std::vector<int> here, std::vec
       tree_(membership.peers),
       here_(std::move(here)),
       local_(std::move(local)),
-      rows_told_(membership.peers.size()),
-      waits_told_(rows_told_),
-      departures_told_(rows_told_.size()) {
+      rows_sent_(membership.peers.size()),
+      waits_sent_(rows_sent_),
+      departures_sent_(rows_sent_.size()) {
     if (!leads()) return;
     const int host = tree_.host_of(here_[0]);
     for (const int other : tree_.neighbours(host)) {
-        Connection& made = connections_.emplace_back();
-        made.leader = tree_.leader(other);
-        made.is_parent = other < host;
-        made.socket = std::move(membership.sockets[static_cast<size_t>(made.leader)]);
+        Connection& connection = connections_.emplace_back();
+        connection.leader = tree_.leader(other);
+        connection.is_parent = other < host;
+        connection.socket = std::move(membership.sockets[static_cast<size_t>(connection.leader)]);
         for (int k = 0; k < control.size(); ++k) {
-            if (!is_here(k) && tree_.towards(host, tree_.host_of(k)) == other) made.ranks.push_back(k);
+            if (!is_here(k) && tree_.towards(host, tree_.host_of(k)) == other) connection.ranks.push_back(k);
         }
     }
 }
@@ -100,7 +100,7 @@ void TcpLeaders::watch() {
             if (const auto self = weak.lock()) call(*self, arguments...);
         };
     };
-    control_.on_poison = weakly([](TcpLeaders& self) { self.look(); });
+    control_.on_poison = weakly([](TcpLeaders& self) { self.send_news(); });
     control_.hosts =
         ControlPlane::Hosts{weakly([](TcpLeaders& self, uint64_t seq) { self.published(seq); }), control_.on_poison,
                             [weak = weak_from_this()](int rank) {
@@ -111,9 +111,9 @@ void TcpLeaders::watch() {
                                 const auto self = weak.lock();
                                 return self ? self->hidden_by(rank) : rank;
                             },
-                            weakly([](TcpLeaders& self, uint64_t seq, const PairDifference& difference) {
+                            weakly([](TcpLeaders& self, uint64_t seq, const CountMismatch& difference) {
                                 const std::string body(reinterpret_cast<const char*>(&difference), sizeof difference);
-                                self.send_to_others(nobody, {0, Tells::difference, 0, {}, seq}, body);
+                                self.send_to_others(nobody, {0, MessageKind::difference, 0, {}, seq}, body);
                             })};
     const auto listen = [&](const UniqueFd& fd, auto call) {
         if (fd) Reactor::instance().add(fd.get(), weakly([call](TcpLeaders& self, uint32_t) { call(self); }));
@@ -155,39 +155,39 @@ void TcpLeaders::published(uint64_t seq) {
     full_fence();  // of several ranks that publish at the same time, the last one sees the rows of all
     for (const int j : here_)
         if (!control_.has_row(j, seq)) return;
-    if (!leads()) return look();
-    const Turn turn(*this);
-    if (!stopped_) tell_rows();
+    if (!leads()) return send_news();
+    const Lock lock(*this);
+    if (!stopped_) send_new_rows();
 }
 
-void TcpLeaders::look() {
+void TcpLeaders::send_news() {
     if (!leads()) {
         const std::lock_guard lock(mutex_);
         const char ring = 0;  // its socket is full of these, or it is about to look
         if (!stopped_ && local_[0].socket) (void)::send(local_[0].socket.get(), &ring, 1, MSG_DONTWAIT | MSG_NOSIGNAL);
         return;
     }
-    const Turn turn(*this);
+    const Lock lock(*this);
     if (stopped_) return;
-    tell_rows();
-    tell_poison();
-    tell_departures();
-    tell_waits();
-    ask();
+    send_new_rows();
+    send_poison();
+    send_departures();
+    send_waits();
+    ping();
 }
 
 /// Asks the other leaders, while this host waits, if they are there.
-void TcpLeaders::ask() {
+void TcpLeaders::ping() {
     const int64_t now = now_ns();
     for (Connection& connection : connections_) {
-        if (now - connection.asked_ns < ask_ns) continue;
-        if (!connection.answers) {
+        if (now - connection.pinged_at_ns < ping_ns) continue;
+        if (!connection.responsive) {
             note_silence(connection, true);
             continue;
         }
-        connection.asked_ns = now;
-        connection.answers = false;
-        send(connection, {0, Tells::question, 0, {}, 0}, {});
+        connection.pinged_at_ns = now;
+        connection.responsive = false;
+        send(connection, {0, MessageKind::ping, 0, {}, 0}, {});
     }
 }
 
@@ -196,21 +196,21 @@ void TcpLeaders::note_silence(const Connection& connection, bool silent) {
     const uint32_t value = silent ? 1 : 0;
     if (control_.status(connection.leader).silent.exchange(value, std::memory_order_relaxed) == value) return;
     send_to_others(static_cast<size_t>(&connection - connections_.data()),
-                   {0, Tells::silent, connection.leader, {}, value}, {});
+                   {0, MessageKind::silent, connection.leader, {}, value}, {});
 }
 
-void TcpLeaders::tell_poison() {
-    if (!control_.poisoned() || std::exchange(poison_told_, true)) return;
-    const auto poison = control_.poison_told();
-    send_to_others(nobody, {0, Tells::poisoned, poison.by, poison.kind, static_cast<uint64_t>(poison.lost + 1)},
+void TcpLeaders::send_poison() {
+    if (!control_.poisoned() || std::exchange(poison_sent_, true)) return;
+    const auto poison = control_.received_poison();
+    send_to_others(nobody, {0, MessageKind::poisoned, poison.by, poison.kind, static_cast<uint64_t>(poison.lost + 1)},
                    poison.reason);
 }
 
-void TcpLeaders::tell_departures() {
+void TcpLeaders::send_departures() {
     for (const int j : here_)
-        if (control_.has_left(j) && !departures_told_[static_cast<size_t>(j)]) {
-            departures_told_[static_cast<size_t>(j)] = true;
-            send_to_others(nobody, {0, Tells::departed, j, {}, control_.status(j).ended.load()}, {});
+        if (control_.has_left(j) && !departures_sent_[static_cast<size_t>(j)]) {
+            departures_sent_[static_cast<size_t>(j)] = true;
+            send_to_others(nobody, {0, MessageKind::departed, j, {}, control_.status(j).ended.load()}, {});
         }
 }
 
@@ -223,7 +223,7 @@ void TcpLeaders::on_local(size_t index, bool ended, const std::string& how) {
         got = ::recv(peer.socket.get(), rings, sizeof rings, MSG_DONTWAIT);
         ended = got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR);
     }
-    if (leads()) look();
+    if (leads()) send_news();
     if (!ended) return;
     ignore(peer);
     if (!control_.has_left(here_[index])) control_.lost(here_[index], how);
@@ -248,11 +248,11 @@ bool TcpLeaders::receive(Connection& connection, std::string& into) {
 }
 
 void TcpLeaders::on_bytes(size_t index) {
-    const Turn turn(*this);
+    const Lock lock(*this);
     Connection& connection = connections_[index];
     if (connection.ended) return;
-    const bool goes_on = receive(connection, connection.heard);
-    connection.answers = true;
+    const bool goes_on = receive(connection, connection.rx_buffer);
+    connection.responsive = true;
     note_silence(connection, false);
     read_messages(index);
     if (!goes_on && !connection.ended) on_end(connection);
@@ -262,14 +262,15 @@ void TcpLeaders::read_messages(size_t index) {
     Connection& connection = connections_[index];
     size_t at = 0;
     try {
-        for (Message message; connection.heard.size() - at >= sizeof message; at += sizeof message + message.bytes) {
-            std::memcpy(&message, connection.heard.data() + at, sizeof message);
+        for (Message message; connection.rx_buffer.size() - at >= sizeof message;
+             at += sizeof message + message.bytes) {
+            std::memcpy(&message, connection.rx_buffer.data() + at, sizeof message);
             if (message.bytes > most_bytes() || message.rank < 0 || message.rank >= control_.size())
-                throw not_understood();
-            if (connection.heard.size() - at < sizeof message + message.bytes) break;
-            on_message(index, message, connection.heard.data() + at + sizeof message);
+                throw invalid_message();
+            if (connection.rx_buffer.size() - at < sizeof message + message.bytes) break;
+            on_message(index, message, connection.rx_buffer.data() + at + sizeof message);
         }
-        connection.heard.erase(0, at);
+        connection.rx_buffer.erase(0, at);
     } catch (const std::exception& error) {
         control_.lost(connection.leader, error.what());
         on_end(connection);
@@ -278,40 +279,40 @@ void TcpLeaders::read_messages(size_t index) {
 
 void TcpLeaders::on_message(size_t index, const Message& message, const char* body) {
     Connection& connection = connections_[index];
-    switch (message.tells) {
-        case Tells::rows:
-            return hear_rows(index, message, body);
-        case Tells::difference: {
-            PairDifference difference;
+    switch (message.kind) {
+        case MessageKind::rows:
+            return receive_rows(index, message, body);
+        case MessageKind::difference: {
+            CountMismatch difference;
             if (message.bytes != sizeof difference || !connection.is_parent) break;
             std::memcpy(&difference, body, sizeof difference);
             send_to_others(index, message, std::string(body, message.bytes));
-            return control_.hear_difference(message.seq, difference);
+            return control_.receive_mismatch(message.seq, difference);
         }
-        case Tells::poisoned:
+        case MessageKind::poisoned:
             if (message.seq > static_cast<uint64_t>(control_.size())) break;
-            control_.hear_poison(message.kind, message.rank, static_cast<int>(message.seq) - 1,
-                                 std::string(body, message.bytes));
-            return tell_poison();
-        case Tells::question:
-            return send(connection, {0, Tells::answer, 0, {}, 0}, {});
-        case Tells::answer:
+            control_.receive_poison(message.poison, message.rank, static_cast<int>(message.seq) - 1,
+                                    std::string(body, message.bytes));
+            return send_poison();
+        case MessageKind::ping:
+            return send(connection, {0, MessageKind::pong, 0, {}, 0}, {});
+        case MessageKind::pong:
             return;
-        case Tells::silent:
+        case MessageKind::silent:
             control_.status(message.rank).silent.store(message.seq != 0 ? 1 : 0, std::memory_order_relaxed);
             return send_to_others(index, message, {});
-        case Tells::departed:
-            control_.hear_left(message.rank, message.seq != 0);
+        case MessageKind::departed:
+            control_.receive_departure(message.rank, message.seq != 0);
             send_to_others(index, message, {});
             if (message.rank == connection.leader && !connection.is_parent)
                 ::shutdown(connection.socket.get(), SHUT_WR);  // it waits for this
             return;
-        case Tells::waits:
-            return hear_waits(index, message, body);
+        case MessageKind::waits:
+            return receive_waits(index, message, body);
         default:
             break;
     }
-    throw not_understood();
+    throw invalid_message();
 }
 
 void TcpLeaders::on_end(Connection& connection) {
@@ -324,7 +325,7 @@ void TcpLeaders::on_end(Connection& connection) {
 }
 
 void TcpLeaders::send_to_others(size_t except, const Message& message, const std::string& body) {
-    const Turn turn(*this);
+    const Lock lock(*this);
     for (size_t i = 0; i < connections_.size(); ++i)
         if (i != except) send(connections_[i], message, body);
 }
@@ -352,7 +353,7 @@ bool TcpLeaders::send_or_receive(Connection& connection, const std::string& data
         pollfd ready{socket, POLLIN | POLLOUT, 0};
         const int found = ::poll(&ready, 1, control_.poisoned() ? farewell_ms : patience_ms);
         if (found == 0 || (found < 0 && errno != EINTR)) return false;
-        if ((ready.revents & POLLIN) != 0 && !receive(connection, connection.late)) return false;
+        if ((ready.revents & POLLIN) != 0 && !receive(connection, connection.rx_backlog)) return false;
     }
     return true;
 }
@@ -367,7 +368,7 @@ void TcpLeaders::stop() {
     {
         const std::lock_guard lock(mutex_);
         if (stopped_) return;
-        look();
+        send_news();
         stopped_ = true;
         for (Connection& connection : connections_)
             if (!connection.is_parent) ::shutdown(connection.socket.get(), SHUT_WR);

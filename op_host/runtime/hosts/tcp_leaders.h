@@ -15,7 +15,7 @@
 
 #include "runtime/bootstrap/bootstrap.h"
 #include "runtime/control/control.h"
-#include "runtime/hosts/tcp_meeting.h"
+#include "runtime/hosts/tcp_join.h"
 #include "runtime/hosts/tcp_tree.h"
 
 namespace alltoallv {
@@ -40,27 +40,27 @@ class TcpLeaders : public std::enable_shared_from_this<TcpLeaders> {
         UniqueFd socket;
         int leader = 0;
         std::vector<int> ranks;  // ranks whose messages come over it, in order
-        std::string heard;       // the beginning of a message
-        std::string late;        // what follows it and came while this side was sending
+        std::string rx_buffer;   // the beginning of a message
+        std::string rx_backlog;  // what follows it and came while this side was sending
         bool is_parent = false;  // it leads to rank 0
         bool ended = false;      // the other end has closed
-        int64_t its_clock = 0;   // the other clock as last received, and when
-        int64_t told_ns = 0;
-        int64_t asked_ns = 0;  // when it was last asked for an answer
-        bool answers = true;   // false from then until anything comes
+        int64_t peer_clock = 0;  // the other clock as last received, and when
+        int64_t received_at_ns = 0;
+        int64_t pinged_at_ns = 0;  // when it was last asked for an answer
+        bool responsive = true;    // false from then until anything comes
     };
-    enum class Tells : uint32_t { rows = 1, difference, poisoned, departed, waits, question, answer, silent };
+    enum class MessageKind : uint32_t { rows = 1, difference, poisoned, departed, waits, ping, pong, silent };
     struct Message {
         uint32_t bytes = 0;  // bytes that follow
-        Tells tells = Tells::departed;
+        MessageKind kind = MessageKind::departed;
         int32_t rank = 0;  // the rank it is about
-        PoisonKind kind = PoisonKind::none;
+        PoisonKind poison = PoisonKind::none;
         // Of an operator; for rows: their number; for a poison: the lost rank + 1; for silence: 1 or 0; for a
         // departure: 1 if the process ends.
         uint64_t seq = 0;
     };
 
-    class Turn;
+    class Lock;
 
     bool leads() const { return here_[0] == control_.rank(); }
     static bool comes_over(const Connection& connection, int64_t rank) {
@@ -73,10 +73,10 @@ class TcpLeaders : public std::enable_shared_from_this<TcpLeaders> {
     static void ignore(const Peer& peer);
 
     void published(uint64_t seq);
-    void look();
-    void tell_departures();
-    void tell_poison();
-    void ask();
+    void send_news();
+    void send_departures();
+    void send_poison();
+    void ping();
     void note_silence(const Connection& connection, bool silent);
     void send_to_others(size_t except, const Message& message, const std::string& body);
     void send(Connection& connection, Message message, const std::string& body);
@@ -93,14 +93,14 @@ class TcpLeaders : public std::enable_shared_from_this<TcpLeaders> {
 
     // tcp_leader_messages.cpp
     using Rows = std::vector<std::pair<int, uint64_t>>;  // ranks and operators
-    void tell_rows();
+    void send_new_rows();
     void send_rows(const Rows& rows, size_t except);
     void append_row(std::string& body, int rank, uint64_t seq, const Connection& to) const;
-    void hear_rows(size_t connection, const Message& message, const char* body);
-    void tell_waits();
-    void hear_waits(size_t connection, const Message& message, const char* body);
+    void receive_rows(size_t connection, const Message& message, const char* body);
+    void send_waits();
+    void receive_waits(size_t connection, const Message& message, const char* body);
     size_t most_bytes() const;
-    static Error not_understood();
+    static Error invalid_message();
 
     static constexpr size_t nobody = SIZE_MAX;
 
@@ -110,10 +110,10 @@ class TcpLeaders : public std::enable_shared_from_this<TcpLeaders> {
     std::vector<Peer> local_;                       // as `here_`
     std::recursive_mutex mutex_;                    // guards the members below; a failed send may lead to another
     std::vector<Connection> connections_;           // of a leader
-    std::vector<uint64_t> rows_told_, waits_told_;  // by rank: the last row, the version of the board
-    std::vector<bool> departures_told_;
-    bool poison_told_ = false, stopped_ = false;
-    int turns_ = 0;  // of this thread, one in another
+    std::vector<uint64_t> rows_sent_, waits_sent_;  // by rank: the last row, the version of the board
+    std::vector<bool> departures_sent_;
+    bool poison_sent_ = false, stopped_ = false;
+    int lock_depth_ = 0;  // of this thread, one in another
 };
 
 }  // namespace alltoallv

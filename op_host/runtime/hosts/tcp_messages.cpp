@@ -307,7 +307,7 @@ void TcpMessages::look() {
         }
         if (!control_.poisoned() || post.survives()) continue;
         if (post.carried && !post.carried->done())
-            within_->abort(control_.poison_told().reason);  // the data are the caller's once nothing moves
+            within_->abort(control_.received_poison().reason);  // the data are the caller's once nothing moves
         else
             finish(post, post.ended(control_));
     }

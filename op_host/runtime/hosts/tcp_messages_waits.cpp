@@ -40,7 +40,7 @@ void TcpMessages::tell_wait(const MessageWork& work, Deadlocks::Wait& told) {
         (post->sends() ? !post->waits : post->met))
         told.ends();
     else
-        told.still(post->asked.op, {post->other()}, post->timeout, Clock::now(), post->started);
+        told.note_blocked(post->asked.op, {post->other()}, post->timeout, Clock::now(), post->started);
 }
 
 }  // namespace alltoallv

@@ -40,7 +40,7 @@ int TcpTree::towards(int from, int to) const {
     return parent(from);
 }
 
-void connect_tree(TcpMembership& membership, const TcpMeetingOptions& options) {
+void connect_tree(TcpMembership& membership, const TcpJoinOptions& options) {
     const TcpTree tree(membership.peers);
     const int host = tree.host_of(options.rank);
     if (!tree.deep() || tree.leader(host) != options.rank) return;

@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "runtime/hosts/tcp_meeting.h"
+#include "runtime/hosts/tcp_join.h"
 
 namespace alltoallv {
 
@@ -31,6 +31,6 @@ class TcpTree {
 };
 
 /// Connects the leaders whose connection to rank 0 is not enough. Collective over all leaders.
-void connect_tree(TcpMembership& membership, const TcpMeetingOptions& options);
+void connect_tree(TcpMembership& membership, const TcpJoinOptions& options);
 
 }  // namespace alltoallv

@@ -84,7 +84,7 @@ bool ShmCommunicator::serve_refused() {
            }) > 0;
 }
 
-/// Returns the bytes in a ring: at most its capacity, unless a rank has written nonsense.
+/// Returns the bytes in a ring: at most its capacity, unless a rank has corrupted it.
 size_t ShmCommunicator::filled(const Stream& stream, uint64_t produced, uint64_t consumed) const {
     if (produced - consumed > control_->layout().ring_bytes())
         throw control_->broken(stream.peer, "more lies in its ring than fits");

@@ -141,7 +141,7 @@ void Links::on_socket(int rank) {
         if (status == IoStatus::closed) return on_death(rank, "its connection was closed");
         if (on_message(rank, message)) continue;
         const std::lock_guard lock(events_mutex_);
-        if (events_.lost) events_.lost(rank, "it sent what nobody understands");
+        if (events_.lost) events_.lost(rank, "it sent an invalid message");
     }
 }
 
@@ -182,9 +182,9 @@ bool Links::on_message(int rank, Message& message) {
                 if (message.fds.size() == 1)
                     valid = link.memory->offer(words.segment, std::move(message.fds[0]));
                 else
-                    link.memory->refuse(words.segment,
-                                        peer_lost("rank " + std::to_string(rank) + "'s row is broken: it has no " +
-                                                  "segment " + std::to_string(words.segment)));
+                    link.memory->refuse(words.segment, peer_lost("rank " + std::to_string(rank) +
+                                                                 " published an invalid record: it has no " +
+                                                                 "segment " + std::to_string(words.segment)));
             }
             if (valid) answered();
             return valid;

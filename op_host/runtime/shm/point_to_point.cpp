@@ -120,7 +120,7 @@ bool PointToPoint::drive(Work& work, double seconds) {
         }
     } catch (...) {
         lock.lock();
-        control_.poison(PoisonKind::aborted, "rank " + std::to_string(control_.called(control_.rank())) +
+        control_.poison(PoisonKind::aborted, "rank " + std::to_string(control_.reported_rank(control_.rank())) +
                                                  " was interrupted while it waited for a message");
         progress();
         leave();
@@ -138,7 +138,7 @@ void PointToPoint::tell_wait(const Work& work, Deadlocks::Wait& reported_wait, C
     if (post == posts_.end() || post->is_answered() || post->other() < 0 || post->other() == control_.rank())
         reported_wait.ends();
     else
-        reported_wait.still(post->asked.op, {post->other()}, post->timeout, now);
+        reported_wait.note_blocked(post->asked.op, {post->other()}, post->timeout, now);
 }
 
 void PointToPoint::run() {
@@ -239,7 +239,7 @@ void PointToPoint::end(Post& post, const Error& error) {
 }
 
 Error PointToPoint::mismatch(const Post& post, const MessageSlot& message) const {
-    const int me = control_.called(control_.rank()), peer = control_.called(post.other());
+    const int me = control_.reported_rank(control_.rank()), peer = control_.reported_rank(post.other());
     return message_mismatch(message.tag, control_.domain(), post.sends() ? me : peer, {message.count, message.dtype},
                             post.sends() ? peer : me, {message.expected_count, message.expected_dtype});
 }

@@ -87,8 +87,8 @@ class PointToPoint : public std::enable_shared_from_this<PointToPoint> {
     std::list<Post> posts_;                 // in the order of their calls
     std::vector<uint64_t> sent_, arrived_;  // per peer: messages so far
     uint64_t pass_ = 0;  // number of times that all messages have been looked at; in each, receives see the same offers
-    std::vector<uint64_t> heard_;                // per peer: the pass in which its offers were last read
-    std::vector<uint64_t> reading_;              // per peer: the pass until which pieces are read, `still` if they are
+    std::vector<uint64_t> heard_;    // per peer: the pass in which its offers were last read
+    std::vector<uint64_t> reading_;  // per peer: the pass until which pieces are read, `in_progress` if they are
     std::vector<std::deque<uint64_t>> waiting_;  // per peer: numbers of messages that have not been taken
     std::condition_variable changed_;            // posts_, drivers_ or closing_ has changed
     std::thread thread_;

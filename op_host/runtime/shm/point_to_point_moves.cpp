@@ -13,7 +13,7 @@
 namespace alltoallv {
 namespace {
 
-constexpr uint64_t still = ~uint64_t{0};
+constexpr uint64_t in_progress = ~uint64_t{0};
 
 }  // namespace
 
@@ -107,7 +107,7 @@ bool PointToPoint::take_from(Post& post, int from) {
     post.input = input;
     post.in_pieces = in_pieces;
     if (in_pieces) {
-        reading_[i] = still;
+        reading_[i] = in_progress;
         ring(from);
     }
     read(post);
@@ -157,7 +157,7 @@ bool PointToPoint::read_itself(Post& post) {
 bool PointToPoint::begin_pieces(Post& post) {
     uint64_t& reading = reading_[static_cast<size_t>(post.from)];
     if (reading >= pass_) return false;
-    reading = still;
+    reading = in_progress;
     post.in_pieces = true;
     post.moved = 0;
     MessageState state = MessageState::taken;

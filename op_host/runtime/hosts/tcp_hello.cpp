@@ -1,4 +1,4 @@
-#include "runtime/hosts/tcp_introduction.h"
+#include "runtime/hosts/tcp_hello.h"
 
 #include <poll.h>
 #include <unistd.h>
@@ -18,7 +18,7 @@ void set_text(char (&to)[N], const std::string& text) {
 
 }  // namespace
 
-TcpHello introduce(const TcpMeetingOptions& options) {
+TcpHello introduce(const TcpJoinOptions& options) {
     TcpHello hello;
     hello.magic = tcp_magic;
     hello.rank = options.rank;
@@ -48,11 +48,11 @@ void answer_with(int socket, const Error& error) {
     if (send_all(socket, &answer, sizeof answer)) (void)send_all(socket, text.data(), text.size());
 }
 
-std::optional<TcpAnswer> hear_answer(int socket, Clock::time_point deadline, const TcpMeetingOptions& options,
-                                     std::optional<Error>& failure) {
+std::optional<TcpAnswer> receive_answer(int socket, Clock::time_point deadline, const TcpJoinOptions& options,
+                                        std::optional<Error>& failure) {
     TcpAnswer answer;
-    if (!wait_to_hear(socket, deadline, options) || !receive_all(socket, &answer, sizeof answer, after(tcp_patience)) ||
-        answer.magic != tcp_magic)
+    if (!wait_readable(socket, deadline, options) ||
+        !receive_all(socket, &answer, sizeof answer, after(tcp_patience)) || answer.magic != tcp_magic)
         return std::nullopt;
     if (answer.kind == 0) return answer;
     std::string text(std::min<size_t>(answer.bytes, 4096), '\0');
@@ -61,7 +61,7 @@ std::optional<TcpAnswer> hear_answer(int socket, Clock::time_point deadline, con
     return answer;
 }
 
-bool wait_to_hear(int socket, Clock::time_point deadline, const TcpMeetingOptions& options) {
+bool wait_readable(int socket, Clock::time_point deadline, const TcpJoinOptions& options) {
     for (pollfd ready{socket, POLLIN, 0}; Clock::now() < deadline;) {
         if (options.poll) options.poll();
         if (::poll(&ready, 1, static_cast<int>(tcp_pause.count())) > 0) return true;

@@ -1,4 +1,4 @@
-#include "runtime/hosts/tcp_meeting.h"
+#include "runtime/hosts/tcp_join.h"
 
 #include <poll.h>
 #include <unistd.h>
@@ -16,14 +16,14 @@
 #include "runtime/base/seconds_text.h"
 #include "runtime/base/sha256.h"
 #include "runtime/bootstrap/without_descriptors.h"
-#include "runtime/hosts/tcp_guests.h"
-#include "runtime/hosts/tcp_introduction.h"
+#include "runtime/hosts/tcp_hello.h"
+#include "runtime/hosts/tcp_pending.h"
 
 namespace alltoallv {
 namespace {
 
 /// A rank's answer to rank 0's challenge, with a challenge of its own.
-struct Introduction {
+struct SignedHello {
     Digest challenge{}, proof{};
     TcpHello hello;
 };
@@ -92,14 +92,14 @@ bool has_hung_up(const UniqueFd& socket) {
     return !socket || ::poll(&item, 1, 0) > 0;
 }
 
-std::optional<Error> join(const std::vector<TcpAddress>& addresses, const TcpMeetingOptions& options,
+std::optional<Error> join(const std::vector<TcpAddress>& addresses, const TcpJoinOptions& options,
                           TcpMembership& membership);
 
 /// Looks, once a meeting takes longer than usual, if another process is rank 0 at the address that all ranks know: this
 /// one would wait for ranks that never come.
 class OtherRoot {
   public:
-    OtherRoot(const std::vector<TcpAddress>& addresses, const TcpMeetingOptions& options)
+    OtherRoot(const std::vector<TcpAddress>& addresses, const TcpJoinOptions& options)
         : addresses_(addresses), options_(options) {
         options_.poll = [this] {
             if (stops_.stop_requested()) throw Stopped{};
@@ -141,7 +141,7 @@ class OtherRoot {
     }
 
     const std::vector<TcpAddress> addresses_;
-    TcpMeetingOptions options_;
+    TcpJoinOptions options_;
     const Clock::time_point begin_ = Clock::now();
     bool looks_ = false;
     std::stop_source stops_;
@@ -150,10 +150,10 @@ class OtherRoot {
     std::jthread thread_;  // ends first
 };
 
-UniqueFd listen_when_free(int port, const TcpMeetingOptions& options, OtherRoot& other_root);
-TcpMembership receive_ranks(UniqueFd listener, const TcpMeetingOptions& options, OtherRoot& other_root);
+UniqueFd listen_when_free(int port, const TcpJoinOptions& options, OtherRoot& other_root);
+TcpMembership receive_ranks(UniqueFd listener, const TcpJoinOptions& options, OtherRoot& other_root);
 
-void receive_apart(int port, const TcpMeetingOptions& options, const Error& error) {
+void receive_apart(int port, const TcpJoinOptions& options, const Error& error) {
     tell_apart(options, error, [port](const auto& apart) {
         OtherRoot nowhere({}, apart);
         receive_ranks(listen_when_free(port, apart, nowhere), apart, nowhere);
@@ -161,7 +161,7 @@ void receive_apart(int port, const TcpMeetingOptions& options, const Error& erro
 }
 
 /// Receives the ranks into `membership`; if one of them cannot join, tells all why, and returns it.
-std::optional<Error> receive(const UniqueFd& listener, const TcpMeetingOptions& options, OtherRoot& other_root,
+std::optional<Error> receive(const UniqueFd& listener, const TcpJoinOptions& options, OtherRoot& other_root,
                              TcpMembership& membership) {
     auto deadline = after(options.timeout);
     std::vector<TcpHello> hellos(static_cast<size_t>(options.size));
@@ -169,7 +169,7 @@ std::optional<Error> receive(const UniqueFd& listener, const TcpMeetingOptions& 
     std::optional<Error> failure;
     if (options.failure) failure = failure_of(hellos[0], options.domain);
     membership.sockets.resize(hellos.size());
-    TcpGuests guests(listener.get(), sizeof(Introduction), true);
+    PendingConnections pending(listener.get(), sizeof(SignedHello), true);
     int refused = 0;
     for (int waiting = options.size - 1; waiting > 0;) {
         if (options.poll) options.poll();
@@ -179,19 +179,19 @@ std::optional<Error> receive(const UniqueFd& listener, const TcpMeetingOptions& 
             refuse(membership, comm_timeout("rank 0 waited ", seconds_text(options.timeout), " for ",
                                             absent(membership), " to join domain '", options.domain, "' at port ",
                                             port_of(listener.get()), unproven(refused)));
-        for (TcpGuest& guest : guests.next(static_cast<int>(tcp_pause.count()))) {
-            Introduction given;
-            std::memcpy(&given, guest.heard.data(), sizeof given);
+        for (PendingConnection& connection : pending.next(static_cast<int>(tcp_pause.count()))) {
+            SignedHello given;
+            std::memcpy(&given, connection.rx_buffer.data(), sizeof given);
             const TcpHello& hello = given.hello;
             if (hello.magic != tcp_magic ||
-                !equal(given.proof, prove(options.key, "join", guest.challenge, given.challenge, hello))) {
+                !equal(given.proof, prove(options.key, "join", connection.challenge, given.challenge, hello))) {
                 ++refused;
                 continue;  // it belongs to another domain and will try again
             }
-            const Digest proof = prove(options.key, "root", given.challenge, guest.challenge, hello);
-            if (!send_all(guest.socket.get(), &proof, sizeof proof)) continue;
+            const Digest proof = prove(options.key, "root", given.challenge, connection.challenge, hello);
+            if (!send_all(connection.socket.get(), &proof, sizeof proof)) continue;
             if (hello.size != options.size || hello.rank < 0 || hello.rank >= options.size) {
-                membership.sockets.push_back(std::move(guest.socket));
+                membership.sockets.push_back(std::move(connection.socket));
                 refuse(membership, invalid_param("rank ", hello.rank, " of ", hello.size, " came to domain '",
                                                  options.domain, "', which has ", options.size, " ranks"));
             }
@@ -202,14 +202,14 @@ std::optional<Error> receive(const UniqueFd& listener, const TcpMeetingOptions& 
             }
             if (known.magic != 0 && !is_same(known, hello) &&
                 (hello.rank == 0 || !has_hung_up(membership.sockets[static_cast<size_t>(hello.rank)]))) {
-                membership.sockets.push_back(std::move(guest.socket));
+                membership.sockets.push_back(std::move(connection.socket));
                 refuse(membership,
                        invalid_param("rank ", hello.rank, " came to domain '", options.domain, "' twice, as ",
                                      process_of(known), " and ", process_of(hello), ": do two jobs have one address?"));
             }
             if (known.magic == 0) --waiting;  // else it has tried again
             known = hello;
-            membership.sockets[static_cast<size_t>(hello.rank)] = std::move(guest.socket);
+            membership.sockets[static_cast<size_t>(hello.rank)] = std::move(connection.socket);
             if (hello.failure != 0 && !failure) {
                 failure = failure_of(hello, options.domain);
                 deadline = std::min(deadline, after(telling));
@@ -234,11 +234,11 @@ std::optional<Error> receive(const UniqueFd& listener, const TcpMeetingOptions& 
 }
 
 /// Joins rank 0, and returns nothing, or what keeps a rank from joining.
-std::optional<Error> join(const std::vector<TcpAddress>& addresses, const TcpMeetingOptions& options,
+std::optional<Error> join(const std::vector<TcpAddress>& addresses, const TcpJoinOptions& options,
                           TcpMembership& membership) {
     const auto deadline = after(options.timeout);
     const auto soon = [deadline] { return std::min(deadline, after(tcp_patience)); };
-    Introduction mine;
+    SignedHello mine;
     mine.hello = introduce(options);
     bool refused = false, found = false;
     for (;;) {
@@ -260,7 +260,7 @@ std::optional<Error> join(const std::vector<TcpAddress>& addresses, const TcpMee
                 continue;
             refused = false;
             std::optional<Error> failure;
-            const auto answer = hear_answer(socket, deadline + std::chrono::seconds(2), options, failure);
+            const auto answer = receive_answer(socket, deadline + std::chrono::seconds(2), options, failure);
             if (failure) return failure;
             if (!answer) continue;
             std::vector<TcpHello> all(static_cast<size_t>(options.size));
@@ -290,22 +290,22 @@ std::string lost(int rank) {
     return "rank " + std::to_string(rank) + " was lost while it joined: its connection has ended";
 }
 
-/// Hears every other rank, even after a failure, so that none hears its answer while it still joins.
-std::optional<Error> hear_all(const TcpMembership& membership, const TcpMeetingOptions& options) {
+/// Receives every other rank's hello, even after a failure, so that none receives its answer while it still joins.
+std::optional<Error> receive_hellos(const TcpMembership& membership, const TcpJoinOptions& options) {
     const Clock::time_point deadline = after(options.timeout);
     std::optional<Error> failure;
     for (size_t j = 1; j < membership.sockets.size(); ++j) {
         const int socket = membership.sockets[j].get();
         TcpHello hello;
         const bool heard =
-            wait_to_hear(socket, deadline, options) && receive_all(socket, &hello, sizeof hello, after(tcp_patience));
+            wait_readable(socket, deadline, options) && receive_all(socket, &hello, sizeof hello, after(tcp_patience));
         if (failure || (heard && hello.failure == 0)) continue;
         failure = heard ? failure_of(hello, options.domain) : peer_lost(lost(static_cast<int>(j)));
     }
     return failure;
 }
 
-UniqueFd listen_when_free(int port, const TcpMeetingOptions& options, OtherRoot& other_root) {
+UniqueFd listen_when_free(int port, const TcpJoinOptions& options, OtherRoot& other_root) {
     const auto deadline = after(options.timeout);
     for (;;) {
         try {
@@ -323,7 +323,7 @@ UniqueFd listen_when_free(int port, const TcpMeetingOptions& options, OtherRoot&
     }
 }
 
-TcpMembership receive_ranks(UniqueFd listener, const TcpMeetingOptions& options, OtherRoot& other_root) {
+TcpMembership receive_ranks(UniqueFd listener, const TcpJoinOptions& options, OtherRoot& other_root) {
     TcpMembership membership;
     const int port = port_of(listener.get());
     std::optional<Error> failure;
@@ -341,17 +341,17 @@ TcpMembership receive_ranks(UniqueFd listener, const TcpMeetingOptions& options,
 
 }  // namespace
 
-TcpMembership receive_ranks(UniqueFd listener, const TcpMeetingOptions& options) {
+TcpMembership receive_ranks(UniqueFd listener, const TcpJoinOptions& options) {
     OtherRoot nowhere({}, options);
     return receive_ranks(std::move(listener), options, nowhere);
 }
 
-TcpMembership receive_ranks_at(const TcpAddress& address, const TcpMeetingOptions& options) {
+TcpMembership receive_ranks_at(const TcpAddress& address, const TcpJoinOptions& options) {
     OtherRoot other_root({address}, options);
     return receive_ranks(listen_when_free(address.port, options, other_root), options, other_root);
 }
 
-TcpMembership join_rank_0(const std::vector<TcpAddress>& addresses, const TcpMeetingOptions& options) {
+TcpMembership join_rank_0(const std::vector<TcpAddress>& addresses, const TcpJoinOptions& options) {
     TcpMembership membership;
     std::optional<Error> failure;
     try {
@@ -364,17 +364,17 @@ TcpMembership join_rank_0(const std::vector<TcpAddress>& addresses, const TcpMee
     return membership;
 }
 
-void confirm(const TcpMembership& membership, TcpMeetingOptions options, const std::optional<Error>& failure) {
+void confirm(const TcpMembership& membership, TcpJoinOptions options, const std::optional<Error>& failure) {
     options.failure = failure;
     const TcpHello hello = introduce(options);
     std::optional<Error> heard;
     if (options.rank != 0) {
         const int socket = membership.sockets[0].get();
         if (!send_all(socket, &hello, sizeof hello) ||
-            !hear_answer(socket, after(options.timeout + tcp_patience), options, heard))
+            !receive_answer(socket, after(options.timeout + tcp_patience), options, heard))
             heard = peer_lost(lost(0));
     } else {
-        heard = hear_all(membership, options);
+        heard = receive_hellos(membership, options);
         if (failure) heard = failure_of(hello, options.domain);
         const TcpAnswer welcome{tcp_magic};
         for (const UniqueFd& socket : membership.sockets) {

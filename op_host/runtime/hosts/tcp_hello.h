@@ -8,7 +8,7 @@
 #include <string>
 
 #include "runtime/base/error.h"
-#include "runtime/hosts/tcp_meeting.h"
+#include "runtime/hosts/tcp_join.h"
 
 namespace alltoallv {
 
@@ -29,7 +29,7 @@ struct TcpHello {
     char reason[256] = {};
 };
 
-TcpHello introduce(const TcpMeetingOptions& options);
+TcpHello introduce(const TcpJoinOptions& options);
 
 /// Returns what the other ranks are told of a rank that cannot join.
 Error failure_of(const TcpHello& hello, const std::string& domain);
@@ -45,11 +45,11 @@ struct TcpAnswer {
 void answer_with(int socket, const Error& error);
 
 /// Waits for rank 0's answer; nothing if there is none that can be understood. An error that it brings is `failure`.
-std::optional<TcpAnswer> hear_answer(int socket, Clock::time_point deadline, const TcpMeetingOptions& options,
-                                     std::optional<Error>& failure);
+std::optional<TcpAnswer> receive_answer(int socket, Clock::time_point deadline, const TcpJoinOptions& options,
+                                        std::optional<Error>& failure);
 
 /// Waits until there is something to read; false at the deadline.
-bool wait_to_hear(int socket, Clock::time_point deadline, const TcpMeetingOptions& options);
+bool wait_readable(int socket, Clock::time_point deadline, const TcpJoinOptions& options);
 
 template <size_t N>
 std::string text_of(const char (&from)[N]) {

@@ -1,4 +1,4 @@
-/// \file tcp_meeting.h
+/// \file tcp_join.h
 /// \brief How ranks on several hosts find each other: rank 0 listens, every other rank connects to it once.
 ///
 /// Both sides prove, by an HMAC over the other's random challenge, that they know the key, which is never sent. Later
@@ -17,7 +17,7 @@
 
 namespace alltoallv {
 
-struct TcpMeetingOptions {
+struct TcpJoinOptions {
     int rank = 0;
     int size = 1;
     std::string domain;
@@ -44,17 +44,17 @@ struct TcpMembership {
 
 /// Makes rank 0's part. Throws comm_timeout, which names the absent ranks, on all ranks that have arrived; on all that
 /// come within 10 s, what keeps this rank or another from joining.
-TcpMembership receive_ranks(UniqueFd listener, const TcpMeetingOptions& options);
+TcpMembership receive_ranks(UniqueFd listener, const TcpJoinOptions& options);
 
 /// Makes it where the others look for rank 0; waits while another communicator uses the port. If another process is
 /// rank 0 there, both throw an error that names both.
-TcpMembership receive_ranks_at(const TcpAddress& address, const TcpMeetingOptions& options);
+TcpMembership receive_ranks_at(const TcpAddress& address, const TcpJoinOptions& options);
 
 /// Makes every other rank's part: tries the addresses in turn until one of them is rank 0.
-TcpMembership join_rank_0(const std::vector<TcpAddress>& addresses, const TcpMeetingOptions& options);
+TcpMembership join_rank_0(const std::vector<TcpAddress>& addresses, const TcpJoinOptions& options);
 
 /// Ends the meeting with what this rank has come to since: all ranks return, or all throw, the error of a rank that has
 /// failed.
-void confirm(const TcpMembership& membership, TcpMeetingOptions options, const std::optional<Error>& failure);
+void confirm(const TcpMembership& membership, TcpJoinOptions options, const std::optional<Error>& failure);
 
 }  // namespace alltoallv
