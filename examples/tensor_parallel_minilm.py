@@ -40,7 +40,15 @@ LAYERS, HEADS, WIDTH, LONGEST = 6, 12, 384, 256
 HEAD = WIDTH // HEADS
 BATCH = 32
 GROUPS = {"int8": None, "int4": None, "fp8_e4m3": None, "fp8_e5m2": None}  # any group size; these have fixed ones:
-GROUPS |= {"mxfp8": 32, "mxfp8_e5m2": 32, "mxfp4": 32, "nvfp4": 16}
+GROUPS |= {
+    "mxfp8": 32,
+    "mxfp8_e5m2": 32,
+    "mxfp4": 32,
+    "nvfp4": 16,
+    "mxfp8_down": 32,
+    "mxfp8_e5m2_down": 32,
+    "mxfp4_up": 32,
+}
 SENTENCES = Path(__file__).with_name("sentences.txt")
 Reduce = Callable[[Tensor], Tensor]
 

@@ -151,7 +151,10 @@ void bind_quant(nb::module_& m) {
             "scale",
             [](const CodeFormatInfo& self) { return std::string(scale_names[static_cast<size_t>(self.scale)]); },
             "A group's scale: 'float32', 'e8m0' or 'e4m3'.")
-        .def_ro("group_size", &CodeFormatInfo::group_size, "Elements of a group; 0: any number.");
+        .def_ro("group_size", &CodeFormatInfo::group_size, "Elements of a group; 0: any number.")
+        .def_prop_ro(
+            "rounds_up", [](const CodeFormatInfo& self) { return self.has(rounds_up); },
+            "Whether a scale of e8m0 is rounded up.");
     nb::dict formats;
     for (const CodeFormatInfo& format : code_format_table)
         formats[nb::str(format.name.data(), format.name.size())] = nb::cast(format);

@@ -50,14 +50,18 @@ ALLTOALLV_INLINE void scales_of_groups(const uint32_t* magnitudes, size_t groups
 }
 
 constexpr auto& scale = clones<scales_of_groups>;
-/// Computes the largest power of two not above the magnitude, divided by the same power of the largest code: OCP
-/// MX 6.3.
+
+/// Computes powers of two. Down, OCP MX 6.3: the largest one not above the magnitude, divided by the same of the
+/// largest code. Up: the least one whose product with the largest code holds the magnitude, or is the largest that is
+/// finite.
 void powers(CodeFormat format, const uint32_t* magnitudes, size_t groups, float* scales, float* inverses,
             Bytes* bytes) {
-    const auto largest_exponent = static_cast<int>(bits_of(info(format).most) >> 23) - 127;
+    const uint32_t most = bits_of(info(format).most), fraction = (1u << 23) - 1;
+    const int exponent = static_cast<int>(most >> 23) - 127, largest = 254 - exponent;
+    const uint32_t up = info(format).has(rounds_up) ? fraction - (most & fraction) : 0;  // carries if it exceeds `most`
     for (size_t g = 0; g < groups; ++g) {
         const bool finite = magnitudes[g] < infinity_bits;
-        const int power = std::max(static_cast<int>(magnitudes[g] >> 23) - largest_exponent, 0);
+        const int power = std::clamp(static_cast<int>((magnitudes[g] + up) >> 23) - exponent, 0, largest);
         bytes[g] = finite ? static_cast<Bytes>(power) : nan_byte_e8m0;
         inverses[g] = finite ? from_bits(static_cast<uint32_t>(254 - power) << 23) : 0.0f;
     }

@@ -7,6 +7,7 @@ The golden file holds inputs, codes, scales and values of every format for other
 from __future__ import annotations
 
 import json
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,51 @@ def test_one_table() -> None:
         how = FORMATS[name]
         scale = {"float32": "float32", "float8_e8m0fnu": "e8m0", "float8_e4m3fn": "e4m3"}[how.scale]
         assert (row.bits, row.most, row.scale, row.group_size) == (how.bits, how.most, scale, how.group_size)
+        assert row.rounds_up == how.rounds_up
+
+
+@pytest.mark.parametrize("name", [name for name, how in FORMATS.items() if how.scale == "float8_e8m0fnu"])
+def test_powers_of_two(name: str) -> None:
+    """Up: the least power whose product with the largest code is not below the magnitude. Down: a quotient of powers.
+
+    In exact numbers, at every power of two, at its products with the largest code, and beside both.
+    """
+    how = FORMATS[name]
+    powers = np.ldexp(np.ones(254, F32), np.arange(-126, 128))
+    with np.errstate(over="ignore"):
+        centres = np.concatenate([powers, powers * F32(how.most / 2 ** np.floor(np.log2(how.most)))])
+    finite = centres[np.isfinite(centres)]
+    a = np.concatenate([finite, np.nextafter(finite, F32(0)), np.nextafter(finite, F32(np.inf)), [F32(0), F32(1e-40)]])
+    a = a[np.isfinite(a)]
+    x = np.zeros((a.size, 32), F32)
+    x[:, 5] = -a
+    codes, scales = np.empty(x.size, np.uint8), np.empty(a.size, np.uint8)
+    _core.kernel_quantize(name, 32, "float32", x.ctypes.data, x.size, codes.ctypes.data, scales.ctypes.data)
+    largest = 127 - int(np.log2(how.most))  # of the exponents: with the largest code it is finite
+    for magnitude, byte in zip(a.tolist(), scales.tolist(), strict=True):
+        exact = Fraction(magnitude) if magnitude >= 2.0**-126 else Fraction(0)
+        if how.rounds_up:
+            wanted = next((e for e in range(-127, largest) if Fraction(2) ** e * Fraction(how.most) >= exact), largest)
+        else:
+            fits = [e for e in range(-127, largest + 1) if Fraction(2) ** (e + int(np.log2(how.most))) <= exact]
+            wanted = fits[-1] if fits else -127
+        assert byte - 127 == wanted, f"{magnitude.hex()}: 2**{byte - 127}, expected 2**{wanted}"
+
+
+def test_which_rounding_is_the_better() -> None:
+    """Of scales, with outliers: up for codes of 8 bits, down for the median error of 4."""
+    rng = np.random.default_rng(0)
+    spread = np.where(rng.random((8, 1 << 14)) < 0.01, np.exp(2 * np.abs(rng.normal(size=(8, 1 << 14)))), 1)
+    xs = (rng.normal(size=spread.shape) * spread).astype(F32)
+    exact = xs.sum(0, dtype=np.float64)
+
+    def errors(name: str) -> tuple[float, float]:
+        off = reference.dequantize_sum([reference.quantize(x, format=name) for x in xs]) - exact
+        return float(np.linalg.norm(off) / np.linalg.norm(exact)), float(np.median(np.abs(off)))
+
+    assert errors("mxfp8")[0] < 0.75 * errors("mxfp8_down")[0]
+    assert errors("mxfp8_e5m2") < errors("mxfp8_e5m2_down")
+    assert errors("mxfp4")[1] < errors("mxfp4_up")[1]
 
 
 @pytest.mark.parametrize("isa", _core.kernel_isas())

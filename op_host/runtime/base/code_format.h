@@ -23,18 +23,26 @@ inline constexpr std::string_view scale_names[] = {"float32", "e8m0", "e4m3"};
 enum class Overflow : uint8_t { saturate, raise, infinity };
 inline constexpr std::string_view overflow_names[] = {"saturate", "raise", "infinity"};
 
+/// What a format does besides, as bits.
+enum Trait : uint8_t {
+    rounds_up = 1,  ///< a power of two is the one at or above the quotient, not the one below it
+};
+
 // clang-format off
 /// Columns: the enumerator, which is the name; bits of a code; bits of its mantissa (-1: an integer); bias of its
-/// exponent; largest value; scales; elements per group (0: any number).
+/// exponent; largest value; scales; elements per group (0: any number); traits.
 #define ALLTOALLV_CODE_FORMATS(X) \
-    X(int8, 8, -1, 0, 127, float32, 0) \
-    X(int4, 4, -1, 0, 7, float32, 0) \
-    X(fp8_e4m3, 8, 3, 7, 448, float32, 0) \
-    X(fp8_e5m2, 8, 2, 15, 57344, float32, 0) \
-    X(mxfp8, 8, 3, 7, 448, e8m0, 32) \
-    X(mxfp8_e5m2, 8, 2, 15, 57344, e8m0, 32) \
-    X(mxfp4, 4, 1, 1, 6, e8m0, 32) \
-    X(nvfp4, 4, 1, 1, 6, e4m3, 16)
+    X(int8, 8, -1, 0, 127, float32, 0, 0) \
+    X(int4, 4, -1, 0, 7, float32, 0, 0) \
+    X(fp8_e4m3, 8, 3, 7, 448, float32, 0, 0) \
+    X(fp8_e5m2, 8, 2, 15, 57344, float32, 0, 0) \
+    X(mxfp8, 8, 3, 7, 448, e8m0, 32, rounds_up) \
+    X(mxfp8_e5m2, 8, 2, 15, 57344, e8m0, 32, rounds_up) \
+    X(mxfp4, 4, 1, 1, 6, e8m0, 32, 0) \
+    X(nvfp4, 4, 1, 1, 6, e4m3, 16, 0) \
+    X(mxfp8_down, 8, 3, 7, 448, e8m0, 32, 0) \
+    X(mxfp8_e5m2_down, 8, 2, 15, 57344, e8m0, 32, 0) \
+    X(mxfp4_up, 4, 1, 1, 6, e8m0, 32, rounds_up)
 // clang-format on
 
 enum class CodeFormat : uint8_t {
@@ -49,11 +57,14 @@ struct CodeFormatInfo {
     float most;
     ScaleKind scale;
     size_t group_size;
+    unsigned traits;
+
+    constexpr bool has(Trait trait) const { return (traits & trait) != 0; }
 };
 
 inline constexpr std::array code_format_table{
-#define X(id, bits, mantissa, bias, most, scale, group) \
-    CodeFormatInfo{#id, bits, mantissa, bias, most, ScaleKind::scale, group},
+#define X(id, bits, mantissa, bias, most, scale, group, traits) \
+    CodeFormatInfo{#id, bits, mantissa, bias, most, ScaleKind::scale, group, traits},
     ALLTOALLV_CODE_FORMATS(X)
 #undef X
 };

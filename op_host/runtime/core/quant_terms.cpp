@@ -118,18 +118,18 @@ std::string difference(const QuantTerms& a, int rank_a, const QuantTerms& b, int
 std::string terms_difference(int64_t a, int rank_a, int64_t b, int rank_b) {
     const auto field = [](int64_t terms, int from, int bits) { return terms >> from & ((int64_t{1} << bits) - 1); };
     const auto codes = [&](int64_t terms) {
-        return peer_name(static_cast<CodeFormat>(field(terms, 0, 4))) + " codes in groups of " +
-               std::to_string(terms >> 17);
+        return peer_name(static_cast<CodeFormat>(field(terms, 0, 6))) + " codes in groups of " +
+               std::to_string(terms >> 19);
     };
     const auto dtype = [&](int64_t terms, int from) { return peer_name(static_cast<DType>(field(terms, from, 5))); };
-    if (field(a, 0, 4) != field(b, 0, 4) || a >> 17 != b >> 17) return both(rank_a, codes(a), rank_b, codes(b));
-    if (dtype(a, 12) != dtype(b, 12))
-        return both(rank_a, "an input of " + dtype(a, 12), rank_b, "one of " + dtype(b, 12));
-    if (dtype(a, 7) != dtype(b, 7)) return both(rank_a, "an output of " + dtype(a, 7), rank_b, "one of " + dtype(b, 7));
-    if (field(a, 4, 2) != field(b, 4, 2))
-        return both(rank_a, "overflow " + name_in(overflow_names, field(a, 4, 2)), rank_b,
-                    name_in(overflow_names, field(b, 4, 2)));
-    const auto gradient = [&](int64_t terms) { return field(terms, 6, 1) != 0 ? "True" : "False"; };
+    if (field(a, 0, 6) != field(b, 0, 6) || a >> 19 != b >> 19) return both(rank_a, codes(a), rank_b, codes(b));
+    if (dtype(a, 14) != dtype(b, 14))
+        return both(rank_a, "an input of " + dtype(a, 14), rank_b, "one of " + dtype(b, 14));
+    if (dtype(a, 9) != dtype(b, 9)) return both(rank_a, "an output of " + dtype(a, 9), rank_b, "one of " + dtype(b, 9));
+    if (field(a, 6, 2) != field(b, 6, 2))
+        return both(rank_a, "overflow " + name_in(overflow_names, field(a, 6, 2)), rank_b,
+                    name_in(overflow_names, field(b, 6, 2)));
+    const auto gradient = [&](int64_t terms) { return field(terms, 8, 1) != 0 ? "True" : "False"; };
     return both(rank_a, std::string("quantize_gradient ") + gradient(a), rank_b, gradient(b));
 }
 

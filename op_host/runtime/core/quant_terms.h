@@ -38,7 +38,7 @@ std::string difference(const QuantTerms& a, int rank_a, const QuantTerms& b, int
 /// Terms on which ranks of a quantized_all_to_all must agree besides the bytes of a row.
 struct RowTerms {
     CodeFormat format;
-    int64_t group_size;  ///< below 2^46
+    int64_t group_size;  ///< below 2^44
     DType dtype, out_dtype;
     Overflow overflow;
     bool quantizes_gradient;
@@ -47,10 +47,10 @@ struct RowTerms {
 /// Returns the terms as Exchange::root; `terms_difference` takes them apart.
 constexpr int64_t packed(const RowTerms& terms) {
     const auto bits = [](auto value, int from) { return static_cast<int64_t>(value) << from; };
-    return bits(terms.group_size, 17) | bits(terms.dtype, 12) | bits(terms.out_dtype, 7) |
-           bits(terms.quantizes_gradient, 6) | bits(terms.overflow, 4) | bits(terms.format, 0);
+    return bits(terms.group_size, 19) | bits(terms.dtype, 14) | bits(terms.out_dtype, 9) |
+           bits(terms.quantizes_gradient, 8) | bits(terms.overflow, 6) | bits(terms.format, 0);
 }
-static_assert(code_format_table.size() <= 16 && std::size(overflow_names) <= 4 && dtype_table.size() <= 32);
+static_assert(code_format_table.size() <= 64 && std::size(overflow_names) <= 4 && dtype_table.size() <= 32);
 
 /// Returns the first difference between packed terms, as `difference` does.
 std::string terms_difference(int64_t a, int rank_a, int64_t b, int rank_b);

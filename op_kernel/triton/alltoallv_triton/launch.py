@@ -17,6 +17,7 @@ from torch import Tensor
 from alltoallv import _core
 from alltoallv.quantization.spec import Overflow, Quantization
 from alltoallv_triton import dequantize as _dequantize
+from alltoallv_triton import numbers as _numbers
 from alltoallv_triton import quantize as _quantize
 from alltoallv_triton import shared_scale as _shared
 
@@ -281,8 +282,11 @@ def _launch_channels(kernel: Any, count: int, scales: Tensor, arguments: tuple[A
 
 
 def _coded(how: Quantization) -> dict[str, int]:
-    """Returns what a kernel needs to know about a format; FORMAT is its index in the table."""
-    return {"BITS": how.bits, "FORMAT": list(_core.code_formats).index(how.format)}
+    """Returns what a kernel needs to know about a format."""
+    row = _core.code_formats[how.format]
+    alike = [(other.bits, other.mantissa, other.scale) for other in _core.code_formats.values()]
+    first = alike.index((row.bits, row.mantissa, row.scale))
+    return {"BITS": how.bits, "FORMAT": first + _numbers.ROUNDS_UP * row.rounds_up}
 
 
 def _scales(scales: Tensor, how: Quantization) -> tuple[Tensor, Tensor]:

@@ -15,15 +15,17 @@ LEAST_SCALE = tl.constexpr(2.0**-125)
 ROUNDER = tl.constexpr(12582912.0)
 ROUNDER_BITS = tl.constexpr(0x4B400000)
 
-# Indices in the table of formats, `alltoallv._core.code_formats`. Up to FP8_E5M2 scales are float32; from MXFP4 on
-# codes have 4 bits.
+# The first rows of the table of formats, `alltoallv._core.code_formats`, by index. Up to FP8_E5M2 scales are float32;
+# from MXFP4 on codes have 4 bits. With 8 more, a power of two is rounded up.
 INT8 = tl.constexpr(0)
 INT4 = tl.constexpr(1)
 FP8_E4M3 = tl.constexpr(2)
 FP8_E5M2 = tl.constexpr(3)
 MXFP8 = tl.constexpr(4)
 MXFP8_E5M2 = tl.constexpr(5)
+MXFP4 = tl.constexpr(6)
 NVFP4 = tl.constexpr(7)
+ROUNDS_UP = 8
 
 SATURATE = tl.constexpr(0)
 RAISE = tl.constexpr(1)
@@ -90,8 +92,11 @@ def byte_of(largest, tensor, FORMAT: tl.constexpr):
         scale = tl.where(usual, small_value(byte, FP8_E4M3) * tensor, 1.0)
         return byte, tl.where(usual, tl.div_rn(tl.full(a.shape, 1.0, tl.float32), scale), 0.0)
     else:
-        exponent: tl.constexpr = 8 if FORMAT == MXFP8 else 15 if FORMAT == MXFP8_E5M2 else 2
-        power = tl.maximum((largest >> 23) - exponent, 0)
+        kind: tl.constexpr = FORMAT % 8
+        exponent: tl.constexpr = 8 if kind == MXFP8 else 15 if kind == MXFP8_E5M2 else 2
+        # Carries into the exponent if the fraction is above the largest code's, 1.75 or 1.5.
+        up: tl.constexpr = 0 if FORMAT < 8 else 0x3FFFFF if kind == MXFP4 else 0x1FFFFF
+        power = tl.minimum(tl.maximum(((largest + up) >> 23) - exponent, 0), 254 - exponent)
         inverse = tl.where(finite, (254 - power) << 23, 0).to(tl.float32, bitcast=True)
         return tl.where(finite, power, 0xFF), inverse
 
@@ -109,8 +114,8 @@ def scale_of_byte(byte, tensor, FORMAT: tl.constexpr):
 @triton.jit
 def small_code(x, FORMAT: tl.constexpr):
     """Rounds float32 to a float of 8 or 4 bits, half to even, saturated; int32."""
-    e4m3: tl.constexpr = (FORMAT == FP8_E4M3) or (FORMAT == MXFP8)
-    e5m2: tl.constexpr = (FORMAT == FP8_E5M2) or (FORMAT == MXFP8_E5M2)
+    e4m3: tl.constexpr = (FORMAT == FP8_E4M3) or (FORMAT % 8 == MXFP8)
+    e5m2: tl.constexpr = (FORMAT == FP8_E5M2) or (FORMAT % 8 == MXFP8_E5M2)
     mantissa: tl.constexpr = 3 if e4m3 else 2 if e5m2 else 1
     bias: tl.constexpr = 7 if e4m3 else 15 if e5m2 else 1
     most: tl.constexpr = 0x43E00000 if e4m3 else 0x47600000 if e5m2 else 0x40C00000
@@ -130,8 +135,8 @@ def small_code(x, FORMAT: tl.constexpr):
 @triton.jit
 def small_value(code, FORMAT: tl.constexpr):
     """Returns the float32 value of a float of 8 or 4 bits, given in the low bits of int32."""
-    e4m3: tl.constexpr = (FORMAT == FP8_E4M3) or (FORMAT == MXFP8)
-    e5m2: tl.constexpr = (FORMAT == FP8_E5M2) or (FORMAT == MXFP8_E5M2)
+    e4m3: tl.constexpr = (FORMAT == FP8_E4M3) or (FORMAT % 8 == MXFP8)
+    e5m2: tl.constexpr = (FORMAT == FP8_E5M2) or (FORMAT % 8 == MXFP8_E5M2)
     mantissa: tl.constexpr = 3 if e4m3 else 2 if e5m2 else 1
     bias: tl.constexpr = 7 if e4m3 else 15 if e5m2 else 1
     sign: tl.constexpr = 0x80 if e4m3 or e5m2 else 8

@@ -14,7 +14,10 @@ from alltoallv import _core
 from alltoallv._calls.counts import integer
 from alltoallv.errors import InvalidParamError
 
-Format = Literal["int8", "int4", "fp8_e4m3", "fp8_e5m2", "mxfp8", "mxfp8_e5m2", "mxfp4", "nvfp4"]
+Format = Literal[
+    "int8", "int4", "fp8_e4m3", "fp8_e5m2", "mxfp8", "mxfp8_e5m2", "mxfp4", "nvfp4",
+    "mxfp8_down", "mxfp8_e5m2_down", "mxfp4_up",
+]  # fmt: skip
 GroupSize = int | Literal["token", "tensor"]
 Gather = Literal["full", "quantized"]
 SumOp = Literal["sum", "avg"]

@@ -31,12 +31,14 @@ class Format:
         most: the largest value of a code.
         scale: the type of a group's scale: "float32", or a one-byte type of ml_dtypes.
         group_size: elements of a group; 0: any number.
+        rounds_up: whether a scale that is a power of two is rounded up.
     """
 
     element: str
     most: float
     scale: str = "float32"
     group_size: int = 0
+    rounds_up: bool = False
 
     @property
     def bits(self) -> int:
@@ -59,10 +61,13 @@ FORMATS = {
     "int4": Format("int4", 7),
     "fp8_e4m3": Format("float8_e4m3fn", 448),
     "fp8_e5m2": Format("float8_e5m2", 57344),
-    "mxfp8": Format("float8_e4m3fn", 448, "float8_e8m0fnu", 32),
-    "mxfp8_e5m2": Format("float8_e5m2", 57344, "float8_e8m0fnu", 32),
+    "mxfp8": Format("float8_e4m3fn", 448, "float8_e8m0fnu", 32, rounds_up=True),
+    "mxfp8_e5m2": Format("float8_e5m2", 57344, "float8_e8m0fnu", 32, rounds_up=True),
     "mxfp4": Format("float4_e2m1fn", 6, "float8_e8m0fnu", 32),
     "nvfp4": Format("float4_e2m1fn", 6, "float8_e4m3fn", 16),
+    "mxfp8_down": Format("float8_e4m3fn", 448, "float8_e8m0fnu", 32),
+    "mxfp8_e5m2_down": Format("float8_e5m2", 57344, "float8_e8m0fnu", 32),
+    "mxfp4_up": Format("float4_e2m1fn", 6, "float8_e8m0fnu", 32, rounds_up=True),
 }
 
 
@@ -82,7 +87,12 @@ def byte_scales(groups: Floats, form: Format, tensor: np.float32) -> Bytes:
     largest = np.max(np.abs(groups), axis=1)
     largest = np.where(largest < _LEAST_NORMAL, _F32(0), largest)
     if form.scale == "float8_e8m0fnu":
-        exponents = np.frexp(largest)[1] - 1 - int(np.floor(np.log2(form.most)))
+        down = int(np.floor(np.log2(form.most)))
+        if form.rounds_up:  # in float64 the quotient's exponent is exact
+            fraction, exponents = np.frexp(largest.astype(np.float64) / form.most)
+            exponents = np.minimum(exponents - (fraction == 0.5), 127 - down)
+        else:
+            exponents = np.frexp(largest)[1] - 1 - down
         exponents = np.where(largest == 0, -127, np.maximum(exponents, -127))
         wanted = np.ldexp(1.0, exponents)
     else:
