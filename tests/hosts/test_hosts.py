@@ -143,6 +143,26 @@ def test_the_example_makes_its_hosts(hosts: list[Host]) -> None:
     assert sum("GB/s to a rank of the" in line for line in said) == 2
 
 
+def test_run_on_two_hosts(hosts: list[Host], tmp_path: Path) -> None:
+    """`run` on each host: rank 0 is on the first, and the ranks of both add what they have."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import numpy as np, os, alltoallv\n"
+        "from alltoallv.numpy import all_reduce\n"
+        "comm = alltoallv.Communicator.from_env()\n"
+        "print(os.environ['LOCAL_RANK'], all_reduce(np.array([10**comm.rank]), group=comm))\n"
+    )
+    env = no_launcher() | {"ALLTOALLV_JOB_SECRET": "one for both"}
+    started = []
+    for number, host in enumerate(hosts[:2]):
+        options = ["--nnodes", "2", "--node-rank", str(number), "--master", f"{hosts[0].address}:29700"]
+        command = [sys.executable, "-m", "alltoallv", "run", "-n", "2", *options, str(program)]
+        started.append(subprocess.Popen(host.command(*command), env=env, stdout=subprocess.PIPE, text=True))
+    said = [sorted(process.communicate(timeout=120)[0].splitlines()) for process in started]
+    assert [process.returncode for process in started] == [0, 0]
+    assert said == [["[0] 0 [1111]", "[1] 1 [1111]"], ["[2] 0 [1111]", "[3] 1 [1111]"]]
+
+
 @pytest.mark.slow  # a minute
 def test_three_hosts_of_two_ranks(hosts: list[Host], tmp_path_factory: pytest.TempPathFactory) -> None:
     expected = lines_of([None] * 6, tmp_path_factory.mktemp("one"))

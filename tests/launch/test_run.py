@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 
 import pytest
 from started import RUN, Terminal, alltoallv, read_lines, run, start
@@ -57,6 +58,27 @@ def test_module(tmp_path):
     command = [*RUN, "-n", "1", "-m", "package.program", "-m", "x"]
     result = subprocess.run(command, capture_output=True, cwd=tmp_path, timeout=60, check=True)
     assert result.stdout == b"[0] __main__ ['-m', 'x']\n"
+
+
+@pytest.mark.parametrize("words", [["python"], [sys.executable, "-u"], ["python3", "-B"]])
+def test_an_interpreter_before_the_program(tmp_path, words):
+    """As with mpirun: `run -np 2 python program.py`."""
+    script = tmp_path / "program.py"
+    script.write_text("import sys; print(sys.argv[1:], sys.executable)")
+    env = os.environ | {"PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"}
+    command = [*RUN, "--no-prefix", "-np", "2", *words, str(script), "-n", "x"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, env=env)
+    first, second = result.stdout.splitlines()
+    assert first == second
+    assert first.startswith("['-n', 'x'] ")
+    assert os.path.dirname(first.split()[-1]) == os.path.dirname(sys.executable)
+
+
+def test_a_limit_on_descriptors_limits_the_ranks(tmp_path):
+    limited = f"ulimit -n 100; exec {' '.join(RUN)} -n 18 x.py"
+    result = subprocess.run(["bash", "-c", limited], capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 2
+    assert "is 18, expected at most 17: each takes 4 of the 100 files that may be open (ulimit -n)" in result.stderr
 
 
 def test_installed_script():
@@ -123,11 +145,33 @@ def test_output_that_nobody_reads(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["-n", "0", "x.py"], "argument -n/--nprocs/--nproc-per-node: is '0', expected an integer of at least 1"),
-        (["-n", "two", "x.py"], "argument -n/--nprocs/--nproc-per-node: is 'two', expected an integer of at least 1"),
+        (
+            ["-n", "0", "x.py"],
+            "/--nproc_per_node: is '0', expected an integer of at least 1",
+        ),
+        (
+            ["-n", "two", "x.py"],
+            "/--nproc_per_node: is 'two', expected an integer of at least 1",
+        ),
+        (["-n", "5000", "x.py"], "is 5000, expected at most 4096, the most ranks of a communicator"),
+        (["-n", "2", "--allow-loss", "2", "x.py"], "--allow-loss is 2, expected less than the number of ranks"),
+        (["-n", "2", "--node-rank", "1", "x.py"], "--node-rank is 1, expected 0 without --nnodes"),
+        (["-n", "2", "--nnodes", "2", "x.py"], "--node-rank is None, expected 0 to 1, this host's number"),
+        (
+            ["-n", "2", "--nnodes", "2", "--node-rank", "1", "x.py"],
+            "--master is missing, expected the address of host 0",
+        ),
+        (
+            ["-n", "2", "--nnodes", "2", "--node-rank", "1", "--master", "a:b", "x.py"],
+            "--master is 'a:b', expected HOST or HOST:PORT",
+        ),
+        (
+            ["-n", "2", "--nnodes", "2", "--max-restarts", "1", "x.py"],
+            "--max-restarts needs all ranks on one host; torchrun restarts ranks on several",
+        ),
         (["-n", "2", "missing.py"], "script 'missing.py' does not exist in"),
         (["-n", "2"], "the following arguments are required: program"),
-        (["missing.py"], "the following arguments are required: -n/--nprocs/--nproc-per-node"),
+        (["missing.py"], "the following arguments are required: -n/-np/--nprocs/--nproc-per-node/--nproc_per_node"),
         (["-n", "2", "--timeout", "-1", "x.py"], "argument --timeout: is '-1', expected a number of seconds above 0"),
     ],
 )

@@ -89,6 +89,41 @@ def test_keep_going(monkeypatch, capfd, keep_going):
     assert ("ending rank 0" in error) is not keep_going
 
 
+def test_allowed_losses_leave_the_exit_code_to_the_others(tmp_path):
+    program = """
+import os, signal
+rank = int(os.environ["RANK"])
+if rank < int(os.environ["LOST"]):
+    os.kill(os.getpid(), signal.SIGKILL)
+print("goes on", flush=True)
+"""
+    some = run(tmp_path, program, "-n", "3", "--allow-loss", "2", env=os.environ | {"LOST": "2"}, text=True)
+    assert some.returncode == 0, some.stderr
+    assert some.stdout == "[2] goes on\n"
+    assert some.stderr.count("was killed by SIGKILL") == 2
+    more = run(tmp_path, program, "-n", "3", "--allow-loss", "1", env=os.environ | {"LOST": "2"}, text=True)
+    assert more.returncode == 128 + signal.SIGKILL
+
+
+def test_restarts(tmp_path):
+    """Each start tells the ranks how often the job was started before; the last one's exit code is the job's."""
+    program = """
+import os, sys
+count, rank = int(os.environ["ALLTOALLV_RESTART_COUNT"]), int(os.environ["RANK"])
+print(f"restart {count}", flush=True)
+sys.exit(7 if rank == 1 and count < int(sys.argv[1]) else 0)
+"""
+    logs = tmp_path / "logs"
+    options = ("-n", "2", "--max-restarts", "2", "--log-dir", str(logs))
+    good = run(tmp_path, program, *options, arguments=["2"], text=True)
+    assert good.returncode == 0, good.stderr
+    assert (logs / "rank0.log").read_text() == "restart 0\nrestart 1\nrestart 2\n"
+    assert "starting all ranks again: restart 2 of 2" in good.stderr
+    bad = run(tmp_path, program, *options, arguments=["3"], text=True)
+    assert bad.returncode == 7
+    assert bad.stderr.count("starting all ranks again") == 2
+
+
 def test_grandchildren_go_with_a_job_that_ends_well(tmp_path):
     program = "import subprocess; print(subprocess.Popen(['sleep', '100'], start_new_session=False).pid)"
     result = run(tmp_path, program, "-n", "2")  # whose output they hold

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import secrets
 import selectors
 import signal
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
+from alltoallv.launch.detect import BY_ADDRESS
 from alltoallv.launch.processes import Guard, child_setup, describe_exit, exit_code, kill_group
 from alltoallv_tools.cli.streams import LINGER_SECONDS, OutputClosed, Screen, Stream, prefix
 from alltoallv_tools.ports import free_port
@@ -27,6 +29,26 @@ TERMINATE_SECONDS = 1.0  # between SIGTERM and SIGKILL
 DRAIN_SECONDS = 1.0  # for output of processes that the ranks have left running
 LONGEST_WAIT = 86400.0  # seconds; epoll takes no more than 24 days
 TIMED_OUT = 124  # exit code, as of timeout(1)
+MOST_RANKS = 4096  # of a communicator
+DESCRIPTORS = 4  # of this process for a rank: its pidfd, its two outputs and its log
+OTHER_DESCRIPTORS = 32
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """The place of this host's ranks in a job on several hosts, with the same number of ranks on each.
+
+    Attributes:
+        count: Number of hosts.
+        index: This host's number, 0 <= index < count; rank 0 is on host 0.
+        address: Host 0, as the others reach it.
+        port: A port of host 0, for torch's store; alltoallv takes the next one.
+    """
+
+    count: int
+    index: int
+    address: str
+    port: int
 
 
 @dataclass(eq=False)
@@ -54,6 +76,9 @@ class Job:
         log_dir: Path | None = None,  # also write each rank's output here
         bind: bool = False,  # bind each rank to its own processors
         keep_going: bool = False,  # ranks run on after one has failed
+        allowed_losses: int = 0,  # so many ranks may fail, and the others decide what the job's exit code is
+        restart: int = 0,  # how often the job has been started before
+        nodes: Nodes | None = None,  # the hosts, if there are several
         interrupt: signal.Signals = signal.SIGINT,  # what ranks get at Ctrl-C
     ) -> None:
         self._command = command
@@ -65,13 +90,17 @@ class Job:
         self._log_dir = log_dir
         self._bind = bind
         self._keep_going = keep_going
+        self._allowed_losses = allowed_losses
+        self._restart = restart
+        self._nodes = nodes
+        self._first = 0 if nodes is None else nodes.index * size  # the lowest rank here
         self._interrupt_signal = interrupt
         self._ranks: list[_Rank] = []
         self._screens: dict[TextIO, Screen] = {}
         self._selector = selectors.DefaultSelector()
         self._signals: list[int] = []
         self._code = 0  # the job's exit code, once one rank has failed
-        self._interrupted = False
+        self.interrupted = False
         self._stage = 0  # 0 running, 1 asked to finish, 2 terminated, 3 killed
         self._deadline: float | None = None  # end of the present stage
 
@@ -107,10 +136,11 @@ class Job:
         if self._log_dir is not None:
             self._log_dir.mkdir(parents=True, exist_ok=True)
         self._screens = {file: Screen(file) for file in (sys.stdout, sys.stderr)}
-        for rank in range(self._size):
+        for local_rank in range(self._size):
             if self._ranks and self._signals:  # it takes a while to start hundreds
                 break
-            variables = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            rank = self._first + local_rank
+            variables = {"RANK": str(rank), "LOCAL_RANK": str(local_rank)}
             process = subprocess.Popen(
                 self._command,
                 stdin=None if rank == self._stdin else subprocess.DEVNULL,
@@ -119,7 +149,7 @@ class Job:
                 bufsize=0,
                 env=common | variables | {f"ALLTOALLV_{name}": value for name, value in variables.items()},
                 start_new_session=True,
-                preexec_fn=bound(setup, rank, self._size) if self._bind else setup,
+                preexec_fn=bound(setup, local_rank, self._size) if self._bind else setup,
             )
             guard.add(process.pid)
             entry = _Rank(rank, process, os.pidfd_open(process.pid))
@@ -127,7 +157,8 @@ class Job:
             self._selector.register(entry.pidfd, selectors.EVENT_READ, entry)
             assert process.stdout is not None
             assert process.stderr is not None
-            log = None if self._log_dir is None else (self._log_dir / f"rank{rank}.log").open("wb", buffering=0)
+            mode = "ab" if self._restart else "wb"
+            log = None if self._log_dir is None else (self._log_dir / f"rank{rank}.log").open(mode, buffering=0)
             for source, target in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
                 stream = Stream(source, self._screens[target], prefix(rank, target) if self._prefix else b"", log)
                 self._selector.register(source, selectors.EVENT_READ, stream)
@@ -136,18 +167,25 @@ class Job:
     def _environment(self) -> dict[str, str]:
         # These ranks must not use the store of an outer torchrun.
         env = {name: value for name, value in self._variables.items() if not name.startswith("TORCHELASTIC_")}
-        size = str(self._size)
+        nodes = self._nodes
+        size, here = str(self._size if nodes is None else nodes.count * self._size), str(self._size)
         env.update(
             ALLTOALLV_WORLD_SIZE=size,
-            ALLTOALLV_LOCAL_WORLD_SIZE=size,
-            ALLTOALLV_JOB_ID=uuid.uuid4().hex,
-            ALLTOALLV_JOB_SECRET=secrets.token_hex(32),
-            ALLTOALLV_RESTART_COUNT="0",
+            ALLTOALLV_LOCAL_WORLD_SIZE=here,
+            ALLTOALLV_RESTART_COUNT=str(self._restart),
             WORLD_SIZE=size,
-            LOCAL_WORLD_SIZE=size,
-            MASTER_ADDR="127.0.0.1",
-            MASTER_PORT=str(free_port()),
+            LOCAL_WORLD_SIZE=here,
         )
+        if nodes is None:
+            env.update(
+                ALLTOALLV_JOB_ID=uuid.uuid4().hex,
+                ALLTOALLV_JOB_SECRET=secrets.token_hex(32),
+                MASTER_ADDR="127.0.0.1",
+                MASTER_PORT=str(free_port()),
+            )
+        else:  # what all hosts know: the secret is the user's
+            job = f"{BY_ADDRESS}{nodes.address}:{nodes.port}"
+            env.update(ALLTOALLV_JOB_ID=job, MASTER_ADDR=nodes.address, MASTER_PORT=str(nodes.port))
         env.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // self._size)))
         env.setdefault("PYTHONUNBUFFERED", "1")
         return env
@@ -215,6 +253,12 @@ class Job:
         if entry.code == 0 or entry.ended_by_us:
             return
         others = any(rank.code is None for rank in self._ranks)
+        if self._allowed_losses > 0 and self._stage == 0:
+            self._allowed_losses -= 1
+            self._pump(entry)
+            left = f"; {self._allowed_losses} more may fail" if others else ""
+            say(f"rank {entry.rank} (pid {entry.process.pid}) {describe_exit(entry.code)}{left} (--allow-loss)")
+            return
         first = self._stage == 0 and not self._keep_going
         hint = f"; the other ranks have {FINISH_SECONDS:g} s to finish" if first and others else ""
         self._pump(entry)
@@ -225,12 +269,12 @@ class Job:
             self._stage, self._deadline = 1, time.monotonic() + FINISH_SECONDS
 
     def _interrupt(self, number: int) -> None:
-        if self._interrupted:
+        if self.interrupted:
             self._escalate()
             return
         name = signal.Signals(number).name
         say(f"{name}: interrupting all ranks; they have {FINISH_SECONDS:g} s to finish (again: kill)")
-        self._interrupted, self._code = True, 128 + number
+        self.interrupted, self._code = True, 128 + number
         for rank in self._ranks:
             if rank.code is None:
                 rank.ended_by_us = True
@@ -253,6 +297,17 @@ class Job:
         running = [rank for rank in self._ranks if rank.code is None]
         names = ", ".join(f"{rank.rank} (pid {rank.process.pid})" for rank in running)
         return f"rank{'s' if len(running) > 1 else ''} {names}"
+
+
+def reason_against(ranks: int) -> str | None:
+    """Returns why this process cannot start so many ranks, as "expected at most ..."; None if it can."""
+    if ranks > MOST_RANKS:
+        return f"expected at most {MOST_RANKS}, the most ranks of a communicator"
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = max((files - OTHER_DESCRIPTORS) // DESCRIPTORS, 1)
+    if files != resource.RLIM_INFINITY and ranks > most:
+        return f"expected at most {most}: each takes {DESCRIPTORS} of the {files} files that may be open (ulimit -n)"
+    return None
 
 
 def bound(setup: Callable[[], None], rank: int, size: int) -> Callable[[], None]:
