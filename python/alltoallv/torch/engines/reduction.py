@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import reduce
-from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _SMALL = 16384  # bytes; smaller inputs go to every rank in one step
 _BITS = {"band": torch.bitwise_and, "bor": torch.bitwise_or, "bxor": torch.bitwise_xor}
-_NUMBERS = {"sum": torch.Tensor.add_, "avg": torch.Tensor.add_, "prod": torch.Tensor.mul_}
+_STEPS = {"sum": torch.add, "avg": torch.add, "prod": torch.mul, **_BITS}
 _UNSIGNED = {
     getattr(torch, unsigned): signed
     for unsigned, signed in (("uint16", torch.int16), ("uint32", torch.int32), ("uint64", torch.int64))
@@ -36,8 +36,13 @@ class Steps:
     def exchange(self, output: Tensor, input: Tensor, layout: Layout) -> None:
         self._member.exchange(self.operator, "uint8", output, input, layout).run()
 
-    def gather(self, output: Tensor, input: Tensor) -> None:
-        """Concatenates every rank's input; the inputs have one length on all ranks."""
+    def gather(self, output: Tensor, input: Tensor, counts: Sequence[int] = ()) -> None:
+        """Concatenates every rank's input; rank j's has ``counts[j]`` bytes, by default all have one length."""
+        if len(set(counts)) > 1:
+            own = [counts[self.rank]] * self.size
+            layout = own, [0] * self.size, list(counts), packed(counts)
+            self._member.exchange("all_gather", "uint8", output, input, layout).run()
+            return
         layout = _core.Request.all_gather(self.size, input.shape).layout
         self._member.exchange("all_gather_into_tensor", "uint8", output, input, layout).run()
 
@@ -62,69 +67,63 @@ def reduce_in_order(steps: Steps, output: Tensor, input: Tensor, op: str, counts
     once, integers wrap, and a resulting NaN is the quiet one.
     """
     size, total, own = steps.size, sum(counts), counts[steps.rank]
-    first = packed(counts)[steps.rank]
+    output, input = output.detach(), input.detach()
+    begins = packed(counts)
+    mine = slice(begins[steps.rank], begins[steps.rank] + own)
     gathers = steps.operator == "all_reduce"
     if total * input.itemsize <= _SMALL:
         everything = input.new_empty(size * total)
         steps.gather(as_bytes(everything), as_bytes(input))
         parts = everything.view(size, total)
-        output.copy_(combine(parts if gathers else parts[:, first : first + own], op))
+        output.copy_(combine((parts if gathers else parts[:, mine]).unbind(), op))
         return
-    parts = input.new_empty(size * own)
-    layout = (list(counts), packed(counts), [own] * size, packed([own] * size))
-    steps.exchange(as_bytes(parts), as_bytes(input), in_bytes(layout, input.itemsize))
-    mine = combine(parts.view(size, own), op)
+    others = [0 if j == steps.rank else own for j in range(size)]  # this rank's own part is read where it lies
+    sends = [0 if j == steps.rank else count for j, count in enumerate(counts)]
+    came = input.new_empty(sum(others))
+    layout = (sends, begins, others, packed(others))
+    steps.exchange(as_bytes(came), as_bytes(input), in_bytes(layout, input.itemsize))
+    terms = list(came.split(others))
+    terms[steps.rank] = input[mine]
+    result = combine(terms, op)
     if not gathers:
-        output.copy_(mine)
+        output.copy_(result)
         return
-    longest = max(counts)
-    if longest == min(counts):
-        steps.gather(as_bytes(output), as_bytes(mine))
-        return
-    padded = input.new_zeros(longest)
-    padded[:own] = mine
-    everything = input.new_empty(size * longest)
-    steps.gather(as_bytes(everything), as_bytes(padded))
-    for part, count, end in zip(everything.view(size, longest), counts, accumulate(counts), strict=True):
-        output[end - count : end] = part[:count]
+    steps.gather(as_bytes(output), as_bytes(result), [count * input.itemsize for count in counts])
 
 
-def combine(parts: Tensor, op: str) -> Tensor:
-    """Returns ``parts[0] op parts[1] op ...`` in this order; shape ``[W, n]`` becomes ``[n]``."""
-    dtype = parts.dtype
+def combine(terms: Sequence[Tensor], op: str) -> Tensor:
+    """Returns ``terms[0] op terms[1] op ...`` in this order; they are flat and of one dtype."""
+    dtype = terms[0].dtype
+    if len(terms) == 1:
+        return terms[0]
     if dtype is torch.bool and op not in _BITS:
-        return parts.any(0) if op in ("sum", "max") else parts.all(0)
-    if len(parts) == 1:
-        return parts[0]
-    if op in _BITS:
-        return reduce(_BITS[op], parts)
+        op = "bor" if op in ("sum", "max") else "band"
     if op in ("min", "max"):
-        return _extreme(parts, op)
-    if dtype in _UNSIGNED:  # the signed dtype gives the same bits, and torch can add it
-        return combine(parts.view(_UNSIGNED[dtype]), op).view(dtype)
-    wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
-    total = parts[0].to(wide, copy=True)
-    for part in parts[1:]:
-        _NUMBERS[op](total, part.to(wide))
+        return _extreme(terms, op)
+    if dtype in _UNSIGNED and op not in _BITS:  # the signed dtype gives the same bits, and torch can add it
+        return combine([term.view(_UNSIGNED[dtype]) for term in terms], op).view(dtype)
+    first = terms[0].float() if dtype in (torch.float16, torch.bfloat16) else terms[0]
+    total = reduce(_STEPS[op], terms[1:], first)
     if op == "avg":
-        total /= len(parts)
-    return _quiet(total.to(dtype)) if dtype.is_floating_point else total
+        total /= len(terms)
+    return _quieten(total.to(dtype)) if dtype.is_floating_point else total
 
 
-def _extreme(parts: Tensor, op: str) -> Tensor:
+def _extreme(terms: Sequence[Tensor], op: str) -> Tensor:
     """Returns the minimum or maximum; the earlier of equal values stays, and any NaN gives NaN."""
-    dtype = parts.dtype
+    dtype = terms[0].dtype
     if dtype in _UNSIGNED:
-        signed = parts.view(_UNSIGNED[dtype])
-        lowest = torch.iinfo(signed.dtype).min  # flips the sign bit: the order of unsigned numbers
-        return (_extreme(signed ^ lowest, op) ^ lowest).view(dtype)
-    result = parts[0].clone()
-    for part in parts[1:]:
-        result = torch.where(part < result if op == "min" else part > result, part, result)
-    if dtype.is_floating_point:
-        result[parts.isnan().any(0)] = float("nan")
-    return result
+        signed = _UNSIGNED[dtype]
+        lowest = torch.iinfo(signed).min  # flips the sign bit: the order of unsigned numbers
+        return (_extreme([term.view(signed) ^ lowest for term in terms], op) ^ lowest).view(dtype)
+    result = terms[0]
+    for term in terms[1:]:
+        better = term < result if op == "min" else term > result
+        if dtype.is_floating_point:
+            better = better.logical_or_(term.isnan())  # and stays: nothing is better than NaN
+        result = torch.where(better, term, result)
+    return _quieten(result) if dtype.is_floating_point else result
 
 
-def _quiet(values: Tensor) -> Tensor:
-    return values.masked_fill_(values.isnan(), float("nan"))
+def _quieten(values: Tensor) -> Tensor:
+    return values.masked_fill_(values.isnan(), math.nan)
