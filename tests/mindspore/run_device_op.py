@@ -10,6 +10,7 @@ import pytest
 from mindspore import Tensor
 from mint_calls import CALLS
 from mint_page import ON_ASCEND
+from on_device import acl, on_device
 
 import alltoallv.mindspore as am
 from alltoallv import (
@@ -289,30 +290,6 @@ def squares_of(cell):
     return squares
 
 
-class OnDevice:
-    """A plan over HCCL, whose tensors lie in device memory: MindSpore's are copied there and back."""
-
-    def __init__(self, plan, *sizes):
-        self.plan, self.sizes = plan, sizes
-
-    def run(self, input, output, timeout=-1.0, stream=0):
-        assert acl.aclrtSetDevice(comm.rank) == 0  # MindSpore's thread has none
-        places = [ctypes.c_void_p() for _ in self.sizes]
-        for place, size in zip(places, self.sizes, strict=True):
-            assert acl.aclrtMalloc(ctypes.byref(place), ctypes.c_size_t(size), 0) == 0
-        read, written = map(ctypes.c_size_t, self.sizes)
-        assert acl.aclrtMemcpy(places[0], read, ctypes.c_void_p(input), read, 1) == 0
-        self.plan.run(places[0].value, places[1].value, timeout, stream)
-        assert acl.aclrtMemcpy(ctypes.c_void_p(output), written, places[1], written, 2) == 0
-        assert all(acl.aclrtFree(place) == 0 for place in places)
-
-
-def on_device(group, operator, dtype, sends, recvs, digest):
-    sent = sends[0] if operator == "all_gather" else sum(sends)
-    sizes = [max(count, 1) * Tensor([0], dtype).itemsize for count in (sent, sum(recvs))]
-    return OnDevice(plan_of(group, operator, dtype, sends, recvs, digest), *sizes)
-
-
 def kernel_on_device(plan, regions, stream):
     """Launches the kernel on copies in device memory, as OnDevice does."""
     assert acl.aclrtSetDevice(comm.rank) == 0
@@ -397,7 +374,7 @@ def over_hccl():
 
 for call in (gaps, learnt, gradient, into_outputs, others, sums, quantized, operations, graphs, quantized_graphs):
     print(call.__name__, both(call), flush=True)
-acl, hccl = ctypes.CDLL("libascendcl.so"), Communicator.from_env(domain="hccl", backend="hccl", timeout=800)
+hccl = Communicator.from_env(domain="hccl", backend="hccl", timeout=800)
 device_quantized.plan_of, device_quantized.launch_kernel = on_device, kernel_on_device
 print("over_hccl", both(over_hccl), flush=True)
 device_quantized.plan_of, device_quantized.launch_kernel = plan_of, launch_kernel

@@ -15,13 +15,13 @@ from msrun_jobs import HERE
 import alltoallv_emulator as emulator
 
 
-def job(script: str, *arguments: str, timeout: float) -> list[list[str]]:
-    """The lines that each of two ranks on emulated NPUs has printed."""
-    command = [sys.executable, "-m", "alltoallv", "run", "-n", "2", str(HERE / script), *arguments]
+def job(script: str, *arguments: str, timeout: float, ranks: int = 2) -> list[list[str]]:
+    """The lines that each rank on emulated NPUs has printed."""
+    command = [sys.executable, "-m", "alltoallv", "run", "-n", str(ranks), str(HERE / script), *arguments]
     env = {**emulator.environment(), "OMP_NUM_THREADS": "1", "GLOG_v": "3", "PYTHONFAULTHANDLER": "1"}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-    return [re.findall(rf"^\[{rank}\] (.*)", done.stdout, re.MULTILINE) for rank in range(2)]
+    return [re.findall(rf"^\[{rank}\] (.*)", done.stdout, re.MULTILINE) for rank in range(ranks)]
 
 
 @pytest.mark.skipif(not all(map(shutil.which, ("g++", "ninja"))), reason="needs g++ and ninja to compile the operator")
@@ -35,6 +35,9 @@ def test_exchange_in_mindspores_queue(tmp_path: Path) -> None:
         mismatch, *calls = said[len(expected) :]
         assert mismatch.startswith("PeerMismatchError: "), said
         assert sorted(calls) == sorted(f"mint {name} True" for name in CALLS)
+    # Sums in the order of ranks, by the same operator.
+    for said in job("run_ordered.py", str(tmp_path / "build"), timeout=400, ranks=3):
+        assert said == ["calls []", "by variable True", "by option True", "agreed"]
 
 
 def test_the_exchange_goes_to_the_stream_that_mindspore_hands_over() -> None:

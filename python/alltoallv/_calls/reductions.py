@@ -7,7 +7,6 @@ from typing import Any
 
 from alltoallv import _core
 from alltoallv._calls.guard import guard
-from alltoallv.errors import InvalidParamError
 from alltoallv.launch import variables
 
 FLOATS = frozenset(name for name, dtype in _core.dtypes.items() if dtype.arithmetic == "floating")
@@ -23,14 +22,10 @@ def check_reduction(op: object, dtype: str, shown: object = None) -> None:
     _core.check_reduction(op, dtype, shown)
 
 
-def check_order(comm: Any, operator: str, order: object, why_not: str = "") -> None:
-    """Raises InvalidParamError, on all ranks, for an ``order`` other than None and "rank", that of host memory.
-
-    ``why_not``: why there is no "rank" here.
-    """
+def check_order(comm: Any, operator: str, order: object) -> None:
+    """Raises InvalidParamError, on all ranks, for an ``order`` other than None and "rank", that of host memory."""
     with guard(comm, operator):
-        if variables.order("order", order) is not None and why_not:
-            raise InvalidParamError(f"order is {order!r}, expected None: {why_not}")
+        variables.order("order", order)
 
 
 class ReductionPlan:

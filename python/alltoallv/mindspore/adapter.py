@@ -17,7 +17,7 @@ from alltoallv._calls.linear import Linear, Reduction, Transfer
 from alltoallv._calls.regions import Region
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError
-from alltoallv.mindspore import counted, device_op, device_quantized
+from alltoallv.mindspore import counted, device_op, device_quantized, device_reduction
 from alltoallv.mindspore.group import on_host
 from alltoallv.mindspore.received import Received
 from alltoallv.mindspore.tensors import (
@@ -97,6 +97,8 @@ class Tensors(Adapter[Tensor]):
         """Adds the exchange to MindSpore's queue: it runs after earlier operators and before later ones."""
         with guard(linear.communicator, linear.operator):
             refuse_timeout(linear.timeout if linear.timeout >= 0 else None)
+            if isinstance(linear, Reduction) and linear.communicator.order is not None:
+                return self._in_order(linear, input, output)
             if isinstance(linear, Reduction) and linear.op == "avg":  # HCCL has sums
                 return self.enqueue(replace(linear, op="sum"), input, output) / linear.communicator.size
             plan, x = linear.plan(core_name(input.dtype)), as_input(input)
@@ -104,6 +106,12 @@ class Tensors(Adapter[Tensor]):
             out = fresh(linear.shape_out, dtype=input.dtype) if output is None else output
             device_op.enqueue(lambda locate, stream: plan.run(locate(x)[0], locate(out)[0], stream=stream), [out], [x])
         return out
+
+    def _in_order(self, linear: Reduction[Tensor], input: Tensor, output: Tensor | None) -> Tensor:
+        terms = linear.op, linear.counts, linear.shape_in
+        total = device_reduction.reduce_in_order(linear.communicator, linear.operator, input, *terms)
+        total = total.reshape(linear.shape_out)
+        return total if output is None else output.copy_(total)
 
     def learn(self, transfer: Transfer[Tensor], input: Tensor) -> Sequence[int]:
         return learnt(transfer.communicator, transfer.layout[0])

@@ -83,8 +83,8 @@ def all_reduce(
             ranks, 16-bit floats in float32, and rounded once. Sum and avg have a gradient.
         group: The name of a group, a `Communicator`, or None for all ranks.
         async_op: Return at once; the outputs are complete after the handle's ``wait()``, which raises the errors.
-        order: ``"rank"`` or None: the order of additions, which in host memory is always that of the ranks. NPUs refuse
-            it: MindSpore's sums there have HCCL's order.
+        order: ``"rank"`` adds in the order of ranks on NPUs too, with the bits of host memory, where that is the order
+            anyway. Default: the communicator's, which is ``ALLTOALLV_ORDER`` or HCCL's own.
 
     Returns:
         None, or the `CommHandle` with ``async_op=True``.
@@ -93,9 +93,7 @@ def all_reduce(
         AllToAllVError: On every rank: an argument of any rank is wrong (InvalidParamError, InvalidTensorError), ranks
             disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
     """
-    if order is not None:
-        _check_order(group, "all_reduce", order)
-    comm = enter(group)
+    comm = _ordered(group, "all_reduce", order)
     arguments = (comm.core, "all_reduce", tensor, tensor, op)
     if async_op is False and isinstance(tensor, Tensor) and _core.reduce(*arguments) is not None:
         return None
@@ -124,8 +122,8 @@ def reduce_scatter(
     Args:
         group: The name of a group, a `Communicator`, or None for all ranks.
         async_op: Return at once; the outputs are complete after the handle's ``wait()``, which raises the errors.
-        order: ``"rank"`` or None: the order of additions, which in host memory is always that of the ranks. NPUs refuse
-            it: MindSpore's sums there have HCCL's order.
+        order: ``"rank"`` adds in the order of ranks on NPUs too, with the bits of host memory, where that is the order
+            anyway. Default: the communicator's, which is ``ALLTOALLV_ORDER`` or HCCL's own.
 
     Returns:
         None, or the `CommHandle` with ``async_op=True``.
@@ -134,9 +132,7 @@ def reduce_scatter(
         AllToAllVError: On every rank: an argument of any rank is wrong (InvalidParamError, InvalidTensorError), ranks
             disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
     """
-    if order is not None:
-        _check_order(group, "reduce_scatter", order)
-    comm, counts = enter(group), None
+    comm, counts = _ordered(group, "reduce_scatter", order), None
     inputs: Any = input_list
     if in_queue() and isinstance(input_list, list | tuple) and all(isinstance(x, Tensor) for x in input_list):
         with guard(comm, "reduce_scatter"):
@@ -162,8 +158,8 @@ def reduce_scatter_tensor(
     Args:
         group: The name of a group, a `Communicator`, or None for all ranks.
         async_op: Return at once; the outputs are complete after the handle's ``wait()``, which raises the errors.
-        order: ``"rank"`` or None: the order of additions, which in host memory is always that of the ranks. NPUs refuse
-            it: MindSpore's sums there have HCCL's order.
+        order: ``"rank"`` adds in the order of ranks on NPUs too, with the bits of host memory, where that is the order
+            anyway. Default: the communicator's, which is ``ALLTOALLV_ORDER`` or HCCL's own.
 
     Returns:
         None, or the `CommHandle` with ``async_op=True``.
@@ -172,10 +168,9 @@ def reduce_scatter_tensor(
         AllToAllVError: On every rank: an argument of any rank is wrong (InvalidParamError, InvalidTensorError), ranks
             disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
     """
-    if order is not None:
-        _check_order(group, "reduce_scatter", order)
+    comm = _ordered(group, "reduce_scatter", order)
     terms: dict[str, Any] = {"reduce_op": op, "gradient": _scattered_sum(op)}
-    return front_end.call("reduce_scatter", group, async_op, output, input, ("output", "input_list", ""), **terms)
+    return front_end.call("reduce_scatter", comm, async_op, output, input, ("output", "input_list", ""), **terms)
 
 
 def reduce_scatter_tensor_uneven(
@@ -206,9 +201,13 @@ def reduce_scatter_tensor_uneven(
     return front_end.call("reduce_scatter", group, async_op, output, input, names, **terms)
 
 
-def _check_order(group: Group, operator: str, order: object) -> None:
-    why_not = "MindSpore's sums on NPUs have HCCL's order" if in_queue() else ""
-    check_order(enter(group), operator, order, why_not)
+def _ordered(group: Group, operator: str, order: str | None) -> Communicator:
+    """Returns a group's communicator, whose sums and their gradients on NPUs have the order that a call asks for."""
+    comm = enter(group)
+    if order is None:
+        return comm
+    check_order(comm, operator, order)
+    return Communicator(comm.core, order=order) if in_queue() and comm.order != order else comm
 
 
 def _sizes(sizes: Counts | None) -> Counts:
@@ -334,8 +333,8 @@ def reduce(
     Args:
         group: The name of a group, a `Communicator`, or None for all ranks.
         async_op: Return at once; the outputs are complete after the handle's ``wait()``, which raises the errors.
-        order: ``"rank"`` or None: the order of additions, which in host memory is always that of the ranks. NPUs refuse
-            it: MindSpore's sums there have HCCL's order.
+        order: ``"rank"`` adds in the order of ranks on NPUs too, with the bits of host memory, where that is the order
+            anyway. Default: the communicator's, which is ``ALLTOALLV_ORDER`` or HCCL's own.
 
     Returns:
         None, or the `CommHandle` with ``async_op=True``.
@@ -344,18 +343,16 @@ def reduce(
         AllToAllVError: On every rank: an argument of any rank is wrong (InvalidParamError, InvalidTensorError), ranks
             disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
     """
-    if order is not None:
-        _check_order(group, "reduce", order)
+    comm = _ordered(group, "reduce", order)
     if not in_queue():
         return front_end.call("reduce", group, async_op, tensor, reduce_op=op, root=("dst", dst))
     # HCCL reduces on all ranks, here into a copy: our transport over it has no reduction to one rank.
-    comm = enter(group)
     with guard(comm, "all_reduce", TypeError):
         LATE.check_output("tensor", tensor)
         refuse_gradient("reduce", tensor)
         root = front_end.checked_rank(comm, group, "dst", dst)
         total = tensor.copy()
-    all_reduce(total, op, group)
+    all_reduce(total, op, comm)
     if comm.rank == root:
         tensor.copy_(total)
     return Done(tensor) if async_op else None

@@ -91,7 +91,7 @@ def added(terms: Tensor, average: bool = False) -> Tensor:
     total = terms[0]
     for row in range(1, terms.shape[0]):
         total = total + terms[row]
-    return _canonical_nan(total / terms.shape[0] if average else total)
+    return canonical_nan(total / terms.shape[0] if average else total)
 
 
 def scaled(total: Tensor, scale: Tensor, offset: Tensor) -> tuple[Tensor, Tensor]:
@@ -119,7 +119,7 @@ def narrowed(values: Tensor, name: str, overflow: str, allowed: Tensor | None = 
     if overflow != "infinity":
         ends = ops.where(values < 0, -largest, largest)
         values = ops.where(exceeded, ends, values)
-    return _canonical_nan(values).astype(dtype), exceeded
+    return canonical_nan(values).astype(dtype), exceeded
 
 
 def filled(table: Tensor, length: int) -> Tensor:
@@ -132,5 +132,5 @@ def _any(where: Tensor) -> Tensor:
     return where.astype(mindspore.float32).max(axis=2, keepdims=True) > 0
 
 
-def _canonical_nan(values: Tensor) -> Tensor:
+def canonical_nan(values: Tensor) -> Tensor:
     return ops.where(values != values, math.nan, values)
