@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from npu_ranks import bits, emulated, group, on
+from npu_ranks import bits, emulated, group, on, use_device
 from on_ranks import on_ranks
 
 import alltoallv.torch as at
@@ -81,7 +83,10 @@ def terms(size: int, numel: int, dtype: str, seed: int) -> list[Any]:
 @pytest.mark.parametrize("cases", [40, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(3000)])])
 @on_ranks(4, communicator=False, timeout=2900)
 def test_the_bits_are_those_of_the_cpu(rank: int, n: int, file: str, cases: int) -> None:
-    """Shapes, dtypes, operations and groups at random, over an HCCL that adds in another order."""
+    """Shapes, dtypes, operations and groups at random, over an HCCL that adds in another order.
+
+    Every fourth is captured with other values, and replayed with these.
+    """
     with group(rank, n, file) as (world, device), emulated(order="ring"):
         groups = [world, dist.new_group([0, 2, 3]), dist.new_group([1, 0])]
         rng = np.random.default_rng(7)
@@ -95,16 +100,54 @@ def test_the_bits_are_those_of_the_cpu(rank: int, n: int, file: str, cases: int)
             counts = counts[:size]
             arrays = terms(size, sum(counts), dtype, case)
             about = f"case {case}: {op} of {dtype} {counts} on {members}"
-            x = on(device, arrays[place])
-            whole, part = x.clone(), x.new_empty(counts[place])
-            at.all_reduce(whole, OPS[op], group=made, order="rank")
-            work = at.reduce_scatter(part, list(x.split(counts)), OPS[op], group=made, order="rank", async_op=True)
-            work.wait()
-            at.reduce(x, group_dst=0, op=OPS[op], group=made, order="rank")
+            values = on(device, arrays[place])
+            replays = case % 4 == 0
+            x = torch.ones_like(values) if replays else values
+            graph = torch.npu.NPUGraph()
+            with torch.npu.graph(graph) if replays else contextlib.nullcontext():
+                whole, root, part = x.clone(), x.clone(), x.new_empty(counts[place])
+                at.all_reduce(whole, OPS[op], group=made, order="rank")
+                work = at.reduce_scatter(part, list(x.split(counts)), OPS[op], group=made, order="rank", async_op=True)
+                work.wait()
+                at.reduce(root, group_dst=0, op=OPS[op], group=made, order="rank")
+            if replays:
+                x.copy_(values)
+                graph.replay()
+                torch.npu.synchronize()
             wanted = reference.all_reduce(arrays, op)[place]
             assert_bits_equal(bits(whole), wanted, about)
-            assert_bits_equal(bits(x), arrays[place] if place else wanted, about)
+            assert_bits_equal(bits(root), arrays[place] if place else wanted, about)
             assert_bits_equal(bits(part), reference.reduce_scatter(arrays, op, counts)[place], about)
+
+
+@on_ranks(3, communicator=False)
+def test_options_of_a_group(rank: int, n: int, file: str) -> None:
+    """Given to init_process_group or new_group, they hold for dist's functions and ours, and for groups split off."""
+    device = use_device(rank)
+    ordered, store = at.GroupOptions(order="rank"), dist.FileStore(file, n)
+    limit = timedelta(seconds=60)
+    dist.init_process_group("alltoallv", store=store, rank=rank, world_size=n, timeout=limit, pg_options=ordered)
+    with emulated(order="ring"):
+        arrays = terms(n, n * 3000, "float32", 1)
+        wanted, x = reference.all_reduce(arrays, "sum")[rank], on(device, arrays[rank])
+        plain, other = dist.new_group(), dist.new_group(pg_options=ordered)
+        split = dist.split_group(dist.group.WORLD, [[0, 1, 2]])
+        for made, agrees in ((None, True), (plain, False), (other, True), (split, True)):
+            y, part, z = x.clone(), x.new_empty(3000), x.clone()
+            dist.all_reduce(y, group=made)
+            dist.reduce_scatter_tensor(part, x, group=made)
+            at.all_reduce(z, group=made)
+            for found in (y, z):
+                assert (bits(found) == wanted).all() == agrees
+            if agrees:  # the last part of a ring is added in the order of ranks anyway
+                assert_bits_equal(bits(part), wanted[rank * 3000 :][:3000])
+        differs = dist.new_group(pg_options=at.GroupOptions(order="rank" if rank else None))
+        with pytest.raises(PeerMismatchError, match=r"rank 0 .*has order None, rank 1 .*has order 'rank'"):
+            at.all_reduce(x, group=differs)
+        with pytest.raises(InvalidParamError, match="order is 'ring', expected 'rank' or None"):
+            at.GroupOptions(order="ring")
+    torch.npu.synchronize()
+    dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("asked", ["group", "environment"])

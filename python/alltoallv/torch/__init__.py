@@ -43,6 +43,7 @@ from alltoallv.torch.eager.received import Received
 from alltoallv.torch.eager.tensors import empty
 from alltoallv.torch.eager.work import Work
 from alltoallv.torch.process_group import backend as backend
+from alltoallv.torch.process_group.group import GroupOptions
 from alltoallv.torch.quantized.feedback import ErrorFeedback
 from alltoallv.torch.quantized.functions import (
     quantized_all_reduce,
@@ -55,6 +56,7 @@ from alltoallv.torch.quantized.hook import QuantizedCommHook
 __all__ = [
     "AllToAllVOperation",
     "ErrorFeedback",
+    "GroupOptions",
     "Plan",
     "QuantAllReduceOperation",
     "QuantizedCommHook",

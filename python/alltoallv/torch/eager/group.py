@@ -135,8 +135,8 @@ def from_group(
         check: ``"always"`` (the default in host memory) compares operator, dtype and counts of all ranks before any
             data move, ``"first"`` (the default on a GPU) for the first 8 calls, ``"off"`` never.
         order: ``"rank"``: from now on the group's reductions of such tensors add in the order of ranks, with the bits
-            of host memory; on backend ``alltoallv`` those of torch.distributed too. Default: ``ALLTOALLV_ORDER`` at
-            the group's first use, or the engine's own order.
+            of host memory; on backend ``alltoallv`` those of torch.distributed too. Default: what the `GroupOptions`
+            of such a group say, ``ALLTOALLV_ORDER`` at the group's first use, or the engine's own order.
 
     Raises:
         InvalidParamError: an argument is wrong.
@@ -162,6 +162,7 @@ def from_group(
             name = "backend" if backend else "ALLTOALLV_TORCH_BACKEND"
             raise InvalidParamError(f"{name} is {wanted!r}, expected one of {', '.join(BACKENDS)}")
         of_group[device, wanted] = member = _make(group, seconds, device, wanted, check)
+        member.order = _order_of(group)
     if order is not None:
         member.order = order
     if backend is None:
@@ -173,7 +174,13 @@ def adds_in_order(group: dist.ProcessGroup, device: str) -> bool:
     """Returns whether a group's reductions on a kind of device add in the order of ranks, unless a call says more."""
     of_group = _made.get(group)
     member = None if of_group is None else of_group.get((device, None))
-    return (communicator.default_order() if member is None else member.order) == "rank"
+    return (_order_of(group) if member is None else member.order) == "rank"
+
+
+def _order_of(group: dist.ProcessGroup) -> str | None:
+    """Returns the order of sums that a group was made with."""
+    own: Communicator | None = getattr(group, "communicator", None)
+    return communicator.default_order() if own is None else own.order
 
 
 def follow_anew(group: dist.ProcessGroup) -> None:

@@ -166,7 +166,7 @@ def _shrink(group: EngineGroup, ranks_to_exclude: list[int], flags: int, engine_
     own.store = dist.PrefixStore(f"{name}/", store)
     own.group_rank, own.group_size = ranks.index(group.rank()), len(ranks)
     own.timeout, own.group_id, own.global_ranks_in_group = group.timeout, name, ranks if is_default else of_job
-    smaller = type(group)(own, engine_options)
+    smaller = type(group)(own, group.options_for(engine_options))
     if is_default:
         own.global_ranks_in_group = []  # its ranks are the job's from now on
         _c10d._destroy_all_other_groups(exclude_group=group)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch._C._distributed_c10d import _DistributedBackendOptions
 from torch.utils._pytree import tree_leaves
 
 from alltoallv import _core
+from alltoallv.launch import variables
 from alltoallv.torch.eager.group import follow_anew
 from alltoallv.torch.engines import rendezvous
 from alltoallv.torch.process_group import engines as engines
@@ -23,6 +25,34 @@ from alltoallv.torch.process_group.work import Futures, WorkList, in_turn
 NAME = "alltoallv"
 _CPU = torch.device("cpu")
 _DEFAULT = ("0", "default_pg")  # torch's names for the default group; others may be of several programs
+
+
+@dataclass(frozen=True)
+class GroupOptions:
+    """The options of a process group of backend ``alltoallv``, given as ``pg_options``.
+
+    ::
+
+        dist.init_process_group("alltoallv", pg_options=alltoallv.torch.GroupOptions(order="rank"))
+
+    Also of ``dist.new_group``, ``split_group`` and ``shrink_group``; the last two give a group its parent's order where
+    they get none.
+
+    Attributes:
+        order: ``"rank"``: reductions of torch.distributed and of alltoallv.torch in this group add in the order of
+            ranks on devices too, with the bits of host memory. The same on all ranks. Default: ``ALLTOALLV_ORDER``, or
+            the engine's own order.
+        engine: What ``pg_options`` is otherwise: the options of an accelerator's engine, such as those of NCCL.
+
+    Raises:
+        InvalidParamError: ``order`` is another value.
+    """
+
+    order: str | None = None
+    engine: Any = None
+
+    def __post_init__(self) -> None:
+        variables.order("order", self.order)
 
 
 class EngineGroup(dist.ProcessGroup):
@@ -34,10 +64,12 @@ class EngineGroup(dist.ProcessGroup):
     group. Nothing that a rank may do alone makes it.
     """
 
-    def __init__(self, options: _DistributedBackendOptions, engine_options: Any = None) -> None:
+    def __init__(self, options: _DistributedBackendOptions, given: Any = None) -> None:
+        """Takes ``given``: `GroupOptions`, or the options of an accelerator's engine."""
+        own = given if isinstance(given, GroupOptions) else GroupOptions(engine=given)
         rank, size, name = options.group_rank, options.group_size, options.group_id
         super().__init__(rank, size)
-        self._options, self._engine_options = options, engine_options
+        self._options, self._engine_options = options, own.engine
         self._engines = dist.ProcessGroup(options.store, rank, size)
         self._engines._set_group_name(name)
         self._lock = threading.Lock()
@@ -57,6 +89,7 @@ class EngineGroup(dist.ProcessGroup):
         seconds = options.timeout.total_seconds()
         gather = rendezvous.gatherer(self.meeting, options.store, rank, size, name, seconds)
         self.communicator = rendezvous.connect(self.meeting, gather, rank, size, name, seconds, all_ranks=is_default)
+        self.communicator.order = own.order or self.communicator.order
         # Holds the group's name and timeout while there is no gloo.
         stand_in = engines.stand_in(options)
         self._cpu_options = stand_in.options  # all ways to set the group's timeout end here
@@ -184,10 +217,15 @@ class EngineGroup(dist.ProcessGroup):
         own.timeout, own.group_id = timeout or self._options.timeout, name
         parents = list(self._options.global_ranks_in_group) or list(range(self.size()))
         own.global_ranks_in_group = [parents[rank] for rank in new_ranks]
-        child = type(self)(own, opts)
+        child = type(self)(own, self.options_for(opts))
         child._set_group_name(name)
         child._set_group_desc(group_desc or f"{self.group_desc}:split:{self._splits}")
         return child
+
+    def options_for(self, given: Any) -> GroupOptions:
+        """Returns the options of a group of some of these ranks, from its ``pg_options``."""
+        own = given if isinstance(given, GroupOptions) else GroupOptions(engine=given)
+        return replace(own, order=own.order or self.communicator.order)
 
     # The methods that torch's engines implement.
 
