@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from itertools import count
 from pathlib import Path
@@ -131,15 +132,10 @@ def test_plot(suffix: str, magic: bytes, tmp_path: Path) -> None:
         ("--dtype bfloat16", "--dtype is 'bfloat16'"),
         ("allreduce --dtype complex64", "--dtype is 'complex64'"),
         ("quantized --dtype float16", "--dtype is 'float16', expected float32 for quantized"),
-        ("allgather --pattern moe", "--pattern has no meaning for allgather"),
         ("allgather --api plan", "--api is 'plan', which has no allgather"),
         ("alltoallv --api core --output allocated", "--output is 'allocated', expected empty or private"),
         ("quantized --api torch --output private", "--output is 'private', expected allocated for quantized"),
-        ("overhead --api plan", "--api has no meaning for overhead"),
         ("overhead --plot x.svg", "--plot draws times over sizes"),
-        ("kernels --np 2", "--np has no meaning for kernels"),
-        ("alltoallv --device cpu", "--device has no meaning for alltoallv"),
-        ("kernels --no-bind", "--no-bind has no meaning for kernels"),
         ("--plot x.foo", "--plot is 'x.foo', expected a name that ends with .png or .svg"),
         ("--json missing/x.json", "--json is 'missing/x.json', expected a file in a folder that exists"),
     ],
@@ -153,6 +149,49 @@ def test_what_makes_no_sense_is_named(
     assert said.err.startswith("bench: ")
     assert reason in said.err
     assert said.out == ""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["allgather --pattern moe", "overhead --api plan", "kernels --np 2", "alltoallv --device cpu", "kernels --no-bind"],
+)
+def test_options_of_another_subject(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
+    subject, _, option = arguments.partition(" ")
+    with pytest.raises(SystemExit, match=r"^2$"):
+        cli(["bench", *arguments.split()])
+    assert f"unrecognized arguments: {option}" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match=r"^0$"):
+        cli(["bench", subject, "--help"])
+    described = capsys.readouterr().out
+    assert option.split()[0] not in described
+    assert "--seconds" in described
+
+
+def test_nothing_is_installed_unasked(tmp_path: Path) -> None:
+    """Without torch `bench backend` names the option that would get it; without a home nothing else is looked for."""
+    program = (
+        "import os, pwd, sys\n"
+        "sys.modules['torch'] = None\n"
+        "def nobody(uid): raise KeyError(f'getpwuid(): uid not found: {uid}')\n"
+        "pwd.getpwuid = nobody\n"
+        "from alltoallv_tools.cli import main\n"
+        "sys.exit(main(sys.argv[1:]))\n"
+    )
+    env = {name: value for name, value in os.environ.items() if name not in ("HOME", "XDG_CACHE_HOME")}
+    env.pop("ALLTOALLV_BENCH_CACHE", None)
+
+    def bench(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", program, "bench", *words]
+        return subprocess.run(command, env=env | more, capture_output=True, text=True, timeout=60, check=False)
+
+    folder = tmp_path / "cache"
+    unasked = bench("backend", ALLTOALLV_BENCH_CACHE=str(folder))
+    assert unasked.returncode == 2
+    assert "bench: torch is not installed here; --install makes an environment that has it" in unasked.stderr
+    assert not folder.exists()
+    homeless = bench("alltoallv", *QUICK, "--bytes", "1K", "--peers", "mpich")
+    assert homeless.returncode == 0, homeless.stderr
+    assert "left out: mpich: this user has no home; set HOME or ALLTOALLV_BENCH_CACHE to a folder" in homeless.stderr
 
 
 @SLOW

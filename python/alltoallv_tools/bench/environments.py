@@ -32,10 +32,17 @@ class Unavailable(Exception):
 
 
 def folder() -> Path:
-    """Returns the folder that holds the environments."""
+    """Returns the folder that holds the environments.
+
+    Raises:
+        Unavailable: this user has no home.
+    """
     if chosen := os.environ.get("ALLTOALLV_BENCH_CACHE"):
         return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "alltoallv" / "bench"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "alltoallv" / "bench"
+    except RuntimeError as error:
+        raise Unavailable("this user has no home; set HOME or ALLTOALLV_BENCH_CACHE to a folder") from error
 
 
 @functools.cache
@@ -53,7 +60,7 @@ def find_or_make(name: str, say: Callable[[str], None]) -> Path:
         say: is called once with a message if the environment must be made, which can take minutes.
 
     Raises:
-        Unavailable: pip could not install it.
+        Unavailable: pip could not install it, or there is no folder for it.
     """
     if has_here(name):
         return Path(sys.executable)
@@ -87,7 +94,7 @@ def is_ready(name: str) -> bool:
         return True
     try:
         return _marker(name).read_text() == _wanted(name) and (_home(name) / "bin" / "python").exists()
-    except OSError:
+    except (OSError, Unavailable):
         return False
 
 

@@ -1,6 +1,7 @@
 """The command line: ``python -m alltoallv COMMAND``.
 
-A command is a module with ``add_arguments(parser)`` and ``main(args) -> int``, imported when it is called.
+A command is a module with ``add_arguments(parser)`` and ``main(args) -> int``, imported when it is called; where it has
+``completed(arguments)``, the parser gets what this returns.
 """
 
 from __future__ import annotations
@@ -66,6 +67,8 @@ def _run(command: str, arguments: Sequence[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     module.add_arguments(parser)
+    if hasattr(module, "completed"):
+        arguments = module.completed(arguments)
     code: int = module.main(parser.parse_args(arguments))
     return code
 

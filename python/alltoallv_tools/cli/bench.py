@@ -6,10 +6,11 @@ import argparse
 import contextlib
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,37 +28,67 @@ from alltoallv_tools.bench.cases import (
     outputs_of,
     parse_bytes,
 )
-from alltoallv_tools.bench.jobs import Job, Jobs, LibraryError
+from alltoallv_tools.bench.jobs import Job, Jobs, LibraryError, environment_of
 from alltoallv_tools.bench.libraries import contenders_of
 from alltoallv_tools.bench.peers import PEERS, SUPPORTED
 from alltoallv_tools.bench.rounds import Effort, measure
 from alltoallv_tools.cli.outputs import STANDARD_OUTPUT, check_files, check_plot, write_text
 
-# The options that affect results, in the order of `given`, each with the subjects for which it has a meaning.
+_SUBJECTS = {
+    "alltoallv": "all_to_all_v",
+    "allgather": "all_gather",
+    "allreduce": "all_reduce",
+    "quantized": "quantized_all_reduce",
+    "overhead": "what a call costs in each front end, without data",
+    "backend": "torch.distributed's calls on backend alltoallv",
+    "kernels": "the kernels of quantization, without communication",
+}
 _PAYLOADS = (*COLLECTIVES, "overhead")
 _JOBS = (*_PAYLOADS, "backend")
-_OPTIONS: dict[str, tuple[str, ...]] = {
-    "np": _JOBS,
-    "bytes": (*_PAYLOADS, "kernels"),
-    "dtype": COLLECTIVES,
-    "pattern": ("alltoallv",),
-    "api": COLLECTIVES,
-    "output": COLLECTIVES,
-    "variant": COLLECTIVES,
-    "formats": ("quantized",),
-    "ways": ("alltoallv",),
-    "peers": _PAYLOADS,
-    "no-bind": _JOBS,
-    "iters": _JOBS,
-    "warmup": _JOBS,
-    "device": ("kernels",),
+_USUAL = "alltoallv"  # where no subject is named
+_SIZES = {"overhead": "0", "backend": "0", "kernels": "64K,1M,16M"}  # the default; of all others 1K..64M
+_RANKS = {"overhead": "1", "backend": "2"}  # the default; of all others 2,4
+
+
+class _Option(NamedTuple):
+    """An option: the subjects that have it, and what argparse takes; {np} and {bytes} in its help are the defaults."""
+
+    subjects: tuple[str, ...]
+    help: str
+    more: dict[str, Any] = {}  # noqa: RUF012 - nobody changes it
+
+
+# Those that affect results, in the order of `arguments_of`.
+_OPTIONS = {
+    "np": _Option(_JOBS, "numbers of ranks, such as 2,4,8 (default: {np})"),
+    "bytes": _Option((*_PAYLOADS, "kernels"), "bytes of a rank's input: 1K,64K or 1K..64M (default: {bytes})"),
+    "dtype": _Option(COLLECTIVES, "a dtype of NumPy (default: float32)"),
+    "pattern": _Option(("alltoallv",), "how a rank's bytes are divided (default: uneven)", {"choices": PATTERNS}),
+    "api": _Option(COLLECTIVES, "the interface of alltoallv that is called (default: numpy)", {"choices": APIS}),
+    "output": _Option(COLLECTIVES, "where the output lies (default: allocated, if --api can)", {"choices": OUTPUTS}),
+    "variant": _Option(
+        COLLECTIVES,
+        "between calls: nothing, the input is written anew, the output is read, or both (default: plain)",
+        {"choices": VARIANTS},
+    ),
+    "formats": _Option(("quantized",), "more formats, such as fp8_e4m3,mxfp8"),
+    "ways": _Option(("alltoallv",), "fixed data paths beside the chosen one", {"action": "store_true"}),
+    "peers": _Option(_PAYLOADS, f"comma-separated, of {', '.join(PEERS)} (default: those whose environment exists)"),
+    "no-bind": _Option(_JOBS, "do not give each rank a processor of its own", {"action": "store_true"}),
+    "iters": _Option(_JOBS, "measure this many calls instead of --seconds", {"type": numbers.count}),
+    "warmup": _Option(_JOBS, "calls before each block of measured ones (default: for 5 ms)", {"type": numbers.count}),
+    "device": _Option(("kernels",), "C++ or Triton (default: cpu)", {"choices": ("cpu", "cuda")}),
 }
-_BYTES = {"overhead": "0", "backend": "0", "kernels": "64K,1M,16M"}  # default sizes; all other subjects: 1K..64M
 
 _EPILOG = """\
+After Ctrl-C bench still writes what it has measured. docs/bench.md explains all options and columns.
+"""
+_PEERS = """\
 The peers are other libraries: three MPIs, gloo and MindSpore. Each runs in processes and a Python environment of its
-own. bench makes the environment when --peers names a peer for the first time; without --peers it takes the peers whose
-environment exists. After Ctrl-C it still writes what it has measured. docs/bench.md explains all options and columns.
+own, which bench makes when --peers names it for the first time.
+"""
+_EXAMPLES = """
+Without WHAT it is alltoallv. "bench WHAT --help" lists the options of each.
 
 examples:
   python -m alltoallv bench alltoallv --np 2,4 --bytes 1K..64M --api plan --peers mpich,openmpi,impi
@@ -67,43 +98,43 @@ examples:
 """
 
 
+def completed(arguments: Sequence[str]) -> Sequence[str]:
+    """Returns the command's arguments with the usual subject in front where none is named."""
+    named = arguments and (arguments[0] in ("-h", "--help") or not arguments[0].startswith("-"))
+    return arguments if named else [_USUAL, *arguments]
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of ``bench``."""
-    parser.epilog = _EPILOG
-    subjects = (*_JOBS, "kernels")
-    parser.add_argument("collective", nargs="?", default="alltoallv", choices=subjects, help="what to measure")
-    parser.add_argument("--np", help="numbers of ranks, such as 2,4,8 (default: 2,4; backend: 2; overhead: 1)")
-    parser.add_argument(
-        "--bytes",
-        help="bytes that a rank sends: 1K,64K or 1K..64M (default: 1K..64M; overhead: 0; kernels: 64K,1M,16M)",
-    )
-    parser.add_argument("--dtype", help="a dtype of NumPy (default: float32)")
-    parser.add_argument("--pattern", choices=PATTERNS, help="how a rank's bytes are divided (default: uneven)")
-    parser.add_argument("--api", choices=APIS, help="the interface of alltoallv that is called (default: numpy)")
-    parser.add_argument("--output", choices=OUTPUTS, help="where the output lies (default: allocated, if --api can)")
-    parser.add_argument(
-        "--variant",
-        choices=VARIANTS,
-        help="between calls: nothing, the input is written anew, the output is read, or both (default: plain)",
-    )
-    parser.add_argument("--formats", help="with quantized: more formats, such as fp8_e4m3,mxfp8")
-    parser.add_argument("--ways", action="store_true", help="with alltoallv: fixed data paths beside the chosen one")
-    parser.add_argument("--peers", help=f"comma-separated, of {', '.join(PEERS)} (default: see below)")
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="with kernels: C++ or Triton (default: cpu)")
-    parser.add_argument(
-        "--seconds",
-        type=partial(numbers.seconds, or_0=True),
-        default=2.0,
-        help="time for a line of the table (default: %(default)s)",
-    )
-    parser.add_argument("--no-bind", action="store_true", help="do not give each rank a processor of its own")
-    parser.add_argument("--iters", type=numbers.count, help="measure this many calls instead of --seconds")
-    parser.add_argument(
-        "--warmup", type=numbers.count, help="calls before each block of measured ones (default: for 5 ms)"
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to a file, as docs/bench.md says")
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the times to a file, a line for each library")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the times into a file .png or .svg")
+    parser.epilog = _PEERS + _EPILOG + _EXAMPLES
+    subjects = parser.add_subparsers(dest="collective", metavar="WHAT", title="what to measure", required=True)
+    for subject, text in _SUBJECTS.items():
+        own = subjects.add_parser(
+            subject,
+            help=text,
+            description=f"Measure {text}.",
+            epilog=_PEERS * (subject in _OPTIONS["peers"].subjects) + _EPILOG,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        usual = {"np": _RANKS.get(subject, "2,4"), "bytes": _SIZES.get(subject, "1K..64M")}
+        for name, option in _OPTIONS.items():
+            if subject in option.subjects:
+                own.add_argument(f"--{name}", help=option.help.format(**usual), **option.more)
+            else:
+                own.set_defaults(**{name.replace("-", "_"): None})
+        own.add_argument(
+            "--seconds",
+            type=partial(numbers.seconds, or_0=True),
+            default=2.0,
+            help="time for a line of the table (default: %(default)s)",
+        )
+        if subject in (*COLLECTIVES, "backend"):
+            own.add_argument(
+                "--install", action="store_true", help="make an environment for a framework that is missing here"
+            )
+        own.add_argument("--json", type=Path, metavar="FILE", help="write the results to a file, as docs/bench.md says")
+        own.add_argument("--csv", type=Path, metavar="FILE", help="write the times to a file, a line for each library")
+        own.add_argument("--plot", type=Path, metavar="FILE", help="draw the times into a file .png or .svg")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -164,12 +195,9 @@ def _prepare(args: argparse.Namespace) -> tuple[int, Callable[[list[report.Row]]
     Raises:
         ValueError: an argument, or a combination of arguments, makes no sense.
     """
-    for option, subjects in _OPTIONS.items():
-        if _value(args, option) is not None and args.collective not in subjects:
-            raise ValueError(f"--{option} has no meaning for {args.collective}")
     check_files(json=args.json, csv=args.csv, plot=args.plot)
     check_plot(args.plot)
-    payloads = parse_bytes(_BYTES.get(args.collective, "1K..64M") if args.bytes is None else args.bytes)
+    payloads = parse_bytes(_SIZES.get(args.collective, "1K..64M") if args.bytes is None else args.bytes)
     if args.plot and (args.collective == "kernels" or not any(payloads)):
         raise ValueError(f"--plot draws times over sizes, which {args.collective} does not have here")
     if args.device == "cuda":
@@ -178,6 +206,9 @@ def _prepare(args: argparse.Namespace) -> tuple[int, Callable[[list[report.Row]]
     if args.collective == "kernels":
         return len(payloads) * kernels.KERNELS, partial(kernels.run, payloads, args.seconds)
     sizes, cases, peers = _sizes(args), _cases(args, payloads), _peers(args)
+    framework = environment_of("ours", _api(args))
+    if framework is not None and not args.install and not environments.is_ready(framework):
+        raise ValueError(f"{framework} is not installed here; --install makes an environment that has it")
     return len(sizes) * len(cases), partial(_run, args, sizes, cases, peers)
 
 
@@ -193,7 +224,7 @@ def _gpu_kernels() -> ModuleType:
 
 def _sizes(args: argparse.Namespace) -> list[int]:
     least = 2 if args.collective == "backend" else 1  # its groups have two ranks
-    text = {"overhead": "1", "backend": "2"}.get(args.collective, "2,4") if args.np is None else args.np
+    text = _RANKS.get(args.collective, "2,4") if args.np is None else args.np
     sizes = [int(n) if n.strip().isdecimal() else 0 for n in text.split(",")]
     if min(sizes) < least:
         raise ValueError(f"--np is {text!r}, expected numbers of at least {least}, such as 2,4")
