@@ -44,7 +44,7 @@ NO_ROWS: list[tuple[str, dict[str, Any], list[tuple[int, ...]]]] = [
     (
         "npu_fused_infer_attention_score",
         dict.fromkeys(("query", "key", "value"), (0, 4, 16)) | {"num_heads": 2, "input_layout": "BSH"},
-        [(0, 4, 16), (1,)],
+        [(0, 4, 16), (0,)],
     ),
     (
         "npu_fusion_attention",
