@@ -71,9 +71,7 @@ DType reduce_type(HcclDataType type) {
     throw Failure(HCCL_E_NOT_SUPPORT, "HCCL does not reduce dataType ", entry.name);
 }
 
-ReduceOp reduce_op(HcclReduceOp op, HcclDataType type) {
-    if (op == HCCL_REDUCE_PROD && (type == HCCL_DATA_TYPE_INT16 || type == HCCL_DATA_TYPE_BFP16))
-        throw Failure(HCCL_E_NOT_SUPPORT, "HCCL makes no products (op prod) of dataType ", name_of(type));
+ReduceOp reduce_op(HcclReduceOp op) {
     switch (op) {
         case HCCL_REDUCE_SUM:
             return ReduceOp::sum;

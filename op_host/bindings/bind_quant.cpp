@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "bindings/bindings.h"
+#include "op_kernel/cpu/bounds.h"
 #include "op_kernel/cpu/coded_rows.h"
 #include "runtime/core/communicator.h"
 #include "runtime/core/quant_terms.h"
@@ -27,8 +28,9 @@ struct QuantPlanData {
     std::vector<float> scale, scale_2;
 
     void run(Communicator& communicator, uintptr_t input, uintptr_t output, Address error, Address gather_error,
-             double timeout) const {
+             uintptr_t bounds, double timeout) const {
         QuantReduction call = request;
+        call.bounds = pointer<float>(bounds);
         call.input = pointer(input);
         call.output = pointer(output);
         call.feeds_back = error.has_value();
@@ -71,7 +73,7 @@ struct QuantPlan {
 void make_plan(QuantPlan* self, CommunicatorPtr communicator, const std::string& op, const std::string& dtype,
                const std::string& out_dtype, std::vector<int64_t> counts, const FormatName& format, int64_t group_size,
                bool requantizes, bool average, const std::string& overflow, uintptr_t scale, size_t scales,
-               uintptr_t scale_2, float offset, const std::optional<std::vector<int64_t>>& shape) {
+               uintptr_t scale_2, float offset, const std::optional<std::vector<int64_t>>& shape, bool bound) {
     auto data = std::make_shared<QuantPlanData>();
     data->counts = std::move(counts);
     data->scale = floats_at(scale, scales);
@@ -87,6 +89,7 @@ void make_plan(QuantPlan* self, CommunicatorPtr communicator, const std::string&
     request.format = format_from_name(format);
     request.group_size = group_size;
     request.offset = offset;
+    request.tells_bound = bound;
     request.counts = data->counts;
     request.scale = data->scale;
     request.scale_2 = data->scale_2;
@@ -137,6 +140,31 @@ void bind_rows(nb::module_& m) {
         },
         "format"_a, "group_size"_a, "dtype"_a, "input"_a, "rows"_a, "length"_a, "overflow"_a, "out"_a, ReleaseGil(),
         "Row i of `out` becomes the values of row i. False: a value did not fit and overflow is raise.");
+    m.def(
+        "bound_rows",
+        [](const FormatName& format, size_t group_size, const std::string& dtype, uintptr_t input, size_t rows,
+           size_t length, const std::string& overflow, uintptr_t out) {
+            const auto coded = coded_rows(format, group_size, dtype_from_name(dtype), length);
+            coded.bound({pointer(input), coded.bytes()}, rows, overflow_from_name(overflow), pointer<float>(out));
+        },
+        "format"_a, "group_size"_a, "dtype"_a, "input"_a, "rows"_a, "length"_a, "overflow"_a, "out"_a, ReleaseGil(),
+        "What the values of rows can be wrong by: `out` holds one float32 per group.");
+}
+
+void bind_bounds(nb::module_& m) {
+    m.def(
+        "code_errors",
+        [](const FormatName& format, size_t ranks) { return kernel::code_errors(format_from_name(format), ranks); },
+        "format"_a, "ranks"_a, "What each code can be wrong by in a sum over `ranks`, in units of its group's scale.");
+    m.def(
+        "scale_errors", [](const FormatName& format) { return kernel::scale_errors(format_from_name(format)); },
+        "format"_a, "Where scales are bytes: the scale by which errors count, for each byte; else empty.");
+    m.def(
+        "largest_magnitude",
+        [](const std::string& dtype, uintptr_t input, size_t count) {
+            return kernel::largest_magnitude(dtype_from_name(dtype), pointer(input), count, nullptr);
+        },
+        "dtype"_a, "input"_a, "count"_a, ReleaseGil(), "Its bits in float32, without sign: NaN is above inf.");
 }
 
 }  // namespace
@@ -163,15 +191,18 @@ void bind_quant(nb::module_& m) {
         .def("__init__", &make_plan, "communicator"_a, "op"_a, "dtype"_a, "out_dtype"_a, "counts"_a,
              "format"_a = "int8", "group_size"_a = 128, "requantizes"_a = false, "average"_a = false,
              "overflow"_a = "saturate", "scale"_a = 0, "scales"_a = 0, "scale_2"_a = 0, "offset"_a = 0.0f,
-             "shape"_a = nb::none(),
+             "shape"_a = nb::none(), "bound"_a = false,
              "counts: of every rank for a reduce_scatter, else one entry. scale and scale_2: addresses of `scales` "
-             "float32 each, copied. shape: of the input, for the ranks to compare.")
+             "float32 each, copied. shape: of the input, for the ranks to compare. bound: also tells what results can "
+             "be wrong by.")
         .def(
             "run",
             [](const QuantPlan& self, uintptr_t input, uintptr_t output, Address error, Address gather_error,
-               double timeout) { self.data->run(*self.communicator, input, output, error, gather_error, timeout); },
-            ReleaseGil(), "input"_a, "output"_a, "error"_a = nb::none(), "gather_error"_a = nb::none(),
-            "timeout"_a = -1.0)
+               uintptr_t bounds, double timeout) {
+                self.data->run(*self.communicator, input, output, error, gather_error, bounds, timeout);
+            },
+            ReleaseGil(), "input"_a, "output"_a, "error"_a = nb::none(), "gather_error"_a = nb::none(), "bounds"_a = 0,
+            "timeout"_a = -1.0, "bounds: address of one float32 per group of the output.")
         .def(
             "kernel_serves",
             [](const QuantPlan& self, bool feeds_back, bool gather_feeds_back) {
@@ -205,14 +236,17 @@ void bind_quant(nb::module_& m) {
         .def(
             "submit",
             [](const QuantPlan& self, uintptr_t input, uintptr_t output, Address error, Address gather_error,
-               double timeout) {
+               uintptr_t bounds, double timeout) {
                 return self.communicator->begin(
-                    self.data->request.op,
-                    [data = self.data, communicator = self.communicator.get(), input, output, error, gather_error,
-                     timeout] { data->run(*communicator, input, output, error, gather_error, timeout); });
+                    self.data->request.op, [data = self.data, communicator = self.communicator.get(), input, output,
+                                            error, gather_error, bounds, timeout] {
+                        data->run(*communicator, input, output, error, gather_error, bounds, timeout);
+                    });
             },
-            "input"_a, "output"_a, "error"_a = nb::none(), "gather_error"_a = nb::none(), "timeout"_a = -1.0);
+            "input"_a, "output"_a, "error"_a = nb::none(), "gather_error"_a = nb::none(), "bounds"_a = 0,
+            "timeout"_a = -1.0);
     bind_rows(m);
+    bind_bounds(m);
 }
 
 }  // namespace alltoallv

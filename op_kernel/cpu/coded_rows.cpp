@@ -5,6 +5,7 @@
 #include <cstring>
 #include <vector>
 
+#include "op_kernel/cpu/bounds.h"
 #include "op_kernel/cpu/elements.h"
 #include "op_kernel/cpu/reduce.h"
 
@@ -41,6 +42,15 @@ bool CodedRows::decode(Rows out, ConstRows in, const int64_t* index, const int64
         fits &= dequantize(format, dtype, from + format.scale_bytes(length), from, length, overflow, to);
     }
     return fits;
+}
+
+void CodedRows::bound(ConstRows in, size_t count, Overflow overflow, float* out) const {
+    const Bounds bounds(format.codes, 1, false, false, dtype, overflow);
+    for (size_t i = 0; i < count; ++i) {
+        const Bytes* from = static_cast<const Bytes*>(in.data) + i * in.stride;
+        const CodedSource row{from + format.scale_bytes(length), from};
+        bounds.find(format, &row, length, nullptr, out + i * format.groups(length));
+    }
 }
 
 void CodedRows::sum(Rows out, ConstRows in, const int64_t* index, size_t terms, size_t count) const {

@@ -25,6 +25,9 @@ struct CodedRows {
     bool decode(Rows out, ConstRows in, const int64_t* index, const int64_t* where, size_t count,
                 Overflow overflow) const;
 
+    /// Computes what decode() to the rows' type can be wrong by, for every group of every row.
+    void bound(ConstRows in, size_t count, Overflow overflow, float* out) const;
+
     /// Does what sum_rows() does, with the values of rows of `in`.
     void sum(Rows out, ConstRows in, const int64_t* index, size_t terms, size_t count) const;
 };

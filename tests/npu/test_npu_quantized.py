@@ -93,6 +93,28 @@ def test_over_a_communicator_the_bits_are_those_of_the_cpu(rank: int, size: int)
             assert_bits_equal(bits(y), bits(wanted), name)
 
 
+@on_ranks(2, communicator=False)
+def test_bounds_are_those_of_the_cpu(rank: int, size: int) -> None:
+    with communicator(rank) as (npus, device), Communicator.from_env("host", backend="shm", timeout=30) as host:
+        x = normal(rank, 3010)
+        for how in (
+            {"bound": True},
+            {"bound": True, "bits": 4, "gather": "quantized", "op": "avg"},
+            {"max_error": 1.0},
+        ):
+            wanted = at.quantized_all_reduce(x, group=host, out_dtype=torch.float16, **how)
+            output, bound, taken = at.quantized_all_reduce(x.to(device), group=npus, out_dtype=torch.float16, **how)
+            assert taken == wanted.format
+            assert bound.device == device
+            assert_bits_equal(bits(output), bits(wanted.output), str(how))
+            assert_bits_equal(bits(bound), bits(wanted.bound), str(how))
+        rows, ones = x.view(2 * 5, 301), [5, 5]
+        wanted = at.quantized_all_to_all(rows, ones, bound=True, group=host)
+        assert_bits_equal(
+            bits(at.quantized_all_to_all(rows.to(device), ones, bound=True, group=npus).bound), bits(wanted.bound)
+        )
+
+
 def dispatch(comm: Any, device: torch.device, rank: int, size: int) -> None:
     """Rows from ``device``, with counts that are told and learnt, at once and later: the oracle's bits."""
     sends = [[(3 * r + 2 * j) % 5 for j in range(size)] for r in range(size)]

@@ -155,10 +155,6 @@ def _compare(what: str, result: Any, value: Any, exact: bool) -> None:
         return
     if not back.numel():
         return
-    finite = expected.isfinite()
-    assert torch.equal(back.double()[~finite], expected[~finite]), f"{what}: {back} is not {expected}"
-    if not finite.any():
-        return
-    error = (back.double() - expected)[finite].abs().max().item()
-    allowed = TOLERANCE[str(back.dtype).removeprefix("torch.")] * max(1.0, expected[finite].abs().max().item())
+    error = (back.double() - expected).abs().max().item()
+    allowed = TOLERANCE[str(back.dtype).removeprefix("torch.")] * max(1.0, expected.abs().max().item())
     assert error <= allowed, f"{what}: off by {error}, allowed {allowed}"

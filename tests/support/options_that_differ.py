@@ -61,6 +61,8 @@ def quantized(front_end: Any, tensor: Callable[[Any], Any], dtypes: Any, comm: C
         (typed, "out_dtype", single, half, "has an output of float32", "has one of float16"),
         ((*every, "shared", "two"), "overflow", "saturate", "infinity", "has overflow saturate", "has infinity"),
         (every, "overflow", "raise", "saturate", "has overflow raise", "has saturate"),
+        (("all_reduce", "reduce_scatter"), "bound", False, True, "has no bound", "has a bound"),
+        (typed, "max_error", 0.5, 0.25, "has max_error 0.5", "has max_error 0.25"),
         (of_rows, "format", "int8", "fp8_e4m3", eight, "has fp8_e4m3 codes in groups of 64"),
         (of_rows, "bits", 8, 4, eight, "has int4 codes in groups of 64"),
         (of_rows, "group_size", 16, 32, "has int8 codes in groups of 16", "has int8 codes in groups of 32"),

@@ -14,6 +14,7 @@ from alltoallv import Communicator
 from alltoallv import numpy as an
 from alltoallv._calls.adapters import Adapter
 from alltoallv._calls.regions import as_bytes
+from alltoallv.quantization.bounds import Bounded
 from alltoallv.testing import quantized as reference
 from alltoallv.testing.golden import dtype_of
 
@@ -80,7 +81,10 @@ class Beside:
     def _outcome(self, call: Callable[[], Any]) -> tuple[Any, ...]:
         try:
             made = call()
-            return self.bits(made[1].result() if isinstance(made, tuple) else made)
+            made = made[1].result() if type(made) is tuple else made
+            if isinstance(made, Bounded):
+                return *self.bits(made.output), *self.bits(made.bound), made.format
+            return self.bits(made)
         except Exception as error:
             return type(error), re.sub("operator #[0-9]+", "operator", str(error))
 
@@ -123,7 +127,20 @@ def check_quantized(front_end: Any, adapter: Adapter[Any], dtypes: Any, comm: Co
     for wrong in ({"overflow": "raise", "out_dtype": "float16"}, {"bits": 3}, {"group_size": 0}):
         assert not beside.both("quantized_all_to_all", x, sends, **wrong)
     assert not beside.both("quantized_all_to_all", x, [*sends[:-1], sends[-1] + 1])
+    _check_bounds(beside, comm)
     _check_given(beside, front_end, comm)
+
+
+def _check_bounds(beside: Beside, comm: Communicator) -> None:
+    """With their bounds, and in the format that keeps one."""
+    x = input_of(comm, (6 * comm.size, 33), "float16")
+    for how in ({"bound": True}, {"max_error": 2.0}, {"max_error": 0.2, "group_size": 5}, {"bound": True, "bits": 4}):
+        assert beside.both("quantized_all_reduce", x, **how)
+        assert beside.both("quantized_reduce_scatter", x, **how)
+        assert beside.both("quantized_all_to_all", x, [6] * comm.size, **how)
+    for wrong in ({"max_error": 1e-9}, {"max_error": 0.1, "bits": 4}, {"max_error": "1"}):
+        assert not beside.both("quantized_all_reduce", x, **wrong)
+    assert not beside.both("quantized_all_reduce", x, bound=True, comm_quant_scale_1=0.5, comm_quant_scale_2=0.5)
 
 
 def _check_given(beside: Beside, front_end: Any, comm: Communicator) -> None:

@@ -34,6 +34,8 @@ struct QuantReduction {
     bool requantizes = false;  ///< the sum of an all-reduce also travels as codes
     CodeFormat format = CodeFormat::int8;
     int64_t group_size = 128;  ///< elements per scale; groups begin at element 0 (of each part of a reduce_scatter)
+    bool tells_bound = false;  ///< also computes what the result can be wrong by
+    float* bounds = nullptr;   ///< one per group of the output; may be null if there are none
 
     /// --- shared scales: one value, or one per entry of the last axis ---
     std::span<const float> scale;

@@ -73,6 +73,7 @@ QuantTerms terms_of(const QuantReduction& r) {
         terms.format = r.format;
         terms.requantizes = r.requantizes;
         terms.feeds_back = static_cast<uint8_t>(r.feeds_back | r.gather_feeds_back << 1);
+        terms.tells_bound = r.tells_bound;
         terms.group_size = r.group_size;
         return terms;
     }
@@ -105,6 +106,8 @@ std::string difference(const QuantTerms& a, int rank_a, const QuantTerms& b, int
         return both("overflow " + name_in(overflow_names, a.overflow), name_in(overflow_names, b.overflow));
     if (a.feeds_back != b.feeds_back)
         return both(name_in(feedback_names, a.feeds_back), name_in(feedback_names, b.feeds_back));
+    if (a.tells_bound != b.tells_bound)
+        return both(a.tells_bound ? "a bound" : "no bound", b.tells_bound ? "a bound" : "no bound");
     if (a.scales != b.scales || a.scale_digest != b.scale_digest)
         return both(scale_text("scale", a.scales, a.scale, a.scale_digest),
                     scale_text("scale", b.scales, b.scale, b.scale_digest));

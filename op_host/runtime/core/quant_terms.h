@@ -18,6 +18,7 @@ struct alignas(64) QuantTerms {
     CodeFormat format;
     uint8_t requantizes;
     uint8_t feeds_back;  ///< 1: error feedback, 2: error feedback of the second quantization
+    uint8_t tells_bound;
     int64_t group_size;
     uint64_t scales;  ///< how many
     float scale, scale_2;

@@ -72,7 +72,12 @@ struct TcpCommunicator::QuantRun {
     }
     size_t result_bytes(size_t part, size_t step) const {
         const size_t count = grid.range(part, step).count;
-        return (scatters() || count == 0 ? 0 : whole_lines(codec.result_bytes(count))) + flag_bytes;
+        return bounds_at(part, step) + (scatters() || count == 0 ? 0 : whole_lines(codec.bound_bytes(count))) +
+               flag_bytes;
+    }
+    size_t bounds_at(size_t part, size_t step) const {
+        const size_t count = grid.range(part, step).count;
+        return scatters() || count == 0 ? 0 : whole_lines(codec.result_bytes(count));
     }
     bool scatters() const { return q.op == OpKind::quantized_reduce_scatter; }
     bool tells() const { return !scatters() || q.overflow == Overflow::raise; }
@@ -181,6 +186,8 @@ void TcpCommunicator::QuantRun::reduce(size_t step) {
     char* const own = p.results.in[me].data();
     bool fits = true;
     if (range.count > 0) fits = codec.reduce(range, p.slots, scatters() ? output_at(q, grid, range) : own);
+    if (range.count > 0 && scatters()) codec.keep_bounds(range);
+    if (range.count > 0 && !scatters()) codec.copy_bounds(own + bounds_at(me, step));
     const uint64_t flag = fits ? 0 : 1;
     std::memcpy(own + result_bytes(me, step) - flag_bytes, &flag, sizeof flag);
 }
@@ -193,6 +200,7 @@ void TcpCommunicator::QuantRun::decode(size_t step) {
         const char* const result = p.results.in[j].data();
         uint64_t flag = 0;
         if (tells() || j == me) std::memcpy(&flag, result + result_bytes(j, step) - flag_bytes, sizeof flag);
+        if (!scatters()) codec.keep_bounds(range, result + bounds_at(j, step));
         const bool decoded = scatters() || codec.decode(range, result, output_at(q, grid, range));
         if (flag != 0 || !decoded) misfit.note(range);
     }
@@ -241,6 +249,7 @@ void TcpCommunicator::QuantRun::sum_all(size_t step) {
         if (!elements) result.resize(codec.result_bytes(range.count));
         bool fits = codec.reduce(range, p.slots, elements ? out : result.data());
         if (!elements) fits &= codec.decode(range, result.data(), out);
+        codec.keep_bounds(range);
         if (!fits) misfit.note(range);
     }
 }

@@ -23,6 +23,12 @@ bool QuantCodec::decode(const QuantRange& range, const char* result, char* out) 
     return true;
 }
 
+void QuantCodec::keep_bounds(const QuantRange& range) {
+    std::vector<char> own(bound_bytes(range.count));
+    copy_bounds(own.data());
+    keep_bounds(range, own.data());
+}
+
 DynamicCodec::DynamicCodec(const QuantReduction& request, size_t ranks, const std::vector<QuantPart>& parts)
     : QuantCodec(request), parts_(parts), error_(request.error), codes_(ranks), scales_at_(ranks) {
     int64_t longest = 1;
@@ -30,10 +36,20 @@ DynamicCodec::DynamicCodec(const QuantReduction& request, size_t ranks, const st
     const bool fixed = info(request.format).group_size != 0;
     group_size_ = static_cast<size_t>(fixed ? request.group_size : std::min(request.group_size, longest));
     cuts_groups_ = group_size_ > longest_group;
+    if (request.tells_bound)
+        bounds_.emplace(request.format, ranks, request.average, request.requantizes, request.out_dtype,
+                        request.overflow);
 }
 
 kernel::QuantFormat DynamicCodec::format_for(size_t count) const {
     return {request_.format, cuts_groups_ ? std::max<size_t>(count, 1) : group_size_};
+}
+
+/// Returns the format of `count` elements of a piece, from its element `first` on.
+kernel::QuantFormat DynamicCodec::format_at(size_t first, size_t count) const {
+    kernel::QuantFormat format = format_for(count);
+    format.first_group = cuts_groups_ ? 0 : first / group_size_;
+    return format;
 }
 
 size_t DynamicCodec::scale_bytes(size_t count) const {
@@ -105,8 +121,7 @@ void DynamicCodec::each_sum(size_t count, const std::vector<const char*>& slots,
     const size_t codes_at = scale_bytes(count);
     for (size_t first = 0; first < count; first += step) {
         const size_t n = std::min(step, count - first);
-        kernel::QuantFormat format = format_for(n);
-        format.first_group = cuts_groups_ ? 0 : first / group_size_;
+        const kernel::QuantFormat format = format_at(first, n);
         const size_t code = format.bits() == 8 ? first : cuts_groups_ ? first / 2 : format.code_bytes(first);
         for (size_t j = 0; j < slots.size(); ++j) {
             codes_[j] = slots[j] + codes_at + code;
@@ -132,13 +147,45 @@ void DynamicCodec::measure(const QuantRange& range, const std::vector<const char
     });
 }
 
+/// Computes the bounds of the sums at `first`; `again`: their codes, if they travel as codes.
+void DynamicCodec::find_bounds(const kernel::QuantFormat& format, size_t first, size_t count, const float* sums,
+                               const kernel::CodedSource* again) {
+    if (!bounds_) return;
+    sources_.clear();
+    for (size_t j = 0; j < codes_.size(); ++j) sources_.push_back({codes_[j], scales_at_[j]});
+    if (again != nullptr) sources_.push_back(*again);
+    float bound = 0;
+    float* const to = cuts_groups_ ? &bound : found_.data() + first / group_size_;
+    bounds_->find(format, sources_.data(), count, again == nullptr ? sums : nullptr, to);
+    if (cuts_groups_) found_[0] = std::max(found_[0], bound);
+}
+
+void DynamicCodec::copy_bounds(char* to) const {
+    if (bounds_) std::memcpy(to, found_.data(), found_.size() * sizeof(float));
+}
+
+void DynamicCodec::keep_bounds(const QuantRange& range, const char* from) {
+    if (!bounds_) return;
+    const size_t first = request_.op == OpKind::quantized_reduce_scatter ? offset_in_part(range) : range.first;
+    float* const to = request_.bounds + first / static_cast<size_t>(request_.group_size);
+    if (!cuts_groups_) {
+        std::memcpy(to, from, bound_bytes(range.count));
+        return;
+    }
+    float bound;
+    std::memcpy(&bound, from, sizeof bound);
+    *to = first % group_size_ == 0 ? bound : std::max(*to, bound);  // the pieces of a group come in order
+}
+
 bool DynamicCodec::reduce(const QuantRange& range, const std::vector<const char*>& slots, char* result) {
     bool fits = true;
+    found_.assign(bounds_ ? groups(range.count) : 0, 0);
     if (!request_.requantizes) {
         const bool direct =
             request_.out_dtype == DType::float32 && reinterpret_cast<uintptr_t>(result) % alignof(float) == 0;
         float* const into = direct ? reinterpret_cast<float*>(result) : nullptr;
         each_sum(range.count, slots, into, [&](size_t first, size_t n, const float* sums) {
+            find_bounds(format_at(first, n), first, n, sums, nullptr);
             fits &= kernel::cast(request_.out_dtype, request_.overflow, sums, n, result + out_bytes(first));
         });
         return fits;
@@ -153,15 +200,16 @@ bool DynamicCodec::reduce(const QuantRange& range, const std::vector<const char*
     }
     each_sum(range.count, slots, nullptr, [&](size_t first, size_t n, const float* sums) {
         float* lost = feedback == nullptr ? nullptr : feedback + first;
+        kernel::QuantFormat format = format_at(first, n);
+        char* const to = codes + (!cuts_groups_ ? format.code_bytes(first) : format.bits() == 8 ? first : first / 2);
         if (cuts_groups_) {
-            kernel::encode_group(request_.format, DType::float32, sums, n, scale,
-                                 codes + (info(request_.format).bits == 8 ? first : first / 2), lost, lost);
+            kernel::encode_group(request_.format, DType::float32, sums, n, scale, to, lost, lost);
         } else {
-            kernel::QuantFormat format = format_for(n);
             format.tensor = tensor;
-            format.first_group = first / group_size_;
-            kernel::quantize(format, DType::float32, sums, n, codes + format.code_bytes(first), result, lost);
+            kernel::quantize(format, DType::float32, sums, n, to, result, lost);
         }
+        const kernel::CodedSource again{to, result};
+        find_bounds(format, first, n, nullptr, &again);
     });
     return true;
 }

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <vector>
 
+#include "op_kernel/cpu/bounds.h"
 #include "op_kernel/cpu/quantize.h"
 #include "runtime/base/sizes.h"
 #include "runtime/core/quant_reduction.h"
@@ -38,6 +40,12 @@ class QuantCodec {
     virtual bool reduce(const QuantRange& range, const std::vector<const char*>& slots, char* result) = 0;
     /// Decodes a gathered piece to `out`. Returns false if a value did not fit. Here: copies the output's elements.
     virtual bool decode(const QuantRange& range, const char* result, char* out);
+
+    /// --- bounds, if the request asks for them: of the groups of a piece, in the order of the groups ---
+    virtual size_t bound_bytes(size_t) const { return 0; }
+    virtual void copy_bounds(char*) const {}                     ///< of the piece that was reduced last
+    virtual void keep_bounds(const QuantRange&, const char*) {}  ///< takes what an owner has copied
+    void keep_bounds(const QuantRange& range);                   ///< of the piece that was reduced last
 
     /// True if a gathered piece consists of the output's elements.
     virtual bool gathers_elements() const { return false; }
@@ -80,6 +88,9 @@ class DynamicCodec final : public QuantCodec {
     void encode(const QuantRange& range, char* slot) override;
     bool reduce(const QuantRange& range, const std::vector<const char*>& slots, char* result) override;
     bool decode(const QuantRange& range, const char* result, char* out) override;
+    size_t bound_bytes(size_t count) const override { return bounds_ ? groups(count) * sizeof(float) : 0; }
+    void copy_bounds(char* to) const override;
+    void keep_bounds(const QuantRange& range, const char* from) override;
     void find_scales() override;
     bool gathers_elements() const override { return !request_.requantizes; }
     bool measures_sums() const override { return cuts_groups_ && request_.requantizes; }
@@ -90,7 +101,11 @@ class DynamicCodec final : public QuantCodec {
 
   private:
     kernel::QuantFormat format_for(size_t count) const;
+    kernel::QuantFormat format_at(size_t first, size_t count) const;
     bool has_tensor_scale() const { return info(request_.format).scale == ScaleKind::e4m3; }
+    size_t groups(size_t count) const { return cuts_groups_ ? 1 : format_for(count).groups(count); }
+    void find_bounds(const kernel::QuantFormat& format, size_t first, size_t count, const float* sums,
+                     const kernel::CodedSource* again);
     float tensor_of_sum(const std::vector<const char*>& slots) const;
     size_t scale_bytes(size_t count) const;
     void encode_piece(const QuantRange& range, char* slot, float* error_out);
@@ -114,6 +129,9 @@ class DynamicCodec final : public QuantCodec {
     std::vector<const void*> codes_;
     std::vector<const void*> scales_at_;
     std::vector<float> tensors_;  // of the parts
+    std::optional<kernel::Bounds> bounds_;
+    std::vector<float> found_;  // bounds of the groups of the piece that was reduced last
+    std::vector<kernel::CodedSource> sources_;
     std::vector<float> sums_;
 };
 

@@ -22,7 +22,7 @@ struct QuantStages {
     PeerWriter& writer;
     char* bounce;                             // memory for a piece
     const std::vector<const char*>& outputs;  // of all ranks, from which the peers take the results, or empty
-    size_t me, flag_at;                       // flag_at: position after a result
+    size_t me, bounds_at, flag_at;            // positions after a result
     bool scatters;
 
     void encode(size_t part, size_t step, char* slot) const {
@@ -43,6 +43,8 @@ struct QuantStages {
         const bool streams = !scatters && writer.streams();
         if (range.count > 0) fits = codec.reduce(range, slots, streams ? bounce : target);
         if (streams) writer.stream(target, bounce, codec.result_bytes(range.count));
+        if (range.count > 0 && scatters) codec.keep_bounds(range);
+        if (range.count > 0 && !scatters) codec.copy_bounds(result + bounds_at);
         const uint64_t flag = fits ? 0 : 1;
         std::memcpy(result + flag_at, &flag, sizeof flag);
     }
@@ -51,6 +53,7 @@ struct QuantStages {
         if (range.count == 0) return;
         uint64_t flag = 0;
         std::memcpy(&flag, result + flag_at, sizeof flag);
+        if (!scatters) codec.keep_bounds(range, result + bounds_at);
         const bool in_place = scatters || (!outputs.empty() && part == me);
         if (!outputs.empty()) result = outputs[part] + range.first * size_of(request.out_dtype);
         const bool fits = in_place || codec.decode(range, result, output_at(request, grid, range));
@@ -78,7 +81,8 @@ struct MeasureStages {
 TwoShotShape shape_of(const QuantCodec& codec, size_t piece) {
     TwoShotShape shape;
     shape.slot_bytes = round_up(codec.slot_bytes(piece), cache_line);
-    shape.result_bytes = round_up(codec.result_bytes(piece), cache_line) + flag_bytes;
+    shape.result_bytes =
+        round_up(codec.result_bytes(piece), cache_line) + round_up(codec.bound_bytes(piece), cache_line) + flag_bytes;
     return shape;
 }
 
@@ -161,6 +165,7 @@ void ShmCommunicator::quant_reduce_small(const QuantReduction& q, QuantCodec& co
         char* out = output_at(q, grid, range);
         bool fits = codec.reduce(range, slots_, scatters && !mine_alone ? out : result_.data());
         if (!scatters) fits &= codec.decode(range, result_.data(), out);
+        if (!mine_alone) codec.keep_bounds(range);
         if (!fits) misfit.note(range);
     }
     const auto n = static_cast<size_t>(scatters ? parts[static_cast<size_t>(rank())].count : total_count(q));
@@ -207,7 +212,8 @@ void ShmCommunicator::quant_reduce_two_shot(const QuantReduction& q, QuantCodec&
     shape.shares_results = shares_results;
     char* bounce = control_->scratch(rank()) + shape.bytes(ranks);
     const size_t flag_at = shape.result_bytes - flag_bytes;
-    QuantStages stages{q, codec, grid, misfit, codes_writer_, bounce, outputs_, me, flag_at, scatters};
+    const size_t bounds_at = flag_at - (scatters ? 0 : round_up(codec.bound_bytes(grid.piece), cache_line));
+    QuantStages stages{q, codec, grid, misfit, codes_writer_, bounce, outputs_, me, bounds_at, flag_at, scatters};
     two_shot(stages, shape);
     moving_ = false;  // all ranks are done: an error that all ranks raise leaves the communicator usable
     const auto n = static_cast<size_t>(scatters ? grid.parts[me].count : total_count(q));

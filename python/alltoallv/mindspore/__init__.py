@@ -56,6 +56,7 @@ from alltoallv.mindspore.group import init, new_group
 from alltoallv.mindspore.installation import install, uninstall
 from alltoallv.mindspore.messages import irecv, isend, recv, send
 from alltoallv.mindspore.quantized import (
+    Bounded,
     ErrorFeedback,
     quantized_all_reduce,
     quantized_all_to_all,
@@ -79,6 +80,7 @@ __all__ = [
     "AllToAllV",
     "AllToAllVCell",
     "AllToAllVOperation",
+    "Bounded",
     "CommHandle",
     "DynamicAllToAllV",
     "ErrorFeedback",

@@ -32,6 +32,7 @@ from alltoallv.numpy.objects import (
 from alltoallv.numpy.p2p import MessageWork, irecv, isend, recv, send, sendrecv
 from alltoallv.numpy.plan import Plan
 from alltoallv.numpy.quantized import (
+    Bounded,
     ErrorFeedback,
     quantized_all_reduce,
     quantized_all_to_all,
@@ -44,6 +45,7 @@ from alltoallv.numpy.work import Work
 
 __all__ = [
     "AllToAllVOperation",
+    "Bounded",
     "ErrorFeedback",
     "MessageWork",
     "MoEDispatcher",

@@ -52,6 +52,7 @@ from alltoallv.paddle.objects import (
     send_object_list,
 )
 from alltoallv.paddle.quantized import (
+    Bounded,
     ErrorFeedback,
     quantized_all_reduce,
     quantized_all_to_all,
@@ -63,6 +64,7 @@ from alltoallv.paddle.work import Task
 
 __all__ = [
     "AllToAllVOperation",
+    "Bounded",
     "ErrorFeedback",
     "P2POp",
     "QuantAllReduceOperation",

@@ -11,6 +11,8 @@ from alltoallv._calls.counts import Counts
 from alltoallv.paddle.front_end import apply
 from alltoallv.paddle.group import Group, resolve
 from alltoallv.paddle.tensors import ADAPTER, check_tensor
+from alltoallv.quantization.bounds import Accuracy
+from alltoallv.quantization.bounds import Bounded as Bounded
 from alltoallv.quantization.feedback import ErrorFeedback as ErrorFeedback
 from alltoallv.quantization.functions import Quantized
 from alltoallv.quantization.requests import exclude
@@ -55,6 +57,8 @@ def quantized_all_reduce(
     overflow: Overflow = "saturate",
     comm_quant_scale_1: Tensor | float | None = None,
     comm_quant_scale_2: Tensor | float | None = None,
+    bound: bool = False,
+    max_error: float | None = None,
     out: Tensor | None = None,
     group: Group = None,
     async_op: bool = False,
@@ -86,6 +90,12 @@ def quantized_all_reduce(
         overflow: What a finite value becomes that the output's dtype cannot hold: ``"saturate"``: its largest;
             ``"raise"``: ValueOverflowError; ``"infinity"``.
         comm_quant_scale_1, comm_quant_scale_2: Each like ``scale``; both or neither.
+        bound: Return ``Bounded(output, bound, format)``. ``bound`` is float32, one value per group of the flat result:
+            no element of the group is further from the exact sum, or average, of the inputs with their error feedback;
+            inf in groups with inf or NaN. On all ranks or none; for the dynamic mode, like the next.
+        max_error: Return the same, in the format of the fewest bytes whose bound is nowhere above this number, equal on
+            all ranks, which agree on it before in a small exchange. Instead of ``bits`` and ``format``, and without
+            ``error_feedback``.
         out: Where the result goes; may be the input itself if the dtypes agree. Left out, it is allocated.
         group: A group of the framework, a `Communicator`, or None for all ranks.
         async_op: Return ``(output, handle)`` at once; the output is complete after the handle's ``wait()``.
@@ -94,19 +104,22 @@ def quantized_all_reduce(
     Returns:
         The result in the input's shape; where the framework has groups, None on a rank outside the group. In torch,
         Paddle, and MindSpore's PyNative differentiable, straight through the rounding: the gradient belongs to the
-        sum (or average), not quantized. Not with ``out``, ``async_op``, ``error_feedback``, in torch ``timeout``.
+        sum (or average), not quantized. Not with ``out``, ``async_op``, ``error_feedback``, ``bound``, ``max_error``,
+        in torch ``timeout``.
 
     Raises:
         PeerMismatchError: the ranks differ in operator, elements, dtypes or any of these options, scales and offset
             included; no output has been written.
         ValueOverflowError: on every rank, with ``overflow="raise"``; the output is undefined.
-        InvalidParamError, InvalidTensorError: an argument of this rank, or of a peer; no output has been written.
+        InvalidParamError, InvalidTensorError: an argument of this rank, or of a peer, or no format keeps ``max_error``;
+            no output has been written.
         PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come in time.
     """
     coded, elements = coding(bits, format), grouping(group_size, input)
     scales = scale, comm_quant_scale_1, comm_quant_scale_2, offset
     options = Options(*scales, coded, elements, gather, op, overflow, out_dtype)
-    return _functions.quantized_all_reduce(input, options, out, error_feedback, group, async_op, timeout)
+    rest = out, error_feedback, group, async_op, timeout
+    return _functions.quantized_all_reduce(input, options, *rest, Accuracy.asked(bound, max_error, bits, format))
 
 
 def quantized_reduce_scatter(
@@ -120,6 +133,8 @@ def quantized_reduce_scatter(
     out_dtype: Any = None,
     error_feedback: ErrorFeedback | None = None,
     overflow: Overflow = "saturate",
+    bound: bool = False,
+    max_error: float | None = None,
     out: Tensor | None = None,
     group: Group = None,
     async_op: bool = False,
@@ -135,6 +150,7 @@ def quantized_reduce_scatter(
         recv_counts: Rows that each rank gets, W integers >= 0, equal on all ranks; their sum is dimension 0.
             Default: equal shares.
         bits, format, group_size, op, error_feedback, out_dtype, overflow: See `quantized_all_reduce`, dynamic mode.
+        bound, max_error: See `quantized_all_reduce`; the bound is of the groups of this rank's part.
         out: Shape ``[recv_counts[rank], *input.shape[1:]]``, apart from the input. Left out, it is allocated.
         group, async_op, timeout: See `quantized_all_reduce`.
 
@@ -145,13 +161,15 @@ def quantized_reduce_scatter(
         PeerMismatchError: the ranks differ in operator, counts, dtypes or any of these options; no output has been
             written.
         ValueOverflowError: on every rank, with ``overflow="raise"``; the output is undefined.
-        InvalidParamError, InvalidTensorError: an argument of this rank, or of a peer; no output has been written.
+        InvalidParamError, InvalidTensorError: an argument of this rank, or of a peer, or no format keeps ``max_error``;
+            no output has been written.
         PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come in time.
     """
     coded, elements = coding(bits, format), grouping(group_size, input)
     options = Options(format=coded, group_size=elements, op=op, overflow=overflow, out_dtype=out_dtype)
     rest = out, error_feedback, group, async_op, timeout
-    return _functions.quantized_reduce_scatter(input, recv_counts, options, *rest)
+    accuracy = Accuracy.asked(bound, max_error, bits, format)
+    return _functions.quantized_reduce_scatter(input, recv_counts, options, *rest, accuracy)
 
 
 def quantized_all_to_all(
@@ -164,6 +182,8 @@ def quantized_all_to_all(
     group_size: GroupSize | None = None,
     out_dtype: Any = None,
     overflow: Overflow = "saturate",
+    bound: bool = False,
+    max_error: float | None = None,
     quantize_gradient: bool = False,
     group: Group = None,
     async_op: bool = False,
@@ -180,6 +200,10 @@ def quantized_all_to_all(
             format leaves the choice.
         out_dtype: dtype of the rows received: float32, float16 or bfloat16; default: the input's.
         overflow: See `quantized_all_reduce`; "raise" looks at the rows sent.
+        bound: Return ``Bounded(output, bound, format)``. ``bound`` is float32, ``[rows, groups of a row]``: no element
+            of the group is further from what was sent; inf in groups with inf or NaN. Every rank asks for itself.
+        max_error: Return the same, in the format of the fewest bytes whose bound is nowhere above this number; on all
+            ranks. See `quantized_all_reduce`.
         quantize_gradient: The gradient's rows travel as codes too, with the same format, groups and ``overflow``,
             quantized from the result's dtype and given in the input's. On all ranks or none.
         group, timeout: See `quantized_all_reduce`.
@@ -193,7 +217,8 @@ def quantized_all_to_all(
     Raises:
         PeerMismatchError: two ranks differ in operator, counts, length of rows, dtypes or any of these options.
         ValueOverflowError: on every rank, with ``overflow="raise"``.
-        InvalidParamError, InvalidTensorError: an argument of this rank, or of a peer; no output has been written.
+        InvalidParamError, InvalidTensorError: an argument of this rank, or of a peer, or no format keeps ``max_error``;
+            no output has been written.
         PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come in time.
     """
     coded, elements = coding(bits, format), grouping(group_size, input)
@@ -204,7 +229,8 @@ def quantized_all_to_all(
         out_dtype=out_dtype,
         quantize_gradient=quantize_gradient,
     )
-    return _functions.quantized_all_to_all(input, send_counts, recv_counts, options, group, async_op, timeout)
+    rest = group, async_op, timeout, Accuracy.asked(bound, max_error, bits, format)
+    return _functions.quantized_all_to_all(input, send_counts, recv_counts, options, *rest)
 
 
 def quantized_linear_all_reduce(

@@ -9,11 +9,13 @@ from typing import Any, Generic
 from alltoallv import _core
 from alltoallv._calls.adapters import A, Adapter
 from alltoallv._calls.counts import Counts
+from alltoallv._calls.experts import gathered
 from alltoallv._calls.guard import guard
 from alltoallv._calls.linear import Map
 from alltoallv._calls.lockstep import lockstep
 from alltoallv.communicator import Communicator
-from alltoallv.quantization import linear, requests
+from alltoallv.quantization import bounds, linear, requests
+from alltoallv.quantization.bounds import Accuracy, argument
 from alltoallv.quantization.feedback import ErrorFeedback
 from alltoallv.quantization.host import ReductionCall, RowsCall, StraightReduction, StraightRows
 from alltoallv.quantization.spec import (
@@ -49,12 +51,13 @@ class Quantized(Generic[A]):
         group: Any,
         async_op: bool,
         timeout: float | None,
+        accuracy: Accuracy | None = None,
     ) -> Any:
         """Sums vectors that travel as codes; the front ends' functions describe it and its like."""
         comm = self.communicator(group)
         if comm is None:
             return (None, None) if async_op else None
-        if self.at_once and options.dynamic() and options.out_dtype is timeout is None:
+        if self.at_once and options.dynamic() and accuracy is None and options.out_dtype is timeout is None:
             states = None if error_feedback is None else self.adapter.feedback.states_of(error_feedback)
             result = _core.quantized_all_reduce(comm.core, input, out, *options[4:9], states, bool(async_op))
             if result is not None and not async_op:
@@ -62,9 +65,14 @@ class Quantized(Generic[A]):
             if result is not None:
                 output, work, used = result
                 return output, self.adapter.handle(comm, work, (output, used), lambda: output)
+        if accuracy is not None:
+            options = self.chosen(comm, "quantized_all_reduce", input, options, accuracy, error_feedback)
         with guard(comm, "quantized_all_reduce"):
-            wants_grad = self.wants_grad(input, out=out, async_op=async_op, error_feedback=error_feedback)
-            reduction = requests.all_reduce(self.adapter, comm, input, options, out, error_feedback)
+            excluded = {"out": out, "async_op": async_op, "error_feedback": error_feedback}
+            wants_grad = self.wants_grad(input, **excluded, **argument(accuracy))
+            reduction = requests.all_reduce(
+                self.adapter, comm, input, options, out, error_feedback, accuracy is not None
+            )
             call = self.reductions()(self.adapter, comm, reduction, timeout)
         return self._run(input, call, wants_grad and reduction.request.dtype != "int8", async_op)
 
@@ -78,14 +86,20 @@ class Quantized(Generic[A]):
         group: Any,
         async_op: bool,
         timeout: float | None,
+        accuracy: Accuracy | None = None,
     ) -> Any:
         """Sums vectors and gives each rank its part."""
         comm = self.communicator(group)
         if comm is None:
             return (None, None) if async_op else None
+        if accuracy is not None:
+            options = self.chosen(comm, "quantized_reduce_scatter", input, options, accuracy, error_feedback)
         with guard(comm, "quantized_reduce_scatter"):
-            wants_grad = self.wants_grad(input, out=out, async_op=async_op, error_feedback=error_feedback)
-            reduction = requests.reduce_scatter(self.adapter, comm, input, recv_counts, options, out, error_feedback)
+            excluded = {"out": out, "async_op": async_op, "error_feedback": error_feedback}
+            wants_grad = self.wants_grad(input, **excluded, **argument(accuracy))
+            reduction = requests.reduce_scatter(
+                self.adapter, comm, input, recv_counts, options, out, error_feedback, accuracy is not None
+            )
             call = self.reductions()(self.adapter, comm, reduction, timeout)
         return self._run(input, call, wants_grad, async_op)
 
@@ -98,16 +112,40 @@ class Quantized(Generic[A]):
         group: Any,
         async_op: bool,
         timeout: float | None,
+        accuracy: Accuracy | None = None,
     ) -> Any:
         """Exchanges rows as codes."""
         comm = self.communicator(group)
         if comm is None:
             return (None, None) if async_op else None
+        if accuracy is not None:
+            options = self.chosen(comm, "quantized_all_to_all", input, options, accuracy, None)
         with guard(comm, "quantized_all_to_all"):
-            wants_grad = self.wants_grad(input, async_op=async_op)
-            rows = requests.rows(self.adapter, comm, input, send_counts, recv_counts, options)
+            wants_grad = self.wants_grad(input, async_op=async_op, **argument(accuracy))
+            rows = requests.rows(self.adapter, comm, input, send_counts, recv_counts, options, accuracy is not None)
             call = self.exchanges()(self.adapter, comm, rows, timeout)
         return self._run(input, call, wants_grad, async_op)
+
+    def chosen(
+        self, comm: Communicator, operator: str, input: A, options: Options, accuracy: Accuracy, feedback: Any
+    ) -> Options:
+        """Returns the options with the format that keeps ``max_error``, on which the ranks agree here."""
+        if accuracy.max_error is None:
+            return options
+        with guard(comm, operator):
+            accuracy.check(options, feedback)
+            x = self.adapter.read("input", input)
+            shape, dtype = tuple(x.shape), self.adapter.dtype(x)
+            requests.check_float(dtype)
+            word = accuracy.word(self.largest_magnitude(x, dtype))
+            out_dtype = requests.output_dtype(self.adapter, options, dtype)
+        words = [int(row[0]) for row in gathered(comm, [word])]
+        by_rows = operator == "quantized_all_to_all"
+        return bounds.chosen(words, options, math.prod(shape[1:] if by_rows else shape), out_dtype, by_rows)
+
+    def largest_magnitude(self, x: A, dtype: str) -> int:
+        """Returns the bits, without sign, of the largest magnitude; NaN is above inf."""
+        return _core.largest_magnitude(dtype, self.adapter.region(x)[0], math.prod(x.shape))
 
     def called(self, operator: str, input: A, arguments: dict[str, Any]) -> Any:
         """Runs a quantized operator with arguments by the names that the front ends' functions have for them."""

@@ -16,6 +16,7 @@ from alltoallv._calls.linear import Map, Transfer, all_reduction, gathering
 from alltoallv.communicator import Communicator
 from alltoallv.errors import ValueOverflowError
 from alltoallv.quantization import requests
+from alltoallv.quantization.bounds import Bounded
 from alltoallv.quantization.requests import Reduction, Rows
 from alltoallv.quantization.spec import Quantization
 
@@ -31,18 +32,19 @@ class ReductionCall(Generic[A]):
         self._adapter, self.comm = adapter, comm
         places = [adapter.region(x)[0] for x in (reduction.input, reduction.output)]
         errors = [None if x is None else _address(x) for x in (reduction.error, reduction.gather_error)]
-        self._arguments: Any = (*places, *errors, _core.read_timeout(timeout))
+        bounds = 0 if reduction.bounds is None else adapter.region(reduction.bounds)[0]
+        self._arguments: Any = (*places, *errors, bounds, _core.read_timeout(timeout))
 
-    def run(self) -> A:
-        """Runs the reduction and returns the output."""
+    def run(self) -> Any:
+        """Runs the reduction and returns the output, with its bound where the caller wants it."""
         self.plan.run(*self._arguments)
-        return self.reduction.output
+        return self.reduction.result
 
-    def submit(self) -> tuple[A, Any]:
-        """Submits the reduction; returns the output and the framework's handle."""
+    def submit(self) -> tuple[Any, Any]:
+        """Submits the reduction; returns what `run` returns, and the framework's handle."""
         reduction = self.reduction
         work = self.plan.submit(*self._arguments)
-        return reduction.output, self._adapter.handle(self.comm, work, (reduction,), lambda: reduction.output)
+        return reduction.result, self._adapter.handle(self.comm, work, (reduction,), lambda: reduction.result)
 
 
 class RowsCall(Generic[A]):
@@ -64,7 +66,7 @@ class RowsCall(Generic[A]):
             length,
             _address(self._coded),
         )
-        if rows.must_fit() and not self._decode(self._coded, self._allocate(count), quantization):
+        if rows.must_fit() and not self._decode(self._coded, self._values(count), quantization):
             raise ValueOverflowError(rows.overflow_text())
         layout = rows.layout(self._stride)
         self._plan = _core.Plan(comm.core, "quantized_all_to_all", "uint8", *layout, rows.digest(), self._stride)
@@ -72,11 +74,11 @@ class RowsCall(Generic[A]):
         self._arrived = memory.empty((received, self._stride), np.uint8)
         self._output = None if rows.recvs is None else self._allocate(received)
 
-    def run(self) -> A:
-        """Runs the exchange and returns the rows received."""
+    def run(self) -> Any:
+        """Runs the exchange and returns the rows received, with their bound where the caller wants it."""
         return self.run_counted()[0]
 
-    def run_counted(self) -> tuple[A, list[int]]:
+    def run_counted(self) -> tuple[Any, list[int]]:
         """Runs the exchange; returns the rows received, and how many came from each rank."""
         source, recvs = _address(self._coded), self.rows.recvs
         if self._output is None or recvs is None:
@@ -107,8 +109,8 @@ class RowsCall(Generic[A]):
 
         return call
 
-    def submit(self) -> tuple[A | None, Any]:
-        """Submits it; returns the output (None where counts are learnt) and a handle, whose wait dequantizes."""
+    def submit(self) -> tuple[Any, Any]:
+        """Submits it; returns what `run` does (None where counts are learnt) and a handle, whose wait dequantizes."""
         source, handle = _address(self._coded), self._adapter.handle
         output = self._output
         if output is None:
@@ -117,30 +119,37 @@ class RowsCall(Generic[A]):
         work = self._plan.submit(source, _address(self._arrived), self._limit)
         return output, handle(self._comm, work, (self,), lambda: self._filled(self._arrived, output))
 
-    def _learnt(self, block: _core.Block, counts: Sequence[int]) -> tuple[A, list[int]]:
+    def _learnt(self, block: _core.Block, counts: Sequence[int]) -> tuple[Any, list[int]]:
         recvs = [count // self._stride for count in counts]
         coded = memory.from_block(block, (sum(recvs), self._stride), np.dtype(np.uint8))
         return self._filled(coded, self._allocate(len(coded))), recvs
 
-    def _allocate(self, rows: int) -> A:
+    def _values(self, rows: int) -> A:
         return self._adapter.allocate((rows, *self._tail), self.rows.out_dtype, self.rows.input)
 
-    def _filled(self, coded: Codes, out: A) -> A:
-        self._decode(coded, out, self.rows.received())
+    def _allocate(self, rows: int) -> Any:
+        how, values = self.rows.quantization, self._values(rows)
+        if not self.rows.bound:
+            return values
+        bounds = self._adapter.allocate((rows, how.groups(self.rows.length)), "float32", self.rows.input)
+        return Bounded(values, bounds, how.format)
+
+    def _filled(self, coded: Codes, out: Any) -> Any:
+        how = self.rows.received()
+        if not isinstance(out, Bounded):
+            self._decode(coded, out, how)
+            return out
+        self._decode(coded, out.output, how)
+        _core.bound_rows(*self._about(coded), how.overflow, self._adapter.region(out.bound)[0])
         return out
 
     def _decode(self, coded: Codes, out: A, quantization: Quantization) -> bool:
-        rows, address = self.rows, self._adapter.region(out)[0]
-        return _core.dequantize_rows(
-            quantization.format,
-            quantization.group_size,
-            rows.out_dtype,
-            _address(coded),
-            len(coded),
-            rows.length,
-            quantization.overflow,
-            address,
-        )
+        address = self._adapter.region(out)[0]
+        return _core.dequantize_rows(*self._about(coded), quantization.overflow, address)
+
+    def _about(self, coded: Codes) -> tuple[str, int, str, int, int, int]:
+        rows, how = self.rows, self.rows.quantization
+        return how.format, how.group_size, rows.out_dtype, _address(coded), len(coded), rows.length
 
 
 class StraightReduction(Map[A]):
@@ -153,7 +162,8 @@ class StraightReduction(Map[A]):
     def run(self, input: A) -> A:
         self._dtype, self._shape, run = input.dtype, tuple(input.shape), self._run
         del self._run  # also frees the tensors
-        return run()
+        result: A = run()
+        return result
 
     def back(self, grad: A, apply: Callable[[A, Map[A]], A]) -> A:
         request, comm, slope = self._request, self._comm, grad.astype(self._dtype)
@@ -174,6 +184,7 @@ class StraightRows(Map[A]):
     def run(self, input: A) -> A:
         self._dtype, call = input.dtype, self._call
         del self._call  # also frees the tensors
+        out: A
         out, recvs = call.run_counted()
         self._transfer, self._returning = call.transfer(recvs), call.returning(recvs, self._dtype)
         return out

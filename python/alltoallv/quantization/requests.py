@@ -17,6 +17,7 @@ from alltoallv._calls.protocol import Member
 from alltoallv._calls.regions import check_apart
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError
+from alltoallv.quantization.bounds import Bounded
 from alltoallv.quantization.feedback import Feedback
 from alltoallv.quantization.spec import FLOATS, Options, Quantization, QuantizedReduction
 
@@ -33,10 +34,24 @@ class Reduction(Generic[A]):
     input: A
     error: Any = None
     gather_error: Any = None
+    bounds: Any = None
+
+    @property
+    def result(self) -> Any:
+        """What the call returns: the output, or that with its bound."""
+        return (
+            self.output if self.bounds is None else Bounded(self.output, self.bounds, self.request.quantization.format)
+        )
 
 
 def all_reduce(
-    adapter: Adapter[A], comm: Member, input: A, options: Options, out: A | None, feedback: Feedback[Any] | None
+    adapter: Adapter[A],
+    comm: Member,
+    input: A,
+    options: Options,
+    out: A | None,
+    feedback: Feedback[Any] | None,
+    bound: bool = False,
 ) -> Reduction[A]:
     """Checks and returns a quantized_all_reduce; called under the guard."""
     x = adapter.read("input", input)
@@ -45,16 +60,23 @@ def all_reduce(
         options.format, options.group_size, options.gather, options.op, options.overflow
     )
     first, second = _scales(adapter, options, quantization, shape, feedback is not None)
+    if bound and not options.dynamic():
+        raise InvalidParamError("bound is given with a shared scale, expected the dynamic mode")
+    if bound and feedback is not None and options.gather == "quantized" and options.format == "nvfp4":
+        raise InvalidParamError(
+            "bound is given with error feedback of the gather in format nvfp4, whose scale may not hold the feedback; "
+            "expected another format, or gather 'full'"
+        )
     if options.scale is not None and dtype != "int8":
         raise InvalidTensorError(f"input has dtype {dtype}, expected int8 with a shared scale", 13)
     if options.scale is None:
-        _check_float(dtype)
+        check_float(dtype)
     out_dtype = output_dtype(adapter, options, dtype if options.scale is None else "float16")
     offset = 0.0 if options.offset is None else _float32("offset", options.offset)
     _float32(f"the sum of {comm.size} ranks' offset {offset:g}", comm.size * offset)
     counts = (math.prod(shape),)
     request = QuantizedReduction(
-        "quantized_all_reduce", dtype, out_dtype, counts, quantization, first, second, offset, shape
+        "quantized_all_reduce", dtype, out_dtype, counts, quantization, first, second, offset, shape, bound
     )
     return _reduction(adapter, comm, request, x, shape, out, feedback)
 
@@ -67,16 +89,17 @@ def reduce_scatter(
     options: Options,
     out: A | None,
     feedback: Feedback[Any] | None,
+    bound: bool = False,
 ) -> Reduction[A]:
     """Checks and returns a quantized_reduce_scatter of ``recv_counts[j]`` rows for rank j, under the guard."""
     x = adapter.read("input", input)
     row, dtype = _core.row_size(x.shape), adapter.dtype(x)
     rows = shares("recv_counts", recv_counts, "input", x.shape[0], comm.size)
     quantization = Quantization.checked(options.format, options.group_size, "full", options.op, options.overflow)
-    _check_float(dtype)
+    check_float(dtype)
     counts, out_dtype = tuple(scaled(rows, row)), output_dtype(adapter, options, dtype)
     request = QuantizedReduction(
-        "quantized_reduce_scatter", dtype, out_dtype, counts, quantization, shape=tuple(x.shape)
+        "quantized_reduce_scatter", dtype, out_dtype, counts, quantization, shape=tuple(x.shape), bound=bound
     )
     return _reduction(adapter, comm, request, x, (rows[comm.rank], *x.shape[1:]), out, feedback)
 
@@ -97,8 +120,9 @@ def _reduction(
         target, source = adapter.region(out), adapter.region(x)
         if request.operator == "quantized_reduce_scatter" or target != source:
             check_apart(target, source)
-    errors = adapter.feedback.arrays_of(feedback, request, comm.size, comm.rank, x)
-    return Reduction(request, out, x, *errors)
+    error, gather_error = adapter.feedback.arrays_of(feedback, request, comm.size, comm.rank, x)
+    bounds = adapter.allocate((request.bounds(comm.rank),), "float32", x) if request.bound else None
+    return Reduction(request, out, x, error, gather_error, bounds)
 
 
 def _check_output(adapter: Adapter[A], out: Any, dtype: str, shape: tuple[int, ...]) -> None:
@@ -120,6 +144,7 @@ class Rows(Generic[A]):
         dtype, out_dtype: The dtypes of the input and of the received rows, by the core's names.
         sends, recvs: Rows for every rank, and from every rank; None: the peers announce them.
         options: As the caller gave them.
+        bound: Whether this rank wants to know what the rows it receives can be wrong by.
     """
 
     input: A
@@ -130,6 +155,7 @@ class Rows(Generic[A]):
     sends: list[int]
     recvs: list[int] | None
     options: Options
+    bound: bool = False
 
     def layout(self, stride: int) -> Layout:
         """Returns the layout of rows of ``stride`` bytes; nothing is received where counts are learnt."""
@@ -160,7 +186,13 @@ class Rows(Generic[A]):
 
 
 def rows(
-    adapter: Adapter[A], comm: Member, input: A, send_counts: Counts, recv_counts: Counts | None, options: Options
+    adapter: Adapter[A],
+    comm: Member,
+    input: A,
+    send_counts: Counts,
+    recv_counts: Counts | None,
+    options: Options,
+    bound: bool = False,
 ) -> Rows[A]:
     """Checks and returns a quantized_all_to_all, under the guard. The default group is the row."""
     x = adapter.read("input", input)
@@ -170,7 +202,7 @@ def rows(
     fixed = row is not None and row.group_size > 0
     group_size = most if options.group_size is None and not fixed else options.group_size
     quantization = Quantization.checked(options.format, group_size, overflow=options.overflow)
-    _check_float(dtype)
+    check_float(dtype)
     if quantization.group_size > most and not fixed:
         quantization = replace(quantization, group_size=most)  # gives the same codes, and the same terms on all ranks
     out_dtype = output_dtype(adapter, options, dtype)
@@ -178,7 +210,7 @@ def rows(
     recvs = None if recv_counts is None else as_counts("recv_counts", recv_counts, comm.size)
     if recvs is not None and min(recvs) < 0:
         raise InvalidParamError(f"recv_counts is {recvs}, expected entries >= 0")
-    return Rows(x, length, quantization, dtype, out_dtype, sends, recvs, options)
+    return Rows(x, length, quantization, dtype, out_dtype, sends, recvs, options, bound)
 
 
 def plan(comm: Communicator, request: QuantizedReduction) -> _core.QuantPlan:
@@ -201,6 +233,7 @@ def plan(comm: Communicator, request: QuantizedReduction) -> _core.QuantPlan:
         _address(request.scale_2),
         request.offset,
         request.shape,
+        request.bound,
     )
 
 
@@ -284,7 +317,8 @@ def _check_shared(quantization: Quantization, has_feedback: bool, two: bool) -> 
         raise InvalidParamError("error_feedback is given with a shared scale, expected the dynamic mode")
 
 
-def _check_float(dtype: str) -> None:
+def check_float(dtype: str) -> None:
+    """Raises InvalidTensorError for an input that the dynamic mode does not take."""
     if dtype not in FLOATS:
         hint = ", or int8 with a scale" if dtype == "int8" else ""
         raise InvalidTensorError(f"input has dtype {dtype}, expected {', '.join(FLOATS)}{hint}", 13)

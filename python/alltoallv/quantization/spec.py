@@ -177,6 +177,7 @@ class QuantizedReduction:
         scale_2: The second of two shared scales, as many as ``scale``.
         offset: Added to every rank's codes, with a shared scale.
         shape: That of the input; None if only the number of elements must be equal on all ranks.
+        bound: Whether it also tells what the output can be wrong by.
     """
 
     operator: str
@@ -188,6 +189,11 @@ class QuantizedReduction:
     scale_2: npt.NDArray[np.float32] | None = None
     offset: float = 0.0
     shape: tuple[int, ...] | None = None
+    bound: bool = False
+
+    def bounds(self, rank: int) -> int:
+        """Returns the number of groups of a rank's output, each of which has a bound."""
+        return self.quantization.groups(self.counts[rank if len(self.counts) > 1 else 0])
 
     @property
     def count(self) -> int:

@@ -6,6 +6,7 @@ place. Values are float32, float16 or bfloat16 (ml_dtypes).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from alltoallv.testing.golden import dtype_of
+from alltoallv.testing.quantized_bounds import bounds as bounds_of
 from alltoallv.testing.quantized_codes import (
     Array,
     Codes,
@@ -66,6 +68,7 @@ def quantized_all_reduce(
     overflow: Overflow = "saturate",
     errors: Sequence[Floats] | None = None,
     gather_error: Floats | None = None,
+    bounds: list[Floats] | None = None,
 ) -> list[Array]:
     """Returns every rank's result of the dynamic mode; it has the same bits on all ranks.
 
@@ -82,6 +85,7 @@ def quantized_all_reduce(
         errors: error feedback: W float32 arrays in the inputs' shape, replaced.
         gather_error: error feedback of the second quantization: one float32 array in the inputs' shape, of which
             every rank holds its part; replaced.
+        bounds: a list to which every rank's bound is appended, one value per group.
 
     Raises:
         OverflowError: a finite value does not fit, and ``overflow`` is "raise".
@@ -91,14 +95,19 @@ def quantized_all_reduce(
     size = len(inputs)
     states = [None] * size if errors is None else errors
     codes = [quantize(x, group_size, bits, states[r], format=format) for r, x in enumerate(inputs)]
-    total = dequantize_sum(codes, op == "avg")
+    total, again = dequantize_sum(codes, op == "avg"), None
     if gather == "quantized":
         tensor = _F32(0)
         for each in codes:  # NVFP4's is known to all who see the codes
             tensor = tensor + each.tensor
         tensor = limited_tensor_scale(tensor / _F32(size) if op == "avg" else tensor)
-        total = dequantize(quantize(total, group_size, bits, gather_error, format=format, tensor=tensor))
-    result = cast(total, inputs[0].dtype if dtype is None else dtype, overflow).reshape(inputs[0].shape)
+        again = quantize(total, group_size, bits, gather_error, format=format, tensor=tensor)
+        total = dequantize(again)
+    target = inputs[0].dtype if dtype is None else dtype
+    result = cast(total, target, overflow).reshape(inputs[0].shape)
+    if bounds is not None:
+        found = bounds_of(codes, total, op == "avg", again, target, overflow)
+        bounds.extend(found.copy() for _ in range(size))
     return [result.copy() for _ in range(size)]
 
 
@@ -113,6 +122,7 @@ def quantized_reduce_scatter(
     dtype: str | npt.DTypeLike | None = None,
     overflow: Overflow = "saturate",
     errors: Sequence[Floats] | None = None,
+    bounds: list[Floats] | None = None,
 ) -> list[Array]:
     """Returns for each rank r part r of the sum.
 
@@ -130,7 +140,10 @@ def quantized_reduce_scatter(
         part = slice(sum(counts[:r]), sum(counts[: r + 1]))
         part_errors = None if errors is None else [error[part] for error in errors]
         parts = [x[part] for x in inputs]
-        results.append(quantized_all_reduce(parts, errors=part_errors, overflow=overflow, **options)[r])
+        found: list[Floats] = []
+        results.append(quantized_all_reduce(parts, errors=part_errors, overflow=overflow, bounds=found, **options)[r])
+        if bounds is not None:
+            bounds.append(found[r])
     return results
 
 
@@ -143,6 +156,7 @@ def quantized_all_to_all(
     format: str | None = None,
     dtype: str | npt.DTypeLike | None = None,
     overflow: Overflow = "saturate",
+    bounds: list[Floats] | None = None,
 ) -> list[Array]:
     """Returns for each rank the rows that it receives, in rank order; they travel as codes with their scales.
 
@@ -154,16 +168,22 @@ def quantized_all_to_all(
         format: a key of `FORMATS`; default: by ``bits``.
         dtype: the results' dtype; default: the inputs'.
         overflow: what becomes of values that do not fit.
+        bounds: a list to which every rank's bound is appended, [rows, groups of a row].
     """
-    restored = []
+    restored, known = [], []
     for x in inputs:
         fixed = FORMATS[named(bits, format)].group_size
-        group = max(1, (fixed or x[0:1].size) if group_size is None else group_size)
+        group = max(1, (fixed or math.prod(x.shape[1:])) if group_size is None else group_size)
         target = dtype_of(x.dtype if dtype is None else dtype)
-        rows = np.zeros(x.shape, target)
+        rows, found = np.zeros(x.shape, target), np.zeros((len(x), -(-math.prod(x.shape[1:]) // group)), _F32)
         for t in range(len(x)):
-            rows[t] = dequantize(quantize(x[t], group, bits, format=format), target, overflow).reshape(x.shape[1:])
+            coded = quantize(x[t], group, bits, format=format)
+            rows[t] = dequantize(coded, target, overflow).reshape(x.shape[1:])
+            found[t] = bounds_of([coded], dequantize(coded), dtype=target, overflow=overflow)
         restored.append(rows)
+        known.append(found)
+    if bounds is not None:
+        bounds.extend(all_to_all_v(known, send_counts))
     return all_to_all_v(restored, send_counts)
 
 

@@ -46,6 +46,7 @@ from alltoallv.torch.process_group import backend as backend
 from alltoallv.torch.process_group.group import GroupOptions
 from alltoallv.torch.quantized.feedback import ErrorFeedback
 from alltoallv.torch.quantized.functions import (
+    Bounded,
     quantized_all_reduce,
     quantized_all_to_all,
     quantized_linear_all_reduce,
@@ -55,6 +56,7 @@ from alltoallv.torch.quantized.hook import QuantizedCommHook
 
 __all__ = [
     "AllToAllVOperation",
+    "Bounded",
     "ErrorFeedback",
     "GroupOptions",
     "Plan",

@@ -242,15 +242,17 @@ def quantized_reduce(comm: AnyCommunicator, reduction: Reduction[Tensor]) -> Ope
     """Returns a quantized reduction that has passed this rank's checks; called under the guard."""
     request, input, output = reduction.request, reduction.input, reduction.output
     errors = (reduction.error, reduction.gather_error)
-    kept = (input, *(x for x in errors if x is not None))
+    kept = (input, *(x for x in (*errors, reduction.bounds) if x is not None))
     check_place(comm, input, output, *kept[1:])
     call: Call
     if isinstance(comm, Communicator):
         addresses = tuple(None if x is None else x.data_ptr() for x in (input, output, *errors))
-        call = CheckedCall(quantized.plan(comm, request), addresses)
+        bounds = 0 if reduction.bounds is None else reduction.bounds.data_ptr()
+        call = CheckedCall(quantized.plan(comm, request), (*addresses, bounds))
     else:
-        call = comm.quantized_reduce(request, output, input, *errors)
-    return Operation(comm, request.operator, call, input, request.counts, [output.numel()], output, (*kept, output))
+        call = comm.quantized_reduce(request, output, input, *errors, reduction.bounds)
+    about = request.counts, [output.numel()], reduction.result, (*kept, output)
+    return Operation(comm, request.operator, call, input, *about)
 
 
 def started(comm: Communicator, call: tuple[Any, Any, Any], input: Tensor) -> tuple[Tensor | None, Work]:

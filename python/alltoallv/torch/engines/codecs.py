@@ -7,13 +7,18 @@ exchange have one length; the last part may have fewer elements.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from alltoallv.quantization.spec import Overflow, QuantizedReduction
+from alltoallv.quantization.spec import Overflow, Quantization, QuantizedReduction
+from alltoallv.torch.engines import bounds
 from alltoallv.torch.engines.kernels import check_format, kernels_for, record_bytes, record_views
 from alltoallv.torch.engines.torch_kernels import in_parts
+
+Pair: TypeAlias = tuple[Tensor, Tensor]  # codes and scales, one row per vector
 
 
 class Codec:
@@ -23,6 +28,7 @@ class Codec:
         unit: Parts and chunks begin at multiples of this number of elements.
         result: The output as bytes, where a sum is gathered in place; None where it must be decoded.
         overflows: int32 tensors, 1 where a value did not fit and that is an error.
+        bounds: float32, what the sums of this rank's part can be wrong by, one per group, where that is asked for.
     """
 
     unit: int
@@ -33,6 +39,7 @@ class Codec:
         self._output, self._input = output, input
         self.result = output.view(torch.uint8)
         self.overflows: list[Tensor] = []
+        self.bounds = input.new_empty(0, dtype=torch.float32)
 
     def sent_bytes(self, part: int) -> int:
         """Returns the bytes of a message of ``part`` elements."""
@@ -77,6 +84,7 @@ class Dynamic(Codec):
         self.unit = self.how.group_size
         self._error, self._gather_error = error, gather_error
         self._average = self.how.op == "avg"
+        self._tells_bound = request.bound
         if self.how.gather == "quantized":
             self.result = None
 
@@ -100,10 +108,32 @@ class Dynamic(Codec):
         if self.result is not None:
             out = gathered[0, : self.gathered_bytes(count)].view(self._output.dtype)
             self._note(self._kernels.dequantize_sum(*codes, self.how, out, average=self._average))
+            if self._tells_bound:
+                sums = torch.empty(count, dtype=torch.float32, device=out.device)
+                self._kernels.dequantize_sum(*codes, self._plain, sums, average=self._average)
+                self._find_bounds(codes, sums)
             return
         error = None if self._gather_error is None else self._gather_error[held : held + count]
         made = self._views(gathered, part)
         self._kernels.requantize(*codes, self.how, count, *made, average=self._average, error=error)
+        if self._tells_bound:
+            sums = torch.empty(count, dtype=torch.float32, device=gathered.device)
+            self._kernels.dequantize(*made, self._plain, sums, part)
+            self._find_bounds(codes, sums, made)
+
+    @property
+    def _plain(self) -> Quantization:
+        """How sums become float32."""
+        return replace(self.how, overflow="infinity")
+
+    def _find_bounds(self, codes: Pair, sums: Tensor, again: Pair | None = None) -> None:
+        """Computes the bounds of sums of the ranks' codes; ``again``: the codes of the sums, if they travel as such."""
+        count, size = sums.numel(), len(codes[0])
+        total = bounds.summed(bounds.errors(*codes, self.how, count, size), self._average)
+        if again is not None:
+            total = total + bounds.errors(*again, self.how, count, size)
+        about = self.how, size, self._output.dtype, self.how.overflow
+        self.bounds = bounds.bounds(total, sums.view(1, -1), *about).view(-1)
 
     def decode(self, gathered: Tensor, first: int, count: int, part: int) -> None:
         if self.result is not None:

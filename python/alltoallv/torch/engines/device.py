@@ -233,6 +233,7 @@ class DeviceMember(ABC):
         input: Tensor,
         error: Tensor | None = None,
         gather_error: Tensor | None = None,
+        bounds: Tensor | None = None,
     ) -> DeviceCall:
         """Returns the call that runs ``request`` on contiguous tensors of one device, always on the current stream.
 
@@ -242,12 +243,14 @@ class DeviceMember(ABC):
             error: Error feedback, or None: float32, one per element of the input; replaced.
             gather_error: Error feedback of the second quantization, or None: float32, one per element of
                 ``request.quantization.part(request.count, size, rank)``; replaced.
+            bounds: float32, one per group of the output, where ``request.bound`` is true.
 
         The call raises ValueOverflowError on every rank if a value does not fit and ``overflow`` is "raise".
         """
 
         def launch(wait: bool) -> tuple[None, None]:
-            flat: list[Any] = [None if x is None else x.detach().view(-1) for x in (output, input, error, gather_error)]
+            tensors = output, input, error, gather_error, bounds
+            flat: list[Any] = [None if x is None else x.detach().view(-1) for x in tensors]
             fed_back = error is not None, gather_error is not None
             if not self._launch_quantized(request, flat[0], flat[1], fed_back):
                 reduce_quantized(Steps(self, request.operator), request, *flat)

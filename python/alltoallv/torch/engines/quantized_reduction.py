@@ -24,6 +24,7 @@ def reduce_quantized(
     input: Tensor,
     error: Tensor | None,
     gather_error: Tensor | None,
+    bounds: Tensor | None = None,
 ) -> None:
     """Runs a reduction on flat tensors.
 
@@ -37,8 +38,12 @@ def reduce_quantized(
         codec = (SharedScale if request.scale_2 is None else TwoScales)(request, steps.size, output, input)
     if request.operator == "quantized_reduce_scatter":
         _reduce_scatter(steps, request.counts, codec, input.device)
+        if bounds is not None and bounds.numel():
+            bounds.copy_(codec.bounds)
     elif request.count:
         _all_reduce(steps, request.count, codec, input.device)
+        if bounds is not None:
+            _gather_bounds(steps, codec, bounds)
     if request.quantization.overflow == "raise":
         _share_overflows(steps, codec, request, input.device)
 
@@ -61,6 +66,15 @@ def _all_reduce(steps: Steps, count: int, codec: Codec, device: torch.device) ->
     steps.gather(everything.view(-1), mine.view(-1))
     if result is None:
         codec.decode(everything, 0, count, share)
+
+
+def _gather_bounds(steps: Steps, codec: Codec, bounds: Tensor) -> None:
+    """Fills ``bounds`` with those of all parts, of which each rank has its own."""
+    share = -(-bounds.numel() // steps.size)  # a group is a unit
+    mine, everything = bounds.new_zeros(share), bounds.new_empty(steps.size * share)
+    mine[: codec.bounds.numel()] = codec.bounds
+    steps.gather(everything.view(torch.uint8), mine.view(torch.uint8))
+    bounds.copy_(everything[: bounds.numel()])
 
 
 def _reduce_scatter(steps: Steps, counts: Sequence[int], codec: Codec, device: torch.device) -> None:

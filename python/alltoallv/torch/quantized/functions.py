@@ -15,6 +15,8 @@ from alltoallv._calls.counts import Counts, as_counts, shares
 from alltoallv._calls.guard import guard
 from alltoallv.errors import InvalidParamError
 from alltoallv.quantization import requests
+from alltoallv.quantization.bounds import Accuracy, argument
+from alltoallv.quantization.bounds import Bounded as Bounded
 from alltoallv.quantization.linear import check_shapes
 from alltoallv.quantization.spec import (
     Format,
@@ -37,6 +39,7 @@ from alltoallv.torch.graph import gradients, watched
 from alltoallv.torch.graph.library import Operator
 from alltoallv.torch.graph.traced import outcome
 from alltoallv.torch.graph.watched import is_watched
+from alltoallv.torch.quantized import bounds
 from alltoallv.torch.quantized import ops as quantized_ops
 from alltoallv.torch.quantized.adapter import ADAPTER
 from alltoallv.torch.quantized.feedback import ErrorFeedback
@@ -60,6 +63,8 @@ def quantized_all_reduce(
     overflow: Overflow = "saturate",
     comm_quant_scale_1: Scale = None,
     comm_quant_scale_2: Scale = None,
+    bound: bool = False,
+    max_error: float | None = None,
     out: Tensor | None = None,
     group: Group = None,
     async_op: bool = False,
@@ -91,6 +96,12 @@ def quantized_all_reduce(
         overflow: What a finite value becomes that the output's dtype cannot hold: ``"saturate"``: its largest;
             ``"raise"``: ValueOverflowError; ``"infinity"``.
         comm_quant_scale_1, comm_quant_scale_2: Each like ``scale``; both or neither.
+        bound: Return ``Bounded(output, bound, format)``. ``bound`` is float32, one value per group of the flat result:
+            no element of the group is further from the exact sum, or average, of the inputs with their error feedback;
+            inf in groups with inf or NaN. On all ranks or none; for the dynamic mode, like the next.
+        max_error: Return the same, in the format of the fewest bytes whose bound is nowhere above this number, equal on
+            all ranks, which agree on it before in a small exchange. Instead of ``bits`` and ``format``, and without
+            ``error_feedback``.
         out: Where the result goes; may be the input itself if the dtypes agree. Left out, it is allocated.
         group: A group of the framework, a `Communicator`, or None for all ranks.
         async_op: Return ``(output, handle)`` at once; the output is complete after the handle's ``wait()``.
@@ -99,18 +110,21 @@ def quantized_all_reduce(
     Returns:
         The result in the input's shape; where the framework has groups, None on a rank outside the group. In torch,
         Paddle, and MindSpore's PyNative differentiable, straight through the rounding: the gradient belongs to the
-        sum (or average), not quantized. Not with ``out``, ``async_op``, ``error_feedback``, in torch ``timeout``.
+        sum (or average), not quantized. Not with ``out``, ``async_op``, ``error_feedback``, ``bound``, ``max_error``,
+        in torch ``timeout``.
 
     Raises:
         PeerMismatchError: the ranks differ in operator, elements, dtypes or any of these options, scales and offset
             included; no output has been written.
         ValueOverflowError: on every rank, with ``overflow="raise"``; the output is undefined.
-        InvalidParamError, InvalidTensorError: an argument of this rank, or of a peer; no output has been written.
+        InvalidParamError, InvalidTensorError: an argument of this rank, or of a peer, or no format keeps ``max_error``;
+            no output has been written.
         PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come in time.
     """
     coded, elements = coding(bits, format), grouping(group_size, input)
-    dynamic = scale is comm_quant_scale_1 is comm_quant_scale_2 is offset is out_dtype is timeout is None
-    if dynamic and not is_dynamo_compiling() and (shared := groups.on_shm(group)) is not None:
+    accuracy = Accuracy.asked(bound, max_error, bits, format)
+    plain = scale is comm_quant_scale_1 is comm_quant_scale_2 is offset is out_dtype is timeout is None
+    if plain and accuracy is None and not is_dynamo_compiling() and (shared := groups.on_shm(group)) is not None:
         terms = coded, elements, gather, op, overflow
         states = None if error_feedback is None else ADAPTER.feedback.states_of(error_feedback)
         result = _core.quantized_all_reduce(shared.core, input, out, *terms, states, bool(async_op))
@@ -122,7 +136,8 @@ def quantized_all_reduce(
         scale, comm_quant_scale_1, comm_quant_scale_2, offset, coded, elements, gather, op, overflow, out_dtype
     )
     row = quantized_ops.quantized_all_reduce, requests.all_reduce
-    return _reduced(*row, input, (), options, group, out=out, feedback=error_feedback, async_op=async_op, limit=timeout)
+    rest: Any = {"out": out, "feedback": error_feedback, "async_op": async_op, "limit": timeout, "accuracy": accuracy}
+    return _reduced(*row, input, (), options, group, **rest)
 
 
 def quantized_reduce_scatter(
@@ -136,6 +151,8 @@ def quantized_reduce_scatter(
     out_dtype: torch.dtype | None = None,
     error_feedback: ErrorFeedback | None = None,
     overflow: Overflow = "saturate",
+    bound: bool = False,
+    max_error: float | None = None,
     out: Tensor | None = None,
     group: Group = None,
     async_op: bool = False,
@@ -151,6 +168,7 @@ def quantized_reduce_scatter(
         recv_counts: Rows that each rank gets, W integers >= 0, equal on all ranks; their sum is dimension 0.
             Default: equal shares.
         bits, format, group_size, op, error_feedback, out_dtype, overflow: See `quantized_all_reduce`, dynamic mode.
+        bound, max_error: See `quantized_all_reduce`; the bound is of the groups of this rank's part.
         out: Shape ``[recv_counts[rank], *input.shape[1:]]``, apart from the input. Left out, it is allocated.
         group, async_op, timeout: See `quantized_all_reduce`.
 
@@ -161,15 +179,16 @@ def quantized_reduce_scatter(
         PeerMismatchError: the ranks differ in operator, counts, dtypes or any of these options; no output has been
             written.
         ValueOverflowError: on every rank, with ``overflow="raise"``; the output is undefined.
-        InvalidParamError, InvalidTensorError: an argument of this rank, or of a peer; no output has been written.
+        InvalidParamError, InvalidTensorError: an argument of this rank, or of a peer, or no format keeps ``max_error``;
+            no output has been written.
         PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come in time.
     """
     coded, elements = coding(bits, format), grouping(group_size, input)
     options = Options(format=coded, group_size=elements, op=op, overflow=overflow, out_dtype=out_dtype)
     row, counts = (quantized_ops.quantized_reduce_scatter, requests.reduce_scatter), (recv_counts,)
-    return _reduced(
-        *row, input, counts, options, group, out=out, feedback=error_feedback, async_op=async_op, limit=timeout
-    )
+    accuracy = Accuracy.asked(bound, max_error, bits, format)
+    rest: Any = {"out": out, "feedback": error_feedback, "async_op": async_op, "limit": timeout, "accuracy": accuracy}
+    return _reduced(*row, input, counts, options, group, **rest)
 
 
 def _reduced(
@@ -184,6 +203,7 @@ def _reduced(
     feedback: ErrorFeedback | None,
     async_op: bool,
     limit: float | None,
+    accuracy: Accuracy | None,
 ) -> Any:
     """Runs a quantized reduction: by its operator with gradients and in a graph, else at once.
 
@@ -196,12 +216,13 @@ def _reduced(
             return (None, None) if async_op else None
     traced, wants_grad = is_tracing(input), needs_grad(input)
     watches = is_watched() and not (traced or wants_grad)
-    seen = watches and feedback is None and limit is None and not async_op
+    seen = watches and feedback is None and limit is None and accuracy is None and not async_op
     with guard(comm, f"quantized_{request.__name__}"):
+        told = argument(accuracy)
         if traced:
-            requests.exclude("this is recorded for a graph", error_feedback=feedback, timeout=limit)
+            requests.exclude("this is recorded for a graph", error_feedback=feedback, timeout=limit, **told)
         if wants_grad:
-            excluded = {"out": out, "async_op": async_op, "error_feedback": feedback, "timeout": limit}
+            excluded = {"out": out, "async_op": async_op, "error_feedback": feedback, "timeout": limit, **told}
             requests.exclude("input requires grad", **excluded)
         if traced or wants_grad or seen:
             parts: tuple[Any, ...] = ()
@@ -209,18 +230,18 @@ def _reduced(
                 row_size(input)  # raises for a tensor without rows
                 parts = shares("recv_counts", counts[0], "input", input.shape[0], comm.size), comm.rank
             options = options if traced else _checked(options)
-        else:
-            reduction = request(ADAPTER, comm, input, *counts, options, out, feedback)
-            call, states = (
-                calls.quantized_reduce(comm, reduction),
-                [x for x in (reduction.error, reduction.gather_error) if x is not None],
-            )
+    if not (traced or wants_grad or seen):
+        options = bounds.chosen(comm, f"quantized_{request.__name__}", input, options, accuracy, feedback)
+        with guard(comm, f"quantized_{request.__name__}"):
+            reduction = request(ADAPTER, comm, input, *counts, options, out, feedback, accuracy is not None)
+            states = [x for x in (reduction.error, reduction.gather_error, reduction.bounds) if x is not None]
+            call = calls.quantized_reduce(comm, reduction)
             seconds = calls.limit(comm, limit)
-    if traced or wants_grad or seen:
+    else:
         scales = map(_as_tensor, options[:3])
         return outcome(operator(input, *parts, *scales, *options[3:], group), out, async_op)
     run = functools.partial(call.submit if async_op else call.run, seconds)
-    work = run() if not watches else watched.call(call.name, comm, [call.result, *states], [call.like], run)
+    work = run() if not watches else watched.call(call.name, comm, [reduction.output, *states], [call.like], run)
     return (call.result, work) if async_op else call.result
 
 
@@ -252,6 +273,8 @@ def quantized_all_to_all(
     group_size: GroupSize | None = None,
     out_dtype: torch.dtype | None = None,
     overflow: Overflow = "saturate",
+    bound: bool = False,
+    max_error: float | None = None,
     quantize_gradient: bool = False,
     group: Group = None,
     async_op: bool = False,
@@ -268,6 +291,10 @@ def quantized_all_to_all(
             format leaves the choice.
         out_dtype: dtype of the rows received: float32, float16 or bfloat16; default: the input's.
         overflow: See `quantized_all_reduce`; "raise" looks at the rows sent.
+        bound: Return ``Bounded(output, bound, format)``. ``bound`` is float32, ``[rows, groups of a row]``: no element
+            of the group is further from what was sent; inf in groups with inf or NaN. Every rank asks for itself.
+        max_error: Return the same, in the format of the fewest bytes whose bound is nowhere above this number; on all
+            ranks. See `quantized_all_reduce`.
         quantize_gradient: The gradient's rows travel as codes too, with the same format, groups and ``overflow``,
             quantized from the result's dtype and given in the input's. On all ranks or none.
         group, timeout: See `quantized_all_reduce`.
@@ -281,7 +308,8 @@ def quantized_all_to_all(
     Raises:
         PeerMismatchError: two ranks differ in operator, counts, length of rows, dtypes or any of these options.
         ValueOverflowError: on every rank, with ``overflow="raise"``.
-        InvalidParamError, InvalidTensorError: an argument of this rank, or of a peer; no output has been written.
+        InvalidParamError, InvalidTensorError: an argument of this rank, or of a peer, or no format keeps ``max_error``;
+            no output has been written.
         PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come in time.
     """
     options = Options(
@@ -291,16 +319,18 @@ def quantized_all_to_all(
         out_dtype=out_dtype,
         quantize_gradient=quantize_gradient,
     )
+    accuracy = Accuracy.asked(bound, max_error, bits, format)
+    told = argument(accuracy)
     comm: Any = None
     if not torch.compiler.is_compiling():
         comm = groups.resolve(group, device_of(input))
         if comm is None:
             return (None, None) if async_op else None
     traced = is_tracing(input)
-    seen = timeout is None and is_watched()
+    seen = timeout is None and accuracy is None and is_watched()
     if traced or ((needs_grad(input) or seen) and not async_op):
         with guard(None if traced else comm, RowExchange.operator):
-            requests.exclude("input requires grad, or is recorded for a graph", timeout=timeout)
+            requests.exclude("input requires grad, or is recorded for a graph", timeout=timeout, **told)
             if not traced:
                 options, send_counts = _checked(options), as_counts("send_counts", send_counts, comm.size)
                 recv_counts = None if recv_counts is None else as_counts("recv_counts", recv_counts, comm.size)
@@ -315,15 +345,17 @@ def quantized_all_to_all(
     with guard(comm, RowExchange.operator):
         if needs_grad(input):
             raise InvalidParamError("input requires grad, which async_op excludes")
+    options = bounds.chosen(comm, RowExchange.operator, input, options, accuracy)
+    with guard(comm, RowExchange.operator):
         limit = calls.limit(comm, timeout)
-        exchange = RowExchange(comm, input, send_counts, recv_counts, options)
+        exchange = RowExchange(comm, input, send_counts, recv_counts, options, accuracy is not None)
 
     def run() -> Any:
         return (exchange.output, exchange.submit(limit)) if async_op else exchange.run(limit)[0]
 
     if not is_watched():
         return run()
-    outputs = [] if exchange.output is None else [exchange.output]
+    outputs = [x for x in (exchange.output if accuracy else (exchange.output,)) or () if isinstance(x, Tensor)]
     return watched.call(RowExchange.operator, comm, outputs, [input], run)
 
 

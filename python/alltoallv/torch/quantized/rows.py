@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,11 +13,13 @@ from alltoallv import _core
 from alltoallv._calls.counts import Counts
 from alltoallv.errors import ValueOverflowError
 from alltoallv.quantization import requests
+from alltoallv.quantization.bounds import Bounded
 from alltoallv.quantization.spec import Options, Overflow, Quantization
 from alltoallv.torch.eager import calls
 from alltoallv.torch.eager.calls import AnyCommunicator
 from alltoallv.torch.eager.tensors import core_name
 from alltoallv.torch.eager.work import Work
+from alltoallv.torch.engines import bounds
 from alltoallv.torch.engines.kernels import check_format, kernels_for, record_bytes, record_views
 from alltoallv.torch.quantized.adapter import ADAPTER
 
@@ -36,6 +39,13 @@ class HostRows:
         """Decodes rows; returns False if a value does not fit and ``overflow`` is "raise"."""
         count = len(coded), self._length
         return _core.dequantize_rows(*self._about(out), coded.data_ptr(), *count, overflow, out.data_ptr())
+
+    def bound(self, coded: Tensor, out: Tensor, overflow: Overflow) -> Tensor:
+        """Returns what the elements of ``out``, decoded from these rows, can be wrong by: [rows, groups]."""
+        found = torch.empty((len(coded), self._quantization.groups(self._length)), dtype=torch.float32, device="cpu")
+        count = len(coded), self._length
+        _core.bound_rows(*self._about(out), coded.data_ptr(), *count, overflow, found.data_ptr())
+        return found
 
     def _about(self, values: Tensor) -> tuple[int | str, int, str]:
         return self._quantization.format, self._quantization.group_size, core_name(values.dtype)
@@ -63,6 +73,15 @@ class DeviceRows(HostRows):
         overflows = self._kernels.dequantize(*views, quantization, out.view(-1), part=self._length)
         return overflows is None or not overflows.any()
 
+    def bound(self, coded: Tensor, out: Tensor, overflow: Overflow) -> Tensor:
+        how, length, rows = self._quantization, self._length, len(coded)
+        if not rows * length:
+            return torch.empty((rows, how.groups(length)), dtype=torch.float32, device=coded.device)
+        views = record_views(coded, how, length)
+        values = torch.empty((rows, length), dtype=torch.float32, device=coded.device)
+        self._kernels.dequantize(*views, replace(how, overflow="infinity"), values.view(-1), part=length)
+        return bounds.bounds(bounds.errors(*views, how, length, 1), values, how, 1, out.dtype, overflow)
+
 
 class RowExchange:
     """A quantized_all_to_all of a contiguous tensor; made under the guard, which quantizes it."""
@@ -76,8 +95,9 @@ class RowExchange:
         send_counts: Counts,
         recv_counts: Counts | None,
         options: Options,
+        bound: bool = False,
     ) -> None:
-        rows = requests.rows(ADAPTER, comm, input, send_counts, recv_counts, options)
+        rows = requests.rows(ADAPTER, comm, input, send_counts, recv_counts, options, bound)
         x = rows.input
         calls.check_place(comm, x)
         self._comm, self._tail = comm, x.shape[1:]
@@ -94,10 +114,22 @@ class RowExchange:
             raise ValueOverflowError(rows.overflow_text())
         self._overflow = rows.received().overflow
         self._call = calls.exchange_rows(comm, self.operator, coded, rows.sends, rows.recvs, rows.digest())
-        self.output = None if rows.recvs is None else self._new_rows(sum(rows.recvs))
+        self._out = None if rows.recvs is None else self._new_rows(sum(rows.recvs))
+        self._format, self._bounds = rows.quantization.format, None
+        if bound and self._out is not None:
+            shape = sum(rows.recvs or ()), rows.quantization.groups(rows.length)
+            self._bounds = torch.empty(shape, dtype=torch.float32, device=x.device)
+        self._tells_bound = bound
 
-    def run(self, timeout: float = -1.0) -> tuple[Tensor, list[int]]:
-        """Returns the rows received, and how many came from each rank."""
+    @property
+    def output(self) -> Any:
+        """The rows received, with their bound where the caller wants it; None where counts are learnt."""
+        if self._out is None or self._bounds is None:
+            return self._out
+        return Bounded(self._out, self._bounds, self._format)
+
+    def run(self, timeout: float = -1.0) -> tuple[Any, list[int]]:
+        """Returns the rows received, with their bound where the caller wants it, and how many came from each rank."""
         flat, counts = self._call.run(timeout)
         return self._decoded(flat, counts), [count // self._stride for count in counts]
 
@@ -108,8 +140,12 @@ class RowExchange:
     def _new_rows(self, rows: int) -> Tensor:
         return calls.new_output(self._comm, (rows, *self._tail), self._like)
 
-    def _decoded(self, flat: Tensor, counts: Sequence[int]) -> Tensor:
+    def _decoded(self, flat: Tensor, counts: Sequence[int]) -> Any:
         rows = flat.view(-1, self._stride)
-        out = self._new_rows(len(rows)) if self.output is None else self.output
+        out = self._new_rows(len(rows)) if self._out is None else self._out
         self._rows.decode(rows, out, self._overflow)
-        return out
+        if not self._tells_bound:
+            return out
+        found = self._rows.bound(rows, out, self._overflow)
+        kept = found if self._bounds is None else self._bounds.copy_(found)
+        return Bounded(out, kept, self._format)

@@ -1,0 +1,117 @@
+"""What sums of codes can be wrong by, in NumPy, by the definition in docs/quantization.md; one float32 per group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from alltoallv.testing import quantized_formats as formats
+from alltoallv.testing.golden import dtype_of
+from alltoallv.testing.quantized_codes import Array, Floats, Overflow, Quantized, codes_of
+from alltoallv.testing.quantized_formats import FORMATS, Format
+
+_F32 = np.float32
+_INF = _F32(np.inf)
+_UNIT = {"float16": (2.0**-11, 2.0**-25, 65504.0, 65520.0)}
+_UNIT["bfloat16"] = (2.0**-8, 2.0**-126, float.fromhex("0x1.fep127"), float.fromhex("0x1.ffp127"))
+
+
+def bounds(
+    sources: Sequence[Quantized],
+    values: Floats,
+    average: bool = False,
+    again: Quantized | None = None,
+    dtype: str | npt.DTypeLike = "float32",
+    overflow: Overflow = "saturate",
+) -> Floats:
+    """Returns for every group what no element of a result exceeds.
+
+    Args:
+        sources: every rank's codes.
+        values: float32, what is rounded to the results' dtype.
+        average: the sum was divided by the number of ranks.
+        again: the codes of the sum, if it was quantized.
+        dtype: the results'.
+        overflow: what becomes of values that do not fit.
+    """
+    size, group = len(sources), sources[0].group_size
+    with np.errstate(all="ignore"):
+        total = np.zeros(sources[0].count, _F32)
+        for source in sources:
+            total = total + _errors(source, size)
+        if average:
+            total = total / _F32(size)
+        if again is not None:
+            total = total + _errors(again, size)
+        starts = np.arange(0, total.size, group)
+        if not starts.size:
+            return np.zeros(0, _F32)
+        most = np.maximum.reduceat(np.abs(values.reshape(-1)), starts)
+        error = np.maximum.reduceat(total, starts) + _rounding(most, dtype_of(dtype).name, overflow)
+        found = error * _up(1 + (size + 16) * 2.0**-23) + _up((size + 2) * 2.0**-123)
+    result: Floats = np.where(np.isfinite(most), found, _INF).astype(_F32)
+    return result
+
+
+def code_errors(name: str, ranks: int) -> Floats:
+    """Returns what each code can be wrong by in a sum, in units of its group's scale, for every pattern of its bits."""
+    form, arithmetic = FORMATS[name], (ranks + 8) * 2.0**-24
+    if form.is_integer:
+        return np.full(2**form.bits, _up(0.5 + form.most * arithmetic))
+    values = np.abs(formats.decode(np.arange(2**form.bits, dtype=np.uint8), form).astype(np.float64))
+    known = np.unique(values[values <= form.most])
+    gaps = np.maximum(np.diff(known, prepend=0), np.diff(known, append=known[-1]))
+    if form.scale == "float8_e8m0fnu" and not form.rounds_up:
+        gaps[-1] = max(gaps[-1], 2 * (2.0 ** np.ceil(np.log2(form.most)) - form.most))
+    errors = np.array([_up(error) for error in gaps / 2 + known * arithmetic])
+    return np.where(values <= form.most, errors[np.searchsorted(known, np.fmin(values, form.most))], _INF)
+
+
+def scale_errors(name: str) -> Floats:
+    """Returns the scale by which errors count, for every byte that stands for a scale."""
+    form = FORMATS[name]
+    values = np.arange(256, dtype=np.uint8).view(dtype_of(form.scale)).astype(np.float64)
+    if form.scale == "float8_e8m0fnu":
+        if form.rounds_up:  # above the largest scale that is made, the largest numbers saturate
+            power = np.floor(np.log2(form.most))
+            values[int(254 - power)] *= (2.0 ** (power + 1) - form.most) / _half_gap(form, -1)
+        return np.where(np.isnan(values), np.inf, np.maximum(values, 2.0**-126)).astype(_F32)
+    # Up to the middle of the gap above a byte's value, quotients have this byte: there codes saturate.
+    gaps = np.diff(values, append=np.nan)
+    excess = np.where(values == 448.0, 0.0, form.most * gaps / 2)
+    half_gaps = np.where(values == 0, _half_gap(form, 0), _half_gap(form, -1))
+    found = np.where(np.isnan(values) | np.signbit(values), np.inf, np.maximum(values, excess / half_gaps))
+    return np.array([_up(x) if np.isfinite(x) else _INF for x in found])
+
+
+def _half_gap(form: Format, at: int) -> float:
+    values = formats.decode(np.arange(2 ** (form.bits - 1), dtype=np.uint8), form).astype(np.float64)
+    return float(np.diff(values)[at] if at == 0 else np.diff(values[values <= form.most])[-1]) / 2
+
+
+def _errors(source: Quantized, ranks: int) -> Floats:
+    """Returns what every element's code can be wrong by."""
+    table = code_errors(source.format, ranks)
+    scales = source.scales
+    if source.form.scale != "float32":
+        tensor = source.tensor if source.format == "nvfp4" else _F32(1)
+        scales = scale_errors(source.format)[scales] * tensor
+    codes: Array = codes_of(source).view(np.uint8) & (2**source.form.bits - 1)
+    spread: Floats = np.repeat(scales, min(source.group_size, max(source.count, 1)))[: source.count]
+    found: Floats = table[codes[: source.count]] * spread
+    return found
+
+
+def _rounding(most: Floats, dtype: str, overflow: Overflow) -> Floats:
+    if dtype == "float32":
+        return np.zeros_like(most)
+    unit, least, largest, too_large = map(_F32, _UNIT[dtype])
+    found: Floats = most * unit + least + np.maximum(most - largest, _F32(0))
+    return np.where(most >= too_large, _INF, found) if overflow == "infinity" else found
+
+
+def _up(value: float) -> np.float32:
+    nearest = _F32(value)
+    return np.nextafter(nearest, _INF) if float(nearest) < value else nearest
