@@ -6,7 +6,7 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence, Sized
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -16,10 +16,13 @@ from alltoallv._calls import experts, objects
 from alltoallv._calls.adapters import A
 from alltoallv._calls.guard import guard
 from alltoallv._calls.lockstep import lockstep
-from alltoallv._calls.routing import Load, Routing, chunk_ends
+from alltoallv._calls.routing import Load, Routing, RoutingOptions, chunk_ends
 from alltoallv.communicator import Communicator
 from alltoallv.dtypes import numpy_dtype
 from alltoallv.errors import AllToAllVError, InvalidParamError, PeerLostError, PeerMismatchError
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 T = TypeVar("T")
 Array = npt.NDArray[Any]
@@ -188,7 +191,7 @@ class Dispatching(ABC, Generic[A]):
     group: Any = None
     origin: Communicator | None = None  # of a dispatcher of survivors: the group before the first loss
 
-    def __init__(self, num_experts: int, group: Any = None, **options: Any) -> None:
+    def __init__(self, num_experts: int, group: Any = None, **options: Unpack[RoutingOptions]) -> None:
         self.routing, self.group = Routing(num_experts, **options), group
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, TypedDict, get_args
 
 from alltoallv import _core
 from alltoallv._calls.counts import packed
@@ -16,6 +16,18 @@ from alltoallv.errors import InvalidParamError, InvalidTensorError
 Drop = Literal["last", "lightest"]
 MOST = 2**20  # experts, rows of an alignment, chunks: every rank keeps lists of them
 CODES = {"int8": "int8", "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}  # dtypes of codes for experts
+
+
+class RoutingOptions(TypedDict, total=False):
+    """The fields of `Routing` that a dispatcher's constructor takes by name."""
+
+    capacity: float | None
+    drop: Drop
+    alignment: int
+    payload: str | None
+    combine_payload: str | None
+    placement: tuple[tuple[int, ...], ...] | None
+    codes: bool
 
 
 class Load(NamedTuple):

@@ -97,9 +97,13 @@ class AllToAllVParam(_core.AllToAllVParam):
     tuples: assign a new sequence to change one.
 
     Attributes:
-        rank, rank_size, rank_root: this rank, the number of ranks, and the rank that the others meet at.
-        send_counts, sdispls: what goes to rank j is ``x.flat[sdispls[j] : sdispls[j] + send_counts[j]]``.
-        recv_counts, rdispls: what comes from rank j is ``y.flat[rdispls[j] : rdispls[j] + recv_counts[j]]``.
+        rank (int): this rank.
+        rank_size (int): the number of ranks.
+        rank_root (int): the rank that the others meet at.
+        send_counts (tuple[int, ...]): to rank j goes ``x.flat[sdispls[j] : sdispls[j] + send_counts[j]]``.
+        sdispls (tuple[int, ...]): where what goes to each rank begins.
+        recv_counts (tuple[int, ...]): from rank j comes ``y.flat[rdispls[j] : rdispls[j] + recv_counts[j]]``.
+        rdispls (tuple[int, ...]): where what comes from each rank begins.
         backend: ``"hccl"`` (the native transport of the tensors' device), or shm, gloo, nccl, mpi, auto.
         hccl_comm: address of an HcclComm that the caller owns, or 0.
         comm_mode: a `CommMode`; any other number is refused where the operation is created.

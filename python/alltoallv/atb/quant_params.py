@@ -53,7 +53,9 @@ class QuantAllReduceParam:
     Values are checked where the operation is created.
 
     Attributes:
-        rank, rank_size, rank_root: this rank, the number of ranks, and the rank that the others meet at.
+        rank: this rank.
+        rank_size: the number of ranks.
+        rank_root: the rank that the others meet at.
         all_reduce_type: ``"sum"``; with DYNAMIC also ``"avg"``.
         backend: ``"lccl"``, the only one of ATB's that quantizes; on a CPU the same as ``"shm"`` and ``"auto"``.
         hccl_comm: address of an HcclComm that the caller owns, or 0.
@@ -64,7 +66,10 @@ class QuantAllReduceParam:
         out_data_type: ACL's number of float16, 1; with DYNAMIC also of float32, 0, or bfloat16, 27. -1, the default:
             float16, with DYNAMIC the input's.
         rsv: 64 reserved bytes, all zero.
-        bits, group_size, gather, overflow: with DYNAMIC, the arguments of `alltoallv.numpy.quantized_all_reduce`.
+        bits: with DYNAMIC, as the next three, an argument of `alltoallv.numpy.quantized_all_reduce`.
+        group_size: elements per scale.
+        gather: how the sum travels.
+        overflow: what becomes of values that do not fit.
     """
 
     rank: int = 0

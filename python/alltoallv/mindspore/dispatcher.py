@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mindspore
 import numpy as np
@@ -13,11 +13,15 @@ from mindspore.common._grad_function import _Function
 from alltoallv import _core
 from alltoallv._calls.dispatching import Array, Dispatched, Dispatching, DispatchState, collect, sum_dtype
 from alltoallv._calls.regions import as_bytes
+from alltoallv._calls.routing import RoutingOptions
 from alltoallv.communicator import Communicator
 from alltoallv.dtypes import core_name as name_of
 from alltoallv.errors import InvalidParamError
 from alltoallv.mindspore.front_end import enter
 from alltoallv.mindspore.tensors import as_input, check_tensor, numpy_dtype, region, settle, tracks
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class MoEDispatcher(Dispatching[Tensor]):
@@ -36,7 +40,7 @@ class MoEDispatcher(Dispatching[Tensor]):
             equal on all ranks. See `alltoallv._calls.routing.Routing`.
     """
 
-    def __init__(self, num_experts: int, group: Any = None, **options: Any) -> None:
+    def __init__(self, num_experts: int, group: Any = None, **options: Unpack[RoutingOptions]) -> None:
         super().__init__(num_experts, group, **options)
         if self.routing.code_dtype not in (None, "int8"):
             shown = f"codes is True with payload {self.routing.payload!r}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from alltoallv import _core
 from alltoallv._calls import dispatching
 from alltoallv._calls.dispatching import OPERATOR, WEIGHED, Dispatching
 from alltoallv._calls.guard import guard
-from alltoallv._calls.routing import Routing
+from alltoallv._calls.routing import Routing, RoutingOptions
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidTensorError
 from alltoallv.torch.api import moe_ops
@@ -25,6 +25,9 @@ from alltoallv.torch.eager.graphs import is_tracing
 from alltoallv.torch.eager.group import Group
 from alltoallv.torch.eager.tensors import needs_grad
 from alltoallv.torch.graph.ops import communicator_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 Counted: TypeAlias = list[int] | Tensor
 _WEIGHED = {getattr(torch, name) for name in WEIGHED}
@@ -87,7 +90,7 @@ class MoEDispatcher(torch.nn.Module, Dispatching[Tensor]):
     The last three lines are also ``dispatcher(tokens, ids, weights, experts)``.
     """
 
-    def __init__(self, num_experts: int, group: Group = None, **options: Any) -> None:
+    def __init__(self, num_experts: int, group: Group = None, **options: Unpack[RoutingOptions]) -> None:
         torch.nn.Module.__init__(self)
         self.routing, self.group = Routing(num_experts, **options), group
         self._routing = moe_ops.as_text(self.routing)
