@@ -32,7 +32,7 @@ class Steps {
     Steps(std::vector<char>& parts, HcclDataType type, HcclReduceOp op, int size)
         : parts_(parts.data()),
           type_(reduce_type(type)),
-          op_(reduce_op(op)),
+          op_(reduce_op(op, type)),
           size_(static_cast<size_t>(size)),
           bytes_(parts.size() / size_),
           count_(bytes_ / size_of(type)) {}
@@ -107,7 +107,7 @@ void run(Comm& comm, OpKind kind, HcclDataType type, HcclReduceOp op, const void
     Reduction reduction;
     reduction.op = kind;
     reduction.dtype = reduce_type(type);
-    reduction.reduce_op = reduce_op(op);
+    reduction.reduce_op = reduce_op(op, type);
     reduction.input = input;
     reduction.output = output;
     reduction.counts = counts;
@@ -129,7 +129,7 @@ Launch reduce(OpKind kind, const Region& input, const Region& output, HcclDataTy
 
 void check_arguments(HcclDataType type, HcclReduceOp op, uint64_t count) {
     (void)reduce_type(type);
-    (void)reduce_op(op);
+    (void)reduce_op(op, type);
     check_count("count", count);
 }
 

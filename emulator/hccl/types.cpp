@@ -71,7 +71,9 @@ DType reduce_type(HcclDataType type) {
     throw Failure(HCCL_E_NOT_SUPPORT, "HCCL does not reduce dataType ", entry.name);
 }
 
-ReduceOp reduce_op(HcclReduceOp op) {
+ReduceOp reduce_op(HcclReduceOp op, HcclDataType type) {
+    if (op == HCCL_REDUCE_PROD && (type == HCCL_DATA_TYPE_INT16 || type == HCCL_DATA_TYPE_BFP16))
+        throw Failure(HCCL_E_NOT_SUPPORT, "HCCL makes no products (op prod) of dataType ", name_of(type));
     switch (op) {
         case HCCL_REDUCE_SUM:
             return ReduceOp::sum;

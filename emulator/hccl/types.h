@@ -20,7 +20,8 @@ DType wire_type(HcclDataType type);
 /// Returns the type for reducing; throws Failure(HCCL_E_NOT_SUPPORT) for types that HCCL does not reduce.
 DType reduce_type(HcclDataType type);
 
-/// Throws Failure(HCCL_E_PARA) for a number that is not a reduction.
-ReduceOp reduce_op(HcclReduceOp op);
+/// Throws Failure(HCCL_E_PARA) for a number that is not a reduction, and Failure(HCCL_E_NOT_SUPPORT) for a product of a
+/// type that HCCL does not multiply.
+ReduceOp reduce_op(HcclReduceOp op, HcclDataType type);
 
 }  // namespace alltoallv::emulator

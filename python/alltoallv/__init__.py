@@ -6,6 +6,7 @@ The front ends are modules of their own, such as ``alltoallv.numpy``. No framewo
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +43,10 @@ def __getattr__(name: str) -> Any:
     if name == "_core":
         return _extension()
     if name not in _HOMES:
-        raise AttributeError(f"module 'alltoallv' has no attribute {name!r}")
+        is_module = name.startswith("_") or find_spec(f"alltoallv.{name}") is not None  # not imported yet
+        of_front_ends = not is_module and name in import_module("alltoallv.numpy").__all__
+        where = ": it is in the front ends alltoallv.numpy, .torch, .mindspore and .paddle" if of_front_ends else ""
+        raise AttributeError(f"module 'alltoallv' has no attribute {name!r}{where}", name=name)
     value = getattr(import_module(f"alltoallv.{_HOMES[name]}"), name)
     globals()[name] = value
     return value

@@ -91,6 +91,8 @@ def _replacement(name: str, operator: Any) -> Callable[..., Any] | None:
         return _to_copy(operator)
     if name in ("div_.Tensor", "div_.Scalar"):
         return _div_(on_host(operator))
+    if name in ("histc", "histc.out"):
+        return on_host(operator, _histc)
     return on_host(operator) if kernels else None
 
 
@@ -109,6 +111,25 @@ def _div_(on_floats: Callable[..., Any]) -> Callable[..., Any]:
         return target.copy_(torch.div(target, other, rounding_mode="trunc"))
 
     return run
+
+
+def _histc(
+    tensor: torch.Tensor, bins: int = 100, min: float = 0, max: float = 0, *, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Counts integers as NPUs do, exactly and in their dtype; the CPU only counts floating point numbers."""
+    if tensor.is_floating_point():
+        return torch.histc(tensor, bins, min, max, out=out)
+    values, low, high = tensor.reshape(-1).long(), int(min), int(max)
+    if low == high and len(values):
+        low, high = int(values.min()), int(values.max())
+    if low == high:
+        low, high = low - 1, high + 1
+    if low > high:
+        raise RuntimeError(f"torch.histc: max must be larger than min, but got min {low} and max {high}")
+    inside = values[(values >= low) & (values <= high)]
+    places = ((inside - low) * bins).div(high - low, rounding_mode="floor").clamp(max=bins - 1)
+    counts = places.bincount(minlength=bins).to(tensor.dtype)
+    return counts if out is None else out.resize_(counts.size()).copy_(counts)
 
 
 def _to_copy(operator: Any) -> Callable[..., Any]:

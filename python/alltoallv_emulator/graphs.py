@@ -1,8 +1,9 @@
 """NPUGraph on emulated NPUs: a replay runs what ran between capture_begin and capture_end again, in the same order.
 
 A dispatch mode below autograd sees every operator of the thread (and of its backward pass), including the operators of
-torch_npu and the collectives of torch.distributed. A graph keeps them with their arguments; a replay calls them again
-on the same memory and puts their results into the tensors that the capture returned. On a device a capture runs
+torch_npu and the collectives of torch.distributed, and those that an operator of the program calls. A graph keeps them
+with their arguments; a replay calls them again on the same memory, runs nothing else of the program, and puts their
+results into the tensors that the capture returned. On a device a capture runs
 nothing, so memory from before the capture gets its old values back when the capture ends.
 
 An update (graph_task_update_begin, _end) calls a group of operators (graph_task_group_begin, _end) with other
@@ -34,6 +35,10 @@ __all__ = ["check_waiting", "install", "waiting"]
 _REFUSED = (
     "begin_capture_to_if_node", "end_capture_to_conditional_node", "debug_dump", "super_kernel_optimize",
 )  # fmt: skip
+# Namespaces of operators that are one piece of work for a stream.
+_COMMUNICATING = {"c10d", "_c10d_functional", "symm_mem", "alltoallv"}
+_OPERATORS = {"aten", "npu", "atb", "prims", "prim", *_COMMUNICATING}
+_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse1)
 _FROM_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 _graphs: dict[int, _Recorder] = {}  # by the NPUGraph's id
 _capturing: list[_Recorder] = []  # at most one
@@ -124,20 +129,27 @@ class _Recorder(modes.TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if _is_on_host(func, args, kwargs):
+            return func(*args, **kwargs)  # no stream gets any work
         _check(func, args, kwargs)
         given = {_address(tensor) for tensor in _tensors((args, kwargs))}
         for tensor in _written(func, args, kwargs):
             self._keep(tensor)
         call = func, _as_it_is(args), _as_it_is(kwargs)
-        with self._calling(func.namespace == "c10d"):
-            results = func(*args, **kwargs)
+        before = len(self.calls)
+        if _is_of_program(func):
+            with self:  # what it calls is recorded in its place, if there is anything
+                results = torch.library.get_kernel(func.name(), "PrivateUse1").call_boxed(_KEYS, *args, **kwargs)
+        else:
+            with self._calling(func.namespace == "c10d"):
+                results = func(*args, **kwargs)
         fresh = [
             (place, leaf.detach())
             for place, leaf in enumerate(tree_leaves(results))
             if isinstance(leaf, torch.Tensor) and _address(leaf) not in given
         ]
         self._made.update(_address(tensor) for _, tensor in fresh)
-        if _computes(func):
+        if _computes(func) and len(self.calls) == before:
             self.calls.append(_Call(*call, fresh))
             self._streams.used(torch.npu.current_stream())
         return results
@@ -221,6 +233,21 @@ def check_waiting() -> None:
     """Raises RuntimeError if a replay on the current stream waits for an event."""
     if waiting and any(recorder.stream == torch.npu.current_stream() for recorder in waiting):
         raise RuntimeError("the stream waits in a replay of an NPUGraph for an ExternalEvent, which was not recorded")
+
+
+def _is_on_host(func: Any, args: Any, kwargs: Any) -> bool:
+    """True for a computation whose arguments and results are not on an NPU."""
+    tensors, device = list(_tensors((args, kwargs))), kwargs.get("device")
+    if func.namespace in _COMMUNICATING or (device is not None and torch.device(device).type != "cpu"):
+        return False
+    return all(tensor.is_cpu for tensor in tensors) and (bool(tensors) or func.namespace == "aten")
+
+
+def _is_of_program(func: Any) -> bool:
+    """True for operators that programs and their libraries define, which call other operators on an NPU."""
+    return func.namespace not in _OPERATORS and torch._C._dispatch_has_computed_kernel_for_dispatch_key(
+        func.name(), "PrivateUse1"
+    )
 
 
 def _check(func: Any, args: Any, kwargs: Any) -> None:

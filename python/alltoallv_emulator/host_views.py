@@ -138,10 +138,13 @@ def _native() -> Any:
     return _host
 
 
-def on_host(operator: Any) -> Callable[..., Any]:
-    """Returns a function that runs the operator with the CPU's kernel on views of the same memory."""
+def on_host(operator: Any, function: Callable[..., Any] | None = None) -> Callable[..., Any]:
+    """Returns a function that runs the operator with the CPU's kernel on views of the same memory.
+
+    A function of CPU tensors may take the kernel's place.
+    """
     outs = {argument.name for argument in operator._schema.arguments if argument.is_out}
-    name, call = operator._schema.name, getattr(operator, "_op", operator)
+    name, call = operator._schema.name, function or getattr(operator, "_op", operator)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         targets = {name: kwargs.pop(name) for name in outs if name in kwargs} if outs else {}

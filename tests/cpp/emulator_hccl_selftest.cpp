@@ -79,6 +79,9 @@ TEST(reductions, Group& g) {
     const DeviceArray<float> f(std::vector<float>{static_cast<float>(g.rank + 1)}), product(1), least(1);
     CHECK_EQ(HcclAllReduce(f.data(), product.data(), 1, HCCL_DATA_TYPE_FP32, HCCL_REDUCE_PROD, g.comm, g.stream), 0);
     CHECK_EQ(HcclAllReduce(f.data(), least.data(), 1, HCCL_DATA_TYPE_FP32, HCCL_REDUCE_MIN, g.comm, g.stream), 0);
+    for (const HcclDataType type : {HCCL_DATA_TYPE_INT16, HCCL_DATA_TYPE_BFP16})
+        CHECK_EQ(HcclAllReduce(f.data(), product.data(), 1, type, HCCL_REDUCE_PROD, g.comm, g.stream),
+                 HCCL_E_NOT_SUPPORT);
     const DeviceArray<int> rooted(std::vector<int>(5, -1)), parts(range(g.rank, 2 * size)), part(2), unequal(2);
     CHECK_EQ(HcclReduce(x.data(), rooted.data(), 5, int32, HCCL_REDUCE_SUM, 0, g.comm, g.stream), 0);
     CHECK_EQ(HcclReduceScatter(parts.data(), part.data(), 2, int32, HCCL_REDUCE_SUM, g.comm, g.stream), 0);

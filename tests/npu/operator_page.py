@@ -19,6 +19,26 @@ from alltoallv.npu_ops.registry import formulas
 
 CALLED = Path(__file__).with_name("called_operators.txt")
 HUGE = 10**6 + 1  # outside all limits
+#: Operators of which torch_npu has no meta kernel.
+WITHOUT_META = (
+    "_amp_foreach_non_finite_check", "_npu_flash_attention_unpad",
+    "_npu_fused_infer_attention_score_get_max_workspace", "_npu_fused_infer_attention_score_infer_output",
+    "_npu_fused_infer_attention_score_v2_get_max_workspace", "_npu_fused_infer_attention_score_v2_infer_output",
+    "_npu_paged_attention", "_npu_reshape_and_cache", "get_npu_format", "npu_bmm_v2_mat1_backward",
+    "npu_bmm_v2_mat2_backward", "npu_broadcast", "npu_confusion_transpose", "npu_confusion_transpose_backward",
+    "npu_convert_weight_to_int4pack", "npu_dtype_cast_", "npu_format_cast", "npu_format_cast.Tensor",
+    "npu_format_cast_", "npu_format_cast_.acl_format", "npu_fused_infer_attention_score.out",
+    "npu_fused_infer_attention_score_v2.out", "npu_gather_pa_kv_cache", "npu_mish", "npu_mish_backward",
+    "npu_silu_", "npu_slice", "npu_view_copy", "one_",
+)  # fmt: skip
+#: Operators whose meta kernel fails for calls that the operator takes, or is wrong.
+META_FAULTS = {
+    "npu_fusion_attention_grad": "it returns no gradient of pse",
+    "npu_fusion_attention_grad_v2": "it fails whenever it is called",
+    "npu_geglu_grad": "it returns two tensors, and the schema has one",
+    "npu_grouped_matmul_swiglu_quant_v2": "it takes one weight for all groups, and no list of them",
+    "npu_top_k_top_p": "it needs both p and k, which the schema lets out",
+}
 PAGE = Path(__file__).parents[2] / "docs" / "npu-operators.md"
 HEAD = """# torch_npu's operators on the emulator
 
@@ -34,6 +54,9 @@ with NumPy in float64. The columns of the tables say:
 
 The programs vllm-ascend, MindSpeed and sgl-kernel-npu call {} operators (tests/npu/called_operators.txt); {} of them
 run. These do not: {}.
+
+The results have the shapes, dtypes and order of torch_npu's own meta kernels, which torch.compile and graphs trust: a
+test compares every operator with its own. [Some have none, or a wrong one](#meta-kernels).
 
 Every other operator `npu::` raises NotImplementedError in the caller, and the program can go on. An argument's value
 that the emulator does not cover also raises NotImplementedError; the error names the argument. The emulator says
@@ -109,6 +132,10 @@ def page() -> str:
             lines.append(f"| `{name}` | {', '.join(f'`{one}`' for one in ignored)} |")
     missing = [name for name in called() if name not in names()]
     counts = len(called()), len(called()) - len(missing)
+    lines += ["", "## Meta kernels", "", "torch_npu's meta kernels of these operators are no guide.", ""]
+    lines += ["| operator | its meta kernel |", "| --- | --- |"]
+    kernels = dict.fromkeys(WITHOUT_META, "there is none") | META_FAULTS
+    lines += [f"| `{name}` | {kernels[name]} |" for name in sorted(kernels)]
     return HEAD.format(bounds, *counts, ", ".join(f"`{name}`" for name in missing)) + "\n".join(lines).rstrip() + "\n"
 
 

@@ -108,6 +108,30 @@ def test_operators_give_the_bits_of_the_cpu(rank: int, size: int) -> None:
             assert b is None or same(a, b), f"gradients of {name}"
 
 
+@on_ranks(1, communicator=False)
+def test_integers_are_counted(rank: int, size: int) -> None:
+    """The CPU has no such kernel; NPUs count exactly, and give the integers' dtype."""
+    device = use_device(rank)
+    numbers = [5, 0, 3, 3, 7, 8, -1, 2, 3, 7]
+    for bins, low, high, expected in (
+        (8, 0, 8, [1, 0, 1, 3, 0, 1, 0, 3]),  # the last bin has its upper end
+        (4, 0, 8, [1, 4, 1, 3]),
+        (3, 0, 0, [2, 4, 4]),  # from the least to the largest
+        (5, 20, 30, [0] * 5),
+    ):
+        for dtype in (torch.int64, torch.int32, torch.int16, torch.int8):
+            counts = torch.histc(torch.tensor(numbers, dtype=dtype, device=device), bins=bins, min=low, max=high)
+            assert counts.dtype == dtype
+            assert counts.tolist() == expected
+    routed = torch.tensor([[2, 0], [1, 2]], device=device)  # tokens by experts, as dispatchers count them
+    out = torch.empty(0, dtype=torch.int64, device=device)
+    assert torch.histc(routed, 3, 0, 2, out=out).tolist() == out.tolist() == [1, 1, 2]
+    assert torch.histc(torch.full((2, 2), 4, device=device), 3).tolist() == [0, 4, 0]
+    assert torch.histc(routed[:0], 3, 0, 2).tolist() == [0, 0, 0]
+    x = torch.tensor([0.1, 0.9, 0.5])
+    assert torch.equal(torch.histc(x.to(device), 4, 0, 1).cpu(), torch.histc(x, 4, 0, 1))
+
+
 def test_models_train_as_on_the_cpu(ranks: Ranks) -> None:
     def train(device: torch.device | str) -> list[object]:
         torch.manual_seed(0)

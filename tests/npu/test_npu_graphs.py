@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import subprocess
 import sys
 from collections.abc import Callable
@@ -106,6 +107,52 @@ def test_a_group_of_operators_gets_other_arguments(rank: int, size: int) -> None
     torch.npu.graph_task_update_end(stream)
     graph.replay()
     assert after.tolist() == [30, 40, 10, 20]
+
+
+@on_ranks(1, communicator=False)
+def test_an_operator_of_the_program_is_seen_inside(rank: int, size: int) -> None:
+    """A replay runs no Python of it; a group that it makes gets other arguments; work on the host is done once."""
+    import torch_npu
+
+    device, calls, handles = use_device(rank), [0], []
+    score, stream = torch_npu.npu_fused_infer_attention_score, torch.npu.Stream()
+    x, out = torch.randn(1, 4, 16, device=device).half(), torch.zeros(1, 4, 16, device=device).half()
+    library = torch.library.Library("program", "DEF")
+    library.define("attend(Tensor x, Tensor(a!) out) -> Tensor")
+    library.define("both(Tensor x, Tensor(a!) out) -> Tensor")
+
+    def write(x: Tensor, scale: float) -> None:
+        memory = torch.empty(64, device=device)
+        options = {"num_heads": 1, "input_layout": "BSH", "scale": scale}
+        score.out(x, x, x, **options, workspace=memory, out=[out, torch.empty(1, device=device)])
+
+    def attend(x: Tensor, out: Tensor) -> Tensor:
+        calls[0] += 1
+        torch.npu.graph_task_group_begin(torch.npu.current_stream())
+        write(x, float(torch.tensor([1.0, 3.0]).min()))  # on the host
+        handles.append(torch.npu.graph_task_group_end(torch.npu.current_stream()))
+        return out * 2
+
+    library.impl("attend", attend, "PrivateUse1")
+    program = importlib.import_module("torch.ops").program
+    library.impl("both", lambda x, out: program.attend(x, out) + 1, "PrivateUse1")
+    graph = torch.npu.NPUGraph()
+    with torch.npu.graph(graph):
+        y = program.both(x + 1, out)
+    (handle,) = handles
+    assert [call.operator.name() for call in handle] == ["npu::npu_fused_infer_attention_score.out"]
+    for scale in (1.0, 0.5):
+        if scale != 1.0:
+            with torch.npu.stream(stream):
+                torch.npu.graph_task_update_begin(stream, handle)
+                write(handle[0].args[0], scale)
+                torch.npu.graph_task_update_end(stream)
+        x.normal_()
+        graph.replay()
+        expected = score(x + 1, x + 1, x + 1, num_heads=1, input_layout="BSH", scale=scale)[0]
+        assert torch.equal(out, expected)
+        assert torch.equal(y, expected * 2 + 1)
+    assert calls == [1]
 
 
 @on_ranks(1, communicator=False)

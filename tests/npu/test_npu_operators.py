@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+from typing import Any
 
 import fused_cases
 import fused_trouble
@@ -84,6 +85,15 @@ def test_refusals_leave_the_queue_alive(rank: int, size: int) -> None:
     device = use_device(rank)
     x = torch.ones(4, 8, device=device, requires_grad=True)
     choices = torch.zeros(4, 2, dtype=torch.int64, device=device)
+    q, mask = torch.ones(1, 4, 1, 8, device=device).half(), torch.ones(2048, 2048, device=device).triu(1).bool()
+
+    def attend(queries: int = 1, keys: int = 1, **more: Any) -> Any:
+        given = [q.expand(1, 4, length, 8).contiguous() for length in (queries, keys, keys)]
+        return torch_npu.npu_fused_infer_attention_score(*given, num_heads=4, **{"input_layout": "BNSD"} | more)
+
+    def train(**more: Any) -> Any:
+        return torch_npu.npu_fusion_attention(q, q, q, head_num=4, input_layout="BNSD", **more)
+
     for call, words in (
         (lambda: torch_npu.npu_lstm_cell(*[x] * 7), "npu::npu_lstm_cell is not among the operators of"),
         (lambda: torch_npu.npu_format_cast(x[1:], 29), "input is a tensor of shape (3, 8)"),
@@ -97,12 +107,50 @@ def test_refusals_leave_the_queue_alive(rank: int, size: int) -> None:
             "weight is a tensor of",
         ),
         (lambda: torch_npu.npu_geglu(x, -1, 2), "npu::npu_geglu: approximate is 2; the emulator expects 0 or 1"),
+        (lambda: torch_npu.npu_linear(x[None], x), "input is a tensor of shape (1, 4, 8)"),
+        (
+            lambda: torch_npu.npu_moe_init_routing_v2(x, choices.int(), expert_num=4, active_expert_range=[0, 4]),
+            "expert_tokens_num_flag is False; the emulator expects True",
+        ),
+        (lambda: attend(input_layout="BSND_SBH"), "input_layout is BSND_SBH; the emulator expects BSH or BSND or"),
+        (lambda: attend(query_rope=q), "key_rope is None; the emulator expects a tensor"),
+        (
+            lambda: attend(keys=2, sparse_mode=4, pre_tokens=0, atten_mask=mask),
+            "sparse_mode is 4; the emulator expects",
+        ),
+        (lambda: attend(queries=2, sparse_mode=3), "atten_mask is None; the emulator expects a matrix of 2048 rows"),
+        (lambda: train(softmax_layout="TND"), "softmax_layout is 'TND'; the emulator expects ''"),
+        (lambda: train(pse=x[None, None]), "pse is a tensor of shape (1, 1, 4, 8)"),
     ):
         error = caught(call)
         assert isinstance(error, NotImplementedError), error
         assert words in str(error)
         torch.npu.synchronize()
         assert (x + 1).sum().item() == 64
+
+
+@on_ranks(1, communicator=False)
+def test_a_compressed_bias_has_the_gradients_of_the_whole_one(rank: int, size: int) -> None:
+    import torch_npu
+
+    device, length = use_device(rank), 1030
+    torch.manual_seed(3)
+    distance = (torch.arange(length)[:, None] - torch.arange(length)).abs()
+    pse = -torch.tensor([0.5, 0.0625]).view(1, 2, 1, 1) * distance
+    weights = torch.randn(1, 2, length, 4)
+    mask = torch.ones(2048, 2048).triu(1).bool().to(device)
+    found = []
+    for part in (pse, pse[:, :, -1024:].contiguous()):
+        torch.manual_seed(4)
+        inputs = [torch.randn(1, 2, length, 4).to(device).requires_grad_() for _ in range(3)]
+        bias = part.to(device).requires_grad_()
+        out = torch_npu.npu_fusion_attention(*inputs, 2, "BNSD", pse=bias, atten_mask=mask, scale=0.5, sparse_mode=2)[0]
+        out.backward(weights.to(device))
+        found.append([out, *(x.grad for x in inputs)])
+        assert bias.grad.shape == part.shape
+        assert abs(bias.grad.sum().item()) < 1e-2  # each query's gradients add up to nothing
+    for whole, compressed in zip(*found, strict=True):
+        assert torch.allclose(whole, compressed, atol=1e-6)
 
 
 @on_ranks(1, communicator=False)

@@ -55,6 +55,7 @@ NO_EFFECT = {
     "shared_expert_num": "where ranks have shared experts",
     "zero_expert_num": "no token has chosen them",
     "trans_mm_weight": "where there is a mm_weight",
+    "mm_y_dtype": "where there is a mm_x",
 } | dict.fromkeys(("ori_x", *(f"const_expert_{one}" for one in ("alpha_1", "alpha_2", "v"))), "for special experts")
 
 

@@ -44,7 +44,7 @@ NO_ROWS: list[tuple[str, dict[str, Any], list[tuple[int, ...]]]] = [
     (
         "npu_fused_infer_attention_score",
         dict.fromkeys(("query", "key", "value"), (0, 4, 16)) | {"num_heads": 2, "input_layout": "BSH"},
-        [(0, 4, 16), (1,)],
+        [(0, 4, 16), (0,)],
     ),
     (
         "npu_fusion_attention",
@@ -69,7 +69,7 @@ NO_ROWS: list[tuple[str, dict[str, Any], list[tuple[int, ...]]]] = [
             "npu_kv_rmsnorm_rope_cache",
             {"kv": (0, 1, 1, 48), "gamma": (32,), "cos": (0, 1, 1, 16), "sin": (0, 1, 1, 16), "index": (0,)}
             | {"k_cache": (2, 4, 1, 16), "ckv_cache": (2, 4, 1, 32), "cache_mode": mode},
-            [(2, 4, 1, 16), (2, 4, 1, 32), (0,), (0,)],
+            [(2, 4, 1, 16), (2, 4, 1, 32), (0, 1, 1, 16), (0, 1, 1, 32)],
         )
         for mode in ("PA_NZ", "PA_BLK_BNSD", "PA_BLK_NZ")
     ),
@@ -137,7 +137,9 @@ def test_arguments_go_with_the_schema(rank: int, size: int) -> None:
             npu_ops.npu_rms_norm(*arguments, **names)
     ids = torch.zeros(2, 1, dtype=torch.int32)
     with pytest.raises(NotImplementedError, match="npu_moe_init_routing_v2: expert_num is 2147483648"):
-        npu_ops.npu_moe_init_routing_v2(x, ids, expert_num=2**31, active_expert_range=[0, 4])
+        npu_ops.npu_moe_init_routing_v2(
+            x, ids, expert_num=2**31, active_expert_range=[0, 4], expert_tokens_num_flag=True
+        )
     with pytest.raises(NotImplementedError, match="npu_moe_compute_expert_tokens: num_expert is 2147483648"):
         npu_ops.npu_moe_compute_expert_tokens(ids[:, 0], 2**31)
     combine = npu_ops.npu_moe_distribute_combine_add_rms_norm

@@ -48,8 +48,16 @@ def page_data(html: str) -> dict:
 def test_sentences(folder):
     sentences = tell(read(folder))
     assert any(re.match(r"All 4 ranks have ended barrier #\d+ of '.*'\.$", one) for one in sentences)
-    late = rf"In '.*' the ranks waited .* each of .*, \d+% of it for rank {LATE}, which came last to \d+ of \d+"
+    each = ", ".join(rf"rank {rank} waited [\d.]+ [mµ]?s" for rank in range(3)) + r" and rank 3 waited [\d.]+ [mµ]?s"
+    late = rf"In .*s of '.*' {each} for others, \d+% of it for rank {LATE}, which came last to \d+ of \d+"
     assert any(re.match(late, one) for one in sentences)
+
+
+def test_a_bad_file_is_left_out(folder, tmp_path, caplog):
+    shutil.copytree(folder, tmp_path / "mixed")
+    (tmp_path / "mixed" / "other.trace").write_text("{}")
+    assert len(read(tmp_path / "mixed")) == len(read(folder))
+    assert "other.trace' is not a trace: 'size'; left out" in caplog.text
 
 
 def test_who_is_late(folder):
@@ -245,7 +253,7 @@ def test_folders_that_cannot_be_written(folder, tmp_path, capsys, monkeypatch):
     assert capsys.readouterr() == ("", "trace: --html and --perfetto are both '-', expected two files\n")
 
 
-def test_flight_records_of_jobs_of_other_sizes(tmp_path, capsys):
+def test_flight_records_of_jobs_of_other_sizes(tmp_path, capsys, caplog):
     def write(rank: int, size: int, ranks: list[int]) -> None:
         one = {"seq": size, "operator": "barrier", "dtype": "uint8", "state": "failed", "start_ns": 1, "end_ns": 2}
         record = {"domain": "d", "rank": rank, "size": size}
@@ -258,6 +266,10 @@ def test_flight_records_of_jobs_of_other_sizes(tmp_path, capsys):
     told = capsys.readouterr().out.splitlines()
     assert told[:2] == ["Both ranks failed in barrier #2 of 'd'.", "All 4 ranks failed in barrier #4 of 'd (2)'."]
     write(0, 2, [0, 7])
+    assert main(["trace", str(tmp_path)]) == 0
+    assert "rank0.json' is not a flight record: it has rank 7 of 2; left out" in caplog.text
+    assert capsys.readouterr().out.startswith("All 4 ranks failed in barrier #4 of 'd'.")
+    (tmp_path / "flight-d-rank3.json").unlink()
     assert main(["trace", str(tmp_path)]) == 2
     assert "rank0.json' is not a flight record: it has rank 7 of 2" in capsys.readouterr().err
 

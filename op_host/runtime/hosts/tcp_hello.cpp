@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "runtime/base/place.h"
+#include "runtime/base/release.h"
 
 namespace alltoallv {
 namespace {
@@ -25,6 +26,7 @@ TcpHello introduce(const TcpJoinOptions& options) {
     hello.size = options.size;
     hello.checks = options.check ? 1 : 0;
     hello.pid = static_cast<uint32_t>(getpid());
+    set_text(hello.release, release());
     set_text(hello.place, this_place());
     (void)::gethostname(hello.host, sizeof hello.host - 1);
     if (options.failure) {

@@ -12,16 +12,17 @@
 
 namespace alltoallv {
 
-inline constexpr uint32_t tcp_magic = 0xa2a70004;  // also the version of these messages
+inline constexpr uint32_t tcp_magic = 0xa2a70005;  // also the version of these messages
 inline constexpr auto tcp_pause = std::chrono::milliseconds(50);
 inline constexpr double tcp_patience = 3.0;  // seconds for an address to answer, and for every message after that
 
-/// A rank's announcement about itself. All ranks run the same build.
+/// A rank's announcement about itself. All ranks run the same release, or joining fails.
 struct TcpHello {
     uint32_t magic = 0;
     int32_t rank = 0, size = 0;
     uint32_t pid = 0;
     uint32_t checks = 1;  // 1 or 0, equal on all ranks
+    char release[32] = {};
     char place[96] = {};  // distinguishes hosts, whatever their names
     char host[64] = {};
     uint32_t failure = 0;  // 0, or ErrorClass + 1 of the error that keeps it from joining

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstring>
 #include <mutex>
@@ -214,11 +215,15 @@ std::optional<Error> receive(const UniqueFd& listener, const TcpJoinOptions& opt
                 failure = failure_of(hello, options.domain);
                 deadline = std::min(deadline, after(telling));
             }
-            if (hello.checks != hellos[0].checks && !failure) {
-                const auto check = [](const TcpHello& one) { return one.checks != 0 ? "'always'" : "'off'"; };
-                failure = invalid_param("rank ", hello.rank, " has check = ", check(hello),
-                                        ", rank 0 has check = ", check(hellos[0]), ": settings of domain '",
-                                        options.domain, "' must be equal on every rank");
+            const auto settings = [](const TcpHello& of) {
+                return std::array{std::string(of.checks != 0 ? "check = 'always'" : "check = 'off'"),
+                                  "release = '" + text_of(of.release) + "'"};
+            };
+            const auto own = settings(hellos[0]), its = settings(hello);
+            for (size_t i = 0; i < own.size() && !failure; ++i) {
+                if (its[i] == own[i]) continue;
+                failure = invalid_param("rank ", hello.rank, " has ", its[i], ", rank 0 has ", own[i],
+                                        ": settings of domain '", options.domain, "' must be equal on every rank");
                 deadline = std::min(deadline, after(telling));
             }
             if (failure) tell(membership, *failure);

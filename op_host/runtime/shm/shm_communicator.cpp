@@ -13,6 +13,7 @@
 
 #include "runtime/base/abandon.h"
 #include "runtime/base/processors.h"
+#include "runtime/base/release.h"
 #include "runtime/base/resources.h"
 #include "runtime/base/spare_descriptors.h"
 #include "runtime/control/liveness.h"
@@ -107,7 +108,7 @@ void ShmCommunicator::connect(const std::function<void()>& look) {
     bootstrap.size = size();
     bootstrap.timeout = options_.join_timeout < 0 ? options_.timeout : options_.join_timeout;
     bootstrap.settings = "path=" + options_.path + ";inline_bytes=" + std::to_string(options_.inline_bytes) +
-                         ";check=" + (options_.check ? "always" : "off");
+                         ";check=" + (options_.check ? "always" : "off") + ";release=" + release();
     bootstrap.control_bytes = layout.total();
     bootstrap.names = options_.names;
     bootstrap.poll = [&, alive = Liveness::poll(options_)] {

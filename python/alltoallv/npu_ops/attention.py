@@ -16,10 +16,13 @@ import torch
 from torch import Tensor
 
 from alltoallv.npu_ops.cache import rows_of, scatter_pa_kv_cache
-from alltoallv.npu_ops.registry import expect, operator, present, renamed, takes
+from alltoallv.npu_ops.registry import differentiate, expect, operator, present, renamed, takes
 
 # The order of axes from each layout to [batch, heads, length, size], once BSH and SBH have heads split off.
-_TO_BNSD = {"BNSD": (0, 1, 2, 3), "BSND": (0, 2, 1, 3), "BSH": (0, 2, 1, 3), "SBH": (1, 2, 0, 3)}
+_TO_BNSD = {
+    "BNSD": (0, 1, 2, 3), "BSND": (0, 2, 1, 3), "BSH": (0, 2, 1, 3), "SBH": (1, 2, 0, 3), "NBSD": (1, 0, 2, 3),
+}  # fmt: skip
+_PACKED = {"TND": 0, "NTD": 1}  # the axis along which sequences lie one after the other
 
 
 def lengths_of(ends: Sequence[int]) -> list[int]:
@@ -32,10 +35,11 @@ def lengths_of(ends: Sequence[int]) -> list[int]:
 
 
 def split(x: Tensor, layout: str, heads: int, lengths: Sequence[int] | None) -> list[Tensor]:
-    """Returns each sequence as [heads, length, size], or the batch where it is empty; only TND needs the lengths."""
-    if layout == "TND":
-        each = list(present(lengths, "actual_seq_qlen", "where each sequence ends, for layout TND"))
-        return [part.transpose(0, 1) for part in x[: sum(each)].split(each)]
+    """Returns each sequence as [heads, length, size], or the batch where it is empty; only TND and NTD need lengths."""
+    if layout in _PACKED:
+        axis = _PACKED[layout]
+        each = list(present(lengths, "actual_seq_qlen", f"where each sequence ends, for layout {layout}"))
+        return [part.movedim(axis, 1) for part in x.narrow(axis, 0, sum(each)).split(each, axis)]
     batched = batch_of(x, layout, heads)
     return list(batched) or [batched]
 
@@ -48,8 +52,8 @@ def batch_of(x: Tensor, layout: str, heads: int) -> Tensor:
 
 def join(parts: Sequence[Tensor], layout: str) -> Tensor:
     """Reverses `split`, and `batch_of` where there is one part."""
-    if layout == "TND":
-        return torch.cat([part.transpose(0, 1) for part in parts])
+    if layout in _PACKED:
+        return torch.cat([part.movedim(1, _PACKED[layout]) for part in parts], _PACKED[layout])
     order = _TO_BNSD[layout]
     joined = parts[0] if parts[0].dim() == 4 else torch.stack(list(parts))
     joined = joined.permute([order.index(axis) for axis in range(4)])
@@ -100,8 +104,11 @@ def _for_heads(x: Tensor, heads: int) -> Tensor:
 
 
 def attend(scores: Tensor, value: Tensor) -> Attention:
-    """Returns the attention of these scores; queries that see nothing give zeros."""
-    largest = scores.amax(-1) if scores.size(-1) else scores.new_full(scores.shape[:-1], -torch.inf)
+    """Returns the attention of these scores; queries that see nothing give zeros.
+
+    Where there are no keys at all, the largest score is 0, as on the device.
+    """
+    largest = scores.amax(-1) if scores.size(-1) else scores.new_zeros(scores.shape[:-1])
     largest = largest.clamp(min=torch.finfo(torch.float32).min)
     weights = (scores - largest.unsqueeze(-1)).exp()
     total = weights.sum(-1)
@@ -129,7 +136,27 @@ def attend_backward(
     return of_scores @ keys, of_heads(of_scores.mT @ query.float()), of_heads(weights.mT @ grad), of_scores
 
 
-_IGNORED = ("inner_precise", "gen_mask_parallel", "sync", "softmax_layout", "seed", "offset", "numels", "softmax_in")
+_ALIBI_ROWS = 1024
+
+
+def _whole_pse(pse: Tensor, queries: int, keys: int, sparse_mode: int, masked: bool) -> Tensor:
+    """Returns what is added to the scores of all queries.
+
+    ``pse`` has a row for all queries, for each of them, or (compressed) for the last 1024 of as many queries as it has
+    columns. Since it depends on the distance between query and key, its last row has the values of all distances; keys
+    after a query are hidden.
+    """
+    rows, columns = pse.shape[-2:]
+    if rows in (1, queries) and columns in (1, keys):
+        return pse
+    compressed = rows == _ALIBI_ROWS and columns >= keys == queries and masked and sparse_mode in (0, 2, 3)
+    whole = f"rows for {queries} queries and columns for {keys} keys"
+    expect(compressed, "pse", pse, f"{whole}, or the last {_ALIBI_ROWS} rows where a causal mask hides keys")
+    distance = (torch.arange(queries).unsqueeze(1) - torch.arange(keys)).clamp(min=0)
+    return pse[..., -1, :][..., columns - 1 - distance]
+
+
+_IGNORED = ("inner_precise", "gen_mask_parallel", "sync", "seed", "offset", "numels", "softmax_in")
 _IGNORED_V2 = (*_IGNORED, "q_start_idx", "kv_start_idx")
 _NAMES_V2 = {"pre_tokens": "pre_tockens", "next_tokens": "next_tockens"}
 
@@ -145,8 +172,11 @@ class _Sequences:
         heads: int,
         layout: str,
         ends: tuple[Sequence[int] | None, Sequence[int] | None],
+        softmax_layout: str,
     ) -> None:
-        self._heads, self._layout = heads, layout
+        expected = ("", "TND") if layout == "TND" else ("",)
+        expect(softmax_layout in expected, "softmax_layout", repr(softmax_layout), " or ".join(map(repr, expected)))
+        self._heads, self._layout, self._softmax_layout = heads, layout, softmax_layout
         self._lengths = [None if end is None else lengths_of(end) for end in ends]
         self.query = self.split_like_query(query)
         size = self.query[0].size(-1) if self.query else 1
@@ -164,22 +194,45 @@ class _Sequences:
         for number, (query, key) in enumerate(zip(self.query, self.key, strict=True)):
             is_batched = query.dim() == 4
             unseen = hidden(mask, sparse_mode, None if is_batched else number, query.size(-2), key.size(-2), *band)
-            own = pse if pse is None or is_batched else pse[min(number, len(pse) - 1)]
+            own = None if pse is None else self._pse(number, pse, sparse_mode, mask is not None)
             scores.append(scores_of(query, key, scale, unseen, own))
         return scores
+
+    def _pse(self, number: int, pse: Tensor, sparse_mode: int, masked: bool) -> Tensor:
+        query, key = self.query[number], self.key[number]
+        own = pse if query.dim() == 4 else pse[min(number, len(pse) - 1)]
+        return _whole_pse(own, query.size(-2), key.size(-2), sparse_mode, masked)
+
+    def pse_gradient(self, of_scores: list[Tensor], pse: Tensor, sparse_mode: int, masked: bool) -> Tensor:
+        """Returns the gradient of ``pse``, given the gradient of what was added to each sequence's scores."""
+
+        def added(leaf: Tensor) -> Tensor:
+            parts = [self._pse(i, leaf, sparse_mode, masked).expand_as(grad) for i, grad in enumerate(of_scores)]
+            return torch.cat([part.reshape(-1) for part in parts])
+
+        return differentiate(added, [pse.float()], torch.cat([grad.reshape(-1) for grad in of_scores]))[0].to(pse.dtype)
 
     def split_like_query(self, x: Tensor) -> list[Tensor]:
         return self._split(x, self._heads, self._lengths[0])
 
     def rows(self, x: Tensor) -> list[Tensor]:
         """Returns one number for each query and head of ``x``, which holds each of them eight times."""
-        layout = "TND" if self._layout == "TND" else "BNSD"
-        return [part[..., 0] for part in self._split(x, self._heads, self._lengths[0], layout)]
+        if self._layout != "TND":
+            return [x[..., 0]]
+        if self._softmax_layout == "TND":
+            return [part[..., 0] for part in split(x, "TND", self._heads, self._lengths[0])]
+        counts = [len(query) * query.size(1) for query in self.query]
+        flat = x.reshape(-1, 8)[: sum(counts), 0].split(counts)
+        return [part.view(query.shape[:2]) for part, query in zip(flat, self.query, strict=True)]
 
     def eight(self, rows: list[Tensor]) -> Tensor:
-        return join(
-            [row.unsqueeze(-1).expand(*row.shape, 8) for row in rows], "TND" if self._layout == "TND" else "BNSD"
-        )
+        """Reverses `rows`. Of TND the result has that shape, but heads come before tokens in a sequence's memory."""
+        parts = [row.unsqueeze(-1).expand(*row.shape, 8) for row in rows]
+        if self._layout != "TND":
+            return join(parts, "BNSD")
+        if self._softmax_layout == "TND":
+            return join(parts, "TND")
+        return torch.cat([part.reshape(-1, 8) for part in parts]).view(-1, self._heads, 8)
 
 
 _Forward = tuple[Tensor, Tensor, Tensor, Tensor, int, int, int]
@@ -200,9 +253,14 @@ def fusion_attention(
     actual_seq_qlen: list[int] | None,
     actual_seq_kvlen: list[int] | None,
     sparse_mode: int,
+    softmax_layout: str,
 ) -> _Forward:
-    """Returns the result, each query's largest score and sum of exponentials (each eight times), and dropout's."""
-    batch = _Sequences(query, key, value, head_num, input_layout, (actual_seq_qlen, actual_seq_kvlen))
+    """Returns the result, each query's largest score and sum of exponentials (each eight times), and dropout's.
+
+    With layout TND the scores lie in memory by sequence, head and token, unless ``softmax_layout`` is TND. Where a
+    sequence has no keys all three are zeros.
+    """
+    batch = _Sequences(query, key, value, head_num, input_layout, (actual_seq_qlen, actual_seq_kvlen), softmax_layout)
     scores = batch.scores(scale, atten_mask, sparse_mode, (pre_tockens, next_tockens), pse)
     done = [attend(*each) for each in zip(scores, batch.value, strict=True)]
     result = join([attention.result for attention in done], input_layout).to(query.dtype)
@@ -234,9 +292,10 @@ def fusion_attention_grad(
     actual_seq_qlen: list[int] | None,
     actual_seq_kvlen: list[int] | None,
     sparse_mode: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-    """Returns the gradients of query, key, value and pse from the forward operator's outputs."""
-    batch = _Sequences(query, key, value, head_num, input_layout, (actual_seq_qlen, actual_seq_kvlen))
+    softmax_layout: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor]:
+    """Returns the gradients of query, key, value and pse from the forward operator's outputs, and nothing of sinks."""
+    batch = _Sequences(query, key, value, head_num, input_layout, (actual_seq_qlen, actual_seq_kvlen), softmax_layout)
     scores = batch.scores(scale_value, atten_mask, sparse_mode, (pre_tockens, next_tockens), pse)
     if softmax_max is None or softmax_sum is None or attention_in is None:
         forward = [attend(*each) for each in zip(scores, batch.value, strict=True)]
@@ -246,8 +305,10 @@ def fusion_attention_grad(
     parts = zip(batch.query, batch.key, batch.value, batch.split_like_query(dy), scores, forward, strict=True)
     gradients = [attend_backward(q, k, v, grad, s, done, scale_value) for q, k, v, grad, s, done in parts]
     dq, dk, dv = (join([each[i] for each in gradients], input_layout).to(query.dtype) for i in range(3))
-    dpse = None if pse is None else torch.stack([each[3] for each in gradients]).sum_to_size(pse.shape).to(pse.dtype)
-    return dq, dk, dv, dpse, None
+    dpse = None
+    if pse is not None:
+        dpse = batch.pse_gradient([each[3] for each in gradients], pse, sparse_mode, atten_mask is not None)
+    return dq, dk, dv, dpse, torch.zeros(0)
 
 
 operator("npu_fusion_attention_grad_v2", ignores=_IGNORED_V2)(
@@ -277,14 +338,27 @@ def _lengths(lengths_given: Sequence[int] | None, batch: int, default: int) -> l
     return lengths * batch if len(lengths) == 1 else lengths[:batch]
 
 
+_INFERENCE_LAYOUTS = (
+    "BSH", "BSND", "BNSD", "TND", "NTD", "BNSD_BSND", "BSH_BNSD", "BSND_BNSD", "NTD_TND", "BSH_NBSD", "BSND_NBSD",
+    "BNSD_NBSD", "TND_NTD",
+)  # fmt: skip
+
+
+def _layouts(input_layout: str) -> tuple[str, str]:
+    """Returns the layouts of an inference operator's inputs and of its result."""
+    expect(input_layout in _INFERENCE_LAYOUTS, "input_layout", input_layout, " or ".join(_INFERENCE_LAYOUTS))
+    first, _, second = input_layout.partition("_")
+    return first, second or first
+
+
 @operator("_npu_fused_infer_attention_score_infer_output", ignores=("*",))
 def infer_output(query: Tensor, input_layout: str, num_heads: int, softmax_lse_flag: bool) -> tuple[Tensor, Tensor]:
     """Returns zeroed tensors for the results, whose heads are as wide as the query's."""
-    layout, result_layout = (input_layout.split("_") * 2)[:2]
-    tokens = layout == "TND"
-    queries = split(query, layout, num_heads, [query.size(0)] if tokens else None)
+    layout, result_layout = _layouts(input_layout)
+    tokens = layout in _PACKED
+    queries = split(query, layout, num_heads, [query.size(_PACKED[layout])] if tokens else None)
     sums = join([query_part[..., :1] for query_part in queries], "TND" if tokens else "BNSD").float()
-    lse = torch.zeros_like(sums) if softmax_lse_flag else torch.zeros(1)
+    lse = torch.zeros_like(sums) if softmax_lse_flag else torch.zeros(0)
     return torch.zeros_like(join(queries, result_layout)), lse
 
 
@@ -309,16 +383,20 @@ def fused_infer_attention_score(
     sparse_mode: int,
     softmax_lse_flag: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Returns the result, and the logarithm of each query's sum of exponentials.
+    """Returns the result, and the logarithm of each query's sum of exponentials, if asked for.
 
     Rows after a sequence's end are zeros.
     """
-    layout, result_layout = (input_layout.split("_") * 2)[:2]
-    tokens = layout == "TND"
+    layout, result_layout = _layouts(input_layout)
+    tokens = layout in _PACKED
     kv_heads = num_key_value_heads or num_heads
     if query.numel() == 0:
         return infer_output(query, input_layout, num_heads, softmax_lse_flag)
-    expect(not tokens or actual_seq_lengths is not None, "actual_seq_lengths", None, "the sequences' ends, for TND")
+    expect(
+        not tokens or actual_seq_lengths is not None, "actual_seq_lengths", None, f"the sequences' ends, for {layout}"
+    )
+    missing = "query_rope" if query_rope is None else "key_rope"
+    expect((query_rope is None) == (key_rope is None), missing, None, "a tensor, as for the other of query and key")
     q_lengths = lengths_of(actual_seq_lengths) if tokens and actual_seq_lengths is not None else None
     queries = split(query, layout, num_heads, q_lengths)
     ropes = None if query_rope is None else split(query_rope, layout, num_heads, q_lengths)
@@ -343,11 +421,15 @@ def fused_infer_attention_score(
         q, k, v = sequence[:, :used], keys[number][:, :length], values[number][:, :length]
         if ropes is not None and key_ropes is not None:
             q, k = torch.cat([q, ropes[number][:, :used]], -1), torch.cat([k, key_ropes[number][:, :length]], -1)
-        ignored = full == 1 and not tokens and sparse_mode > 1  # a single query sees every key
-        mask = None if ignored else atten_mask
-        if mask is not None and full == 1 and mask.dim() == 2 and sparse_mode < 2 and not tokens:
+        single, mask = full == 1 and not tokens, atten_mask
+        if mask is not None and single and mask.dim() == 2 and sparse_mode < 2:
             mask = mask.unsqueeze(1).unsqueeze(1)
+        there = mask is not None or single or sparse_mode < 2
+        expect(there, "atten_mask", None, f"a matrix of 2048 rows and columns, for sparse_mode {sparse_mode}")
         unseen = hidden(mask, sparse_mode, number, used, length, pre_tokens, next_tokens)
+        if single and sparse_mode > 1 and ropes is None and unseen is not None:
+            why = "one that hides no key of a single query without query_rope, for which the device ignores it"
+            expect(not unseen.any(), "sparse_mode", sparse_mode, why)
         scores = scores_of(q, k, 1.0, None, None) * scale
         if pse_shift is not None:
             scores = scores + pse_shift[min(number, len(pse_shift) - 1)][..., :used, :length].float()
@@ -356,7 +438,11 @@ def fused_infer_attention_score(
         results.append(torch.nn.functional.pad(done.result, padding))
         logarithms = (done.largest + done.total.log()).unsqueeze(-1)
         sums.append(torch.nn.functional.pad(logarithms, padding, value=torch.inf))
-    lse = join(sums, "TND" if tokens else "BNSD") if softmax_lse_flag else torch.zeros(1)
+    if tokens and (behind := query.size(_PACKED[layout]) - sum(sequence.size(1) for sequence in queries)):
+        heads, width = results[0].size(0), results[0].size(2)
+        results.append(torch.zeros(heads, behind, width))
+        sums.append(torch.full((heads, behind, 1), torch.inf))
+    lse = join(sums, "TND" if tokens else "BNSD") if softmax_lse_flag else torch.zeros(0)
     return join(results, result_layout).to(query.dtype), lse
 
 
@@ -398,8 +484,10 @@ def _for_graphs(name: str, formula: Callable[..., tuple[Tensor, Tensor]]) -> Non
     """Registers what an inference graph calls in place of an operator, which writes into existing memory."""
 
     def into(out: list[Tensor], **arguments: Any) -> tuple[Tensor, Tensor]:
-        for target, value in zip(out, formula(**arguments), strict=True):
-            if target.numel() == value.numel():  # the logarithms may have no memory, where nobody asks for them
+        for argument, target, value in zip(("out[0]", "out[1]"), out, formula(**arguments), strict=True):
+            fits = target.numel() == value.numel()
+            expect(fits or not value.numel(), argument, target, f"{value.numel()} numbers, for {tuple(value.shape)}")
+            if fits:  # the logarithms need no memory, where nobody asks for them
                 target.copy_(value.view(target.shape))
         return out[0], out[1]
 

@@ -119,7 +119,7 @@ def kv_rmsnorm_rope_cache(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Normalizes the first places of kv [batch, 1, length, size], rotates the others, and writes both to their caches.
 
-    The caches are changed, and returned with the rotated and normalized values, which are empty unless asked for.
+    The caches are changed, and returned with the rotated and normalized values, which are NaN unless asked for.
     """
     modes = "Norm", "PA", "PA_BNSD", "PA_NZ", "PA_BLK_BNSD", "PA_BLK_NZ"
     expect(cache_mode in modes, "cache_mode", cache_mode, " or ".join(modes))
@@ -131,4 +131,6 @@ def kv_rmsnorm_rope_cache(
             cache[:, 0].scatter_(1, index.long().unsqueeze(-1).expand(-1, -1, cache.size(-1)), values[:, 0])
         else:
             _write_paged(cache, values[:, 0], index, cache_mode)
-    return k_cache, ckv_cache, *((turned, normal) if is_output_kv else (kv.new_empty(0), kv.new_empty(0)))
+    if not is_output_kv:
+        turned, normal = torch.full_like(turned, torch.nan), torch.full_like(normal, torch.nan)
+    return k_cache, ckv_cache, turned, normal

@@ -108,7 +108,7 @@ def rms_norm_backward(dy: Tensor, input: Tensor, gamma: Tensor, rstd: Tensor) ->
     return dx.to(input.dtype), dgamma.to(torch.float32)
 
 
-@operator("npu_add_rms_norm", "npu_add_rms_norm_v2_functional")
+@operator("npu_add_rms_norm")
 def add_rms_norm(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
     total = x1.float() + x2.float()
     y, rstd = _normalize(total, gamma.float(), epsilon)
@@ -129,6 +129,13 @@ def add_rms_norm_v2(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float) -> Te
     x1.copy_(y)
     x2.copy_(total)
     return rstd
+
+
+@operator("npu_add_rms_norm_v2_functional")
+def add_rms_norm_v2_functional(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the factors, then what npu_add_rms_norm_v2 makes of x1 and x2."""
+    y, rstd, total = add_rms_norm(x1, x2, gamma, epsilon)
+    return rstd, y, total
 
 
 @operator("npu_add_layer_norm", ignores=("additional_output",))
@@ -167,8 +174,8 @@ def scaled_masked_softmax_backward(
 
 @operator("npu_softmax_cross_entropy_with_logits")
 def softmax_cross_entropy_with_logits(input: Tensor, labels: Tensor) -> Tensor:
-    """Returns the cross entropy of each row, with a probability for each class."""
-    return -(labels.float() * input.float().log_softmax(-1)).sum(-1).to(input.dtype)
+    """Returns the cross entropy of each row, with a probability for each class, in float32."""
+    return -(labels.float() * input.float().log_softmax(-1)).sum(-1)
 
 
 backward("npu_softmax_cross_entropy_with_logits_backward", softmax_cross_entropy_with_logits, grad="grad")

@@ -81,6 +81,7 @@ def check_dtypes(first: str, a: Tensor, second: str, b: Tensor, scaled: bool) ->
 
 @operator("npu_linear")
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    expect(input.dim() == 2, "input", input, "two dimensions")
     y = product(input, weight.t())
     return (y if bias is None else y + bias.float()).to(input.dtype)
 

@@ -44,11 +44,11 @@ def gating_top_k_softmax_v2(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the k largest softmax values, their experts and, if asked for, the whole softmax.
 
-    With ``renorm`` 1 the values are divided by their sum.
+    With ``renorm`` 1, which gives no whole softmax, the values are divided by their sum.
     """
     expect(renorm in (None, 0, 1), "renorm", renorm, "0 or 1")
     y, experts, _ = _top_k_softmax(x, finished, k)
-    softmax = x.float().softmax(-1) if output_softmax and not renorm else torch.zeros(x.shape)
+    softmax = x.float().softmax(-1) if output_softmax and not renorm else torch.zeros(0)
     y = y / y.sum(-1, keepdim=True) if renorm else y
     return y.to(x.dtype), experts, softmax
 
@@ -129,7 +129,10 @@ def rows_at(rows: Tensor, places: Tensor) -> Tensor:
     return functional.pad(rows.float(), (0, 0, 0, 1))[places.long().masked_fill(outside, len(rows))]
 
 
-@operator("npu_moe_token_unpermute")
+_RESTORE = ("restore_shape",)  # counts where padded_mode is True, which is refused
+
+
+@operator("npu_moe_token_unpermute", ignores=_RESTORE)
 def token_unpermute(permuted_tokens: Tensor, sorted_indices: Tensor, probs: Tensor | None) -> Tensor:
     """Adds up each token's rows, times their probabilities. Dropped rows add nothing."""
     k = 1 if probs is None else probs.size(-1)
@@ -139,7 +142,7 @@ def token_unpermute(permuted_tokens: Tensor, sorted_indices: Tensor, probs: Tens
     return rows.view(-1, k, permuted_tokens.size(1)).sum(1).to(permuted_tokens.dtype)
 
 
-@operator("_npu_moe_token_unpermute")
+@operator("_npu_moe_token_unpermute", ignores=_RESTORE)
 def token_unpermute_and_keep(
     permuted_tokens: Tensor, sorted_indices: Tensor, probs: Tensor | None
 ) -> tuple[Tensor, Tensor]:
@@ -148,11 +151,11 @@ def token_unpermute_and_keep(
 
 
 token_unpermute_grad = backward(
-    "npu_moe_token_unpermute_grad", token_unpermute, ("permuted_tokens", "probs"), "grad_unpermuted_tokens"
+    "npu_moe_token_unpermute_grad", token_unpermute, ("permuted_tokens", "probs"), "grad_unpermuted_tokens", _RESTORE
 )
 
 
-@operator("npu_moe_token_unpermute_grad_v2")
+@operator("npu_moe_token_unpermute_grad_v2", ignores=_RESTORE)
 def token_unpermute_grad_v2(
     grad_unpermuted_tokens: Tensor,
     sorted_indices: Tensor,
@@ -189,7 +192,7 @@ def compute_expert_tokens(sorted_expert_for_source_row: Tensor, num_expert: int)
     return torch.searchsorted(sorted_expert_for_source_row, experts, right=True).to(torch.int32)
 
 
-@operator("npu_moe_init_routing_v2", ignores=("expert_capacity", "expert_tokens_num_flag"))
+@operator("npu_moe_init_routing_v2", ignores=("expert_capacity",))
 def init_routing_v2(
     x: Tensor,
     expert_idx: Tensor,
@@ -198,11 +201,17 @@ def init_routing_v2(
     expert_num: int,
     drop_pad_mode: int,
     expert_tokens_num_type: int,
+    expert_tokens_num_flag: bool,
     quant_mode: int,
     active_expert_range: list[int],
     row_idx_type: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Returns the rows for a range of experts, sorted by expert; rows after the last are zeros, as are their scales."""
+    """Returns the rows for a range of experts, sorted by expert; rows after the last are zeros, as are their scales.
+
+    With ``active_num`` there are so many rows and scales at most; a choice that gets none has the place -1.
+    """
+    expect(expert_tokens_num_flag, "expert_tokens_num_flag", expert_tokens_num_flag, "True")
+    expect(expert_tokens_num_type in (0, 1, 2), "expert_tokens_num_type", expert_tokens_num_type, "0, 1 or 2")
     expect(drop_pad_mode == 0, "drop_pad_mode", drop_pad_mode, "0")
     expect(quant_mode in (-1, 1), "quant_mode", quant_mode, "-1 (none) or 1 (a scale for each row)")
     expect(expert_num < 2**31, "expert_num", expert_num, _FEWER)
@@ -212,18 +221,18 @@ def init_routing_v2(
     experts = expert_idx.reshape(-1).long()
     here = (experts >= first) & (experts < end)
     order = experts.where(here, torch.full_like(experts, expert_num)).sort(stable=True)[1]
-    count = int(here.sum())
-    count = min(count, active_num) if active_num > 0 else count
+    places = min(active_num, len(experts)) if active_num > 0 else len(experts)
+    count = min(int(here.sum()), places)
     choices = order[:count]
     sources = choices // expert_idx.size(1)
     rows = x[sources]
-    scales = torch.zeros(len(experts))
+    scales = torch.zeros(places)
     if quant_mode == 1:
         smooth = 1.0 if scale is None else scale.float()[(experts[choices] - first).clamp(max=len(scale) - 1)]
         rows, scales[:count] = quantize_rows(rows.float() * smooth, torch.int8)
     elif scale is not None:
         scales[:count] = scale[sources]
-    expanded = rows.new_zeros(len(experts) if active_num <= 0 else min(active_num, len(experts)), x.size(1))
+    expanded = rows.new_zeros(places, x.size(1))
     expanded[:count] = rows
     index = torch.full_like(experts, -1)
     if row_idx_type == 0:
@@ -314,14 +323,14 @@ def _slots(routing_map: Tensor, capacity: int | None) -> tuple[Tensor, Tensor]:
 @operator("npu_moe_token_permute_with_routing_map")
 def permute(
     tokens: Tensor, routing_map: Tensor, probs: Tensor | None, num_out_tokens: int | None, drop_and_pad: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns rows, their probabilities, and each row's place by token (with ``drop_and_pad`` its token)."""
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Returns rows, their probabilities, if any, and each row's place by token (with ``drop_and_pad`` its token)."""
     rows = len(tokens) if num_out_tokens is None else num_out_tokens
     sources, experts = _slots(routing_map, rows // routing_map.size(1) if drop_and_pad else None)
     if not drop_and_pad:
         expect(len(sources) == rows, "num_out_tokens", num_out_tokens, f"the map's {len(sources)} ones")
     places = sources if drop_and_pad else sources.sort(stable=True)[1]
-    permuted_probs = tokens.new_zeros(0) if probs is None else probs[sources, experts]
+    permuted_probs = None if probs is None else probs[sources, experts]
     return tokens[sources], permuted_probs, places.to(torch.int32)
 
 

@@ -222,7 +222,7 @@ def _dispatch(
         rows, row_scales = _quantized(experts, x, scales, ids, choices)
         dynamic = exchanged(row_scales)
     else:
-        rows, dynamic = x[choices // ids.size(1)], torch.zeros(1)
+        rows, dynamic = x[choices // ids.size(1)], torch.zeros(room)
     held = received[:, : experts.held]
     per_expert = held.sum(0)
     arrived_weights = torch.zeros(0) if weights is None else exchanged(weights.reshape(-1)[choices])
@@ -234,7 +234,8 @@ def _dispatch(
         of_choices = torch.zeros(ids.numel(), dtype=torch.int32)
         of_choices[choices] = torch.cat([torch.arange(n) for n in sent.view(-1).tolist()]).to(torch.int32)
         places = of_choices.view(ids.shape)[:, experts.extra :].reshape(-1)
-    return exchanged(rows), dynamic, places, numbers, ends, torch.zeros(1, dtype=torch.int32), arrived_weights
+    of_tp = torch.zeros(tp_world_size, dtype=torch.int32)
+    return exchanged(rows), dynamic, places, numbers, ends, of_tp, arrived_weights
 
 
 _RESULTS = "Returns this rank's rows, their scales, {}, the rows per expert, and the ends per expert and rank."
@@ -441,13 +442,13 @@ def _products(rows: Tensor, weight: Tensor, counts: Sequence[int]) -> Tensor:
 
 def _shared(
     x: Tensor | None, weight: Tensor | None, scales: Sequence[Tensor | None], transposed: bool, dtype: torch.dtype
-) -> Tensor:
-    """Returns the product of the shared expert's rows, times its scales."""
+) -> Tensor | None:
+    """Returns the product of the shared expert's rows, if there are any, times its scales."""
     expect((x is None) == (weight is None), "mm_weight", weight, "a matrix exactly where mm_x is given")
     for argument, scale in zip(("mm_x_scale", "mm_weight_scale"), scales, strict=True):
         expect(x is not None or scale is None, argument, scale, "None, where there is no mm_x")
     if x is None or weight is None:
-        return torch.zeros(0, dtype=dtype)
+        return None
     expect(x.dim() == 2, "mm_x", x, "two dimensions")
     inner, axis = x.size(1), int(transposed)
     fits = weight.dim() == 2 and weight.size(axis) == inner
@@ -485,7 +486,7 @@ def _grouped_matmul(
     mm_y_dtype: int | None,
     travels_first: bool,
     name: str,
-) -> tuple[Tensor, ...]:
+) -> tuple[Tensor | None, ...]:
     """Multiplies the rows of this rank's experts after their exchange (``travels_first``) or before it."""
     modes = gmm_x_quant_mode, gmm_weight_quant_mode, mm_x_quant_mode, mm_weight_quant_mode
     scales = gmm_x_scale, gmm_weight_scale, mm_x_scale, mm_weight_scale
@@ -503,7 +504,7 @@ def _grouped_matmul(
         arrived = group.exchange_agreed(name, same, gmm_x, send_counts, recv_counts)
         rows = _transposed(arrived, recv_counts, len(weight))
         y = _scaled(_products(rows, weight, recv_counts), scales[:2]).to(dtype)
-        return y, shared, rows if permute_out_flag else rows[:0]
+        return y, shared, rows if permute_out_flag else None
     y = _scaled(_products(gmm_x, weight, send_counts), scales[:2]).to(dtype)
     by_expert = [count for expert in range(len(weight)) for count in send_counts[expert :: len(weight)]]
     leaving = _transposed(y, by_expert, group.size)
@@ -521,6 +522,7 @@ _register(
     """Multiplies the rows that all ranks send to this rank's experts; returns that, the shared product, and the rows.
 
     Counts are by rank and then by expert, like the rows of ``gmm_x``; the results are by expert and then by rank.
+    What nobody asks for is None.
     """,
     travels_first=True,
     **_EXACT,

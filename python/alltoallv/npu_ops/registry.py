@@ -285,8 +285,12 @@ def dtype_of(code: int | torch.dtype | None, default: torch.dtype, argument: str
 
 
 def differentiate(formula: Callable[..., torch.Tensor], inputs: Sequence[Input], grad: torch.Tensor) -> list[Input]:
-    """Returns the gradients of the inputs, None for None, given the gradient of the formula's output."""
-    with torch.enable_grad():
+    """Returns the gradients of the inputs, None for None, given the gradient of the formula's output.
+
+    It also works below autograd, where a dispatch mode (such as a graph's capture) calls the operators.
+    """
+    above = torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.AutogradFunctionality, False)
+    with torch.enable_grad(), above:
         leaves = [None if value is None else value.detach().requires_grad_() for value in inputs]
         gradients = iter(torch.autograd.grad(formula(*leaves), [leaf for leaf in leaves if leaf is not None], grad))
         return [None if leaf is None else next(gradients) for leaf in leaves]

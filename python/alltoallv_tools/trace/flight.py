@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from alltoallv_tools.trace.records import DomainTrace, RankTrace, layout, named
+from alltoallv_tools.trace.records import DomainTrace, RankTrace, layout, named, readable
 
 _STATES = ("running", "done", "failed")
 
@@ -20,26 +20,34 @@ def read(folder: Path) -> list[DomainTrace]:
     A rank that was killed before it could write is shown as its peers have seen it. Communicators of one name, such as
     records of a job before, and records that failed one after the other, are domains of their own.
 
+    A file that is not a flight record is left out with a warning of the logger ``alltoallv``.
+
     Raises:
-        ValueError: a file is not a flight record.
+        ValueError: none of the files is a flight record.
     """
     records: list[_Failed] = []
     operators: list[str] = []  # of all ranks, as in traces
-    paths = folder.glob("flight-*.json")
-    for path in sorted(paths, key=lambda path: (len(path.name), path.name)):  # a rank's second file after its first
+
+    def read_one(path: Path) -> None:
         try:
             record = json.loads(path.read_text())
             name, size, writer = record["domain"], int(record["size"]), record["rank"]
             ranks = {entry["rank"]: _rank(name, size, entry, operators) for entry in record["ranks"]}
             if strange := ranks.keys() - range(size):
                 raise ValueError(f"it has rank {min(strange)} of {size}")
-            domain = next((entry for entry in records if entry.wrote(name, size, writer, ranks)), None)
-            if domain is None:
-                records.append(domain := _Failed(name, size, {}))
-            domain.writers.add(writer)
-            domain.ranks = dict(sorted((ranks | domain.ranks | {writer: ranks[writer]}).items()))
+            own = ranks[writer]
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{str(path)!r} is not a flight record: {error}") from None
+        domain = next((entry for entry in records if entry.wrote(name, size, writer, ranks)), None)
+        if domain is None:
+            records.append(domain := _Failed(name, size, {}))
+        domain.writers.add(writer)
+        domain.ranks = dict(sorted((ranks | domain.ranks | {writer: own}).items()))
+
+    paths = folder.glob("flight-*.json")
+    readable(
+        read_one, sorted(paths, key=lambda path: (len(path.name), path.name))
+    )  # a rank's second file after its first
     return named(records)
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 HEADER_BYTES = 4096
+T = TypeVar("T")
 RUNNING, DONE, FAILED, CUT_SHORT = range(4)  # the last: by the loss or the abort of a rank
 MESSAGES = ("send", "recv")
 
@@ -88,10 +90,12 @@ class DomainTrace:
 def read(folder: Path) -> list[DomainTrace]:
     """Reads all communicators of a folder, in the order in which they were made.
 
+    A file that is not a trace is left out with a warning of the logger ``alltoallv``.
+
     Raises:
-        ValueError: the folder is missing or holds no trace, or a file is not a trace.
+        ValueError: the folder is missing or holds no trace.
     """
-    traces = [read_file(path) for path in sorted(folder.glob("*.trace")) if _has_begun(path)]
+    traces = readable(read_file, [path for path in sorted(folder.glob("*.trace")) if _has_begun(path)])
     if not traces:
         raise ValueError(
             f"folder {str(folder)!r} holds no *.trace files, expected the one that ALLTOALLV_TRACE or "
@@ -106,6 +110,25 @@ def read(folder: Path) -> list[DomainTrace]:
         which = times[trace.domain, trace.size, trace.rank] = times[trace.domain, trace.size, trace.rank] + 1
         by_name[trace.domain, trace.size, which][trace.rank] = trace
     return named(DomainTrace(name, size, dict(sorted(ranks.items()))) for (name, size, _), ranks in by_name.items())
+
+
+def readable(read_one: Callable[[Path], T], paths: Sequence[Path]) -> list[T]:
+    """Reads files; leaves out, with a warning, those for which ``read_one`` raises ValueError.
+
+    Raises:
+        ValueError: none can be read.
+    """
+    results, errors = [], []
+    for path in paths:
+        try:
+            results.append(read_one(path))
+        except ValueError as error:
+            errors.append(error)
+    if errors and not results:
+        raise errors[0]
+    for reason in errors:
+        logging.getLogger("alltoallv").warning("%s; left out", reason)
+    return results
 
 
 def named(domains: Iterable[DomainTrace]) -> list[DomainTrace]:

@@ -135,14 +135,24 @@ def _waits(domain: DomainTrace) -> list[str]:
     span = max(int(trace.records["end"].max()) - int(trace.records["begin"].min()) for trace in domain.ranks.values())
     worst = int(late.caused_ns.argmax())
     return [
-        f"In {domain.name!r} the ranks waited {_seconds(late.waited_ns.mean())} each of {_seconds(span)}, "
+        f"In {_seconds(span)} of {domain.name!r} {_waited(late.waited_ns)} for others, "
         f"{late.caused_ns[worst] / late.caused_ns.sum():.0%} of it for rank {worst}, "
         f"which came last to {late.came_last[worst]:,} of {late.operators:,} operators."
     ]
+
+
+def _waited(waited_ns: npt.NDArray[np.int64]) -> str:
+    """Says how long each rank waited; of many ranks, between which limits."""
+    if len(waited_ns) > 4:
+        least, most = int(waited_ns.argmin()), int(waited_ns.argmax())
+        limits = f"{_seconds(waited_ns[least])} (rank {least}) to {_seconds(waited_ns[most])} (rank {most})"
+        return f"each rank waited {limits}"
+    each = [f"rank {rank} waited {_seconds(waited)}" for rank, waited in enumerate(waited_ns)]
+    return f"{', '.join(each[:-1])} and {each[-1]}"
 
 
 def _seconds(nanoseconds: float) -> str:
     for unit, size in (("s", 1e9), ("ms", 1e6)):
         if nanoseconds >= size:
             return f"{nanoseconds / size:.3g} {unit}"
-    return f"{nanoseconds / 1e3:.3g} us"
+    return f"{nanoseconds / 1e3:.3g} µs"

@@ -20,6 +20,8 @@ def attend(q: Array, k: Array, v: Array, scale: float, sees: Any, extra: Any = N
         for i in range(queries):
             seen = [j for j in range(k.shape[1]) if sees(i, j)]
             scores = np.array([scale * (q[head, i] @ k[own, j] + (extra(head, i, j) if extra else 0)) for j in seen])
+            if not seen:  # there are no keys at all
+                continue
             top[head, i] = scores.max()
             weights = np.exp(scores - top[head, i])
             total[head, i] = weights.sum()
@@ -54,18 +56,20 @@ def training(
     query: Array, key: Array, value: Array, head_num: int, input_layout: str, scale: float, sparse_mode: int = 0,
     atten_mask: Any = None, pse: Any = None, pre_tockens: int = 2**31 - 1, next_tockens: int = 2**31 - 1,
     pre_tokens: int = 2**31 - 1, next_tokens: int = 2**31 - 1,
-    actual_seq_qlen: Any = None, actual_seq_kvlen: Any = None,
+    actual_seq_qlen: Any = None, actual_seq_kvlen: Any = None, softmax_layout: str = "",
 ) -> tuple[Any, ...]:  # fmt: skip
     before, after = min(pre_tockens, pre_tokens), min(next_tockens, next_tokens)
     if input_layout == "TND":
-        q_parts, kv_parts = np.split(query, actual_seq_qlen[:-1]), np.array_split(key, actual_seq_kvlen[:-1])
+        q_parts, kv_parts = np.split(query, actual_seq_qlen[:-1]), np.split(key, actual_seq_kvlen[:-1])
         done = [
             attend(*(x.transpose(1, 0, 2) for x in (q, k, v)), scale,
                    seen(sparse_mode, atten_mask, before, after, len(q), len(k)))
             for q, k, v in zip(q_parts, kv_parts, np.split(value, actual_seq_kvlen[:-1]), strict=True)
         ]  # fmt: skip
         result = np.concatenate([one[0].transpose(1, 0, 2) for one in done])
-        rows = [np.repeat(np.concatenate([one[i].T for one in done])[..., None], 8, -1) for i in (1, 2)]
+        by_token = [[one[i].T if softmax_layout == "TND" else one[i] for one in done] for i in (1, 2)]
+        flat = [np.concatenate([part.reshape(-1) for part in parts]) for parts in by_token]
+        rows = [np.repeat(one[:, None], 8, -1).reshape(len(query), head_num, 8) for one in flat]
     else:
         q = brought_back(query, input_layout, head_num)
         kv_heads = key.shape[-1] // q.shape[3] if key.ndim == 3 else head_num
@@ -92,12 +96,39 @@ def to_train(layout: str, heads: int = 2, kv_heads: int = 2, queries: int = 3, k
     return inputs
 
 
-def packed_sequences(r: np.random.Generator) -> dict[str, Any]:
-    return {
+def packed_sequences(kv_ends: tuple[int, ...] = (3, 7), **more: Any) -> Any:
+    return lambda r: {
         "query": r.normal(size=(5, 2, 4)), "key": r.normal(size=(7, 2, 4)), "value": r.normal(size=(7, 2, 4)),
-        "head_num": 2, "input_layout": "TND", "scale": 0.5, "actual_seq_qlen": [2, 5], "actual_seq_kvlen": [3, 7],
-        "atten_mask": np.ones((8, 8), bool), "sparse_mode": 3,
+        "head_num": 2, "input_layout": "TND", "scale": 0.5, "actual_seq_qlen": [2, 5][: len(kv_ends)],
+        "actual_seq_kvlen": list(kv_ends), "atten_mask": np.ones((8, 8), bool), "sparse_mode": 3, **more,
     }  # fmt: skip
+
+
+ALIBI = 1030  # queries and keys, more than the rows that are given
+
+
+def alibi(r: np.random.Generator) -> dict[str, Any]:
+    """A bias by distance, of which the last 1024 rows are given."""
+    distance = np.abs(np.arange(ALIBI)[:, None] - np.arange(ALIBI))
+    pse = -np.array([0.5, 0.0625])[:, None, None] * distance
+    q, k, v = (r.normal(size=(1, 2, ALIBI, 4)) for _ in range(3))
+    return {
+        "query": q, "key": k, "value": v, "head_num": 2, "input_layout": "BNSD", "scale": 0.5, "sparse_mode": 2,
+        "atten_mask": COMPRESSED, "pse": pse[None, :, -1024:],
+    }  # fmt: skip
+
+
+def with_alibi(query: Array, key: Array, value: Array, scale: float, pse: Array, **_: Any) -> tuple[Any, ...]:
+    # By distance, as the formula says; halves round it, and so does this.
+    by_distance = pse[:, :, -1, ::-1]
+    distance = np.arange(ALIBI)[:, None] - np.arange(ALIBI)
+    scores = scale * (query @ key.transpose(0, 1, 3, 2) + by_distance[:, :, np.maximum(distance, 0)])
+    scores = np.where(distance < 0, -np.inf, scores)
+    top = scores.max(-1)
+    weights = np.exp(scores - top[..., None])
+    total = weights.sum(-1)
+    rows = [np.repeat(one[..., None], 8, -1) for one in (top, total)]
+    return (weights / total[..., None] @ value, *rows, None, None, None, None)
 
 
 ALL = ("query", "key", "value")
@@ -135,6 +166,73 @@ def blocks_of(rows: Array, table: Array, size: int, flat: bool) -> Array:
 
 
 TABLE = np.array([[3, 0], [1, 4]], np.int32)
+
+
+def in_layout(x: Array, layout: str) -> Array:
+    """From [batch, heads, length, size]."""
+    return x.transpose(1, 0, 2, 3) if layout == "NBSD" else laid_out(x, layout)
+
+
+def infers_layout(layout: str, queries: int, ropes: bool = False, **more: Any) -> Case:
+    """Attention whose result has another layout than its inputs; with ``ropes`` both parts of the scores add up."""
+    first, _, second = layout.partition("_")
+
+    def inputs(r: np.random.Generator) -> dict[str, Any]:
+        sizes = {"query": (4, queries, 4), "key": (2, 5, 4), "value": (2, 5, 4)}
+        if ropes:
+            sizes |= {"query_rope": (4, queries, 2), "key_rope": (2, 5, 2)}
+        tensors = {name: laid_out(r.normal(size=(2, *size)), first) for name, size in sizes.items()}
+        return tensors | {
+            "num_heads": 4, "num_key_value_heads": 2, "input_layout": layout, "scale": 0.5, "softmax_lse_flag": True,
+            **more,
+        }  # fmt: skip
+
+    def reference(
+        query: Array, key: Array, value: Array, query_rope: Any = None, key_rope: Any = None, **_: Any
+    ) -> Any:
+        q, k, v = (brought_back(x, first, heads) for x, heads in ((query, 4), (key, 2), (value, 2)))
+        if query_rope is not None:
+            q = np.concatenate([q, brought_back(query_rope, first, 4)], -1)
+            k = np.concatenate([k, brought_back(key_rope, first, 2)], -1)
+        before, after = more.get("pre_tokens", 2**31), more.get("next_tokens", 2**31)
+        sees = seen(more.get("sparse_mode", 0), more.get("atten_mask"), before, after, queries, 5)
+        result, lse = inference(q, k, v, "BNSD", [5, 5], lambda b, used, length: sees)
+        return in_layout(result, second or first), lse
+
+    return Case("npu_fused_infer_attention_score", inputs, reference, dtypes=HALVES, note=layout)
+
+
+def infers_packed(layout: str) -> Case:
+    """Of sequences with 2 and 3 queries, and a token behind them, which belongs to none."""
+    first, _, second = layout.partition("_")
+
+    def by_head(x: Array) -> Array:
+        return x.transpose(1, 0, 2)
+
+    def inputs(r: np.random.Generator) -> dict[str, Any]:
+        tensors = {
+            "query": r.normal(size=(6, 4, 4)),
+            "key": r.normal(size=(9, 2, 4)),
+            "value": r.normal(size=(9, 2, 4)),
+        }
+        if first == "NTD":
+            tensors = {name: np.ascontiguousarray(by_head(x)) for name, x in tensors.items()}
+        return tensors | {
+            "num_heads": 4, "num_key_value_heads": 2, "input_layout": layout, "scale": 0.5, "softmax_lse_flag": True,
+            "actual_seq_lengths": [2, 5], "actual_seq_lengths_kv": [4, 9], **CAUSAL,
+        }  # fmt: skip
+
+    def reference(query: Array, key: Array, value: Array, **_: Any) -> Any:
+        q, k, v = (x if first == "NTD" else by_head(x) for x in (query, key, value))
+        result, lse = np.zeros(q.shape), np.full((6, 4, 1), np.inf)
+        for own, keys in ((slice(0, 2), slice(0, 4)), (slice(2, 5), slice(4, 9))):
+            part = q[:, own], k[:, keys], v[:, keys]
+            done = attend(*part, 0.5, causal(0, part[0].shape[1], part[1].shape[1]))
+            result[:, own] = done[0]
+            lse[own, :, 0] = (done[1] + np.log(done[2])).T
+        return result if (second or first) == "NTD" else by_head(result), lse
+
+    return Case("npu_fused_infer_attention_score", inputs, reference, dtypes=HALVES, note=layout)
 
 
 def all_seen(b: int, queries: int, keys: int) -> Any:
@@ -194,12 +292,23 @@ CASES = [
         for mode, queries, more in ((2, 3, {}), (3, 3, {}), (4, 4, {"pre_tockens": 1, "next_tockens": 1}))
     ),
     trains(to_train("BNSD", pse=lambda r: r.normal(size=(2, 2, 3, 4))), "pse", gradient=(*ALL, "pse")),
-    trains(packed_sequences, "TND"),
+    trains(packed_sequences(), "TND"),
+    trains(packed_sequences(softmax_layout="TND"), "TND, and softmax by token"),
+    trains(packed_sequences((7, 7)), "a sequence without keys"),
+    Case("npu_fusion_attention", alibi, with_alibi, note="compressed alibi"),
     trains(to_train("SBH", sparse_mode=2, atten_mask=COMPRESSED), "SBH", "_v2"),
     infers("npu_fused_infer_attention_score", 3, all_seen, None, OLD, softmax_lse_flag=True),
     infers("npu_fused_infer_attention_score", 3, causal, None, OLD, softmax_lse_flag=True, **CAUSAL),
     *(infers("npu_fused_infer_attention_score", 1, all_seen, flat, OLD, **CAUSAL) for flat in (True, False)),
     infers("npu_fused_infer_attention_score", 3, causal, True, OLD, **CAUSAL),
+    *(
+        infers_layout(layout, 3, **CAUSAL)
+        for layout in ("BSH_NBSD", "BSND_NBSD", "BNSD_NBSD", "BSH_BNSD", "BSND_BNSD", "BNSD_BSND")
+    ),
+    infers_layout("BNSD_NBSD", 1),
+    infers_layout("BSND_NBSD", 1, True),
+    infers_layout("BNSD", 1, True, sparse_mode=4, pre_tokens=2, next_tokens=0, atten_mask=COMPRESSED),
+    *(infers_packed(layout) for layout in ("TND", "NTD", "TND_NTD", "NTD_TND")),
     infers("npu_fused_infer_attention_score_v2", 3, causal, True, NEW, return_softmax_lse=True, **CAUSAL),
     *(
         infers(f"{name}.out", 3, causal, True, of, tuple(f"_{name}_{more}" for more in GRAPH), **CAUSAL, **INTO)

@@ -100,7 +100,7 @@ def joined(
                 whole[place // page, :, place % page] = rows[b, t].reshape(-1, 16)
             else:
                 cache[place // page, place % page, 0] = rows[b, t]
-    outputs = [one[:, None] for one in values] if is_output_kv else [np.zeros(0)] * 2
+    outputs = [one[:, None] for one in values] if is_output_kv else [None] * 2
     return [*caches, *outputs, *caches]
 
 

@@ -158,7 +158,7 @@ CASES = [
     ),
     *(
         Case("npu_linear", lambda r, b=bias: {
-            "input": r.normal(size=(2, 3, 8)), "weight": r.normal(size=(5, 8)),
+            "input": r.normal(size=(3, 8)), "weight": r.normal(size=(5, 8)),
             **({"bias": r.normal(size=5)} if b else {}),
         }, lambda input, weight, bias=0: input @ weight.T + bias, gradient=("input", "weight", *(["bias"] * bias)),
         runs=("npu_linear_backward",))

@@ -75,7 +75,9 @@ def permute(tokens: Array, indices: Array, num_out_tokens: int | None = None) ->
     return np.stack([tokens[choice // k] for choice in order])[: num_out_tokens or None], places
 
 
-def unpermute(permuted_tokens: Array, sorted_indices: Array, probs: Array | None = None) -> Array:
+def unpermute(
+    permuted_tokens: Array, sorted_indices: Array, probs: Array | None = None, restore_shape: Any = None
+) -> Array:
     k = 1 if probs is None else probs.shape[1]
     result = np.zeros((len(sorted_indices) // k, permuted_tokens.shape[1]))
     for choice, place in enumerate(sorted_indices):
@@ -85,13 +87,14 @@ def unpermute(permuted_tokens: Array, sorted_indices: Array, probs: Array | None
     return result
 
 
-def to_unpermute(kept: int, with_probs: bool) -> Any:
+def to_unpermute(kept: int, with_probs: bool, **more: Any) -> Any:
     def inputs(r: np.random.Generator) -> dict[str, Any]:
         probs = {"probs": r.uniform(size=(3, 2))} if with_probs else {}
         return {
             "permuted_tokens": r.normal(size=(kept, 4)),
             "sorted_indices": r.permutation(6).astype(np.int32),
             **probs,
+            **more,
         }
 
     return inputs
@@ -114,8 +117,11 @@ def init_routing_v2(
     first, end = active_expert_range
     flat, k = expert_idx.reshape(-1), expert_idx.shape[1]
     order = [i for expert in range(first, end) for i in range(len(flat)) if flat[i] == expert]
-    expanded = np.zeros((len(flat), x.shape[1]))
-    scales = np.zeros(len(flat))
+    places = len(flat) if active_num <= 0 else min(active_num, len(flat))
+    expanded = np.zeros((places, x.shape[1]))
+    scales = np.zeros(places)
+    counts = np.array([(flat == expert).sum() for expert in range(first, end)], np.int64)
+    order = order[:places]
     index = np.full(len(flat), -1, np.int32)
     for place, choice in enumerate(order):
         expanded[place] = x[choice // k]
@@ -124,20 +130,19 @@ def init_routing_v2(
         index[choice if row_idx_type == 0 else place] = place if row_idx_type == 0 else choice
     if quant_mode == 1:
         made = symmetric(expanded[: len(order)])
-        expanded = np.concatenate([made[0], np.zeros((len(flat) - len(order), x.shape[1]), np.int8)])
+        expanded = np.concatenate([made[0], np.zeros((places - len(order), x.shape[1]), np.int8)])
         scales[: len(order)] = made[1]
-    counts = np.array([(flat == expert).sum() for expert in range(first, end)], np.int64)
     if expert_tokens_num_type == 2:
         pairs = [(first + i, count) for i, count in enumerate(counts) if count]
         counts = np.array(pairs + [(0, 0)] * (expert_num - len(pairs)), np.int64)
     return expanded, index, counts, scales
 
 
-def to_route(kind: int, index: int, quantized: bool, scaled: bool, active: list[int]) -> Any:
+def to_route(kind: int, index: int, quantized: bool, scaled: bool, active: list[int], active_num: int = -1) -> Any:
     return lambda r: {
         "x": r.normal(size=(5, 8)), "expert_idx": choices(r, k=3, experts=6), "expert_num": 6,
         "active_expert_range": active, "expert_tokens_num_type": kind, "row_idx_type": index,
-        "quant_mode": 1 if quantized else -1, "active_num": -1, "expert_tokens_num_flag": True,
+        "quant_mode": 1 if quantized else -1, "active_num": active_num, "expert_tokens_num_flag": True,
         **({"scale": np.float32(r.uniform(size=5))} if scaled else {}),
     }  # fmt: skip
 
@@ -198,7 +203,7 @@ CASES = [
     }, lambda x, k, output_softmax: (*top_k_softmax(x, k)[:2], softmax(x))),
     Case("npu_moe_gating_top_k_softmax_v2",
          lambda r: {"x": r.permutation(np.linspace(-2, 2, 24)).reshape(3, 8), "k": 3, "renorm": 1},
-         lambda x, k, renorm: (softmax(-np.sort(-x, -1)[:, :k]), best(x, k), None), note="renorm"),
+         lambda x, k, renorm: (softmax(-np.sort(-x, -1)[:, :k]), best(x, k), np.zeros(0)), note="renorm"),
     *(
         Case("npu_moe_gating_top_k", to_gate(k_group=kept, group_count=groups, group_select_mode=mode, norm_type=norm,
                                              routed_scaling_factor=2.5), gating)
@@ -212,10 +217,12 @@ CASES = [
     Case("npu_moe_token_permute", lambda r: {"tokens": r.normal(size=(5, 4)), "indices": choices(r)[:, 0]}, permute,
          exact=True, gradient=("tokens",), note="one expert"),
     *(
-        Case("npu_moe_token_unpermute", to_unpermute(kept, probs), unpermute,
+        Case("npu_moe_token_unpermute", to_unpermute(kept, probs, **more), unpermute,
              gradient=("permuted_tokens", *(["probs"] if probs else [])),
              runs=("_npu_moe_token_unpermute", "npu_moe_token_unpermute_grad", "npu_moe_token_unpermute_grad_v2"))
-        for kept, probs in ((6, True), (6, False), (4, True))
+        for kept, probs, more in (
+            (6, True, {}), (6, False, {}), (4, True, {}), (6, True, {"restore_shape": [3, 4]}),
+        )
     ),
     Case("npu_moe_init_routing", lambda r: {
         "x": r.normal(size=(5, 4)), "row_idx": np.arange(10, dtype=np.int32).reshape(2, 5).T.copy(),
@@ -228,7 +235,8 @@ CASES = [
         Case("npu_moe_init_routing_v2", to_route(*arguments), init_routing_v2, exact=True)
         for arguments in (
             (1, 0, False, True, [0, 6]), (1, 1, False, False, [2, 4]), (2, 0, False, False, [0, 6]),
-            (1, 0, True, False, [1, 5]),
+            (1, 0, True, False, [1, 5]), (1, 0, False, True, [0, 6], 7), (1, 1, True, False, [2, 5], 4),
+            (1, 0, False, False, [2, 4], 15),
         )
     ),
     Case("npu_moe_finalize_routing", to_finalize(False), finalize),

@@ -32,7 +32,7 @@ def permute(
     tokens: Array, routing_map: Array, num_out_tokens: int, drop_and_pad: bool, probs: Array | None = None
 ) -> tuple[Array, ...]:
     rows = slots(routing_map, num_out_tokens // routing_map.shape[1] if drop_and_pad else None)
-    of_probs = np.zeros(0) if probs is None else np.array([probs[row] for row in rows])
+    of_probs = None if probs is None else np.array([probs[row] for row in rows])
     places = [token for token, _ in rows]
     if not drop_and_pad:
         places = [rows.index(row) for row in sorted(rows)]

@@ -62,7 +62,9 @@ CASES = [
         lambda input, gamma: rms(input, 1 + gamma, 1e-6),
     ),
     Case("npu_add_rms_norm", two, add_rms),
-    Case("npu_add_rms_norm_v2_functional", two, add_rms),
+    Case(
+        "npu_add_rms_norm_v2_functional", two, lambda x1, x2, gamma: [add_rms(x1, x2, gamma)[i] for i in (1, 0, 2)]
+    ),
     Case("npu_add_rms_norm_cast", two, add_rms_cast),
     Case(
         "npu_add_rms_norm_v2",
