@@ -19,6 +19,7 @@ from alltoallv.numpy import all_reduce, all_to_all_v, barrier, broadcast, recv, 
 from alltoallv_tools.cli import main
 from alltoallv_tools.ports import free_port
 
+LENGTH = 64  # operators that it keeps, by docs/architecture.md and docs/trace.md
 FIELDS = {"seq", "operator", "dtype", "state", "bytes", "start_ns", "end_ns"}
 
 
@@ -35,6 +36,17 @@ def check_form(record, size: int, domain: str) -> None:
             assert operator["state"] in ("running", "done", "failed")
             if operator["state"] != "running":
                 assert operator["start_ns"] <= operator["end_ns"] <= time.monotonic_ns()
+
+
+def test_it_keeps_the_last_operators(launch):
+    def work(comm):
+        for _ in range(LENGTH + 3):
+            barrier(group=comm)
+        all_reduce(np.ones(1), group=comm)
+        return comm.flight_record()["ranks"][comm.rank]["operators"]
+
+    for operators in launch(2, work):
+        assert [operator["operator"] for operator in operators] == ["barrier"] * (LENGTH - 1) + ["all_reduce"]
 
 
 def test_what_it_holds(launch):

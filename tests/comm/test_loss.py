@@ -143,6 +143,38 @@ def test_whoever_learns_of_a_death_says_so_at_once(ranks):
         assert rest == ""
 
 
+def test_who_dies_after_the_first_is_not_told(ranks, tmp_path):
+    """The line names the rank of the first death; a later one follows from it, as a launcher ends the rest."""
+    second = 2
+
+    def work(comm):
+        pids = pids_of(comm)
+        standard_error, (read, write) = os.dup(2), os.pipe()
+        os.dup2(write, 2)
+        os.close(write)
+        with os.fdopen(read) as told:
+            barrier(group=comm)
+            if comm.rank == VICTIM:
+                os.kill(os.getpid(), signal.SIGKILL)
+            line = told.readline()
+            (tmp_path / str(comm.rank)).touch()
+            if comm.rank == second:
+                wait_for(lambda: {"0", "3"} <= set(os.listdir(tmp_path)), "what all tell of the first death")
+                os.kill(os.getpid(), signal.SIGKILL)
+            wait_for(lambda: process_state(pids[second]) in ("Z", ""), "the second death")
+            failure = attempt(barrier, group=comm)
+            comm.destroy()  # no thread looks at the peers any more
+            os.dup2(standard_error, 2)
+            return line, told.read(), failure.text
+
+    found = ranks(4, fresh=True, outcomes=True)(work)
+    for line, rest, text in [outcome.result for outcome in found if outcome.rank in (0, 3)]:
+        assert f"rank {VICTIM} was lost" in line
+        assert rest == ""
+        assert f"rank {VICTIM} was lost" in text
+        assert f"rank {second} was lost" not in text
+
+
 def test_loss_is_seen_by_asynchronous_calls(ranks, tmp_path, prompt):
     def work(comm):
         barrier(group=comm)
