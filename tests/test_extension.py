@@ -43,3 +43,8 @@ def test_a_function_of_the_front_ends_is_looked_for_in_the_package() -> None:
         alltoallv.all_to_all_v  # noqa: B018
     with pytest.raises(AttributeError, match=r"no attribute 'all_to_nobody'$"):
         alltoallv.all_to_nobody  # noqa: B018
+
+
+def test_the_citation_has_the_version() -> None:
+    citation = Path(__file__).resolve().parents[1] / "CITATION.cff"
+    assert f"\nversion: {alltoallv.__version__}\n" in citation.read_text()
