@@ -49,7 +49,7 @@ std::vector<CommunicatorPtr> make_threads(const CommunicatorOptions& common) {
 
 ReadyReduction reduction_of(const std::string& op, const std::string& dtype, const std::string& reduce_op,
                             uintptr_t input, uintptr_t output, std::vector<int64_t> counts, int64_t root,
-                            const std::optional<std::vector<int64_t>>& shape) {
+                            const std::optional<std::vector<int64_t>>& shape, int64_t leaves) {
     Reduction reduction;
     reduction.op = op_from_name(op);
     reduction.dtype = dtype_from_name(dtype);
@@ -57,6 +57,7 @@ ReadyReduction reduction_of(const std::string& op, const std::string& dtype, con
     reduction.input = pointer(input);
     reduction.output = pointer(output);
     reduction.root = root;
+    reduction.leaves = leaves;
     if (shape) reduction.shape = ShapeWords(*shape);
     return {reduction, std::move(counts)};
 }
@@ -132,27 +133,30 @@ void bind_communicator(nb::module_& m) {
             "reduce",
             [](Communicator& self, const std::string& op, const std::string& dtype, const std::string& reduce_op,
                uintptr_t input, uintptr_t output, std::vector<int64_t> counts, double timeout, uintptr_t stream,
-               int64_t root, const std::optional<std::vector<int64_t>>& shape, bool moves) {
-                ReadyReduction call = reduction_of(op, dtype, reduce_op, input, output, std::move(counts), root, shape);
+               int64_t root, const std::optional<std::vector<int64_t>>& shape, bool moves, int64_t leaves) {
+                ReadyReduction call =
+                    reduction_of(op, dtype, reduce_op, input, output, std::move(counts), root, shape, leaves);
                 call.reduction.stream = pointer(stream);
                 call.reduction.moves = moves;
                 call.run(self, timeout);
             },
             ReleaseGil(), "op"_a, "dtype"_a, "reduce_op"_a, "input"_a, "output"_a, "counts"_a, "timeout"_a = -1.0,
-            "stream"_a = 0, "root"_a = 0, "shape"_a = nb::none(), "moves"_a = true,
+            "stream"_a = 0, "root"_a = 0, "shape"_a = nb::none(), "moves"_a = true, "leaves"_a = 0,
             "On a device's stream it is enqueued; without one the call blocks. root: of a reduce. shape: of the input, "
-            "for the ranks to compare. moves: False for their agreement alone, where the data move by other means.")
+            "for the ranks to compare. moves: False for their agreement alone, where the data move by other means. "
+            "leaves: of all ranks, "
+            "which `check_leaves` has seen; counts are those of the result.")
         .def(
             "submit_reduce",
             [](const CommunicatorPtr& self, const std::string& op, const std::string& dtype,
                const std::string& reduce_op, uintptr_t input, uintptr_t output, std::vector<int64_t> counts,
-               double timeout, int64_t root, const std::optional<std::vector<int64_t>>& shape) {
+               double timeout, int64_t root, const std::optional<std::vector<int64_t>>& shape, int64_t leaves) {
                 auto call = std::make_shared<ReadyReduction>(
-                    reduction_of(op, dtype, reduce_op, input, output, std::move(counts), root, shape));
+                    reduction_of(op, dtype, reduce_op, input, output, std::move(counts), root, shape, leaves));
                 return self->begin(call->reduction.op, [call, raw = self.get(), timeout] { call->run(*raw, timeout); });
             },
             "op"_a, "dtype"_a, "reduce_op"_a, "input"_a, "output"_a, "counts"_a, "timeout"_a = -1.0, "root"_a = 0,
-            "shape"_a = nb::none())
+            "shape"_a = nb::none(), "leaves"_a = 0)
         .def("abort", &Communicator::abort, "reason"_a, ReleaseGil())
         .def("destroy", &Communicator::destroy, ReleaseGil())
         .def("stats", &Communicator::stats)

@@ -127,6 +127,21 @@ ReduceOp checked_reduction(nb::handle op, DType dtype, std::string_view shown) {
                         dtypes_listed(*reduce_op));
 }
 
+int64_t checked_leaves(nb::handle leaves, Shape input, int size) {
+    int overflow = 0;
+    int64_t number = -1;
+    if (PyBool_Check(leaves.ptr()) == 0 && PyLong_Check(leaves.ptr()) != 0)
+        number = PyLong_AsLongLongAndOverflow(leaves.ptr(), &overflow);
+    constexpr auto most = static_cast<int64_t>(kernel::most_leaves);
+    if (overflow != 0 || number < 1 || number > most || number % size != 0)
+        throw invalid_param("leaves is ", repr_of(leaves), ", expected a multiple of the ", size, " rank",
+                            size == 1 ? "" : "s", " of at most ", most);
+    if (input.empty() || input[0] != number / size)
+        throw invalid_tensor(ErrorType::INVALID_TENSOR_DIM, "input has shape ", tuple_text(input), ", expected (",
+                             number / size, ", ...): leaves is ", number, " on ", size, size == 1 ? " rank" : " ranks");
+    return number;
+}
+
 int64_t checked_rank(std::string_view name, nb::handle rank, int size) {
     int overflow = 0;
     int64_t number = -1;
@@ -322,8 +337,22 @@ struct Preparation {
     }
 
     void all_reduce() {
+        if (args.leaves.is_valid() && !args.leaves.is_none()) return all_reduce_leaves();
         const auto [x, out] = reduced(true);
         reduction(x, x.bytes.address, out.bytes.address, even_parts(x.count(), size));
+    }
+
+    /// Reduces along dimension 0, too.
+    void all_reduce_leaves() {
+        Operand x = tensors.input(in_name, args.inputs);
+        combine(x);
+        const int64_t leaves = checked_leaves(args.leaves, x.shape, size);
+        reads({x});
+        Operand out = output_for({x.shape.begin() + 1, x.shape.end()}, x);
+        check_apart(out.bytes, x.bytes);
+        writes({out}, false);
+        reduction(x, x.bytes.address, out.bytes.address, even_parts(out.count(), size));
+        call.reduction_->reduction.leaves = leaves;
     }
 
     void reduce() {
@@ -644,7 +673,7 @@ std::array<std::string_view, 3> texts_of(nb::handle texts) {
 
 CallArguments arguments_of(nb::handle adapter, CommunicatorPtr communicator, const std::string& op, nb::handle outputs,
                            nb::handle inputs, nb::handle root, nb::handle reduce_op, nb::handle counts,
-                           std::optional<bool> one_tensor, nb::handle argument_names) {
+                           std::optional<bool> one_tensor, nb::handle argument_names, nb::handle leaves = {}) {
     return {adapter,
             std::move(communicator),
             op_from_name(op),
@@ -654,15 +683,17 @@ CallArguments arguments_of(nb::handle adapter, CommunicatorPtr communicator, con
             root,
             reduce_op,
             counts,
-            one_tensor};
+            one_tensor,
+            leaves};
 }
 
 /// Checks and runs a call; its failure to pass the checks is announced.
 nb::object call(nb::handle adapter, CommunicatorPtr communicator, const std::string& op, nb::handle outputs,
                 nb::handle inputs, nb::handle root, nb::handle reduce_op, nb::handle counts,
-                std::optional<bool> one_tensor, nb::handle argument_names, nb::handle async_op, nb::handle timeout) {
-    const CallArguments args =
-        arguments_of(adapter, communicator, op, outputs, inputs, root, reduce_op, counts, one_tensor, argument_names);
+                std::optional<bool> one_tensor, nb::handle argument_names, nb::handle async_op, nb::handle timeout,
+                nb::handle leaves) {
+    const CallArguments args = arguments_of(adapter, communicator, op, outputs, inputs, root, reduce_op, counts,
+                                            one_tensor, argument_names, leaves);
     double limit = -1;
     bool later = false;
     auto checked = guarded(*communicator, args.op, [&] {
@@ -735,11 +766,12 @@ void bind_checked_call(nb::module_& m) {
         "inputs"_a.none() = nb::none(), "root"_a.none() = nb::none(), "reduce_op"_a.none() = nb::none(),
         "counts"_a.none() = nb::none(), "whole"_a.none() = nb::none(),
         "names"_a = nb::make_tuple("tensor", "tensor", "counts"), "async_op"_a.none() = false,
-        "timeout"_a.none() = nb::none(),
+        "timeout"_a.none() = nb::none(), "leaves"_a.none() = nb::none(),
         nb::sig(
             "def call(adapter: object, communicator: Communicator, op: str, outputs: object = None, inputs: object = "
             "None, root: object = None, reduce_op: object = None, counts: object = None, whole: bool | None = None, "
-            "names: tuple[str, str, str] = ..., async_op: object = False, timeout: object = None) -> typing.Any"),
+            "names: tuple[str, str, str] = ..., async_op: object = False, timeout: object = None, leaves: object "
+            "= None) -> typing.Any"),
         "Checks a collective on the caller's tensors and runs it: the result, or with async_op that, the pending call "
         "and what must live until it is done. An error of the arguments is announced to the peers.");
     m.def("call_plain", untyped(&call_plain), "communicator"_a, "op"_a, "outputs"_a.none(), "inputs"_a.none(),
@@ -747,6 +779,11 @@ void bind_checked_call(nb::module_& m) {
           "timeout"_a.none() = nb::none(),
           "As `call`, for contiguous tensors of a framework that the core reads and that nobody watches. None, with "
           "nothing done, for everything else, wrong arguments included.");
+    m.def(
+        "checked_leaves",
+        [](nb::handle leaves, const Counts& shape, int size) { return checked_leaves(leaves, shape, size); },
+        "leaves"_a.none(), "shape"_a, "size"_a,
+        "The number of all ranks' leaves; raises unless an input of that shape holds this rank's.");
     m.def("checked_rank", &checked_rank, "name"_a, "rank"_a.none(), "size"_a,
           "The rank as an integer; raises InvalidParamError if there is none such.");
     m.def(

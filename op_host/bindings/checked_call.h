@@ -62,6 +62,7 @@ struct CallArguments {
     nb::handle root, reduce_op;
     nb::handle counts;               ///< rows of dimension 0 for every rank; None: equal parts
     std::optional<bool> one_tensor;  ///< one tensor holds the parts of all ranks; without a value it may also be a list
+    nb::handle leaves{};             ///< of all ranks, in an all_reduce; invalid or None: the input is one vector
 };
 
 /// A collective that has passed this rank's checks.
@@ -92,6 +93,9 @@ class CheckedCall {
 
 /// Throws invalid_param unless `op` is a reduction that is defined for the dtype, which is `shown` to the user.
 ReduceOp checked_reduction(nb::handle op, DType dtype, std::string_view shown);
+
+/// Returns the number of all ranks' leaves; throws unless an input of that shape holds this rank's.
+int64_t checked_leaves(nb::handle leaves, Shape input, int size);
 
 /// Returns one of `size` ranks; throws invalid_param with the argument's name for everything else.
 int64_t checked_rank(std::string_view name, nb::handle rank, int size);

@@ -2,6 +2,7 @@
 #include "op_kernel/cpu/reduce.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -153,7 +154,8 @@ Kernels kernels_of(DType dtype, Isa isa) {
 }
 
 /// Blocks keep the accumulators, and a widened input, in the first-level cache.
-constexpr size_t block_bytes = 8192;
+constexpr size_t block_bytes = 8192, node_bytes = 2048;
+constexpr size_t tree_depth = std::bit_width(most_leaves);  // nodes that are kept while others are computed
 
 /// Reduces `count` elements, at most a block of accumulators, that begin `offset` bytes into every array. Elements that
 /// `half` converts are widened, computed in float32 and rounded once. `out` is written only after the last input is
@@ -180,22 +182,66 @@ void reduce_block(const Kernels& run, const HalfBlocks& half, ReduceOp op, Bytes
     if (halves) half.narrow(out + offset, acc, count);
 }
 
+/// The same as `reduce_block` by the tree of `Order::tree`, in blocks of `node_bytes`.
+class Tree {
+  public:
+    Tree(const Kernels& run, const HalfBlocks& half, ReduceOp op, const void* const* inputs, size_t n_inputs)
+        : run_(run), half_(half), op_(op), inputs_(inputs), n_inputs_(n_inputs) {}
+
+    void reduce(Bytes* out, size_t offset, size_t count) {
+        offset_ = offset;
+        count_ = count;
+        const bool halves = half_.widen != nullptr, averages = op_ == ReduceOp::avg;
+        Bytes* const sum = node(0, n_inputs_, 0, halves || averages ? nodes_[0] : out + offset);
+        if (averages) run_.divide(halves ? sum : out + offset, sum, count, n_inputs_);
+        if (halves) half_.narrow(out + offset, sum, count);
+    }
+
+  private:
+    /// Reduces `n` inputs, at least 2, from number `first` on into `to`; leaves the nodes above `depth` alone.
+    Bytes* node(size_t first, size_t n, size_t depth, Bytes* to) {
+        const size_t left = std::bit_floor(n - 1);
+        const Bytes* const a = subtree(first, left, depth);
+        run_.combine(op_, to, a, subtree(first + left, n - left, depth + 1), count_);
+        return to;
+    }
+    const Bytes* subtree(size_t first, size_t n, size_t depth) {
+        if (n > 1) return node(first, n, depth, nodes_[depth]);
+        const Bytes* const from = static_cast<const Bytes*>(inputs_[first]) + offset_;
+        if (half_.widen == nullptr) return from;
+        half_.widen(nodes_[depth], from, count_);
+        return nodes_[depth];
+    }
+
+    const Kernels& run_;
+    const HalfBlocks& half_;
+    const ReduceOp op_;
+    const void* const* const inputs_;
+    const size_t n_inputs_;
+    size_t offset_ = 0, count_ = 0;
+    alignas(64) Bytes nodes_[tree_depth + 1][node_bytes];
+};
+
 }  // namespace
 
 bool reduces(DType dtype, ReduceOp op) {
     return is_defined(op, info(dtype).arithmetic);
 }
 
-void reduce(DType dtype, ReduceOp op, void* out, const void* const* inputs, size_t n_inputs, size_t count) {
-    reduce_on(best_isa(), dtype, op, out, inputs, n_inputs, count);
+void reduce(DType dtype, ReduceOp op, void* out, const void* const* inputs, size_t n_inputs, size_t count,
+            Order order) {
+    reduce_on(best_isa(), dtype, op, out, inputs, n_inputs, count, order);
 }
 
-void reduce_on(Isa isa, DType dtype, ReduceOp op, void* out, const void* const* inputs, size_t n_inputs, size_t count) {
+void reduce_on(Isa isa, DType dtype, ReduceOp op, void* out, const void* const* inputs, size_t n_inputs, size_t count,
+               Order order) {
     if (!reduces(dtype, op)) {
         throw invalid_param("op '", name_of(op), "' is not defined for dtype ", name_of(dtype), ", expected ",
                             dtypes_listed(op));
     }
     if (n_inputs == 0) throw invalid_param("n_inputs is 0, expected at least one source to reduce");
+    if (order == Order::tree && n_inputs > most_leaves)
+        throw invalid_param("n_inputs is ", n_inputs, ", expected at most ", most_leaves, " in a tree");
     if (count == 0) return;
     if (info(dtype).arithmetic == Arithmetic::complex) {  // part by part
         dtype = dtype == DType::complex64 ? DType::float32 : DType::float64;
@@ -214,6 +260,13 @@ void reduce_on(Isa isa, DType dtype, ReduceOp op, void* out, const void* const* 
     }
     const bool halves = dtype == DType::float16 || dtype == DType::bfloat16;
     const HalfBlocks half = halves ? half_blocks(dtype, isa) : HalfBlocks{nullptr, nullptr};
+    if (order == Order::tree && n_inputs > 2) {
+        Tree tree(run, half, op, inputs, n_inputs);
+        const size_t block = node_bytes / (halves ? sizeof(float) : size);
+        for (size_t first = 0; first < count; first += block)
+            tree.reduce(to, first * size, std::min(block, count - first));
+        return;
+    }
     // Two inputs need no accumulator, so all of it is one block.
     const bool at_once = n_inputs == 2 && op != ReduceOp::avg && !halves;
     const size_t block = at_once ? count : block_bytes / (halves ? sizeof(float) : size);

@@ -56,6 +56,7 @@ def results(comm: Communicator, n: int, dtype: str) -> Iterator[tuple[str, Any]]
     yield "broadcast", told
     for op in ("sum", "max") if dtype != "complex64" else ("sum",):
         yield f"all_reduce {op}", an.all_reduce(x, op, group=comm)
+        yield f"all_reduce leaves {op}", an.all_reduce(np.stack([x, x[::-1], x]), op, leaves=3 * size, group=comm)
     in_place = x.copy()
     an.all_reduce(in_place, out=in_place, group=comm)
     yield "all_reduce in place", in_place

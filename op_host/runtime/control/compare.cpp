@@ -28,6 +28,12 @@ uint32_t shape_digest(const ControlPlane& control, int rank) {
     return static_cast<uint32_t>(static_cast<uint64_t>(row.root) >> 32);
 }
 
+/// Returns in how many leaves all ranks' inputs consist, 0 if they are added in the order of ranks (see `announce`).
+int64_t leaves_of(const Row& row) {
+    const auto low = static_cast<int32_t>(row.root);
+    return row.op == OpKind::all_reduce && low < 0 ? -int64_t{low} : 0;
+}
+
 /// True if the data of both rows move alike: without that, two ranks' counters of a ring or of rounds would go apart,
 /// and each later operator would get the data of an earlier one.
 bool moves_alike(const Row& a, const Row& b) {
@@ -35,7 +41,7 @@ bool moves_alike(const Row& a, const Row& b) {
     if (a.dtype != b.dtype && (!is_known(a.dtype) || !is_known(b.dtype) || size_of(a.dtype) != size_of(b.dtype)))
         return false;
     if (!has_shape(a.op)) return true;
-    return a.op == b.op && a.count == b.count &&
+    return a.op == b.op && a.count == b.count && leaves_of(a) == leaves_of(b) &&
            (!is_quantized_reduction(a.op) || (a.root == b.root && a.dtype == b.dtype));
 }
 
@@ -96,6 +102,12 @@ std::string row_difference(const ControlPlane& control, int rank_b) {
     if (a.op == OpKind::scan && root_of(a) != root_of(b))
         return both(root_of(a) == 0 ? "has exclusive False" : "has exclusive True",
                     root_of(b) == 0 ? "has exclusive False" : "has exclusive True");
+    if (leaves_of(a) != leaves_of(b)) {
+        const auto text_of = [](const Row& row) {
+            return "has leaves " + (leaves_of(row) == 0 ? "None" : std::to_string(leaves_of(row)));
+        };
+        return both(text_of(a), text_of(b));
+    }
     if ((a.op == OpKind::all_reduce || a.op == OpKind::reduce_scatter) && root_of(a) != root_of(b))
         return both(root_of(a) == 0 ? "has order None" : "has order 'rank'",
                     root_of(b) == 0 ? "has order None" : "has order 'rank'");
@@ -141,7 +153,8 @@ void announce_parts(Row& mine, int rank, std::span<const int64_t> counts, const 
 
 void announce(Row& mine, int rank, const Reduction& r) {
     mine.reduce_op = r.reduce_op;
-    mine.root = static_cast<int64_t>(uint64_t{r.shape.digest} << 32 | static_cast<uint32_t>(r.root));
+    const int64_t terms = r.leaves == 0 ? r.root : -r.leaves;
+    mine.root = static_cast<int64_t>(uint64_t{r.shape.digest} << 32 | static_cast<uint32_t>(terms));
     mine.count = total_count(r);
     if (!r.moves) mine.flags |= row_moves_nothing;
     announce_parts(mine, rank, r.counts, r.shape);

@@ -142,7 +142,10 @@ struct Reduction {
     const void* input = nullptr;
     void* output = nullptr;
     std::span<const int64_t> counts;
-    int64_t root = 0;        ///< of a reduce
+    int64_t root = 0;  ///< of a reduce
+    /// Of an all_reduce: if not 0, every rank's input holds leaves / W vectors, one after the other, and all are
+    /// combined by a tree over their number (kernel::Order::tree): the bits do not depend on W. Equal on all ranks.
+    int64_t leaves = 0;
     ShapeWords shape;        ///< of the input
     void* stream = nullptr;  ///< as in Exchange
     bool moves = true;       ///< as in Exchange
@@ -150,6 +153,11 @@ struct Reduction {
 
 inline int64_t total_count(const Reduction& reduction) {
     return std::accumulate(reduction.counts.begin(), reduction.counts.end(), int64_t{0});
+}
+
+/// Returns how many vectors each rank's input holds.
+inline size_t inputs_per_rank(const Reduction& reduction) {
+    return reduction.leaves == 0 ? 1 : static_cast<size_t>(reduction.leaves) / reduction.counts.size();
 }
 
 /// A part of a reduced vector, in bytes.

@@ -201,6 +201,11 @@ void HcclCommunicator::reduce(const Reduction& r, double timeout) {
     const auto type = reduction_type(r.dtype);
     const auto op = reduction_of(r.reduce_op);
     const bool even = std::adjacent_find(r.counts.begin(), r.counts.end(), std::not_equal_to<>()) == r.counts.end();
+    if (r.leaves != 0) {
+        const Error error = invalid_param("leaves is ", r.leaves, ", expected None: HCCL adds in an order of its own");
+        fail(r.op, error, true);
+        throw error;
+    }
     if (!type || !op || r.op == OpKind::reduce || (r.op == OpKind::reduce_scatter && !even)) {
         const Error error = invalid_param(
             name_of(r.op), " with op '", name_of(r.reduce_op), "' on dtype ", name_of(r.dtype),

@@ -10,7 +10,14 @@ namespace alltoallv {
 namespace {
 
 void reduce_into(const Reduction& r, char* out, const std::vector<const void*>& sources, size_t bytes) {
-    if (bytes > 0) kernel::reduce(r.dtype, r.reduce_op, out, sources.data(), sources.size(), bytes / size_of(r.dtype));
+    const kernel::Order order = r.leaves == 0 ? kernel::Order::sequence : kernel::Order::tree;
+    if (bytes > 0)
+        kernel::reduce(r.dtype, r.reduce_op, out, sources.data(), sources.size(), bytes / size_of(r.dtype), order);
+}
+
+/// Returns the bytes of one of a rank's inputs.
+size_t input_bytes(const Reduction& r) {
+    return static_cast<size_t>(total_count(r)) * size_of(r.dtype);
 }
 
 }  // namespace
@@ -18,7 +25,7 @@ void reduce_into(const Reduction& r, char* out, const std::vector<const void*>& 
 void TcpCommunicator::reduce(const Reduction& r, double timeout) {
     run(r.op, r.dtype, timeout, r.moves, [&](Row& mine) {
         announce(mine, rank(), r);
-        const size_t bytes = static_cast<size_t>(total_count(r)) * size_of(r.dtype);
+        const size_t bytes = input_bytes(r) * inputs_per_rank(r);
         const bool small = bytes <= tcp_payload_bytes;
         if (r.moves && small) {
             if (bytes > 0) std::memcpy(control_->payload(mine), r.input, bytes);
@@ -38,7 +45,9 @@ void TcpCommunicator::reduce(const Reduction& r, double timeout) {
 void TcpCommunicator::reduce_small(const Reduction& r) {
     const Part part = result_part(r, rank());
     std::vector<const void*> sources;
-    for (int j = 0; j < size(); ++j) sources.push_back(control_->payload(control_->row(j)) + part.begin);
+    for (int j = 0; j < size(); ++j)
+        for (size_t i = 0; i < inputs_per_rank(r); ++i)
+            sources.push_back(control_->payload(control_->row(j)) + part.begin + i * input_bytes(r));
     reduce_into(r, static_cast<char*>(r.output), sources, part.bytes);
 }
 
@@ -50,21 +59,27 @@ void TcpCommunicator::reduce_in_parts(const Reduction& r) {
     const auto* const input = static_cast<const char*>(r.input);
     auto* const output = static_cast<char*>(r.output);
 
-    scratch_.resize(own.bytes * (parts.size() + 1));
+    // A rank's several inputs are sent part by part, for which they are copied behind slots and result.
+    const size_t n = inputs_per_rank(r), bytes = input_bytes(r), slots_bytes = own.bytes * n * parts.size();
+    scratch_.resize(slots_bytes + own.bytes + (n > 1 ? bytes * n : 0));
     Pieces inputs(size());
     std::vector<const void*> sources;
+    char* packed = scratch_.data() + slots_bytes + own.bytes;
     for (size_t j = 0; j < parts.size(); ++j) {
-        char* const slot = scratch_.data() + j * own.bytes;
-        sources.push_back(j == me ? input + own.begin : slot);
+        char* const slot = scratch_.data() + j * own.bytes * n;
+        for (size_t i = 0; i < n; ++i)
+            sources.push_back(j == me ? input + i * bytes + own.begin : slot + i * own.bytes);
         if (j == me) continue;
-        inputs.out[j] = {input + parts[j].begin, parts[j].bytes};
-        inputs.in[j] = {slot, own.bytes};
+        inputs.out[j] = {n > 1 ? packed : input + parts[j].begin, parts[j].bytes * n};
+        inputs.in[j] = {slot, own.bytes * n};
+        for (size_t i = 0; i < n && n > 1; ++i, packed += parts[j].bytes)
+            if (parts[j].bytes > 0) std::memcpy(packed, input + i * bytes + parts[j].begin, parts[j].bytes);
     }
     move(inputs, true);
 
     const bool keeps = r.op == OpKind::reduce && root != me;  // another rank gets the result
     char* const result = r.op == OpKind::reduce_scatter ? output
-                         : keeps                        ? scratch_.data() + parts.size() * own.bytes
+                         : keeps                        ? scratch_.data() + slots_bytes
                                                         : output + own.begin;
     reduce_into(r, result, sources, own.bytes);
     if (r.op == OpKind::reduce_scatter) return;

@@ -13,6 +13,15 @@ namespace {
 /// Bytes up to which one shot of two ranks is faster than two: each computes all of the result.
 constexpr size_t paired_to = size_t{512} << 10;
 
+kernel::Order order_of(const Reduction& r) {
+    return r.leaves == 0 ? kernel::Order::sequence : kernel::Order::tree;
+}
+
+/// Appends the addresses of one rank's inputs, which follow each other `stride` bytes apart.
+void add_sources(std::vector<const void*>& sources, const Reduction& r, const char* first, size_t stride) {
+    for (size_t i = 0; i < inputs_per_rank(r); ++i) sources.push_back(first + i * stride);
+}
+
 }  // namespace
 
 uint64_t ShmCommunicator::reduce_in_turn(const Reduction& r, Row& own_row) {
@@ -25,7 +34,7 @@ uint64_t ShmCommunicator::reduce_in_turn(const Reduction& r, Row& own_row) {
         control_->agree();
         return 0;
     }
-    const size_t bytes = static_cast<size_t>(total_count(r)) * size_of(r.dtype);
+    const size_t bytes = static_cast<size_t>(total_count(r)) * size_of(r.dtype) * inputs_per_rank(r);
     if (bytes <= paired_to && fits_ring(bytes)) return reduce_pair(r, own_row);
     const bool small = allows(Path::inlined) && bytes <= options_.inline_bytes;
     return small ? reduce_small(r, own_row) : reduce_two_shot(r, own_row);
@@ -34,20 +43,21 @@ uint64_t ShmCommunicator::reduce_in_turn(const Reduction& r, Row& own_row) {
 /// Reduces this rank's part from `sources_`.
 uint64_t ShmCommunicator::reduce_sources(const Reduction& r, const Part& part, Path path) {
     if (part.bytes == 0) return 0;
-    kernel::reduce(r.dtype, r.reduce_op, r.output, sources_.data(), sources_.size(), part.bytes / size_of(r.dtype));
+    kernel::reduce(r.dtype, r.reduce_op, r.output, sources_.data(), sources_.size(), part.bytes / size_of(r.dtype),
+                   order_of(r));
     count(path, part.bytes);
     return part.bytes;
 }
 
 uint64_t ShmCommunicator::reduce_small(const Reduction& r, Row& own_row) {
-    if (total_count(r) > 0)
-        std::memcpy(control_->payload(own_row), r.input, static_cast<size_t>(total_count(r)) * size_of(r.dtype));
+    const size_t bytes = static_cast<size_t>(total_count(r)) * size_of(r.dtype);
+    if (bytes > 0) std::memcpy(control_->payload(own_row), r.input, bytes * inputs_per_rank(r));
     own_row.flags |= row_inline;
     control_->publish(own_row);
     control_->agree();
     const Part part = result_part(r, rank());
     sources_.clear();
-    for (int j = 0; j < size(); ++j) sources_.push_back(control_->payload(control_->row(j)) + part.begin);
+    for (int j = 0; j < size(); ++j) add_sources(sources_, r, control_->payload(control_->row(j)) + part.begin, bytes);
     return reduce_sources(r, part, Path::inlined);
 }
 
@@ -56,14 +66,15 @@ uint64_t ShmCommunicator::reduce_pair(const Reduction& r, Row& own_row) {
     const int peer = 1 - rank();
     const auto* input = static_cast<const char*>(r.input);
     const Part theirs = result_part(r, peer), own = result_part(r, rank());
-    put_into_ring(input + theirs.begin, theirs.bytes);
+    const size_t n = inputs_per_rank(r);  // 1 where a rank gets a part
+    put_into_ring(input + theirs.begin, theirs.bytes * n);
     control_->publish(own_row);
     control_->agree();
     moving_ = true;
     settle_ring();
-    take_from_ring(own.bytes, [&](const char* of_peer) {
-        sources_ = {input + own.begin, of_peer};
-        if (peer == 0) std::swap(sources_[0], sources_[1]);
+    take_from_ring(own.bytes * n, [&](const char* of_peer) {
+        sources_.clear();
+        for (const int j : {0, 1}) add_sources(sources_, r, j == peer ? of_peer : input + own.begin, own.bytes);
         reduce_sources(r, own, Path::staged);
     });
     return own.bytes;
@@ -80,7 +91,7 @@ struct ReduceStages {
     const std::vector<const char*>& outputs;  // the same, from which the peers take the results
     std::vector<const void*>& sources;
     PeerWriter& writer;
-    size_t me, piece;
+    size_t me, piece, bytes;
     bool gathers, streams, decodes;
 
     size_t at(size_t part, size_t step) const { return parts[part].begin + step * piece; }
@@ -89,20 +100,24 @@ struct ReduceStages {
 
     void encode(size_t part, size_t step, char* slot) const {
         const size_t n = parts[part].piece_bytes(step, piece);
-        if (n > 0 && part != me) writer.copy(slot, input() + at(part, step), n);
+        for (size_t i = 0; i < inputs_per_rank(reduction) && n > 0 && part != me; ++i)
+            writer.copy(slot + i * piece, input() + i * bytes + at(part, step), n);
     }
     void reduce(size_t step, const std::vector<const char*>& slots, char* result) const {
         const size_t n = parts[me].piece_bytes(step, piece);
         if (n == 0) return;
         sources.clear();
-        for (size_t j = 0; j < slots.size(); ++j)
-            sources.push_back(j == me ? input() + at(me, step) : inputs.empty() ? slots[j] : inputs[j] + at(me, step));
+        for (size_t j = 0; j < slots.size(); ++j) {
+            const bool staged = j != me && inputs.empty();
+            const char* const first = staged ? slots[j] : (j == me ? input() : inputs[j]) + at(me, step);
+            add_sources(sources, reduction, first, staged ? piece : bytes);
+        }
         if (!gathers) result = output() + step * piece;
         char* const shared = gathers && !outputs.empty() ? output() + at(me, step) : nullptr;
         const bool bounce = shared != nullptr && writer.streams();  // scratch that no peer reads
         if (shared != nullptr && !bounce) result = shared;
         kernel::reduce(reduction.dtype, reduction.reduce_op, result, sources.data(), sources.size(),
-                       n / size_of(reduction.dtype));
+                       n / size_of(reduction.dtype), order_of(reduction));
         if (bounce) writer.stream(shared, result, n);
     }
     void decode(size_t part, size_t step, const char* result) const {
@@ -116,9 +131,9 @@ struct ReduceStages {
 
 uint64_t ShmCommunicator::reduce_two_shot(const Reduction& r, Row& own_row) {
     const size_t bytes = static_cast<size_t>(total_count(r)) * size_of(r.dtype);
-    const auto ranks = static_cast<size_t>(size());
+    const size_t n = inputs_per_rank(r), ranks = static_cast<size_t>(size());
     const bool gathers = r.op != OpKind::reduce_scatter;
-    own_row.input = Arena::instance().locate(r.input, bytes);
+    own_row.input = Arena::instance().locate(r.input, bytes * n);
     if (gathers && r.op != OpKind::reduce) own_row.output = Arena::instance().locate(r.output, bytes);
     control_->publish(own_row);
     control_->agree();
@@ -126,10 +141,10 @@ uint64_t ShmCommunicator::reduce_two_shot(const Reduction& r, Row& own_row) {
 
     const std::vector<Part> parts = parts_of(r);
     // Peers read inputs and results in place if all of them lie in arenas, else a copy in scratch.
-    const bool in_place = find_all(inputs_, &Row::input, bytes);
+    const bool in_place = find_all(inputs_, &Row::input, bytes * n);
     const bool shares_results = gathers && find_all(outputs_, &Row::output, bytes);
 
-    const size_t piece = TwoShotShape::piece_bytes(ranks);
+    const size_t piece = TwoShotShape::piece_bytes(ranks * n);
     size_t longest = 0;
     for (const Part& part : parts) longest = std::max(longest, part.bytes);
     ReduceStages stages{r,
@@ -140,11 +155,12 @@ uint64_t ShmCommunicator::reduce_two_shot(const Reduction& r, Row& own_row) {
                         scratch_writer_,
                         static_cast<size_t>(rank()),
                         piece,
+                        bytes,
                         gathers,
-                        exceeds_cache(2 * bytes),
+                        exceeds_cache((n + 1) * bytes),
                         has_result(r)};
     two_shot(stages, {.steps = (longest + piece - 1) / piece,
-                      .slot_bytes = piece,
+                      .slot_bytes = piece * n,
                       .result_bytes = piece,
                       .stages_input = !in_place,
                       .gathers = gathers,

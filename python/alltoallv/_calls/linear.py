@@ -21,6 +21,7 @@ from alltoallv._calls.guard import guard
 from alltoallv._calls.handle import Handle
 from alltoallv._calls.reductions import ReductionPlan
 from alltoallv.communicator import Communicator
+from alltoallv.errors import InvalidTensorError
 
 
 class Map(ABC, Generic[A]):
@@ -161,6 +162,51 @@ class Reduction(Linear[A]):
         if self.operator == "all_reduce":
             return self
         return gathering(self.adapter, self.communicator, self.shape_out, self.shape_in, self.counts)
+
+
+@dataclass(eq=False)
+class LeafReduction(Linear[A]):
+    """Adds the ``leaves`` of all ranks, of which each has its share along dimension 0, in a tree."""
+
+    leaves: int
+
+    def plan(self, dtype: str) -> ReductionPlan:
+        counts = even_parts(math.prod(self.shape_out), self.communicator.size)
+        return ReductionPlan(
+            self.communicator.core, self.operator, dtype, "sum", counts, self.shape_in, leaves=self.leaves
+        )
+
+    def transposed(self) -> Linear[A]:
+        """Returns the sum of the ranks' gradients, ``[1, ...]`` each, in a tree over the ranks."""
+        return replace(self, shape_in=(1, *self.shape_out), leaves=self.communicator.size)
+
+    def back(self, grad: A, apply: Callable[[A, Map[A]], A]) -> A:
+        of_rank: Any = grad
+        total: Any = apply(of_rank.reshape((1, *self.shape_out)), self.transposed())
+        shared: A = total.reshape((1, *self.shape_out)).broadcast_to(self.shape_in)
+        return shared
+
+
+def leaf_reduction(adapter: Adapter[A], comm: Communicator, shape: Sequence[int], leaves: object) -> LeafReduction[A]:
+    """Returns the all_reduce of leaves, of which a tensor of that shape has this rank's share."""
+    number = _core.checked_leaves(leaves, shape, comm.size)
+    return LeafReduction(adapter, comm, "all_reduce", tuple(shape), tuple(shape[1:]), number)
+
+
+def products_of(leaves: object, size: int, features: int) -> int:
+    """Returns into how many products each of ``size`` ranks divides that of a linear layer with its ``features``.
+
+    Whether there may be so many ``leaves`` is checked where they are added.
+
+    Raises:
+        InvalidTensorError: the features cannot be divided.
+    """
+    count = max(leaves // size, 1) if isinstance(leaves, int) else 1
+    if features % count:
+        raise InvalidTensorError(
+            f"input has {features} features, expected a multiple of {count}: leaves is {leaves} on {size} ranks"
+        )
+    return count
 
 
 def gathering(

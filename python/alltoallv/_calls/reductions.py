@@ -28,6 +28,13 @@ def check_order(comm: Any, operator: str, order: object) -> None:
         variables.order("order", order)
 
 
+def check_no_order(comm: Any, order: object, leaves: object) -> None:
+    """Raises InvalidParamError, on all ranks, for an ``order`` beside ``leaves``, which have one of their own."""
+    if order is not None:
+        with guard(comm, "all_reduce"):
+            raise InvalidParamError(f"order is {order!r} and leaves is {leaves!r}, expected one of them")
+
+
 class ReductionPlan:
     """A reduction whose arguments have passed the checks."""
 
@@ -42,13 +49,15 @@ class ReductionPlan:
         counts: Sequence[int],
         shape: Sequence[int] | None,
         root: int = 0,
+        leaves: int = 0,
     ) -> None:
         """Plans ``"all_reduce"``, ``"reduce"`` to ``root``, or ``"reduce_scatter"``: rank j keeps ``counts[j]``.
 
-        Ranks that know the ``shape`` of their input compare it.
+        Ranks that know the ``shape`` of their input compare it. With ``leaves``, of all ranks, the input of an
+        all_reduce holds this rank's share of them, and ``counts`` divide the result.
         """
         self._core, self._arguments, self._counts = core, (operator, dtype, op), counts
-        self._more: dict[str, Any] = {"root": root, "shape": shape}
+        self._more: dict[str, Any] = {"root": root, "shape": shape, "leaves": leaves}
 
     def run(self, input: int, output: int, timeout: float = -1, stream: int = 0) -> None:
         self._core.reduce(*self._arguments, input, output, self._counts, timeout, stream, **self._more)

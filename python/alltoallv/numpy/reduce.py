@@ -10,7 +10,7 @@ import numpy.typing as npt
 from alltoallv import _core, memory
 from alltoallv._calls.counts import Counts, even_parts, packed
 from alltoallv._calls.guard import guard
-from alltoallv._calls.reductions import check_order
+from alltoallv._calls.reductions import check_no_order, check_order
 from alltoallv.communicator import Communicator
 from alltoallv.dtypes import core_name
 from alltoallv.errors import InvalidParamError
@@ -28,6 +28,7 @@ def all_reduce(
     async_op: bool = False,
     timeout: float | None = None,
     order: str | None = None,
+    leaves: int | None = None,
 ) -> Any:
     """Reduces the ``input`` of all ranks element by element.
 
@@ -43,9 +44,13 @@ def all_reduce(
         async_op: Return at once; the outputs are complete after the work's ``wait()``, which raises the errors.
         timeout: Seconds to wait for the peers; default: the communicator's.
         order: ``"rank"`` or None: the order of additions, which in host memory is always that of the ranks.
+        leaves: A multiple L of the number W of ranks, equal on all of them, up to 4096. The input is ``[L / W, ...]``,
+            this rank's share of L arrays, and the result, ``[...]``, combines all L in a tree over L alone: neighbours
+            in pairs, then the results in pairs, and so on. So it has the same bits for every W. ``"avg"`` divides by L.
 
     Returns:
-        The result, of the input's shape and dtype, or ``(result, work)`` with ``async_op=True``.
+        The result, of the input's shape (with ``leaves`` without dimension 0) and dtype, or ``(result, work)`` with
+        ``async_op=True``.
 
     Raises:
         AllToAllVError: On every rank: an argument of any rank is wrong (InvalidParamError, InvalidTensorError), ranks
@@ -54,11 +59,14 @@ def all_reduce(
     comm, names = resolve(group), ("out", "input", "")
     if order is not None:
         check_order(comm, "all_reduce", order)
-    if not async_op and timeout is None:  # the shortest way: small reductions are many
+    if leaves is not None:
+        check_no_order(comm, order, leaves)
+    elif not async_op and timeout is None:  # the shortest way: small reductions are many
         result: Array | None = _core.reduce(comm.core, "all_reduce", input, out, op)
         if result is not None:
             return result
-    reduced = _core.call(ADAPTER, comm.core, "all_reduce", out, input, None, op, None, None, names, async_op, timeout)
+    arguments = ADAPTER, comm.core, "all_reduce", out, input, None, op, None, None, names, async_op, timeout, leaves
+    reduced = _core.call(*arguments)
     return later(comm, reduced) if async_op else reduced
 
 

@@ -128,6 +128,19 @@ def all_reduce(inputs: Sequence[Array], op: str = "sum") -> list[Array]:
     return [_reduce(inputs, op) for _ in inputs]
 
 
+def all_reduce_leaves(inputs: Sequence[Array], op: str = "sum") -> list[Array]:
+    """Returns for every rank the combination of all entries of axis 0, by a tree over their number n.
+
+    A node over n > 1 entries combines that over the first m, the largest power of two below n, with that over the
+    others. What is said about values in `all_reduce` holds here, with n in place of W.
+
+    Args:
+        inputs: W arrays of one shape and dtype; rank r's holds its entries, which follow those of rank r - 1.
+    """
+    entries = [entry.reshape(-1) for array in inputs for entry in array[:, None]]
+    return [_reduce(entries, op, tree=True).reshape(inputs[0].shape[1:]) for _ in inputs]
+
+
 def scan(inputs: Sequence[Array], op: str = "sum", exclusive: bool = False) -> list[Array | None]:
     """Returns for rank r inputs[0] op ... op inputs[r]; exclusive: without inputs[r], and None on rank 0."""
     ends = range(1 - exclusive, len(inputs) + 1 - exclusive)
@@ -195,7 +208,7 @@ def global_gather(
 _BITS = {"band": np.bitwise_and, "bor": np.bitwise_or, "bxor": np.bitwise_xor}  # for bools they are logical
 
 
-def _reduce(inputs: Sequence[Array], op: str) -> Array:
+def _reduce(inputs: Sequence[Array], op: str, tree: bool = False) -> Array:
     dtype = inputs[0].dtype
     if op not in ("sum", "avg", "min", "max", "prod", *_BITS):
         raise ValueError(f"op is {op!r}, expected sum, avg, min, max, prod, band, bor or bxor")
@@ -211,23 +224,28 @@ def _reduce(inputs: Sequence[Array], op: str) -> Array:
         combined: Array = _BITS[op].reduce(np.stack(inputs))
         return combined
     if dtype.kind == "c":  # real and imaginary part separately
-        parts: Array = _reduce([array.reshape(-1).view(f"f{dtype.itemsize // 2}") for array in inputs], op)
+        parts: Array = _reduce([array.reshape(-1).view(f"f{dtype.itemsize // 2}") for array in inputs], op, tree)
         return parts.view(dtype).reshape(inputs[0].shape)
     if dtype == np.bool_:
         logical: Array = np.any(inputs, axis=0) if op == "sum" else np.all(inputs, axis=0)
         return logical
     wide = np.dtype(np.float32) if dtype.itemsize == 2 and is_float else dtype
     with np.errstate(all="ignore"):
-        total = inputs[0].astype(wide)
-        for array in inputs[1:]:
-            other = array.astype(wide)
-            total = total * other if op == "prod" else total + other
+        total = _combined([array.astype(wide) for array in inputs], op, tree)
         if op == "avg":
             total = total / wide.type(len(inputs))
         result: Array = np.asarray(total.astype(dtype))
     if is_float:
         result[np.isnan(total)] = quiet_nan(dtype)
     return result
+
+
+def _combined(terms: Sequence[Array], op: str, tree: bool) -> Array:
+    if len(terms) == 1:
+        return terms[0]
+    at = 1 << (len(terms) - 1).bit_length() - 1 if tree else len(terms) - 1
+    left, right = _combined(terms[:at], op, tree), _combined(terms[at:], op, tree)
+    return np.asarray(left * right if op == "prod" else left + right)
 
 
 def _extreme(inputs: Sequence[Array], op: str) -> Array:

@@ -35,6 +35,7 @@ from alltoallv.torch.api.distributed import (
     scatter,
 )
 from alltoallv.torch.api.functions import all_to_all_v, exchange_counts
+from alltoallv.torch.api.linear import row_parallel_linear
 from alltoallv.torch.api.moe import global_gather, global_scatter
 from alltoallv.torch.api.p2p import irecv, isend, recv, send
 from alltoallv.torch.api.plan import Plan
@@ -90,6 +91,7 @@ __all__ = [
     "reduce",
     "reduce_scatter",
     "reduce_scatter_tensor",
+    "row_parallel_linear",
     "scatter",
     "send",
 ]

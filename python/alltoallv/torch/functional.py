@@ -10,6 +10,7 @@ from torch import Tensor
 
 from alltoallv._calls.counts import Counts, even_split
 from alltoallv._calls.guard import guard
+from alltoallv._calls.reductions import check_no_order
 from alltoallv.torch.api.functions import all_to_all_v
 from alltoallv.torch.eager import group as groups
 from alltoallv.torch.eager.graphs import is_tracing
@@ -65,9 +66,23 @@ def reduce_scatter(input: Tensor, group: Group = None, *, order: str | None = No
     return ops.reduce_scatter(input, groups.world_size(group), order or "", group)
 
 
-def all_reduce(input: Tensor, group: Group = None, *, order: str | None = None) -> Tensor:
+def all_reduce(input: Tensor, group: Group = None, *, order: str | None = None, leaves: int | None = None) -> Tensor:
     """Returns the sum of all ranks' inputs, in their shape. The gradient is also such a sum, in the same ``order``.
 
     ``order="rank"`` adds in the order of ranks on devices too, as in `alltoallv.torch.all_reduce`.
+
+    ``leaves``: a multiple L of the number W of ranks, equal on all of them, up to 4096. The input is ``[L / W, ...]``,
+    this rank's share of L tensors, and the result, ``[...]``, is the sum of all L in a tree over L alone: neighbours
+    in pairs, then the results in pairs, and so on; 16-bit floats in float32, rounded once. So it has the same bits for
+    every W, on every device. The gradient of each leaf is the sum of the ranks' gradients, in such a tree over the
+    ranks.
+
+    Raises:
+        InvalidParamError, InvalidTensorError: ``leaves`` is no multiple of W, or not that of the input's dimension 0.
     """
+    if leaves is not None:
+        if order is not None:
+            check_no_order(None if is_tracing(input) else groups.resolve(group, device_of(input)), order, leaves)
+        result: Tensor = ops.all_reduce_leaves(input, leaves, group)
+        return result
     return ops.all_reduce(input, order or "", group)

@@ -218,11 +218,12 @@ def reduce(
     counts: Sequence[int],
     shape: Sequence[int] | None,
     order: str | None = None,
+    leaves: int = 0,
 ) -> Operation:
     """Returns an ``"all_reduce"``, or a ``"reduce_scatter"`` whose rank j keeps ``counts[j]`` elements.
 
     Ranks that know the ``shape`` of their whole input compare it. In host memory ``order`` changes nothing: it is
-    always that of the ranks.
+    always that of the ranks. For ``leaves`` see `ReductionPlan`.
     """
     if input.is_complex() and not isinstance(comm, Communicator):  # engines reduce the parts
         input, output, counts = torch.view_as_real(input), torch.view_as_real(output), scaled(counts, 2)
@@ -231,10 +232,10 @@ def reduce(
     check_reduction(op, dtype)
     call: Call
     if isinstance(comm, Communicator):
-        plan = ReductionPlan(comm.core, operator, dtype, op, counts, shape)
+        plan = ReductionPlan(comm.core, operator, dtype, op, counts, shape, leaves=leaves)
         call = CheckedCall(plan, (input.data_ptr(), output.data_ptr()))
     else:
-        call = comm.reduce(operator, dtype, output, input, op, counts, shape, order)
+        call = comm.reduce(operator, dtype, output, input, op, counts, shape, order, leaves)
     return Operation(comm, operator, call, input, counts, [output.numel()], output, (input, output))
 
 

@@ -37,7 +37,8 @@ class Call:
         row: Elements per unit of the caller's counts, for messages.
         root: The root of a broadcast; for rows of bytes, what ranks must agree on beside their length.
         shape: The shape of a reduction's input.
-        ordered: Whether a reduction adds in the order of ranks, whatever the engine's own order is.
+        ordered: Whether a reduction has an order that is not the engine's own: that of ranks, or that of leaves.
+        leaves: How many vectors an all_reduce adds in a tree; 0: one of every rank.
     """
 
     operator: str
@@ -47,6 +48,7 @@ class Call:
     root: int = 0
     shape: Sequence[int] | None = None
     ordered: bool = False
+    leaves: int = 0
 
 
 class DeviceMember(ABC):
@@ -100,7 +102,7 @@ class DeviceMember(ABC):
 
     def _compare_reduction(self, call: Call, op: str, counts: Sequence[int]) -> None:
         core = self.communicator.core
-        terms: dict[str, Any] = {"root": int(call.ordered), "shape": call.shape}
+        terms: dict[str, Any] = {"root": int(call.ordered), "shape": call.shape, "leaves": call.leaves}
         core.reduce(call.operator, call.dtype, op, 0, 0, list(counts), moves=False, **terms)
 
     def _launch_quantized(
@@ -209,19 +211,21 @@ class DeviceMember(ABC):
         counts: Sequence[int],
         shape: Sequence[int] | None,
         order: str | None = None,
+        leaves: int = 0,
     ) -> DeviceCall:
         """Returns an ``"all_reduce"``, or a ``"reduce_scatter"`` whose rank j keeps ``counts[j]`` elements.
 
         Without an ``order``, the call's or this member's, the engine chooses that of additions; what it does not reduce
-        is added in rank order.
+        is added in rank order. For ``leaves`` see `ReductionPlan`.
         """
-        call = Call(operator, dtype, shape=shape, ordered=(order or self.order) == "rank")
+        ordered = leaves > 0 or (order or self.order) == "rank"
+        call = Call(operator, dtype, shape=shape, ordered=ordered, leaves=leaves)
 
         def launch(wait: bool) -> tuple[None, Any]:
             flat, x = output.view(-1), input.view(-1)
             done, work = self._launch_reduction(call, flat, x, op, counts, wait)
             if not done:
-                reduce_in_order(Steps(self, operator), flat, x, op, counts)
+                reduce_in_order(Steps(self, operator), flat, x, op, counts, leaves)
             return None, work
 
         return self._later(input, operator, launch)

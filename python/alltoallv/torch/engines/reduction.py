@@ -60,39 +60,48 @@ def in_bytes(layout: Layout, itemsize: int) -> Layout:
     return sends, sdispls, recvs, rdispls
 
 
-def reduce_in_order(steps: Steps, output: Tensor, input: Tensor, op: str, counts: Sequence[int]) -> None:
-    """Does all_reduce or reduce_scatter of flat tensors; ``counts[j]`` elements belong to rank j.
+def reduce_in_order(
+    steps: Steps, output: Tensor, input: Tensor, op: str, counts: Sequence[int], leaves: int = 0
+) -> None:
+    """Does all_reduce or reduce_scatter of flat tensors; ``counts[j]`` elements of the result belong to rank j.
 
     Every rank gets the same bits, and shared memory also gives these: 16-bit floats are added in float32 and rounded
-    once, integers wrap, and a resulting NaN is the quiet one.
+    once, integers wrap, and a resulting NaN is the quiet one. For ``leaves`` see `ReductionPlan`.
     """
     size, total, own = steps.size, sum(counts), counts[steps.rank]
     output, input = output.detach(), input.detach()
     begins = packed(counts)
     mine = slice(begins[steps.rank], begins[steps.rank] + own)
-    gathers = steps.operator == "all_reduce"
-    if total * input.itemsize <= _SMALL:
-        everything = input.new_empty(size * total)
+    gathers, tree = steps.operator == "all_reduce", leaves > 0
+    each = leaves // size if tree else 1  # vectors of every rank
+    vectors = input.view(each, total)
+    if input.nbytes <= _SMALL:
+        everything = input.new_empty(size * input.numel())
         steps.gather(as_bytes(everything), as_bytes(input))
-        parts = everything.view(size, total)
-        output.copy_(combine((parts if gathers else parts[:, mine]).unbind(), op))
+        parts = everything.view(size * each, total)
+        output.copy_(combine((parts if gathers else parts[:, mine]).unbind(), op, tree))
         return
-    others = [0 if j == steps.rank else own for j in range(size)]  # this rank's own part is read where it lies
-    sends = [0 if j == steps.rank else count for j, count in enumerate(counts)]
+    others = [0 if j == steps.rank else own * each for j in range(size)]  # this rank's own part is read where it lies
+    sends = [0 if j == steps.rank else count * each for j, count in enumerate(counts)]
     came = input.new_empty(sum(others))
-    layout = (sends, begins, others, packed(others))
+    if each > 1:  # what goes to a rank lies together
+        input = torch.cat([part.reshape(-1) for part in vectors.split(list(counts), 1)])
+    layout = (sends, [begin * each for begin in begins], others, packed(others))
     steps.exchange(as_bytes(came), as_bytes(input), in_bytes(layout, input.itemsize))
-    terms = list(came.split(others))
-    terms[steps.rank] = input[mine]
-    result = combine(terms, op)
+    terms = list(came.view(-1, own).unbind()) if own else []
+    terms[steps.rank * each : steps.rank * each] = vectors[:, mine].unbind()
+    result = combine(terms, op, tree)
     if not gathers:
         output.copy_(result)
         return
     steps.gather(as_bytes(output), as_bytes(result), [count * input.itemsize for count in counts])
 
 
-def combine(terms: Sequence[Tensor], op: str) -> Tensor:
-    """Returns ``terms[0] op terms[1] op ...`` in this order; they are flat and of one dtype."""
+def combine(terms: Sequence[Tensor], op: str, tree: bool = False) -> Tensor:
+    """Returns ``terms[0] op terms[1] op ...`` in this order, or in a tree; they are flat and of one dtype.
+
+    The tree combines neighbours in pairs, then the results in pairs, and so on.
+    """
     dtype = terms[0].dtype
     if len(terms) == 1:
         return terms[0]
@@ -101,12 +110,22 @@ def combine(terms: Sequence[Tensor], op: str) -> Tensor:
     if op in ("min", "max"):
         return _extreme(terms, op)
     if dtype in _UNSIGNED and op not in _BITS:  # the signed dtype gives the same bits, and torch can add it
-        return combine([term.view(_UNSIGNED[dtype]) for term in terms], op).view(dtype)
-    first = terms[0].float() if dtype in (torch.float16, torch.bfloat16) else terms[0]
-    total = reduce(_STEPS[op], terms[1:], first)
+        return combine([term.view(_UNSIGNED[dtype]) for term in terms], op, tree).view(dtype)
+    halves = dtype in (torch.float16, torch.bfloat16)
+    if tree:
+        total = _in_tree([term.float() if halves else term for term in terms], op)
+    else:
+        total = reduce(_STEPS[op], terms[1:], terms[0].float() if halves else terms[0])
     if op == "avg":
         total /= len(terms)
     return _quieten(total.to(dtype)) if dtype.is_floating_point else total
+
+
+def _in_tree(nodes: list[Tensor], op: str) -> Tensor:
+    while len(nodes) > 1:
+        pairs = [_STEPS[op](a, b) for a, b in zip(nodes[::2], nodes[1::2], strict=False)]
+        nodes = pairs + nodes[2 * len(pairs) :]
+    return nodes[0]
 
 
 def _extreme(terms: Sequence[Tensor], op: str) -> Tensor:

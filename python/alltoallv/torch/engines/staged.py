@@ -58,7 +58,8 @@ class StagedMember(DeviceMember):
     def _launch_reduction(
         self, call: Call, output: Tensor, input: Tensor, op: str, counts: Sequence[int], wait: bool
     ) -> tuple[bool, StagedWork | None]:
-        plan = ReductionPlan(self.communicator.core, call.operator, call.dtype, op, list(counts), call.shape)
+        about = call.operator, call.dtype, op, list(counts), call.shape
+        plan = ReductionPlan(self.communicator.core, *about, leaves=call.leaves)
         return True, self._run(plan, [output], [input], wait)
 
     def _run(

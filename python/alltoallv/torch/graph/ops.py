@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from alltoallv import _core
-from alltoallv._calls.counts import Layout, overlap, packed
+from alltoallv._calls.counts import Layout, even_parts, overlap, packed
 from alltoallv._calls.guard import guard
 from alltoallv._calls.received import STATUS_SHAPE
 from alltoallv.errors import InvalidParamError
@@ -159,6 +159,27 @@ def all_to_all_v_counted(
         call = calls.exchange_counted(comm, x, row, counts, outs)
     call.run()
     return outs
+
+
+def _to_leaves(call: Any, grad: Tensor) -> Tensor:
+    """Returns the sum of the ranks' gradients, in a tree over the ranks, for every leaf."""
+    size = call.leaves // call.input.shape[0]
+    total: Tensor = all_reduce_leaves(grad.unsqueeze(0), size, call.group)
+    return total.expand(call.input.shape)
+
+
+@partial(Operator, fake=lambda input, *given: input.new_empty(input.shape[1:]), gradient=_to_leaves)
+def all_reduce_leaves(input: Tensor, leaves: int, group: str) -> Tensor:
+    """Adds ``leaves`` tensors, of which every rank has its share, ``[leaves / W, ...]``, in a tree."""
+    comm = communicator_of(group, input)
+    with guard(comm, "all_reduce"):
+        x = as_input("input", input)
+        _core.checked_leaves(leaves, x.shape, comm.size)
+        out = calls.new_output(comm, x.shape[1:], x)
+        counts = even_parts(out.numel(), comm.size)
+        operation = calls.reduce(comm, "all_reduce", out, x, "sum", counts, x.shape, leaves=leaves)
+    operation.run()
+    return out
 
 
 def _functional(row: Collective) -> Operator:
