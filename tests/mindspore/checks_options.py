@@ -8,6 +8,7 @@ from typing import Any
 import mindspore as ms
 import numpy as np
 import pytest
+from leaf_front_ends import check_leaves
 from mindspore import Tensor
 from options_that_differ import Case, check, dispatchers, operations, quantized
 
@@ -38,6 +39,13 @@ def collectives(comm: Communicator) -> list[Case]:
 def check_options_that_differ(comm: Communicator) -> None:
     cases = [*collectives(comm), *quantized(am, Tensor, ms, comm), *dispatchers(am, Tensor, comm)]
     check(comm, [*cases, *operations(Tensor, comm)])
+
+
+def check_sums_of_leaves(comm: Communicator) -> None:
+    def gradients(loss: Any, tensors: Any) -> Any:
+        return [x.asnumpy() for x in ms.grad(loss, (0, 1, 2))(*tensors)]
+
+    check_leaves(am, Tensor, gradients, comm)
 
 
 def check_order_of_ranks(comm: Communicator) -> None:

@@ -67,6 +67,13 @@ def right(group):
     exact = Tensor(reference.all_reduce([each.astype(ms.float32).asnumpy() for each in halves], "sum")[rank])
     yield "bfloat16", same(twice.astype(ms.float32).asnumpy(), exact.astype(ms.bfloat16).astype(ms.float32).asnumpy())
 
+    for name, leaves, numel in (("float32", 2 * size, 7), ("float32", 3 * size, 9001), ("float16", 2 * size, 9001)):
+        made = np.concatenate(terms(leaves // size * numel, FLOATS[name], 5)).reshape(leaves, numel)
+        own, total = Tensor(np.split(made, size)[rank]), reference.all_reduce_leaves([made])[0]
+        yield f"leaves of {name}", same(am.all_reduce_leaves(own, leaves, group).asnumpy(), total)
+    slope = ms.grad(lambda x: (am.all_reduce_leaves(x, leaves, group) * Tensor(made[rank])).sum())(own).asnumpy()
+    yield "gradient of leaves", same(slope, np.broadcast_to(reference.all_reduce_leaves([made[:size]])[0], own.shape))
+
     def loss(x):
         am.all_reduce(y := x * 1, "sum", group, order="rank")
         return (y * Tensor(given[rank])).sum()

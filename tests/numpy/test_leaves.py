@@ -93,7 +93,7 @@ def test_ranks_agree_on_the_leaves(comm: Communicator) -> None:
 def test_wrong_leaves(comm: Communicator) -> None:
     x = np.ones((4, 3), np.float32)
     for leaves in (0, 3, -8, True, 2.0, "8", 8192, 2**70):
-        with pytest.raises(InvalidParamError, match=r"leaves is .*, expected a multiple of the 2 ranks of at most 4096"):
+        with pytest.raises(InvalidParamError, match=r"leaves is .*, expected a multiple of the 2 ranks of"):
             av.all_reduce(x, leaves=leaves, group=comm)  # type: ignore[arg-type]
     with pytest.raises(InvalidTensorError, match=r"input has shape \(4, 3\), expected \(2, \.\.\.\)"):
         av.all_reduce(x, leaves=4, group=comm)

@@ -11,6 +11,7 @@ from alltoallv._calls import messages
 from alltoallv._calls.adapters import A, Adapter
 from alltoallv._calls.guard import guard
 from alltoallv._calls.handle import Handle
+from alltoallv._calls.linear import leaf_products, leaf_reduction
 from alltoallv._calls.objects import COLLECTIVES
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError
@@ -105,6 +106,40 @@ class FrontEnd(ABC, Generic[A, G, H]):
             call.run(timeout)
             return self.ended(call.result)
         return cast("H", self.adapter.handle(comm, call.submit(timeout), (call,), lambda: call.result))
+
+    def all_reduce_leaves(self, tensor: A, leaves: int, group: G, apply: Callable[[A, Any], A]) -> A | None:
+        """Returns the sum of all ranks' leaves; ``apply`` runs a map in autograd. None on a rank outside the group."""
+        comm = self.enter(group)
+        if comm is None:
+            return None
+        with guard(comm, "all_reduce", self.local):
+            self.adapter.check("tensor", tensor)
+            shape: tuple[int, ...] = tuple(cast("Any", tensor).shape)
+            reduction = leaf_reduction(self.adapter, comm, shape, leaves)
+            _core.check_reduction("sum", self.adapter.dtype(tensor))
+        return apply(tensor, reduction)
+
+    def row_parallel_linear(
+        self,
+        tensors: tuple[A, A, A | None],
+        leaves: int,
+        group: G,
+        apply: Callable[[A, Any], A],
+        multiply: Callable[[A, A], A],
+        stack: Callable[[list[A]], A],
+    ) -> A | None:
+        """Runs a linear layer of input, weight and bias; for ``multiply`` see `leaf_products`."""
+        comm = self.enter(group)
+        if comm is None:
+            return None
+        with guard(comm, "all_reduce", self.local):
+            for name, x in zip(("input", "weight", "bias"), tensors, strict=True):
+                if x is not None:
+                    self.adapter.check(name, x)
+            products = stack(leaf_products(*tensors, leaves, comm.size, multiply))
+        total: Any = self.all_reduce_leaves(products, leaves, group, apply)
+        result: A = total if tensors[2] is None else total + tensors[2]
+        return result
 
     def objects(
         self,

@@ -5,11 +5,12 @@ A front end has one autograd function, which runs a map forward and its transpos
 
 from __future__ import annotations
 
+import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic
+from typing import Any, Generic, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -193,20 +194,33 @@ def leaf_reduction(adapter: Adapter[A], comm: Communicator, shape: Sequence[int]
     return LeafReduction(adapter, comm, "all_reduce", tuple(shape), tuple(shape[1:]), number)
 
 
-def products_of(leaves: object, size: int, features: int) -> int:
-    """Returns into how many products each of ``size`` ranks divides that of a linear layer with its ``features``.
+def leaf_products(input: A, weight: A, bias: Any, leaves: object, size: int, multiply: Callable[[A, A], A]) -> list[A]:
+    """Returns one rank's product with a layer's weight as products over equal parts of its features, to be added.
 
     Whether there may be so many ``leaves`` is checked where they are added.
 
     Raises:
-        InvalidTensorError: the features cannot be divided.
+        InvalidTensorError: the shapes do not fit, or the features cannot be divided.
     """
-    count = max(leaves // size, 1) if isinstance(leaves, int) else 1
+    x, w = cast("tuple[Any, Any]", (input, weight))
+    check_shapes(x.shape, w.shape, None if bias is None else bias.shape)
+    count, features = max(leaves // size, 1) if isinstance(leaves, int) else 1, x.shape[-1]
     if features % count:
         raise InvalidTensorError(
             f"input has {features} features, expected a multiple of {count}: leaves is {leaves} on {size} ranks"
         )
-    return count
+    ends = [features // count * i for i in range(count + 1)]
+    return [multiply(x[..., a:b], w[:, a:b]) for a, b in itertools.pairwise(ends)]
+
+
+def check_shapes(input: Sequence[int], weight: Sequence[int], bias: Sequence[int] | None = None) -> None:
+    """Raises InvalidTensorError, which names the argument, unless the shapes can be multiplied."""
+    if not input:
+        raise InvalidTensorError("input has shape (), expected at least 1 dimension")
+    if len(weight) != 2 or weight[1] != input[-1]:
+        raise InvalidTensorError(f"weight has shape {tuple(weight)}, expected [out_features, {input[-1]}]")
+    if bias is not None and tuple(bias) != (weight[0],):
+        raise InvalidTensorError(f"bias has shape {tuple(bias)}, expected ({weight[0]},)")
 
 
 def gathering(

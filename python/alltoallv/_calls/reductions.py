@@ -7,6 +7,7 @@ from typing import Any
 
 from alltoallv import _core
 from alltoallv._calls.guard import guard
+from alltoallv.errors import InvalidParamError
 from alltoallv.launch import variables
 
 FLOATS = frozenset(name for name, dtype in _core.dtypes.items() if dtype.arithmetic == "floating")

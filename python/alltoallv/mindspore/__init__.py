@@ -33,6 +33,7 @@ from alltoallv.mindspore.cells import (
 from alltoallv.mindspore.collectives import (
     all_gather,
     all_reduce,
+    all_reduce_leaves,
     all_to_all,
     barrier,
     broadcast,
@@ -40,6 +41,7 @@ from alltoallv.mindspore.collectives import (
     reduce,
     reduce_scatter,
     reduce_scatter_tensor,
+    row_parallel_linear,
     scatter,
 )
 from alltoallv.mindspore.dispatcher import MoEDispatcher
@@ -94,6 +96,7 @@ __all__ = [
     "all_gather",
     "all_gather_into_tensor",
     "all_reduce",
+    "all_reduce_leaves",
     "all_to_all",
     "all_to_all_single",
     "all_to_all_v",
@@ -117,6 +120,7 @@ __all__ = [
     "reduce",
     "reduce_scatter",
     "reduce_scatter_tensor",
+    "row_parallel_linear",
     "scatter",
     "send",
     "uninstall",

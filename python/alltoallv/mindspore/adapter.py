@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -11,9 +12,10 @@ from mindspore import Tensor, mint, ops
 
 from alltoallv import _core
 from alltoallv._calls.adapters import Adapter
+from alltoallv._calls.counts import even_parts
 from alltoallv._calls.experts import exchange_counts
 from alltoallv._calls.guard import guard
-from alltoallv._calls.linear import Linear, Reduction, Transfer
+from alltoallv._calls.linear import LeafReduction, Linear, Reduction, Transfer
 from alltoallv._calls.regions import Region
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError
@@ -97,6 +99,8 @@ class Tensors(Adapter[Tensor]):
         """Adds the exchange to MindSpore's queue: it runs after earlier operators and before later ones."""
         with guard(linear.communicator, linear.operator):
             refuse_timeout(linear.timeout if linear.timeout >= 0 else None)
+            if isinstance(linear, LeafReduction):
+                return self._in_tree(linear, input)
             if isinstance(linear, Reduction) and linear.communicator.order is not None:
                 return self._in_order(linear, input, output)
             if isinstance(linear, Reduction) and linear.op == "avg":  # HCCL has sums
@@ -106,6 +110,11 @@ class Tensors(Adapter[Tensor]):
             out = fresh(linear.shape_out, dtype=input.dtype) if output is None else output
             device_op.enqueue(lambda locate, stream: plan.run(locate(x)[0], locate(out)[0], stream=stream), [out], [x])
         return out
+
+    def _in_tree(self, linear: LeafReduction[Tensor], input: Tensor) -> Tensor:
+        counts, comm = even_parts(math.prod(linear.shape_out), linear.communicator.size), linear.communicator
+        terms = "sum", counts, linear.shape_in, linear.leaves
+        return device_reduction.reduce_in_order(comm, linear.operator, input, *terms).reshape(linear.shape_out)
 
     def _in_order(self, linear: Reduction[Tensor], input: Tensor, output: Tensor | None) -> Tensor:
         terms = linear.op, linear.counts, linear.shape_in

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import mindspore
@@ -21,7 +22,13 @@ _ADDED = "int8, int16, int32, int64, uint8, float16, bfloat16, float32, float64"
 
 
 def reduce_in_order(
-    comm: Communicator, operator: str, x: Tensor, op: str, counts: Sequence[int], shape: Sequence[int] | None
+    comm: Communicator,
+    operator: str,
+    x: Tensor,
+    op: str,
+    counts: Sequence[int],
+    shape: Sequence[int] | None,
+    leaves: int = 0,
 ) -> Tensor:
     """Runs ``"all_reduce"`` or ``"reduce_scatter"`` in MindSpore's queue; returns the flat result, a new tensor.
 
@@ -29,7 +36,7 @@ def reduce_in_order(
     NaN is the quiet one.
 
     Args:
-        x: All elements, of which ``counts[j]`` belong to rank j.
+        x: All elements, of which ``counts[j]`` belong to rank j; with ``leaves``, of all ranks, as many for each.
         op: The core's name of a reduction that has passed its checks.
         shape: What ranks compare as the input's shape, if they do.
 
@@ -37,13 +44,18 @@ def reduce_in_order(
         InvalidTensorError: on every rank, for a dtype that MindSpore does not add on a device.
     """
     size, total, own = comm.size, sum(counts), counts[comm.rank]
+    each, tree = max(leaves // size, 1), leaves > 0  # vectors of every rank
     dtype, gathers = core_name(x.dtype), operator == "all_reduce"
     with guard(comm, operator):
         if dtype not in _ADDED.split(", "):
             raise InvalidTensorError(f"dtype is {dtype}, expected one of {_ADDED} for a sum in the order of ranks", 13)
 
     def agree() -> None:
-        terms: dict[str, Any] = {"root": 1, "shape": shape}  # root: as all engines say that the order is that of ranks
+        terms: dict[str, Any] = {
+            "root": 1,
+            "shape": shape,
+            "leaves": leaves,
+        }  # root: as all engines say that the order is that of ranks
         comm.core.reduce(operator, dtype, op, 0, 0, list(counts), moves=False, **terms)
 
     if not total:
@@ -52,21 +64,34 @@ def reduce_in_order(
     if not (total if gathers else own):
         return ops.zeros(0, x.dtype)
     moves, flat = Moves(comm, agree), x.reshape(-1)
-    if total * x.itemsize <= _SMALL:
+    if x.nbytes <= _SMALL:
         begin = sum(counts[: comm.rank])
-        terms = moves.gather(flat)
-        return combine(terms if gathers else terms[:, begin : begin + own], op)
-    came = moves.exchange(flat, counts, [own] * size)
-    part = combine(came.reshape(size, own), op) if own else came
+        terms = moves.gather(flat).reshape(size * each, total)
+        return combine(terms if gathers else terms[:, begin : begin + own], op, tree)
+    if each > 1:  # what goes to one rank lies together
+        vectors, ends = flat.reshape(each, total), list(accumulate(counts))
+        parts = zip(counts, ends, strict=True)
+        flat = ops.cat([vectors[:, end - count : end].reshape(-1) for count, end in parts if count])
+    came = moves.exchange(flat, [count * each for count in counts], [own * each] * size)
+    part = combine(came.reshape(size * each, own), op, tree) if own else came
     return moves.exchange(part, [own] * size, counts, "all_gather") if gathers else part
 
 
-def combine(terms: Tensor, op: str) -> Tensor:
-    """Returns ``terms[0] op terms[1] op ...`` in this order; shape ``[W, n]`` becomes ``[n]``."""
+def combine(terms: Tensor, op: str, tree: bool = False) -> Tensor:
+    """Returns ``terms[0] op terms[1] op ...`` in this order; shape ``[W, n]`` becomes ``[n]``.
+
+    In a ``tree``, of a sum, neighbours are added in pairs, then the results in pairs, and so on.
+    """
     dtype = terms.dtype
     if dtype in (mindspore.float16, mindspore.bfloat16):
-        return combine(terms.astype(mindspore.float32), op).astype(dtype)
+        return combine(terms.astype(mindspore.float32), op, tree).astype(dtype)
     floating, total = dtype in (mindspore.float32, mindspore.float64), terms[0]
+    if tree:
+        nodes = [terms[j] for j in range(terms.shape[0])]
+        while len(nodes) > 1:
+            pairs = [a + b for a, b in zip(nodes[::2], nodes[1::2], strict=False)]
+            nodes = pairs + nodes[2 * len(pairs) :]
+        return canonical_nan(nodes[0]) if floating and len(terms) > 1 else nodes[0]
     for j in range(1, terms.shape[0]):
         term = terms[j]
         if op in ("min", "max"):  # the earlier of equal values stays, and any NaN gives NaN

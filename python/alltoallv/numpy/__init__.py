@@ -39,7 +39,7 @@ from alltoallv.numpy.quantized import (
     quantized_linear_all_reduce,
     quantized_reduce_scatter,
 )
-from alltoallv.numpy.reduce import all_reduce, reduce_scatter, scan
+from alltoallv.numpy.reduce import all_reduce, reduce_scatter, row_parallel_linear, scan
 from alltoallv.numpy.rooted import broadcast, gather, reduce, scatter
 from alltoallv.numpy.work import Work
 
@@ -78,6 +78,7 @@ __all__ = [
     "recv_object",
     "reduce",
     "reduce_scatter",
+    "row_parallel_linear",
     "scan",
     "scatter",
     "scatter_object",

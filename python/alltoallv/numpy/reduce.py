@@ -10,6 +10,7 @@ import numpy.typing as npt
 from alltoallv import _core, memory
 from alltoallv._calls.counts import Counts, even_parts, packed
 from alltoallv._calls.guard import guard
+from alltoallv._calls.linear import leaf_products
 from alltoallv._calls.reductions import check_no_order, check_order
 from alltoallv.communicator import Communicator
 from alltoallv.dtypes import core_name
@@ -161,3 +162,47 @@ def scan(
         )
     return_plan.run(address(partial_results), address(into), limit)
     return out if into is out else None
+
+
+def row_parallel_linear(
+    input: npt.ArrayLike,
+    weight: npt.ArrayLike,
+    bias: npt.ArrayLike | None = None,
+    *,
+    leaves: int,
+    group: Communicator | None = None,
+) -> Any:
+    """Runs a linear layer split by its inputs over the ranks: sums ``input @ weight.T``, and adds ``bias``.
+
+    Every rank divides its product into L / W products of as many input features each, and all L are added as
+    `all_reduce` adds ``leaves``. So every product has the same shape for every number W of ranks, and the sum has the
+    same bits, as far as NumPy's product of one shape has: with as many threads of its library in every rank.
+
+    Args:
+        input: ``[..., K]``, this rank's part of the features, in rank order; its leading dimensions are the same on all
+            ranks.
+        weight: ``[N, K]``, this rank's columns of the layer's weight, in the input's dtype.
+        bias: ``[N]``, added once to the sum; every rank gives the same.
+        leaves: L, a multiple of W, up to 4096, equal on all ranks; K is a multiple of L / W.
+        group: A `Communicator`, or None for the default one.
+
+    Returns:
+        ``[..., N]`` in the input's dtype.
+
+    Raises:
+        AllToAllVError: On every rank: an argument of any rank is wrong (InvalidParamError, InvalidTensorError), ranks
+            disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
+    """
+    comm = resolve(group)
+    with guard(comm, "all_reduce"):
+        b = None if bias is None else np.asarray(bias)
+        x: Array = as_input("input", input)
+        w: Array = as_input("weight", weight)
+        products: list[Array] = leaf_products(x, w, b, leaves, comm.size, _multiply)
+    total: Array = all_reduce(np.stack(products), leaves=leaves, group=comm)
+    return total if b is None else total + b
+
+
+def _multiply(x: Array, weight: Array) -> Array:
+    product: Array = np.ascontiguousarray(x) @ np.ascontiguousarray(weight).T
+    return product

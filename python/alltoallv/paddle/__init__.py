@@ -27,11 +27,13 @@ import paddle as _paddle
 from alltoallv.paddle.collectives import (
     all_gather,
     all_reduce,
+    all_reduce_leaves,
     barrier,
     broadcast,
     gather,
     reduce,
     reduce_scatter,
+    row_parallel_linear,
     scatter,
 )
 from alltoallv.paddle.exchange import (
@@ -72,6 +74,7 @@ __all__ = [
     "all_gather",
     "all_gather_object",
     "all_reduce",
+    "all_reduce_leaves",
     "all_to_all_v",
     "alltoall",
     "alltoall_single",
@@ -95,6 +98,7 @@ __all__ = [
     "recv_object_list",
     "reduce",
     "reduce_scatter",
+    "row_parallel_linear",
     "scatter",
     "scatter_object_list",
     "send",

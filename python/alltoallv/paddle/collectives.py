@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import paddle
 from paddle import Tensor
 from paddle.distributed import ReduceOp
 
 from alltoallv._calls.reductions import check_order
-from alltoallv.paddle.front_end import front_end
+from alltoallv.paddle.front_end import apply, front_end
 from alltoallv.paddle.group import Group, resolve
 from alltoallv.paddle.work import Task
 
@@ -43,6 +44,63 @@ def all_reduce(
     if order is not None and (comm := resolve(group)) is not None:
         check_order(comm, "all_reduce", order)
     return front_end.call("all_reduce", group, not sync_op, tensor, reduce_op=op)
+
+
+def all_reduce_leaves(tensor: Tensor, leaves: int, group: Group = None) -> Tensor | None:
+    """Returns the sum of L tensors, of which every one of W ranks has its share ``tensor``, ``[L / W, ...]``.
+
+    All are added in a tree over L alone: neighbours in pairs, then the results in pairs, and so on; 16-bit floats in
+    float32, rounded once. So the sum has the same bits for every W. Its gradient is for each leaf the sum of the
+    ranks' gradients, in such a tree over the ranks.
+
+    Args:
+        tensor: Of one shape and dtype on all ranks: an integer, bool, float or complex dtype.
+        leaves: L, a multiple of W, up to 4096, equal on all ranks.
+        group: A Paddle group, a `Communicator`, or None for all ranks.
+
+    Returns:
+        Shape ``[...]``, a new tensor; None, with a warning, on a rank outside the group.
+
+    Raises:
+        AllToAllVError: On every rank: an argument of any rank is wrong (InvalidParamError, InvalidTensorError), ranks
+            disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
+    """
+    total: Tensor | None = front_end.all_reduce_leaves(tensor, leaves, group, apply)
+    return total
+
+
+def row_parallel_linear(
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, *, leaves: int, group: Group = None
+) -> Tensor | None:
+    """Runs a linear layer split by its inputs over the ranks: sums ``input @ weight.T``, and adds ``bias``.
+
+    Every rank divides its product into L / W products of as many input features each, and all L are added as by
+    `all_reduce_leaves`. So every product has the same shape for every number W of ranks, and the sum has the same bits,
+    as far as the framework's product of one shape has: on CPU with as many threads in every rank.
+
+    Args:
+        input: ``[..., K]``, this rank's part of the features, in rank order; its leading dimensions are the same on all
+            ranks.
+        weight: ``[N, K]``, this rank's columns of the layer's weight, in the input's dtype.
+        bias: ``[N]``, added once to the sum; every rank gives the same.
+        leaves: L, a multiple of W, up to 4096, equal on all ranks; K is a multiple of L / W.
+        group: A Paddle group, a `Communicator`, or None for all ranks.
+
+    Returns:
+        ``[..., N]`` in the input's dtype; None, with a warning, on a rank outside the group. Differentiable in input,
+        weight and bias.
+
+    Raises:
+        AllToAllVError: On every rank: an argument of any rank is wrong (InvalidParamError, InvalidTensorError), ranks
+            disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
+    """
+    tensors = input, weight, bias
+    total: Tensor | None = front_end.row_parallel_linear(tensors, leaves, group, apply, _multiply, paddle.stack)
+    return total
+
+
+def _multiply(x: Tensor, weight: Tensor) -> Tensor:
+    return paddle.matmul(x.contiguous(), weight.contiguous(), transpose_y=True)
 
 
 def reduce(

@@ -11,7 +11,7 @@ from alltoallv._calls.adapters import A, Adapter
 from alltoallv._calls.counts import Counts
 from alltoallv._calls.experts import gathered
 from alltoallv._calls.guard import guard
-from alltoallv._calls.linear import Map
+from alltoallv._calls.linear import Map, check_shapes
 from alltoallv._calls.lockstep import lockstep
 from alltoallv.communicator import Communicator
 from alltoallv.quantization import bounds, linear, requests
@@ -214,7 +214,7 @@ class Quantized(Generic[A]):
             for name, x in tensors.items():
                 self.adapter.check(name, x)
             shapes = [tuple(x.shape) for x in tensors.values()]
-            linear.check_shapes(*shapes)
+            check_shapes(*shapes)
             rows, columns = math.prod(shapes[0][:-1]), shapes[1][0]
             chunks = 1 if settings["group_size"] == "tensor" else chunks
             settings["group_size"] = grouping_of(settings["group_size"], rows, columns)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 from alltoallv import _core
 from alltoallv._calls.counts import integer
-from alltoallv.errors import InvalidParamError, InvalidTensorError
+from alltoallv.errors import InvalidParamError
 
 CHUNKS = 4  # the default, if a chunk has at least this number of elements:
 SMALLEST = 1 << 17
@@ -29,13 +28,3 @@ def chunk_rows(rows: int, columns: int, chunks: int | None, format: Any, group_s
         wanted = 1 if format == "nvfp4" else min(max(rows * columns // SMALLEST, 1), CHUNKS)
     units = -(-rows // unit)
     return max(-(-units // wanted) * unit, 1)
-
-
-def check_shapes(input: Sequence[int], weight: Sequence[int], bias: Sequence[int] | None = None) -> None:
-    """Raises InvalidTensorError, which names the argument, unless the shapes can be multiplied."""
-    if not input:
-        raise InvalidTensorError("input has shape (), expected at least 1 dimension")
-    if len(weight) != 2 or weight[1] != input[-1]:
-        raise InvalidTensorError(f"weight has shape {tuple(weight)}, expected [out_features, {input[-1]}]")
-    if bias is not None and tuple(bias) != (weight[0],):
-        raise InvalidTensorError(f"bias has shape {tuple(bias)}, expected ({weight[0]},)")

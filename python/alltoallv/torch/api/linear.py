@@ -9,8 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from alltoallv._calls.guard import guard
-from alltoallv._calls.linear import products_of
-from alltoallv.quantization.linear import check_shapes
+from alltoallv._calls.linear import leaf_products
 from alltoallv.torch.eager import group as groups
 from alltoallv.torch.eager.graphs import is_tracing
 from alltoallv.torch.eager.group import Group, device_of
@@ -49,10 +48,11 @@ def row_parallel_linear(
         if comm is None:
             return None
     with guard(comm, "all_reduce"):
-        check_shapes(input.shape, weight.shape, None if bias is None else bias.shape)
-        parts = products_of(leaves, groups.world_size(group), input.shape[-1])
-        # Contiguous, each in memory of its own: a library may choose its way by strides and alignment.
-        pairs = zip(input.chunk(parts, -1), weight.chunk(parts, 1), strict=True)
-        products = torch.stack([F.linear(x.contiguous(), w.contiguous()) for x, w in pairs])
+        products = torch.stack(leaf_products(input, weight, bias, leaves, groups.world_size(group), _multiply))
     total: Tensor = ops.all_reduce_leaves(products, leaves, group)
     return total if bias is None else total + bias
+
+
+def _multiply(x: Tensor, weight: Tensor) -> Tensor:
+    # Contiguous, each in memory of its own: a library may choose its way by strides and alignment.
+    return F.linear(x.contiguous(), weight.contiguous())

@@ -13,11 +13,11 @@ from torch.compiler import is_dynamo_compiling
 from alltoallv import _core
 from alltoallv._calls.counts import Counts, as_counts, shares
 from alltoallv._calls.guard import guard
+from alltoallv._calls.linear import check_shapes
 from alltoallv.errors import InvalidParamError
 from alltoallv.quantization import requests
 from alltoallv.quantization.bounds import Accuracy, argument
 from alltoallv.quantization.bounds import Bounded as Bounded
-from alltoallv.quantization.linear import check_shapes
 from alltoallv.quantization.spec import (
     Format,
     Gather,

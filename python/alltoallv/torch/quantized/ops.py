@@ -18,9 +18,10 @@ from torch import Tensor
 from alltoallv import _core
 from alltoallv._calls.counts import packed
 from alltoallv._calls.guard import guard
+from alltoallv._calls.linear import check_shapes
 from alltoallv._calls.lockstep import lockstep
 from alltoallv.quantization import requests
-from alltoallv.quantization.linear import check_shapes, chunk_rows
+from alltoallv.quantization.linear import chunk_rows
 from alltoallv.quantization.spec import Options
 from alltoallv.torch.eager import calls
 from alltoallv.torch.eager.group import AnyCommunicator
