@@ -106,13 +106,13 @@ def torch(session: nox.Session) -> None:
 
 @nox.session
 def torch_own(session: nox.Session) -> None:
-    """The distributed_test.py of torch's wheel on alltoallv and on gloo, 3 ranks; writes docs/torch-own-tests.md.
+    """The distributed_test.py of torch's wheel on alltoallv and on gloo, 3 ranks; writes docs/notes/torch-own-tests.md.
 
     Arguments after ``--`` are the names of tests to run instead of all, without the page.
     """
     session.install("torch==2.13.*", "numpy>=1.25,<3", "expecttest")
     env = steps.ON_SOURCES | {"OMP_NUM_THREADS": "1"}
-    session.run("python", "tests/torch/run_own.py", "docs/torch-own-tests.md", *session.posargs, env=env)
+    session.run("python", "tests/torch/run_own.py", "docs/notes/torch-own-tests.md", *session.posargs, env=env)
 
 
 @nox.session

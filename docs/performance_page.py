@@ -320,7 +320,7 @@ def page(figures: Figures) -> str:
     lines = ["# Performance", "", INTRODUCTION, *summary(figures), "", PICTURE, "", *describe(figures), ""]
     lines += [
         "`python docs/measure.py` measures all of it and writes this page and [measured.json](measured.json);",
-        "[bench.md](bench.md) has the columns, [tuning.md](tuning.md) what was tried and did not win.",
+        "[bench.md](bench.md) has the columns, [tuning.md](notes/tuning.md) what was tried and did not win.",
     ]
     tables = {"calls": calls, "backend": backend, "hosts": hosts, "fit": fitted, "kernels": kernels}
     titles = {**{way.run: way.title for way in WAYS}, **OTHERS}

@@ -74,7 +74,7 @@ def test_tests_that_pages_name_exist():
     """What is promised is held by tests that are there."""
     named = [
         (path.stem, name)
-        for path in [*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "SECURITY.md", ROOT / "CONTRIBUTING.md"]
+        for path in [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "SECURITY.md", ROOT / "CONTRIBUTING.md"]
         for name in re.findall(r"`(tests/[\w/.]+)`", path.read_text("utf-8"))
     ]
     assert [one for one in named if not (ROOT / one[1]).exists()] == []

@@ -194,4 +194,4 @@ def test_table(request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str
         Path(path).write_text(text.split(TABLE_MARK)[0] + TABLE_MARK + "\n\n" + "\n".join(rows) + "\n")
 
 
-TABLE_MARK = "<!-- table: nox -s triton_ascend -- --ascend-table=docs/ascend-lowering.md -->"
+TABLE_MARK = "<!-- table: nox -s triton_ascend -- --ascend-table=docs/notes/ascend-lowering.md -->"
