@@ -15,7 +15,7 @@ using namespace alltoallv::emulator;
 
 namespace {
 
-// Values of an Ascend 910B1, by which some programs divide.
+// Values of an Ascend 910B1 and of a 910_9391, by which some programs divide.
 constexpr int64_t cube_cores = 24, vector_cores = 48, l2_bytes = int64_t{192} << 20;
 
 /// Waits for the device, in milliseconds (-1: without limit); throws the error of the task that failed.

@@ -4,9 +4,11 @@
 #include <atomic>
 #include <cstdarg>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <iterator>
 #include <string>
+#include <string_view>
 
 #include "acl/arguments.h"
 #include "runtime/device.h"
@@ -61,8 +63,10 @@ void aclAppLog(aclLogLevel logLevel, const char* func, const char*, uint32_t, co
     std::fprintf(stderr, "[application, %s] %s\n", func == nullptr ? "?" : func, text.data());
 }
 
+/// Returns the name of the product whose limits torch_npu's operators check.
 const char* aclrtGetSocName() {
-    return "Ascend910B1";
+    const char* product = std::getenv("ALLTOALLV_NPU_PRODUCT");
+    return product != nullptr && std::string_view(product) == "A2" ? "Ascend910B1" : "Ascend910_9391";
 }
 
 aclError aclrtGetVersion(int32_t* majorVersion, int32_t* minorVersion, int32_t* patchVersion) {

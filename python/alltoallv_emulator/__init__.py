@@ -72,9 +72,10 @@ def environment(
         cann_version: The CANN version that programs see, MAJOR.MINOR.RELEASE (8.5.0): torch_npu asks for it.
         faults: Faults to inject, ``FUNCTION[@RANK][#CALL]=ACTION`` separated by ``;``: see docs/emulator.md.
     """
-    env = dict(os.environ if base is None else base)
+    env = {"PATH": os.defpath} | dict(os.environ if base is None else base)
     folder = library_folder()
     paths = {"LD_LIBRARY_PATH": folder, "PYTHONPATH": folder.parent / "startup", "ASCEND_CUSTOM_OPP_PATH": folder}
+    paths["PATH"] = folder.parent / "bin"  # npu-smi
     for name, first in paths.items():
         others = [path for path in env.get(name, "").split(os.pathsep) if path and path != str(first)]
         env[name] = os.pathsep.join([str(first), *others])

@@ -1,0 +1,1 @@
+"""A folder for PATH: the commands that a machine with NPUs has."""
