@@ -81,3 +81,22 @@ def test_tests_that_pages_name_exist():
     promises = page("reliability").partition("## What is promised")[2].partition("\n\nElsewhere")[0]
     for row in re.findall(r"^\| (\*\*.*) \|$", promises, re.MULTILINE):
         assert "`tests/" in row.rpartition(" | ")[2], row
+
+
+def test_the_chinese_readme_has_what_the_english_one_has():
+    """Headings by level, code, tables by their cells, links and pictures: in one order."""
+
+    def shape(name: str) -> dict[str, list]:
+        text = (ROOT / name).read_text("utf-8")
+        code = re.findall(r"(?:<!-- with: \w+ -->\n)?```.*?\n```\n", text, re.DOTALL)
+        prose = re.sub(r"```.*?\n```\n", "", text, flags=re.DOTALL)
+        links = re.findall(r"\]\(([^)]+)\)", prose)
+        return {
+            "headings": [len(marks) for marks in re.findall(r"^(#+) ", prose, re.MULTILINE)],
+            "code": code + re.findall(r"^    .*$", prose, re.MULTILINE),
+            "tables": [row.count("|") for row in re.findall(r"^\|.*$", prose, re.MULTILINE)],
+            "names": sorted(set(re.findall(r"`[^`\n]+`", prose))),
+            "links": [link for link in links if "README" not in link or "/" in link],
+        }
+
+    assert shape("README.zh-CN.md") == shape("README.md")
