@@ -256,6 +256,13 @@ def _check(func: Any, args: Any, kwargs: Any) -> None:
             f"{args[2]} cannot be captured in an NPUGraph with these arguments, which no operator of torch has: a "
             "replay could not make the call again"
         )
+    if "npu_fusion_attention" in func.name():
+        names = [argument.name for argument in func._schema.arguments]
+        if (dict(zip(names, args, strict=False)) | kwargs).get("keep_prob", 1.0) != 1.0:
+            raise RuntimeError(
+                f"{func.name()} cannot be captured in an NPUGraph with keep_prob: a replay of its gradient would not "
+                "know which weights a replay has dropped"
+            )
     to_host = func.name() in ("aten::_to_copy", "aten::copy_") and _moves_to_host(func, args, kwargs)
     library = sys.modules.get("alltoallv.torch.graph.library")
     sized = None if library is None else library.sizes_depend_on_values.get(func.name())

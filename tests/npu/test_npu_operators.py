@@ -154,6 +154,51 @@ def test_a_compressed_bias_has_the_gradients_of_the_whole_one(rank: int, size: i
 
 
 @on_ranks(1, communicator=False)
+def test_attention_drops_weights(rank: int, size: int) -> None:
+    """By a seed: values that are a unit matrix show which, and the gradient drops the same."""
+    import torch_npu
+
+    device = use_device(rank)
+    ends = {"actual_seq_qlen": [7, 16], "actual_seq_kvlen": [16, 32]}
+    for layout, shape, options in (("BNSD", (2, 2, 16, 16), {}), ("TND", (32, 2, 16), ends)):
+        torch.manual_seed(1)
+        query, key = torch.randn(16, 2, 16) if options else torch.randn(shape), torch.randn(shape)
+        unit = torch.eye(16).repeat(2, 1).unsqueeze(1).expand(shape) if options else torch.eye(16).expand(shape)
+        inputs = [x.contiguous().to(device).requires_grad_() for x in (query, key, unit)]
+
+        def attend(keep: float, inputs: Any = inputs, layout: str = layout, options: Any = options) -> Any:
+            return torch_npu.npu_fusion_attention(*inputs, 2, layout, scale=0.3, keep_prob=keep, **options)
+
+        whole = attend(1.0)[0].double().cpu()
+        torch.manual_seed(2)
+        dropped, *_, seed, offset, count = attend(0.75)
+        other = attend(0.75)
+        torch.manual_seed(2)
+        again = attend(0.75)
+        assert torch.equal(dropped, again[0])
+        assert again[4:] == (seed, offset, count)
+        assert not torch.equal(dropped, other[0])
+        assert count == whole.numel()
+        kept = dropped.detach().double().cpu() != 0
+        assert 0.7 < kept.float().mean() < 0.8
+        assert torch.allclose(dropped.detach().double().cpu(), whole * kept / 0.75, atol=1e-6)
+        # The formula in float64, with what was kept; of TND sequence by sequence.
+        weights = torch.randn(whole.shape, dtype=torch.float64)
+        leaves = [x.detach().double().cpu().requires_grad_() for x in inputs]
+        parts = [(slice(0, 7), slice(0, 16)), (slice(7, 16), slice(16, 32))] if options else [(slice(None),) * 2]
+        for queries, keys in parts:
+            own = [x.transpose(0, 1) if options else x for x in (leaves[0][queries], leaves[1][keys], leaves[2][keys])]
+            shares = (own[0] @ own[1].mT * 0.3).softmax(-1)
+            mask, weight = (x[queries].transpose(0, 1) if options else x for x in (kept, weights))
+            ((shares * mask / 0.75 @ own[2]) * weight).sum().backward()
+        dropped.backward(weights.float().to(device))
+        for x, leaf in zip(inputs, leaves, strict=True):
+            assert torch.allclose(x.grad.double().cpu(), leaf.grad, atol=1e-5)
+    for keep in (0.0, 1.5):
+        assert f"keep_prob is {keep}; the emulator expects" in str(caught(lambda keep=keep: attend(keep)))
+
+
+@on_ranks(1, communicator=False)
 def test_a_format_is_remembered(rank: int, size: int, file: str) -> None:
     """By torch_npu itself: its process group refuses an offset, and gives the result the format of the input."""
     import torch_npu

@@ -43,6 +43,8 @@ NO_EFFECT = {
     "q_start_idx": "for a pse that is made",
     "kv_start_idx": "for a pse that is made",
     "pse_type": "without a pse",
+    "seed": "for dropout",
+    "offset": "for dropout",
     "pre_tokens": "for sparse modes with a band",
     "next_tokens": "for sparse modes with a band",
     "softmax_lse_flag": "the form with outputs writes them",

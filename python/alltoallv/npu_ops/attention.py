@@ -1,4 +1,4 @@
-"""Attention: for training, with its gradient (it has no dropout), for inference, and as ATB has it.
+"""Attention: for training, with its gradient, for inference, and as ATB has it.
 
 In inference keys and values are tensors or lie in blocks of a cache, each sequence with its own length. torch_npu
 defines the last ones in ``atb::``, by a library that needs ATB's own. Inside, sequences are [heads, length, size];
@@ -8,6 +8,7 @@ sequences of one length may come together, with one more dimension in front.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -64,7 +65,7 @@ def hidden(
     mask: Tensor | None, sparse_mode: int, batch: int | None, queries: int, keys: int, before: int, after: int
 ) -> Tensor | None:
     """Returns what a sequence, or all (None), must not see: [queries, keys], with the mask's batch and heads."""
-    expect(sparse_mode in (0, 1, 2, 3, 4), "sparse_mode", sparse_mode, "0 to 4")
+    expect(sparse_mode in range(5), "sparse_mode", sparse_mode, "0 to 4")
     if mask is None:
         return None
     if sparse_mode in (0, 1):
@@ -103,21 +104,29 @@ def _for_heads(x: Tensor, heads: int) -> Tensor:
     return x.float() if groups == 1 else x.float().repeat_interleave(groups, -3)
 
 
-def attend(scores: Tensor, value: Tensor) -> Attention:
-    """Returns the attention of these scores; queries that see nothing give zeros.
+def attend(scores: Tensor, value: Tensor, dropout: Tensor | None = None) -> Attention:
+    """Returns the attention of these scores, whose weights are multiplied by ``dropout``.
 
-    Where there are no keys at all, the largest score is 0, as on the device.
+    Queries that see nothing give zeros. Where there are no keys at all, the largest score is 0, as on the device.
     """
     largest = scores.amax(-1) if scores.size(-1) else scores.new_zeros(scores.shape[:-1])
     largest = largest.clamp(min=torch.finfo(torch.float32).min)
     weights = (scores - largest.unsqueeze(-1)).exp()
     total = weights.sum(-1)
     values = _for_heads(value, scores.size(-3))
-    return Attention(weights / total.clamp(min=1e-30).unsqueeze(-1) @ values, largest, total)
+    shares = weights / total.clamp(min=1e-30).unsqueeze(-1)
+    return Attention((shares if dropout is None else shares * dropout) @ values, largest, total)
 
 
 def attend_backward(
-    query: Tensor, key: Tensor, value: Tensor, grad: Tensor, scores: Tensor, forward: Attention, scale: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    grad: Tensor,
+    scores: Tensor,
+    forward: Attention,
+    scale: float,
+    dropout: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Returns the gradients of query, key, value and of what was added to the scores.
 
@@ -132,8 +141,12 @@ def attend_backward(
     weights = (scores - forward.largest.unsqueeze(-1)).exp() / forward.total.clamp(min=1e-30).unsqueeze(-1)
     grad = grad.float()
     inner = (grad * forward.result.float()).sum(-1, keepdim=True)
-    of_scores = weights * (grad @ values.mT - inner) * scale
-    return of_scores @ keys, of_heads(of_scores.mT @ query.float()), of_heads(weights.mT @ grad), of_scores
+    of_weights = grad @ values.mT
+    kept = weights
+    if dropout is not None:
+        of_weights, kept = of_weights * dropout, weights * dropout
+    of_scores = weights * (of_weights - inner) * scale
+    return of_scores @ keys, of_heads(of_scores.mT @ query.float()), of_heads(kept.mT @ grad), of_scores
 
 
 _ALIBI_ROWS = 1024
@@ -156,7 +169,7 @@ def _whole_pse(pse: Tensor, queries: int, keys: int, sparse_mode: int, masked: b
     return pse[..., -1, :][..., columns - 1 - distance]
 
 
-_IGNORED = ("inner_precise", "gen_mask_parallel", "sync", "seed", "offset", "numels", "softmax_in")
+_IGNORED = ("inner_precise", "gen_mask_parallel", "sync", "numels", "softmax_in")
 _IGNORED_V2 = (*_IGNORED, "q_start_idx", "kv_start_idx")
 _NAMES_V2 = {"pre_tokens": "pre_tockens", "next_tokens": "next_tockens"}
 
@@ -188,15 +201,66 @@ class _Sequences:
         return split(x, layout, heads, lengths) if layout == "TND" else [batch_of(x, layout, heads)]
 
     def scores(
-        self, scale: float, mask: Tensor | None, sparse_mode: int, band: tuple[int, int], pse: Tensor | None
+        self,
+        scale: float,
+        mask: Tensor | None,
+        sparse_mode: int,
+        band: tuple[int, int],
+        pse: Tensor | None,
+        prefix: list[int] | None,
     ) -> list[Tensor]:
+        self._check_sparse(sparse_mode, pse, prefix)
         scores = []
         for number, (query, key) in enumerate(zip(self.query, self.key, strict=True)):
-            is_batched = query.dim() == 4
-            unseen = hidden(mask, sparse_mode, None if is_batched else number, query.size(-2), key.size(-2), *band)
+            unseen = self._hidden(number, mask, sparse_mode, band, prefix)
             own = None if pse is None else self._pse(number, pse, sparse_mode, mask is not None)
             scores.append(scores_of(query, key, scale, unseen, own))
         return scores
+
+    def _check_sparse(self, sparse_mode: int, pse: Tensor | None, prefix: list[int] | None) -> None:
+        """Raises for a mode that the layout does not have, and for a prefix that does not go with the mode."""
+        packed = self._layout == "TND"
+        modes = [0, 1, 2, 3, 4, *([6, 7, 8] if packed else [5, 6])]
+        expect(sparse_mode in modes, "sparse_mode", sparse_mode, f"one of {modes} for layout {self._layout}")
+        count = len(self.query) if packed else self.query[0].size(0)
+        if sparse_mode in (5, 6):
+            right = prefix is not None and len(prefix) == count
+            expect(right, "prefix", prefix, f"{count} numbers, one for each sequence, for sparse_mode {sparse_mode}")
+        else:
+            expect(prefix is None, "prefix", prefix, "None, where sparse_mode is neither 5 nor 6")
+        expect(pse is None or sparse_mode < 7, "pse", pse, f"None for sparse_mode {sparse_mode}")
+
+    def _hidden(
+        self, number: int, mask: Tensor | None, sparse_mode: int, band: tuple[int, int], prefix: list[int] | None
+    ) -> Tensor | None:
+        """Returns what queries must not see of a sequence, or of all that are here together."""
+        query, key = self.query[number], self.key[number]
+        together, sizes = query.dim() == 4, (query.size(-2), key.size(-2))
+        there = [i for i, one in enumerate(self.query) if one.size(-2)]
+        # Of a long sequence that ranks share, the first or last one here is only a part: it has a band.
+        parts = {5: 1, 6: 3, 7: 4 if [number] == there[-1:] else 3, 8: 4 if [number] == there[:1] else 2}
+        unseen = hidden(mask, parts.get(sparse_mode, sparse_mode), None if together else number, *sizes, *band)
+        if sparse_mode == 6 and unseen is not None and prefix is not None:
+            ends = torch.tensor(prefix if together else prefix[number : number + 1])
+            unseen = unseen & (torch.arange(sizes[1]) >= ends.view(-1, 1, 1, 1))
+            unseen = unseen if together else unseen[0, 0]
+        return unseen
+
+    def dropout(self, keep_prob: float, seed: int, offset: int) -> list[Tensor | None]:
+        """Returns what multiplies each sequence's weights: 0, or 1 / ``keep_prob``, by chance from the seed."""
+        expect(0 < keep_prob <= 1, "keep_prob", keep_prob, "more than 0 and 1 at most")
+        if keep_prob == 1:
+            return [None] * len(self.query)
+        shapes = [(*query.shape[:-1], key.size(-2)) for query, key in zip(self.query, self.key, strict=True)]
+        generator = torch.Generator().manual_seed((seed + offset) % 2**63)
+        kept = (torch.rand(self.weights, generator=generator) < keep_prob).float() / keep_prob
+        parts = kept.split([math.prod(shape) for shape in shapes])
+        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+    @property
+    def weights(self) -> int:
+        """How many numbers all scores together are."""
+        return sum(query.shape[:-1].numel() * key.size(-2) for query, key in zip(self.query, self.key, strict=True))
 
     def _pse(self, number: int, pse: Tensor, sparse_mode: int, masked: bool) -> Tensor:
         query, key = self.query[number], self.key[number]
@@ -254,18 +318,29 @@ def fusion_attention(
     actual_seq_kvlen: list[int] | None,
     sparse_mode: int,
     softmax_layout: str,
+    keep_prob: float,
+    prefix: list[int] | None,
+    seed: int,
+    offset: int,
 ) -> _Forward:
     """Returns the result, each query's largest score and sum of exponentials (each eight times), and dropout's.
 
+    Dropout (``keep_prob``) draws a seed from torch's generator, and returns it, an offset and the number of weights.
+    The weights that it keeps are not the ones that a device keeps, but are the same in the gradient.
     With layout TND the scores lie in memory by sequence, head and token, unless ``softmax_layout`` is TND. Where a
     sequence has no keys all three are zeros.
     """
     batch = _Sequences(query, key, value, head_num, input_layout, (actual_seq_qlen, actual_seq_kvlen), softmax_layout)
-    scores = batch.scores(scale, atten_mask, sparse_mode, (pre_tockens, next_tockens), pse)
-    done = [attend(*each) for each in zip(scores, batch.value, strict=True)]
+    scores = batch.scores(scale, atten_mask, sparse_mode, (pre_tockens, next_tockens), pse, prefix)
+    drops = keep_prob != 1
+    if drops and not seed:
+        seed = int(torch.randint(1, 2**62, ()))
+    dropout = batch.dropout(keep_prob, seed, offset)
+    done = [attend(*each) for each in zip(scores, batch.value, dropout, strict=True)]
     result = join([attention.result for attention in done], input_layout).to(query.dtype)
     rows = [batch.eight([attention[i] for attention in done]) for i in (1, 2)]
-    return result, rows[0], rows[1], query.new_zeros(0), 0, 0, 0
+    random = (seed, offset, batch.weights) if drops else (0, 0, 0)
+    return result, rows[0], rows[1], query.new_zeros(0), *random
 
 
 operator("npu_fusion_attention_v2", ignores=_IGNORED_V2)(
@@ -293,17 +368,22 @@ def fusion_attention_grad(
     actual_seq_kvlen: list[int] | None,
     sparse_mode: int,
     softmax_layout: str,
+    keep_prob: float,
+    prefix: list[int] | None,
+    seed: int,
+    offset: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor]:
     """Returns the gradients of query, key, value and pse from the forward operator's outputs, and nothing of sinks."""
     batch = _Sequences(query, key, value, head_num, input_layout, (actual_seq_qlen, actual_seq_kvlen), softmax_layout)
-    scores = batch.scores(scale_value, atten_mask, sparse_mode, (pre_tockens, next_tockens), pse)
+    scores = batch.scores(scale_value, atten_mask, sparse_mode, (pre_tockens, next_tockens), pse, prefix)
+    dropout = batch.dropout(keep_prob, seed, offset)
     if softmax_max is None or softmax_sum is None or attention_in is None:
-        forward = [attend(*each) for each in zip(scores, batch.value, strict=True)]
+        forward = [attend(*each) for each in zip(scores, batch.value, dropout, strict=True)]
     else:
         outputs = batch.split_like_query(attention_in), batch.rows(softmax_max), batch.rows(softmax_sum)
         forward = [Attention(*each) for each in zip(*outputs, strict=True)]
-    parts = zip(batch.query, batch.key, batch.value, batch.split_like_query(dy), scores, forward, strict=True)
-    gradients = [attend_backward(q, k, v, grad, s, done, scale_value) for q, k, v, grad, s, done in parts]
+    parts = zip(batch.query, batch.key, batch.value, batch.split_like_query(dy), scores, forward, dropout, strict=True)
+    gradients = [attend_backward(q, k, v, grad, s, done, scale_value, drop) for q, k, v, grad, s, done, drop in parts]
     dq, dk, dv = (join([each[i] for each in gradients], input_layout).to(query.dtype) for i in range(3))
     dpse = None
     if pse is not None:

@@ -229,8 +229,19 @@ _ACTIVATIONS: dict[int, Callable[[Tensor], Tensor]] = {
 
 
 def ends_of(group_list: Tensor | Sequence[int], group_list_type: int) -> list[int]:
-    """Returns where each group ends. ``group_list_type`` 0: the list holds ends; 1: it holds sizes."""
-    expect(group_list_type in (0, 1), "group_list_type", group_list_type, "0 (ends) or 1 (sizes)")
+    """Returns where each group ends. ``group_list_type`` 0: the list holds ends; 1: it holds sizes; 2: it holds pairs
+    of a group and its size, of the groups that have any first.
+    """
+    expect(group_list_type in (0, 1, 2), "group_list_type", group_list_type, "0 (ends), 1 (sizes) or 2 (pairs)")
+    if group_list_type == 2:
+        pairs = group_list if isinstance(group_list, Tensor) else torch.tensor(group_list)
+        expect(pairs.dim() == 2 and pairs.size(1) == 2, "group_list", pairs, "a group and its size in each row")
+        used = [(int(group), int(size)) for group, size in pairs.tolist() if size]
+        numbers = [group for group, _ in used]
+        ascend = numbers == sorted(set(numbers)) and all(0 <= number < len(pairs) for number in numbers)
+        expect(ascend, "group_list", used, f"groups from 0 to {len(pairs) - 1} in ascending order")
+        sizes = dict(used)
+        group_list = [sizes.get(number, 0) for number in range(len(pairs))]
     entries = [int(entry) for entry in group_list]
     ends = list(accumulate(entries)) if group_list_type else entries
     expect(

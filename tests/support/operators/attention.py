@@ -56,15 +56,27 @@ def training(
     query: Array, key: Array, value: Array, head_num: int, input_layout: str, scale: float, sparse_mode: int = 0,
     atten_mask: Any = None, pse: Any = None, pre_tockens: int = 2**31 - 1, next_tockens: int = 2**31 - 1,
     pre_tokens: int = 2**31 - 1, next_tokens: int = 2**31 - 1,
-    actual_seq_qlen: Any = None, actual_seq_kvlen: Any = None, softmax_layout: str = "",
+    actual_seq_qlen: Any = None, actual_seq_kvlen: Any = None, softmax_layout: str = "", prefix: Any = None,
 ) -> tuple[Any, ...]:  # fmt: skip
     before, after = min(pre_tockens, pre_tokens), min(next_tockens, next_tokens)
+
+    def sees_of(b: int, count: int, queries: int, keys: int) -> Any:
+        if sparse_mode == 5:
+            return lambda i, j: not atten_mask[b, :, i, j].any()
+        if sparse_mode == 6:
+            return lambda i, j: j <= i + keys - queries or j < prefix[b]
+        band = {7: b == count - 1, 8: b == 0}.get(sparse_mode)
+        mode = sparse_mode if band is None else 4 if band else {7: 3, 8: 2}[sparse_mode]
+        return seen(mode, atten_mask, before, after, queries, keys)
+
     if input_layout == "TND":
         q_parts, kv_parts = np.split(query, actual_seq_qlen[:-1]), np.split(key, actual_seq_kvlen[:-1])
         done = [
             attend(*(x.transpose(1, 0, 2) for x in (q, k, v)), scale,
-                   seen(sparse_mode, atten_mask, before, after, len(q), len(k)))
-            for q, k, v in zip(q_parts, kv_parts, np.split(value, actual_seq_kvlen[:-1]), strict=True)
+                   sees_of(number, len(q_parts), len(q), len(k)))
+            for number, (q, k, v) in enumerate(
+                zip(q_parts, kv_parts, np.split(value, actual_seq_kvlen[:-1]), strict=True)
+            )
         ]  # fmt: skip
         result = np.concatenate([one[0].transpose(1, 0, 2) for one in done])
         by_token = [[one[i].T if softmax_layout == "TND" else one[i] for one in done] for i in (1, 2)]
@@ -74,9 +86,15 @@ def training(
         q = brought_back(query, input_layout, head_num)
         kv_heads = key.shape[-1] // q.shape[3] if key.ndim == 3 else head_num
         k, v = (brought_back(x, input_layout, kv_heads) for x in (key, value))
-        sees = seen(sparse_mode, atten_mask, before, after, q.shape[2], k.shape[2])
         done = [
-            attend(q[b], k[b], v[b], scale, sees, None if pse is None else lambda h, i, j, b=b: pse[b, h, i, j])
+            attend(
+                q[b],
+                k[b],
+                v[b],
+                scale,
+                sees_of(b, len(q), q.shape[2], k.shape[2]),
+                None if pse is None else lambda h, i, j, b=b: pse[b, h, i, j],
+            )
             for b in range(len(q))
         ]
         result = laid_out(np.stack([one[0] for one in done]), input_layout)
@@ -133,6 +151,8 @@ def with_alibi(query: Array, key: Array, value: Array, scale: float, pse: Array,
 
 ALL = ("query", "key", "value")
 COMPRESSED = np.triu(np.ones((16, 16), bool), 1)
+# Of two sequences with 3 queries and 4 keys.
+PREFIXES = np.stack([np.triu(np.ones((3, 4), bool), 2) & (np.arange(4) >= prefix) for prefix in (1, 3)])[:, None]
 
 
 def trains(inputs: Any, note: str, version: str = "", gradient: tuple[str, ...] = ALL) -> Case:
@@ -294,6 +314,11 @@ CASES = [
     trains(to_train("BNSD", pse=lambda r: r.normal(size=(2, 2, 3, 4))), "pse", gradient=(*ALL, "pse")),
     trains(packed_sequences(), "TND"),
     trains(packed_sequences(softmax_layout="TND"), "TND, and softmax by token"),
+    trains(to_train("BNSD", sparse_mode=5, prefix=[1, 3], atten_mask=PREFIXES), "a prefix of its own mask"),
+    trains(to_train("BSND", sparse_mode=6, prefix=[2, 4], atten_mask=COMPRESSED), "a prefix"),
+    trains(packed_sequences(sparse_mode=6, prefix=[3, 2]), "prefixes, TND", "_v2"),
+    trains(packed_sequences(sparse_mode=7, pre_tokens=7, next_tokens=-1), "a part of the last sequence", "_v2"),
+    trains(packed_sequences(sparse_mode=8, pre_tockens=7, next_tockens=-1), "a part of the first sequence"),
     trains(packed_sequences((7, 7)), "a sequence without keys"),
     Case("npu_fusion_attention", alibi, with_alibi, note="compressed alibi"),
     trains(to_train("SBH", sparse_mode=2, atten_mask=COMPRESSED), "SBH", "_v2"),

@@ -64,6 +64,9 @@ def parts(ends: Any) -> list[slice]:
 
 
 def grouped_rows(x: Any, weight: Any, group_list: Any, bias: Any = None, act: Any = None, **_: Any) -> list[Array]:
+    if _["group_list_type"] == 2:
+        sizes = {group: size for group, size in group_list if size}
+        group_list = np.array([sizes.get(group, 0) for group in range(len(group_list))])
     ends = np.cumsum(group_list) if _["group_list_type"] else group_list
     weights = list(weight[0]) if len(weight) == 1 else weight
     biases = [0] * len(weights) if bias is None else (list(bias[0]) if len(bias) == 1 else bias)
@@ -172,6 +175,7 @@ CASES = [
         Case("npu_grouped_matmul", lambda r, m=more: grouped(r, **m), grouped_rows, note=note)
         for note, more in {
             "ends": {"groups": [2, 2, 7]},
+            "pairs": {"groups": [[0, 2], [2, 4], [0, 0]], "group_list_type": 2},
             "sizes, rows left over": {"groups": [1, 2, 3], "group_list_type": 1},
         }.items()
     ),
