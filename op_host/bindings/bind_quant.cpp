@@ -182,7 +182,9 @@ void bind_quant(nb::module_& m) {
         .def_ro("group_size", &CodeFormatInfo::group_size, "Elements of a group; 0: any number.")
         .def_prop_ro(
             "rounds_up", [](const CodeFormatInfo& self) { return self.has(rounds_up); },
-            "Whether a scale of e8m0 is rounded up.");
+            "Whether a scale of e8m0 is rounded up.")
+        .def_prop_ro("tells_bounds", &CodeFormatInfo::tells_bounds,
+                     "Whether what an element can be wrong by follows from its own code and its group's scale.");
     nb::dict formats;
     for (const CodeFormatInfo& format : code_format_table)
         formats[nb::str(format.name.data(), format.name.size())] = nb::cast(format);

@@ -13,7 +13,7 @@ namespace {
 
 using namespace quant;  // NOLINT
 
-constexpr size_t some = 256;  // elements at once
+constexpr size_t some = 256;  // elements at once, an even number
 constexpr float infinite = std::numeric_limits<float>::infinity();
 constexpr double half_ulp = 0x1p-24;  // of float32, relative
 
@@ -155,18 +155,13 @@ float Bounds::largest_error(const QuantFormat& format, const CodedSource* source
 
 /// Returns the largest magnitude of a source's values, as bits.
 uint32_t Bounds::largest_value(const QuantFormat& format, const CodedSource& source, size_t group, size_t count) const {
-    uint32_t most = 0;
-    for (size_t first = 0; first < count; first += some) {
-        const size_t n = std::min(some, count - first);
-        const Bytes* codes = codes_of(format, source, group) + (format.bits() == 8 ? first : first / 2);
-        QuantFormat piece = format;
-        piece.first_group += group;
-        if (format.has_floats()) piece.group_size = n;
-        float values[some];
-        dequantize(piece, DType::float32, codes, source.scales, n, Overflow::infinity, values);
-        most = std::max(most, largest_of(values, n));
-    }
-    return most;
+    QuantFormat one = format;
+    one.first_group += group;
+    if (format.has_floats()) one.group_size = count;
+    std::vector<float> values(count);
+    dequantize(one, DType::float32, codes_of(format, source, group), source.scales, count, Overflow::infinity,
+               values.data());
+    return largest_of(values.data(), count);
 }
 
 /// Returns what rounding a value of this magnitude to the output's type can be wrong by.

@@ -145,14 +145,18 @@ def quantized():
         for gather in ("full", "quantized"):
             yield reduced(x, bits=bits, gather=gather, op="avg")
             yield reduced(x, bits=bits, gather=gather, group_size=7, out_dtype=ms.float16)
+            yield from reduced(x, bits=bits, gather=gather, op="avg", out_dtype=ms.float16, bound=True)[:2]
         state = am.ErrorFeedback()
         for _ in range(2):
             yield reduced(x, bits=bits, gather="quantized", error_feedback=state)
         yield from (Tensor(array) for array in state.state_dict().values())
+        yield from am.quantized_reduce_scatter(x, [4, 1], bits=bits, group_size=50, bound=True)[:2]
+        yield from am.quantized_all_to_all(x, [1, 4], bits=bits, group_size=50, out_dtype=ms.bfloat16, bound=True)[:2]
         yield am.quantized_reduce_scatter(x, [4, 1], bits=bits, group_size=50)
         yield am.quantized_reduce_scatter(x, [5, 0], bits=bits)
         yield am.quantized_all_to_all(x, [1, 4], [1, 1] if comm.rank == 0 else [4, 4], bits=bits)
         yield am.quantized_all_to_all(x, [5, 0], bits=bits, out_dtype=ms.bfloat16)
+    yield from reduced(x, max_error=1.0, group_size=7)[:2]
     yield reduced(halves, group_size="tensor")
     yield reduced(Tensor(np.zeros((0, 3), np.float32)))
     yield reduced(whole, scale=0.25, offset=1.5)

@@ -81,12 +81,12 @@ def row_cases(comm: Any, place: str = "cpu", formats: tuple[str, ...] = ("int8",
 def kept_errors(comm: Any, place: str = "cpu") -> None:
     x = to_torch(np.random.default_rng(comm.rank).normal(size=3000).astype(F32)).to(place)
     seen = set()
-    for max_error in (1.5, 0.1):
+    for max_error in (3.0, 0.1):  # mxfp4 has as few bytes as int4, but not on every engine
         told = at.quantized_all_reduce(x, max_error=max_error, group=comm)
         assert told.bound.max() <= max_error
         seen.add(told.format)
     assert len(seen) == 2
-    with pytest.raises(InvalidParamError, match="but the best bound of all formats is"):
+    with pytest.raises(InvalidParamError, match="but the best bound of a format is"):
         at.quantized_all_reduce(x, max_error=1e-5, group=comm)
     for error in (0.5, 0.25):
         part = at.quantized_reduce_scatter(x.view(-1, 50), [60, *[0] * (comm.size - 1)], max_error=error, group=comm)
@@ -110,6 +110,7 @@ def test_over_an_engine(grouped: Grouped, size: int, way: Any) -> None:
     def run(rank: int, size: int, comm: Any) -> None:
         bounded_cases(comm)
         row_cases(comm)
+        kept_errors(comm)
         rows = mock.patch.object(
             quantized_rows, "HostRows", lambda *how: quantized_rows.DeviceRows(*how, torch.device("cpu"))
         )

@@ -60,6 +60,8 @@ struct CodeFormatInfo {
     unsigned traits;
 
     constexpr bool has(Trait trait) const { return (traits & trait) != 0; }
+    /// True if what an element can be wrong by follows from its own code and its group's scale.
+    constexpr bool tells_bounds() const { return (traits & ~unsigned{rounds_up}) == 0; }
 };
 
 inline constexpr std::array code_format_table{

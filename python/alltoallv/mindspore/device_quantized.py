@@ -19,7 +19,8 @@ from alltoallv._calls.counts import packed
 from alltoallv._calls.regions import Region
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError, ValueOverflowError
-from alltoallv.mindspore import device_op
+from alltoallv.mindspore import device_bounds, device_op
+from alltoallv.mindspore.device_bounds import SeenCodes
 from alltoallv.mindspore.device_codes import Codes, added, filled, narrowed, saturated, scaled
 from alltoallv.mindspore.tensors import Place, core_name, executor
 from alltoallv.quantization import requests
@@ -92,8 +93,11 @@ def reduce(
     input: Tensor,
     error: Array | None = None,
     gather_error: Array | None = None,
+    bounds: Tensor | None = None,
 ) -> Tensor:
     """Runs a quantized reduction and returns its flat result, a new tensor; error feedback is updated in place.
+
+    ``bounds``: float32, one per group of the output, filled where ``request.bound`` is true.
 
     Raises:
         InvalidParamError: the format is neither int8 nor int4.
@@ -110,7 +114,12 @@ def reduce(
         return ops.zeros(0, getattr(mindspore, request.out_dtype))
     if kernel_serves(comm, plan, error is not None, gather_error is not None):
         return _by_kernel(plan, request, input)
-    return Reduction(Moves(comm, agree), request, comm.rank).run(input, error, gather_error)
+    reduction = Reduction(Moves(comm, agree), request, comm.rank)
+    result = reduction.run(input, error, gather_error)
+    if bounds is not None and bounds.size:
+        found = reduction.bounds(request)
+        bounds.copy_(found if found.size == bounds.size else found[: bounds.size].copy())  # see `Reduction.run`
+    return result
 
 
 def kernel_serves(comm: Communicator, plan: _core.QuantPlan, feeds: bool = False, gather_feeds: bool = False) -> bool:
@@ -166,7 +175,8 @@ class Reduction:
         #: may begin behind the last element.
         self.share = -(-units // self.size) * unit
         if not self.channels:
-            self.codes = [Codes(quantization, count) for count in (self.counts if self.partial else [self.share])]
+            kind = SeenCodes if request.bound else Codes
+            self.codes = [kind(quantization, count) for count in (self.counts if self.partial else [self.share])]
 
     def run(
         self,
@@ -195,6 +205,12 @@ class Reduction:
         if self.overflow == "raise":
             self.moves.refuse(self.moves.gather(any_of(exceeded)), self.text)
         return result
+
+    def bounds(self, request: QuantizedReduction) -> Tensor:
+        """Returns what the output can be wrong by, one value per group, after `run`, outside of graphs."""
+        codes: Any = self.codes[self.rank if self.partial else 0]
+        own = device_bounds.of_sum(codes.seen, self.rank, request.quantization, self.dtype)
+        return own if self.partial else self.moves.gather(own).reshape(-1)
 
     def _sum(self, x: Tensor, error: Array | None, gather_error: Array | None) -> Tensor:
         """Returns this rank's part of the sum, or all of it where the sum is gathered as codes."""
@@ -267,7 +283,8 @@ class Rows:
     """The steps of a quantized_all_to_all. ``shape`` is the output's, for graphs."""
 
     def __init__(self, moves: Moves, rows: requests.Rows[Any], shape: Sequence[int] = ()) -> None:
-        self.moves, self.codes, self.shape = moves, Codes(rows.quantization, rows.length), tuple(shape)
+        self.moves, self.shape = moves, tuple(shape)
+        self.codes = (SeenCodes if rows.bound else Codes)(rows.quantization, rows.length)
         self.length, self.sends, self.recvs = rows.length, rows.sends, rows.recvs or []
         self.dtype, self.overflow, self.must_fit = rows.out_dtype, rows.received().overflow, rows.must_fit()
         self.text = rows.overflow_text()

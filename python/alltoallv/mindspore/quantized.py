@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import mindspore
 from mindspore import Tensor, ops
 
 from alltoallv._calls.adapters import Adapter
 from alltoallv._calls.counts import Counts
-from alltoallv._calls.guard import guard
 from alltoallv.communicator import Communicator
-from alltoallv.errors import InvalidParamError
-from alltoallv.mindspore import device_quantized
+from alltoallv.mindspore import device_bounds, device_quantized
 from alltoallv.mindspore.adapter import ADAPTER, learnt, refuse_timeout
 from alltoallv.mindspore.autograd import apply
 from alltoallv.mindspore.device_codes import Codes
 from alltoallv.mindspore.device_quantized import Moves, Rows
 from alltoallv.mindspore.front_end import check_async, enter
-from alltoallv.mindspore.group import Group
-from alltoallv.mindspore.tensors import in_queue, tracks, wants_gradient
+from alltoallv.mindspore.group import Group, on_host
+from alltoallv.mindspore.tensors import executor, in_queue, tracks, wants_gradient
 from alltoallv.mindspore.work import CommHandle, Done
 from alltoallv.quantization import requests
 from alltoallv.quantization.bounds import Accuracy
@@ -27,13 +26,17 @@ from alltoallv.quantization.feedback import ErrorFeedback as ErrorFeedback
 from alltoallv.quantization.functions import Quantized
 from alltoallv.quantization.host import ReductionCall, RowsCall
 from alltoallv.quantization.requests import exclude, present
-from alltoallv.quantization.spec import Format, Gather, GroupSize, Options, Overflow, SumOp, coding, grouping
-
-
-def refuse_bound(bound: bool) -> None:
-    """Raises InvalidParamError if a call in MindSpore's queue shall tell a bound."""
-    if bound:
-        raise InvalidParamError("bound or max_error is given for a tensor on a device, expected one in host memory")
+from alltoallv.quantization.spec import (
+    Format,
+    Gather,
+    GroupSize,
+    Options,
+    Overflow,
+    Quantization,
+    SumOp,
+    coding,
+    grouping,
+)
 
 
 class _QueuedReduction(ReductionCall[Tensor]):
@@ -43,20 +46,18 @@ class _QueuedReduction(ReductionCall[Tensor]):
         self, adapter: Adapter[Tensor], comm: Communicator, reduction: requests.Reduction[Tensor], timeout: float | None
     ) -> None:
         refuse_timeout(timeout)
-        refuse_bound(reduction.request.bound)
         self.reduction, self.comm = reduction, comm
         if reduction.request.scale is None:
             Codes(reduction.request.quantization, 1)  # refuses formats
 
-    def run(self) -> Tensor:
+    def run(self) -> Any:
         reduction = self.reduction
-        flat = device_quantized.reduce(
-            self.comm, reduction.request, reduction.input, reduction.error, reduction.gather_error
-        )
+        states = reduction.error, reduction.gather_error, reduction.bounds
+        flat = device_quantized.reduce(self.comm, reduction.request, reduction.input, *states)
         reduction.output.copy_(flat.reshape(reduction.output.shape))
-        return reduction.output
+        return reduction.result
 
-    def submit(self) -> tuple[Tensor, CommHandle]:
+    def submit(self) -> tuple[Any, CommHandle]:
         out = self.run()
         return out, Done(out)
 
@@ -68,19 +69,26 @@ class _QueuedRows(RowsCall[Tensor]):
         self, adapter: Adapter[Tensor], comm: Communicator, rows: requests.Rows[Tensor], timeout: float | None
     ) -> None:
         refuse_timeout(timeout)
-        refuse_bound(rows.bound)
         self._adapter, self._comm, self.rows, self._timeout = adapter, comm, rows, timeout
         self._tail = tuple(rows.input.shape[1:])
         self._steps = Rows(Moves(comm, digest=rows.digest()), rows)
         self._pair = self._steps.encode(rows.input)
 
-    def run_counted(self) -> tuple[Tensor, list[int]]:
-        recvs = self.rows.recvs
+    def run_counted(self) -> tuple[Any, list[int]]:
+        recvs, how = self.rows.recvs, self.rows.received()
         if recvs is None:
             recvs = learnt(self._comm, self.rows.sends)
-        return self._steps.exchange(self._pair, recvs).reshape(-1, *self._tail), recvs
+        out = self._steps.exchange(self._pair, recvs).reshape(sum(recvs), *self._tail)
+        if not self.rows.bound:
+            return out, recvs
+        codes: Any = self._steps.codes
+        if out.size:
+            bounds = device_bounds.of_rows(codes.seen[-1], how, self.rows.out_dtype)
+        else:
+            bounds = ops.zeros((sum(recvs), how.groups(self.rows.length)), mindspore.float32)
+        return Bounded(out, bounds, how.format), recvs
 
-    def submit(self) -> tuple[Tensor | None, CommHandle]:
+    def submit(self) -> tuple[Any, CommHandle]:
         out = self.run()
         return None if self.rows.recvs is None else out, Done(out)
 
@@ -94,10 +102,17 @@ class _Quantized(Quantized[Tensor]):
     def exchanges(self) -> type[RowsCall[Tensor]]:
         return _QueuedRows if in_queue() else RowsCall
 
-    def chosen(self, comm: Communicator, operator: str, *arguments: Any) -> Options:
-        with guard(comm, operator):
-            refuse_bound(in_queue())
-        return super().chosen(comm, operator, *arguments)
+    def offers(self, how: Quantization) -> bool:
+        return not in_queue() or how.format in ("int8", "int4")
+
+    def host(self, comm: Communicator) -> Communicator:
+        if not in_queue():
+            return comm
+        executor.sync()  # the ranks agree about what is queued over the same communicator
+        return on_host(comm)
+
+    def largest_magnitude(self, x: Tensor, dtype: str) -> int:
+        return device_bounds.largest_magnitude(x) if in_queue() else super().largest_magnitude(x, dtype)
 
     def multiply(self, x: Tensor, weight: Tensor) -> Tensor:
         return ops.matmul(x, weight.T)

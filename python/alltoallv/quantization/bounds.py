@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -84,7 +84,14 @@ def _is_positive(value: Any) -> bool:
         return False
 
 
-def chosen(words: Sequence[int], options: Options, count: int, out_dtype: str, row: bool = False) -> Options:
+def chosen(
+    words: Sequence[int],
+    options: Options,
+    count: int,
+    out_dtype: str,
+    row: bool = False,
+    offers: Callable[[Quantization], bool] = lambda how: True,
+) -> Options:
     """Returns the options with the format of the fewest bytes that keeps every rank's ``max_error``, the same on all.
 
     Args:
@@ -93,6 +100,7 @@ def chosen(words: Sequence[int], options: Options, count: int, out_dtype: str, r
         count: Elements of the vector, or of a row.
         out_dtype: The output's, by the core's name.
         row: An all-to-all of rows: no sum, and a row is a group where nothing is said.
+        offers: Says whether the engine has a format.
 
     Raises:
         PeerMismatchError: the ranks have different errors to keep.
@@ -114,16 +122,19 @@ def chosen(words: Sequence[int], options: Options, count: int, out_dtype: str, r
         group_size = options.group_size
         if group_size is None and row and not form.group_size:
             group_size = max(count, 1)
-        if group_size is not None and form.group_size and group_size != form.group_size:
+        fits = group_size is None or form.group_size in (0, group_size)
+        if not (fits and form.tells_bounds):
             continue
         how = Quantization.checked(name, group_size, options.gather, options.op, options.overflow)
+        if not offers(how):
+            continue
         ranks = [max(largest)] if row else largest
         found.append((how.code_bytes(count) + how.scale_bytes(count), worst(how, ranks, out_dtype), how))
     kept = [each for each in found if each[1] <= wanted[0]]
     if not kept:
         _, best, how = min(found, key=lambda each: each[1])
         raise InvalidParamError(
-            f"max_error is {wanted[0]:g}, but the best bound of all formats is {best:.6g}, "
+            f"max_error is {wanted[0]:g}, but the best bound of a format is {best:.6g}, "
             f"of {how.format} in groups of {how.group_size}"
         )
     how = min(kept, key=lambda each: each[:2])[2]

@@ -24,6 +24,7 @@ from alltoallv.quantization.spec import (
     GroupSize,
     Options,
     Overflow,
+    Quantization,
     SumOp,
     coding,
     grouping,
@@ -139,9 +140,18 @@ class Quantized(Generic[A]):
             requests.check_float(dtype)
             word = accuracy.word(self.largest_magnitude(x, dtype))
             out_dtype = requests.output_dtype(self.adapter, options, dtype)
-        words = [int(row[0]) for row in gathered(comm, [word])]
+        words = [int(row[0]) for row in gathered(self.host(comm), [word])]
         by_rows = operator == "quantized_all_to_all"
-        return bounds.chosen(words, options, math.prod(shape[1:] if by_rows else shape), out_dtype, by_rows)
+        count = math.prod(shape[1:] if by_rows else shape)
+        return bounds.chosen(words, options, count, out_dtype, by_rows, self.offers)
+
+    def offers(self, how: Quantization) -> bool:
+        """Returns whether calls can have a format, the same on all ranks."""
+        return True
+
+    def host(self, comm: Communicator) -> Communicator:
+        """Returns what exchanges numbers in host memory with the communicator's ranks."""
+        return comm
 
     def largest_magnitude(self, x: A, dtype: str) -> int:
         """Returns the bits, without sign, of the largest magnitude; NaN is above inf."""

@@ -32,6 +32,12 @@ def kernels_for(device: str) -> Any:
     return torch_kernels
 
 
+def offers_format(how: Quantization, kernels: Any, pieces: bool = False) -> bool:
+    """Returns whether the kernels know a format; for ``pieces`` see `check_format`."""
+    known = kernels is not torch_kernels or how.format in ("int8", "int4")
+    return known and not (pieces and how.format == "nvfp4")
+
+
 def check_format(how: Quantization, kernels: Any, pieces: bool = False) -> None:
     """Raises InvalidParamError for a format that the kernels do not know yet.
 
@@ -41,8 +47,7 @@ def check_format(how: Quantization, kernels: Any, pieces: bool = False) -> None:
     Raises:
         InvalidParamError: the format is unknown; the message names it.
     """
-    known = kernels is not torch_kernels or how.format in ("int8", "int4")
-    if not known or (pieces and how.format == "nvfp4"):
+    if not offers_format(how, kernels, pieces):
         raise InvalidParamError(f"format is {how.format}, which this engine does not offer; shared memory and tcp do")
 
 

@@ -11,11 +11,13 @@ from torch import Tensor
 from alltoallv import _core
 from alltoallv._calls import experts
 from alltoallv._calls.guard import guard
+from alltoallv.communicator import Communicator
 from alltoallv.quantization import bounds, requests
 from alltoallv.quantization.bounds import Accuracy
-from alltoallv.quantization.spec import Options
+from alltoallv.quantization.spec import Options, Quantization
 from alltoallv.torch.eager import calls
 from alltoallv.torch.eager import group as groups
+from alltoallv.torch.engines.kernels import kernels_for, offers_format
 from alltoallv.torch.quantized.adapter import ADAPTER
 
 
@@ -37,7 +39,13 @@ def chosen(
         call = calls.exchange(groups.on_host(comm), "exchange_counts", told, words, layout)
     call.run()
     by_rows = operator == "quantized_all_to_all"
-    return bounds.chosen(told.tolist(), options, math.prod(x.shape[1:] if by_rows else x.shape), out_dtype, by_rows)
+    count = math.prod(x.shape[1:] if by_rows else x.shape)
+    in_host_memory = isinstance(comm, Communicator) or (by_rows and x.is_cpu)
+
+    def offers(how: Quantization) -> bool:
+        return in_host_memory or offers_format(how, kernels_for(x.device.type), not by_rows)
+
+    return bounds.chosen(told.tolist(), options, count, out_dtype, by_rows, offers)
 
 
 def _largest_magnitude(x: Tensor) -> int:
