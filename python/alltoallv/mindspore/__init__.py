@@ -24,6 +24,7 @@ from alltoallv._calls.signature import publish as _publish
 from alltoallv.atb.operations import AllToAllVOperation
 from alltoallv.atb.quant_operations import QuantAllReduceOperation
 from alltoallv.mindspore.cells import (
+    AllReduceLeaves,
     AllToAllVCell,
     QuantAllReduceCell,
     QuantizedAllReduce,
@@ -79,6 +80,7 @@ for _module in (*_NAMES, *_ATB, *_SHARED):
     _forbid(f"alltoallv.{_module}")
 
 __all__ = [
+    "AllReduceLeaves",
     "AllToAllV",
     "AllToAllVCell",
     "AllToAllVOperation",

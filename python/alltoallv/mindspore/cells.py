@@ -18,18 +18,19 @@ from mindspore.ops.primitive import constexpr
 
 from alltoallv._calls.counts import Counts, as_counts, packed, shares
 from alltoallv._calls.guard import guard
-from alltoallv._calls.linear import all_reduction
+from alltoallv._calls.linear import all_reduction, leaf_reduction
 from alltoallv.atb.member import connect
 from alltoallv.atb.operations import AllToAllVOperation
 from alltoallv.atb.params import AllToAllVParam
 from alltoallv.atb.quant_operations import QuantAllReduceOperation
 from alltoallv.atb.quant_params import QuantAllReduceParam, QuantType
 from alltoallv.communicator import Communicator
-from alltoallv.errors import InvalidParamError
+from alltoallv.errors import BackendUnavailableError, InvalidParamError
 from alltoallv.mindspore import graph_quantized, quantized
 from alltoallv.mindspore import group as groups
 from alltoallv.mindspore.adapter import Tensors
 from alltoallv.mindspore.autograd import summed
+from alltoallv.mindspore.collectives import all_reduce_leaves
 from alltoallv.mindspore.exchange import all_to_all_v
 from alltoallv.mindspore.graph import AllToAllV
 from alltoallv.mindspore.graph_exchange import ARRAYS, Array, Caller, Host, Stateless, make_operator, plain_operator
@@ -269,6 +270,58 @@ class QuantizedAllToAll(_Options):
         super().__init__(group, options, send_counts=sends, recv_counts=recvs)
         back = _returned(group, (recvs, packed(recvs)), (sends, packed(sends)))
         self._make(lambda x: [sum(recvs), *x[1:]], back)
+
+
+class AllReduceLeaves(Stateless):
+    """`all_reduce_leaves` as a cell; values and gradients are equal in PyNative and, on CPU, in graphs.
+
+    Args:
+        leaves, group: As for `all_reduce_leaves`.
+
+    Inputs:
+        input: As for `all_reduce_leaves`; in a graph of at least 2 dimensions.
+
+    Outputs:
+        The sum, of the input's shape without dimension 0.
+
+    Raises:
+        BackendUnavailableError: in a graph on Ascend, where only PyNative has such sums.
+    """
+
+    def __init__(self, leaves: int, *, group: Group = None) -> None:
+        super().__init__()
+        self._arguments = leaves, group
+
+        def run(x: Array) -> Array:
+            comm = groups.resolve(group)
+            with guard(comm, "all_reduce"):
+                reduction = leaf_reduction(ARRAYS, comm, x.shape, leaves)
+            return reduction.run(x)
+
+        def summed_in_tree(dout: Array) -> Array:
+            comm = groups.resolve(group)
+            return leaf_reduction(ARRAYS, comm, (1, *dout.shape), comm.size).run(dout[None])
+
+        operator = make_operator(summed_in_tree, _same, (group, "all_reduce"))
+
+        def back(dout: Tensor, x: Tensor) -> Tensor:
+            return ops.broadcast_to(ops.expand_dims(operator(dout), 0), x.shape)
+
+        self.graph = _Straight(run, lambda x: x[1:], (group, "all_reduce"), None, back)
+        self.refuse = constexpr(_refuse_graph_on_ascend)
+
+    def __call__(self, input: Tensor) -> Tensor:
+        """Runs in PyNative; in a graph MindSpore reads `construct` instead."""
+        return all_reduce_leaves(input, *self._arguments)
+
+    def construct(self, input: Tensor) -> Tensor:
+        self.refuse()
+        return self.graph(input)
+
+
+def _refuse_graph_on_ascend() -> None:
+    if in_queue():
+        raise BackendUnavailableError("AllReduceLeaves in a graph needs CPU, expected PyNative on Ascend")
 
 
 class _Straight(nn.Cell):
