@@ -264,12 +264,17 @@ def finalize_routing(
 ) -> Tensor:
     """Returns for each row the sum of its choices, each plus its expert's bias and times its scale, and of the skips.
 
-    Choice k of row i has its place at ``i + k * rows`` (``drop_pad_mode`` 0), or at ``i * K + k`` (2); -1 adds nothing.
+    Choice k of row i has its place at ``i + k * rows`` (``drop_pad_mode`` 0 and 1), or at ``i * K + k`` (2 and 3); -1
+    adds nothing. With 1 and 3 the expanded rows are [experts, capacity, size].
     """
-    expect(drop_pad_mode in (0, 2), "drop_pad_mode", drop_pad_mode, "0 or 2")
+    expect(drop_pad_mode in range(4), "drop_pad_mode", drop_pad_mode, "0 to 3")
+    dimensions = 3 if drop_pad_mode in (1, 3) else 2
+    fits = expanded_permuted_rows.dim() == dimensions
+    expect(fits, "expanded_permuted_rows", expanded_permuted_rows, f"{dimensions} dimensions")
+    expanded_permuted_rows = expanded_permuted_rows.flatten(0, -2)
     choices = (k or 1) if scales is None else scales.size(1)
     places = expanded_src_to_dst_row.long()
-    places = places.view(choices, -1).t() if drop_pad_mode == 0 else places.view(-1, choices)
+    places = places.view(choices, -1).t() if drop_pad_mode in (0, 1) else places.view(-1, choices)
     rows = rows_at(expanded_permuted_rows, places)
     if bias is not None:
         experts = present(export_for_source_row, "export_for_source_row", "the experts, where there is a bias")

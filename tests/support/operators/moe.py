@@ -152,10 +152,13 @@ def finalize(
     export_for_source_row: Array, drop_pad_mode: int = 0,
 ) -> Array:  # fmt: skip
     rows, k = scales.shape
+    expanded_permuted_rows = expanded_permuted_rows.reshape(-1, expanded_permuted_rows.shape[-1])
     result = np.zeros((rows, expanded_permuted_rows.shape[1]))
     for i in range(rows):
         for j in range(k):
-            place = expanded_src_to_dst_row[i + j * rows if drop_pad_mode == 0 else i * k + j]
+            place = expanded_src_to_dst_row[i + j * rows if drop_pad_mode in (0, 1) else i * k + j]
+            if place == -1:
+                continue
             own = 0 if bias is None else bias[export_for_source_row[i, j]]
             result[i] += scales[i, j] * (expanded_permuted_rows[place] + own)
     return result + (0 if skip1 is None else skip1) + (0 if skip2 is None else skip2)
@@ -191,6 +194,12 @@ def to_re_route(**more: Any) -> Any:
         "per_token_scales": np.float32(r.uniform(size=8)), **more,
     }  # fmt: skip
 
+
+# Two rows for each of four experts, of which six choices use five.
+PADDED = {
+    "expanded_permuted_rows": np.linspace(-1, 1, 32).reshape(4, 2, 4),
+    "expanded_src_to_dst_row": np.array([6, 0, -1, 3, 5, 2], np.int32),
+}
 
 CASES = [
     Case("npu_moe_gating_top_k_softmax", lambda r: {
@@ -241,6 +250,7 @@ CASES = [
     ),
     Case("npu_moe_finalize_routing", to_finalize(False), finalize),
     Case("npu_moe_finalize_routing", to_finalize(True, drop_pad_mode=2), finalize),
+    *(Case("npu_moe_finalize_routing", to_finalize(False, drop_pad_mode=mode, **PADDED), finalize) for mode in (1, 3)),
     Case("npu_moe_re_routing", to_re_route(), re_routing, exact=True),
     Case("npu_moe_re_routing", to_re_route(idx_type=1), re_routing, exact=True),
 ]  # fmt: skip
