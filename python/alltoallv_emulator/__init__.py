@@ -14,6 +14,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -75,7 +76,8 @@ def environment(
     env = {"PATH": os.defpath} | dict(os.environ if base is None else base)
     folder = library_folder()
     paths = {"LD_LIBRARY_PATH": folder, "PYTHONPATH": folder.parent / "startup", "ASCEND_CUSTOM_OPP_PATH": folder}
-    paths["PATH"] = folder.parent / "bin"  # npu-smi
+    paths["PATH"] = folder.parent / "bin"  # npu-smi, which runs in this Python
+    env["ALLTOALLV_EMULATOR_PYTHON"] = sys.executable
     for name, first in paths.items():
         others = [path for path in env.get(name, "").split(os.pathsep) if path and path != str(first)]
         env[name] = os.pathsep.join([str(first), *others])
