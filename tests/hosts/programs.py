@@ -128,6 +128,30 @@ def silent(how: str, victim: str, folder: str) -> None:
         os.kill(pids[int(victim)], signal.SIGKILL)
 
 
+def leaves_unheard() -> None:
+    """Rank 3 leaves while the rank that would tell the other host of it, rank 2, is stopped."""
+    comm = Communicator.from_env(timeout=60)
+    pids = [one["pid"] for one in comm.flight_record()["ranks"]]
+    an.barrier(group=comm)
+    if comm.rank == 0:
+        for other in (1, 2, 3):  # they have come out of the barrier
+            an.recv(np.empty(1), other, group=comm)
+        os.kill(pids[2], signal.SIGSTOP)
+        an.send(np.ones(1), 3, group=comm)
+        try:
+            an.recv(np.empty(1), 3, group=comm)
+        except AllToAllVError as error:
+            print(f"{type(error).__name__}: {error}", flush=True)
+        os.kill(pids[2], signal.SIGCONT)
+        return
+    an.send(np.ones(1), 0, group=comm)
+    if comm.rank == 3:
+        an.recv(np.empty(1), 0, group=comm)
+        comm.destroy()
+    while comm.usable:  # until rank 0 has told it
+        time.sleep(0.05)
+
+
 def meet() -> None:
     """Joins, or explains why it cannot; in time for those that come a little later."""
     try:

@@ -161,6 +161,14 @@ def test_the_example_makes_its_hosts(hosts: list[Host]) -> None:
     assert sum("GB/s to a rank of the" in line for line in said) == 2
 
 
+def test_a_rank_that_leaves_is_not_lost(hosts: list[Host]) -> None:
+    """Its connections end before the other host has heard that it leaves, from a rank that is stopped."""
+    a, b, _ = hosts
+    said = told([a, a, b, b], "leaves_unheard", port=29_720)
+    assert re.fullmatch(r"PeerLostError: .*rank 3 has left domain 'default': .*\n", said[0]), said[0]
+    assert said[1:] == ["", "", ""]
+
+
 def test_run_on_two_hosts(hosts: list[Host], tmp_path: Path) -> None:
     """`run` on each host: rank 0 is on the first, and the ranks of both add what they have."""
     program = tmp_path / "program.py"

@@ -73,8 +73,10 @@ void TcpMessages::close() {
         const uint64_t one = 1;
         (void)!::write(bell_.get(), &one, sizeof one);
     }
-    if (thread_.joinable()) thread_.join();
+    const bool served = thread_.joinable();
+    if (served) thread_.join();
     const std::lock_guard lock(mutex_);
+    if (!served) say_last_words();
     const auto moves = [](const Post& post) { return post.carried && !post.carried->done(); };
     if (std::any_of(posts_.begin(), posts_.end(), moves)) within_->destroy();  // nothing moves after this
     for (Post& post : posts_)
@@ -124,9 +126,11 @@ void TcpMessages::wait_a_step() {
         if ((ready[i].revents & ~POLLOUT) != 0) hear(peers[i]);
 }
 
-/// Sends answers without which sends of the peers would not end.
+/// Sends answers without which sends of the peers would not end, and that this rank leaves.
 void TcpMessages::say_last_words() {
     const auto begun = Clock::now();
+    for (size_t j = 0; j < connections_.size(); ++j)
+        if (connections_[j].socket) say(static_cast<int>(j), {Say::leave});
     const auto silent = [&](Connection& connection) { return !connection.socket || connection.words.empty(); };
     while (!std::all_of(connections_.begin(), connections_.end(), silent) && seconds_since(begun) < last_words) {
         for (size_t j = 0; j < connections_.size(); ++j) speak(static_cast<int>(j));
@@ -166,7 +170,10 @@ void TcpMessages::speak(int peer) {
         const ssize_t sent = ::send(connection.socket.get(), own ? words.own.data() : words.data,
                                     own ? words.own.size() : words.bytes, MSG_NOSIGNAL);
         if (sent < 0 && (errno == EAGAIN || errno == EINTR)) return;
-        if (sent < 0) return connection.socket.reset();  // those that wait for this rank will see that it is lost
+        if (sent < 0) {
+            hear(peer);  // what it has said before it ended
+            return connection.socket.reset();
+        }
         const auto n = static_cast<size_t>(sent);
         if (own) {
             words.own.erase(0, n);
@@ -212,6 +219,10 @@ void TcpMessages::hear(int peer) {
 }
 
 void TcpMessages::on_frame(int peer, const Frame& frame, std::string body) {
+    if (frame.type == Say::leave) {
+        connections_[static_cast<size_t>(peer)].leaves = true;
+        return;
+    }
     if (frame.type == Say::offer) {
         connections_[static_cast<size_t>(peer)].offers.push_back({frame, std::move(body)});
         return;
@@ -293,7 +304,7 @@ void TcpMessages::look() {
             });
             if (gone && post.survives()) {
                 finish(post, peer_lost(control_.describe_rank(late[0]), " was lost"));
-            } else if (gone && control_.has_left(late[0])) {
+            } else if (gone && (control_.has_left(late[0]) || connections_[static_cast<size_t>(late[0])].leaves)) {
                 control_.left_early(late[0]);
             } else if (gone) {
                 control_.lost(late[0], "its connection for messages has ended");

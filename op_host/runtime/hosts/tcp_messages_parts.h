@@ -10,8 +10,9 @@
 
 namespace alltoallv {
 
-/// `wait`: the receiver has the offer, and has made no call that takes it.
-enum class Say : uint32_t { offer, take, refuse, data, done, wait };
+/// `wait`: the receiver has the offer, and has made no call that takes it. `leave`: nothing follows, and this rank is
+/// not lost; over other connections that may be known later.
+enum class Say : uint32_t { offer, take, refuse, data, done, wait, leave };
 
 class TcpMessages::Pending final : public MessageWork {
   public:
@@ -58,6 +59,7 @@ struct TcpMessages::Connection {
     uint64_t sent = 0;   // number of messages
     size_t offered = 0;  // bytes that have gone with offers, of messages under way
     std::deque<Offer> offers;
+    bool leaves = false;  // the peer has said so
 
     /// Bytes to send: heads and small data are copied, large data stay in place.
     struct Words {
