@@ -16,7 +16,7 @@ NAMES = {"": "Ascend910_9391", "A2": "Ascend910B1"}
 def run(*command: str, product: str = "", **options: object) -> subprocess.CompletedProcess[str]:
     """Runs a command in the emulator's environment."""
     env = emulator.environment(**options) | ({"ALLTOALLV_NPU_PRODUCT": product} if product else {})  # type: ignore[arg-type]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=280, check=False)
 
 
 def smi(*arguments: str, product: str = "") -> str:
