@@ -184,7 +184,13 @@ void bind_quant(nb::module_& m) {
             "rounds_up", [](const CodeFormatInfo& self) { return self.has(rounds_up); },
             "Whether a scale of e8m0 is rounded up.")
         .def_prop_ro("tells_bounds", &CodeFormatInfo::tells_bounds,
-                     "Whether what an element can be wrong by follows from its own code and its group's scale.");
+                     "Whether what an element can be wrong by follows from its own code and its group's scale.")
+        .def_prop_ro(
+            "rotated", [](const CodeFormatInfo& self) { return self.has(rotated); },
+            "Whether groups are rotated where that makes their scale smaller.")
+        .def_prop_ro(
+            "spikes", [](const CodeFormatInfo& self) { return self.has(spikes); },
+            "Whether the largest magnitudes of a group are kept apart.");
     nb::dict formats;
     for (const CodeFormatInfo& format : code_format_table)
         formats[nb::str(format.name.data(), format.name.size())] = nb::cast(format);

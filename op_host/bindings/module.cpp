@@ -35,9 +35,8 @@ Overflow overflow_from_name(const std::string& name) {
 
 CodeFormat format_from_name(const FormatName& name) {
     if (const auto* bits = std::get_if<int64_t>(&name)) {
-        if (*bits == 8) return CodeFormat::int8;
-        if (*bits == 4) return CodeFormat::int4;
-        throw invalid_param("bits is ", *bits, ", expected 4 or 8");
+        if (const std::optional<CodeFormat> format = code_format("int" + std::to_string(*bits))) return *format;
+        throw invalid_param("bits is ", *bits, ", expected 8, 6, 5, 4, 3 or 2");
     }
     const std::string& text = std::get<std::string>(name);
     if (const std::optional<CodeFormat> format = code_format(text)) return *format;

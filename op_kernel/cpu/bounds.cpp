@@ -127,7 +127,10 @@ void Bounds::find(const QuantFormat& format, const CodedSource* sources, size_t 
 float Bounds::scale_of(const QuantFormat& format, const CodedSource& source, size_t group) const {
     const auto* record = static_cast<const Bytes*>(source.scales);
     const size_t at = format.first_group + group;
-    if (format.has_floats()) return load<float>(record, at);
+    if (format.has_floats()) {
+        const float scale = load<float>(record, at);
+        return format.bits() < 4 && scale == largest_inverted ? infinite : scale;  // codes may have been saturated
+    }
     if (info(format.codes).scale == ScaleKind::e8m0) return scales_[record[at]];
     return scales_[record[sizeof(float) + at]] * load<float>(record, 0);
 }

@@ -3,6 +3,7 @@
 #include "op_kernel/cpu/quantize.h"
 #include "op_kernel/cpu/quantize_blocks.h"
 #include "op_kernel/cpu/scales.h"
+#include "op_kernel/cpu/shape.h"
 #include "op_kernel/cpu/sixty_four_lanes.h"
 
 namespace alltoallv::kernel {
@@ -22,6 +23,29 @@ ALLTOALLV_INLINE void unpack_groups(const Bytes* packed, size_t count, size_t gr
             store(to, k, static_cast<uint16_t>(pair | (pair & 0x0808) * 0x1E));  // extends both signs
         }
         if (n % 2 != 0) to[n - 1] = static_cast<Bytes>(((from[n / 2] & 0x0F) ^ 8) - 8);
+    });
+}
+
+/// Unpacks planes of bits to int8.
+ALLTOALLV_INLINE void unpack_planes(const Bytes* packed, size_t count, size_t group_size, int bits, Bytes* codes) {
+    const size_t stride = packed_bytes(bits, group_size);
+    const int top = 1 << (bits - 1);
+    each_group(count, group_size, [=](size_t begin, size_t n, size_t g) ALLTOALLV_LAMBDA {
+        const Bytes* from = packed + g * stride;
+        Bytes* to = codes + begin;
+        int shift = 0;
+        std::fill_n(to, n, Bytes{0});
+        for (const int width : {4, 2, 1}) {
+            if ((bits & width) == 0) continue;
+            const size_t each = 8 / static_cast<size_t>(width);
+            const int mask = (1 << width) - 1;
+            for (size_t k = 0; k < n; k += each, ++from)
+                for (size_t j = 0; j < each && k + j < n; ++j)
+                    to[k + j] |= static_cast<Bytes>((*from >> (static_cast<int>(j) * width) & mask) << shift);
+            shift += width;
+        }
+        ALLTOALLV_INDEPENDENT
+        for (size_t k = 0; k < n; ++k) to[k] = static_cast<Bytes>((to[k] ^ top) - top);  // extends the sign
     });
 }
 
@@ -131,7 +155,14 @@ ALLTOALLV_INLINE void limit_all(const float* in, size_t count, const Limit& limi
     *exceeded = static_cast<uint32_t>(most) >= limit.too_large;
 }
 
+ALLTOALLV_INLINE void accumulate_all(const float* x, size_t count, float* sum) {
+    ALLTOALLV_INDEPENDENT
+    for (size_t k = 0; k < count; ++k) sum[k] = canonical_nan(sum[k] + x[k]);
+}
+
+constexpr auto& accumulate = clones<accumulate_all>;
 constexpr auto& unpack = clones<unpack_groups>;
+constexpr auto& unpack_bits = clones<unpack_planes>;
 constexpr auto& divide = clones<divide_all>;
 constexpr auto& limit = clones<limit_all>;
 
@@ -139,7 +170,10 @@ constexpr auto& limit = clones<limit_all>;
 const void* codes_of(const QuantFormat& format, const Piece& piece, const void* codes, Isa isa, Bytes* buffer) {
     const Bytes* from = static_cast<const Bytes*>(codes) + piece.code;
     if (format.bits() == 8) return from;
-    unpack[isa](from, piece.count, packing_size(piece), buffer);
+    if (format.bits() == 4)
+        unpack[isa](from, piece.count, packing_size(piece), buffer);
+    else
+        unpack_bits[isa](from, piece.count, piece.group_size, format.bits(), buffer);
     return buffer;
 }
 
@@ -148,14 +182,33 @@ const float* scales_of(const QuantFormat& format, const Piece& piece, const void
     const size_t group = format.first_group + piece.group;
     if (format.has_floats()) return static_cast<const float*>(scales) + group;
     const auto* bytes = static_cast<const Bytes*>(scales);
+    const size_t groups = (piece.count + piece.group_size - 1) / piece.group_size;
+    if (info(format.codes).has(spikes)) {
+        for (size_t g = 0; g < groups; ++g)
+            std::memcpy(buffer + g, bytes + (group + g) * spiked_scale_bytes, sizeof(float));
+        return buffer;
+    }
     float tensor = 0;
     if (info(format.codes).scale == ScaleKind::e4m3) {
         std::memcpy(&tensor, bytes, sizeof tensor);
         bytes += sizeof tensor;
     }
-    const size_t groups = (piece.count + piece.group_size - 1) / piece.group_size;
     scales_from_bytes(format.codes, bytes + group, groups, tensor, buffer);
     return buffer;
+}
+
+/// Computes the values of a piece of a format that is rotated or has spikes.
+void shaped_values(const QuantFormat& format, const Add& add, const Piece& piece, const void* codes, const void* scales,
+                   Isa isa, float* out) {
+    alignas(64) Bytes unpacked[block];
+    alignas(64) float found[block];
+    const Term term{codes_of(format, piece, codes, isa, unpacked), scales_of(format, piece, scales, found)};
+    add.start(term, {nullptr, nullptr}, piece.count, piece.group_size, out);
+    if (info(format.codes).has(rotated)) turn_back(term.scales, piece.count, piece.group_size, out, isa);
+    if (!info(format.codes).has(spikes)) return;
+    const size_t group = format.first_group + piece.group;
+    put_spikes(static_cast<const Bytes*>(scales) + group * spiked_scale_bytes + sizeof(float), piece.count,
+               piece.group_size, out);
 }
 
 }  // namespace
@@ -171,7 +224,13 @@ void dequantize_sum(const QuantFormat& format, const void* const* codes, const v
         float found_a[most_groups];
         float found_b[most_groups];
         float* to = sum + piece.first;
-        for (size_t s = 0; s < n_sources; s += 2) {
+        const bool shaped = info(format.codes).shaped();
+        for (size_t s = 0; shaped && s < n_sources; ++s) {
+            alignas(64) float values[block];
+            shaped_values(format, add, piece, codes[s], scales[s], isa, s == 0 ? to : values);
+            if (s > 0) accumulate[isa](values, piece.count, to);
+        }
+        for (size_t s = 0; !shaped && s < n_sources; s += 2) {
             const Term a{codes_of(format, piece, codes[s], isa, unpacked_a),
                          scales_of(format, piece, scales[s], found_a)};
             Term b{nullptr, nullptr};
@@ -192,13 +251,19 @@ bool dequantize(const QuantFormat& format, DType dtype, const void* codes, const
     const Add add = add_of(format.codes, isa);
     const bool rounds = dtype != DType::float32;
     // Groups must begin where vectors are aligned.
-    streams = streams && !rounds && reinterpret_cast<uintptr_t>(out) % 32 == 0 && format.group_size % 8 == 0;
+    streams = streams && !rounds && !info(format.codes).shaped() && reinterpret_cast<uintptr_t>(out) % 32 == 0 &&
+              format.group_size % 8 == 0;
     bool fits = true;
     each_piece(format, count, [=, &fits](const Piece& piece) {
         alignas(64) Bytes unpacked[block];
         alignas(64) float values[block];
         float found[most_groups];
         void* direct = static_cast<Bytes*>(out) + piece.first * size_of(dtype);
+        if (info(format.codes).shaped()) {
+            shaped_values(format, add, piece, codes, scales, isa, values);
+            fits &= cast(dtype, overflow, values, piece.count, direct, isa);
+            return;
+        }
         const Term term{codes_of(format, piece, codes, isa, unpacked), scales_of(format, piece, scales, found)};
         (streams ? add.stream : add.start)(term, {nullptr, nullptr}, piece.count, piece.group_size,
                                            rounds ? values : direct);

@@ -4,6 +4,7 @@
 #include "op_kernel/cpu/half.h"
 #include "op_kernel/cpu/quantize_blocks.h"
 #include "op_kernel/cpu/scales.h"
+#include "op_kernel/cpu/shape.h"
 #include "op_kernel/cpu/sixty_four_lanes.h"
 
 namespace alltoallv::kernel {
@@ -98,7 +99,47 @@ ALLTOALLV_INLINE void pack_groups(const Bytes* codes, size_t count, size_t group
     });
 }
 
+/// Packs the lowest bits of int8 into planes; each group begins at a byte.
+ALLTOALLV_INLINE void pack_planes(const Bytes* codes, size_t count, size_t group_size, int bits, Bytes* packed) {
+    const size_t stride = packed_bytes(bits, group_size);
+    each_group(count, group_size, [=](size_t begin, size_t n, size_t g) ALLTOALLV_LAMBDA {
+        Bytes* to = packed + g * stride;
+        const Bytes* from = codes + begin;
+        int shift = 0;
+        for (const int width : {4, 2, 1}) {
+            if ((bits & width) == 0) continue;
+            const size_t each = 8 / static_cast<size_t>(width);
+            const int mask = (1 << width) - 1;
+            for (size_t k = 0; k < n; k += each) {
+                int byte = 0;
+                for (size_t j = 0; j < each && k + j < n; ++j)
+                    byte |= (from[k + j] >> shift & mask) << (static_cast<int>(j) * width);
+                *to++ = static_cast<Bytes>(byte);
+            }
+            shift += width;
+        }
+    });
+}
+
+/// Computes code * scale of integers.
+ALLTOALLV_INLINE void products_of_groups(const Bytes* codes, size_t count, size_t group_size, const float* scales,
+                                         float* out) {
+    each_group(count, group_size, [=](size_t begin, size_t n, size_t g) ALLTOALLV_LAMBDA {
+        const float scale = scales[g];
+        ALLTOALLV_INDEPENDENT
+        for (size_t k = begin; k < begin + n; ++k) out[k] = Integer::decode(codes[k]) * scale;
+    });
+}
+
+ALLTOALLV_INLINE void subtract_all(const void* x, const float* y, size_t count, float* difference) {
+    ALLTOALLV_INDEPENDENT
+    for (size_t k = 0; k < count; ++k) difference[k] = load<float>(x, k) - y[k];
+}
+
 constexpr auto& largest = clones<largest_of_groups>;
+constexpr auto& product = clones<products_of_groups>;
+constexpr auto& subtract = clones<subtract_all>;
+constexpr auto& pack_bits = clones<pack_planes>;
 constexpr auto& add_error = clones<add>;
 constexpr auto& pack = clones<pack_groups>;
 
@@ -107,7 +148,7 @@ uint32_t if_finite(uint32_t magnitude) {
     return magnitude < infinity_bits ? magnitude : 0;
 }
 
-/// One call of quantize(), with its scratch of 27 KiB.
+/// One call of quantize(), with its scratch of 53 KiB.
 class Quantizer {
   public:
     /// `error_in` and `error_out` may be the same.
@@ -131,10 +172,12 @@ class Quantizer {
         if (format_.group_size <= block) {
             each_piece(format_, count, [this](const Piece& piece) {
                 const void* x = values(piece);
+                const void* shaped = info(format_.codes).shaped() ? shape(piece, x) : x;
                 const size_t groups = (piece.count + piece.group_size - 1) / piece.group_size;
-                largest[isa_](x, piece.count, piece.group_size, magnitudes_);
+                largest[isa_](shaped, piece.count, piece.group_size, magnitudes_);
                 find_scales(piece.group, groups);
-                write(piece, x);
+                write(piece, shaped);
+                if (shaped != x && error_out_ != nullptr) lose_shaped(piece, x);
             });
             return;
         }
@@ -178,14 +221,48 @@ class Quantizer {
     void find_scales(size_t group, size_t groups) {
         const CodeFormatInfo& codes = info(format_.codes);
         group += format_.first_group;
-        if (format_.has_floats()) {
-            scales_of_floats(format_.codes, magnitudes_, groups, floats_ + group, inverses_, isa_);
-            now_ = floats_ + group;
+        if (codes.scale == ScaleKind::float32) {
+            float* found = format_.has_floats() ? floats_ + group : found_;
+            scales_of_floats(format_.codes, magnitudes_, groups, found, inverses_, isa_);
+            for (size_t g = 0; codes.has(rotated) && g < groups; ++g) {
+                if (turned_[g] == 0) continue;
+                found[g] = -found[g];
+                inverses_[g] = -inverses_[g];
+            }
+            for (size_t g = 0; found == found_ && g < groups; ++g)
+                std::memcpy(record(group + g), &found[g], sizeof(float));
+            now_ = found;
             return;
         }
         Bytes* bytes = static_cast<Bytes*>(scales_) + (codes.scale == ScaleKind::e4m3 ? sizeof(float) : 0) + group;
         scales_of_bytes(format_.codes, magnitudes_, groups, format_.tensor, found_, inverses_, bytes);
         now_ = found_;
+    }
+
+    /// Returns where the scale of a group lies that has spikes behind it.
+    Bytes* record(size_t group) { return static_cast<Bytes*>(scales_) + group * spiked_scale_bytes; }
+    Bytes* spikes_of(const Piece& piece) { return record(format_.first_group + piece.group) + sizeof(float); }
+
+    /// Returns a piece's values without spikes, rotated.
+    const void* shape(const Piece& piece, const void* x) {
+        std::memcpy(shaped_, x, piece.count * sizeof(float));
+        if (info(format_.codes).has(spikes)) take_spikes(shaped_, piece.count, piece.group_size, spikes_of(piece));
+        if (info(format_.codes).has(rotated)) turn_groups(shaped_, piece.count, piece.group_size, turned_, isa_);
+        return shaped_;
+    }
+
+    /// Leaves x less what a decoder will make of a piece, whose codes are still unpacked; 0 in groups that are not
+    /// finite.
+    void lose_shaped(const Piece& piece, const void* x) {
+        const Bytes* codes = format_.bits() == 8 ? codes_ + piece.code : unpacked_;
+        float* error = error_out_ + piece.first;
+        product[isa_](codes, piece.count, piece.group_size, now_, shaped_);
+        if (info(format_.codes).has(rotated)) turn_back(now_, piece.count, piece.group_size, shaped_, isa_);
+        if (info(format_.codes).has(spikes)) put_spikes(spikes_of(piece), piece.count, piece.group_size, shaped_);
+        subtract[isa_](x, shaped_, piece.count, error);
+        each_group(piece.count, piece.group_size, [=, this](size_t begin, size_t n, size_t g) {
+            if (magnitude_of(now_[g]) >= infinity_bits) std::fill_n(error + begin, n, 0.0f);
+        });
     }
 
     void write_group(size_t count, size_t group) {
@@ -202,17 +279,30 @@ class Quantizer {
     void write(const Piece& piece, const void* x) {
         Bytes* codes = format_.bits() == 8 ? codes_ + piece.code : unpacked_;
         const float* scales = now_;
-        float* error = error_out_ == nullptr ? nullptr : error_out_ + piece.first;
+        const bool loses = error_out_ != nullptr && !info(format_.codes).shaped();
+        float* error = loses ? error_out_ + piece.first : nullptr;
         const size_t width = size_of(dtype_);
         const Ahead ahead{static_cast<const Bytes*>(input_) + (piece.first + piece.count) * width, width};
         with_code(format_.codes, [&]<class Code>(Code) {
             encode<Code>[isa_](x, piece.count, piece.group_size, inverses_, codes, ahead);
+            if (format_.bits() < 4) saturate(piece, scales, codes);
             if (error != nullptr) lose<Code>[isa_](x, piece.count, piece.group_size, scales, codes, error);
         });
         each_group(piece.count, piece.group_size, [=, this](size_t begin, size_t n, size_t g) {
             if (magnitude_of(scales[g]) >= infinity_bits) write_special(x, begin, n, scales[g], codes, error);
         });
         if (format_.bits() == 4) pack[isa_](codes, piece.count, packing_size(piece), codes_ + piece.code);
+        if (format_.bits() != 4 && format_.bits() != 8)
+            pack_bits[isa_](codes, piece.count, piece.group_size, format_.bits(), codes_ + piece.code);
+    }
+
+    void saturate(const Piece& piece, const float* scales, Bytes* codes) const {
+        const int most = static_cast<int>(info(format_.codes).most);
+        each_group(piece.count, piece.group_size, [=](size_t begin, size_t n, size_t g) {
+            if (scales[g] != largest_inverted) return;
+            for (size_t k = begin; k < begin + n; ++k)
+                codes[k] = static_cast<Bytes>(std::clamp<int>(static_cast<int8_t>(codes[k]), -most, most));
+        });
     }
 
     /// Quantizes a group with inf, which keeps its place; elsewhere code 0 times inf is NaN. Leaves no error feedback.
@@ -244,7 +334,9 @@ class Quantizer {
     alignas(64) float values_[block];
     alignas(64) uint32_t magnitudes_[block];
     alignas(64) float inverses_[block];
-    alignas(64) float found_[most_groups];
+    alignas(64) float found_[block];
+    alignas(64) float shaped_[block];
+    alignas(64) Bytes turned_[block];
     alignas(64) Bytes unpacked_[block];
 };
 
@@ -253,10 +345,7 @@ class Quantizer {
 void QuantFormat::check() const {
     const auto size = static_cast<int64_t>(group_size);
     if (takes_group(codes, size)) return;
-    const size_t fixed = info(codes).group_size;
-    throw invalid_param("group_size is ", size, ", expected ",
-                        (fixed == 0 ? "at least 1 element"
-                                    : std::to_string(fixed) + " elements in format " + std::string(info(codes).name)));
+    throw invalid_param("group_size is ", size, ", expected ", groups_taken(codes));
 }
 
 void quantize(const QuantFormat& format, DType dtype, const void* input, size_t count, void* codes, void* scales,

@@ -15,8 +15,9 @@
 
 namespace alltoallv::kernel {
 
-/// Codes and scales of one vector: a byte per element or, in formats of 4 bits, per two, the even element in the low
-/// half; a scale per `group_size` elements. Groups begin at element 0; the last may be shorter.
+/// Codes and scales of one vector: the codes of a group are planes of bits, packed_bytes(), each of which begins at a
+/// byte and has the lower elements in the low bits; of a long group, those of 2,048 elements after each other. A scale
+/// per `group_size` elements, with its group's spikes behind it. Groups begin at element 0; the last may be shorter.
 struct QuantFormat {
     CodeFormat codes = CodeFormat::int8;
     size_t group_size = 128;
@@ -26,19 +27,18 @@ struct QuantFormat {
     /// Throws Error (invalid_param) unless groups of the format can have this size.
     void check() const;
     int bits() const { return info(codes).bits; }
-    /// True if scales are float32 numbers, which are computed separately and given to encode_group().
-    bool has_floats() const { return info(codes).scale == ScaleKind::float32; }
+    /// True if a record of scales consists of float32 numbers.
+    bool has_floats() const { return info(codes).scale == ScaleKind::float32 && !info(codes).has(spikes); }
     size_t groups(size_t count) const { return count / group_size + (count % group_size != 0); }
     /// Returns the bytes of the record of scales of `count` elements.
     size_t scale_bytes(size_t count) const {
-        if (has_floats()) return groups(count) * sizeof(float);
+        if (info(codes).scale == ScaleKind::float32)
+            return groups(count) * (sizeof(float) + (info(codes).has(spikes) ? spike_bytes : 0));
         return groups(count) + (info(codes).scale == ScaleKind::e4m3 ? sizeof(float) : 0);
     }
-    /// Returns the bytes of the codes of `count` elements. A group of odd size ends with a half byte of 0, so that
-    /// every group begins at a byte.
+    /// Returns the bytes of the codes of `count` elements.
     size_t code_bytes(size_t count) const {
-        if (bits() == 8) return count;
-        return count / group_size * (group_size / 2 + group_size % 2) + (count % group_size + 1) / 2;
+        return count / group_size * packed_bytes(bits(), group_size) + packed_bytes(bits(), count % group_size);
     }
 };
 

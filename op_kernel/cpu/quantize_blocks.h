@@ -19,8 +19,8 @@
 
 namespace alltoallv::kernel::quant {
 
-/// Number of elements in a block: a few arrays of float32 that fit the first-level cache. Even, so that a group is cut
-/// between two bytes of codes.
+/// Number of elements in a block: a few arrays of float32 that fit the first-level cache. Long groups of codes are
+/// packed a block at a time: the number is a part of the layout.
 constexpr size_t block = 2048;
 constexpr size_t most_groups = block / 16;  // if scales are bytes
 
@@ -95,7 +95,7 @@ void each_part(const QuantFormat& format, size_t count, size_t group, Run run) {
     const size_t code = format.code_bytes(begin);
     for (size_t part = begin; part < end; part += block) {
         const size_t n = std::min(block, end - part);
-        run(Piece{part, n, n, group, code + (part - begin) / (format.bits() == 8 ? 1 : 2)});
+        run(Piece{part, n, n, group, code + packed_bytes(format.bits(), part - begin)});
     }
 }
 

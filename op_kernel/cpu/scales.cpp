@@ -12,19 +12,14 @@ namespace quant {
 namespace {
 
 /// Bounds of a scale. From 2^-125 on, the quotient of a subnormal rounds to 0 even if the processor keeps subnormals;
-/// above the largest scale, the largest code would be dequantized to inf.
+/// above the largest scale, the largest code would be dequantized to inf, or the inverse were subnormal.
 constexpr float least_scale = 0x1p-125f;
-constexpr float largest_scale(CodeFormat codes) {
-    switch (codes) {
-        case CodeFormat::int4:
-            return 0x1.249248p+125f;  // 7 times it is finite
-        case CodeFormat::fp8_e4m3:
-            return 0x1.249248p+119f;  // 448 times
-        case CodeFormat::fp8_e5m2:
-            return 0x1.249248p+112f;  // 57344 times
-        default:
-            return 0x1.020406p+121f;  // 127 times
-    }
+float largest_scale(CodeFormat codes) {
+    constexpr float largest = from_bits(infinity_bits - 1);
+    const float most = info(codes).most, quotient = largest / most;  // may be rounded up
+    constexpr double infinite = 0x1.ffffffp+127;                     // what rounds to inf
+    const bool fits = static_cast<double>(quotient) * static_cast<double>(most) < infinite;
+    return std::min(fits ? quotient : from_bits(bits_of(quotient) - 1), largest_inverted);
 }
 /// Bounds of NVFP4's scale: its product with the least float8 is normal, with the largest and the largest code finite.
 constexpr float least_tensor = 0x1p-110f, largest_tensor = 0x1.861860p+116f, tensor_range = 6 * 448;

@@ -10,7 +10,8 @@
 
 namespace alltoallv::kernel::quant {
 
-constexpr uint32_t least_normal = 1u << 23;  // 2^-126: smaller values count as 0
+constexpr uint32_t least_normal = 1u << 23;   // 2^-126: smaller values count as 0
+constexpr float largest_inverted = 0x1p126f;  // scales are at most this; only codes below 4 bits saturate then
 
 /// Computes scales and inverses of groups by their largest magnitudes, as bits. Inverses are 0 if codes do not depend
 /// on them.

@@ -259,7 +259,7 @@ def test_max_error() -> None:
                 pytest.fail("every error was kept")
             width = [Quantization.checked(name, how.get("group_size")).code_bytes(4000) for name in found]
             assert width == sorted(width)
-            assert len(set(width)) == 2
+            assert len(set(width)) > 4
         scattered = av.quantized_reduce_scatter(inputs[r], max_error=0.5, group=communicator)
         assert scattered.bound.max() <= 0.5
         rows = inputs[r].reshape(40, 100)

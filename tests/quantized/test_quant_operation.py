@@ -57,7 +57,7 @@ CREATE: list[tuple[dict[str, Any], str]] = [
     ({"overflow": "raise"}, "expected them only with quant_type 16"),
     (DYNAMIC | {"all_reduce_type": "max"}, 'all_reduce_type is "max", expected "sum" or "avg"'),
     (DYNAMIC | {"out_data_type": 2}, r"out_data_type is 2, expected -1 .* 27 \(bfloat16\)"),
-    (DYNAMIC | {"bits": 3}, "bits is 3, expected 4 or 8"),
+    (DYNAMIC | {"bits": 7}, "bits is 7, expected 8, 6, 5, 4, 3 or 2"),
     (DYNAMIC | {"group_size": 0}, "group_size is 0, expected an integer of at least 1"),
     (DYNAMIC | {"gather": "half"}, "gather is 'half', expected full or quantized"),
     (DYNAMIC | {"overflow": "wrap"}, "overflow is 'wrap', expected saturate, raise or infinity"),

@@ -76,10 +76,15 @@ def test_differences(communicator: Communicator, n: int) -> None:
 
 
 REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({"bits": 5}, InvalidParamError, "bits is 5, expected 4 or 8"),
+    ({"bits": 7}, InvalidParamError, "bits is 7, expected 8, 6, 5, 4, 3 or 2"),
     ({"format": "fp8"}, InvalidParamError, "format is 'fp8', expected one of int8, int4, fp8_e4m3"),
     ({"format": "mxfp8", "group_size": 64}, InvalidParamError, "group_size is 64, expected 32 in format mxfp8"),
-    ({"bits": 8.0}, InvalidParamError, "bits is 8.0, expected 4 or 8"),
+    (
+        {"format": "int4_rotated", "group_size": 1025},
+        InvalidParamError,
+        "group_size is 1025, expected 1 to 1024 in format int4_rotated",
+    ),
+    ({"bits": 8.0}, InvalidParamError, "bits is 8.0, expected 8, 6, 5, 4, 3 or 2"),
     ({"group_size": True}, InvalidParamError, "group_size is True, expected an integer of at least 1"),
     ({"group_size": 2**63}, InvalidParamError, r"group_size is 9223372036854775808, expected .* below 2\*\*63"),
     ({"group_size": 0}, InvalidParamError, "group_size is 0, expected an integer of at least 1"),

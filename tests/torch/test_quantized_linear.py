@@ -34,13 +34,13 @@ def test_formats_and_chunks(comm: Communicator) -> None:
     x, w, bias, exact = parts(comm)
     for name, how in FORMATS.items():
         kind: Any = {"format": name, "gather": "quantized", "group": comm}
-        limit = 0.3 if how.bits == 4 else 0.08
+        limit = {8: 0.08, 6: 0.12, 5: 0.2, 4: 0.3, 3: 0.6, 2: 1.5}[how.bits]
         whole = at.quantized_all_reduce(x @ w.t(), **kind)
         for chunks in (None, 1, 3):
             y = at.quantized_linear_all_reduce(x, w, chunks=chunks, **kind)
             error = np.linalg.norm(y.numpy() - exact) / np.linalg.norm(exact)
             assert error < limit, (name, error)
-            if name != "nvfp4":
+            if name != "nvfp4" and how.bits >= 4:
                 torch.testing.assert_close(y, whole, rtol=0, atol=float(whole.abs().max()) / 4)
             other = av.quantized_linear_all_reduce(x.numpy(), w.numpy(), chunks=chunks, **kind)
             assert np.linalg.norm(other - exact) / np.linalg.norm(exact) < limit

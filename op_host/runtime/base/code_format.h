@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <string_view>
 
 namespace alltoallv {
@@ -26,7 +27,12 @@ inline constexpr std::string_view overflow_names[] = {"saturate", "raise", "infi
 /// What a format does besides, as bits.
 enum Trait : uint8_t {
     rounds_up = 1,  ///< a power of two is the one at or above the quotient, not the one below it
+    rotated = 2,    ///< a group is multiplied by a Hadamard matrix where that makes its scale smaller
+    spikes = 4,     ///< the largest magnitudes of a group are kept apart
 };
+
+/// Groups that are rotated or have spikes have at most so many elements; so many spikes each, of so many bytes in all.
+inline constexpr size_t longest_shaped = 1024, spikes_each = 2, spike_bytes = 8;
 
 // clang-format off
 /// Columns: the enumerator, which is the name; bits of a code; bits of its mantissa (-1: an integer); bias of its
@@ -42,7 +48,19 @@ enum Trait : uint8_t {
     X(nvfp4, 4, 1, 1, 6, e4m3, 16, 0) \
     X(mxfp8_down, 8, 3, 7, 448, e8m0, 32, 0) \
     X(mxfp8_e5m2_down, 8, 2, 15, 57344, e8m0, 32, 0) \
-    X(mxfp4_up, 4, 1, 1, 6, e8m0, 32, rounds_up)
+    X(mxfp4_up, 4, 1, 1, 6, e8m0, 32, rounds_up) \
+    X(int6, 6, -1, 0, 31, float32, 0, 0) \
+    X(int5, 5, -1, 0, 15, float32, 0, 0) \
+    X(int3, 3, -1, 0, 3, float32, 0, 0) \
+    X(int2, 2, -1, 0, 1, float32, 0, 0) \
+    X(int4_rotated, 4, -1, 0, 7, float32, 0, rotated) \
+    X(int4_spikes, 4, -1, 0, 7, float32, 0, spikes) \
+    X(int8_rotated_spikes, 8, -1, 0, 127, float32, 0, rotated | spikes) \
+    X(int6_rotated_spikes, 6, -1, 0, 31, float32, 0, rotated | spikes) \
+    X(int5_rotated_spikes, 5, -1, 0, 15, float32, 0, rotated | spikes) \
+    X(int4_rotated_spikes, 4, -1, 0, 7, float32, 0, rotated | spikes) \
+    X(int3_rotated_spikes, 3, -1, 0, 3, float32, 0, rotated | spikes) \
+    X(int2_rotated_spikes, 2, -1, 0, 1, float32, 0, rotated | spikes)
 // clang-format on
 
 enum class CodeFormat : uint8_t {
@@ -62,6 +80,7 @@ struct CodeFormatInfo {
     constexpr bool has(Trait trait) const { return (traits & trait) != 0; }
     /// True if what an element can be wrong by follows from its own code and its group's scale.
     constexpr bool tells_bounds() const { return (traits & ~unsigned{rounds_up}) == 0; }
+    constexpr bool shaped() const { return has(rotated) || has(spikes); }
 };
 
 inline constexpr std::array code_format_table{
@@ -88,8 +107,25 @@ constexpr int64_t usual_group(CodeFormat format) {
 
 /// True if a format can have groups of this size.
 constexpr bool takes_group(CodeFormat format, int64_t group_size) {
-    const auto fixed = static_cast<int64_t>(info(format).group_size);
-    return group_size >= 1 && (fixed == 0 || group_size == fixed);
+    const CodeFormatInfo& row = info(format);
+    if (row.group_size != 0) return group_size == static_cast<int64_t>(row.group_size);
+    return group_size >= 1 && (!row.shaped() || group_size <= static_cast<int64_t>(longest_shaped));
+}
+
+/// Returns what takes_group() expects, for messages.
+inline std::string groups_taken(CodeFormat format) {
+    const CodeFormatInfo& row = info(format);
+    const std::string within = " in format " + std::string(row.name);
+    if (row.group_size != 0) return std::to_string(row.group_size) + within;
+    return row.shaped() ? "1 to " + std::to_string(longest_shaped) + within : "at least 1";
+}
+
+/// Returns the bytes of `count` codes of so many bits: those of planes, whose widths are the binary digits of `bits`.
+constexpr size_t packed_bytes(int bits, size_t count) {
+    size_t bytes = 0;
+    for (const int width : {8, 4, 2, 1})
+        if ((bits & width) != 0) bytes += (count * static_cast<size_t>(width) + 7) / 8;
+    return bytes;
 }
 
 }  // namespace alltoallv

@@ -26,13 +26,8 @@ void check(const QuantReduction& r) {
     if (!info(r.out_dtype).quantizes)
         throw invalid_param("the output's dtype is " + std::string(name_of(r.out_dtype)) +
                             ", expected float32, float16 or bfloat16");
-    if (!takes_group(r.format, r.group_size)) {
-        const CodeFormatInfo& format = info(r.format);
-        throw invalid_param("group_size is " + std::to_string(r.group_size) + ", expected " +
-                            (format.group_size == 0
-                                 ? "at least 1"
-                                 : std::to_string(format.group_size) + " in format " + std::string(format.name)));
-    }
+    if (!takes_group(r.format, r.group_size))
+        throw invalid_param("group_size is " + std::to_string(r.group_size) + ", expected " + groups_taken(r.format));
     const bool scatters = r.op == OpKind::quantized_reduce_scatter;
     if (scatters && (r.mode != QuantMode::dynamic || r.requantizes))
         throw invalid_param("a quantized_reduce_scatter has neither a shared scale nor a second quantization");

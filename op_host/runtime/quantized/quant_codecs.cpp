@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "op_kernel/cpu/copy.h"
+#include "runtime/base/error.h"
 
 namespace alltoallv {
 namespace {
@@ -50,6 +51,13 @@ kernel::QuantFormat DynamicCodec::format_at(size_t first, size_t count) const {
     kernel::QuantFormat format = format_for(count);
     format.first_group = cuts_groups_ ? 0 : first / group_size_;
     return format;
+}
+
+void DynamicCodec::cut() {
+    if (info(request_.format).shaped())
+        throw invalid_param("group_size is ", group_size_, ", which is too long for ", codes_.size(),
+                            " ranks in format ", info(request_.format).name);
+    cuts_groups_ = true;
 }
 
 size_t DynamicCodec::scale_bytes(size_t count) const {
@@ -122,7 +130,7 @@ void DynamicCodec::each_sum(size_t count, const std::vector<const char*>& slots,
     for (size_t first = 0; first < count; first += step) {
         const size_t n = std::min(step, count - first);
         const kernel::QuantFormat format = format_at(first, n);
-        const size_t code = format.bits() == 8 ? first : cuts_groups_ ? first / 2 : format.code_bytes(first);
+        const size_t code = cuts_groups_ ? packed_bytes(format.bits(), first) : format.code_bytes(first);
         for (size_t j = 0; j < slots.size(); ++j) {
             codes_[j] = slots[j] + codes_at + code;
             scales_at_[j] = slots[j];
@@ -201,7 +209,7 @@ bool DynamicCodec::reduce(const QuantRange& range, const std::vector<const char*
     each_sum(range.count, slots, nullptr, [&](size_t first, size_t n, const float* sums) {
         float* lost = feedback == nullptr ? nullptr : feedback + first;
         kernel::QuantFormat format = format_at(first, n);
-        char* const to = codes + (!cuts_groups_ ? format.code_bytes(first) : format.bits() == 8 ? first : first / 2);
+        char* const to = codes + (cuts_groups_ ? packed_bytes(format.bits(), first) : format.code_bytes(first));
         if (cuts_groups_) {
             kernel::encode_group(request_.format, DType::float32, sums, n, scale, to, lost, lost);
         } else {

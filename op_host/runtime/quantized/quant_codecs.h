@@ -81,7 +81,7 @@ class DynamicCodec final : public QuantCodec {
 
     size_t unit() const override { return cuts_groups_ ? cache_line : group_size_; }
     size_t span() const override { return cuts_groups_ ? group_size_ : 0; }
-    void cut() override { cuts_groups_ = true; }
+    void cut() override;
     void keep_whole() override { cuts_groups_ = false; }
     size_t slot_bytes(size_t count) const override;
     size_t result_bytes(size_t count) const override;

@@ -62,7 +62,7 @@ def quantized_all_reduce(
         scale: A number, or a tensor: one value, or one per entry of the last axis, ``[n]`` or ``[1, n]``, of
             float16, bfloat16 or float32; equal on all ranks.
         offset: A number that is added to the codes of every rank, with ``scale``.
-        bits: 8 or 4, for the formats int8 and int4. For the dynamic mode only, like the next five.
+        bits: 8, 6, 5, 4, 3 or 2: int8 and so on. For the dynamic mode only, like the next five.
         format: What the elements become: a row of the table in docs/quantization.md, such as ``"fp8_e4m3"`` or
             ``"mxfp8"``. Default: by ``bits``.
         group_size: Elements per scale; groups begin at the first element of the flat tensor. ``"token"``: the last

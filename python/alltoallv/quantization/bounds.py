@@ -166,7 +166,8 @@ def _largest_scale(name: str, magnitude: float) -> tuple[float, float]:
     """Returns the largest scale by which errors count in a group up to this magnitude, and NVFP4's of the tensor."""
     form, above = _core.code_formats[name], 1 + 2.0**-20
     if form.scale == "float32":
-        return max(magnitude / form.most, 2.0**-125) * above, 0.0
+        scale = max(magnitude / form.most, 2.0**-125) * above
+        return (math.inf if form.bits < 4 and scale >= 2.0**126 else scale), 0.0
     if form.scale == "e8m0":
         (part, power), (most, its_power) = math.frexp(magnitude), math.frexp(form.most)
         power += form.rounds_up and part > most

@@ -16,8 +16,11 @@ from alltoallv.errors import InvalidParamError
 
 Format = Literal[
     "int8", "int4", "fp8_e4m3", "fp8_e5m2", "mxfp8", "mxfp8_e5m2", "mxfp4", "nvfp4",
-    "mxfp8_down", "mxfp8_e5m2_down", "mxfp4_up",
+    "mxfp8_down", "mxfp8_e5m2_down", "mxfp4_up", "int6", "int5", "int3", "int2", "int4_rotated", "int4_spikes",
+    "int8_rotated_spikes", "int6_rotated_spikes", "int5_rotated_spikes", "int4_rotated_spikes", "int3_rotated_spikes",
+    "int2_rotated_spikes",
 ]  # fmt: skip
+LONGEST_SHAPED = 1024  # elements of a group that is rotated or has spikes
 GroupSize = int | Literal["token", "tensor"]
 Gather = Literal["full", "quantized"]
 SumOp = Literal["sum", "avg"]
@@ -85,18 +88,19 @@ class Quantization:
 
     @property
     def bits(self) -> int:
-        """Bits of a code; two codes of 4 bits share a byte."""
+        """Bits of a code; fewer than 8 lie in planes whose widths are the binary digits of their number."""
         return int(_core.code_formats[self.format].bits)
 
     @property
     def has_floats(self) -> bool:
-        """True if scales are float32 instead of bytes."""
-        return bool(_core.code_formats[self.format].scale == "float32")
+        """True if a record of scales consists of float32 numbers."""
+        row = _core.code_formats[self.format]
+        return bool(row.scale == "float32" and not row.spikes)
 
     def scale_bytes(self, count: int) -> int:
         """Returns the bytes of the scales of ``count`` elements."""
-        if self.has_floats:
-            return 4 * self.groups(count)
+        if _core.code_formats[self.format].scale == "float32":
+            return (12 if _core.code_formats[self.format].spikes else 4) * self.groups(count)
         return self.groups(count) + (4 if _core.code_formats[self.format].scale == "e4m3" else 0)
 
     def groups(self, count: int) -> int:
@@ -104,11 +108,10 @@ class Quantization:
         return -(-count // self.group_size)
 
     def code_bytes(self, count: int) -> int:
-        """Returns the bytes of the codes of ``count`` elements; every group begins at a byte."""
-        if self.bits == 8:
-            return count
+        """Returns the bytes of the codes of ``count`` elements; every plane of every group begins at a byte."""
         groups, rest = divmod(count, self.group_size)
-        return groups * ((self.group_size + 1) // 2) + (rest + 1) // 2
+        planes = [width for width in (8, 4, 2, 1) if self.bits & width]
+        return sum(groups * -(-self.group_size * width // 8) + -(-rest * width // 8) for width in planes)
 
     def part(self, count: int, size: int, rank: int) -> tuple[int, int]:
         """Returns first element and length of the part of ``count`` elements that a rank reduces in an all-reduce.
@@ -143,14 +146,16 @@ def grouping_of(group_size: Any, rows: int, columns: int) -> Any:
 def _checked(format: Any, group_size: Any, *texts: Any) -> Quantization:
     row = _core.code_formats.get(format) if isinstance(format, str) else None
     if row is None:
-        if isinstance(format, str) and format.startswith("int"):
-            raise InvalidParamError(f"bits is {format[3:]}, expected 4 or 8")
+        if isinstance(format, str) and format.startswith("int") and "_" not in format:
+            raise InvalidParamError(f"bits is {format[3:]}, expected 8, 6, 5, 4, 3 or 2")
         raise InvalidParamError(f"format is {format!r}, expected one of {', '.join(_core.code_formats)}")
     if group_size is None:
         group_size = row.group_size or 128
     number = integer(group_size)
     if row.group_size and number != row.group_size:
         raise InvalidParamError(f"group_size is {group_size!r}, expected {row.group_size} in format {format}")
+    if (row.rotated or row.spikes) and not (number is not None and 1 <= number <= LONGEST_SHAPED):
+        raise InvalidParamError(f"group_size is {group_size!r}, expected 1 to {LONGEST_SHAPED} in format {format}")
     if number is None or not 1 <= number < 2**63:
         raise InvalidParamError(f"group_size is {group_size!r}, expected an integer of at least 1, below 2**63")
     for name, value, kind in zip(("gather", "op", "overflow"), texts, (Gather, SumOp, Overflow), strict=True):

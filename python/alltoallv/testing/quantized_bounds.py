@@ -98,6 +98,8 @@ def _errors(source: Quantized, ranks: int) -> Floats:
     if source.form.scale != "float32":
         tensor = source.tensor if source.format == "nvfp4" else _F32(1)
         scales = scale_errors(source.format)[scales] * tensor
+    elif source.form.bits < 4:  # by the largest scale codes may have been saturated
+        scales = np.where(scales == _F32(2.0**126), _INF, scales)
     codes: Array = codes_of(source).view(np.uint8) & (2**source.form.bits - 1)
     spread: Floats = np.repeat(scales, min(source.group_size, max(source.count, 1)))[: source.count]
     found: Floats = table[codes[: source.count]] * spread

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from alltoallv.testing import quantized_formats as formats
+from alltoallv.testing import quantized_shapes as shapes
 from alltoallv.testing.golden import dtype_of
 from alltoallv.testing.quantized_formats import FORMATS, Format
 from alltoallv.testing.reference import quiet_nan
@@ -26,6 +27,8 @@ _F32 = np.float32
 _ZERO = _F32(0)
 _LEAST_NORMAL = _F32(2.0**-126)
 _LEAST_SCALE = _F32(2.0**-125)
+_LARGEST_SCALE = _F32(2.0**126)
+_RUN = 2048  # elements of a group whose codes lie together
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,12 +36,13 @@ class Quantized:
     """Holds a vector in codes.
 
     Attributes:
-        codes: one byte per element, or per two of 4 bits; uint8.
+        codes: planes of bits, one byte per element in formats of 8; uint8.
         scales: one per group; float32, or uint8.
         count: number of elements.
         group_size: elements per group; the last may be shorter.
         format: a key of `FORMATS`.
         tensor: NVFP4: the scale of the whole tensor.
+        spikes: of every group, in formats that have them: indices, and bfloat16. None: no spike.
     """
 
     codes: npt.NDArray[np.uint8]
@@ -47,6 +51,7 @@ class Quantized:
     group_size: int
     format: str
     tensor: np.float32 = _ZERO
+    spikes: shapes.Spikes | None = None
 
     @property
     def form(self) -> Format:
@@ -54,22 +59,38 @@ class Quantized:
         return FORMATS[self.format]
 
     def record(self) -> npt.NDArray[np.uint8]:
-        """Returns the scales as they travel: after the tensor's scale, if there is one."""
+        """Returns the scales as they travel: after the tensor's scale, or each before its group's spikes."""
+        if self.form.spikes:
+            index, value = self.apart
+            entries = np.stack([index.astype("<u2"), value.view("<u2")], axis=2).reshape(-1, 4)
+            return np.concatenate([self.scales.view(np.uint8).reshape(-1, 4), entries.view(np.uint8)], 1).reshape(-1)
         parts = [self.tensor.tobytes()] if self.format == "nvfp4" else []
         return np.frombuffer(b"".join([*parts, self.scales.tobytes()]), np.uint8)
+
+    @property
+    def apart(self) -> shapes.Spikes:
+        """The spikes of every group."""
+        if self.spikes is not None:
+            return self.spikes
+        return np.full((self.scales.size, 2), shapes.NO_SPIKE), np.zeros((self.scales.size, 2), dtype_of("bfloat16"))
 
 
 def named(bits: int = 8, format: str | None = None) -> str:
     """Returns the format; if it is None, the one of ``bits``."""
-    if format is None and bits not in (4, 8):
-        raise ValueError(f"bits is {bits}, expected 4 or 8")
+    if format is None and f"int{bits}" not in FORMATS:
+        raise ValueError(f"bits is {bits}, expected 8, 6, 5, 4, 3 or 2")
     return f"int{bits}" if format is None else format
 
 
 def code_bytes(count: int, group_size: int = 128, bits: int = 8) -> int:
-    """Returns the bytes of the codes; every group begins at a byte."""
+    """Returns the bytes of the codes; every plane of every group begins at a byte."""
     groups, rest = divmod(count, group_size)
-    return count if bits == 8 else groups * ((group_size + 1) // 2) + (rest + 1) // 2
+    return sum(groups * -(-group_size * width // 8) + -(-rest * width // 8) for width in _planes(bits))
+
+
+def _planes(bits: int) -> list[int]:
+    """Returns the widths of the planes, of which the first has the lowest bits."""
+    return [width for width in (8, 4, 2, 1) if bits & width]
 
 
 def scale_of(largest: npt.ArrayLike, bits: int = 8) -> Floats:
@@ -81,6 +102,7 @@ def _scale_of(largest: npt.ArrayLike, largest_code: float) -> Floats:
     most, magnitudes = _F32(largest_code), np.asarray(largest, _F32)
     with np.errstate(all="ignore"):
         scale = np.maximum(magnitudes / most, _LEAST_SCALE)
+        scale = np.where(np.isfinite(magnitudes), np.minimum(scale, _LARGEST_SCALE), scale)
         while (too_large := np.isfinite(scale) & np.isinf(scale * most)).any():
             scale = np.where(too_large, np.nextafter(scale, _F32(0)), scale)
         return canonical_nan(np.where(magnitudes < _LEAST_NORMAL, _F32(0), scale))
@@ -115,10 +137,16 @@ def quantize(
     with np.errstate(all="ignore"):
         if error is not None:
             values = values + error.reshape(-1)
-        groups = _rows(values, group_size)
+        given = groups = _rows(values, group_size)
         kept: Array
+        spikes = None
+        if form.shaped:
+            groups, turned, apart = shapes.shaped(given, values.size, form)
+            spikes = apart if form.spikes else None
         if form.scale == "float32":
             kept = scales = _scale_of(np.max(np.abs(groups), axis=1), form.most)
+            if form.rotated:
+                kept = scales = np.where(turned, -scales, scales)
         else:
             tensor = formats.tensor_scale(groups) if tensor is None else tensor
             kept = formats.byte_scales(groups, form, tensor)
@@ -130,21 +158,42 @@ def quantize(
             codes = formats.encode(groups, scales, form).view(np.int8)
             numbers = formats.decode(codes.view(np.uint8), form)
         if error is not None:
-            lost = np.where(np.isfinite(scales)[:, None], groups - numbers * scales[:, None], _F32(0))
+            made = numbers * scales[:, None]
+            if form.shaped:
+                made = shapes.restored(made, values.size, scales, apart, form)
+            lost = np.where(np.isfinite(scales)[:, None], given - made, _F32(0))
             error.reshape(-1)[:] = lost.reshape(-1)[: values.size]
-    packed = _pack(codes, form.bits)[: code_bytes(values.size, group_size, form.bits)]
-    return Quantized(packed, kept, values.size, group_size, name, _F32(0) if tensor is None else tensor)
+    packed = _pack(codes, form.bits, values.size)
+    return Quantized(packed, kept, values.size, group_size, name, _F32(0) if tensor is None else tensor, spikes)
 
 
 def codes_of(quantized: Quantized) -> Codes:
     """Returns one int8 per element; of a code of 4 bits only the lower half counts."""
     if quantized.form.bits == 8:
         return quantized.codes.view(np.int8)
-    longest = _longest(quantized)
-    data = _rows(quantized.codes, (longest + 1) // 2)
-    nibbles = np.stack([data & 15, data >> 4], axis=2).astype(np.int8)
-    codes: Codes = np.where(nibbles < 8, nibbles, nibbles - 16).astype(np.int8)
-    return codes.reshape(len(data), 2 * data.shape[1])[:, :longest].reshape(-1)[: quantized.count]
+    bits, begin, made = quantized.form.bits, 0, [np.zeros(0, np.int64)]
+    for runs, length in _runs(quantized.count, _longest(quantized)):
+        size = code_bytes(length, length, bits)
+        rows = quantized.codes[begin : begin + runs * size].reshape(runs, size).astype(np.int64)
+        begin, at, shift, codes = begin + runs * size, 0, 0, np.zeros((runs, length), np.int64)
+        for width in _planes(bits):
+            plane = rows[:, at : at + -(-length * width // 8)]
+            parts = plane[:, :, None] >> np.arange(0, 8, width) & (1 << width) - 1
+            codes |= parts.reshape(runs, -1)[:, :length] << shift
+            at, shift = at + plane.shape[1], shift + width
+        made.append(codes.reshape(-1))
+    top = 1 << bits - 1
+    return ((np.concatenate(made) ^ top) - top).astype(np.int8)
+
+
+def _runs(count: int, group_size: int) -> list[tuple[int, int]]:
+    """Returns numbers of runs, and their lengths, whose codes lie together: groups, or parts of long ones."""
+    if group_size <= _RUN:
+        found = [(count // group_size, group_size), (1, count % group_size)]
+    else:
+        groups = [group_size] * (count // group_size) + [count % group_size]
+        found = [part for group in groups for part in ((group // _RUN, _RUN), (1, group % _RUN))]
+    return [(runs, length) for runs, length in found if runs and length]
 
 
 def _longest(quantized: Quantized) -> int:
@@ -160,9 +209,13 @@ def dequantize(quantized: Quantized, dtype: str | npt.DTypeLike = "float32", ove
             scales = formats.scales_of(scales, form, quantized.tensor)
         codes = codes_of(quantized)
         numbers = codes.astype(_F32) if form.is_integer else formats.decode((codes & form.mask).view(np.uint8), form)
-    scales = np.repeat(scales, _longest(quantized))[: quantized.count]
+    each = np.repeat(scales, _longest(quantized))[: quantized.count]
     with np.errstate(all="ignore"):
-        return cast(numbers * scales, dtype, overflow)
+        products = canonical_nan(numbers * each)
+        if form.shaped:
+            rows = _rows(products, _longest(quantized))
+            products = shapes.restored(rows, quantized.count, scales, quantized.apart, form).reshape(-1)
+        return cast(products[: quantized.count], dtype, overflow)
 
 
 def dequantize_sum(sources: Sequence[Quantized], average: bool = False) -> Floats:
@@ -221,14 +274,25 @@ def _rows(values: Array, length: int) -> Array:
 
 
 def _codes(groups: Floats, scales: Floats, bits: int) -> Codes:
-    quotients = np.rint(groups * (_F32(1) / scales))
+    most = FORMATS[named(bits)].most
+    quotients = np.clip(np.rint(groups * (_F32(1) / scales)), -most, most)
     signs = np.isinf(groups) * np.sign(groups)
-    wanted = np.where(np.isinf(scales), signs * _F32(FORMATS[named(bits)].most), quotients)
+    wanted = np.where(np.isinf(scales), signs * _F32(most), quotients)
     return np.where(np.isnan(scales) | (scales == 0), _F32(0), wanted).astype(np.int8)
 
 
-def _pack(codes: Codes, bits: int) -> npt.NDArray[np.uint8]:
-    if bits == 4:
-        nibbles = np.pad(codes, ((0, 0), (0, codes.shape[1] % 2))).view(np.uint8) & 15
-        return (nibbles[:, 0::2] | nibbles[:, 1::2] << 4).astype(np.uint8).reshape(-1)
-    return codes.view(np.uint8).reshape(-1)
+def _pack(codes: Codes, bits: int, count: int) -> npt.NDArray[np.uint8]:
+    """Packs rows of codes, of which the last may be filled up."""
+    flat, begin, packed = codes.reshape(-1).view(np.uint8)[:count], 0, [np.zeros(0, np.uint8)]
+    if bits == 8:
+        return flat
+    for runs, length in _runs(count, codes.shape[1]):
+        rows, shift, planes = flat[begin : begin + runs * length].reshape(runs, length), 0, []
+        for width in _planes(bits):
+            parts = np.pad(rows >> shift & (1 << width) - 1, ((0, 0), (0, -length % (8 // width))))
+            shifted = parts.reshape(runs, -1, 8 // width) << np.arange(0, 8, width, dtype=np.uint8)
+            planes.append(np.bitwise_or.reduce(shifted, axis=2))
+            shift += width
+        packed.append(np.concatenate(planes, axis=1).reshape(-1))
+        begin += runs * length
+    return np.concatenate(packed).astype(np.uint8)

@@ -32,6 +32,8 @@ class Format:
         scale: the type of a group's scale: "float32", or a one-byte type of ml_dtypes.
         group_size: elements of a group; 0: any number.
         rounds_up: whether a scale that is a power of two is rounded up.
+        rotated: whether groups are rotated where that makes their scale smaller.
+        spikes: whether the two largest magnitudes of a group are kept apart.
     """
 
     element: str
@@ -39,16 +41,23 @@ class Format:
     scale: str = "float32"
     group_size: int = 0
     rounds_up: bool = False
+    rotated: bool = False
+    spikes: bool = False
 
     @property
     def bits(self) -> int:
         """Bits of a code."""
-        return 4 if "4_" in self.element or self.element == "int4" else 8
+        return int(self.element[3:]) if self.is_integer else 4 if "4_" in self.element else 8
 
     @property
     def mask(self) -> np.int8:
         """The mask of a code's bits in a byte."""
         return np.int8(15 if self.bits == 4 else -1)
+
+    @property
+    def shaped(self) -> bool:
+        """True if groups are not encoded as they are."""
+        return self.rotated or self.spikes
 
     @property
     def is_integer(self) -> bool:
@@ -68,6 +77,18 @@ FORMATS = {
     "mxfp8_down": Format("float8_e4m3fn", 448, "float8_e8m0fnu", 32),
     "mxfp8_e5m2_down": Format("float8_e5m2", 57344, "float8_e8m0fnu", 32),
     "mxfp4_up": Format("float4_e2m1fn", 6, "float8_e8m0fnu", 32, rounds_up=True),
+    "int6": Format("int6", 31),
+    "int5": Format("int5", 15),
+    "int3": Format("int3", 3),
+    "int2": Format("int2", 1),
+    "int4_rotated": Format("int4", 7, rotated=True),
+    "int4_spikes": Format("int4", 7, spikes=True),
+    "int8_rotated_spikes": Format("int8", 127, rotated=True, spikes=True),
+    "int6_rotated_spikes": Format("int6", 31, rotated=True, spikes=True),
+    "int5_rotated_spikes": Format("int5", 15, rotated=True, spikes=True),
+    "int4_rotated_spikes": Format("int4", 7, rotated=True, spikes=True),
+    "int3_rotated_spikes": Format("int3", 3, rotated=True, spikes=True),
+    "int2_rotated_spikes": Format("int2", 1, rotated=True, spikes=True),
 }
 
 

@@ -28,6 +28,8 @@ def errors(codes: Tensor, scales: Tensor, how: Quantization, length: int, ranks:
     table = torch.tensor(_core.code_errors(how.format, ranks), dtype=torch.float32, device=codes.device)
     if form.scale == "float32":
         factors = scales[:, :groups]
+        if how.bits < 4:  # by the largest scale codes may have been saturated
+            factors = torch.where(factors == 2.0**126, math.inf, factors)
     else:
         by_byte = torch.tensor(_core.scale_errors(how.format), dtype=torch.float32, device=codes.device)
         first = 4 if form.scale == "e4m3" else 0
