@@ -41,16 +41,19 @@ def all_reduce_cases(comm: Any, place: str) -> None:
     """Every mode, with parts that are empty, short and longer than a chunk; torch operators are the kernels."""
     rank, size = comm.rank, comm.size
     for number, count in enumerate((0, 1, 33, 1024, 5003)):
-        for bits, group, gather, name, out_name, op, feeds in (
-            (8, 128, "full", "float32", "float16", "sum", False),
-            (8, 32, "quantized", "bfloat16", "bfloat16", "avg", True),
-            (4, 33, "quantized", "float16", "float32", "sum", True),
-            (4, 64, "full", "float32", "float32", "avg", True),
+        for form, group, gather, name, out_name, op, feeds in (
+            ("int8", 128, "full", "float32", "float16", "sum", False),
+            ("int8", 32, "quantized", "bfloat16", "bfloat16", "avg", True),
+            ("int4", 33, "quantized", "float16", "float32", "sum", True),
+            ("int4", 64, "full", "float32", "float32", "avg", True),
+            ("int5", 2500, "quantized", "float32", "float32", "sum", True),
+            ("int3_rotated_spikes", 96, "quantized", "float32", "float32", "sum", True),
+            ("int2_rotated_spikes", 33, "full", "bfloat16", "bfloat16", "avg", True),
         ):
-            xs, how = inputs_of(number, size, count, name), {"bits": bits, "group_size": group, "gather": gather}
+            xs, how = inputs_of(number, size, count, name), {"format": form, "group_size": group, "gather": gather}
             errors = feedback(number, size, count) if feeds else None
             gather_error = feedback(99, 1, count)[0] if feeds and gather == "quantized" else None
-            begin, length = Quantization(f"int{bits}", group).part(count, size, rank)  # type: ignore[arg-type]
+            begin, length = Quantization(form, group).part(count, size, rank)
             state = None
             if errors is not None:
                 held = None if gather_error is None else to_torch(gather_error[begin : begin + length])
@@ -61,7 +64,7 @@ def all_reduce_cases(comm: Any, place: str) -> None:
             expected = q.quantized_all_reduce(
                 xs, op=op, dtype=out_name, errors=errors, gather_error=gather_error, **how
             )[rank]  # fmt: skip
-            assert_bits_equal(to_numpy(out.cpu()), expected, f"{count} {bits} {group} {gather}")
+            assert_bits_equal(to_numpy(out.cpu()), expected, f"{count} {form} {group} {gather}")
             if state is not None:
                 kept = state.state_dict()
                 assert_bits_equal(to_numpy(kept["error"].cpu()), errors[rank], "error feedback")
@@ -230,6 +233,9 @@ def test_formats_that_an_engine_does_not_offer(rank: int, size: int, comm: Any) 
     nvfp4, mxfp4 = (
         Quantization(name, size, "full", "sum", "saturate") for name, size in (("nvfp4", 16), ("mxfp4", 32))
     )
+    for name in ("int6", "int4_rotated", "int4_spikes"):
+        with pytest.raises(InvalidParamError, match=f"format is {name}, {text}"):
+            kernels.check_format(Quantization(name), "Triton's")
     kernels.check_format(nvfp4, "Triton's")
     kernels.check_format(mxfp4, "Triton's", pieces=True)
     with pytest.raises(InvalidParamError, match=f"format is nvfp4, {text}"):

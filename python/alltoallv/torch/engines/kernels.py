@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from alltoallv import _core
 from alltoallv._calls.kernels import providers
 from alltoallv.errors import InvalidParamError
 from alltoallv.quantization.spec import Quantization
@@ -34,7 +35,9 @@ def kernels_for(device: str) -> Any:
 
 def offers_format(how: Quantization, kernels: Any, pieces: bool = False) -> bool:
     """Returns whether the kernels know a format; for ``pieces`` see `check_format`."""
-    known = kernels is not torch_kernels or how.format in ("int8", "int4")
+    row = _core.code_formats[how.format]
+    plain = row.bits in (8, 4) and not (row.rotated or row.spikes)
+    known = row.mantissa < 0 if kernels is torch_kernels else plain
     return known and not (pieces and how.format == "nvfp4")
 
 

@@ -13,12 +13,15 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from alltoallv import _core
 from alltoallv.quantization.spec import Overflow, Quantization
 
 _INF = 0x7F800000
 _NAN = 0x7FC00000
-_MOST = {8: 127, 4: 7}
-_LARGEST_SCALE = {8: float.fromhex("0x1.020406p+121"), 4: float.fromhex("0x1.249248p+125")}
+_LARGEST_SCALE = {8: 0x1020406 * 2.0**97, 6: 0x108420E * 2.0**99, 5: 0x1111110 * 2.0**100, 4: 0x1249248 * 2.0**101}
+_LARGEST_SCALE |= {3: 2.0**126, 2: 2.0**126}
+_NO_SPIKE = 0xFFFF
+_RUN = 2048  # elements of a group whose codes lie together
 _LARGEST = {torch.float16: 0x477FE000, torch.bfloat16: 0x7F7F0000, torch.float32: 0x7F7FFFFF}
 _TOO_LARGE = {torch.float16: 0x477FF000, torch.bfloat16: 0x7F7F8000, torch.float32: _INF}
 
@@ -44,28 +47,41 @@ def in_parts(count: int, part: int | None) -> Iterator[tuple[slice, slice, int]]
 def _quantize(x: Tensor, how: Quantization, codes: Tensor, scales: Tensor, error: Tensor | None) -> None:
     """Quantizes every row of ``x`` as a vector of its own."""
     length = x.shape[1]
-    groups, size = how.groups(length), how.code_bytes(length)
+    groups, row, most = how.groups(length), _core.code_formats[how.format], 2 ** (how.bits - 1) - 1
     how = _fitted(how, length)
     values = x.float()
     if error is not None:
         values = values + error
-    table = _grouped(values, how.group_size)
+    table = given = _grouped(values, how.group_size)
+    turned = torch.zeros((), dtype=torch.bool, device=x.device)
+    apart = torch.empty(0, dtype=torch.int32, device=x.device)
+    if row.spikes:
+        table, apart = _without_spikes(table, length)
+    if row.rotated:
+        table, turned = _rotated(table, length)
     bits = table.view(torch.int32)
     magnitudes = bits & 0x7FFFFFFF
     largest = magnitudes.amax(2, keepdim=True)
     usual = (largest >= 0x00800000) & (largest < _INF)
-    scale = torch.where(usual, largest, 0).view(torch.float32) / _MOST[how.bits]
+    scale = torch.where(usual, largest, 0).view(torch.float32) / most
     scale = scale.clamp(2.0**-125, _LARGEST_SCALE[how.bits])
+    scale = torch.where(turned, -scale, scale)
     inverse = torch.where(usual, 1.0 / scale, 0.0)
     special = torch.where(largest < _INF, 0, torch.where(largest > _INF, _NAN, _INF)).int()
     scale = torch.where(usual, scale.view(torch.int32), special).view(torch.float32)
-    extreme = (magnitudes == _INF) * torch.where(bits < 0, -_MOST[how.bits], _MOST[how.bits])
-    finite = torch.where(largest < _INF, torch.round(table * inverse), 0.0).to(torch.int32)
+    extreme = (magnitudes == _INF) * torch.where(bits < 0, -most, most)
+    finite = torch.where(largest < _INF, torch.round(table * inverse), 0.0).clamp(-most, most).to(torch.int32)
     quotients = torch.where(largest == _INF, extreme, finite).to(torch.int8)
-    scales[:, :groups] = scale.view(-1, groups)
-    codes[:, :size] = _packed(quotients, how)[:, :size].view(codes.dtype)
+    if row.spikes:
+        words = torch.cat([scale.view(torch.int32), apart], 2)
+        scales[:, : 12 * groups] = words.flatten(1).view(torch.uint8)
+    else:
+        scales[:, :groups] = scale.view(-1, groups)
+    size = how.code_bytes(length)
+    codes[:, :size] = _packed(quotients, how, length).view(codes.dtype)
     if error is not None:
-        lost = torch.where(largest < _INF, table - quotients * scale, 0.0)
+        made = _restored(quotients * scale, scale, apart, how, length)
+        lost = torch.where(largest < _INF, given - made, 0.0)
         error.copy_(lost.flatten(1)[:, :length])
 
 
@@ -129,12 +145,92 @@ def _grouped(values: Tensor, group_size: int) -> Tensor:
     return torch.nn.functional.pad(values, (0, short)).view(len(values), -1, group_size)
 
 
-def _packed(codes: Tensor, how: Quantization) -> Tensor:
+def _whole_and_rest(table: Tensor, length: int) -> list[Tensor]:
+    """Returns the whole groups of all rows, and the shorter last ones without what fills them up."""
+    whole, rest = divmod(length, table.shape[2])
+    return [table[:, :whole]] * bool(whole) + [table[:, whole:, :rest]] * bool(rest)
+
+
+def _without_spikes(table: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    """Returns the groups with zeros for their spikes, and these as words of index and bfloat16: [rows, groups, 2]."""
+    bits = table.view(torch.int32)
+    magnitudes = bits & 0x7FFFFFFF
+    places = torch.arange(table.shape[2], device=table.device)
+    elements = torch.arange(table.shape[1] * table.shape[2], device=table.device).view(table.shape[1:])
+    keys = torch.where(elements < length, magnitudes.long() * 4096 + (4095 - places), -1)
+    found, index = keys.topk(min(2, table.shape[2]), dim=2)
+    finite = magnitudes.amax(2, keepdim=True) < _INF
+    taken, its_bits = finite & (found >= 0), bits.gather(2, index)
+    size = its_bits & 0x7FFFFFFF
+    value = ((size + 0x7FFF + ((size >> 16) & 1)) >> 16).clamp(max=0x7F7F)
+    value = torch.where(size < 0x00800000, 0, value) | (its_bits >> 16) & 0x8000
+    words = torch.where(taken, index.int() | value << 16, _NO_SPIKE).int()
+    rest = table.scatter(2, index, torch.where(taken, 0.0, table.gather(2, index)))
+    return rest, torch.nn.functional.pad(words, (0, 2 - words.shape[2]), value=_NO_SPIKE)
+
+
+def _rotated(table: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    """Returns the groups, rotated where that makes their largest magnitude smaller, and which are."""
+    magnitudes = table.view(torch.int32) & 0x7FFFFFFF
+    largest = magnitudes.amax(2, keepdim=True)
+    may = (largest >= (127 - 60) << 23) & (largest < (127 + 117) << 23)
+    made = _rotation(torch.where(may & (magnitudes >= (127 - 100) << 23), table, 0.0), length)
+    turned = may & ((made.view(torch.int32) & 0x7FFFFFFF).amax(2, keepdim=True) < largest)
+    return torch.where(turned, made, table), turned
+
+
+def _rotation(table: Tensor, length: int) -> Tensor:
+    """Multiplies every group by Hadamard matrices over the root of their size, one per binary digit of its length."""
+    made = []
+    for groups in _whole_and_rest(table, length):
+        parts, begin, n = [], 0, groups.shape[2]
+        for size in (1 << digit for digit in range(n.bit_length() - 1, -1, -1) if n >> digit & 1):
+            block, step = groups[..., begin : begin + size], 1
+            while step < size:
+                first, second = block.reshape(*groups.shape[:2], -1, 2, step).unbind(3)
+                block = torch.stack([first + second, first - second], 3).view(*groups.shape[:2], size)
+                step *= 2
+            root = torch.tensor(size**-0.5, dtype=torch.float32, device=table.device)
+            parts.append(block * root)
+            begin += size
+        made.append(torch.nn.functional.pad(torch.cat(parts, 2), (0, table.shape[2] - n)))
+    return torch.cat(made, 1)
+
+
+def _restored(terms: Tensor, scale: Tensor, apart: Tensor, how: Quantization, length: int) -> Tensor:
+    """Returns values of products of codes and scales: rotated back, with spikes."""
+    row = _core.code_formats[how.format]
+    if row.rotated:
+        back = (scale < 0) & scale.isfinite()
+        terms = torch.where(back, _rotation(torch.where(back, terms, 0.0), length), terms)
+    if row.spikes:
+        places = torch.arange(terms.shape[2], device=terms.device)
+        for word in apart.split(1, 2):
+            value = (word & ~0xFFFF).view(torch.float32)
+            terms = torch.where(places == (word & 0xFFFF), value, terms)
+    return terms
+
+
+def _planes(bits: int) -> list[int]:
+    return [width for width in (8, 4, 2, 1) if bits & width]
+
+
+def _packed(codes: Tensor, how: Quantization, length: int) -> Tensor:
     """Returns one row of bytes with the codes of each row's groups."""
     if how.bits == 8:
-        return codes.flatten(1)
-    pairs = torch.nn.functional.pad(codes, (0, codes.shape[2] % 2)).view(len(codes), -1, 2).to(torch.int32)
-    return (pairs[..., 0] & 15 | (pairs[..., 1] & 15) << 4).to(torch.uint8)
+        return codes.flatten(1)[:, :length]
+    made = []
+    for groups in _whole_and_rest(codes, length):
+        planes = []
+        for run in groups.to(torch.int32).split(_RUN, 2):
+            shift = 0
+            for width in _planes(how.bits):
+                each = torch.nn.functional.pad(run >> shift & (1 << width) - 1, (0, -run.shape[2] % (8 // width)))
+                shifts = torch.arange(0, 8, width, dtype=torch.int32, device=codes.device)
+                planes.append((each.view(*run.shape[:2], -1, 8 // width) << shifts).sum(3))
+                shift += width
+        made.append(torch.cat(planes, 2).flatten(1))
+    return torch.cat(made, 1).to(torch.uint8)
 
 
 def _sum(codes: Tensor, scales: Tensor, how: Quantization, count: int, average: bool) -> Tensor:
@@ -149,22 +245,42 @@ def _sum(codes: Tensor, scales: Tensor, how: Quantization, count: int, average: 
 def _values(codes: Tensor, scales: Tensor, how: Quantization, length: int) -> Tensor:
     """Returns code times scale: [rows, length]."""
     groups, size = how.groups(length), how.code_bytes(length)
+    spikes = _core.code_formats[how.format].spikes
+    if length == 0:
+        return torch.zeros(len(codes), 0, device=codes.device)
     how = _fitted(how, length)
-    terms = _unpacked(codes[:, :size], how) * scales[:, :groups, None]
-    return terms.flatten(1)[:, :length].contiguous()
+    words = scales.view(torch.int32).reshape(len(scales), -1, 3 if spikes else 1)[:, :groups]
+    scale = words[..., :1].contiguous().view(torch.float32)
+    terms = _unpacked(codes[:, :size], how, length) * scale
+    return _restored(terms, scale, words[..., 1:], how, length).flatten(1)[:, :length].contiguous()
 
 
 def _one_nan(values: Tensor) -> Tensor:
     return torch.where(values.isnan(), float("nan"), values)
 
 
-def _unpacked(codes: Tensor, how: Quantization) -> Tensor:
+def _unpacked(codes: Tensor, how: Quantization, length: int) -> Tensor:
     """Returns the codes of every row's groups."""
+    group = how.group_size
     if how.bits == 8:
-        return _grouped(codes.view(torch.int8).float(), how.group_size)
-    pairs = _grouped(codes.view(torch.uint8), (how.group_size + 1) // 2).to(torch.int32)
-    nibbles = torch.stack([pairs & 15, pairs >> 4], -1).flatten(2)[..., : how.group_size]
-    return ((nibbles ^ 8) - 8).float()
+        return _grouped(codes.view(torch.int8).float(), group)
+    made, begin, top = [], 0, 1 << how.bits - 1
+    for count, n in ((length // group, group), (int(length % group > 0), length % group)):
+        if not count:
+            continue
+        size = sum(-(-n * width // 8) for width in _planes(how.bits))
+        rows = codes[:, begin : begin + count * size].view(torch.uint8).reshape(len(codes), count, size).to(torch.int32)
+        begin, at, runs = begin + count * size, 0, []
+        for run in (min(n - first, _RUN) for first in range(0, n, _RUN)):
+            total, shift = torch.zeros(len(codes), count, run, dtype=torch.int32, device=codes.device), 0
+            for width in _planes(how.bits):
+                plane = rows[..., at : at + -(-run * width // 8)]
+                shifts = torch.arange(0, 8, width, dtype=torch.int32, device=codes.device)
+                parts = (plane[..., None] >> shifts & (1 << width) - 1).flatten(2)[..., :run]
+                total, shift, at = total | parts << shift, shift + width, at + plane.shape[2]
+            runs.append(total)
+        made.append(torch.nn.functional.pad(torch.cat(runs, 2), (0, group - n)))
+    return ((torch.cat(made, 1) ^ top) - top).float()
 
 
 def _narrow(values: Tensor, out: Tensor, overflow: Overflow, allowed: Tensor | None = None) -> Tensor | None:
