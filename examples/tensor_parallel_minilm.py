@@ -1,4 +1,4 @@
-"""Split a real model over ranks with all-reduces in codes of 8 or 4 bits, and measure what its results lose.
+"""Split a real model over ranks with all-reduces in codes of 2 to 8 bits, and measure what its results lose.
 
 all-MiniLM-L6-v2 turns a sentence into a vector of 384 numbers; sentences of similar meaning get similar vectors. Its 6
 layers are split as Megatron-LM splits them (Shoeybi et al., 2019, section 3): every rank has some of the 12 heads and a
@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import subprocess
 import sys
 import time
@@ -41,20 +42,12 @@ from torch.nn import functional as F
 
 import alltoallv.torch as at
 from alltoallv.launch import detect as launch
+from alltoallv.testing.quantized_formats import FORMATS
 
 LAYERS, HEADS, WIDTH, INNER, LONGEST = 6, 12, 384, 1536, 256
 HEAD = WIDTH // HEADS
 BATCH = 32
-GROUPS = {"int8": None, "int4": None, "fp8_e4m3": None, "fp8_e5m2": None}  # any group size; these have fixed ones:
-GROUPS |= {
-    "mxfp8": 32,
-    "mxfp8_e5m2": 32,
-    "mxfp4": 32,
-    "nvfp4": 16,
-    "mxfp8_down": 32,
-    "mxfp8_e5m2_down": 32,
-    "mxfp4_up": 32,
-}
+GROUPS = {name: how.group_size or None for name, how in FORMATS.items()}  # None: any group size
 SENTENCES = Path(__file__).with_name("sentences.txt")
 Linear = Callable[[Tensor, Tensor], Tensor]
 
@@ -293,6 +286,7 @@ def main() -> int:
     parser.add_argument("--leaves", type=int, metavar="L", help="compares bits of sums of L leaves, nothing else")
     parser.add_argument("--device", default="cpu", choices=["cpu", "npu"], help="of the sums of leaves")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="writes a picture: error over group size")
+    parser.add_argument("--save", type=Path, metavar="FILE", help="writes the results as JSON")
     options = parser.parse_args()
     job = launch.detect()
     if job.launcher == "single":  # not under a launcher: start the ranks
@@ -311,7 +305,9 @@ def main() -> int:
     rows = [] if options.leaves else compare(options)
     if options.leaves:
         reproduce(options)
-    elif dist.get_rank() == 0 and options.plot:
+    if rows and options.save:
+        options.save.write_text(json.dumps(rows, indent=1) + "\n")
+    if rows and options.plot:
         draw(rows, options.plot)
         print(f"as a picture: {options.plot}")
     dist.barrier()
