@@ -111,7 +111,7 @@ def in_pieces(comm: Communicator) -> Iterator[tuple[str, Any]]:
         {"format": "mxfp8", "group_size": None},
         {"bits": 4, "group_size": n},
         {"bits": 5, "group_size": n},
-        {"format": "int3_rotated_spikes", "gather": "quantized", "group_size": 96, "error_feedback": feedback},
+        {"format": "int3_rotated_spikes", "gather": "quantized", "error_feedback": feedback},
     ):
         yield (
             str({name: value for name, value in how.items() if name != "error_feedback"}),
