@@ -28,7 +28,7 @@ REDUCTIONS: list[tuple[str, dict[str, Any]]] = [  # dtype of the input and optio
     ("int8", {"scale": np.linspace(-1, 2, 33).astype(np.float16), "offset": 0.5}),
     ("int8", {"scale": 0.25, "out_dtype": "bfloat16"}),
     ("float16", {"comm_quant_scale_1": np.full(33, 0.1, F32), "comm_quant_scale_2": 0.25}),
-    ("float32", {"bits": 3}),
+    ("float32", {"bits": 7}),
     ("float32", {"scale": 1.0}),
     ("int8", {}),
     ("float32", {"out_dtype": "int8"}),
@@ -124,7 +124,7 @@ def check_quantized(front_end: Any, adapter: Adapter[Any], dtypes: Any, comm: Co
                 assert beside.both("quantized_all_to_all", x, sends, recvs, timeout=60, **how) == fits
                 assert fits == (dtype != "int8")
     x = input_of(comm, (sum(sends), 33), "float32")
-    for wrong in ({"overflow": "raise", "out_dtype": "float16"}, {"bits": 3}, {"group_size": 0}):
+    for wrong in ({"overflow": "raise", "out_dtype": "float16"}, {"bits": 7}, {"group_size": 0}):
         assert not beside.both("quantized_all_to_all", x, sends, **wrong)
     assert not beside.both("quantized_all_to_all", x, [*sends[:-1], sends[-1] + 1])
     _check_bounds(beside, comm)

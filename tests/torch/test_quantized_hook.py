@@ -54,8 +54,8 @@ def test_ddp_hook(grouped: Grouped, backend: str) -> None:
         gc.collect()
 
     grouped(3, backend=backend)(check)
-    with pytest.raises(InvalidParamError, match="bits is 3"):
-        at.QuantizedCommHook(bits=3)
+    with pytest.raises(InvalidParamError, match="bits is 7"):
+        at.QuantizedCommHook(bits=7)
 
 
 class Observed(at.QuantizedCommHook):

@@ -140,7 +140,7 @@ def test_calls_that_no_operator_can_repeat(comm: Communicator) -> None:
         works = at.send, at.recv
         works[rank](torch.ones(2), peer, comm)
     with Seen(), pytest.raises(InvalidParamError):
-        at.quantized_all_reduce(rows, timeout=60, bits=5 if rank == 0 else 8, **place)
+        at.quantized_all_reduce(rows, timeout=60, bits=7 if rank == 0 else 8, **place)
 
 
 @on_ranks(2)
