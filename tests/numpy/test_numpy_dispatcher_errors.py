@@ -116,8 +116,8 @@ def test_every_option_is_compared(comm: Communicator) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("capacity", True), ("capacity", 0), ("drop", "all"), ("alignment", 0), ("payload", "int5"),
-        ("combine_payload", "int5"), ("placement", ((0, 0),)), ("codes", True), ("num_experts", True),
+        ("capacity", True), ("capacity", 0), ("drop", "all"), ("alignment", 0), ("payload", "int7"),
+        ("combine_payload", "int7"), ("placement", ((0, 0),)), ("codes", True), ("num_experts", True),
         ("num_experts", 2**31), ("alignment", 2**31),
     ],
 )  # fmt: skip

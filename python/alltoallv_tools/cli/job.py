@@ -204,7 +204,7 @@ class Job:
             elif self._deadline is not None and now >= self._deadline:
                 self._escalate()
             elif end is not None and now >= end and self._stage == 0:
-                say(f"the job has not ended after {self._timeout:g} s (--timeout): {self._unfinished()}")
+                say(f"the job has not ended after {self._timeout:.3g} s (--timeout): {self._unfinished()}")
                 self._code = self._code or TIMED_OUT
                 self._escalate()
             limits = [drained] if not running else [self._deadline, end if self._stage == 0 else None]
