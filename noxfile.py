@@ -124,7 +124,7 @@ def frameworks(session: nox.Session) -> None:
     steps.framework_tests(session, "tests/frameworks")
 
 
-@nox.session(tags=["lane-a"])
+@nox.session(tags=["lane-c"])
 def triton_ascend(session: nox.Session) -> None:
     """The Triton kernels through Ascend's compiler, up to the assembler that only CANN has.
 
@@ -181,13 +181,13 @@ def mpi4py_own(session: nox.Session) -> None:
     session.run("python", *command, env=steps.ON_SOURCES)
 
 
-@nox.session(tags=["lane-a"])
+@nox.session(tags=["lane-c"])
 def paddle(session: nox.Session) -> None:
     """The tests of alltoallv.paddle, which needs setuptools and does not say so."""
     steps.framework_tests(session, "tests/paddle tests/matrix tests/soak", "paddlepaddle==3.3.*", "setuptools")
 
 
-@nox.session(tags=["lane-a"])
+@nox.session(tags=["lane-c"])
 def jax(session: nox.Session) -> None:
     """The tests of alltoallv.jax."""
     steps.framework_tests(session, "tests/jax", "jax==0.10.*")
@@ -335,7 +335,7 @@ def fuzz(session: nox.Session) -> None:
     session.run(program, "-max_len=512", *chosen, str(folders[1]), external=True)
 
 
-@nox.session(tags=["lane-a"])
+@nox.session(tags=["lane-c"])
 def docs(session: nox.Session) -> None:
     """The site, under build/site; a link that leads nowhere is an error. ``-- serve`` shows it while it is edited.
 
@@ -348,7 +348,7 @@ def docs(session: nox.Session) -> None:
         steps.framework_tests(session, "tests/notebook", "nbclient>=0.10", "ipykernel>=6", "matplotlib>=3.8")
 
 
-@nox.session(tags=["lane-a"])
+@nox.session(tags=["lane-c"])
 def wheel(session: nox.Session) -> None:
     """Source distribution and wheel, of the build that the Python tests use; that wheel in a clean environment.
 
