@@ -3,6 +3,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -82,13 +83,17 @@ void agree(Communicator& comm) {
 
 /// Rank `victim` is a process that is killed. The first test, before this process has had threads.
 TEST(loss) {
+    void* const shared = mmap(nullptr, sizeof(int), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     for (int victim = 0; victim < 3; ++victim) {
+        auto* const agreed = new (shared) std::atomic<int>{0};  // a loss ends the call before, too
         const int port = free_port();
         std::vector<int> expected(3, 0);
         expected[static_cast<size_t>(victim)] = 128 + SIGKILL;
         const std::vector<int> statuses = run_processes(3, [&](int rank) {
             const CommunicatorPtr comm = join(options_of(rank, 3), port);
             agree(*comm);
+            ++*agreed;
+            eventually([agreed] { return *agreed == 3; });
             if (rank == victim) raise(SIGKILL);
             fails(ErrorClass::peer_lost, "rank " + std::to_string(victim) + " was lost", [&] { agree(*comm); });
             comm->destroy();
@@ -187,8 +192,10 @@ TEST(a_late_rank_is_named) {
 }
 
 TEST(abort_and_departure) {
-    on_ranks(3, [](Communicator& comm) {
+    std::barrier<> all(3);  // an abort ends the call before, too, of a rank that is still in it
+    on_ranks(3, [&](Communicator& comm) {
         agree(comm);
+        all.arrive_and_wait();
         if (comm.rank() == 2) return comm.abort("enough");
         fails(ErrorClass::peer_lost, "rank 2 aborted: enough", [&] { agree(comm); });
     });
