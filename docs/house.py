@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from math import fsum
 from pathlib import Path
 
 import grimp
@@ -113,7 +114,7 @@ def places_of(imports: Imports) -> dict[str, tuple[float, float]]:
     places: dict[str, tuple[float, float]] = {}
     for number in range(max(levels.values()) + 1):
         wanted = {
-            room: sum(places[other][0] for other in imports[room]) / max(len(imports[room]), 1)
+            room: fsum(places[other][0] for other in imports[room]) / max(len(imports[room]), 1)  # whatever the order
             for room in sorted(levels)
             if levels[room] == number
         }
