@@ -172,6 +172,7 @@ def mpi_command(
     command = ["env", *(f"{name}={value}" for name, value in of_launcher.items()), str(prefix / "bin" / launcher)]
     if library == "mpich":
         command += ["-launcher", "ssh", "-launcher-exec", str(agent), "-hosts", where, "-iface", first.interface]
+        command += ["-disable-auto-cleanup"]  # who is left when a rank dies shall tell it
     else:
         command += ["--allow-run-as-root", *placement, "--prtemca", "plm_ssh_agent", str(agent), "--host", where]
         command += ["--mca", "pml", "ob1", "--mca", "btl_tcp_if_include", first.interface]
