@@ -74,9 +74,10 @@ def test_collectives(rank: int, n: int, file: str) -> None:
         assert objects == [{"rank": j} for j in range(n)]
 
 
+@pytest.mark.parametrize("backend", ["hccl", "alltoallv"])
 @on_ranks(3, communicator=False)
-def test_messages_and_subgroups(rank: int, n: int, file: str) -> None:
-    with group(rank, n, file) as (_, device):
+def test_messages_and_subgroups(rank: int, n: int, file: str, backend: str) -> None:
+    with group(rank, n, file, backend) as (_, device):
         after, before = (rank + 1) % n, (rank - 1) % n
         x, y = torch.full((5,), rank, device=device), torch.empty(5, dtype=torch.int64, device=device)
         work = dist.batch_isend_irecv([dist.P2POp(dist.isend, x, after), dist.P2POp(dist.irecv, y, before)])

@@ -3,12 +3,14 @@
 Every collective is a range ``alltoallv.<operator>`` of the calling thread: the whole call, or the launch with
 ``async_op=True``, whose wait is a range ``alltoallv.wait``. With ``torch.profiler.profile(record_shapes=True)`` it
 carries the bytes that this rank sends and receives, the group, the rank and the counts; they stand in the events'
-``kwinputs`` and in the exported trace. Without a profiler a range costs one check.
+``kwinputs`` and in the exported trace. Without a profiler a range costs one check. NVIDIA's tools name a library in a
+variable before the process starts, which NVTX then loads.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +20,7 @@ from torch.autograd import _profiler_enabled
 from alltoallv._calls.protocol import Member
 
 _nothing: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+_nvtx = any(os.environ.get(f"NVTX_INJECTION{bits}_PATH") for bits in (64, 32))
 _SHOWN = 64  # counts shown; counts of further ranks are cut
 
 
@@ -32,7 +35,8 @@ def span(
     cuda: bool = False,
 ) -> contextlib.AbstractContextManager[Any]:
     """Opens the range of one call; ``sends`` and ``recvs`` are in elements of ``itemsize`` bytes; None: unknown yet."""
-    if not (cuda or _profiler_enabled()):
+    nvtx = cuda and _nvtx
+    if not (nvtx or _profiler_enabled()):
         return _nothing
     values: dict[str, Any] = {
         "group": communicator.domain,
@@ -44,7 +48,7 @@ def span(
         values |= {"bytes_received": sum(recvs) * itemsize, "recv_counts": _text(recvs)}
     if async_op:
         values["async"] = "True"
-    return _range(f"alltoallv.{operator}", values, cuda)
+    return _range(f"alltoallv.{operator}", values, nvtx)
 
 
 def waiting() -> contextlib.AbstractContextManager[Any]:
@@ -52,9 +56,9 @@ def waiting() -> contextlib.AbstractContextManager[Any]:
     return _range("alltoallv.wait", {}, False) if _profiler_enabled() else _nothing
 
 
-def _range(name: str, values: dict[str, Any], cuda: bool) -> contextlib.AbstractContextManager[Any]:
+def _range(name: str, values: dict[str, Any], nvtx: bool) -> contextlib.AbstractContextManager[Any]:
     recorded: contextlib.AbstractContextManager[Any] = torch._C._profiler._RecordFunctionFast(name, [], values)
-    if not cuda:
+    if not nvtx:
         return recorded
     stack = contextlib.ExitStack()
     text = " ".join([name, *(f"{key}={value}" for key, value in values.items())])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import os
+import shutil
 from functools import lru_cache
 from typing import Any
 
@@ -57,9 +59,14 @@ def check_format(how: Quantization, kernels: Any, pieces: bool = False) -> None:
 def _has_triton(device: str) -> bool:
     needed = {"cuda": "triton", "npu": "triton.backends.ascend"}.get(device)  # triton-ascend takes triton's name
     try:
-        return needed is not None and importlib.util.find_spec(needed) is not None
+        if needed is None or importlib.util.find_spec(needed) is None:
+            return False
     except ModuleNotFoundError:
         return False
+    compiles = device != "cuda" or os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    if not compiles:
+        _log.warning("Triton finds no C compiler, which it needs to launch a kernel: install gcc, or set CC")
+    return bool(compiles)
 
 
 def record_bytes(how: Quantization, length: int) -> int:

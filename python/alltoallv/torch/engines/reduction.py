@@ -55,7 +55,7 @@ def as_bytes(tensor: Tensor) -> Tensor:
 
 
 def in_bytes(layout: Layout, itemsize: int) -> Layout:
-    """Converts a layout of elements to bytes."""
+    """Converts a layout of elements to one of bytes, or of other units of which ``itemsize`` make an element."""
     sends, sdispls, recvs, rdispls = ([value * itemsize for value in values] for values in layout)
     return sends, sdispls, recvs, rdispls
 

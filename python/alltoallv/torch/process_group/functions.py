@@ -2,8 +2,9 @@
 
 `monitored_barrier` takes gloo alone, by name. The last step of `shrink_group` makes a group of torch's C++ class out of
 a C++ engine, which no Python group is, so that calls of the smaller group would never reach this backend;
-`split_group` refuses groups without an accelerator, and `_set_pg_timeout` knows gloo and NCCL alone. For groups of this
-backend the same steps are done here.
+`split_group` refuses groups without an accelerator, `_set_pg_timeout` knows gloo and NCCL alone, and
+`batch_isend_irecv` coalesces messages for torch's own class of groups only: NCCL would wait for the first before it
+takes the second. For groups of this backend the same steps are done here.
 """
 
 from __future__ import annotations
@@ -23,12 +24,14 @@ from alltoallv.torch.eager.graphs import between_graphs
 from alltoallv.torch.process_group.group import EngineGroup
 
 _c10d: Any = dist.distributed_c10d
+_HOST = torch.empty(0, device="cpu")
 
 
 def install() -> None:
     """Replaces the functions that this torch has; other groups go to torch's."""
     _install_monitored_barrier()
     _install_set_timeout()
+    _install_batch()
     if hasattr(_c10d, "shrink_group"):
         _install_shrink_and_split()
 
@@ -64,6 +67,29 @@ def _install_set_timeout() -> None:
             of_torch(timeout, group)
 
     _c10d._set_pg_timeout = set_timeout
+
+
+def _install_batch() -> None:
+    of_torch = _c10d.batch_isend_irecv
+
+    @between_graphs
+    @functools.wraps(of_torch)
+    def batch_isend_irecv(p2p_op_list: list[Any]) -> list[Any]:
+        first = p2p_op_list[0] if isinstance(p2p_op_list, list) and p2p_op_list else None
+        group, device = getattr(first, "group", None) or dist.group.WORLD, getattr(first, "tensor", _HOST).device
+        coalesces = isinstance(group, EngineGroup) and device.type == "cuda"  # torch_npu has its own way
+        if not (coalesces and group._get_backend(device).supports_coalescing):
+            works: list[Any] = of_torch(p2p_op_list)
+            return works
+        _c10d._check_p2p_op_list(p2p_op_list)
+        with _c10d._coalescing_manager(group, device, async_ops=True) as made:
+            for each in p2p_op_list:
+                peer = {"group_dst" if each.op is dist.isend else "group_src": each.group_peer}
+                each.op(each.tensor, group=each.group, tag=each.tag, **peer)
+        works = made.works
+        return works
+
+    _c10d.batch_isend_irecv = dist.batch_isend_irecv = batch_isend_irecv
 
 
 def _install_shrink_and_split() -> None:
