@@ -28,6 +28,7 @@ LIBRARY_NAMES = (
     "libge_runner.so",
     "libgraph.so",
     "libacl_tdt_channel.so",
+    "libatb.so",
     "libnnopbase.so",
     "libcust_opapi.so",
 )

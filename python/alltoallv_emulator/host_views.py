@@ -19,11 +19,11 @@ __all__ = ["host_view", "on_host", "synchronize", "to_npu"]
 
 _PLAIN = {int, float, bool, str, type(None), torch.dtype}  # arguments that are passed to the host unchanged
 _CPU = torch.device("cpu")
-# Operators that take tensors of the host beside tensors of a device.
+# Operators that take tensors of the host beside tensors of a device, as all of ATB's do.
 _MIXED = {
     "aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index",
     "aten::_unsafe_index_put", "aten::_foreach_copy", "aten::_foreach_copy_", "aten::copy", "aten::resize_as_",
-    "aten::_ctc_loss", "aten::_pack_padded_sequence", "atb::_npu_paged_attention", "atb::_npu_flash_attention_unpad",
+    "aten::_ctc_loss", "aten::_pack_padded_sequence",
 }  # fmt: skip
 _LOWEST = 64  # an address below every tensor's, and aligned for every dtype
 
@@ -143,8 +143,10 @@ def on_host(operator: Any, function: Callable[..., Any] | None = None) -> Callab
 
     A function of CPU tensors may take the kernel's place.
     """
-    outs = {argument.name for argument in operator._schema.arguments if argument.is_out}
+    ours = isinstance(operator, Operator)  # our formulas write into the tensors that they get
+    outs = set() if ours else {argument.name for argument in operator._schema.arguments if argument.is_out}
     name, call = operator._schema.name, function or getattr(operator, "_op", operator)
+    mixed = name in _MIXED or name.startswith("atb::")
 
     def run(*args: Any, **kwargs: Any) -> Any:
         targets = {name: kwargs.pop(name) for name in outs if name in kwargs} if outs else {}
@@ -155,7 +157,7 @@ def on_host(operator: Any, function: Callable[..., Any] | None = None) -> Callab
         host_kwargs = {key: _to_host(value, views, asked, places) for key, value in kwargs.items()}
         for target in targets.values():
             _to_host(target, views, asked, places)
-        if len(places) > 1 and name not in _MIXED:
+        if len(places) > 1 and not mixed:
             why = f"expected all tensors to be on the same device, but found {', '.join(sorted(map(str, places)))}"
             if isinstance(operator, Operator):
                 operator.refuse(args, kwargs, why)

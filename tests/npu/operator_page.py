@@ -21,15 +21,20 @@ CALLED = Path(__file__).with_name("called_operators.txt")
 HUGE = 10**6 + 1  # outside all limits
 #: Operators of which torch_npu has no meta kernel.
 WITHOUT_META = (
-    "_amp_foreach_non_finite_check", "_npu_flash_attention_unpad",
-    "_npu_fused_infer_attention_score_get_max_workspace", "_npu_fused_infer_attention_score_infer_output",
-    "_npu_fused_infer_attention_score_v2_get_max_workspace", "_npu_fused_infer_attention_score_v2_infer_output",
-    "_npu_paged_attention", "_npu_reshape_and_cache", "get_npu_format", "npu_bmm_v2_mat1_backward",
-    "npu_bmm_v2_mat2_backward", "npu_broadcast", "npu_confusion_transpose", "npu_confusion_transpose_backward",
-    "npu_convert_weight_to_int4pack", "npu_dtype_cast_", "npu_format_cast", "npu_format_cast.Tensor",
-    "npu_format_cast_", "npu_format_cast_.acl_format", "npu_fused_infer_attention_score.out",
-    "npu_fused_infer_attention_score_v2.out", "npu_gather_pa_kv_cache", "npu_mish", "npu_mish_backward",
-    "npu_silu_", "npu_slice", "npu_view_copy", "one_",
+    "_amp_foreach_non_finite_check", "_npu_flash_attention", "_npu_flash_attention_qlens", "_npu_flash_attention_unpad",
+    "_npu_flash_attention_unpad_v2", "_npu_flash_attention_v3", "_npu_fused_infer_attention_score_get_max_workspace",
+    "_npu_fused_infer_attention_score_infer_output", "_npu_fused_infer_attention_score_v2_get_max_workspace",
+    "_npu_fused_infer_attention_score_v2_infer_output", "_npu_group_topk", "_npu_matmul_add_fp32",
+    "_npu_paged_attention", "_npu_paged_attention_get_workspace", "_npu_paged_attention_mla",
+    "_npu_paged_attention_quant", "_npu_paged_attention_splitfuse", "_npu_paged_attention_splitfuse_v2",
+    "_npu_paged_attention_v2.out", "_npu_paged_attention_v2_get_workspace", "_npu_quant_rms_norm",
+    "_npu_quantize_per_tensor", "_npu_reshape_and_cache", "_npu_reshape_and_cache_siso", "_npu_rotary_embedding",
+    "get_npu_format", "npu_bmm_v2_mat1_backward", "npu_bmm_v2_mat2_backward", "npu_broadcast",
+    "npu_confusion_transpose", "npu_confusion_transpose_backward", "npu_convert_weight_to_int4pack", "npu_dtype_cast_",
+    "npu_format_cast", "npu_format_cast.Tensor", "npu_format_cast_", "npu_format_cast_.acl_format",
+    "npu_fused_infer_attention_score.out", "npu_fused_infer_attention_score_v2.out", "npu_gather_pa_kv_cache",
+    "npu_mish", "npu_mish_backward", "npu_paged_cache_load", "npu_paged_cache_load.out", "npu_silu_", "npu_slice",
+    "npu_view_copy", "one_",
 )  # fmt: skip
 #: Operators whose meta kernel fails for calls that the operator takes, or is wrong.
 META_FAULTS = {

@@ -201,6 +201,15 @@ def test_every_function_exists(names_of: Callable[[], set[str]], least: int) -> 
     assert missing == []
 
 
+def test_libatb_has_what_torch_npus_library_of_operators_needs() -> None:
+    plugin = wheel() / "lib" / "libop_plugin_atb.so"
+    symbols = subprocess.run(["nm", "-D", "--undefined-only", plugin], check=True, capture_output=True, text=True)
+    needed = [name for name in symbols.stdout.split() if name.startswith("_ZN3atb")]
+    assert len(needed) >= 12
+    library = ctypes.CDLL(str(emulator.library_folder() / "libatb.so"))
+    assert [name for name in needed if not hasattr(library, name)] == []
+
+
 def test_what_has_no_meaning_says_so(capfd: pytest.CaptureFixture[str]) -> None:
     library = ctypes.CDLL(str(emulator.library_folder() / "libascendcl.so"))
     library.aclGetRecentErrMsg.restype = ctypes.c_char_p

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import re
 from typing import Any
 
 import fused_cases
@@ -14,7 +12,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from npu_ranks import caught, group, use_device
-from npu_starts import wheel
 from on_ranks import on_ranks
 from operators import families
 
@@ -96,6 +93,8 @@ def test_refusals_leave_the_queue_alive(rank: int, size: int) -> None:
 
     for call, words in (
         (lambda: torch_npu.npu_lstm_cell(*[x] * 7), "npu::npu_lstm_cell is not among the operators of"),
+        (lambda: torch_npu.atb.npu_ring_mla(*[x] * 7, 1, 1), "atb::npu_ring_mla is not among the operators of"),
+        (lambda: torch_npu._npu_group_topk(x.detach(), k=3, group_num=2), "atb::_npu_group_topk: k is 3; the emulator"),
         (lambda: torch_npu.npu_format_cast(x[1:], 29), "input is a tensor of shape (3, 8)"),
         (lambda: torch_npu.npu_moe_token_permute(x, choices[1:]), "indices is a tensor of shape (3, 2)"),
         (
@@ -220,28 +219,7 @@ def test_a_format_is_remembered(rank: int, size: int, file: str) -> None:
 @on_ranks(1, communicator=False)
 def test_the_schemas_are_torch_npus(rank: int, size: int) -> None:
     use_device(rank)
-    theirs = {str(one) for one in torch._C._jit_get_all_schemas() if one.name.startswith("npu::")}
+    theirs = {str(one) for one in torch._C._jit_get_all_schemas() if one.name.startswith(("npu::", "atb::"))}
     ours = [text for texts in schemas().values() for text in texts]
-    assert [text for text in ours if text not in theirs and not text.startswith("atb::")] == []
+    assert [text for text in ours if text not in theirs] == []
     assert len(ours) == len(formulas())
-
-
-def test_the_schemas_of_atb_take_what_torch_npus_functions_take() -> None:
-    """The wheel has their library, which cannot be loaded without ATB; its symbols say the types in C++."""
-    symbols = (wheel() / "lib" / "libop_plugin_atb.so").read_bytes()
-    demangle = ctypes.CDLL("libstdc++.so.6").__cxa_demangle
-    demangle.restype, demangle.argtypes = ctypes.c_char_p, [ctypes.c_char_p, *[ctypes.c_void_p] * 3]
-    kinds = {"Tensor": "at::Tensor const&", "int": "long", "float": "double"}
-    kinds["Optional[Tensor]"] = "std::optional<at::Tensor> const&"
-    ours = [text for texts in schemas().values() for text in texts if text.startswith("atb::")]
-    assert len(ours) == 3
-    for text in ours:
-        schema = torch._C.parse_schema(text)
-        name = schema.name.removeprefix("atb::").encode()
-        found = re.search(rb"N3c104impl6detail24WrapFunction[^\0]*3atb%d%sE[^\0]*" % (len(name), name), symbols)
-        assert found is not None, text
-        types = [
-            "at::Tensor&" if one.alias_info is not None and one.alias_info.is_write else kinds[str(one.type)]
-            for one in schema.arguments
-        ]
-        assert f"void ({', '.join(types)})" in demangle(found.group(), None, None, None).decode(), text

@@ -6,7 +6,6 @@ Run on emulated NPUs against the real torch_npu, and on the CPU against `alltoal
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -88,7 +87,7 @@ def called(operator: str, device: torch.device) -> Callable[..., Any]:
         from alltoallv import npu_ops
 
         return getattr(npu_ops, base)
-    packet = getattr(torch.ops.npu, base, None) or getattr(importlib.import_module("torch_npu"), base)
+    packet = getattr(torch.ops.npu, base, None) or getattr(torch.ops.atb, base)
     return getattr(packet, overload) if overload else packet
 
 

@@ -1,8 +1,7 @@
-"""Attention: for training, with its gradient, for inference, and as ATB has it.
+"""Attention: for training, with its gradient, and for inference; `atb` has ATB's.
 
-In inference keys and values are tensors or lie in blocks of a cache, each sequence with its own length. torch_npu
-defines the last ones in ``atb::``, by a library that needs ATB's own. Inside, sequences are [heads, length, size];
-sequences of one length may come together, with one more dimension in front.
+In inference keys and values are tensors or lie in blocks of a cache, each sequence with its own length. Inside,
+sequences are [heads, length, size]; sequences of one length may come together, with one more dimension in front.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from alltoallv.npu_ops.cache import rows_of, scatter_pa_kv_cache
 from alltoallv.npu_ops.registry import differentiate, expect, operator, present, renamed, takes
 
 # The order of axes from each layout to [batch, heads, length, size], once BSH and SBH have heads split off.
@@ -584,62 +582,3 @@ _for_graphs("npu_fused_infer_attention_score_v2", fused_infer_attention_score_v2
 operator("_npu_fused_infer_attention_score_v2_infer_output", ignores=("*",))(
     renamed(infer_output, names=_INFERENCE_NAMES_V2)
 )
-
-
-@operator("_npu_reshape_and_cache")
-def reshape_and_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_indices: Tensor) -> None:
-    """Writes token i to slot ``slot_indices[i]`` of both caches [blocks, block size, heads, size], in place."""
-    scatter_pa_kv_cache(key, value, key_cache, value_cache, slot_indices, None)
-
-
-def _attend(query: Tensor, key: Tensor, value: Tensor, scale: float, out: Tensor) -> None:
-    """Attends to all keys, in float32; everything is [tokens, heads, size], and several heads share one of the keys."""
-    q, k, v = (x.transpose(0, 1) for x in (query, key, value))
-    out.copy_(attend(scores_of(q, k, scale, None, None), v).result.transpose(0, 1).reshape(out.shape))
-
-
-def _check_heads(query: Tensor, key: Tensor, num_heads: int, num_kv_heads: int) -> None:
-    expect(query.dim() == 3 and query.size(1) == num_heads, "query", query, f"[tokens, {num_heads}, size]")
-    expect(key.size(-2) == num_kv_heads, "num_kv_heads", num_kv_heads, f"{key.size(-2)}, as the keys have")
-    expect(num_heads % num_kv_heads == 0, "num_heads", num_heads, f"a multiple of num_kv_heads, {num_kv_heads}")
-
-
-@operator("_npu_paged_attention", ignores=("workspace",))
-def paged_attention(
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    num_kv_heads: int,
-    num_heads: int,
-    scale_value: float,
-    block_table: Tensor,
-    context_lens: Tensor,
-    out: Tensor,
-) -> None:
-    """Attends with the one token of each sequence to its ``context_lens`` keys, whose blocks ``block_table`` lists."""
-    expect(key_cache.dim() == 4, "key_cache", key_cache, "[blocks, block size, heads, size]")
-    _check_heads(query, key_cache, num_heads, num_kv_heads)
-    lengths = context_lens.tolist()
-    expect(len(lengths) == len(query) == len(block_table), "context_lens", lengths, f"{len(query)} lengths")
-    for row, (table, length) in enumerate(zip(block_table, lengths, strict=True)):
-        key, value = (rows_of(cache, table, length) for cache in (key_cache, value_cache))
-        _attend(query[row : row + 1], key, value, scale_value, out[row : row + 1])
-
-
-@operator("_npu_flash_attention_unpad")
-def flash_attention_unpad(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    seq_len: Tensor,
-    scale_value: float,
-    num_heads: int,
-    num_kv_heads: int,
-    out: Tensor,
-) -> None:
-    """Attends within each sequence to all of its tokens; the sequences lie one after the other, ``seq_len`` long."""
-    _check_heads(query, key, num_heads, num_kv_heads)
-    lengths = seq_len.tolist()
-    expect(sum(lengths) == len(query) == len(key), "seq_len", lengths, f"lengths of {len(query)} tokens in all")
-    for q, k, v, result in zip(*(x.split(lengths) for x in (query, key, value, out)), strict=True):
-        _attend(q, k, v, scale_value, result)

@@ -9,7 +9,7 @@ from alltoallv.npu_ops.layers import interleave_rope, rms_norm
 from alltoallv.npu_ops.registry import expect, operator
 
 
-def _write(cache: Tensor, rows: Tensor, slots: Tensor, cache_mode: str | None) -> None:
+def write(cache: Tensor, rows: Tensor, slots: Tensor, cache_mode: str | None) -> None:
     """Writes rows into a cache of shape [blocks, block size, heads, size].
 
     With PA_NZ the shape is [blocks, heads * size / last, block size, last].
@@ -32,8 +32,8 @@ def scatter_pa_kv_cache(
     key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor, cache_mode: str | None
 ) -> None:
     """Writes token i to slot ``slot_mapping[i]`` of both caches, in place."""
-    _write(key_cache, key, slot_mapping, cache_mode)
-    _write(value_cache, value, slot_mapping, cache_mode)
+    write(key_cache, key, slot_mapping, cache_mode)
+    write(value_cache, value, slot_mapping, cache_mode)
 
 
 @operator("npu_scatter_pa_kv_cache_functional")

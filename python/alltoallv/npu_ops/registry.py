@@ -173,6 +173,7 @@ class Operator:
 
     def __init__(self, name: str, schema: Any, formula: Formula) -> None:
         self._name, self._formula = name, formula
+        self._full = f"{schema.name.partition('::')[0]}::{name}"
         self._schema = schema  # torch's own operators also have this attribute
         self._takes = set(inspect.signature(formula.function).parameters)
         self._tensors = {a.name: str(a.type) in ("Tensor", "Optional[Tensor]") for a in schema.arguments}
@@ -185,7 +186,7 @@ class Operator:
         self._needed = [a.name for a in schema.arguments if not a.has_default_value()]
         unknown = self._takes - {a.name for a in schema.arguments}
         if unknown:
-            raise TypeError(f"npu::{name} has no argument {', '.join(sorted(unknown))}")
+            raise TypeError(f"{self._full} has no argument {', '.join(sorted(unknown))}")
 
     @property
     def doc(self) -> str:
@@ -201,7 +202,7 @@ class Operator:
             if value is not None
         )
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         arguments = dict(zip(self._by_place, args, strict=False)) | kwargs
         taken, this_call.met = self._defaults.copy(), False
         try:
@@ -215,7 +216,7 @@ class Operator:
                     expect(same, argument, value, f"{default}")
             return self._formula.function(**taken)
         except Exception as error:
-            text = f"npu::{self._name}: {error}"
+            text = f"{self._full}: {error}"
             if not this_call.met:
                 self._notify_peers(arguments, text)
             for refusal, kind in (
@@ -229,7 +230,7 @@ class Operator:
 
     def refuse(self, args: Sequence[Any], kwargs: dict[str, Any], why: str) -> None:
         """Announces to the peers that this rank makes no such call."""
-        self._notify_peers(dict(zip(self._by_place, args, strict=False)) | kwargs, f"npu::{self._name}: {why}")
+        self._notify_peers(dict(zip(self._by_place, args, strict=False)) | kwargs, f"{self._full}: {why}")
 
     def _check_names(self, args: Sequence[Any], kwargs: dict[str, Any], arguments: dict[str, Any]) -> None:
         places, names = self._by_place, list(self._tensors)
