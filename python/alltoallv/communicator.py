@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import itertools
 import json
 import os
@@ -291,8 +292,9 @@ def _utf8(text: str) -> str:
 
 def _release_completed() -> None:
     for handle in list(pending):
-        if handle.is_completed():
-            pending.discard(handle)
+        with contextlib.suppress(RuntimeError):  # its device's; whoever waits for that handle is told, nobody else
+            if handle.is_completed():
+                pending.discard(handle)
 
 
 defaults: dict[str, Communicator] = {}  # of domain "default", by backend

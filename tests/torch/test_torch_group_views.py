@@ -180,3 +180,24 @@ def test_host_tensors_are_refused_by_the_front_end(rank: int, size: int, comm: A
     text = "the tensors lie on cpu, expected a device of nccl"
     with on_a_device, pytest.raises(InvalidTensorError, match=text):
         at.all_to_all_v(torch.ones(1), [1], [1], group=comm)
+
+
+@on_group(2, views)
+def test_an_engine_that_cannot_be_asked_disturbs_no_other_call(rank: int, size: int, comm: Any) -> None:
+    """As CUDA refuses to say whether a call is done while a graph is captured."""
+
+    class Silent:
+        def is_completed(self) -> bool:
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+        def wait(self) -> None:
+            raise RuntimeError("the engine has failed")
+
+    x, ones = torch.full((2,), float(rank)), [1] * size
+    with mock.patch.object(type(comm), "_launch_exchange", return_value=Silent()):
+        kept = at.all_to_all_v(x, ones, ones, group=comm, async_op=True)[1]
+    out, work = at.all_to_all_v(x, ones, ones, async_op=True)  # of the default group, in host memory
+    work.wait()
+    assert out.tolist() == [0.0, 1.0]
+    with pytest.raises(RuntimeError, match="the engine has failed"):
+        kept.wait()

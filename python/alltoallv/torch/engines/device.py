@@ -269,7 +269,7 @@ class DeviceMember(ABC):
             self._enter(like.device, operator)
             return launch(wait)
 
-        return DeviceCall(run)
+        return DeviceCall(run, like.device.type)
 
     def __enter__(self) -> DeviceMember:
         return self
@@ -283,10 +283,10 @@ class DeviceMember(ABC):
 
 
 class DeviceCall:
-    """A collective that is ready to run or to submit; the timeout is the communicator's."""
+    """A collective that is ready to run or to submit; the timeout is the communicator's. ``device``: the kind of it."""
 
-    def __init__(self, run: Callable[[bool], tuple[Any, Any]]) -> None:
-        self._run = run
+    def __init__(self, run: Callable[[bool], tuple[Any, Any]], device: str) -> None:
+        self._run, self._device = run, device
 
     def run(self, timeout: float = -1.0) -> Any:
         """Launches the call; returns when the current stream will wait for the data, while the host does not."""
@@ -294,14 +294,15 @@ class DeviceCall:
 
     def submit(self, timeout: float = -1.0) -> DeviceWork:
         result, work = self._run(False)
-        return DeviceWork(work, result)
+        return DeviceWork(work, result, self._device)
 
 
 class DeviceWork:
     """A launch whose result is known, but not yet complete."""
 
-    def __init__(self, work: Any, result: Any) -> None:
+    def __init__(self, work: Any, result: Any, device: str) -> None:
         self._work, self.result = work, result
+        self._is_captured = getattr(torch.get_device_module(device), "is_current_stream_capturing", bool)
 
     def wait(self, seconds: float = -1.0) -> bool:
         """Makes the current stream wait; with a number of seconds, the host waits."""
@@ -319,8 +320,11 @@ class DeviceWork:
         return True
 
     def done(self) -> bool:
-        """Returns True once it is complete or has failed; after a failure the next wait raises it."""
+        """Returns True once it is complete or has failed; after a failure the next wait raises it.
+
+        A device must not be asked while the current stream is captured, which would end the capture: it is False then.
+        """
         try:
-            return self._work is None or bool(self._work.is_completed())
+            return self._work is None or (not self._is_captured() and bool(self._work.is_completed()))
         except AllToAllVError:
             return True
