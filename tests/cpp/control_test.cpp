@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <random>
+#include <utility>
 
 #include "errors.h"
 #include "runtime/base/unique_fd.h"
@@ -181,6 +182,22 @@ TEST(first_poison_wins) {
         for (const std::string& text : told) CHECK_EQ(text, told[0]);
         check_contains(told[0], "operator #1 all_to_all_v of domain 'd\"1': cause ");
     }
+}
+
+/// Also if a rank publishes it, and aborts, between this one's looks at whom it waits for and at how the ranks are.
+TEST(what_was_published_before_an_abort_counts) {
+    Planes planes(2);
+    bool published = false;
+    const auto missing = [&] {
+        std::vector<int> found;
+        if (!std::exchange(published, true)) {
+            found.push_back(1);
+            planes[1].poison(PoisonKind::aborted, "afterwards");
+        }
+        return found;
+    };
+    planes[0].wait([&] { return published; }, missing);
+    fails(ErrorClass::peer_lost, "afterwards", [&] { agree(planes[0]); });
 }
 
 /// Of two ranks that die at once, only the one that all tell of counts as lost, wherever both are heard of.

@@ -157,9 +157,10 @@ bool ControlPlane::step_due(WaitState& state) const {
 
 void ControlPlane::step(const std::function<std::vector<int>()>& missing, WaitState& state) {
     const auto before = Clock::now();
+    const bool ended = poisoned();  // looked at first: what they published before one of them died or aborted counts
     const std::vector<int> late = missing();
-    if (late.empty()) return;  // the last of them has just come; what it published before it died or aborted counts
-    throw_if_poisoned();
+    if (late.empty()) return;
+    if (ended) throw_poison();
     confirm();
     for (const int j : late) {
         const int gone = has_left(j) ? j : hosts ? hosts->cut_off(j) : -1;
