@@ -11,7 +11,7 @@ import threading
 import time
 
 import pytest
-from started import is_alive, read_lines, run, start, wait_for, wait_gone
+from started import is_alive, process_state, read_lines, run, start, wait_for, wait_gone
 
 from alltoallv_tools.cli import job
 
@@ -31,7 +31,6 @@ with open(file) as of_rank_1:
     failed = of_rank_1.read()
 while open(f"/proc/{failed}/stat").read().rpartition(")")[2].split()[0] != "Z":
     time.sleep(0.01)
-time.sleep(1)  # for the launcher to see it
 print("own error", flush=True)
 sys.exit(4)
 """
@@ -45,6 +44,28 @@ sys.exit(4)
     assert sorted(re.sub(r"pid \d+", "pid", m) for m in messages[1:]) == [
         f"alltoallv run: rank {r} (pid) exited with code 4" for r in (0, 2)
     ]
+
+
+def test_the_rank_that_failed_first_gives_the_exit_code(tmp_path):
+    """Also if the launcher looks when the others have failed as well, as they do when they lose one."""
+    program = """
+import os, sys, time
+print(os.getpid(), flush=True)
+while not os.path.exists(f"{sys.argv[0]}.{os.environ['RANK']}"):
+    time.sleep(0.01)
+sys.exit(3 + int(os.environ["RANK"]))
+"""
+    process = start(tmp_path, program, "-n", "2")
+    pids = {line[1:2].decode(): int(line.split()[1]) for line in read_lines(process, 2)}
+    os.kill(process.pid, signal.SIGSTOP)
+    wait_for(lambda: process_state(process.pid) == "T", "SIGSTOP of the launcher")
+    for rank in ("1", "0"):
+        (tmp_path / f"program.py.{rank}").touch()
+        wait_for(lambda pid=pids[rank]: process_state(pid) == "Z", "its end")
+    os.kill(process.pid, signal.SIGCONT)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 4
+    assert re.search(rb"rank 1 .* code 4; the other ranks have 5 s to finish\n.*rank 0 .* code 3\n", error), error
 
 
 def test_ranks_that_do_not_finish_are_ended(tmp_path):

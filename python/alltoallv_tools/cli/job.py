@@ -228,11 +228,10 @@ class Job:
         for stream in streams:
             if stream.lingers and stream not in ready:
                 stream.flush()
-        for rank in self._ranks:
-            if rank in ready:
-                self._ended(rank)
-        for entry in ready:
-            if isinstance(entry, socket.socket):
+        for entry in ready:  # ranks in the order in which they ended: others may have failed because the first did
+            if isinstance(entry, _Rank):
+                self._ended(entry)
+            elif isinstance(entry, socket.socket):
                 entry.recv(64)
         while self._signals:
             self._interrupt(self._signals.pop(0))
