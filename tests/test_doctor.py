@@ -204,8 +204,8 @@ def test_checks_leave_nothing_behind():
     before = descriptors()
     for _ in range(2):
         machine.checks()
-    assert descriptors() == before
-    assert all("alltoallv-doctor" not in line for line in Path("/proc/net/unix").read_text().splitlines())
+    assert descriptors() <= before  # what other tests have left may go meanwhile
+    assert f"alltoallv-doctor-{os.getpid()}-" not in Path("/proc/net/unix").read_text()
 
 
 def test_a_report_that_cannot_be_written_is_told_before_the_test(monkeypatch, tmp_path, capsys):

@@ -135,7 +135,7 @@ def test_errors_leave_a_file_behind(ranks, cause, tmp_path):
             if cause == "abort":
                 comm.abort()
             wait_for(lambda: not comm.usable, cause)
-        attempt(all_reduce, np.ones(3), group=comm, timeout=0.5)
+        attempt(all_reduce, np.ones(3), group=comm, timeout=2.0 if cause == "timeout" else 30.0)
         return comm.domain
 
     found = ranks(3, fresh=True, outcomes=True, env={"ALLTOALLV_FLIGHT_DIR": str(tmp_path)})(work)
@@ -174,6 +174,7 @@ def test_each_communicator_that_fails_leaves_a_file(ranks, tmp_path, capsys):
 def test_ranks_that_share_no_memory_leave_files(ranks, tmp_path):
     def work(comm):
         with Communicator.from_env("apart", backend="tcp", timeout=15.0) as apart:
+            barrier(group=comm)  # all have joined
             apart.abort()
             attempt(barrier, group=apart)
 

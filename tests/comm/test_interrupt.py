@@ -92,7 +92,7 @@ def test_interrupt_during_bootstrap(ranks, tmp_path, prompt):
 
     def work(rank, size):
         if rank == 0:
-            (tmp_path / "joins").touch()
+            once_asleep((tmp_path / "joins").touch)
             failure = attempt(join, rank, size)
             return failure.name, failure.text, failure.at
         if rank == INTERRUPTED:

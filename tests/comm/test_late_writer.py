@@ -38,6 +38,7 @@ def send_and_stop(comm, at: int, learns: bool = False) -> None:
     sends, recvs = counts_of(SENDER)
     x = mapped(BYTES)
     x[:] = FOREIGN
+    barrier(group=comm)  # the receiver's time begins when all are ready
     with trap(x.ctypes.data + at, stop_myself):
         failure = attempt(all_to_all_v, x, sends, None if learns else recvs, group=comm)
     assert failure.name == "CommTimeoutError", failure
@@ -47,6 +48,7 @@ def send_and_stop(comm, at: int, learns: bool = False) -> None:
 def stand_by(comm, learns: bool = False) -> None:
     """The third rank's part: nothing to move, and perhaps done before the others fail."""
     sends, recvs = counts_of(OTHER)
+    barrier(group=comm)
     with suppress(CommTimeoutError, PeerLostError):
         all_to_all_v(np.empty(0, np.uint8), sends, None if learns else recvs, group=comm)
 
@@ -75,6 +77,7 @@ def push_round(comm, suffix: str, learns: bool, at: int) -> int:
     sends, recvs = counts_of(RECEIVER)
     options = {} if learns else {"out": out}
     nothing = np.empty(0, np.uint8)
+    barrier(group=comm)
     failure = attempt(all_to_all_v, nothing, sends, None if learns else recvs, group=comm, timeout=1.0, **options)
     assert failure.name == "CommTimeoutError", failure
     assert f"rank {SENDER} (pid {pids[SENDER]}, stopped" in failure.text, failure
@@ -159,6 +162,7 @@ def test_late_writer_leaves_the_callers_array_alone(ranks, large_pages, pages):
                     shared = shared_bytes(counted.ctypes.data, BYTES) if k == 0 else None
                     if k == 1:  # private by now: nobody can be late with it
                         base[:] = 1
+                    barrier(group=place)
                     failure = attempt(all_to_all_v, base[:0], sends, recvs, out=counted, group=place, timeout=1.2)
                     assert failure.name == "CommTimeoutError", failure
                     wait_for(lambda pid=pids[SENDER]: process_state(pid) == "T", "stop")
@@ -307,6 +311,7 @@ def test_sender_that_dies_instead_frees_the_block(ranks):
             return attempt(barrier, group=comm).name
         out = alltoallv.empty(BYTES, np.uint8)
         sends, recvs = counts_of(RECEIVER)
+        barrier(group=comm)
         failure = attempt(all_to_all_v, out[:0], sends, recvs, out=out, group=comm, timeout=1.2)
         del out
         wait_for(lambda: process_state(pids[SENDER]) == "T", "stop")
@@ -332,6 +337,7 @@ def test_quarantine_outlives_the_communicator(comm):
         out = alltoallv.empty(BYTES, np.uint8)
         address = out.ctypes.data
         sends, recvs = counts_of(RECEIVER)
+        barrier(group=comm)
         attempt(all_to_all_v, out[:0], sends, recvs, out=out, group=comm, timeout=1.2)
         wait_for(lambda: process_state(pids[SENDER]) == "T", "stop")
         comm.destroy()

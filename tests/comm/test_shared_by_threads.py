@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from on_ranks import on_ranks
-from started import wait_for
+from started import process_state, wait_for
 from trouble import check_works, join, on_threads
 
 from alltoallv.errors import PeerLostError, PeerMismatchError
@@ -48,9 +49,11 @@ def test_two_threads_at_once(rank, size):
 
 
 def both_are_calling() -> bool:
-    """For a while, so that neither is on its way into the call."""
+    """For a while, and asleep, so that neither is on its way into the call."""
     for _ in range(20):
-        if sum(frame.f_code is all_reduce.__code__ for frame in sys._current_frames().values()) < 2:
+        frames = {thread: sys._current_frames().get(thread.ident) for thread in threading.enumerate()}
+        calling = [thread for thread, frame in frames.items() if frame and frame.f_code is all_reduce.__code__]
+        if [process_state(thread.native_id) for thread in calling] != ["S", "S"]:
             return False
         time.sleep(0.005)
     return True

@@ -128,18 +128,24 @@ def test_timeout_of_one_call(launch, prompt):
             prompt("timeout of one call", began + 0.5, failures[0].at)
 
 
-def test_timeout_of_asynchronous_calls(launch):
+def test_timeout_of_asynchronous_calls(launch, tmp_path):
     def work(comm):
-        if comm.rank == LATE:
-            wait_for(lambda: not comm.usable, "timeout")
         x, counts = np.ones(comm.size), [1] * comm.size
-        _, pending = all_to_all_v(x, counts, counts, group=comm, async_op=True, timeout=2.0)
+        looked = [tmp_path / f"{comm.domain.replace('/', '-')}-{rank}" for rank in range(comm.size) if rank != LATE]
+        if comm.rank == LATE:
+            wait_for(lambda: all(file.exists() for file in looked), "a look at the others' calls")
+        _, pending = all_to_all_v(x, counts, counts, group=comm, async_op=True)
         if comm.rank != LATE:  # waiting has a limit of its own, which ends nothing
             for limit in (0.1, -1):
                 with pytest.raises(alltoallv.errors.CommTimeoutError, match="still under way"):
                     pending.wait(limit)
             assert comm.usable
             assert not pending.is_completed()
+            looked[comm.rank > LATE].touch()
+        pending.wait()
+        if comm.rank == LATE:
+            wait_for(lambda: not comm.usable, "timeout")
+        _, pending = all_to_all_v(x, counts, counts, group=comm, async_op=True, timeout=0.5)
         failure = attempt(pending.wait)
         assert pending.is_completed()
         return failure
@@ -150,7 +156,9 @@ def test_timeout_of_asynchronous_calls(launch):
 
 
 class Warnings(logging.Handler):
-    """Collects what the logger of the package says; there is a file named after those for whom rank 0 waits."""
+    """Collects what the logger of the package says; there is a file named after those for whom rank 0 waits in the
+    first barrier.
+    """
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -160,7 +168,7 @@ class Warnings(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         assert record.levelno == logging.WARNING
         self.texts.append(record.getMessage())
-        if self.texts[-1].startswith("rank 0 "):
+        if self.texts[-1].startswith("rank 0 ") and "#2 barrier" in self.texts[-1]:
             waits = self.texts[-1].partition(" for ")[2]
             (self.folder / f"for {', '.join(re.findall(r'rank [0-9]+', waits))}").touch()
 
@@ -217,9 +225,9 @@ def test_a_broken_handler_of_the_warning(ranks, tmp_path):
         logger, handler = logging.getLogger("alltoallv"), Broken(error, warned)
         reported = []
         sys.unraisablehook = lambda unraisable: reported.append(type(unraisable.exc_value).__name__)
+        barrier(group=comm)
         logger.addHandler(handler)
         try:
-            barrier(group=comm)
             if comm.rank == LATE:
                 wait_for(ended.exists if ends else warned.exists, "a warning of rank 0")
             barrier(group=comm)

@@ -8,7 +8,11 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include <algorithm>
+#include <array>
+#include <atomic>
 #include <chrono>
+#include <new>
 #include <optional>
 
 #include "errors.h"
@@ -38,6 +42,29 @@ inline BootstrapOptions options_of(int rank, int size, double timeout = 60) {
     options.control_bytes = 4096;
     return options;
 }
+
+/// Counts how often the ranks, processes or threads, have polled in their bootstrap.
+class Polls {
+  public:
+    explicit Polls(int ranks)
+        : counts_(new (mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0))
+                      std::array<std::atomic<int>, 8>{}),
+          ranks_(static_cast<size_t>(ranks)) {}
+    ~Polls() { munmap(counts_, 4096); }
+    Polls(const Polls&) = delete;
+    Polls& operator=(const Polls&) = delete;
+
+    /// For options.poll of a rank. Returns true once all have polled four times: they have met.
+    bool all_wait(int rank) const {
+        ++(*counts_)[static_cast<size_t>(rank)];
+        return std::all_of(counts_->begin(), counts_->begin() + static_cast<std::ptrdiff_t>(ranks_),
+                           [](const std::atomic<int>& count) { return count >= 4; });
+    }
+
+  private:
+    std::array<std::atomic<int>, 8>* counts_;
+    size_t ranks_;
+};
 
 inline constexpr double soon = 30;  // seconds: milliseconds on an idle machine, and less than the usual timeout
 

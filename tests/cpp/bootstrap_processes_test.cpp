@@ -17,11 +17,11 @@ namespace {
 
 TEST(killed) {
     for (const int victim : {0, 1}) {
+        const Polls polls(3);
         const std::vector<int> statuses = run_processes(3, [&](int rank) {
             BootstrapOptions options = options_of(rank, 4);
-            int calls = 0;
-            options.poll = [&] {
-                if (rank != victim || ++calls < 4) return;
+            options.poll = [&, rank] {
+                if (!polls.all_wait(rank) || rank != victim) return;
                 if (open_pidfd(getpid()) && fork() == 0) {  // a child that lives on with the sockets changes nothing
                     sleep(2);
                     _exit(0);

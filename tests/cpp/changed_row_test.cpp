@@ -21,13 +21,6 @@ struct Stage {
     std::atomic<bool> row_is_changed{false}, has_raised{false};
 };
 
-char state_of(pid_t pid) {
-    std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
-    std::string text;
-    std::getline(file, text);
-    return text.at(text.rfind(')') + 2);
-}
-
 /// `agrees` stands still while `refuses` compares the rows.
 void change_row(const Layout& layout, char* base, Stage& stage) {
     const auto has_row = [&](int rank) { return layout.row(base, rank, the_operator).seq.load() == the_operator; };

@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <fstream>
 #include <functional>
 #include <stdexcept>
 #include <string>
@@ -77,6 +78,14 @@ inline int count_entries(const char* path) {
 
 inline int open_fds() {
     return count_entries("/proc/self/fd");
+}
+
+/// The kernel's letter for the state of a process or of a thread: S sleeps, T is stopped.
+inline char state_of(pid_t pid) {
+    std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+    std::string text;
+    std::getline(file, text);
+    return text.at(text.rfind(')') + 2);
 }
 
 /// Whether the condition holds within so many milliseconds.

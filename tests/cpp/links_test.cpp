@@ -63,13 +63,12 @@ TEST(sleeps_that_nobody_ends_are_counted) {
     for (const bool rings : {true, false}) {
         std::atomic<bool> done{false};
         const uint64_t before = Doorbell::unrung();
-        std::thread other([&] {
-            while (bell.sleepers.load() == 0) std::this_thread::yield();
-            std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        std::thread other([&, sleeper = ::gettid()] {
+            testing::eventually([&] { return bell.sleepers.load() > 0 && testing::state_of(sleeper) == 'S'; });
             done.store(true);
             if (rings) Doorbell(bell).ring();
         });
-        while (!done.load()) Doorbell(bell).sleep([&] { return done.load(); }, 500);
+        while (!done.load()) Doorbell(bell).sleep([&] { return done.load(); }, rings ? 20'000 : 200);
         other.join();
         CHECK_EQ(Doorbell::unrung() - before, uint64_t{!rings});
     }

@@ -15,6 +15,7 @@ from environments import clean_environment
 from started import children, wait_for, wait_gone
 
 from alltoallv.launch import seat
+from alltoallv_tools.ports import free_port
 
 # Rank r waits until the r-th file of its job exists, joins, and adds up the job's number.
 RANK = """
@@ -43,7 +44,7 @@ for rank in ranks:
     rank.wait()
 """
 LOOP = """for j in 0 1; do RANK=$j "$0" -c "$@" & done; wait"""
-BY_HAND = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
+BY_HAND = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
 MSRUN = {"MS_WORKER_NUM": "2", "RANK_SIZE": "2", "MS_ROLE": "MS_WORKER", "MS_SCHED_HOST": "127.0.0.1"}
 MSRUN |= {"MS_SCHED_PORT": "8118"}
 
@@ -131,10 +132,9 @@ def test_a_second_job_is_refused(tmp_path):
     assert {jobs.line(1), jobs.line(1)} == {"1.0 sum 2\n", "1.1 sum 2\n"}
     jobs.join("100.0", "100.1")
     jobs.start(100)
+    place = f"torchrun:@127.0.0.1:{BY_HAND['MASTER_PORT']}"
     for rank, line in enumerate(jobs.lines(100)):
-        assert line.startswith(
-            f"100.{rank} InvalidParamError: rank {rank} of job 'torchrun:@127.0.0.1:29511' is process"
-        )
+        assert line.startswith(f"100.{rank} InvalidParamError: rank {rank} of job '{place}' is process")
         assert "another job has the same address" in line
     (tmp_path / "stay").unlink()
     assert jobs.lines(1) == ["1.0 then 2", "1.1 then 2"]
@@ -222,11 +222,12 @@ def test_ranks_that_were_started_one_by_one_meet(tmp_path):
 
 def test_a_process_that_becomes_another_rank_leaves_its_first():
     """As when a job that grows or shrinks numbers its ranks anew."""
-    seat.take("renumbered", 0, "rank 0")
-    seat.take("renumbered", 1, "rank 1")
+    job = f"renumbered {os.getpid()}"
+    seat.take(job, 0, "rank 0")
+    seat.take(job, 1, "rank 1")
     take = "from alltoallv.launch import ancestry, seat; ancestry.is_ancestor = seat.is_ancestor = lambda pid: False; "
     for rank, message in ((0, ""), (1, f"rank 1 is process {os.getpid()} already")):
-        command = [sys.executable, "-c", f"{take} seat.take('renumbered', {rank}, 'rank {rank}', 0)"]
+        command = [sys.executable, "-c", f"{take} seat.take('{job}', {rank}, 'rank {rank}', 0)"]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert message in ended.stderr
         assert (ended.returncode == 0) == (message == "")

@@ -281,7 +281,7 @@ def left_since(before: dict[str, list[str]]) -> dict[str, list[str]]:
         return {name: ones for name, ones in more.items() if set(ones) - {"/dev/null"}}
 
     try:
-        wait_for(lambda: not left(), "nothing left", 5)
+        wait_for(lambda: not left(), "nothing left")
     except AssertionError:
         maps = Path("/proc/self/maps").read_text().splitlines()  # private ones are cut out of shared ones
         return {**left(), "maps": [line for line in maps if "alltoallv" in line and "memfd" in line]}

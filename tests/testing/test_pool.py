@@ -214,7 +214,7 @@ def test_process_with_a_leaked_thread_is_replaced(ranks):
         threading.Thread(target=time.sleep, args=(seconds,), daemon=True).start()
         return os.getpid()
 
-    short = ranks(2)(leak, 0.01)
+    short = ranks(2)(leak, 0)
     long = ranks(2)(leak, 100)
     assert long == short
     after = [result[2] for result in ranks(2)(place)]

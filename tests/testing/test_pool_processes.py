@@ -55,7 +55,7 @@ def test_death_between_two_calls_is_reported(preload):
 
 @BOTH
 def test_nothing_is_left_behind(preload):
-    descriptors = sorted(os.listdir("/proc/self/fd"))
+    descriptors = set(os.listdir("/proc/self/fd"))
     children = Path(f"/proc/self/task/{os.getpid()}/children")
     before = set(children.read_text().split())
     own = Ranks(preload)
@@ -65,8 +65,8 @@ def test_nothing_is_left_behind(preload):
         own(2, communicator=False)(lambda rank, size: 1 // 0)
     assert set(children.read_text().split()) - before
     own.close()
-    assert sorted(os.listdir("/proc/self/fd")) == descriptors
-    assert set(children.read_text().split()) == before
+    assert set(os.listdir("/proc/self/fd")) <= descriptors  # what other tests have left may go meanwhile
+    assert set(children.read_text().split()) <= before
 
 
 @pytest.fixture
