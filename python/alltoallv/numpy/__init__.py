@@ -40,6 +40,7 @@ from alltoallv.numpy.quantized import (
     quantized_reduce_scatter,
 )
 from alltoallv.numpy.reduce import all_reduce, reduce_scatter, row_parallel_linear, scan
+from alltoallv.numpy.reshard import ReshardPlan, reshard, reshard_state
 from alltoallv.numpy.rooted import broadcast, gather, reduce, scatter
 from alltoallv.numpy.work import Work
 
@@ -51,6 +52,7 @@ __all__ = [
     "MoEDispatcher",
     "Plan",
     "QuantAllReduceOperation",
+    "ReshardPlan",
     "Work",
     "all_gather",
     "all_gather_into_tensor",
@@ -78,6 +80,8 @@ __all__ = [
     "recv_object",
     "reduce",
     "reduce_scatter",
+    "reshard",
+    "reshard_state",
     "row_parallel_linear",
     "scan",
     "scatter",

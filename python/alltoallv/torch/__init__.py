@@ -39,6 +39,7 @@ from alltoallv.torch.api.linear import row_parallel_linear
 from alltoallv.torch.api.moe import global_gather, global_scatter
 from alltoallv.torch.api.p2p import irecv, isend, recv, send
 from alltoallv.torch.api.plan import Plan
+from alltoallv.torch.api.reshard import ReshardPlan, reshard, reshard_state
 from alltoallv.torch.eager.group import from_group
 from alltoallv.torch.eager.received import Received
 from alltoallv.torch.eager.tensors import empty
@@ -64,6 +65,7 @@ __all__ = [
     "QuantAllReduceOperation",
     "QuantizedCommHook",
     "Received",
+    "ReshardPlan",
     "Work",
     "all_gather",
     "all_gather_into_tensor",
@@ -91,6 +93,8 @@ __all__ = [
     "reduce",
     "reduce_scatter",
     "reduce_scatter_tensor",
+    "reshard",
+    "reshard_state",
     "row_parallel_linear",
     "scatter",
     "send",

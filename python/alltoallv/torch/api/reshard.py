@@ -1,0 +1,229 @@
+"""Moves tensors from one layout over the ranks to another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from alltoallv._calls.guard import guard
+from alltoallv._calls.resharding import Described, Layout, Resharding, boxes, read_layout
+from alltoallv.errors import InvalidParamError, InvalidTensorError
+from alltoallv.torch.api.functions import all_to_all_v
+from alltoallv.torch.eager import group as groups
+from alltoallv.torch.eager.calls import AnyCommunicator
+from alltoallv.torch.eager.graphs import between_graphs
+from alltoallv.torch.eager.group import Group
+from alltoallv.torch.eager.tensors import check_tensor, core_name, needs_grad
+
+_STEPS = {"sum": torch.add, "avg": torch.add, "min": torch.minimum, "max": torch.maximum, "prod": torch.mul}
+_WIDE = (torch.float16, torch.bfloat16)
+
+
+class _Tools:
+    def __init__(self, comm: AnyCommunicator, device: torch.device) -> None:
+        self._comm, self._device = comm, device
+
+    def concatenated(self, parts: Sequence[Tensor]) -> Tensor:
+        return torch.cat(list(parts))
+
+    def new(self, shape: Sequence[int], dtype: str, zero: bool) -> Tensor:
+        return (torch.zeros if zero else torch.empty)(*shape, dtype=getattr(torch, dtype), device=self._device)
+
+    def exchange(self, x: Tensor, sends: list[int], sdispls: list[int], recvs: list[int]) -> Tensor:
+        return all_to_all_v(x, sends, recvs, sdispls=sdispls, unit="element", group=self._comm)
+
+    def reduced(self, parts: Sequence[Tensor], op: str) -> Tensor:
+        dtype = parts[0].dtype
+        total = parts[0].to(torch.float32) if dtype in _WIDE else parts[0].clone()
+        for each in parts[1:]:
+            total = _STEPS[op](total, each.to(total.dtype))
+        return (total / len(parts) if op == "avg" else total).to(dtype)
+
+
+class ReshardPlan:
+    """Moves tensors of one shape, dtype and kind of device from a layout to another; made once, called for many.
+
+    Making it is collective: the ranks compare what they ask for. See `reshard` for layouts and gradients.
+
+    Args:
+        shape, dtype: Of the whole tensor.
+        source, target: Layouts.
+        group: A ProcessGroup, a `Communicator`, or None for all ranks.
+        device: Where the tensors lie.
+
+    Attributes:
+        source_shape, target_shape: Of this rank's parts; None where it has none.
+        elements_sent, elements_received: What this rank sends to others, and gets from them, in a call.
+
+    Raises:
+        InvalidParamError: a layout is no pair of a mesh and placements, or does not fit the shape.
+        PeerMismatchError: the ranks give different layouts, shapes or dtypes.
+    """
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        source: Any,
+        target: Any,
+        *,
+        group: Group = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self._device = torch.device(device)
+        self._comm = comm = _member(group, self._device.type)
+        with guard(comm, "all_gather"):
+            whole = tuple(int(n) for n in shape)
+            layouts = [_layout(*each, comm.size, group) for each in (("source", source), ("target", target))]
+            source, target = (each.on(whole, name) for each, name in zip(layouts, ("source", "target"), strict=True))
+            self.source_shape = boxes(source, whole).shape(comm.rank)
+            self.target_shape = boxes(target, whole).shape(comm.rank)
+            told = Described("x", source, target, whole, self.source_shape, core_name(dtype))
+        self._dtype, self._plan = dtype, Resharding[Tensor](groups.on_host(comm), [told], comm.size)
+        self.elements_sent, self.elements_received = self._plan.elements_sent, self._plan.elements_received
+
+    @between_graphs
+    def __call__(self, x: Tensor | None) -> Tensor | None:
+        """Returns this rank's part of the target, a new tensor, or None; ``x`` is its part of the source, or None."""
+        with guard(self._comm, "all_to_all_v"):
+            found = None if x is None else (tuple(x.shape), x.dtype, x.device.type)
+            expected = None if self.source_shape is None else (self.source_shape, self._dtype, self._device.type)
+            if found != expected:
+                raise InvalidTensorError(f"x has shape, dtype and device {found}, expected {expected}")
+        result: Tensor | None = self._plan.run([x], _Tools(self._comm, self._device if x is None else x.device))[0]
+        return result
+
+
+def reshard(
+    x: Tensor | None,
+    source: Any,
+    target: Any,
+    *,
+    shape: Sequence[int] | None = None,
+    group: Group = None,
+    device: torch.device | str | None = None,
+) -> Tensor | None:
+    """Moves a tensor from one layout over the ranks to another.
+
+    A layout is a pair ``(mesh, placements)``: a DeviceMesh and DTensor's ``Shard``, ``Replicate`` and ``Partial``, or
+    plainly an array of the group's ranks of any number of dimensions, each rank at most once, and one placement for
+    each of its dimensions:
+
+    - an integer d: the ranks along it have parts of dimension d of the tensor, in order, of ceil(n / W) rows, the last
+      ones smaller or empty. Two dimensions of the mesh may divide the same d, the first one before the second;
+    - None: the ranks along it have copies;
+    - ``"sum"``, ``"avg"``, ``"min"``, ``"max"``, ``"prod"``: every rank along it has a term; the tensor is their
+      reduction, in the order of the mesh, 16-bit floats in float32. In ``target`` only ``"sum"``: the first rank along
+      it gets the values, the others zeros.
+
+    The meshes may be of different, overlapping or disjoint ranks. Every byte that a rank lacks is sent to it once, from
+    one of the ranks that have it, and none that it has. Terms are added up first, by one more exchange.
+
+    Args:
+        x: This rank's part of the source (of a DTensor ``to_local()``); None on a rank that is not in its mesh.
+        source, target: Layouts, equal on all ranks.
+        shape: Of the whole tensor. Default: what the parts make together.
+        group: A ProcessGroup, a `Communicator`, or None for all ranks.
+        device: Where tensors lie, for a rank without ``x``. Default: ``"cpu"``.
+
+    Returns:
+        This rank's part of the target, a new tensor; None on a rank that is not in its mesh. Differentiable where all
+        ranks are in both meshes: the gradient moves back the same way, and gradients of copies are added.
+
+    Raises:
+        InvalidParamError, InvalidTensorError: a layout or a part of any rank is wrong.
+        PeerMismatchError: the ranks give different layouts, shapes or dtypes.
+        PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come.
+    """
+    shapes = None if shape is None else {"x": shape}
+    return reshard_state({"x": x}, source, target, shapes=shapes, group=group, device=device)["x"]
+
+
+@between_graphs
+def reshard_state(
+    state: Mapping[str, Tensor | None],
+    source: Any,
+    target: Any,
+    *,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    group: Group = None,
+    device: torch.device | str | None = None,
+) -> dict[str, Tensor | None]:
+    """Moves several tensors by name, all of one dtype in one exchange; see `reshard`.
+
+    Args:
+        state: This rank's parts, on one device; the same names on all ranks, in the same order.
+        source, target: A layout for all, or a dict of one for each name.
+        shapes: Of the whole tensors that have one here.
+        group, device: See `reshard`.
+
+    Returns:
+        The parts of the target, by name.
+
+    Raises:
+        AllToAllVError: as `reshard`.
+    """
+    lies = next((x.device for x in state.values() if isinstance(x, Tensor)), torch.device(device or "cpu"))
+    comm = _member(group, lies.type)
+    with guard(comm, "all_gather"):
+        told = []
+        for name, x in state.items():
+            if x is not None:
+                check_tensor(name, x)
+                if x.device != lies:
+                    raise InvalidTensorError(f"{name} lies on {x.device}, expected {lies} like the others")
+            given = [each[name] if isinstance(each, Mapping) else each for each in (source, target)]
+            of_source, of_target = (
+                _layout(what, each, comm.size, group) for what, each in zip(("source", "target"), given, strict=True)
+            )
+            whole = tuple(int(n) for n in shapes[name]) if shapes and name in shapes else None
+            part, dtype = (None, None) if x is None else (tuple(x.shape), core_name(x.dtype))
+            told.append(Described(name, of_source, of_target, whole, part, dtype, x is not None and needs_grad(x)))
+    plan = Resharding[Tensor](groups.on_host(comm), told, comm.size)
+    for each, (*_, wants_gradient) in zip(told, plan.terms, strict=True):
+        if wants_gradient and not all(len(layout.ranks) == comm.size for layout in (each.source, each.target)):
+            raise InvalidParamError(f"{each.name} requires grad, expected all {comm.size} ranks in both meshes then")
+    results = plan.run(list(state.values()), _Tools(comm, lies))
+    return dict(zip(state, results, strict=True))
+
+
+def _member(group: Group, device: str) -> AnyCommunicator:
+    comm = groups.resolve(group, device)
+    if comm is None:
+        raise InvalidParamError("this rank is not a member of the group, expected only its members to call")
+    return comm
+
+
+def _layout(name: str, value: Any, size: int, group: Group) -> Layout:
+    """Returns the layout with torch's meshes and placements in our words."""
+    try:
+        mesh, placements = value
+        placements = list(placements)
+    except (TypeError, ValueError):
+        return read_layout(name, value, size)  # it raises the error
+    if hasattr(mesh, "device_type"):
+        ranks = mesh.mesh.cpu().numpy()
+        if isinstance(group, dist.ProcessGroup):
+            ranks = np.vectorize(lambda rank: dist.get_group_rank(group, int(rank)), otypes=[np.int64])(ranks)
+        mesh = ranks
+    elif isinstance(mesh, Tensor):
+        mesh = mesh.cpu().numpy()
+    return read_layout(name, (mesh, [_plain(name, each) for each in placements]), size)
+
+
+def _plain(name: str, placement: Any) -> Any:
+    kind = type(placement).__name__
+    if not type(placement).__module__.startswith("torch.distributed.tensor"):
+        return placement
+    if kind == "Shard":
+        return placement.dim
+    if kind == "Replicate":
+        return None
+    if kind == "Partial":
+        return "prod" if placement.reduce_op == "product" else placement.reduce_op
+    raise InvalidParamError(f"{name} has the placement {placement!r}, expected Shard, Replicate or Partial")

@@ -1,0 +1,133 @@
+"""Arrays move between layouts: the result is the slice of the whole, and no byte more is sent than a rank lacks."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+from layouts import lacking, part, random_layout
+from on_ranks import on_ranks
+
+from alltoallv import Communicator
+from alltoallv.errors import InvalidParamError, InvalidTensorError, PeerMismatchError
+from alltoallv.numpy import ReshardPlan, all_reduce, reshard, reshard_state
+
+OPS = {"sum": np.add, "avg": np.add, "min": np.minimum, "max": np.maximum, "prod": np.multiply}
+
+
+def given(layout: Any, rank: int, whole: Any, op: str) -> Any:
+    """A rank's part; of terms, one that differs by coordinate."""
+    mine = part(layout, rank, whole)
+    return None if mine is None else (mine[0] + sum(mine[1])).astype(whole.dtype)
+
+
+@pytest.mark.parametrize("cases", [60, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(3000)])])
+@on_ranks(5, timeout=2900)
+def test_random_layouts(comm: Communicator, cases: int) -> None:
+    rng = np.random.default_rng(3)
+    for case in range(cases):
+        shape = tuple(int(n) for n in rng.integers(0, 9, rng.integers(1, 4)))
+        dtype = np.dtype(rng.choice(["float32", "int8", "complex128", "bool"]))
+        whole = rng.integers(0, 100, shape).astype(dtype)
+        source, target = (random_layout(rng, comm.size, len(shape)) for _ in range(2))
+        about = f"case {case}: {shape} from {source} to {target}"
+        plan = ReshardPlan(shape, dtype, source, target, group=comm)
+        x, wanted = (part(each, comm.rank, whole) for each in (source, target))
+        way = plan if case % 2 else functools.partial(reshard, source=source, target=target, group=comm)
+        found = way(None if x is None else x[0])
+        assert (found is None) == (wanted is None), about
+        if found is not None and wanted is not None:
+            assert found.dtype == dtype
+            assert found.shape == wanted[0].shape == plan.target_shape, about
+            assert (found == wanted[0]).all(), about
+        assert plan.elements_received == lacking(source, target, comm.rank, shape), about
+        totals = all_reduce(np.array([plan.elements_sent, plan.elements_received]), group=comm)
+        assert totals[0] == totals[1], about
+
+
+@on_ranks(5)
+def test_terms(comm: Communicator) -> None:
+    """They are added in the order of the mesh; a target of terms adds up to the whole."""
+    rng = np.random.default_rng(4)
+    for case in range(40):
+        op = str(rng.choice(list(OPS)))
+        shape = tuple(int(n) for n in rng.integers(1, 9, rng.integers(1, 4)))
+        dtype = np.dtype(rng.choice(["float16", "float32", "float64"]))
+        whole = rng.normal(size=shape).astype(dtype)
+        source = random_layout(rng, comm.size, len(shape), op)
+        target = random_layout(rng, comm.size, len(shape), "sum")
+        x = given(source, comm.rank, whole, op)
+        about = f"case {case}: {op} of {shape} {dtype} from {source} to {target}"
+        found = reshard(x, source, target, shape=shape, group=comm)
+        reduced = total_of(source, whole, op)
+        if any(isinstance(each, str) for each in source[1]) and source == target:
+            continue
+        wanted = part(target, comm.rank, reduced)
+        assert (found is None) == (wanted is None), about
+        if wanted is not None:
+            expected = np.zeros_like(wanted[0]) if any(wanted[1]) else wanted[0]
+            assert found.dtype == dtype
+            np.testing.assert_array_equal(found, expected, about)
+
+
+def total_of(source: Any, whole: Any, op: str) -> Any:
+    """The reduction of what `given` gives to the ranks, in the order of the mesh."""
+    mesh = np.asarray(source[0])
+    numbers = [n for n, placement in zip(mesh.shape, source[1], strict=True) if isinstance(placement, str)]
+    if not numbers:
+        return whole
+    wide = np.dtype("float32") if whole.dtype == np.float16 else whole.dtype
+    terms = [(whole + sum(place)).astype(whole.dtype).astype(wide) for place in np.ndindex(*numbers)]
+    total = functools.reduce(OPS[op], terms)
+    return (total / wide.type(len(terms)) if op == "avg" else total).astype(whole.dtype)
+
+
+@on_ranks(4)
+def test_a_state(comm: Communicator) -> None:
+    """Two dtypes, a layout each, one with terms: one exchange per dtype and step."""
+    everybody = [0, 1, 2, 3]
+    wholes = {"w": np.arange(35.0).reshape(7, 5), "b": np.arange(6.0), "ids": np.arange(12)}
+    source = {"w": (everybody, [0]), "b": (everybody, ["sum"]), "ids": ([0, 1], [0])}
+    target = {"w": ([[0, 1], [2, 3]], [1, 0]), "b": ([2, 3], [0]), "ids": (everybody, [None])}
+    parts = {name: part(source[name], comm.rank, whole) for name, whole in wholes.items()}
+    before = comm.stats()["operators"]
+    found = reshard_state({k: x and x[0] for k, x in parts.items()}, source, target, group=comm)
+    assert comm.stats()["operators"] - before == 1 + 3  # the comparison; float64 twice, int64 once
+    wholes["b"] = wholes["b"] * comm.size
+    for name, whole in wholes.items():
+        wanted = part(target[name], comm.rank, whole)
+        assert (found[name] is None) == (wanted is None)
+        if wanted is not None:
+            np.testing.assert_array_equal(np.asarray(found[name]), wanted[0], name)
+
+
+@on_ranks(2)
+def test_what_is_refused(comm: Communicator) -> None:
+    """The same error on every rank, whoever is wrong; the communicator stays usable."""
+    x, good = np.ones((2, 3)), ([0, 1], [0])
+    own = 0 if comm.rank else 1
+    trouble: list[tuple[Any, Any, Any, type[Exception], str]] = [
+        (x, 7, good, InvalidParamError, "source is 7, expected a pair of a mesh of ranks and placements"),
+        (x, ([0, 2], [0]), good, InvalidParamError, "expected ranks 0 to 1, each at most once"),
+        (x, ([0.5], [0]), good, InvalidParamError, "expected ranks in at least one dimension"),
+        (x, ([0, 1], [0, 1]), good, InvalidParamError, "source has 2 placements, expected 1"),
+        (x, ([0, 1], ["mean"]), good, InvalidParamError, "source has the placement 'mean', expected a dimension"),
+        (x, good, ([0, 1], [2]), InvalidParamError, "target divides dimension 2, expected one of shape"),
+        (x, good, ([0, 1], ["max"]), InvalidParamError, "expected no terms but those of a sum"),
+        (x, good, ([0, 1], [own]), PeerMismatchError, r"x: rank 0 has .*target.*\(1,\).*rank 1 has .*\(0,\)"),
+        (x.astype(f"int{8 << comm.rank}"), good, good, PeerMismatchError, "rank 0 has dtype int8, rank 1 has int16"),
+        (None if comm.rank else x, good, good, InvalidTensorError, "x: rank 1 gives no part, expected one"),
+        (x, ([0], [0]), good, InvalidTensorError, "x: rank 1 gives a part, expected None"),
+        (x[: comm.rank], good, good, InvalidTensorError, r"x of rank 0 has shape \[0, 3\], expected \[1, 3\]"),
+    ]
+    for given_x, source, target, error, text in trouble:
+        with pytest.raises(error, match=text):
+            reshard(given_x, source, target, group=comm)
+    plan = ReshardPlan([4, 3], np.float64, good, ([0, 1], [1]), group=comm)
+    with pytest.raises(InvalidTensorError, match=r"x has shape and dtype .*expected \(\(2, 3\), dtype\('float64'\)\)"):
+        plan(np.ones((2, 3), np.float32))
+    found = plan(x * comm.rank)
+    assert found is not None
+    assert found[:, 0].tolist() == [0, 0, 1, 1]

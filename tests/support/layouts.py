@@ -1,0 +1,50 @@
+"""Random layouts, and a tensor's parts in them, written from the definition by slices of the whole."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+
+def random_layout(rng: np.random.Generator, size: int, ndim: int, terms: str = "") -> tuple[Any, tuple[Any, ...]]:
+    """Some of the ranks, in any order, in 1 to 3 dimensions; ``terms``: the reduction that one of them may have."""
+    dims = [int(rng.integers(1, 4)) for _ in range(rng.integers(1, 4))]
+    while math.prod(dims) > size:
+        dims.pop()
+    mesh = rng.permutation(size)[: math.prod(dims)].reshape(dims or [1])
+    placements: list[Any] = [None if rng.random() < 0.3 else int(rng.integers(-ndim, ndim)) for _ in range(mesh.ndim)]
+    if terms and rng.random() < 0.5:
+        placements[rng.integers(len(placements))] = terms
+    return mesh.tolist(), tuple(placements)
+
+
+def part(layout: tuple[Any, Any], rank: int, whole: Array) -> tuple[Array, tuple[int, ...]] | None:
+    """A rank's part of the whole, and its coordinates along the dimensions that have terms; None if it has none."""
+    mesh, placements = np.asarray(layout[0]), layout[1]
+    found = np.argwhere(mesh == rank)
+    if not len(found):
+        return None
+    terms = []
+    for along, number, placement in zip(found[0], mesh.shape, placements, strict=True):
+        if isinstance(placement, str):
+            terms.append(int(along))
+        elif placement is not None:
+            length = whole.shape[placement]
+            each = -(-length // number)
+            begin, end = min(each * along, length), min(each * (along + 1), length)
+            whole = np.take(whole, np.arange(begin, end), placement)
+    return whole, tuple(terms)
+
+
+def lacking(source: tuple[Any, Any], target: tuple[Any, Any], rank: int, shape: tuple[int, ...]) -> int:
+    """How many elements of its part of the target a rank does not have in its part of the source."""
+    numbers = np.arange(math.prod(shape)).reshape(shape)
+    wanted, has = part(target, rank, numbers), part(source, rank, numbers)
+    if wanted is None or any(wanted[1]):
+        return 0
+    return len(np.setdiff1d(wanted[0], [] if has is None else has[0]))
