@@ -401,7 +401,7 @@ def within_lost(rank: str) -> None:
         print(error)
 
 
-def dropped() -> None:
+def dropped(folder: str) -> None:
     """Rank 0 drops its communicator while MPI carries a call of it that will never end."""
     from mpi4py import MPI
 
@@ -424,7 +424,9 @@ def dropped() -> None:
         del comm
     print(f"rank {rank} goes on", flush=True)
     MPI.COMM_WORLD.Barrier()
-    time.sleep(1)  # MPICH aborts a rank that still reads from one that has ended
+    open(f"{folder}/{rank}", "w").close()
+    while len(os.listdir(folder)) < len(counts):  # MPICH aborts a rank that still reads from one that has ended
+        time.sleep(0.01)
     os._exit(0)  # messages are left that will never end
 
 
@@ -432,6 +434,7 @@ def ends_while_waiting() -> None:
     """Rank 0 ends while a daemon thread of it waits in what `split` has made."""
     comm = Communicator.from_env(timeout=30).split(0)
     assert comm is not None
+    an.sendrecv(np.ones(1), 1 - comm.rank, np.empty(1), 1 - comm.rank, group=comm)  # both have joined
     before = comm.flight_record()["ranks"][0]["operators"][-1:]
     if comm.rank == 0:
         threading.Thread(target=an.barrier, kwargs={"group": comm}, daemon=True).start()

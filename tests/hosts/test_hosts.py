@@ -16,6 +16,7 @@ import pytest
 
 from alltoallv.errors import BackendUnavailableError
 from alltoallv.testing.hosts import Host, HostRanks, mpi_command, no_launcher, torchrun_environment
+from alltoallv_tools.ports import free_port
 
 # From a cause to its error, in seconds: milliseconds on an idle machine, and less than the timeouts of 30 s and more.
 LIMIT = 20
@@ -51,7 +52,7 @@ def told(place: Sequence[Host | None], *program: str, port: int, lost: Sequence[
 
 def lines_of(place: Sequence[Host | None], folder: Path) -> list[list[str]]:
     """What every collective gives on ranks placed so, by rank."""
-    ranks = HostRanks(FOLDER / "numpy_program.py", place, "env", str(folder))
+    ranks = HostRanks(FOLDER / "numpy_program.py", place, "env", str(folder), port=free_port())
     texts = ranks.outputs()
     assert ranks.codes() == [0] * len(place), "\n".join(texts)
     return read_lines(folder, len(place))
@@ -91,7 +92,8 @@ def test_mpi_carries_what_goes_between_hosts(
 
 
 def test_a_communicator_is_dropped_while_mpi_carries_its_call(hosts: list[Host], tmp_path: Path) -> None:
-    said = run_by_mpi("mpich", hosts[:2], tmp_path, "programs.py", "dropped")
+    (folder := tmp_path / "told").mkdir()
+    said = run_by_mpi("mpich", hosts[:2], tmp_path, "programs.py", "dropped", str(folder))
     assert all(f"rank {rank} goes on" in said for rank in range(4)), said
 
 

@@ -153,6 +153,12 @@ def ended(comm: Communicator) -> None:
     assert not comm.usable
 
 
+def wait_at_most(comm: Communicator, seconds: float) -> None:
+    """Ranks wait for each other's calls for so long from now on; to join took as long as it may on a busy machine."""
+    assert comm.core.control is not None
+    comm.core.control.set_timeout(seconds)
+
+
 def zeros(size: int, device: torch.device) -> torch.Tensor:
     return torch.zeros(size).to(device)
 

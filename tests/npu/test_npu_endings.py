@@ -9,6 +9,7 @@ import pytest
 import torch
 from npu_ranks import caught_or, communicator, emulated, exchange, group, use_device, wait_for, zeros
 from on_ranks import on_ranks
+from started import wait_for_ranks
 
 import alltoallv.torch as at
 from alltoallv import Communicator, _core
@@ -114,7 +115,7 @@ def test_abort_and_use_after_destroy(rank: int, size: int) -> None:
     assert first["start_ns"] <= first["end_ns"]
 
 
-def test_a_death_is_told_at_once(ranks: Ranks) -> None:
+def test_a_death_is_told_at_once(ranks: Ranks, tmp_path: Path) -> None:
     """On stderr, while the other rank is in no call."""
 
     def check(rank: int, size: int) -> str:
@@ -126,6 +127,7 @@ def test_a_death_is_told_at_once(ranks: Ranks) -> None:
         read, write = os.pipe()
         os.dup2(write, 2)
         at.barrier(group=comm)
+        wait_for_ranks(str(tmp_path / "met"), rank, 0, 1)
         if rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         with os.fdopen(read) as told:

@@ -16,6 +16,7 @@ import torch
 from npu_ranks import caught, ended, moved, use_device
 from npu_starts import exchange_works, hccl_comm, start_as_msrun, write_table
 from on_ranks import on_ranks
+from started import wait_for_ranks
 
 import alltoallv.torch as at
 from alltoallv import AllToAllVParam, Communicator
@@ -122,13 +123,14 @@ def test_values_and_learnt_counts(rank: int, size: int, place: Place) -> None:
     comm.destroy()
 
 
-def test_a_rank_dies(ranks: Ranks) -> None:
+def test_a_rank_dies(ranks: Ranks, tmp_path: Path) -> None:
     """After the calls that are compared: the others know at once, without HCCL's timeout."""
 
     def check(rank: int, size: int, place: Place) -> str:
         comm = join(rank, size, place)
         for _ in range(8):
             works(comm)
+        wait_for_ranks(str(tmp_path / "met"), rank, *range(size))
         if rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         ended(comm)

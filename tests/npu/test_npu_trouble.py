@@ -8,7 +8,18 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from npu_ranks import caught, caught_or, communicator, emulated, exchange, group, meet, use_device, wait_for, zeros
+from npu_ranks import (
+    caught,
+    caught_or,
+    communicator,
+    emulated,
+    exchange,
+    group,
+    use_device,
+    wait_at_most,
+    wait_for,
+    zeros,
+)
 from on_ranks import on_ranks
 
 import alltoallv.torch as at
@@ -145,8 +156,8 @@ def test_a_rank_dies_while_data_move(ranks: Ranks) -> None:
 @on_ranks(2, communicator=False)
 def test_a_rank_that_comes_too_late_is_a_timeout_that_names_it(rank: int, size: int) -> None:
     device = use_device(rank)
-    meet()
-    comm = Communicator.from_env(backend="hccl", timeout=2.0)
+    comm = Communicator.from_env(backend="hccl", timeout=30)
+    wait_at_most(comm, 2.0)
     if rank == 0:
         with pytest.raises(CommTimeoutError, match="rank 1"):
             exchange(comm, device)

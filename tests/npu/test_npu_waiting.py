@@ -7,13 +7,15 @@ import re
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from npu_ranks import caught, communicator, emulated, ended, meet, use_device
+from npu_ranks import caught, communicator, emulated, ended, meet, use_device, wait_at_most
 from npu_starts import exchange_works
 from on_ranks import on_ranks
+from started import wait_for_ranks
 
 import alltoallv.torch as at
 from alltoallv import Communicator, _core
@@ -36,7 +38,7 @@ def test_gathered_exchanges_end_in_time_when_a_rank_is_late(rank: int, size: int
     """They wait for the counts of all ranks on the host: not for as long as HCCL does."""
     device = use_device(rank)
     meet()
-    timeout = 30.0 if limit == "the call's" else 3.0
+    timeout = 30.0 if limit == "the call's" else 5.0
     with emulated(faults="HcclAlltoAllV=zeros"):
         comm = Communicator.from_env(backend="hccl", timeout=timeout, check="off")
     assert comm.stats()["falls_back"] == 1
@@ -59,14 +61,15 @@ def test_gathered_exchanges_end_in_time_when_a_rank_is_late(rank: int, size: int
         at.all_to_all_v(x, ones(comm), ones(comm), group=comm)
 
 
-def test_gathered_exchanges_end_when_a_rank_is_lost(ranks: Ranks) -> None:
+def test_gathered_exchanges_end_when_a_rank_is_lost(ranks: Ranks, tmp_path: Path) -> None:
     def check(rank: int, size: int) -> str:
         device = use_device(rank)
         with emulated(faults="HcclAlltoAllV=zeros"):
             comm = Communicator.from_env(backend="hccl", timeout=40, check="off")
         exchange_works(comm, device)
+        wait_for_ranks(str(tmp_path / "met"), rank, 0, 1)
         if rank == 1:
-            time.sleep(1)
+            time.sleep(1)  # the other one waits by then
             os.kill(os.getpid(), signal.SIGKILL)
         begin = time.monotonic()
         error = caught(lambda: exchange_works(comm, device))
@@ -146,8 +149,9 @@ def test_communicators_used_in_another_order_on_each_rank(rank: int, size: int) 
             assert y.cpu().tolist() == list(range(size))
     for comm in comms:
         comm.destroy()
-    meet()
-    comms = [Communicator.from_env(name, backend="hccl", timeout=2) for name in ("three", "four")]
+    comms = [Communicator.from_env(name, backend="hccl", timeout=30) for name in ("three", "four")]
+    for comm in comms:
+        wait_at_most(comm, 2.0)
     in_vain(rank, [lambda comm=comm: start(comm, x) for comm in comms])
 
 

@@ -217,6 +217,7 @@ def test_rank_that_leaves(rank: int, size: int, group: dist.ProcessGroup) -> Non
             dist.all_reduce(torch.ones(3), group=sub)
     dist.barrier(group)
     extra = dist.new_group()
+    dist.barrier(group)
     if rank == 1:
         extra.abort()
     with pytest.raises(PeerLostError, match="aborted"):

@@ -96,6 +96,7 @@ def test_first_calls_are_checked(grouped: Grouped) -> None:
         assert out.tolist() == [rank] * size
         stats = comm.stats()
         assert (stats["operators"], stats["failed_operators"], stats["bytes_nccl"]) == (FIRST, 5, FIRST * size * 4)
+        dist.barrier()
         with pytest.raises(InvalidTensorError if rank == 1 else PeerLostError, match="the test made it so"):
             fail(comm) if rank == 1 else wait_until_ended(comm, exchange)
         assert not comm.usable
@@ -163,6 +164,7 @@ def test_ranks_in_trouble(rank: int, size: int, file: str) -> None:
     with views(rank, size, file + "3") as comm:
         for _ in range(FIRST):
             exchange(comm)
+        dist.barrier()
         if rank == 1:
             breaks = mock.patch.object(dist, "all_to_all", side_effect=RuntimeError("the engine says so"))
             with breaks, pytest.raises(RuntimeError, match="the engine says so"):
