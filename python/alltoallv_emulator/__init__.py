@@ -24,6 +24,7 @@ DEFAULT_DEVICES = 8
 LIBRARY_NAMES = (
     "libascendcl.so",
     "libhccl.so",
+    "libhcomm.so",
     "libacl_op_compiler.so",
     "libge_runner.so",
     "libgraph.so",

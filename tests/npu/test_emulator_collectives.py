@@ -98,6 +98,21 @@ def test_messages_and_subgroups(rank: int, n: int, file: str, backend: str) -> N
 
 
 @on_ranks(2, communicator=False)
+def test_a_group_of_calls(rank: int, n: int, file: str) -> None:
+    """torch_npu takes its functions from libhcomm.so."""
+    with group(rank, n, file) as (made, device):
+        backend = made._get_backend(device)
+        x, y = torch.full((4,), rank + 1, device=device), torch.full((3,), 10 * rank, device=device)
+        dist.barrier()  # the communicator is made by the first call
+        backend._group_start()
+        works = [dist.all_reduce(one, async_op=True) for one in (x, y)]
+        backend._group_end()
+        torch.npu.synchronize()  # the works' events are recorded before the calls, which start at the end
+        assert all(work.is_completed() for work in works)
+        assert (x.tolist(), y.tolist()) == ([3] * 4, [10] * 3)
+
+
+@on_ranks(2, communicator=False)
 def test_a_read_without_waiting_is_seen(rank: int, n: int, file: str) -> None:
     """The collective, whose tasks are late, has not run when the result is read too early; torch_npu waits for it."""
     with group(rank, n, file) as (_, device), emulated(task_delay_us=300000):

@@ -48,10 +48,19 @@ def test_a_missing_function_is_named(tmp_path: Path) -> None:
     make_library(tmp_path, "libascendcl.so", *required("ascendcl"))
     assert "libhccl.so" in say(tmp_path)
     make_library(tmp_path, "libhccl.so", *(f for f in required("hccl") if f != "HcclAlltoAllV"))
+    assert "the function HcclAlltoAllV, which is not in libhccl.so;" in say(tmp_path)
+    make_library(tmp_path, "libhcomm.so", "HcclGetRootInfo")
     heard = say(tmp_path)
     assert heard.startswith("28 ")
-    assert "HcclAlltoAllV" in heard
-    assert "libhccl.so" in heard
+    assert "the function HcclAlltoAllV, which is not in libhccl.so nor in libhcomm.so;" in heard
+
+
+def test_cann_9_has_some_of_hccls_functions_in_another_library(tmp_path: Path) -> None:
+    elsewhere = ["HcclGetRootInfo", "HcclCommInitRootInfo"]
+    make_library(tmp_path, "libascendcl.so", *required("ascendcl"))
+    make_library(tmp_path, "libhccl.so", *(f for f in required("hccl") if f not in [*elsewhere, "HcclAllReduce"]))
+    make_library(tmp_path, "libhcomm.so", *elsewhere)
+    assert "the function HcclAllReduce, which is not in libhccl.so nor in libhcomm.so;" in say(tmp_path)
 
 
 def test_nobody_else_opens_them() -> None:

@@ -4,6 +4,8 @@
 
 #include <mutex>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "runtime/base/error.h"
 
@@ -22,23 +24,35 @@ void* open_library(const std::string& name) {
                               cann_advice);
 }
 
-template <class Function>
-void find(void* handle, const std::string& library, const char* name, bool required, Function& function) {
-    function = reinterpret_cast<Function>(dlsym(handle, name));
-    if (function != nullptr || !required) return;
-    throw backend_unavailable("backend 'hccl' needs the function ", name, ", which ", library,
-                              " does not have: expected CANN 8.0 or later; ", cann_advice);
-}
+/// The libraries that may have the functions of one list, opened in this order.
+struct Libraries {
+    std::vector<std::pair<std::string, void*>> opened;
+
+    template <class Function>
+    void find(const char* name, bool required, Function& function) const {
+        std::string names;
+        for (const auto& [library, handle] : opened) {
+            function = reinterpret_cast<Function>(dlsym(handle, name));
+            if (function != nullptr) return;
+            names += (names.empty() ? "" : " nor in ") + library;
+        }
+        if (!required) return;
+        throw backend_unavailable("backend 'hccl' needs the function ", name, ", which is not in ", names, "; ",
+                                  cann_advice);
+    }
+};
 
 HcclLibrary load() {
-    const std::string ascendcl_name = "libascendcl.so", hccl_name = "libhccl.so";
-    void* const ascendcl = open_library(ascendcl_name);
-    void* const hccl = open_library(hccl_name);
+    const Libraries ascendcl{{{"libascendcl.so", open_library("libascendcl.so")}}};
+    Libraries hccl{{{"libhccl.so", open_library("libhccl.so")}}};
+    // CANN 9 has some of HCCL's functions here; in older releases there is no such library.
+    constexpr const char* hcomm = "libhcomm.so";
+    if (void* handle = dlopen(hcomm, RTLD_NOW | RTLD_GLOBAL)) hccl.opened.emplace_back(hcomm, handle);
     HcclLibrary functions;
-#define ALLTOALLV_FIND(library, name) find(library, library##_name, #name, true, functions.name);
+#define ALLTOALLV_FIND(library, name) library.find(#name, true, functions.name);
     ALLTOALLV_CANN_REQUIRED(ALLTOALLV_FIND)
 #undef ALLTOALLV_FIND
-#define ALLTOALLV_FIND(library, name) find(library, library##_name, #name, false, functions.name);
+#define ALLTOALLV_FIND(library, name) library.find(#name, false, functions.name);
     ALLTOALLV_CANN_OPTIONAL(ALLTOALLV_FIND)
 #undef ALLTOALLV_FIND
     return functions;

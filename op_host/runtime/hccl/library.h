@@ -1,9 +1,9 @@
-// libhccl and libascendcl, opened at run time.
+// libhccl, libhcomm and libascendcl, opened at run time.
 #pragma once
 
 #include "runtime/abi/hccl.h"
 
-/// Every function that the transport calls, with its library. Older releases may lack the functions of the second list,
+/// Every function that the transport calls, with its library (libhccl.so stands for libhcomm.so as well). Older releases may lack the functions of the second list,
 /// whose pointers are then null.
 #define ALLTOALLV_CANN_REQUIRED(X)                 \
     X(ascendcl, aclInit)                           \
