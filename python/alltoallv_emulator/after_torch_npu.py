@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
+from importlib.metadata import version
+from pathlib import Path
 from types import ModuleType
 
 __all__ = ["watch"]
@@ -25,10 +27,23 @@ class _AfterTorchNpu(MetaPathFinder):
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name not in ("torch", "torch_npu"):
             return None
+        if name == "torch_npu":
+            _check_build()
         spec = PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
             spec.loader = _Loader(spec.loader)
         return spec
+
+
+def _check_build() -> None:
+    """Raises ImportError where torch_npu would abort the process: it and a CUDA build define settings of one name."""
+    torch = PathFinder.find_spec("torch")
+    if torch is None or torch.origin is None or not (Path(torch.origin).parent / "lib" / "libtorch_cuda.so").exists():
+        return
+    release = version("torch_npu")
+    if release.startswith(("2.12.", "2.13.", "2.14.")):
+        cpu = f"pip install torch=={release.partition('.post')[0]} --index-url https://download.pytorch.org/whl/cpu"
+        raise ImportError(f"torch_npu {release} aborts beside a CUDA build of torch, expected the CPU build: `{cpu}`")
 
 
 class _Loader(Loader):

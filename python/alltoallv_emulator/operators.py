@@ -23,7 +23,8 @@ __all__ = ["install"]
 # torch_npu's own kernels that stay: they only do bookkeeping or consist of aten operators.
 _KEPT = {
     "get_storage_size", "copy_memory_", "npu_change_data_ptr", "set_op_timeout_ms", "npu_reshape", "npu_reshape.out",
-    "super_kernel_scope_begin", "super_kernel_scope_end", "get_npu_format",
+    "super_kernel_scope_begin", "super_kernel_scope_end", "get_npu_format", "print_npugraph_tensor",
+    "save_npugraph_tensor", "save_npugraph_tensor.tensor_list",
 }  # fmt: skip
 
 

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,20 @@ def test_a_failure_ends_the_program(fault: str, message: str) -> None:
     assert result.returncode not in (0, 124)
     assert "the sum is" not in result.stdout
     assert message in result.stderr + result.stdout
+
+
+def test_a_cuda_build_of_torch_is_named_before_torch_npu_aborts(tmp_path: Path) -> None:
+    """What is seen of a CUDA build is its library."""
+    (tmp_path / "torch" / "lib").mkdir(parents=True)
+    for file in (Path("__init__.py"), Path("lib", "libtorch_cuda.so")):
+        (tmp_path / "torch" / file).touch()
+    (tmp_path / "program.py").write_text("import torch_npu")
+    path = f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}"
+    result = run_program(str(tmp_path / "program.py"), ranks=1, PYTHONPATH=path)
+    assert result.returncode == 1, result.stderr
+    release = version("torch_npu")
+    assert f"torch_npu {release} aborts beside a CUDA build of torch, expected the CPU build" in result.stderr
+    assert f"pip install torch=={release.partition('.post')[0]} --index-url" in result.stderr
 
 
 def test_the_program_needs_the_environment() -> None:

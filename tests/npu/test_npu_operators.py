@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import fused_cases
@@ -13,6 +14,7 @@ import torch
 import torch.distributed as dist
 from npu_ranks import caught, group, use_device
 from on_ranks import on_ranks
+from operator_case import called
 from operators import families
 
 from alltoallv.errors import PeerMismatchError
@@ -214,6 +216,17 @@ def test_a_format_is_remembered(rank: int, size: int, file: str) -> None:
         dist.all_reduce(cast)
         assert int(torch_npu.get_npu_format(cast)) == 29
         assert torch.equal(cast.cpu(), x.cpu())
+
+
+@on_ranks(1, communicator=False)
+def test_what_torch_npu_has_in_python_stays(rank: int, size: int, file: str) -> None:
+    """Its printing and saving of tensors in graphs: release 2.10 ends where something else takes their names."""
+    device = use_device(rank)
+    x = torch.arange(4.0, device=device)
+    called("save_npugraph_tensor", device)(x, save_path=f"{file}.pt")
+    torch.npu.synchronize()
+    (saved,) = Path(file).parent.glob("*.pt")
+    assert torch.equal(torch.load(saved), x.cpu())
 
 
 @on_ranks(1, communicator=False)

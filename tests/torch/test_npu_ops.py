@@ -29,6 +29,26 @@ def test_operators_compute_their_formulas(rank: int, size: int) -> None:
                 case.differentiate(torch.device("cpu"))
 
 
+def test_a_formula_has_defaults_for_what_an_older_schema_lacks() -> None:
+    """torch_npu 2.10's npu_moe_finalize_routing has no k."""
+    import torch
+
+    from alltoallv.npu_ops import schemas
+    from alltoallv.npu_ops.registry import Operator, formulas
+
+    name = "npu_moe_finalize_routing"
+    (newer,) = schemas()[name]
+    older = newer.replace(", int? k=1", "")
+    assert older != newer
+    x, places = torch.randn(3, 4), torch.tensor([2, 0, 1], dtype=torch.int32)
+    results = [
+        Operator(name, torch._C.parse_schema(schema), formulas()[name])(x, None, None, None, None, places, None)
+        for schema in (newer, older)
+    ]
+    assert torch.equal(*results)
+    assert torch.equal(results[0], x[places.long()])
+
+
 #: Operators, arguments without rows, and the results' shapes; a tuple is the shape of a tensor of zeros.
 NO_ROWS: list[tuple[str, dict[str, Any], list[tuple[int, ...]]]] = [
     ("npu_moe_gating_top_k", {"x": (0, 8), "k": 2, "k_group": 1, "group_count": 2}, [(0, 2), (0, 2), (0, 8)]),

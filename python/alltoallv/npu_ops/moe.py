@@ -260,7 +260,7 @@ def finalize_routing(
     expanded_src_to_dst_row: Tensor,
     export_for_source_row: Tensor | None,
     drop_pad_mode: int | None,
-    k: int | None,
+    k: int | None = 1,
 ) -> Tensor:
     """Returns for each row the sum of its choices, each plus its expert's bias and times its scale, and of the skips.
 

@@ -175,7 +175,8 @@ class Operator:
         self._name, self._formula = name, formula
         self._full = f"{schema.name.partition('::')[0]}::{name}"
         self._schema = schema  # torch's own operators also have this attribute
-        self._takes = set(inspect.signature(formula.function).parameters)
+        parameters = inspect.signature(formula.function).parameters
+        self._takes = set(parameters)
         self._tensors = {a.name: str(a.type) in ("Tensor", "Optional[Tensor]") for a in schema.arguments}
         self._by_place = [a.name for a in schema.arguments if not a.kwarg_only]
         defaults = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
@@ -184,7 +185,9 @@ class Operator:
         others = self._tensors.keys() - self._takes - set(ignored)
         self._not_covered = {name: defaults.get(name) for name in others}  # they must have these values
         self._needed = [a.name for a in schema.arguments if not a.has_default_value()]
-        unknown = self._takes - {a.name for a in schema.arguments}
+        # A formula has defaults for arguments that schemas of older releases lack.
+        needed = {name for name, parameter in parameters.items() if parameter.default is parameter.empty}
+        unknown = needed - {a.name for a in schema.arguments}
         if unknown:
             raise TypeError(f"{self._full} has no argument {', '.join(sorted(unknown))}")
 
