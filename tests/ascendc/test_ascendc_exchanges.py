@@ -134,11 +134,11 @@ def test_an_absent_rank_is_named_and_ends_the_communicator() -> None:
     windows, x = Windows(3, 2), np.zeros((3, 8), np.uint8)
     ones = np.ones(3)
     first = [Exchange(windows, r, x, ones, 3) for r in range(3)]
-    on_ranks([partial(call, wait_us=700_000) for call in first[:2]])
+    on_ranks([partial(call, wait_us=3_000_000) for call in first[:2]])
     for call in first[:2]:  # who is told of the other's end names the same rank
         assert call.outcomes <= {("late", 2), ("told", 2)}, call.status
         assert (call.y == UNTOUCHED).all()
-    assert first[2](wait_us=700_000).outcomes <= {("told", 2)}  # it comes late
+    assert first[2](wait_us=3_000_000).outcomes <= {("told", 2)}  # it comes late
     again = [Exchange(windows, r, x, ones, 3) for r in range(3)]
     on_ranks(again)
     for call in again:
@@ -160,7 +160,7 @@ def killed(windows: Windows, run_kernel: Callable[[], Any]) -> None:
 @pytest.mark.parametrize("kernel", ["all_to_all_v", "quant_all_reduce"])
 def test_a_killed_rank_is_named_by_all_others(ranks: Any, tmp_path: Path, kernel: str) -> None:
     """Ranks are processes, which share their windows."""
-    path, wait_us = tmp_path / "windows", 1_500_000
+    path, wait_us = tmp_path / "windows", 5_000_000
     window_bytes = DATA_PLACE + (4096 if kernel == "all_to_all_v" else 16 << 10)
     Windows(3, 1, window_bytes, path=path)
 

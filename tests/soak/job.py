@@ -298,9 +298,9 @@ class Rank:
         spec = {"seed": self.spec["seed"], "rounds": [["plain", 5], ["option", "root"]]}
         name = f"{self.spec['name']}.{self.comm.rank}"
         job = start(kind, name, 2, spec, Path(self.spec["folder"]), os.environ)
-        if late := job.wait(60):
+        if late := job.wait(120):
             self.odd.append(f"hang: {late}")
-        barrier(group=self.comm, timeout=90)  # the others' jobs may take as long
+        barrier(group=self.comm, timeout=150)  # the others' jobs may take as long
 
     def renew(self) -> None:
         """The same ranks go on, in a group that is theirs."""
