@@ -48,7 +48,7 @@ std::vector<CommunicatorPtr> make_threads(const CommunicatorOptions& common) {
 }
 
 ReadyReduction reduction_of(const std::string& op, const std::string& dtype, const std::string& reduce_op,
-                            uintptr_t input, uintptr_t output, std::vector<int64_t> counts, int64_t root,
+                            uintptr_t input, uintptr_t output, std::vector<int64_t> counts, int root,
                             const std::optional<std::vector<int64_t>>& shape, int64_t leaves) {
     Reduction reduction;
     reduction.op = op_from_name(op);
@@ -133,24 +133,29 @@ void bind_communicator(nb::module_& m) {
             "reduce",
             [](Communicator& self, const std::string& op, const std::string& dtype, const std::string& reduce_op,
                uintptr_t input, uintptr_t output, std::vector<int64_t> counts, double timeout, uintptr_t stream,
-               int64_t root, const std::optional<std::vector<int64_t>>& shape, bool moves, int64_t leaves) {
+               int root, const std::optional<std::vector<int64_t>>& shape, bool moves, int64_t leaves, bool ordered,
+               bool exclusive) {
                 ReadyReduction call =
                     reduction_of(op, dtype, reduce_op, input, output, std::move(counts), root, shape, leaves);
                 call.reduction.stream = pointer(stream);
                 call.reduction.moves = moves;
+                call.reduction.ordered = ordered;
+                call.reduction.exclusive = exclusive;
                 call.run(self, timeout);
             },
             ReleaseGil(), "op"_a, "dtype"_a, "reduce_op"_a, "input"_a, "output"_a, "counts"_a, "timeout"_a = -1.0,
-            "stream"_a = 0, "root"_a = 0, "shape"_a = nb::none(), "moves"_a = true, "leaves"_a = 0,
+            "stream"_a = 0, "root"_a = 0, "shape"_a = nb::none(), "moves"_a = true, "leaves"_a = 0, "ordered"_a = false,
+            "exclusive"_a = false,
             "On a device's stream it is enqueued; without one the call blocks. root: of a reduce. shape: of the input, "
             "for the ranks to compare. moves: False for their agreement alone, where the data move by other means. "
-            "leaves: of all ranks, "
-            "which `check_leaves` has seen; counts are those of the result.")
+            "leaves: of all ranks, which `check_leaves` has seen; counts are those of the result. ordered: a device "
+            "adds "
+            "in the order of ranks. exclusive: of a scan.")
         .def(
             "submit_reduce",
             [](const CommunicatorPtr& self, const std::string& op, const std::string& dtype,
                const std::string& reduce_op, uintptr_t input, uintptr_t output, std::vector<int64_t> counts,
-               double timeout, int64_t root, const std::optional<std::vector<int64_t>>& shape, int64_t leaves) {
+               double timeout, int root, const std::optional<std::vector<int64_t>>& shape, int64_t leaves) {
                 auto call = std::make_shared<ReadyReduction>(
                     reduction_of(op, dtype, reduce_op, input, output, std::move(counts), root, shape, leaves));
                 return self->begin(call->reduction.op, [call, raw = self.get(), timeout] { call->run(*raw, timeout); });

@@ -5,7 +5,7 @@
 #include "bindings/lock.h"
 #include "moe/moving.h"
 #include "op_kernel/cpu/half_blocks.h"
-#include "runtime/core/token_terms.h"
+#include "runtime/core/terms.h"
 
 namespace alltoallv {
 namespace {
@@ -32,8 +32,8 @@ uint32_t digest(std::string_view text) {
 
 int64_t terms_of(DType dtype, size_t length, const std::string& text) {
     const std::string all = joined(name_of(dtype), " ", length, " ", text);
-    return token_terms(only_moves(dtype) ? std::nullopt : std::optional(dtype), static_cast<int64_t>(length),
-                       digest(all));
+    const std::optional<DType> known = only_moves(dtype) ? std::nullopt : std::optional(dtype);
+    return word_of(TokenTerms(known, static_cast<int64_t>(length), digest(all)));
 }
 
 Matrix matrix_of(const Operand& rows) {
@@ -603,7 +603,7 @@ void bind_moe(nb::module_& m) {
         [](const std::string& dtype, size_t length, const std::string& text) {
             return terms_of(dtype_from_name(dtype), length, text);
         },
-        "dtype"_a, "length"_a, "text"_a, "What ranks agree on that move rows, for `root` of an exchange.");
+        "dtype"_a, "length"_a, "text"_a, "What ranks agree on that move rows, for `terms` of an exchange.");
     m.def(
         "moe_pack",
         [](const std::shared_ptr<Options>& options, nb::handle numbers, std::optional<Numbers> sends,

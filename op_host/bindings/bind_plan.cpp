@@ -12,7 +12,8 @@ namespace {
 using Counts = std::vector<int64_t>;
 
 /// Makes a request from checked lists, in elements.
-Request request_of(const std::string& op, const Counts (&lists)[4], int64_t root, int64_t row, bool byte_displs) {
+Request request_of(const std::string& op, const Counts (&lists)[4], int root, int64_t row, bool byte_displs,
+                   int64_t terms) {
     Request request(op_from_name(op), static_cast<int>(lists[0].size()));
     request.learns = lists[2].empty();
     const std::span<int64_t> arrays[] = {request.send_counts(), request.sdispls(), request.recv_counts(),
@@ -20,6 +21,7 @@ Request request_of(const std::string& op, const Counts (&lists)[4], int64_t root
     for (size_t i = 0; i < 4; ++i)
         std::copy_n(lists[i].begin(), std::min(lists[i].size(), arrays[i].size()), arrays[i].begin());
     request.root = root;
+    request.terms = terms;
     request.row = row;
     request.byte_displs = byte_displs;
     return request;
@@ -130,15 +132,16 @@ void bind_plan(nb::module_& m) {
         .def(
             "__init__",
             [](Plan* self, CommunicatorPtr communicator, const std::string& op, const std::string& dtype,
-               Counts send_counts, Counts sdispls, Counts recv_counts, Counts rdispls, int64_t root, int64_t row,
-               bool byte_displs) {
+               Counts send_counts, Counts sdispls, Counts recv_counts, Counts rdispls, int root, int64_t row,
+               bool byte_displs, int64_t terms) {
                 const Counts lists[4] = {std::move(send_counts), std::move(sdispls), std::move(recv_counts),
                                          std::move(rdispls)};
-                new (self) Plan(plan_of(std::move(communicator), request_of(op, lists, root, row, byte_displs), dtype));
+                new (self)
+                    Plan(plan_of(std::move(communicator), request_of(op, lists, root, row, byte_displs, terms), dtype));
             },
             "communicator"_a, "op"_a, "dtype"_a, "send_counts"_a, "sdispls"_a, "recv_counts"_a, "rdispls"_a,
-            "root"_a = 0, "row"_a = 1, "byte_displs"_a = false,
-            "Of counts that have been checked, in elements; see `Request.plan`.")
+            "root"_a = 0, "row"_a = 1, "byte_displs"_a = false, "terms"_a = 0,
+            "Of counts that have been checked, in elements; see `Request.plan`. terms: what else the ranks agree on.")
         .def(
             "run",
             [](const Plan& self, uintptr_t input, uintptr_t output, double timeout, uintptr_t stream) {

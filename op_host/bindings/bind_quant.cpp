@@ -115,11 +115,11 @@ void bind_rows(nb::module_& m) {
         "quantized_row_terms",
         [](const FormatName& format, int64_t group_size, const std::string& dtype, const std::string& out_dtype,
            const std::string& overflow, bool quantizes_gradient) {
-            return packed({format_from_name(format), group_size, dtype_from_name(dtype), dtype_from_name(out_dtype),
-                           overflow_from_name(overflow), quantizes_gradient});
+            return word_of(RowTerms(format_from_name(format), group_size, dtype_from_name(dtype),
+                                    dtype_from_name(out_dtype), overflow_from_name(overflow), quantizes_gradient));
         },
         "format"_a, "group_size"_a, "dtype"_a, "out_dtype"_a, "overflow"_a, "quantizes_gradient"_a,
-        "What ranks agree on beside the bytes of a row, for `root` of an exchange.");
+        "What ranks agree on beside the bytes of a row, for `terms` of an exchange.");
     m.def(
         "quantize_rows",
         [](const FormatName& format, size_t group_size, const std::string& dtype, uintptr_t input, size_t rows,

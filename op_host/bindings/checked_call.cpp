@@ -142,7 +142,7 @@ int64_t checked_leaves(nb::handle leaves, Shape input, int size) {
     return number;
 }
 
-int64_t checked_rank(std::string_view name, nb::handle rank, int size) {
+int checked_rank(std::string_view name, nb::handle rank, int size) {
     int overflow = 0;
     int64_t number = -1;
     if (PyBool_Check(rank.ptr()) == 0 && PyIndex_Check(rank.ptr()) != 0) {
@@ -154,7 +154,7 @@ int64_t checked_rank(std::string_view name, nb::handle rank, int size) {
     }
     if (overflow != 0 || number < 0 || number >= size)
         throw invalid_param(name, " is ", repr_of(rank), ", expected 0 <= ", name, " < ", size);
-    return number;
+    return static_cast<int>(number);
 }
 
 namespace {
@@ -235,7 +235,7 @@ struct Preparation {
     }
 
     /// Sends inputs[j] to rank j and receives outputs[j] from it, where they lie.
-    void lists(OpKind op, DType dtype, const Regions& outputs, const Regions& inputs, int64_t root = 0) {
+    void lists(OpKind op, DType dtype, const Regions& outputs, const Regions& inputs, int root = 0) {
         Request request(op, size);
         request.root = root;
         request.byte_displs = true;
@@ -254,7 +254,7 @@ struct Preparation {
         exchange(op, dtype, std::move(request), input, output);
     }
 
-    void reduction(const Operand& in, uintptr_t input, uintptr_t output, Counts counts, int64_t root = 0,
+    void reduction(const Operand& in, uintptr_t input, uintptr_t output, Counts counts, int root = 0,
                    bool has_shape = true) {
         auto ready = std::make_shared<ReadyReduction>();
         ready->counts = std::move(counts);
@@ -276,7 +276,7 @@ struct Preparation {
         return checked_reduction(args.reduce_op, x.dtype, utf8(nb::str(nb::getattr(x.tensor, names().dtype))));
     }
 
-    int64_t root() const { return checked_rank("root", args.root, size); }
+    int root() const { return checked_rank("root", args.root, size); }
 
     void reads(const Operands& operands) {
         for (const Operand& each : operands) call.inputs.push_back(each.tensor);
@@ -356,14 +356,14 @@ struct Preparation {
     }
 
     void reduce() {
-        const int64_t to = root();
+        const int to = root();
         const auto [x, out] = reduced(rank == to);
         reduction(x, x.bytes.address, rank == to ? out.bytes.address : 0, even_parts(x.count(), size), to);
     }
 
     void broadcast() {
         const Operand x = tensors.output(out_name, args.outputs);
-        const int64_t from = root();
+        const int from = root();
         const auto peer = static_cast<size_t>(from);
         Request request(OpKind::broadcast, size);
         request.root = from;
@@ -419,7 +419,7 @@ struct Preparation {
     }
 
     void gather() {
-        const int64_t to = root();
+        const int to = root();
         const Operand x = tensors.input(in_name, args.inputs);
         Regions outputs(static_cast<size_t>(size), ByteRange{0, 0});
         if (rank == to) {
@@ -446,7 +446,7 @@ struct Preparation {
     }
 
     void scatter() {
-        const int64_t from = root();
+        const int from = root();
         const Operand out = tensors.output(out_name, args.outputs);
         Regions inputs(static_cast<size_t>(size), ByteRange{0, 0});
         if (rank == from) {

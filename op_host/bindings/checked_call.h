@@ -98,6 +98,6 @@ ReduceOp checked_reduction(nb::handle op, DType dtype, std::string_view shown);
 int64_t checked_leaves(nb::handle leaves, Shape input, int size);
 
 /// Returns one of `size` ranks; throws invalid_param with the argument's name for everything else.
-int64_t checked_rank(std::string_view name, nb::handle rank, int size);
+int checked_rank(std::string_view name, nb::handle rank, int size);
 
 }  // namespace alltoallv

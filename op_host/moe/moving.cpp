@@ -77,7 +77,7 @@ struct Exchanged::State {
             to = allocate(row_count(*recvs) * stride);
         }
         request.learns = !recvs;
-        request.root = terms;
+        request.terms = terms;
         request.row = static_cast<int64_t>(stride);
     }
 

@@ -8,7 +8,7 @@
 #include "runtime/control/peer_words.h"
 #include "runtime/core/peer_names.h"
 #include "runtime/core/quant_terms.h"
-#include "runtime/core/token_terms.h"
+#include "runtime/core/terms.h"
 
 namespace alltoallv {
 namespace {
@@ -22,16 +22,13 @@ bool has_shape(OpKind op) {
     return is_reduction(op) || op == OpKind::scan;
 }
 
-uint32_t shape_digest(const ControlPlane& control, int rank) {
-    Row& row = control.row(rank);
-    if (is_quantized_reduction(row.op)) return reinterpret_cast<const QuantTerms*>(control.payload(row))->shape_digest;
-    return static_cast<uint32_t>(static_cast<uint64_t>(row.root) >> 32);
+ReductionTerms reduction_terms(const Row& row) {
+    return std::bit_cast<ReductionTerms>(row.terms);
 }
 
-/// Returns in how many leaves all ranks' inputs consist, 0 if they are added in the order of ranks (see `announce`).
-int64_t leaves_of(const Row& row) {
-    const auto low = static_cast<int32_t>(row.root);
-    return row.op == OpKind::all_reduce && low < 0 ? -int64_t{low} : 0;
+/// Returns in how many leaves all ranks' inputs consist, 0 if they are added in the order of ranks.
+uint64_t leaves_of(const Row& row) {
+    return row.op == OpKind::all_reduce ? reduction_terms(row).leaves : 0;
 }
 
 /// True if the data of both rows move alike: without that, two ranks' counters of a ring or of rounds would go apart,
@@ -42,7 +39,7 @@ bool moves_alike(const Row& a, const Row& b) {
         return false;
     if (!has_shape(a.op)) return true;
     return a.op == b.op && a.count == b.count && leaves_of(a) == leaves_of(b) &&
-           (!is_quantized_reduction(a.op) || (a.root == b.root && a.dtype == b.dtype));
+           (!is_quantized_reduction(a.op) || (a.terms == b.terms && a.dtype == b.dtype));
 }
 
 /// Returns the first difference between the shapes of ranks that have announced one; empty if there is none.
@@ -53,10 +50,10 @@ std::string shape_difference(const ControlPlane& control) {
     };
     int first = -1;
     for (int j = 0; j < control.size(); ++j) {
-        const uint32_t digest = shape_digest(control, j);
+        const uint32_t digest = control.row(j).shape_digest;
         if (digest == 0) continue;
         if (first < 0) first = j;
-        if (digest != shape_digest(control, first)) return shape_of(first) + ", " + shape_of(j);
+        if (digest != control.row(first).shape_digest) return shape_of(first) + ", " + shape_of(j);
     }
     return {};
 }
@@ -68,12 +65,12 @@ std::string row_difference(const ControlPlane& control, int rank_b) {
     const auto both = [&](const std::string& of_a, const std::string& of_b) {
         return rank_text(rank_a) + " " + of_a + ", " + rank_text(rank_b) + " " + of_b;
     };
-    // A call of several chunks begins with an exchange whose root is their number (lockstep of the front ends).
+    // A call of several chunks begins with an exchange whose terms are their number (lockstep of the front ends).
     const auto call_of = [](const Row& row) {
-        if (row.op != OpKind::exchange_counts || row.root == 0) return "calls " + std::string(name_of(row.op));
-        return "begins a call in " + std::to_string(row.root) + " chunks";
+        if (row.op != OpKind::exchange_counts || row.terms == 0) return "calls " + std::string(name_of(row.op));
+        return "begins a call in " + std::to_string(row.terms) + " chunks";
     };
-    if (a.op != b.op || (a.op == OpKind::exchange_counts && a.root != b.root)) return both(call_of(a), call_of(b));
+    if (a.op != b.op || (a.op == OpKind::exchange_counts && a.terms != b.terms)) return both(call_of(a), call_of(b));
     if (((a.flags ^ b.flags) & row_moves_nothing) != 0) {
         const auto memory_of = [](const Row& row) {
             return (row.flags & row_moves_nothing) != 0 ? "has its data on a device" : "has its data in host memory";
@@ -84,35 +81,32 @@ std::string row_difference(const ControlPlane& control, int rank_b) {
     if (a.reduce_op != b.reduce_op)
         return both("reduces with " + std::string(name_of(a.reduce_op)),
                     "reduces with " + std::string(name_of(b.reduce_op)));
-    if (a.root != b.root && is_quantized_reduction(a.op)) {
+    const bool terms_differ = a.terms != b.terms;
+    if (terms_differ && is_quantized_reduction(a.op)) {
         const QuantTerms of_a = *reinterpret_cast<const QuantTerms*>(control.payload(a));
         const QuantTerms of_b = *reinterpret_cast<const QuantTerms*>(control.payload(b));
         const std::string text = difference(of_a, rank_a, of_b, rank_b);
         if (!text.empty()) return text;
     }
-    if (a.root != b.root && a.op == OpKind::quantized_all_to_all)
-        return terms_difference(a.root, rank_a, b.root, rank_b);
-    if (a.root != b.root && a.op == OpKind::all_to_all_v) {
-        const std::string of_a = describe_token_terms(a.root), of_b = describe_token_terms(b.root);
+    if (terms_differ && a.op == OpKind::quantized_all_to_all)
+        return difference(std::bit_cast<RowTerms>(a.terms), rank_a, std::bit_cast<RowTerms>(b.terms), rank_b);
+    if (terms_differ && a.op == OpKind::all_to_all_v) {
+        const std::string of_a = describe_tokens(a.terms), of_b = describe_tokens(b.terms);
         if (of_a != of_b) return both("moves " + of_a, "moves " + of_b);
         return rank_text(rank_a) + " and " + rank_text(rank_b) + " move " + of_a +
                ", but differ in their weights, choices, experts or options";
     }
-    const auto root_of = [](const Row& row) { return static_cast<int32_t>(row.root); };
-    if (a.op == OpKind::scan && root_of(a) != root_of(b))
-        return both(root_of(a) == 0 ? "has exclusive False" : "has exclusive True",
-                    root_of(b) == 0 ? "has exclusive False" : "has exclusive True");
-    if (leaves_of(a) != leaves_of(b)) {
-        const auto text_of = [](const Row& row) {
-            return "has leaves " + (leaves_of(row) == 0 ? "None" : std::to_string(leaves_of(row)));
-        };
-        return both(text_of(a), text_of(b));
+    if (terms_differ && has_shape(a.op)) {
+        const ReductionTerms of_a = reduction_terms(a), of_b = reduction_terms(b);
+        const auto leaves = [](uint64_t number) { return number == 0 ? "None" : std::to_string(number); };
+        if (of_a.leaves != of_b.leaves)
+            return both("has leaves " + leaves(of_a.leaves), "has leaves " + leaves(of_b.leaves));
+        const auto order = [](bool ordered) { return ordered ? "has order 'rank'" : "has order None"; };
+        if (of_a.ordered != of_b.ordered) return both(order(of_a.ordered), order(of_b.ordered));
+        const auto exclusive = [](bool first) { return first ? "has exclusive True" : "has exclusive False"; };
+        if (of_a.exclusive != of_b.exclusive) return both(exclusive(of_a.exclusive), exclusive(of_b.exclusive));
     }
-    if ((a.op == OpKind::all_reduce || a.op == OpKind::reduce_scatter) && root_of(a) != root_of(b))
-        return both(root_of(a) == 0 ? "has order None" : "has order 'rank'",
-                    root_of(b) == 0 ? "has order None" : "has order 'rank'");
-    if (root_of(a) != root_of(b) && !is_quantized_reduction(a.op))
-        return both("has root " + std::to_string(root_of(a)), "has root " + std::to_string(root_of(b)));
+    if (a.root != b.root) return both("has root " + std::to_string(a.root), "has root " + std::to_string(b.root));
     if (a.count != b.count) {
         const char* what = has_shape(a.op) ? "has elements: " : "has elements per row: ";
         return both(what + std::to_string(a.count), what + std::to_string(b.count));
@@ -138,14 +132,14 @@ bool may_consist_of(OpKind op, OpKind called) {
     }
 }
 
-/// Fills in the counts: rank i gives counts_i[j] elements to the part of rank j, which has counts_j[j].
+/// Fills in the shape and the counts: rank i gives counts_i[j] elements to the part of rank j, which has counts_j[j].
 void announce_parts(Row& mine, int rank, std::span<const int64_t> counts, const ShapeWords& shape) {
     const int64_t own = counts[static_cast<size_t>(rank)];
+    mine.shape_digest = shape.digest;
     for (int j = 0; j < static_cast<int>(counts.size()); ++j) {
         const int64_t part = counts[static_cast<size_t>(j)];
         mine.pairs()[j] = {part, shape.words[0], own, shape.words[1]};
-        mine.digests.sent += pair_hash(rank, j, part);
-        mine.digests.expected += pair_hash(j, rank, own);
+        mine.balance += pair_hash(rank, j, part) - pair_hash(j, rank, own);
     }
 }
 
@@ -153,8 +147,8 @@ void announce_parts(Row& mine, int rank, std::span<const int64_t> counts, const 
 
 void announce(Row& mine, int rank, const Reduction& r) {
     mine.reduce_op = r.reduce_op;
-    const int64_t terms = r.leaves == 0 ? r.root : -r.leaves;
-    mine.root = static_cast<int64_t>(uint64_t{r.shape.digest} << 32 | static_cast<uint32_t>(terms));
+    mine.root = r.root;
+    mine.terms = word_of(ReductionTerms{static_cast<uint32_t>(r.leaves), r.ordered, r.exclusive, 0});
     mine.count = total_count(r);
     if (!r.moves) mine.flags |= row_moves_nothing;
     announce_parts(mine, rank, r.counts, r.shape);
@@ -163,7 +157,7 @@ void announce(Row& mine, int rank, const Reduction& r) {
 void announce(Row& mine, const ControlPlane& control, const QuantReduction& q) {
     const QuantTerms terms = terms_of(q);
     std::memcpy(control.payload(mine), &terms, sizeof terms);
-    mine.root = digest(terms);
+    mine.terms = digest(terms);
     mine.reduce_op = q.average ? ReduceOp::avg : ReduceOp::sum;
     mine.count = total_count(q);
     if (!q.moves) mine.flags |= row_moves_nothing;
@@ -259,7 +253,7 @@ void ControlPlane::throw_failure() {
 
 void ControlPlane::compare_rows() {
     const Row& first = row(0);
-    uint64_t sent = 0, expected = 0;
+    uint64_t balance = 0;
     bool any_failed = false, any_learns = false, all_learn = true, equal = true;
     for (int j = 0; j < size(); ++j) {
         const Row& r = row(j);
@@ -269,9 +263,9 @@ void ControlPlane::compare_rows() {
         equal &= moves_alike(r, first);
         if (options_.check)
             equal &= r.op == first.op && r.dtype == first.dtype && r.reduce_op == first.reduce_op &&
-                     r.root == first.root && r.count == first.count;
-        sent += r.digests.sent;
-        expected += r.digests.expected;
+                     r.count == first.count && r.terms == first.terms && r.root == first.root &&
+                     r.shape_digest == first.shape_digest;
+        balance += r.balance;
     }
     if (any_failed) throw_failure();
     if (!equal) {
@@ -281,8 +275,8 @@ void ControlPlane::compare_rows() {
         if (!difference.empty())
             throw peer_mismatch("operator #" + std::to_string(seq_) + " of domain '" + domain() + "': " + difference);
     }
-    // If some ranks learn their counts, the digests cannot balance, so the others are compared pair by pair.
-    if (all_learn || (!any_learns && sent == expected)) return;
+    // If some ranks learn their counts, the sum is not 0, so the others are compared pair by pair.
+    if (all_learn || (!any_learns && balance == 0)) return;
     const CountMismatch pair = find_mismatch();
     if (pair.from < 0) return;
     const int64_t unit = is_reduction(first.op) ? 1 : std::max<int64_t>(first.count, 1);

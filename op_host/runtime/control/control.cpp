@@ -95,9 +95,11 @@ Row& ControlPlane::open(OpKind op, DType dtype, double timeout) {
     mine.dtype = dtype;
     mine.reduce_op = ReduceOp::sum;
     mine.flags = 0;
-    mine.digests = {};
+    mine.balance = 0;
     mine.input = mine.output = Location{};
-    mine.count = mine.root = 0;
+    mine.count = mine.terms = 0;
+    mine.root = 0;
+    mine.shape_digest = 0;
     return mine;
 }
 

@@ -58,11 +58,13 @@ struct alignas(cache_line) Row {
     OpKind op;
     ReduceOp reduce_op;
     uint8_t flags;
-    PairDigests digests;
+    uint64_t balance;  // of all ranks' counts: see pair_balance
     Location input;
     Location output;
-    int64_t count;  // elements of a reduction, or of one row of an exchange; equal on all ranks
-    int64_t root;   // of a rooted operator, and the digests of what else must be equal on all ranks
+    int64_t count;          // elements of a reduction, or of one row of an exchange; as what follows equal on all ranks
+    int64_t terms;          // what else they agree on, in the operator's form (core/terms.h)
+    int32_t root;           // of a rooted operator
+    uint32_t shape_digest;  // of a reduction (core/shape_words.h); 0: no shape to compare
 
     Pair* pairs() { return reinterpret_cast<Pair*>(this + 1); }
     const Pair* pairs() const { return reinterpret_cast<const Pair*>(this + 1); }

@@ -16,13 +16,11 @@ uint64_t pair_hash(int from, int to, int64_t count) {
     return x ^ (x >> 31);
 }
 
-PairDigests digest_pairs(int rank, std::span<const int64_t> send_counts, std::span<const int64_t> recv_counts) {
-    PairDigests digests;
-    for (size_t j = 0; j < send_counts.size(); ++j)
-        digests.sent += pair_hash(rank, static_cast<int>(j), send_counts[j]);
-    for (size_t j = 0; j < recv_counts.size(); ++j)
-        digests.expected += pair_hash(static_cast<int>(j), rank, recv_counts[j]);
-    return digests;
+uint64_t pair_balance(int rank, std::span<const int64_t> send_counts, std::span<const int64_t> recv_counts) {
+    uint64_t balance = 0;
+    for (size_t j = 0; j < send_counts.size(); ++j) balance += pair_hash(rank, static_cast<int>(j), send_counts[j]);
+    for (size_t j = 0; j < recv_counts.size(); ++j) balance -= pair_hash(static_cast<int>(j), rank, recv_counts[j]);
+    return balance;
 }
 
 std::vector<Part> parts_of(const Reduction& r) {
@@ -55,7 +53,7 @@ ExchangeSummary summarize(const Exchange& x, int rank) {
     const auto element = static_cast<int64_t>(size_of(x.dtype)), unit = x.byte_displs ? 1 : element;
     const bool learns = x.recv_counts.empty();
     ExchangeSummary all{};
-    all.digests = digest_pairs(rank, x.send_counts, x.recv_counts);
+    all.balance = pair_balance(rank, x.send_counts, x.recv_counts);
     const auto reach = [&](size_t& extent, int64_t displ, int64_t count) {
         if (count > 0) extent = std::max(extent, static_cast<size_t>(displ * unit + count * element));
     };

@@ -92,17 +92,14 @@ constexpr bool is_reduction(OpKind op) {
 /// Returns one pair's part of a digest; 0 if the count is zero.
 uint64_t pair_hash(int from, int to, int64_t count);
 
-/// One rank's contribution to sums over all ranks, which are equal exactly if all pairs of counts agree.
-struct PairDigests {
-    uint64_t sent = 0, expected = 0;
-};
-
-/// Without receive counts no data are expected: the peers announce the counts.
-PairDigests digest_pairs(int rank, std::span<const int64_t> send_counts, std::span<const int64_t> recv_counts);
+/// Returns one rank's contribution to a sum over all ranks, modulo 2^64, that is 0 if all pairs of counts agree: its
+/// hashes of what it sends less those of what it expects. Without receive counts no data are expected: the peers
+/// announce the counts.
+uint64_t pair_balance(int rank, std::span<const int64_t> send_counts, std::span<const int64_t> recv_counts);
 
 /// Values that follow from one rank's counts and displacements alone; in bytes.
 struct ExchangeSummary {
-    PairDigests digests;
+    uint64_t balance;                    // see pair_balance
     size_t input_extent, output_extent;  // one past the last byte of the regions
     size_t to_peers, from_peers;         // without what stays on this rank; regions for several peers count once
     size_t read, written;                // including what stays on this rank
@@ -119,9 +116,9 @@ struct Exchange {
     std::span<const int64_t> send_counts, sdispls, recv_counts, rdispls;
     /// Displacements are in bytes: the regions are separate tensors, addressed from the lowest one.
     bool byte_displs = false;
-    /// The root of a rooted operator, or the terms of quantized_all_to_all's codes or of tokens; equal on all ranks.
-    int64_t root = 0;
-    int64_t row = 1;  // elements per unit of the caller's counts, for error texts; equal on all ranks
+    int root = 0;       ///< of a rooted operator; equal on all ranks
+    int64_t terms = 0;  ///< what else is equal on all ranks: of codes, of tokens or of chunks (core/terms.h)
+    int64_t row = 1;    ///< elements per unit of the caller's counts, for error texts; equal on all ranks
     /// Set if `recv_counts` is empty: the peers announce the counts. Called once with these W counts; returns the
     /// output that holds the data packed in rank order (may be null if all counts are zero).
     std::function<void*(std::span<const int64_t>)> allocate;
@@ -142,7 +139,9 @@ struct Reduction {
     const void* input = nullptr;
     void* output = nullptr;
     std::span<const int64_t> counts;
-    int64_t root = 0;  ///< of a reduce
+    int root = 0;          ///< of a reduce
+    bool ordered = false;  ///< on a device: adds in the order of ranks, as host memory always does; equal on all ranks
+    bool exclusive = false;  ///< of a scan; equal on all ranks
     /// Of an all_reduce: if not 0, every rank's input holds leaves / W vectors, one after the other, and all are
     /// combined by a tree over their number (kernel::Order::tree): the bits do not depend on W. Equal on all ranks.
     int64_t leaves = 0;

@@ -68,7 +68,6 @@ QuantTerms terms_of(const QuantReduction& r) {
     terms.mode = r.mode;
     terms.out_dtype = r.out_dtype;
     terms.overflow = r.overflow;
-    terms.shape_digest = r.shape.digest;
     if (r.mode == QuantMode::dynamic) {
         terms.format = r.format;
         terms.requantizes = r.requantizes;
@@ -118,21 +117,20 @@ std::string difference(const QuantTerms& a, int rank_a, const QuantTerms& b, int
     return {};
 }
 
-std::string terms_difference(int64_t a, int rank_a, int64_t b, int rank_b) {
-    const auto field = [](int64_t terms, int from, int bits) { return terms >> from & ((int64_t{1} << bits) - 1); };
-    const auto codes = [&](int64_t terms) {
-        return peer_name(static_cast<CodeFormat>(field(terms, 0, 6))) + " codes in groups of " +
-               std::to_string(terms >> 19);
+std::string difference(const RowTerms& a, int rank_a, const RowTerms& b, int rank_b) {
+    const auto codes = [&](const RowTerms& terms) {
+        return peer_name(static_cast<CodeFormat>(terms.format)) + " codes in groups of " +
+               std::to_string(terms.group_size);
     };
-    const auto dtype = [&](int64_t terms, int from) { return peer_name(static_cast<DType>(field(terms, from, 5))); };
-    if (field(a, 0, 6) != field(b, 0, 6) || a >> 19 != b >> 19) return both(rank_a, codes(a), rank_b, codes(b));
-    if (dtype(a, 14) != dtype(b, 14))
-        return both(rank_a, "an input of " + dtype(a, 14), rank_b, "one of " + dtype(b, 14));
-    if (dtype(a, 9) != dtype(b, 9)) return both(rank_a, "an output of " + dtype(a, 9), rank_b, "one of " + dtype(b, 9));
-    if (field(a, 6, 2) != field(b, 6, 2))
-        return both(rank_a, "overflow " + name_in(overflow_names, field(a, 6, 2)), rank_b,
-                    name_in(overflow_names, field(b, 6, 2)));
-    const auto gradient = [&](int64_t terms) { return field(terms, 8, 1) != 0 ? "True" : "False"; };
+    const auto name = [](uint64_t dtype) { return peer_name(static_cast<DType>(dtype)); };
+    if (a.format != b.format || a.group_size != b.group_size) return both(rank_a, codes(a), rank_b, codes(b));
+    if (a.dtype != b.dtype) return both(rank_a, "an input of " + name(a.dtype), rank_b, "one of " + name(b.dtype));
+    if (a.out_dtype != b.out_dtype)
+        return both(rank_a, "an output of " + name(a.out_dtype), rank_b, "one of " + name(b.out_dtype));
+    if (a.overflow != b.overflow)
+        return both(rank_a, "overflow " + name_in(overflow_names, uint64_t{a.overflow}), rank_b,
+                    name_in(overflow_names, uint64_t{b.overflow}));
+    const auto gradient = [](const RowTerms& terms) { return terms.quantizes_gradient != 0 ? "True" : "False"; };
     return both(rank_a, std::string("quantize_gradient ") + gradient(a), rank_b, gradient(b));
 }
 

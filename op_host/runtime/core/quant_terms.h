@@ -7,10 +7,11 @@
 #include <string>
 
 #include "runtime/core/quant_reduction.h"
+#include "runtime/core/terms.h"
 
 namespace alltoallv {
 
-/// Lies at the beginning of a row's payload; `Row::root` holds its digest.
+/// Lies at the beginning of a row's payload; `Row::terms` holds its digest.
 struct alignas(64) QuantTerms {
     QuantMode mode;
     DType out_dtype;
@@ -23,7 +24,6 @@ struct alignas(64) QuantTerms {
     uint64_t scales;  ///< how many
     float scale, scale_2;
     float offset;
-    uint32_t shape_digest;
     uint64_t scale_digest, scale_2_digest;
 };
 static_assert(sizeof(QuantTerms) == 64);
@@ -38,22 +38,24 @@ std::string difference(const QuantTerms& a, int rank_a, const QuantTerms& b, int
 
 /// Terms on which ranks of a quantized_all_to_all must agree besides the bytes of a row.
 struct RowTerms {
-    CodeFormat format;
-    int64_t group_size;  ///< below 2^44
-    DType dtype, out_dtype;
-    Overflow overflow;
-    bool quantizes_gradient;
-};
+    uint64_t format : 6;
+    uint64_t overflow : 2;
+    uint64_t quantizes_gradient : 1;
+    uint64_t out_dtype : 5;
+    uint64_t dtype : 5;
+    uint64_t group_size : 45;
 
-/// Returns the terms as Exchange::root; `terms_difference` takes them apart.
-constexpr int64_t packed(const RowTerms& terms) {
-    const auto bits = [](auto value, int from) { return static_cast<int64_t>(value) << from; };
-    return bits(terms.group_size, 19) | bits(terms.dtype, 14) | bits(terms.out_dtype, 9) |
-           bits(terms.quantizes_gradient, 8) | bits(terms.overflow, 6) | bits(terms.format, 0);
-}
+    constexpr RowTerms(CodeFormat of, int64_t group, DType in, DType out, Overflow too_large, bool gradient)
+        : format(static_cast<uint64_t>(of)),
+          overflow(static_cast<uint64_t>(too_large)),
+          quantizes_gradient(gradient),
+          out_dtype(static_cast<uint64_t>(out)),
+          dtype(static_cast<uint64_t>(in)),
+          group_size(static_cast<uint64_t>(group)) {}
+};
 static_assert(code_format_table.size() <= 64 && std::size(overflow_names) <= 4 && dtype_table.size() <= 32);
 
-/// Returns the first difference between packed terms, as `difference` does.
-std::string terms_difference(int64_t a, int rank_a, int64_t b, int rank_b);
+/// Returns the first difference, as `difference` above does.
+std::string difference(const RowTerms& a, int rank_a, const RowTerms& b, int rank_b);
 
 }  // namespace alltoallv

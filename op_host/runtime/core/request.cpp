@@ -61,6 +61,7 @@ Exchange Request::exchange(DType dtype, const void* input, void* output) const {
     }
     result.byte_displs = byte_displs;
     result.root = root;
+    result.terms = terms;
     result.row = row;
     result.moves = row != 0;
     return result;

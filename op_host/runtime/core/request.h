@@ -22,7 +22,8 @@ class Request {
     Request(OpKind kind, int size) : op(kind), size_(static_cast<size_t>(size)), values_(4 * size_) {}
 
     OpKind op;
-    int64_t root = 0;
+    int root = 0;  ///< as in Exchange, as `terms`
+    int64_t terms = 0;
     /// Elements per unit of the caller's counts. 0 for empty rows: the counts stay rows, which the ranks compare, and
     /// nothing moves.
     int64_t row = 1;

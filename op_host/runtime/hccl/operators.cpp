@@ -8,7 +8,7 @@
 #include "op_kernel/ascendc/window.h"
 #include "runtime/core/hooks.h"
 #include "runtime/core/request.h"
-#include "runtime/core/token_terms.h"
+#include "runtime/core/terms.h"
 #include "runtime/hccl/hccl_communicator.h"
 #include "runtime/hccl/wire_type.h"
 
@@ -277,7 +277,7 @@ void HcclCommunicator::exchange_counted_on_device(const CountedOnDevice& call) {
         [&] {
             if (agrees(seq_)) {
                 Request request(op, size());
-                request.root = token_terms(call.dtype, call.row, digest);
+                request.terms = word_of(TokenTerms(call.dtype, call.row, digest));
                 request.row = call.row;
                 Exchange announced = request.exchange(call.dtype, nullptr, nullptr);
                 announced.moves = false;

@@ -42,8 +42,9 @@ void TcpCommunicator::fill_row(const Exchange& x, Row& mine) {
         const auto i = static_cast<size_t>(j);
         mine.pairs()[j] = {x.send_counts[i], 0, learns ? 0 : x.recv_counts[i], 0};
     }
-    mine.digests = digest_pairs(rank(), x.send_counts, x.recv_counts);
+    mine.balance = pair_balance(rank(), x.send_counts, x.recv_counts);
     mine.root = x.root;
+    mine.terms = x.terms;
     mine.count = x.row;
     if (learns) mine.flags |= row_learns;
     if (!x.moves) mine.flags |= row_moves_nothing;

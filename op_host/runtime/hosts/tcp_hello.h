@@ -12,7 +12,7 @@
 
 namespace alltoallv {
 
-inline constexpr uint32_t tcp_magic = 0xa2a70005;  // also the version of these messages
+inline constexpr uint32_t tcp_magic = 0xa2a70006;  // also the version of these messages
 inline constexpr auto tcp_pause = std::chrono::milliseconds(50);
 inline constexpr double tcp_patience = 3.0;  // seconds for an address to answer, and for every message after that
 

@@ -22,8 +22,10 @@ struct WireRow {
     DType dtype;
     ReduceOp reduce_op;
     uint8_t flags;
-    PairDigests digests;
-    int64_t count, root;
+    uint64_t balance;
+    int64_t count, terms;
+    int32_t root;
+    uint32_t shape_digest;
     uint64_t payload_at, payload_bytes;
 };
 
@@ -91,8 +93,9 @@ void TcpLeaders::send_rows(const Rows& rows, size_t except) {
 
 void TcpLeaders::append_row(std::string& body, int rank, uint64_t seq, const Connection& to) const {
     Row& from = row(rank, seq);
-    WireRow head{rank,         seq,        from.op,   from.dtype, from.reduce_op,     from.flags,
-                 from.digests, from.count, from.root, 0,          payload_bytes(from)};
+    WireRow head{
+        rank,       seq,       from.op,           from.dtype, from.reduce_op,     from.flags, from.balance, from.count,
+        from.terms, from.root, from.shape_digest, 0,          payload_bytes(from)};
     const size_t most = control_.layout().inline_bytes();
     head.payload_bytes = std::min(head.payload_bytes, most);  // as all healthy ranks announce
     if (!to.is_parent && divides(head) &&
@@ -143,9 +146,11 @@ void TcpLeaders::receive_rows(size_t connection, const Message& message, const c
         target.dtype = head.dtype;
         target.reduce_op = head.reduce_op;
         target.flags = head.flags;
-        target.digests = head.digests;
+        target.balance = head.balance;
         target.count = head.count;
+        target.terms = head.terms;
         target.root = head.root;
+        target.shape_digest = head.shape_digest;
         target.input.bits = head.payload_at + head.payload_bytes;
         std::copy(pairs.begin(), pairs.end(), target.pairs());
         take(control_.payload(target) + head.payload_at, head.payload_bytes);

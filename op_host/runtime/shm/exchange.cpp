@@ -85,8 +85,9 @@ RowWords ShmCommunicator::fill_row(const Exchange& x, const ExchangeSummary& all
         own_words.flags |= row_in_ring;
     else if (allows(Path::inlined) && all.to_peers <= inline_capacity(own_words))
         own_words.flags |= row_inline;
-    row.digests = all.digests;
+    row.balance = all.balance;
     row.root = x.root;
+    row.terms = x.terms;
     row.count = x.row;
     row.input = own_words.input;
     row.output = own_words.output;

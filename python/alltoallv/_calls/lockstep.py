@@ -52,6 +52,6 @@ def _gathered(comm: Communicator, number: int) -> npt.NDArray[np.int64]:
     """Returns the numbers of all ranks. As bytes, so that it meets no exchange of counts."""
     own_number, size = np.array([number], np.int64), [8] * comm.size
     every = np.empty(comm.size, np.int64)
-    plan = _core.Plan(comm.core, "exchange_counts", "uint8", size, [0] * comm.size, size, packed(size), number)
+    plan = _core.Plan(comm.core, "exchange_counts", "uint8", size, [0] * comm.size, size, packed(size), terms=number)
     plan.run(own_number.ctypes.data, every.ctypes.data)
     return every

@@ -35,7 +35,7 @@ def plan_of(
     """Returns the plan of a move: an exchange in the order of ranks, or a gather of one tensor."""
     sdispls = [0] * len(sends) if operator == "all_gather" else packed(sends)
     layout = list(sends), sdispls, list(recvs), packed(recvs)
-    return _core.Plan(comm.core, operator, core_name(dtype), *layout, digest)
+    return _core.Plan(comm.core, operator, core_name(dtype), *layout, terms=digest)
 
 
 _asked: weakref.WeakSet[_core.Communicator] = weakref.WeakSet()  # whether kernels serve them

@@ -51,11 +51,7 @@ def reduce_in_order(
             raise InvalidTensorError(f"dtype is {dtype}, expected one of {_ADDED} for a sum in the order of ranks", 13)
 
     def agree() -> None:
-        terms: dict[str, Any] = {
-            "root": 1,
-            "shape": shape,
-            "leaves": leaves,
-        }  # root: as all engines say that the order is that of ranks
+        terms: dict[str, Any] = {"ordered": True, "shape": shape, "leaves": leaves}
         comm.core.reduce(operator, dtype, op, 0, 0, list(counts), moves=False, **terms)
 
     if not total:

@@ -153,7 +153,7 @@ def scan(
         scatter_plan = _core.Plan(comm.core, "scan", dtype, *there, *here)
         return_plan = _core.Plan(comm.core, "scan", dtype, *here, *there)
         into = out if comm.rank or not exclusive else np.empty_like(x)
-    comm.core.reduce("scan", dtype, op, 0, 0, parts, limit, root=int(exclusive), shape=x.shape, moves=False)
+    comm.core.reduce("scan", dtype, op, 0, 0, parts, limit, exclusive=bool(exclusive), shape=x.shape, moves=False)
     scatter_plan.run(address(x), address(shares_of_all), limit)
     at = [address(shares_of_all) + j * own_count * x.itemsize for j in range(comm.size)]
     for j in range(comm.size - exclusive):

@@ -69,7 +69,8 @@ class RowsCall(Generic[A]):
         if rows.must_fit() and not self._decode(self._coded, self._values(count), quantization):
             raise ValueOverflowError(rows.overflow_text())
         layout = rows.layout(self._stride)
-        self._plan = _core.Plan(comm.core, "quantized_all_to_all", "uint8", *layout, rows.digest(), self._stride)
+        arguments = "quantized_all_to_all", "uint8", *layout, 0, self._stride
+        self._plan = _core.Plan(comm.core, *arguments, terms=rows.digest())
         received = 0 if rows.recvs is None else sum(rows.recvs)
         self._arrived = memory.empty((received, self._stride), np.uint8)
         self._output = None if rows.recvs is None else self._allocate(received)

@@ -89,20 +89,27 @@ class Operation:
 
 
 def exchange(
-    comm: AnyCommunicator, operator: str, output: Tensor, input: Tensor, layout: Layout, row: int = 1, root: int = 0
+    comm: AnyCommunicator,
+    operator: str,
+    output: Tensor,
+    input: Tensor,
+    layout: Layout,
+    row: int = 1,
+    root: int = 0,
+    terms: int = 0,
 ) -> Operation:
     """Returns the exchange of a checked layout in elements; ``row`` elements make a unit of the caller's counts.
 
-    ``root``: the root of a broadcast; for rows of bytes, terms that the ranks must agree on.
+    ``root``: the root of a broadcast; ``terms``: what ranks that send rows of bytes agree on besides.
     """
     check_place(comm, input, output)
     dtype = core_name(input.dtype)
     call: Call
     if isinstance(comm, Communicator):
-        plan = _core.Plan(comm.core, operator, dtype, *layout, root, row)
+        plan = _core.Plan(comm.core, operator, dtype, *layout, root, row, terms=terms)
         call = CheckedCall(plan, (input.data_ptr(), output.data_ptr()))
     else:
-        call = comm.exchange(operator, dtype, output, input, layout, row, root)
+        call = comm.exchange(operator, dtype, output, input, layout, row, root, terms)
     return Operation(comm, operator, call, input, layout[0], layout[2], output, (input, output))
 
 
@@ -183,29 +190,29 @@ def learn(
     sends: list[int],
     sdispls: list[int],
     row: int = 1,
-    root: int = 0,
+    terms: int = 0,
 ) -> CountedExchange:
-    """Returns an exchange of checked send counts and displacements in elements; for ``root`` see `exchange`."""
+    """Returns an exchange of checked send counts and displacements in elements; for ``terms`` see `exchange`."""
     check_place(comm, input)
     dtype = core_name(input.dtype)
     call: _core.Plan | DeviceCall
     if isinstance(comm, Communicator):
-        call = _core.Plan(comm.core, operator, dtype, sends, sdispls, [], [], root, row)
+        call = _core.Plan(comm.core, operator, dtype, sends, sdispls, [], [], 0, row, terms=terms)
     else:
-        call = comm.learn(operator, dtype, input, sends, sdispls, row, root)
+        call = comm.learn(operator, dtype, input, sends, sdispls, row, terms)
     return CountedExchange(comm, call, operator, input, sends)
 
 
 def exchange_rows(
     comm: AnyCommunicator, operator: str, rows: Tensor, sends: list[int], recvs: list[int] | None, terms: int = 0
 ) -> CountedExchange:
-    """Returns the exchange of rows of bytes; None learns ``recvs``, and for ``terms`` see ``root`` of `exchange`."""
+    """Returns the exchange of rows of bytes; None learns ``recvs``, and for ``terms`` see `exchange`."""
     stride, flat = rows.shape[1], rows.view(-1)
     layout = split_layout(sends, recvs or [], stride)
     if recvs is None:
         return learn(comm, operator, flat, *layout[:2], stride, terms)
     output = new_output(comm, sum(layout[2]), flat)
-    operation = exchange(comm, operator, output, flat, layout, stride, terms)
+    operation = exchange(comm, operator, output, flat, layout, stride, terms=terms)
     return CountedExchange(comm, operation.call, operator, flat, layout[0], (output, layout[2]))
 
 

@@ -35,7 +35,8 @@ class Call:
         dtype: The core's name of the dtype.
         layout: Of an exchange, in elements; without receive counts they are learnt.
         row: Elements per unit of the caller's counts, for messages.
-        root: The root of a broadcast; for rows of bytes, what ranks must agree on beside their length.
+        root: The root of a broadcast.
+        terms: Of rows of bytes: what ranks must agree on besides their length.
         shape: The shape of a reduction's input.
         ordered: Whether a reduction has an order that is not the engine's own: that of ranks, or that of leaves.
         leaves: How many vectors an all_reduce adds in a tree; 0: one of every rank.
@@ -46,6 +47,7 @@ class Call:
     layout: Layout = ([], [], [], [])
     row: int = 1
     root: int = 0
+    terms: int = 0
     shape: Sequence[int] | None = None
     ordered: bool = False
     leaves: int = 0
@@ -98,11 +100,11 @@ class DeviceMember(ABC):
 
     def _plan(self, call: Call) -> _core.Plan:
         core = self.communicator.core
-        return _core.Plan(core, call.operator, call.dtype, *call.layout, call.root, call.row)
+        return _core.Plan(core, call.operator, call.dtype, *call.layout, call.root, call.row, terms=call.terms)
 
     def _compare_reduction(self, call: Call, op: str, counts: Sequence[int]) -> None:
         core = self.communicator.core
-        terms: dict[str, Any] = {"root": int(call.ordered), "shape": call.shape, "leaves": call.leaves}
+        terms: dict[str, Any] = {"ordered": call.ordered, "shape": call.shape, "leaves": call.leaves}
         core.reduce(call.operator, call.dtype, op, 0, 0, list(counts), moves=False, **terms)
 
     def _launch_quantized(
@@ -173,10 +175,18 @@ class DeviceMember(ABC):
         return group
 
     def exchange(
-        self, operator: str, dtype: str, output: Tensor, input: Tensor, layout: Layout, row: int = 1, root: int = 0
+        self,
+        operator: str,
+        dtype: str,
+        output: Tensor,
+        input: Tensor,
+        layout: Layout,
+        row: int = 1,
+        root: int = 0,
+        terms: int = 0,
     ) -> DeviceCall:
         """Returns the exchange of a layout in elements; for the rest see `Call`."""
-        call = Call(operator, dtype, layout, row, root)
+        call = Call(operator, dtype, layout, row, root, terms)
         return self._later(input, operator, lambda wait: (None, self._launch_exchange(call, output, input, wait)))
 
     def exchange_lists(
@@ -195,10 +205,10 @@ class DeviceMember(ABC):
         sends: list[int],
         sdispls: list[int],
         row: int = 1,
-        root: int = 0,
+        terms: int = 0,
     ) -> DeviceCall:
         """Returns an exchange whose receive counts the peers announce; its result is the flat output and the counts."""
-        call = Call(operator, dtype, (sends, sdispls, [], []), row, root)
+        call = Call(operator, dtype, (sends, sdispls, [], []), row, terms=terms)
         return self._later(input, operator, lambda wait: self._launch_learning(call, input, wait))
 
     def reduce(
