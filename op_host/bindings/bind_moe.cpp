@@ -1,4 +1,6 @@
 // A mixture of experts on the caller's tensors: one call sends tokens to their experts, one brings rows back.
+#include <cstring>
+
 #include "bindings/bindings.h"
 #include "bindings/checked_call.h"
 #include "bindings/guarded.h"
