@@ -222,8 +222,9 @@ class Communicator:
         last copy; the arena's ``arena_segments``, ``arena_bytes``, ``arena_used_bytes``, ``arena_quarantined_bytes``,
         ``arena_cut_bytes`` (private copies in place of pages that late peers may write to);
         ``private_outputs`` and ``private_output_bytes`` for outputs beyond the budget; ``cma_permitted``;
-        ``processors`` that the ranks have together, which take turns if they are more; ``unrung_waits``, sleeps of
-        this process that ended only by looking now and then, because nobody had woken them: about 0.
+        ``processors`` that the ranks have together, which take turns if they are more; ``segment_requests``,
+        how often a peer's memory had not come by itself; ``unrung_waits``, sleeps of this process that ended only by
+        looking now and then, because nobody had woken them: about 0.
         """
         return self.core.stats()
 

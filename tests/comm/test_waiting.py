@@ -31,6 +31,18 @@ def message(comm: Communicator, elements: int) -> None:
 
 
 @pytest.mark.parametrize("size", [2, 4, 8])
+def test_memory_of_peers_comes_by_itself(ranks: Any, size: int) -> None:
+    """What a first exchange, one after the pool has grown, and one with learnt counts write into."""
+
+    def work(comm: Communicator) -> int:
+        for rows in (90, 20_000 // size):
+            exchange(comm, rows)
+        return comm.stats()["segment_requests"]
+
+    assert ranks(size, fresh=True)(work) == [0] * size
+
+
+@pytest.mark.parametrize("size", [2, 4, 8])
 def test_no_wait_ends_by_looking(ranks: Any, size: int) -> None:
     """Calls that need memory of peers for the first time, after their pools have grown too; messages; a loss."""
 

@@ -13,6 +13,7 @@
 #include "check.h"
 #include "runtime/bootstrap/unix_socket.h"
 #include "runtime/control/doorbell.h"
+#include "runtime/shm/arena.h"
 
 using namespace alltoallv;
 
@@ -56,6 +57,35 @@ TEST(nothing_is_lost_while_a_socket_is_full) {
     for (size_t i = 0; i < segments.size(); ++i) CHECK((found[i] == WireMessage{WireMessage::released, segments[i]}));
     CHECK((found[segments.size()] == WireMessage{WireMessage::want_segment, 7}));
     links->stop();
+}
+
+/// A segment is there once its owner has given it: without a request, and without the thread that watches.
+TEST(what_is_given_needs_no_request) {
+    auto [ours, theirs] = socket_pair();
+    const auto linked_to = [](UniqueFd socket, uint64_t process) {
+        std::vector<Peer> peers(2);
+        peers[1].socket = std::move(socket);
+        std::shared_ptr<Links> links = Links::make(std::move(peers), {});
+        links->set_memory(1, PeerMemory::of(process));
+        return links;
+    };
+    const std::shared_ptr<PeerMemory> given = PeerMemory::of(1), unused = PeerMemory::of(2);
+    const std::shared_ptr<Links> owner = linked_to(std::move(ours), 2), user = linked_to(std::move(theirs), 1);
+    Arena& arena = Arena::instance();
+    arena.add_budget(size_t{64} << 20);
+    const uint32_t segment = arena.first_segment();
+    CHECK(segment != 0);
+    *arena.address(segment, 4096, 1) = 42;
+    for (int i = 0; i < 2; ++i) owner->give_segment(1, segment);
+    CHECK(given->segment(segment) == nullptr);
+    user->take(1);
+    CHECK_EQ(*given->segment(segment)->at(4096, 1), 42);
+    given->drop(segment);
+    user->take(1);
+    CHECK(given->segment(segment) == nullptr);  // the same process has been sent it once
+    CHECK_EQ(user->requests(), uint64_t{0});
+    for (const auto& links : {owner, user}) links->stop();
+    arena.remove_budget(size_t{64} << 20);
 }
 
 TEST(sleeps_that_nobody_ends_are_counted) {

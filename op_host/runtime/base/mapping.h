@@ -122,7 +122,7 @@ class Mapping {
         }
     }
 
-    static constexpr size_t block = size_t{256} << 10;  // that is made resident at once
+    static constexpr size_t block = size_t{64} << 10;  // that is made resident at once
 
     void* data_ = nullptr;
     size_t bytes_ = 0;

@@ -24,9 +24,16 @@ bool SpareDescriptors::give_one() {
     return true;
 }
 
+void SpareDescriptors::lend(bool begins) {
+    const std::lock_guard lock(mutex);
+    lenders_ += begins ? 1 : -1;
+    if (begins) spares_.clear();
+}
+
+/// Not while they are lent: another thread would take them from the borrower.
 void SpareDescriptors::refill() {
     const std::lock_guard lock(mutex);
-    while (holders_ > 0 && spares_.size() < kept) {
+    while (holders_ > 0 && lenders_ == 0 && spares_.size() < kept) {
         UniqueFd fd(::open("/dev/null", O_RDONLY | O_CLOEXEC));
         if (!fd) return;
         spares_.push_back(std::move(fd));

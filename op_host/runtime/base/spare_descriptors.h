@@ -16,11 +16,11 @@ class SpareDescriptors {
     /// Lends all of them to whoever opens descriptors meanwhile.
     class Lent {
       public:
-        Lent() {
-            while (instance().give_one()) {
-            }
+        Lent() { instance().lend(true); }
+        ~Lent() {
+            instance().lend(false);
+            instance().refill();
         }
-        ~Lent() { instance().refill(); }
         Lent(const Lent&) = delete;
         Lent& operator=(const Lent&) = delete;
     };
@@ -42,9 +42,11 @@ class SpareDescriptors {
     std::mutex mutex;  // for ProcessState
 
   private:
+    void lend(bool begins);
+
     static constexpr size_t kept = 4;
 
-    size_t holders_ = 0;
+    size_t holders_ = 0, lenders_ = 0;
     std::vector<UniqueFd> spares_;
 };
 

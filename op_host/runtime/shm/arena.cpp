@@ -179,6 +179,15 @@ bool Arena::grow(size_t bytes) {
     return true;
 }
 
+uint32_t Arena::first_segment() {
+    const std::lock_guard lock(mutex_);
+    if (segments_.empty()) {
+        if (!enabled_ || budget_ < min_segment || !grow(1)) return 0;
+        segments_.front()->memory.populate(0, prepared_bytes, true);
+    }
+    return segments_.front()->id;
+}
+
 Arena::Lock::~Lock() {
     const std::vector<uint32_t> released = std::exchange(arena_.released_, {});
     lock_.unlock();

@@ -71,6 +71,10 @@ class Arena {
     /// Returns the address of `bytes` at an offset of a segment of this process; null unless all of them lie in it.
     char* address(uint32_t segment, uint64_t offset, size_t bytes) const;
 
+    /// Returns the id of a segment, which is made and partly resident if there is none; 0 if there cannot be one of the
+    /// usual size.
+    uint32_t first_segment();
+
     /// Returns the descriptor of a segment for a peer; -1 if there is none.
     int descriptor(uint32_t segment) const;
 

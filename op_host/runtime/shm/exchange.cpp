@@ -85,6 +85,10 @@ RowWords ShmCommunicator::fill_row(const Exchange& x, const ExchangeSummary& all
         own_words.flags |= row_in_ring;
     else if (allows(Path::inlined) && all.to_peers <= inline_capacity(own_words))
         own_words.flags |= row_inline;
+    else if (own_words.output.segment() != 0)
+        give(own_words.output, x.recv_counts);
+    else if (!x.recv_counts.empty())  // peers' outputs are assumed to be like this one
+        give(own_words.input, x.send_counts);
     row.balance = all.balance;
     row.root = x.root;
     row.terms = x.terms;
@@ -137,6 +141,18 @@ Location ShmCommunicator::announce_output(const void* output, size_t bytes) {
     return location;
 }
 
+/// Call it before a row names memory that peers map: sends them its segment, so that it has come to them before the
+/// row. `counts`: of these data by rank, empty if every rank has some.
+Location ShmCommunicator::give(Location location, std::span<const int64_t> counts) {
+    const uint32_t segment = location.segment();
+    uint32_t& given = given_[segment % given_.size()];
+    if (segment == 0 || given == segment) return location;
+    given = segment;
+    for (int j = 0; j < size(); ++j)
+        if (counts.empty() || counts[static_cast<size_t>(j)] > 0) links_->give_segment(j, segment);
+    return location;
+}
+
 /// Returns the bytes that this rank may read from peers' private memory into its own if two copies may be faster, or 0.
 size_t ShmCommunicator::timed_bytes(const Exchange& x, const ExchangeSummary& all, const RowWords& own_words) const {
     if (!chooses_ || !allows(Path::cma) || !x.moves) return 0;
@@ -180,7 +196,7 @@ size_t ShmCommunicator::learn_counts(Movement& m, Row& row) {
     m.recv_counts = learnt_;
     m.rdispls = targets_;
     m.output_unit = 1;
-    m.own_words.output = announce_output(m.output, bytes);
+    m.own_words.output = give(announce_output(m.output, bytes), learnt_);
     write_once(row.output, m.own_words.output);
     control_->signal(control_->my_flags().late, control_->seq());
     return bytes;
@@ -364,6 +380,10 @@ char* ShmCommunicator::address_of(int peer, Location Row::* where, Location loca
         address = Arena::instance().address(location.segment(), offset, bytes);
     } else {
         const Mapping* segment = state.segments.find(location.segment());
+        if (segment == nullptr) {
+            links_->take(peer);
+            segment = state.segments.find(location.segment());
+        }
         if (segment == nullptr) {
             for (int j = 0; j < size(); ++j) {
                 const ShmPeer& other = peers_[static_cast<size_t>(j)];

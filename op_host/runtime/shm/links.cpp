@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <optional>
 #include <set>
 #include <thread>
 
@@ -13,6 +14,7 @@
 #include "runtime/base/spare_descriptors.h"
 #include "runtime/bootstrap/reactor.h"
 #include "runtime/bootstrap/unix_socket.h"
+#include "runtime/core/held_lock.h"
 #include "runtime/shm/arena.h"
 
 namespace alltoallv {
@@ -120,87 +122,91 @@ void Links::on_death(int rank, const std::string& how) {
 }
 
 void Links::on_socket(int rank) {
+    if (!receive_all(rank)) on_death(rank, "its connection was closed");
+}
+
+/// The reactor's thread deals with a closed connection.
+void Links::take(int rank) {
+    (void)receive_all(rank);
+}
+
+/// Returns false if the connection is closed.
+bool Links::receive_all(int rank) {
     Link& link = *links_[static_cast<size_t>(rank)];
     for (;;) {
-        Message message;
-        IoStatus status;
+        Event event = Event::none;
         {
-            std::unique_lock lock(mutex_);
-            if (stopped_ || !link.peer.socket) return;
+            const std::lock_guard lock(mutex_);
+            if (stopped_ || !link.peer.socket) return true;
             send_unsent(link);
+            Message message;
+            std::optional<Error> cut_short;
+            IoStatus status = IoStatus::done;
             try {
                 status = try_receive(link.peer.socket.get(), message);
             } catch (const Error& error) {
-                const bool refused = on_cut_short(link, message, error);
-                lock.unlock();
-                if (refused) answered();
-                continue;
+                cut_short = error;
             }
+            if (status != IoStatus::done) return status == IoStatus::again;
+            event = cut_short ? on_cut_short(link, message, *cut_short) : on_message(rank, message);
         }
-        if (status == IoStatus::again) return;
-        if (status == IoStatus::closed) return on_death(rank, "its connection was closed");
-        if (on_message(rank, message)) continue;
-        const std::lock_guard lock(events_mutex_);
-        if (events_.lost) events_.lost(rank, "it sent an invalid message");
+        if (event == Event::none) continue;
+        std::unique_lock lock(events_mutex_, std::try_to_lock);
+        if (!lock) {
+            HeldLock::release_now();  // the event being delivered may be waiting for it, to warn
+            lock.lock();
+        }
+        if (event == Event::answered && events_.answered) events_.answered();
+        if (event == Event::poisoned && events_.poisoned) events_.poisoned();
+        if (event == Event::invalid && events_.lost) events_.lost(rank, "it sent an invalid message");
     }
 }
 
-/// A segment's descriptor was lost because this process has none left: it is requested again with a spare one, or the
-/// waiting rank gets the error; then the result is true.
-bool Links::on_cut_short(Link& link, const Message& message, const Error& error) {
+/// Call it with the lock held. A segment's descriptor was lost because this process has none left: if it is awaited, it
+/// is requested again with a spare one, or the waiting rank gets the error.
+Links::Event Links::on_cut_short(Link& link, const Message& message, const Error& error) {
     WireMessage words{};
-    if (message.data.size() != sizeof words || !link.memory) return false;
+    if (message.data.size() != sizeof words || !link.memory) return Event::none;
     std::memcpy(&words, message.data.data(), sizeof words);
-    if (words.kind != WireMessage::segment_sent) return false;
+    if (words.kind != WireMessage::segment_sent || !link.requested.contains(words.segment)) return Event::none;
     if (SpareDescriptors::instance().give_one()) {
         send(link, {WireMessage::want_segment, words.segment});
-        return false;
+        return Event::none;
     }
     link.requested.erase(words.segment);
     link.memory->refuse(words.segment, error);
-    return true;
+    return Event::answered;
 }
 
-/// Returns false for a message that no healthy peer sends.
-bool Links::on_message(int rank, Message& message) {
+/// Call it with the lock held. `invalid`: no healthy peer sends that.
+Links::Event Links::on_message(int rank, Message& message) {
     Link& link = *links_[static_cast<size_t>(rank)];
     WireMessage words{};
-    if (message.data.size() != sizeof words) return false;
+    if (message.data.size() != sizeof words) return Event::invalid;
     std::memcpy(&words, message.data.data(), sizeof words);
     switch (words.kind) {
-        case WireMessage::want_segment: {
-            const std::lock_guard lock(mutex_);  // the message about a release follows
+        case WireMessage::want_segment:  // the message about a release follows
             send(link, {WireMessage::segment_sent, words.segment});
-            return true;
-        }
+            return Event::none;
         case WireMessage::segment_sent: {
-            bool valid = true;
-            {
-                const std::lock_guard lock(mutex_);
-                if (!link.memory) return true;
-                link.requested.erase(words.segment);
-                if (message.fds.size() == 1)
-                    valid = link.memory->offer(words.segment, std::move(message.fds[0]));
-                else
-                    link.memory->refuse(words.segment, peer_lost("rank " + std::to_string(rank) +
-                                                                 " published an invalid record: it has no " +
-                                                                 "segment " + std::to_string(words.segment)));
+            if (!link.memory) return Event::none;
+            const bool awaited = link.requested.erase(words.segment) > 0;
+            if (message.fds.size() == 1) {
+                if (!link.memory->offer(words.segment, std::move(message.fds[0]), awaited)) return Event::invalid;
+            } else if (awaited) {
+                link.memory->refuse(words.segment, peer_lost("rank " + std::to_string(rank) +
+                                                             " published an invalid record: it has no segment " +
+                                                             std::to_string(words.segment)));
             }
-            if (valid) answered();
-            return valid;
+            return awaited ? Event::answered : Event::none;
         }
-        case WireMessage::released: {
-            const std::lock_guard lock(mutex_);
+        case WireMessage::released:
             if (link.memory) link.memory->drop(words.segment);
-            return true;
-        }
-        case WireMessage::poisoned: {
-            const std::lock_guard lock(events_mutex_);
-            if (events_.poisoned) events_.poisoned();
-            return true;
-        }
+            return Event::none;
+        case WireMessage::poisoned:
+            return Event::poisoned;
     }
-    return false;
+    return Event::invalid;
 }
 
 void Links::set_memory(int rank, std::shared_ptr<PeerMemory> memory) {
@@ -208,10 +214,19 @@ void Links::set_memory(int rank, std::shared_ptr<PeerMemory> memory) {
     links_[static_cast<size_t>(rank)]->memory = std::move(memory);
 }
 
+void Links::give_segment(int rank, uint32_t segment) {
+    const std::lock_guard lock(mutex_);
+    const Link& link = *links_[static_cast<size_t>(rank)];
+    if (!stopped_ && link.peer.socket && link.unsent.empty() && link.memory && link.memory->note_given(segment))
+        (void)send_now(link.peer.socket.get(), {WireMessage::segment_sent, segment});
+}
+
 void Links::request_segment(int rank, uint32_t segment) {
     const std::lock_guard lock(mutex_);
     Link& link = *links_[static_cast<size_t>(rank)];
-    if (link.requested.insert(segment).second) send(link, {WireMessage::want_segment, segment});
+    if (!link.requested.insert(segment).second) return;
+    requests_.fetch_add(1, std::memory_order_relaxed);
+    send(link, {WireMessage::want_segment, segment});
 }
 
 /// Call it with the lock held. If the socket is full, the message follows once the peer has read others.
@@ -231,11 +246,6 @@ void Links::send_unsent(Link& link) {
     if (link.unsent.empty()) Reactor::instance().watch_output(link.peer.socket.get(), false);
     // Too many descriptors of this user are in flight, of which nobody reports when they have arrived.
     if (link.unsent.size() == before) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-}
-
-void Links::answered() {
-    const std::lock_guard lock(events_mutex_);
-    if (events_.answered) events_.answered();
 }
 
 void Links::announce_poison() {

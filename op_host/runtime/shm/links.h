@@ -18,7 +18,7 @@
 
 namespace alltoallv {
 
-/// All callbacks run on the reactor's thread.
+/// The callbacks run on the reactor's thread, or in `take`.
 struct LinkEvents {
     std::function<void(int rank, const std::string& how)> lost;
     std::function<void()> poisoned;
@@ -46,8 +46,18 @@ class Links : public std::enable_shared_from_this<Links> {
     /// Segments that the peer sends are kept in `memory`, which belongs to the peer's process.
     void set_memory(int rank, std::shared_ptr<PeerMemory> memory);
 
+    /// Sends a segment of this process's arena that the peer will need, unless it has been sent to that process before;
+    /// only if the socket takes it now, since the peer can request it.
+    void give_segment(int rank, uint32_t segment);
+
+    /// Takes what the peer has sent, without waiting for the reactor's thread.
+    void take(int rank);
+
     /// Requests a segment of the arena of `rank`; the answer goes to its PeerMemory. Does nothing while one is awaited.
     void request_segment(int rank, uint32_t segment);
+
+    /// Returns how many segments have been requested.
+    uint64_t requests() const { return requests_.load(std::memory_order_relaxed); }
 
     /// Makes every peer's process check for poison, even if none of its threads waits.
     void announce_poison();
@@ -74,10 +84,11 @@ class Links : public std::enable_shared_from_this<Links> {
     void tell_all(const WireMessage& message);
     void send(Link& link, const WireMessage& message);
     void send_unsent(Link& link);
-    void answered();
     void on_socket(int rank);
-    bool on_message(int rank, struct Message& message);
-    bool on_cut_short(Link& link, const struct Message& message, const Error& error);
+    bool receive_all(int rank);
+    enum class Event { none, answered, poisoned, invalid };
+    Event on_message(int rank, struct Message& message);
+    Event on_cut_short(Link& link, const struct Message& message, const Error& error);
     void on_death(int rank, const std::string& how);
     void unwatch(int rank);
     friend struct LinksRegistry;
@@ -87,6 +98,7 @@ class Links : public std::enable_shared_from_this<Links> {
     std::vector<std::unique_ptr<Link>> links_;
     mutable std::mutex mutex_;  // guards all links; taken after the one above
     bool stopped_ = false;
+    std::atomic<uint64_t> requests_{0};
 };
 
 }  // namespace alltoallv

@@ -35,36 +35,46 @@ std::shared_ptr<Mapping> PeerMemory::segment(uint32_t id) {
         segments_.erase(it);  // it may be requested again
         throw refusal;
     }
-    if (segment.memory == nullptr) {
-        segment.memory = std::make_shared<Mapping>(segment.fd.get(), segment.bytes);
-        segment.fd.reset();
-        SpareDescriptors::instance().refill();
-    }
     return segment.memory;
 }
 
-bool PeerMemory::offer(uint32_t id, UniqueFd fd) {
+bool PeerMemory::offer(uint32_t id, UniqueFd fd, bool awaited) {
     struct stat status{};
     const int seals = fcntl(fd.get(), F_GET_SEALS);  // -1 if it is not shared memory
     if (seals < 0 || (seals & F_SEAL_SHRINK) == 0 || fstat(fd.get(), &status) != 0 || status.st_size <= 0) return false;
     const std::lock_guard lock(mutex_);
     Segment& segment = segments_[id];
-    if (segment.memory != nullptr || segment.fd) return true;
-    segment.refusal.reset();
-    segment.fd = std::move(fd);
-    segment.bytes = static_cast<size_t>(status.st_size);
+    try {
+        if (segment.memory == nullptr) {
+            segment.memory = std::make_shared<Mapping>(fd.get(), static_cast<size_t>(status.st_size));
+            segment.memory->populate(0, prepared_bytes);
+        }
+        segment.refusal.reset();
+    } catch (const Error& error) {
+        if (awaited)
+            segment.refusal.emplace(error);
+        else if (!segment.refusal)
+            segments_.erase(id);
+    }
+    fd.reset();
+    SpareDescriptors::instance().refill();
     return true;
 }
 
 void PeerMemory::refuse(uint32_t id, const Error& error) {
     const std::lock_guard lock(mutex_);
     Segment& segment = segments_[id];
-    if (segment.memory == nullptr && !segment.fd) segment.refusal.emplace(error);
+    if (segment.memory == nullptr) segment.refusal.emplace(error);
 }
 
 void PeerMemory::drop(uint32_t id) {
     const std::lock_guard lock(mutex_);
     if (segments_.erase(id) != 0) drops_.fetch_add(1, std::memory_order_release);
+}
+
+bool PeerMemory::note_given(uint32_t id) {
+    const std::lock_guard lock(mutex_);
+    return given_.insert(id).second;
 }
 
 const Mapping* PeerSegments::find(uint32_t id) {

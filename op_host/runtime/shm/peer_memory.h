@@ -1,5 +1,5 @@
 /// \file peer_memory.h
-/// \brief The segments of another process's arena, mapped here when first needed and shared by all domains.
+/// \brief The segments of another process's arena, mapped here and shared by all domains.
 #pragma once
 
 #include <sys/types.h>
@@ -13,6 +13,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -21,16 +22,20 @@
 
 namespace alltoallv {
 
+/// Bytes at the start of a segment that are made resident before a call needs them.
+inline constexpr size_t prepared_bytes = size_t{256} << 10;
+
 class PeerMemory {
   public:
     /// Returns the only object for the process `process`; unmapped when the last communicator with it is gone.
     static std::shared_ptr<PeerMemory> of(uint64_t process);
 
-    /// Returns a segment; null until it has been offered. Maps it at first use. Throws the error of a refusal.
+    /// Returns a segment; null until it has been offered. Throws the error of a refusal.
     std::shared_ptr<Mapping> segment(uint32_t id);
 
-    /// Takes a descriptor that the owner has sent. Returns false if it is not one of a segment.
-    bool offer(uint32_t id, UniqueFd fd);
+    /// Maps the segment of a descriptor that the owner has sent. Returns false if it is not one of a segment. If it
+    /// cannot be mapped, those that wait for it, if it is `awaited`, get the error.
+    bool offer(uint32_t id, UniqueFd fd, bool awaited);
 
     /// Reports that a segment will not come to those that wait for it.
     void refuse(uint32_t id, const Error& error);
@@ -38,19 +43,21 @@ class PeerMemory {
     /// The owner has released the segment: it is unmapped when nobody here uses it any more.
     void drop(uint32_t id);
 
+    /// Notes that the process has been sent a segment of this process's arena. Returns false if it had been already.
+    bool note_given(uint32_t id);
+
     /// Returns how often `drop` has been called.
     uint64_t drops() const { return drops_.load(std::memory_order_acquire); }
 
   private:
     struct Segment {
-        UniqueFd fd;  // until it is mapped
-        size_t bytes = 0;
         std::shared_ptr<Mapping> memory;
         std::optional<Error> refusal;
     };
 
     std::mutex mutex_;
     std::map<uint32_t, Segment> segments_;
+    std::set<uint32_t> given_;
     std::atomic<uint64_t> drops_{0};
 };
 

@@ -180,8 +180,8 @@ void ShmCommunicator::quant_reduce_two_shot(const QuantReduction& q, QuantCodec&
     const bool scatters = q.op == OpKind::quantized_reduce_scatter;
     const size_t in_bytes = static_cast<size_t>(total_count(q)) * size_of(q.dtype);
     const size_t out_bytes = static_cast<size_t>(total_count(q)) * size_of(q.out_dtype);
-    if (codec.reads_inputs()) own_row.input = Arena::instance().locate(q.input, in_bytes);
-    if (!scatters) own_row.output = Arena::instance().locate(q.output, out_bytes);
+    if (codec.reads_inputs()) own_row.input = give(Arena::instance().locate(q.input, in_bytes), {});
+    if (!scatters) own_row.output = give(Arena::instance().locate(q.output, out_bytes), {});
     control_->publish(own_row);
     control_->agree();
     moving_ = true;

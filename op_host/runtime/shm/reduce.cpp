@@ -133,8 +133,8 @@ uint64_t ShmCommunicator::reduce_two_shot(const Reduction& r, Row& own_row) {
     const size_t bytes = static_cast<size_t>(total_count(r)) * size_of(r.dtype);
     const size_t n = inputs_per_rank(r), ranks = static_cast<size_t>(size());
     const bool gathers = r.op != OpKind::reduce_scatter;
-    own_row.input = Arena::instance().locate(r.input, bytes * n);
-    if (gathers && r.op != OpKind::reduce) own_row.output = Arena::instance().locate(r.output, bytes);
+    own_row.input = give(Arena::instance().locate(r.input, bytes * n), {});
+    if (gathers && r.op != OpKind::reduce) own_row.output = give(Arena::instance().locate(r.output, bytes), {});
     control_->publish(own_row);
     control_->agree();
     moving_ = true;

@@ -176,6 +176,7 @@ void ShmCommunicator::probe_peers() {
     for (int j = 0; j < size(); ++j)
         if (control_->status(j).reads_all.load(std::memory_order_relaxed) == 0)
             allowed_ &= ~(1u << static_cast<unsigned>(Path::cma));
+    give(Location::in_segment(Arena::instance().first_segment(), 0), {});  // so that it is mapped before the first call
 }
 
 void ShmCommunicator::exchange(const Exchange& exchange, double timeout) {
@@ -270,6 +271,7 @@ Stats ShmCommunicator::stats() const {
     for (size_t i = 0; i < path_names.size(); ++i)
         stats[std::string("bytes_") + path_names[i]] = bytes_by_path_[i].load(std::memory_order_relaxed);
     stats["cma_permitted"] = allows(Path::cma) ? 1 : 0;
+    stats["segment_requests"] = links_->requests();
     stats["unrung_waits"] = Doorbell::unrung();
     stats["processors"] = static_cast<uint64_t>(processors_);
     const ArenaStats arena = Arena::instance().stats();

@@ -84,6 +84,7 @@ class ShmCommunicator final : public ControlledCommunicator {
     void receive_from(Movement& m, int from);
     void finish(Movement& m);
     Location announce_output(const void* output, size_t bytes);
+    Location give(Location location, std::span<const int64_t> counts);
     void await_late(int peer, uint64_t seq);
     Path path_of(const RowWords& sender, const RowWords& receiver) const;
     bool allows(Path path) const { return (allowed_ >> static_cast<unsigned>(path) & 1u) != 0; }
@@ -143,12 +144,13 @@ class ShmCommunicator final : public ControlledCommunicator {
     std::shared_ptr<Links> links_;
     std::vector<ShmPeer> peers_;
     std::shared_ptr<PointToPoint> messages_;
-    const bool chooses_;            // among the paths, by what is faster
-    unsigned allowed_ = 0;          // bit per Path
-    int processors_ = 0;            // of all ranks together
-    size_t cache_share_ = 0;        // bytes of these processors' caches, for each rank
-    uint64_t probe_word_ = 0;       // private memory that peers try to read
-    const void* output_ = nullptr;  // of this operator, once peers may know its location in the arena
+    const bool chooses_;                // among the paths, by what is faster
+    unsigned allowed_ = 0;              // bit per Path
+    int processors_ = 0;                // of all ranks together
+    size_t cache_share_ = 0;            // bytes of these processors' caches, for each rank
+    std::array<uint32_t, 64> given_{};  // segments that peers have been sent, by the last digits of their ids
+    uint64_t probe_word_ = 0;           // private memory that peers try to read
+    const void* output_ = nullptr;      // of this operator, once peers may know its location in the arena
     size_t output_bytes_ = 0;
     uint64_t put_ = 0;                 // end of what was last put into the ring to the other of two ranks
     uint64_t steps_ = 0, rounds_ = 0;  // of two-shot reductions so far, equal on all ranks
