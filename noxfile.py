@@ -85,7 +85,7 @@ def tests(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def full(session: nox.Session) -> None:
     """All tests of all environments, those too that are marked slow: hours."""
-    for name in ("includes", "sdist", "sanitize_python", "tsan_python", "aarch64_all"):
+    for name in ("includes", "sdist", "sanitize_python", "tsan_python", "aarch64_all", "npu_triton_ascend"):
         session.notify(name)
     for name in ("sanitize", "tsan"):
         session.notify(name, posargs=["emulator_"])
@@ -209,6 +209,13 @@ def npu(session: nox.Session) -> None:
     session.install("--no-deps", MEGATRON)
     for folder in ("tests/npu", "tests/triton_kernels"):
         steps.framework_tests(session, folder, "torch==2.13.*", "torch_npu==2.13.*", "triton>=3.4,<4")
+
+
+@nox.session
+def npu_triton_ascend(session: nox.Session) -> None:
+    """The tests of Triton kernels on emulated NPUs with triton-ascend, which replaces the package `triton`."""
+    requirements = ("torch==2.13.*", "torch_npu==2.13.*", "triton-ascend==3.2.0", "pybind11")
+    steps.framework_tests(session, "tests/npu/test_npu_triton.py", *requirements)
 
 
 @nox.session

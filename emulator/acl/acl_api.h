@@ -145,6 +145,7 @@ aclError aclrtHostRegister(void* ptr, uint64_t size, aclrtHostRegisterType type,
 aclError aclrtHostRegisterV2(void* ptr, uint64_t size, uint32_t flag);
 aclError aclrtHostUnregister(void* ptr);
 aclError aclrtPointerGetAttributes(const void* ptr, aclrtPtrAttributes* attributes);
+aclError aclrtMemGetAddressRange(void* ptr, void** pbase, size_t* psize);
 aclError aclrtGetMemInfo(aclrtMemAttr attr, size_t* free, size_t* total);
 aclError aclrtMemset(void* devPtr, size_t maxCount, int32_t value, size_t count);
 

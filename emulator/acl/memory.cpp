@@ -109,6 +109,17 @@ aclError aclrtPointerGetAttributes(const void* ptr, aclrtPtrAttributes* attribut
     });
 }
 
+aclError aclrtMemGetAddressRange(void* ptr, void** pbase, size_t* psize) {
+    ACL_FUNCTION({
+        const auto found = find_allocation(ptr);
+        if (!found || found->kind != MemoryKind::device)
+            throw Failure(acl_error_rt_param_invalid, "ptr is not in the memory of a device");
+        check_pointer("pbase", pbase);
+        *pbase = found->address;
+        give("psize", psize, found->bytes);
+    });
+}
+
 /// Runs at once, independent of streams: a caller that has not waited for them sees old data.
 aclError aclrtMemcpy(void* dst, size_t destMax, const void* src, size_t count, aclrtMemcpyKind kind) {
     ACL_FUNCTION(check_copy(dst, destMax, src, count, kind); copy(dst, src, count););

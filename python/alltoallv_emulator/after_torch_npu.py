@@ -1,4 +1,7 @@
-"""Installs the operators as soon as torch_npu has been imported, by an entry in front of ``sys.meta_path``."""
+"""Installs the operators as soon as torch_npu has been imported, by an entry in front of ``sys.meta_path``.
+
+And the backend of Triton, as soon as Triton looks for one.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import version
+from importlib.util import find_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
@@ -21,15 +25,26 @@ def watch() -> None:
         sys.meta_path.insert(0, _AfterTorchNpu())
 
 
+_CANN = {
+    f"triton.language.extra.cann{name}": f"cann/{file}.py"
+    for name, file in (("", "__init__"), (".extension", "extension"), (".libdevice", "libdevice"))
+}
+
+
 class _AfterTorchNpu(MetaPathFinder):
-    """Finds torch_npu as usual, and installs the operators once it has been imported."""
+    """Finds torch_npu and Triton's backends as usual, and installs what the emulator has once they are imported."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name not in ("torch", "torch_npu"):
+        if name not in ("torch", "torch_npu", "triton.backends", *_CANN):
             return None
         if name == "torch_npu":
             _check_build()
         spec = PathFinder.find_spec(name, path, target)
+        if spec is None and name in _CANN and find_spec("triton.backends.ascend") is None:  # not triton-ascend's
+            file = Path(__file__).resolve().parent / "triton" / _CANN[name]
+            return spec_from_file_location(
+                name, file, submodule_search_locations=[] if file.stem == "__init__" else None
+            )
         if spec is not None and spec.loader is not None:
             spec.loader = _Loader(spec.loader)
         return spec
@@ -60,6 +75,10 @@ class _Loader(Loader):
                 from alltoallv_emulator import aten
 
                 aten.install()
+            elif module.__name__ == "triton.backends":
+                from alltoallv_emulator.triton import backend
+
+                backend.install(module)
 
 
 @contextlib.contextmanager

@@ -30,14 +30,14 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 import alltoallv_emulator
 
-__all__ = ["check_waiting", "install", "waiting"]
+__all__ = ["check_waiting", "install", "recording", "waiting"]
 
 _REFUSED = (
     "begin_capture_to_if_node", "end_capture_to_conditional_node", "debug_dump", "super_kernel_optimize",
 )  # fmt: skip
 # Namespaces of operators that are one piece of work for a stream.
 _COMMUNICATING = {"c10d", "_c10d_functional", "symm_mem", "alltoallv"}
-_OPERATORS = {"aten", "npu", "atb", "prims", "prim", *_COMMUNICATING}
+_OPERATORS = {"aten", "npu", "atb", "prims", "prim", "alltoallv_emulator", *_COMMUNICATING}
 _KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse1)
 _FROM_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 _graphs: dict[int, _Recorder] = {}  # by the NPUGraph's id
@@ -227,6 +227,11 @@ class _Recorder(modes.TorchDispatchMode):
             for _ in self._rest:
                 waiting.append(self)
                 return
+
+
+def recording() -> bool:
+    """True while a graph is captured or updated."""
+    return bool(_capturing or _updates)
 
 
 def check_waiting() -> None:

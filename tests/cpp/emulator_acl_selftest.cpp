@@ -154,6 +154,12 @@ TEST(memory_knows_its_bounds) {
     aclrtPtrAttributes attributes;
     CHECK_EQ(aclrtPointerGetAttributes(device.data(), &attributes), 0);
     CHECK_EQ(attributes.location.type, ACL_MEM_LOCATION_TYPE_DEVICE);
+    void* begin = nullptr;
+    size_t size = 0;
+    CHECK_EQ(aclrtMemGetAddressRange(static_cast<char*>(device.data()) + 50, &begin, &size), 0);
+    CHECK(begin == device.data());
+    CHECK_EQ(size, size_t{100});
+    CHECK_EQ(aclrtMemGetAddressRange(&attributes, &begin, &size), acl_error_rt_param_invalid);
 }
 
 TEST(a_device_can_be_full) {

@@ -1,0 +1,1 @@
+"""Stands for ``triton.language.extra.cann``, where the package `triton` has none."""
