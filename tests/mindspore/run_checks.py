@@ -26,6 +26,7 @@ MODULES = (
     "checks_quantized",
     "checks_mint",
     "checks_options",
+    "checks_primitives",
     "checks_arguments",
 )
 

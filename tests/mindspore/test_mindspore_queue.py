@@ -38,6 +38,9 @@ def test_exchange_in_mindspores_queue(tmp_path: Path) -> None:
     # Sums in the order of ranks, by the same operator.
     for said in job("run_ordered.py", str(tmp_path / "build"), timeout=400, ranks=3):
         assert said == ["calls []", "by variable True", "by option True", "agreed"]
+    # MindSpore's primitives in graphs, by the kernels of the same build.
+    for said in job("run_primitives.py", str(tmp_path / "build"), timeout=400):
+        assert said == ["as NumPy", "in order", "trained", "True"]
 
 
 def test_the_exchange_goes_to_the_stream_that_mindspore_hands_over() -> None:

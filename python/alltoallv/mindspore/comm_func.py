@@ -198,6 +198,33 @@ def batch_isend_irecv(p2p_op_list: list[P2POp]) -> tuple[Tensor, ...]:
     return tuple(Tensor(0, op.tensor.dtype) if op.sends else op.tensor for op in p2p_op_list)
 
 
+def init(backend_name: str | None = None) -> None:
+    """Joins all ranks of the job, under every launcher; collective.
+
+    Args:
+        backend_name: None, ``"hccl"``, ``"nccl"`` or ``"mccl"``; on CPU the ranks use shared memory with all of them.
+
+    Raises:
+        TypeError: ``backend_name`` is no string.
+        RuntimeError: it is another name.
+    """
+    if backend_name is not None and not isinstance(backend_name, str):
+        raise TypeError(f"backend_name is a {type(backend_name).__name__}, expected a str")
+    if backend_name not in (None, "hccl", "nccl", "mccl"):
+        raise RuntimeError(f"backend_name is {backend_name!r}, expected 'hccl', 'nccl' or 'mccl'")
+    groups.init()
+
+
+def release() -> None:
+    """Leaves all groups; `init` may be called again."""
+    dist.destroy_process_group()
+
+
+def get_comm_name(group: str = WORLD) -> str:
+    """Returns the name by which the group's ranks know their communicator; the first call of a group is collective."""
+    return enter(group).domain
+
+
 def get_group_size(group: str = WORLD) -> int:
     """Returns the number of ranks in the group."""
     return len(dist.get_process_group_ranks(group))

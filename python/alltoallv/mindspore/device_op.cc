@@ -150,6 +150,78 @@ class GraphKernel final : public Kernel {
     }
 };
 
+#ifndef CUSTOM_ASCEND_OP
+
+/// A tensor of one of MindSpore's communication primitives, and a launch of such, as primitives/kernels.py reads them.
+struct Place {
+    void* data;
+    int64_t dtype, rank;
+    const int64_t* shape;
+};
+struct PrimitiveLaunch {
+    const char *primitive, *attributes;  ///< of the attributes, a line with "name=value" each
+    const Place *inputs, *outputs;
+    int64_t input_count, output_count;
+};
+using PrimitiveEntry = int (*)(const PrimitiveLaunch* launch, char* message, uint64_t capacity);
+
+PrimitiveEntry primitive_entry = nullptr;
+
+class PrimitiveKernel final : public Kernel {
+  public:
+    bool Init(const KernelTensors&, const KernelTensors&) override {
+        for (const auto& [name, value] : primitive_->attrs())
+            if (value != nullptr) attributes_ += name + "=" + text_of(value) + "\n";
+        return true;
+    }
+    bool Launch(const KernelTensors& inputs, const KernelTensors&, const KernelTensors& outputs) override {
+        std::vector<Place> places;
+        for (const auto& tensors : {inputs, outputs})
+            for (auto* tensor : tensors) {
+                const auto& shape = tensor->GetShapeVector();
+                places.push_back(
+                    {tensor->device_ptr(), tensor->dtype_id(), static_cast<int64_t>(shape.size()), shape.data()});
+            }
+        const PrimitiveLaunch launch{kernel_name_.c_str(),
+                                     attributes_.c_str(),
+                                     places.data(),
+                                     places.data() + inputs.size(),
+                                     static_cast<int64_t>(inputs.size()),
+                                     static_cast<int64_t>(outputs.size())};
+        char message[1024] = "";
+        if (primitive_entry(&launch, message, sizeof message) == 0) return true;
+        message[sizeof message - 1] = '\0';
+        throw std::runtime_error(message);
+    }
+    std::vector<mindspore::kernel::KernelAttr> GetOpSupport() override {
+        return {mindspore::kernel::KernelAttr().AddSkipCheckAttr(true)};
+    }
+
+  private:
+    static std::string text_of(const mindspore::ValuePtr& value) {
+        const auto sequence = value->cast<mindspore::ValueSequencePtr>();
+        if (sequence == nullptr) return value->ToString();
+        std::string text = "(";
+        for (const auto& each : sequence->value()) {
+            const bool quoted = each->isa<mindspore::StringImm>();
+            text += (quoted ? "'" : "") + text_of(each) + (quoted ? "'," : ",");
+        }
+        return text + ")";
+    }
+    std::string attributes_;
+};
+
+/// Makes the kernels of these primitives ours, in place of MindSpore's where it has some.
+void serve_primitives(const std::vector<std::string>& names, uint64_t entry) {
+    primitive_entry = reinterpret_cast<PrimitiveEntry>(entry);
+    auto& kernels = mindspore::kernel::Factory<mindspore::kernel::NativeCpuKernelMod>::Instance();
+    for (const std::string& name : names) {
+        kernels.UnRegister(name);
+        kernels.Register(name, [] { return std::make_shared<PrimitiveKernel>(); });
+    }
+}
+#endif
+
 }  // namespace alltoallv_mindspore
 
 namespace mindspore::ops {
@@ -183,6 +255,9 @@ MS_KERNEL_FACTORY_REG(NativeCpuKernelMod, Custom_alltoallv_exchange, alltoallv_m
 }  // namespace mindspore::kernel
 
 PYBIND11_MODULE(MS_EXTENSION_NAME, m) {
+#ifndef CUSTOM_ASCEND_OP
+    m.def("serve_primitives", &alltoallv_mindspore::serve_primitives, pybind11::arg("names"), pybind11::arg("entry"));
+#endif
     m.def("set_graph_entry", &alltoallv_mindspore::set_graph_entry, pybind11::arg("entry"));
     m.def("write", &alltoallv_mindspore::call_write, pybind11::arg("tensors"), pybind11::arg("outputs"),
           pybind11::arg("entry"), pybind11::arg("context"));

@@ -9,38 +9,56 @@ from types import TracebackType
 from typing import Any
 
 import mindspore
-from mindspore import communication
 from mindspore.communication import comm_func as mindspore_comm_func
 from mindspore.communication import management
+from mindspore.graph._parse.resources import convert_object_map
 from mindspore.mint import distributed as mindspore_distributed
+from mindspore.ops import communication as mindspore_ops
 
-from alltoallv.mindspore import comm_func, distributed
-from alltoallv.mindspore.tensors import target
+from alltoallv.mindspore import comm_func, communication_ops, distributed
+from alltoallv.mindspore.primitives import in_graphs
+from alltoallv.mindspore.primitives.classes import STAND_INS
+from alltoallv.mindspore.tensors import in_queue, target
 
 _GROUPS = (
-    *("get_rank", "get_group_size", "get_local_rank", "get_local_rank_size", "create_group", "destroy_group"),
+    *(
+        "get_comm_name",
+        "get_rank",
+        "get_group_size",
+        "get_local_rank",
+        "get_local_rank_size",
+        "create_group",
+        "destroy_group",
+    ),
     *("get_world_rank_from_group_rank", "get_group_rank_from_world_rank"),
 )
 _replaced: list[tuple[Any, str, Any]] = []
+_in_graphs: list[Any] = []  # functions for which MindSpore's parser takes others
 
 
 class install:
     """Replaces MindSpore's communication functions by ours, on CPU, until `uninstall` or the end of ``with``.
 
-    It replaces these attributes of MindSpore's modules:
+    It replaces these, in all modules of MindSpore that have imported them:
 
     - every name of ``mindspore.mint.distributed`` (by the names of `alltoallv.mindspore.distributed`), so that
-      ``mint.distributed.init_process_group()`` comes up without an NPU;
-    - every name of ``mindspore.communication.comm_func``;
-    - the functions about ranks and groups of ``mindspore.communication``: get_rank, get_group_size, get_local_rank,
+      ``mint.distributed.init_process_group()`` comes up without an NPU, and every name of
+      ``mindspore.ops.communication``;
+    - every name of ``mindspore.communication.comm_func``; all_reduce, all_gather_into_tensor, barrier, broadcast,
+      gather_into_tensor, reduce_scatter_tensor and scatter_tensor also in graphs;
+    - ``mindspore.communication.init`` under every launcher and with every backend's name, ``release``,
+      ``get_comm_name``, and the functions about ranks and groups: get_rank, get_group_size, get_local_rank,
       get_local_rank_size, create_group, destroy_group, get_world_rank_from_group_rank,
       get_group_rank_from_world_rank, get_process_group_ranks;
+    - the communication primitives of ``mindspore.ops``: AllGather, AllGatherV, AllReduce, AlltoAll, AlltoAllV,
+      AlltoAllVC, Barrier, BatchISendIRecv, Broadcast, CollectiveGather, CollectiveScatter, NeighborExchange,
+      NeighborExchangeV2, Receive, Reduce, ReduceScatter, ReduceScatterV, Send. Their stand-ins are subclasses: they run
+      in PyNative and in graphs, with the gradients that MindSpore defines. In a graph they need g++ and ninja, which
+      compile kernels at the first such graph; the kernels serve the process until it ends, also after `uninstall`;
     - ``mindspore.set_device`` and ``set_context``, in which "Ascend" means CPU where MindSpore has no Ascend.
 
-    It replaces nothing else: ``mindspore.communication.init`` (not needed), ``mindspore.ops.AllReduce`` and the other
-    primitives, and ``mindspore.ops.communication`` stay MindSpore's. Names that a module has imported before with
-    ``from ... import ...`` also stay: install first. Our functions do not work in ``ms.jit``; use the cell `AllToAllV`
-    there.
+    Where MindSpore computes on Ascend, ``init`` and the primitives stay MindSpore's. Names that a module of the program
+    has imported before with ``from ... import ...`` also stay: install first.
 
     A second call changes nothing. To run a program without any change:
     ``msrun ... examples/mindspore_on_cpu.py program.py``.
@@ -49,16 +67,20 @@ class install:
     def __init__(self) -> None:
         if _replaced:
             return
-        for name in distributed.__all__:
-            ours = getattr(distributed, name)
-            for module in (mindspore_distributed, sys.modules[f"{mindspore_distributed.__name__}.distributed"]):
-                _replace(module, name, ours)
-        for name in mindspore_comm_func.__all__:
-            _replace(mindspore_comm_func, name, getattr(comm_func, name))
-        for module in (communication, management):
-            for name in _GROUPS:
-                _replace(module, name, getattr(comm_func, name))
-            _replace(module, "get_process_group_ranks", distributed.get_process_group_ranks)
+        pairs = [
+            *((getattr(mindspore_ops, name), getattr(communication_ops, name)) for name in communication_ops.__all__),
+            *((getattr(mindspore_distributed, name), getattr(distributed, name)) for name in distributed.__all__),
+            *((getattr(mindspore_comm_func, name), getattr(comm_func, name)) for name in mindspore_comm_func.__all__),
+            *((getattr(management, name), getattr(comm_func, name)) for name in _GROUPS),
+            (management.get_process_group_ranks, distributed.get_process_group_ranks),
+        ]
+        if not in_queue():
+            pairs += [(getattr(management, name), getattr(comm_func, name)) for name in ("init", "release")]
+            pairs += [(each.__bases__[-1], each) for each in STAND_INS]
+            for name in in_graphs.__all__:
+                _in_graphs.append(getattr(comm_func, name))
+                convert_object_map[_in_graphs[-1]] = getattr(in_graphs, name)
+        _everywhere(pairs)
         for module, name in ((mindspore, "set_device"), (mindspore, "set_context"), (mindspore.context, "set_context")):
             _replace(module, name, _on_cpu(getattr(module, name)))
 
@@ -76,6 +98,8 @@ def uninstall() -> None:
     while _replaced:
         module, name, theirs = _replaced.pop()
         setattr(module, name, theirs)
+    while _in_graphs:
+        del convert_object_map[_in_graphs.pop()]
 
 
 def _on_cpu(theirs: Callable[..., None]) -> Callable[..., None]:
@@ -90,6 +114,15 @@ def _on_cpu(theirs: Callable[..., None]) -> Callable[..., None]:
         theirs(*args, **kwargs)
 
     return call
+
+
+def _everywhere(pairs: list[tuple[Any, Any]]) -> None:
+    """Replaces objects, given with ours, in all modules of MindSpore that are imported."""
+    ours = {id(theirs): each for theirs, each in pairs}
+    for module in [each for name, each in sys.modules.items() if name.partition(".")[0] == "mindspore"]:
+        for name, value in list(vars(module).items()):
+            if id(value) in ours:
+                _replace(module, name, ours[id(value)])
 
 
 def _replace(module: Any, name: str, ours: Any) -> None:

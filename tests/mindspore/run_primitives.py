@@ -1,0 +1,91 @@
+"""MindSpore's communication primitives in graphs under `install`, by compiled kernels in the folder of the argument."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, nn, ops
+from primitive_cases import cases, check
+
+import alltoallv.mindspore as am
+from alltoallv.errors import PeerMismatchError
+from alltoallv.mindspore import device_op
+
+module = device_op.build(folder=sys.argv[1])  # compiled already
+device_op.build = lambda *_: module
+am.install()
+am.init(timeout=60)
+ms.communication.init()
+RANK = ms.communication.get_rank()
+
+for name, case in cases(RANK).items():
+    check(name, case, RANK, ms.jit)
+print("as NumPy")
+
+# Independent exchanges, of counts that would be a mismatch in any other order.
+exchanges = [ops.AlltoAllV(block_size=n) for n in (1, 2, 3)]
+
+
+def loss(x):
+    total = 0.0
+    for i in range(3):
+        total = total + (exchanges[i]((x * (1.0 + i))[: 2 * (i + 1)], (1, 1), (1, 1)) ** 2).sum()
+    return total
+
+
+x = Tensor(np.arange(6, dtype=np.float32) + 10 * RANK)
+eager = ms.grad(loss)(x).asnumpy()
+for take in (ms.jit(ms.grad(loss)), ms.grad(ms.jit(loss))):
+    for _ in range(3):
+        np.testing.assert_array_equal(take(x).asnumpy(), eager)
+print("in order")
+
+
+class Net(nn.Cell):
+    """Counts are computed in the graph, as an MoE's are."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Dense(3, 3)
+        self.counts, self.exchange = ops.AlltoAll(2, -1, -2), ops.AlltoAllV(block_size=3)
+
+    def construct(self, x, counts):
+        arrived = self.counts(counts.astype(ms.float32)).reshape(-1).astype(ms.int64)
+        there = self.exchange(self.layer(x).reshape(-1), counts.reshape(-1), arrived)
+        return self.exchange((there * 2.0).reshape(-1), arrived, counts.reshape(-1)).reshape(x.shape)
+
+
+net, rows = Net(), Tensor(np.random.default_rng(RANK).standard_normal((4, 3)).astype(np.float32))
+
+
+def squares(x, counts):
+    return (net(x, counts) ** 2).sum()
+
+
+step = ms.value_and_grad(squares, None, net.trainable_params())
+for counts in ([1, 3], [2, 2], [4, 0]):
+    made = []
+    for mode in (ms.PYNATIVE_MODE, ms.GRAPH_MODE):
+        ms.set_context(mode=mode)
+        value, grads = step(rows, Tensor([counts]))
+        made.append([value.asnumpy(), *(grad.asnumpy() for grad in grads)])
+    ms.set_context(mode=ms.PYNATIVE_MODE)
+    for one, other in zip(*made, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5)
+print("trained")
+
+
+@ms.jit
+def wrong(x):
+    return ops.AlltoAllV()(x, (3, 3), (3, 2)) + 1
+
+
+try:
+    wrong(x).asnumpy()
+except (RuntimeError, PeerMismatchError) as error:
+    print("PeerMismatchError" in f"{type(error).__name__} {error}")
