@@ -35,6 +35,18 @@ def test_alone(x: Tensor) -> None:
     assert slope.asnumpy().tolist() == [0, 2, 4, 6, 0, 0]
 
 
+def test_primitives_alone(x: Tensor) -> None:
+    with am.install():
+        ms.communication.init("hccl")
+        for made in (
+            ops.AlltoAllV()(x, [6], [6]),
+            ops.AllReduce()(x),
+            ops.AlltoAll(1, 0, 0)(x),
+            ops.Broadcast(0)((x,))[0],
+        ):
+            assert made.asnumpy().tolist() == [0, 1, 2, 3, 4, 5]
+
+
 def test_output_lies_in_shared_memory_and_lives_as_long_as_it_is_used(x: Tensor) -> None:
     comm = am.init()
     before = comm.stats()["arena_used_bytes"]

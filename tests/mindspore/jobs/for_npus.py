@@ -5,8 +5,8 @@ from pathlib import Path
 
 import mindspore as ms
 import numpy as np
-from mindspore import Tensor
-from mindspore.communication import comm_func, get_group_size, get_rank
+from mindspore import Tensor, ops
+from mindspore.communication import comm_func, get_group_size, get_rank, init
 from mindspore.mint.distributed import (
     P2POp,
     all_gather_into_tensor,
@@ -25,6 +25,7 @@ from mindspore.mint.distributed import (
 assert Path(sys.path[0]) == Path(__file__).resolve().parent  # it can import what lies beside it
 ms.set_context(mode=ms.PYNATIVE_MODE, device_target="Ascend")
 ms.set_device("Ascend", 0)
+init("hccl")
 init_process_group()
 rank, size = get_rank(), get_group_size()
 assert get_world_size() == size == 2
@@ -38,6 +39,8 @@ rows = Tensor(np.arange(6, dtype=np.float32).reshape(2, 3) + 10 * rank)
 handle = all_to_all_single(x, rows, async_op=True)
 handle.wait()
 assert x.asnumpy()[:, 0].tolist() == [3 * rank, 3 * rank + 10]
+exchanged = ops.AlltoAllV(block_size=3)(rows.reshape(-1), [1, 1], [1, 1])
+assert exchanged.asnumpy()[::3].tolist() == [3 * rank, 3 * rank + 10]
 part = Tensor(np.zeros((1, 3), np.float32))
 reduce_scatter_tensor(part, rows)
 assert part.asnumpy().tolist() == [[6 * rank + 10, 6 * rank + 12, 6 * rank + 14]]
