@@ -47,7 +47,6 @@ bool PeerMemory::offer(uint32_t id, UniqueFd fd, bool awaited) {
     try {
         if (segment.memory == nullptr) {
             segment.memory = std::make_shared<Mapping>(fd.get(), static_cast<size_t>(status.st_size));
-            segment.memory->populate(0, prepared_bytes);
         }
         segment.refusal.reset();
     } catch (const Error& error) {
