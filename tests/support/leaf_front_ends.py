@@ -10,7 +10,7 @@ import pytest
 
 from alltoallv import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError, PeerMismatchError
-from alltoallv.testing import reference
+from alltoallv.testing import quantized, reference
 from alltoallv.testing.golden import assert_bits_equal
 
 LEAVES = 8
@@ -58,6 +58,27 @@ def check_leaves(
     expected = back @ own[1], np.einsum("abo,abi->oi", back, own[0]), slopes[comm.rank].sum((0, 1))
     for found, wanted in zip(gradients(loss, list(map(tensor, own))), expected, strict=True):
         np.testing.assert_array_equal(np.asarray(found), wanted)
+
+    made = terms(5000, "float32")
+    x = tensor(share(made, comm))
+    for options in ({"bits": 4, "op": "avg"}, {"gather": "quantized"}):
+        coded = front_end.quantized_all_reduce(x, leaves=LEAVES, group=comm, **options)
+        wanted = quantized.quantized_all_reduce(list(made), tree=True, **options)[0]
+        assert_bits_equal(array_of(coded), wanted, str(options))
+    slope = terms(5000, "float32", 3)
+
+    def coded_loss(x: Any) -> Any:
+        total = front_end.quantized_all_reduce(x, leaves=LEAVES, op="avg", group=comm)
+        return (total * tensor(slope[comm.rank])).sum()
+
+    of_leaf = reference.all_reduce_leaves([slope[: comm.size]])[0] / np.float32(LEAVES)
+    assert_bits_equal(np.asarray(gradients(coded_loss, [x])[0]), np.broadcast_to(of_leaf, x.shape))
+    x, w = terms(64, "float32", 4), terms(64, "float32", 5)
+    factors = [tensor(share(each, comm, 1)) for each in (x, w)]
+    y = array_of(front_end.quantized_linear_all_reduce(*factors, leaves=LEAVES, group=comm))
+    parts = [a @ b.T for a, b in zip(np.split(x, LEAVES, 1), np.split(w, LEAVES, 1), strict=True)]
+    near = quantized.quantized_all_reduce(parts, tree=True)[0]
+    np.testing.assert_allclose(y, near, atol=np.abs(near).max() / 100)
 
     ones = tensor(np.ones((LEAVES // comm.size, 2), "float32"))
     with pytest.raises(PeerMismatchError, match="rank 0 has leaves 8, rank 1 has leaves 4"):

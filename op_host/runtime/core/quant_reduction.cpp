@@ -38,6 +38,9 @@ void check(const QuantReduction& r) {
     if (r.tells_bound && r.gather_feeds_back && info(r.format).scale == ScaleKind::e4m3)
         throw invalid_param("bound is given with error feedback of the second quantization in format ",
                             info(r.format).name, ", whose scale of the tensor may not hold it");
+    if (r.leaves != 0 && (r.mode != QuantMode::dynamic || scatters || r.feeds_back || r.gather_feeds_back))
+        throw invalid_param("leaves is ", r.leaves,
+                            ", expected an all-reduce of the dynamic mode, without error feedback");
     if (r.mode == QuantMode::dynamic) return;
     check_scale("scale", r.scale, total_count(r));
     if (r.mode == QuantMode::two_scales && r.scale_2.size() != r.scale.size())

@@ -30,7 +30,10 @@ struct QuantReduction {
     ShapeWords shape;  ///< of the input
 
     /// --- dynamic ---
-    bool average = false;      ///< divides the sum by the number of ranks
+    /// Of an all-reduce: if not 0, every rank's input holds leaves / W vectors, one after the other, each with codes of
+    /// its own, and all are added in a tree (`kernel::Order::tree`).
+    int64_t leaves = 0;
+    bool average = false;      ///< divides the sum by the number of its terms
     bool requantizes = false;  ///< the sum of an all-reduce also travels as codes
     CodeFormat format = CodeFormat::int8;
     int64_t group_size = 128;  ///< elements per scale; groups begin at element 0 (of each part of a reduce_scatter)

@@ -74,6 +74,7 @@ QuantTerms terms_of(const QuantReduction& r) {
         terms.feeds_back = static_cast<uint8_t>(r.feeds_back | r.gather_feeds_back << 1);
         terms.tells_bound = r.tells_bound;
         terms.group_size = r.group_size;
+        terms.leaves = static_cast<uint16_t>(r.leaves);
         return terms;
     }
     terms.scales = r.scale.size();
@@ -97,6 +98,12 @@ std::string difference(const QuantTerms& a, int rank_a, const QuantTerms& b, int
     if (a.out_dtype != b.out_dtype)
         return both("an output of " + peer_name(a.out_dtype), "one of " + peer_name(b.out_dtype));
     if (a.format != b.format) return both("format " + peer_name(a.format), "format " + peer_name(b.format));
+    if (a.leaves != b.leaves) {
+        const auto text_of = [](uint16_t leaves) {
+            return "leaves " + (leaves == 0 ? "None" : std::to_string(leaves));
+        };
+        return both(text_of(a.leaves), text_of(b.leaves));
+    }
     if (a.group_size != b.group_size)
         return both("group_size " + std::to_string(a.group_size), "group_size " + std::to_string(b.group_size));
     if (a.requantizes != b.requantizes)

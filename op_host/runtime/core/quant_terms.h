@@ -20,6 +20,7 @@ struct alignas(64) QuantTerms {
     uint8_t requantizes;
     uint8_t feeds_back;  ///< 1: error feedback, 2: error feedback of the second quantization
     uint8_t tells_bound;
+    uint16_t leaves;  ///< 0: none
     int64_t group_size;
     uint64_t scales;  ///< how many
     float scale, scale_2;

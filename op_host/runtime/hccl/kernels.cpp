@@ -146,6 +146,7 @@ std::string kernels_missing() {
 
 std::string why_no_kernel(const QuantReduction& q) {
     if (q.tells_bound) return "it tells a bound";
+    if (q.leaves != 0) return "it adds leaves";
     if (q.op != OpKind::quantized_all_reduce) return "it is a reduce-scatter";
     if (q.mode == QuantMode::two_scales) return "it has two scales";
     if (q.overflow == Overflow::raise) return "overflow is 'raise'";

@@ -1,9 +1,11 @@
 #include "runtime/quantized/quant_codecs.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
 #include "op_kernel/cpu/copy.h"
+#include "op_kernel/cpu/reduce.h"
 #include "runtime/base/error.h"
 
 namespace alltoallv {
@@ -31,14 +33,19 @@ void QuantCodec::keep_bounds(const QuantRange& range) {
 }
 
 DynamicCodec::DynamicCodec(const QuantReduction& request, size_t ranks, const std::vector<QuantPart>& parts)
-    : QuantCodec(request), parts_(parts), error_(request.error), codes_(ranks), scales_at_(ranks) {
+    : QuantCodec(request),
+      parts_(parts),
+      vectors_(request.leaves == 0 ? 1 : static_cast<size_t>(request.leaves) / ranks),
+      error_(request.error),
+      codes_(ranks * vectors_),
+      scales_at_(ranks * vectors_) {
     int64_t longest = 1;
     for (const QuantPart& part : parts) longest = std::max(longest, part.count);
     const bool fixed = info(request.format).group_size != 0;
     group_size_ = static_cast<size_t>(fixed ? request.group_size : std::min(request.group_size, longest));
     cuts_groups_ = group_size_ > longest_group;
     if (request.tells_bound)
-        bounds_.emplace(request.format, ranks, request.average, request.requantizes, request.out_dtype,
+        bounds_.emplace(request.format, codes_.size(), request.average, request.requantizes, request.out_dtype,
                         request.overflow);
 }
 
@@ -56,7 +63,7 @@ kernel::QuantFormat DynamicCodec::format_at(size_t first, size_t count) const {
 void DynamicCodec::cut() {
     if (info(request_.format).shaped())
         throw invalid_param("group_size is ", group_size_, ", which is too long for ", codes_.size(),
-                            " ranks in format ", info(request_.format).name);
+                            " terms in format ", info(request_.format).name);
     cuts_groups_ = true;
 }
 
@@ -65,50 +72,56 @@ size_t DynamicCodec::scale_bytes(size_t count) const {
 }
 
 size_t DynamicCodec::slot_bytes(size_t count) const {
-    return scale_bytes(count) + format_for(count).code_bytes(count);
+    return (vectors_ - 1) * round_up(vector_bytes(count), cache_line) + vector_bytes(count);
 }
 
 size_t DynamicCodec::result_bytes(size_t count) const {
-    return request_.requantizes ? slot_bytes(count) : out_bytes(count);
+    return request_.requantizes ? vector_bytes(count) : out_bytes(count);
 }
 
 void DynamicCodec::find_scales() {
-    if (has_tensor_scale()) {
+    tensors_.clear();
+    for (size_t v = 0; has_tensor_scale() && v < vectors_; ++v) {
         std::vector<uint32_t> most;
         for (const QuantPart& part : parts_)
             most.push_back(kernel::largest_of_finite_groups(
-                group_size_, request_.dtype, input_at(static_cast<size_t>(part.begin)), static_cast<size_t>(part.count),
-                error_at(static_cast<size_t>(part.begin))));
+                group_size_, request_.dtype, vector_at(v, static_cast<size_t>(part.begin)),
+                static_cast<size_t>(part.count), error_at(static_cast<size_t>(part.begin))));
         const uint32_t all = *std::max_element(most.begin(), most.end());
-        tensors_.clear();
         for (const uint32_t part : most)
             tensors_.push_back(kernel::tensor_scale(request_.op == OpKind::quantized_all_reduce ? all : part));
     }
     if (!cuts_groups_) return;
-    scales_.assign(parts_.size(), {});
-    for (size_t p = 0; p < parts_.size(); ++p) {
-        const auto begin = static_cast<size_t>(parts_[p].begin), end = begin + static_cast<size_t>(parts_[p].count);
+    scales_.assign(vectors_ * parts_.size(), {});
+    for (size_t i = 0; i < scales_.size(); ++i) {
+        const QuantPart& part = parts_[i % parts_.size()];
+        const auto begin = static_cast<size_t>(part.begin), end = begin + static_cast<size_t>(part.count);
         for (size_t first = begin; first < end; first += group_size_) {
             const size_t n = std::min(group_size_, end - first);
-            const uint32_t most = kernel::largest_magnitude(request_.dtype, input_at(first), n, error_at(first));
-            scales_[p].push_back(kernel::scale_of(request_.format, most));
+            const char* const input = vector_at(i / parts_.size(), first);
+            const uint32_t most = kernel::largest_magnitude(request_.dtype, input, n, error_at(first));
+            scales_[i].push_back(kernel::scale_of(request_.format, most));
         }
     }
 }
 
 void DynamicCodec::encode_piece(const QuantRange& range, char* slot, float* error_out) {
-    const float scale = scales_[range.part][offset_in_part(range) / group_size_];
-    std::memcpy(slot, &scale, sizeof scale);
-    kernel::encode_group(request_.format, request_.dtype, input_at(range.first), range.count, scale,
-                         slot + scale_bytes(range.count), error_at(range.first), error_out);
+    for (size_t v = 0; v < vectors_; ++v, slot += round_up(vector_bytes(range.count), cache_line)) {
+        const float scale = scales_[v * parts_.size() + range.part][offset_in_part(range) / group_size_];
+        std::memcpy(slot, &scale, sizeof scale);
+        kernel::encode_group(request_.format, request_.dtype, vector_at(v, range.first), range.count, scale,
+                             slot + scale_bytes(range.count), error_at(range.first), error_out);
+    }
 }
 
 void DynamicCodec::encode(const QuantRange& range, char* slot) {
     if (cuts_groups_) return encode_piece(range, slot, error_at(range.first));
     kernel::QuantFormat format = format_for(range.count);
-    if (has_tensor_scale()) format.tensor = tensors_[range.part];
-    kernel::quantize(format, request_.dtype, input_at(range.first), range.count, slot + scale_bytes(range.count), slot,
-                     error_at(range.first));
+    for (size_t v = 0; v < vectors_; ++v, slot += round_up(vector_bytes(range.count), cache_line)) {
+        if (has_tensor_scale()) format.tensor = tensors_[v * parts_.size() + range.part];
+        kernel::quantize(format, request_.dtype, vector_at(v, range.first), range.count,
+                         slot + scale_bytes(range.count), slot, error_at(range.first));
+    }
 }
 
 void DynamicCodec::defer_feedback() {
@@ -121,22 +134,45 @@ void DynamicCodec::commit_feedback() {
     std::copy(deferred_.begin(), deferred_.end(), request_.error);
 }
 
+void DynamicCodec::find_terms(size_t count, const std::vector<const char*>& slots, size_t code) {
+    const size_t codes_at = scale_bytes(count), stride = round_up(vector_bytes(count), cache_line);
+    for (size_t j = 0; j < codes_.size(); ++j) {
+        const char* const term = slots[j / vectors_] + j % vectors_ * stride;
+        codes_[j] = term + codes_at + code;
+        scales_at_[j] = term;
+    }
+}
+
+void DynamicCodec::add_in_tree(const kernel::QuantFormat& format, size_t term, size_t terms, size_t n, float* to,
+                               size_t depth) {
+    if (terms == 1) return kernel::dequantize_sum(format, &codes_[term], &scales_at_[term], 1, n, false, to);
+    const size_t left = std::bit_floor(terms - 1);
+    if (nodes_.size() <= depth) nodes_.resize(depth + 1);
+    nodes_[depth].resize(std::max(nodes_[depth].size(), n));
+    add_in_tree(format, term, left, n, to, depth + 1);
+    add_in_tree(format, term + left, terms - left, n, nodes_[depth].data(), depth + 1);
+    const void* const both[] = {to, nodes_[depth].data()};
+    kernel::reduce(DType::float32, ReduceOp::sum, to, both, 2, n);
+}
+
 template <class Run>
 void DynamicCodec::each_sum(size_t count, const std::vector<const char*>& slots, float* into, Run run) {
     // Whole groups; within a cut group any even number of elements.
     const size_t step = cuts_groups_ ? summed_at_once : std::max(summed_at_once / group_size_, size_t{1}) * group_size_;
     if (into == nullptr) sums_.resize(std::min(step, count));
-    const size_t codes_at = scale_bytes(count);
     for (size_t first = 0; first < count; first += step) {
         const size_t n = std::min(step, count - first);
         const kernel::QuantFormat format = format_at(first, n);
         const size_t code = cuts_groups_ ? packed_bytes(format.bits(), first) : format.code_bytes(first);
-        for (size_t j = 0; j < slots.size(); ++j) {
-            codes_[j] = slots[j] + codes_at + code;
-            scales_at_[j] = slots[j];
-        }
+        find_terms(count, slots, code);
         float* sums = into == nullptr ? sums_.data() : into + first;
-        kernel::dequantize_sum(format, codes_.data(), scales_at_.data(), slots.size(), n, request_.average, sums);
+        const size_t terms = codes_.size();
+        if (request_.leaves == 0) {
+            kernel::dequantize_sum(format, codes_.data(), scales_at_.data(), terms, n, request_.average, sums);
+        } else {
+            add_in_tree(format, 0, terms, n, sums, 0);
+            for (size_t k = 0; request_.average && k < n; ++k) sums[k] /= static_cast<float>(terms);
+        }
         run(first, n, sums);
     }
 }
@@ -200,7 +236,8 @@ bool DynamicCodec::reduce(const QuantRange& range, const std::vector<const char*
     }
     char* codes = result + scale_bytes(range.count);
     float* feedback = gather_error_at(range);
-    const float tensor = has_tensor_scale() ? tensor_of_sum(slots) : 0;
+    find_terms(range.count, slots, 0);
+    const float tensor = has_tensor_scale() ? tensor_of_sum() : 0;
     float scale = 0;
     if (cuts_groups_) {
         scale = kernel::scale_of(request_.format, magnitudes_[offset_in_part(range) / group_size_]);
@@ -222,15 +259,15 @@ bool DynamicCodec::reduce(const QuantRange& range, const std::vector<const char*
     return true;
 }
 
-/// Adds the ranks' scales: the result is large enough for the sum of their values, and all ranks can compute it.
-float DynamicCodec::tensor_of_sum(const std::vector<const char*>& slots) const {
+/// Adds the terms' scales: the result is large enough for the sum of their values, and all ranks can compute it.
+float DynamicCodec::tensor_of_sum() const {
     float sum = 0;
-    for (const char* slot : slots) {
+    for (const void* scales : scales_at_) {
         float tensor;
-        std::memcpy(&tensor, slot, sizeof tensor);
+        std::memcpy(&tensor, scales, sizeof tensor);
         sum += tensor;
     }
-    return kernel::limited_tensor_scale(request_.average ? sum / static_cast<float>(slots.size()) : sum);
+    return kernel::limited_tensor_scale(request_.average ? sum / static_cast<float>(scales_at_.size()) : sum);
 }
 
 bool DynamicCodec::decode(const QuantRange& range, const char* result, char* out) {

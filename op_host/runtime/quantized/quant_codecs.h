@@ -104,13 +104,21 @@ class DynamicCodec final : public QuantCodec {
     kernel::QuantFormat format_at(size_t first, size_t count) const;
     bool has_tensor_scale() const { return info(request_.format).scale == ScaleKind::e4m3; }
     size_t groups(size_t count) const { return cuts_groups_ ? 1 : format_for(count).groups(count); }
+    /// Bytes of one vector's codes and scales in a slot, which holds those of all vectors of a rank.
+    size_t vector_bytes(size_t count) const { return scale_bytes(count) + format_for(count).code_bytes(count); }
+    /// Points `codes_` and `scales_at_` to the sums' terms, in their order, from byte `code` of the codes on.
+    void find_terms(size_t count, const std::vector<const char*>& slots, size_t code);
+    void add_in_tree(const kernel::QuantFormat& format, size_t term, size_t terms, size_t n, float* to, size_t depth);
     void find_bounds(const kernel::QuantFormat& format, size_t first, size_t count, const float* sums,
                      const kernel::CodedSource* again);
-    float tensor_of_sum(const std::vector<const char*>& slots) const;
+    float tensor_of_sum() const;
     size_t scale_bytes(size_t count) const;
     void encode_piece(const QuantRange& range, char* slot, float* error_out);
     size_t offset_in_part(const QuantRange& range) const {
         return range.first - static_cast<size_t>(parts_[range.part].begin);
+    }
+    const char* vector_at(size_t vector, size_t first) const {
+        return input_at(vector * static_cast<size_t>(total_count(request_)) + first);
     }
     float* error_at(size_t first) const { return error_ == nullptr ? nullptr : error_ + first; }
     float* gather_error_at(const QuantRange& range) const;
@@ -120,19 +128,21 @@ class DynamicCodec final : public QuantCodec {
     void each_sum(size_t count, const std::vector<const char*>& slots, float* into, Run run);
 
     const std::vector<QuantPart>& parts_;
+    size_t vectors_;     // of every rank
     size_t group_size_;  // at most the longest part
     bool cuts_groups_;
     float* error_;
     std::vector<float> deferred_;
-    std::vector<std::vector<float>> scales_;  // of the input's groups, per part, if they are cut
+    std::vector<std::vector<float>> scales_;  // of the input's groups, per vector and part, if they are cut
     std::vector<uint32_t> magnitudes_;        // of the sums of the groups of this rank's part, likewise
     std::vector<const void*> codes_;
     std::vector<const void*> scales_at_;
-    std::vector<float> tensors_;  // of the parts
+    std::vector<float> tensors_;  // of the vectors' parts
     std::optional<kernel::Bounds> bounds_;
     std::vector<float> found_;  // bounds of the groups of the piece that was reduced last
     std::vector<kernel::CodedSource> sources_;
     std::vector<float> sums_;
+    std::vector<std::vector<float>> nodes_;  // of the tree of leaves, by depth
 };
 
 /// int8 with a shared scale: the gathered sum has the output's type.

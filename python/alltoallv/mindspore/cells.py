@@ -25,7 +25,7 @@ from alltoallv.atb.params import AllToAllVParam
 from alltoallv.atb.quant_operations import QuantAllReduceOperation
 from alltoallv.atb.quant_params import QuantAllReduceParam, QuantType
 from alltoallv.communicator import Communicator
-from alltoallv.errors import BackendUnavailableError, InvalidParamError
+from alltoallv.errors import InvalidParamError
 from alltoallv.mindspore import graph_quantized, quantized
 from alltoallv.mindspore import group as groups
 from alltoallv.mindspore.adapter import Tensors
@@ -224,7 +224,7 @@ class _Options(Stateless):
 
 class QuantizedAllReduce(_Options):
     """`quantized_all_reduce` as a cell; its options are the arguments scale, offset, comm_quant_scale_1,
-    comm_quant_scale_2, bits, format, group_size, gather, op, out_dtype and overflow.
+    comm_quant_scale_2, bits, format, group_size, gather, op, out_dtype, overflow and leaves.
 
     Values and gradients are equal in PyNative, in ``ms.jit`` functions and in GRAPH_MODE.
     """
@@ -233,7 +233,11 @@ class QuantizedAllReduce(_Options):
 
     def __init__(self, *, group: Group = None, **options: Any) -> None:
         super().__init__(group, options)
-        self._make(_same, _summed(group, options.get("op", "sum")))
+        op, leaves = options.get("op", "sum"), options.get("leaves")
+        if leaves is None:
+            self._make(_same, _summed(group, op))
+        else:
+            self._make(lambda x: x[1:], _to_leaves(group, leaves if op == "avg" else 1))
 
 
 class QuantizedReduceScatter(_Options):
@@ -273,7 +277,7 @@ class QuantizedAllToAll(_Options):
 
 
 class AllReduceLeaves(Stateless):
-    """`all_reduce_leaves` as a cell; values and gradients are equal in PyNative and, on CPU, in graphs.
+    """`all_reduce_leaves` as a cell; values and gradients are equal in PyNative and in graphs.
 
     Args:
         leaves, group: As for `all_reduce_leaves`.
@@ -283,45 +287,19 @@ class AllReduceLeaves(Stateless):
 
     Outputs:
         The sum, of the input's shape without dimension 0.
-
-    Raises:
-        BackendUnavailableError: in a graph on Ascend, where only PyNative has such sums.
     """
 
     def __init__(self, leaves: int, *, group: Group = None) -> None:
         super().__init__()
         self._arguments = leaves, group
-
-        def run(x: Array) -> Array:
-            comm = groups.resolve(group)
-            with guard(comm, "all_reduce"):
-                reduction = leaf_reduction(ARRAYS, comm, x.shape, leaves)
-            return reduction.run(x)
-
-        def summed_in_tree(dout: Array) -> Array:
-            comm = groups.resolve(group)
-            return leaf_reduction(ARRAYS, comm, (1, *dout.shape), comm.size).run(dout[None])
-
-        operator = make_operator(summed_in_tree, _same, (group, "all_reduce"))
-
-        def back(dout: Tensor, x: Tensor) -> Tensor:
-            return ops.broadcast_to(ops.expand_dims(operator(dout), 0), x.shape)
-
-        self.graph = _Straight(run, lambda x: x[1:], (group, "all_reduce"), None, back)
-        self.refuse = constexpr(_refuse_graph_on_ascend)
+        self.graph = _leaf_sum(group, leaves, _to_leaves(group))
 
     def __call__(self, input: Tensor) -> Tensor:
         """Runs in PyNative; in a graph MindSpore reads `construct` instead."""
         return all_reduce_leaves(input, *self._arguments)
 
     def construct(self, input: Tensor) -> Tensor:
-        self.refuse()
         return self.graph(input)
-
-
-def _refuse_graph_on_ascend() -> None:
-    if in_queue():
-        raise BackendUnavailableError("AllReduceLeaves in a graph needs CPU, expected PyNative on Ascend")
 
 
 class _Straight(nn.Cell):
@@ -372,6 +350,44 @@ def _summed(group: Group, op: str) -> Callable[..., Any]:
 
     def back(dout: Tensor, x: Tensor) -> Tensor:
         return operator(dout)
+
+    return back
+
+
+def _leaf_sum(group: Group, leaves: int | None, back: Any = None) -> Any:
+    """Returns a graph's sum of leaves, by default of one of every rank; ``back``: its gradient, if it has one."""
+    caller = group, "all_reduce"
+
+    def count() -> int:
+        return groups.resolve(group).size if leaves is None else leaves
+
+    if in_queue():
+
+        def prepare(*x: Any) -> Any:
+            return graph_quantized.leaf_steps(group, count(), x)
+
+        return Steps(prepare) if back is None else StraightSteps(prepare, back)
+
+    def run(x: Array) -> Array:
+        comm = groups.resolve(group)
+        with guard(comm, "all_reduce"):
+            reduction = leaf_reduction(ARRAYS, comm, x.shape, count())
+        return reduction.run(x)
+
+    if back is None:
+        return make_operator(run, lambda x: x[1:], caller)
+    return _Straight(run, lambda x: x[1:], caller, None, back)
+
+
+def _to_leaves(group: Group, divisor: int = 1) -> Callable[..., Any]:
+    """Returns the gradient of a sum of leaves: the sum of the ranks' gradients in a tree, divided, for every leaf."""
+    total = _leaf_sum(group, None)
+
+    def back(dout: Tensor, x: Tensor) -> Tensor:
+        of_leaf = total(ops.expand_dims(dout, 0))
+        if divisor > 1:
+            of_leaf = of_leaf / divisor
+        return ops.broadcast_to(ops.expand_dims(of_leaf, 0), x.shape)
 
     return back
 

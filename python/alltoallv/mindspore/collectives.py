@@ -154,11 +154,11 @@ def row_parallel_linear(
         AllToAllVError: On every rank: an argument of any rank is wrong (InvalidParamError, InvalidTensorError), ranks
             disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
     """
-    total: Tensor = front_end.row_parallel_linear((input, weight, bias), leaves, group, apply, _multiply, ops.stack)
+    total: Tensor = front_end.row_parallel_linear((input, weight, bias), leaves, group, apply, multiply, ops.stack)
     return total
 
 
-def _multiply(x: Tensor, weight: Tensor) -> Tensor:
+def multiply(x: Tensor, weight: Tensor) -> Tensor:
     return ops.matmul(x.contiguous(), weight.contiguous().T)
 
 

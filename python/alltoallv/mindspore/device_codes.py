@@ -86,12 +86,23 @@ class Codes:
         return halves.reshape(*bytes_.shape[:2], -1)[:, :, : self._group]
 
 
-def added(terms: Tensor, average: bool = False) -> Tensor:
-    """Adds the rows of float32 ``[W, n]`` in their order, and divides by W for an average."""
-    total = terms[0]
-    for row in range(1, terms.shape[0]):
-        total = total + terms[row]
+def added(terms: Tensor, average: bool = False, tree: bool = False) -> Tensor:
+    """Adds the rows of float32 ``[W, n]`` in their order, or in a tree, and divides by W for an average."""
+    total = in_tree(terms) if tree else terms[0]
+    if not tree:
+        for row in range(1, terms.shape[0]):
+            total = total + terms[row]
     return canonical_nan(total / terms.shape[0] if average else total)
+
+
+def in_tree(terms: Tensor) -> Tensor:
+    """Adds the rows of ``[n, m]``: neighbours in pairs, then the results in pairs, and so on."""
+    while terms.shape[0] > 1:
+        pairs = terms.shape[0] // 2
+        both = terms[: 2 * pairs].reshape(pairs, 2, -1)
+        added = both[:, 0] + both[:, 1]
+        terms = added if 2 * pairs == terms.shape[0] else ops.cat((added, terms[2 * pairs :]))
+    return terms[0]
 
 
 def scaled(total: Tensor, scale: Tensor, offset: Tensor) -> tuple[Tensor, Tensor]:

@@ -159,6 +159,7 @@ class Reduction:
         self.moves, self.size, self.rank, self.count = moves, moves.size, rank, request.count
         self.shape = tuple(shape)
         self.counts, self.begins = list(request.counts), packed(request.counts)
+        self.vectors, self.tree = max(request.leaves // self.size, 1), request.leaves > 0  # of every rank
         self.overflow, self.dtype, self.average = quantization.overflow, request.out_dtype, quantization.op == "avg"
         self.partial = request.operator == "quantized_reduce_scatter"
         self.full = not self.partial and quantization.gather == "full" and request.scale_2 is None
@@ -214,11 +215,14 @@ class Reduction:
 
     def _sum(self, x: Tensor, error: Array | None, gather_error: Array | None) -> Tensor:
         """Returns this rank's part of the sum, or all of it where the sum is gathered as codes."""
-        codes, moves, share = self.codes[0], self.moves, self.share
-        table = filled(_with(x, error).reshape(1, -1), self.size * share).reshape(self.size, share)
-        numbers, scales, lost = codes.encode(table)
+        codes, moves, share, size = self.codes[0], self.moves, self.share, self.size
+        table = filled(_with(x, error).reshape(self.vectors, -1), size * share)
+        if self.tree:  # what goes to a rank lies together
+            table = table.reshape(self.vectors, size, share).swapaxes(0, 1)
+        numbers, scales, lost = codes.encode(table.reshape(size * self.vectors, share))
         _keep(error, lost)
-        own = added(codes.decode(moves.parts(numbers), moves.parts(scales)), self.average)
+        came = [moves.parts(each.reshape(size, -1)).reshape(each.shape) for each in (numbers, scales)]
+        own = added(codes.decode(came[0], came[1]), self.average, self.tree)
         if self.full:
             return own
         if gather_error is not None:

@@ -12,7 +12,7 @@ from mindspore import Tensor, ops
 from alltoallv._calls.guard import guard
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidTensorError
-from alltoallv.mindspore.device_codes import canonical_nan
+from alltoallv.mindspore.device_codes import canonical_nan, in_tree
 from alltoallv.mindspore.device_quantized import Moves
 from alltoallv.mindspore.tensors import core_name, executor
 
@@ -47,8 +47,7 @@ def reduce_in_order(
     each, tree = max(leaves // size, 1), leaves > 0  # vectors of every rank
     dtype, gathers = core_name(x.dtype), operator == "all_reduce"
     with guard(comm, operator):
-        if dtype not in _ADDED.split(", "):
-            raise InvalidTensorError(f"dtype is {dtype}, expected one of {_ADDED} for a sum in the order of ranks", 13)
+        check_added(dtype)
 
     def agree() -> None:
         terms: dict[str, Any] = {"ordered": True, "shape": shape, "leaves": leaves}
@@ -73,6 +72,12 @@ def reduce_in_order(
     return moves.exchange(part, [own] * size, counts, "all_gather") if gathers else part
 
 
+def check_added(dtype: str) -> None:
+    """Raises InvalidTensorError for a dtype that MindSpore does not add on a device, by the core's name."""
+    if dtype not in _ADDED.split(", "):
+        raise InvalidTensorError(f"dtype is {dtype}, expected one of {_ADDED} for a sum in a given order", 13)
+
+
 def combine(terms: Tensor, op: str, tree: bool = False) -> Tensor:
     """Returns ``terms[0] op terms[1] op ...`` in this order; shape ``[W, n]`` becomes ``[n]``.
 
@@ -83,11 +88,8 @@ def combine(terms: Tensor, op: str, tree: bool = False) -> Tensor:
         return combine(terms.astype(mindspore.float32), op, tree).astype(dtype)
     floating, total = dtype in (mindspore.float32, mindspore.float64), terms[0]
     if tree:
-        nodes = [terms[j] for j in range(terms.shape[0])]
-        while len(nodes) > 1:
-            pairs = [a + b for a, b in zip(nodes[::2], nodes[1::2], strict=False)]
-            nodes = pairs + nodes[2 * len(pairs) :]
-        return canonical_nan(nodes[0]) if floating and len(terms) > 1 else nodes[0]
+        total = in_tree(terms)
+        return canonical_nan(total) if floating and len(terms) > 1 else total
     for j in range(1, terms.shape[0]):
         term = terms[j]
         if op in ("min", "max"):  # the earlier of equal values stays, and any NaN gives NaN

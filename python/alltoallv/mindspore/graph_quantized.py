@@ -11,6 +11,7 @@ import numpy as np
 from mindspore import Tensor, jit_class, nn, ops
 from mindspore.ops.primitive import constexpr
 
+from alltoallv import _core
 from alltoallv._calls.adapters import Adapter
 from alltoallv._calls.counts import even_parts
 from alltoallv._calls.guard import guard
@@ -18,7 +19,9 @@ from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError, ValueOverflowError
 from alltoallv.mindspore import device_quantized, graph_op
 from alltoallv.mindspore import group as groups
+from alltoallv.mindspore.device_codes import canonical_nan, filled, in_tree
 from alltoallv.mindspore.device_quantized import Moves
+from alltoallv.mindspore.device_reduction import check_added
 from alltoallv.mindspore.graph_exchange import ARRAYS, DTYPES_BY_NUMBER, EMPTY, Caller, check_known
 from alltoallv.mindspore.tensors import core_name, numpy_dtype
 from alltoallv.quantization import requests
@@ -186,6 +189,44 @@ def reduction(comm: Communicator, request: QuantizedReduction, shape: Sequence[i
             return ByKernel(comm, request, shape, replace)
         moves = GraphMoves(comm, agree, request.operator)
         return device_quantized.Reduction(moves, request, comm.rank, shape)
+
+
+@jit_class
+class LeafSteps:
+    """The sum in a tree of ``leaves`` vectors, of which a tensor of this shape and dtype has a rank's share."""
+
+    def __init__(self, comm: Communicator, shape: Sequence[int], dtype: Any, leaves: int) -> None:
+        self.shape, self.count, self.dtype = tuple(shape[1:]), math.prod(shape[1:]), dtype
+        self.half, self.floating = dtype in (mindspore.float16, mindspore.bfloat16), dtype.is_floating_point
+        counts, size = even_parts(self.count, comm.size), comm.size
+        self.each, self.size, self.leaves, self.share = leaves // size, size, leaves, counts[0]
+
+        def agree(_: Any) -> None:
+            terms: Any = {"root": 1, "shape": tuple(shape), "leaves": leaves, "moves": False}
+            comm.core.reduce("all_reduce", core_name(dtype), "sum", 0, 0, counts, **terms)
+
+        self.moves = GraphMoves(comm, agree, "all_reduce")
+
+    def run(self, x: Tensor) -> Tensor:
+        """Returns the flat sum."""
+        self.moves.begin(None, None)
+        table = filled(x.reshape(self.each, -1), self.size * self.share)
+        table = table.reshape(self.each, self.size, self.share).swapaxes(0, 1)
+        terms = self.moves.parts(table.reshape(self.size, -1)).reshape(self.leaves, self.share)
+        total = in_tree(terms.astype(mindspore.float32) if self.half else terms)
+        if self.floating and self.leaves > 1:
+            total = canonical_nan(total)
+        return self.moves.gather(total.astype(self.dtype)).reshape(-1)[: self.count]
+
+
+def leaf_steps(group: Any, leaves: int, x: tuple[Sequence[int], Any]) -> LeafSteps:
+    """Returns the steps of a sum of leaves of a tensor of this shape and dtype."""
+    caller, comm = (group, "all_reduce"), groups.resolve(group)
+    check_known(x[0], caller)
+    with guard(comm, "all_reduce"):
+        _check_size(math.prod(x[0]))
+        check_added(core_name(x[1]))
+        return LeafSteps(comm, x[0], x[1], _core.checked_leaves(leaves, x[0], comm.size))
 
 
 def _check_size(size: int) -> None:

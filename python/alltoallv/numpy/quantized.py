@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 
 from alltoallv._calls.counts import Counts
+from alltoallv._calls.linear import leaf_products
 from alltoallv.communicator import Communicator
 from alltoallv.numpy.arrays import ADAPTER, Array, resolve
+from alltoallv.numpy.reduce import multiply
 from alltoallv.quantization.bounds import Accuracy
 from alltoallv.quantization.bounds import Bounded as Bounded
 from alltoallv.quantization.feedback import ErrorFeedback as ErrorFeedback
@@ -20,6 +22,10 @@ class _Quantized(Quantized[Array]):
     def multiply(self, x: Array, weight: Array) -> Array:
         product: Array = x @ weight.T
         return product
+
+    def products(self, x: Array, weight: Array, leaves: int, size: int) -> Array:
+        parts: list[Array] = leaf_products(x, weight, None, leaves, size, multiply)
+        return np.stack(parts)
 
     def join(self, parts: list[Array]) -> Array:
         return np.concatenate(parts)
@@ -45,6 +51,7 @@ def quantized_all_reduce(
     comm_quant_scale_2: Array | float | None = None,
     bound: bool = False,
     max_error: float | None = None,
+    leaves: int | None = None,
     out: Array | None = None,
     group: Communicator | None = None,
     async_op: bool = False,
@@ -82,16 +89,20 @@ def quantized_all_reduce(
         max_error: Return the same, in the format of the fewest bytes whose bound is nowhere above this number, equal on
             all ranks, which agree on it before in a small exchange. Instead of ``bits`` and ``format``, and without
             ``error_feedback``.
+        leaves: L, a multiple of W, up to 4096, equal on all ranks: the input is this rank's share ``[L / W, ...]`` of L
+            vectors, each of which becomes codes by itself, and all are added in a tree over L alone, so that the sum,
+            ``[...]``, has the same bits for every W; ``op="avg"`` divides by L. For the dynamic mode, without
+            ``error_feedback`` and ``max_error``.
         out: Where the result goes; may be the input itself if the dtypes agree. Left out, it is allocated.
         group: A group of the framework, a `Communicator`, or None for all ranks.
         async_op: Return ``(output, handle)`` at once; the output is complete after the handle's ``wait()``.
         timeout: Seconds to wait for the peers, above 0, over shared memory; default: the communicator's own.
 
     Returns:
-        The result in the input's shape; where the framework has groups, None on a rank outside the group. In torch,
-        Paddle, and MindSpore's PyNative differentiable, straight through the rounding: the gradient belongs to the
-        sum (or average), not quantized. Not with ``out``, ``async_op``, ``error_feedback``, ``bound``, ``max_error``,
-        in torch ``timeout``.
+        The result in the input's shape, or that of a leaf; where the framework has groups, None on a rank outside the
+        group. In torch, Paddle, and MindSpore's PyNative differentiable, straight through the rounding: the gradient
+        belongs to the sum (or average), not quantized. Not with ``out``, ``async_op``, ``error_feedback``, ``bound``,
+        ``max_error``, in torch ``timeout``.
 
     Raises:
         PeerMismatchError: the ranks differ in operator, elements, dtypes or any of these options, scales and offset
@@ -101,9 +112,9 @@ def quantized_all_reduce(
             no output has been written.
         PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come in time.
     """
-    coded, elements = coding(bits, format), grouping(group_size, input)
+    coded, elements = coding(bits, format), grouping(group_size, input, leaves)
     scales = scale, comm_quant_scale_1, comm_quant_scale_2, offset
-    options = Options(*scales, coded, elements, gather, op, overflow, out_dtype)
+    options = Options(*scales, coded, elements, gather, op, overflow, out_dtype, leaves=leaves)
     rest = out, error_feedback, group, async_op, timeout
     return _functions.quantized_all_reduce(input, options, *rest, Accuracy.asked(bound, max_error, bits, format))
 
@@ -231,6 +242,7 @@ def quantized_linear_all_reduce(
     gather: Gather = "full",
     op: SumOp = "sum",
     overflow: Overflow = "saturate",
+    leaves: int | None = None,
     group: Communicator | None = None,
 ) -> Any:
     """Runs a linear layer split by its inputs over the ranks: sums ``input @ weight.T``, and adds ``bias``.
@@ -246,6 +258,9 @@ def quantized_linear_all_reduce(
         chunks: The most parts that rows are divided into, equal on all ranks. Default: up to 4, each of at least
             2^17 elements of the product; 1 for NVFP4, whose scale of a tensor is a chunk's.
         bits, format, group_size, gather, op, overflow, group: See `quantized_all_reduce`, for the product.
+        leaves: L, a multiple of W, up to 4096, equal on all ranks: every rank divides its product into L / W products
+            of as many input features each, and all are added as by `quantized_all_reduce` with ``leaves``: with the
+            same bits for every W, as far as the framework's product of one shape has; see `row_parallel_linear`.
 
     Returns:
         ``[..., N]`` in the input's dtype, the same bits on every rank without ``bias``; None on a rank outside the
@@ -258,5 +273,5 @@ def quantized_linear_all_reduce(
         InvalidParamError, InvalidTensorError: an argument of this rank, or of a peer.
         PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come in time.
     """
-    options = bits, format, group_size, gather, op, overflow
+    options = bits, format, group_size, gather, op, overflow, leaves
     return _functions.quantized_linear_all_reduce(input, weight, bias, chunks, *options, group)

@@ -198,11 +198,11 @@ def row_parallel_linear(
         b = None if bias is None else np.asarray(bias)
         x: Array = as_input("input", input)
         w: Array = as_input("weight", weight)
-        products: list[Array] = leaf_products(x, w, b, leaves, comm.size, _multiply)
+        products: list[Array] = leaf_products(x, w, b, leaves, comm.size, multiply)
     total: Array = all_reduce(np.stack(products), leaves=leaves, group=comm)
     return total if b is None else total + b
 
 
-def _multiply(x: Array, weight: Array) -> Array:
+def multiply(x: Array, weight: Array) -> Array:
     product: Array = np.ascontiguousarray(x) @ np.ascontiguousarray(weight).T
     return product

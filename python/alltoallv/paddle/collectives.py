@@ -95,11 +95,11 @@ def row_parallel_linear(
             disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
     """
     tensors = input, weight, bias
-    total: Tensor | None = front_end.row_parallel_linear(tensors, leaves, group, apply, _multiply, paddle.stack)
+    total: Tensor | None = front_end.row_parallel_linear(tensors, leaves, group, apply, multiply, paddle.stack)
     return total
 
 
-def _multiply(x: Tensor, weight: Tensor) -> Tensor:
+def multiply(x: Tensor, weight: Tensor) -> Tensor:
     return paddle.matmul(x.contiguous(), weight.contiguous(), transpose_y=True)
 
 

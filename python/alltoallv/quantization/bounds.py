@@ -62,8 +62,9 @@ class Accuracy:
             raise InvalidParamError(f"max_error is given and {self.chosen}, expected one or the other")
         if not options.dynamic():
             raise InvalidParamError("max_error is given with a shared scale, expected the dynamic mode")
-        if feedback is not None:
-            raise InvalidParamError("max_error is given with error_feedback, expected a call without it")
+        if feedback is not None or options.leaves is not None:
+            excluded = "leaves" if feedback is None else "error_feedback"
+            raise InvalidParamError(f"max_error is given with {excluded}, expected a call without it")
 
     def word(self, magnitude: int) -> int:
         """Returns what a rank tells its peers: the bits of ``max_error`` and of its input's largest magnitude."""

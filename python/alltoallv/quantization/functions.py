@@ -58,7 +58,8 @@ class Quantized(Generic[A]):
         comm = self.communicator(group)
         if comm is None:
             return (None, None) if async_op else None
-        if self.at_once and options.dynamic() and accuracy is None and options.out_dtype is timeout is None:
+        plain = options.dynamic() and options.out_dtype is options.leaves is timeout is None
+        if self.at_once and plain and accuracy is None:
             states = None if error_feedback is None else self.adapter.feedback.states_of(error_feedback)
             result = _core.quantized_all_reduce(comm.core, input, out, *options[4:9], states, bool(async_op))
             if result is not None and not async_op:
@@ -161,7 +162,7 @@ class Quantized(Generic[A]):
         """Runs a quantized operator with arguments by the names that the front ends' functions have for them."""
         fields = {name: arguments[name] for name in Options._fields if name in arguments}
         fields["format"] = coding(arguments.get("bits", 8), arguments.get("format"))
-        fields["group_size"] = grouping(arguments.get("group_size"), input)
+        fields["group_size"] = grouping(arguments.get("group_size"), input, arguments.get("leaves"))
         options, group = Options(**fields), arguments.get("group")
         if operator == "quantized_all_reduce":
             return self.quantized_all_reduce(input, options, None, None, group, False, None)
@@ -182,6 +183,7 @@ class Quantized(Generic[A]):
         gather: Gather,
         op: SumOp,
         overflow: Overflow,
+        leaves: int | None,
         group: Any,
     ) -> Any:
         """Runs a linear layer split by its inputs."""
@@ -189,7 +191,7 @@ class Quantized(Generic[A]):
         if comm is None:
             return None
         options: Any = {"bits": bits, "format": format, "group_size": group_size, "gather": gather, "op": op}
-        return self._linear(comm, input, weight, bias, chunks, overflow=overflow, **options)
+        return self._linear(comm, input, weight, bias, chunks, overflow=overflow, leaves=leaves, **options)
 
     def reductions(self) -> type[ReductionCall[A]]:
         """Returns the class of a reduction that is ready to run."""
@@ -215,6 +217,13 @@ class Quantized(Generic[A]):
         """Concatenates the rows of all parts."""
         raise NotImplementedError
 
+    def products(self, x: A, weight: A, leaves: int, size: int) -> A:
+        """Returns this rank's share of the leaves of ``x @ weight.T``, as `row_parallel_linear` computes them."""
+        raise NotImplementedError
+
+    def _product(self, x: A, weight: A, leaves: int | None, size: int) -> A:
+        return self.multiply(x, weight) if leaves is None else self.products(x, weight, leaves, size)
+
     def _linear(
         self, comm: Communicator, input: A, weight: A, bias: A | None, chunks: int | None, **settings: Any
     ) -> Any:
@@ -236,11 +245,13 @@ class Quantized(Generic[A]):
                 gather=settings["gather"],
                 op=settings["op"],
                 overflow=settings["overflow"],
+                leaves=settings["leaves"],
             )
             flat = tensors["input"].reshape((rows, shapes[0][-1]))
             # Chunks travel in place, without a gradient.
             undivided = step >= rows or any(self.wants_grad(x, async_op=False) for x in (input, weight))
-            product = self.multiply(flat, weight) if undivided else None
+            leaves = settings["leaves"]
+            product = self._product(flat, weight, leaves, comm.size) if undivided else None
         if product is not None:
             parts = [self.quantized_all_reduce(product, options, None, None, comm, False, None)]
         else:
@@ -248,8 +259,9 @@ class Quantized(Generic[A]):
             with lockstep(comm, len(begins)):
                 for begin in begins:
                     with guard(comm, "quantized_all_reduce"):
-                        part = self.multiply(flat[begin : begin + step], weight)
-                    begun.append(self.quantized_all_reduce(part, options, part, None, comm, True, None))
+                        part = self._product(flat[begin : begin + step], weight, leaves, comm.size)
+                    out = part if leaves is None else None
+                    begun.append(self.quantized_all_reduce(part, options, out, None, comm, True, None))
                 for _, handle in begun:
                     handle.wait()
             parts = [part for part, _ in begun]

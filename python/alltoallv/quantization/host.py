@@ -12,7 +12,7 @@ from alltoallv import _core, memory
 from alltoallv._calls.adapters import A, Adapter
 from alltoallv._calls.counts import split_layout
 from alltoallv._calls.guard import guard
-from alltoallv._calls.linear import Map, Transfer, all_reduction, gathering
+from alltoallv._calls.linear import Map, Transfer, all_reduction, gathering, leaf_reduction
 from alltoallv.communicator import Communicator
 from alltoallv.errors import ValueOverflowError
 from alltoallv.quantization import requests
@@ -168,6 +168,10 @@ class StraightReduction(Map[A]):
 
     def back(self, grad: A, apply: Callable[[A, Map[A]], A]) -> A:
         request, comm, slope = self._request, self._comm, grad.astype(self._dtype)
+        if request.leaves:
+            back = leaf_reduction(self._adapter, comm, self._shape, request.leaves).back(slope, apply)
+            divided: A = back / request.leaves if request.quantization.op == "avg" else back
+            return divided
         if request.operator == "quantized_all_reduce":
             return apply(slope, all_reduction(self._adapter, comm, slope.shape, request.quantization.op))
         back = apply(slope, gathering(self._adapter, comm, slope.shape, self._shape, request.counts))

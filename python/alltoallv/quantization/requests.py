@@ -75,11 +75,17 @@ def all_reduce(
     out_dtype = output_dtype(adapter, options, dtype if options.scale is None else "float16")
     offset = 0.0 if options.offset is None else _float32("offset", options.offset)
     _float32(f"the sum of {comm.size} ranks' offset {offset:g}", comm.size * offset)
-    counts = (math.prod(shape),)
-    request = QuantizedReduction(
-        "quantized_all_reduce", dtype, out_dtype, counts, quantization, first, second, offset, shape, bound
-    )
-    return _reduction(adapter, comm, request, x, shape, out, feedback)
+    leaves = 0
+    if options.leaves is not None:
+        leaves = _core.checked_leaves(options.leaves, shape, comm.size)
+        if not options.dynamic():
+            raise InvalidParamError(f"leaves is {leaves} with a shared scale, expected the dynamic mode")
+        if feedback is not None:
+            raise InvalidParamError(f"leaves is {leaves} with error_feedback, expected a call without it")
+    into = shape[1:] if leaves else shape
+    terms = (math.prod(into),), quantization, first, second, offset, shape, bound, leaves
+    request = QuantizedReduction("quantized_all_reduce", dtype, out_dtype, *terms)
+    return _reduction(adapter, comm, request, x, into, out, feedback)
 
 
 def reduce_scatter(
@@ -126,7 +132,7 @@ def _reduction(
     else:
         _check_output(adapter, out, request.out_dtype, shape)
         target, source = adapter.region(out), adapter.region(x)
-        if request.operator == "quantized_reduce_scatter" or target != source:
+        if request.operator == "quantized_reduce_scatter" or request.leaves or target != source:
             check_apart(target, source)
     error, gather_error = adapter.feedback.arrays_of(feedback, request, comm.size, comm.rank, x)
     bounds = adapter.allocate((request.bounds(comm.rank),), "float32", x) if request.bound else None
@@ -243,6 +249,7 @@ def plan(comm: Communicator, request: QuantizedReduction) -> _core.QuantPlan:
         request.offset,
         request.shape,
         request.bound,
+        request.leaves,
     )
 
 

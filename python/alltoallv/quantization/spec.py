@@ -35,9 +35,9 @@ FLOATS = tuple(
 class Options(NamedTuple):
     """Holds a caller's options of a quantized collective: as given, unchecked, equal on all ranks.
 
-    Scales, offset and ``gather`` are for all-reduces, ``op`` not for all-to-alls, ``quantize_gradient`` for these.
-    ``group_size=None``: the format's usual one, or the row of an all-to-all. ``out_dtype`` is the framework's; None:
-    the input's. See `alltoallv.numpy.quantized_all_reduce`.
+    Scales, offset, ``gather`` and ``leaves`` are for all-reduces, ``op`` not for all-to-alls, ``quantize_gradient`` for
+    these. ``group_size=None``: the format's usual one, or the row of an all-to-all. ``out_dtype`` is the framework's;
+    None: the input's. See `alltoallv.numpy.quantized_all_reduce`.
     """
 
     scale: Any = None
@@ -51,6 +51,7 @@ class Options(NamedTuple):
     overflow: Overflow = "saturate"
     out_dtype: Any = None
     quantize_gradient: bool = False
+    leaves: int | None = None
 
     def dynamic(self) -> bool:
         """True if every group has a scale of its own."""
@@ -65,7 +66,7 @@ class Quantization:
         format: The format of codes and scales, a key of `_core.code_formats`; docs/quantization.md has the table.
         group_size: Elements per scale; groups begin at element 0 of the flat vector.
         gather: For an all-reduce: ``"full"`` gathers the sum in the output's dtype, ``"quantized"`` quantizes it again.
-        op: ``"avg"`` divides the sum by the number of ranks, before it is rounded or quantized.
+        op: ``"avg"`` divides the sum by the number of its terms, before it is rounded or quantized.
         overflow: What a finite value becomes that the output's dtype cannot hold: ``"saturate"``: the largest finite
             value; ``"raise"``: an error on every rank; ``"infinity"``.
     """
@@ -130,11 +131,11 @@ def coding(bits: Any, format: Any) -> Any:
     return f"int{bits}" if type(bits) is int else f"int{integer(bits) or repr(bits)}"
 
 
-def grouping(group_size: Any, input: Any) -> Any:
+def grouping(group_size: Any, input: Any, leaves: Any = None) -> Any:
     """Returns the elements of a ``"token"`` (the input's last axis) or of the whole ``"tensor"``; else as given."""
     if not isinstance(group_size, str) or group_size not in ("token", "tensor"):
         return group_size
-    shape = tuple(getattr(input, "shape", ())) or (1,)
+    shape = tuple(getattr(input, "shape", ()))[leaves is not None :] or (1,)
     return max(shape[-1], 1) if group_size == "token" else math.prod(max(n, 1) for n in shape)  # also without rows
 
 
@@ -183,6 +184,7 @@ class QuantizedReduction:
         offset: Added to every rank's codes, with a shared scale.
         shape: That of the input; None if only the number of elements must be equal on all ranks.
         bound: Whether it also tells what the output can be wrong by.
+        leaves: If not 0, the input holds this rank's share of so many vectors of ``count`` elements, added in a tree.
     """
 
     operator: str
@@ -195,6 +197,7 @@ class QuantizedReduction:
     offset: float = 0.0
     shape: tuple[int, ...] | None = None
     bound: bool = False
+    leaves: int = 0
 
     def bounds(self, rank: int) -> int:
         """Returns the number of groups of a rank's output, each of which has a bound."""
@@ -202,5 +205,5 @@ class QuantizedReduction:
 
     @property
     def count(self) -> int:
-        """Elements of the input."""
+        """Elements of a vector."""
         return sum(self.counts)

@@ -34,7 +34,7 @@ from alltoallv.testing.quantized_codes import (
     widened,
 )
 from alltoallv.testing.quantized_formats import FORMATS, limited_tensor_scale
-from alltoallv.testing.reference import all_to_all_v, equal_part
+from alltoallv.testing.reference import all_reduce_leaves, all_to_all_v, equal_part
 
 __all__ = [
     "FORMATS",
@@ -69,6 +69,7 @@ def quantized_all_reduce(
     errors: Sequence[Floats] | None = None,
     gather_error: Floats | None = None,
     bounds: list[Floats] | None = None,
+    tree: bool = False,
 ) -> list[Array]:
     """Returns every rank's result of the dynamic mode; it has the same bits on all ranks.
 
@@ -86,6 +87,7 @@ def quantized_all_reduce(
         gather_error: error feedback of the second quantization: one float32 array in the inputs' shape, of which
             every rank holds its part; replaced.
         bounds: a list to which every rank's bound is appended, one value per group.
+        tree: add in the tree of `all_reduce_leaves`; then ``inputs`` are the leaves.
 
     Raises:
         OverflowError: a finite value does not fit, and ``overflow`` is "raise".
@@ -96,6 +98,8 @@ def quantized_all_reduce(
     states = [None] * size if errors is None else errors
     codes = [quantize(x, group_size, bits, states[r], format=format) for r, x in enumerate(inputs)]
     total, again = dequantize_sum(codes, op == "avg"), None
+    if tree:
+        total = all_reduce_leaves([np.stack([dequantize(each) for each in codes])], op)[0]
     if gather == "quantized":
         tensor = _F32(0)
         for each in codes:  # NVFP4's is known to all who see the codes

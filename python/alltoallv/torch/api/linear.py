@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from alltoallv._calls.guard import guard
 from alltoallv._calls.linear import leaf_products
@@ -48,11 +47,6 @@ def row_parallel_linear(
         if comm is None:
             return None
     with guard(comm, "all_reduce"):
-        products = torch.stack(leaf_products(input, weight, bias, leaves, groups.world_size(group), _multiply))
+        products = torch.stack(leaf_products(input, weight, bias, leaves, groups.world_size(group), ops.multiply))
     total: Tensor = ops.all_reduce_leaves(products, leaves, group)
     return total if bias is None else total + bias
-
-
-def _multiply(x: Tensor, weight: Tensor) -> Tensor:
-    # Contiguous, each in memory of its own: a library may choose its way by strides and alignment.
-    return F.linear(x.contiguous(), weight.contiguous())

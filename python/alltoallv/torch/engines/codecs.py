@@ -16,7 +16,8 @@ from torch import Tensor
 from alltoallv.quantization.spec import Overflow, Quantization, QuantizedReduction
 from alltoallv.torch.engines import bounds
 from alltoallv.torch.engines.kernels import check_format, kernels_for, record_bytes, record_views
-from alltoallv.torch.engines.torch_kernels import in_parts
+from alltoallv.torch.engines.reduction import combine
+from alltoallv.torch.engines.torch_kernels import in_parts, narrow
 
 Pair: TypeAlias = tuple[Tensor, Tensor]  # codes and scales, one row per vector
 
@@ -54,7 +55,7 @@ class Codec:
         raise NotImplementedError
 
     def combine(self, messages: Tensor, first: int, count: int, part: int, gathered: Tensor, held: int) -> None:
-        """Sums every rank's message. ``held``: elements of this rank's part before ``first``."""
+        """Sums all ranks' messages. ``held``: elements of this rank's part before ``first``."""
         raise NotImplementedError
 
     def decode(self, gathered: Tensor, first: int, count: int, part: int) -> None:
@@ -83,7 +84,7 @@ class Dynamic(Codec):
         check_format(self.how, self._kernels, pieces=True)
         self.unit = self.how.group_size
         self._error, self._gather_error = error, gather_error
-        self._average = self.how.op == "avg"
+        self._average, self._in_tree = self.how.op == "avg", request.leaves > 0
         self._tells_bound = request.bound
         if self.how.gather == "quantized":
             self.result = None
@@ -105,21 +106,36 @@ class Dynamic(Codec):
 
     def combine(self, messages: Tensor, first: int, count: int, part: int, gathered: Tensor, held: int) -> None:
         codes = self._views(messages, part)
+        total = self._tree(*codes, count) if self._in_tree else None
         if self.result is not None:
             out = gathered[0, : self.gathered_bytes(count)].view(self._output.dtype)
-            self._note(self._kernels.dequantize_sum(*codes, self.how, out, average=self._average))
+            if total is not None:
+                self._note(narrow(total, out, self.how.overflow))
+            else:
+                self._note(self._kernels.dequantize_sum(*codes, self.how, out, average=self._average))
             if self._tells_bound:
-                sums = torch.empty(count, dtype=torch.float32, device=out.device)
-                self._kernels.dequantize_sum(*codes, self._plain, sums, average=self._average)
-                self._find_bounds(codes, sums)
+                if total is None:
+                    total = torch.empty(count, dtype=torch.float32, device=out.device)
+                    self._kernels.dequantize_sum(*codes, self._plain, total, average=self._average)
+                self._find_bounds(codes, total)
             return
         error = None if self._gather_error is None else self._gather_error[held : held + count]
         made = self._views(gathered, part)
-        self._kernels.requantize(*codes, self.how, count, *made, average=self._average, error=error)
+        if total is not None:
+            self._kernels.quantize(total, self.how, *made)
+        else:
+            self._kernels.requantize(*codes, self.how, count, *made, average=self._average, error=error)
         if self._tells_bound:
             sums = torch.empty(count, dtype=torch.float32, device=gathered.device)
             self._kernels.dequantize(*made, self._plain, sums, part)
             self._find_bounds(codes, sums, made)
+
+    def _tree(self, codes: Tensor, scales: Tensor, count: int) -> Tensor:
+        """Returns the sum, or average, of all messages in a tree, as float32."""
+        terms = torch.empty(len(codes), count, dtype=torch.float32, device=codes.device)
+        for row, term in enumerate(terms):
+            self._kernels.dequantize(codes[row : row + 1], scales[row : row + 1], self._plain, term)
+        return combine(terms.unbind(), self.how.op, tree=True)
 
     @property
     def _plain(self) -> Quantization:

@@ -41,25 +41,27 @@ def reduce_quantized(
         if bounds is not None and bounds.numel():
             bounds.copy_(codec.bounds)
     elif request.count:
-        _all_reduce(steps, request.count, codec, input.device)
+        _all_reduce(steps, request.count, codec, input.device, max(request.leaves // steps.size, 1))
         if bounds is not None:
             _gather_bounds(steps, codec, bounds)
     if request.quantization.overflow == "raise":
         _share_overflows(steps, codec, request, input.device)
 
 
-def _all_reduce(steps: Steps, count: int, codec: Codec, device: torch.device) -> None:
-    """Runs an all-reduce. Parts are equal shares of units; the last ranks have fewer."""
+def _all_reduce(steps: Steps, count: int, codec: Codec, device: torch.device, vectors: int) -> None:
+    """Runs an all-reduce of ``vectors`` of every rank. Parts are equal shares of units; the last ranks have fewer."""
     size, units = steps.size, -(-count // codec.unit)
     share = -(-units // size) * codec.unit
-    outbox, inbox = (_bytes(size, codec.sent_bytes(share), device) for _ in range(2))
-    codec.encode(outbox, 0, count, share)
-    _exchange(steps, inbox, outbox, [codec.sent_bytes(share)] * size, [codec.sent_bytes(share)] * size)
+    sent = codec.sent_bytes(share)
+    outbox, inbox = (_bytes(size, vectors * sent, device) for _ in range(2))
+    for number, messages in enumerate(outbox.split(sent, 1)):
+        codec.encode(messages, number * count, count, share)
+    _exchange(steps, inbox, outbox, [vectors * sent] * size, [vectors * sent] * size)
     gathered = codec.gathered_bytes(share)
     mine = _bytes(1, gathered, device)
     first = min(steps.rank * share, count)
     if own := min(share, count - first):
-        codec.combine(inbox, first, own, share, mine, 0)
+        codec.combine(inbox.view(-1, sent), first, own, share, mine, 0)
     # Equal parts are gathered in their final place.
     result = codec.result if size * share == count else None
     everything = _bytes(size, gathered, device) if result is None else result.view(size, gathered)

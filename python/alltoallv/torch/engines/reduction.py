@@ -79,7 +79,7 @@ def reduce_in_order(
         everything = input.new_empty(size * input.numel())
         steps.gather(as_bytes(everything), as_bytes(input))
         parts = everything.view(size * each, total)
-        output.copy_(combine((parts if gathers else parts[:, mine]).unbind(), op, tree))
+        combine((parts if gathers else parts[:, mine]).unbind(), op, tree, output)
         return
     others = [0 if j == steps.rank else own * each for j in range(size)]  # this rank's own part is read where it lies
     sends = [0 if j == steps.rank else count * each for j, count in enumerate(counts)]
@@ -97,35 +97,34 @@ def reduce_in_order(
     steps.gather(as_bytes(output), as_bytes(result), [count * input.itemsize for count in counts])
 
 
-def combine(terms: Sequence[Tensor], op: str, tree: bool = False) -> Tensor:
+def combine(terms: Sequence[Tensor], op: str, tree: bool = False, out: Tensor | None = None) -> Tensor:
     """Returns ``terms[0] op terms[1] op ...`` in this order, or in a tree; they are flat and of one dtype.
 
-    The tree combines neighbours in pairs, then the results in pairs, and so on.
+    The tree combines neighbours in pairs, then the results in pairs, and so on. ``out``: where the result goes, apart
+    from the terms.
     """
     dtype = terms[0].dtype
-    if len(terms) == 1:
-        return terms[0]
     if dtype is torch.bool and op not in _BITS:
         op = "bor" if op in ("sum", "max") else "band"
-    if op in ("min", "max"):
-        return _extreme(terms, op)
+    if len(terms) == 1 or op in ("min", "max"):
+        result = terms[0] if len(terms) == 1 else _extreme(terms, op)
+        return result if out is None else out.copy_(result)
     if dtype in _UNSIGNED and op not in _BITS:  # the signed dtype gives the same bits, and torch can add it
-        return combine([term.view(_UNSIGNED[dtype]) for term in terms], op, tree).view(dtype)
+        signed = _UNSIGNED[dtype]
+        into = None if out is None else out.view(signed)
+        return combine([term.view(signed) for term in terms], op, tree, into).view(dtype)
     halves = dtype in (torch.float16, torch.bfloat16)
-    if tree:
-        total = _in_tree([term.float() if halves else term for term in terms], op)
-    else:
-        total = reduce(_STEPS[op], terms[1:], terms[0].float() if halves else terms[0])
-    if op == "avg":
-        total /= len(terms)
-    return _quieten(total.to(dtype)) if dtype.is_floating_point else total
-
-
-def _in_tree(nodes: list[Tensor], op: str) -> Tensor:
-    while len(nodes) > 1:
+    nodes = [term.float() if halves else term for term in terms] if tree else list(terms)
+    while tree and len(nodes) > 2:
         pairs = [_STEPS[op](a, b) for a, b in zip(nodes[::2], nodes[1::2], strict=False)]
         nodes = pairs + nodes[2 * len(pairs) :]
-    return nodes[0]
+    first = reduce(_STEPS[op], nodes[1:-1], nodes[0].float() if halves else nodes[0])
+    total = _STEPS[op](first, nodes[-1], out=None if halves else out)
+    if op == "avg":
+        total /= len(terms)
+    if halves:
+        total = total.to(dtype) if out is None else out.copy_(total)
+    return _quieten(total) if dtype.is_floating_point else total
 
 
 def _extreme(terms: Sequence[Tensor], op: str) -> Tensor:

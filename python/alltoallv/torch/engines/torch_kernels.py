@@ -88,14 +88,14 @@ def _quantize(x: Tensor, how: Quantization, codes: Tensor, scales: Tensor, error
 def dequantize_sum(
     codes: Tensor, scales: Tensor, how: Quantization, out: Tensor, *, average: bool = False
 ) -> Tensor | None:
-    return _narrow(_sum(codes, scales, how, out.numel(), average), out, how.overflow)
+    return narrow(_sum(codes, scales, how, out.numel(), average), out, how.overflow)
 
 
 def dequantize(codes: Tensor, scales: Tensor, how: Quantization, out: Tensor, part: int | None = None) -> Tensor | None:
     overflows = None
     for rows, elements, length in in_parts(out.numel(), part):
         values = _one_nan(_values(codes[rows], scales[rows], how, length)).view(-1)
-        found = _narrow(values, out[elements], how.overflow)
+        found = narrow(values, out[elements], how.overflow)
         overflows = found if overflows is None or found is None else overflows | found
     return overflows
 
@@ -120,7 +120,7 @@ def sum_shared_scale(
     offsets = offset * len(inputs)
     total = inputs.sum(0, dtype=torch.int32).float()
     values = (total.view(-1, scales.numel()) + offsets) * scales
-    return _narrow(
+    return narrow(
         values.view(-1), out, overflow, (scales.isfinite() & offsets.isfinite()).expand_as(values).reshape(-1)
     )
 
@@ -283,7 +283,7 @@ def _unpacked(codes: Tensor, how: Quantization, length: int) -> Tensor:
     return ((torch.cat(made, 1) ^ top) - top).float()
 
 
-def _narrow(values: Tensor, out: Tensor, overflow: Overflow, allowed: Tensor | None = None) -> Tensor | None:
+def narrow(values: Tensor, out: Tensor, overflow: Overflow, allowed: Tensor | None = None) -> Tensor | None:
     """Rounds into ``out``; where ``allowed``, even an inf counts as a value that does not fit."""
     bits = values.contiguous().view(torch.int32)
     magnitudes = bits & 0x7FFFFFFF

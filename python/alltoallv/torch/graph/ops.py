@@ -182,6 +182,12 @@ def all_reduce_leaves(input: Tensor, leaves: int, group: str) -> Tensor:
     return out
 
 
+def multiply(x: Tensor, weight: Tensor) -> Tensor:
+    """Returns the product of a leaf; see `alltoallv._calls.linear.leaf_products`."""
+    # Contiguous, each in memory of its own: a library may choose its way by strides and alignment.
+    return torch.nn.functional.linear(x.contiguous(), weight.contiguous())
+
+
 def _functional(row: Collective) -> Operator:
     """Returns the operator of a collective that returns a new tensor."""
     form = row.functional

@@ -65,6 +65,7 @@ def quantized_all_reduce(
     comm_quant_scale_2: Scale = None,
     bound: bool = False,
     max_error: float | None = None,
+    leaves: int | None = None,
     out: Tensor | None = None,
     group: Group = None,
     async_op: bool = False,
@@ -102,16 +103,20 @@ def quantized_all_reduce(
         max_error: Return the same, in the format of the fewest bytes whose bound is nowhere above this number, equal on
             all ranks, which agree on it before in a small exchange. Instead of ``bits`` and ``format``, and without
             ``error_feedback``.
+        leaves: L, a multiple of W, up to 4096, equal on all ranks: the input is this rank's share ``[L / W, ...]`` of L
+            vectors, each of which becomes codes by itself, and all are added in a tree over L alone, so that the sum,
+            ``[...]``, has the same bits for every W; ``op="avg"`` divides by L. For the dynamic mode, without
+            ``error_feedback`` and ``max_error``.
         out: Where the result goes; may be the input itself if the dtypes agree. Left out, it is allocated.
         group: A group of the framework, a `Communicator`, or None for all ranks.
         async_op: Return ``(output, handle)`` at once; the output is complete after the handle's ``wait()``.
         timeout: Seconds to wait for the peers, above 0, over shared memory; default: the communicator's own.
 
     Returns:
-        The result in the input's shape; where the framework has groups, None on a rank outside the group. In torch,
-        Paddle, and MindSpore's PyNative differentiable, straight through the rounding: the gradient belongs to the
-        sum (or average), not quantized. Not with ``out``, ``async_op``, ``error_feedback``, ``bound``, ``max_error``,
-        in torch ``timeout``.
+        The result in the input's shape, or that of a leaf; where the framework has groups, None on a rank outside the
+        group. In torch, Paddle, and MindSpore's PyNative differentiable, straight through the rounding: the gradient
+        belongs to the sum (or average), not quantized. Not with ``out``, ``async_op``, ``error_feedback``, ``bound``,
+        ``max_error``, in torch ``timeout``.
 
     Raises:
         PeerMismatchError: the ranks differ in operator, elements, dtypes or any of these options, scales and offset
@@ -121,9 +126,9 @@ def quantized_all_reduce(
             no output has been written.
         PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come in time.
     """
-    coded, elements = coding(bits, format), grouping(group_size, input)
+    coded, elements = coding(bits, format), grouping(group_size, input, leaves)
     accuracy = Accuracy.asked(bound, max_error, bits, format)
-    plain = scale is comm_quant_scale_1 is comm_quant_scale_2 is offset is out_dtype is timeout is None
+    plain = scale is comm_quant_scale_1 is comm_quant_scale_2 is offset is out_dtype is leaves is timeout is None
     if plain and accuracy is None and not is_dynamo_compiling() and (shared := groups.on_shm(group)) is not None:
         terms = coded, elements, gather, op, overflow
         states = None if error_feedback is None else ADAPTER.feedback.states_of(error_feedback)
@@ -133,7 +138,17 @@ def quantized_all_reduce(
         if result is not None and result is not NotImplemented:
             return calls.started(shared, result, input) if async_op else result
     options = Options(
-        scale, comm_quant_scale_1, comm_quant_scale_2, offset, coded, elements, gather, op, overflow, out_dtype
+        scale,
+        comm_quant_scale_1,
+        comm_quant_scale_2,
+        offset,
+        coded,
+        elements,
+        gather,
+        op,
+        overflow,
+        out_dtype,
+        leaves=leaves,
     )
     row = quantized_ops.quantized_all_reduce, requests.all_reduce
     rest: Any = {"out": out, "feedback": error_feedback, "async_op": async_op, "limit": timeout, "accuracy": accuracy}
@@ -371,6 +386,7 @@ def quantized_linear_all_reduce(
     gather: Gather = "full",
     op: SumOp = "sum",
     overflow: Overflow = "saturate",
+    leaves: int | None = None,
     group: Group = None,
 ) -> Tensor | None:
     """Runs a linear layer split by its inputs over the ranks: sums ``input @ weight.T``, and adds ``bias``.
@@ -386,6 +402,9 @@ def quantized_linear_all_reduce(
         chunks: The most parts that rows are divided into, equal on all ranks. Default: up to 4, each of at least
             2^17 elements of the product; 1 for NVFP4, whose scale of a tensor is a chunk's.
         bits, format, group_size, gather, op, overflow, group: See `quantized_all_reduce`, for the product.
+        leaves: L, a multiple of W, up to 4096, equal on all ranks: every rank divides its product into L / W products
+            of as many input features each, and all are added as by `quantized_all_reduce` with ``leaves``: with the
+            same bits for every W, as far as the framework's product of one shape has; see `row_parallel_linear`.
 
     Returns:
         ``[..., N]`` in the input's dtype, the same bits on every rank without ``bias``; None on a rank outside the
@@ -412,7 +431,12 @@ def quantized_linear_all_reduce(
         elif group_size == "tensor":
             elements, chunks = max(grouping("tensor", input[..., :1]) * weight.shape[0], 1), 1
         options = Options(
-            format=str(coding(bits, format)), group_size=elements, gather=gather, op=op, overflow=overflow
+            format=str(coding(bits, format)),
+            group_size=elements,
+            gather=gather,
+            op=op,
+            overflow=overflow,
+            leaves=leaves,
         )
     result: Tensor = quantized_ops.quantized_linear(input, weight, chunks, *options, group)
     return result if bias is None else result + bias

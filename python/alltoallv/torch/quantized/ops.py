@@ -18,7 +18,7 @@ from torch import Tensor
 from alltoallv import _core
 from alltoallv._calls.counts import packed
 from alltoallv._calls.guard import guard
-from alltoallv._calls.linear import check_shapes
+from alltoallv._calls.linear import check_shapes, leaf_products
 from alltoallv._calls.lockstep import lockstep
 from alltoallv.quantization import requests
 from alltoallv.quantization.linear import chunk_rows
@@ -35,27 +35,36 @@ from alltoallv.torch.quantized.rows import RowExchange
 _OPTIONS = (
     "Tensor? scale, Tensor? comm_quant_scale_1, Tensor? comm_quant_scale_2, float? offset, str format, "
     "SymInt? group_size, str gather, str op, str overflow, ScalarType? out_dtype, bool quantize_gradient, "
-    "str group"
+    "SymInt? leaves, str group"
 )
 
 
 def _gradient_of_sum(call: Any, grad: Tensor) -> Tensor:
-    """Returns the gradient of a quantized all-reduce."""
-    back: Tensor = ops.all_reduce(grad.to(call.input.dtype), "", call.group)
-    return back / communicator_of(call.group, grad).size if call.op == "avg" else back
+    """Returns the gradient of a quantized all-reduce, or of each of its leaves."""
+    slope, size = grad.to(call.input.dtype), communicator_of(call.group, grad).size
+    back: Tensor
+    if call.leaves is None:
+        back = ops.all_reduce(slope, "", call.group)
+    else:
+        back = ops.all_reduce_leaves(slope.unsqueeze(0), size, call.group)
+    return back / (call.leaves or size) if call.op == "avg" else back
+
+
+def _gradient_of_reduction(call: Any, grad: Tensor) -> Tensor:
+    return _gradient_of_sum(call, grad).expand(call.input.shape)
 
 
 def _summed(input: Tensor, *arguments: Any) -> Tensor:
     options = Options(*arguments[:-1])
     dtype = options.out_dtype or (input.dtype if options.scale is None else torch.float16)
-    return torch.empty_like(input, dtype=dtype, memory_format=torch.contiguous_format)
+    return input.new_empty(input.shape[options.leaves is not None :], dtype=dtype)
 
 
-@partial(Operator, schema=f"(Tensor input, {_OPTIONS}) -> Tensor", fake=_summed, gradient=_gradient_of_sum)
+@partial(Operator, schema=f"(Tensor input, {_OPTIONS}) -> Tensor", fake=_summed, gradient=_gradient_of_reduction)
 def quantized_all_reduce(input: Tensor, *arguments: Any) -> Tensor:
     """Sums all ranks' inputs; the result has the input's shape."""
     options, comm = Options(*arguments[:-1]), communicator_of(arguments[-1], input)
-    if options.dynamic() and options.out_dtype is None and comm.host_core is not None:
+    if options.dynamic() and options.out_dtype is options.leaves is None and comm.host_core is not None:
         result: Tensor | None = _core.quantized_all_reduce(comm.host_core, input, None, *options[4:9])
         if result is not None:
             return result
@@ -142,9 +151,15 @@ def quantized_all_to_all(
 def _through_products(call: Any, grad: Tensor, input: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the gradients through the products; the gradient of their sum is not quantized."""
     back = _gradient_of_sum(call, grad.contiguous())
-    rows = input.shape[:-1].numel()
-    flat = back.reshape(rows, weight.shape[0])
-    return (flat @ weight).view(input.shape), flat.t() @ input.reshape(rows, input.shape[-1])
+    rows, features = input.shape[:-1].numel(), input.shape[-1]
+    slope, flat = back.reshape(rows, weight.shape[0]), input.reshape(rows, features)
+    if call.leaves is None:
+        return (slope @ weight).view(input.shape), slope.t() @ flat
+    count = call.leaves // communicator_of(call.group, grad).size
+    parts = zip(flat.tensor_split(count, 1), weight.tensor_split(count, 1), strict=True)
+    of_leaves = [(slope @ w.contiguous(), slope.t() @ x.contiguous()) for x, w in parts]
+    of_input, of_weight = (torch.cat(each, 1) for each in zip(*of_leaves, strict=True))
+    return of_input.view(input.shape), of_weight
 
 
 @partial(
@@ -170,11 +185,15 @@ def quantized_linear(input: Tensor, weight: Tensor, chunks: int | None, *argumen
         for begin in begins:
             part = output[begin : begin + step]
             with guard(comm, name):
-                if input.dtype == weight.dtype:
+                x = part
+                if options.leaves is not None:
+                    its = flat[begin : begin + step]
+                    x = torch.stack(leaf_products(its, weight, None, options.leaves, comm.size, ops.multiply))
+                elif input.dtype == weight.dtype:
                     torch.mm(flat[begin : begin + step], factor, out=part)
                 else:
                     part.copy_(flat[begin : begin + step] @ factor)
-                call = calls.quantized_reduce(comm, requests.all_reduce(ADAPTER, comm, part, options, part, None))
+                call = calls.quantized_reduce(comm, requests.all_reduce(ADAPTER, comm, x, options, part, None))
             works.append(call.submit(-1.0))
         for work in works:
             work.wait()
