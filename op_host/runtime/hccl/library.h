@@ -3,8 +3,8 @@
 
 #include "runtime/abi/hccl.h"
 
-/// Every function that the transport calls, with its library (libhccl.so stands for libhcomm.so as well). Older releases may lack the functions of the second list,
-/// whose pointers are then null.
+/// Every function that the transport calls, with its library (libhccl.so stands for libhcomm.so as well). Older
+/// releases may lack the functions of the second list, whose pointers are then null.
 #define ALLTOALLV_CANN_REQUIRED(X)                 \
     X(ascendcl, aclInit)                           \
     X(ascendcl, aclrtGetDevice)                    \
