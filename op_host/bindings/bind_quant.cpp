@@ -159,6 +159,11 @@ void bind_bounds(nb::module_& m) {
         [](const FormatName& format, size_t ranks) { return kernel::code_errors(format_from_name(format), ranks); },
         "format"_a, "ranks"_a, "What each code can be wrong by in a sum over `ranks`, in units of its group's scale.");
     m.def(
+        "turned_errors",
+        [](const FormatName& format, size_t ranks) { return kernel::turned_errors(format_from_name(format), ranks); },
+        "format"_a, "ranks"_a,
+        "What elements of rotated groups can be wrong by, likewise, by the binary logarithm of the largest block.");
+    m.def(
         "scale_errors", [](const FormatName& format) { return kernel::scale_errors(format_from_name(format)); },
         "format"_a, "Where scales are bytes: the scale by which errors count, for each byte; else empty.");
     m.def(
@@ -185,8 +190,6 @@ void bind_quant(nb::module_& m) {
         .def_prop_ro(
             "rounds_up", [](const CodeFormatInfo& self) { return self.has(rounds_up); },
             "Whether a scale of e8m0 is rounded up.")
-        .def_prop_ro("tells_bounds", &CodeFormatInfo::tells_bounds,
-                     "Whether what an element can be wrong by follows from its own code and its group's scale.")
         .def_prop_ro(
             "rotated", [](const CodeFormatInfo& self) { return self.has(rotated); },
             "Whether groups are rotated where that makes their scale smaller.")

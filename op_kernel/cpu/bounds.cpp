@@ -2,11 +2,15 @@
 #include "op_kernel/cpu/bounds.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "op_kernel/cpu/codes.h"
+#include "op_kernel/cpu/half.h"
 #include "op_kernel/cpu/scales.h"
+#include "op_kernel/cpu/shape.h"
 
 namespace alltoallv::kernel {
 namespace {
@@ -20,6 +24,12 @@ constexpr double half_ulp = 0x1p-24;  // of float32, relative
 float rounded_up(double value) {
     const auto nearest = static_cast<float>(value);
     return nearest < value ? std::nextafter(nearest, infinite) : nearest;
+}
+
+/// What float32's arithmetic of a term is wrong by, relative. Per rank: scale and quotient, an addend of error
+/// feedback, the product, the average; a sum per further rank.
+double arithmetic(size_t ranks) {
+    return static_cast<double>(ranks + 8) * half_ulp;
 }
 
 /// Returns the value of a code, given in its own bits.
@@ -64,9 +74,8 @@ const Bytes* codes_of(const QuantFormat& format, const CodedSource& source, size
 
 std::vector<float> code_errors(CodeFormat format, size_t ranks) {
     const CodeFormatInfo& row = info(format);
-    // Per rank: scale and quotient, an addend of error feedback, the product, the average; a sum per further rank.
-    const double arithmetic = static_cast<double>(ranks + 8) * half_ulp;
-    if (row.mantissa < 0) return std::vector<float>(size_t{1} << row.bits, rounded_up(0.5 + row.most * arithmetic));
+    const double relative = arithmetic(ranks);
+    if (row.mantissa < 0) return std::vector<float>(size_t{1} << row.bits, rounded_up(0.5 + row.most * relative));
     const uint32_t last = largest_code(format), sign = 1u << (row.bits - 1);
     std::vector<float> errors(size_t{2} * sign, infinite);
     for (uint32_t code = 0; code <= last; ++code) {
@@ -74,7 +83,19 @@ std::vector<float> code_errors(CodeFormat format, size_t ranks) {
         double gap = code == last ? 2 * last_half_gap(format) : value_of(format, code + 1) - value;
         if (code == last && row.scale == ScaleKind::e8m0 && !row.has(rounds_up))
             gap = std::max(gap, 2 * (reach(format) - value));
-        errors[code] = errors[code | sign] = rounded_up(gap / 2 + value * arithmetic);
+        errors[code] = errors[code | sign] = rounded_up(gap / 2 + value * relative);
+    }
+    return errors;
+}
+
+std::vector<float> turned_errors(CodeFormat format, size_t ranks) {
+    const double most = info(format).most;
+    std::vector<float> errors;
+    for (int passes = 0; size_t{1} << passes <= longest_shaped; ++passes) {
+        // A pass, the root, its product, and elements that are left out, of a group and of its codes.
+        const double turns = 2 * (passes + 3) * half_ulp * (most + 1);
+        const double root = std::sqrt(static_cast<double>(size_t{1} << passes));
+        errors.push_back(rounded_up(root * (0.5 + most * arithmetic(ranks) + turns)));
     }
     return errors;
 }
@@ -108,6 +129,7 @@ Bounds::Bounds(CodeFormat format, size_t ranks, bool average, bool requantizes, 
       out_dtype_(out_dtype),
       overflow_(overflow),
       codes_(code_errors(format, ranks)),
+      turned_(turned_errors(format, ranks)),
       scales_(scale_errors(format)),
       slack_(rounded_up(1 + static_cast<double>(ranks + 16) * 2 * half_ulp)),
       least_(rounded_up(static_cast<double>(ranks + 2) * 0x1p-123)) {}
@@ -127,27 +149,52 @@ void Bounds::find(const QuantFormat& format, const CodedSource* sources, size_t 
 float Bounds::scale_of(const QuantFormat& format, const CodedSource& source, size_t group) const {
     const auto* record = static_cast<const Bytes*>(source.scales);
     const size_t at = format.first_group + group;
-    if (format.has_floats()) {
-        const float scale = load<float>(record, at);
-        return format.bits() < 4 && scale == largest_inverted ? infinite : scale;  // codes may have been saturated
-    }
+    if (format.has_floats()) return load<float>(record, at);
     if (info(format.codes).scale == ScaleKind::e8m0) return scales_[record[at]];
     return scales_[record[sizeof(float) + at]] * load<float>(record, 0);
+}
+
+/// Returns what a spike can be wrong by: half a unit of bfloat16, a whole one of the largest, and its arithmetic.
+float Bounds::error_of_spike(uint16_t value) const {
+    const float magnitude = from_bits(magnitude_of(bfloat16_to_float(value)));
+    const float unit = from_bits(bits_of(magnitude) & infinity_bits) * 0x1p-8f;
+    const bool largest = (value & 0x7FFFu) == 0x7F7Fu;
+    return (largest ? 2 * unit : unit) + magnitude * rounded_up(arithmetic(ranks_));
+}
+
+/// Returns what the elements of a group can be wrong by in a format whose codes all have one error.
+float Bounds::error_of_group(const QuantFormat& format, const CodedSource& source, size_t group, size_t count) const {
+    const CodeFormatInfo& row = info(format.codes);
+    const size_t each = row.has(spikes) ? spiked_scale_bytes : sizeof(float);
+    const Bytes* record = static_cast<const Bytes*>(source.scales) + (format.first_group + group) * each;
+    const float given = load<float>(record, 0);
+    float scale = given < 0 ? -given : given;
+    if (row.bits < 4 && scale == largest_inverted) scale = infinite;  // codes may have been saturated
+    float error = (given < 0 ? turned_[static_cast<size_t>(std::bit_width(count) - 1)] : codes_[0]) * scale;
+    if (!row.has(spikes)) return error;
+    Spike found[spikes_each];
+    std::memcpy(found, record + sizeof(float), sizeof found);
+    for (const Spike& spike : found)
+        if (spike.index < count) error = std::max(error, error_of_spike(spike.value));
+    return error;
 }
 
 /// Returns the largest sum of what the codes of an element can be wrong by.
 float Bounds::largest_error(const QuantFormat& format, const CodedSource* sources, size_t group, size_t count) const {
     const int bits = format.bits();
-    const bool alike = info(format.codes).mantissa < 0;  // all codes have one error
-    if (alike) count = 1;
     float most = 0;
+    for (size_t s = 0; info(format.codes).mantissa < 0 && s < sources_; ++s) {
+        most += error_of_group(format, sources[s], group, count);
+        if (average_ && s + 1 == ranks_) most /= static_cast<float>(ranks_);
+    }
+    if (info(format.codes).mantissa < 0) return most;
     for (size_t first = 0; first < count; first += some) {
         const size_t n = std::min(some, count - first);
         float sums[some] = {};
         for (size_t s = 0; s < sources_; ++s) {
             const float scale = scale_of(format, sources[s], group);
             const Bytes* codes = codes_of(format, sources[s], group) + (bits == 8 ? first : first / 2);
-            for (size_t k = 0; k < n; ++k) sums[k] += codes_[alike ? 0 : code_at(codes, k, bits)] * scale;
+            for (size_t k = 0; k < n; ++k) sums[k] += codes_[code_at(codes, k, bits)] * scale;
             if (!average_ || s + 1 != ranks_) continue;
             for (size_t k = 0; k < n; ++k) sums[k] /= static_cast<float>(ranks_);
         }

@@ -12,6 +12,10 @@ namespace alltoallv::kernel {
 /// gap beside the code, the reach of what saturates, and the float32 arithmetic of a sum over `ranks`. Rounded up.
 std::vector<float> code_errors(CodeFormat format, size_t ranks);
 
+/// The same for the elements of a rotated group, whose errors the rotation mixes: the 2-norm of those of a block, and
+/// the arithmetic of two rotations. By the binary logarithm of the group's largest block.
+std::vector<float> turned_errors(CodeFormat format, size_t ranks);
+
 /// For scales that are bytes: the scale by which errors count, for every byte; times the tensor's scale in NVFP4.
 std::vector<float> scale_errors(CodeFormat format);
 
@@ -35,6 +39,8 @@ class Bounds {
   private:
     float scale_of(const QuantFormat& format, const CodedSource& source, size_t group) const;
     float largest_error(const QuantFormat& format, const CodedSource* sources, size_t group, size_t count) const;
+    float error_of_group(const QuantFormat& format, const CodedSource& source, size_t group, size_t count) const;
+    float error_of_spike(uint16_t value) const;
     uint32_t largest_value(const QuantFormat& format, const CodedSource& source, size_t group, size_t count) const;
     float rounding(float magnitude) const;
 
@@ -42,7 +48,7 @@ class Bounds {
     bool average_;
     DType out_dtype_;
     Overflow overflow_;
-    std::vector<float> codes_, scales_;
+    std::vector<float> codes_, turned_, scales_;
     float slack_, least_;
 };
 

@@ -11,11 +11,6 @@
 namespace alltoallv::kernel::quant {
 namespace {
 
-struct Spike {
-    uint16_t index = 0xFFFF, value = 0;  // in the group; bfloat16
-};
-static_assert(sizeof(Spike[spikes_each]) == spike_bytes);
-
 /// Groups are rotated with largest magnitudes from 2^-60 to below 2^117: no sum of 1,024 elements leaves float32's
 /// range. Elements below 2^-100 count as 0, so that no sum is subnormal.
 constexpr uint32_t least_turned = (127u - 60) << 23, too_large = (127u + 117) << 23, least_element = (127u - 100) << 23;

@@ -11,6 +11,12 @@
 
 namespace alltoallv::kernel::quant {
 
+/// An element of a group that is kept apart.
+struct Spike {
+    uint16_t index = 0xFFFF, value = 0;  // in the group; bfloat16
+};
+static_assert(sizeof(Spike[spikes_each]) == spike_bytes);
+
 /// Where spikes lie: a record of scales has one entry of so many bytes per group, the float32 scale before the spikes.
 constexpr size_t spiked_scale_bytes = sizeof(float) + spike_bytes;
 

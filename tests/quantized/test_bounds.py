@@ -22,11 +22,12 @@ from alltoallv.quantization.spec import Quantization
 from alltoallv.testing import quantized as reference
 from alltoallv.testing import run_ranks
 from alltoallv.testing.golden import assert_bits_equal
-from alltoallv.testing.quantized_bounds import code_errors, scale_errors
-from alltoallv.testing.quantized_formats import FORMATS as ALL_FORMATS
+from alltoallv.testing.quantized_bounds import code_errors, scale_errors, turned_errors
+from alltoallv.testing.quantized_formats import FORMATS
 from alltoallv_tools.ports import free_port
 
-FORMATS = {name: form for name, form in ALL_FORMATS.items() if _core.code_formats[name].tells_bounds}
+ROTATED = {name for name, form in FORMATS.items() if form.rotated}
+UNSHAPED = [name for name, form in FORMATS.items() if not form.shaped]
 KINDS = [(gather, op) for gather in ("full", "quantized") for op in ("sum", "avg")]
 
 
@@ -66,6 +67,8 @@ def exact_sum(inputs: list[Array], op: str) -> Array:
 def test_one_table(name: str) -> None:
     for ranks in (1, 2, 8, 1000):
         assert_bits_equal(np.array(_core.code_errors(name, ranks), F32), code_errors(name, ranks), name)
+        if FORMATS[name].is_integer:
+            assert_bits_equal(np.array(_core.turned_errors(name, ranks), F32), turned_errors(name, ranks), name)
     bytes_known = FORMATS[name].scale != "float32"
     assert_bits_equal(np.array(_core.scale_errors(name), F32), scale_errors(name) if bytes_known else np.empty(0, F32))
 
@@ -229,8 +232,6 @@ def test_refusals() -> None:
         refused("max_error is given and format is 'mxfp8', expected one", max_error=1.0, format="mxfp8")
         refused("max_error is given and bits is 4, expected one", max_error=1.0, bits=4)
         refused("max_error is given with a shared scale", max_error=1.0, scale=0.5, dtype=np.int8)
-        for name in ALL_FORMATS.keys() - FORMATS.keys():
-            refused(f"bound is given in format {name}, which tells none", bound=True, format=name)
         for wrong in (0.0, -1.0, float("nan"), float("inf"), "1", True):
             refused("max_error is .*, expected a number", max_error=wrong)
 
@@ -275,7 +276,7 @@ def test_max_error() -> None:
 
 @settings(max_examples=80)
 @given(
-    name=st.sampled_from(list(FORMATS)),
+    name=st.sampled_from(UNSHAPED),
     size=st.integers(1, 8),
     kind=st.sampled_from(KINDS),
     out_dtype=st.sampled_from(sorted(DTYPES)),
@@ -331,8 +332,9 @@ def check_vectors(communicator: Communicator, total: int, at_once: int) -> None:
                 largest[name] = max(largest[name], error.max())
                 told[name] = max(told[name], result.bound.max())
             seen += at_once
-    for name, error in largest.items():
-        assert told[name] <= 4 * error or not error, f"{name}: a bound of {told[name]}, errors up to {error}"
+    for name, error in largest.items():  # a rotated group's bound is of its worst codes, which are rare
+        limit = 4 if name not in ROTATED else 4 * length**0.5
+        assert told[name] <= limit * error or not error, f"{name}: a bound of {told[name]}, errors up to {error}"
 
 
 @pytest.mark.parametrize("size", [2, 8])
@@ -346,7 +348,7 @@ def test_a_million_vectors() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 8])
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", [name for name in FORMATS if name not in ROTATED])
 def test_bounds_are_near(name: str, size: int) -> None:
     """At most 4 times the largest error of N(0, 1), also after the second quantization."""
     rng = np.random.default_rng(size)

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from on_ranks import on_ranks
 
-from alltoallv import Communicator, _core
+from alltoallv import Communicator
 from alltoallv import numpy as av
 from alltoallv.errors import InvalidParamError, InvalidTensorError, PeerMismatchError, ValueOverflowError
 from alltoallv.testing import Ranks, quantized
@@ -33,9 +33,8 @@ def entries(length: int, dtype: str, seed: int, leaves: int = LEAVES) -> Any:
 
 
 def check(comm: Communicator, made: Any, options: dict[str, Any]) -> None:
-    tells = _core.code_formats[options["format"]].tells_bounds
     bounds: list[Any] = []
-    wanted = quantized.quantized_all_reduce(list(made), tree=True, bounds=bounds if tells else None, **options)[0]
+    wanted = quantized.quantized_all_reduce(list(made), tree=True, bounds=bounds, **options)[0]
     own = np.split(made, comm.size)[comm.rank]
     found = av.quantized_all_reduce(own, leaves=len(made), group=comm, **options)
     assert_bits_equal(found, wanted, f"{comm.size} ranks, {options}")
@@ -43,10 +42,9 @@ def check(comm: Communicator, made: Any, options: dict[str, Any]) -> None:
     output, work = av.quantized_all_reduce(own, leaves=len(made), group=comm, out=into, async_op=True, **options)
     assert work.result() is output is into
     assert_bits_equal(into, wanted)
-    if tells:
-        told = av.quantized_all_reduce(own, leaves=len(made), group=comm, bound=True, **options)
-        assert_bits_equal(told.output, wanted)
-        assert_bits_equal(told.bound, bounds[0])
+    told = av.quantized_all_reduce(own, leaves=len(made), group=comm, bound=True, **options)
+    assert_bits_equal(told.output, wanted)
+    assert_bits_equal(told.bound, bounds[0])
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

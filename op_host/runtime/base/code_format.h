@@ -78,8 +78,6 @@ struct CodeFormatInfo {
     unsigned traits;
 
     constexpr bool has(Trait trait) const { return (traits & trait) != 0; }
-    /// True if what an element can be wrong by follows from its own code and its group's scale.
-    constexpr bool tells_bounds() const { return (traits & ~unsigned{rounds_up}) == 0; }
     constexpr bool shaped() const { return has(rotated) || has(spikes); }
 };
 

@@ -31,8 +31,6 @@ void check(const QuantReduction& r) {
     const bool scatters = r.op == OpKind::quantized_reduce_scatter;
     if (scatters && (r.mode != QuantMode::dynamic || r.requantizes))
         throw invalid_param("a quantized_reduce_scatter has neither a shared scale nor a second quantization");
-    if (r.tells_bound && !info(r.format).tells_bounds())
-        throw invalid_param("bound is given in format ", info(r.format).name, ", which tells none");
     if (r.tells_bound && r.mode != QuantMode::dynamic)
         throw invalid_param("bound is given with a shared scale, expected the dynamic mode");
     if (r.tells_bound && r.gather_feeds_back && info(r.format).scale == ScaleKind::e4m3)

@@ -124,7 +124,7 @@ def chosen(
         if group_size is None and row and not form.group_size:
             group_size = max(count, 1)
         fits = group_size is None or form.group_size in (0, group_size)
-        if not (fits and form.tells_bounds):
+        if not fits or form.rotated or form.spikes:  # by the largest magnitude alone they promise no less than others
             continue
         how = Quantization.checked(name, group_size, options.gather, options.op, options.overflow)
         if not offers(how):

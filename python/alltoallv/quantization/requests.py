@@ -62,7 +62,6 @@ def all_reduce(
     first, second = _scales(adapter, options, quantization, shape, feedback is not None)
     if bound and not options.dynamic():
         raise InvalidParamError("bound is given with a shared scale, expected the dynamic mode")
-    _check_bound(quantization, bound)
     if bound and feedback is not None and options.gather == "quantized" and options.format == "nvfp4":
         raise InvalidParamError(
             "bound is given with error feedback of the gather in format nvfp4, whose scale may not hold the feedback; "
@@ -103,19 +102,12 @@ def reduce_scatter(
     row, dtype = _core.row_size(x.shape), adapter.dtype(x)
     rows = shares("recv_counts", recv_counts, "input", x.shape[0], comm.size)
     quantization = Quantization.checked(options.format, options.group_size, "full", options.op, options.overflow)
-    _check_bound(quantization, bound)
     check_float(dtype)
     counts, out_dtype = tuple(scaled(rows, row)), output_dtype(adapter, options, dtype)
     request = QuantizedReduction(
         "quantized_reduce_scatter", dtype, out_dtype, counts, quantization, shape=tuple(x.shape), bound=bound
     )
     return _reduction(adapter, comm, request, x, (rows[comm.rank], *x.shape[1:]), out, feedback)
-
-
-def _check_bound(quantization: Quantization, bound: bool) -> None:
-    """Raises InvalidParamError for a bound of a format whose codes do not tell it."""
-    if bound and not _core.code_formats[quantization.format].tells_bounds:
-        raise InvalidParamError(f"bound is given in format {quantization.format}, which tells none, expected another")
 
 
 def _reduction(
@@ -216,7 +208,6 @@ def rows(
     fixed = row is not None and row.group_size > 0
     group_size = most if options.group_size is None and not fixed else options.group_size
     quantization = Quantization.checked(options.format, group_size, overflow=options.overflow)
-    _check_bound(quantization, bound)
     check_float(dtype)
     if quantization.group_size > most and not fixed:
         quantization = replace(quantization, group_size=most)  # gives the same codes, and the same terms on all ranks

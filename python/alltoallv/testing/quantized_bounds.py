@@ -69,6 +69,14 @@ def code_errors(name: str, ranks: int) -> Floats:
     return np.where(values <= form.most, errors[np.searchsorted(known, np.fmin(values, form.most))], _INF)
 
 
+def turned_errors(name: str, ranks: int) -> Floats:
+    """Returns the same for elements of rotated groups, by the binary logarithm of the group's largest block."""
+    form, arithmetic = FORMATS[name], (ranks + 8) * 2.0**-24
+    passes = np.arange(11)  # groups have up to 1,024 elements
+    errors = 0.5 + form.most * arithmetic + 2 * (passes + 3) * 2.0**-24 * (form.most + 1)
+    return np.array([_up(error) for error in np.sqrt(2.0**passes) * errors])
+
+
 def scale_errors(name: str) -> Floats:
     """Returns the scale by which errors count, for every byte that stands for a scale."""
     form = FORMATS[name]
@@ -95,6 +103,8 @@ def _errors(source: Quantized, ranks: int) -> Floats:
     """Returns what every element's code can be wrong by."""
     table = code_errors(source.format, ranks)
     scales = source.scales
+    if source.form.shaped:
+        return _shaped_errors(source, ranks)
     if source.form.scale != "float32":
         tensor = source.tensor if source.format == "nvfp4" else _F32(1)
         scales = scale_errors(source.format)[scales] * tensor
@@ -103,6 +113,26 @@ def _errors(source: Quantized, ranks: int) -> Floats:
     codes: Array = codes_of(source).view(np.uint8) & (2**source.form.bits - 1)
     spread: Floats = np.repeat(scales, min(source.group_size, max(source.count, 1)))[: source.count]
     found: Floats = table[codes[: source.count]] * spread
+    return found
+
+
+def _shaped_errors(source: Quantized, ranks: int) -> Floats:
+    """Returns the same where groups are rotated or have spikes: of every element its group's."""
+    group = min(source.group_size, max(source.count, 1))
+    lengths = np.diff(np.append(np.arange(0, source.count, group), source.count))
+    scales, turned = np.abs(source.scales), turned_errors(source.format, ranks)
+    if source.form.bits < 4:
+        scales = np.where(scales == _F32(2.0**126), _INF, scales)
+    blocks = np.array([turned[int(length).bit_length() - 1] for length in lengths], _F32)
+    errors = np.where(source.scales < 0, blocks, code_errors(source.format, ranks)[0]) * scales
+    if source.spikes is not None:
+        for index, value in zip(source.spikes[0].T, source.spikes[1].T, strict=True):
+            magnitude = np.abs(value.astype(_F32))
+            unit = (magnitude.view(np.uint32) & 0x7F800000).view(_F32) * _F32(2.0**-8)
+            unit = np.where(magnitude == _F32(float.fromhex("0x1.fep127")), 2 * unit, unit)
+            error = unit + magnitude * _up((ranks + 8) * 2.0**-24)
+            errors = np.where(index < lengths, np.maximum(errors, error), errors)
+    found: Floats = np.repeat(errors.astype(_F32), lengths)
     return found
 
 
