@@ -25,6 +25,7 @@ def watch() -> None:
         sys.meta_path.insert(0, _AfterTorchNpu())
 
 
+_VLLM = "vllm_ascend.vllm_ascend_C"
 _CANN = {
     f"triton.language.extra.cann{name}": f"cann/{file}.py"
     for name, file in (("", "__init__"), (".extension", "extension"), (".libdevice", "libdevice"))
@@ -35,7 +36,7 @@ class _AfterTorchNpu(MetaPathFinder):
     """Finds torch_npu and Triton's backends as usual, and installs what the emulator has once they are imported."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name not in ("torch", "torch_npu", "triton.backends", *_CANN):
+        if name not in ("torch", "torch_npu", "triton.backends", _VLLM, *_CANN):
             return None
         if name == "torch_npu":
             _check_build()
@@ -45,6 +46,8 @@ class _AfterTorchNpu(MetaPathFinder):
             return spec_from_file_location(
                 name, file, submodule_search_locations=[] if file.stem == "__init__" else None
             )
+        if name == _VLLM:  # vllm-ascend's own needs CANN
+            return spec or spec_from_file_location(name, Path(__file__).with_name("vllm_ascend_c.py"))
         if spec is not None and spec.loader is not None:
             spec.loader = _Loader(spec.loader)
         return spec

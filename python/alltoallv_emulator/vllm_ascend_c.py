@@ -1,0 +1,128 @@
+"""Stands for the extension module ``vllm_ascend.vllm_ascend_C`` where vllm-ascend was built without CANN.
+
+Importing it registers operators of vllm-ascend's namespace ``_C_ascend``, by the formulas of `alltoallv.npu_ops`. What
+it lacks is no attribute of ``torch.ops._C_ascend``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from alltoallv.npu_ops.layers import add_rms_norm
+from alltoallv.npu_ops.moe import gating_top_k, init_routing_v2
+from alltoallv.npu_ops.registry import Formula, Operator
+from alltoallv_emulator.host_views import on_host
+
+_LIBRARY = torch.library.Library("_C_ascend", "FRAGMENT")
+
+
+def _add_rms_norm_bias(
+    x1: Tensor, x2: Tensor, gamma: Tensor, beta: Tensor | None, epsilon: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Normalizes the sum of x1 and x2, times gamma, plus beta; returns that, the factors and the sum."""
+    y, rstd, total = add_rms_norm(x1.float(), x2.float(), gamma, epsilon)
+    return (y if beta is None else y + beta.float()).to(x1.dtype), rstd, total.to(x1.dtype)
+
+
+def _add_rms_norm_bias_shapes(
+    x1: Tensor, x2: Tensor, gamma: Tensor, beta: Tensor | None = None, epsilon: float = 1e-6
+) -> tuple[Tensor, Tensor, Tensor]:
+    factors = *x1.shape[: x1.dim() - gamma.dim()], *[1] * gamma.dim()
+    return torch.empty_like(x1), x1.new_empty(factors, dtype=torch.float32), torch.empty_like(x1)
+
+
+def _gating_top_k(
+    x: Tensor,
+    k: int,
+    k_group: int,
+    group_count: int,
+    group_select_mode: int,
+    renorm: int,
+    norm_type: int,
+    routed_scaling_factor: float,
+    eps: float,
+    bias_opt: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    options = group_select_mode, renorm, norm_type, routed_scaling_factor, eps
+    return gating_top_k(x, k, bias_opt, k_group, group_count, *options)
+
+
+def _gating_top_k_shapes(x: Tensor, k: int, *options: object, **more: object) -> tuple[Tensor, Tensor, Tensor]:
+    chosen = x.new_empty((len(x), k))
+    return chosen, chosen.to(torch.int32), x.float()
+
+
+def _init_routing_custom_shapes(
+    x: Tensor,
+    expert_idx: Tensor,
+    *,
+    expert_num: int = -1,
+    expert_tokens_num_type: int = 0,
+    quant_mode: int = 0,
+    active_expert_range: Sequence[int] = (),
+    **more: object,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    first, end = active_expert_range or (0, expert_num)
+    places = expert_idx.numel()
+    counts = (expert_num, 2) if expert_tokens_num_type == 2 else (end - first,)
+    rows = x.new_empty((places, x.size(1)), dtype=torch.int8 if quant_mode == 1 else x.dtype)
+    index, scales = x.new_empty(places, dtype=torch.int32), x.new_empty(places, dtype=torch.float32)
+    return rows, index, x.new_empty(counts, dtype=torch.int64), scales
+
+
+def _masked_input_and_mask(
+    input: Tensor,
+    org_vocab_start_index: int,
+    org_vocab_end_index: int,
+    num_org_vocab_padding: int,
+    added_vocab_start_index: int,
+    added_vocab_end_index: int,
+) -> tuple[Tensor, Tensor]:
+    """Returns the rows of this rank's part of a vocabulary, 0 for tokens of others, and which tokens those are.
+
+    The part has the tokens of the original range, padding, and those of the added range.
+    """
+    original = (input >= org_vocab_start_index) & (input < org_vocab_end_index)
+    added = (input >= added_vocab_start_index) & (input < added_vocab_end_index)
+    first_added = org_vocab_end_index - org_vocab_start_index + num_org_vocab_padding
+    rows = torch.where(added, input - added_vocab_start_index + first_added, torch.zeros_like(input))
+    return torch.where(original, input - org_vocab_start_index, rows), ~(original | added)
+
+
+_OPERATORS: dict[str, tuple[Callable[..., Any], Callable[..., Any] | None]] = {
+    "npu_moe_init_routing_custom(Tensor x, Tensor expert_idx, *, Tensor? scale=None, Tensor? offset=None,"
+    " int active_num=-1, int expert_capacity=-1, int expert_num=-1, int drop_pad_mode=0, int expert_tokens_num_type=0,"
+    " bool expert_tokens_num_flag=False, int quant_mode=0, int[2] active_expert_range=[], int row_idx_type=0)"
+    " -> (Tensor expanded_x, Tensor expanded_row_idx, Tensor expert_tokens, Tensor expanded_scale)": (
+        init_routing_v2,
+        _init_routing_custom_shapes,
+    ),
+    "get_masked_input_and_mask(Tensor input, int org_vocab_start_index, int org_vocab_end_index,"
+    " int num_org_vocab_padding, int added_vocab_start_index, int added_vocab_end_index)"
+    " -> (Tensor masked_input, Tensor mask)": (_masked_input_and_mask, None),
+    "npu_add_rms_norm_bias(Tensor x1, Tensor x2, Tensor gamma, Tensor? beta=None, float epsilon=1e-06)"
+    " -> (Tensor y, Tensor rstd, Tensor x)": (_add_rms_norm_bias, _add_rms_norm_bias_shapes),
+    "moe_gating_top_k(Tensor x, int k, int k_group, int group_count, int group_select_mode, int renorm, int norm_type,"
+    " bool out_flag, float routed_scaling_factor, float eps, Tensor? bias_opt=None)"
+    " -> (Tensor y, Tensor expert_idx, Tensor out)": (_gating_top_k, _gating_top_k_shapes),
+}
+# vllm-ascend gives these their shapes when it is imported; a call is refused by torch, for want of a kernel.
+_NAMED = (
+    "bgmv_expand(Tensor x, Tensor weight, Tensor indices, Tensor(a!) y, int slice_offset, int slice_size) -> Tensor",
+    "sgmv_expand(Tensor x, Tensor weight, Tensor lora_indices, Tensor seq_len, Tensor(a!) y, int slice_offset,"
+    " int slice_size) -> Tensor",
+)
+
+for _schema in _NAMED:
+    _LIBRARY.define(_schema)
+for _schema, (_function, _shapes) in _OPERATORS.items():
+    _name = _LIBRARY.define(_schema)
+    _formula = Formula(_function, frozenset(["out_flag", "expert_capacity"]), True)
+    _operator = getattr(torch.ops._C_ascend, _name).default
+    _LIBRARY.impl(_name, on_host(Operator(_name, _operator._schema, _formula)), "PrivateUse1")
+    if _shapes is not None:
+        _LIBRARY.impl(_name, _shapes, "Meta")
