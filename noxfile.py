@@ -286,7 +286,7 @@ def _cross_compile(session: nox.Session, tests: str) -> None:
     steps.ctest(session, build, "-R", f"^({'|'.join(chosen)})$")
 
 
-@nox.session(venv_backend="none", tags=["lane-b"])
+@nox.session(venv_backend="none", tags=["lane-c"])
 def model(session: nox.Session) -> None:
     """The model of the row protocol, which spin checks; ``-- -m "slow or not slow"`` also for three ranks."""
     if debian.MODEL.missing():
