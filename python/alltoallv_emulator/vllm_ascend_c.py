@@ -14,7 +14,7 @@ from torch import Tensor
 
 from alltoallv.npu_ops.layers import add_rms_norm
 from alltoallv.npu_ops.moe import gating_top_k, init_routing_v2
-from alltoallv.npu_ops.registry import Formula, Operator
+from alltoallv.npu_ops.registry import Formula, Operator, renamed
 from alltoallv_emulator.host_views import on_host
 
 _LIBRARY = torch.library.Library("_C_ascend", "FRAGMENT")
@@ -33,22 +33,6 @@ def _add_rms_norm_bias_shapes(
 ) -> tuple[Tensor, Tensor, Tensor]:
     factors = *x1.shape[: x1.dim() - gamma.dim()], *[1] * gamma.dim()
     return torch.empty_like(x1), x1.new_empty(factors, dtype=torch.float32), torch.empty_like(x1)
-
-
-def _gating_top_k(
-    x: Tensor,
-    k: int,
-    k_group: int,
-    group_count: int,
-    group_select_mode: int,
-    renorm: int,
-    norm_type: int,
-    routed_scaling_factor: float,
-    eps: float,
-    bias_opt: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    options = group_select_mode, renorm, norm_type, routed_scaling_factor, eps
-    return gating_top_k(x, k, bias_opt, k_group, group_count, *options)
 
 
 def _gating_top_k_shapes(x: Tensor, k: int, *options: object, **more: object) -> tuple[Tensor, Tensor, Tensor]:
@@ -108,7 +92,10 @@ _OPERATORS: dict[str, tuple[Callable[..., Any], Callable[..., Any] | None]] = {
     " -> (Tensor y, Tensor rstd, Tensor x)": (_add_rms_norm_bias, _add_rms_norm_bias_shapes),
     "moe_gating_top_k(Tensor x, int k, int k_group, int group_count, int group_select_mode, int renorm, int norm_type,"
     " bool out_flag, float routed_scaling_factor, float eps, Tensor? bias_opt=None)"
-    " -> (Tensor y, Tensor expert_idx, Tensor out)": (_gating_top_k, _gating_top_k_shapes),
+    " -> (Tensor y, Tensor expert_idx, Tensor out)": (
+        renamed(gating_top_k, names={"bias_opt": "bias"}),
+        _gating_top_k_shapes,
+    ),
 }
 # vllm-ascend gives these their shapes when it is imported; a call is refused by torch, for want of a kernel.
 _NAMED = (

@@ -118,6 +118,7 @@ def test_what_is_refused(comm: Communicator) -> None:
         (x, good, ([0, 1], ["max"]), InvalidParamError, "expected no terms but those of a sum"),
         (x, good, ([0, 1], [own]), PeerMismatchError, r"x: rank 0 has .*target.*\(1,\).*rank 1 has .*\(0,\)"),
         (x.astype(f"int{8 << comm.rank}"), good, good, PeerMismatchError, "rank 0 has dtype int8, rank 1 has int16"),
+        (x.astype(int), ([0, 1], ["avg"]), good, InvalidParamError, "x has dtype int64, expected one of fractions"),
         (None if comm.rank else x, good, good, InvalidTensorError, "x: rank 1 gives no part, expected one"),
         (x, ([0], [0]), good, InvalidTensorError, "x: rank 1 gives a part, expected None"),
         (x[: comm.rank], good, good, InvalidTensorError, r"x of rank 0 has shape \[0, 3\], expected \[1, 3\]"),

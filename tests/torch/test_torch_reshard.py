@@ -56,6 +56,8 @@ def test_as_dtensor_redistributes(rank: int, size: int, file: str, backend: str)
     terms = whole * (rank + 1)
     found = at.reshard(terms, (mesh, (Partial(), Partial())), (mesh, (Shard(0), Replicate())))
     assert torch.equal(found, (whole * 10).chunk(2)[rank // 2])
+    least = at.reshard(terms, (mesh, (Partial("min"), Shard(1))), (mesh, (Shard(1), Shard(0))), shape=(7, 12))
+    assert torch.equal(least, torch.cat([whole, whole * 2], 1).chunk(2, 1)[rank // 2].chunk(2)[rank % 2])
     strided = _StridedShard(0, split_factor=2)
     with pytest.raises(InvalidParamError, match=r"source has the placement .*expected Shard, Replicate or Partial"):
         at.reshard(whole, (mesh, (strided, Shard(0))), ([0], [0]))

@@ -389,6 +389,8 @@ def _agreed(mine: Described, told: Sequence[Any]) -> tuple[tuple[int, ...], str,
     shape, dtype = _equal(name, "the whole shape", shapes), _equal(name, "dtype", dtypes)
     if dtype is None:
         raise InvalidParamError(f"{name}: no rank has a part, expected all ranks of the source's mesh to give theirs")
+    if "avg" in mine.source.placements and not dtype.startswith(("float", "bfloat", "complex")):
+        raise InvalidParamError(f"{name} has dtype {dtype}, expected one of fractions for terms of an average")
     holders = sorted(mine.source.ranks)
     for rank, part in enumerate(parts):
         if (part is None) == (rank in holders):
@@ -433,13 +435,13 @@ def _whole(name: str, source: Layout, parts: Sequence[Any]) -> tuple[int, ...]:
 class Resharding(Generic[T]):
     """Runs the moves of one or several tensors; the plans of all front ends."""
 
-    def __init__(self, comm: Communicator, mine: Sequence[Described], size: int) -> None:
+    def __init__(self, comm: Communicator, mine: Sequence[Described]) -> None:
         self.terms = agreed(comm, mine)
         self.steps = [
             moves(shape, each.source, each.target, comm.rank)
             for each, (shape, *_) in zip(mine, self.terms, strict=True)
         ]
-        self._size = size
+        self._size = comm.size
 
     @property
     def elements_sent(self) -> int:

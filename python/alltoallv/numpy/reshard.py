@@ -75,7 +75,7 @@ class ReshardPlan:
             self.source_shape = boxes(source, whole).shape(comm.rank)
             self.target_shape = boxes(target, whole).shape(comm.rank)
         told = Described("x", source, target, whole, self.source_shape, name)
-        self._dtype, self._plan = np.dtype(dtype), Resharding[Array](comm, [told], comm.size)
+        self._dtype, self._plan = np.dtype(dtype), Resharding[Array](comm, [told])
         self.elements_sent, self.elements_received = self._plan.elements_sent, self._plan.elements_received
 
     def __call__(self, x: npt.ArrayLike | None) -> Array | None:
@@ -165,7 +165,7 @@ def reshard_state(
             )
             for name, x in arrays.items()
         ]
-    results = Resharding[Array](comm, told, comm.size).run(list(arrays.values()), _Tools(comm))
+    results = Resharding[Array](comm, told).run(list(arrays.values()), _Tools(comm))
     return dict(zip(arrays, results, strict=True))
 
 

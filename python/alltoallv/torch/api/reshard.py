@@ -19,9 +19,7 @@ from alltoallv.torch.eager.calls import AnyCommunicator
 from alltoallv.torch.eager.graphs import between_graphs
 from alltoallv.torch.eager.group import Group
 from alltoallv.torch.eager.tensors import check_tensor, core_name, needs_grad
-
-_STEPS = {"sum": torch.add, "avg": torch.add, "min": torch.minimum, "max": torch.maximum, "prod": torch.mul}
-_WIDE = (torch.float16, torch.bfloat16)
+from alltoallv.torch.engines.reduction import combine
 
 
 class _Tools:
@@ -38,11 +36,7 @@ class _Tools:
         return all_to_all_v(x, sends, recvs, sdispls=sdispls, unit="element", group=self._comm)
 
     def reduced(self, parts: Sequence[Tensor], op: str) -> Tensor:
-        dtype = parts[0].dtype
-        total = parts[0].to(torch.float32) if dtype in _WIDE else parts[0].clone()
-        for each in parts[1:]:
-            total = _STEPS[op](total, each.to(total.dtype))
-        return (total / len(parts) if op == "avg" else total).to(dtype)
+        return combine(parts, op)
 
 
 class ReshardPlan:
@@ -76,7 +70,10 @@ class ReshardPlan:
         device: torch.device | str = "cpu",
     ) -> None:
         self._device = torch.device(device)
-        self._comm = comm = _member(group, self._device.type)
+        comm = groups.resolve(group, self._device.type)
+        if comm is None:
+            raise InvalidParamError("this rank is not a member of the group, expected only its members to make a plan")
+        self._comm = comm
         with guard(comm, "all_gather"):
             whole = tuple(int(n) for n in shape)
             layouts = [_layout(*each, comm.size, group) for each in (("source", source), ("target", target))]
@@ -84,7 +81,7 @@ class ReshardPlan:
             self.source_shape = boxes(source, whole).shape(comm.rank)
             self.target_shape = boxes(target, whole).shape(comm.rank)
             told = Described("x", source, target, whole, self.source_shape, core_name(dtype))
-        self._dtype, self._plan = dtype, Resharding[Tensor](groups.on_host(comm), [told], comm.size)
+        self._dtype, self._plan = dtype, Resharding[Tensor](groups.on_host(comm), [told])
         self.elements_sent, self.elements_received = self._plan.elements_sent, self._plan.elements_received
 
     @between_graphs
@@ -163,13 +160,15 @@ def reshard_state(
         group, device: See `reshard`.
 
     Returns:
-        The parts of the target, by name.
+        The parts of the target, by name; on a rank outside the group None for each.
 
     Raises:
         AllToAllVError: as `reshard`.
     """
     lies = next((x.device for x in state.values() if isinstance(x, Tensor)), torch.device(device or "cpu"))
-    comm = _member(group, lies.type)
+    comm = groups.resolve(group, lies.type)
+    if comm is None:
+        return dict.fromkeys(state)
     with guard(comm, "all_gather"):
         told = []
         for name, x in state.items():
@@ -184,19 +183,12 @@ def reshard_state(
             whole = tuple(int(n) for n in shapes[name]) if shapes and name in shapes else None
             part, dtype = (None, None) if x is None else (tuple(x.shape), core_name(x.dtype))
             told.append(Described(name, of_source, of_target, whole, part, dtype, x is not None and needs_grad(x)))
-    plan = Resharding[Tensor](groups.on_host(comm), told, comm.size)
+    plan = Resharding[Tensor](groups.on_host(comm), told)
     for each, (*_, wants_gradient) in zip(told, plan.terms, strict=True):
         if wants_gradient and not all(len(layout.ranks) == comm.size for layout in (each.source, each.target)):
             raise InvalidParamError(f"{each.name} requires grad, expected all {comm.size} ranks in both meshes then")
     results = plan.run(list(state.values()), _Tools(comm, lies))
     return dict(zip(state, results, strict=True))
-
-
-def _member(group: Group, device: str) -> AnyCommunicator:
-    comm = groups.resolve(group, device)
-    if comm is None:
-        raise InvalidParamError("this rank is not a member of the group, expected only its members to call")
-    return comm
 
 
 def _layout(name: str, value: Any, size: int, group: Group) -> Layout:
