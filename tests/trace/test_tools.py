@@ -21,7 +21,7 @@ from alltoallv.errors import PeerLostError
 from alltoallv.numpy import all_reduce, barrier
 from alltoallv_tools.cli import main
 from alltoallv_tools.trace.page import html
-from alltoallv_tools.trace.records import CUT_SHORT, DONE, FAILED, RUNNING, read
+from alltoallv_tools.trace.records import CUT_SHORT, DONE, FAILED, HEADER_BYTES, RUNNING, read
 from alltoallv_tools.trace.summary import lateness, tell
 from alltoallv_tools.trace.watch import table
 
@@ -53,11 +53,28 @@ def test_sentences(folder):
     assert any(re.match(late, one) for one in sentences)
 
 
-def test_a_bad_file_is_left_out(folder, tmp_path, caplog):
+def with_a_folder(path):
+    path.mkdir()
+    return "Is a directory"
+
+
+def with_another_file(path):
+    path.write_text("{}")
+    return "is not a trace: 'size'"
+
+
+def with_other_records(path):
+    """The first page of a trace, and then anything but records."""
+    path.write_bytes(next(path.parent.glob("*.trace")).read_bytes()[:HEADER_BYTES] + b"\xff" * HEADER_BYTES)
+    return "is not a trace: it holds something else"
+
+
+@pytest.mark.parametrize("spoil", [with_a_folder, with_another_file, with_other_records])
+def test_a_bad_file_is_left_out(spoil, folder, tmp_path, caplog):
     shutil.copytree(folder, tmp_path / "mixed")
-    (tmp_path / "mixed" / "other.trace").write_text("{}")
+    reason = spoil(tmp_path / "mixed" / "other.trace")
     assert len(read(tmp_path / "mixed")) == len(read(folder))
-    assert "other.trace' is not a trace: 'size'; left out" in caplog.text
+    assert re.search(rf"{reason}.*; left out", caplog.text)
 
 
 def test_who_is_late(folder):
@@ -114,6 +131,13 @@ def test_page_in_a_browser(folder, tmp_path):
     assert f"for rank {LATE}" in dom.stdout
     skew = COUNTS.sum(0).max() / COUNTS.sum(0).mean()
     assert f"The most loaded rank receives {skew:.2f} times the mean" in dom.stdout
+    (domain, *_) = page_data(page.read_text("utf-8"))["domains"]
+    second = domain["operators"][domain["events"][1][1][3]]  # of rank 1
+    keys = "['ArrowDown', 'p', 'n'].forEach(key => t.dispatchEvent(new KeyboardEvent('keydown', {key})))"
+    with page.open("a", encoding="utf-8") as file:
+        file.write(f"<script>{keys}</script>")
+    dom = subprocess.run(dump, capture_output=True, text=True, timeout=120, check=True)
+    assert f'aria-live="polite">Rank 1: {second} #' in dom.stdout
     subprocess.run([*command, f"--screenshot={shot}", page.as_uri()], capture_output=True, timeout=120, check=True)
     assert shot.stat().st_size > 20_000
 

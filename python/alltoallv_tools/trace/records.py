@@ -95,7 +95,7 @@ def read(folder: Path) -> list[DomainTrace]:
     Raises:
         ValueError: the folder is missing or holds no trace.
     """
-    traces = readable(read_file, [path for path in sorted(folder.glob("*.trace")) if _has_begun(path)])
+    traces = [trace for trace in readable(read_file, sorted(folder.glob("*.trace"))) if trace is not None]
     if not traces:
         raise ValueError(
             f"folder {str(folder)!r} holds no *.trace files, expected the one that ALLTOALLV_TRACE or "
@@ -113,16 +113,17 @@ def read(folder: Path) -> list[DomainTrace]:
 
 
 def readable(read_one: Callable[[Path], T], paths: Sequence[Path]) -> list[T]:
-    """Reads files; leaves out, with a warning, those for which ``read_one`` raises ValueError.
+    """Reads files; leaves out, with a warning, those for which ``read_one`` raises ValueError or OSError.
 
     Raises:
-        ValueError: none can be read.
+        ValueError, OSError: none can be read.
     """
-    results, errors = [], []
+    results: list[T] = []
+    errors: list[Exception] = []
     for path in paths:
         try:
             results.append(read_one(path))
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             errors.append(error)
     if errors and not results:
         raise errors[0]
@@ -142,42 +143,42 @@ def named(domains: Iterable[DomainTrace]) -> list[DomainTrace]:
     return listed
 
 
-def _has_begun(path: Path) -> bool:
-    """True once a rank has written the first page; where the disk is full it never does."""
-    with path.open("rb") as file:
-        return file.read(1) not in (b"", b"\0")
-
-
-def read_file(path: Path) -> RankTrace:
-    """Reads one file, which its rank may still be writing.
+def read_file(path: Path) -> RankTrace | None:
+    """Reads one file, which its rank may still be writing; None before it has written the first page, or cannot.
 
     Raises:
         ValueError: the file is not a trace.
     """
     with path.open("rb") as file:
-        try:
-            header = json.loads(file.read(HEADER_BYTES).rstrip(b"\0"))
-            form = layout(header["size"])
-            if header["stride"] != form.itemsize:
-                raise ValueError("another version wrote it")
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{str(path)!r} is not a trace: {error}") from None
-        data = file.read()
-    records = np.frombuffer(data, form, count=len(data) // form.itemsize)
-    empty = np.flatnonzero(records["begin"] == 0)  # files grow in steps
-    return RankTrace(
-        domain=header["domain"],
-        rank=header["rank"],
-        size=header["size"],
-        pid=header["pid"],
-        host=header["host"],
-        started_ns=header["steady_ns"],
-        clock_ns=header["unix_ns"] - header["steady_ns"],
-        operators=header["operators"],
-        dtypes=header["dtypes"],
-        records=records[: empty[0]] if empty.size else records,
-        lost=header.get("lost", 0),
-    )
+        head, data = file.read(HEADER_BYTES).rstrip(b"\0"), file.read()
+    if not head:
+        return None
+    try:
+        header = json.loads(head)
+        form = layout(header["size"])
+        if header["stride"] != form.itemsize:
+            raise ValueError("another version wrote it")
+        records = np.frombuffer(data, form, count=len(data) // form.itemsize)
+        empty = np.flatnonzero(records["begin"] == 0)  # files grow in steps
+        trace = RankTrace(
+            domain=header["domain"],
+            rank=header["rank"],
+            size=header["size"],
+            pid=header["pid"],
+            host=header["host"],
+            started_ns=header["steady_ns"],
+            clock_ns=header["unix_ns"] - header["steady_ns"],
+            operators=header["operators"],
+            dtypes=header["dtypes"],
+            records=records[: empty[0]] if empty.size else records,
+            lost=header.get("lost", 0),
+        )
+        strange = (trace.records["op"] >= len(trace.operators)) | (trace.records["state"] > CUT_SHORT)
+        if trace.rank not in range(trace.size) or strange.any():
+            raise ValueError("it holds something else")
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{str(path)!r} is not a trace: {error}") from None
+    return trace
 
 
 def rank_names(domains: list[DomainTrace]) -> dict[tuple[str, int], int]:
