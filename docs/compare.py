@@ -79,7 +79,7 @@ def main() -> int:
         parser.error(f"--only has {', '.join(sorted(unknown))}; there are {', '.join(CHOSEN)}")
     if not list((args.other / "python" / "alltoallv").glob("_core*.so")):
         parser.error(f"{args.other} has no built core; `make build` there makes it")
-    print("| run | ranks | bytes | this, us | other, us | times as fast |\n|---|---:|---:|---:|---:|---:|", flush=True)
+    print("| run | ranks | bytes | this, µs | other, µs | times as fast |\n|---|---:|---:|---:|---:|---:|", flush=True)
     summary = ["| run | calls | median | least | most |", "|---|---:|---:|---:|---:|"]
     for name in names:
         ratios = []

@@ -63,7 +63,7 @@ WAYS = (
         "private",
         "The function, into an ordinary array",
         "`all_to_all_v(..., out=array)`: peers cannot write there, so the receiver reads.",
-        "the kernel reads another process's memory page by page, which costs 0.2 to 0.8 us more for 4 KiB than in huge "
+        "the kernel reads another process's memory page by page, which costs 0.2 to 0.8 µs more for 4 KiB than in huge "
         "pages. An array has huge pages only where it fills aligned blocks of 2 MiB. Open MPI makes the same system "
         "calls, and is quicker or slower by chance",
     ),
@@ -93,7 +93,7 @@ WAYS = (
         "quantized",
         "`quantized_all_reduce`, int8 codes",
         "Peers sum in float32. Codes pay between hosts; inside one host they take longer to make than float32 to move.",
-        "inside a host, codes take longer to make than float32 to move: 74 us against 46 for our own float32 sum",
+        "inside a host, codes take longer to make than float32 to move: 74 µs against 46 for our own float32 sum",
         (*MPI, "gloo"),
         limited=False,
     ),
@@ -209,7 +209,7 @@ def section(way: Way, figures: Figures) -> Iterator[str]:
     """A way's table."""
     found = rows(figures, way.run)
     copied = any("copy" in row for row in found)
-    yield "| ranks | bytes | us (min, max) | GB/s | best peer | us | times as fast |" + (
+    yield "| ranks | bytes | µs (min, max) | GB/s | best peer | µs | times as fast |" + (
         " of a copy |" if copied else ""
     )
     yield "|---:|---:|---|---:|---|---:|---:|" + ("---:|" if copied else "")
@@ -241,7 +241,7 @@ def calls(figures: Figures) -> Iterator[str]:
         "gloo": "gloo, `all_to_all_single`",
     }
     found = rows(figures, "calls")
-    yield "| call | " + " | ".join(f"{row['np']} ranks, {human(row['nbytes'])}, us" for row in found) + " |"
+    yield "| call | " + " | ".join(f"{row['np']} ranks, {human(row['nbytes'])}, µs" for row in found) + " |"
     yield "|---|" + "---:|" * len(found)
     for column, name in names.items():
         if any(column in row for row in found):
@@ -251,7 +251,7 @@ def calls(figures: Figures) -> Iterator[str]:
 
 def backend(figures: Figures) -> Iterator[str]:
     """Calls of torch.distributed beside gloo's, and torch's own part of them."""
-    yield "| call | us | gloo, us | times as fast | torch's own part, us | the exchange alone, us |"
+    yield "| call | µs | gloo, µs | times as fast | torch's own part, µs | the exchange alone, µs |"
     yield "|---|---:|---:|---:|---:|---:|"
     for row in rows(figures, "backend"):
         own = (microseconds(row[name]) if name in row else "" for name in ("floor", "exchange"))
@@ -261,7 +261,7 @@ def backend(figures: Figures) -> Iterator[str]:
 
 def hosts(figures: Figures) -> Iterator[str]:
     """Collectives between two hosts."""
-    yield "| bytes | collective | us | gloo, us | MPICH, us | times as fast as gloo | as MPICH |"
+    yield "| bytes | collective | µs | gloo, µs | MPICH, µs | times as fast as gloo | as MPICH |"
     yield "|---:|---|---:|---:|---:|---:|---:|"
     for row in rows(figures, "hosts"):
         times = " | ".join(microseconds(row[name]) for name in ("us", "gloo", "mpich"))

@@ -65,7 +65,7 @@ def test_a_run_is_kept_only_if_it_was_right_and_while_its_arguments_are_the_same
         kept = pages.load(tmp_path / "quick/measured.json")
         assert (tmp_path / "quick/performance.md").read_text() == pages.page(kept)
         sizes = [each["nbytes"] for each in pages.rows(kept, "plan")]
-        return code, "# time: us of a call" in capfd.readouterr().out, sizes
+        return code, "# time: µs of a call" in capfd.readouterr().out, sizes
 
     small = "alltoallv --np 1 --bytes"
     assert once(f"{small} 1K", "--report") == (0, False, [])

@@ -14,6 +14,7 @@ from typing import Any
 from alltoallv_tools.bench import report
 from alltoallv_tools.bench.cases import Case
 from alltoallv_tools.bench.competitors import Competitor, Prepared
+from alltoallv_tools.tables import Table
 
 LAYER = 64  # inputs and outputs of the linear layer whose steps are timed
 _SIZES = {
@@ -40,30 +41,28 @@ def competitors(case: Case) -> tuple[str, ...]:
 
 def header(title: str, columns: list[str]) -> str:
     """Returns the table's head: each competitor's median and minimum, and its median divided by ours."""
-    text = f"# {title}\n# us of a call, median and minimum of blocks; x: that competitor's median / ours\n"
+    text = f"# {title}\n# µs of a call, median and minimum of blocks; x: that competitor's median / ours\n"
     text += "# over: what ours takes beyond floor and exchange, of the medians and of the minima\n"
-    text += f"{'np':>3} {'call':>24} {'size(B)':>8} {'time':>10} {'min':>10} {'#wrong':>6}"
-    for column in columns:
-        text += f" {column:>10} {'min':>10} {'x':>7}"
-    return text + f" {'over':>7} {'min':>7}"
+    return text + _table(columns).head()
 
 
 def line(row: report.Row, columns: list[str]) -> str:
     """Formats the table row of one call."""
-    times = row["times"]
-    text = f"{row['np']:>3} {row['collective']:>24} {row['nbytes']:>8}"
-    text += f" {times['ours']['median_us']:>10.2f} {times['ours']['min_us']:>10.2f} {report.wrong(row):>6}"
+    times, figures = row["times"], list[Any]()
     for name in columns:
-        if name in times:
-            text += f" {times[name]['median_us']:>10.2f} {times[name]['min_us']:>10.2f} {report.ratio(row, name):>7.2f}"
-        else:
-            text += f" {'-':>10} {'-':>10} {'-':>7}"
+        measured = times.get(name)
+        figures += [measured["median_us"], measured["min_us"], report.ratio(row, name)] if measured else [None] * 3
     for key in ("median_us", "min_us"):
-        over = "-"
-        if "exchange" in times:
-            over = f"{times['ours'][key] - times['floor'][key] - times['exchange'][key]:.2f}"
-        text += f" {over:>7}"
-    return text
+        over = "exchange" in times
+        figures.append(times["ours"][key] - times["floor"][key] - times["exchange"][key] if over else None)
+    ours = times["ours"]["median_us"], times["ours"]["min_us"], report.wrong(row)
+    return _table(columns).row(row["np"], row["collective"], row["nbytes"], *ours, *figures)
+
+
+def _table(columns: list[str]) -> Table:
+    own = ("np >3", "call >24", "size(B) >8", "time >10.2f", "min >10.2f", "#wrong >6")
+    peers = (part for column in columns for part in (f"{column} >10.2f", "min >10.2f", "x >7.2f"))
+    return Table(*own, *peers, "over >7.2f", "min >7.2f")
 
 
 class BackendLibrary:

@@ -18,6 +18,7 @@ from torch import Tensor
 from alltoallv.quantization.spec import Quantization
 from alltoallv.torch.engines import torch_kernels
 from alltoallv_tools.bench import report
+from alltoallv_tools.tables import Table
 
 GROUP = 128
 SOURCES = 4
@@ -162,8 +163,9 @@ def reason_against() -> str | None:
 
 def run(sizes: list[int], rows: list[report.Row]) -> None:
     """Prints the table and adds its rows to ``rows``; their form is as for the CPU kernels with other competitors."""
-    print(f"# {torch.cuda.get_device_name()}; float32 input, group {GROUP}, {SOURCES} ranks' codes; us (GB/s moved)")
-    print(f"{'kernel':>24} {'size(B)':>10} {'#wrong':>6} {'triton':>18} {'compiled':>18} {'copy':>18} {'of copy':>8}")
+    print(f"# {torch.cuda.get_device_name()}; float32 input, group {GROUP}, {SOURCES} ranks' codes; µs (GB/s moved)")
+    table = Table("kernel >24", "size(B) >10", "#wrong >6", "triton >18", "compiled >18", "copy >18", "of copy >8.0%")
+    print(table.head())
     for nbytes in sizes:
         for kernel in kernels_of(nbytes, "cuda"):
             row = measure(kernel, nbytes)
@@ -171,5 +173,4 @@ def run(sizes: list[int], rows: list[report.Row]) -> None:
             times = row["times"]
             cells = (f"{t['median_us']:.2f} ({t['GB/s']:.1f})" for t in times.values())
             share = times["copy"]["median_us"] / times["triton"]["median_us"]
-            print(f"{kernel.name:>24} {nbytes:>10} {row['wrong']:>6}" + "".join(f" {c:>18}" for c in cells), end="")
-            print(f" {share:>8.0%}", flush=True)
+            print(table.row(kernel.name, nbytes, row["wrong"], *cells, share), flush=True)

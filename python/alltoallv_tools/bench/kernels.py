@@ -13,6 +13,7 @@ import numpy as np
 from alltoallv import _core
 from alltoallv_tools.bench import report
 from alltoallv_tools.bench.competitors import Array
+from alltoallv_tools.tables import Table
 
 GROUP = 128
 SOURCES = 4
@@ -123,8 +124,9 @@ def measure(kernel: Kernel, nbytes: int, seconds: float) -> report.Row:
 def run(sizes: list[int], seconds: float, rows: list[report.Row]) -> None:
     """Prints the table and adds its rows, which docs/bench.md describes, to ``rows``."""
     names = [*_core.kernel_isas(), "numpy", "copy"]
-    print(f"# float32 input, group {GROUP}, {SOURCES} ranks' codes; us (GB/s of bytes read and written)")
-    print(f"{'kernel':>15} {'size(B)':>10} {'#wrong':>6}" + "".join(f" {name:>18}" for name in names))
+    print(f"# float32 input, group {GROUP}, {SOURCES} ranks' codes; µs (GB/s of bytes read and written)")
+    table = Table("kernel >15", "size(B) >10", "#wrong >6", *(f"{name} >18" for name in names))
+    print(table.head())
     bar = report.Progress(KERNELS * len(sizes))
     for nbytes in sizes:
         for kernel in kernels_of(nbytes):
@@ -132,6 +134,6 @@ def run(sizes: list[int], seconds: float, rows: list[report.Row]) -> None:
             rows.append(row)
             bar.clear()
             cells = (f"{t['median_us']:.2f} ({t['GB/s']:.1f})" for t in (row["times"][name] for name in names))
-            print(f"{kernel.name:>15} {nbytes:>10} {row['wrong']:>6}" + "".join(f" {c:>18}" for c in cells), flush=True)
+            print(table.row(kernel.name, nbytes, row["wrong"], *cells), flush=True)
             bar.step(kernel.name)
     bar.clear()

@@ -14,6 +14,7 @@ from typing import Any
 
 from alltoallv import _core
 from alltoallv_tools.bench.figure import panels
+from alltoallv_tools.tables import Table
 
 SCHEMA = 3
 Row = dict[str, Any]
@@ -54,28 +55,24 @@ def machine() -> dict[str, Any]:
 
 def header(title: str, columns: list[str]) -> str:
     """Returns the table's head: the columns of nccl-tests, then each peer's time and its ratio to ours."""
-    text = f"# {title}\n"
-    text += "# time: us of a call, median of blocks; algbw, busbw: GB/s; x: that competitor's time / ours\n"
-    text += f"{'np':>3} {'size(B)':>10} {'count':>10} {'type':>9} {'time':>10} {'min':>10} {'max':>10}"
-    text += f" {'algbw':>7} {'busbw':>7} {'#wrong':>6}"
-    for column in columns:
-        text += f" {column:>10} {'x':>7}"
-    return text
+    legend = "# time: µs of a call, median of blocks; algbw, busbw: GB/s; x: that competitor's time / ours"
+    return f"# {title}\n{legend}\n{_table(columns).head()}"
 
 
 def line(row: Row, columns: list[str]) -> str:
     """Formats one row of the table."""
-    ours = row["times"]["ours"]
-    text = f"{row['np']:>3} {row['nbytes']:>10} {row['count']:>10} {row['dtype']:>9}"
-    text += f" {ours['median_us']:>10.2f} {ours['min_us']:>10.2f} {ours['max_us']:>10.2f}"
-    text += f" {row['algbw']:>7.2f} {row['busbw']:>7.2f} {wrong(row):>6}"
+    ours, times = row["times"]["ours"], []
     for column in columns:
-        if column in row["times"]:
-            time = row["times"][column]["median_us"]
-            text += f" {time:>10.2f} {ratio(row, column):>7.2f}"
-        else:
-            text += f" {'-':>10} {'-':>7}"
-    return text
+        measured = column in row["times"]
+        times += [row["times"][column]["median_us"], ratio(row, column)] if measured else [None, None]
+    figures = (ours["median_us"], ours["min_us"], ours["max_us"], row["algbw"], row["busbw"], wrong(row), *times)
+    return _table(columns).row(row["np"], row["nbytes"], row["count"], row["dtype"], *figures)
+
+
+def _table(columns: list[str]) -> Table:
+    own = ("np >3", "size(B) >10", "count >10", "type >9", "time >10.2f", "min >10.2f", "max >10.2f")
+    peers = (part for column in columns for part in (f"{column} >10.2f", "x >7.2f"))
+    return Table(*own, "algbw >7.2f", "busbw >7.2f", "#wrong >6", *peers)
 
 
 def wrong(row: Row) -> int:
@@ -150,4 +147,4 @@ def plot(rows: list[Row], path: Path) -> None:
                     axis.loglog(*zip(*points, strict=True), style, label=name, markersize=3, linewidth=1.2)
             axis.set_title(f"{size} rank{'s' if size > 1 else ''}")
             axis.set_xlabel("payload of a rank (bytes)")
-        axes[0].set_ylabel("time of a call (us)")
+        axes[0].set_ylabel("time of a call (µs)")

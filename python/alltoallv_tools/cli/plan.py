@@ -18,6 +18,7 @@ from alltoallv_tools.bench.figure import panels
 from alltoallv_tools.cli.outputs import STANDARD_OUTPUT, check_files, check_plot, write_text
 from alltoallv_tools.planner import fit, model, moe, patterns
 from alltoallv_tools.planner.topology import PRESETS, Topology
+from alltoallv_tools.tables import Table
 
 MAX_RANKS = 100_000
 
@@ -141,14 +142,14 @@ def _print(topology: Topology, pattern: str, rows: list[dict[str, Any]], sizes: 
         ranks = f"groups of {level.ranks}" if level.ranks else "all"
         pair = f", {level.pair_gbps:g} per pair" if level.pair_gbps else ""
         curve = ", by size" if level.curve else ""
-        print(f"#   {level.name}, {ranks}: {level.alpha_us:g} us, {level.port_gbps:g} GB/s per rank{pair}{curve}")
+        print(f"#   {level.name}, {ranks}: {level.alpha_us:g} µs, {level.port_gbps:g} GB/s per rank{pair}{curve}")
     print(f"# microseconds; all_to_all_v {pattern}: payload of a rank; all_reduce: bytes of the vector in float32")
     first = rows[0]
     names = [*first["all_to_all_v"], *first["all_reduce"]]
-    print(f"{'np':>7} {'size(B)':>11}" + "".join(f" {name:>17}" for name in names))
+    table = Table("np >7", "size(B) >11", *(f"{name} >17.1f" for name in names))
+    print(table.head())
     for row in rows:
-        times = [*row["all_to_all_v"].values(), *row["all_reduce"].values()]
-        print(f"{row['np']:>7} {row['nbytes']:>11}" + "".join(f" {time:>17.1f}" for time in times))
+        print(table.row(row["np"], row["nbytes"], *row["all_to_all_v"].values(), *row["all_reduce"].values()))
     for size in sizes:
         wins = []
         for algorithm in model.REDUCTIONS:
@@ -177,7 +178,7 @@ def _fit(source: Path, out: Path | None) -> int:
         raise ValueError(f"--fit is {source}: {error}") from None
     (host,) = fitted.topology.levels
     with contextlib.redirect_stdout(sys.stderr if out == STANDARD_OUTPUT else sys.stdout):
-        print("# ranks wait for each other: " + ", ".join(f"{us:.1f} us where {int(n)}" for n, us in host.waits))
+        print("# ranks wait for each other: " + ", ".join(f"{us:.1f} µs where {int(n)}" for n, us in host.waits))
         print("# ranks, bytes that they send together, and GB/s of one with a processor to itself:")
         for ranks, nbytes, rate in host.curve:
             print(f"# {int(ranks):>5} {int(nbytes):>11} {rate:.2f}")

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from alltoallv_tools.demo.digits import classes_of, experts_of
+from alltoallv_tools.tables import whole
 
 PICTURE_INCHES = (7.0, 6.0)
 PICTURE_DPI = 150  # pixels per inch: the picture has 1050 x 900
@@ -21,14 +22,8 @@ def traffic_table(traffic: Matrix) -> str:
     """Formats the tokens from rank i to rank j, ``traffic[i, j]``, with the sums of rows and columns."""
     size = len(traffic)
     head = ["", *(f"to {j}" for j in range(size)), "sum"]
-    rows = [[f"from {i}", *map(str, traffic[i]), str(traffic[i].sum())] for i in range(size)]
-    sums = ["sum", *map(str, traffic.sum(axis=0)), str(traffic.sum())]
-    widths = [max(len(row[column]) for row in (head, *rows, sums)) for column in range(size + 2)]
-    lines = [
-        "  ".join(text.rjust(width) for text, width in zip(row, widths, strict=True)) for row in (head, *rows, sums)
-    ]
-    rule = "-" * len(lines[0])
-    return "\n".join([lines[0], rule, *lines[1:-1], rule, lines[-1]])
+    rows = [[f"from {i}", *traffic[i], traffic[i].sum()] for i in range(size)]
+    return "\n".join(whole(head, [*rows, ["sum", *traffic.sum(axis=0), traffic.sum()]]))
 
 
 def bandwidth_table(seconds: dict[str, float], total_bytes: int, size: int) -> str:
@@ -39,13 +34,11 @@ def bandwidth_table(seconds: dict[str, float], total_bytes: int, size: int) -> s
         total_bytes: Payload of all ranks together, including what stays on its rank.
         size: Number of ranks.
     """
-    lines = [f"{'exchange':>10}  {'time':>10}  {'algbw':>10}  {'busbw':>10}"]
-    per_rank = total_bytes / size
+    rows = []
     for name, time in seconds.items():
-        algbw = per_rank / time / 1e9
-        busbw = algbw * (size - 1) / size
-        lines.append(f"{name:>10}  {time * 1e6:>7.1f} µs  {algbw:>5.2f} GB/s  {busbw:>5.2f} GB/s")
-    return "\n".join(lines)
+        algbw = total_bytes / size / time / 1e9
+        rows.append([name, f"{time * 1e6:.1f} µs", f"{algbw:.2f} GB/s", f"{algbw * (size - 1) / size:.2f} GB/s"])
+    return "\n".join(whole(["exchange", "time", "algbw", "busbw"], rows))
 
 
 def draw_traffic(traffic: Matrix, path: Path) -> None:

@@ -48,7 +48,7 @@ class Fit:
 
     def table(self) -> Iterator[str]:
         """Yields the checks as lines of a Markdown table."""
-        yield "| ranks | bytes | pattern | measured us | predicted us | error |"
+        yield "| ranks | bytes | pattern | measured µs | predicted µs | error |"
         yield "|---:|---:|---|---:|---:|---:|"
         for each in self.checks:
             times = f"{each.measured:.1f} | {each.predicted:.1f} | {each.error:+.0%}"

@@ -7,6 +7,7 @@ from typing import Any
 
 from alltoallv.errors import InvalidParamError
 from alltoallv.npu_ops.limits import GroupedMatmul, MoE, Product
+from alltoallv_tools.tables import Table
 
 _NEEDED, _OPTIONAL = ("tokens", "hidden", "experts", "k"), {"algorithm": "", "inner": 0}
 
@@ -54,11 +55,11 @@ def row(model: dict[str, Any], size: int, product: Product) -> dict[str, Any]:
 
 def table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Formats rows as lines of a table."""
-    yield f"{'np':>6} {'product':>8} {'sent(B)':>11} {'HCCL_BUFFSIZE':>14}  operators"
+    table = Table("np >6", "product >8", "sent(B) >11", "HCCL_BUFFSIZE >14", "operators <")
+    yield table.head()
     for row in rows:
-        start = f"{row['np']:>6} {row['product']:>8} {row['bytes']:>11} {row['hccl_buffsize']:>11} MB  "
+        first: tuple[Any, ...] = (row["np"], row["product"], row["bytes"], f"{row['hccl_buffsize']} MB")
         for name in ("npu_moe_distribute_dispatch_v2", "npu_alltoallv_gmm"):
-            breaches = row[name]
-            yield start + (f"{name}: ok" if not breaches else f"{name}: {breaches[0]}")
-            start = " " * len(start)
-            yield from (f"{start}  {breach}" for breach in breaches[1:])
+            for text in row[name] or ["ok"]:
+                yield table.row(*first, f"{name}: {text}")
+                first = ("",) * 4

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from alltoallv_tools.tables import whole
 from alltoallv_tools.trace.records import RUNNING, DomainTrace, RankTrace
 from alltoallv_tools.trace.summary import where
 
@@ -28,11 +29,7 @@ def table(domains: Sequence[DomainTrace], seconds: float, now_ns: int | None = N
         for domain in domains
         for trace in domain.ranks.values()
     ]
-    widths = [max(map(len, column)) for column in zip(_COLUMNS, *rows, strict=True)]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in (_COLUMNS, *rows)
-    ]
+    return list(whole(_COLUMNS, rows, "<"))
 
 
 def _row(domain: DomainTrace, trace: RankTrace, now: int, seconds: float) -> tuple[str, ...]:
