@@ -54,6 +54,8 @@ def test_wrong_options(options, message):
     [
         ("bench kernels --seconds nan", "argument --seconds: is 'nan', expected a number of seconds of at least 0"),
         ("top --seconds inf .", "argument --seconds: is 'inf', expected a number of seconds above 0"),
+        ("demo -np 100000", "is 100000, expected at most 4096, the most ranks of a communicator"),
+        ("bench -n 2,100000", "--np is '2,100000', expected at most 4096, the most ranks of a communicator"),
         ("doctor --devices -1", "argument --devices: is '-1', expected an integer of at least 1"),
         ("doctor --devices 2", "--devices is given without --selftest, expected both"),
         ("plan --np 8 --bytes 99999999999999999999", "--bytes has '99999999999999999999', expected a size"),

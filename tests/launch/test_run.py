@@ -150,7 +150,7 @@ def test_output_that_nobody_reads(tmp_path):
             "/--nproc_per_node: is '0', expected an integer of at least 1",
         ),
         (
-            ["-n", "two", "x.py"],
+            ["--np", "two", "x.py"],
             "/--nproc_per_node: is 'two', expected an integer of at least 1",
         ),
         (["-n", "5000", "x.py"], "is 5000, expected at most 4096, the most ranks of a communicator"),
@@ -162,7 +162,7 @@ def test_output_that_nobody_reads(tmp_path):
             "--master is missing, expected the address of host 0",
         ),
         (
-            ["-n", "2", "--nnodes", "2", "--node-rank", "1", "--master", "a:b", "x.py"],
+            ["-n", "2", "--nnodes", "2", "--node_rank", "1", "--master_addr", "a:b", "x.py"],
             "--master is 'a:b', expected HOST or HOST:PORT",
         ),
         (
@@ -171,7 +171,10 @@ def test_output_that_nobody_reads(tmp_path):
         ),
         (["-n", "2", "missing.py"], "script 'missing.py' does not exist in"),
         (["-n", "2"], "the following arguments are required: program"),
-        (["missing.py"], "the following arguments are required: -n/-np/--nprocs/--nproc-per-node/--nproc_per_node"),
+        (
+            ["missing.py"],
+            "the following arguments are required: -n/-np/--np/--nprocs/--nproc-per-node/--nproc_per_node",
+        ),
         (["-n", "2", "--timeout", "-1", "x.py"], "argument --timeout: is '-1', expected a number of seconds above 0"),
     ],
 )

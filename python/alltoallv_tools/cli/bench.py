@@ -32,6 +32,7 @@ from alltoallv_tools.bench.jobs import Job, Jobs, LibraryError, environment_of
 from alltoallv_tools.bench.libraries import contenders_of
 from alltoallv_tools.bench.peers import PEERS, SUPPORTED
 from alltoallv_tools.bench.rounds import Effort, measure
+from alltoallv_tools.cli.job import reason_against
 from alltoallv_tools.cli.outputs import STANDARD_OUTPUT, check_files, check_plot, write_text
 
 _SUBJECTS = {
@@ -119,7 +120,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         usual = {"np": _RANKS.get(subject, "2,4"), "bytes": _SIZES.get(subject, "1K..64M")}
         for name, option in _OPTIONS.items():
             if subject in option.subjects:
-                own.add_argument(f"--{name}", help=option.help.format(**usual), **option.more)
+                names = ("-n", "-np", "--np") if name == "np" else (f"--{name}",)
+                own.add_argument(*names, help=option.help.format(**usual), **option.more)
             else:
                 own.set_defaults(**{name.replace("-", "_"): None})
         own.add_argument(
@@ -228,6 +230,8 @@ def _sizes(args: argparse.Namespace) -> list[int]:
     sizes = [int(n) if n.strip().isdecimal() else 0 for n in text.split(",")]
     if min(sizes) < least:
         raise ValueError(f"--np is {text!r}, expected numbers of at least {least}, such as 2,4")
+    if reason := reason_against(max(sizes)):
+        raise ValueError(f"--np is {text!r}, {reason}")
     return sizes
 
 

@@ -10,8 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from alltoallv_tools import numbers
-from alltoallv_tools.cli.job import Job
+from alltoallv_tools.cli.job import NUMBER_OF_RANKS, Job, ranks
 from alltoallv_tools.demo import arguments, missing_packages
 from alltoallv_tools.trace import page
 from alltoallv_tools.trace.records import read
@@ -44,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of ``demo``."""
     parser.epilog = _EPILOG
     parser.add_argument(
-        "-n", "--nprocs", type=numbers.count, default=4, metavar="N", help="number of ranks (default: 4)"
+        *NUMBER_OF_RANKS, dest="nprocs", type=ranks, default=4, metavar="N", help="number of ranks (default: 4)"
     )
     arguments.add_arguments(parser)
 

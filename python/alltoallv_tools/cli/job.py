@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import resource
@@ -21,6 +22,7 @@ from typing import TextIO
 
 from alltoallv.launch.detect import BY_ADDRESS
 from alltoallv.launch.processes import Guard, child_setup, describe_exit, exit_code, kill_group
+from alltoallv_tools import numbers
 from alltoallv_tools.cli.streams import LINGER_SECONDS, OutputClosed, Screen, Stream, prefix
 from alltoallv_tools.ports import free_port
 
@@ -29,6 +31,8 @@ TERMINATE_SECONDS = 1.0  # between SIGTERM and SIGKILL
 DRAIN_SECONDS = 1.0  # for output of processes that the ranks have left running
 LONGEST_WAIT = 86400.0  # seconds; epoll takes no more than 24 days
 TIMED_OUT = 124  # exit code, as of timeout(1)
+# The number of ranks, as other launchers and `bench` name it.
+NUMBER_OF_RANKS = ("-n", "-np", "--np", "--nprocs", "--nproc-per-node", "--nproc_per_node")
 MOST_RANKS = 4096  # of a communicator
 DESCRIPTORS = 4  # of this process for a rank: its pidfd, its two outputs and its log
 OTHER_DESCRIPTORS = 32
@@ -307,6 +311,14 @@ def reason_against(ranks: int) -> str | None:
     if files != resource.RLIM_INFINITY and ranks > most:
         return f"expected at most {most}: each takes {DESCRIPTORS} of the {files} files that may be open (ulimit -n)"
     return None
+
+
+def ranks(text: str) -> int:
+    """Parses a number of ranks that this process can start, for argparse."""
+    number = numbers.count(text)
+    if reason := reason_against(number):
+        raise argparse.ArgumentTypeError(f"is {number}, {reason}")
+    return number
 
 
 def bound(setup: Callable[[], None], rank: int, size: int) -> Callable[[], None]:

@@ -42,7 +42,9 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of ``plan``."""
     parser.epilog = _EPILOG
-    parser.add_argument("--np", help=f"numbers of ranks, 2 to {MAX_RANKS} (default: {_NP}; with --plot: {_PLOTTED})")
+    parser.add_argument(
+        "-n", "-np", "--np", help=f"numbers of ranks, 2 to {MAX_RANKS} (default: {_NP}; with --plot: {_PLOTTED})"
+    )
     parser.add_argument(
         "--topology",
         help=f"{', '.join(PRESETS)}, or a JSON file (default: {_TOPOLOGY}; with --plot: all)",

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from alltoallv_tools import numbers
-from alltoallv_tools.cli.job import TIMED_OUT, Job, Nodes, reason_against, say
+from alltoallv_tools.cli.job import NUMBER_OF_RANKS, TIMED_OUT, Job, Nodes, ranks, say
 
 _EPILOG = """\
 Every rank gets the variables ALLTOALLV_RANK, ALLTOALLV_WORLD_SIZE, ALLTOALLV_LOCAL_RANK and ALLTOALLV_JOB_ID,
@@ -49,8 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "%(prog)s -n N [option ...] (script.py | -m module) [argument ...]"
     parser.epilog = _EPILOG
     parser.allow_abbrev = False  # the program's own options may begin like ours
-    names = ("-n", "-np", "--nprocs", "--nproc-per-node", "--nproc_per_node")
-    parser.add_argument(*names, dest="nprocs", type=_ranks, required=True, metavar="N", help="number of ranks")
+    parser.add_argument(*NUMBER_OF_RANKS, dest="nprocs", type=ranks, required=True, metavar="N", help="number of ranks")
     parser.add_argument("-m", "--module", action="store_true", help="the program is a module, as in python -m")
     parser.add_argument("--timeout", type=numbers.seconds, metavar="SECONDS", help="end the job after this time")
     parser.add_argument(
@@ -66,10 +65,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bind", action="store_true", help="give each rank processors of its own")
     parser.add_argument("--keep-going", action="store_true", help="let the other ranks run on after one has failed")
     parser.add_argument("--allow-loss", type=numbers.count, default=0, metavar="N", help="N ranks may fail")
-    parser.add_argument("--max-restarts", type=numbers.count, default=0, metavar="N", help="start anew after a failure")
+    parser.add_argument(
+        "--max-restarts",
+        "--max_restarts",
+        type=numbers.count,
+        default=0,
+        metavar="N",
+        help="start anew after a failure",
+    )
     parser.add_argument("--nnodes", type=numbers.count, default=1, metavar="M", help="number of hosts")
     parser.add_argument("--node-rank", "--node_rank", type=int, metavar="R", help="this host's number, from 0")
-    parser.add_argument("--master", metavar="HOST[:PORT]", help="host 0, as the others reach it")
+    names = ("--master", "--master-addr", "--master_addr")
+    parser.add_argument(*names, dest="master", metavar="HOST[:PORT]", help="host 0, as the others reach it")
     parser.add_argument("--no-prefix", action="store_true", help='leave out the "[rank] " before every line')
     parser.add_argument(
         "--emulate-npu", action="store_true", help="run a torch_npu program on emulated devices (docs/emulator.md)"
@@ -141,14 +148,6 @@ def main(args: argparse.Namespace) -> int:
             break
         say(f"starting all ranks again: restart {restart + 1} of {args.max_restarts}")
     return code
-
-
-def _ranks(text: str) -> int:
-    """Parses a number of ranks that this process can start."""
-    number = numbers.count(text)
-    if reason := reason_against(number):
-        raise argparse.ArgumentTypeError(f"is {number}, {reason}")
-    return number
 
 
 def _nodes(args: argparse.Namespace) -> Nodes | None:
