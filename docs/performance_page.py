@@ -310,7 +310,7 @@ fast as the best MPI and to reach 0.9 of a copy's speed; [the last section](#wha
 and why. All libraries of a table were measured in turns in one run, so compare the ratios; a run with a wrong result
 is not kept.
 """
-PICTURE = "![By way: times as fast as the best peer, over the bytes that a rank sends.](performance.png)"
+PICTURE = "![By way: microseconds of a call over the bytes of a rank; the best peer, a copy.](performance.png)"
 
 
 def page(figures: Figures) -> str:

@@ -17,44 +17,49 @@ MARKERS = {2: "o", 4: "s", 8: "^"}
 
 
 def draw(axis: Any, way: Way, figures: Figures) -> None:
-    """Times as fast as the best peer over the payload; dotted, what a copy's pace would be."""
+    """Microseconds of a call over the payload: ours, the best peer, a copy; red, where a peer is quicker."""
     found = rows(figures, way.run)
     for ranks in sorted({row["np"] for row in found}):
         mine = [row for row in found if row["np"] == ranks]
-        points = [(row["nbytes"], best(row, way.peers)[0]) for row in mine]
-        (line,) = axis.loglog(*zip(*points, strict=True), MARKERS[ranks] + "-", label=f"{ranks} ranks", linewidth=1.4)
-        copied = [
-            (row["nbytes"], best(row, way.peers)[0] / best(row, COPIES)[0])
-            for row in mine
-            if way.limited and row["nbytes"] >= LARGE
-        ]
-        if copied:
-            axis.loglog(*zip(*copied, strict=True), ":", color=line.get_color(), linewidth=1.2)
-    axis.axhline(1, color="0.5", linewidth=1, linestyle="--")
+        sizes = [row["nbytes"] for row in mine]
+        (line,) = axis.loglog(sizes, [row["us"] for row in mine], MARKERS[ranks] + "-", label=f"{ranks} ranks", lw=1.4)
+        peers = [row["us"] * best(row, way.peers)[0] for row in mine]
+        axis.loglog(sizes, peers, "--", color=line.get_color(), lw=1.1)
+        large = [row for row in mine if way.limited and row["nbytes"] >= LARGE]
+        copies = [row["us"] * best(row, COPIES)[0] for row in large]
+        axis.loglog([row["nbytes"] for row in large], copies, ":", color=line.get_color(), lw=1.1)
+        lost = [(row["nbytes"], row["us"]) for row in mine if best(row, way.peers)[0] < 1]
+        if lost:
+            axis.loglog(*zip(*lost, strict=True), "o", color="red", markersize=9, fillstyle="none")
     ticks = [size for size in (KIB, 16 * KIB, 256 * KIB, 4 * MIB, 64 * MIB) if size >= found[0]["nbytes"]]
-    axis.set_xticks(ticks, [human(size) for size in ticks])
+    axis.set_xticks(ticks, [human(size).replace(" ", "\n") for size in ticks])
+    axis.yaxis.set_major_formatter(lambda us, _: f"{us:,g}")
     axis.minorticks_off()
-    low, high = axis.get_ylim()
-    steps = [step for step in (0.5, 0.7, 1, 1.5, 2, 3, 5, 10, 20, 50, 100, 200, 500) if low <= step <= high]
-    axis.set_yticks(steps, [f"{step:g}" for step in steps])
     axis.grid(True, alpha=0.3)
 
 
-def panels(path: Path, ways: list[Way], columns: int, figures: Figures, title: str = "") -> None:
-    """One panel for each way."""
+def panels(path: Path, ways: list[Way], columns: int, figures: Figures) -> None:
+    """One panel for each way, with one scale."""
     lines = -(-len(ways) // columns)
-    figure = Figure(figsize=(6.4 if columns == 1 else 3.6 * columns, 2.8 * lines))
+    figure = Figure(figsize=(10.4, 2.6 * lines + 0.9), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = list(figure.subplots(lines, columns, squeeze=False).flat)
+    axes = list(figure.subplots(lines, columns, squeeze=False, sharey=True).flat)
     for axis in axes[len(ways) :]:
         axis.set_visible(False)
     for axis, way in zip(axes, ways, strict=False):
         draw(axis, way, figures)
-        axis.set_title(title or way.title.replace("`", ""), fontsize=9)
-        axis.set_ylabel(f"times the best of\n{', '.join(way.peers)}", fontsize=7)
-        axis.set_xlabel("bytes of a rank", fontsize=8)
-        axis.legend(fontsize=7)
-    figure.tight_layout()
+        axis.set_title(way.title.replace("`", ""), fontsize=9)
+        axis.legend(fontsize=7, title=f"- - best of {', '.join(way.peers)}", title_fontsize=7, loc="upper left")
+    for axis in axes[::columns]:
+        axis.set_ylabel("µs of a call")
+    machine = figures["machine"]
+    more = sorted({row["np"] for way in ways for row in rows(figures, way.run) if row["np"] > machine["cpus"]})
+    shared = f"{' and '.join(map(str, more))} ranks share them; " if more else ""
+    figure.suptitle(
+        f"{machine['model']}, {machine['cpus']} processors; {shared}x: bytes of a rank; "
+        "dotted: a copy; red: a peer is quicker",
+        fontsize=9,
+    )
     figure.savefig(path, dpi=80)
 
 
@@ -63,9 +68,8 @@ def main() -> None:
     shown = [way for way in WAYS if len({row["nbytes"] for row in rows(figures, way.run)}) > 1]
     if shown:
         panels(DOCS / "performance.png", shown, 2, figures)
-    if plan := [way for way in shown if way.run == "plan"]:
-        title = "all_to_all_v against the best of MPICH, Open MPI and Intel MPI"
-        panels(DOCS / "speed.png", plan, 1, figures, title)
+    if usual := [way for way in shown if way.run in ("plan", "function", "private")]:
+        panels(DOCS / "speed.png", usual, 3, figures)
 
 
 if __name__ == "__main__":
