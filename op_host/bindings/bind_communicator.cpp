@@ -186,14 +186,15 @@ void bind_communicator(nb::module_& m) {
         "Bytes of the last-level caches of the processors that this process may use: exchanges that outgrow them write "
         "past them.");
     m.def(
-        "set_trace_folder",
-        [](const nb::bytes& folder) {
-            const std::string before = set_trace_folder({folder.c_str(), folder.size()});
-            return nb::bytes(before.data(), before.size());
+        "set_trace_target",
+        [](const nb::bytes& folder, size_t most_bytes) {
+            const TraceTarget before = set_trace_target({{folder.c_str(), folder.size()}, most_bytes});
+            return nb::make_tuple(nb::bytes(before.folder.data(), before.folder.size()), before.most_bytes);
         },
-        "folder"_a,
-        "Begins to trace this process's operators into files there, or ends that with an empty name; returns the "
-        "one until now.");
+        nb::sig("def set_trace_target(folder: bytes, most_bytes: int) -> tuple[bytes, int]"), "folder"_a,
+        "most_bytes"_a,
+        "Begins to trace this process's operators into files there, each of at most so many bytes, or ends that with "
+        "an empty name; returns the arguments until now.");
     m.def("thread_communicators", &make_threads, "options"_a, ReleaseGil());
     m.def("destroy_all", &destroy_all_communicators, ReleaseGil());
 }

@@ -11,7 +11,7 @@ from alltoallv.errors import InvalidParamError
 
 
 @contextlib.contextmanager
-def trace(folder: str | os.PathLike[str]) -> Iterator[None]:
+def trace(folder: str | os.PathLike[str], *, most_bytes: int = 1 << 30) -> Iterator[None]:
     """Records what this process's operators do inside the block, for ``python -m alltoallv trace FOLDER``.
 
     Not collective: each rank that should appear enters a block of its own, usually all of them with the same folder.
@@ -19,14 +19,15 @@ def trace(folder: str | os.PathLike[str]) -> Iterator[None]:
 
     It records collectives and messages of communicators in shared memory, and what ranks on several hosts or on
     devices agree about over them: operator, domain, sequence number, begin, end, the time waited for peers, and the
-    elements for each rank. Each rank and domain has one file ``*.trace`` in the folder, of at most 1 GiB. A record
-    takes 56 bytes and 8 per rank.
+    elements for each rank. Each rank and domain has one file ``*.trace`` in the folder. A record takes 56 bytes and
+    8 per rank. Once a file is full a warning says so, and what comes later is left out.
 
     Args:
         folder: Where the files go; it is made if need be.
+        most_bytes: How large a file may become, in bytes, 4,096 or more.
 
     Raises:
-        InvalidParamError: the folder cannot be made or written.
+        InvalidParamError: the folder cannot be made or written, or most_bytes is no such number.
     """
     try:
         path = os.path.abspath(os.fsdecode(folder))
@@ -35,8 +36,10 @@ def trace(folder: str | os.PathLike[str]) -> Iterator[None]:
         raise InvalidParamError(f"folder is {str(folder)!r}, expected one that can be made ({error})") from None
     if not os.access(path, os.W_OK):
         raise InvalidParamError(f"folder is {path!r}, expected one that this process may write")
-    before = _core.set_trace_folder(os.fsencode(path))
+    if not (isinstance(most_bytes, int) and 4096 <= most_bytes < 1 << 63):
+        raise InvalidParamError(f"most_bytes is {most_bytes!r}, expected a number of bytes from 4096 on")
+    before = _core.set_trace_target(os.fsencode(path), most_bytes)
     try:
         yield
     finally:
-        _core.set_trace_folder(before)
+        _core.set_trace_target(*before)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -10,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -122,33 +120,35 @@ def test_mpi_names_nobody_who_lives(
         assert named[0] not in alive, said
 
 
-def run_by_mpi(
-    library: str, hosts: list[Host], folder: Path, program: str, *arguments: str, ends: bool = False, **options: Any
-) -> str:
+def run_by_mpi(library: str, hosts: list[Host], folder: Path, program: str, *arguments: str, ends: bool = False) -> str:
     """What the program has printed on two ranks of every host; ``ends``: MPI's launcher may end the job."""
     pytest.importorskip("mpi4py", reason="mpi4py is not installed: the session `hosts` has it")
     try:
-        command = mpi_command(library, hosts, 2, folder, **options)
+        command = mpi_command(library, hosts, 2, folder)
     except BackendUnavailableError as error:
         pytest.skip(f"{error}: the session `hosts` has it")
-    command += ["sh", "-c", '"$0" "$@"; exit 0'] if ends else []  # so it does not hear at once of a death
+    (places := folder / "places").mkdir(exist_ok=True)
+    tell = f"readlink /proc/self/ns/net > $(mktemp -p {places}); "
+    # A shell that stays and ends with 0, so that MPI's launcher does not hear at once of a death.
+    command += ["sh", "-c", tell + ('"$0" "$@"; exit 0' if ends else 'exec "$0" "$@"')]
     command += [sys.executable, program if program == "-c" else str(FOLDER / program), *arguments]
     ended = subprocess.run(command, env=no_launcher(), capture_output=True, text=True, timeout=200, check=False)
     assert ends or ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
+    ranks_on = Counter(place.read_text() for place in places.iterdir())
+    assert [*ranks_on.values()] == [2] * len(hosts), f"not on {len(hosts)} hosts: {ranks_on}"
     return ended.stdout
 
 
 def test_a_killed_daemon_of_open_mpi_leaves_the_next_one_alone(hosts: list[Host], tmp_path: Path) -> None:
     """Both have the same process id, and a session folder of this name."""
-    spread = "--map-by", "ppr:2:node:OVERSUBSCRIBE"
     parent = "open(f'/proc/{os.getppid()}/stat').read().split()[3]"  # of the shell that run_by_mpi starts
-    kill = f"import os; os.environ['OMPI_COMM_WORLD_RANK'] == '3' and os.kill(int({parent}), 9)"
-    run_by_mpi("openmpi", hosts[:2], tmp_path, "-c", kill, ends=True, placement=spread)
+    begun = f"all(map(os.path.getsize, glob.glob('{tmp_path}/places/*'))) and len(os.listdir('{tmp_path}/places')) == 4"
+    kill = f"import glob, os\nif os.environ['OMPI_COMM_WORLD_RANK'] == '3':\n  while not ({begun}): pass\n"
+    kill += f"  os.kill(int({parent}), 9)"
+    run_by_mpi("openmpi", hosts[:2], tmp_path, "-c", kill, ends=True)
     assert [*tmp_path.rglob("prted.*")], "no daemon was killed"
-    (found := tmp_path / "found").mkdir()
-    tell = f"import os, tempfile; os.symlink(os.readlink('/proc/self/ns/net'), tempfile.mktemp(dir={str(found)!r}))"
-    run_by_mpi("openmpi", hosts[:2], tmp_path, "-c", tell, placement=spread)
-    assert sorted(Counter(map(os.readlink, found.iterdir())).values()) == [2, 2]
+    (folder := tmp_path / "next").mkdir()
+    run_by_mpi("openmpi", hosts[:2], folder, "-c", "pass")
 
 
 def test_the_example_makes_its_hosts(hosts: list[Host]) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
+import re
 import time
 
 import numpy as np
@@ -223,3 +225,31 @@ def test_no_element_is_recorded(ranks, tmp_path):
     files = sorted(tmp_path.iterdir())
     assert {file.suffix for file in files} == {".trace", ".json"}
     assert [file.name for file in files if mark in file.read_bytes()] == []
+
+
+def test_a_file_has_a_limit(ranks, tmp_path):
+    """Ten records fit; a warning says that no more do, and the operators go on."""
+
+    def work(comm, folder):
+        said = []
+        (handler := logging.Handler()).emit = lambda record: said.append(record.getMessage())
+        logging.getLogger("alltoallv").addHandler(handler)
+        with alltoallv.trace(folder, most_bytes=4096 + 10 * 72 + 71):
+            for _ in range(15):
+                all_reduce(np.ones(1), group=comm)
+        return said
+
+    said = ranks(2)(work, str(tmp_path))
+    (domain,) = read(tmp_path)
+    for rank, trace in domain.ranks.items():
+        assert (trace.records["state"] == DONE).all()
+        assert trace.records["seq"].tolist() == list(range(1, 11))
+        (text,) = said[rank]
+        assert re.fullmatch(r"nothing more of domain '.*' is traced: the file has most_bytes, 4887", text)
+    assert max(path.stat().st_size for path in tmp_path.glob("*.trace")) <= 4887
+
+
+@pytest.mark.parametrize("most_bytes", [4095, -1, 1 << 63, 1e6, "1"])
+def test_a_limit_that_is_none(tmp_path, most_bytes):
+    with pytest.raises(InvalidParamError, match="most_bytes is"), alltoallv.trace(tmp_path, most_bytes=most_bytes):
+        pass

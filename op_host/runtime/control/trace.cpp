@@ -19,10 +19,10 @@
 namespace alltoallv {
 namespace {
 
-constexpr size_t header_bytes = 4096, step_bytes = size_t{1} << 20, most_bytes = size_t{1} << 30;
+constexpr size_t header_bytes = 4096, step_bytes = size_t{1} << 20;
 
-std::mutex folder_mutex;
-std::string current_folder;
+std::mutex target_mutex;
+TraceTarget current_target;
 
 std::string host_name() {
     char name[256] = {};
@@ -46,19 +46,19 @@ std::string names_of(const Table& table) {
 
 std::atomic<uint64_t> Tracer::generation{0};
 
-std::string set_trace_folder(const std::string& folder) {
+TraceTarget set_trace_target(TraceTarget target) {
     Tracer::take_environment();
-    const std::lock_guard lock(folder_mutex);
-    const uint64_t now = Tracer::generation.load(std::memory_order_relaxed), on = folder.empty() ? 0 : 1;
+    const std::lock_guard lock(target_mutex);
+    const uint64_t now = Tracer::generation.load(std::memory_order_relaxed), on = target.folder.empty() ? 0 : 1;
     Tracer::generation.store(now + 1 + (now + 1 + on) % 2, std::memory_order_release);
-    return std::exchange(current_folder, folder);
+    return std::exchange(current_target, std::move(target));
 }
 
 void Tracer::take_environment() {
     static const bool once = [] {
         const char* folder = std::getenv("ALLTOALLV_TRACE");
         if (folder == nullptr || *folder == 0) return false;
-        current_folder = folder;
+        current_target.folder = folder;
         generation.store(1, std::memory_order_release);
         return true;
     }();
@@ -115,17 +115,18 @@ TraceRecord* Tracer::claim(uint64_t seq, OpKind op, DType dtype, Clock::time_poi
 /// Returns the file into which operators go now; null if there is none.
 Tracer::File* Tracer::file() {
     if (const uint64_t now = generation.load(std::memory_order_acquire); now != opened_) {
-        std::string folder;
+        TraceTarget target;
         {
-            const std::lock_guard of_folder(folder_mutex);
-            folder = current_folder;
+            const std::lock_guard of_target(target_mutex);
+            target = current_target;
         }
         opened_ = now;
-        const auto known = std::ranges::find(files_, folder, [](const auto& one) { return one->folder; });
+        const auto known = std::ranges::find(files_, target.folder, [](const auto& one) { return one->target.folder; });
         if (known != files_.end()) {
             std::rotate(known, known + 1, files_.end());
-        } else if (!folder.empty()) {
-            open(folder);
+            files_.back()->target = target;
+        } else if (!target.folder.empty()) {
+            open(target);
         }
     }
     return files_.empty() || !files_.back()->fd ? nullptr : files_.back().get();
@@ -209,12 +210,12 @@ bool Tracer::mend(File& file) {
 }
 
 /// Opens the files. A folder that is not writable is reported once; the program continues.
-void Tracer::open(const std::string& folder) {
+void Tracer::open(const TraceTarget& target) {
     static std::atomic<int> number{0};
     std::error_code ignored;  // the file then cannot be opened
-    std::filesystem::create_directories(folder, ignored);
-    auto& file = *files_.emplace_back(std::make_unique<File>(File{folder, {}, 0, 0, 0}));
-    const std::string name = folder + "/" + plain(domain_) + "-rank" + std::to_string(rank_) + "-" +
+    std::filesystem::create_directories(target.folder, ignored);
+    auto& file = *files_.emplace_back(std::make_unique<File>(File{target, {}, 0, 0, 0}));
+    const std::string name = target.folder + "/" + plain(domain_) + "-rank" + std::to_string(rank_) + "-" +
                              plain(host_name()) + "-" + std::to_string(getpid()) + "-" + std::to_string(++number) +
                              ".trace";
     UniqueFd fd(::open(name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
@@ -237,9 +238,12 @@ void Tracer::write_header(const File& file) const {
 /// Returns false if the disk or the file is full; tracing then stops.
 bool Tracer::grow(File& file, size_t size) {
     if (size <= file.size) return true;
-    const size_t wanted = (size + step_bytes - 1) / step_bytes * step_bytes;
-    if (wanted > most_bytes || posix_fallocate(file.fd.get(), 0, static_cast<off_t>(wanted)) != 0) {
-        if (hooks().warn) hooks().warn("nothing more of domain '" + domain_ + "' is traced: disk or file are full");
+    const size_t most = file.target.most_bytes;
+    const size_t wanted = std::min((size + step_bytes - 1) / step_bytes * step_bytes, most);
+    if (size > most || posix_fallocate(file.fd.get(), 0, static_cast<off_t>(wanted)) != 0) {
+        if (hooks().warn)
+            hooks().warn("nothing more of domain '" + domain_ + "' is traced: " +
+                         (size > most ? "the file has most_bytes, " + std::to_string(most) : "the disk is full"));
         (void)!ftruncate(file.fd.get(), static_cast<off_t>(std::max(file.used, file.size)));
         file.fd = {};
         return false;

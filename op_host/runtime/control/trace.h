@@ -39,8 +39,14 @@ struct TraceRecord {
 };
 static_assert(sizeof(TraceRecord) == 56);
 
-/// Starts to trace this process into a folder, or stops with ""; returns the previous folder.
-std::string set_trace_folder(const std::string& folder);
+/// Where this process's traces go, and how large each file may become.
+struct TraceTarget {
+    std::string folder;  // "": nothing is traced
+    size_t most_bytes = size_t{1} << 30;
+};
+
+/// Traces to there from now on; returns the previous target.
+TraceTarget set_trace_target(TraceTarget target);
 
 /// Writes the trace of one rank of one domain.
 class Tracer {
@@ -57,10 +63,10 @@ class Tracer {
     void end(TraceRecord& record, TraceState state, uint64_t bytes, uint64_t now_ns);
 
   private:
-    friend std::string set_trace_folder(const std::string& folder);
+    friend TraceTarget set_trace_target(TraceTarget target);
     static void take_environment();
     struct File {
-        std::string folder;
+        TraceTarget target;
         UniqueFd fd;
         size_t used = 0, size = 0;
         uint64_t lost = 0;  // records that another program has cut off
@@ -80,7 +86,7 @@ class Tracer {
     Slot& free_slot();
     bool place(File& file, Slot& slot);
     void write(Slot& slot);
-    void open(const std::string& folder);
+    void open(const TraceTarget& target);
     bool grow(File& file, size_t size);
     size_t whole(const File& file) const;
     bool mend(File& file);

