@@ -24,7 +24,8 @@ from alltoallv.deep_ep.utils import Config, EventHandle, EventOverlap
 
 __all__ = ["Buffer", "Config", "EPHandle", "ElasticBuffer", "EventHandle", "EventOverlap", "install", "topk_idx_t"]
 
-topk_idx_t = torch.int64  # the dtype of expert numbers
+topk_idx_t = torch.int64
+"""The dtype of expert numbers."""
 
 
 def install() -> None:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from inspect import signature
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import mindspore
 import numpy as np
@@ -39,11 +38,41 @@ from alltoallv.mindspore.group import Group
 from alltoallv.mindspore.tensors import core_name, in_queue, target, tracks
 from alltoallv.quantization.functions import Quantized
 from alltoallv.quantization.requests import exclude
-from alltoallv.quantization.spec import Options, QuantizedReduction
+from alltoallv.quantization.spec import Format, Gather, GroupSize, Overflow, QuantizedReduction, SumOp
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _OUTPUTS = {1: mindspore.float16, 0: mindspore.float32, 27: mindspore.bfloat16}  # key: ACL's number of the dtype
 _ON_ARRAYS: Quantized[Array] = Quantized(ARRAYS, groups.resolve)  # on what MindSpore passes in
-_OPTIONS = {"bits", *Options._fields} - {"quantize_gradient"}  # of the cells, where the function has them
+
+
+class RowsOptions(TypedDict, total=False):
+    """The options of `QuantizedAllToAll`: arguments of the function."""
+
+    bits: int
+    format: Format | None
+    group_size: GroupSize | None
+    out_dtype: mindspore.Type | None
+    overflow: Overflow
+
+
+class ScatterOptions(RowsOptions, total=False):
+    """The options of `QuantizedReduceScatter`: arguments of the function."""
+
+    op: SumOp
+
+
+class ReduceOptions(RowsOptions, total=False):
+    """The options of `QuantizedAllReduce`: arguments of the function."""
+
+    op: SumOp
+    scale: Tensor | float | None
+    offset: float | None
+    comm_quant_scale_1: Tensor | float | None
+    comm_quant_scale_2: Tensor | float | None
+    gather: Gather
+    leaves: int | None
 
 
 class AllToAllVCell(AllToAllV):
@@ -184,14 +213,15 @@ Tensors.with_gradient = staticmethod(differentiated)
 class _Options(Stateless):
     """The base class of the cells of the quantized collectives.
 
-    ``counts`` are the function's counts, in rows; ``options`` are its other arguments.
+    ``counts`` are the function's counts, in rows; ``options`` are its other arguments, those that ``accepts`` has.
     """
 
     function: str
+    accepts: type[RowsOptions]
 
-    def __init__(self, group: Group, options: dict[str, Any], **counts: Any) -> None:
+    def __init__(self, group: Group, options: RowsOptions, **counts: list[int]) -> None:
         super().__init__()
-        accepted = [name for name in signature(getattr(quantized, self.function)).parameters if name in _OPTIONS]
+        accepted = self.accepts.__annotations__
         for name in options:
             if name not in accepted:
                 raise TypeError(f"{type(self).__name__} has no option {name!r}, expected one of {', '.join(accepted)}")
@@ -223,15 +253,15 @@ class _Options(Stateless):
 
 
 class QuantizedAllReduce(_Options):
-    """`quantized_all_reduce` as a cell; its options are the arguments scale, offset, comm_quant_scale_1,
-    comm_quant_scale_2, bits, format, group_size, gather, op, out_dtype, overflow and leaves.
+    """`quantized_all_reduce` as a cell; its options are those arguments of the function.
 
     Values and gradients are equal in PyNative, in ``ms.jit`` functions and in GRAPH_MODE.
     """
 
     function = "quantized_all_reduce"
+    accepts = ReduceOptions
 
-    def __init__(self, *, group: Group = None, **options: Any) -> None:
+    def __init__(self, *, group: Group = None, **options: Unpack[ReduceOptions]) -> None:
         super().__init__(group, options)
         op, leaves = options.get("op", "sum"), options.get("leaves")
         if leaves is None:
@@ -241,15 +271,18 @@ class QuantizedAllReduce(_Options):
 
 
 class QuantizedReduceScatter(_Options):
-    """`quantized_reduce_scatter` as a cell, for inputs of ``rows`` rows; its options are the arguments bits,
-    format, group_size, op, out_dtype and overflow.
+    """`quantized_reduce_scatter` as a cell, for inputs of ``rows`` rows; its options are those arguments of the
+    function.
 
     Values and gradients are equal in PyNative, in ``ms.jit`` functions and in GRAPH_MODE.
     """
 
     function = "quantized_reduce_scatter"
+    accepts = ScatterOptions
 
-    def __init__(self, rows: int, recv_counts: Counts | None = None, *, group: Group = None, **options: Any) -> None:
+    def __init__(
+        self, rows: int, recv_counts: Counts | None = None, *, group: Group = None, **options: Unpack[ScatterOptions]
+    ) -> None:
         comm = groups.resolve(group)
         parts = shares("recv_counts", recv_counts, "input", rows, comm.size)
         super().__init__(group, options, recv_counts=parts)
@@ -260,15 +293,18 @@ class QuantizedReduceScatter(_Options):
 
 
 class QuantizedAllToAll(_Options):
-    """`quantized_all_to_all` as a cell with known counts of rows; its options are the arguments bits, format,
-    group_size, out_dtype and overflow.
+    """`quantized_all_to_all` as a cell with known counts of rows; its options are those arguments of the
+    function.
 
     Values and gradients are equal in PyNative, in ``ms.jit`` functions and in GRAPH_MODE.
     """
 
     function = "quantized_all_to_all"
+    accepts = RowsOptions
 
-    def __init__(self, send_counts: Counts, recv_counts: Counts, *, group: Group = None, **options: Any) -> None:
+    def __init__(
+        self, send_counts: Counts, recv_counts: Counts, *, group: Group = None, **options: Unpack[RowsOptions]
+    ) -> None:
         size = groups.resolve(group).size
         sends, recvs = as_counts("send_counts", send_counts, size), as_counts("recv_counts", recv_counts, size)
         super().__init__(group, options, send_counts=sends, recv_counts=recvs)

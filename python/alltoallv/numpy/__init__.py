@@ -39,8 +39,8 @@ from alltoallv.numpy.quantized import (
     quantized_linear_all_reduce,
     quantized_reduce_scatter,
 )
-from alltoallv.numpy.reduce import all_reduce, reduce_scatter, row_parallel_linear, scan
-from alltoallv.numpy.reshard import ReshardPlan, reshard, reshard_state
+from alltoallv.numpy.reductions import all_reduce, reduce_scatter, row_parallel_linear, scan
+from alltoallv.numpy.resharding import ReshardPlan, reshard, reshard_state
 from alltoallv.numpy.rooted import broadcast, gather, reduce, scatter
 from alltoallv.numpy.work import Work
 

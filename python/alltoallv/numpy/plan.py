@@ -64,7 +64,8 @@ class Plan(_core.ArrayPlan):
 
     if TYPE_CHECKING:
 
-        def __call__(self, input: Array, out: Array | None = None, *, timeout: float | None = None) -> Array: ...
+        def __call__(self, input: Array, out: Array | None = None, *, timeout: float | None = None) -> Array:
+            """Exchanges ``input`` and returns the output; for shapes and errors see above."""
 
     def _checked(self, input: Array, out: Array | None, timeout: float | None) -> Array:
         """Runs a call whose arrays the fast path does not take: arrays of rare kinds, and wrong ones."""

@@ -11,7 +11,7 @@ from alltoallv._calls.counts import Counts
 from alltoallv._calls.reductions import check_order
 from alltoallv.communicator import Communicator
 from alltoallv.numpy.arrays import ADAPTER, Array, later, resolve
-from alltoallv.numpy.reduce import Op
+from alltoallv.numpy.reductions import Op
 from alltoallv.numpy.work import Work
 
 

@@ -15,12 +15,9 @@ _NAMES = ("error", "gather_error")
 
 
 class Feedback(Generic[T]):
-    """Holds the state of one vector that is reduced again and again, such as a gradient; the caller owns it.
+    """Holds the state of one vector that is reduced again and again, in a framework's arrays ``T``; the caller owns it.
 
-    Give the same object to every reduction of that vector, one at a time. The arrays are made at the first use:
-    ``error``, float32, one per element; with ``gather="quantized"`` also ``gather_error``, one per element of the part
-    that this rank reduces (so it belongs to one number of ranks). Every rank has its own state: save it per rank. After
-    a call that failed the state is undefined: `reset` it.
+    The arrays are made at the first use. ``gather_error`` belongs to one number of ranks.
     """
 
     _title: ClassVar[str] = "an ErrorFeedback"  # for messages
@@ -110,7 +107,13 @@ class Feedback(Generic[T]):
 
 
 class ErrorFeedback(Feedback[npt.NDArray[Any]]):
-    __doc__ = f"{Feedback.__doc__}\n    The arrays are NumPy's; one class serves NumPy, MindSpore and Paddle."
+    """Keeps what quantization has lost of one vector, in NumPy arrays: one class serves NumPy, MindSpore and Paddle.
+
+    Give the same object to every reduction of that vector, one at a time. `state_dict` has ``error``, float32, one per
+    element, and with ``gather="quantized"`` also ``gather_error``, one per element of the part that this rank reduces.
+    Every rank has its own state: save it per rank. After a call that failed the state is undefined: `reset` it.
+    """
+
     _title = "alltoallv.numpy.ErrorFeedback"
 
     def _zeros(self, count: int, like: object) -> npt.NDArray[Any]:

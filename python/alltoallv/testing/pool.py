@@ -12,7 +12,7 @@ import threading
 import types
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from alltoallv.extras import extra
 from alltoallv.launch.processes import Guard
@@ -22,9 +22,34 @@ from alltoallv.testing.process import Worker, collect
 from alltoallv.testing.threads import run_threads
 from alltoallv.testing.worker import Task, code_of_file
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 cloudpickle = extra("cloudpickle", "testing")
 
 _by_value_lock = threading.Lock()
+
+
+class CommunicatorOptions(TypedDict, total=False):
+    """Arguments of ``Communicator.from_env``, the first two also of ``Communicator.threads``."""
+
+    domain: str
+    check: str | None
+    backend: str
+    order: str | None
+
+
+class RankOptions(CommunicatorOptions, total=False):
+    """The options of `Ranks`."""
+
+    fresh: bool
+    preloaded: bool
+    threads: bool
+    communicator: bool
+    outcomes: bool
+    timeout: float
+    comm_timeout: float
+    env: Mapping[str, str] | None
 
 
 class Ranks:
@@ -64,7 +89,7 @@ class Ranks:
         timeout: float = 60.0,
         comm_timeout: float = 30.0,
         env: Mapping[str, str] | None = None,
-        **options: Any,
+        **options: Unpack[CommunicatorOptions],
     ) -> Callable[..., list[Any]]:
         """Returns a function that runs another one on ``size`` ranks.
 
@@ -238,7 +263,7 @@ def _dumps(value: object) -> bytes:
 _shared: Ranks | None = None
 
 
-def run_ranks(size: int, function: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
+def run_ranks(size: int, function: Callable[..., Any], *args: Any, **options: Unpack[RankOptions]) -> list[Any]:
     """Runs ``function(communicator, *args)`` on ``size`` ranks, without pytest; see :class:`Ranks` for the
     options.
 

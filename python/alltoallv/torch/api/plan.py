@@ -74,7 +74,8 @@ class Plan(_core.ArrayPlan):
 
     if TYPE_CHECKING:
 
-        def __call__(self, input: Tensor, out: Tensor | None = None) -> Tensor: ...
+        def __call__(self, input: Tensor, out: Tensor | None = None) -> Tensor:
+            """Exchanges ``input`` and returns the output; for shapes and errors see above."""
 
     def _checked(self, input: Tensor, out: Tensor | None, timeout: None) -> Tensor:
         """Checks and runs a call on unusual or wrong tensors; the usual ones take a shorter way."""

@@ -17,7 +17,13 @@ _KEYS = ("shapes", "group_size", "rank", "size", "buckets")
 
 
 class ErrorFeedback(Feedback[Tensor]):
-    __doc__ = Feedback.__doc__
+    """Keeps what quantization has lost of one vector, such as a gradient, in tensors on the vector's device.
+
+    Give the same object to every reduction of that vector, one at a time. `state_dict` has ``error``, float32, one per
+    element, and with ``gather="quantized"`` also ``gather_error``, one per element of the part that this rank reduces.
+    Every rank has its own state: save it per rank. After a call that failed the state is undefined: `reset` it.
+    """
+
     _title = "alltoallv.torch.ErrorFeedback"
 
     def _placed(self, array: Tensor, like: Tensor) -> Tensor:
