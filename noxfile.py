@@ -349,7 +349,7 @@ def docs(session: nox.Session) -> None:
 
     And the notebook of examples/, whose output is compared with what it shows.
     """
-    session.install("mkdocs-material>=9.7,<10", "mkdocstrings[python]>=1.0,<2")
+    session.install("mkdocs-material>=9.7,<10", "mkdocstrings[python]>=1.0,<2", "ruff")  # which lays out signatures
     command = session.posargs or ("build", "--strict", "--quiet")
     session.run("mkdocs", *command, env={"NO_MKDOCS_2_WARNING": "1"})
     if not session.posargs:
