@@ -5,6 +5,9 @@ python docs/measure.py --fresh    all of it anew
 python docs/measure.py --report   only the page, from what is there
 python docs/measure.py --quick    short blocks, to try the script; all that it writes lies in docs/measured/quick/
 
+Two sections are added by scripts of their own, afterwards: docs/measure_steps.py and, as root, docs/measure_hosts.py,
+both with --keep.
+
 The figures lie in docs/measured.json (see performance_page.py), where each run is kept when it is complete and all
 its results are right: interrupted, the script goes on where it was. All are of one machine: another machine's are
 dropped. Raw results lie in docs/measured/, which git ignores. pip makes the peers' environments (docs/bench.md). Ends

@@ -10,7 +10,6 @@ the ranks share this machine's processors. The namespaces go when the script end
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
 import statistics
@@ -112,22 +111,8 @@ def main() -> None:
             print(f"{float(kib):>6g} {name:>24} {ours:>10.0f} {gloo:>10.0f} {mpi:>10.0f}")
             figures.append([4, name, int(float(kib) * 1024), *(round(us, 1) for us in (ours, gloo, mpi))])
     if arguments.keep:
-        keep(figures, f"sudo python docs/measure_hosts.py --kib {' '.join(map('{:g}'.format, arguments.kib))}")
-
-
-def keep(figures: list[list[Any]], command: str) -> None:
-    """Adds the rows to docs/measured.json, whose machine this has to be, and writes docs/performance.md anew."""
-    path = Path(__file__).resolve().parent / "measured.json"
-    kept = pages.load(path)
-    kept["runs"]["hosts"] = {
-        "command": command,
-        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-        "load": round(os.getloadavg()[0], 2),
-        "columns": ["np", "collective", "nbytes", "us", "gloo", "mpich"],
-        "rows": figures,
-    }
-    pages.save(kept, path)
-    path.with_name("performance.md").write_text(pages.page(kept))
+        command = f"sudo python docs/measure_hosts.py --kib {' '.join(map('{:g}'.format, arguments.kib))}"
+        pages.add("hosts", command, ["np", "collective", "nbytes", "us", "gloo", "mpich"], figures)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ date; the load average at its end; and ``rows``, one a line, under ``columns``: 
 
 from __future__ import annotations
 
+import datetime
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from alltoallv.errors import InvalidParamError
+from alltoallv_tools.bench import report
 from alltoallv_tools.planner import fit
+
+DOCS = Path(__file__).resolve().parent
 
 Row = dict[str, Any]
 Run = dict[str, Any]
@@ -109,6 +113,7 @@ WAYS = (
 OTHERS = {
     "calls": "What a small call costs",
     "backend": "`torch.distributed` on backend alltoallv",
+    "steps": "The first call, new sizes, and a call after other work",
     "hosts": "Two hosts",
     "fit": "The planner's model against this machine",
     "kernels": "CPU kernels, GB/s read and written",
@@ -134,6 +139,21 @@ def load(path: Path) -> Figures:
     """The figures; none where there is no file."""
     figures: Figures = json.loads(path.read_text()) if path.exists() else {"runs": {}}
     return figures
+
+
+def add(name: str, command: str, columns: list[str], table: list[list[Any]], folder: Path = DOCS) -> None:
+    """Adds a run to the figures, and writes the page anew. ``machine`` is where it ran, if that is another one."""
+    figures, here = load(folder / "measured.json"), report.machine()
+    run = {
+        "command": command,
+        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        "load": here["load"],
+    }
+    if not figures["machine"].items() <= here.items():
+        run["machine"] = f"{here['model']}, {here['cpus']} processors"
+    figures["runs"][name] = {**run, "columns": columns, "rows": table}
+    save(figures, folder / "measured.json")
+    (folder / "performance.md").write_text(page(figures))
 
 
 def save(figures: Figures, path: Path) -> None:
@@ -259,6 +279,19 @@ def backend(figures: Figures) -> Iterator[str]:
         yield line + f"| {row['gloo'] / row['us']:.2f} | {' | '.join(own)} |"
 
 
+def steps(figures: Figures) -> Iterator[str]:
+    """Calls that no other has warmed."""
+    yield "Two ranks; each call is timed alone. First calls are of jobs that have just started, a new size comes with a"
+    yield "new input and a new output, and other work is 10 ms of additions in an array of 1 MiB."
+    yield ""
+    names = {"plan": "a plan", "us": "the function", "private": "into an ordinary array"} | {name: name for name in MPI}
+    yield f"| call, µs | bytes | {' | '.join(names.values())} |"
+    yield "|---|---:|" + "---:|" * len(names)
+    for row in rows(figures, "steps"):
+        times = " | ".join(microseconds(row[name]) for name in names)
+        yield f"| {row['collective']} | {human(row['nbytes'])} | {times} |"
+
+
 def hosts(figures: Figures) -> Iterator[str]:
     """Collectives between two hosts."""
     yield "| bytes | collective | µs | gloo, µs | MPICH, µs | times as fast as gloo | as MPICH |"
@@ -292,7 +325,7 @@ def fitted(figures: Figures) -> Iterator[str]:
 
 def describe(figures: Figures) -> Iterator[str]:
     """The machine, and when the runs were."""
-    machine, runs = figures["machine"], figures["runs"].values()
+    machine, runs = figures["machine"], [run for run in figures["runs"].values() if "machine" not in run]
     caches = ", ".join(f"{level} {size}" for level, size in machine["caches"].items())
     dates, loads = [run["date"] for run in runs], [run["load"] for run in runs]
     when = min(dates) if min(dates) == max(dates) else f"{min(dates)} to {max(dates)}"
@@ -322,15 +355,17 @@ def page(figures: Figures) -> str:
         "`python docs/measure.py` measures all of it and writes this page and [measured.json](measured.json);",
         "[bench.md](bench.md) has the columns, [tuning.md](notes/tuning.md) what was tried and did not win.",
     ]
-    tables = {"calls": calls, "backend": backend, "hosts": hosts, "fit": fitted, "kernels": kernels}
+    tables = {"calls": calls, "backend": backend, "steps": steps, "hosts": hosts, "fit": fitted, "kernels": kernels}
     titles = {**{way.run: way.title for way in WAYS}, **OTHERS}
     by_run = {way.run: way for way in WAYS}
-    for name in ("calls", "backend", *by_run, "hosts", "kernels", "fit"):
+    for name in ("calls", "steps", "backend", *by_run, "hosts", "kernels", "fit"):
         if (run := figures["runs"].get(name)) is None:
             continue
         lines += ["", f"## {titles[name]}", ""]
         if (way := by_run.get(name)) and way.about:
             lines += [way.about, ""]
+        if "machine" in run:
+            lines += [f"On another machine: {run['machine']}; load average {run['load']}, {run['date']}.", ""]
         lines += [f"`{run['command']}`", "", *(section(way, figures) if way else tables[name](figures))]
         lines += [f"\n{party} failed: {why}" for party, why in run.get("failed", {}).items()]
     if missing := [title for name, title in titles.items() if name not in figures["runs"]]:

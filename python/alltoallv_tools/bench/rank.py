@@ -15,6 +15,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +41,9 @@ class Server:
         self._last: dict[str, Any] = {}
 
     def answer(self, request: dict[str, Any]) -> Reply:
-        """Handles the requests ``prepare``, ``run`` and ``check``."""
-        actions: dict[str, Callable[..., Reply]] = {"prepare": self.prepare, "run": self.run, "check": self.check}
-        return actions[request.pop("do")](**request)
+        """Handles the requests ``prepare``, ``run``, ``check`` and ``each``."""
+        actions = self.prepare, self.run, self.check, self.each
+        return {action.__name__: action for action in actions}[request.pop("do")](**request)
 
     def prepare(self, competitor: str, case: dict[str, Any]) -> Reply:
         """Prepares a competitor for a case, which stays until the next one; returns the seconds of one call."""
@@ -98,6 +99,25 @@ class Server:
             return value
 
         return {"span": span, "work": self._time(competitor, 0, calls, work)}
+
+    def each(self, competitor: str, cases: list[dict[str, Any]], work: float) -> Reply:
+        """Times one call of each case, which nothing warms: [start, end] on the host's monotonic clock. Before it the
+        rank works for ``work`` seconds, which end at the same moment on all ranks.
+        """
+        wanted, library = [Case(**case) for case in cases], self._library
+        prepared = {case: library.competitors[competitor].prepare(case) for case in dict.fromkeys(wanted)}
+        expected = {case: case.expected(library.rank, library.size) for case in prepared}
+        spans, wrong, parts = list[list[float]](), 0, cycle(np.zeros((32, 1 << 15), np.uint8))
+        for case in wanted:
+            library.barrier()
+            until = (time.monotonic() // work + 2) * work if work else 0.0
+            while time.monotonic() < until:
+                np.add(part := next(parts), 1, out=part)
+            start = time.monotonic()
+            value = prepared[case].call()
+            spans.append([start, time.monotonic()])
+            wrong += case.wrong(prepared[case].result(value), expected[case], library.size)
+        return {"spans": spans, "wrong": wrong}
 
     def _time(self, competitor: str, warm: int, calls: int, call: Callable[[], Any]) -> list[float]:
         self._last[competitor] = None  # so that the operator may use this memory again
