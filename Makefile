@@ -21,7 +21,7 @@ help:
 	@echo "make lint       ruff, clang-format, mypy        make format   rewrite to the style"
 	@echo "make clean      remove all that was built, .venv too"
 
-# Not the emulator, which the demo does not need.
+# Not the emulator, which the demo needs where torch_npu is installed only.
 demo: PARTS := --target _core_stub
 demo: build
 	@python -m alltoallv demo

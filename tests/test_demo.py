@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import struct
 import subprocess
@@ -53,7 +54,12 @@ def test_prints_the_true_traffic(size, tmp_path):
     assert result.returncode == 0, result.stderr
     assert "all 1797 tokens came back bit for bit" in result.stdout.splitlines()
     assert "what to try next:" in result.stdout.splitlines()
-    assert "ended" in (tmp_path / "trace.html").read_text("utf-8")
+    page = (tmp_path / "trace.html").read_text("utf-8")
+    (data,) = re.findall(r'<script id="data" type="application/json">([^<]*)</script>', page)
+    (domain,) = json.loads(data)["domains"]
+    names = [domain["operators"][event[3]] for event in domain["events"][0]]
+    assert names[:3] == ["all_to_all_v"] * 3  # not the start, in which ranks wait for each other
+    assert names[-1] == "quantized_all_reduce"  # nor what is timed
     table, traffic = read_table(result.stdout, size), true_traffic(size)
     assert (table[:-1, :-1] == traffic).all()
     assert table[:-1, -1].tolist() == [sum(PER_CLASS[c] for c in mine) for mine in CLASSES[size]]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import os
+import importlib.util
 import shutil
 import signal
 import sys
 import tempfile
 from pathlib import Path
 
+import alltoallv_emulator
 from alltoallv_tools.cli.job import NUMBER_OF_RANKS, Job, ranks
 from alltoallv_tools.demo import arguments, missing_packages
 from alltoallv_tools.trace import page
@@ -20,23 +21,21 @@ Each of the 1,797 handwritten digits of scikit-learn is a token. all_to_all_v se
 (the nearest of 8 centroids), which processes it, and back. Every rank compares what it gets, bit for bit, with the
 result of one process. Rank 0 prints who sent how much to whom, with times and bandwidths, whether Huawei's operator
 delivers the same bits, and how exact an int8 all-reduce is. DIR/traffic.png shows the traffic as a picture, and
-DIR/trace.html shows every operator of every rank in time.
+DIR/trace.html every operator of every rank in time. Where torch_npu is installed, the operator and the int8 all-reduce
+then run on two emulated NPUs, and the bits are compared with those of the CPU.
 
 The exit code is 0 only if all tokens came back unchanged. The demo needs scikit-learn and matplotlib.
 examples/digits_dispatch.py is the same program for other launchers.
 """
 
-_NEXT = """\
-every operator of every rank in time, and who waited for whom: {trace}
-
-what to try next:
-{activate}  python -m alltoallv run -n 4 examples/hello.py                         the smallest program
+_ON_NPUS = """
+  pip install ".[npu]" && python -m alltoallv demo                       the same on two emulated NPUs, too"""
+_NEXT = """
+  python -m alltoallv run -n 4 examples/hello.py                         the smallest program
   ALLTOALLV_TRACE=traffic python -m alltoallv run -n 4 your_program.py   the traffic of yours,
   python -m alltoallv trace traffic                                      drawn as a page
   python -m alltoallv doctor                                             what works on this machine
-  pip install ".[npu]"                                                   torch_npu; then on two emulated NPUs:
-  python -m alltoallv run --emulate-npu -n 2 examples/npu_moe_transformer.py
-  docs/quickstart.md                                                     PyTorch, MindSpore, Paddle, ATB"""
+  docs/quickstart.md                                                     PyTorch, MindSpore, Paddle, ATB, NPUs"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,15 +53,35 @@ def main(args: argparse.Namespace) -> int:
         print(missing, file=sys.stderr)
         return 1
     command = [sys.executable, "-m", "alltoallv_tools.demo", "--output-dir", args.output_dir]
-    command += ["--repetitions", str(args.repetitions)]
     with tempfile.TemporaryDirectory() as folder:
-        variables = os.environ | {"ALLTOALLV_TRACE": folder}
+        command += ["--repetitions", str(args.repetitions), "--trace", folder]
         # SIGTERM ends ranks without a traceback, which would say nothing of the user's program.
-        code = Job(command, args.nprocs, prefix=False, variables=variables, interrupt=signal.SIGTERM).run()
+        code = Job(command, args.nprocs, prefix=False, interrupt=signal.SIGTERM).run()
         if code == 0:
             trace = Path(args.output_dir, "trace.html")
             trace.write_text(page.html(read(Path(folder)), "the demo"), "utf-8")
-            in_use = shutil.which("python") == sys.executable
-            activate = "" if in_use else f"  . {Path(sys.prefix) / 'bin' / 'activate'}\n"
-            print(_NEXT.format(trace=trace, activate=activate))
+            print(f"every operator of every rank in time, and who waited for whom: {trace}", flush=True)
+    if code == 0:
+        code = _on_npus()
+    if code == 0:
+        in_use = shutil.which("python") == sys.executable
+        activate = "" if in_use else f"\n  . {Path(sys.prefix) / 'bin' / 'activate'}"
+        print(f"\nwhat to try next:{activate}{'' if _has_torch_npu() else _ON_NPUS}{_NEXT}")
     return code
+
+
+def _has_torch_npu() -> bool:
+    return importlib.util.find_spec("torch_npu") is not None
+
+
+def _on_npus() -> int:
+    """Runs the operator and the pipeline on two emulated NPUs, where torch_npu is installed; returns the exit code."""
+    if not _has_torch_npu():
+        return 0
+    try:
+        variables = alltoallv_emulator.environment(devices=2)
+    except FileNotFoundError as error:
+        print(f"not run on emulated NPUs: {error}")
+        return 0
+    command = [sys.executable, "-m", "alltoallv_tools.demo.on_npus"]
+    return Job(command, 2, prefix=False, variables=variables, interrupt=signal.SIGTERM).run()

@@ -7,15 +7,18 @@ experts 0 to 7 belong to the ranks in blocks, so some pairs of ranks exchange mu
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from alltoallv import AllToAllVOperation, AllToAllVParam, Communicator
+from alltoallv import AllToAllVOperation, AllToAllVParam, Communicator, trace
 from alltoallv.errors import AllToAllVError
 from alltoallv.numpy import all_gather, all_reduce, all_to_all_v, barrier, broadcast, quantized_all_reduce
 from alltoallv_tools.demo import arguments, digits, missing_packages
@@ -70,8 +73,11 @@ def send_back(comm: Communicator, processed: Floats, routing: Routing) -> Floats
     return all_to_all_v(processed, routing.recv_counts, routing.send_counts, unit="row", group=comm)
 
 
-def send_by_operation(comm: Communicator, sorted_tokens: Floats, routing: Routing) -> Floats:
-    """Does what `send_to_experts` does by Huawei's operator, with the fields of ATB: counts are in elements."""
+def send_by_operation(comm: Communicator, sorted_tokens: Any, routing: Routing) -> Any:
+    """Does what `send_to_experts` does by Huawei's operator, with the fields of ATB: counts are in elements.
+
+    Takes arrays and tensors of any framework and device, and returns the same kind.
+    """
     row = sorted_tokens.shape[1]
     sends, recvs = routing.send_counts * row, routing.recv_counts * row
     param = AllToAllVParam(
@@ -85,55 +91,85 @@ def send_by_operation(comm: Communicator, sorted_tokens: Floats, routing: Routin
     return AllToAllVOperation(param, comm)(sorted_tokens).reshape(-1, row)
 
 
-def run(comm: Communicator, repetitions: int) -> tuple[int, Matrix]:
+@dataclass(frozen=True)
+class Start:
+    """What a rank begins with.
+
+    Attributes:
+        tokens: The tokens of all ranks; shape [n, 64].
+        classes: Their classes; shape [n].
+        is_own: Which of them this rank begins with; shape [n].
+        experts: The expert of each; shape [n].
+    """
+
+    tokens: Floats
+    classes: Ints
+    is_own: npt.NDArray[np.bool_]
+    experts: Ints
+
+
+def begin(comm: Communicator) -> Start:
+    """Loads the tokens and finds the experts."""
+    tokens, classes = digits.load_tokens()
+    centroids = np.empty((digits.EXPERTS, tokens.shape[1]))
+    if comm.rank == 0:
+        centroids = digits.find_centroids(tokens)
+    broadcast(centroids, root=0, group=comm)  # so that all ranks route identically, to the last bit
+    is_own = np.isin(classes, digits.classes_of(comm.rank, comm.size))
+    return Start(tokens, classes, is_own, digits.route(tokens, centroids))
+
+
+def run(comm: Communicator, repetitions: int, folder: str | None = None) -> tuple[int, Matrix]:
     """Runs the job on this rank; returns its exit code, equal on all ranks, and who sent how many tokens to whom.
 
     Args:
         comm: The ranks.
         repetitions: How often each exchange is timed, after ``WARM_UP`` times that are not.
+        folder: Where the traffic is recorded, without the start and what is timed.
     """
-    tokens, classes = digits.load_tokens()
-    is_own = np.isin(classes, digits.classes_of(comm.rank, comm.size))
-    centroids = np.empty((digits.EXPERTS, tokens.shape[1]))
-    if comm.rank == 0:
-        centroids = digits.find_centroids(tokens)
-    broadcast(centroids, root=0, group=comm)  # so that all ranks route identically, to the last bit
-
-    my_tokens = tokens[is_own]
-    routing = plan_routing(comm, digits.route(my_tokens, centroids))
-    sorted_tokens = my_tokens[routing.order]
-    arrived = send_to_experts(comm, sorted_tokens, routing)
-    processed = digits.apply_experts(arrived, routing.arrived_experts)
-    returned = send_back(comm, processed, routing)
-    result = np.empty_like(my_tokens)
-    result[routing.order] = returned
-
-    expert_of_token = digits.route(tokens, centroids)
-    expected = digits.apply_experts(tokens, expert_of_token)[is_own]  # all tokens in one process
-    differing = digits.differing_rows(result, expected)
-    for row in differing[:3]:
-        token = np.flatnonzero(is_own)[row]
-        print(
-            f"rank {comm.rank}: token {token} (a {classes[token]}, expert {expert_of_token[token]}) "
-            f"came back with other bits; {len(differing)} of {len(result)} tokens of this rank did",
-            file=sys.stderr,
-        )
-    (equal,) = _sums(comm, [len(result) - len(differing)])
-
-    traffic = all_gather(routing.send_counts, group=comm)
-    if comm.rank == 0:
-        empty = int((traffic == 0).sum())
-        print(f"tokens from rank i (row) to rank j (column), {empty} of {traffic.size} pairs empty:\n")
-        print(traffic_table(traffic) + "\n", flush=True)
-    wrong = len(tokens) - equal
-    if not wrong:
-        wrong = _check_operation(comm, sorted_tokens, arrived, routing, traffic)
-        _add_in_codes(comm, my_tokens, digits.route(my_tokens, centroids))
+    start = begin(comm)
+    tokens, my_tokens, my_experts = start.tokens, start.tokens[start.is_own], start.experts[start.is_own]
+    expected = digits.apply_experts(tokens, start.experts)[start.is_own]  # all tokens in one process
+    barrier(group=comm)
+    with contextlib.nullcontext() if folder is None else trace(folder):
+        routing = plan_routing(comm, my_experts)
+        sorted_tokens = my_tokens[routing.order]
+        arrived = send_to_experts(comm, sorted_tokens, routing)
+        processed = digits.apply_experts(arrived, routing.arrived_experts)
+        returned = send_back(comm, processed, routing)
+        result = np.empty_like(my_tokens)
+        result[routing.order] = returned
+        differing = digits.differing_rows(result, expected)
+        for row in differing[:3]:
+            token = np.flatnonzero(start.is_own)[row]
+            print(
+                f"rank {comm.rank}: token {token} (a {start.classes[token]}, expert {start.experts[token]}) "
+                f"came back with other bits; {len(differing)} of {len(result)} tokens of this rank did",
+                file=sys.stderr,
+            )
+        (equal,) = _sums(comm, [len(result) - len(differing)])
+        traffic = all_gather(routing.send_counts, group=comm)
+        if comm.rank == 0:
+            empty = int((traffic == 0).sum())
+            print(f"tokens from rank i (row) to rank j (column), {empty} of {traffic.size} pairs empty:\n")
+            print(traffic_table(traffic) + "\n", flush=True)
+        wrong = len(tokens) - equal
+        if not wrong:
+            wrong = _check_operation(comm, sorted_tokens, arrived, routing, traffic)
+            _add_in_codes(comm, expert_sums(my_tokens, my_experts))
+    if equal == len(tokens):
         _measure(comm, sorted_tokens, processed, routing, tokens.nbytes, repetitions)
     if comm.rank == 0:
         end = "all" if equal == len(tokens) else f"only {equal} of"
         print(f"{end} {len(tokens)} tokens came back bit for bit", flush=True)
     return int(wrong > 0), traffic
+
+
+def expert_sums(tokens: Floats, experts: Ints) -> Floats:
+    """Returns the sum of each expert's tokens; shape [8, 64]."""
+    sums = np.zeros((digits.EXPERTS, tokens.shape[1]), np.float32)
+    np.add.at(sums, experts, tokens)
+    return sums
 
 
 def _check_operation(comm: Communicator, tokens: Floats, arrived: Floats, routing: Routing, traffic: Matrix) -> int:
@@ -146,10 +182,8 @@ def _check_operation(comm: Communicator, tokens: Floats, arrived: Floats, routin
     return wrong
 
 
-def _add_in_codes(comm: Communicator, tokens: Floats, expert_of_token: Ints) -> None:
-    """Adds each expert's tokens over the ranks by the fused pipeline, as int8, and by an all-reduce of float32."""
-    own = np.zeros((digits.EXPERTS, tokens.shape[1]), np.float32)
-    np.add.at(own, expert_of_token, tokens)
+def _add_in_codes(comm: Communicator, own: Floats) -> None:
+    """Adds each expert's sums over the ranks by the fused pipeline, as int8, and by an all-reduce of float32."""
     exact = all_reduce(own.astype(np.float64), group=comm)
     error = np.linalg.norm(quantized_all_reduce(own, gather="quantized", group=comm) - exact) / np.linalg.norm(exact)
     if comm.rank == 0:
@@ -208,6 +242,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the rank that the launcher's environment describes; returns its exit code."""
     parser = argparse.ArgumentParser(description="One rank of the demo; start it under a launcher.")
     arguments.add_arguments(parser)
+    parser.add_argument("--trace", metavar="DIR", help="record the traffic of the job in this folder")
     args = parser.parse_args(argv)
     if missing := missing_packages():
         print(missing, file=sys.stderr)
@@ -218,7 +253,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if comm.rank == 0:  # before anything is sent, so that no result is lost
                 picture.parent.mkdir(parents=True, exist_ok=True)
                 picture.open("ab").close()
-            code, traffic = run(comm, args.repetitions)
+            code, traffic = run(comm, args.repetitions, args.trace)
             is_first = comm.rank == 0
         if is_first and code == 0:  # now that nobody waits for it
             draw_traffic(traffic, picture)
