@@ -1,10 +1,14 @@
 """Draws docs/speed.png and docs/performance.png from docs/measured.json.
 
-docs/traffic.png is a page of ``alltoallv trace`` in a browser.
+python docs/pictures.py             both of them
+python docs/pictures.py traffic     docs/traffic.png: the page of the demo's trace in Chromium
 """
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -72,5 +76,15 @@ def main() -> None:
         panels(DOCS / "speed.png", usual, 3, figures)
 
 
+def traffic() -> None:
+    """Runs the demo and takes a picture of the page that it writes."""
+    with tempfile.TemporaryDirectory() as folder:
+        demo = [sys.executable, "-m", "alltoallv", "demo", "--output-dir", folder]
+        subprocess.run(demo, check=True, stdout=subprocess.DEVNULL)
+        browser = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder}/profile"]
+        browser += ["--window-size=1100,740", "--virtual-time-budget=3000", f"--screenshot={DOCS / 'traffic.png'}"]
+        subprocess.run([*browser, Path(folder, "trace.html").as_uri()], check=True)
+
+
 if __name__ == "__main__":
-    main()
+    traffic() if sys.argv[1:] == ["traffic"] else main()
