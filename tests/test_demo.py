@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import struct
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -38,7 +40,8 @@ def true_traffic(size: int) -> np.ndarray:
 
 
 def demo(size: int, folder: Path) -> subprocess.CompletedProcess:
-    return alltoallv("demo", "-n", str(size), "--output-dir", str(folder), "--repetitions", "5")
+    env = {name: value for name, value in os.environ.items() if name != "VIRTUAL_ENV"}  # not activated
+    return alltoallv("demo", "-n", str(size), "--output-dir", str(folder), "--repetitions", "5", env=env)
 
 
 def read_table(text: str, size: int) -> np.ndarray:
@@ -53,7 +56,9 @@ def test_prints_the_true_traffic(size, tmp_path):
     result = demo(size, tmp_path)
     assert result.returncode == 0, result.stderr
     assert "all 1797 tokens came back bit for bit" in result.stdout.splitlines()
-    assert "what to try next:" in result.stdout.splitlines()
+    hints = result.stdout.partition("what to try next:\n")[2]
+    assert (f"  . {sys.prefix}/bin/activate\n" in hints) == (sys.prefix != sys.base_prefix)
+    assert ("examples/hello.py" in hints) == Path("examples/hello.py").exists()
     page = (tmp_path / "trace.html").read_text("utf-8")
     (data,) = re.findall(r'<script id="data" type="application/json">([^<]*)</script>', page)
     (domain,) = json.loads(data)["domains"]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import shutil
+import os
 import signal
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import alltoallv_emulator
@@ -28,14 +29,17 @@ The exit code is 0 only if all tokens came back unchanged. The demo needs scikit
 examples/digits_dispatch.py is the same program for other launchers.
 """
 
-_ON_NPUS = """
-  pip install ".[npu]" && python -m alltoallv demo                       the same on two emulated NPUs, too"""
-_NEXT = """
-  python -m alltoallv run -n 4 examples/hello.py                         the smallest program
-  ALLTOALLV_TRACE=traffic python -m alltoallv run -n 4 your_program.py   the traffic of yours,
-  python -m alltoallv trace traffic                                      drawn as a page
-  python -m alltoallv doctor                                             what works on this machine
-  docs/quickstart.md                                                     PyTorch, MindSpore, Paddle, ATB, NPUs"""
+_NEXT = (
+    ("python -m alltoallv run -n 4 examples/hello.py", "the smallest program"),
+    ("ALLTOALLV_TRACE=traffic python -m alltoallv run -n 4 your_program.py", "the traffic of yours,"),
+    ("python -m alltoallv trace traffic", "drawn as a page"),
+    ("python -m alltoallv doctor", "what works on this machine"),
+    ("docs/quickstart.md", "PyTorch, MindSpore, Paddle, ATB, NPUs"),
+)
+_ON_NPUS = (
+    ("pip install torch==2.13.* --index-url https://download.pytorch.org/whl/cpu", "the same on two"),
+    ("pip install torch_npu==2.13.* && python -m alltoallv demo", "emulated NPUs, too"),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,10 +68,18 @@ def main(args: argparse.Namespace) -> int:
     if code == 0:
         code = _on_npus()
     if code == 0:
-        in_use = shutil.which("python") == sys.executable
-        activate = "" if in_use else f"\n  . {Path(sys.prefix) / 'bin' / 'activate'}"
-        print(f"\nwhat to try next:{activate}{'' if _has_torch_npu() else _ON_NPUS}{_NEXT}")
+        print("\nwhat to try next:", *_next(), sep="\n")
     return code
+
+
+def _next() -> Iterator[str]:
+    """Yields commands that work as they are printed, where the user is."""
+    if sys.prefix not in (sys.base_prefix, os.environ.get("VIRTUAL_ENV")):
+        yield f"  . {Path(sys.prefix) / 'bin' / 'activate'}"
+    for command, what in (*(() if _has_torch_npu() else _ON_NPUS), *_NEXT):
+        files = [Path(word) for word in command.split() if word.startswith(("examples/", "docs/"))]
+        if all(file.exists() for file in files):  # in a checkout
+            yield f"  {command:75}  {what}"
 
 
 def _has_torch_npu() -> bool:
