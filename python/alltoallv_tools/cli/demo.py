@@ -37,8 +37,8 @@ _NEXT = (
     ("docs/quickstart.md", "PyTorch, MindSpore, Paddle, ATB, NPUs"),
 )
 _ON_NPUS = (
-    ("pip install torch==2.13.* --index-url https://download.pytorch.org/whl/cpu", "the same on two"),
-    ("pip install torch_npu==2.13.* && python -m alltoallv demo", "emulated NPUs, too"),
+    ('pip install "torch==2.13.*" --index-url https://download.pytorch.org/whl/cpu', "the same on two"),
+    ('pip install "torch_npu==2.13.*" && python -m alltoallv demo', "emulated NPUs, too"),
 )
 
 
@@ -79,7 +79,7 @@ def _next() -> Iterator[str]:
     for command, what in (*(() if _has_torch_npu() else _ON_NPUS), *_NEXT):
         files = [Path(word) for word in command.split() if word.startswith(("examples/", "docs/"))]
         if all(file.exists() for file in files):  # in a checkout
-            yield f"  {command:75}  {what}"
+            yield f"  {command:77}  {what}"
 
 
 def _has_torch_npu() -> bool:

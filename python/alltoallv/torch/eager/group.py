@@ -307,7 +307,7 @@ def world_size(group: Group) -> int:
     """Returns the number of ranks in a group, also while a graph is traced."""
     if group is None:
         return _default_size()
-    return group.size if isinstance(group.size, int) else group.size()
+    return group.size() if isinstance(group, dist.ProcessGroup) else group.size
 
 
 def _default_size() -> int:
