@@ -195,7 +195,11 @@ void bind_quant(nb::module_& m) {
             "Whether groups are rotated where that makes their scale smaller.")
         .def_prop_ro(
             "spikes", [](const CodeFormatInfo& self) { return self.has(spikes); },
-            "Whether the largest magnitudes of a group are kept apart.");
+            "Whether the largest magnitudes of a group are kept apart.")
+        .def_prop_ro("longest_group", &CodeFormatInfo::longest_group, "Most elements of a group; 0: any number.")
+        .def_prop_ro("has_floats", &CodeFormatInfo::has_floats, "Whether a record of scales consists of float32.")
+        .def("scale_bytes", &CodeFormatInfo::scale_bytes, "groups"_a, "Of the record of scales of so many groups.")
+        .def("code_bytes", &CodeFormatInfo::code_bytes, "count"_a, "group_size"_a, "Of the codes of `count` elements.");
     nb::dict formats;
     for (const CodeFormatInfo& format : code_format_table)
         formats[nb::str(format.name.data(), format.name.size())] = nb::cast(format);

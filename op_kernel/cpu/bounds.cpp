@@ -55,9 +55,21 @@ double last_half_gap(CodeFormat format) {
     return (static_cast<double>(value_of(format, code)) - value_of(format, code - 1)) / 2;
 }
 
-/// A code in its own bits, of a group whose codes begin at `codes`.
-uint32_t code_at(const Bytes* codes, size_t k, int bits) {
-    return bits == 8 ? codes[k] : codes[k / 2] >> k % 2 * 4 & 15u;
+/// Code k, in its own bits, of a group of `count` elements whose codes begin at `codes`.
+uint32_t code_at(const Bytes* codes, size_t count, size_t k, int bits) {
+    if (bits == 8) return codes[k];
+    codes += k / block * packed_bytes(bits, block);
+    const size_t at = k % block, length = std::min(block, count - (k - at));
+    uint32_t code = 0;
+    int shift = 0;
+    for (const int width : {4, 2, 1}) {
+        if ((bits & width) == 0) continue;
+        const size_t bit = at * static_cast<size_t>(width);
+        code |= (codes[bit / 8] >> bit % 8 & ((1u << width) - 1)) << shift;
+        codes += packed_bytes(width, length);
+        shift += width;
+    }
+    return code;
 }
 
 uint32_t largest_of(const float* values, size_t count) {
@@ -193,8 +205,8 @@ float Bounds::largest_error(const QuantFormat& format, const CodedSource* source
         float sums[some] = {};
         for (size_t s = 0; s < sources_; ++s) {
             const float scale = scale_of(format, sources[s], group);
-            const Bytes* codes = codes_of(format, sources[s], group) + (bits == 8 ? first : first / 2);
-            for (size_t k = 0; k < n; ++k) sums[k] += codes_[code_at(codes, k, bits)] * scale;
+            const Bytes* codes = codes_of(format, sources[s], group);
+            for (size_t k = 0; k < n; ++k) sums[k] += codes_[code_at(codes, count, first + k, bits)] * scale;
             if (!average_ || s + 1 != ranks_) continue;
             for (size_t k = 0; k < n; ++k) sums[k] /= static_cast<float>(ranks_);
         }

@@ -30,8 +30,9 @@ struct Small {
     static constexpr uint32_t rebias = static_cast<uint32_t>(127 - bias) << 23;
     static constexpr uint32_t most = (largest_code << shift) + rebias;
     static constexpr uint32_t least_normal = rebias + (1u << 23);
-    static constexpr uint32_t magnitude_mask = (1u << (width - 1)) - 1;
-    static constexpr auto sign_mask = static_cast<char>(1u << (width - 1));
+    static constexpr int magnitude_bits = width - 1;
+    static constexpr uint32_t magnitude_mask = (1u << magnitude_bits) - 1;
+    static constexpr auto sign_mask = static_cast<char>(1u << magnitude_bits);
     static constexpr uint32_t least = static_cast<uint32_t>(127 + 1 - bias - mantissa) << 23;
 
     /// Shifted by this number of bits, a code is a float16, which counts in this unit.

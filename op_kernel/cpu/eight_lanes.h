@@ -111,7 +111,7 @@ ALLTOALLV_TARGET_V3 inline __m256i thirty_two_codes(__m256 a, __m256 b, __m256 c
     __m256i codes = _mm256_packs_epi16(sixteen_codes<Code>(a, b), sixteen_codes<Code>(c, d));
     if constexpr (!Code::integer) {  // saturation keeps the sign of bits that are treated as a number
         const __m256i signs = _mm256_packs_epi16(packed(a, b), packed(c, d));
-        constexpr int to_sign = Code::sign_mask == 8 ? 4 : 0;  // bits of the upper code of two do not matter
+        constexpr int to_sign = 7 - Code::magnitude_bits;  // bits of the upper code of two do not matter
         const __m256i sign = _mm256_and_si256(_mm256_srli_epi16(signs, to_sign), _mm256_set1_epi8(Code::sign_mask));
         codes = _mm256_or_si256(_mm256_min_epi8(codes, _mm256_set1_epi8(Code::most_code)), sign);
     }

@@ -27,19 +27,10 @@ struct QuantFormat {
     /// Throws Error (invalid_param) unless groups of the format can have this size.
     void check() const;
     int bits() const { return info(codes).bits; }
-    /// True if a record of scales consists of float32 numbers.
-    bool has_floats() const { return info(codes).scale == ScaleKind::float32 && !info(codes).has(spikes); }
+    bool has_floats() const { return info(codes).has_floats(); }
     size_t groups(size_t count) const { return count / group_size + (count % group_size != 0); }
-    /// Returns the bytes of the record of scales of `count` elements.
-    size_t scale_bytes(size_t count) const {
-        if (info(codes).scale == ScaleKind::float32)
-            return groups(count) * (sizeof(float) + (info(codes).has(spikes) ? spike_bytes : 0));
-        return groups(count) + (info(codes).scale == ScaleKind::e4m3 ? sizeof(float) : 0);
-    }
-    /// Returns the bytes of the codes of `count` elements.
-    size_t code_bytes(size_t count) const {
-        return count / group_size * packed_bytes(bits(), group_size) + packed_bytes(bits(), count % group_size);
-    }
+    size_t scale_bytes(size_t count) const { return info(codes).scale_bytes(groups(count)); }
+    size_t code_bytes(size_t count) const { return info(codes).code_bytes(count, group_size); }
 };
 
 /// Quantizes `count` elements of float32, float16 or bfloat16. `error`, if not null, holds float32 values that are

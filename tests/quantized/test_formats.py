@@ -7,6 +7,7 @@ The golden file holds inputs, codes, scales and values of every format for other
 from __future__ import annotations
 
 import json
+import re
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,21 @@ def test_one_table() -> None:
         scale = {"float32": "float32", "float8_e8m0fnu": "e8m0", "float8_e4m3fn": "e4m3"}[how.scale]
         assert (row.bits, row.most, row.scale, row.group_size) == (how.bits, how.most, scale, how.group_size)
         assert (row.rounds_up, row.rotated, row.spikes) == (how.rounds_up, how.rotated, how.spikes)
+
+
+def test_documented() -> None:
+    """docs/quantization.md has a row for every format, with its scale and its groups."""
+    page = Path(__file__).parents[2].joinpath("docs", "quantization.md").read_text()
+    rows = [row.split("|")[1:5] for row in page.split("| format | codes |")[1].split("\n\n")[0].splitlines()[2:]]
+    documented = {
+        name: (scale, group.strip()) for names, _, scale, group in rows for name in re.findall("`(.*?)`", names)
+    }
+    assert sorted(documented) == sorted(_core.code_formats)
+    for name, row in _core.code_formats.items():
+        scale, group = documented[name]
+        anything = f"1 to {row.longest_group}, default 128" if row.longest_group else "any number, default 128"
+        assert row.scale in scale, name
+        assert group == (str(row.group_size) if row.group_size else anything), name
 
 
 @pytest.mark.parametrize("name", [name for name, how in FORMATS.items() if how.scale == "float8_e8m0fnu"])

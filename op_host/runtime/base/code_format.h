@@ -69,6 +69,14 @@ enum class CodeFormat : uint8_t {
 #undef X
 };
 
+/// Returns the bytes of `count` codes of so many bits: those of planes, whose widths are the binary digits of `bits`.
+constexpr size_t packed_bytes(int bits, size_t count) {
+    size_t bytes = 0;
+    for (const int width : {8, 4, 2, 1})
+        if ((bits & width) != 0) bytes += (count * static_cast<size_t>(width) + 7) / 8;
+    return bytes;
+}
+
 struct CodeFormatInfo {
     std::string_view name;
     int bits, mantissa, bias;
@@ -79,6 +87,19 @@ struct CodeFormatInfo {
 
     constexpr bool has(Trait trait) const { return (traits & trait) != 0; }
     constexpr bool shaped() const { return has(rotated) || has(spikes); }
+    /// Elements that a group has at most; 0: any number.
+    constexpr size_t longest_group() const { return shaped() ? longest_shaped : group_size; }
+    /// True if a record of scales consists of float32 numbers.
+    constexpr bool has_floats() const { return scale == ScaleKind::float32 && !has(spikes); }
+    /// Returns the bytes of the record of scales of so many groups.
+    constexpr size_t scale_bytes(size_t groups) const {
+        if (scale == ScaleKind::float32) return groups * (sizeof(float) + (has(spikes) ? spike_bytes : 0));
+        return groups + (scale == ScaleKind::e4m3 ? sizeof(float) : 0);
+    }
+    /// Returns the bytes of the codes of `count` elements; every plane of every group begins at a byte.
+    constexpr size_t code_bytes(size_t count, size_t group) const {
+        return count / group * packed_bytes(bits, group) + packed_bytes(bits, count % group);
+    }
 };
 
 inline constexpr std::array code_format_table{
@@ -107,7 +128,7 @@ constexpr int64_t usual_group(CodeFormat format) {
 constexpr bool takes_group(CodeFormat format, int64_t group_size) {
     const CodeFormatInfo& row = info(format);
     if (row.group_size != 0) return group_size == static_cast<int64_t>(row.group_size);
-    return group_size >= 1 && (!row.shaped() || group_size <= static_cast<int64_t>(longest_shaped));
+    return group_size >= 1 && (!row.shaped() || group_size <= static_cast<int64_t>(row.longest_group()));
 }
 
 /// Returns what takes_group() expects, for messages.
@@ -115,15 +136,7 @@ inline std::string groups_taken(CodeFormat format) {
     const CodeFormatInfo& row = info(format);
     const std::string within = " in format " + std::string(row.name);
     if (row.group_size != 0) return std::to_string(row.group_size) + within;
-    return row.shaped() ? "1 to " + std::to_string(longest_shaped) + within : "at least 1";
-}
-
-/// Returns the bytes of `count` codes of so many bits: those of planes, whose widths are the binary digits of `bits`.
-constexpr size_t packed_bytes(int bits, size_t count) {
-    size_t bytes = 0;
-    for (const int width : {8, 4, 2, 1})
-        if ((bits & width) != 0) bytes += (count * static_cast<size_t>(width) + 7) / 8;
-    return bytes;
+    return row.shaped() ? "1 to " + std::to_string(row.longest_group()) + within : "at least 1";
 }
 
 }  // namespace alltoallv

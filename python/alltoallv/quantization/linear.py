@@ -25,6 +25,6 @@ def chunk_rows(rows: int, columns: int, chunks: int | None, format: Any, group_s
     group = group_size if isinstance(group_size, int) and group_size > 0 else (row.group_size if row else 0) or 128
     unit = group // math.gcd(max(columns, 1), group)
     if wanted is None:
-        wanted = 1 if format == "nvfp4" else min(max(rows * columns // SMALLEST, 1), CHUNKS)
+        wanted = 1 if row is not None and row.scale == "e4m3" else min(max(rows * columns // SMALLEST, 1), CHUNKS)
     units = -(-rows // unit)
     return max(-(-units // wanted) * unit, 1)

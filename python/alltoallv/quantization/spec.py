@@ -20,7 +20,8 @@ Format = Literal[
     "int8_rotated_spikes", "int6_rotated_spikes", "int5_rotated_spikes", "int4_rotated_spikes", "int3_rotated_spikes",
     "int2_rotated_spikes",
 ]  # fmt: skip
-LONGEST_SHAPED = 1024  # elements of a group that is rotated or has spikes
+_BITS = [row.bits for name, row in _core.code_formats.items() if name == f"int{row.bits}"]
+_BITS_LISTED = "{} or {}".format(", ".join(map(str, sorted(_BITS, reverse=True)[:-1])), min(_BITS))
 GroupSize = int | Literal["token", "tensor"]
 Gather = Literal["full", "quantized"]
 SumOp = Literal["sum", "avg"]
@@ -88,21 +89,28 @@ class Quantization:
             return _checked(format, group_size, gather, op, overflow)
 
     @property
+    def row(self) -> _core.CodeFormatInfo:
+        """The format's row of the table."""
+        return _core.code_formats[self.format]
+
+    @property
     def bits(self) -> int:
         """Bits of a code; fewer than 8 lie in planes whose widths are the binary digits of their number."""
-        return int(_core.code_formats[self.format].bits)
+        return self.row.bits
 
     @property
     def has_floats(self) -> bool:
         """True if a record of scales consists of float32 numbers."""
-        row = _core.code_formats[self.format]
-        return bool(row.scale == "float32" and not row.spikes)
+        return self.row.has_floats
+
+    @property
+    def has_tensor_scale(self) -> bool:
+        """True if the scales of groups are multiples of one float32 scale of the whole tensor."""
+        return self.row.scale == "e4m3"
 
     def scale_bytes(self, count: int) -> int:
         """Returns the bytes of the scales of ``count`` elements."""
-        if _core.code_formats[self.format].scale == "float32":
-            return (12 if _core.code_formats[self.format].spikes else 4) * self.groups(count)
-        return self.groups(count) + (4 if _core.code_formats[self.format].scale == "e4m3" else 0)
+        return self.row.scale_bytes(self.groups(count))
 
     def groups(self, count: int) -> int:
         """Returns the number of scales of ``count`` elements."""
@@ -110,9 +118,7 @@ class Quantization:
 
     def code_bytes(self, count: int) -> int:
         """Returns the bytes of the codes of ``count`` elements; every plane of every group begins at a byte."""
-        groups, rest = divmod(count, self.group_size)
-        planes = [width for width in (8, 4, 2, 1) if self.bits & width]
-        return sum(groups * -(-self.group_size * width // 8) + -(-rest * width // 8) for width in planes)
+        return self.row.code_bytes(count, self.group_size)
 
     def part(self, count: int, size: int, rank: int) -> tuple[int, int]:
         """Returns first element and length of the part of ``count`` elements that a rank reduces in an all-reduce.
@@ -148,15 +154,15 @@ def _checked(format: Any, group_size: Any, *texts: Any) -> Quantization:
     row = _core.code_formats.get(format) if isinstance(format, str) else None
     if row is None:
         if isinstance(format, str) and format.startswith("int") and "_" not in format:
-            raise InvalidParamError(f"bits is {format[3:]}, expected 8, 6, 5, 4, 3 or 2")
+            raise InvalidParamError(f"bits is {format[3:]}, expected {_BITS_LISTED}")
         raise InvalidParamError(f"format is {format!r}, expected one of {', '.join(_core.code_formats)}")
     if group_size is None:
         group_size = row.group_size or 128
     number = integer(group_size)
     if row.group_size and number != row.group_size:
         raise InvalidParamError(f"group_size is {group_size!r}, expected {row.group_size} in format {format}")
-    if (row.rotated or row.spikes) and not (number is not None and 1 <= number <= LONGEST_SHAPED):
-        raise InvalidParamError(f"group_size is {group_size!r}, expected 1 to {LONGEST_SHAPED} in format {format}")
+    if row.longest_group and not (number is not None and 1 <= number <= row.longest_group):
+        raise InvalidParamError(f"group_size is {group_size!r}, expected 1 to {row.longest_group} in format {format}")
     if number is None or not 1 <= number < 2**63:
         raise InvalidParamError(f"group_size is {group_size!r}, expected an integer of at least 1, below 2**63")
     for name, value, kind in zip(("gather", "op", "overflow"), texts, (Gather, SumOp, Overflow), strict=True):

@@ -27,7 +27,7 @@ DTYPES = tuple(_core.dtypes)
 
 def dtype_of(name: str | npt.DTypeLike) -> np.dtype[Any]:
     """Returns the NumPy dtype of a name, which may be one of ml_dtypes'."""
-    if isinstance(name, str) and name.startswith(("bfloat", "float8", "float4")):
+    if isinstance(name, str) and name.startswith(("bfloat", "float8_", "float6_", "float4_")):
         name = getattr(extra("ml_dtypes", "testing"), name)
     return np.dtype(name)
 

@@ -106,7 +106,7 @@ def _errors(source: Quantized, ranks: int) -> Floats:
     if source.form.shaped:
         return _shaped_errors(source, ranks)
     if source.form.scale != "float32":
-        tensor = source.tensor if source.format == "nvfp4" else _F32(1)
+        tensor = source.tensor if source.form.scale == "float8_e4m3fn" else _F32(1)
         scales = scale_errors(source.format)[scales] * tensor
     elif source.form.bits < 4:  # by the largest scale codes may have been saturated
         scales = np.where(scales == _F32(2.0**126), _INF, scales)

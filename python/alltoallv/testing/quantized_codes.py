@@ -64,7 +64,7 @@ class Quantized:
             index, value = self.apart
             entries = np.stack([index.astype("<u2"), value.view("<u2")], axis=2).reshape(-1, 4)
             return np.concatenate([self.scales.view(np.uint8).reshape(-1, 4), entries.view(np.uint8)], 1).reshape(-1)
-        parts = [self.tensor.tobytes()] if self.format == "nvfp4" else []
+        parts = [self.tensor.tobytes()] if self.form.scale == "float8_e4m3fn" else []
         return np.frombuffer(b"".join([*parts, self.scales.tobytes()]), np.uint8)
 
     @property
@@ -78,7 +78,8 @@ class Quantized:
 def named(bits: int = 8, format: str | None = None) -> str:
     """Returns the format; if it is None, the one of ``bits``."""
     if format is None and f"int{bits}" not in FORMATS:
-        raise ValueError(f"bits is {bits}, expected 8, 6, 5, 4, 3 or 2")
+        known = sorted((form.bits for name, form in FORMATS.items() if name == f"int{form.bits}"), reverse=True)
+        raise ValueError(f"bits is {bits}, expected {', '.join(map(str, known[:-1]))} or {known[-1]}")
     return f"int{bits}" if format is None else format
 
 

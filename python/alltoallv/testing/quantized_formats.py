@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from alltoallv.extras import extra
 from alltoallv.testing.golden import dtype_of
 
 Array = npt.NDArray[Any]
@@ -47,12 +48,14 @@ class Format:
     @property
     def bits(self) -> int:
         """Bits of a code."""
-        return int(self.element[3:]) if self.is_integer else 4 if "4_" in self.element else 8
+        if self.is_integer:
+            return int(self.element[3:])
+        return int(extra("ml_dtypes", "testing").finfo(dtype_of(self.element)).bits)
 
     @property
     def mask(self) -> np.int8:
         """The mask of a code's bits in a byte."""
-        return np.int8(15 if self.bits == 4 else -1)
+        return np.int8(-1 if self.bits == 8 else (1 << self.bits) - 1)
 
     @property
     def shaped(self) -> bool:

@@ -24,7 +24,7 @@ def errors(codes: Tensor, scales: Tensor, how: Quantization, length: int, ranks:
         codes: One row of codes per vector of ``length`` elements.
         scales: One row per vector: float32, or bytes, after the tensor's scale in NVFP4, before a group's spikes.
     """
-    form, groups = _core.code_formats[how.format], how.groups(length)
+    form, groups = how.row, how.groups(length)
     table = torch.tensor(_core.code_errors(how.format, ranks), dtype=torch.float32, device=codes.device)
     if form.scale == "float32" and form.mantissa >= 0:
         factors = scales[:, :groups]

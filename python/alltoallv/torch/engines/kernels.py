@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from alltoallv import _core
 from alltoallv._calls.kernels import providers
 from alltoallv.errors import InvalidParamError
 from alltoallv.quantization.spec import Quantization
@@ -37,10 +36,10 @@ def kernels_for(device: str) -> Any:
 
 def offers_format(how: Quantization, kernels: Any, pieces: bool = False) -> bool:
     """Returns whether the kernels know a format; for ``pieces`` see `check_format`."""
-    row = _core.code_formats[how.format]
+    row = how.row
     plain = row.bits in (8, 4) and not (row.rotated or row.spikes)
     known = row.mantissa < 0 if kernels is torch_kernels else plain
-    return known and not (pieces and how.format == "nvfp4")
+    return known and not (pieces and how.has_tensor_scale)
 
 
 def check_format(how: Quantization, kernels: Any, pieces: bool = False) -> None:

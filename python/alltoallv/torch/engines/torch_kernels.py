@@ -13,7 +13,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from alltoallv import _core
 from alltoallv.quantization.spec import Overflow, Quantization
 
 _INF = 0x7F800000
@@ -47,7 +46,7 @@ def in_parts(count: int, part: int | None) -> Iterator[tuple[slice, slice, int]]
 def _quantize(x: Tensor, how: Quantization, codes: Tensor, scales: Tensor, error: Tensor | None) -> None:
     """Quantizes every row of ``x`` as a vector of its own."""
     length = x.shape[1]
-    groups, row, most = how.groups(length), _core.code_formats[how.format], 2 ** (how.bits - 1) - 1
+    groups, row, most = how.groups(length), how.row, 2 ** (how.bits - 1) - 1
     how = _fitted(how, length)
     values = x.float()
     if error is not None:
@@ -199,7 +198,7 @@ def _rotation(table: Tensor, length: int) -> Tensor:
 
 def _restored(terms: Tensor, scale: Tensor, apart: Tensor, how: Quantization, length: int) -> Tensor:
     """Returns values of products of codes and scales: rotated back, with spikes."""
-    row = _core.code_formats[how.format]
+    row = how.row
     if row.rotated:
         back = (scale < 0) & scale.isfinite()
         terms = torch.where(back, _rotation(torch.where(back, terms, 0.0), length), terms)
@@ -245,7 +244,7 @@ def _sum(codes: Tensor, scales: Tensor, how: Quantization, count: int, average: 
 def _values(codes: Tensor, scales: Tensor, how: Quantization, length: int) -> Tensor:
     """Returns code times scale: [rows, length]."""
     groups, size = how.groups(length), how.code_bytes(length)
-    spikes = _core.code_formats[how.format].spikes
+    spikes = how.row.spikes
     if length == 0:
         return torch.zeros(len(codes), 0, device=codes.device)
     how = _fitted(how, length)
