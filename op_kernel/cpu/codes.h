@@ -89,18 +89,21 @@ struct Small {
 };
 using E4M3 = Small<8, 3, 7, 0x7E>;
 using E5M2 = Small<8, 2, 15, 0x7B>;
+using E3M2 = Small<6, 2, 3, 0x1F>;
+using E2M3 = Small<6, 3, 1, 0x1F>;
 using E2M1 = Small<4, 1, 1, 7>;
 
 /// Calls `run` with the type of a format's codes.
 template <class Run>
 auto with_code(CodeFormat format, Run run) {
+    const bool is_byte = info(format).bits == 8;
     switch (info(format).mantissa) {
         case -1:
             return run(Integer());
         case 3:
-            return run(E4M3());
+            return is_byte ? run(E4M3()) : run(E2M3());
         case 2:
-            return run(E5M2());
+            return is_byte ? run(E5M2()) : run(E3M2());
         default:
             return run(E2M1());
     }

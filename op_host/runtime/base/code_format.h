@@ -60,7 +60,9 @@ inline constexpr size_t longest_shaped = 1024, spikes_each = 2, spike_bytes = 8;
     X(int5_rotated_spikes, 5, -1, 0, 15, float32, 0, rotated | spikes) \
     X(int4_rotated_spikes, 4, -1, 0, 7, float32, 0, rotated | spikes) \
     X(int3_rotated_spikes, 3, -1, 0, 3, float32, 0, rotated | spikes) \
-    X(int2_rotated_spikes, 2, -1, 0, 1, float32, 0, rotated | spikes)
+    X(int2_rotated_spikes, 2, -1, 0, 1, float32, 0, rotated | spikes) \
+    X(mxfp6_e3m2, 6, 2, 3, 28, e8m0, 32, rounds_up) \
+    X(mxfp6_e2m3, 6, 3, 1, 7.5f, e8m0, 32, rounds_up)
 // clang-format on
 
 enum class CodeFormat : uint8_t {

@@ -18,7 +18,7 @@ Format = Literal[
     "int8", "int4", "fp8_e4m3", "fp8_e5m2", "mxfp8", "mxfp8_e5m2", "mxfp4", "nvfp4",
     "mxfp8_down", "mxfp8_e5m2_down", "mxfp4_up", "int6", "int5", "int3", "int2", "int4_rotated", "int4_spikes",
     "int8_rotated_spikes", "int6_rotated_spikes", "int5_rotated_spikes", "int4_rotated_spikes", "int3_rotated_spikes",
-    "int2_rotated_spikes",
+    "int2_rotated_spikes", "mxfp6_e3m2", "mxfp6_e2m3",
 ]  # fmt: skip
 _BITS = [row.bits for name, row in _core.code_formats.items() if name == f"int{row.bits}"]
 _BITS_LISTED = "{} or {}".format(", ".join(map(str, sorted(_BITS, reverse=True)[:-1])), min(_BITS))

@@ -92,6 +92,8 @@ FORMATS = {
     "int4_rotated_spikes": Format("int4", 7, rotated=True, spikes=True),
     "int3_rotated_spikes": Format("int3", 3, rotated=True, spikes=True),
     "int2_rotated_spikes": Format("int2", 1, rotated=True, spikes=True),
+    "mxfp6_e3m2": Format("float6_e3m2fn", 28, "float8_e8m0fnu", 32, rounds_up=True),
+    "mxfp6_e2m3": Format("float6_e2m3fn", 7.5, "float8_e8m0fnu", 32, rounds_up=True),
 }
 
 
