@@ -57,6 +57,15 @@ void bind_dtypes(nb::module_& m) {
     nb::dict dtypes;
     for (const DTypeInfo& dtype : dtype_table) dtypes[nb::str(dtype.name.data(), dtype.name.size())] = nb::cast(dtype);
     m.attr("dtypes") = dtypes;
+    nb::list reduce_ops;
+    for (const std::string_view op : reduce_op_names) reduce_ops.append(nb::str(op.data(), op.size()));
+    m.attr("reduce_ops") = nb::tuple(reduce_ops);
+    m.def(
+        "reduces",
+        [](const std::string& dtype, const std::string& op) {
+            return is_defined(reduce_op_from_name(op), info(dtype_from_name(dtype)).arithmetic);
+        },
+        "dtype"_a, "op"_a, "Whether a reduction is defined for a dtype.");
 }
 
 }  // namespace

@@ -258,7 +258,7 @@ void reduce_on(Isa isa, DType dtype, ReduceOp op, void* out, const void* const* 
             std::memcpy(to, from, count * size);
         return;
     }
-    const bool halves = dtype == DType::float16 || dtype == DType::bfloat16;
+    const bool halves = info(dtype).arithmetic == Arithmetic::floating && size < sizeof(float);
     const HalfBlocks half = halves ? half_blocks(dtype, isa) : HalfBlocks{nullptr, nullptr};
     if (order == Order::tree && n_inputs > 2) {
         Tree tree(run, half, op, inputs, n_inputs);

@@ -224,10 +224,10 @@ void test_refusals() {
     };
     for (size_t i = 0; i < dtype_table.size(); ++i) {
         const auto dtype = static_cast<DType>(i);
-        const bool known = std::find(std::begin(arithmetic), std::end(arithmetic), dtype) != std::end(arithmetic);
-        const bool is_float = known && dtype >= DType::float16;
+        const Arithmetic kind = info(dtype).arithmetic;
+        const bool is_float = kind == Arithmetic::floating, is_complex = kind == Arithmetic::complex;
+        const bool known = kind != Arithmetic::none && !is_complex;
         for (const ReduceOp op : ops) {
-            const bool is_complex = dtype == DType::complex64 || dtype == DType::complex128;
             const bool defined = is_complex            ? op <= ReduceOp::avg
                                  : op == ReduceOp::avg ? is_float
                                  : op > ReduceOp::prod ? known && !is_float

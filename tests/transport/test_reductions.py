@@ -7,7 +7,7 @@ identical bits. Inputs are random bit patterns: NaNs with payload, infinities, d
 from __future__ import annotations
 
 import hashlib
-from typing import Any, Literal
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -16,15 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from on_ranks import on_both
 
-from alltoallv import Communicator
+from alltoallv import Communicator, _core
 from alltoallv import numpy as av
 from alltoallv.errors import PeerMismatchError
+from alltoallv.numpy.reduce import Op
 from alltoallv.testing import golden, reference, run_ranks
 
-INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
-FLOATS = ("float16", "bfloat16", "float32", "float64")
-OPS: tuple[Literal["sum", "avg", "min", "max", "prod"], ...] = ("sum", "avg", "min", "max", "prod")
-KINDS = [(name, op) for name in ("bool", *INTEGERS, *FLOATS) for op in OPS if op != "avg" or name in FLOATS]
+REDUCED = [name for name, dtype in _core.dtypes.items() if dtype.arithmetic not in ("none", "complex")]
+KINDS = [(name, op) for name in REDUCED for op in _core.reduce_ops if _core.reduces(name, op)]
 INLINE_LIMIT = 16384
 RING_FROM, RING_TO = 4096, 512 << 10  # bytes that two ranks hand over in one shot
 SCRATCH = 7 << 18  # bytes per rank, for two buffers of one piece per rank and three of a result
@@ -109,6 +108,10 @@ def reduce_kinds(
         for name, op in kinds
         for n in lengths
     ]
+
+
+def test_operators_are_those_of_the_table() -> None:
+    assert get_args(Op) == _core.reduce_ops
 
 
 def check_ranks_agree(results: list[list[str]]) -> None:

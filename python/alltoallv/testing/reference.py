@@ -205,14 +205,16 @@ def global_gather(
     return results
 
 
+_NANS = {"float16": 0x7E00, "bfloat16": 0x7FC0, "float32": 0x7FC00000, "float64": 0x7FF8000000000000}
+_SUMS = "sum", "avg", "prod"
 _BITS = {"band": np.bitwise_and, "bor": np.bitwise_or, "bxor": np.bitwise_xor}  # for bools they are logical
 
 
 def _reduce(inputs: Sequence[Array], op: str, tree: bool = False) -> Array:
     dtype = inputs[0].dtype
-    if op not in ("sum", "avg", "min", "max", "prod", *_BITS):
-        raise ValueError(f"op is {op!r}, expected sum, avg, min, max, prod, band, bor or bxor")
-    is_float = dtype.name in ("float16", "bfloat16", "float32", "float64")
+    if op not in (*_SUMS, "min", "max", *_BITS):
+        raise ValueError(f"op is {op!r}, expected one of {', '.join((*_SUMS, 'min', 'max', *_BITS))}")
+    is_float = dtype.name in _NANS
     is_defined = op in ("sum", "avg") if dtype.kind == "c" else dtype.kind in "biu" and op != "avg"
     if not (op not in _BITS if is_float else is_defined):
         raise ValueError(f"{op} is not defined for {dtype.name}")
@@ -229,7 +231,7 @@ def _reduce(inputs: Sequence[Array], op: str, tree: bool = False) -> Array:
     if dtype == np.bool_:
         logical: Array = np.any(inputs, axis=0) if op == "sum" else np.all(inputs, axis=0)
         return logical
-    wide = np.dtype(np.float32) if dtype.itemsize == 2 and is_float else dtype
+    wide = np.dtype(np.float32) if dtype.itemsize < 4 and is_float else dtype
     with np.errstate(all="ignore"):
         total = _combined([array.astype(wide) for array in inputs], op, tree)
         if op == "avg":
@@ -261,9 +263,8 @@ def _extreme(inputs: Sequence[Array], op: str) -> Array:
 
 
 def quiet_nan(dtype: np.dtype[Any]) -> Any:
-    """Returns the positive quiet NaN without payload, of float16, bfloat16, float32 or float64."""
-    bits = {"float16": 0x7E00, "bfloat16": 0x7FC0, "float32": 0x7FC00000, "float64": 0x7FF8000000000000}
-    return np.array([bits[dtype.name]], f"u{dtype.itemsize}").view(dtype)[0]
+    """Returns the positive quiet NaN without payload of a float that can be reduced."""
+    return np.array([_NANS[dtype.name]], f"u{dtype.itemsize}").view(dtype)[0]
 
 
 def _rows(matrix: Matrix) -> list[list[int]]:

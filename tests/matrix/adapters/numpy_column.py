@@ -12,6 +12,7 @@ from column import Column
 from right import A, G, S, V
 from wrong import LISTS, OVERLAP, PARAM, TENSOR, bad, wrong_counts
 
+from alltoallv import _core
 from alltoallv.testing import reference
 
 
@@ -66,7 +67,7 @@ def outputs(function: str, name: str) -> list[Case]:
 
 def reductions(function: str) -> list[Case]:
     floats = "expected bool, an integer, float16, bfloat16, float32 or float64"
-    ops = "expected sum, avg, min, max, prod, band, bor or bxor"
+    ops = f"expected {', '.join(_core.reduce_ops[:-1])} or {_core.reduce_ops[-1]}"
     return [
         *odd(function, "input"),
         *outputs(function, "out"),
