@@ -22,7 +22,8 @@ namespace alltoallv {
     X(prod, true, true, true, false) \
     X(band, true, true, false, false) \
     X(bor, true, true, false, false) \
-    X(bxor, true, true, false, false)
+    X(bxor, true, true, false, false) \
+    X(absmax, false, false, true, false)
 // clang-format on
 
 enum class ReduceOp : uint8_t {
