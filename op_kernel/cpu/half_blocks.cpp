@@ -75,29 +75,10 @@ constexpr auto& widen_float16 = clones<widen<float16_to_float>>;
 constexpr auto& narrow_float16 = clones<narrow<float_to_float16>>;
 #endif
 
-/// float8_e5m2 has the upper bits of float16.
-ALLTOALLV_INLINE void widen_e5m2_all(Bytes* out, const Bytes* in, size_t count) {
-    for (size_t k = 0; k < count; ++k) store(out, k, float16_to_float(static_cast<uint16_t>(in[k] << 8)));
-}
-
-ALLTOALLV_INLINE void narrow_e5m2_all(Bytes* out, const Bytes* in, size_t count) {
-    for (size_t k = 0; k < count; ++k) {
-        const uint32_t bits = load<uint32_t>(in, k), magnitude = bits & 0x7FFFFFFFu;
-        const uint32_t normal = (magnitude - (112u << 23) + 0xFFFFFu + (magnitude >> 21 & 1u)) >> 21;
-        const uint32_t subnormal = bits_of(from_bits(magnitude) + 128.0f) - bits_of(128.0f);  // in units of 2^-16
-        const uint32_t number = magnitude < 113u << 23 ? subnormal : normal > 0x7Cu ? 0x7Cu : normal;
-        out[k] = static_cast<Bytes>((magnitude > 0x7F800000u ? 0x7Eu : number) | bits >> 31 << 7);
-    }
-}
-
-constexpr auto& widen_e5m2 = clones<widen_e5m2_all>;
-constexpr auto& narrow_e5m2 = clones<narrow_e5m2_all>;
-
 }  // namespace
 
 HalfBlocks half_blocks(DType dtype, Isa isa) {
     if (dtype == DType::float16) return {widen_float16[isa], narrow_float16[isa]};
-    if (dtype == DType::float8_e5m2) return {widen_e5m2[isa], narrow_e5m2[isa]};
     return {widen_bfloat16[isa], narrow_bfloat16[isa]};
 }
 

@@ -39,7 +39,7 @@ inline constexpr std::string_view arithmetic_names[] = {"none", "logical", "inte
     X(float8_e4m3b11fnuz, "float8_e4m3b11fnuz", 1, none, 9, false, 7, 1, false, false) \
     X(float8_e4m3, "float8_e4m3", 1, none, 8, false, 7, 1, false, false) \
     X(float8_e3m4, "float8_e3m4", 1, none, 7, false, 7, 1, false, false) \
-    X(float8_e5m2, "float8_e5m2", 1, floating, 12, false, 7, 1, false, false) \
+    X(float8_e5m2, "float8_e5m2", 1, none, 12, false, 7, 1, false, false) \
     X(float8_e5m2fnuz, "float8_e5m2fnuz", 1, none, 13, false, 7, 1, false, false) \
     X(float8_e8m0fnu, "float8_e8m0fnu", 1, none, 14, false, 7, 1, false, false)
 // clang-format on

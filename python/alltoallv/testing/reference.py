@@ -205,13 +205,7 @@ def global_gather(
     return results
 
 
-_NANS = {
-    "float8_e5m2": 0x7E,
-    "float16": 0x7E00,
-    "bfloat16": 0x7FC0,
-    "float32": 0x7FC00000,
-    "float64": 0x7FF8000000000000,
-}
+_NANS = {"float16": 0x7E00, "bfloat16": 0x7FC0, "float32": 0x7FC00000, "float64": 0x7FF8000000000000}
 _SUMS = "sum", "avg", "prod"
 _BITS = {"band": np.bitwise_and, "bor": np.bitwise_or, "bxor": np.bitwise_xor}  # for bools they are logical
 
