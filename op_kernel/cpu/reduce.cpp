@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cmath>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -50,14 +49,6 @@ struct Extreme {
 using Min = Extreme<std::less<>>;
 using Max = Extreme<std::greater<>>;
 
-/// The larger magnitude.
-struct AbsMax {
-    template <class T>
-    ALLTOALLV_INLINE T operator()(T a, T b) const {
-        return Max{}(std::abs(a), std::abs(b));
-    }
-};
-
 struct Or {
     ALLTOALLV_INLINE uint8_t operator()(uint8_t a, uint8_t b) const { return static_cast<uint8_t>((a | b) != 0); }
 };
@@ -94,9 +85,6 @@ ALLTOALLV_INLINE void combine_numbers(ReduceOp op, Bytes* out, const Bytes* a, c
             return each<T>(out, a, b, count, Max{});
         case ReduceOp::prod:
             return each<T>(out, a, b, count, Prod{});
-        case ReduceOp::absmax:
-            if constexpr (std::is_floating_point_v<T>) each<T>(out, a, b, count, AbsMax{});
-            return;
         default:
             if constexpr (std::is_integral_v<T>) {
                 if (op == ReduceOp::band) return each<T>(out, a, b, count, std::bit_and<T>{});

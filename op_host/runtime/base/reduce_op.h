@@ -22,8 +22,7 @@ namespace alltoallv {
     X(prod, true, true, true, false) \
     X(band, true, true, false, false) \
     X(bor, true, true, false, false) \
-    X(bxor, true, true, false, false) \
-    X(absmax, false, false, true, false)
+    X(bxor, true, true, false, false)
 // clang-format on
 
 enum class ReduceOp : uint8_t {

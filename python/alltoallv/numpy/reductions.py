@@ -17,7 +17,7 @@ from alltoallv.dtypes import core_name
 from alltoallv.errors import InvalidParamError
 from alltoallv.numpy.arrays import ADAPTER, Array, address, as_input, check_output, later, resolve
 
-Op = Literal["sum", "avg", "min", "max", "prod", "band", "bor", "bxor", "absmax"]
+Op = Literal["sum", "avg", "min", "max", "prod", "band", "bor", "bxor"]
 
 
 def all_reduce(
@@ -36,8 +36,8 @@ def all_reduce(
     Args:
         input: One shape and dtype on all ranks: integers, bool, float16, bfloat16, float32, float64 or
             complex.
-        op: ``"sum"``, ``"prod"``, ``"min"``, ``"max"``; for floats also ``"avg"``, ``"absmax"``; for integers and bool
-            the bitwise ``"band"``, ``"bor"``, ``"bxor"``; for complex numbers only ``"sum"``, ``"avg"``. Integers wrap;
+        op: ``"sum"``, ``"prod"``, ``"min"``, ``"max"``; for floats also ``"avg"``; for integers and bool also the
+            bitwise ``"band"``, ``"bor"``, ``"bxor"``; for complex numbers only ``"sum"`` and ``"avg"``. Integers wrap;
             float16 and bfloat16 accumulate in float32 and are rounded once; min and max propagate NaN; for bool, sum
             and max are logical or, prod and min logical and.
         out: The array for the result; may be the input itself. By default it is allocated in shared memory.

@@ -212,16 +212,14 @@ _BITS = {"band": np.bitwise_and, "bor": np.bitwise_or, "bxor": np.bitwise_xor}  
 
 def _reduce(inputs: Sequence[Array], op: str, tree: bool = False) -> Array:
     dtype = inputs[0].dtype
-    if op not in (*_SUMS, "min", "max", *_BITS, "absmax"):
-        raise ValueError(f"op is {op!r}, expected one of {', '.join((*_SUMS, 'min', 'max', *_BITS, 'absmax'))}")
+    if op not in (*_SUMS, "min", "max", *_BITS):
+        raise ValueError(f"op is {op!r}, expected one of {', '.join((*_SUMS, 'min', 'max', *_BITS))}")
     is_float = dtype.name in _NANS
     is_defined = op in ("sum", "avg") if dtype.kind == "c" else dtype.kind in "biu" and op != "avg"
-    if not (op not in _BITS if is_float else is_defined and op != "absmax"):
+    if not (op not in _BITS if is_float else is_defined):
         raise ValueError(f"{op} is not defined for {dtype.name}")
     if len(inputs) == 1:
         return inputs[0].copy()
-    if op == "absmax":
-        return _extreme([np.abs(array) for array in inputs], "max")
     if op in ("min", "max"):
         return _extreme(inputs, op)
     if op in _BITS:
