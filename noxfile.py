@@ -148,8 +148,9 @@ def triton_ascend(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def ascendc(session: nox.Session) -> None:
-    """The Ascend C kernels on their twin; with more seeds than `tests` for those that communicate."""
-    session.run("pytest", "-s", "tests/ascendc", *steps.selected(session), env={"ALLTOALLV_ASCENDC_SEEDS": "40"})
+    """The Ascend C kernels on their twin; with more seeds and matrices than `tests` for those that communicate."""
+    env = {"ALLTOALLV_ASCENDC_SEEDS": "40", "ALLTOALLV_ASCENDC_MATRICES": "100000"}
+    session.run("pytest", "-s", "tests/ascendc", *steps.selected(session), env=env)
 
 
 @nox.session
