@@ -91,7 +91,8 @@ class Quantization:
     @property
     def row(self) -> _core.CodeFormatInfo:
         """The format's row of the table."""
-        return _core.code_formats[self.format]
+        row: _core.CodeFormatInfo = _core.code_formats[self.format]
+        return row
 
     @property
     def bits(self) -> int:
