@@ -41,6 +41,9 @@ def import_error(folder: Path, code: str, *modules: str) -> str:
 def test_a_function_of_the_front_ends_is_looked_for_in_the_package() -> None:
     with pytest.raises(AttributeError, match=r"no attribute 'all_to_all_v': it is in the front ends alltoallv\.numpy"):
         alltoallv.all_to_all_v  # noqa: B018
+    with pytest.raises(ImportError, match=r"'all_to_all_v' from 'alltoallv': it is in the front ends alltoallv\.numpy"):
+        from alltoallv import all_to_all_v  # noqa: F401
+    assert not hasattr(alltoallv, "all_to_all_v")
     with pytest.raises(AttributeError, match=r"no attribute 'all_to_nobody'$"):
         alltoallv.all_to_nobody  # noqa: B018
 

@@ -5,6 +5,7 @@ The front ends are modules of their own, such as ``alltoallv.numpy``. No framewo
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -46,6 +47,8 @@ def __getattr__(name: str) -> Any:
         is_module = name.startswith("_") or find_spec(f"alltoallv.{name}") is not None  # not imported yet
         of_front_ends = not is_module and name in import_module("alltoallv.numpy").__all__
         where = ": it is in the front ends alltoallv.numpy, .torch, .mindspore and .paddle" if of_front_ends else ""
+        if of_front_ends and sys._getframe(1).f_code.co_name == "_handle_fromlist":  # `from` drops an AttributeError
+            raise ImportError(f"cannot import name {name!r} from 'alltoallv'{where}", name="alltoallv")
         raise AttributeError(f"module 'alltoallv' has no attribute {name!r}{where}", name=name)
     value = getattr(import_module(f"alltoallv.{_HOMES[name]}"), name)
     globals()[name] = value
