@@ -203,8 +203,11 @@ def framework_tests(session: nox.Session, folders: str, *requirements: str) -> N
 
 
 def selected(session: nox.Session) -> tuple[str, ...]:
-    """Arguments for pytest: those given, else what leaves out the slow tests, which the session `full` runs."""
-    return tuple(session.posargs) or ("-m", "not slow")
+    """Arguments for pytest: those given, else what leaves out the slow tests, which the session `full` runs.
+
+    And tells which of the others took the longest, so that somebody sees what `make test` spends its time on.
+    """
+    return tuple(session.posargs) or ("-m", "not slow", "--durations=40")
 
 
 def cpp_tests(pattern: str) -> list[str]:
