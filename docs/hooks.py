@@ -23,6 +23,8 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     """Turns links that leave docs/ into links of the site; a search finds notes and old changes last."""
     if page.file.src_uri.startswith("notes/") or page.file.src_uri == "changelog.md":
         page.meta["search"] = {"boost": 0.1}
+    elif page.file.src_uri == "quickstart.md":  # what tells how to install
+        page.meta["search"] = {"boost": 3}
     if page.file.src_uri == "api/npu_ops.md":
         markdown += operators()
     return re.sub(r"\]\(\.\./examples/", "](examples/", markdown)
