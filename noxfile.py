@@ -234,6 +234,27 @@ def npu_triton_ascend(session: nox.Session) -> None:
 
 
 @nox.session
+def vllm(session: nox.Session) -> None:
+    """Tokens of tiny models by vLLM with vllm-ascend on emulated NPUs, beside transformers' (docs/emulator.md).
+
+    vllm-ascend asks for a triton-ascend that PyPI has not; the newest there takes the place of torch's own triton.
+    """
+    session.install("torch==2.10.0", "torchvision==0.25.0", "torchaudio==2.10.0", "pyyaml")
+    session.install("--no-deps", "torch_npu==2.10.0.post4")  # it asks for the CPU build, which PyPI has not for x86_64
+    build = ("setuptools>=77,<81", "setuptools-scm>=8", "setuptools-rust", "wheel", "cmake>=3.26", "ninja", "jinja2")
+    session.install(*build, "pybind11", "packaging", "numpy>=1.25,<3")
+    session.env.update({"VLLM_TARGET_DEVICE": "empty", "COMPILE_CUSTOM_KERNELS": "0", "SOC_VERSION": "ascend910_9391"})
+    session.env["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"  # the builds import torch, without the emulator
+    source = ("--no-build-isolation", "--no-binary", "vllm")
+    session.install(*source, "vllm==0.23.0", "transformers==5.5.4", "fastapi<0.124")
+    session.install("decorator", "msgpack", "pandas", "psutil", "quart", "scipy", "numba")
+    session.install("--no-deps", "--no-build-isolation", "vllm-ascend==0.23.0.post1")
+    steps.uninstall(session, "triton")
+    session.install("--no-deps", "triton-ascend==3.2.0", "ascendnpu-ir==1.2.0")
+    steps.framework_tests(session, "tests/vllm")
+
+
+@nox.session
 def torch_npu_tests(session: nox.Session) -> None:
     """torch_npu's own tests, which are not here, unchanged on emulated NPUs: ``-- FOLDER/test/distributed/test_x.py``.
 

@@ -202,6 +202,14 @@ def framework_tests(session: nox.Session, folders: str, *requirements: str) -> N
     session.run("python", "-m", "pytest", *PLUGINS, *folders.split(), *selected(session), env=env)
 
 
+def uninstall(session: nox.Session, package: str) -> None:
+    """Removes a package from the session's environment, if it is there."""
+    if session.venv_backend == "uv":
+        session.run("uv", "pip", "uninstall", "--quiet", package, external=True)
+    else:
+        session.run("python", "-m", "pip", "uninstall", "--yes", "--quiet", package)
+
+
 def selected(session: nox.Session) -> tuple[str, ...]:
     """Arguments for pytest: those given, else what leaves out the slow tests, which the session `full` runs.
 

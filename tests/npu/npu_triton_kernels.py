@@ -131,3 +131,12 @@ def assembler(x):
     at = tl.arange(0, 4)
     values = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [tl.load(x + at)], tl.float32, True, 1)
     tl.store(x + at, values)
+
+
+@triton.jit
+def scaled(x, none, stride, out, n, BLOCK: tl.constexpr, TWICE: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    values = tl.load(x + at * stride, mask=at < n)
+    if none is not None:
+        values += tl.load(none + at, mask=at < n)
+    tl.store(out + at, values * 2 if TWICE else values, mask=at < n)

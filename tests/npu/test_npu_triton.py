@@ -47,6 +47,17 @@ def test_a_launch_comes_after_the_work_of_the_stream(rank: int, size: int) -> No
 
 
 @on_ranks(1, communicator=False)
+def test_arguments_that_become_constants(rank: int, size: int) -> None:
+    """Triton compiles None and 1 into a kernel, and each of its releases passes them on in its own way."""
+    device = use_device(rank)
+    x, out = _normal(100).to(device), torch.zeros(100, device=device)
+    kernels.scaled[(1,)](x, None, 1, out, 100, BLOCK=128, TWICE=True)
+    assert torch.equal(out.cpu(), 2 * x.cpu())
+    kernels.scaled[(1,)](x, x, 1, out, 100, BLOCK=128, TWICE=False)
+    assert torch.equal(out.cpu(), 2 * x.cpu())
+
+
+@on_ranks(1, communicator=False)
 def test_a_graph_replays_what_it_has_captured(rank: int, size: int) -> None:
     device = use_device(rank)
     x, out = torch.ones(100, device=device), torch.zeros(100, device=device)

@@ -268,6 +268,8 @@ class Launcher:
             "constexpr" if place in left_out else by_place.get(place, "constexpr")
             for place in range(max([len(names), *[p + 1 for p in by_place if isinstance(p, int)]]))
         ]
+        # Triton 3.2 leaves out what is declared as a constant, but not the values that it makes constants of (None, 1).
+        self._declared = [self._kinds[place] for place in sorted(by_place)]
 
     def __call__(
         self, x: int, y: int, z: int, stream: int, program: Any, packed: Any, metadata: Any, enter: Any, leave: Any,
@@ -275,7 +277,7 @@ class Launcher:
     ) -> None:  # fmt: skip
         from alltoallv_emulator.triton import launches
 
-        kinds = self._kinds if len(arguments) == len(self._kinds) else [k for k in self._kinds if k != "constexpr"]
+        kinds = self._kinds if len(arguments) == len(self._kinds) else self._declared
         given = list(_given(kinds, arguments))
         if enter is not None:
             enter(metadata)

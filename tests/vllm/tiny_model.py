@@ -1,0 +1,117 @@
+"""Tiny models of random weights: their greedy tokens by transformers, and by vLLM on emulated NPUs.
+
+    python -m alltoallv run --emulate-npu -n 1 tiny_model.py make FOLDER qwen3
+    python -m alltoallv run --emulate-npu -n 1 tiny_model.py serve FOLDER '{"dtype": "float32"}'
+
+``make`` also writes FOLDER/reference.json. ``serve`` takes arguments of vllm.LLM and prints the tokens and the
+logarithms of their probabilities.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+PROMPTS = ([5, 17, 301, 44], [100, 230, 8])
+NEW = 8  # tokens per prompt
+CLEAR_TOKEN, CLEAR_EXPERT = 0.3, 0.1  # how far from the next a choice is that bfloat16's rounding cannot turn over
+
+_common = {
+    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 128, "vocab_size": 512, "hidden_size": 256, "intermediate_size": 512,
+    "max_position_embeddings": 1024, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16", "hidden_act": "silu", "attention_bias": False, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+_experts = {
+    "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 1024, "num_experts": 8,
+    "moe_intermediate_size": 128, "num_experts_per_tok": 2, "norm_topk_prob": True, "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}  # fmt: skip
+KINDS: dict[str, dict[str, Any]] = {"qwen3": _common, "qwen3_moe": _common | _experts}
+
+
+class Reference(NamedTuple):
+    """One prompt's tokens, their logarithms of probabilities, and how many come before the first close choice."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    clear: int
+
+
+def _lead(scores: Any, chosen: int) -> Any:
+    """Returns how far the last that is chosen is ahead of the first that is not."""
+    best = scores.sort(dim=-1, descending=True).values
+    return best[..., chosen - 1] - best[..., chosen]
+
+
+def _greedy(model: Any, prompt: list[int], chosen: int) -> Reference:
+    import torch
+
+    leads: list[float] = []
+    hooks = [
+        layer.mlp.gate.register_forward_hook(
+            lambda gate, given, made: leads.append(
+                float(_lead(torch.nn.functional.linear(given[0], gate.weight), chosen).min())
+            )
+        )
+        for layer in model.model.layers
+        if chosen
+    ]
+    tokens, logprobs, clear = list(prompt), [], NEW
+    for step in range(NEW):
+        leads.clear()
+        with torch.no_grad():
+            scores = model(torch.tensor([tokens])).logits[0, -1]
+        if float(_lead(scores, 1)) < CLEAR_TOKEN or any(lead < CLEAR_EXPERT for lead in leads):
+            clear = min(clear, step)
+        tokens.append(int(scores.argmax()))
+        logprobs.append(float(scores.log_softmax(-1)[tokens[-1]]))
+    for hook in hooks:
+        hook.remove()
+    return Reference(tokens[len(prompt) :], logprobs, clear)
+
+
+def make(folder: Path, kind: str) -> None:
+    """Writes the first model whose first token of each prompt is a clear choice, in bfloat16, and its reference."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(KINDS[kind]))
+    config = AutoConfig.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_config(config).float().eval()
+    for seed in itertools.count():
+        made = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for name, weight in model.named_parameters():
+                values = torch.empty_like(weight)
+                if weight.dim() < 2:
+                    values.uniform_(0.5, 1.5, generator=made)
+                else:
+                    values.normal_(0, 1 if "embed" in name else 0.08, generator=made)
+                weight.copy_(values.bfloat16())
+        references = [_greedy(model, prompt, KINDS[kind].get("num_experts_per_tok", 0)) for prompt in PROMPTS]
+        if all(reference.clear for reference in references):
+            break
+    model.bfloat16().save_pretrained(folder)
+    (folder / "reference.json").write_text(json.dumps(references))
+    print("SEED", seed, references)
+
+
+def serve(folder: Path, options: str) -> None:
+    from vllm import LLM, SamplingParams
+
+    room = {"max_model_len": 256, "max_num_seqs": 4, "max_num_batched_tokens": 256, "gpu_memory_utilization": 0.3}
+    llm = LLM(model=str(folder), skip_tokenizer_init=True, seed=0, **room | json.loads(options))
+    sampling = SamplingParams(temperature=0, max_tokens=NEW, ignore_eos=True, detokenize=False, logprobs=0)
+    for made in llm.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], sampling):
+        tokens = list(made.outputs[0].token_ids)
+        logprobs = [at[token].logprob for token, at in zip(tokens, made.outputs[0].logprobs, strict=True)]
+        print("SERVED", json.dumps([tokens, logprobs]), flush=True)
+
+
+if __name__ == "__main__":
+    {"make": make, "serve": serve}[sys.argv[1]](Path(sys.argv[2]).resolve(), sys.argv[3])
