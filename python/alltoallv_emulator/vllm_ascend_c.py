@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from alltoallv.npu_ops.layers import add_rms_norm
+from alltoallv.npu_ops.matmuls import dequant_swiglu_quant, grouped_matmul_swiglu_quant_v2
 from alltoallv.npu_ops.moe import gating_top_k, init_routing_v2
 from alltoallv.npu_ops.registry import Formula, Operator, renamed
 from alltoallv_emulator.host_views import on_host
@@ -77,6 +78,40 @@ def _masked_input_and_mask(
     return torch.where(original, input - org_vocab_start_index, rows), ~(original | added)
 
 
+def _grouped_matmul_swiglu_quant(
+    x: Tensor, weight: Tensor | list[Tensor], weight_scale: Tensor | list[Tensor], x_scale: Tensor, group_list: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Multiplies groups of int8 rows, up to the ends in group_list, applies scales and SwiGLU, and quantizes each row.
+
+    The offsets, the third result, are of no use: they are empty.
+    """
+    weights, scales = ([each] if isinstance(each, Tensor) else each for each in (weight, weight_scale))
+    y, scale = grouped_matmul_swiglu_quant_v2(x, weights, scales, x_scale, group_list, 0, 0, 0)
+    return y, scale, scale.new_empty(0)
+
+
+def _grouped_matmul_swiglu_quant_shapes(
+    x: Tensor, weight: Tensor | list[Tensor], *others: object, **more: object
+) -> tuple[Tensor, Tensor, Tensor]:
+    columns = (weight if isinstance(weight, Tensor) else weight[0]).size(-1)
+    scale = x.new_empty(len(x), dtype=torch.float32)
+    return x.new_empty((len(x), columns // 2), dtype=torch.int8), scale, scale.new_empty(0)
+
+
+def _dequant_swiglu_quant_shapes(x: Tensor, **more: object) -> tuple[Tensor, Tensor]:
+    y = x.new_empty((*x.shape[:-1], x.size(-1) // 2), dtype=torch.int8)
+    return y, x.new_empty(x.shape[:-1], dtype=torch.float32)
+
+
+def _grouped_schema(name: str, weights: str = "Tensor") -> str:
+    return (
+        f"{name}(Tensor x, {weights} weight, {weights} weight_scale, Tensor x_scale, Tensor group_list, *,"
+        " Tensor? bias=None, Tensor? offset=None, float swiglu_limit=0.0)"
+        " -> (Tensor output, Tensor output_scale, Tensor output_offset)"
+    )
+
+
+_GROUPED = _grouped_matmul_swiglu_quant, _grouped_matmul_swiglu_quant_shapes
 _OPERATORS: dict[str, tuple[Callable[..., Any], Callable[..., Any] | None]] = {
     "npu_moe_init_routing_custom(Tensor x, Tensor expert_idx, *, Tensor? scale=None, Tensor? offset=None,"
     " int active_num=-1, int expert_capacity=-1, int expert_num=-1, int drop_pad_mode=0, int expert_tokens_num_type=0,"
@@ -95,6 +130,15 @@ _OPERATORS: dict[str, tuple[Callable[..., Any], Callable[..., Any] | None]] = {
     " -> (Tensor y, Tensor expert_idx, Tensor out)": (
         renamed(gating_top_k, names={"bias_opt": "bias"}),
         _gating_top_k_shapes,
+    ),
+    _grouped_schema("grouped_matmul_swiglu_quant"): _GROUPED,
+    _grouped_schema("grouped_matmul_swiglu_quant_weight_nz"): _GROUPED,
+    _grouped_schema("grouped_matmul_swiglu_quant_weight_nz_tensor_list", "Tensor[]"): _GROUPED,
+    "npu_dequant_swiglu_quant(Tensor x, *, Tensor? weight_scale, Tensor? activation_scale, Tensor? bias,"
+    " Tensor? quant_scale, Tensor? quant_offset, Tensor? group_index=None, bool activate_left=True, int quant_mode=0,"
+    " int swiglu_mode=0, float clamp_limit=0.0, float glu_alpha=1.0, float glu_bias=0.0) -> (Tensor y, Tensor scale)": (
+        dequant_swiglu_quant,
+        _dequant_swiglu_quant_shapes,
     ),
 }
 # vllm-ascend gives these their shapes when it is imported; a call is refused by torch, for want of a kernel.

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 from npu_ranks import use_device
 from on_ranks import on_ranks
+from torch.utils._pytree import tree_map
 
 
 @on_ranks(1, communicator=False, fresh=True)
@@ -56,3 +59,60 @@ def test_its_extension_module(rank: int, size: int, tmp_path: Path) -> None:
     assert hidden.tolist() == [True, False, False, False, True, True]
     with pytest.raises(AttributeError, match="mla_preprocess"):
         _ = ops.mla_preprocess
+
+
+def _by_rows(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the integers of each row from -127 to 127, and its scale."""
+    scale = values.abs().amax(-1) / 127
+    return values / scale.unsqueeze(-1), scale
+
+
+def _check_quantized(results: Sequence[torch.Tensor], wide: torch.Tensor) -> None:
+    wanted, scale = _by_rows(wide)
+    assert results[0].dtype == torch.int8
+    torch.testing.assert_close(results[0].cpu().double(), wanted, rtol=0, atol=0.5001)  # rounded
+    torch.testing.assert_close(results[1].cpu().double(), scale, rtol=1e-5, atol=0)
+
+
+@on_ranks(1, communicator=False, fresh=True)
+def test_products_of_quantized_experts(rank: int, size: int, tmp_path: Path) -> None:
+    device = use_device(rank)
+    importlib.import_module("alltoallv_emulator.vllm_ascend_c")
+    ops = sys.modules["torch.ops"]._C_ascend
+    made = torch.Generator().manual_seed(1)
+    x = torch.randint(-127, 128, (7, 32), dtype=torch.int8, generator=made)
+    weight = torch.randint(-127, 128, (3, 32, 16), dtype=torch.int8, generator=made)
+    of_columns, of_rows = torch.rand(3, 16, generator=made) + 0.5, (torch.rand(7, generator=made) + 0.5) / 1e4
+    expert = torch.tensor([0, 0, 0, 1, 2, 2, 2])
+    total = torch.stack([row @ weight[e].double() for row, e in zip(x.double(), expert, strict=True)])
+    wide = total * of_columns[expert] * of_rows.unsqueeze(-1)
+    first, second = wide.chunk(2, -1)
+    gated = first * first.sigmoid() * second
+
+    ends = torch.tensor([3, 4, 7])
+    single = [x, weight, of_columns, of_rows, ends]
+    several = [x, list(weight), list(of_columns), of_rows, ends]
+    for name, arguments in {
+        "grouped_matmul_swiglu_quant": single,
+        "grouped_matmul_swiglu_quant_weight_nz": single,
+        "grouped_matmul_swiglu_quant_weight_nz_tensor_list": several,
+    }.items():
+        operator = getattr(ops, name)
+        results = operator(*tree_map(lambda each: each.to(device), arguments))
+        _check_quantized(results, gated)
+        shapes = operator(*tree_map(lambda each: each.to("meta"), arguments))
+        assert [(each.shape, each.dtype) for each in shapes] == [(each.shape, each.dtype) for each in results]
+        with pytest.raises(NotImplementedError, match="swiglu_limit"):
+            operator(*tree_map(lambda each: each.to(device), arguments), swiglu_limit=7.0)
+
+    options = {"bias": None, "quant_scale": None, "quant_offset": None, "activate_left": True, "quant_mode": 1}
+    tensors = {
+        "x": total.int(),
+        "weight_scale": of_columns,
+        "activation_scale": of_rows,
+        "group_index": torch.tensor([3, 1, 3]),
+    }
+    results = ops.npu_dequant_swiglu_quant(**{name: each.to(device) for name, each in tensors.items()}, **options)
+    _check_quantized(results, gated)
+    shapes = ops.npu_dequant_swiglu_quant(**{name: each.to("meta") for name, each in tensors.items()}, **options)
+    assert [(each.shape, each.dtype) for each in shapes] == [(each.shape, each.dtype) for each in results]
