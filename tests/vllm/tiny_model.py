@@ -3,6 +3,7 @@
     python -m alltoallv run --emulate-npu -n 1 tiny_model.py make FOLDER qwen3
     python -m alltoallv run --emulate-npu -n 1 tiny_model.py serve FOLDER '{"dtype": "float32"}'
 
+With -w8a8 after its kind a model has int8 weights in its layers, with scales, as vllm-ascend reads them.
 ``make`` also writes FOLDER/reference.json. ``serve`` takes arguments of vllm.LLM and prints the tokens and the
 logarithms of their probabilities.
 """
@@ -74,8 +75,70 @@ def _greedy(model: Any, prompt: list[int], chosen: int) -> Reference:
     return Reference(tokens[len(prompt) :], logprobs, clear)
 
 
-def make(folder: Path, kind: str) -> None:
+def _by_rows(values: Any) -> tuple[Any, Any]:
+    """Returns the integers, from -127 to 127, and the scales of the rows."""
+    scale = values.abs().amax(-1, keepdim=True) / 127
+    return (values / scale).round(), scale
+
+
+def _quantized(values: Any) -> Any:
+    integers, scale = _by_rows(values)
+    return integers * scale
+
+
+def _quantize_weights(model: Any) -> None:
+    for name, weight in model.named_parameters():
+        if _is_quantized(name):
+            weight.copy_(_quantized(weight))
+
+
+def _is_quantized(name: str) -> bool:
+    return "layers" in name and "_proj" in name
+
+
+def _quantize_inputs(model: Any) -> None:
+    """Rounds the rows that go into the products of the layers to int8."""
+    import torch
+
+    def experts_of(experts: Any) -> Any:
+        def forward(x: Any, chosen: Any, shares: Any) -> Any:
+            total = torch.zeros_like(x)
+            for row, place in itertools.product(range(len(x)), range(chosen.size(1))):
+                expert = chosen[row, place]
+                gate, up = (experts.gate_up_proj[expert] @ _quantized(x[row])).chunk(2)
+                inner = _quantized(torch.nn.functional.silu(gate) * up)
+                total[row] += shares[row, place] * (experts.down_proj[expert] @ inner)
+            return total
+
+        return forward
+
+    for layer in model.model.layers:
+        for name, part in layer.named_modules():
+            if isinstance(part, torch.nn.Linear):
+                part.register_forward_pre_hook(lambda _, given: (_quantized(given[0]), *given[1:]))
+            elif name == "mlp.experts":
+                part.forward = experts_of(part)
+
+
+def _store_quantized(folder: Path) -> None:
+    """Makes int8 and scales of the projections' weights in the file of a model, and lists them for vllm-ascend."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    kept, listed = {}, {}
+    for name, weight in load_file(folder / "model.safetensors").items():
+        listed[name], kept[name] = "FLOAT", weight
+        if _is_quantized(name):
+            integers, scale = _by_rows(weight)
+            kept |= {name: integers.to(torch.int8), f"{name}_scale": scale, f"{name}_offset": torch.zeros_like(scale)}
+            listed |= dict.fromkeys([name, f"{name}_scale", f"{name}_offset"], "W8A8_DYNAMIC")
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "quant_model_description.json").write_text(json.dumps(listed | {"model_quant_type": "W8A8_DYNAMIC"}))
+
+
+def make(folder: Path, name: str) -> None:
     """Writes the first model whose first token of each prompt is a clear choice, in bfloat16, and its reference."""
+    kind, _, quantized = name.partition("-")
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -83,6 +146,8 @@ def make(folder: Path, kind: str) -> None:
     (folder / "config.json").write_text(json.dumps(KINDS[kind]))
     config = AutoConfig.from_pretrained(folder)
     model = AutoModelForCausalLM.from_config(config).float().eval()
+    if quantized:
+        _quantize_inputs(model)
     for seed in itertools.count():
         made = torch.Generator().manual_seed(seed)
         with torch.no_grad():
@@ -93,10 +158,16 @@ def make(folder: Path, kind: str) -> None:
                 else:
                     values.normal_(0, 1 if "embed" in name else 0.08, generator=made)
                 weight.copy_(values.bfloat16())
+            if quantized:
+                _quantize_weights(model)
         references = [_greedy(model, prompt, KINDS[kind].get("num_experts_per_tok", 0)) for prompt in PROMPTS]
         if all(reference.clear for reference in references):
             break
-    model.bfloat16().save_pretrained(folder)
+    if quantized:
+        model.save_pretrained(folder)
+        _store_quantized(folder)
+    else:
+        model.bfloat16().save_pretrained(folder)
     (folder / "reference.json").write_text(json.dumps(references))
     print("SEED", seed, references)
 
