@@ -57,6 +57,25 @@ def test_migration_names_exist(module):
         assert hasattr(getattr(alltoallv, owner), member) if member else name in known, name
 
 
+@pytest.mark.parametrize("module", ["torch", "numpy", "mindspore", "paddle", "testing"])
+def test_options_have_types(module):
+    """No function, and no method of a class that a module offers takes ``**options: Any``."""
+    names, found, untyped = exported(f"alltoallv.{module}"), set(), []
+    for path in [PYTHON / "alltoallv" / "quantization" / "bounds.py", *(PYTHON / "alltoallv" / module).rglob("*.py")]:
+        for node in ast.parse(path.read_text("utf-8")).body:
+            if not isinstance(node, ast.ClassDef | ast.FunctionDef) or node.name not in names:
+                continue
+            found.add(node.name)
+            functions = [node] if isinstance(node, ast.FunctionDef) else node.body
+            for function in functions:
+                taken = function.args.kwarg if isinstance(function, ast.FunctionDef) else None
+                private = taken and function.name.startswith("_") and not function.name.endswith("__")
+                if taken and not private and (taken.annotation is None or ast.unparse(taken.annotation) == "Any"):
+                    untyped.append(f"{path.name}: {node.name}.{function.name}")
+    assert len(found) > 5
+    assert untyped == []
+
+
 def test_every_environment_variable_is_explained():
     before = r"getenv\(|environ(?:\.get\(|\.pop\(|\[)|integer\(os\.environ, |in os\.environ|^"
     read = re.compile(rf"""(?:{before})\s*["'](ALLTOALLV_\w+)["']""")
