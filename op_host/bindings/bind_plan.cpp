@@ -5,6 +5,7 @@
 
 #include "bindings/arrays.h"
 #include "bindings/bindings.h"
+#include "runtime/base/error.h"
 
 namespace alltoallv {
 namespace {
@@ -13,7 +14,7 @@ using Counts = std::vector<int64_t>;
 
 /// Makes a request from checked lists, in elements.
 Request request_of(const std::string& op, const Counts (&lists)[4], int root, int64_t row, bool byte_displs,
-                   int64_t terms) {
+                   int64_t terms, const Counts& steps) {
     Request request(op_from_name(op), static_cast<int>(lists[0].size()));
     request.learns = lists[2].empty();
     const std::span<int64_t> arrays[] = {request.send_counts(), request.sdispls(), request.recv_counts(),
@@ -24,6 +25,14 @@ Request request_of(const std::string& op, const Counts (&lists)[4], int root, in
     request.terms = terms;
     request.row = row;
     request.byte_displs = byte_displs;
+    const size_t ranks = lists[0].size();
+    if (!steps.empty() && steps.size() != 4 * ranks)
+        throw invalid_param("steps has ", steps.size(), " entries, expected ", 4 * ranks);
+    for (size_t i = 0; i < steps.size(); i += 2) {
+        if (steps[i] < 0 || steps[i + 1] < steps[i])
+            throw invalid_param("steps has rows of ", steps[i], " elements, ", steps[i + 1], " apart");
+        (i < 2 * ranks ? request.send_steps : request.recv_steps).push_back({steps[i], steps[i + 1]});
+    }
     return request;
 }
 
@@ -133,15 +142,17 @@ void bind_plan(nb::module_& m) {
             "__init__",
             [](Plan* self, CommunicatorPtr communicator, const std::string& op, const std::string& dtype,
                Counts send_counts, Counts sdispls, Counts recv_counts, Counts rdispls, int root, int64_t row,
-               bool byte_displs, int64_t terms) {
+               bool byte_displs, int64_t terms, const Counts& steps) {
                 const Counts lists[4] = {std::move(send_counts), std::move(sdispls), std::move(recv_counts),
                                          std::move(rdispls)};
-                new (self)
-                    Plan(plan_of(std::move(communicator), request_of(op, lists, root, row, byte_displs, terms), dtype));
+                new (self) Plan(plan_of(std::move(communicator),
+                                        request_of(op, lists, root, row, byte_displs, terms, steps), dtype));
             },
             "communicator"_a, "op"_a, "dtype"_a, "send_counts"_a, "sdispls"_a, "recv_counts"_a, "rdispls"_a,
-            "root"_a = 0, "row"_a = 1, "byte_displs"_a = false, "terms"_a = 0,
-            "Of counts that have been checked, in elements; see `Request.plan`. terms: what else the ranks agree on.")
+            "root"_a = 0, "row"_a = 1, "byte_displs"_a = false, "terms"_a = 0, "steps"_a = Counts(),
+            "Of counts that have been checked, in elements; see `Request.plan`. terms: what else the ranks agree on. "
+            "steps: the length of rows and the distance between them, of every send region and then of every receive "
+            "region, if they are not in one piece; a length 0 is one piece.")
         .def(
             "run",
             [](const Plan& self, uintptr_t input, uintptr_t output, double timeout, uintptr_t stream) {

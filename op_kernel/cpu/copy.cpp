@@ -63,13 +63,7 @@ size_t to_multiple(const Bytes* address, size_t alignment) {
     return (alignment - reinterpret_cast<uintptr_t>(address) % alignment) % alignment;
 }
 
-}  // namespace
-
-void copy_streaming(void* to, const void* from, size_t bytes) {
-    copy_streaming_on(best_isa(), preferred_streams(), to, from, bytes);
-}
-
-void copy_streaming_on(Isa isa, size_t streams, void* to, const void* from, size_t bytes) {
+void stream_lines(Isa isa, size_t streams, void* to, const void* from, size_t bytes) {
     auto* sink = static_cast<Bytes*>(to);
     const auto* source = static_cast<const Bytes*>(from);
     const auto run = stream[isa];
@@ -94,17 +88,30 @@ void copy_streaming_on(Isa isa, size_t streams, void* to, const void* from, size
     }
     copy_streamed(bytes / line * line, line);
     copy_cached(bytes);
+}
+
+}  // namespace
+
+void copy_streaming_unfenced(void* to, const void* from, size_t bytes) {
+    stream_lines(best_isa(), preferred_streams(), to, from, bytes);
+}
+
+void fence_streaming() {
     _mm_sfence();
+}
+
+void copy_streaming_on(Isa isa, size_t streams, void* to, const void* from, size_t bytes) {
+    stream_lines(isa, streams, to, from, bytes);
+    fence_streaming();
 }
 
 #else
 
-void copy_streaming(void* to, const void* from, size_t bytes) {
-    copy_streaming_on(Isa::base, 1, to, from, bytes);
+void copy_streaming_unfenced(void* to, const void* from, size_t bytes) {
+    if (bytes != 0) std::memcpy(to, from, bytes);
 }
 
-void copy_streaming_on(Isa, size_t, void* to, const void* from, size_t bytes) {
-    if (bytes != 0) std::memcpy(to, from, bytes);
+void fence_streaming() {
 #if defined(__aarch64__)
     __asm__ volatile("dmb ishst" ::: "memory");
 #else
@@ -112,6 +119,16 @@ void copy_streaming_on(Isa, size_t, void* to, const void* from, size_t bytes) {
 #endif
 }
 
+void copy_streaming_on(Isa, size_t, void* to, const void* from, size_t bytes) {
+    copy_streaming_unfenced(to, from, bytes);
+    fence_streaming();
+}
+
 #endif
+
+void copy_streaming(void* to, const void* from, size_t bytes) {
+    copy_streaming_unfenced(to, from, bytes);
+    fence_streaming();
+}
 
 }  // namespace alltoallv::kernel

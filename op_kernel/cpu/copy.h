@@ -12,6 +12,10 @@ namespace alltoallv::kernel {
 /// release store that follows publishes the data. Any alignment; the two must not overlap.
 void copy_streaming(void* to, const void* from, size_t bytes);
 
+/// Copies in the same way without the fence: call fence_streaming() before the data are published.
+void copy_streaming_unfenced(void* to, const void* from, size_t bytes);
+void fence_streaming();
+
 /// Copies like copy_streaming() or like memcpy.
 inline void copy(void* to, const void* from, size_t bytes, bool streams) {
     if (streams)

@@ -42,6 +42,14 @@ def results(comm: Communicator, n: int, dtype: str) -> Iterator[tuple[str, Any]]
     single = np.zeros_like(rows)
     an.all_to_all_single(single, rows, group=comm)
     yield "all_to_all_single", single
+    planes = x[: n // (3 * size) * 3 * size].reshape(3, -1, size)
+    yield "all_to_all_nd", an.all_to_all_nd(planes, 2, 0, comm)
+    yield (
+        "all_to_all_nd uneven",
+        an.all_to_all_nd(
+            planes[:, : 2 + rank], 0, 1, comm, gather_sizes=[min(2 + j, planes.shape[1]) for j in range(size)]
+        ),
+    )
     parts = np.array_split(x, size)
     outs = [np.zeros(len(np.array_split(np.empty(n), size)[rank]), dtype) for _ in range(size)]
     an.all_to_all(outs, parts, group=comm)

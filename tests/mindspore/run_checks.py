@@ -22,6 +22,7 @@ MODULES = (
     "checks_dispatcher",
     "checks_gradients",
     "checks_graph",
+    "checks_layouts",
     "checks_cells",
     "checks_quantized",
     "checks_mint",

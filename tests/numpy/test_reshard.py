@@ -127,7 +127,7 @@ def test_what_is_refused(comm: Communicator) -> None:
         with pytest.raises(error, match=text):
             reshard(given_x, source, target, group=comm)
     plan = ReshardPlan([4, 3], np.float64, good, ([0, 1], [1]), group=comm)
-    with pytest.raises(InvalidTensorError, match=r"x has shape and dtype .*expected \(\(2, 3\), dtype\('float64'\)\)"):
+    with pytest.raises(InvalidTensorError, match=r"x has shape and dtype .*expected \(\(2, 3\), 'float64'\)"):
         plan(np.ones((2, 3), np.float32))
     found = plan(x * comm.rank)
     assert found is not None

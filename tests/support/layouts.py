@@ -48,3 +48,31 @@ def lacking(source: tuple[Any, Any], target: tuple[Any, Any], rank: int, shape: 
     if wanted is None or any(wanted[1]):
         return 0
     return len(np.setdiff1d(wanted[0], [] if has is None else has[0]))
+
+
+def check_layouts(front_end: Any, tensor: Any, numpy: Any, comm: Any, group: Any, cases: int) -> None:
+    """Random pairs of layouts give the slices of the whole; with a plan, in a state, and of the least bytes."""
+    rng = np.random.default_rng(5)
+    for case in range(cases):
+        shape = tuple(int(n) for n in rng.integers(0, 9, rng.integers(1, 4)))
+        whole = rng.integers(0, 100, shape).astype(("float32", "int8", "float16", "bool")[case % 4])
+        source, target = (random_layout(rng, comm.size, len(shape)) for _ in range(2))
+        x, wanted = (part(each, comm.rank, whole) for each in (source, target))
+        given = None if x is None else tensor(np.ascontiguousarray(x[0]))
+        about = f"case {case}: {shape} from {source} to {target}"
+        if case % 2:
+            found = front_end.reshard(given, source, target, group=group)
+        else:
+            plan = front_end.ReshardPlan(shape, tensor(whole[:0]).dtype, source, target, group=group)
+            found = plan(given)
+            assert plan.elements_received == lacking(source, target, comm.rank, shape), about
+        assert (found is None) == (wanted is None), about
+        if found is not None and wanted is not None:
+            assert numpy(found).dtype == whole.dtype
+            np.testing.assert_array_equal(numpy(found), wanted[0], about)
+    everybody = list(range(comm.size))
+    terms = {"w": tensor(np.full((5, 2), comm.rank + 1, "float32")), "b": tensor(np.arange(3.0))}
+    sources = {"w": (everybody, ["sum"]), "b": (everybody, [None])}
+    total = front_end.reshard_state(terms, sources, (everybody, [0]), group=group)
+    assert set(numpy(total["w"]).reshape(-1)) <= {sum(everybody) + comm.size}
+    np.testing.assert_array_equal(numpy(total["b"]), part((everybody, (0,)), comm.rank, np.arange(3.0))[0])  # type: ignore[index]

@@ -95,6 +95,7 @@ def functions_of(comm: Communicator) -> dict[str, Function]:
         "learnt": lambda x: at.all_to_all_v(x, sends, unit="row", **to) * 2,
         "out": out,
         "gaps": gaps,
+        "dimensions": lambda x: at.all_to_all_nd(x, 1, 0, scatter_sizes=[3, 1], **to) * 2,
         "handle": handle,
         "learnt handle": learnt_handle,
         "single": single,

@@ -96,6 +96,13 @@ std::string row_difference(const ControlPlane& control, int rank_b) {
         return rank_text(rank_a) + " and " + rank_text(rank_b) + " move " + of_a +
                ", but differ in their weights, choices, experts or options";
     }
+    if (terms_differ && a.op == OpKind::all_to_all_nd) {
+        const auto of_a = std::bit_cast<DimensionTerms>(a.terms), of_b = std::bit_cast<DimensionTerms>(b.terms);
+        if (of_a.text() != of_b.text()) return both(of_a.text(), of_b.text());
+        return rank_text(rank_a) + " and " + rank_text(rank_b) +
+               " differ in dimensions that are neither scattered nor "
+               "gathered";
+    }
     if (terms_differ && has_shape(a.op)) {
         const ReductionTerms of_a = reduction_terms(a), of_b = reduction_terms(b);
         const auto leaves = [](uint64_t number) { return number == 0 ? "None" : std::to_string(number); };

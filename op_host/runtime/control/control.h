@@ -91,6 +91,7 @@ class ControlPlane {
     Row& row(int rank, uint64_t seq) const { return layout_.row(memory_->data(), rank, seq); }  // this or the last
     bool has_row(int rank, uint64_t seq) const { return row(rank, seq).seq.load(std::memory_order_acquire) >= seq; }
     char* payload(Row& row) const { return layout_.payload(row); }
+    PairSteps* steps(Row& row) const { return layout_.steps(row); }
     Flags& flags(int rank) const { return layout_.flags(memory_->data(), rank); }
     Flags& my_flags() const { return flags(rank()); }
     WaitBoard& board(int rank) const { return layout_.board(memory_->data(), rank); }

@@ -41,6 +41,11 @@ struct Pair {
     bool operator==(const Pair&) const = default;
 };
 
+/// How both regions of a pair lie, in bytes; row 0: in one piece.
+struct PairSteps {
+    Steps source, target;
+};
+
 enum RowFlag : uint8_t {
     row_failed = 1,        // the rank failed its own checks: the payload holds an ErrorText
     row_inline = 2,        // everything that this rank sends lies in the payload
@@ -49,9 +54,10 @@ enum RowFlag : uint8_t {
     row_in_ring = 16,      // everything that this rank sends lies in the ring to the other of two ranks
     row_of_caller = 32,    // with row_failed: the caller's arguments were wrong, which concerns this operator alone
     row_moves_nothing = 64,  // the ranks only compare their rows: the data lie on a device
+    row_strided = 128,       // PairSteps tell how the regions lie
 };
 
-/// A rank's announcement of one operator; Pair[W] and the payload follow.
+/// A rank's announcement of one operator; Pair[W], the payload and PairSteps[W] follow.
 struct alignas(cache_line) Row {
     std::atomic<uint64_t> seq;  // published with release once the rest is written
     DType dtype;
@@ -218,7 +224,8 @@ class Layout {
     Layout(int size, size_t inline_bytes)
         : size_(static_cast<size_t>(size)),
           inline_bytes_(round_up(inline_bytes < sizeof(ErrorText) ? sizeof(ErrorText) : inline_bytes, cache_line)),
-          row_stride_(sizeof(Row) + round_up(size_ * sizeof(Pair), cache_line) + inline_bytes_),
+          steps_at_(sizeof(Row) + round_up(size_ * sizeof(Pair), cache_line) + inline_bytes_),
+          row_stride_(steps_at_ + round_up(size_ * sizeof(PairSteps), cache_line)),
           ring_bytes_(size == 2 ? ring_of_two : ring_budget / std::max(size_ - 1, size_t{1}) / unit * unit) {
         if (ring_bytes_ < min_ring) ring_bytes_ = min_ring;
         flags_ = sizeof(ControlHeader);
@@ -244,7 +251,8 @@ class Layout {
     Row& row(char* base, int rank, uint64_t seq) const {
         return *reinterpret_cast<Row*>(base + rows_ + (static_cast<size_t>(rank) * 2 + (seq & 1)) * row_stride_);
     }
-    char* payload(Row& row) const { return reinterpret_cast<char*>(&row) + row_stride_ - inline_bytes_; }
+    char* payload(Row& row) const { return reinterpret_cast<char*>(&row) + steps_at_ - inline_bytes_; }
+    PairSteps* steps(Row& row) const { return reinterpret_cast<PairSteps*>(reinterpret_cast<char*>(&row) + steps_at_); }
     RankStatus& status(char* base, int rank) const { return reinterpret_cast<RankStatus*>(base + status_)[rank]; }
     RingHeader& ring(char* base, int from, int to) const {
         const size_t index = static_cast<size_t>(from) * size_ + static_cast<size_t>(to);
@@ -270,7 +278,7 @@ class Layout {
     static constexpr size_t min_ring = size_t{16} << 10;
     static constexpr size_t max_piece = size_t{16} << 10;
 
-    size_t size_, inline_bytes_, row_stride_, ring_bytes_;
+    size_t size_, inline_bytes_, steps_at_, row_stride_, ring_bytes_;
     size_t flags_, rows_, status_, hot_, boards_, rings_, scratch_, channels_, total_;
 };
 

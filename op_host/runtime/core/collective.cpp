@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "runtime/base/sizes.h"
+#include "runtime/core/strided_region.h"
 
 namespace alltoallv {
 
@@ -54,19 +55,23 @@ ExchangeSummary summarize(const Exchange& x, int rank) {
     const bool learns = x.recv_counts.empty();
     ExchangeSummary all{};
     all.balance = pair_balance(rank, x.send_counts, x.recv_counts);
-    const auto reach = [&](size_t& extent, int64_t displ, int64_t count) {
-        if (count > 0) extent = std::max(extent, static_cast<size_t>(displ * unit + count * element));
+    const auto reach = [&](size_t& extent, int64_t displ, int64_t count, std::span<const Steps> steps, size_t i) {
+        if (count == 0) return;
+        const StridedRegion region = region_of(nullptr, element, steps, i);
+        extent =
+            std::max(extent, static_cast<size_t>(displ * unit) + region.extent(static_cast<size_t>(count * element)));
     };
     const size_t none = x.send_counts.size();
     size_t last = none, last_peer = none;  // the last regions that are not empty
     const auto repeats = [&](size_t i, size_t j) {
-        return j != none && x.sdispls[i] == x.sdispls[j] && x.send_counts[i] == x.send_counts[j];
+        return j != none && x.sdispls[i] == x.sdispls[j] && x.send_counts[i] == x.send_counts[j] &&
+               (x.send_steps.empty() || x.send_steps[i] == x.send_steps[j]);
     };
     for (size_t i = 0; i < x.send_counts.size(); ++i) {
         const bool own = static_cast<int>(i) == rank;
         if (const int64_t count = x.send_counts[i]; count > 0) {
             const auto bytes = static_cast<size_t>(count * element);
-            reach(all.input_extent, x.sdispls[i], count);
+            reach(all.input_extent, x.sdispls[i], count, x.send_steps, i);
             if (!repeats(i, last)) all.read += bytes;
             if (!own && !repeats(i, last_peer)) all.to_peers += bytes;
             last = i;
@@ -74,7 +79,7 @@ ExchangeSummary summarize(const Exchange& x, int rank) {
         }
         if (learns) continue;
         const int64_t count = x.recv_counts[i];
-        reach(all.output_extent, x.rdispls[i], count);
+        reach(all.output_extent, x.rdispls[i], count, x.recv_steps, i);
         all.written += static_cast<size_t>(count * element);
         if (!own) all.from_peers += static_cast<size_t>(count * element);
     }

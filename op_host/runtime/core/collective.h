@@ -51,7 +51,8 @@ enum class Kind : uint8_t {
     X(quantized_all_reduce, quantized, false) \
     X(quantized_reduce_scatter, quantized, false) \
     X(quantized_all_to_all, exchange, false) \
-    X(scan, exchange, false)
+    X(scan, exchange, false) \
+    X(all_to_all_nd, exchange, false)
 // clang-format on
 
 enum class OpKind : uint16_t {
@@ -105,6 +106,14 @@ struct ExchangeSummary {
     size_t read, written;                // including what stays on this rank
 };
 
+/// How a region lies that is not in one piece: rows of `row` elements, each `stride` elements after the one before; the
+/// last may be shorter.
+struct Steps {
+    int64_t row, stride;
+
+    bool operator==(const Steps&) const = default;
+};
+
 /// Data movement. Every array has one entry per rank, in elements of `dtype`:
 ///     out_r[rdispls[j] : +recv_counts[j]] = x_j[sdispls_j[r] : +send_counts_j[r]]
 /// The caller has checked signs and bounds (core/regions.h); the spans outlive the call.
@@ -114,6 +123,8 @@ struct Exchange {
     const void* input = nullptr;
     void* output = nullptr;
     std::span<const int64_t> send_counts, sdispls, recv_counts, rdispls;
+    /// One per rank, or empty where all regions are in one piece. The elements of a region keep their order.
+    std::span<const Steps> send_steps, recv_steps;
     /// Displacements are in bytes: the regions are separate tensors, addressed from the lowest one.
     bool byte_displs = false;
     int root = 0;       ///< of a rooted operator; equal on all ranks
@@ -128,6 +139,10 @@ struct Exchange {
 };
 
 ExchangeSummary summarize(const Exchange& exchange, int rank);
+
+inline bool is_strided(const Exchange& x) {
+    return !x.send_steps.empty() || !x.recv_steps.empty();
+}
 
 /// Reduction in the fixed rank order 0..W-1. `counts[j]` elements belong to rank j, parts packed in rank order.
 /// all_reduce: input and output hold sum(counts) elements; reduce_scatter: output holds counts[rank]; reduce: like

@@ -59,6 +59,8 @@ Exchange Request::exchange(DType dtype, const void* input, void* output) const {
         result.recv_counts = array(2);
         result.rdispls = array(3);
     }
+    result.send_steps = send_steps;
+    result.recv_steps = recv_steps;
     result.byte_displs = byte_displs;
     result.root = root;
     result.terms = terms;

@@ -27,8 +27,9 @@ class Request {
     /// Elements per unit of the caller's counts. 0 for empty rows: the counts stay rows, which the ranks compare, and
     /// nothing moves.
     int64_t row = 1;
-    bool byte_displs = false;  ///< as in Exchange
-    bool learns = false;       ///< the peers announce the receive counts
+    bool byte_displs = false;                   ///< as in Exchange
+    std::vector<Steps> send_steps, recv_steps;  ///< as in Exchange
+    bool learns = false;                        ///< the peers announce the receive counts
 
     /// The shape of the output, given or to be made; without the first dimension if counts are rows.
     std::vector<int64_t> shape{0};

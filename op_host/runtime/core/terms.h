@@ -40,6 +40,17 @@ struct TokenTerms {
           elements(static_cast<uint64_t>(std::min<int64_t>(count, 0xffffff))) {}
 };
 
+/// Of an all_to_all_nd.
+struct DimensionTerms {
+    uint64_t gather : 8;
+    uint64_t scatter : 8;
+    uint64_t digest : 48;  ///< of the lengths of the other dimensions
+
+    std::string text() const {
+        return "scatters dimension " + std::to_string(scatter) + " and gathers dimension " + std::to_string(gather);
+    }
+};
+
 inline std::string describe_tokens(int64_t word) {
     if (word == 0) return "no tokens";  // a plain all_to_all_v
     const auto terms = std::bit_cast<TokenTerms>(word);

@@ -114,6 +114,7 @@ void HcclCommunicator::run(OpKind op, DType dtype, Agree&& agree, Body&& body) {
 }
 
 void HcclCommunicator::exchange(const Exchange& x, double timeout) {
+    if (is_strided(x)) throw invalid_param(where(x.op), " has regions in rows, expected them in one piece on a device");
     std::vector<int64_t> learnt, packed;
     run(
         x.op, x.dtype,

@@ -63,6 +63,7 @@ class TcpCommunicator final : public ControlledCommunicator {
     void begin_operator(double timeout) override { timeout_ = timeout; }
 
     // tcp_exchange.cpp
+    void exchange_packed(const Exchange& exchange, double timeout);
     void fill_row(const Exchange& exchange, Row& mine);
     void pack(const Exchange& exchange, Row& mine);
     void deliver(const Exchange& exchange, const Row& mine, std::vector<int64_t>& recvs);

@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 
 #include "runtime/control/peer_words.h"
 #include "runtime/core/request.h"
+#include "runtime/core/strided_region.h"
 #include "runtime/hosts/tcp_communicator.h"
 
 namespace alltoallv {
@@ -25,6 +27,7 @@ size_t place_of(const Exchange& x, int64_t displ) {
 }  // namespace
 
 void TcpCommunicator::exchange(const Exchange& x, double timeout) {
+    if (is_strided(x)) return exchange_packed(x, timeout);
     run(x.op, x.dtype, timeout, x.moves, [&](Row& mine) {
         fill_row(x, mine);
         if (x.moves) pack(x, mine);
@@ -34,6 +37,32 @@ void TcpCommunicator::exchange(const Exchange& x, double timeout) {
         if (x.moves) return deliver(x, mine, recvs);
         if (recvs.empty()) x.allocate(control_->counts_from_peers(x.dtype));
     });
+}
+
+/// Sends regions that lie in rows as they lie on the wire, in one piece each.
+void TcpCommunicator::exchange_packed(const Exchange& x, double timeout) {
+    Request request(x.op, size());
+    request.root = x.root;
+    request.terms = x.terms;
+    request.row = x.row;
+    std::ranges::copy(x.send_counts, request.send_counts().begin());
+    std::ranges::copy(x.recv_counts, request.recv_counts().begin());
+    request.settle_sends(true);
+    request.settle_receives(true);
+    const auto block = [&](std::span<const int64_t> counts) {
+        return std::make_unique_for_overwrite<char[]>(
+            bytes_of(x.dtype, std::accumulate(counts.begin(), counts.end(), int64_t{0})));
+    };
+    const auto sent = block(x.send_counts), received = block(x.recv_counts);
+    const auto element = static_cast<int64_t>(size_of(x.dtype));
+    for (size_t j = 0; j < x.send_counts.size(); ++j)
+        copy_region({sent.get() + bytes_of(x.dtype, request.sdispls()[j])},
+                    region_of(static_cast<const char*>(x.input) + place_of(x, x.sdispls[j]), element, x.send_steps, j),
+                    bytes_of(x.dtype, x.send_counts[j]));
+    exchange(request.exchange(x.dtype, sent.get(), received.get()), timeout);
+    for (size_t j = 0; j < x.recv_counts.size(); ++j)
+        copy_region(region_of(static_cast<const char*>(x.output) + place_of(x, x.rdispls[j]), element, x.recv_steps, j),
+                    {received.get() + bytes_of(x.dtype, request.rdispls()[j])}, bytes_of(x.dtype, x.recv_counts[j]));
 }
 
 void TcpCommunicator::fill_row(const Exchange& x, Row& mine) {

@@ -14,6 +14,8 @@ namespace {
 constexpr size_t checked_chunk = size_t{1} << 20;
 /// Least bytes that a thread copies: a smaller copy takes no longer than waking the thread.
 constexpr size_t least_share = size_t{1} << 20;
+/// Bytes of a row from which streaming stores pay.
+constexpr size_t least_streamed = 512;
 /// Bytes that a rank puts into a ring before it looks at the others.
 constexpr size_t ring_piece = size_t{32} << 10;
 /// Bytes up to which the mailbox beside the row is better than a place in a ring.
@@ -21,12 +23,36 @@ constexpr size_t ring_from = 4096;
 
 }  // namespace
 
-void ShmCommunicator::copy_checked(char* to, const char* from, size_t bytes, Stores stores) {
-    if (copy_threads_ && bytes >= copy_threads_->shares() * least_share) {
-        copy_together(to, from, bytes, stores);
+void ShmCommunicator::copy_checked(const StridedRegion& to, const StridedRegion& from, size_t bytes, Stores stores) {
+    const bool together = copy_threads_ && bytes >= copy_threads_->shares() * least_share;
+    if (to.run() >= bytes && from.run() >= bytes)
+        return together ? copy_together(to.at, from.at, bytes, stores) : copy_alone(to.at, from.at, bytes, stores);
+    const bool streams = stores == Stores::streaming || (stores == Stores::to_peer && peer_writer_.streams());
+    if (!together) {
+        copy_rows(to, from, bytes, streams);
     } else {
-        copy_alone(to, from, bytes, stores);
+        const size_t share = (bytes + copy_threads_->shares() - 1) / copy_threads_->shares();
+        copy_threads_->run([&](size_t hand) {
+            const size_t begin = std::min(hand * share, bytes), end = std::min(begin + share, bytes);
+            copy_rows(to.from(begin), from.from(begin), end - begin, streams);
+        });
     }
+    control_->throw_if_poisoned();  // it may have stopped for that
+    if (stores == Stores::to_peer && streams) peer_writer_.passed(bytes);
+}
+
+/// Copies until the communicator is poisoned. It does not throw: a helper may run it.
+void ShmCommunicator::copy_rows(StridedRegion to, StridedRegion from, size_t bytes, bool streams) {
+    for (size_t chunk = 0; bytes > 0 && !control_->poisoned(); bytes -= chunk) {
+        chunk = std::min(checked_chunk, bytes);
+        for_pieces(to, from, chunk, [&](char* target, const char* source, size_t n) {
+            if (streams && n >= least_streamed)
+                kernel::copy_streaming_unfenced(target, source, n);
+            else
+                std::memcpy(target, source, n);
+        });
+    }
+    if (streams) kernel::fence_streaming();
 }
 
 void ShmCommunicator::copy_together(char* to, const char* from, size_t bytes, Stores stores) {
@@ -98,7 +124,11 @@ size_t ShmCommunicator::pump_out(Stream& stream) {
     const size_t at = produced % capacity, room = capacity - filled(stream, produced, consumed);
     const size_t chunk = std::min({stream.left, room, capacity - at, capacity / 4, ring_piece});
     if (chunk == 0) return 0;
-    peer_writer_.copy(ring_data(*stream.ring, produced), stream.local, chunk);
+    char* const place = ring_data(*stream.ring, produced);
+    if (stream.local.run() >= chunk)
+        peer_writer_.copy(place, stream.local.at, chunk);
+    else
+        copy_region({place}, stream.local, chunk);
     control_->signal(stream.ring->produced, produced + chunk);
     return chunk;
 }
@@ -110,7 +140,7 @@ size_t ShmCommunicator::pump_in(Stream& stream) {
     const size_t at = consumed % capacity;
     const size_t chunk = std::min({stream.left, filled(stream, produced, consumed), capacity - at});
     if (chunk == 0) return 0;
-    std::memcpy(stream.local, ring_data(*stream.ring, consumed), chunk);
+    copy_region(stream.local, {ring_data(*stream.ring, consumed)}, chunk);
     control_->signal(stream.ring->consumed, consumed + chunk);
     return chunk;
 }
@@ -121,7 +151,7 @@ void ShmCommunicator::run_staged() {
         bool progress = false;
         for (Stream& stream : streams) {
             const size_t chunk = pump(stream);
-            stream.local += chunk;
+            stream.local = stream.local.from(chunk);
             stream.left -= chunk;
             progress |= chunk > 0;
         }
@@ -168,7 +198,7 @@ uint64_t ShmCommunicator::place_in_ring(const Flag& used, size_t bytes) const {
 }
 
 /// Before this rank publishes its row. The peer may still be reading what an earlier operator has left there.
-void ShmCommunicator::put_into_ring(const void* data, size_t bytes) {
+void ShmCommunicator::put_into_ring(const StridedRegion& data, size_t bytes) {
     const int peer = 1 - rank();
     RingHeader& ring = control_->ring(rank(), peer);
     const uint64_t place = place_in_ring(ring.produced, bytes);
@@ -176,7 +206,10 @@ void ShmCommunicator::put_into_ring(const void* data, size_t bytes) {
     const size_t capacity = control_->layout().ring_bytes();
     control_->wait([&] { return put_ <= ring.consumed.value.load(std::memory_order_acquire) + capacity; },
                    [&] { return std::vector<int>{peer}; }, false);
-    scratch_writer_.copy(ring_data(ring, place), data, bytes);
+    if (data.run() >= bytes)
+        scratch_writer_.copy(ring_data(ring, place), data.at, bytes);
+    else
+        copy_region({ring_data(ring, place)}, data, bytes);
 }
 
 /// After agreement, so that both ranks have the same idea of the ring if the operator has failed before.

@@ -52,8 +52,14 @@ struct ShmCommunicator::Movement {
           rdispls(x.rdispls),
           output_unit(unit) {}
 
-    const char* source(int to) const { return input + x.sdispls[static_cast<size_t>(to)] * unit; }
-    char* target(int from) const { return output + rdispls[static_cast<size_t>(from)] * output_unit; }
+    StridedRegion source(int to) const {
+        const auto i = static_cast<size_t>(to);
+        return region_of(input + x.sdispls[i] * unit, static_cast<int64_t>(element), x.send_steps, i);
+    }
+    StridedRegion target(int from) const {
+        const auto i = static_cast<size_t>(from);
+        return region_of(output + rdispls[i] * output_unit, static_cast<int64_t>(element), x.recv_steps, i);
+    }
 
     const Exchange& x;
     RowWords& own_words;
@@ -79,6 +85,7 @@ RowWords ShmCommunicator::fill_row(const Exchange& x, const ExchangeSummary& all
     } else {
         own_words.output = announce_output(x.output, all.output_extent);
     }
+    if (is_strided(x)) own_words.flags |= row_strided;
     if (!x.moves)
         own_words.flags |= row_moves_nothing;
     else if (uses_ring(all, own_words))
@@ -105,30 +112,40 @@ void ShmCommunicator::fill_pairs(const Exchange& x, uint8_t flags, Row& row) {
     const auto element = static_cast<int64_t>(size_of(x.dtype));
     const int64_t unit = x.byte_displs ? 1 : element;
     const bool learns = (flags & row_learns) != 0, inlined = (flags & row_inline) != 0;
-    const bool in_ring = (flags & row_in_ring) != 0;
+    const bool in_ring = (flags & row_in_ring) != 0, strided = (flags & row_strided) != 0;
     char* const payload = control_->payload(row);
     Pair* const pairs = row.pairs();
     int64_t used = 0;
     Pair last{0, -1, 0, 0};  // as in the input
+    Steps last_steps{};
     int64_t last_offset = 0;
     for (int j = 0; j < size(); ++j) {
         const auto i = static_cast<size_t>(j);
         Pair pair{x.send_counts[i], x.sdispls[i] * unit, learns ? 0 : x.recv_counts[i],
                   learns ? 0 : x.rdispls[i] * unit};
+        const StridedRegion data = region_of(static_cast<const char*>(x.input) + pair.source, element, x.send_steps, i);
+        if (strided) {
+            const auto in_bytes = [&](std::span<const Steps> all) {
+                return all.empty() ? Steps{} : Steps{all[i].row * element, all[i].stride * element};
+            };
+            control_->steps(row)[j] = {in_bytes(x.send_steps), in_bytes(x.recv_steps)};
+        }
         if (inlined && j != rank() && pair.send_count > 0) {
-            if (pair.source != last.source || pair.send_count != last.send_count) {
-                const int64_t bytes = pair.send_count * element;
-                peer_writer_.copy(payload + used, static_cast<const char*>(x.input) + pair.source,
-                                  static_cast<size_t>(bytes));
+            const Steps steps{static_cast<int64_t>(data.row), static_cast<int64_t>(data.stride)};
+            if (pair.source != last.source || pair.send_count != last.send_count || steps != last_steps) {
+                const auto bytes = static_cast<size_t>(pair.send_count * element);
+                if (data.run() >= bytes)
+                    peer_writer_.copy(payload + used, data.at, bytes);
+                else
+                    copy_region({payload + used}, data, bytes);
                 last_offset = used;
-                used += bytes;
+                used += static_cast<int64_t>(bytes);
             }
             last = pair;
+            last_steps = steps;
             pair.source = last_offset;
         }
-        if (in_ring && j != rank())
-            put_into_ring(static_cast<const char*>(x.input) + pair.source,
-                          static_cast<size_t>(pair.send_count * element));
+        if (in_ring && j != rank()) put_into_ring(data, static_cast<size_t>(pair.send_count * element));
         if (pairs[j] != pair) pairs[j] = pair;
     }
 }
@@ -155,7 +172,7 @@ Location ShmCommunicator::give(Location location, std::span<const int64_t> count
 
 /// Returns the bytes that this rank may read from peers' private memory into its own if two copies may be faster, or 0.
 size_t ShmCommunicator::timed_bytes(const Exchange& x, const ExchangeSummary& all, const RowWords& own_words) const {
-    if (!chooses_ || !allows(Path::cma) || !x.moves) return 0;
+    if (!chooses_ || !allows(Path::cma) || !x.moves || is_strided(x)) return 0;
     if ((own_words.flags & row_learns) != 0 || own_words.output.segment() != 0) return 0;
     if (all.from_peers <= 4 * options_.inline_bytes || all.from_peers > copied_twice) return 0;
     return exceeds_cache(all.read + all.written) ? 0 : all.from_peers;
@@ -208,7 +225,8 @@ Path ShmCommunicator::path_of(const RowWords& sender, const RowWords& receiver) 
     if (receiver.output.segment() != 0 && allows(Path::push)) return Path::push;
     if (sender.input.segment() != 0 && allows(Path::pull)) return Path::pull;
     // If the input is in the arena, the row has no address to read from.
-    const bool reads = allows(Path::cma) && sender.input.segment() == 0 && (receiver.flags & row_avoids_reads) == 0;
+    const bool reads = allows(Path::cma) && sender.input.segment() == 0 && (receiver.flags & row_avoids_reads) == 0 &&
+                       ((sender.flags | receiver.flags) & row_strided) == 0;
     return reads ? Path::cma : Path::staged;
 }
 
@@ -275,11 +293,15 @@ void ShmCommunicator::send_to(Movement& m, int to) {
     const RowWords receiver(control_->row(to), rank());
     check_counts(rank(), to, n, receiver.pair.recv_count);
     const size_t bytes = static_cast<size_t>(n) * m.element;
-    const Stream stream{to, &control_->ring(rank(), to), const_cast<char*>(m.source(to)), bytes};
+    const Stream stream{to, &control_->ring(rank(), to), m.source(to), bytes};
     const Path path = path_of(m.own_words, receiver);
     if (path == Path::push) {
-        copy_checked(address_of(to, &Row::output, receiver.output, receiver.pair.target, bytes, m.x.send_counts),
-                     m.source(to), bytes, m.pushed);
+        StridedRegion target;
+        if ((receiver.flags & row_strided) != 0)
+            target = strided(to, control_->steps(control_->row(to))[rank()].target, bytes);
+        target.at =
+            address_of(to, &Row::output, receiver.output, receiver.pair.target, target.extent(bytes), m.x.send_counts);
+        copy_checked(target, m.source(to), bytes, m.pushed);
         count(path, bytes);
         m.touched = true;
     } else if (path == Path::staged) {
@@ -302,22 +324,26 @@ void ShmCommunicator::receive_from(Movement& m, int from) {
     check_counts(from, rank(), sender.pair.send_count, n);
     const size_t bytes = static_cast<size_t>(n) * m.element;
     const int64_t source = sender.pair.source;
-    char* const target = m.target(from);
+    const StridedRegion target = m.target(from);
     const Stream stream{from, &control_->ring(from, rank()), target, bytes};
     Path path = path_of(sender, m.own_words);
     m.moved += bytes;
     switch (path) {
         case Path::inlined:
-            std::memcpy(target, control_->payload_of(from, source, bytes), bytes);
+            copy_region(target, {const_cast<char*>(control_->payload_of(from, source, bytes))}, bytes);
             break;
-        case Path::pull:
-            copy_checked(target, address_of(from, &Row::input, sender.input, source, bytes, m.recv_counts), bytes,
-                         m.own);
+        case Path::pull: {
+            StridedRegion data;
+            if ((sender.flags & row_strided) != 0)
+                data = strided(from, control_->steps(control_->row(from))[rank()].source, bytes);
+            data.at = address_of(from, &Row::input, sender.input, source, data.extent(bytes), m.recv_counts);
+            copy_checked(target, data, bytes, m.own);
             m.touched = true;
             break;
+        }
         case Path::cma:
             m.touched = true;
-            if (read_peer(from, target, sender.input.offset() + static_cast<uint64_t>(source), bytes)) {
+            if (read_peer(from, target.at, sender.input.offset() + static_cast<uint64_t>(source), bytes)) {
                 m.reads = true;
                 break;
             }
@@ -330,7 +356,7 @@ void ShmCommunicator::receive_from(Movement& m, int from) {
             if ((sender.flags & row_in_ring) == 0)
                 incoming_.push_back(stream);
             else if (fits_ring(bytes))
-                take_from_ring(bytes, [&](const char* data) { std::memcpy(target, data, bytes); });
+                take_from_ring(bytes, [&](const char* data) { copy_region(target, {const_cast<char*>(data)}, bytes); });
             else
                 throw control_->broken(from, "its data do not fit the ring");
             break;
@@ -366,6 +392,17 @@ void ShmCommunicator::finish(Movement& m) {
 
 void ShmCommunicator::await_late(int peer, uint64_t seq) {
     control_->wait_flags([](Flags& flags) -> Flag& { return flags.late; }, seq, [&](int j) { return j == peer; });
+}
+
+/// Returns how a region of that many bytes lies that a peer has announced, without its place; throws unless it can.
+StridedRegion ShmCommunicator::strided(int peer, const Steps& steps, size_t bytes) const {
+    const int64_t row = read_once(steps.row), stride = read_once(steps.stride);
+    if (row == 0) return {};
+    size_t extent = 0;
+    if (row < 0 || stride < row || __builtin_mul_overflow(static_cast<size_t>(stride), (bytes - 1) / row, &extent) ||
+        extent > Location::offset_mask)
+        throw control_->broken(peer, "its rows do not fit into memory");
+    return {nullptr, static_cast<size_t>(row), static_cast<size_t>(stride)};
 }
 
 /// Returns the address of memory that a peer has announced at `where`; throws unless it lies in a segment of that peer.

@@ -67,7 +67,7 @@ uint64_t ShmCommunicator::reduce_pair(const Reduction& r, Row& own_row) {
     const auto* input = static_cast<const char*>(r.input);
     const Part theirs = result_part(r, peer), own = result_part(r, rank());
     const size_t n = inputs_per_rank(r);  // 1 where a rank gets a part
-    put_into_ring(input + theirs.begin, theirs.bytes * n);
+    put_into_ring({const_cast<char*>(input + theirs.begin)}, theirs.bytes * n);
     control_->publish(own_row);
     control_->agree();
     moving_ = true;

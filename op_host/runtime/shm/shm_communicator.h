@@ -14,6 +14,7 @@
 
 #include "runtime/control/controlled_communicator.h"
 #include "runtime/control/peer_words.h"
+#include "runtime/core/strided_region.h"
 #include "runtime/shm/algorithm_selector.h"
 #include "runtime/shm/arena.h"
 #include "runtime/shm/copy_threads.h"
@@ -57,7 +58,7 @@ class ShmCommunicator final : public ControlledCommunicator {
     struct Stream {
         int peer;
         RingHeader* ring;
-        char* local;
+        StridedRegion local;
         size_t left;
     };
 
@@ -88,6 +89,7 @@ class ShmCommunicator final : public ControlledCommunicator {
     void await_late(int peer, uint64_t seq);
     Path path_of(const RowWords& sender, const RowWords& receiver) const;
     bool allows(Path path) const { return (allowed_ >> static_cast<unsigned>(path) & 1u) != 0; }
+    StridedRegion strided(int peer, const Steps& steps, size_t bytes) const;
     char* address_of(int peer, Location Row::* where, Location location, int64_t displacement, size_t bytes,
                      std::span<const int64_t> counts);
     void count(Path path, size_t bytes) {
@@ -99,7 +101,8 @@ class ShmCommunicator final : public ControlledCommunicator {
     /// True if ranks that each read and write this number of bytes exceed the caches, so that streaming stores pay.
     bool exceeds_cache(size_t bytes) const { return bytes >= cache_share_; }
     enum class Stores : uint8_t { ordinary, streaming, to_peer };
-    void copy_checked(char* to, const char* from, size_t bytes, Stores stores);
+    void copy_checked(const StridedRegion& to, const StridedRegion& from, size_t bytes, Stores stores);
+    void copy_rows(StridedRegion to, StridedRegion from, size_t bytes, bool streams);
     void copy_together(char* to, const char* from, size_t bytes, Stores stores);
     void copy_alone(char* to, const char* from, size_t bytes, Stores stores);
     bool read_peer(int peer, char* to, uint64_t from, size_t bytes);
@@ -110,7 +113,7 @@ class ShmCommunicator final : public ControlledCommunicator {
     char* ring_data(RingHeader& ring, uint64_t place) const {
         return reinterpret_cast<char*>(&ring + 1) + place % control_->layout().ring_bytes();
     }
-    void put_into_ring(const void* data, size_t bytes);
+    void put_into_ring(const StridedRegion& data, size_t bytes);
     void settle_ring();
     /// After agreement: calls `use` with the bytes that the other of two ranks has put there.
     template <class Use>

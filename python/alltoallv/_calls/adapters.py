@@ -54,6 +54,10 @@ class Adapter(ABC, Generic[A]):
     def contiguous(self, x: A) -> A:
         """Returns these values in contiguous memory, complete and without history; copies only if needed."""
 
+    def strides(self, x: A) -> Sequence[int] | None:
+        """Returns the strides, in elements; None where a call must read what `contiguous` returns."""
+        return None
+
     def writable(self, x: A) -> bool:
         """Returns whether ``x`` itself is contiguous memory that may be written."""
         return bool(x.is_contiguous())

@@ -58,6 +58,12 @@ def even_parts(length: int, size: int) -> list[int]:
     return [length // size + (j < length % size) for j in range(size)]
 
 
+def chunks(length: int, size: int) -> list[int]:
+    """Divides ``length`` into ``size`` parts of ceil(length / size), the last ones smaller or empty, as torch.chunk."""
+    part = -(-length // size)
+    return [max(0, min(part, length - j * part)) for j in range(size)]
+
+
 def shares(name: str, counts: Counts | None, tensor: str, rows: int, size: int) -> list[int]:
     """Returns how many rows of dimension 0 each rank gets: ``counts``, or equal shares if that is None."""
     if counts is None:

@@ -14,6 +14,7 @@ from alltoallv import _core
 from alltoallv._calls import experts, linear
 from alltoallv._calls.adapters import A
 from alltoallv._calls.counts import Counts, Unit, packed, read_request
+from alltoallv._calls.dimensions import Sizes, read_swap, swapped
 from alltoallv._calls.front_end import FrontEnd, G, H
 from alltoallv._calls.guard import guard
 from alltoallv._calls.linear import CountsUnknown, InFlight, Linear, Map, Transfer
@@ -109,6 +110,31 @@ class Exchanges(FrontEnd[A, G, H]):
         arguments = "all_gather_into_tensor", comm, output_tensor, input_tensor, async_op, timeout
         result = self.gather(*arguments, ("output_tensor", "input_tensor"))
         return result[1] if async_op else None
+
+    def all_to_all_nd(
+        self,
+        input: A,
+        scatter_dim: int,
+        gather_dim: int,
+        group: G,
+        scatter_sizes: Sizes,
+        gather_sizes: Sizes,
+        async_op: bool,
+    ) -> Any:
+        """Exchanges one dimension of the input for another."""
+        comm = self.enter(group)
+        if comm is None:
+            return (None, None) if async_op else None
+        with guard(comm, "all_to_all_nd", self.local):
+            self.check_async(async_op)
+            x = self.check_strided("input", input)
+            dims = scatter_dim, gather_dim, scatter_sizes, gather_sizes
+            call = swapped(self.adapter, comm, read_swap(tuple(x.shape), comm.rank, comm.size, *dims))
+        return self.run(x, call, None, "out", async_op)
+
+    def check_strided(self, name: str, x: Any) -> A:
+        """Does what `check` does for a call that reads an input with gaps in place."""
+        return self.check(name, x)
 
     def check(self, name: str, x: Any) -> A:
         """Checks an input and returns it; a value that can be made a tensor may become one."""

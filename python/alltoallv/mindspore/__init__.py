@@ -45,6 +45,7 @@ from alltoallv.mindspore.collectives import (
     row_parallel_linear,
     scatter,
 )
+from alltoallv.mindspore.dimensions import all_to_all_nd, heads_to_sequence, sequence_to_heads
 from alltoallv.mindspore.dispatcher import MoEDispatcher
 from alltoallv.mindspore.exchange import (
     all_gather_into_tensor,
@@ -67,6 +68,7 @@ from alltoallv.mindspore.quantized import (
     quantized_reduce_scatter,
 )
 from alltoallv.mindspore.received import Received
+from alltoallv.mindspore.reshard import ReshardPlan, reshard, reshard_state
 from alltoallv.mindspore.tensors import empty
 from alltoallv.mindspore.work import CommHandle
 
@@ -98,11 +100,13 @@ __all__ = [
     "QuantizedAllToAll",
     "QuantizedReduceScatter",
     "Received",
+    "ReshardPlan",
     "all_gather",
     "all_gather_into_tensor",
     "all_reduce",
     "all_reduce_leaves",
     "all_to_all",
+    "all_to_all_nd",
     "all_to_all_single",
     "all_to_all_v",
     "barrier",
@@ -112,6 +116,7 @@ __all__ = [
     "gather",
     "global_gather",
     "global_scatter",
+    "heads_to_sequence",
     "init",
     "install",
     "irecv",
@@ -125,9 +130,12 @@ __all__ = [
     "reduce",
     "reduce_scatter",
     "reduce_scatter_tensor",
+    "reshard",
+    "reshard_state",
     "row_parallel_linear",
     "scatter",
     "send",
+    "sequence_to_heads",
     "uninstall",
 ]
 

@@ -13,6 +13,7 @@ from mindspore import Tensor, mint, ops
 from alltoallv import _core
 from alltoallv._calls.adapters import Adapter
 from alltoallv._calls.counts import even_parts
+from alltoallv._calls.dimensions import Swapped
 from alltoallv._calls.experts import exchange_counts
 from alltoallv._calls.guard import guard
 from alltoallv._calls.linear import LeafReduction, Linear, Reduction, Transfer
@@ -105,11 +106,21 @@ class Tensors(Adapter[Tensor]):
                 return self._in_order(linear, input, output)
             if isinstance(linear, Reduction) and linear.op == "avg":  # HCCL has sums
                 return self.enqueue(replace(linear, op="sum"), input, output) / linear.communicator.size
+            if isinstance(linear, Swapped):
+                return self._by_parts(linear, input)
             plan, x = linear.plan(core_name(input.dtype)), as_input(input)
             fresh = ops.zeros if linear.has_gaps() else mint.empty
             out = fresh(linear.shape_out, dtype=input.dtype) if output is None else output
             device_op.enqueue(lambda locate, stream: plan.run(locate(x)[0], locate(out)[0], stream=stream), [out], [x])
         return out
+
+    def _by_parts(self, linear: Swapped[Tensor], input: Tensor) -> Tensor:
+        """HCCL moves regions in one piece: they are brought together before, and apart after."""
+        swap, layout = linear.swap, linear.swap.packed()
+        parts = mint.split(input, list(swap.scatter_sizes), swap.scatter)
+        came = self.enqueue(linear.packed(), mint.cat([x.reshape(-1) for x in parts]), None)
+        places = zip(layout[3], layout[2], swap.boxes()[1], strict=True)
+        return mint.cat([came[at : at + n].reshape(box) for at, n, box in places], swap.gather)
 
     def _in_tree(self, linear: LeafReduction[Tensor], input: Tensor) -> Tensor:
         counts, comm = even_parts(math.prod(linear.shape_out), linear.communicator.size), linear.communicator

@@ -8,6 +8,7 @@ it is done.
 from alltoallv._calls.signature import publish as _publish
 from alltoallv.atb.operations import AllToAllVOperation
 from alltoallv.atb.quant_operations import QuantAllReduceOperation
+from alltoallv.numpy.dimensions import all_to_all_nd, heads_to_sequence, sequence_to_heads
 from alltoallv.numpy.dispatcher import MoEDispatcher
 from alltoallv.numpy.exchange import (
     all_gather,
@@ -60,6 +61,7 @@ __all__ = [
     "all_gather_v",
     "all_reduce",
     "all_to_all",
+    "all_to_all_nd",
     "all_to_all_single",
     "all_to_all_v",
     "barrier",
@@ -70,6 +72,7 @@ __all__ = [
     "gather_object",
     "global_gather",
     "global_scatter",
+    "heads_to_sequence",
     "irecv",
     "isend",
     "quantized_all_reduce",
@@ -89,6 +92,7 @@ __all__ = [
     "send",
     "send_object",
     "sendrecv",
+    "sequence_to_heads",
 ]
 
 _publish(globals())

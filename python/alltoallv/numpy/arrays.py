@@ -81,6 +81,9 @@ class _Arrays(Adapter[Array]):
     def contiguous(self, x: Array) -> Array:
         return as_input("x", x)
 
+    def strides(self, x: Array) -> Sequence[int] | None:
+        return None if any(n % x.itemsize for n in x.strides) else [n // x.itemsize for n in x.strides]
+
     def writable(self, x: Array) -> bool:
         return x.flags.c_contiguous and x.flags.writeable
 

@@ -29,6 +29,9 @@ class _Exchanges(ExpertRows[Array, Communicator | None, Work]):
         core_name(array.dtype)
         return array
 
+    def check_strided(self, name: str, x: Any) -> Array:
+        return self.check(name, x) if not isinstance(x, np.ndarray) or not x.dtype.isnative else x
+
     def started(self, comm: Communicator, call: tuple[Array | None, Any, Any], input: Any) -> tuple[Array | None, Work]:
         output, pending, used = call
         if output is not None:

@@ -8,44 +8,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from alltoallv import memory
-from alltoallv._calls.guard import guard
-from alltoallv._calls.resharding import Described, Layout, Resharding, boxes, read_layout
+from alltoallv._calls.resharding_on_host import HostPlan, reshard_on_host
 from alltoallv.communicator import Communicator
-from alltoallv.dtypes import core_name, numpy_dtype
-from alltoallv.errors import InvalidTensorError
-from alltoallv.numpy.arrays import Array, as_input, resolve
-from alltoallv.numpy.exchange import all_to_all_v
-
-_WIDE = {"float16": "float32", "bfloat16": "float32"}
-_STEPS = {"sum": np.add, "avg": np.add, "min": np.minimum, "max": np.maximum, "prod": np.multiply}
+from alltoallv.numpy.arrays import ADAPTER, Array, resolve
 
 
-class _Tools:
-    def __init__(self, comm: Communicator) -> None:
-        self._comm = comm
-
-    def concatenated(self, parts: Sequence[Array]) -> Array:
-        return np.concatenate(parts)
-
-    def new(self, shape: Sequence[int], dtype: str, zero: bool) -> Array:
-        out = memory.empty(tuple(shape), numpy_dtype(dtype))
-        if zero:
-            out.view(np.uint8)[...] = 0
-        return out
-
-    def exchange(self, x: Array, sends: list[int], sdispls: list[int], recvs: list[int]) -> Array:
-        return all_to_all_v(x, sends, recvs, sdispls=sdispls, unit="element", group=self._comm)
-
-    def reduced(self, parts: Sequence[Array], op: str) -> Array:
-        dtype = parts[0].dtype
-        total = parts[0].astype(numpy_dtype(_WIDE.get(core_name(dtype), core_name(dtype))))
-        for each in parts[1:]:
-            total = _STEPS[op](total, each.astype(total.dtype))
-        return (total / total.dtype.type(len(parts)) if op == "avg" else total).astype(dtype)
-
-
-class ReshardPlan:
+class ReshardPlan(HostPlan):
     """Moves arrays of one shape and dtype from a layout to another; made once, called for many.
 
     Making it is collective: the ranks compare what they ask for. See `reshard` for layouts.
@@ -67,27 +35,7 @@ class ReshardPlan:
     def __init__(
         self, shape: Sequence[int], dtype: npt.DTypeLike, source: Any, target: Any, *, group: Communicator | None = None
     ) -> None:
-        self._comm = comm = resolve(group)
-        with guard(comm, "all_gather"):
-            whole, name = tuple(int(n) for n in shape), core_name(np.dtype(dtype))
-            layouts = [read_layout(*each, comm.size) for each in (("source", source), ("target", target))]
-            source, target = (each.on(whole, name_) for each, name_ in zip(layouts, ("source", "target"), strict=True))
-            self.source_shape = boxes(source, whole).shape(comm.rank)
-            self.target_shape = boxes(target, whole).shape(comm.rank)
-        told = Described("x", source, target, whole, self.source_shape, name)
-        self._dtype, self._plan = np.dtype(dtype), Resharding[Array](comm, [told])
-        self.elements_sent, self.elements_received = self._plan.elements_sent, self._plan.elements_received
-
-    def __call__(self, x: npt.ArrayLike | None) -> Array | None:
-        """Returns this rank's part of the target, a new array, or None; ``x`` is its part of the source, or None."""
-        with guard(self._comm, "all_to_all_v"):
-            array = None if x is None else as_input("x", x)
-            found = None if array is None else (array.shape, array.dtype)
-            expected = None if self.source_shape is None else (self.source_shape, self._dtype)
-            if found != expected:
-                raise InvalidTensorError(f"x has shape and dtype {found}, expected {expected}")
-        result: Array | None = self._plan.run([array], _Tools(self._comm))[0]
-        return result
+        super().__init__(ADAPTER, resolve(group), shape, np.dtype(dtype), source, target)
 
 
 def reshard(
@@ -151,23 +99,4 @@ def reshard_state(
     Raises:
         AllToAllVError: as `reshard`.
     """
-    comm = resolve(group)
-    with guard(comm, "all_gather"):
-        arrays = {name: None if x is None else as_input(name, x) for name, x in state.items()}
-        told = [
-            Described(
-                name,
-                _layout("source", source, name, comm.size),
-                _layout("target", target, name, comm.size),
-                tuple(int(n) for n in shapes[name]) if shapes and name in shapes else None,
-                None if x is None else x.shape,
-                None if x is None else core_name(x.dtype),
-            )
-            for name, x in arrays.items()
-        ]
-    results = Resharding[Array](comm, told).run(list(arrays.values()), _Tools(comm))
-    return dict(zip(arrays, results, strict=True))
-
-
-def _layout(argument: str, given: Any, name: str, size: int) -> Layout:
-    return read_layout(argument, given[name] if isinstance(given, Mapping) else given, size)
+    return reshard_on_host(ADAPTER, resolve(group), state, source, target, shapes)

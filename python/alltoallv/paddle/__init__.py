@@ -36,6 +36,7 @@ from alltoallv.paddle.collectives import (
     row_parallel_linear,
     scatter,
 )
+from alltoallv.paddle.dimensions import all_to_all_nd, heads_to_sequence, sequence_to_heads
 from alltoallv.paddle.exchange import (
     all_to_all_v,
     alltoall,
@@ -61,6 +62,7 @@ from alltoallv.paddle.quantized import (
     quantized_linear_all_reduce,
     quantized_reduce_scatter,
 )
+from alltoallv.paddle.reshard import ReshardPlan, reshard, reshard_state
 from alltoallv.paddle.tensors import empty
 from alltoallv.paddle.work import Task
 
@@ -70,11 +72,13 @@ __all__ = [
     "ErrorFeedback",
     "P2POp",
     "QuantAllReduceOperation",
+    "ReshardPlan",
     "Task",
     "all_gather",
     "all_gather_object",
     "all_reduce",
     "all_reduce_leaves",
+    "all_to_all_nd",
     "all_to_all_v",
     "alltoall",
     "alltoall_single",
@@ -87,6 +91,7 @@ __all__ = [
     "gather",
     "global_gather",
     "global_scatter",
+    "heads_to_sequence",
     "irecv",
     "isend",
     "new_group",
@@ -98,11 +103,14 @@ __all__ = [
     "recv_object_list",
     "reduce",
     "reduce_scatter",
+    "reshard",
+    "reshard_state",
     "row_parallel_linear",
     "scatter",
     "scatter_object_list",
     "send",
     "send_object_list",
+    "sequence_to_heads",
 ]
 
 _publish(globals())

@@ -30,6 +30,20 @@ def exchange_counts(send_counts: Matrix) -> npt.NDArray[np.int64]:
     return np.array([[rows[j][r] for j in range(len(rows))] for r in range(len(rows))], np.int64)
 
 
+def all_to_all_nd(
+    inputs: Sequence[Array], scatter_dim: int, gather_dim: int, scatter_sizes: Sequence[int] | None = None
+) -> list[Array]:
+    """Returns outputs: every input is divided along one dimension, and rank r gets all r-th parts along another.
+
+    ``scatter_sizes``: the lengths of the parts; default: ceil(n / W), the last ones smaller or empty.
+    """
+    size, length = len(inputs), inputs[0].shape[scatter_dim]
+    part = -(-length // size)
+    ends = [part * j for j in range(1, size)] if scatter_sizes is None else np.cumsum(scatter_sizes)[:-1].tolist()
+    parts = [np.split(x, ends, scatter_dim) for x in inputs]
+    return [np.concatenate([parts[j][r] for j in range(size)], gather_dim) for r in range(size)]
+
+
 def all_to_all_v(
     inputs: Sequence[Array],
     send_counts: Matrix,

@@ -20,6 +20,7 @@ from alltoallv.atb.operations import AllToAllVOperation
 from alltoallv.atb.quant_operations import QuantAllReduceOperation
 from alltoallv.torch import _needs as _needs
 from alltoallv.torch import functional, nn
+from alltoallv.torch.api.dimensions import all_to_all_nd, heads_to_sequence, sequence_to_heads
 from alltoallv.torch.api.distributed import (
     all_gather,
     all_gather_into_tensor,
@@ -71,6 +72,7 @@ __all__ = [
     "all_gather_into_tensor",
     "all_reduce",
     "all_to_all",
+    "all_to_all_nd",
     "all_to_all_single",
     "all_to_all_v",
     "barrier",
@@ -82,6 +84,7 @@ __all__ = [
     "gather",
     "global_gather",
     "global_scatter",
+    "heads_to_sequence",
     "irecv",
     "isend",
     "nn",
@@ -98,6 +101,7 @@ __all__ = [
     "row_parallel_linear",
     "scatter",
     "send",
+    "sequence_to_heads",
 ]
 
 _publish(globals())

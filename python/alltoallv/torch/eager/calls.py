@@ -14,6 +14,7 @@ from alltoallv import _core
 from alltoallv._calls import collectives
 from alltoallv._calls.collectives import CheckedCall
 from alltoallv._calls.counts import Layout, scaled, split_layout
+from alltoallv._calls.dimensions import Swap
 from alltoallv._calls.protocol import Call, Pending
 from alltoallv._calls.reductions import ReductionPlan, check_reduction
 from alltoallv.communicator import Communicator
@@ -22,7 +23,7 @@ from alltoallv.quantization import requests as quantized
 from alltoallv.quantization.requests import Reduction
 from alltoallv.torch.eager import profile
 from alltoallv.torch.eager.group import AnyCommunicator as AnyCommunicator
-from alltoallv.torch.eager.tensors import Copies, core_name, empty, from_block, region
+from alltoallv.torch.eager.tensors import Copies, as_input, check_tensor, core_name, empty, from_block, region, wraps
 from alltoallv.torch.eager.work import Work
 from alltoallv.torch.engines.device import DeviceCall
 
@@ -111,6 +112,30 @@ def exchange(
     else:
         call = comm.exchange(operator, dtype, output, input, layout, row, root, terms)
     return Operation(comm, operator, call, input, layout[0], layout[2], output, (input, output))
+
+
+def exchange_dimensions(comm: AnyCommunicator, swap: Swap, input: Tensor) -> Operation:
+    """Returns an all_to_all_nd into a new tensor. A device's engine moves the parts one after the other, as copies."""
+    check_tensor("input", input)
+    x, operator = input.detach(), "all_to_all_nd"
+    sends, _, recvs, _ = layout = swap.packed()
+    out = new_output(comm, swap.shape_out, x)
+    if isinstance(comm, Communicator):
+        check_place(comm, x)
+        plain = not (x.is_neg() or x.is_conj() or wraps(x))
+        plan = swap.plan(comm.core, core_name(x.dtype), x.stride()) if plain else None
+        if plan is None:
+            x = as_input("input", input)
+            plan = swap.plan(comm.core, core_name(x.dtype))
+        call = CheckedCall(plan, (x.data_ptr(), out.data_ptr()))
+        return Operation(comm, operator, call, x, sends, recvs, out, (x, out))
+    flat = torch.cat([part.reshape(-1) for part in x.split(list(swap.scatter_sizes), swap.scatter)])
+    came = new_output(comm, (sum(recvs),), x)
+    operation = exchange(comm, operator, came, flat, layout, terms=swap.terms)
+    parts = zip(out.split(list(swap.gather_sizes), swap.gather), came.split(recvs), swap.boxes()[1], strict=True)
+    operation.copies = [(part, arrived.view(box)) for part, arrived, box in parts]
+    operation.result = out
+    return operation
 
 
 def exchange_lists(

@@ -316,4 +316,16 @@ def _default_size() -> int:
     return by_name("").size
 
 
+def rank_in(group: Group) -> int:
+    """Returns this rank's number in a group, also while a graph is traced."""
+    if group is None:
+        return _default_rank()
+    return group.rank if isinstance(group.rank, int) else group.rank()
+
+
+def _default_rank() -> int:
+    return int(dist.get_rank()) if dist.is_initialized() else by_name("").rank
+
+
+_default_rank._dynamo_marked_constant = True  # type: ignore[attr-defined]
 _default_size._dynamo_marked_constant = True  # type: ignore[attr-defined]  # `assume_constant_result`, without its import

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from alltoallv import _core
 from alltoallv._calls.counts import Layout, even_parts, overlap, packed
+from alltoallv._calls.dimensions import Swap
 from alltoallv._calls.guard import guard
 from alltoallv._calls.received import STATUS_SHAPE
 from alltoallv.errors import InvalidParamError
@@ -159,6 +160,40 @@ def all_to_all_v_counted(
         call = calls.exchange_counted(comm, x, row, counts, outs)
     call.run()
     return outs
+
+
+def _swap_back(call: Any, grad: Tensor) -> Tensor:
+    sizes = call.gather_sizes, call.scatter_sizes
+    back: Tensor = all_to_all_nd(grad, call.gather_dim, call.scatter_dim, *sizes, call.rank, call.group)
+    return back
+
+
+@partial(
+    Operator,
+    schema="(Tensor input, int scatter_dim, int gather_dim, SymInt[] scatter_sizes, SymInt[] gather_sizes, int rank,"
+    " str group) -> Tensor",
+    fake=lambda input, scatter_dim, gather_dim, scatter_sizes, gather_sizes, rank, group: input.new_empty(
+        Swap(tuple(input.shape), scatter_dim, gather_dim, tuple(scatter_sizes), tuple(gather_sizes), rank).shape_out
+    ),
+    gradient=_swap_back,
+)
+def all_to_all_nd(
+    input: Tensor,
+    scatter_dim: int,
+    gather_dim: int,
+    scatter_sizes: list[int],
+    gather_sizes: list[int],
+    rank: int,
+    group: str,
+) -> Tensor:
+    """Exchanges one dimension for another; the sizes are those of every rank, and have been checked."""
+    comm = communicator_of(group, input)
+    with guard(comm, "all_to_all_nd"):
+        swap = Swap(tuple(input.shape), scatter_dim, gather_dim, tuple(scatter_sizes), tuple(gather_sizes), rank)
+        operation = calls.exchange_dimensions(comm, swap, input)
+    operation.run()
+    result: Tensor = operation.result
+    return result
 
 
 def _to_leaves(call: Any, grad: Tensor) -> Tensor:

@@ -1,0 +1,145 @@
+"""Moves tensors in host memory between layouts: any framework's are seen as arrays over their memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from alltoallv import _core
+from alltoallv._calls.adapters import Adapter
+from alltoallv._calls.counts import packed
+from alltoallv._calls.guard import guard
+from alltoallv._calls.regions import as_bytes
+from alltoallv._calls.resharding import Described, Layout, Resharding, boxes, read_layout
+from alltoallv.communicator import Communicator
+from alltoallv.dtypes import core_name, numpy_dtype
+from alltoallv.errors import InvalidTensorError
+
+Array = npt.NDArray[Any]
+Read = Callable[[str, Any, int], Layout]
+
+_WIDE = {"float16": "float32", "bfloat16": "float32"}
+_STEPS = {"sum": np.add, "avg": np.add, "min": np.minimum, "max": np.maximum, "prod": np.multiply}
+
+
+class _Tools:
+    """Makes arrays over tensors of the framework, and finds the tensor of an array."""
+
+    def __init__(self, adapter: Adapter[Any], comm: Communicator) -> None:
+        self._adapter, self._comm = adapter, comm
+        self._tensors: dict[int, Any] = {}  # by address
+
+    def seen(self, x: Any) -> Array:
+        """Returns the memory of a contiguous tensor as an array."""
+        if isinstance(x, np.ndarray):
+            return x
+        return as_bytes(self._adapter.region(x)).view(numpy_dtype(self._adapter.dtype(x))).reshape(tuple(x.shape))
+
+    def tensor(self, array: Array | None) -> Any:
+        """Returns the tensor of an array that `new` has made, or a copy of another."""
+        if array is None:
+            return None
+        found = self._tensors.get(array.ctypes.data) if array.size else None
+        if found is None:
+            copy = self.new(array.shape, core_name(array.dtype), False)
+            copy[...] = array
+            found = self._tensors[copy.ctypes.data]
+        return found.reshape(array.shape)
+
+    def concatenated(self, parts: Sequence[Array]) -> Array:
+        return np.concatenate(parts)
+
+    def new(self, shape: Sequence[int], dtype: str, zero: bool) -> Array:
+        tensor = self._adapter.allocate(tuple(shape), dtype, None)
+        array = self.seen(tensor)
+        if zero:
+            array.view(np.uint8)[...] = 0
+        self._tensors[array.ctypes.data] = tensor
+        return array
+
+    def exchange(self, x: Array, sends: list[int], sdispls: list[int], recvs: list[int]) -> Array:
+        dtype = core_name(x.dtype)
+        out = self.new((sum(recvs),), dtype, False)
+        with guard(self._comm, "all_to_all_v"):
+            plan = _core.Plan(self._comm.core, "all_to_all_v", dtype, sends, sdispls, recvs, packed(recvs))
+        plan.run(x.ctypes.data, out.ctypes.data)
+        return out
+
+    def reduced(self, parts: Sequence[Array], op: str) -> Array:
+        dtype = parts[0].dtype
+        total = parts[0].astype(numpy_dtype(_WIDE.get(core_name(dtype), core_name(dtype))))
+        for each in parts[1:]:
+            total = _STEPS[op](total, each.astype(total.dtype))
+        return (total / total.dtype.type(len(parts)) if op == "avg" else total).astype(dtype)
+
+
+class HostPlan:
+    """What every front end's ``ReshardPlan`` is; ``dtype`` is the core's name of one."""
+
+    def __init__(
+        self,
+        adapter: Adapter[Any],
+        comm: Communicator,
+        shape: Sequence[int],
+        dtype: Any,
+        source: Any,
+        target: Any,
+        read: Read = read_layout,
+    ) -> None:
+        self._adapter, self._comm = adapter, comm
+        with guard(comm, "all_gather"):
+            whole, self._dtype = tuple(int(n) for n in shape), adapter.name(dtype)
+            layouts = [read(*each, comm.size) for each in (("source", source), ("target", target))]
+            source, target = (each.on(whole, name) for each, name in zip(layouts, ("source", "target"), strict=True))
+            self.source_shape = boxes(source, whole).shape(comm.rank)
+            self.target_shape = boxes(target, whole).shape(comm.rank)
+        told = Described("x", source, target, whole, self.source_shape, self._dtype)
+        self._plan = Resharding[Array](comm, [told])
+        self.elements_sent, self.elements_received = self._plan.elements_sent, self._plan.elements_received
+
+    def __call__(self, x: Any) -> Any:
+        """Returns this rank's part of the target, a new tensor, or None; ``x`` is its part of the source, or None."""
+        tools = _Tools(self._adapter, self._comm)
+        with guard(self._comm, "all_to_all_v"):
+            part = None if x is None else self._adapter.read("x", x)
+            found = None if part is None else (tuple(part.shape), self._adapter.dtype(part))
+            expected = None if self.source_shape is None else (self.source_shape, self._dtype)
+            if found != expected:
+                raise InvalidTensorError(f"x has shape and dtype {found}, expected {expected}")
+        return tools.tensor(self._plan.run([None if part is None else tools.seen(part)], tools)[0])
+
+
+def reshard_on_host(
+    adapter: Adapter[Any],
+    comm: Communicator,
+    state: Mapping[str, Any],
+    source: Any,
+    target: Any,
+    shapes: Mapping[str, Sequence[int]] | None,
+    read: Read = read_layout,
+) -> dict[str, Any]:
+    """Returns the parts of the target by name; see `alltoallv.numpy.reshard_state`."""
+    tools = _Tools(adapter, comm)
+
+    def layout(argument: str, given: Any, name: str) -> Layout:
+        return read(argument, given[name] if isinstance(given, Mapping) and name in given else given, comm.size)
+
+    with guard(comm, "all_gather"):
+        parts = {name: None if x is None else adapter.read(name, x) for name, x in state.items()}
+        told = [
+            Described(
+                name,
+                layout("source", source, name),
+                layout("target", target, name),
+                tuple(int(n) for n in shapes[name]) if shapes and name in shapes else None,
+                None if x is None else tuple(x.shape),
+                None if x is None else adapter.dtype(x),
+            )
+            for name, x in parts.items()
+        ]
+    inputs = [None if x is None else tools.seen(x) for x in parts.values()]
+    results = Resharding[Array](comm, told).run(inputs, tools)
+    return dict(zip(parts, map(tools.tensor, results), strict=True))

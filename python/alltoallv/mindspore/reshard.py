@@ -1,0 +1,154 @@
+"""Moves tensors between layouts over the ranks; see `alltoallv.mindspore` for what all functions have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from mindspore import Tensor
+from mindspore.parallel import Layout as OwnLayout
+
+from alltoallv._calls.guard import guard
+from alltoallv._calls.resharding import Layout, read_layout
+from alltoallv._calls.resharding_on_host import HostPlan, reshard_on_host
+from alltoallv.communicator import Communicator
+from alltoallv.errors import BackendUnavailableError, InvalidParamError
+from alltoallv.mindspore.adapter import ADAPTER
+from alltoallv.mindspore.autograd import refuse_gradient
+from alltoallv.mindspore.front_end import enter
+from alltoallv.mindspore.group import Group, on_host
+from alltoallv.mindspore.tensors import in_queue
+
+
+class ReshardPlan(HostPlan):
+    """Moves tensors of one shape and dtype from a layout to another; made once, called for many.
+
+    Making it is collective: the ranks compare what they ask for. See `reshard` for layouts.
+
+    Args:
+        shape, dtype: Of the whole tensor.
+        source, target: Layouts.
+        group: A group's name, a `Communicator`, or None for all ranks.
+
+    Attributes:
+        source_shape, target_shape: Of this rank's parts; None where it has none.
+        elements_sent, elements_received: What this rank sends to others, and gets from them, in a call.
+
+    Raises:
+        InvalidParamError: a layout is no pair of a mesh and placements, or does not fit the shape.
+        PeerMismatchError: the ranks give different layouts, shapes or dtypes.
+    """
+
+    def __init__(self, shape: Sequence[int], dtype: Any, source: Any, target: Any, *, group: Group = None) -> None:
+        super().__init__(ADAPTER, _communicator(group), shape, dtype, source, target, _layout)
+
+    def __call__(self, x: Tensor | None) -> Tensor | None:
+        """Returns this rank's part of the target, a new tensor, or None; ``x`` is its part of the source, or None."""
+        with guard(self._comm, "all_to_all_v"):
+            refuse_gradient("reshard", x)
+        return super().__call__(x)
+
+
+def reshard(
+    x: Tensor | None,
+    source: Any,
+    target: Any,
+    *,
+    shape: Sequence[int] | None = None,
+    group: Group = None,
+) -> Tensor | None:
+    """Moves a tensor from one layout over the ranks to another.
+
+    A layout is MindSpore's own (``mindspore.parallel.Layout`` with a tensor map, or a dict of ``device_matrix``,
+    ``tensor_map`` and ``rank_list``), or a pair ``(mesh, placements)``. The mesh is an array of ranks of any number of
+    dimensions, each rank at most once. There is one placement for each dimension of the mesh:
+
+    - an integer d: the ranks along it have parts of dimension d of the tensor, in order, of ceil(n / W) rows, the last
+      ones smaller or empty. Two dimensions of the mesh may divide the same d, the first one before the second;
+    - None: the ranks along it have copies;
+    - ``"sum"``, ``"avg"``, ``"min"``, ``"max"``, ``"prod"``: every rank along it has a term; the tensor is their
+      reduction, in the order of the mesh, 16-bit floats in float32. In ``target`` only ``"sum"``: the first rank along
+      it gets the values, the others zeros.
+
+    The meshes may be of different, overlapping or disjoint ranks. Every byte that a rank lacks is sent to it once, from
+    one of the ranks that have it, and none that it has. Terms are added up first, by one more exchange.
+
+    Args:
+        x: This rank's part of the source; None on a rank that is not in its mesh.
+        source, target: Layouts, equal on all ranks.
+        shape: Of the whole tensor. Default: what the parts make together.
+        group: A group's name, a `Communicator`, or None for all ranks.
+
+    Returns:
+        This rank's part of the target, a new tensor; None on a rank that is not in its mesh. It has no gradient.
+
+    Raises:
+        InvalidParamError, InvalidTensorError: a layout or a part of any rank is wrong.
+        PeerMismatchError: the ranks give different layouts, shapes or dtypes.
+        PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come.
+    """
+    return reshard_state({"x": x}, source, target, shapes=None if shape is None else {"x": shape}, group=group)["x"]
+
+
+def reshard_state(
+    state: Mapping[str, Tensor | None],
+    source: Any,
+    target: Any,
+    *,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    group: Group = None,
+) -> dict[str, Tensor | None]:
+    """Moves several tensors by name, all of one dtype in one exchange; see `reshard`.
+
+    Args:
+        state: This rank's parts; the same names on all ranks, in the same order.
+        source, target: A layout for all, or a dict of one for each name of ``state``.
+        shapes: Of the whole tensors that have one here.
+
+    Returns:
+        The parts of the target, by name.
+
+    Raises:
+        AllToAllVError: as `reshard`.
+    """
+    comm = _communicator(group)
+    with guard(comm, "all_gather"):
+        refuse_gradient("reshard", *state.values())
+    return reshard_on_host(ADAPTER, comm, state, source, target, shapes, _layout)
+
+
+def _communicator(group: Group) -> Communicator:
+    comm = enter(group)
+    if in_queue():
+        raise BackendUnavailableError("reshard moves tensors in host memory, expected the device target CPU")
+    return on_host(comm)
+
+
+def _layout(name: str, value: Any, size: int) -> Layout:
+    """Returns the layout, also of MindSpore's own, whose dimensions of the tensor name those of the mesh."""
+    told = value
+    if isinstance(value, OwnLayout):
+        try:
+            told = value.to_dict()
+        except ValueError as error:
+            raise InvalidParamError(f"{name} is a layout without a tensor_map, expected one ({error})") from None
+    if not isinstance(told, Mapping):
+        return read_layout(name, value, size)
+    dims, tensor_map = told["device_matrix"], told["tensor_map"]
+    if tensor_map is None or told.get("interleaved_parallel"):
+        raise InvalidParamError(
+            f"{name} is {told}, expected a layout with a tensor_map and without interleaved_parallel"
+        )
+    ranks = told.get("rank_list") or range(int(np.prod(dims)))
+    # Dimensions of the mesh are numbered from the last one; several may divide one of the tensor, in their order there.
+    divided = [
+        (len(dims) - 1 - each, dim)
+        for dim, dividers in enumerate(tensor_map)
+        for each in (dividers if isinstance(dividers, tuple | list) else (dividers,))
+        if each >= 0
+    ]
+    used = [along for along, _ in divided]
+    order = [*used, *(along for along in range(len(dims)) if along not in used)]
+    placements = [dim for _, dim in divided] + [None] * (len(dims) - len(used))
+    return read_layout(name, (np.reshape(ranks, dims).transpose(order), placements), size)

@@ -1,0 +1,107 @@
+"""Moves tensors from one layout over the ranks to another; `alltoallv.paddle` describes what all functions share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from paddle import Tensor
+
+from alltoallv._calls.resharding_on_host import HostPlan, reshard_on_host
+from alltoallv.errors import InvalidParamError
+from alltoallv.paddle.group import Group, resolve
+from alltoallv.paddle.tensors import ADAPTER
+
+
+class ReshardPlan(HostPlan):
+    """Moves tensors of one shape and dtype from a layout to another; made once, called for many.
+
+    Making it is collective: the ranks compare what they ask for. See `reshard` for layouts.
+
+    Args:
+        shape, dtype: Of the whole tensor.
+        source, target: Layouts.
+        group: A Paddle group, a `Communicator`, or None for all ranks.
+
+    Attributes:
+        source_shape, target_shape: Of this rank's parts; None where it has none.
+        elements_sent, elements_received: What this rank sends to others, and gets from them, in a call.
+
+    Raises:
+        InvalidParamError: a layout is no pair of a mesh and placements, or does not fit the shape.
+        PeerMismatchError: the ranks give different layouts, shapes or dtypes.
+    """
+
+    def __init__(self, shape: Sequence[int], dtype: Any, source: Any, target: Any, *, group: Group = None) -> None:
+        comm = resolve(group)
+        if comm is None:
+            raise InvalidParamError("this rank is not a member of the group, expected only its members to make a plan")
+        super().__init__(ADAPTER, comm, shape, dtype, source, target)
+
+
+def reshard(
+    x: Tensor | None,
+    source: Any,
+    target: Any,
+    *,
+    shape: Sequence[int] | None = None,
+    group: Group = None,
+) -> Tensor | None:
+    """Moves a tensor from one layout over the ranks to another.
+
+    A layout is a pair ``(mesh, placements)``. The mesh is an array of ranks of any number of dimensions, each rank at
+    most once. There is one placement for each dimension of the mesh:
+
+    - an integer d: the ranks along it have parts of dimension d of the tensor, in order, of ceil(n / W) rows, the last
+      ones smaller or empty. Two dimensions of the mesh may divide the same d, the first one before the second;
+    - None: the ranks along it have copies;
+    - ``"sum"``, ``"avg"``, ``"min"``, ``"max"``, ``"prod"``: every rank along it has a term; the tensor is their
+      reduction, in the order of the mesh, 16-bit floats in float32. In ``target`` only ``"sum"``: the first rank along
+      it gets the values, the others zeros.
+
+    The meshes may be of different, overlapping or disjoint ranks. Every byte that a rank lacks is sent to it once, from
+    one of the ranks that have it, and none that it has. Terms are added up first, by one more exchange.
+
+    Args:
+        x: This rank's part of the source; None on a rank that is not in its mesh.
+        source, target: Layouts, equal on all ranks.
+        shape: Of the whole tensor. Default: what the parts make together.
+        group: A Paddle group, a `Communicator`, or None for all ranks.
+
+    Returns:
+        This rank's part of the target, a new tensor; None on a rank that is not in its mesh, or outside the group.
+        It has no gradient.
+
+    Raises:
+        InvalidParamError, InvalidTensorError: a layout or a part of any rank is wrong.
+        PeerMismatchError: the ranks give different layouts, shapes or dtypes.
+        PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come.
+    """
+    return reshard_state({"x": x}, source, target, shapes=None if shape is None else {"x": shape}, group=group)["x"]
+
+
+def reshard_state(
+    state: Mapping[str, Tensor | None],
+    source: Any,
+    target: Any,
+    *,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    group: Group = None,
+) -> dict[str, Tensor | None]:
+    """Moves several tensors by name, all of one dtype in one exchange; see `reshard`.
+
+    Args:
+        state: This rank's parts; the same names on all ranks, in the same order.
+        source, target: A layout for all, or a dict of one for each name.
+        shapes: Of the whole tensors that have one here.
+
+    Returns:
+        The parts of the target, by name.
+
+    Raises:
+        AllToAllVError: as `reshard`.
+    """
+    comm = resolve(group)
+    if comm is None:
+        return dict.fromkeys(state)
+    return reshard_on_host(ADAPTER, comm, state, source, target, shapes)
