@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from layouts import lacking, part, random_layout
+from layouts import check_layouts, lacking, part, random_layout
 from on_ranks import on_ranks
 
+import alltoallv.numpy as an
 from alltoallv import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError, PeerMismatchError
 from alltoallv.numpy import ReshardPlan, all_reduce, reshard, reshard_state
@@ -45,6 +46,12 @@ def test_random_layouts(comm: Communicator, cases: int) -> None:
         assert plan.elements_received == lacking(source, target, comm.rank, shape), about
         totals = all_reduce(np.array([plan.elements_sent, plan.elements_received]), group=comm)
         assert totals[0] == totals[1], about
+
+
+@on_ranks(4)
+def test_later(comm: Communicator) -> None:
+    """Handles: several under way, of whole states, and of terms, which are added before."""
+    check_layouts(an, lambda x: x, lambda x: x, comm, comm, 24)
 
 
 @on_ranks(5)

@@ -62,9 +62,16 @@ def check_layouts(front_end: Any, tensor: Any, numpy: Any, comm: Any, group: Any
         about = f"case {case}: {shape} from {source} to {target}"
         if case % 2:
             found = front_end.reshard(given, source, target, group=group)
+        elif case % 4:
+            found = front_end.reshard(given, source, target, group=group, async_op=True).result()
         else:
             plan = front_end.ReshardPlan(shape, tensor(whole[:0]).dtype, source, target, group=group)
+            begun = [plan(given, async_op=True) for _ in range(2)]
             found = plan(given)
+            for each in begun:
+                assert each.wait()
+                assert (each.result() is None) == (found is None), about
+                assert found is None or (numpy(each.result()) == numpy(found)).all(), about
             assert plan.elements_received == lacking(source, target, comm.rank, shape), about
         assert (found is None) == (wanted is None), about
         if found is not None and wanted is not None:
@@ -73,6 +80,6 @@ def check_layouts(front_end: Any, tensor: Any, numpy: Any, comm: Any, group: Any
     everybody = list(range(comm.size))
     terms = {"w": tensor(np.full((5, 2), comm.rank + 1, "float32")), "b": tensor(np.arange(3.0))}
     sources = {"w": (everybody, ["sum"]), "b": (everybody, [None])}
-    total = front_end.reshard_state(terms, sources, (everybody, [0]), group=group)
+    total = front_end.reshard_state(terms, sources, (everybody, [0]), group=group, async_op=True).result()
     assert set(numpy(total["w"]).reshape(-1)) <= {sum(everybody) + comm.size}
     np.testing.assert_array_equal(numpy(total["b"]), part((everybody, (0,)), comm.rank, np.arange(3.0))[0])  # type: ignore[index]

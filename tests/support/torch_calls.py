@@ -154,6 +154,7 @@ def calls(rank: int, size: int) -> dict[str, Call]:
         "all_gather_into_tensor": into("all_gather_into_tensor", (4 * size, 4), rows),
         "all_reduce": changed("all_reduce"),
         "all_to_all": several(lambda device, outs: at.all_to_all(outs, list(rows(device).split(sends))), lambda: recvs),
+        "all_to_all_nd": lambda device: at.all_to_all_nd(rows(device), 1, 0),
         "all_to_all_single": into("all_to_all_single", (4, 4), rows),
         "all_to_all_v": lambda device: at.all_to_all_v(rows(device), sends, recvs, unit="row"),
         "all_to_all_v, learnt counts": lambda device: at.all_to_all_v(rows(device), sends, unit="row"),
@@ -170,6 +171,7 @@ def calls(rank: int, size: int) -> dict[str, Call]:
         "gather": gather,
         "global_gather": scattered_and_gathered,
         "global_scatter": scattered_and_gathered,
+        "heads_to_sequence": lambda device: at.heads_to_sequence(rows(device), sequence_dim=0, heads_dim=1),
         "irecv": lambda device: message(device, later=True),
         "isend": lambda device: message(device, later=True),
         "nn.AllToAllV": lambda device: at.nn.AllToAllV()(rows(device), sends, recvs),
@@ -187,6 +189,7 @@ def calls(rank: int, size: int) -> dict[str, Call]:
         "row_parallel_linear": lambda device: at.row_parallel_linear(rows(device), weight.to(device), leaves=2 * size),
         "scatter": scatter,
         "send": lambda device: message(device, later=False),
+        "sequence_to_heads": lambda device: at.sequence_to_heads(rows(device), sequence_dim=0, heads_dim=1),
     }
 
 

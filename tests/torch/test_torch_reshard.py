@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from backend_groups import on_group
-from layouts import part, random_layout
+from layouts import check_layouts, part, random_layout
 from on_ranks import on_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
@@ -39,6 +39,14 @@ def test_random_layouts(comm: Communicator) -> None:
             assert found.dtype == dtype
             expected = torch.from_numpy(wanted[0].copy()).to(dtype)
             assert torch.equal(found.float(), expected.float()), f"case {case}: {shape} from {source} to {target}"
+
+
+@on_ranks(3)
+def test_later(comm: Communicator) -> None:
+    check_layouts(at, torch.from_numpy, lambda x: x.numpy(), comm, comm, 16)
+    x = torch.ones(3, 3, requires_grad=True)
+    with pytest.raises(InvalidParamError, match="async_op is True for a tensor that requires grad"):
+        at.reshard(x, ([0, 1, 2], [0]), ([0, 1, 2], [1]), group=comm, async_op=True)
 
 
 @pytest.mark.parametrize("backend", ["gloo", "alltoallv"])

@@ -39,8 +39,10 @@ class Tools(Protocol[T]):
     def new(self, shape: Sequence[int], dtype: str, zero: bool) -> T:
         """Returns a tensor, of zeros where it is asked for."""
 
-    def exchange(self, x: T, sends: list[int], sdispls: list[int], recvs: list[int]) -> T:
-        """Does the all_to_all_v of elements; the output is packed."""
+    def exchange(
+        self, x: T, sends: list[int], sdispls: list[int], recvs: list[int], later: bool
+    ) -> tuple[T, Callable[[], Any]]:
+        """Does the all_to_all_v of elements, or begins it; returns the packed output, and what waits for it."""
 
     def reduced(self, parts: Sequence[T], op: str) -> T:
         """Adds, or combines otherwise, in the order of ``parts``; 16-bit floats in float32, rounded once."""
@@ -132,6 +134,10 @@ class Boxes:
         """Returns the shape of a rank's part; None if it has none."""
         i = self.index(rank)
         return None if i is None else tuple((self.ends[i] - self.begins[i]).tolist())
+
+    def shapes(self) -> dict[int, tuple[int, ...]]:
+        """Returns the shape of every rank's part."""
+        return dict(zip(self.ranks.tolist(), map(tuple, (self.ends - self.begins).tolist()), strict=True))
 
     def equal(self, other: Boxes) -> bool:
         """Returns whether every rank has the same part in both."""
@@ -293,8 +299,13 @@ def _divided(source: Layout, target: Layout, longest: int) -> tuple[Layout, Layo
     return Layout(mesh, tuple(placed)), Layout(mesh, tuple(parts))
 
 
-def run_together(steps: Sequence[Move], inputs: Sequence[Any], size: int, dtype: str, tools: Tools[Any]) -> list[Any]:
-    """Runs the moves of several tensors of one dtype in one exchange; returns a target for each, or None."""
+def begin_together(
+    steps: Sequence[Move], inputs: Sequence[Any], size: int, dtype: str, tools: Tools[Any], later: bool
+) -> Callable[[], list[Any]]:
+    """Runs, or begins, the moves of several tensors of one dtype in one exchange.
+
+    Returns what waits for them and returns a target for each, or None.
+    """
     single = len(steps) == 1
     ranks = range(size)
     sends = [[_numel(step.sends[j]) if j in step.sends else 0 for j in ranks] for step in steps]
@@ -306,15 +317,21 @@ def run_together(steps: Sequence[Move], inputs: Sequence[Any], size: int, dtype:
         parts = [inputs[i][step.sends[j]].reshape(-1) for j in ranks for i, step in enumerate(steps) if j in step.sends]
         x = tools.concatenated(parts) if parts else tools.new((0,), dtype, False)
     totals = [sum(column) for column in zip(*sends, strict=True)], [sum(column) for column in zip(*recvs, strict=True)]
-    came = tools.exchange(x, totals[0], packed(totals[0]) if sdispls is None else sdispls, totals[1])
-    results, places = [], packed(totals[1])
-    for step, source, counts in zip(steps, inputs, recvs, strict=True):
-        arrived = {}
-        for j in step.recvs:
-            arrived[j] = came[places[j] : places[j] + counts[j]]
-            places[j] += counts[j]
-        results.append(_assembled(step, source, arrived, came if single else None, dtype, tools))
-    return results
+    places = packed(totals[0]) if sdispls is None else sdispls
+    came, wait = tools.exchange(x, totals[0], places, totals[1], later)
+
+    def finish() -> list[Any]:
+        wait()
+        results, begins = [], packed(totals[1])
+        for step, source, counts in zip(steps, inputs, recvs, strict=True):
+            arrived = {}
+            for j in step.recvs:
+                arrived[j] = came[begins[j] : begins[j] + counts[j]]
+                begins[j] += counts[j]
+            results.append(_assembled(step, source, arrived, came if single else None, dtype, tools))
+        return results
+
+    return finish
 
 
 def _as_it_lies(step: Move, source: Any, size: int) -> tuple[Any, list[int]] | None:
@@ -392,18 +409,19 @@ def _agreed(mine: Described, told: Sequence[Any]) -> tuple[tuple[int, ...], str,
     if "avg" in mine.source.placements and not dtype.startswith(("float", "bfloat", "complex")):
         raise InvalidParamError(f"{name} has dtype {dtype}, expected one of fractions for terms of an average")
     holders = sorted(mine.source.ranks)
+    gives = set(holders)
     for rank, part in enumerate(parts):
-        if (part is None) == (rank in holders):
+        if (part is None) == (rank in gives):
             has = ("no part", "one") if part is None else ("a part", "None")
             raise InvalidTensorError(
                 f"{name}: rank {rank} gives {has[0]}, expected {has[1]}, as the source's mesh says"
             )
     shape = shape or _whole(name, mine.source, parts)
-    places = boxes(mine.source.on(shape, "source"), shape)
+    places = boxes(mine.source.on(shape, "source"), shape).shapes()
     for rank in holders:
-        if parts[rank] != (expected := places.shape(rank)):
+        if parts[rank] != (expected := places[rank]):
             raise InvalidTensorError(
-                f"{name} of rank {rank} has shape {list(parts[rank])}, expected {list(expected or ())}, "
+                f"{name} of rank {rank} has shape {list(parts[rank])}, expected {list(expected)}, "
                 f"its part of {list(shape)}"
             )
     return shape, dtype, any(gradients)
@@ -453,14 +471,37 @@ class Resharding(Generic[T]):
         """Returns how many elements this rank gets from others."""
         return sum(_numel(box) for steps in self.steps for step in steps for box in step.recvs.values())
 
-    def run(self, inputs: Sequence[Any], tools: Tools[Any]) -> list[Any]:
-        """Returns every tensor's target: one exchange per dtype, and one before for those whose terms are added."""
+    def begin(self, inputs: Sequence[Any], tools: Tools[Any], later: bool = False) -> Callable[[], list[Any]]:
+        """Runs, or begins, one exchange per dtype; returns what returns every tensor's target.
+
+        Terms are added before, by one more exchange: then that is what begins.
+        """
         results = list(inputs)
-        for number in range(max((len(steps) for steps in self.steps), default=0)):
-            for dtype in sorted({dtype for _, dtype, _ in self.terms}):
-                chosen = [i for i, each in enumerate(self.steps) if self.terms[i][1] == dtype and len(each) > number]
-                if chosen:
-                    group = [self.steps[i][number] for i in chosen], [results[i] for i in chosen]
-                    for i, result in zip(chosen, run_together(*group, self._size, dtype, tools), strict=True):
-                        results[i] = result
-        return results
+        begun = self._step(0, results, tools, later)
+
+        def finish() -> list[Any]:
+            for each in begun:
+                each()
+            for number in range(1, max((len(steps) for steps in self.steps), default=0)):
+                for each in self._step(number, results, tools, False):
+                    each()
+            return results
+
+        return finish
+
+    def _step(self, number: int, results: list[Any], tools: Tools[Any], later: bool) -> list[Callable[[], None]]:
+        """Begins the exchanges of one step; returns what puts their results where their inputs are."""
+        begun: list[Callable[[], None]] = []
+        for dtype in sorted({dtype for _, dtype, _ in self.terms}):
+            chosen = [i for i, each in enumerate(self.steps) if self.terms[i][1] == dtype and len(each) > number]
+            if not chosen:
+                continue
+            moved = [self.steps[i][number] for i in chosen], [results[i] for i in chosen]
+            finish = begin_together(*moved, self._size, dtype, tools, later)
+
+            def put(chosen: list[int] = chosen, finish: Callable[[], list[Any]] = finish) -> None:
+                for i, result in zip(chosen, finish(), strict=True):
+                    results[i] = result
+
+            begun.append(put)
+        return begun

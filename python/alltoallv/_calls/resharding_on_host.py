@@ -31,6 +31,7 @@ class _Tools:
     def __init__(self, adapter: Adapter[Any], comm: Communicator) -> None:
         self._adapter, self._comm = adapter, comm
         self._tensors: dict[int, Any] = {}  # by address
+        self._begun: list[Any] = []
 
     def seen(self, x: Any) -> Array:
         """Returns the memory of a contiguous tensor as an array."""
@@ -60,13 +61,28 @@ class _Tools:
         self._tensors[array.ctypes.data] = tensor
         return array
 
-    def exchange(self, x: Array, sends: list[int], sdispls: list[int], recvs: list[int]) -> Array:
+    def outcome(self, finish: Callable[[], Any], later: bool, kept: Any) -> Any:
+        """Returns what ``finish`` returns, or the handle of the exchanges that have begun, whose result that is."""
+        if not later:
+            return finish()
+        if not self._begun:
+            return self._adapter.done(finish())
+        return self._adapter.handle(self._comm, self._begun[-1], (self, kept), finish)
+
+    def exchange(
+        self, x: Array, sends: list[int], sdispls: list[int], recvs: list[int], later: bool
+    ) -> tuple[Array, Callable[[], Any]]:
         dtype = core_name(x.dtype)
         out = self.new((sum(recvs),), dtype, False)
         with guard(self._comm, "all_to_all_v"):
             plan = _core.Plan(self._comm.core, "all_to_all_v", dtype, sends, sdispls, recvs, packed(recvs))
-        plan.run(x.ctypes.data, out.ctypes.data)
-        return out
+        addresses = x.ctypes.data, out.ctypes.data
+        if not later:
+            plan.run(*addresses)
+            return out, lambda: None
+        work = plan.submit(*addresses)
+        self._begun.append(work)
+        return out, lambda: work.wait() and x.size  # it keeps the input
 
     def reduced(self, parts: Sequence[Array], op: str) -> Array:
         dtype = parts[0].dtype
@@ -100,8 +116,11 @@ class HostPlan:
         self._plan = Resharding[Array](comm, [told])
         self.elements_sent, self.elements_received = self._plan.elements_sent, self._plan.elements_received
 
-    def __call__(self, x: Any) -> Any:
-        """Returns this rank's part of the target, a new tensor, or None; ``x`` is its part of the source, or None."""
+    def __call__(self, x: Any, *, async_op: bool = False) -> Any:
+        """Returns this rank's part of the target, a new tensor, or None; ``x`` is its part of the source, or None.
+
+        With ``async_op`` it returns a handle at once; its ``result()`` waits and returns the part.
+        """
         tools = _Tools(self._adapter, self._comm)
         with guard(self._comm, "all_to_all_v"):
             part = None if x is None else self._adapter.read("x", x)
@@ -109,7 +128,8 @@ class HostPlan:
             expected = None if self.source_shape is None else (self.source_shape, self._dtype)
             if found != expected:
                 raise InvalidTensorError(f"x has shape and dtype {found}, expected {expected}")
-        return tools.tensor(self._plan.run([None if part is None else tools.seen(part)], tools)[0])
+        finish = self._plan.begin([None if part is None else tools.seen(part)], tools, async_op)
+        return tools.outcome(lambda: tools.tensor(finish()[0]), async_op, part)
 
 
 def reshard_on_host(
@@ -119,9 +139,11 @@ def reshard_on_host(
     source: Any,
     target: Any,
     shapes: Mapping[str, Sequence[int]] | None,
+    async_op: bool = False,
     read: Read = read_layout,
-) -> dict[str, Any]:
-    """Returns the parts of the target by name; see `alltoallv.numpy.reshard_state`."""
+    single: bool = False,
+) -> Any:
+    """Returns the parts of the target by name, of a ``single`` tensor its part, or a handle of that."""
     tools = _Tools(adapter, comm)
 
     def layout(argument: str, given: Any, name: str) -> Layout:
@@ -141,5 +163,10 @@ def reshard_on_host(
             for name, x in parts.items()
         ]
     inputs = [None if x is None else tools.seen(x) for x in parts.values()]
-    results = Resharding[Array](comm, told).run(inputs, tools)
-    return dict(zip(parts, map(tools.tensor, results), strict=True))
+    finish = Resharding[Array](comm, told).begin(inputs, tools, async_op)
+
+    def result() -> Any:
+        tensors = list(map(tools.tensor, finish()))
+        return tensors[0] if single else dict(zip(parts, tensors, strict=True))
+
+    return tools.outcome(result, async_op, parts)

@@ -68,7 +68,7 @@ from alltoallv.mindspore.quantized import (
     quantized_reduce_scatter,
 )
 from alltoallv.mindspore.received import Received
-from alltoallv.mindspore.reshard import ReshardPlan, reshard, reshard_state
+from alltoallv.mindspore.resharding import ReshardPlan, reshard, reshard_state
 from alltoallv.mindspore.tensors import empty
 from alltoallv.mindspore.work import CommHandle
 

@@ -16,7 +16,7 @@ from alltoallv._calls.subgroups import of_host
 from alltoallv.communicator import Communicator
 from alltoallv.dtypes import core_name, numpy_dtype
 from alltoallv.errors import InvalidParamError, InvalidTensorError
-from alltoallv.numpy.work import Work
+from alltoallv.numpy.work import Done, Work
 from alltoallv.quantization.feedback import ErrorFeedback
 
 Array = npt.NDArray[Any]
@@ -69,7 +69,7 @@ def region(array: Array) -> Region:
 
 class _Arrays(Adapter[Array]):
     kind, tensor, feedback, handle = "a NumPy array", np.ndarray, ErrorFeedback, Work
-    direct = True
+    done, direct = Done, True
 
     def check(self, name: str, x: Array) -> None:
         if not isinstance(x, np.ndarray):

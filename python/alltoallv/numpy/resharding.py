@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from alltoallv._calls.resharding_on_host import HostPlan, reshard_on_host
 from alltoallv.communicator import Communicator
-from alltoallv.numpy.arrays import ADAPTER, Array, resolve
+from alltoallv.numpy.arrays import ADAPTER, resolve
 
 
 class ReshardPlan(HostPlan):
@@ -45,7 +45,8 @@ def reshard(
     *,
     shape: Sequence[int] | None = None,
     group: Communicator | None = None,
-) -> Array | None:
+    async_op: bool = False,
+) -> Any:
     """Moves an array from one layout over the ranks to another.
 
     A layout is a pair ``(mesh, placements)``. The mesh is an array of ranks of any number of dimensions, each rank at
@@ -66,6 +67,8 @@ def reshard(
         source, target: Layouts, equal on all ranks.
         shape: Of the whole array. Default: what the parts make together.
         group: A `Communicator`, or None for all ranks.
+        async_op: Return a handle at once, whose ``result()`` waits and returns what is returned else. Layouts, shapes
+            and dtypes are compared before; a `ReshardPlan` has done that already.
 
     Returns:
         This rank's part of the target, a new array; None on a rank that is not in its mesh.
@@ -75,7 +78,9 @@ def reshard(
         PeerMismatchError: the ranks give different layouts, shapes or dtypes.
         PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come.
     """
-    return reshard_state({"x": x}, source, target, shapes=None if shape is None else {"x": shape}, group=group)["x"]
+    shapes = None if shape is None else {"x": shape}
+    arguments = ADAPTER, resolve(group), {"x": x}, source, target, shapes, async_op
+    return reshard_on_host(*arguments, single=True)
 
 
 def reshard_state(
@@ -85,13 +90,15 @@ def reshard_state(
     *,
     shapes: Mapping[str, Sequence[int]] | None = None,
     group: Communicator | None = None,
-) -> dict[str, Array | None]:
+    async_op: bool = False,
+) -> Any:
     """Moves several arrays by name, all of one dtype in one exchange; see `reshard`.
 
     Args:
         state: This rank's parts; the same names on all ranks, in the same order.
         source, target: A layout for all, or a dict of one for each name.
         shapes: Of the whole arrays that have one here.
+        group, async_op: See `reshard`.
 
     Returns:
         The parts of the target, by name.
@@ -99,4 +106,4 @@ def reshard_state(
     Raises:
         AllToAllVError: as `reshard`.
     """
-    return reshard_on_host(ADAPTER, resolve(group), state, source, target, shapes)
+    return reshard_on_host(ADAPTER, resolve(group), state, source, target, shapes, async_op)

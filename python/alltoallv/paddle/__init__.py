@@ -62,7 +62,7 @@ from alltoallv.paddle.quantized import (
     quantized_linear_all_reduce,
     quantized_reduce_scatter,
 )
-from alltoallv.paddle.reshard import ReshardPlan, reshard, reshard_state
+from alltoallv.paddle.resharding import ReshardPlan, reshard, reshard_state
 from alltoallv.paddle.tensors import empty
 from alltoallv.paddle.work import Task
 

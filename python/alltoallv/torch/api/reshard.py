@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,12 +19,14 @@ from alltoallv.torch.eager.calls import AnyCommunicator
 from alltoallv.torch.eager.graphs import between_graphs
 from alltoallv.torch.eager.group import Group
 from alltoallv.torch.eager.tensors import check_tensor, core_name, needs_grad
+from alltoallv.torch.eager.work import Done, Work
 from alltoallv.torch.engines.reduction import combine
 
 
 class _Tools:
     def __init__(self, comm: AnyCommunicator, device: torch.device) -> None:
         self._comm, self._device = comm, device
+        self._begun: list[Work] = []
 
     def concatenated(self, parts: Sequence[Tensor]) -> Tensor:
         return torch.cat(list(parts))
@@ -32,11 +34,38 @@ class _Tools:
     def new(self, shape: Sequence[int], dtype: str, zero: bool) -> Tensor:
         return (torch.zeros if zero else torch.empty)(*shape, dtype=getattr(torch, dtype), device=self._device)
 
-    def exchange(self, x: Tensor, sends: list[int], sdispls: list[int], recvs: list[int]) -> Tensor:
-        return all_to_all_v(x, sends, recvs, sdispls=sdispls, unit="element", group=self._comm)
+    def outcome(self, finish: Callable[[], Any], later: bool) -> Any:
+        """Returns what ``finish`` returns, or the handle of the exchanges that have begun, whose result that is."""
+        if not later:
+            return finish()
+        return Work(self._comm, _Last(self._begun[-1]), (self,), finish) if self._begun else Done(finish())
+
+    def exchange(
+        self, x: Tensor, sends: list[int], sdispls: list[int], recvs: list[int], later: bool
+    ) -> tuple[Tensor, Callable[[], Any]]:
+        if not later:
+            out = all_to_all_v(x, sends, recvs, sdispls=sdispls, unit="element", group=self._comm)
+            return out, lambda: None
+        known, work = all_to_all_v(x, sends, recvs, sdispls=sdispls, unit="element", group=self._comm, async_op=True)
+        assert known is not None  # counts are given
+        self._begun.append(work)
+        return known, work.wait
 
     def reduced(self, parts: Sequence[Tensor], op: str) -> Tensor:
         return combine(parts, op)
+
+
+class _Last:
+    """The exchange that ends last, as a handle waits for it."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+
+    def wait(self, seconds: float = -1.0) -> bool:
+        return self._work.wait(None if seconds < 0 else seconds)
+
+    def done(self) -> bool:
+        return self._work.is_completed()
 
 
 class ReshardPlan:
@@ -85,15 +114,20 @@ class ReshardPlan:
         self.elements_sent, self.elements_received = self._plan.elements_sent, self._plan.elements_received
 
     @between_graphs
-    def __call__(self, x: Tensor | None) -> Tensor | None:
-        """Returns this rank's part of the target, a new tensor, or None; ``x`` is its part of the source, or None."""
+    def __call__(self, x: Tensor | None, *, async_op: bool = False) -> Any:
+        """Returns this rank's part of the target, a new tensor, or None; ``x`` is its part of the source, or None.
+
+        With ``async_op`` it returns a handle at once; its ``result()`` waits and returns the part.
+        """
         with guard(self._comm, "all_to_all_v"):
             found = None if x is None else (tuple(x.shape), x.dtype, x.device.type)
             expected = None if self.source_shape is None else (self.source_shape, self._dtype, self._device.type)
             if found != expected:
                 raise InvalidTensorError(f"x has shape, dtype and device {found}, expected {expected}")
-        result: Tensor | None = self._plan.run([x], _Tools(self._comm, self._device if x is None else x.device))[0]
-        return result
+            _check_later(async_op, x)
+        tools = _Tools(self._comm, self._device if x is None else x.device)
+        finish = self._plan.begin([x], tools, async_op)
+        return tools.outcome(lambda: finish()[0], async_op)
 
 
 def reshard(
@@ -104,7 +138,8 @@ def reshard(
     shape: Sequence[int] | None = None,
     group: Group = None,
     device: torch.device | str | None = None,
-) -> Tensor | None:
+    async_op: bool = False,
+) -> Any:
     """Moves a tensor from one layout over the ranks to another.
 
     A layout is a pair ``(mesh, placements)``: a DeviceMesh and DTensor's ``Shard``, ``Replicate`` and ``Partial``, or
@@ -127,6 +162,8 @@ def reshard(
         shape: Of the whole tensor. Default: what the parts make together.
         group: A ProcessGroup, a `Communicator`, or None for all ranks.
         device: Where tensors lie, for a rank without ``x``. Default: ``"cpu"``.
+        async_op: Return a handle at once, whose ``result()`` waits and returns what is returned else. Layouts, shapes
+            and dtypes are compared before; a `ReshardPlan` has done that already. Not for tensors that require grad.
 
     Returns:
         This rank's part of the target, a new tensor; None on a rank that is not in its mesh. Differentiable where all
@@ -138,10 +175,9 @@ def reshard(
         PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come.
     """
     shapes = None if shape is None else {"x": shape}
-    return reshard_state({"x": x}, source, target, shapes=shapes, group=group, device=device)["x"]
+    return _moved({"x": x}, source, target, shapes, group, device, async_op, single=True)
 
 
-@between_graphs
 def reshard_state(
     state: Mapping[str, Tensor | None],
     source: Any,
@@ -150,14 +186,15 @@ def reshard_state(
     shapes: Mapping[str, Sequence[int]] | None = None,
     group: Group = None,
     device: torch.device | str | None = None,
-) -> dict[str, Tensor | None]:
+    async_op: bool = False,
+) -> Any:
     """Moves several tensors by name, all of one dtype in one exchange; see `reshard`.
 
     Args:
         state: This rank's parts, on one device; the same names on all ranks, in the same order.
         source, target: A layout for all, or a dict of one for each name.
         shapes: Of the whole tensors that have one here.
-        group, device: See `reshard`.
+        group, device, async_op: See `reshard`.
 
     Returns:
         The parts of the target, by name; on a rank outside the group None for each.
@@ -165,11 +202,28 @@ def reshard_state(
     Raises:
         AllToAllVError: as `reshard`.
     """
+    return _moved(state, source, target, shapes, group, device, async_op)
+
+
+@between_graphs
+def _moved(
+    state: Mapping[str, Tensor | None],
+    source: Any,
+    target: Any,
+    shapes: Mapping[str, Sequence[int]] | None,
+    group: Group,
+    device: torch.device | str | None,
+    async_op: bool,
+    single: bool = False,
+) -> Any:
+    """Returns the parts of the target by name, of a ``single`` tensor its part, or a handle of that."""
     lies = next((x.device for x in state.values() if isinstance(x, Tensor)), torch.device(device or "cpu"))
     comm = groups.resolve(group, lies.type)
     if comm is None:
-        return dict.fromkeys(state)
+        nothing = None if single else dict.fromkeys(state)
+        return Done(nothing) if async_op else nothing
     with guard(comm, "all_gather"):
+        _check_later(async_op, *state.values())
         told = []
         for name, x in state.items():
             if x is not None:
@@ -187,8 +241,20 @@ def reshard_state(
     for each, (*_, wants_gradient) in zip(told, plan.terms, strict=True):
         if wants_gradient and not all(len(layout.ranks) == comm.size for layout in (each.source, each.target)):
             raise InvalidParamError(f"{each.name} requires grad, expected all {comm.size} ranks in both meshes then")
-    results = plan.run(list(state.values()), _Tools(comm, lies))
-    return dict(zip(state, results, strict=True))
+    tools = _Tools(comm, lies)
+    finish = plan.begin(list(state.values()), tools, async_op)
+
+    def result() -> Any:
+        tensors = finish()
+        return tensors[0] if single else dict(zip(state, tensors, strict=True))
+
+    return tools.outcome(result, async_op)
+
+
+def _check_later(async_op: bool, *tensors: Tensor | None) -> None:
+    """Raises where a handle would come for what autograd records."""
+    if async_op and needs_grad(*tensors):
+        raise InvalidParamError("async_op is True for a tensor that requires grad, expected False")
 
 
 def _layout(name: str, value: Any, size: int, group: Group) -> Layout:

@@ -11,6 +11,7 @@ from alltoallv._calls.resharding_on_host import HostPlan, reshard_on_host
 from alltoallv.errors import InvalidParamError
 from alltoallv.paddle.group import Group, resolve
 from alltoallv.paddle.tensors import ADAPTER
+from alltoallv.paddle.work import Done
 
 
 class ReshardPlan(HostPlan):
@@ -46,7 +47,8 @@ def reshard(
     *,
     shape: Sequence[int] | None = None,
     group: Group = None,
-) -> Tensor | None:
+    async_op: bool = False,
+) -> Any:
     """Moves a tensor from one layout over the ranks to another.
 
     A layout is a pair ``(mesh, placements)``. The mesh is an array of ranks of any number of dimensions, each rank at
@@ -67,6 +69,8 @@ def reshard(
         source, target: Layouts, equal on all ranks.
         shape: Of the whole tensor. Default: what the parts make together.
         group: A Paddle group, a `Communicator`, or None for all ranks.
+        async_op: Return a handle at once, whose ``result()`` waits and returns what is returned else. Layouts, shapes
+            and dtypes are compared before; a `ReshardPlan` has done that already.
 
     Returns:
         This rank's part of the target, a new tensor; None on a rank that is not in its mesh, or outside the group.
@@ -77,7 +81,11 @@ def reshard(
         PeerMismatchError: the ranks give different layouts, shapes or dtypes.
         PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come.
     """
-    return reshard_state({"x": x}, source, target, shapes=None if shape is None else {"x": shape}, group=group)["x"]
+    shapes = None if shape is None else {"x": shape}
+    comm = resolve(group)
+    if comm is None:
+        return Done(None) if async_op else None
+    return reshard_on_host(ADAPTER, comm, {"x": x}, source, target, shapes, async_op, single=True)
 
 
 def reshard_state(
@@ -87,13 +95,15 @@ def reshard_state(
     *,
     shapes: Mapping[str, Sequence[int]] | None = None,
     group: Group = None,
-) -> dict[str, Tensor | None]:
+    async_op: bool = False,
+) -> Any:
     """Moves several tensors by name, all of one dtype in one exchange; see `reshard`.
 
     Args:
         state: This rank's parts; the same names on all ranks, in the same order.
         source, target: A layout for all, or a dict of one for each name.
         shapes: Of the whole tensors that have one here.
+        group, async_op: See `reshard`.
 
     Returns:
         The parts of the target, by name.
@@ -103,5 +113,5 @@ def reshard_state(
     """
     comm = resolve(group)
     if comm is None:
-        return dict.fromkeys(state)
-    return reshard_on_host(ADAPTER, comm, state, source, target, shapes)
+        return Done(dict.fromkeys(state)) if async_op else dict.fromkeys(state)
+    return reshard_on_host(ADAPTER, comm, state, source, target, shapes, async_op)

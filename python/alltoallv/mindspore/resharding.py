@@ -43,11 +43,14 @@ class ReshardPlan(HostPlan):
     def __init__(self, shape: Sequence[int], dtype: Any, source: Any, target: Any, *, group: Group = None) -> None:
         super().__init__(ADAPTER, _communicator(group), shape, dtype, source, target, _layout)
 
-    def __call__(self, x: Tensor | None) -> Tensor | None:
-        """Returns this rank's part of the target, a new tensor, or None; ``x`` is its part of the source, or None."""
+    def __call__(self, x: Tensor | None, *, async_op: bool = False) -> Any:
+        """Returns this rank's part of the target, a new tensor, or None; ``x`` is its part of the source, or None.
+
+        With ``async_op`` it returns a handle at once; its ``result()`` waits and returns the part.
+        """
         with guard(self._comm, "all_to_all_v"):
             refuse_gradient("reshard", x)
-        return super().__call__(x)
+        return super().__call__(x, async_op=async_op)
 
 
 def reshard(
@@ -57,7 +60,8 @@ def reshard(
     *,
     shape: Sequence[int] | None = None,
     group: Group = None,
-) -> Tensor | None:
+    async_op: bool = False,
+) -> Any:
     """Moves a tensor from one layout over the ranks to another.
 
     A layout is MindSpore's own (``mindspore.parallel.Layout`` with a tensor map, or a dict of ``device_matrix``,
@@ -79,6 +83,8 @@ def reshard(
         source, target: Layouts, equal on all ranks.
         shape: Of the whole tensor. Default: what the parts make together.
         group: A group's name, a `Communicator`, or None for all ranks.
+        async_op: Return a handle at once, whose ``result()`` waits and returns what is returned else. Layouts, shapes
+            and dtypes are compared before; a `ReshardPlan` has done that already.
 
     Returns:
         This rank's part of the target, a new tensor; None on a rank that is not in its mesh. It has no gradient.
@@ -88,7 +94,8 @@ def reshard(
         PeerMismatchError: the ranks give different layouts, shapes or dtypes.
         PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come.
     """
-    return reshard_state({"x": x}, source, target, shapes=None if shape is None else {"x": shape}, group=group)["x"]
+    shapes = None if shape is None else {"x": shape}
+    return _moved({"x": x}, source, target, shapes, group, async_op, True)
 
 
 def reshard_state(
@@ -98,13 +105,15 @@ def reshard_state(
     *,
     shapes: Mapping[str, Sequence[int]] | None = None,
     group: Group = None,
-) -> dict[str, Tensor | None]:
+    async_op: bool = False,
+) -> Any:
     """Moves several tensors by name, all of one dtype in one exchange; see `reshard`.
 
     Args:
         state: This rank's parts; the same names on all ranks, in the same order.
         source, target: A layout for all, or a dict of one for each name of ``state``.
         shapes: Of the whole tensors that have one here.
+        group, async_op: See `reshard`.
 
     Returns:
         The parts of the target, by name.
@@ -112,10 +121,22 @@ def reshard_state(
     Raises:
         AllToAllVError: as `reshard`.
     """
+    return _moved(state, source, target, shapes, group, async_op, False)
+
+
+def _moved(
+    state: Mapping[str, Tensor | None],
+    source: Any,
+    target: Any,
+    shapes: Mapping[str, Sequence[int]] | None,
+    group: Group,
+    async_op: bool,
+    single: bool,
+) -> Any:
     comm = _communicator(group)
     with guard(comm, "all_gather"):
         refuse_gradient("reshard", *state.values())
-    return reshard_on_host(ADAPTER, comm, state, source, target, shapes, _layout)
+    return reshard_on_host(ADAPTER, comm, state, source, target, shapes, async_op, _layout, single)
 
 
 def _communicator(group: Group) -> Communicator:
