@@ -19,24 +19,27 @@ using Bytes = unsigned char;
 constexpr size_t line = 64;
 constexpr size_t page = 4096;
 
-/// Defines `void name(to, from, bytes, step)`: copies `bytes`, a multiple of `step`, to a destination that is aligned
-/// to a line. It writes one line in each page of `step` in turn; step = line is the plain order. It loads a whole line
-/// before it stores it, so that the write-combining buffer fills at once.
-#define STREAM(name, target_attribute, Vector, load, store)                               \
-    target_attribute void name(Bytes* to, const Bytes* from, size_t bytes, size_t step) { \
-        constexpr size_t n_vectors = line / sizeof(Vector);                               \
-        const size_t depth = std::min(step, page);                                        \
-        for (size_t first = 0; first < bytes; first += step) {                            \
-            for (size_t row = 0; row < depth; row += line) {                              \
-                for (size_t at = first + row; at < first + step; at += page) {            \
-                    Vector values[n_vectors];                                             \
-                    const auto* source = reinterpret_cast<const Vector*>(from + at);      \
-                    auto* sink = reinterpret_cast<Vector*>(to + at);                      \
-                    for (size_t i = 0; i < n_vectors; ++i) values[i] = load(source + i);  \
-                    for (size_t i = 0; i < n_vectors; ++i) store(sink + i, values[i]);    \
-                }                                                                         \
-            }                                                                             \
-        }                                                                                 \
+/// Rows of whole lines, `to_step` and `from_step` bytes from one to the next; those written to are aligned to lines.
+struct Lines {
+    Bytes* to;
+    const Bytes* from;
+    size_t bytes, rows, to_step, from_step;
+};
+
+/// Defines `void name(Lines)`: it writes one line of each row in turn. It loads a whole line before it stores it, so
+/// that the write-combining buffer fills at once.
+#define STREAM(name, target_attribute, Vector, load, store)                                                \
+    target_attribute void name(const Lines& all) {                                                         \
+        constexpr size_t n_vectors = line / sizeof(Vector);                                                \
+        for (size_t at = 0; at < all.bytes; at += line) {                                                  \
+            for (size_t row = 0; row < all.rows; ++row) {                                                  \
+                Vector values[n_vectors];                                                                  \
+                const auto* source = reinterpret_cast<const Vector*>(all.from + row * all.from_step + at); \
+                auto* sink = reinterpret_cast<Vector*>(all.to + row * all.to_step + at);                   \
+                for (size_t i = 0; i < n_vectors; ++i) values[i] = load(source + i);                       \
+                for (size_t i = 0; i < n_vectors; ++i) store(sink + i, values[i]);                         \
+            }                                                                                              \
+        }                                                                                                  \
     }
 
 STREAM(stream_base, , __m128i, _mm_loadu_si128, _mm_stream_si128)
@@ -76,17 +79,17 @@ void stream_lines(Isa isa, size_t streams, void* to, const void* from, size_t by
         if (n != 0) std::memcpy(sink, source, n);
         advance(n);
     };
-    const auto copy_streamed = [&](size_t n, size_t step) {
-        run(sink, source, n, step);
+    const auto copy_streamed = [&](size_t n, size_t rows) {
+        run({sink, source, n / rows, rows, n / rows, n / rows});
         advance(n);
     };
     copy_cached(std::min(bytes, to_multiple(sink, line)));
     const size_t group = streams * page;
     if (streams > 1 && bytes >= page + group) {
-        copy_streamed(to_multiple(sink, page), line);
-        copy_streamed(bytes / group * group, group);
+        copy_streamed(to_multiple(sink, page), 1);
+        while (bytes >= group) copy_streamed(group, streams);
     }
-    copy_streamed(bytes / line * line, line);
+    copy_streamed(bytes / line * line, 1);
     copy_cached(bytes);
 }
 
@@ -100,6 +103,22 @@ void fence_streaming() {
     _mm_sfence();
 }
 
+void copy_rows_streaming_unfenced(void* to, size_t to_step, const void* from, size_t from_step, size_t bytes,
+                                  size_t rows) {
+    auto* sink = static_cast<Bytes*>(to);
+    const auto* source = static_cast<const Bytes*>(from);
+    const size_t together = preferred_streams();
+    const auto run = stream[best_isa()];
+    const bool of_lines = to_multiple(sink, line) == 0 && to_step % line == 0 && bytes % line == 0;
+    for (size_t row = 0, n = 0; row < rows; row += n) {
+        n = of_lines ? std::min(together, rows - row) : 1;
+        if (of_lines)
+            run({sink + row * to_step, source + row * from_step, bytes, n, to_step, from_step});
+        else
+            copy_streaming_unfenced(sink + row * to_step, source + row * from_step, bytes);
+    }
+}
+
 void copy_streaming_on(Isa isa, size_t streams, void* to, const void* from, size_t bytes) {
     stream_lines(isa, streams, to, from, bytes);
     fence_streaming();
@@ -109,6 +128,13 @@ void copy_streaming_on(Isa isa, size_t streams, void* to, const void* from, size
 
 void copy_streaming_unfenced(void* to, const void* from, size_t bytes) {
     if (bytes != 0) std::memcpy(to, from, bytes);
+}
+
+void copy_rows_streaming_unfenced(void* to, size_t to_step, const void* from, size_t from_step, size_t bytes,
+                                  size_t rows) {
+    for (size_t row = 0; row < rows; ++row)
+        copy_streaming_unfenced(static_cast<char*>(to) + row * to_step,
+                                static_cast<const char*>(from) + row * from_step, bytes);
 }
 
 void fence_streaming() {

@@ -16,6 +16,10 @@ void copy_streaming(void* to, const void* from, size_t bytes);
 void copy_streaming_unfenced(void* to, const void* from, size_t bytes);
 void fence_streaming();
 
+/// The same of `rows` rows of `bytes`, each `to_step`, or `from_step`, bytes after the one before.
+void copy_rows_streaming_unfenced(void* to, size_t to_step, const void* from, size_t from_step, size_t bytes,
+                                  size_t rows);
+
 /// Copies like copy_streaming() or like memcpy.
 inline void copy(void* to, const void* from, size_t bytes, bool streams) {
     if (streams)

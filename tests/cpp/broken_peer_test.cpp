@@ -114,8 +114,11 @@ class Vandal {
             case 3:
             case 4:
                 return hit_in(layout_.row(base_, writer(), random_.below(2)).pairs(), ranks() * sizeof(Pair));
-            case 5:
-                return hit_in(layout_.payload(layout_.row(base_, writer(), random_.below(2))), 1024);
+            case 5: {
+                Row& row = layout_.row(base_, writer(), random_.below(2));
+                if (random_.chance(30)) return hit_in(layout_.steps(row), ranks() * sizeof(PairSteps));
+                return hit_in(layout_.payload(row), 1024);
+            }
             case 6:
                 return hit_in(&layout_.flags(base_, writer()), sizeof(Flags));
             case 7: {

@@ -92,6 +92,7 @@ TEST(layout) {
                     CHECK(&layout.row(base, rank, seq + 2) == &row);
                     add(&row, sizeof(Row) + pairs);
                     add(layout.payload(row), layout.inline_bytes());
+                    add(layout.steps(row), static_cast<size_t>(size) * sizeof(PairSteps));
                 }
                 if (size > 48) continue;
                 for (int to = 0; to < size; ++to)

@@ -88,6 +88,7 @@ struct Attempt {
     static constexpr char untouched = 0x5a;
     Plan plan;
     Buffer input, output;
+    std::vector<Steps> send_steps, recv_steps;
     Exchange exchange;
 
     Attempt(Plan the_plan, int rank, bool input_shared, bool output_shared)
@@ -102,6 +103,14 @@ struct Attempt {
         exchange.sdispls = plan.sdispls[r];
         exchange.recv_counts = plan.recv[r];
         exchange.rdispls = plan.rdispls[r];
+        // Rows without gaps between them are the same bytes; some of the ranks say so, where the path stays the same.
+        const auto rows = static_cast<int64_t>(plan.seed % 5);
+        if (rows > 0 && (input_shared || output_shared) && (plan.seed / 5 + r) % 3 == 0) {
+            send_steps.assign(plan.ranks(), {rows, rows});
+            recv_steps.assign(plan.ranks(), {rows + 1, rows + 1});
+            exchange.send_steps = send_steps;
+            exchange.recv_steps = recv_steps;
+        }
         fill(input.data(), input.size(), plan.seed, rank);
         std::memset(output.data(), untouched, output.size());
     }

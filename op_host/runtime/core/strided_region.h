@@ -23,16 +23,6 @@ struct StridedRegion {
     /// Returns how many of the next bytes are in one piece.
     size_t run() const { return row - used; }
 
-    /// Goes on by up to `run()` bytes.
-    void step(size_t bytes) {
-        at += bytes;
-        used += bytes;
-        if (used == row) {
-            at += stride - row;
-            used = 0;
-        }
-    }
-
     /// Returns the region from another byte on.
     StridedRegion from(size_t bytes) const {
         if (bytes < run()) return {at + bytes, row, stride, used + bytes};
@@ -54,21 +44,40 @@ inline StridedRegion region_of(const char* first, int64_t element, std::span<con
     return {at, static_cast<size_t>(steps[i].row * element), static_cast<size_t>(steps[i].stride * element)};
 }
 
-/// Calls `copy(to, from, bytes)` for each piece of the next `bytes`, and goes on in both regions.
+/// Pieces of one length, each `to_step` and `from_step` bytes after the one before.
+struct CopiedRows {
+    char* to;
+    const char* from;
+    size_t bytes, number, to_step, from_step;
+
+    /// With ordinary stores.
+    void copy() const {
+        for (size_t i = 0; i < number; ++i) std::memcpy(to + i * to_step, from + i * from_step, bytes);
+    }
+};
+
+/// Calls `copy(CopiedRows)` for the next `bytes`, and goes on in both regions. Rows of one side that lie one after the
+/// other in a piece, or in rows as long, of the other side come together.
 template <class Copy>
 void for_pieces(StridedRegion& to, StridedRegion& from, size_t bytes, Copy&& copy) {
     while (bytes > 0) {
-        const size_t piece = std::min({bytes, to.run(), from.run()});
-        copy(to.at, from.at, piece);
-        to.step(piece);
-        from.step(piece);
-        bytes -= piece;
+        CopiedRows next{to.at, from.at, std::min({bytes, to.run(), from.run()}), 1, 0, 0};
+        const bool rows_to = to.used == 0 && next.bytes == to.row, rows_from = from.used == 0 && next.bytes == from.row;
+        const size_t within = std::min({bytes, rows_to ? SIZE_MAX : to.run(), rows_from ? SIZE_MAX : from.run()});
+        if (rows_to || rows_from) next.number = within / next.bytes;
+        next.to_step = rows_to ? to.stride : next.bytes;
+        next.from_step = rows_from ? from.stride : next.bytes;
+        copy(next);
+        const size_t copied = next.bytes * next.number;
+        to = to.from(copied);
+        from = from.from(copied);
+        bytes -= copied;
     }
 }
 
 /// Copies the next `bytes` with ordinary stores.
 inline void copy_region(StridedRegion to, StridedRegion from, size_t bytes) {
-    for_pieces(to, from, bytes, [](char* target, const char* source, size_t n) { std::memcpy(target, source, n); });
+    for_pieces(to, from, bytes, [](const CopiedRows& all) { all.copy(); });
 }
 
 }  // namespace alltoallv

@@ -41,28 +41,40 @@ void TcpCommunicator::exchange(const Exchange& x, double timeout) {
 
 /// Sends regions that lie in rows as they lie on the wire, in one piece each.
 void TcpCommunicator::exchange_packed(const Exchange& x, double timeout) {
-    Request request(x.op, size());
-    request.root = x.root;
-    request.terms = x.terms;
-    request.row = x.row;
-    std::ranges::copy(x.send_counts, request.send_counts().begin());
-    std::ranges::copy(x.recv_counts, request.recv_counts().begin());
-    request.settle_sends(true);
-    request.settle_receives(true);
-    const auto block = [&](std::span<const int64_t> counts) {
-        return std::make_unique_for_overwrite<char[]>(
-            bytes_of(x.dtype, std::accumulate(counts.begin(), counts.end(), int64_t{0})));
-    };
-    const auto sent = block(x.send_counts), received = block(x.recv_counts);
     const auto element = static_cast<int64_t>(size_of(x.dtype));
-    for (size_t j = 0; j < x.send_counts.size(); ++j)
-        copy_region({sent.get() + bytes_of(x.dtype, request.sdispls()[j])},
-                    region_of(static_cast<const char*>(x.input) + place_of(x, x.sdispls[j]), element, x.send_steps, j),
-                    bytes_of(x.dtype, x.send_counts[j]));
-    exchange(request.exchange(x.dtype, sent.get(), received.get()), timeout);
-    for (size_t j = 0; j < x.recv_counts.size(); ++j)
-        copy_region(region_of(static_cast<const char*>(x.output) + place_of(x, x.rdispls[j]), element, x.recv_steps, j),
-                    {received.get() + bytes_of(x.dtype, request.rdispls()[j])}, bytes_of(x.dtype, x.recv_counts[j]));
+    struct Side {
+        std::vector<int64_t> displs;
+        std::unique_ptr<char[]> bytes;
+    };
+    const auto side = [&](std::span<const int64_t> counts) {
+        Side made;
+        made.displs.resize(counts.size());
+        alltoallv::pack(counts, made.displs);
+        const int64_t all = std::accumulate(counts.begin(), counts.end(), int64_t{0});
+        made.bytes = std::make_unique_for_overwrite<char[]>(bytes_of(x.dtype, x.moves ? all : 0));
+        return made;
+    };
+    const Side sent = side(x.send_counts), received = side(x.recv_counts);
+    Exchange packed = x;
+    packed.byte_displs = false;
+    packed.summary = nullptr;
+    packed.send_steps = packed.recv_steps = {};
+    packed.input = sent.bytes.get();
+    packed.sdispls = sent.displs;
+    if (!x.recv_counts.empty()) packed.output = received.bytes.get();
+    if (!x.recv_counts.empty()) packed.rdispls = received.displs;
+    const auto input = [&](size_t j) {
+        return region_of(static_cast<const char*>(x.input) + place_of(x, x.sdispls[j]), element, x.send_steps, j);
+    };
+    const auto output = [&](size_t j) {
+        return region_of(static_cast<const char*>(x.output) + place_of(x, x.rdispls[j]), element, x.recv_steps, j);
+    };
+    for (size_t j = 0; x.moves && j < x.send_counts.size(); ++j)
+        copy_region({sent.bytes.get() + sent.displs[j] * element}, input(j), bytes_of(x.dtype, x.send_counts[j]));
+    exchange(packed, timeout);
+    for (size_t j = 0; x.moves && j < x.recv_counts.size(); ++j)
+        copy_region(output(j), {received.bytes.get() + received.displs[j] * element},
+                    bytes_of(x.dtype, x.recv_counts[j]));
 }
 
 void TcpCommunicator::fill_row(const Exchange& x, Row& mine) {

@@ -45,11 +45,16 @@ void ShmCommunicator::copy_checked(const StridedRegion& to, const StridedRegion&
 void ShmCommunicator::copy_rows(StridedRegion to, StridedRegion from, size_t bytes, bool streams) {
     for (size_t chunk = 0; bytes > 0 && !control_->poisoned(); bytes -= chunk) {
         chunk = std::min(checked_chunk, bytes);
-        for_pieces(to, from, chunk, [&](char* target, const char* source, size_t n) {
-            if (streams && n >= least_streamed)
-                kernel::copy_streaming_unfenced(target, source, n);
+        if (!streams) {
+            for_pieces(to, from, chunk, [](const CopiedRows& all) { all.copy(); });
+            continue;
+        }
+        for_pieces(to, from, chunk, [](const CopiedRows& all) {
+            if (all.bytes >= least_streamed)
+                kernel::copy_rows_streaming_unfenced(all.to, all.to_step, all.from, all.from_step, all.bytes,
+                                                     all.number);
             else
-                std::memcpy(target, source, n);
+                all.copy();
         });
     }
     if (streams) kernel::fence_streaming();
