@@ -13,6 +13,7 @@
 #include "runtime/control/trace.h"
 #include "runtime/core/communicator.h"
 #include "runtime/shm/shm_communicator.h"
+#include "runtime/simulated/simulated_world.h"
 
 namespace alltoallv {
 namespace {
@@ -196,6 +197,8 @@ void bind_communicator(nb::module_& m) {
         "Begins to trace this process's operators into files there, each of at most so many bytes, or ends that with "
         "an empty name; returns the arguments until now.");
     m.def("thread_communicators", &make_threads, "options"_a, ReleaseGil());
+    m.def("simulated_communicators", &simulate, ReleaseGil(), "size"_a, "domain"_a, "timeout"_a,
+          "Of ranks that are threads and meet at a table.");
     m.def("destroy_all", &destroy_all_communicators, ReleaseGil());
 }
 

@@ -8,8 +8,10 @@ divided by the first of them, and each part by the second.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
+import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
@@ -207,7 +209,8 @@ def movement(source: Boxes, target: Boxes, rank: int, takes: Callable[[int], boo
     both = np.concatenate([source.begins, source.ends], 1)
     distinct, which = np.unique(both, axis=0, return_inverse=True)
     which = which.reshape(-1)
-    copies = [source.ranks[which == each] for each in range(len(distinct))]
+    by_box = source.ranks[np.argsort(which, kind="stable")]
+    copies = np.split(by_box, np.cumsum(np.bincount(which, minlength=len(distinct)))[:-1])
     dims = source.begins.shape[1]
     mine, wanted = source.index(rank), target.index(rank)
     sends: dict[int, Slices] = {}
@@ -390,8 +393,9 @@ def agreed(comm: Communicator, mine: Sequence[Described]) -> list[tuple[tuple[in
             ((each.source.key, each.target.key), f"source {each.source}, target {each.target}", *each[3:])
             for each in mine
         ]
-        call = objects.all_gather(comm, ([each.name for each in mine], told))
-    names, every = zip(*call(-1.0), strict=True)
+        call = objects.all_gather(comm, pickle.dumps(([each.name for each in mine], told)))
+    read = functools.lru_cache(None)(pickle.loads)  # most ranks say the same
+    names, every = zip(*map(read, call(-1.0)), strict=True)
     for rank, theirs in enumerate(names):
         if theirs != names[0]:
             raise PeerMismatchError(f"reshard: rank 0 has the tensors {names[0]}, rank {rank} has {theirs}")

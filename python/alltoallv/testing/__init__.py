@@ -3,6 +3,7 @@
 * :mod:`alltoallv.testing.reference`: what every operator computes, in NumPy, for all ranks at once.
 * :mod:`alltoallv.testing.golden`: random exchanges, comparison of bits, files.
 * :func:`run_ranks` and the pytest fixture ``ranks``: a function on n processes or threads.
+* :func:`world`: a function on a thousand simulated ranks in this process.
 * :mod:`alltoallv.testing.hosts`: two hosts on one machine, for ranks that meet over TCP.
 """
 
@@ -14,15 +15,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from alltoallv.testing.outcome import Outcome, RankExit, RankFailures, RankTimeout, RemoteError
     from alltoallv.testing.pool import Ranks, run_ranks
+    from alltoallv.testing.worlds import world
 
-__all__ = ["Outcome", "RankExit", "RankFailures", "RankTimeout", "Ranks", "RemoteError", "run_ranks"]
+__all__ = ["Outcome", "RankExit", "RankFailures", "RankTimeout", "Ranks", "RemoteError", "run_ranks", "world"]
 
 
 def __getattr__(name: str) -> Any:
     # pytest loads the plugin wherever alltoallv is installed, even without the modules that the pool needs.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = "pool" if name in ("Ranks", "run_ranks") else "outcome"
+    module = {"Ranks": "pool", "run_ranks": "pool", "world": "worlds"}.get(name, "outcome")
     return getattr(importlib.import_module(f"{__name__}.{module}"), name)
 
 

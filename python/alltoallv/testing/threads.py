@@ -26,10 +26,13 @@ def run_threads(
     """Runs the function on ``size`` threads, with communicators if there are ``settings`` for them."""
     communicators: list[Any] = []
     if settings is not None:
-        from alltoallv import Communicator
+        from alltoallv import Communicator, _core
 
-        with data_path(settings.pop("path", None)):
-            communicators = Communicator.threads(size, **settings)
+        if settings.pop("simulated", False):
+            communicators = [Communicator(core) for core in _core.simulated_communicators(size, **settings)]
+        else:
+            with data_path(settings.pop("path", None)):
+                communicators = Communicator.threads(size, **settings)
     outcomes = [Outcome(rank) for rank in range(size)]
 
     def call(rank: int) -> None:
