@@ -249,7 +249,7 @@ def vllm(session: nox.Session) -> None:
     session.install(*source, "vllm==0.23.0", "transformers==5.5.4", "fastapi<0.124")
     session.install("decorator", "msgpack", "pandas", "psutil", "quart", "scipy", "numba")
     session.install("--no-deps", "--no-build-isolation", "vllm-ascend==0.23.0.post1")
-    steps.uninstall(session, "triton")
+    steps.uninstall(session, "triton", "triton-ascend")  # they share a folder
     session.install("--no-deps", "triton-ascend==3.2.0", "ascendnpu-ir==1.2.0")
     steps.framework_tests(session, "tests/vllm")
 

@@ -202,12 +202,12 @@ def framework_tests(session: nox.Session, folders: str, *requirements: str) -> N
     session.run("python", "-m", "pytest", *PLUGINS, *folders.split(), *selected(session), env=env)
 
 
-def uninstall(session: nox.Session, package: str) -> None:
-    """Removes a package from the session's environment, if it is there."""
+def uninstall(session: nox.Session, *packages: str) -> None:
+    """Removes packages from the session's environment, those that are there."""
     if session.venv_backend == "uv":
-        session.run("uv", "pip", "uninstall", "--quiet", package, external=True)
+        session.run("uv", "pip", "uninstall", "--quiet", *packages, external=True)
     else:
-        session.run("python", "-m", "pip", "uninstall", "--yes", "--quiet", package)
+        session.run("python", "-m", "pip", "uninstall", "--yes", "--quiet", *packages)
 
 
 def selected(session: nox.Session) -> tuple[str, ...]:

@@ -61,6 +61,8 @@ with NumPy in float64. The columns of the tables say:
 The programs vllm-ascend, MindSpeed and sgl-kernel-npu call {} operators (tests/npu/called_operators.txt); {} of them
 run. These do not: {}.
 
+[What vllm-ascend calls](notes/npu-callers.md), by name, number of calls and arguments, is counted by a script.
+
 The results have the shapes, dtypes and order of torch_npu's own meta kernels, which torch.compile and graphs trust: a
 test compares every operator with its own. [Some have none, or a wrong one](#meta-kernels).
 
