@@ -117,6 +117,8 @@ class _Streams:
 class _Recorder(modes.TorchDispatchMode):
     """Records the operators that are called."""
 
+    supports_higher_order_operators = True
+
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[_Call | list[_Call] | _Wait] = []
@@ -129,6 +131,9 @@ class _Recorder(modes.TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if isinstance(func, torch._ops.HigherOrderOperator):
+            with self:  # it is a function in Python, whose operators are recorded
+                return _body(func)(*args, **kwargs)
         if _is_on_host(func, args, kwargs):
             return func(*args, **kwargs)  # no stream gets any work
         _check(func, args, kwargs)
@@ -253,6 +258,14 @@ def _is_of_program(func: Any) -> bool:
     return func.namespace not in _OPERATORS and torch._C._dispatch_has_computed_kernel_for_dispatch_key(
         func.name(), "PrivateUse1"
     )
+
+
+def _body(func: Any) -> Any:
+    """Returns what a higher-order operator does where no mode traces it."""
+    body = func.py_kernels.get(torch._C.DispatchKey.CompositeExplicitAutograd)
+    if body is None:
+        raise RuntimeError(f"{func.name()} cannot be captured in an NPUGraph: it has no composition of operators")
+    return body
 
 
 def _check(func: Any, args: Any, kwargs: Any) -> None:

@@ -48,6 +48,30 @@ def test_replay_computes_from_what_its_memory_holds_then(rank: int, size: int) -
 
 
 @on_ranks(1, communicator=False)
+def test_operators_of_a_higher_order_operator_are_replayed(rank: int, size: int) -> None:
+    """As torch.compile leaves a program's own operator that writes into its argument."""
+    import torch._higher_order_ops.auto_functionalize as higher
+
+    device = use_device(rank)
+
+    @torch.library.custom_op(
+        "alltoallv_tests::add_into", mutates_args=("x",), schema="(Tensor(a!) x, Tensor y) -> ()"
+    )
+    def add_into(x: Tensor, y: Tensor) -> None:
+        x.add_(y)
+
+    x, y = torch.zeros(4, device=device), torch.ones(4, device=device)
+    graph = torch.npu.NPUGraph()
+    with torch.npu.graph(graph):
+        _, z = higher.auto_functionalized(add_into._opoverload, x=x, y=y)
+    for number in (1.0, 2.0):
+        y.fill_(number)
+        graph.replay()
+        assert z.tolist() == [number] * 4
+        assert x.tolist() == [0.0] * 4
+
+
+@on_ranks(1, communicator=False)
 def test_what_cannot_be_replayed_is_refused_by_name(rank: int, size: int) -> None:
     device = use_device(rank)
     x = torch.ones(4, device=device)
