@@ -63,6 +63,7 @@ def _check(folder: Path, dtype: str, options: dict[str, Any]) -> None:
         ("qwen3_moe", EAGER),
         ("qwen3_moe", EAGER | TWO),
         ("qwen3_moe", EAGER | EXPERTS),
+        ("qwen3_moe", EXPERTS),
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(value) or "graphs",
 )
