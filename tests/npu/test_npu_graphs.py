@@ -54,9 +54,7 @@ def test_operators_of_a_higher_order_operator_are_replayed(rank: int, size: int)
 
     device = use_device(rank)
 
-    @torch.library.custom_op(
-        "alltoallv_tests::add_into", mutates_args=("x",), schema="(Tensor(a!) x, Tensor y) -> ()"
-    )
+    @torch.library.custom_op("alltoallv_tests::add_into", mutates_args=("x",), schema="(Tensor(a!) x, Tensor y) -> ()")
     def add_into(x: Tensor, y: Tensor) -> None:
         x.add_(y)
 

@@ -170,11 +170,20 @@ def test_arguments_stand_where_paddle_has_them() -> None:
     """An exchange that takes its output for its input destroys the input."""
     shared = [name for name in ap.__all__ if inspect.isfunction(getattr(paddle.distributed, name, None))]
     shared.remove("new_group")  # which has ranks alone
+    shared.remove("reshard")  # whose tensors bring their layout along
     assert {"alltoall", "alltoall_single", "all_gather", "reduce_scatter"} <= set(shared)
     for name in shared:
         theirs = _names(getattr(paddle.distributed, name))
         assert _names(getattr(ap, name))[: len(theirs)] == theirs, name
     assert _names(ap.P2POp) == _names(paddle.distributed.P2POp)
+
+
+@on_ranks(2)
+def test_a_layout_of_paddle_is_refused(comm: Communicator) -> None:
+    """Its `reshard` has a tensor that knows the source, and the target's mesh and placements apart."""
+    mesh = paddle.distributed.ProcessMesh([0, 1])
+    with pytest.raises(InvalidParamError, match=r"source has the mesh .*expected ranks"):
+        ap.reshard(paddle.ones([2]), mesh, [paddle.distributed.Shard(0)], group=comm)
 
 
 @on_ranks(2)
@@ -248,6 +257,7 @@ REFUSED = {"new_group": ["backend", "timeout", "nccl_comm_init_option", "nccl_co
 def test_arguments_are_those_of_paddle(comm: Communicator) -> None:
     """In Paddle's order, with its defaults; ours after them are given by name."""
     names = [name for name in ap.__all__ if inspect.isfunction(getattr(paddle.distributed, name, None))]
+    names.remove("reshard")
     assert len(names) > 18
     of_paddle = {name: getattr(paddle.distributed, name) for name in names}
     experts = importlib.import_module("paddle.distributed.utils.moe_utils")

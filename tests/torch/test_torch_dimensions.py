@@ -79,15 +79,16 @@ def test_gradients_of_any_order(comm: Communicator) -> None:
     assert torch.equal(torch.autograd.grad((later * slopes).sum(), x)[0], second)
 
 
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 @on_ranks(2)
-def test_in_a_graph(comm: Communicator) -> None:
+def test_in_a_graph(comm: Communicator, backend: str) -> None:
     """An operator of its own, also for the gradient; a length may change."""
 
     def attention(q: torch.Tensor) -> torch.Tensor:
         heads = at.sequence_to_heads(q, comm)
         return at.heads_to_sequence(torch.softmax(heads, -1) @ heads.mT @ heads, comm)
 
-    compiled = torch.compile(attention, fullgraph=True)
+    compiled = torch.compile(attention, fullgraph=True, backend=backend)
     for length in (4, 6, 8):
         q = torch.randn(2, length, 2, 3, requires_grad=True)
         eager, graph = attention(q), compiled(q)
