@@ -30,10 +30,7 @@ from alltoallv.mindspore.device_op import build
 from alltoallv.mindspore.device_quantized import launch_kernel, plan_of
 
 comm = am.init(timeout=800)
-if comm.rank == 0:
-    build(folder=sys.argv[1])
-am.exchange_counts([0, 0])  # rank 1 loads what rank 0 has built
-module = build(folder=sys.argv[1])
+module = build(folder=sys.argv[1])  # compiled already
 device_op.build = lambda *_: module
 tensors.queued = True  # the functions as they go on Ascend
 halves = [2000, 2000]

@@ -24,10 +24,24 @@ def job(script: str, *arguments: str, timeout: float, ranks: int = 2) -> list[li
     return [re.findall(rf"^\[{rank}\] (.*)", done.stdout, re.MULTILINE) for rank in range(ranks)]
 
 
-@pytest.mark.skipif(not all(map(shutil.which, ("g++", "ninja"))), reason="needs g++ and ninja to compile the operator")
+compiles = pytest.mark.skipif(
+    not all(map(shutil.which, ("g++", "ninja"))), reason="needs g++ and ninja to compile the operator"
+)
+
+
+@pytest.fixture(scope="module")
+def build(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The folder of the compiled operator."""
+    folder = str(tmp_path_factory.mktemp("operator"))
+    program = "import sys; from alltoallv.mindspore.device_op import build; build(folder=sys.argv[1])"
+    subprocess.run([sys.executable, "-c", program, folder], timeout=850, check=True)
+    return folder
+
+
+@compiles
 @pytest.mark.timeout(900)  # the compiler takes minutes on a busy machine
-def test_exchange_in_mindspores_queue(tmp_path: Path) -> None:
-    for said in job("run_device_op.py", str(tmp_path / "build"), timeout=850):
+def test_exchange_in_mindspores_queue(build: str) -> None:
+    for said in job("run_device_op.py", build, timeout=400):
         expected = ["float32 wrong 0", "bfloat16 wrong 0", "view True", "gaps True", "learnt True", "gradient True"]
         expected += ["into_outputs True", "others True", "sums True", "quantized True", "operations True"]
         expected += ["graphs True", "quantized_graphs True", "over_hccl True", "kernel_calls 6", "with_capacity True"]
@@ -35,11 +49,20 @@ def test_exchange_in_mindspores_queue(tmp_path: Path) -> None:
         mismatch, *calls = said[len(expected) :]
         assert mismatch.startswith("PeerMismatchError: "), said
         assert sorted(calls) == sorted(f"mint {name} True" for name in CALLS)
-    # Sums in the order of ranks, by the same operator.
-    for said in job("run_ordered.py", str(tmp_path / "build"), timeout=400, ranks=3):
+
+
+@compiles
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_sums_in_the_order_of_ranks(build: str) -> None:
+    for said in job("run_ordered.py", build, timeout=400, ranks=3):
         assert said == ["calls []", "by variable True", "by option True", "agreed"]
-    # MindSpore's primitives in graphs, by the kernels of the same build.
-    for said in job("run_primitives.py", str(tmp_path / "build"), timeout=400):
+
+
+@compiles
+@pytest.mark.timeout(900)
+def test_primitives_in_graphs(build: str) -> None:
+    for said in job("run_primitives.py", build, timeout=400):
         assert said == ["as NumPy", "in order", "trained", "True"]
 
 
