@@ -9,15 +9,19 @@ import pytest
 import torch
 from test_triton_kernels import DEVICE, F32, to_numpy, to_torch
 
+from alltoallv.errors import InvalidParamError
 from alltoallv.quantization.spec import Quantization
 from alltoallv.testing import quantized as q
 from alltoallv.testing.golden import assert_bits_equal
 from alltoallv.testing.quantized_formats import FORMATS, limited_tensor_scale
-from alltoallv.torch.engines.kernels import record_bytes, record_views
+from alltoallv.torch.engines.kernels import check_format, offers_format, record_bytes, record_views
 from alltoallv_triton import launch
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of what is interpreted
-FLOATING = {name: how for name, how in FORMATS.items() if not name.startswith("int")}  # test_triton_kernels has these
+FLOATS = {name: how for name, how in FORMATS.items() if not how.is_integer}  # test_triton_kernels has the others
+FLOATING = {
+    name: how for name, how in FLOATS.items() if offers_format(Quantization(name, how.group_size or 128), launch)
+}
 WAYS = [
     (name, group)
     for name, how in FLOATING.items()
@@ -41,6 +45,13 @@ def record_of(how: Quantization, n: int, rows: int = 1) -> Any:
     """Bytes of records, their codes, their scales."""
     records = torch.full((rows, record_bytes(how, n)), 0x55, dtype=torch.uint8, device=DEVICE)
     return record_views(records, how, n)
+
+
+@pytest.mark.parametrize("name", sorted(FLOATS.keys() - FLOATING.keys()))
+def test_formats_of_6_bits_are_refused(name: str) -> None:
+    assert FLOATS[name].bits == 6
+    with pytest.raises(InvalidParamError, match=f"format is {name}, which this engine does not offer"):
+        check_format(Quantization(name, 32), launch)
 
 
 @pytest.mark.parametrize(("name", "group"), WAYS)
