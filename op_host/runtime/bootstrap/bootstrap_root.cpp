@@ -182,7 +182,7 @@ class Root {
         for (size_t i = 0; i < members.size(); ++i)
             if (items[1 + i].revents != 0) hear(members[i]);
         for (size_t i = 0; i < strangers_.size(); ++i)
-            if (items[first_stranger + i].revents != 0) hear(strangers_[i]);
+            if (items[first_stranger + i].revents != 0 && strangers_[i].socket) hear(strangers_[i]);
         const auto now = Clock::now();
         std::erase_if(strangers_, [now](const Stranger& s) { return !s.socket || now >= s.until; });
         if (items[0].revents != 0) accept_strangers();
@@ -262,6 +262,16 @@ class Root {
         stranger.socket.reset();
     }
 
+    /// Opens the pidfd of a stranger who becomes a member. Where no descriptor is left, the oldest other one gives its.
+    UniqueFd watch(const Stranger& member) {
+        UniqueFd pidfd = open_pidfd(member.pid);
+        if (pidfd || (errno != EMFILE && errno != ENFILE)) return pidfd;
+        const auto other = std::ranges::find_if(
+            strangers_, [&](const Stranger& stranger) { return &stranger != &member && stranger.socket; });
+        if (other != strangers_.end()) other->socket.reset();
+        return open_pidfd(member.pid);
+    }
+
     /// Admits or refuses a stranger. A refused one stays in the list, so that it learns the reason with all others.
     void admit(const BootstrapOptions& hello, Stranger& stranger) {
         std::optional<Error> difference;
@@ -277,7 +287,7 @@ class Root {
             throw backend_unavailable("rank 0 and rank ", hello.rank, " of ", describe(options_), different_namespaces);
         }
         member.pid = stranger.pid;
-        member.pidfd = open_pidfd(stranger.pid);
+        member.pidfd = watch(stranger);
         member.socket = std::move(stranger.socket);
         member.joined = true;
         if (failure_) return dismiss(member);
