@@ -58,6 +58,7 @@ double last_half_gap(CodeFormat format) {
 /// Code k, in its own bits, of a group of `count` elements whose codes begin at `codes`.
 uint32_t code_at(const Bytes* codes, size_t count, size_t k, int bits) {
     if (bits == 8) return codes[k];
+    if (bits == 4) return codes[k / 2] >> k % 2 * 4 & 15u;  // one plane, in which blocks lie one after the other
     codes += k / block * packed_bytes(bits, block);
     const size_t at = k % block, length = std::min(block, count - (k - at));
     uint32_t code = 0;
