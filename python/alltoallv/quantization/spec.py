@@ -20,8 +20,6 @@ Format = Literal[
     "int8_rotated_spikes", "int6_rotated_spikes", "int5_rotated_spikes", "int4_rotated_spikes", "int3_rotated_spikes",
     "int2_rotated_spikes", "mxfp6_e3m2", "mxfp6_e2m3",
 ]  # fmt: skip
-_BITS = [row.bits for name, row in _core.code_formats.items() if name == f"int{row.bits}"]
-_BITS_LISTED = "{} or {}".format(", ".join(map(str, sorted(_BITS, reverse=True)[:-1])), min(_BITS))
 GroupSize = int | Literal["token", "tensor"]
 Gather = Literal["full", "quantized"]
 SumOp = Literal["sum", "avg"]
@@ -155,7 +153,9 @@ def _checked(format: Any, group_size: Any, *texts: Any) -> Quantization:
     row = _core.code_formats.get(format) if isinstance(format, str) else None
     if row is None:
         if isinstance(format, str) and format.startswith("int") and "_" not in format:
-            raise InvalidParamError(f"bits is {format[3:]}, expected {_BITS_LISTED}")
+            known = (each.bits for name, each in _core.code_formats.items() if name == f"int{each.bits}")
+            *larger, least = map(str, sorted(known, reverse=True))
+            raise InvalidParamError(f"bits is {format[3:]}, expected {', '.join(larger)} or {least}")
         raise InvalidParamError(f"format is {format!r}, expected one of {', '.join(_core.code_formats)}")
     if group_size is None:
         group_size = row.group_size or 128
