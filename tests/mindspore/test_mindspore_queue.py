@@ -51,7 +51,6 @@ def test_exchange_in_mindspores_queue(build: str) -> None:
 
 
 @compiles
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_sums_in_the_order_of_ranks(build: str) -> None:
     for said in job("run_ordered.py", build, timeout=400, ranks=3):
