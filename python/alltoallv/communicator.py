@@ -17,12 +17,12 @@ from typing import Any
 from alltoallv import _core, membership
 from alltoallv.errors import AllToAllVError, BackendUnavailableError, InvalidParamError, OutOfMemoryError
 from alltoallv.launch import detect as launch
-from alltoallv.launch import hccl, mpi, variables
+from alltoallv.launch import hccl, mpi, seat, variables
+from alltoallv.launch.job import Launch
 from alltoallv.launch.options import between_hosts, make_options, on_this_host, take_place
 
 BACKENDS = ("auto", "shm", "tcp", "hccl", "nccl")
 
-_MOST_THREADS = 4096  # as for ranks that are processes
 _thread_domains = itertools.count()
 pending: set[Any] = set()  # handles of all communicators, of which several may stand for one
 _numbers = itertools.count()
@@ -57,6 +57,8 @@ class Communicator:
         self.size: int = core.size
         self.domain: str = core.domain
         self.backend: str = core.backend
+        self.epoch: int = membership.epochs.get(core, 0)  # how often its ranks have met again with replacements
+        self.grown = 0  # how often newcomers have joined it
         self.host_core = core if self.backend != "hccl" else None  # serves arrays in host memory
         self.name = f"communicator:{self.domain}:{next(_numbers)}"  # stands for this object in graphs, as a string
         by_name[self.name] = self
@@ -109,16 +111,34 @@ class Communicator:
         order = variables.order("order", order)
         options = make_options(domain, timeout, None if backend == "hccl" else check)
         options.rank, options.size = job.rank, job.size
-        _forget_defaults(lambda communicator: communicator.domain == options.domain and not communicator.usable)
         if backend == "hccl":
+            _forget_defaults(lambda communicator: communicator.domain == options.domain and not communicator.usable)
             take_place(job, options)
             return cls(hccl.from_launch(job, options, check), order=order)
-        if backend == "tcp" or (backend == "auto" and job.several_hosts):
-            communicator = cls(between_hosts(job, options), options, order)
+        return cls._of_job(job, options, backend == "tcp" or (backend == "auto" and job.several_hosts), order)
+
+    @classmethod
+    def _of_job(
+        cls,
+        job: Launch,
+        options: _core.CommunicatorOptions,
+        several_hosts: bool,
+        order: str | None,
+        epoch: int = -1,
+    ) -> Communicator:
+        """Returns the communicator of all ranks of a job in host memory; for ``epoch`` see `membership.meet`."""
+        _forget_defaults(lambda communicator: communicator.domain == options.domain and not communicator.usable)
+        if not several_hosts:
+            job.require_one_host(job.size)
+
+        def connect() -> _core.Communicator:
+            return between_hosts(job, options) if several_hosts else on_this_host(job, options)
+
+        core = connect() if job.replacement is None else membership.meet(job, options, connect, epoch)
+        communicator = cls(core, options, order)
+        if several_hosts:
             _of_hosts[:] = [communicator]
-            return communicator
-        job.require_one_host(job.size)
-        return cls(on_this_host(job, options), options, order)
+        return communicator
 
     @classmethod
     def from_mpi(
@@ -157,8 +177,8 @@ class Communicator:
         The transport is that between processes. For the arguments see `from_env`; ``domain`` defaults to a new one.
         """
         n = membership.integer("n", n)
-        if not 1 <= n <= _MOST_THREADS:
-            raise InvalidParamError(f"n is {n}, expected 1 to {_MOST_THREADS}")
+        if not 1 <= n <= membership.MOST_RANKS:
+            raise InvalidParamError(f"n is {n}, expected 1 to {membership.MOST_RANKS}")
         options = make_options(domain or f"threads-{next(_thread_domains)}", timeout, check)
         options.size = n
         options.job = f"pid-{os.getpid()}"
@@ -202,6 +222,74 @@ class Communicator:
             CommTimeoutError: a rank that lives did not call it within the timeout.
         """
         return Communicator(*membership.shrink(self), order=self.order)
+
+    def rejoin(self) -> Communicator:
+        """Returns a new communicator of all ranks of the job: the lost ones are other processes, under their numbers.
+
+        Every rank that lives calls it: usually on `PeerLostError`, which all of them raise. Their launcher starts a
+        process for each rank that has ended (``python -m alltoallv run --replace N``), which calls `from_env` as the
+        first one did. A communicator that is still usable ends; one that `shrink` has made of this one serves as
+        well. What a replacement has to know it gets from the others: it has nothing but its number.
+
+        Nobody goes on with fewer ranks than the job has, and a number belongs to one process as long as this lives: of
+        two halves that do not see each other, none goes on.
+
+        Returns:
+            The communicator, with the ranks of the job, and the domain, timeout, check and budget of this one. Its
+            ``epoch`` is greater than that of every communicator in which its ranks have been before.
+
+        Raises:
+            BackendUnavailableError: the communicator is not in host memory, not one of all ranks of a job or of those
+                that `shrink` left, or nobody replaces ranks.
+            CommTimeoutError: ranks did not come within the timeout; the message names them.
+        """
+        job, options, epoch = launch.detect(), self.options(), membership.leave(self)
+        options.rank, options.size = job.rank, job.size
+        return Communicator._of_job(job, options, self.backend != "shm", self.order, epoch)
+
+    def replaced(self) -> bool:
+        """Returns whether each number of the job has a process now, so that `rejoin` need not wait for one to start.
+
+        A look at this host, without a message to other ranks, which may see another state: let all decide alike, for
+        example by an all_reduce. For ranks that go on with `shrink` until then.
+
+        Raises:
+            BackendUnavailableError: as `rejoin` does, and between hosts.
+        """
+        job, _ = launch.detect(), membership.epoch_of(self, "replaced")
+        if self.backend != "shm":
+            raise BackendUnavailableError(
+                f"replaced() of domain '{self.domain}' over backend '{self.backend}', expected 'shm': it sees one host"
+            )
+        return job.size == 1 or all(seat.is_taken(job.key, rank) for rank in range(job.size))
+
+    def grow(self, n: int) -> Communicator:
+        """Returns a new communicator of this one's ranks, with their numbers, and of ``n`` newcomers with the next.
+
+        Collective over this communicator, which stays as it is. The newcomers are processes that have been started with
+        the variables of `newcomers`, which call `from_env` with this one's domain and check.
+
+        Args:
+            n: How many ranks come, at least 1; equal on all ranks.
+
+        Returns:
+            The communicator, with the domain, timeout, check and budget of this one.
+
+        Raises:
+            InvalidParamError: n is no such number, or not equal on all ranks; on every rank.
+            BackendUnavailableError: the ranks are not processes that share memory.
+            CommTimeoutError: newcomers did not come within the timeout; the message names their ranks.
+            PeerMismatchError, PeerLostError: a peer calls something else, or died.
+        """
+        return Communicator(*membership.grow(self, n), order=self.order)
+
+    def newcomers(self, n: int) -> list[dict[str, str]]:
+        """Returns the variables of the environment for each of the ``n`` processes that the next `grow` is to let in.
+
+        They are the same on all ranks of this communicator; whoever starts a newcomer adds them to the environment.
+        Among them is the job's secret, if it has one.
+        """
+        return membership.newcomers(self, n)
 
     def options(self) -> _core.CommunicatorOptions:
         """Returns the options from which a communicator like this one can be made, except its ranks."""

@@ -1,13 +1,17 @@
-"""Makes communicators from others: of some of their ranks, or of those that are left after a loss."""
+"""Makes communicators from others: of some of their ranks, of those that are left after a loss, of all with those who
+replace the lost ones, or of more.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import operator
 import os
 import secrets
 import select
 import time
+import weakref
 import zlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -27,6 +31,10 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from alltoallv.communicator import Communicator
+    from alltoallv.launch.job import Launch
+
+# Of communicators whose ranks may meet again with those who replace lost ones: how often they have met before.
+epochs: weakref.WeakKeyDictionary[_core.Communicator, int] = weakref.WeakKeyDictionary()
 
 NewGroup = tuple[_core.Communicator, _core.CommunicatorOptions]
 
@@ -35,6 +43,7 @@ NewGroup = tuple[_core.Communicator, _core.CommunicatorOptions]
 _FIRST_TRY, _LONGEST_TRY = 0.05, 1.0  # seconds
 _LOOK = 0.05  # seconds between looks at the lives of those that are waited for
 _PATIENCE = 5.0  # seconds between survivors that have found each other
+MOST_RANKS = 4096  # of a communicator
 _identity = secrets.randbits(62)  # of this process; ranks in other containers may share its number
 
 
@@ -136,8 +145,13 @@ def shrink(comm: Communicator) -> NewGroup:
     final, trial = _options_like(comm, "shrink"), _options_like(comm, "shrink")
     if comm.usable:
         comm.abort(f"rank {comm.rank} called shrink()")
-    if comm.backend != "shm":
-        return _shrink_between_hosts(comm, final)
+    smaller, options = _shrink_here(comm, final, trial) if comm.backend == "shm" else _shrink_between_hosts(comm, final)
+    if comm.core in epochs:
+        epochs[smaller] = epochs[comm.core]
+    return smaller, options
+
+
+def _shrink_here(comm: Communicator, final: _core.CommunicatorOptions, trial: _core.CommunicatorOptions) -> NewGroup:
     job, deadline, trial.timeout = final.job, time.monotonic() + final.timeout, min(_FIRST_TRY, final.timeout)
     while True:
         ranks = {entry["rank"]: entry["pid"] for entry in comm.flight_record()["ranks"] if not entry["left"]}
@@ -166,6 +180,122 @@ def shrink(comm: Communicator) -> NewGroup:
                     f"which live, to call it as well"
                 ) from error
             trial.timeout = min(2 * trial.timeout, _LONGEST_TRY, final.timeout)
+
+
+def meet(
+    job: Launch, options: _core.CommunicatorOptions, connect_all: Callable[[], _core.Communicator], epoch: int = -1
+) -> _core.Communicator:
+    """Returns the communicator of all ranks of a job in which lost ranks are replaced; one that is usable as it is.
+
+    Every number meets once, at rank 0, and one process at a time has a number (`alltoallv.launch.seat`): two parts of a
+    job cannot both be complete, and nobody goes on with a part. Whoever ends meanwhile is replaced, and all meet anew.
+
+    Args:
+        connect_all: Lets all ranks meet, with ``options``.
+        epoch: That of the communicator in which this process has been before; -1: none.
+
+    Raises:
+        CommTimeoutError: some numbers have not come; the message names them.
+    """
+    deadline = time.monotonic() + options.timeout
+    while True:
+        options.processes = [0] * job.size  # those who were lost come as others
+        options.join_timeout = max(deadline - time.monotonic(), 0.001)
+        try:
+            core = connect_all()
+            if core not in epochs:
+                epochs[core] = 1 + int(_gather(core, [epoch], options.join_timeout)[:, 0].max())
+            return core
+        except PeerLostError:
+            if time.monotonic() >= deadline:
+                raise
+        except CommTimeoutError as error:
+            raise CommTimeoutError(
+                f"the {job.size} ranks of the job have not met within {options.timeout:g} s, and none of them goes on "
+                f"without the others: {error}"
+            ) from error
+
+
+def leave(comm: Communicator) -> int:
+    """Ends a communicator whose ranks are to meet again; returns its epoch."""
+    epoch = epoch_of(comm, "rejoin")
+    if comm.usable:
+        with contextlib.suppress(PeerLostError):  # it is the end of this communicator anyway
+            _gather(comm.core, [])  # so that no rank is inside another call of it
+        comm.destroy()
+    return epoch
+
+
+def epoch_of(comm: Communicator, function: str) -> int:
+    """Returns the epoch of a communicator whose ranks may meet again; BackendUnavailableError for another one."""
+    _options_like(comm, function)
+    if comm.core not in epochs:
+        raise BackendUnavailableError(
+            f"{function}() of domain '{comm.domain}', expected a communicator that Communicator.from_env has made in a "
+            "job whose launcher replaces lost ranks ('python -m alltoallv run --replace N'), or one that shrink() has "
+            "made of it"
+        )
+    return epochs[comm.core]
+
+
+def newcomers(comm: Communicator, n: int) -> list[dict[str, str]]:
+    """Returns what `alltoallv.Communicator.newcomers` does."""
+    n, options = count(comm, n), _options_like(comm, "newcomers")
+    size = str(comm.size + n)
+    variables = {
+        "ALLTOALLV_JOB_ID": _grown_job(comm, n),
+        "ALLTOALLV_JOB_SECRET": options.secret,
+        "ALLTOALLV_RESTART_COUNT": "0",
+        "ALLTOALLV_REPLACEMENT": "",
+    }
+    variables |= dict.fromkeys(
+        ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ALLTOALLV_WORLD_SIZE", "ALLTOALLV_LOCAL_WORLD_SIZE"), size
+    )
+    names = ("RANK", "LOCAL_RANK", "ALLTOALLV_RANK", "ALLTOALLV_LOCAL_RANK")
+    return [variables | dict.fromkeys(names, str(comm.size + i)) for i in range(n)]
+
+
+def grow(comm: Communicator, n: int) -> NewGroup:
+    """Returns what `alltoallv.Communicator.grow` makes, with the options it is made from."""
+    options = _options_like(comm, "grow")
+    processes = comm.core.processes
+    if comm.backend != "shm" or len(set(processes)) < len(processes):
+        kind = "threads" if comm.backend == "shm" else f"connected by backend '{comm.backend}'"
+        raise BackendUnavailableError(
+            f"grow() of domain '{comm.domain}', whose ranks are {kind}, expected processes that share memory "
+            "(backend 'shm')"
+        )
+    try:
+        n = count(comm, n)
+    except InvalidParamError as error:
+        with contextlib.suppress(AllToAllVError):
+            comm.fail("all_gather", error)
+        raise
+    asked = _gather(comm.core, [n])[:, 0].tolist()
+    if len(set(asked)) > 1:
+        raise InvalidParamError(f"n is {asked} on ranks 0 to {comm.size - 1}, expected one number on all")
+    options.job = f"alltoallv:{_grown_job(comm, n)}#0"  # as `Launch.key` of the newcomers
+    options.rank, options.size = comm.rank, comm.size + n
+    options.processes = [*processes, *[0] * n]
+    core = _core.communicator(options)
+    comm.grown += 1
+    return core, options
+
+
+def count(comm: Communicator, n: int) -> int:
+    """Returns the number of newcomers as an int; raises InvalidParamError if so many cannot come."""
+    n = integer("n", n)
+    if not 1 <= n <= MOST_RANKS - comm.size:
+        raise InvalidParamError(
+            f"n is {n}, expected 1 to {MOST_RANKS - comm.size}: a communicator has up to {MOST_RANKS} ranks"
+        )
+    return n
+
+
+def _grown_job(comm: Communicator, n: int) -> str:
+    """Returns a name that all ranks know, of the job of a communicator with ``n`` newcomers; another one each time."""
+    text = f"{comm.options().job}\n{comm.domain}\n{comm.grown}\n{n}"
+    return f"grown-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
 
 def _shrink_between_hosts(comm: Communicator, options: _core.CommunicatorOptions) -> NewGroup:

@@ -6,7 +6,7 @@ first of these decides:
 
 1. our own: ``ALLTOALLV_RANK``, ``ALLTOALLV_WORLD_SIZE``, ``ALLTOALLV_JOB_ID``, and optionally
    ``ALLTOALLV_LOCAL_RANK``, ``ALLTOALLV_LOCAL_WORLD_SIZE``, ``ALLTOALLV_RESTART_COUNT``
-   (``python -m alltoallv run`` sets them all);
+   (``python -m alltoallv run`` sets them all) and, where lost ranks are replaced, ``ALLTOALLV_REPLACEMENT``;
 2. torchrun and whatever else sets ``RANK`` and ``WORLD_SIZE``;
 3. msrun: ``RANK_ID`` with ``RANK_SIZE`` or ``MS_WORKER_NUM``;
 4. ``paddle.distributed.launch``: ``PADDLE_TRAINER_ID``, ``PADDLE_TRAINERS_NUM``;
@@ -37,6 +37,7 @@ from alltoallv.launch.variables import Environ, integer, optional, required, val
 
 BY_ADDRESS = "tcp:"  # begins an ALLTOALLV_JOB_ID that is an address
 _LOCAL_SIZE = "ALLTOALLV_LOCAL_WORLD_SIZE"
+_REPLACEMENT = "ALLTOALLV_REPLACEMENT"
 
 
 class _Kind(NamedTuple):
@@ -144,6 +145,7 @@ def _own(env: Environ, by: Setter) -> Launch | None:
         local_size,
         *root,
         by_address=job.startswith(BY_ADDRESS),
+        replacement=optional(env, _REPLACEMENT),
     )
 
 
@@ -332,7 +334,7 @@ _OWN = _Kind(
     _own,
     ("ALLTOALLV_RANK", "ALLTOALLV_WORLD_SIZE"),
     ("ALLTOALLV_RANK", "ALLTOALLV_WORLD_SIZE", "ALLTOALLV_JOB_ID"),
-    ("ALLTOALLV_LOCAL_RANK", _LOCAL_SIZE, "ALLTOALLV_RESTART_COUNT"),
+    ("ALLTOALLV_LOCAL_RANK", _LOCAL_SIZE, "ALLTOALLV_RESTART_COUNT", _REPLACEMENT),
     alone=True,
 )
 _TORCHRUN = _Kind(

@@ -28,6 +28,7 @@ class Launch:
         hosts: number of hosts on which the job's ranks are; None where the launcher does not say.
         name: what the launcher calls the job on all hosts, or "".
         by_address: True where nothing but an address tells the job from another, which may have been given the same.
+        replacement: how often this rank has been replaced by another process; None where lost ranks are not replaced.
         depth: how many processes above this one is the one that made it a rank.
     """
 
@@ -44,6 +45,7 @@ class Launch:
     hosts: int | None = None
     name: str = ""
     by_address: bool = False
+    replacement: int | None = None
     depth: int = field(default=1, compare=False)
 
     def __post_init__(self) -> None:

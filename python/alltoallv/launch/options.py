@@ -22,11 +22,12 @@ def take_place(job: Launch, options: _core.CommunicatorOptions) -> None:
     """Gives ``options`` the job's name, and makes this process the only one that is this rank of it.
 
     Raises:
-        InvalidParamError: another process is, and only an address tells the jobs apart.
+        InvalidParamError: another process is, and only an address tells the jobs apart, or lost ranks are replaced.
     """
     options.job = job.key
-    if job.by_address and job.size > 1:
-        seat.take(job.key, job.rank, f"rank {job.rank} of job {job.job_id!r}", options.timeout)
+    if job.size > 1 and (job.by_address or job.replacement is not None):
+        cure = seat.CURE if job.replacement is None else "no other can take its place while it lives; end it"
+        seat.take(job.key, job.rank, f"rank {job.rank} of job {job.job_id!r}", options.timeout, cure)
 
 
 def on_this_host(
@@ -76,6 +77,8 @@ def between_hosts(job: Launch, options: _core.CommunicatorOptions) -> _core.Comm
     Raises:
         InvalidParamError: another process of this host has rank 0's port.
     """
+    if job.replacement is not None:
+        take_place(job, options)
     options.job = f"hosts#{job.name}#{job.restart_count}"  # job_id may differ between hosts
     address, port = job.root()
     if job.rank == 0:

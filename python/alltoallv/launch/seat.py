@@ -1,4 +1,5 @@
-"""Lets one process at a time be a certain rank of a job that only an address tells from others.
+"""Lets one process at a time be a certain rank of a job: one that only an address tells from others, or whose lost
+ranks are replaced.
 
 The process holds a name, until it ends: an abstract Unix socket, whose holder the kernel knows.
 """
@@ -16,6 +17,10 @@ import time
 from alltoallv.errors import InvalidParamError
 from alltoallv.launch.ancestry import is_ancestor
 
+CURE = (
+    "another job has the same address, or a process of an earlier one is left; give each job an address of its own, or "
+    "end that process"
+)
 _PATIENCE = 3.0  # seconds for the holder to end: it may be of an earlier job that is just ending
 _SILENCE = 0.05  # seconds for one that has taken its name to listen
 _UNKNOWN = 0  # a holder of whom too many have asked
@@ -25,7 +30,7 @@ _contested: set[str] = set()  # jobs
 _lock = threading.RLock()  # the garbage collector may call `leave` inside `take`
 
 
-def take(job: str, rank: int, what: str, patience: float = _PATIENCE) -> None:
+def take(job: str, rank: int, what: str, patience: float = _PATIENCE, cure: str = CURE) -> None:
     """Makes this process the only one that is this rank of a job; it is no other rank of it any more.
 
     A process that has started this one may be the same rank.
@@ -34,6 +39,7 @@ def take(job: str, rank: int, what: str, patience: float = _PATIENCE) -> None:
         job: Equal on all ranks of a job, and of others from which it cannot be told.
         what: The rank in words, for the error.
         patience: Seconds to wait while another process is the rank.
+        cure: The end of the error.
 
     Raises:
         InvalidParamError: another process of this user has it.
@@ -48,10 +54,7 @@ def take(job: str, rank: int, what: str, patience: float = _PATIENCE) -> None:
                 return
             if time.monotonic() >= end:
                 process = "another process" if holder == _UNKNOWN else f"process {holder}"
-                raise InvalidParamError(
-                    f"{what} is {process} already: another job has the same address, or a process of an earlier "
-                    "one is left; give each job an address of its own, or end that process"
-                )
+                raise InvalidParamError(f"{what} is {process} already: {cure}")
             time.sleep(pause)
             pause = min(2 * pause, 0.1)
 
@@ -79,11 +82,22 @@ def contested(job: str) -> bool:
         return True
 
 
+def is_taken(job: str, rank: int) -> bool:
+    """Whether a process of this user is that rank of a job now."""
+    for attempt in range(_NAMES):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asking:
+            asking.setblocking(False)
+            status = asking.connect_ex(_name(job, rank, attempt))
+            if status == 0 and _peer(asking)[1] != os.geteuid():
+                continue
+            return status in (0, errno.EAGAIN)
+    return False
+
+
 def _try(job: str, rank: int) -> int | None:
     """Takes the rank's name, and returns None; or returns the process of this user that has it."""
     for attempt in range(_NAMES):
-        text = f"{os.geteuid()} {attempt} {rank} {job}"
-        name = f"\0alltoallv-seat-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
+        name = _name(job, rank, attempt)
         own = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             own.bind(name)
@@ -101,6 +115,18 @@ def _try(job: str, rank: int) -> int | None:
     return None  # other users have all names: the job goes without
 
 
+def _name(job: str, rank: int, attempt: int) -> str:
+    text = f"{os.geteuid()} {attempt} {rank} {job}"
+    return f"\0alltoallv-seat-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
+
+
+def _peer(connection: socket.socket) -> tuple[int, int]:
+    """Returns process and user at the other end."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    pid, user, _ = map(int, struct.unpack("3i", credentials))
+    return pid, user
+
+
 def _holder(name: str) -> int | None:
     """Returns the process of this user that has the name; None if it is another user's, or only its child is left.
 
@@ -114,8 +140,7 @@ def _holder(name: str) -> int | None:
             if status == errno.EAGAIN:
                 return _UNKNOWN
             if status == 0:
-                credentials = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-                pid, user, _ = map(int, struct.unpack("3i", credentials))
+                pid, user = _peer(asking)
                 break
         if time.monotonic() >= end:
             return None

@@ -60,6 +60,7 @@ class _Rank:
     rank: int
     process: subprocess.Popen[bytes]
     pidfd: int
+    replacement: int = 0  # how often the rank has been started again
     code: int | None = None  # like Popen.returncode; the process stays unreaped, so its group number stays its own
     ended_by_us: bool = False
     streams: list[Stream] = field(default_factory=list)  # those that are still open
@@ -81,6 +82,7 @@ class Job:
         bind: bool = False,  # bind each rank to its own processors
         keep_going: bool = False,  # ranks run on after one has failed
         allowed_losses: int = 0,  # so many ranks may fail, and the others decide what the job's exit code is
+        replacements: int = 0,  # so often a rank that fails is started again, while the others run on
         restart: int = 0,  # how often the job has been started before
         nodes: Nodes | None = None,  # the hosts, if there are several
         interrupt: signal.Signals = signal.SIGINT,  # what ranks get at Ctrl-C
@@ -95,11 +97,14 @@ class Job:
         self._bind = bind
         self._keep_going = keep_going
         self._allowed_losses = allowed_losses
+        self._replacements, self._replaces = replacements, replacements > 0
         self._restart = restart
         self._nodes = nodes
         self._first = 0 if nodes is None else nodes.index * size  # the lowest rank here
         self._interrupt_signal = interrupt
         self._ranks: list[_Rank] = []
+        self._guard: Guard
+        self._common: dict[str, str]  # the environment of all ranks
         self._screens: dict[TextIO, Screen] = {}
         self._selector = selectors.DefaultSelector()
         self._signals: list[int] = []
@@ -110,13 +115,13 @@ class Job:
 
     def run(self) -> int:
         """Starts the ranks, waits for them, and returns the job's exit code."""
-        guard = Guard()
+        guard = self._guard = Guard()
         wake, alarm = socket.socketpair()
         try:
             with wake, alarm, _signal_handlers(alarm, self._signals):
                 self._selector.register(wake, selectors.EVENT_READ, wake)
                 try:
-                    self._start(guard)
+                    self._start()
                     self._supervise()
                 except OutputClosed:
                     self._code = 128 + signal.SIGPIPE
@@ -127,46 +132,71 @@ class Job:
         finally:
             self._selector.close()
             for rank in self._ranks:
-                rank.process.wait()
-                os.close(rank.pidfd)
-                for pipe in (rank.process.stdout, rank.process.stderr):
-                    if pipe is not None:
-                        pipe.close()
+                self._release(rank)
         return self._code
 
-    def _start(self, guard: Guard) -> None:
-        common = self._environment()
-        setup = child_setup()
+    def _start(self) -> None:
+        self._common = self._environment()
         if self._log_dir is not None:
             self._log_dir.mkdir(parents=True, exist_ok=True)
         self._screens = {file: Screen(file) for file in (sys.stdout, sys.stderr)}
         for local_rank in range(self._size):
             if self._ranks and self._signals:  # it takes a while to start hundreds
                 break
-            rank = self._first + local_rank
-            variables = {"RANK": str(rank), "LOCAL_RANK": str(local_rank)}
-            process = subprocess.Popen(
-                self._command,
-                stdin=None if rank == self._stdin else subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                bufsize=0,
-                env=common | variables | {f"ALLTOALLV_{name}": value for name, value in variables.items()},
-                start_new_session=True,
-                preexec_fn=bound(setup, local_rank, self._size) if self._bind else setup,
-            )
-            guard.add(process.pid)
-            entry = _Rank(rank, process, os.pidfd_open(process.pid))
-            self._ranks.append(entry)
-            self._selector.register(entry.pidfd, selectors.EVENT_READ, entry)
-            assert process.stdout is not None
-            assert process.stderr is not None
-            mode = "ab" if self._restart else "wb"
-            log = None if self._log_dir is None else (self._log_dir / f"rank{rank}.log").open(mode, buffering=0)
-            for source, target in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
-                stream = Stream(source, self._screens[target], prefix(rank, target) if self._prefix else b"", log)
-                self._selector.register(source, selectors.EVENT_READ, stream)
-                entry.streams.append(stream)
+            self._launch(local_rank)
+
+    def _launch(self, local_rank: int, replacement: int = 0) -> None:
+        setup, rank = child_setup(), self._first + local_rank
+        variables = {"RANK": str(rank), "LOCAL_RANK": str(local_rank)}
+        variables |= {f"ALLTOALLV_{name}": value for name, value in variables.items()}
+        if self._replaces:
+            variables["ALLTOALLV_REPLACEMENT"] = str(replacement)
+        process = subprocess.Popen(
+            self._command,
+            stdin=None if rank == self._stdin else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            env=self._common | variables,
+            start_new_session=True,
+            preexec_fn=bound(setup, local_rank, self._size) if self._bind else setup,
+        )
+        self._guard.add(process.pid)
+        entry = _Rank(rank, process, os.pidfd_open(process.pid), replacement)
+        self._ranks.append(entry)
+        self._selector.register(entry.pidfd, selectors.EVENT_READ, entry)
+        assert process.stdout is not None
+        assert process.stderr is not None
+        mode = "ab" if self._restart or replacement else "wb"
+        log = None if self._log_dir is None else (self._log_dir / f"rank{rank}.log").open(mode, buffering=0)
+        for source, target in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
+            stream = Stream(source, self._screens[target], prefix(rank, target) if self._prefix else b"", log)
+            self._selector.register(source, selectors.EVENT_READ, stream)
+            entry.streams.append(stream)
+
+    def _replace(self, lost: _Rank) -> None:
+        """Starts a lost rank again, once all that its process has left running has been ended."""
+        self._replacements -= 1
+        left = f"{self._replacements} more may be"
+        how = describe_exit(lost.code or 0)
+        say(f"rank {lost.rank} (pid {lost.process.pid}) {how}, and is started again; {left} (--replace)")
+        kill_group(lost.process.pid)
+        self._launch(lost.rank - self._first, lost.replacement + 1)
+        self._pump(lost)
+        for stream in lost.streams:
+            stream.flush()
+            self._selector.unregister(stream.source)
+        self._guard.remove(lost.process.pid)
+        self._ranks.remove(lost)
+        self._release(lost)
+
+    @staticmethod
+    def _release(entry: _Rank) -> None:
+        entry.process.wait()
+        os.close(entry.pidfd)
+        for pipe in (entry.process.stdout, entry.process.stderr):
+            if pipe is not None:
+                pipe.close()
 
     def _environment(self) -> dict[str, str]:
         # These ranks must not use the store of an outer torchrun.
@@ -256,6 +286,11 @@ class Job:
         if entry.code == 0 or entry.ended_by_us:
             return
         others = any(rank.code is None for rank in self._ranks)
+        # A rank that has ended well does not come back, so that the others could not meet again.
+        if self._replacements > 0 and self._stage == 0 and all(rank.code != 0 for rank in self._ranks):
+            self._pump(entry)
+            self._replace(entry)
+            return
         if self._allowed_losses > 0 and self._stage == 0:
             self._allowed_losses -= 1
             self._pump(entry)

@@ -21,8 +21,11 @@ is set too, unless you have set it. The standard input of all ranks but the one 
 rank prints appears behind "[rank] ". On a terminal, progress bars and prompts appear at once.
 
 If a rank fails, the other ranks have 5 seconds to end and are then ended; with --keep-going they run on. With
---allow-loss N so many ranks may fail: the others run on, and the exit code is theirs. With --max-restarts N all ranks
-are started again, with one more in ALLTOALLV_RESTART_COUNT, and what they print is added to the files of --log-dir.
+--allow-loss N so many ranks may fail: the others run on, and the exit code is theirs. With --replace N a rank that
+fails is started again, N times in all, while the others run on and call Communicator.rejoin() (docs/errors.md);
+ALLTOALLV_REPLACEMENT says how often this rank has been replaced, 0 in the first process. With --max-restarts N all
+ranks are started again, with one more in ALLTOALLV_RESTART_COUNT. What is printed then is added to the files of
+--log-dir.
 Ctrl-C interrupts all ranks, which then have 5 seconds to end; a second Ctrl-C kills them.
 The exit code is 0 if all ranks exit with 0, otherwise the code of the first rank that failed (128 + number if a
 signal ended it), 124 after --timeout, and 130 after Ctrl-C.
@@ -65,6 +68,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bind", action="store_true", help="give each rank processors of its own")
     parser.add_argument("--keep-going", action="store_true", help="let the other ranks run on after one has failed")
     parser.add_argument("--allow-loss", type=numbers.count, default=0, metavar="N", help="N ranks may fail")
+    parser.add_argument(
+        "--replace", type=numbers.count, default=0, metavar="N", help="start ranks that fail again, N times in all"
+    )
     parser.add_argument(
         "--max-restarts",
         "--max_restarts",
@@ -136,6 +142,7 @@ def main(args: argparse.Namespace) -> int:
             bind=args.bind,
             keep_going=args.keep_going,
             allowed_losses=args.allow_loss,
+            replacements=args.replace,
             restart=restart,
             nodes=nodes,
         )

@@ -1,0 +1,228 @@
+"""Lost ranks are replaced, and newcomers join: all meet again, and of two halves none goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from started import process_state, run, wait_for
+
+from alltoallv import Communicator
+from alltoallv.errors import BackendUnavailableError, InvalidParamError
+from alltoallv.testing import Ranks
+
+SUPPORT = Path(__file__).resolve().parents[1] / "support"
+
+
+@pytest.mark.parametrize(
+    ("rounds", "option"),
+    [
+        (20, ""),
+        (8, "--shrink"),
+        pytest.param(1000, "", marks=pytest.mark.slow),
+        pytest.param(1000, "--shrink", marks=pytest.mark.slow),
+    ],
+)
+def test_ranks_are_killed_and_replaced_under_load(rounds: int, option: str) -> None:
+    command = [sys.executable, str(SUPPORT / "replaced_ranks.py"), "--rounds", str(rounds), *option.split()]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60 + 2 * rounds, check=False)
+    found = json.loads(result.stdout)
+    print(result.stdout)
+    assert found["failed"] == []
+    assert (found["rounds"], found["kills"]) == (rounds, rounds + rounds // 3)
+    assert found["wrong"] == 0
+    assert found["bytes_of_those_left"] > 0
+    assert found["split_epochs"] == 0  # in each epoch all ranks had the same peers
+    assert found["epochs"] > rounds
+    assert result.returncode == 0
+
+
+@pytest.mark.parametrize("backend", ["shm", "tcp"])
+def test_the_launcher_replaces_ranks_and_the_program_goes_on(tmp_path: Path, backend: str) -> None:
+    """Rank 0 dies first, at which the others meet, then rank 1 with an exception."""
+    program = """
+import os, signal, sys
+import numpy as np
+from alltoallv import Communicator
+from alltoallv.errors import PeerLostError
+from alltoallv.numpy import all_gather, all_reduce, broadcast
+
+comm = Communicator.from_env(backend=sys.argv[1], timeout=30)
+state, agreed = np.zeros(2, np.int64), False  # step and sum
+while state[0] < 12:
+    try:
+        if not agreed:
+            steps = all_gather(state[:1], group=comm)[:, 0]
+            broadcast(state, int(steps.argmax()), group=comm)
+            agreed = True
+        if (comm.rank, comm.epoch, state[0]) == (0, 0, 4):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if (comm.rank, comm.epoch, state[0]) == (1, 1, 8):
+            raise RuntimeError("its own error")
+        state += [1, int(all_reduce(np.array([10**comm.rank]), group=comm)[0])]
+    except PeerLostError:
+        comm, agreed = comm.rejoin(), False
+print(state.tolist(), comm.epoch, os.environ["ALLTOALLV_REPLACEMENT"], flush=True)
+"""
+    result = run(tmp_path, program, "-n", "2", "--replace", "2", arguments=[backend], text=True)
+    assert result.returncode == 0, result.stderr
+    assert sorted(result.stdout.splitlines()) == [f"[{rank}] [12, 132] 2 1" for rank in range(2)]
+    assert "was killed by SIGKILL, and is started again; 1 more may be (--replace)" in result.stderr
+    assert "exited with code 1, and is started again; 0 more may be (--replace)" in result.stderr
+
+
+_HALVES = """
+import os, sys
+from alltoallv import Communicator
+from alltoallv.errors import AllToAllVError, CommTimeoutError
+from alltoallv.numpy import barrier
+
+try:
+    comm = Communicator.from_env(timeout=float(sys.argv[1]))
+    print("met", flush=True)
+    while True:
+        try:
+            barrier(group=comm)
+            if comm.epoch:
+                break
+        except CommTimeoutError:
+            print("late", flush=True)
+            comm = comm.rejoin()
+    print(f"goes on in epoch {comm.epoch}", flush=True)
+except AllToAllVError as error:
+    print(f"{type(error).__name__}: {error}", flush=True)
+"""
+
+
+@pytest.fixture
+def halves(tmp_path: Path) -> Iterator[Any]:
+    """Starts a process as rank 0 or 1 of 2."""
+    script = tmp_path / "program.py"
+    script.write_text(_HALVES)
+    with ExitStack() as stack:
+
+        def start(rank: int, replacement: int, timeout: float) -> subprocess.Popen[str]:
+            variables = {"RANK": rank, "WORLD_SIZE": 2, "JOB_ID": tmp_path, "REPLACEMENT": replacement}
+            env = os.environ | {f"ALLTOALLV_{name}": str(value) for name, value in variables.items()}
+            command = [sys.executable, str(script), str(timeout)]
+            process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+            stack.callback(process.communicate)
+            stack.callback(process.kill)
+            return process
+
+        yield start
+
+
+def line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().rstrip("\n")
+
+
+def test_a_number_belongs_to_the_process_that_has_it_while_it_lives(halves: Any) -> None:
+    """A stopped rank looks lost to the others. Neither they nor a second process in its place go on without it."""
+    first, stopped = halves(0, 0, 1.0), halves(1, 0, 1.0)
+    assert line(first) == line(stopped) == "met"
+    stopped.send_signal(signal.SIGSTOP)
+    wait_for(lambda: process_state(stopped.pid) == "T", "SIGSTOP")
+    second = halves(1, 1, 1.0)
+    assert line(first) == "late"
+    refused = line(second)
+    assert refused.startswith("InvalidParamError: rank 1 of job "), refused
+    assert refused.endswith(f"is process {stopped.pid} already: no other can take its place while it lives; end it"), (
+        refused
+    )
+    alone = line(first)
+    assert alone.startswith("CommTimeoutError: the 2 ranks of the job have not met within 1 s, and none of "), alone
+    assert "rank 1" in alone
+    stopped.send_signal(signal.SIGCONT)
+    late = [line(stopped), line(stopped)]
+    assert any("none of them goes on without the others" in text and "rank 0" in text for text in late), late
+
+
+def test_a_rank_that_was_only_late_meets_the_others_again(halves: Any) -> None:
+    first, stopped = halves(0, 0, 4.0), halves(1, 0, 4.0)
+    assert line(first) == line(stopped) == "met"
+    stopped.send_signal(signal.SIGSTOP)
+    assert line(first) == "late"
+    stopped.send_signal(signal.SIGCONT)
+    assert [text for text in (line(first), line(stopped), line(stopped)) if text != "late"] == [
+        "goes on in epoch 1",
+        "goes on in epoch 1",
+    ]
+
+
+def test_newcomers_join(tmp_path: Path) -> None:
+    """One process grows to three, and these to four; each has its number and bits from all others."""
+    program = """
+import os, subprocess, sys
+import numpy as np
+from alltoallv import Communicator
+from alltoallv.numpy import all_gather, all_reduce, barrier
+
+def more(comm, n):
+    if comm.rank == 0:
+        for variables in comm.newcomers(n):
+            subprocess.Popen([sys.executable, __file__], env=os.environ | variables)
+    return comm.grow(n)
+
+own = comm = Communicator.from_env("serving", timeout=30)
+if comm.size == 1:
+    comm = more(comm, 2)
+if comm.size == 3:
+    before, comm = comm, more(comm, 1)
+    assert before.usable and comm.rank == before.rank
+    assert all_reduce(np.array([10**before.rank]), group=before).tolist() == [111]
+told = all_gather(np.array([comm.rank, own.size]), group=comm).tolist()
+assert told == [[0, 1], [1, 3], [2, 3], [3, 4]], told
+os.write(1, f"rank {comm.rank} of {comm.size}\n".encode())
+barrier(group=comm)
+if comm.rank == 0:  # the others are its children, whose output counts
+    for _ in range(2):
+        os.wait()
+"""
+    (tmp_path / "program.py").write_text(program)
+    result = subprocess.run(
+        [sys.executable, str(tmp_path / "program.py")], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert sorted(result.stdout.splitlines()) == [f"rank {rank} of 4" for rank in range(4)], result.stderr
+    assert result.returncode == 0, result.stderr
+
+
+def test_what_cannot_grow_or_rejoin_says_so(ranks: Ranks) -> None:
+    def program(comm: Communicator) -> None:
+        with pytest.raises(BackendUnavailableError, match=r"^grow\(\) of domain .* whose ranks are threads, expected"):
+            comm.grow(1)
+        for call in (comm.rejoin, comm.replaced):
+            with pytest.raises(BackendUnavailableError, match=r"replaces lost ranks \('python -m alltoallv run --rep"):
+                call()
+        assert comm.usable
+
+    ranks(2, threads=True)(program)
+
+
+def test_all_must_let_in_the_same_number(ranks: Ranks) -> None:
+    def program(comm: Communicator) -> None:
+        with pytest.raises(InvalidParamError, match=r"n is \[1, 2\] on ranks 0 to 1, expected one number on all"):
+            comm.grow(1 + comm.rank)
+        with pytest.raises(InvalidParamError, match="n is 0, expected 1 to 4094"):
+            comm.grow(comm.rank)
+        assert comm.usable
+
+    ranks(2)(program)
+
+
+def test_newcomers_that_do_not_come_are_named_and_the_rest_goes_on(ranks: Ranks) -> None:
+    def program(comm: Communicator) -> None:
+        with pytest.raises(TimeoutError, match=r"ranks 2, 3 of 4 had not joined domain"):
+            comm.grow(2)
+        assert comm.usable
+
+    ranks(2, comm_timeout=1.0)(program)
