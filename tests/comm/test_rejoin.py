@@ -182,7 +182,7 @@ if comm.size == 3:
     assert all_reduce(np.array([10**before.rank]), group=before).tolist() == [111]
 told = all_gather(np.array([comm.rank, own.size]), group=comm).tolist()
 assert told == [[0, 1], [1, 3], [2, 3], [3, 4]], told
-os.write(1, f"rank {comm.rank} of {comm.size}\n".encode())
+os.write(1, f"rank {comm.rank} of {comm.size}\\n".encode())
 barrier(group=comm)
 if comm.rank == 0:  # the others are its children, whose output counts
     for _ in range(2):
