@@ -22,8 +22,14 @@ def run_compiler(source: Path, *flags: str, folders: Sequence[Path] = ()) -> sub
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def library(source: Path, target: Path, folders: Sequence[Path] = (), *more: Path) -> Path:
-    """A shared library of one source, or of ``more``."""
-    done = run_compiler(source, "-O1", "-shared", *map(str, more), "-o", str(target), folders=folders)
+def as_one(target: Path, *sources: Path) -> Path:
+    """A source at ``target`` that includes all others: most of the time of each goes into the same headers."""
+    target.write_text("".join(f'#include "{source}"\n' for source in sources))
+    return target
+
+
+def library(source: Path, target: Path, folders: Sequence[Path] = ()) -> Path:
+    """A shared library of one source."""
+    done = run_compiler(source, "-O1", "-shared", "-o", str(target), folders=folders)
     assert done.returncode == 0, done.stderr
     return target

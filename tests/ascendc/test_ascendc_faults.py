@@ -16,8 +16,7 @@ COPIES, DROPS, KEEPS = range(3)
 @pytest.fixture(scope="module")
 def planted(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     folder = tmp_path_factory.mktemp("planted")
-    source = folder / "all.cpp"
-    source.write_text(f'#include "{HERE}/planted.cpp"\n#include "{compiled.KERNELS}/twin/core.cpp"\n')
+    source = compiled.as_one(folder / "all.cpp", HERE / "planted.cpp", compiled.KERNELS / "twin/core.cpp")
     library = ctypes.CDLL(str(compiled.library(source, folder / "planted.so")))
     for name in ("planted_name", "planted_kind"):
         getattr(library, name).restype = ctypes.c_char_p

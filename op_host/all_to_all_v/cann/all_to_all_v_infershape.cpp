@@ -4,8 +4,6 @@
 
 namespace {
 
-constexpr int64_t most_status_words = int64_t{alltoallv_kernels::most_lanes} * alltoallv_kernels::status_words;
-
 /// The output has `capacity` rows shaped as x's; received counts are as many as sent ones.
 ge::graphStatus shapes(gert::InferShapeContext* context) {
     const gert::Shape *x = context->GetInputShape(0), *counts = context->GetInputShape(1);
@@ -20,7 +18,7 @@ ge::graphStatus shapes(gert::InferShapeContext* context) {
     out->SetDim(0, *capacity);
     *received = *counts;
     status->SetDimNum(1);
-    status->SetDim(0, most_status_words);
+    status->SetDim(0, int64_t{alltoallv_kernels::most_lanes} * alltoallv_kernels::status_words);
     return ge::GRAPH_SUCCESS;
 }
 

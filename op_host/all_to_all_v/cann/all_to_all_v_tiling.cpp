@@ -4,7 +4,7 @@
 
 namespace {
 
-ge::graphStatus tile(gert::TilingContext* context) {
+ge::graphStatus tile_exchange(gert::TilingContext* context) {
     const gert::Shape &x = context->GetInputShape(0)->GetStorageShape(),
                       &out = context->GetOutputShape(0)->GetStorageShape();
     const bool* expects = context->GetAttrs()->GetBool(1);
@@ -20,4 +20,6 @@ ge::graphStatus tile(gert::TilingContext* context) {
 
 }  // namespace
 
-IMPL_OP_OPTILING(AlltoallvAllToAllV).Tiling(tile).TilingParse<alltoallv::cann::Compiled>(alltoallv::cann::parse);
+IMPL_OP_OPTILING(AlltoallvAllToAllV)
+    .Tiling(tile_exchange)
+    .TilingParse<alltoallv::cann::Compiled>(alltoallv::cann::parse);

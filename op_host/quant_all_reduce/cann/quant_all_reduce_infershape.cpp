@@ -4,8 +4,6 @@
 
 namespace {
 
-constexpr int64_t most_status_words = int64_t{alltoallv_kernels::most_lanes} * alltoallv_kernels::status_words;
-
 /// Returns how many elements the shape has, -1 if a dimension is not known yet.
 int64_t elements(const gert::Shape& shape) {
     int64_t count = 1;
@@ -80,7 +78,7 @@ ge::graphStatus shape_of_all_reduce(gert::InferShapeContext* context) {
     gert::Shape *out = context->GetOutputShape(0), *status = context->GetOutputShape(1);
     if (x == nullptr || out == nullptr || status == nullptr) return ge::GRAPH_FAILED;
     *out = *x;
-    set_vector(status, most_status_words);
+    set_vector(status, int64_t{alltoallv_kernels::most_lanes} * alltoallv_kernels::status_words);
     return ge::GRAPH_SUCCESS;
 }
 

@@ -4,7 +4,7 @@
 
 namespace {
 
-ge::graphStatus tile(gert::TilingContext* context) {
+ge::graphStatus tile_all_reduce(gert::TilingContext* context) {
     // Attributes in the order of the definition: group, bits, group_size, average, saturate, world_size.
     const auto* attributes = context->GetAttrs();
     const int64_t *bits = attributes->GetInt(1), *group = attributes->GetInt(2), *ranks = attributes->GetInt(5);
@@ -29,4 +29,6 @@ ge::graphStatus tile(gert::TilingContext* context) {
 
 }  // namespace
 
-IMPL_OP_OPTILING(AlltoallvQuantAllReduce).Tiling(tile).TilingParse<alltoallv::cann::Compiled>(alltoallv::cann::parse);
+IMPL_OP_OPTILING(AlltoallvQuantAllReduce)
+    .Tiling(tile_all_reduce)
+    .TilingParse<alltoallv::cann::Compiled>(alltoallv::cann::parse);

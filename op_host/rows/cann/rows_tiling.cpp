@@ -5,7 +5,7 @@
 
 namespace {
 
-ge::graphStatus tile(gert::TilingContext* context) {
+ge::graphStatus tile_rows(gert::TilingContext* context) {
     const gert::Shape &x = context->GetInputShape(0)->GetStorageShape(),
                       &index = context->GetInputShape(1)->GetStorageShape(),
                       &out = context->GetOutputShape(0)->GetStorageShape();
@@ -19,5 +19,5 @@ ge::graphStatus tile(gert::TilingContext* context) {
 
 }  // namespace
 
-IMPL_OP_OPTILING(AlltoallvGatherRows).Tiling(tile).TilingParse<alltoallv::cann::Compiled>(alltoallv::cann::parse);
-IMPL_OP_OPTILING(AlltoallvScatterRows).Tiling(tile).TilingParse<alltoallv::cann::Compiled>(alltoallv::cann::parse);
+IMPL_OP_OPTILING(AlltoallvGatherRows).Tiling(tile_rows).TilingParse<alltoallv::cann::Compiled>(alltoallv::cann::parse);
+IMPL_OP_OPTILING(AlltoallvScatterRows).Tiling(tile_rows).TilingParse<alltoallv::cann::Compiled>(alltoallv::cann::parse);

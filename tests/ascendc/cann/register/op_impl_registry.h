@@ -8,9 +8,10 @@
 #include <string>
 #include <vector>
 
+#include "register/op_def_registry.h"  // ge::DataType
+
 namespace ge {
 
-enum DataType { DT_FLOAT = 0, DT_FLOAT16 = 1, DT_INT8 = 2, DT_INT32 = 3, DT_INT16 = 6, DT_INT64 = 9, DT_BF16 = 27 };
 using graphStatus = uint32_t;
 constexpr graphStatus GRAPH_SUCCESS = 0, GRAPH_FAILED = 0xFFFFFFFF;
 
