@@ -56,6 +56,10 @@ NO_EFFECT = {
     "comm_alg": "one of those that limits allow",
     "shared_expert_num": "where ranks have shared experts",
     "zero_expert_num": "no token has chosen them",
+    "expert_capacity": "for drop_pad_mode 1",
+    **dict.fromkeys(("clamp_limit", "glu_alpha", "glu_bias"), "for swiglu_mode 1"),
+    **dict.fromkeys(("antiquant_mode", "key_antiquant_mode", "value_antiquant_mode"), "for int8"),
+    **dict.fromkeys(("key_quant_mode", "value_quant_mode"), "for int8"),
     "trans_mm_weight": "where there is a mm_weight",
     "mm_y_dtype": "where there is a mm_x",
 } | dict.fromkeys(("ori_x", *(f"const_expert_{one}" for one in ("alpha_1", "alpha_2", "v"))), "for special experts")
@@ -68,7 +72,8 @@ def copies(results: Any) -> list[Any]:
 def equal(a: Any, b: Any) -> bool:
     if not isinstance(a, torch.Tensor):
         return bool(a == b)
-    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num())
+    same = a.dtype == b.dtype and a.shape == b.shape
+    return same and torch.equal(*(x.double().nan_to_num() for x in (a, b)))
 
 
 def check(operator: Operator, make: Callable[[], dict[str, Any]], given: set[str]) -> None:

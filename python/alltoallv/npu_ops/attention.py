@@ -1,27 +1,26 @@
-"""Attention: for training, with its gradient, and for inference; `atb` has ATB's.
+"""Attention for training, with its gradient; `inference` has inference's, and `atb` ATB's.
 
-In inference keys and values are tensors or lie in blocks of a cache, each sequence with its own length. Inside,
-sequences are [heads, length, size]; sequences of one length may come together, with one more dimension in front.
+Inside, sequences are [heads, length, size]; sequences of one length may come together, with one more dimension in
+front.
 """
 
 from __future__ import annotations
 
-import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from alltoallv.npu_ops.registry import differentiate, expect, operator, present, renamed, takes
+from alltoallv.npu_ops.registry import differentiate, expect, operator, present, renamed
 
 # The order of axes from each layout to [batch, heads, length, size], once BSH and SBH have heads split off.
 _TO_BNSD = {
     "BNSD": (0, 1, 2, 3), "BSND": (0, 2, 1, 3), "BSH": (0, 2, 1, 3), "SBH": (1, 2, 0, 3), "NBSD": (1, 0, 2, 3),
 }  # fmt: skip
-_PACKED = {"TND": 0, "NTD": 1}  # the axis along which sequences lie one after the other
+PACKED = {"TND": 0, "NTD": 1}  # the axis along which sequences lie one after the other
 
 
 def lengths_of(ends: Sequence[int]) -> list[int]:
@@ -35,8 +34,8 @@ def lengths_of(ends: Sequence[int]) -> list[int]:
 
 def split(x: Tensor, layout: str, heads: int, lengths: Sequence[int] | None) -> list[Tensor]:
     """Returns each sequence as [heads, length, size], or the batch where it is empty; only TND and NTD need lengths."""
-    if layout in _PACKED:
-        axis = _PACKED[layout]
+    if layout in PACKED:
+        axis = PACKED[layout]
         each = list(present(lengths, "actual_seq_qlen", f"where each sequence ends, for layout {layout}"))
         return [part.movedim(axis, 1) for part in x.narrow(axis, 0, sum(each)).split(each, axis)]
     batched = batch_of(x, layout, heads)
@@ -51,8 +50,8 @@ def batch_of(x: Tensor, layout: str, heads: int) -> Tensor:
 
 def join(parts: Sequence[Tensor], layout: str) -> Tensor:
     """Reverses `split`, and `batch_of` where there is one part."""
-    if layout in _PACKED:
-        return torch.cat([part.movedim(1, _PACKED[layout]) for part in parts], _PACKED[layout])
+    if layout in PACKED:
+        return torch.cat([part.movedim(1, PACKED[layout]) for part in parts], PACKED[layout])
     order = _TO_BNSD[layout]
     joined = parts[0] if parts[0].dim() == 4 else torch.stack(list(parts))
     joined = joined.permute([order.index(axis) for axis in range(4)])
@@ -102,15 +101,20 @@ def _for_heads(x: Tensor, heads: int) -> Tensor:
     return x.float() if groups == 1 else x.float().repeat_interleave(groups, -3)
 
 
-def attend(scores: Tensor, value: Tensor, dropout: Tensor | None = None) -> Attention:
+def attend(scores: Tensor, value: Tensor, dropout: Tensor | None = None, sink: Tensor | None = None) -> Attention:
     """Returns the attention of these scores, whose weights are multiplied by ``dropout``.
 
     Queries that see nothing give zeros. Where there are no keys at all, the largest score is 0, as on the device.
+    ``sink`` has for each head the score of one more key, which has no value.
     """
     largest = scores.amax(-1) if scores.size(-1) else scores.new_zeros(scores.shape[:-1])
     largest = largest.clamp(min=torch.finfo(torch.float32).min)
+    if sink is not None:
+        largest = torch.maximum(largest, sink.float().unsqueeze(-1))
     weights = (scores - largest.unsqueeze(-1)).exp()
     total = weights.sum(-1)
+    if sink is not None:
+        total = total + (sink.float().unsqueeze(-1) - largest).exp()
     values = _for_heads(value, scores.size(-3))
     shares = weights / total.clamp(min=1e-30).unsqueeze(-1)
     return Attention((shares if dropout is None else shares * dropout) @ values, largest, total)
@@ -125,8 +129,9 @@ def attend_backward(
     forward: Attention,
     scale: float,
     dropout: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Returns the gradients of query, key, value and of what was added to the scores.
+    sink: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+    """Returns the gradients of query, key, value, of what was added to the scores, and of ``sink``.
 
     Where key and value are only a part of the sequence, ``forward`` is still the whole sequence's.
     """
@@ -136,7 +141,8 @@ def attend_backward(
         return gradient.unflatten(-3, (key.size(-3), -1)).sum(-3)
 
     keys, values = _for_heads(key, heads), _for_heads(value, heads)
-    weights = (scores - forward.largest.unsqueeze(-1)).exp() / forward.total.clamp(min=1e-30).unsqueeze(-1)
+    total = forward.total.clamp(min=1e-30)
+    weights = (scores - forward.largest.unsqueeze(-1)).exp() / total.unsqueeze(-1)
     grad = grad.float()
     inner = (grad * forward.result.float()).sum(-1, keepdim=True)
     of_weights = grad @ values.mT
@@ -144,7 +150,11 @@ def attend_backward(
     if dropout is not None:
         of_weights, kept = of_weights * dropout, weights * dropout
     of_scores = weights * (of_weights - inner) * scale
-    return of_scores @ keys, of_heads(of_scores.mT @ query.float()), of_heads(kept.mT @ grad), of_scores
+    of_sink = None
+    if sink is not None:
+        shares = (sink.float().unsqueeze(-1) - forward.largest).exp() / total
+        of_sink = -(shares * inner.squeeze(-1)).sum(-1).view(-1, heads).sum(0)
+    return of_scores @ keys, of_heads(of_scores.mT @ query.float()), of_heads(kept.mT @ grad), of_scores, of_sink
 
 
 _ALIBI_ROWS = 1024
@@ -300,6 +310,11 @@ class _Sequences:
 _Forward = tuple[Tensor, Tensor, Tensor, Tensor, int, int, int]
 
 
+def check_sink(name: str, sink: Tensor | None, heads: int) -> None:
+    """Raises unless there is one score for each head, or none."""
+    expect(sink is None or sink.shape == (heads,), name, sink, f"the shape ({heads},), a score for each head")
+
+
 @operator("npu_fusion_attention", ignores=_IGNORED)
 def fusion_attention(
     query: Tensor,
@@ -320,21 +335,23 @@ def fusion_attention(
     prefix: list[int] | None,
     seed: int,
     offset: int,
+    sink: Tensor | None,
 ) -> _Forward:
     """Returns the result, each query's largest score and sum of exponentials (each eight times), and dropout's.
 
     Dropout (``keep_prob``) draws a seed from torch's generator, and returns it, an offset and the number of weights.
     The weights that it keeps are not the ones that a device keeps, but are the same in the gradient.
     With layout TND the scores lie in memory by sequence, head and token, unless ``softmax_layout`` is TND. Where a
-    sequence has no keys all three are zeros.
+    sequence has no keys all three are zeros. ``sink`` has for each head the score of one more key, without a value.
     """
+    check_sink("sink", sink, head_num)
     batch = _Sequences(query, key, value, head_num, input_layout, (actual_seq_qlen, actual_seq_kvlen), softmax_layout)
     scores = batch.scores(scale, atten_mask, sparse_mode, (pre_tockens, next_tockens), pse, prefix)
     drops = keep_prob != 1
     if drops and not seed:
         seed = int(torch.randint(1, 2**62, ()))
     dropout = batch.dropout(keep_prob, seed, offset)
-    done = [attend(*each) for each in zip(scores, batch.value, dropout, strict=True)]
+    done = [attend(*each, sink) for each in zip(scores, batch.value, dropout, strict=True)]
     result = join([attention.result for attention in done], input_layout).to(query.dtype)
     rows = [batch.eight([attention[i] for attention in done]) for i in (1, 2)]
     random = (seed, offset, batch.weights) if drops else (0, 0, 0)
@@ -370,215 +387,36 @@ def fusion_attention_grad(
     prefix: list[int] | None,
     seed: int,
     offset: int,
+    sink: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor]:
-    """Returns the gradients of query, key, value and pse from the forward operator's outputs, and nothing of sinks."""
+    """Returns the gradients of query, key, value, pse and sink from the forward operator's outputs."""
     batch = _Sequences(query, key, value, head_num, input_layout, (actual_seq_qlen, actual_seq_kvlen), softmax_layout)
     scores = batch.scores(scale_value, atten_mask, sparse_mode, (pre_tockens, next_tockens), pse, prefix)
     dropout = batch.dropout(keep_prob, seed, offset)
     if softmax_max is None or softmax_sum is None or attention_in is None:
-        forward = [attend(*each) for each in zip(scores, batch.value, dropout, strict=True)]
+        forward = [attend(*each, sink) for each in zip(scores, batch.value, dropout, strict=True)]
     else:
         outputs = batch.split_like_query(attention_in), batch.rows(softmax_max), batch.rows(softmax_sum)
         forward = [Attention(*each) for each in zip(*outputs, strict=True)]
     parts = zip(batch.query, batch.key, batch.value, batch.split_like_query(dy), scores, forward, dropout, strict=True)
-    gradients = [attend_backward(q, k, v, grad, s, done, scale_value, drop) for q, k, v, grad, s, done, drop in parts]
+    gradients = [
+        attend_backward(q, k, v, grad, s, done, scale_value, drop, sink) for q, k, v, grad, s, done, drop in parts
+    ]
     dq, dk, dv = (join([each[i] for each in gradients], input_layout).to(query.dtype) for i in range(3))
     dpse = None
     if pse is not None:
         dpse = batch.pse_gradient([each[3] for each in gradients], pse, sparse_mode, atten_mask is not None)
-    return dq, dk, dv, dpse, torch.zeros(0)
+    of_sink = torch.zeros(0)
+    if sink is not None:
+        of_sink = torch.stack([one for *_, one in gradients if one is not None]).sum(0).to(sink.dtype)
+    return dq, dk, dv, dpse, of_sink
 
 
 operator("npu_fusion_attention_grad_v2", ignores=_IGNORED_V2)(
     renamed(
         fusion_attention_grad,
-        "Returns the gradients of query, key, value and pse, and None for three arguments that are not covered.",
+        "Returns the gradients of query, key, value, pse, two arguments that are not covered (None), and sink.",
         _NAMES_V2,
-        lambda gradients: (*gradients[:4], None, None, None),
+        lambda gradients: (*gradients[:4], None, None, gradients[4] if gradients[4].numel() else None),
     )
-)
-
-
-def from_blocks(cache: Tensor, table: Tensor, length: int, heads: int) -> Tensor:
-    """Returns a sequence's rows as [heads, length, size] from a cache of shape [blocks, block size, heads * size] or
-    [blocks, heads, block size, size].
-    """
-    expect(cache.dim() in (3, 4), "key", cache, "a cache of 3 or 4 dimensions")
-    blocks = cache.unflatten(-1, (heads, -1)).transpose(1, 2) if cache.dim() == 3 else cache
-    used = table[: -(-length // blocks.size(2))].long()
-    return blocks[used].transpose(0, 1).flatten(1, 2)[:, :length]
-
-
-def _lengths(lengths_given: Sequence[int] | None, batch: int, default: int) -> list[int]:
-    if lengths_given is None:
-        return [default] * batch
-    lengths = [int(length) for length in lengths_given]
-    return lengths * batch if len(lengths) == 1 else lengths[:batch]
-
-
-_INFERENCE_LAYOUTS = (
-    "BSH", "BSND", "BNSD", "TND", "NTD", "BNSD_BSND", "BSH_BNSD", "BSND_BNSD", "NTD_TND", "BSH_NBSD", "BSND_NBSD",
-    "BNSD_NBSD", "TND_NTD",
-)  # fmt: skip
-
-
-def _layouts(input_layout: str) -> tuple[str, str]:
-    """Returns the layouts of an inference operator's inputs and of its result."""
-    expect(input_layout in _INFERENCE_LAYOUTS, "input_layout", input_layout, " or ".join(_INFERENCE_LAYOUTS))
-    first, _, second = input_layout.partition("_")
-    return first, second or first
-
-
-@operator("_npu_fused_infer_attention_score_infer_output", ignores=("*",))
-def infer_output(query: Tensor, input_layout: str, num_heads: int, softmax_lse_flag: bool) -> tuple[Tensor, Tensor]:
-    """Returns zeroed tensors for the results, whose heads are as wide as the query's."""
-    layout, result_layout = _layouts(input_layout)
-    tokens = layout in _PACKED
-    queries = split(query, layout, num_heads, [query.size(_PACKED[layout])] if tokens else None)
-    sums = join([query_part[..., :1] for query_part in queries], "TND" if tokens else "BNSD").float()
-    lse = torch.zeros_like(sums) if softmax_lse_flag else torch.zeros(0)
-    return torch.zeros_like(join(queries, result_layout)), lse
-
-
-@operator("npu_fused_infer_attention_score", ignores=("inner_precise", "block_size"))
-def fused_infer_attention_score(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    pse_shift: Tensor | None,
-    atten_mask: Tensor | None,
-    actual_seq_lengths: list[int] | None,
-    actual_seq_lengths_kv: list[int] | None,
-    block_table: Tensor | None,
-    query_rope: Tensor | None,
-    key_rope: Tensor | None,
-    num_heads: int,
-    scale: float,
-    pre_tokens: int,
-    next_tokens: int,
-    input_layout: str,
-    num_key_value_heads: int,
-    sparse_mode: int,
-    softmax_lse_flag: bool,
-) -> tuple[Tensor, Tensor]:
-    """Returns the result, and the logarithm of each query's sum of exponentials, if asked for.
-
-    Rows after a sequence's end are zeros.
-    """
-    layout, result_layout = _layouts(input_layout)
-    tokens = layout in _PACKED
-    kv_heads = num_key_value_heads or num_heads
-    if query.numel() == 0:
-        return infer_output(query, input_layout, num_heads, softmax_lse_flag)
-    expect(
-        not tokens or actual_seq_lengths is not None, "actual_seq_lengths", None, f"the sequences' ends, for {layout}"
-    )
-    missing = "query_rope" if query_rope is None else "key_rope"
-    expect((query_rope is None) == (key_rope is None), missing, None, "a tensor, as for the other of query and key")
-    q_lengths = lengths_of(actual_seq_lengths) if tokens and actual_seq_lengths is not None else None
-    queries = split(query, layout, num_heads, q_lengths)
-    ropes = None if query_rope is None else split(query_rope, layout, num_heads, q_lengths)
-    if block_table is None:
-        ends = lengths_of(actual_seq_lengths_kv or actual_seq_lengths or []) if tokens else None
-        keys, values = (split(x, layout, kv_heads, ends) for x in (key, value))
-        key_ropes = None if key_rope is None else split(key_rope, layout, kv_heads, ends)
-        kv_lengths = ends or _lengths(actual_seq_lengths_kv, len(keys), keys[0].size(1) if keys else 0)
-    else:
-        expect(
-            actual_seq_lengths_kv is not None, "actual_seq_lengths_kv", None, "lengths, where there is a block_table"
-        )
-        kv_lengths = _lengths(actual_seq_lengths_kv, len(queries), 0)
-        rows = list(zip(block_table, kv_lengths, strict=False))
-        keys, values = ([from_blocks(x, *row, kv_heads) for row in rows] for x in (key, value))
-        key_ropes = None if key_rope is None else [from_blocks(key_rope, *row, kv_heads) for row in rows]
-    results, sums = [], []
-    for number, sequence in enumerate(queries):
-        full = sequence.size(1)
-        used = full if tokens or full == 1 else _lengths(actual_seq_lengths, len(queries), full)[number]
-        length = kv_lengths[number]
-        q, k, v = sequence[:, :used], keys[number][:, :length], values[number][:, :length]
-        if ropes is not None and key_ropes is not None:
-            q, k = torch.cat([q, ropes[number][:, :used]], -1), torch.cat([k, key_ropes[number][:, :length]], -1)
-        single, mask = full == 1 and not tokens, atten_mask
-        if mask is not None and single and mask.dim() == 2 and sparse_mode < 2:
-            mask = mask.unsqueeze(1).unsqueeze(1)
-        there = mask is not None or single or sparse_mode < 2
-        expect(there, "atten_mask", None, f"a matrix of 2048 rows and columns, for sparse_mode {sparse_mode}")
-        unseen = hidden(mask, sparse_mode, number, used, length, pre_tokens, next_tokens)
-        if single and sparse_mode > 1 and ropes is None and unseen is not None:
-            why = "one that hides no key of a single query without query_rope, for which the device ignores it"
-            expect(not unseen.any(), "sparse_mode", sparse_mode, why)
-        scores = scores_of(q, k, 1.0, None, None) * scale
-        if pse_shift is not None:
-            scores = scores + pse_shift[min(number, len(pse_shift) - 1)][..., :used, :length].float()
-        done = attend(scores if unseen is None else scores.masked_fill(unseen, -torch.inf), v)
-        padding = (0, 0, 0, full - used)
-        results.append(torch.nn.functional.pad(done.result, padding))
-        logarithms = (done.largest + done.total.log()).unsqueeze(-1)
-        sums.append(torch.nn.functional.pad(logarithms, padding, value=torch.inf))
-    if tokens and (behind := query.size(_PACKED[layout]) - sum(sequence.size(1) for sequence in queries)):
-        heads, width = results[0].size(0), results[0].size(2)
-        results.append(torch.zeros(heads, behind, width))
-        sums.append(torch.full((heads, behind, 1), torch.inf))
-    lse = join(sums, "TND" if tokens else "BNSD") if softmax_lse_flag else torch.zeros(0)
-    return join(results, result_layout).to(query.dtype), lse
-
-
-_INFERENCE_NAMES_V2 = {
-    "actual_seq_qlen": "actual_seq_lengths", "actual_seq_kvlen": "actual_seq_lengths_kv",
-    "num_query_heads": "num_heads", "softmax_scale": "scale", "return_softmax_lse": "softmax_lse_flag",
-}  # fmt: skip
-_NO_LSE: dict[str, Any] = {"query_rope": None, "key_rope": None, "softmax_lse_flag": False}
-
-fused_infer_attention_score_v2 = operator(
-    "npu_fused_infer_attention_score_v2", ignores=("inner_precise", "block_size")
-)(renamed(fused_infer_attention_score, names=_INFERENCE_NAMES_V2))
-operator("npu_prompt_flash_attention")(
-    renamed(
-        fused_infer_attention_score,
-        "Returns the attention of whole sequences.",
-        {"scale_value": "scale"},
-        lambda results: results[0],
-        block_table=None,
-        **_NO_LSE,
-    )
-)
-operator("npu_incre_flash_attention", ignores=("inner_precise", "block_size"))(
-    renamed(
-        fused_infer_attention_score,
-        "Returns the attention of one query per sequence; the lengths are the keys' and values' lengths.",
-        {"scale_value": "scale", "actual_seq_lengths": "actual_seq_lengths_kv"},
-        lambda results: results[0],
-        actual_seq_lengths=None,
-        pre_tokens=0,
-        next_tokens=0,
-        sparse_mode=0,
-        **_NO_LSE,
-    )
-)
-
-
-def _for_graphs(name: str, formula: Callable[..., tuple[Tensor, Tensor]]) -> None:
-    """Registers what an inference graph calls in place of an operator, which writes into existing memory."""
-
-    def into(out: list[Tensor], **arguments: Any) -> tuple[Tensor, Tensor]:
-        for argument, target, value in zip(("out[0]", "out[1]"), out, formula(**arguments), strict=True):
-            fits = target.numel() == value.numel()
-            expect(fits or not value.numel(), argument, target, f"{value.numel()} numbers, for {tuple(value.shape)}")
-            if fits:  # the logarithms need no memory, where nobody asks for them
-                target.copy_(value.view(target.shape))
-        return out[0], out[1]
-
-    takes(into, *inspect.signature(formula).parameters, "out")
-    operator(f"{name}.out", ignores=("inner_precise", "block_size", "workspace"))(into)
-
-    @operator(f"_{name}_get_max_workspace", ignores=("*",))
-    def workspace(query: Tensor) -> Tensor:
-        return query.new_zeros(1)
-
-
-_for_graphs("npu_fused_infer_attention_score", fused_infer_attention_score)
-_for_graphs("npu_fused_infer_attention_score_v2", fused_infer_attention_score_v2)
-operator("_npu_fused_infer_attention_score_v2_infer_output", ignores=("*",))(
-    renamed(infer_output, names=_INFERENCE_NAMES_V2)
 )

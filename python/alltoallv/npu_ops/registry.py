@@ -17,8 +17,8 @@ import torch
 from alltoallv.errors import InvalidParamError
 
 __all__ = [
-    "Formula", "Operator", "Refused", "backward", "differentiate", "dtype_of", "exchanges", "expect", "formulas",
-    "function", "operator", "present", "renamed", "takes", "this_call", "variant",
+    "Formula", "Operator", "Refused", "backward", "defaults_of", "differentiate", "dtype_of", "exchanges", "expect",
+    "formulas", "function", "operator", "present", "renamed", "takes", "this_call", "variant",
 ]  # fmt: skip
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -76,11 +76,23 @@ def operator(*names: str, ignores: Sequence[str] = (), on_host: bool = True) -> 
     return register
 
 
-def takes(function: Any, *names: str) -> None:
-    """Says which arguments a function of ``**given`` takes."""
+def takes(function: Any, *names: str, optional: Mapping[str, Any] = MappingProxyType({})) -> None:
+    """Says which arguments a function of ``**given`` takes; ``optional`` has those that older schemas lack."""
     function.__signature__ = inspect.Signature(
-        [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names]
+        [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=optional.get(name, inspect.Parameter.empty))
+            for name in names
+        ]
     )
+
+
+def defaults_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """Returns the arguments of a function that have a default, and it."""
+    return {
+        name: parameter.default
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.default is not parameter.empty
+    }
 
 
 def renamed(
@@ -105,7 +117,8 @@ def renamed(
         results_of = function(**{names.get(name, name): value for name, value in arguments.items()}, **fixed)
         return results_of if results is None else results(results_of)
 
-    takes(run, *(news.get(name, name) for name in inspect.signature(function).parameters if name not in fixed))
+    taken = (news.get(name, name) for name in inspect.signature(function).parameters if name not in fixed)
+    takes(run, *taken, optional={news.get(name, name): value for name, value in defaults_of(function).items()})
     run.__doc__, run.__wrapped__ = doc or function.__doc__, function  # type: ignore[attr-defined]
     return run
 
@@ -140,7 +153,7 @@ def backward(
         gradients = differentiate(output, [arguments[input_name] for input_name in inputs], of_output)
         return gradients[0] if len(gradients) == 1 else tuple(gradients)
 
-    takes(run, *inspect.signature(formula).parameters, grad)
+    takes(run, *inspect.signature(formula).parameters, grad, optional=defaults_of(formula))
     run.__doc__ = f"Returns the gradients of {', '.join(inputs)}."
     return operator(name, ignores=ignores)(run)
 

@@ -11,8 +11,13 @@ Array = np.ndarray[Any, Any]
 ORDER = {"BNSD": (0, 1, 2, 3), "BSND": (0, 2, 1, 3), "BSH": (0, 2, 1, 3), "SBH": (2, 0, 1, 3)}
 
 
-def attend(q: Array, k: Array, v: Array, scale: float, sees: Any, extra: Any = None) -> tuple[Array, ...]:
-    """Of [heads, length, size]: ``sees(i, j)`` shows whether query i sees key j, ``extra(head, i, j)`` is added."""
+def attend(
+    q: Array, k: Array, v: Array, scale: float, sees: Any, extra: Any = None, sink: Any = None
+) -> tuple[Array, ...]:  # fmt: skip
+    """Of [heads, length, size]: ``sees(i, j)`` shows whether query i sees key j, ``extra(head, i, j)`` is added.
+
+    ``sink`` has for each head the score of one more key, which has no value.
+    """
     heads, queries = q.shape[:2]
     result, top, total = np.zeros((heads, queries, v.shape[2])), np.zeros((heads, queries)), np.zeros((heads, queries))
     for head in range(heads):
@@ -22,9 +27,9 @@ def attend(q: Array, k: Array, v: Array, scale: float, sees: Any, extra: Any = N
             scores = np.array([scale * (q[head, i] @ k[own, j] + (extra(head, i, j) if extra else 0)) for j in seen])
             if not seen:  # there are no keys at all
                 continue
-            top[head, i] = scores.max()
+            top[head, i] = scores.max() if sink is None else max(scores.max(), sink[head])
             weights = np.exp(scores - top[head, i])
-            total[head, i] = weights.sum()
+            total[head, i] = weights.sum() + (0 if sink is None else np.exp(sink[head] - top[head, i]))
             result[head, i] = weights @ v[own, seen] / total[head, i]
     return result, top, total
 
@@ -57,6 +62,7 @@ def training(
     atten_mask: Any = None, pse: Any = None, pre_tockens: int = 2**31 - 1, next_tockens: int = 2**31 - 1,
     pre_tokens: int = 2**31 - 1, next_tokens: int = 2**31 - 1,
     actual_seq_qlen: Any = None, actual_seq_kvlen: Any = None, softmax_layout: str = "", prefix: Any = None,
+    sink: Any = None,
 ) -> tuple[Any, ...]:  # fmt: skip
     before, after = min(pre_tockens, pre_tokens), min(next_tockens, next_tokens)
 
@@ -73,7 +79,7 @@ def training(
         q_parts, kv_parts = np.split(query, actual_seq_qlen[:-1]), np.split(key, actual_seq_kvlen[:-1])
         done = [
             attend(*(x.transpose(1, 0, 2) for x in (q, k, v)), scale,
-                   sees_of(number, len(q_parts), len(q), len(k)))
+                   sees_of(number, len(q_parts), len(q), len(k)), sink=sink)
             for number, (q, k, v) in enumerate(
                 zip(q_parts, kv_parts, np.split(value, actual_seq_kvlen[:-1]), strict=True)
             )
@@ -94,6 +100,7 @@ def training(
                 scale,
                 sees_of(b, len(q), q.shape[2], k.shape[2]),
                 None if pse is None else lambda h, i, j, b=b: pse[b, h, i, j],
+                sink,
             )
             for b in range(len(q))
         ]
@@ -164,13 +171,14 @@ def trains(inputs: Any, note: str, version: str = "", gradient: tuple[str, ...] 
 
 def inference(
     query: Array, key: Array, value: Array, input_layout: str, lengths: Any, sees: Any, q_lengths: Any = None,
-    scale: float = 0.5,
+    scale: float = 0.5, sink: Any = None,
 ) -> tuple[Array, Array]:  # fmt: skip
     """Of BNSD with a length for each sequence; rows behind the queries' are zeros."""
     results, sums = np.zeros((*query.shape[:3], value.shape[3])), np.full((*query.shape[:3], 1), np.inf)
     for b, length in enumerate(lengths):
         used = query.shape[2] if q_lengths is None else q_lengths[b]
-        own = attend(query[b][:, :used], key[b][:, :length], value[b][:, :length], scale, sees(b, used, length))
+        parts = query[b][:, :used], key[b][:, :length], value[b][:, :length]
+        own = attend(*parts, scale, sees(b, used, length), sink=sink)
         results[b, :, :used] = own[0]
         sums[b, :, :used, 0] = own[1] + np.log(own[2])
     return results, sums
@@ -285,19 +293,87 @@ def infers(
             kv_heads: 2, factor: 0.5, lengths: [3, 7], **table, **more,
         }  # fmt: skip
 
-    def reference(query: Array, **_: Any) -> Any:
+    def reference(query: Array, learnable_sink: Any = None, **_: Any) -> Any:
         key, value = np.round(rows * 4) / 4
-        result, lse = inference(query, key, value, "BNSD", [3, 7], sees)
+        result, lse = inference(query, key, value, "BNSD", [3, 7], sees, sink=learnable_sink)
         with_lse = more.get("softmax_lse_flag") or more.get("return_softmax_lse")
         return result if "flash" in operator else (result, lse if with_lse else None)
 
     return Case(operator, inputs, reference, dtypes=FLOATS if flat is None else HALVES, runs=runs)
 
 
+# Of two sequences with 8 keys of 2 heads and 4 channels: the shape of scales, and which one a channel has.
+SCALES: dict[int, tuple[tuple[int, ...], Any]] = {
+    0: ((2, 1, 4), lambda b, h, j, d: (h, 0, d)),
+    1: ((2, 8), lambda b, h, j, d: (b, j)),
+    2: ((2,), lambda b, h, j, d: (h,)),
+    3: ((2, 2, 8), lambda b, h, j, d: (b, h, j)),
+    4: ((6, 4), lambda b, h, j, d: (TABLE[b, j // 4], j % 4)),
+    5: ((6, 2, 4), lambda b, h, j, d: (TABLE[b, j // 4], h, j % 4)),
+}
+
+
+def infers_codes(mode: int, form: str = "old") -> Case:
+    """Of int8 keys and values: (codes + offset) * scale. ``form`` "both": scales in one tensor; "nz": a cache in NZ."""
+    shape, at = SCALES[mode]
+    names = {"new": ("dequant_{1}_{0}", "{0}_quant_mode")}.get(form, ("{0}_antiquant_{1}", "{0}_antiquant_mode"))
+    version, lengths, heads, kv_heads, factor = (
+        "_v2" if form == "new" else "",
+        *(
+            ("actual_seq_kvlen", "num_query_heads", "num_key_value_heads", "softmax_scale")
+            if form == "new"
+            else ("actual_seq_lengths_kv", "num_heads", "num_key_value_heads", "scale")
+        ),
+    )
+
+    def inputs(r: np.random.Generator) -> dict[str, Any]:
+        made: dict[str, Any] = {"query": r.normal(size=(2, 4, 3, 4)), "input_layout": "BNSD", lengths: [3, 7]}
+        made |= {heads: 4, kv_heads: 2, factor: 0.5}
+        if form == "both":
+            made["antiquant_scale"] = np.float32(r.uniform(0.05, 0.2, (2, *shape)))
+            made |= {"antiquant_offset": np.float32(r.normal(size=(2, *shape))), "antiquant_mode": mode}
+        for name in ("key", "value"):
+            codes = r.integers(-9, 9, (2, 2, 8, 4)).astype(np.int8)
+            blocks = mode > 3 or form == "nz"
+            made[name] = blocks_of(codes, TABLE, 4, False).astype(np.int8) if blocks else codes
+            if form == "nz":
+                made[name] = made[name].reshape(6, 2, 4, 2, 2).transpose(0, 1, 3, 2, 4).copy()
+            if form != "both":
+                made[names[0].format(name, "scale")] = np.float32(r.uniform(0.05, 0.2, shape))
+                made[names[0].format(name, "offset")] = np.float32(r.normal(size=shape))
+                made[names[1].format(name)] = mode
+            if blocks:
+                made |= {"block_table": TABLE, "block_size": 4}
+        return made
+
+    def sequences(codes: Array) -> Array:
+        if form == "nz":
+            codes = codes.transpose(0, 1, 3, 2, 4).reshape(6, 2, 4, 4)
+        return np.stack([np.concatenate([codes[block] for block in row], 1) for row in TABLE])
+
+    def reference(query: Array, **known: Any) -> Any:
+        each = []
+        for number, name in enumerate(("key", "value")):
+            codes = sequences(known[name]) if "block_table" in known else known[name]
+            scale, offset = (
+                known[f"antiquant_{what}"][number] if form == "both" else known[names[0].format(name, what)]
+                for what in ("scale", "offset")
+            )
+            values = np.zeros(codes.shape)
+            for place in np.ndindex(values.shape):
+                values[place] = (codes[place] + offset[at(*place)]) * scale[at(*place)]
+            each.append(values)
+        return inference(query, *each, "BNSD", [3, 7], all_seen)[0], None
+
+    name = f"npu_fused_infer_attention_score{version}"
+    return Case(name, inputs, reference, dtypes=HALVES, note=f"int8, mode {mode}, {form}")
+
+
 OLD = ("num_heads", "num_key_value_heads", "scale", "actual_seq_lengths_kv")
 NEW = ("num_query_heads", "num_key_value_heads", "softmax_scale", "actual_seq_kvlen")
 PROMPT = ("num_heads", "num_key_value_heads", "scale_value", "actual_seq_lengths_kv")
 INCRE = ("num_heads", "num_key_value_heads", "scale_value", "actual_seq_lengths")
+SINK = np.float32([0.5, -1, 2, 0.25])
 CAUSAL = {"atten_mask": COMPRESSED, "sparse_mode": 3}
 INTO = {"out": [np.zeros((2, 4, 3, 4)), np.zeros(1)], "workspace": np.zeros(1)}
 GRAPH = ("get_max_workspace", "infer_output")
@@ -322,6 +398,8 @@ CASES = [
     trains(packed_sequences((7, 7)), "a sequence without keys"),
     Case("npu_fusion_attention", alibi, with_alibi, note="compressed alibi"),
     trains(to_train("SBH", sparse_mode=2, atten_mask=COMPRESSED), "SBH", "_v2"),
+    trains(to_train("BSH", heads=4, sink=SINK), "sink", gradient=(*ALL, "sink")),
+    trains(packed_sequences(sink=np.float32([0.5, -1])), "sink, TND", "_v2", gradient=(*ALL, "sink")),
     infers("npu_fused_infer_attention_score", 3, all_seen, None, OLD, softmax_lse_flag=True),
     infers("npu_fused_infer_attention_score", 3, causal, None, OLD, softmax_lse_flag=True, **CAUSAL),
     *(infers("npu_fused_infer_attention_score", 1, all_seen, flat, OLD, **CAUSAL) for flat in (True, False)),
@@ -339,6 +417,20 @@ CASES = [
         infers(f"{name}.out", 3, causal, True, of, tuple(f"_{name}_{more}" for more in GRAPH), **CAUSAL, **INTO)
         for name, of in (("npu_fused_infer_attention_score", OLD), ("npu_fused_infer_attention_score_v2", NEW))
     ),
+    infers(
+        "npu_fused_infer_attention_score_v2",
+        3,
+        causal,
+        None,
+        NEW,
+        return_softmax_lse=True,
+        learnable_sink=SINK,
+        **CAUSAL,
+    ),
+    *(infers_codes(mode) for mode in SCALES),
+    *(infers_codes(mode, "both") for mode in (0, 1)),
+    infers_codes(3, "new"),
+    infers_codes(0, "nz"),
     infers("npu_prompt_flash_attention", 3, causal, None, PROMPT, **CAUSAL),
     infers("npu_incre_flash_attention", 1, all_seen, True, INCRE),
 ]
