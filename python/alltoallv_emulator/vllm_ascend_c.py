@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from alltoallv.npu_ops.layers import add_rms_norm
-from alltoallv.npu_ops.matmuls import dequant_swiglu_quant, grouped_matmul_swiglu_quant_v2
 from alltoallv.npu_ops.moe import gating_top_k, init_routing_v2
+from alltoallv.npu_ops.quantization import dequant_swiglu_quant, grouped_matmul_swiglu_quant_v2
 from alltoallv.npu_ops.registry import Formula, Operator, renamed
 from alltoallv_emulator.host_views import on_host
 
@@ -79,14 +79,19 @@ def _masked_input_and_mask(
 
 
 def _grouped_matmul_swiglu_quant(
-    x: Tensor, weight: Tensor | list[Tensor], weight_scale: Tensor | list[Tensor], x_scale: Tensor, group_list: Tensor
+    x: Tensor,
+    weight: Tensor | list[Tensor],
+    weight_scale: Tensor | list[Tensor],
+    x_scale: Tensor,
+    group_list: Tensor,
+    swiglu_limit: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Multiplies groups of int8 rows, up to the ends in group_list, applies scales and SwiGLU, and quantizes each row.
 
     The offsets, the third result, are of no use: they are empty.
     """
     weights, scales = ([each] if isinstance(each, Tensor) else each for each in (weight, weight_scale))
-    y, scale = grouped_matmul_swiglu_quant_v2(x, weights, scales, x_scale, group_list, 0, 0, 0)
+    y, scale = grouped_matmul_swiglu_quant_v2(x, weights, scales, x_scale, group_list, 0, 0, 0, limit=swiglu_limit)
     return y, scale, scale.new_empty(0)
 
 
@@ -137,7 +142,7 @@ _OPERATORS: dict[str, tuple[Callable[..., Any], Callable[..., Any] | None]] = {
     "npu_dequant_swiglu_quant(Tensor x, *, Tensor? weight_scale, Tensor? activation_scale, Tensor? bias,"
     " Tensor? quant_scale, Tensor? quant_offset, Tensor? group_index=None, bool activate_left=True, int quant_mode=0,"
     " int swiglu_mode=0, float clamp_limit=0.0, float glu_alpha=1.0, float glu_bias=0.0) -> (Tensor y, Tensor scale)": (
-        dequant_swiglu_quant,
+        renamed(dequant_swiglu_quant, halves=True),
         _dequant_swiglu_quant_shapes,
     ),
 }
@@ -152,7 +157,7 @@ for _schema in _NAMED:
     _LIBRARY.define(_schema)
 for _schema, (_function, _shapes) in _OPERATORS.items():
     _name = _LIBRARY.define(_schema)
-    _formula = Formula(_function, frozenset(["out_flag", "expert_capacity"]), True)
+    _formula = Formula(_function, frozenset(["out_flag"]), True)
     _operator = getattr(torch.ops._C_ascend, _name).default
     _LIBRARY.impl(_name, on_host(Operator(_name, _operator._schema, _formula)), "PrivateUse1")
     if _shapes is not None:

@@ -88,6 +88,9 @@ def test_products_of_quantized_experts(rank: int, size: int, tmp_path: Path) -> 
     wide = total * of_columns[expert] * of_rows.unsqueeze(-1)
     first, second = wide.chunk(2, -1)
     gated = first * first.sigmoid() * second
+    low = first.clamp(max=0.25)
+    within = low * low.sigmoid() * second.clamp(-0.25, 0.25)
+    assert not torch.allclose(gated, within)
 
     ends = torch.tensor([3, 4, 7])
     single = [x, weight, of_columns, of_rows, ends]
@@ -102,8 +105,8 @@ def test_products_of_quantized_experts(rank: int, size: int, tmp_path: Path) -> 
         _check_quantized(results, gated)
         shapes = operator(*tree_map(lambda each: each.to("meta"), arguments))
         assert [(each.shape, each.dtype) for each in shapes] == [(each.shape, each.dtype) for each in results]
-        with pytest.raises(NotImplementedError, match="swiglu_limit"):
-            operator(*tree_map(lambda each: each.to(device), arguments), swiglu_limit=7.0)
+        bounded = operator(*tree_map(lambda each: each.to(device), arguments), swiglu_limit=0.25)
+        _check_quantized(bounded, within)
 
     options = {"bias": None, "quant_scale": None, "quant_offset": None, "activate_left": True, "quant_mode": 1}
     tensors = {
@@ -114,5 +117,10 @@ def test_products_of_quantized_experts(rank: int, size: int, tmp_path: Path) -> 
     }
     results = ops.npu_dequant_swiglu_quant(**{name: each.to(device) for name, each in tensors.items()}, **options)
     _check_quantized(results, gated)
+    limits = {"swiglu_mode": 1, "clamp_limit": 0.25}
+    bounded = ops.npu_dequant_swiglu_quant(
+        **{name: each.to(device) for name, each in tensors.items()}, **options, **limits
+    )
+    _check_quantized(bounded, within)
     shapes = ops.npu_dequant_swiglu_quant(**{name: each.to("meta") for name, each in tensors.items()}, **options)
     assert [(each.shape, each.dtype) for each in shapes] == [(each.shape, each.dtype) for each in results]

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from alltoallv.npu_ops.layers import interleave_rope, rms_norm
+from alltoallv.npu_ops.matmuls import to_int8
+from alltoallv.npu_ops.microscaling import element_of, to_codes
 from alltoallv.npu_ops.registry import expect, operator
 
 
@@ -46,8 +49,15 @@ def scatter_pa_kv_cache_functional(
 
 
 def rows_of(cache: Tensor, table: Tensor, length: int) -> Tensor:
-    """Returns a sequence's rows from a cache [blocks, block size, heads, size]; ``table`` lists its blocks."""
-    return cache[table[: -(-length // cache.size(1))].long()].flatten(0, 1)[:length]
+    """Returns a sequence's rows from a cache [blocks, block size, heads, size]; ``table`` lists its blocks.
+
+    Rows of blocks that are not there are zeros.
+    """
+    used = -(-length // cache.size(1))
+    table = functional.pad(table[:used].long(), (0, max(0, used - len(table))), value=-1)
+    there = (table >= 0) & (table < len(cache))
+    rows = cache[table.masked_fill(~there, 0)]
+    return rows.masked_fill(~there.view(-1, *[1] * (cache.dim() - 1)), 0).flatten(0, 1)[:length]
 
 
 @operator("npu_gather_pa_kv_cache")
@@ -58,16 +68,25 @@ def gather_pa_kv_cache(
     seq_lens: Tensor,
     key: Tensor,
     value: Tensor,
+    seq_offset: Tensor | None,
     is_seq_lens_cumsum: bool,
 ) -> None:
     """Copies the sequences' rows, one sequence after the other, from caches [blocks, block size, heads, size].
 
-    The results go to ``key`` and ``value``. ``seq_lens`` holds lengths, or ends if ``is_seq_lens_cumsum``.
+    The results go to ``key`` and ``value``. ``seq_lens`` holds lengths, or ends if ``is_seq_lens_cumsum``. A sequence
+    begins with the block that has the row of ``seq_offset``; rows of blocks that are not there are zeros.
     """
     expect(key_cache.dim() == 4, "key_cache", key_cache, "[blocks, block size, heads, size]")
     lengths = seq_lens.diff().tolist() if is_seq_lens_cumsum else seq_lens.tolist()
+    count = len(lengths)
+    fits = seq_offset is None or seq_offset.shape == (count,)
+    expect(fits, "seq_offset", seq_offset, f"{count} numbers, one for each sequence")
+    firsts = [0] * count if seq_offset is None else (seq_offset // key_cache.size(1)).tolist()
     for cache, target in ((key_cache, key), (value_cache, value)):
-        parts = [rows_of(cache, *entry) for entry in zip(block_tables, lengths, strict=True)]
+        parts = [
+            rows_of(cache, table[first:], length)
+            for table, length, first in zip(block_tables, lengths, firsts, strict=True)
+        ]
         joined = torch.cat([target[:0], *parts])
         target[: len(joined)] = joined
 
@@ -104,6 +123,20 @@ def _write_paged(cache: Tensor, rows: Tensor, index: Tensor, cache_mode: str) ->
         cache.view(pages * page, size)[index] = rows
 
 
+def _to_cache(name: str, cache: Tensor, values: Tensor, scale: Tensor | None, offset: Tensor | None) -> Tensor:
+    """Returns values as a cache holds them: with a scale as int8 or float8, (values * scale + offset)."""
+    if scale is None:
+        expect(offset is None, f"{name}_offset", offset, f"None, where there is no {name}_scale")
+        expect(cache.dtype == values.dtype, f"{name}_scale", None, f"a scale, for a cache of {cache.dtype}")
+        return values
+    fits = scale.numel() in (1, values.size(-1))
+    expect(fits, f"{name}_scale", scale, f"1 or {values.size(-1)} numbers")
+    scaled = values.float() * scale.float().reshape(-1) + (0.0 if offset is None else offset.float().reshape(-1))
+    element = element_of(cache.dtype)
+    expect(element or cache.dtype == torch.int8, f"{name}_scale", scale, f"None, for a cache of {cache.dtype}")
+    return to_int8(scaled) if element is None else to_codes(scaled, element)
+
+
 @operator("npu_kv_rmsnorm_rope_cache")
 def kv_rmsnorm_rope_cache(
     kv: Tensor,
@@ -116,17 +149,24 @@ def kv_rmsnorm_rope_cache(
     epsilon: float,
     cache_mode: str,
     is_output_kv: bool,
+    k_rope_scale: Tensor | None,
+    c_kv_scale: Tensor | None,
+    k_rope_offset: Tensor | None,
+    c_kv_offset: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Normalizes the first places of kv [batch, 1, length, size], rotates the others, and writes both to their caches.
 
-    The caches are changed, and returned with the rotated and normalized values, which are NaN unless asked for.
+    The caches are changed, and returned with the rotated and normalized values, which are NaN unless asked for. Caches
+    of int8 or float8 get the values times their scale, plus their offset.
     """
     modes = "Norm", "PA", "PA_BNSD", "PA_NZ", "PA_BLK_BNSD", "PA_BLK_NZ"
     expect(cache_mode in modes, "cache_mode", cache_mode, " or ".join(modes))
     expect(kv.dim() == 4 and kv.size(1) == 1, "kv", kv, "[batch, 1, length, size]")
     normal = rms_norm(kv[..., : len(gamma)], gamma, epsilon)[0]
     turned = interleave_rope(kv[..., len(gamma) :], cos, sin)
-    for cache, values in ((k_cache, turned), (ckv_cache, normal)):
+    scales = (k_rope_scale, k_rope_offset), (c_kv_scale, c_kv_offset)
+    for name, cache, rows, of in zip(("k_rope", "c_kv"), (k_cache, ckv_cache), (turned, normal), scales, strict=True):
+        values = _to_cache(name, cache, rows, *of)
         if cache_mode == "Norm":
             cache[:, 0].scatter_(1, index.long().unsqueeze(-1).expand(-1, -1, cache.size(-1)), values[:, 0])
         else:

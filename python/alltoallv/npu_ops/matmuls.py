@@ -1,6 +1,6 @@
-"""Matrix products: of floating point numbers, of int8 with scales, of groups of rows; quantization and packing.
+"""Matrix products: of floating point numbers, of int8 with scales, of mx, of groups of rows; and packing.
 
-Rows are quantized by scales that are given, or by their largest value; numbers of four bits are packed in words of 32.
+Numbers of four bits are packed in words of 32.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from alltoallv.npu_ops import limits
-from alltoallv.npu_ops.layers import swish_of_first
+from alltoallv.npu_ops.microscaling import E1M2, Blocks, element_of, is_scale, product_of_blocks
 from alltoallv.npu_ops.registry import backward, dtype_of, expect, operator, present, renamed
 
 _OFFSET_BIT = 37
@@ -155,6 +155,26 @@ def dequantize(
     return result.to(dtype)
 
 
+_ROUNDED = "float16, bfloat16 or float32, for numbers of mx or of float8"
+
+
+def _floating(code: int | torch.dtype | None) -> torch.dtype:
+    """Returns the dtype of a product of mx or float8, which a caller has to give."""
+    expect(code is not None, "output_dtype", code, _ROUNDED)
+    dtype = dtype_of(code, torch.float32, "output_dtype")
+    expect(dtype.is_floating_point, "output_dtype", dtype, _ROUNDED)
+    return dtype
+
+
+def _spread(scale: Tensor, shape: Sequence[int], sizes: Sequence[int], argument: str) -> Tensor:
+    """Returns a number for each of a matrix's, given one for each block of ``sizes``."""
+    expected = tuple(-(-length // size) for length, size in zip(shape, sizes, strict=True))
+    expect(scale.shape[-2:] == expected, argument, scale, f"the shape {expected}, a number for each block")
+    for dim, size in zip((-2, -1), sizes, strict=True):
+        scale = scale.float().repeat_interleave(size, dim)
+    return scale[..., : shape[0], : shape[1]]
+
+
 @operator("npu_quant_matmul")
 def quant_matmul(
     x1: Tensor,
@@ -164,12 +184,44 @@ def quant_matmul(
     pertoken_scale: Tensor | None,
     bias: Tensor | None,
     output_dtype: int | None,
+    x1_dtype: int | None = None,
+    x2_dtype: int | None = None,
+    pertoken_scale_dtype: int | None = None,
+    scale_dtype: int | None = None,
+    group_sizes: list[int] | None = None,
 ) -> Tensor:
-    """Multiplies matrices of int8, or of four bits in int32. Without ``output_dtype`` the result is int8."""
+    """Multiplies matrices of int8, of four bits in int32, of float8, or of mx. Without ``output_dtype``: int8.
+
+    ``group_sizes`` are the rows, columns and inner numbers that have a scale together: [1, 1, 32] for mx, and for int8
+    and float8 [1, 128, 128] or [128, 128, 128].
+    """
+    sizes = [size or 1 for size in group_sizes or (0, 0, 0)]
+    expect(len(sizes) == 3, "group_sizes", group_sizes, "three sizes")
+    if is_scale("scale", scale, scale_dtype):
+        mx = is_scale("pertoken_scale", pertoken_scale, pertoken_scale_dtype)
+        expect(mx, "pertoken_scale", pertoken_scale, "scales of float8_e8m0fnu, like scale")
+        expect(group_sizes is None or sizes == [1, 1, 32], "group_sizes", group_sizes, "[1, 1, 32]")
+        expect(offset is None, "offset", offset, "None, for numbers of mx")
+        for name, given in (("x1_dtype", x1_dtype), ("x2_dtype", x2_dtype)):
+            expect(element_of(given) != E1M2, name, given, "float8_e5m2, float8_e4m3fn or float4_e2m1fn_x2")
+        rows = Blocks("x1", x1, x1_dtype, "pertoken_scale", present(pertoken_scale, "", ""))
+        total = product_of_blocks(rows, Blocks("x2", x2, x2_dtype, "scale", scale))
+        return (total if bias is None else total + bias.float()).to(_floating(output_dtype))
+    for name, given in (("pertoken_scale", pertoken_scale_dtype), ("x1", x1_dtype), ("x2", x2_dtype)):
+        expect(given is None, f"{name}_dtype", given, "None, where scale_dtype is not float8_e8m0fnu")
+    kinds = (torch.float8_e4m3fn, torch.float8_e5m2) if x1.is_floating_point() else (torch.int8, torch.int32)
     for name, value in (("x1", x1), ("x2", x2)):
-        expect(value.dtype in (torch.int8, torch.int32), name, value, "int8, or int32 with eight numbers of four bits")
+        expected = "int8, int32 with eight numbers of four bits, or float8 like the other"
+        expect(value.dtype in kinds, name, value, expected)
+    dtype = _floating(output_dtype) if x1.is_floating_point() else dtype_of(output_dtype, torch.int8, "output_dtype")
+    if max(sizes) > 1:
+        expect(sizes in ([1, 128, 128], [128] * 3), "group_sizes", group_sizes, "[1, 128, 128] or [128, 128, 128]")
+        tokens = present(pertoken_scale, "pertoken_scale", "scales, where there are group_sizes")
+        expect(offset is None and dtype.is_floating_point, "output_dtype", dtype, _ROUNDED)
+        a = x1.float() * _spread(tokens, x1.shape[-2:], sizes[::2], "pertoken_scale")
+        b = x2.float() * _spread(scale, x2.shape[-2:], sizes[:0:-1], "scale")
+        return (a @ b if bias is None else a @ b + bias.float()).to(dtype)
     total = product(unpack_matrix(x1), unpack_matrix(x2))
-    dtype = dtype_of(output_dtype, torch.int8, "output_dtype")
     return dequantize(total, scale, offset, pertoken_scale, bias, dtype)
 
 
@@ -278,14 +330,26 @@ def grouped_matmul(
     group_list_type: int,
     act_type: int,
     output_dtype: int | torch.dtype | None,
+    x_dtype: int | None = None,
+    weight_dtype: int | None = None,
+    scale_dtype: int | None = None,
+    per_token_scale_dtype: int | None = None,
 ) -> list[Tensor]:
     """Multiplies rows of x (``group_type`` 0), columns (2) or whole matrices (-1), each by the weight of its group.
 
-    Rows after the last group give zeros.
+    Rows after the last group give zeros. Numbers of mx have scales of float8_e8m0: of their rows, and of the weights,
+    which are ``antiquant_scale`` where the weights have four bits and the rows eight.
     """
     expect(group_type in (None, -1, 0, 2), "group_type", group_type, "-1, 0 or 2")
     expect(act_type in _ACTIVATIONS, "act_type", act_type, f"one of {sorted(_ACTIVATIONS)}")
-    dtype = dtype_of(output_dtype, x[0].dtype, "output_dtype")
+    mx = is_scale("per_token_scale", per_token_scale[0] if per_token_scale else None, per_token_scale_dtype)
+    of_weights = is_scale("scale", scale[0] if scale else None, scale_dtype)
+    expect(mx or not of_weights, "per_token_scale", None, "scales of float8_e8m0fnu, like scale")
+    expect(mx or x_dtype is None, "x_dtype", x_dtype, "None, where there are no scales of float8_e8m0fnu")
+    expect(mx or weight_dtype is None, "weight_dtype", weight_dtype, "None, without scales of float8_e8m0fnu")
+    expect(not mx or group_type != 2, "group_type", group_type, "-1 or 0, for numbers of mx")
+    eights = mx or x[0].dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
+    dtype = _floating(output_dtype) if eights else dtype_of(output_dtype, x[0].dtype, "output_dtype")
     if group_type == 2:
         expect(len(x) == len(weight) == 1, "x", len(x), "one matrix")
         ends = present(group_list, "group_list", "a list, for columns")
@@ -301,13 +365,39 @@ def grouped_matmul(
         rows, tokens = x, list(per_token_scale) if per_token_scale else [None] * len(x)
     expect(len(rows) == len(weights), "weight", len(weights), f"one for each of {len(rows)} groups")
     members = [_members(argument, len(rows)) for argument in (bias, scale, antiquant_scale, antiquant_offset)]
-    groups = zip(rows, weights, tokens, *members, strict=True)
-    results = [_one_group(act_type, dtype, *each) for each in groups]
+    groups = list(zip(rows, weights, tokens, *members, strict=True))
+    if mx:
+        results = [_mx_group(act_type, dtype, x_dtype, weight_dtype, *each) for each in groups]
+    else:
+        results = [_one_group(act_type, dtype, *each) for each in groups]
     if split_item in (0, 1):
         return results
     joined = torch.cat(results)
     behind = sum(part.size(0) for part in x) - joined.size(0)
     return [torch.cat([joined, joined.new_zeros(behind, joined.size(1))]) if behind else joined]
+
+
+def _mx_group(
+    act_type: int,
+    dtype: torch.dtype,
+    x_dtype: int | None,
+    weight_dtype: int | None,
+    x: Tensor,
+    weight: Tensor,
+    token: Tensor,
+    bias: Tensor | None,
+    scale: Tensor | None,
+    antiquant_scale: Tensor | None,
+    antiquant_offset: Tensor | None,
+) -> Tensor:
+    expect(antiquant_offset is None, "antiquant_offset", antiquant_offset, "None, for numbers of mx")
+    name = "scale" if antiquant_scale is None else "antiquant_scale"
+    expect(antiquant_scale is None or scale is None, "scale", scale, "None, where there is an antiquant_scale")
+    own = present(scale if antiquant_scale is None else antiquant_scale, "scale", "scales of float8_e8m0fnu")
+    expect(own.itemsize == 1, name, own, "one byte for each scale, of float8_e8m0fnu")
+    rows = Blocks("x", x, x_dtype, "per_token_scale", token)
+    y = product_of_blocks(rows, Blocks("weight", weight, weight_dtype, name, own))
+    return _ACTIVATIONS[act_type](y if bias is None else y + bias.float()).to(dtype)
 
 
 def _one_group(
@@ -322,8 +412,8 @@ def _one_group(
     antiquant_offset: Tensor | None,
 ) -> Tensor:
     activate = _ACTIVATIONS[act_type]
-    if not x.is_floating_point():
-        expect(scale is not None or dtype == torch.int32, "scale", scale, "one for int8")
+    if x.itemsize == 1 or not x.is_floating_point():
+        expect(scale is not None or dtype == torch.int32, "scale", scale, "one for int8 or float8")
         scale = torch.ones(1) if scale is None else scale
         total = product(x, unpack_matrix(weight))
         if dtype in (torch.int8, torch.int32) or not act_type:
@@ -355,171 +445,3 @@ def grouped_matmul_add(input: Tensor, x: Tensor, weight: Tensor, group_list: Ten
 @operator("npu_grouped_matmul_add_", ignores=("group_type",))
 def grouped_matmul_add_(input: Tensor, x: Tensor, weight: Tensor, group_list: Tensor, group_list_type: int) -> Tensor:
     return input.copy_(grouped_matmul_add(input, x, weight, group_list, group_list_type))
-
-
-_LARGEST = {torch.int8: 127.0, torch.quint4x2: 7.0}
-
-
-def _to_integers(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Rounds to the nearest number of the dtype, halves to even; four-bit numbers are packed."""
-    if dtype == torch.quint4x2:
-        return pack(values.round().clamp(-8, 7))
-    limits = torch.iinfo(dtype)
-    return values.double().round().clamp(limits.min, limits.max).to(dtype)
-
-
-def quantize_rows(x: Tensor, dtype: torch.dtype, dim: int | None = -1) -> tuple[Tensor, Tensor]:
-    """Quantizes float32 values symmetrically, with the scale by which each row's largest fits.
-
-    With ``dim`` None there is one scale for all rows.
-    """
-    expect(dtype in _LARGEST, "dst_type", dtype, "int8 or quint4x2")
-    x = x.detach()  # the integers have no gradient, and the gradient of the scales alone would not be the rows'
-    sizes, axis = (x.abs().view(-1), -1) if dim is None else (x.abs(), dim)
-    largest = sizes.amax(axis, keepdim=True) if sizes.size(axis) else sizes.sum(axis, keepdim=True)
-    scale = largest / _LARGEST[dtype]
-    values = torch.where(scale == 0, torch.zeros_like(x), x / scale)
-    return _to_integers(values, dtype), scale if dim is None else scale.squeeze(dim)
-
-
-def _smooth(x: Tensor, smooth_scales: Tensor | None, group_index: Tensor | None) -> Tensor:
-    """Multiplies rows by their smooth scales: one for all, or one per group of rows, whose ends are given."""
-    if smooth_scales is None:
-        return x.float()
-    if group_index is None:
-        return x.float() * smooth_scales.float()
-    rows = x.float().reshape(-1, x.size(-1)).clone()
-    ends = ends_of(group_index, 0)
-    for start, end, scales in zip([0, *ends], ends, smooth_scales.float(), strict=False):
-        rows[start:end] *= scales
-    return rows.view(x.shape)
-
-
-@operator("npu_dynamic_quant")
-def dynamic_quant(
-    input: Tensor, smooth_scales: Tensor | None, group_index: Tensor | None, dst_type: int | None, quant_mode: str
-) -> tuple[Tensor, Tensor]:
-    dims = {"pertoken": -1, "perchannel": -2, "pertensor": None}
-    expect(quant_mode in dims, "quant_mode", quant_mode, " or ".join(dims))
-    dtype = dtype_of(dst_type, torch.int8, "dst_type")
-    return quantize_rows(_smooth(input, smooth_scales, group_index), dtype, dims[quant_mode])
-
-
-@operator("npu_dynamic_quant_asymmetric")
-def dynamic_quant_asymmetric(
-    input: Tensor, smooth_scales: Tensor | None, group_index: Tensor | None, dst_type: int | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Quantizes each row's range to int8 or four bits; returns the result with scale and offset of each row."""
-    dtype = dtype_of(dst_type, torch.int8, "dst_type")
-    expect(dtype in _LARGEST, "dst_type", dtype, "int8 or quint4x2")
-    top, steps = _LARGEST[dtype], 2 * _LARGEST[dtype] + 1
-    x = _smooth(input, smooth_scales, group_index)
-    high, low = x.amax(-1, keepdim=True), x.amin(-1, keepdim=True)
-    scale = (high - low) / steps
-    offset = top - high / scale
-    return _to_integers(x / scale + offset, dtype), scale.squeeze(-1), offset.squeeze(-1)
-
-
-@operator("npu_quantize")
-def quantize(
-    input: Tensor, scales: Tensor, zero_points: Tensor | None, dtype: int, axis: int, div_mode: bool
-) -> Tensor:
-    """Returns input / scales + zero_points, or input * scales + zero_points; 1-D scales lie along ``axis``."""
-    axis = axis if div_mode else (-2 if axis == -2 else -1)
-
-    def along_axis(values: Tensor) -> Tensor:
-        if values.dim() != 1 or values.numel() == 1:
-            return values.float()
-        shape = [1] * input.dim()
-        shape[axis] = -1
-        return values.float().view(shape)
-
-    scaled = input.float() / along_axis(scales) if div_mode else input.float() * along_axis(scales)
-    if zero_points is not None:
-        scaled = scaled + along_axis(zero_points)
-    return _to_integers(scaled, dtype_of(dtype, torch.int8, "dtype"))
-
-
-@operator("npu_anti_quant")
-def anti_quant(x: Tensor, scale: Tensor, offset: Tensor | None, dst_dtype: int | None) -> Tensor:
-    expect(x.dtype == torch.int8, "x", x, "int8")
-    shifted = x.float() if offset is None else x.float() + offset.float()
-    return (shifted * scale.float()).to(dtype_of(dst_dtype, torch.float16, "dst_dtype"))
-
-
-@operator("npu_dequant_swiglu_quant")
-def dequant_swiglu_quant(
-    x: Tensor,
-    weight_scale: Tensor | None,
-    activation_scale: Tensor | None,
-    bias: Tensor | None,
-    quant_scale: Tensor | None,
-    quant_offset: Tensor | None,
-    group_index: Tensor | None,
-    activate_left: bool,
-    quant_mode: int,
-) -> tuple[Tensor, Tensor]:
-    """Multiplies x by its scales, applies SwiGLU, and returns int8 by a given scale (``quant_mode`` 0) or per row (1).
-
-    ``group_index`` has the number of rows of each group; scales then have one row per group.
-    """
-    flat = x.reshape(-1, x.size(-1))
-    counts = torch.tensor([len(flat)]) if group_index is None else group_index
-    behind = len(flat) - int(counts.sum())
-
-    def of_rows(values: Tensor) -> Tensor:
-        each = values.float().reshape(len(counts), -1).repeat_interleave(counts, 0)
-        return torch.cat([each, each.new_ones(behind, each.size(1))])
-
-    values = flat.float()
-    if bias is not None and bias.dtype == torch.int32:
-        values, bias = values + of_rows(bias), None
-    if weight_scale is not None:
-        values = values * of_rows(weight_scale)
-    if activation_scale is not None:
-        values = values * activation_scale.float().reshape(-1, 1)
-    if bias is not None:
-        values = values + of_rows(bias)
-    if not activate_left:
-        values = torch.cat(values.chunk(2, -1)[::-1], -1)
-    values = swish_of_first(values, -1)
-    if quant_mode == 1:
-        expect(quant_offset is None, "quant_offset", quant_offset, "None, where quant_mode is 1")
-        if quant_scale is not None:
-            values = values * of_rows(quant_scale)
-        y, scale = quantize_rows(values, torch.int8)
-    else:
-        expect(quant_mode == 0, "quant_mode", quant_mode, "0 or 1")
-        divisor = of_rows(present(quant_scale, "quant_scale", "a scale, where quant_mode is 0"))
-        shift = 0.0 if quant_offset is None else of_rows(quant_offset)
-        y, scale = to_int8(values / divisor + shift), values.new_zeros(len(flat))
-    return y.view(*x.shape[:-1], y.size(-1)), scale.view(x.shape[:-1])
-
-
-@operator("npu_grouped_matmul_swiglu_quant_v2", ignores=("tuning_config",))
-def grouped_matmul_swiglu_quant_v2(
-    x: Tensor,
-    weight: list[Tensor],
-    weight_scale: list[Tensor],
-    x_scale: Tensor,
-    group_list: Tensor,
-    dequant_mode: int | None,
-    quant_mode: int | None,
-    group_list_type: int | None,
-) -> tuple[Tensor, Tensor]:
-    """Multiplies groups of int8 rows by their weights, applies scales and SwiGLU, and quantizes each row to int8.
-
-    Scales belong to the rows and to the weights' columns. Rows after the last group give zeros.
-    """
-    for name, mode in (("dequant_mode", dequant_mode), ("quant_mode", quant_mode)):
-        expect(not mode, name, mode, "0: a scale for each row, and for each column of the weights")
-    expect(x.dtype == torch.int8, "x", x, "int8")
-    ends = ends_of(group_list, group_list_type or 0)
-    each = [plane for part in weight for plane in (part if part.dim() == 3 else [part])]
-    scales = [plane for part in weight_scale for plane in (part if part.dim() == 2 else [part])]
-    expect(len(each) == len(scales) == len(ends), "weight", len(each), f"one for each of {len(ends)} groups")
-    values = torch.zeros(len(x), each[0].size(1))
-    for start, end, matrix, scale in zip([0, *ends], ends, each, scales, strict=False):
-        total = product(x[start:end], matrix)
-        values[start:end] = dequantize(total, scale, None, x_scale[start:end], None, torch.float32)
-    return quantize_rows(swish_of_first(values, -1), torch.int8)

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from alltoallv.npu_ops.matmuls import quantize_rows
+from alltoallv.npu_ops.microscaling import E4M3, E5M2, quantize_blocks
+from alltoallv.npu_ops.quantization import quantize_rows
 from alltoallv.npu_ops.registry import backward, differentiate, expect, operator, present
 
 _FEWER = "fewer than 2**31: experts' numbers are int32"
@@ -192,12 +193,16 @@ def compute_expert_tokens(sorted_expert_for_source_row: Tensor, num_expert: int)
     return torch.searchsorted(sorted_expert_for_source_row, experts, right=True).to(torch.int32)
 
 
-@operator("npu_moe_init_routing_v2", ignores=("expert_capacity",))
+_MX = {2: E5M2, 3: E4M3}
+
+
+@operator("npu_moe_init_routing_v2")
 def init_routing_v2(
     x: Tensor,
     expert_idx: Tensor,
     scale: Tensor | None,
     active_num: int,
+    expert_capacity: int,
     expert_num: int,
     drop_pad_mode: int,
     expert_tokens_num_type: int,
@@ -208,38 +213,56 @@ def init_routing_v2(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Returns the rows for a range of experts, sorted by expert; rows after the last are zeros, as are their scales.
 
-    With ``active_num`` there are so many rows and scales at most; a choice that gets none has the place -1.
+    With ``active_num`` there are so many rows and scales at most; a choice that gets none has the place -1. With
+    ``drop_pad_mode`` 1 each expert has ``expert_capacity`` rows, of its first choices and then of zeros, and
+    ``active_num`` has no effect. ``quant_mode`` 1 gives int8 and 2 and 3 numbers of mx, float8_e5m2 and float8_e4m3fn.
     """
     expect(expert_tokens_num_flag, "expert_tokens_num_flag", expert_tokens_num_flag, "True")
-    expect(expert_tokens_num_type in (0, 1, 2), "expert_tokens_num_type", expert_tokens_num_type, "0, 1 or 2")
-    expect(drop_pad_mode == 0, "drop_pad_mode", drop_pad_mode, "0")
-    expect(quant_mode in (-1, 1), "quant_mode", quant_mode, "-1 (none) or 1 (a scale for each row)")
+    expect(drop_pad_mode in (0, 1), "drop_pad_mode", drop_pad_mode, "0 or 1")
+    kinds, indices = ((1,), (0,)) if drop_pad_mode else ((0, 1, 2), (0, 1))
+    expect(expert_tokens_num_type in kinds, "expert_tokens_num_type", expert_tokens_num_type, f"one of {kinds}")
+    modes = (-1, 1) if drop_pad_mode else (-1, 1, *_MX)
+    expect(quant_mode in modes, "quant_mode", quant_mode, f"one of {modes}, for drop_pad_mode {drop_pad_mode}")
+    expect(quant_mode not in _MX or scale is None, "scale", scale, "None, for numbers of mx")
     expect(expert_num < 2**31, "expert_num", expert_num, _FEWER)
-    expect(row_idx_type in (0, 1), "row_idx_type", row_idx_type, "0 (each choice's place) or 1 (each row's choice)")
+    expect(row_idx_type in indices, "row_idx_type", row_idx_type, "0 (each choice's place) or 1 (each row's choice)")
     _check_choices("expert_idx", expert_idx, x)
     first, end = active_expert_range or (0, expert_num)
+    whole = not drop_pad_mode or (first, end) == (0, expert_num)
+    expect(whole, "active_expert_range", active_expert_range, "all experts, for drop_pad_mode 1")
     experts = expert_idx.reshape(-1).long()
     here = (experts >= first) & (experts < end)
-    order = experts.where(here, torch.full_like(experts, expert_num)).sort(stable=True)[1]
-    places = min(active_num, len(experts)) if active_num > 0 else len(experts)
-    count = min(int(here.sum()), places)
-    choices = order[:count]
+    counts = experts[here].bincount(minlength=expert_num)
+    order = experts.where(here, torch.full_like(experts, expert_num)).sort(stable=True)[1][: int(here.sum())]
+    if drop_pad_mode == 1:
+        expect(expert_capacity > 0, "expert_capacity", expert_capacity, "more than 0, for drop_pad_mode 1")
+        number = experts[order]
+        position = torch.arange(len(order)) - (counts.cumsum(0) - counts)[number]
+        kept, places = position < expert_capacity, expert_num * expert_capacity
+        choices, targets = order[kept], (number * expert_capacity + position)[kept]
+    else:
+        places = min(active_num, len(experts)) if active_num > 0 else len(experts)
+        choices, targets = order[:places], torch.arange(min(places, len(order)))
     sources = choices // expert_idx.size(1)
     rows = x[sources]
     scales = torch.zeros(places)
     if quant_mode == 1:
         smooth = 1.0 if scale is None else scale.float()[(experts[choices] - first).clamp(max=len(scale) - 1)]
-        rows, scales[:count] = quantize_rows(rows.float() * smooth, torch.int8)
+        rows, scales[targets] = quantize_rows(rows.float() * smooth, torch.int8)
+    elif quant_mode in _MX:
+        rows, own = quantize_blocks(rows.detach().float(), _MX[quant_mode])
+        scales = own.new_zeros(places, own.size(1) * 2).index_copy(0, targets, own.flatten(1))
+        scales = scales.view(torch.float8_e8m0fnu)
     elif scale is not None:
-        scales[:count] = scale[sources]
-    expanded = rows.new_zeros(places, x.size(1))
-    expanded[:count] = rows
+        scales[targets] = scale[sources]
+    rows = rows.view(torch.uint8) if quant_mode in _MX else rows  # torch does not place float8
+    expanded = rows.new_zeros(places, x.size(1)).index_copy(0, targets, rows)
+    expanded = expanded.view(_MX[quant_mode].dtype) if quant_mode in _MX else expanded
     index = torch.full_like(experts, -1)
     if row_idx_type == 0:
-        index[choices] = torch.arange(count)
+        index[choices] = targets
     else:
-        index[:count] = choices
-    counts = experts[here].bincount(minlength=expert_num)
+        index[: len(choices)] = choices
     tokens = counts[first:end]
     if expert_tokens_num_type == 0:
         tokens = tokens.cumsum(0)
@@ -247,6 +270,8 @@ def init_routing_v2(
         used = counts.nonzero().view(-1)
         tokens = counts.new_zeros(expert_num, 2)
         tokens[: len(used)] = torch.stack([used, counts[used]], 1)
+    if drop_pad_mode == 1:
+        expanded = expanded.unflatten(0, (expert_num, expert_capacity))
     return expanded, index.to(torch.int32), tokens, scales
 
 

@@ -21,8 +21,9 @@ from torch import Tensor
 from alltoallv.npu_ops import groups, limits
 from alltoallv.npu_ops.groups import Group
 from alltoallv.npu_ops.layers import add_rms_norm
-from alltoallv.npu_ops.matmuls import check_dtypes, product, quantize_rows, to_int8
+from alltoallv.npu_ops.matmuls import check_dtypes, product, to_int8
 from alltoallv.npu_ops.moe import by_expert
+from alltoallv.npu_ops.quantization import quantize_rows
 from alltoallv.npu_ops.registry import dtype_of, expect, variant
 
 RESERVED = ("group_tp", "tp_rank_id", "tp_send_counts", "expand_scales", "performance_info")

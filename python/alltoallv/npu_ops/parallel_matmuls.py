@@ -13,7 +13,8 @@ from torch import Tensor
 
 from alltoallv.npu_ops import groups, limits
 from alltoallv.npu_ops.groups import Group
-from alltoallv.npu_ops.matmuls import antiquantize, check_dtypes, dequantize, product, quantize_rows, to_int8
+from alltoallv.npu_ops.matmuls import antiquantize, check_dtypes, dequantize, product, to_int8
+from alltoallv.npu_ops.quantization import quantize_rows
 from alltoallv.npu_ops.registry import dtype_of, expect, operator, variant
 
 _SPEED = ("comm_turn", "comm_mode")  # arguments that change the speed, not the result

@@ -45,14 +45,21 @@ def to_scatter(mode: str | None) -> Any:
 
 def gather(key_cache: Array, value_cache: Array, block_tables: Array, seq_lens: Array, **known: Any) -> list[Array]:
     lengths = np.diff(seq_lens) if known["is_seq_lens_cumsum"] else seq_lens
+    first = known.get("seq_offset", [0, 0])
+
+    def row(cache: Array, b: int, i: int) -> Array:
+        place = first[b] // 4 + i // 4
+        block = block_tables[b, place] if place < len(block_tables[b]) else -1
+        return cache[block, i % 4] if 0 <= block < len(cache) else np.zeros_like(cache[0, 0])
+
     return [
-        np.stack([cache[block_tables[b, i // 4], i % 4] for b, length in enumerate(lengths) for i in range(length)])
+        np.stack([row(cache, b, i) for b, length in enumerate(lengths) for i in range(length)])
         for cache in (key_cache, value_cache)
     ]
 
 
-def to_gather(ends: bool) -> Any:
-    return lambda r: {
+def to_gather(ends: bool, **more: Any) -> Any:
+    return lambda r: more | {
         "key_cache": r.normal(size=(5, 4, 2, 8)), "value_cache": r.normal(size=(5, 4, 2, 6)),
         "block_tables": np.array([[3, 0], [1, 4]], np.int32), "is_seq_lens_cumsum": ends,
         "seq_lens": np.array([0, 3, 10] if ends else [3, 7], np.int32),
@@ -83,11 +90,15 @@ def rotated_and_normalized(kv: Array, gamma: Array, cos: Array, sin: Array) -> t
 
 def joined(
     kv: Array, gamma: Array, cos: Array, sin: Array, index: Array, k_cache: Array, ckv_cache: Array,
-    cache_mode: str, is_output_kv: bool,
+    cache_mode: str, is_output_kv: bool, c_kv_scale: Any = None, c_kv_offset: Any = None, k_rope_scale: Any = None,
 ) -> list[Any]:  # fmt: skip
     values = rotated_and_normalized(kv, gamma, cos, sin)
     caches = k_cache.copy(), ckv_cache.copy()
-    for cache, rows in zip(caches, values, strict=True):
+    kept = [
+        rows if scale is None else np.clip(np.rint(rows * scale + (0 if offset is None else offset)), -128, 127)
+        for rows, scale, offset in zip(values, (k_rope_scale, c_kv_scale), (None, c_kv_offset), strict=True)
+    ]
+    for cache, rows in zip(caches, kept, strict=True):
         for b, t in np.ndindex(rows.shape[:2]):
             if cache_mode == "Norm":
                 cache[b, 0, index[b, t]] = rows[b, t]
@@ -104,8 +115,13 @@ def joined(
     return [*caches, *outputs, *caches]
 
 
-def to_join(mode: str, output: bool) -> Any:
+def to_join(mode: str, output: bool, **more: Any) -> Any:
     def inputs(r: np.random.Generator) -> dict[str, Any]:
+        made = joined_inputs(r)
+        codes = {"c_kv_scale": "ckv_cache", "k_rope_scale": "k_cache"}
+        return made | more | {cache: made[cache].astype(np.int8) for scale, cache in codes.items() if scale in more}
+
+    def joined_inputs(r: np.random.Generator) -> dict[str, Any]:
         pages = mode != "Norm"
         index = {"Norm": [[5, 0, 2], [1, 3, 4]], "PA_BLK_BNSD": [4, 8, 0, 12], "PA_BLK_NZ": [4, 8, 0, 12]}
         return {
@@ -130,14 +146,28 @@ CASES = [
             ("PA_BLK_NZ", True),
         )
     ),
+    Case(
+        "npu_kv_rmsnorm_rope_cache",
+        to_join(
+            "PA_NZ",
+            True,
+            c_kv_scale=np.float32([31.0]),
+            k_rope_scale=np.float32(np.linspace(20, 31, 16)),
+            c_kv_offset=np.float32([3.0]),
+        ),
+        joined,
+        dtypes=("float32",),
+        writes=("k_cache", "ckv_cache"),
+        note="int8",
+    ),
     *(
         Case("npu_scatter_pa_kv_cache", to_scatter(mode), scatter, exact=True, writes=("key_cache", "value_cache"))
         for mode in (None, "Norm", "PA_NZ")
     ),
     Case("npu_scatter_pa_kv_cache_functional", to_scatter("Norm"), scatter, exact=True),
     *(
-        Case("npu_gather_pa_kv_cache", to_gather(ends), gather, exact=True, writes=("key", "value"))
-        for ends in (False, True)
+        Case("npu_gather_pa_kv_cache", to_gather(ends, **more), gather, exact=True, writes=("key", "value"))
+        for ends, more in ((False, {}), (True, {}), (True, {"seq_offset": np.array([2, 5], np.int32)}))
     ),
     Case("npu_scatter_nd_update", to_update, scattered, exact=True),
     Case("npu_scatter_nd_update_", to_update, lambda **known: [scattered(**known)] * 2, exact=True, writes=("input",)),

@@ -138,6 +138,30 @@ def init_routing_v2(
     return expanded, index, counts, scales
 
 
+def to_capacity(capacity: int, quantized: bool) -> Any:
+    return lambda r: {
+        "x": r.normal(size=(5, 8)), "expert_idx": choices(r, k=3, experts=6), "expert_num": 6, "drop_pad_mode": 1,
+        "expert_capacity": capacity, "expert_tokens_num_type": 1, "expert_tokens_num_flag": True,
+        "quant_mode": 1 if quantized else -1, "scale": np.float32(r.uniform(0.5, 2, (6, 8) if quantized else 5)),
+    }  # fmt: skip
+
+
+def with_capacity(
+    x: Array, expert_idx: Array, expert_num: int, expert_capacity: int, quant_mode: int, scale: Array, **_: Any
+) -> tuple[Any, ...]:
+    """Each expert has its first choices' rows, and rows of zeros."""
+    flat, k = expert_idx.reshape(-1), expert_idx.shape[1]
+    rows = np.zeros((expert_num, expert_capacity, x.shape[1]))
+    scales, index = np.zeros(expert_num * expert_capacity), np.full(len(flat), -1, np.int32)
+    for expert in range(expert_num):
+        for i, choice in enumerate(np.flatnonzero(flat == expert)[:expert_capacity]):
+            place = index[choice] = expert * expert_capacity + i
+            rows[expert, i], scales[place] = x[choice // k], scale[choice // k] if quant_mode < 0 else 0
+            if quant_mode == 1:
+                rows[expert, i], scales[place] = symmetric(x[choice // k].astype(np.float32) * scale[expert])
+    return rows, index, np.bincount(flat, minlength=expert_num), scales
+
+
 def to_route(kind: int, index: int, quantized: bool, scaled: bool, active: list[int], active_num: int = -1) -> Any:
     return lambda r: {
         "x": r.normal(size=(5, 8)), "expert_idx": choices(r, k=3, experts=6), "expert_num": 6,
@@ -247,6 +271,10 @@ CASES = [
             (1, 0, True, False, [1, 5]), (1, 0, False, True, [0, 6], 7), (1, 1, True, False, [2, 5], 4),
             (1, 0, False, False, [2, 4], 15),
         )
+    ),
+    *(
+        Case("npu_moe_init_routing_v2", to_capacity(*arguments), with_capacity, exact=True, note="capacity")
+        for arguments in ((2, False), (3, True))
     ),
     Case("npu_moe_finalize_routing", to_finalize(False), finalize),
     Case("npu_moe_finalize_routing", to_finalize(True, drop_pad_mode=2), finalize),

@@ -70,7 +70,8 @@ def to_quantize(dtype: int, axis: int, div_mode: bool, zeros: type[Any] | None) 
 
 def swiglu_quant(
     x: Array, weight_scale: Array, activation_scale: Array, activate_left: bool, quant_mode: int,
-    group_index: Array | None = None, quant_scale: Array | None = None,
+    group_index: Array | None = None, quant_scale: Array | None = None, swiglu_mode: int = 0, clamp_limit: float = 7.0,
+    glu_alpha: float = 1.702, glu_bias: float = 1.0,
 ) -> tuple[Array, Array | None]:  # fmt: skip
     """In float64: an exponential of float32 differs by more than rounding, which is one step of int8 at most."""
     counts = [len(x)] if group_index is None else list(group_index)
@@ -78,6 +79,10 @@ def swiglu_quant(
     a, b = np.split(x * rows * activation_scale[:, None].astype(np.float64), 2, -1)
     gate, other = (a, b) if activate_left else (b, a)
     values = gate * sigmoid(gate) * other
+    if swiglu_mode:  # of the columns of even and odd numbers
+        wide = np.stack([a, b], 1).reshape(len(x), -1)
+        gate, other = np.minimum(wide[:, ::2], clamp_limit), np.clip(wide[:, 1::2], -clamp_limit, clamp_limit)
+        values = gate * sigmoid(glu_alpha * gate) * (other + glu_bias)
     if quant_mode == 0:
         assert quant_scale is not None
         return integers(values / quant_scale.astype(np.float64), -128, 127), None
@@ -85,7 +90,7 @@ def swiglu_quant(
     return integers(values / scale, -128, 127), scale[:, 0]
 
 
-def to_swiglu(groups: bool, left: bool, mode: int) -> Any:
+def to_swiglu(groups: bool, left: bool, mode: int, **more: Any) -> Any:
     def inputs(r: np.random.Generator) -> dict[str, Any]:
         made: dict[str, Any] = {"group_index": np.array([1, 3], np.int64)} if groups else {}
         if mode == 0:
@@ -93,7 +98,7 @@ def to_swiglu(groups: bool, left: bool, mode: int) -> Any:
         return {
             "x": r.integers(-9999, 9999, (4, 16)).astype(np.int32), "activate_left": left, "quant_mode": mode,
             "weight_scale": single(r, 2, 16) if groups else single(r, 16),
-            "activation_scale": single(r, 4) * 10, **made,
+            "activation_scale": single(r, 4) * 10, **made, **more,
         }  # fmt: skip
 
     return inputs
@@ -157,7 +162,10 @@ CASES = [
          lambda x, scale, offset: (x.astype(np.float32) + offset.astype(np.float32)) * scale.astype(np.float32),
          dtypes=("int8",), exact=True),
     *(
-        Case("npu_dequant_swiglu_quant", to_swiglu(*arguments), swiglu_quant, dtypes=("int32",))
-        for arguments in ((True, False, 1), (False, True, 1), (False, False, 0))
+        Case("npu_dequant_swiglu_quant", to_swiglu(*arguments, **more), swiglu_quant, dtypes=("int32",))
+        for arguments, more in (
+            ((True, False, 1), {}), ((False, True, 1), {}), ((False, False, 0), {}),
+            ((True, True, 1), {"swiglu_mode": 1, "clamp_limit": 2.0, "glu_alpha": 1.5, "glu_bias": 0.5}),
+        )
     ),
 ]  # fmt: skip
