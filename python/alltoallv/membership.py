@@ -213,7 +213,7 @@ def meet(
             raise CommTimeoutError(
                 f"the {job.size} ranks of the job have not met within {options.timeout:g} s, and none of them goes on "
                 f"without the others: {error}"
-            ) from error
+            ) from None
 
 
 def leave(comm: Communicator) -> int:

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import signal
 import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 
 import alltoallv.numpy as an
 from alltoallv import Communicator, membership
-from alltoallv.errors import AllToAllVError, DeadlockError, PeerLostError, PeerMismatchError, ResourceError
+from alltoallv.errors import (
+    AllToAllVError,
+    CommTimeoutError,
+    DeadlockError,
+    PeerLostError,
+    PeerMismatchError,
+    ResourceError,
+)
 
 
 def lost(how: str, *ranks: str) -> None:
@@ -445,6 +454,27 @@ def ends_while_waiting() -> None:
         an.recv(np.empty(1), 0, group=comm)
     except PeerLostError as error:
         print(error)
+
+
+def two_halves(folder: str) -> None:
+    """Ranks that do not see all others any more do not go on, but meet again once they do."""
+    comm = Communicator.from_env(timeout=60)
+    comm.core.set_timeout(1.0)
+    assert comm._options is not None
+    comm._options.timeout = 3.0  # of `rejoin`
+    an.barrier(group=comm)
+    Path(folder, f"works-{comm.rank}").touch()
+    with contextlib.suppress(CommTimeoutError, PeerLostError):
+        while True:
+            an.all_reduce(np.ones(1), group=comm)
+    while True:
+        try:
+            comm = comm.rejoin()
+            break
+        except CommTimeoutError as error:
+            print(error, flush=True)
+            Path(folder, f"refused-{comm.rank}").touch()
+    print(f"epoch {comm.epoch}: {an.all_reduce(np.ones(1), group=comm).tolist()}")
 
 
 if __name__ == "__main__":

@@ -10,8 +10,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
+from started import wait_for
 
-from alltoallv.testing.hosts import Host, HostRanks
+from alltoallv.testing.hosts import Host, HostRanks, torchrun_environment
 
 PROGRAM = Path(__file__).with_name("cut_program.py")
 TIMEOUT = 4.0  # the leaders stay silent for long enough to fill what TCP buffers
@@ -65,6 +66,27 @@ def test_a_cut_cable_ends_every_wait(hosts: list[Host], tmp_path: Path) -> None:
     for kind, seconds in map(looked_at, texts):
         assert kind in ("CommTimeoutError", "PeerLostError"), texts
         assert seconds < LIMIT, "\n".join(texts)
+
+
+def test_of_two_halves_none_goes_on_and_both_do_once_they_meet(hosts: list[Host], tmp_path: Path) -> None:
+    def variables(rank: int) -> dict[str, str]:
+        return {**torchrun_environment(rank, 4, 2, hosts[0].address, 29_570), "ALLTOALLV_REPLACEMENT": "0"}
+
+    def all_have(what: str) -> bool:
+        return len(list(tmp_path.glob(f"{what}-*"))) == 4
+
+    place = [hosts[0], hosts[0], hosts[1], hosts[1]]
+    program = PROGRAM.with_name("programs.py")
+    ranks = HostRanks(program, place, "two_halves", str(tmp_path), port=29_570, environment=variables)
+    wait_for(lambda: all_have("works"), "the first meeting")
+    cable(hosts[1], "down")
+    wait_for(lambda: all_have("refused"), "an error on all")
+    cable(hosts[1], "up")
+    texts = ranks.outputs(60)
+    for rank, text in enumerate(texts):
+        assert "none of them goes on without the others" in text, texts
+        assert re.search("rank [23]" if rank < 2 else "for rank 0", text), texts
+        assert text.endswith("epoch 1: [4.0]\n"), texts
 
 
 def test_half_open_connections_end_by_the_timeout(hosts: list[Host], tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ first of these decides:
 
 1. our own: ``ALLTOALLV_RANK``, ``ALLTOALLV_WORLD_SIZE``, ``ALLTOALLV_JOB_ID``, and optionally
    ``ALLTOALLV_LOCAL_RANK``, ``ALLTOALLV_LOCAL_WORLD_SIZE``, ``ALLTOALLV_RESTART_COUNT``
-   (``python -m alltoallv run`` sets them all) and, where lost ranks are replaced, ``ALLTOALLV_REPLACEMENT``;
+   (``python -m alltoallv run`` sets them all);
 2. torchrun and whatever else sets ``RANK`` and ``WORLD_SIZE``;
 3. msrun: ``RANK_ID`` with ``RANK_SIZE`` or ``MS_WORKER_NUM``;
 4. ``paddle.distributed.launch``: ``PADDLE_TRAINER_ID``, ``PADDLE_TRAINERS_NUM``;
@@ -15,6 +15,8 @@ first of these decides:
 7. a rank table: ``RANK_TABLE_FILE`` with ``RANK_ID`` or, for one server, ``DEVICE_ID``;
 8. Slurm's srun: ``SLURM_PROCID``, ``SLURM_STEP_NUM_TASKS``, ``SLURM_STEP_ID``;
 9. none: rank 0 of 1.
+
+A launcher that replaces lost ranks also sets ``ALLTOALLV_REPLACEMENT``, whichever it is.
 
 Variables that are malformed, incomplete or contradict each other raise InvalidParamError.
 """
@@ -67,8 +69,9 @@ def detect(environ: Environ | None = None) -> Launch:
     chosen: tuple[_Kind, Launch] | None = None
     for kind in sorted(present, key=lambda kind: by[kind].distance):  # stable
         if chosen is None:
-            launch = kind.read(_without_outer(env, kind, by[kind]), by[kind])
-            chosen = None if launch is None else (kind, launch)
+            seen = _without_outer(env, kind, by[kind])
+            launch = kind.read(seen, by[kind])
+            chosen = None if launch is None else (kind, replace(launch, replacement=optional(seen, _REPLACEMENT)))
         elif by[chosen[0]].distance == by[kind].distance and chosen[0].alone and kind.alone:
             _compare(env, *chosen, kind, by[kind])
     if chosen is not None:
@@ -145,7 +148,6 @@ def _own(env: Environ, by: Setter) -> Launch | None:
         local_size,
         *root,
         by_address=job.startswith(BY_ADDRESS),
-        replacement=optional(env, _REPLACEMENT),
     )
 
 
