@@ -320,7 +320,9 @@ void TcpLeaders::on_end(Connection& connection) {
     // Closed by `stop`, so that its number is not reused before.
     Reactor::instance().remove(connection.socket.get());
     ::shutdown(connection.socket.get(), SHUT_RDWR);
-    if (!stopped_ && !control_.has_left(connection.leader))
+    // A leader that has told its departure is answered by this end, perhaps before it has come to `stop`.
+    const bool leaves = stopped_ || control_.has_left(here_[0]);
+    if (!leaves && !control_.has_left(connection.leader))
         control_.lost(connection.leader, "its connection has ended");
 }
 
