@@ -239,7 +239,8 @@ def vllm(session: nox.Session) -> None:
 
     vllm-ascend asks for a triton-ascend that PyPI has not; the newest there takes the place of torch's own triton.
     """
-    session.install("torch==2.10.0", "torchvision==0.25.0", "torchaudio==2.10.0", "pyyaml")
+    torches = ("torch==2.10.0", "torchvision==0.25.0", "torchaudio==2.10.0")
+    session.install(*torches, "pyyaml")
     session.install("--no-deps", "torch_npu==2.10.0.post4")  # it asks for the CPU build, which PyPI has not for x86_64
     build = ("setuptools>=77,<81", "setuptools-scm>=8", "setuptools-rust", "wheel", "cmake>=3.26", "ninja", "jinja2")
     session.install(*build, "pybind11", "packaging", "numpy>=1.25,<3")
@@ -247,6 +248,7 @@ def vllm(session: nox.Session) -> None:
     session.env["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"  # the builds import torch, without the emulator
     source = ("--no-build-isolation", "--no-binary", "vllm")
     session.install(*source, "vllm==0.23.0", "transformers==5.5.4", "fastapi<0.124")
+    session.install("--no-deps", *torches)  # uv has read what vllm's wheel for CUDA asks for, a newer torch among it
     session.install("decorator", "msgpack", "pandas", "psutil", "quart", "scipy", "numba")
     session.install("--no-deps", "--no-build-isolation", "vllm-ascend==0.23.0.post1")
     steps.uninstall(session, "triton", "triton-ascend")  # they share a folder
