@@ -126,7 +126,9 @@ class _Recorder(modes.TorchDispatchMode):
         self.stream: Any = None  # stream of the replay
         self._streams = _Streams()
         self._inside = 0  # operators that are being called
-        self._made: set[int] = set()  # addresses of memory that the capture made
+        # By address: memory that the capture made, which is the graph's as in a pool of its own, also where the program
+        # keeps no tensor of it.
+        self._made: dict[int, torch.Tensor] = {}
         self._before: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # memory, and its values before the capture
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -153,7 +155,7 @@ class _Recorder(modes.TorchDispatchMode):
             for place, leaf in enumerate(tree_leaves(results))
             if isinstance(leaf, torch.Tensor) and _address(leaf) not in given
         ]
-        self._made.update(_address(tensor) for _, tensor in fresh)
+        self._made.update((_address(tensor), tensor) for _, tensor in fresh)
         if _computes(func) and len(self.calls) == before:
             self.calls.append(_Call(*call, fresh))
             self._streams.used(torch.npu.current_stream())

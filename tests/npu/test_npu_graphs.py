@@ -70,6 +70,25 @@ def test_operators_of_a_higher_order_operator_are_replayed(rank: int, size: int)
 
 
 @on_ranks(1, communicator=False)
+def test_memory_of_a_capture_stays_the_graphs(rank: int, size: int) -> None:
+    """Also what it has only allocated: programs need no tensors of a graph's outputs, which lie in its pool."""
+    device = use_device(rank)
+    graph, elements = torch.npu.NPUGraph(), 3_000_000
+
+    def addresses(tensors: int) -> set[int]:
+        """Of tensors made on the stream of the capture, which no other stream's memory is for."""
+        with torch.npu.stream(stream):
+            return {tensor.data_ptr() for tensor in [torch.empty(elements, device=device) for _ in range(tensors)]}
+
+    stream = torch.npu.Stream()
+    with torch.npu.graph(graph, stream=stream):
+        made = addresses(3)
+    assert not made & addresses(8)
+    graph.reset()
+    assert made & addresses(12)  # those of the line before among them
+
+
+@on_ranks(1, communicator=False)
 def test_what_cannot_be_replayed_is_refused_by_name(rank: int, size: int) -> None:
     device = use_device(rank)
     x = torch.ones(4, device=device)

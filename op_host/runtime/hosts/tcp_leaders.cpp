@@ -322,8 +322,7 @@ void TcpLeaders::on_end(Connection& connection) {
     ::shutdown(connection.socket.get(), SHUT_RDWR);
     // A leader that has told its departure is answered by this end, perhaps before it has come to `stop`.
     const bool leaves = stopped_ || control_.has_left(here_[0]);
-    if (!leaves && !control_.has_left(connection.leader))
-        control_.lost(connection.leader, "its connection has ended");
+    if (!leaves && !control_.has_left(connection.leader)) control_.lost(connection.leader, "its connection has ended");
 }
 
 void TcpLeaders::send_to_others(size_t except, const Message& message, const std::string& body) {
