@@ -296,7 +296,8 @@ def tsan_python(session: nox.Session) -> None:
 def tsan(session: nox.Session) -> None:
     """Thread sanitizer: what has threads in tests/cpp, thread ranks too; the emulator's with ``-- emulator_``."""
     # Others have one thread, or a peer that races on purpose.
-    chosen = steps.cpp_tests(*(session.posargs or ["^(?!.*(emulator|kernel|half|quantize|broken|changed_row))"]))
+    others = "emulator|kernel|half|quantize|rows_test|algorithm|plan|hccl_test|broken|changed_row"
+    chosen = steps.cpp_tests(*(session.posargs or [f"^(?!.*({others}))"]))
     build = steps.configure_core(session, "tsan", chosen, "-DALLTOALLV_SANITIZE=thread")
     steps.ctest(session, build, "-R", f"^({'|'.join(chosen)})$", runner=steps.UNRANDOMIZED)
 
