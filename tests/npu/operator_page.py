@@ -76,8 +76,10 @@ has no gradients for these operators, but on CPU tensors (`alltoallv.npu_ops`) t
 rank refuses its arguments, all ranks raise the error. The limits in the devices' documentation (dtypes, world sizes,
 hidden sizes, tokens, experts, HCCL_BUFFSIZE) apply to the product that `ALLTOALLV_NPU_PRODUCT` names: `A3` (the
 default) or `A2`. `ALLTOALLV_NPU_LIMITS=relax` turns them off. The first `shared_expert_rank_num` ranks hold the
-copies of the shared expert; the tokens of rank r go to copy r modulo the number of copies. The operators refuse
-`tp_world_size` 2 (with 0 or 1, `group_tp` has no effect), `elastic_info`, and scales of blocks (mx).
+copies of the shared expert; the tokens of rank r go to copy r modulo the number of copies. Dispatch has `quant_mode` 0
+to 5; a limit keeps all but 0 and 2 from A2 and A3. With `tp_world_size` 2 a rank has its own rows first, and then those
+of the other rank of `group_tp`. With `elastic_info` the ranks that are left exchange without the others; an error
+reaches these too, unless it is about `elastic_info`. The matrix products refuse scales of blocks (mx).
 
 """
 

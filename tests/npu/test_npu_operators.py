@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import fused_cases
+import fused_elastic
+import fused_tp
 import fused_trouble
 import operator_page
 import pytest
@@ -43,6 +45,10 @@ def test_fused_operators_compute_their_formulas(rank: int, size: int, file: str)
             for case in cases:
                 case.call(device, name, rank, size)
         fused_trouble.check(device, name, rank, size)
+        fused_elastic.check(device, name, rank, size)
+        if size == 4:
+            names = [one._get_backend(device).get_hccl_comm_name(rank) for one in fused_tp.groups(rank)]
+            fused_tp.check(device, *names, rank)
 
 
 @on_ranks(2, communicator=False)

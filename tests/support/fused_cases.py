@@ -11,7 +11,8 @@ import fused_matmul_cases
 import numpy as np
 from fused_case import Fused
 from operator_case import FLOATS
-from operators.matmuls import dequantized, single, whole
+from operators.matmuls import dequantized, nearest, single, whole
+from operators.microscaling import E2M1, E4M3, E5M2, LARGEST, NAMES, coded, mx, pairs, rounded
 from operators.quantization import symmetric
 
 Array = np.ndarray[Any, Any]
@@ -19,6 +20,7 @@ Rank = dict[str, Any]
 WIDTH, CHOICES, LOCAL = 16, 2, 2
 F32 = np.float32
 FLOAT16, BFLOAT16 = 5, 15
+KINDS: dict[Any, int] = {23: E5M2, 24: E4M3, 296: E2M1}  # as torch calls them
 
 
 def routed(r: np.random.Generator, size: int, special: int = 0, **more: Any) -> list[Rank]:
@@ -94,7 +96,7 @@ def dispatched(ranks: list[Rank]) -> list[Any]:
     experts, copies = placed(ranks)
     shared = ranks[0].get("shared_expert_num", 1) if copies else 0
     for rank, got in enumerate(arrivals(ranks)):
-        rows = np.zeros((room(ranks, rank), WIDTH))
+        rows = np.zeros((room(ranks, rank), ranks[rank]["x"].shape[1]))
         dynamic = np.zeros(len(rows), F32)
         for place, (expert, source, token, _) in enumerate(got):
             rows[place] = ranks[source]["x"][token]
@@ -111,6 +113,49 @@ def dispatched(ranks: list[Rank]) -> list[Any]:
         results.append(
             (values, dynamic if quantized else None, None, numbers, ends(got, experts[rank], size), None, None)
         )
+    return results
+
+
+def travelled(x: Array, scales: Any, mode: int, kind: int, expert: int, token: int) -> tuple[Array, Any]:
+    """A token as it travels with a format of torch_npu's own, and its scales."""
+    if mode == 0:
+        return x, scales[token]
+    row, largest = x.astype(F32), F32(LARGEST.get(kind, 127))
+    if scales is not None:
+        row = row * (scales[expert] if scales.ndim == 2 else scales).astype(F32)
+    if mode == 1:
+        return nearest(row), None
+    if mode == 2:
+        factor = largest / np.abs(row).max()
+        return rounded(row * factor, kind), F32(1) / factor
+    if mode == 3:
+        blocks = np.split(row, range(128, len(row), 128))
+        of = [np.abs(block).max() / largest for block in blocks]
+        return rounded(np.concatenate([block / one for block, one in zip(blocks, of, strict=True)]), kind), of
+    values, of_blocks = mx(row[None], kind, up=mode == 5)
+    return values[0] if kind in NAMES else pairs(values, kind)[0], of_blocks.reshape(-1)
+
+
+def precise(ranks: list[Rank]) -> list[Any]:
+    """Dispatch with a format of torch_npu's own: its rows and scales, and what does not depend on it."""
+    results = []
+    plain = dispatched([{**one, "quant_mode": 0} for one in ranks])
+    for rank, got in enumerate(arrivals(ranks)):
+        kind, mode = KINDS.get(ranks[rank].get("y_dtype"), 0), ranks[rank].get("quant_mode", 0)
+        made = [
+            travelled(ranks[source]["x"][token], ranks[source].get("scales"), mode, kind, expert, token)
+            for expert, source, token, _ in got
+        ]
+        behind = room(ranks, rank) - len(made)
+        rows, scales = np.zeros((room(ranks, rank), 0)), np.zeros(room(ranks, rank))
+        if made:
+            rows, scales = (
+                np.concatenate([np.stack(each), np.zeros((behind, *np.shape(each[0])), np.asarray(each[0]).dtype)])
+                if each[0] is not None
+                else scales
+                for each in zip(*made, strict=True)
+            )
+        results.append((rows, scales, *plain[rank][2:]))
     return results
 
 
@@ -287,6 +332,32 @@ def dispatch(version: str, special: int = 0, **more: Any) -> Fused:
     return Fused(name, lambda r, n: routed(r, n, special, **more), dispatched, exact=True)
 
 
+def wide(mode: int, y_dtype: int | None = None, width: int = 160, **more: Any) -> Fused:
+    """Of tokens with more than a block of 128 numbers."""
+
+    def inputs(r: np.random.Generator, size: int) -> list[Rank]:
+        ranks = routed(r, size, quant_mode=mode, **({"y_dtype": y_dtype} if y_dtype else {}), **more)
+        for one in ranks:
+            one["x"] = r.normal(size=(len(one["x"]), width)) * 2.0 ** r.integers(-9, 9, (len(one["x"]), 1))
+        return ranks
+
+    return Fused("npu_moe_distribute_dispatch_v2", inputs, precise, exact=True)
+
+
+def of_eights(r: np.random.Generator, size: int) -> list[Rank]:
+    """Tokens that are float8 already, with scales that only travel."""
+    ranks = routed(r, size, scales=lambda r, tokens, size: F32(r.uniform(size=(tokens, 2))))
+    return [one | {"x": coded(r, E4M3, len(one["x"]), WIDTH)} for one in ranks]
+
+
+def of_columns(r: np.random.Generator, tokens: int, size: int) -> Array:
+    return F32(np.random.default_rng(8).uniform(10, 40, 160))
+
+
+def smooth_wide(r: np.random.Generator, tokens: int, size: int) -> Array:
+    return F32(np.random.default_rng(9).uniform(0.5, 2, (LOCAL * size, 160)))
+
+
 FAMILIES: dict[str, list[Fused]] = {
     "moe_distribute": [
         *(dispatch("_v2", special, **more) for special, more in DISPATCHES),
@@ -294,6 +365,14 @@ FAMILIES: dict[str, list[Fused]] = {
         dispatch("_v2", global_bs=of_all, **COPIES),
         dispatch("_v2", x_active_mask=some_active, **ONE_EACH),
         dispatch("_v2", scales=smooth_shared, quant_mode=2, **COPIES),
+        wide(1, scales=of_columns),
+        wide(1, 1, scales=smooth_wide),
+        wide(2, 24, scales=smooth_wide),
+        wide(3, 23),
+        wide(4, 24, scales=smooth_wide),
+        wide(4, 296),
+        wide(5, 23),
+        Fused("npu_moe_distribute_dispatch_v2", of_eights, precise, exact=True),
         dispatch("", **COPIES),
         dispatch(""),
         dispatch("", quant_mode=2),

@@ -28,6 +28,8 @@ REFUSED: list[tuple[str, Any, str]] = [
     (DISPATCH, lambda one: {"expert_ids": one["expert_ids"].astype(np.int64)}, "expert_ids"),
     (DISPATCH, lambda one: {"expert_token_nums_type": 2}, "expert_token_nums_type"),
     (DISPATCH, lambda one: {"quant_mode": 2, "scales": np.ones((1, 16), np.float32)}, "scales"),
+    (DISPATCH, lambda one: {"quant_mode": 1}, "scales"),
+    (DISPATCH, lambda one: {"quant_mode": 3}, "y_dtype"),
     (COMBINE, lambda one: {"expand_x": one["expand_x"][:1]}, "expand_x"),
     (COMBINE, lambda one: {"ep_send_counts": one["ep_send_counts"][1:]}, "ep_send_counts"),
     (COMBINE, lambda one: {"shared_expert_x": WRONG}, "shared_expert_x"),
@@ -118,12 +120,17 @@ def check(device: torch.device, group: str, rank: int, size: int) -> None:
         "x has dtype float32, expected float16 or bfloat16 on A3",
     )
     error = call(operator, lambda one: {"tp_world_size": 2 * (rank == 1)})
-    text = f"npu::{operator}: tp_world_size is 2; the emulator expects 0 or 1: ranks of group_tp"
+    text = f"npu::{operator}: group_tp is ''; the emulator expects the name of a group of two ranks"
     if rank == 1:
         expect(error, NotImplementedError, text)
     else:
         expect(error, PeerMismatchError, f"rank 1 refuses {operator}: {text}")
     assert call(operator, lambda one: {"group_tp": "tp", "tp_world_size": 1}) is None
+    static = {"quant_mode": 1, "scales": np.ones(1, np.float32)}
+    assert call(operator, lambda one: static) is None
+    if size == 2:
+        text = "quant_mode is 1, with y_dtype None, expected 0, or 2 with int8, on A3"
+        expect(call(operator, lambda one: wide | static, ALLTOALLV_NPU_LIMITS="keep"), InvalidParamError, text)
     expect(
         call(operator, lambda one: {"shared_expert_rank_num": size}),
         NotImplementedError,

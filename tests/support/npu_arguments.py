@@ -53,6 +53,7 @@ NO_EFFECT = {
     "k": "for rows without scales",
     "group_index": "for scales of groups",
     "tp_world_size": "1 is no tensor parallelism, too",
+    **dict.fromkeys(("group_tp", "tp_rank_id"), "for tp_world_size 2"),
     "comm_alg": "one of those that limits allow",
     "shared_expert_num": "where ranks have shared experts",
     "zero_expert_num": "no token has chosen them",

@@ -6,6 +6,8 @@ import os
 from typing import Any
 
 import fused_cases
+import fused_elastic
+import fused_tp
 import fused_trouble
 import pytest
 import torch.distributed as dist
@@ -233,6 +235,9 @@ def test_fused_operators_compute_their_formulas(grouped: Grouped, size: int, bac
         check_gradients(group.group_name, rank, size)
         check_names(group.group_name, rank, size)
         fused_trouble.check(torch.device("cpu"), group.group_name, rank, size)
+        fused_elastic.check(torch.device("cpu"), group.group_name, rank, size)
+        if size == 4:
+            fused_tp.check(torch.device("cpu"), *(one.group_name for one in fused_tp.groups(rank)), rank)
 
     grouped(size, backend=backend)(check)
 

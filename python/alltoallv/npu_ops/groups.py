@@ -32,6 +32,9 @@ _DIGESTS = 2**62  # they are smaller
 _Descriptor = tuple[str, Values, str, int]
 
 
+_parts: dict[tuple[dist.ProcessGroup, tuple[int, ...]], dist.ProcessGroup] = {}
+
+
 def named(hcom: str | dist.ProcessGroup, world_size: int | None = None) -> Group:
     """Returns the group with this name.
 
@@ -73,6 +76,22 @@ class Group:
     def __init__(self, group: dist.ProcessGroup | None, device: torch.device | None) -> None:
         self._group, self._device = group, device
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+
+    @property
+    def ranks(self) -> list[int]:
+        """The ranks of the job, in the order of the group's."""
+        return dist.get_process_group_ranks(self._group)
+
+    def part(self, ranks: Sequence[int]) -> Group:
+        """Returns the group of some of the ranks, in their order; the others take no part in making it."""
+        own = self.ranks
+        key = (self._group or dist.group.WORLD, tuple(own[rank] for rank in ranks))
+        if len(key[1]) == self.size:
+            return self
+        if key not in _parts:
+            kind = dist.get_backend(self._group)
+            _parts[key] = dist.new_group(list(key[1]), backend=kind, use_local_synchronization=True)
+        return Group(_parts[key], self._device)
 
     def all_to_all(self, rows: Tensor, sends: Sequence[int], recvs: Sequence[int]) -> Tensor:
         """Sends ``sends[j]`` rows to rank j, in rank order; returns the received rows of all ranks, in that order."""
@@ -185,8 +204,8 @@ class Group:
 
 
 def refuse(hcom: Any, operator: str, why: str) -> None:
-    """Announces this rank's refusal to the others, which wait in `Group.agree`."""
-    group = _found(hcom)
+    """Announces this rank's refusal to the others of a group, or of its name, which wait in `Group.agree`."""
+    group = hcom if isinstance(hcom, Group) else _found(hcom)
     if group is not None:
         group.gather_descriptors(operator, {}, why)
 

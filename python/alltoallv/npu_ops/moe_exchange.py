@@ -1,8 +1,11 @@
-"""Sends tokens to the ranks of their experts and back (MC2), and experts' products fused with their exchange.
+"""Sends tokens to the ranks of their experts and back (MC2); `grouped_exchange` has products fused with an exchange.
 
 A choice is one of a token's K experts. Rows go sorted by expert, and within an expert by token; a receiver has them by
 its expert, then by the rank that they come from. So combine finds the way back by the experts and by how many rows came
 from whom, and needs nothing else that dispatch announced.
+
+With two ranks of tensor parallelism (``tp_world_size`` 2) each rank has one expert, and the rows that arrive at one
+also go to the other: its own rows come first, then the other's.
 
 Ranks of shared experts come first. Each such rank counts as many experts as the others, of which only the first gets
 rows: every token has one more choice for each shared expert, in front of its own, with weight 1.
@@ -10,100 +13,49 @@ rows: every token has one more choice for each shared expert, in front of its ow
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from alltoallv.npu_ops import groups, limits
+from alltoallv.npu_ops.experts import Experts, chosen, counts_of, remaining, with_shared
 from alltoallv.npu_ops.groups import Group
 from alltoallv.npu_ops.layers import add_rms_norm
-from alltoallv.npu_ops.matmuls import check_dtypes, product, to_int8
+from alltoallv.npu_ops.matmuls import to_int8
+from alltoallv.npu_ops.microscaling import Element, element_of, is_scale, packed, quantize_blocks, to_codes
 from alltoallv.npu_ops.moe import by_expert
 from alltoallv.npu_ops.quantization import quantize_rows
-from alltoallv.npu_ops.registry import dtype_of, expect, variant
+from alltoallv.npu_ops.registry import expect, present, this_call, variant
 
-RESERVED = ("group_tp", "tp_rank_id", "tp_send_counts", "expand_scales", "performance_info")
-NEW_IN_V2 = {"comm_alg": "", "zero_expert_num": 0, "copy_expert_num": 0, "const_expert_num": 0}
-
-
-class Experts(NamedTuple):
-    """Says which rank has which experts. Zero, copy and const experts, which no rank has, follow by number."""
-
-    group: Group
-    operator: str
-    moe: int  # experts of tokens' own choices, on the ranks after the shared experts'
-    shared: int
-    shared_ranks: int
-    zero: int = 0
-    copy: int = 0
-    const: int = 0
-
-    @property
-    def local(self) -> int:
-        return self.moe // (self.group.size - self.shared_ranks)
-
-    @property
-    def total(self) -> int:
-        """Experts of all ranks, shared ones included."""
-        return self.local * self.group.size
-
-    @property
-    def held(self) -> int:
-        """Experts of this rank that receive rows."""
-        return 1 if self.group.rank < self.shared_ranks else self.local
-
-    @property
-    def extra(self) -> int:
-        """Choices of each token that are for shared experts."""
-        return self.shared if self.shared_ranks else 0
-
-    @property
-    def copies(self) -> int:
-        """Ranks that have each shared expert; the tokens of one rank go to one of them."""
-        return self.shared_ranks // max(self.extra, 1)
-
-    def room(self, tokens: int, k: int) -> int:
-        """Returns how many rows this rank may receive when all ranks together have ``tokens``."""
-        if self.group.rank < self.shared_ranks:
-            return tokens // self.group.size * -(-self.group.size // self.copies)
-        return tokens * min(self.local, k)
-
-    def first(self, kind: str) -> int:
-        """Returns the number of the first zero, copy or const expert."""
-        return self.total + {"zero": 0, "copy": self.zero, "const": self.zero + self.copy}[kind]
-
-
-def with_shared(
-    experts: Experts, ids: Tensor, mask: Tensor | None, weights: Tensor | None
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Returns choices by the experts' numbers on all ranks, shared experts first, with their mask and weights."""
-    ranks = [experts.group.rank % experts.copies + i * experts.copies for i in range(experts.extra)]
-    first = (ids.new_tensor(ranks) * experts.local).expand(len(ids), experts.extra)
-    if mask is not None and mask.dim() == 2:
-        mask = torch.cat([mask.bool().any(1, keepdim=True).expand(first.shape), mask.bool()], 1)
-    if weights is not None:
-        weights = torch.cat([torch.ones(first.shape), weights.float()], 1)
-    return torch.cat([first, ids + experts.shared_ranks * experts.local], 1), mask, weights
+RESERVED = ("tp_send_counts", "expand_scales", "performance_info")
+NEW_IN_V2 = {"elastic_info": None, "comm_alg": "", "zero_expert_num": 0, "copy_expert_num": 0, "const_expert_num": 0}
+NOT_IN_V1 = {"y_dtype": None, "x_dtype": None, "scales_dtype": None}
+_BY_BYTES = (290, 296, 297)  # hifloat8 and the dtypes of four bits, as torch_npu calls them
 
 
 def check_moe(
     experts: Experts,
+    left: Experts,
     x: Tensor,
     ids: Tensor,
     mask: Tensor | None,
     weights: Tensor | None,
     rank: int,
-    tp: int,
+    tp: Group | None,
     global_bs: int,
     algorithm: str,
     version: int,
 ) -> groups.Values:
-    """Raises for what the formulas do not cover or the device refuses; returns what must be equal on all ranks."""
-    expect(tp in (0, 1), "tp_world_size", tp, "0 or 1: ranks of group_tp do not share experts here")
+    """Raises for what the formulas do not cover or the device refuses; returns what must be equal on all ranks.
+
+    The choices are among the experts that are ``left``.
+    """
+    one = tp is None or experts.local == 1
+    expect(one, "moe_expert_num", experts.moe, "one expert for each rank, for tp_world_size 2")
     expect(x.dim() == 2, "x", x, "two dimensions")
     expect(ids.dim() == 2 and ids.size(1) > 0, "expert_ids", ids, "a row for each token")
     expect(ids.dtype == torch.int32, "expert_ids", ids, "int32")
@@ -121,6 +73,7 @@ def check_moe(
     expect(fits, "moe_expert_num", count, "fewer than 2**31 experts together: expert_ids are int32")
     expect(count > 0 and count % others == 0, "moe_expert_num", count, f"a multiple of {others} ranks")
     expect(global_bs % group.size == 0, "global_bs", global_bs, f"0 or a multiple of {group.size} ranks")
+    last += left.moe - count
     expect(((ids >= 0) & (ids < last)).all(), "expert_ids", ids.tolist(), f"numbers from 0 to {last - 1}")
     first = mask is None or mask.dim() == 2 or mask.equal(mask.sort(descending=True)[0])
     expect(first, "x_active_mask", None if mask is None else mask.tolist(), "the active tokens first")
@@ -129,44 +82,120 @@ def check_moe(
     most = global_bs // group.size or n
     expect(n <= most, "global_bs", global_bs, f"{n * group.size} at least, for {n} tokens")
     limits.check_dtype("x", x.dtype)
+    limits.check(lambda product: ["tp_world_size is 2, expected 0 or 1 on A2"] if tp and product == "A2" else [])
     use = limits.MoE(group.size, count, hidden, most, k, algorithm, experts.shared, ranks, version)
     limits.check(use.breaches)
     same: groups.Values = {"the dtype of the rows": str(x.dtype), "the hidden size": hidden}
     same |= {"the number of experts of a token": k, "moe_expert_num": count}
     same |= {"global_bs": global_bs, "zero_expert_num": experts.zero, "copy_expert_num": experts.copy}
     same |= {"const_expert_num": experts.const, "the number of tokens": most}
+    same |= {"tp_world_size": 1 if tp is None else 2, "elastic_info": f"{left.group.size} of {group.size} ranks"}
     return same | {"shared_expert_num": experts.shared, "shared_expert_rank_num": ranks}
 
 
-def chosen(ids: Tensor, mask: Tensor | None, experts: Experts) -> Tensor:
-    """Returns the numbers of the choices that travel, sorted by expert."""
-    there = ids < experts.total
-    if mask is not None:
-        there = there & (mask.bool().unsqueeze(1) if mask.dim() == 1 else mask.bool())
-    order = ids.reshape(-1).long().sort(stable=True)[1]
-    return order[there.reshape(-1)[order]]
+def _tensor_parallel(name: str, size: int, rank: int, group_ep: str) -> Group | None:
+    """Returns the group of the two ranks that share experts, or None if there is none."""
+    expect(size in (0, 1, 2), "tp_world_size", size, "0, 1 or 2")
+    if size < 2:
+        return None
+    expect(name not in ("", group_ep), "group_tp", repr(name), "the name of a group of two ranks, and not group_ep")
+    tp = groups.named(name, size)
+    expect(rank == tp.rank, "tp_rank_id", rank, f"{tp.rank}, this rank of the group")
+    return tp
 
 
-def counts_of(ids: Tensor, choices: Tensor, experts: Experts) -> Tensor:
-    """Returns how many rows go to each expert: one row of counts per rank."""
-    numbers = ids.reshape(-1)[choices].long()
-    return numbers.bincount(minlength=experts.total).view(experts.group.size, experts.local)
+def _agree(group: Group, tp: Group | None, name: str, same: groups.Values) -> None:
+    """Raises on all ranks unless they agree, of the group, and then of both groups of tensor parallelism."""
+    group.agree(name, same)
+    if tp is not None:
+        this_call.met_tp = True
+        tp.agree(name, same)
 
 
-def _quantized(
-    experts: Experts, x: Tensor, scales: Tensor | None, ids: Tensor, choices: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Returns each choice's token, times its expert's smooth scales, as int8 with a scale of its own.
+def _to_other(tp: Group, rows: Tensor, count: int) -> Tensor:
+    """Sends rows to the other rank of tensor parallelism; returns the ``count`` rows that it sends."""
+    sends, recvs = ([number if rank != tp.rank else 0 for rank in range(2)] for number in (len(rows), count))
+    return _moved(tp, rows, sends, recvs)
 
-    ``scales`` has one row for each shared expert, then one for each other expert.
-    """
-    rows = x.detach().float()[choices // ids.size(1)]
-    if scales is not None:
-        column, behind = choices % ids.size(1), experts.shared_ranks * experts.local - experts.extra
-        number = torch.where(column < experts.extra, column, ids.reshape(-1)[choices].long() - behind)
-        rows = rows * scales.float()[number]
-    factor = torch.div(torch.tensor(127.0), rows.abs().amax(1))  # a number divided by a tensor would round twice
-    return to_int8((rows * factor.unsqueeze(1)).nan_to_num(0.0)), 1.0 / factor
+
+def _moved(group: Group, rows: Tensor, sends: Sequence[int], recvs: Sequence[int]) -> Tensor:
+    """Exchanges rows, those of float8 as bytes."""
+    if rows.is_floating_point() and rows.itemsize == 1:
+        return group.all_to_all(rows.view(torch.uint8), sends, recvs).view(rows.dtype)
+    return group.all_to_all(rows, sends, recvs)
+
+
+class _Precision(NamedTuple):
+    """Says how rows travel: ``quant_mode``, the format that ``y_dtype`` names, and the scales that are given."""
+
+    mode: int
+    element: Element | None
+    scales: Tensor | None
+
+    def check(self, x: Tensor, experts: Experts, y_dtype: int | None, x_dtype: int | None) -> None:
+        """Raises for what the formulas do not cover or the device refuses."""
+        mode, scales, (rows, hidden) = self.mode, self.scales, x.shape
+        expect(mode in range(6), "quant_mode", mode, "0 to 5")
+        eights = x.dtype in (torch.float8_e4m3fn, torch.float8_e5m2, torch.uint8)
+        plain = mode == 0 or not eights
+        expect(plain, "x", x, f"float16 or bfloat16, for quant_mode {mode}")
+        named = x_dtype is None or (mode == 0 and x_dtype in _BY_BYTES and x.dtype == torch.uint8)
+        expect(named, "x_dtype", x_dtype, "None, or hifloat8 or a dtype of four bits, for bytes and quant_mode 0")
+        known = {
+            2: y_dtype in (None, 1, 258) or (self.element is not None and not self.element.values),
+            3: self.element is not None and not self.element.values,
+            4: self.element is not None,
+            5: self.element is not None,
+        }
+        expected = f"float8_e4m3fn, float8_e5m2{', a dtype of four bits' * (mode > 3)}{' or int8' * (mode == 2)}"
+        right = known.get(mode, y_dtype is None or (mode == 1 and y_dtype in (1, 258)))
+        expect(right, "y_dtype", y_dtype, expected if mode > 1 else "None")
+        of_experts = experts.extra + experts.moe, hidden
+        if mode == 0:
+            travels = scales is None or (eights and scales.dim() == 2 and len(scales) == rows)
+            expect(travels, "scales", scales, "None with quant_mode 0, but for float8: then a row for each token")
+        elif mode == 1:
+            given = present(scales, "scales", "scales, for quant_mode 1")
+            expect(
+                given.shape in ((1,), (hidden,), of_experts), "scales", given, f"1, {hidden} or {of_experts} numbers"
+            )
+        else:
+            fits = scales is None or scales.shape == of_experts
+            expect(fits, "scales", scales, f"the shape {of_experts}, a row for each expert, and None with quant_mode 0")
+        newer = mode not in (0, 2) or self.element is not None or eights
+        breach = f"quant_mode is {mode}, with y_dtype {y_dtype}, expected 0, or 2 with int8,"
+        limits.check(lambda product: [f"{breach} on {product}"] if newer else [])
+
+    def rows(self, experts: Experts, x: Tensor, ids: Tensor, choices: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Returns each choice's token as it travels, times its expert's scales, and the scales that go with it."""
+        mode, tokens, scales = self.mode, choices // ids.size(1), self.scales
+        if mode == 0:
+            by_bytes = x.itemsize == 1 and x.is_floating_point()  # torch does not choose rows of float8
+            rows = x.view(torch.uint8)[tokens].view(x.dtype) if by_bytes else x[tokens]
+            return rows, None if scales is None else scales.view(torch.uint8)[tokens].view(scales.dtype)
+        rows = x.detach().float()[tokens]
+        if scales is not None and scales.dim() == 2:
+            # One row for each shared expert, then one for each other expert.
+            column, behind = choices % ids.size(1), experts.shared_ranks * experts.local - experts.extra
+            number = torch.where(column < experts.extra, column, ids.reshape(-1)[choices].long() - behind)
+            rows = rows * scales.float()[number]
+        elif scales is not None:
+            rows = rows * scales.float()
+        if mode == 1:
+            return to_int8(rows), None
+        if mode == 2:
+            largest = torch.tensor(127.0 if self.element is None else self.element.largest)
+            factor = torch.div(largest, rows.abs().amax(1))  # a number divided by a tensor would round twice
+            values = (rows * factor.unsqueeze(1)).nan_to_num(0.0)
+            return to_int8(values) if self.element is None else to_codes(values, self.element), 1.0 / factor
+        assert self.element is not None
+        if mode == 3:
+            blocks = functional.pad(rows, (0, -rows.size(1) % 128)).unflatten(1, (-1, 128))
+            own = blocks.abs().amax(2) / self.element.largest
+            values = (blocks / own.unsqueeze(2)).nan_to_num(0.0).flatten(1)[:, : rows.size(1)]
+            return to_codes(values, self.element), own
+        codes, own = quantize_blocks(rows, self.element, rounds_up=mode == 5, smallest=1e-4 if mode == 5 else 0.0)
+        return packed(codes, self.element), own.flatten(1)
 
 
 def _dispatch(
@@ -179,7 +208,10 @@ def _dispatch(
     scales: Tensor | None,
     x_active_mask: Tensor | None,
     expert_scales: Tensor | None,
+    elastic_info: Tensor | None,
+    group_tp: str,
     tp_world_size: int,
+    tp_rank_id: int,
     shared_expert_num: int,
     shared_expert_rank_num: int,
     quant_mode: int,
@@ -189,60 +221,90 @@ def _dispatch(
     zero_expert_num: int,
     copy_expert_num: int,
     const_expert_num: int,
+    y_dtype: int | None,
+    x_dtype: int | None,
+    scales_dtype: int | None,
     version: int,
     name: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    expect(quant_mode in (0, 2), "quant_mode", quant_mode, "0 (none) or 2 (a scale for each row)")
     kinds = "0 (sums) or 1 (counts)"
     expect(expert_token_nums_type in (0, 1), "expert_token_nums_type", expert_token_nums_type, kinds)
     group = groups.named(group_ep, ep_world_size)
     shared, special = (shared_expert_num, shared_expert_rank_num), (zero_expert_num, copy_expert_num, const_expert_num)
-    experts = Experts(group, name, moe_expert_num, *shared, *special)
-    terms = x_active_mask, expert_scales, ep_rank_id, tp_world_size, global_bs, comm_alg, version
-    same = check_moe(experts, x, expert_ids, *terms)
+    whole = Experts(group, name, moe_expert_num, *shared, *special)
+    experts = remaining(whole, elastic_info)
+    group = experts.group
+    tp = _tensor_parallel(group_tp, tp_world_size, tp_rank_id, group_ep)
+    terms = x_active_mask, expert_scales, ep_rank_id, tp, global_bs, comm_alg, version
+    same = check_moe(whole, experts, x, expert_ids, *terms)
+    expect(tp is None or elastic_info is None, "elastic_info", elastic_info, "None, for tp_world_size 2")
     expect(len(x) == len(expert_ids), "x", x, f"{len(expert_ids)} rows, as many as expert_ids has")
-    shape = experts.extra + experts.moe, x.size(1)
-    fits = scales is None or (quant_mode == 2 and scales.shape == shape)
-    expect(fits, "scales", scales, f"the shape {shape}, a row for each expert, and None with quant_mode 0")
-    same |= {"quant_mode": quant_mode, "expert_token_nums_type": expert_token_nums_type}
+    travels = _Precision(quant_mode, element_of(y_dtype), scales)
+    travels.check(x, experts, y_dtype, x_dtype)
+    is_scale("scales", scales, scales_dtype)
+    expect(tp is None or quant_mode in (0, 2), "quant_mode", quant_mode, "0 or 2, for tp_world_size 2")
+    alone = tp is None or expert_scales is None
+    expect(alone, "expert_scales", expert_scales, "None, for tp_world_size 2")
+    same |= {"quant_mode": quant_mode, "y_dtype": str(y_dtype), "expert_token_nums_type": expert_token_nums_type}
     for argument, value in (("scales", scales), ("expert_scales", expert_scales)):
         same[f"the presence of {argument}"] = int(value is not None)
-    group.agree(name, same)
-    room = experts.room(global_bs or len(x) * group.size, expert_ids.size(1))
+    _agree(group, tp, name, same)
+    room = whole.room(global_bs or len(x) * whole.group.size, expert_ids.size(1), elastic_info is not None)
     ids, mask, weights = with_shared(experts, expert_ids, x_active_mask, expert_scales)
     choices = chosen(ids, mask, experts)
     sent = counts_of(ids, choices, experts)
     received = group.all_to_all(sent, [1] * group.size, [1] * group.size)
     sends, recvs, order = sent.sum(1).tolist(), received.sum(1).tolist(), by_expert(received)
 
-    def exchanged(rows: Tensor) -> Tensor:
-        arrived = group.all_to_all(rows, sends, recvs)[order]
-        return torch.cat([arrived, arrived.new_zeros(room - len(arrived), *arrived.shape[1:])])
-
-    if quant_mode == 2:
-        rows, row_scales = _quantized(experts, x, scales, ids, choices)
-        dynamic = exchanged(row_scales)
-    else:
-        rows, dynamic = x[choices // ids.size(1)], torch.zeros(room)
     held = received[:, : experts.held]
-    per_expert = held.sum(0)
-    arrived_weights = torch.zeros(0) if weights is None else exchanged(weights.reshape(-1)[choices])
     ends = held.t().reshape(-1).cumsum(0).to(torch.int32)
+    per_expert = held.sum(0)
+    of_tp = torch.zeros(tp_world_size, dtype=torch.int32)
+    if tp is not None:
+        of_both = tp.all_gather(ends)
+        of_tp, ends = of_both[:, -1].contiguous(), torch.cat([ends, of_both[1 - tp.rank]])
+        per_expert = of_tp.sum(0, keepdim=True, dtype=torch.int64)
+
+    def exchanged(rows: Tensor) -> Tensor:
+        arrived = _moved(group, rows, sends, recvs)
+        if arrived.is_floating_point() and arrived.itemsize == 1:
+            arrived = arrived.view(torch.uint8)  # torch does not choose rows of float8
+        arrived = arrived[order]
+        if tp is not None:
+            arrived = torch.cat([arrived, _to_other(tp, arrived, int(of_tp[1 - tp.rank]))])
+        rest = room * max(tp_world_size, 1) - len(arrived)
+        arrived = torch.cat([arrived, arrived.new_zeros(rest, *arrived.shape[1:])])
+        return arrived if rows.dtype == arrived.dtype else arrived.view(rows.dtype)
+
+    rows, row_scales = travels.rows(experts, x, ids, choices)
+    expanded = exchanged(rows)
+    dynamic = torch.zeros(len(expanded)) if row_scales is None else exchanged(row_scales)
+    arrived_weights = torch.zeros(0) if weights is None else exchanged(weights.reshape(-1)[choices])
     numbers = per_expert.cumsum(0) if expert_token_nums_type == 0 else per_expert
+    if elastic_info is not None:  # results are as long as before ranks left, and as those of ranks with all experts
+        numbers = functional.pad(numbers, (0, whole.local - len(numbers)))
+        ends = functional.pad(ends, (0, whole.local * whole.group.size - len(ends)))
     if version == 2:
         places = torch.zeros(128 * room, dtype=torch.int32)
     else:
         of_choices = torch.zeros(ids.numel(), dtype=torch.int32)
         of_choices[choices] = torch.cat([torch.arange(n) for n in sent.view(-1).tolist()]).to(torch.int32)
         places = of_choices.view(ids.shape)[:, experts.extra :].reshape(-1)
-    of_tp = torch.zeros(tp_world_size, dtype=torch.int32)
-    return exchanged(rows), dynamic, places, numbers, ends, of_tp, arrived_weights
+    return expanded, dynamic, places, numbers, ends, of_tp, arrived_weights
 
 
 _RESULTS = "Returns this rank's rows, their scales, {}, the rows per expert, and the ends per expert and rank."
 _PLACES = "the place of each choice among its expert's choices"
 variant(_dispatch, "npu_moe_distribute_dispatch_v2", _RESULTS.format("zeros"), RESERVED, version=2)
-variant(_dispatch, "npu_moe_distribute_dispatch", _RESULTS.format(_PLACES), RESERVED, version=1, **NEW_IN_V2)
+variant(
+    _dispatch,
+    "npu_moe_distribute_dispatch",
+    _RESULTS.format(_PLACES),
+    RESERVED,
+    version=1,
+    **NEW_IN_V2,
+    **NOT_IN_V1,
+)
 
 
 class _Special(NamedTuple):
@@ -311,7 +373,10 @@ def _combine(
     const_expert_alpha_1: Tensor | None,
     const_expert_alpha_2: Tensor | None,
     const_expert_v: Tensor | None,
+    elastic_info: Tensor | None,
+    group_tp: str,
     tp_world_size: int,
+    tp_rank_id: int,
     shared_expert_num: int,
     shared_expert_rank_num: int,
     global_bs: int,
@@ -330,10 +395,15 @@ def _combine(
     alone = shared_expert_x is None or not shared_expert_rank_num
     expect(alone, "shared_expert_x", shared_expert_x, "None, where ranks have the shared experts")
     numbers = shared_expert_num, shared_expert_rank_num, zero_expert_num, copy_expert_num, const_expert_num
-    experts = Experts(group, name, moe_expert_num, *numbers)
+    whole = Experts(group, name, moe_expert_num, *numbers)
+    experts = remaining(whole, elastic_info)
+    group = experts.group
     special = _Special(ori_x, const_expert_alpha_1, const_expert_alpha_2, const_expert_v)
-    terms = x_active_mask, expert_scales, ep_rank_id, tp_world_size, global_bs, comm_alg, version
-    same = check_moe(experts, expand_x, expert_ids, *terms)
+    tp = _tensor_parallel(group_tp, tp_world_size, tp_rank_id, group_ep)
+    terms = x_active_mask, expert_scales, ep_rank_id, tp, global_bs, comm_alg, version
+    same = check_moe(whole, experts, expand_x, expert_ids, *terms)
+    expect(tp is None or elastic_info is None, "elastic_info", elastic_info, "None, for tp_world_size 2")
+    expect(tp is None or comm_quant_mode == 0, "comm_quant_mode", comm_quant_mode, "0, for tp_world_size 2")
     same |= {"comm_quant_mode": comm_quant_mode, "norm_eps": f"{norm_eps:g}"}
     shape, count = (len(expert_ids), expand_x.size(1)), experts.held * group.size
     special.check(experts, shape)
@@ -341,11 +411,14 @@ def _combine(
         fits = value is None or value.numel() == math.prod(shape)
         expect(fits, argument, value, f"{math.prod(shape)} numbers, as the tokens have")
     expect(gamma is None or gamma.shape == shape[1:], "gamma", gamma, f"{shape[1]} numbers")
-    enough = ep_send_counts.dim() == 1 and len(ep_send_counts) >= count
-    expect(enough, "ep_send_counts", ep_send_counts, f"{count} numbers at least")
+    needed = count * (1 if tp is None else 2)
+    enough = ep_send_counts.dim() == 1 and len(ep_send_counts) >= needed
+    expect(enough, "ep_send_counts", ep_send_counts, f"{needed} numbers at least")
     ends = ep_send_counts[:count].long()
-    expect(len(expand_x) >= ends[-1], "expand_x", expand_x, f"{ends[-1]} rows at least, as ep_send_counts says")
-    group.agree(name, same)
+    others = 0 if tp is None else int(ep_send_counts[needed - 1])
+    total = int(ends[-1]) + others
+    expect(len(expand_x) >= total, "expand_x", expand_x, f"{total} rows at least, as ep_send_counts says")
+    _agree(group, tp, name, same)
     ids, mask, weights = with_shared(experts, expert_ids, x_active_mask, expert_scales)
     assert weights is not None
     back = ends.diff(prepend=ends.new_zeros(1)).view(experts.held, group.size).t()
@@ -355,6 +428,11 @@ def _combine(
     groups.check_counts(group, name, back.reshape(-1).tolist(), expected.reshape(-1).tolist())
     order = by_expert(back)
     rows = expand_x[: len(order)]
+    if tp is not None:
+        counts = tp.all_gather(torch.tensor([len(order), others]))
+        expected_here = counts[1 - tp.rank].flip(0).tolist()
+        expect([len(order), others] == expected_here, "ep_send_counts", [len(order), others], f"{expected_here}")
+        rows = (rows.float() + _to_other(tp, expand_x[len(order) : total], len(order)).float()).to(expand_x.dtype)
     leaving = torch.empty_like(rows).index_copy(0, order, rows)
     sends, recvs = back.sum(1).tolist(), expected.sum(1).tolist()
     if comm_quant_mode == 2:
@@ -402,148 +480,4 @@ variant(
     (*RESERVED, "expand_idx"),
     version=2,
     comm_quant_mode=0,
-)
-
-
-_PER_TENSOR = 1
-
-
-def _checked(
-    group: Group, x: Tensor, weight: Tensor, sends: Sequence[int], recvs: Sequence[int], sent_width: int, scaled: bool
-) -> groups.Values:
-    """Raises for what the formula does not cover or the device refuses; returns what must be equal on all ranks.
-
-    ``sent_width`` is the number of bytes of a row that travels; ``scaled`` is true if there are scales.
-    """
-    expect(x.dim() == 2, "gmm_x", x, "two dimensions")
-    expect(weight.dim() == 3 and x.size(1) == weight.size(1), "gmm_weight", weight, f"(e, {x.size(1)}, N1)")
-    check_dtypes("gmm_x", x, "gmm_weight", weight, scaled)
-    each, count = weight.size(0), weight.size(0) * group.size
-    for argument, counts in (("send_counts", sends), ("recv_counts", recvs)):
-        expected = f"{count} numbers from 0 on, {each} for each rank"
-        expect(len(counts) == count and min(counts, default=0) >= 0, argument, list(counts), expected)
-    expect(x.size(0) == sum(sends), "gmm_x", x, f"{sum(sends)} rows, as many as send_counts says")
-    nbytes = sum(sends) * sent_width
-    limits.check(limits.GroupedMatmul(group.size, each, x.size(1), weight.size(2), nbytes).breaches)
-    same: groups.Values = {"the number of experts of a rank": each, "H1": x.size(1), "N1": weight.size(2)}
-    return same | {"the dtype of gmm_x": str(x.dtype)}
-
-
-def _transposed(rows: Tensor, counts: Sequence[int], inner: int) -> Tensor:
-    """Returns rows that lie by (a, b) in the order (b, a); ``counts`` are by (a, b), with ``inner`` values of b."""
-    parts = rows.split_with_sizes(list(counts))
-    return torch.cat([part for b in range(inner) for part in parts[b::inner]])
-
-
-def _products(rows: Tensor, weight: Tensor, counts: Sequence[int]) -> Tensor:
-    """Multiplies rows that lie by expert by their weights, in float32; ``counts`` are by rank and expert."""
-    parts = rows.split_with_sizes([sum(counts[expert :: len(weight)]) for expert in range(len(weight))])
-    return torch.cat([product(part, matrix) for part, matrix in zip(parts, weight, strict=True)])
-
-
-def _shared(
-    x: Tensor | None, weight: Tensor | None, scales: Sequence[Tensor | None], transposed: bool, dtype: torch.dtype
-) -> Tensor | None:
-    """Returns the product of the shared expert's rows, if there are any, times its scales."""
-    expect((x is None) == (weight is None), "mm_weight", weight, "a matrix exactly where mm_x is given")
-    for argument, scale in zip(("mm_x_scale", "mm_weight_scale"), scales, strict=True):
-        expect(x is not None or scale is None, argument, scale, "None, where there is no mm_x")
-    if x is None or weight is None:
-        return None
-    expect(x.dim() == 2, "mm_x", x, "two dimensions")
-    inner, axis = x.size(1), int(transposed)
-    fits = weight.dim() == 2 and weight.size(axis) == inner
-    expect(fits, "mm_weight", weight, f"a matrix of {inner} {'columns' if transposed else 'rows'}")
-    return _scaled(product(x, weight.t() if transposed else weight), scales).to(dtype)
-
-
-def _scaled(y: Tensor, scales: Sequence[Tensor | None]) -> Tensor:
-    for scale in scales:
-        y = y if scale is None else y.float() * scale.reshape(())
-    return y
-
-
-def _grouped_matmul(
-    gmm_x: Tensor,
-    gmm_weight: Tensor,
-    gmm_x_scale: Tensor | None,
-    gmm_weight_scale: Tensor | None,
-    hcom: str,
-    ep_world_size: int,
-    send_counts: list[int],
-    recv_counts: list[int],
-    gmm_y_dtype: int | None,
-    mm_x: Tensor | None,
-    mm_weight: Tensor | None,
-    mm_x_scale: Tensor | None,
-    mm_weight_scale: Tensor | None,
-    gmm_x_quant_mode: int | None,
-    gmm_weight_quant_mode: int | None,
-    mm_x_quant_mode: int | None,
-    mm_weight_quant_mode: int | None,
-    trans_gmm_weight: bool,
-    trans_mm_weight: bool,
-    permute_out_flag: bool,
-    mm_y_dtype: int | None,
-    travels_first: bool,
-    name: str,
-) -> tuple[Tensor | None, ...]:
-    """Multiplies the rows of this rank's experts after their exchange (``travels_first``) or before it."""
-    modes = gmm_x_quant_mode, gmm_weight_quant_mode, mm_x_quant_mode, mm_weight_quant_mode
-    scales = gmm_x_scale, gmm_weight_scale, mm_x_scale, mm_weight_scale
-    for argument, mode, scale in zip(("gmm_x", "gmm_weight", "mm_x", "mm_weight"), modes, scales, strict=True):
-        expect(mode in (None, _PER_TENSOR), f"{argument}_quant_mode", mode, "1 (one scale for the whole tensor)")
-        expect(scale is None or scale.numel() == 1, f"{argument}_scale", scale, "one number")
-    dtype = dtype_of(gmm_y_dtype, gmm_x.dtype, "gmm_y_dtype")
-    default = dtype if gmm_x_scale is None else torch.bfloat16
-    shared = _shared(mm_x, mm_weight, scales[2:], trans_mm_weight, dtype_of(mm_y_dtype, default, "mm_y_dtype"))
-    weight, group = gmm_weight.mT if trans_gmm_weight else gmm_weight, groups.named(hcom, ep_world_size)
-    travels = gmm_x.size(-1) * gmm_x.itemsize if travels_first else weight.size(-1) * dtype.itemsize
-    same = _checked(group, gmm_x, weight, send_counts, recv_counts, travels, gmm_weight_scale is not None)
-    same |= {"the dtype of the result": str(dtype), "permute_out_flag": permute_out_flag}
-    if travels_first:
-        arrived = group.exchange_agreed(name, same, gmm_x, send_counts, recv_counts)
-        rows = _transposed(arrived, recv_counts, len(weight))
-        y = _scaled(_products(rows, weight, recv_counts), scales[:2]).to(dtype)
-        return y, shared, rows if permute_out_flag else None
-    y = _scaled(_products(gmm_x, weight, send_counts), scales[:2]).to(dtype)
-    by_expert = [count for expert in range(len(weight)) for count in send_counts[expert :: len(weight)]]
-    leaving = _transposed(y, by_expert, group.size)
-    return group.exchange_agreed(name, same, leaving, send_counts, recv_counts), shared
-
-
-_EXACT: dict[str, Any] = dict.fromkeys(
-    [f"{one}_{what}" for one in ("gmm_x", "gmm_weight", "mm_x", "mm_weight") for what in ("scale", "quant_mode")]
-    + ["gmm_y_dtype", "mm_y_dtype"]
-)
-_AS_GIVEN: dict[str, Any] = {"trans_gmm_weight": False, "trans_mm_weight": False}
-_register = functools.partial(variant, _grouped_matmul, ignores=("comm_mode",))
-_register(
-    "npu_alltoallv_gmm",
-    """Multiplies the rows that all ranks send to this rank's experts; returns that, the shared product, and the rows.
-
-    Counts are by rank and then by expert, like the rows of ``gmm_x``; the results are by expert and then by rank.
-    What nobody asks for is None.
-    """,
-    travels_first=True,
-    **_EXACT,
-)
-_register(
-    "npu_gmm_alltoallv",
-    """Multiplies the rows of this rank's experts by their weights and sends them back to the ranks they came from.
-
-    ``gmm_x`` is sorted by expert and then by rank; counts and result are by rank and then by expert.
-    """,
-    travels_first=False,
-    permute_out_flag=False,
-    **_EXACT,
-)
-_OF_SCALES = "Computes {} of quantized numbers, with one scale for each tensor."
-_register("npu_alltoallv_quant_gmm", _OF_SCALES.format("npu_alltoallv_gmm"), travels_first=True, **_AS_GIVEN)
-_register(
-    "npu_quant_gmm_alltoallv",
-    _OF_SCALES.format("npu_gmm_alltoallv"),
-    travels_first=False,
-    permute_out_flag=False,
-    **_AS_GIVEN,
 )

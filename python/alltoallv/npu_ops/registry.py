@@ -56,6 +56,8 @@ class _Call(threading.local):
     """
 
     met = False
+    met_tp = False  # the other rank of tensor parallelism
+    part: Any = None  # the peers that are left, where ranks of the group have gone
 
 
 this_call = _Call()
@@ -220,7 +222,7 @@ class Operator:
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         arguments = dict(zip(self._by_place, args, strict=False)) | kwargs
-        taken, this_call.met = self._defaults.copy(), False
+        taken, this_call.met, this_call.met_tp, this_call.part = self._defaults.copy(), False, False, None
         try:
             self._check_names(args, kwargs, arguments)
             for argument, value in arguments.items():
@@ -233,8 +235,7 @@ class Operator:
             return self._formula.function(**taken)
         except Exception as error:
             text = f"{self._full}: {error}"
-            if not this_call.met:
-                self._notify_peers(arguments, text)
+            self._notify_peers(arguments, text)
             for refusal, kind in (
                 (Refused, NotImplementedError),
                 (InvalidParamError, InvalidParamError),
@@ -246,6 +247,7 @@ class Operator:
 
     def refuse(self, args: Sequence[Any], kwargs: dict[str, Any], why: str) -> None:
         """Announces to the peers that this rank makes no such call."""
+        this_call.met, this_call.met_tp, this_call.part = False, False, None
         self._notify_peers(dict(zip(self._by_place, args, strict=False)) | kwargs, f"{self._full}: {why}")
 
     def _check_names(self, args: Sequence[Any], kwargs: dict[str, Any], arguments: dict[str, Any]) -> None:
@@ -264,9 +266,17 @@ class Operator:
                 raise _Misnamed(f"{name} is missing, expected {', '.join(self._needed)}")
 
     def _notify_peers(self, arguments: dict[str, Any], why: str) -> None:
-        """Announces a failure to the peers, which wait for it where the ranks agree on the call."""
-        name = next((arguments[argument] for argument in ("hcom", "group_ep") if argument in arguments), None)
-        if name is not None:
+        """Announces a failure to peers that this rank has not met: they wait for it where ranks agree on the call."""
+        names = [arguments[argument] for argument in ("hcom", "group_ep") if argument in arguments]
+        if this_call.met:
+            names = []
+        elif this_call.part is not None:
+            names = [this_call.part]
+        elif (info := arguments.get("elastic_info")) is not None and info.numel() and info.reshape(-1)[0]:
+            names = []  # nobody would come of the ranks that have left
+        if arguments.get("tp_world_size") == 2 and arguments.get("group_tp") and not this_call.met_tp:
+            names.append(arguments["group_tp"])
+        for name in names:
             with contextlib.suppress(RuntimeError):  # nobody is left to inform: the first error counts
                 importlib.import_module(f"{__package__}.groups").refuse(name, self._name, why)
 
