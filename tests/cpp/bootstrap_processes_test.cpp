@@ -102,6 +102,26 @@ UniqueFd connect_to_root() {
     return std::move(connection.socket);
 }
 
+/// A rank that gave up on a slow root tries again, or another process has taken its place: the root hears both at once.
+TEST(tries_again) {
+    all_pass(run_processes(1, [](int) {
+        const pid_t root = spawn("slow root", [] {
+            BootstrapOptions options = options_of(0, 2);
+            options.poll = [stopped = false]() mutable {
+                if (!std::exchange(stopped, true)) raise(SIGSTOP);
+            };
+            check_membership(processes, options);
+        });
+        int status = 0;
+        CHECK(waitpid(root, &status, WUNTRACED) == root && WIFSTOPPED(status));
+        try_send(connect_to_root().get(), encode_hello(options_of(1, 2)));
+        BootstrapOptions options = options_of(1, 2);
+        options.poll = [root] { kill(root, SIGCONT); };
+        check_membership(processes, options);
+        CHECK_EQ(wait_for(root), 0);
+    }));
+}
+
 /// Who speaks our protocol and is no member is told why; the meeting goes on, or names it when nobody else comes.
 TEST(refused) {
     for (const bool comes : {true, false}) {

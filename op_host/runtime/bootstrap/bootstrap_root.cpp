@@ -262,6 +262,11 @@ class Root {
         stranger.socket.reset();
     }
 
+    static bool has_hung_up(const UniqueFd& socket) {
+        pollfd item{socket.get(), POLLRDHUP, 0};
+        return ::poll(&item, 1, 0) > 0;
+    }
+
     /// Opens the pidfd of a stranger who becomes a member. Where no descriptor is left, the oldest other one gives its.
     UniqueFd watch(const Stranger& member) {
         UniqueFd pidfd = open_pidfd(member.pid);
@@ -282,7 +287,9 @@ class Root {
             difference = error;
         }
         Member& member = members_[static_cast<size_t>(hello.rank)];
-        if (!failure_ && (hello.rank == 0 || member.joined)) throw joined_twice(hello, member.pid, stranger.pid);
+        // One that has hung up gave up on a slow root, or has ended: it tries again, or another has taken its place.
+        const bool is_taken = hello.rank == 0 || (member.joined && !has_hung_up(member.socket));
+        if (!failure_ && is_taken) throw joined_twice(hello, member.pid, stranger.pid);
         if (stranger.pid == 0) {
             throw backend_unavailable("rank 0 and rank ", hello.rank, " of ", describe(options_), different_namespaces);
         }
