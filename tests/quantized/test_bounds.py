@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from on_ranks import on_both
-from quantized_cases import DTYPES, F32, Array, Launch, normal
+from quantized_cases import DTYPES, F32, Array, normal
 from trouble import join
 
 from alltoallv import Communicator, _core
@@ -20,8 +20,8 @@ from alltoallv import numpy as av
 from alltoallv.errors import InvalidParamError, PeerMismatchError
 from alltoallv.quantization.bounds import worst
 from alltoallv.quantization.spec import Quantization
+from alltoallv.testing import Ranks, run_ranks
 from alltoallv.testing import quantized as reference
-from alltoallv.testing import run_ranks
 from alltoallv.testing.golden import assert_bits_equal
 from alltoallv.testing.quantized_bounds import code_errors, scale_errors, turned_errors
 from alltoallv.testing.quantized_formats import FORMATS
@@ -74,46 +74,67 @@ def test_one_table(name: str) -> None:
     assert_bits_equal(np.array(_core.scale_errors(name), F32), scale_errors(name) if bytes_known else np.empty(0, F32))
 
 
-def all_reduces(communicator: Communicator, name: str) -> None:
-    r, size = communicator.rank, communicator.size
-    rng = np.random.default_rng(3)
+class Sum(NamedTuple):
+    """A quantized all-reduce of these inputs, what it gives each rank by the reference, and the exact result."""
+
+    at: str
+    inputs: list[Array]
+    terms: dict[str, Any]
+    out_dtype: str
+    wanted: list[Array]
+    bounds: list[Array]
+    exact: Array
+
+
+def sums(size: int, name: str) -> list[Sum]:
+    """Of all kinds; made once for all ranks: the reference takes its time."""
+    rng, made = np.random.default_rng(3), []
     group = FORMATS[name].group_size or 96
     for n, out_dtype in ((0, "float32"), (1, "float16"), (701, "bfloat16"), (5000, "float16"), (60_001, "float32")):
         inputs = [any_values(rng, n) for _ in range(size)]
-        # What a long one adds, lying in the arena, two of the kinds show: the reference takes its time.
+        # What a long one adds, lying in the arena, two of the kinds show.
         kinds = list(itertools.product(KINDS, ("saturate", "infinity")))[:: 7 if n > 5000 else 1]
         for (gather, op), overflow in kinds:
-            how: dict[str, Any] = {"format": name, "group_size": group, "gather": gather, "op": op}
+            terms = {"format": name, "group_size": group, "gather": gather, "op": op, "overflow": overflow}
             found: list[Array] = []
-            terms = {**how, "overflow": overflow}
             wanted = reference.quantized_all_reduce(inputs, dtype=DTYPES[out_dtype], bounds=found, **terms)
-            terms |= {"out_dtype": out_dtype, "group": communicator}
-            output, bound, taken = av.quantized_all_reduce(inputs[r], bound=True, **terms)
             at = f"{n} elements, {out_dtype}, {gather}, {op}, {overflow}"
-            assert_bits_equal(output, wanted[r], at)
-            assert_bits_equal(bound, found[r], at)
-            assert taken == name
-            if n:
-                exceeded = by_group(error_of(output, exact_sum(inputs, op)), group) > bound
-                assert not exceeded.any(), f"{at}: {np.flatnonzero(exceeded)}"
+            made.append(Sum(at, inputs, terms, out_dtype, [*wanted], found, exact_sum(inputs, op)))
+    return made
+
+
+def all_reduces(communicator: Communicator, name: str, made: list[Sum]) -> None:
+    r = communicator.rank
+    for at, inputs, terms, out_dtype, wanted, bounds, exact in made:
+        output, bound, taken = av.quantized_all_reduce(
+            inputs[r], bound=True, out_dtype=out_dtype, group=communicator, **terms
+        )
+        assert_bits_equal(output, wanted[r], at)
+        assert_bits_equal(bound, bounds[r], at)
+        assert taken == name
+        if exact.size:
+            exceeded = by_group(error_of(output, exact), terms["group_size"]) > bound
+            assert not exceeded.any(), f"{at}: {np.flatnonzero(exceeded)}"
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_all_reduce(launch: Launch, name: str) -> None:
+def test_all_reduce(ranks: Ranks, name: str) -> None:
     """Small, from the mailboxes, and in two shots; on threads also long results that lie in the arena."""
     for size in (1, 3):
-        launch(size, all_reduces, name)
+        made = sums(size, name)
+        for threads in (False, True):
+            ranks(size, threads=threads)(all_reduces, name, made)
 
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_between_hosts(size: int) -> None:
     """In one shot and in two, where a part travels in several pieces."""
-    port = free_port()
+    port, made = free_port(), sums(size, "mxfp4")
 
     def check(communicator: Communicator) -> None:
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
         with join(communicator.rank, size, backend="tcp") as apart:
-            all_reduces(apart, "mxfp4")
+            all_reduces(apart, "mxfp4", made)
             rng = np.random.default_rng(9)
             inputs = [rng.normal(size=size * (1 << 18) + 77).astype(F32) for _ in range(size)]
             for name, more in (("int8", {"gather": "quantized"}), ("fp8_e5m2", {"out_dtype": "float16"})):
@@ -166,24 +187,41 @@ def test_groups_that_are_cut() -> None:
     run_ranks(3, check, threads=True)
 
 
-def scattered_and_rows(communicator: Communicator, name: str) -> None:
-    r, size = communicator.rank, communicator.size
-    rng = np.random.default_rng(7)
+class Parts(NamedTuple):
+    """What ranks give to a reduce-scatter or an all-to-all, in what counts, and what the reference gives each."""
+
+    inputs: list[Array]
+    counts: Any
+    wanted: list[Array]
+    bounds: list[Array]
+
+
+def parts_and_rows(size: int, name: str) -> tuple[list[Parts], Parts]:
+    """Made once for all ranks."""
+    rng, parts = np.random.default_rng(7), []
     group = FORMATS[name].group_size or 48
     for rows in (40, 5000):
         inputs = [any_values(rng, 50 * rows * size).reshape(-1, 50) for _ in range(size)]
         counts = [rows * size - 3 * (size - 1), *[3] * (size - 1)]
         found: list[Array] = []
         wanted = reference.quantized_reduce_scatter(inputs, counts, format=name, group_size=group, bounds=found)
-        part = av.quantized_reduce_scatter(
-            inputs[r], counts, format=name, group_size=group, bound=True, group=communicator
-        )
-        assert_bits_equal(part.output, wanted[r], name)
-        assert_bits_equal(part.bound, found[r], name)
+        parts.append(Parts(inputs, counts, [*wanted], found))
     sends = rng.integers(0, 9, (size, size))
     tables = [x[: sum(sends[j])] for j, x in enumerate(inputs)]
     found = []
     arrived = reference.quantized_all_to_all(tables, sends.tolist(), format=name, dtype="float16", bounds=found)
+    return parts, Parts(tables, sends, [*arrived], found)
+
+
+def scattered_and_rows(communicator: Communicator, name: str, parts: list[Parts], rows: Parts) -> None:
+    r, group = communicator.rank, FORMATS[name].group_size or 48
+    for inputs, counts, wanted, bounds in parts:
+        part = av.quantized_reduce_scatter(
+            inputs[r], counts, format=name, group_size=group, bound=True, group=communicator
+        )
+        assert_bits_equal(part.output, wanted[r], name)
+        assert_bits_equal(part.bound, bounds[r], name)
+    tables, sends, arrived, bounds = rows
     how: dict[str, Any] = {"format": name, "out_dtype": "float16", "group": communicator, "bound": r != 1}
     for recvs in (None, sends[:, r]):
         for async_op in (False, True):
@@ -191,12 +229,14 @@ def scattered_and_rows(communicator: Communicator, name: str) -> None:
             told = told[1].result() if async_op else told
             assert_bits_equal(told.output if r != 1 else told, arrived[r], name)
             if r != 1:  # a rank asks for itself
-                assert_bits_equal(told.bound, found[r], name)
+                assert_bits_equal(told.bound, bounds[r], name)
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_scatter_and_rows(launch: Launch, name: str) -> None:
-    launch(3, scattered_and_rows, name)
+def test_scatter_and_rows(ranks: Ranks, name: str) -> None:
+    parts, rows = parts_and_rows(3, name)
+    for threads in (False, True):
+        ranks(3, threads=threads)(scattered_and_rows, name, parts, rows)
 
 
 @on_both(2)
