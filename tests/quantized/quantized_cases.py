@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -39,26 +39,50 @@ def digest(array: Array) -> str:
     return hashlib.sha256(array.tobytes()).hexdigest()
 
 
+class Expected(NamedTuple):
+    """What one quantized_all_reduce gives by the reference, or two with feedback, and what they lose."""
+
+    outputs: list[Array]
+    errors: list[Array] | None
+    gather_error: Array | None
+
+
+def expected_all_reduce(inputs: list[Array], feedback: bool = False, **arguments: Any) -> Expected:
+    """For the arguments of `check_all_reduce`; once for all ranks, where it takes long."""
+    names = ("bits", "format", "group_size", "gather", "op", "overflow")
+    known = {name: arguments[name] for name in names if name in arguments}
+    dtype = DTYPES[arguments.get("out_dtype") or inputs[0].dtype.name]
+    errors = [np.zeros(x.shape, F32) for x in inputs] if feedback else None
+    gather_error = None
+    if feedback and arguments.get("gather") == "quantized":
+        gather_error = np.zeros(inputs[0].shape, F32)
+    outputs = []
+    for _ in range(2 if feedback else 1):
+        [wanted, *_] = reference.quantized_all_reduce(
+            inputs, dtype=dtype, errors=errors, gather_error=gather_error, **known
+        )
+        outputs.append(wanted)
+    return Expected(outputs, errors, gather_error)
+
+
 def check_all_reduce(
-    communicator: Communicator, inputs: list[Array], feedback: bool = False, shared: bool = False, **arguments: Any
+    communicator: Communicator,
+    inputs: list[Array],
+    feedback: bool = False,
+    shared: bool = False,
+    expected: Expected | None = None,
+    **arguments: Any,
 ) -> str:
     """One quantized_all_reduce into a prefilled output, against the reference; the digest of the result.
 
     With feedback two calls, of which the second begins with what the first lost.
     """
+    outputs, errors, gather_error = expected or expected_all_reduce(inputs, feedback, **arguments)
     r, size = communicator.rank, communicator.size
     x = put(inputs[r], shared)
-    out_dtype = DTYPES[arguments.get("out_dtype") or x.dtype.name]
-    out = put(np.full(x.shape, 77, out_dtype), shared)
-    names = ("bits", "format", "group_size", "gather", "op", "overflow")
-    known = {name: arguments[name] for name in names if name in arguments}
+    out = put(np.full(x.shape, 77, outputs[0].dtype), shared)
     state = av.ErrorFeedback() if feedback else None
-    errors = [np.zeros(x.shape, F32) for _ in inputs] if feedback else None
-    gather_error = np.zeros(x.shape, F32) if feedback and arguments.get("gather") == "quantized" else None
-    for _ in range(2 if feedback else 1):
-        [wanted, *_] = reference.quantized_all_reduce(
-            inputs, dtype=out_dtype, errors=errors, gather_error=gather_error, **known
-        )
+    for wanted in outputs:
         result = av.quantized_all_reduce(x, out=out, error_feedback=state, group=communicator, **arguments)
         assert result is out
         assert_bits_equal(out, wanted, f"rank {r} of {size}: {arguments}")

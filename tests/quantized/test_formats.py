@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from quantized_cases import Array, Launch, check_all_reduce, normal
+from quantized_cases import Array, Launch, check_all_reduce, expected_all_reduce, normal
 
 from alltoallv import Communicator, _core
 from alltoallv import numpy as av
 from alltoallv.quantization.spec import Format, Quantization
+from alltoallv.testing import Ranks, run_ranks
 from alltoallv.testing import quantized as reference
-from alltoallv.testing import run_ranks
 from alltoallv.testing.golden import assert_bits_equal
 from alltoallv.testing.quantized_formats import FORMATS
 
@@ -221,26 +221,32 @@ def test_groups_of_any_kind(name: str, data: st.DataObject) -> None:
         assert (np.abs(made - part) <= np.maximum(allowed, 2.0**-99)).all()
 
 
-def reduce_all(communicator: Communicator, name: str, sizes: tuple[int, ...]) -> list[str]:
-    rng = np.random.default_rng(5)
-    digests = []
-    for i, n in enumerate(sizes):
-        inputs = normal(rng, communicator.size, n)
+def reductions(size: int, name: str) -> list[dict[str, Any]]:
+    """Arguments of `check_all_reduce`, with what is expected: made once for all ranks."""
+    rng, made = np.random.default_rng(5), []
+    for i, n in enumerate((0, 5, 1000, 300_001 if name in LONG else 20_001)):
+        inputs = normal(rng, size, n)
         if n > 1000:
             inputs[0][37], inputs[-1][500] = np.inf, np.nan
         for gather in ("full", "quantized"):
             for op in ("sum", "avg"):
-                how = {"format": name, "gather": gather, "op": op}
-                digests.append(check_all_reduce(communicator, inputs, (i + len(op)) % 2 == 0, **how))
-    return digests
+                how = {"feedback": (i + len(op)) % 2 == 0, "format": name, "gather": gather, "op": op}
+                made.append({"inputs": inputs, "expected": expected_all_reduce(inputs, **how), **how})
+    return made
+
+
+def reduce_all(communicator: Communicator, made: list[dict[str, Any]]) -> list[str]:
+    return [check_all_reduce(communicator, **arguments) for arguments in made]
 
 
 @pytest.mark.parametrize("name", BETWEEN_RANKS)
-def test_all_reduce(launch: Launch, name: str) -> None:
+def test_all_reduce(ranks: Ranks, name: str) -> None:
     """Small and in pieces; the same bits on all ranks."""
     for size in (2, 3):
-        for digests in (results := launch(size, reduce_all, name, (0, 5, 1000, 300_001 if name in LONG else 20_001))):
-            assert digests == results[0]
+        made = reductions(size, name)
+        for threads in (False, True):
+            for digests in (results := ranks(size, threads=threads)(reduce_all, made)):
+                assert digests == results[0]
 
 
 def other_collectives(communicator: Communicator, name: str) -> None:
