@@ -36,7 +36,7 @@ os.environ |= uv_settings.variables()
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
 
-@nox.session(venv_backend="none", tags=["first"])
+@nox.session(venv_backend="none", tags=["lane-a"])
 def lint(session: nox.Session) -> None:
     """Style and types, in both languages, and who imports whom."""
     session.run("ruff", "check")
