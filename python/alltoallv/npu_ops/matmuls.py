@@ -57,7 +57,7 @@ def trans_quant_param(scale: Tensor, offset: Tensor | None) -> Tensor:
     return result
 
 
-@operator("npu_convert_weight_to_int4pack")
+@operator("npu_convert_weight_to_int4pack", ignores=("inner_k_tiles",))
 def convert_weight_to_int4pack(weight: Tensor) -> Tensor:
     expect(weight.dtype == torch.int32, "weight", weight, "int32 values from -8 to 7")
     return pack(weight)

@@ -17,6 +17,7 @@ from alltoallv.npu_ops.registry import expect, operator
 
 __all__ = [
     "E1M2",
+    "E2M1",
     "E4M3",
     "E5M2",
     "Blocks",

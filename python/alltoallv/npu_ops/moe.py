@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from alltoallv.npu_ops.microscaling import E4M3, E5M2, quantize_blocks
+from alltoallv.npu_ops.microscaling import E2M1, E4M3, E5M2, packed, quantize_blocks
 from alltoallv.npu_ops.quantization import quantize_rows
 from alltoallv.npu_ops.registry import backward, differentiate, expect, operator, present
 
@@ -193,7 +193,7 @@ def compute_expert_tokens(sorted_expert_for_source_row: Tensor, num_expert: int)
     return torch.searchsorted(sorted_expert_for_source_row, experts, right=True).to(torch.int32)
 
 
-_MX = {2: E5M2, 3: E4M3}
+_MX = {2: E5M2, 3: E4M3, 9: E2M1}
 
 
 @operator("npu_moe_init_routing_v2")
@@ -215,7 +215,8 @@ def init_routing_v2(
 
     With ``active_num`` there are so many rows and scales at most; a choice that gets none has the place -1. With
     ``drop_pad_mode`` 1 each expert has ``expert_capacity`` rows, of its first choices and then of zeros, and
-    ``active_num`` has no effect. ``quant_mode`` 1 gives int8 and 2 and 3 numbers of mx, float8_e5m2 and float8_e4m3fn.
+    ``active_num`` has no effect. ``quant_mode`` 1 gives int8, and 2, 3 and 9 numbers of mx: float8_e5m2,
+    float8_e4m3fn and float4_e2m1fn_x2.
     """
     expect(expert_tokens_num_flag, "expert_tokens_num_flag", expert_tokens_num_flag, "True")
     expect(drop_pad_mode in (0, 1), "drop_pad_mode", drop_pad_mode, "0 or 1")
@@ -224,6 +225,7 @@ def init_routing_v2(
     modes = (-1, 1) if drop_pad_mode else (-1, 1, *_MX)
     expect(quant_mode in modes, "quant_mode", quant_mode, f"one of {modes}, for drop_pad_mode {drop_pad_mode}")
     expect(quant_mode not in _MX or scale is None, "scale", scale, "None, for numbers of mx")
+    expect(quant_mode != 9 or x.size(1) % 2 == 0, "x", x, "rows of an even size, for quant_mode 9")
     expect(expert_num < 2**31, "expert_num", expert_num, _FEWER)
     expect(row_idx_type in indices, "row_idx_type", row_idx_type, "0 (each choice's place) or 1 (each row's choice)")
     _check_choices("expert_idx", expert_idx, x)
@@ -251,12 +253,13 @@ def init_routing_v2(
         rows, scales[targets] = quantize_rows(rows.float() * smooth, torch.int8)
     elif quant_mode in _MX:
         rows, own = quantize_blocks(rows.detach().float(), _MX[quant_mode])
-        scales = own.new_zeros(places, own.size(1) * 2).index_copy(0, targets, own.flatten(1))
-        scales = scales.view(torch.float8_e8m0fnu)
+        rows = packed(rows, _MX[quant_mode])
+        own = own if quant_mode == 9 else own.flatten(1)
+        scales = own.new_zeros(places, *own.shape[1:]).index_copy(0, targets, own).view(torch.float8_e8m0fnu)
     elif scale is not None:
         scales[targets] = scale[sources]
     rows = rows.view(torch.uint8) if quant_mode in _MX else rows  # torch does not place float8
-    expanded = rows.new_zeros(places, x.size(1)).index_copy(0, targets, rows)
+    expanded = rows.new_zeros(places, rows.size(1)).index_copy(0, targets, rows)
     expanded = expanded.view(_MX[quant_mode].dtype) if quant_mode in _MX else expanded
     index = torch.full_like(experts, -1)
     if row_idx_type == 0:

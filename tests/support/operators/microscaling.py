@@ -240,10 +240,13 @@ def routed(mode: int) -> Case:
     experts = np.array([[1, 0], [2, 1], [0, 1]], np.int32)
 
     def reference(x: Array, **_: Any) -> Any:
-        values, of = mx(x, {2: E5M2, 3: E4M3}[mode])
+        kind = {2: E5M2, 3: E4M3, 9: E2M1}[mode]
+        values, of = mx(x, kind)
+        values = values if kind in NAMES else pairs(values, kind)
         rows = [0, 1, 2, 1]
         made = [np.concatenate([one.reshape(3, -1)[rows], np.zeros((2, one[0].size))]) for one in (values, of)]
         numbers = 2.0 ** (made[1] - 127)
+        numbers = numbers.reshape(6, -1, 2) if mode == 9 else numbers
         return made[0], np.array([0, -1, 3, 1, -1, 2], np.int32), np.array([3, 1]), numbers
 
     return Case("npu_moe_init_routing_v2", lambda r: {
@@ -279,5 +282,5 @@ CASES = [
     to_multiply_groups(E4M3, E2M1, anti=True),
     to_multiply_groups(E1M2, E1M2, flat=True),
     *(to_swiglu(blocks) for blocks in (False, True)),
-    *(routed(mode) for mode in (2, 3)),
+    *(routed(mode) for mode in (2, 3, 9)),
 ]  # fmt: skip
