@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from alltoallv.npu_ops.attention import PACKED, attend, check_sink, hidden, join, lengths_of, scores_of, split
+from alltoallv.npu_ops.attention import PACKED, attend, batch_of, check_sink, hidden, join, lengths_of, scores_of, split
 from alltoallv.npu_ops.registry import defaults_of, expect, operator, present, renamed, takes
 
 
@@ -76,6 +76,15 @@ class _Codes(NamedTuple):
         return own[:, :length].unsqueeze(-1)
 
 
+def _prefix(name: str, given: Tensor | None, layout: str, heads: int, length: Sequence[int] | None) -> Tensor:
+    """Returns the keys or values, [heads, length, size], that stand before those of every sequence."""
+    rows = batch_of(present(given, f"{name}_shared_prefix", "a tensor, as for keys and values"), layout, heads)
+    expect(len(rows) == 1, f"{name}_shared_prefix", given, "a batch of one")
+    count = rows.size(2) if length is None else int(length[0])
+    expect(count in range(rows.size(2) + 1), "actual_shared_prefix_len", length, f"{rows.size(2)} at most")
+    return rows[0, :, :count]
+
+
 _INFERENCE_LAYOUTS = (
     "BSH", "BSND", "BNSD", "TND", "NTD", "BNSD_BSND", "BSH_BNSD", "BSND_BNSD", "NTD_TND", "BSH_NBSD", "BSND_NBSD",
     "BNSD_NBSD", "TND_NTD",
@@ -130,13 +139,17 @@ def fused_infer_attention_score(
     value_antiquant_offset: Tensor | None,
     value_antiquant_mode: int,
     learnable_sink: Tensor | None = None,
+    key_shared_prefix: Tensor | None = None,
+    value_shared_prefix: Tensor | None = None,
+    actual_shared_prefix_len: list[int] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Returns the result, and the logarithm of each query's sum of exponentials, if asked for.
 
     Rows after a sequence's end are zeros. Keys and values of int8 are added to their offsets and multiplied by their
     scales: of their own, or the two parts of ``antiquant_scale`` and ``antiquant_offset``. The modes are 0 (of
     channels, or one), 1 (of tokens), 2 (of heads), 3 (of heads and tokens), 4 and 5 (as 1 and 3, by blocks).
-    ``learnable_sink`` has for each head the score of one more key, without a value.
+    ``learnable_sink`` has for each head the score of one more key, without a value. A shared prefix stands before the
+    keys and values of every sequence.
     """
     expect(query.is_floating_point(), "query", query, "floating point numbers")
     check_sink("learnable_sink", learnable_sink, num_heads)
@@ -180,6 +193,15 @@ def fused_infer_attention_score(
         rows = list(zip(block_table, kv_lengths, strict=False))
         keys, values = ([from_blocks(x, *row, kv_heads) for row in rows] for x in (key, value))
         key_ropes = None if key_rope is None else [from_blocks(key_rope, *row, kv_heads) for row in rows]
+    prefixes = None
+    if key_shared_prefix is not None or value_shared_prefix is not None or actual_shared_prefix_len is not None:
+        plain = not tokens and block_table is None and query_rope is None and key.is_floating_point()
+        fits = plain and sparse_mode != 2
+        expect(fits, "key_shared_prefix", key_shared_prefix, "None for tokens, blocks, rope, int8 or sparse_mode 2")
+        prefixes = [
+            _prefix(name, given, layout, kv_heads, actual_shared_prefix_len)
+            for name, given in (("key", key_shared_prefix), ("value", value_shared_prefix))
+        ]
     quantized = [codes.checked(x) for codes, x in zip(coded, (key, value), strict=True)]
     results, sums = [], []
     for number, sequence in enumerate(queries):
@@ -192,6 +214,9 @@ def fused_infer_attention_score(
             codes.values(x, number, blocks) if there else x
             for codes, x, there in zip(coded, (k, v), quantized, strict=True)
         )
+        if prefixes is not None:
+            k, v = (torch.cat(pair, 1) for pair in zip(prefixes, (k, v), strict=True))
+            length = k.size(1)
         if ropes is not None and key_ropes is not None:
             q, k = torch.cat([q, ropes[number][:, :used]], -1), torch.cat([k, key_ropes[number][:, :length]], -1)
         single, mask = full == 1 and not tokens, atten_mask

@@ -230,6 +230,31 @@ def infers_layout(layout: str, queries: int, ropes: bool = False, **more: Any) -
     return Case("npu_fused_infer_attention_score", inputs, reference, dtypes=HALVES, note=layout)
 
 
+def infers_prefix(layout: str, used: int | None) -> Case:
+    """Keys and values that every sequence has before its own, ``used`` of four."""
+
+    def inputs(r: np.random.Generator) -> dict[str, Any]:
+        sizes = {"query": (2, 4, 3, 4), "key": (2, 2, 5, 4), "value": (2, 2, 5, 4)}
+        sizes |= {"key_shared_prefix": (1, 2, 4, 4), "value_shared_prefix": (1, 2, 4, 4)}
+        more = {} if used is None else {"actual_shared_prefix_len": [used]}
+        tensors = {name: laid_out(r.normal(size=size), layout) for name, size in sizes.items()}
+        return tensors | more | {
+            "num_heads": 4, "num_key_value_heads": 2, "input_layout": layout, "scale": 0.5, "softmax_lse_flag": True,
+            **CAUSAL,
+        }  # fmt: skip
+
+    def reference(query: Array, **known: Any) -> Any:
+        each = []
+        for name in ("key", "value"):
+            first = brought_back(known[f"{name}_shared_prefix"], layout, 2)[:, :, :used]
+            each.append(np.concatenate([np.repeat(first, 2, 0), brought_back(known[name], layout, 2)], 2))
+        q, length = brought_back(query, layout, 4), each[0].shape[2]
+        result, lse = inference(q, *each, "BNSD", [length, length], causal)
+        return laid_out(result, layout), lse
+
+    return Case("npu_fused_infer_attention_score", inputs, reference, dtypes=HALVES, note=f"{layout}, prefix")
+
+
 def infers_packed(layout: str) -> Case:
     """Of sequences with 2 and 3 queries, and a token behind them, which belongs to none."""
     first, _, second = layout.partition("_")
@@ -411,6 +436,7 @@ CASES = [
     infers_layout("BNSD_NBSD", 1),
     infers_layout("BSND_NBSD", 1, True),
     infers_layout("BNSD", 1, True, sparse_mode=4, pre_tokens=2, next_tokens=0, atten_mask=COMPRESSED),
+    *(infers_prefix(*arguments) for arguments in (("BSH", None), ("BNSD", 3))),
     *(infers_packed(layout) for layout in ("TND", "NTD", "TND_NTD", "NTD_TND")),
     infers("npu_fused_infer_attention_score_v2", 3, causal, True, NEW, return_softmax_lse=True, **CAUSAL),
     *(
