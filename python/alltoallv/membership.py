@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import operator
 import os
 import secrets
@@ -43,6 +44,7 @@ NewGroup = tuple[_core.Communicator, _core.CommunicatorOptions]
 _FIRST_TRY, _LONGEST_TRY = 0.05, 1.0  # seconds
 _LOOK = 0.05  # seconds between looks at the lives of those that are waited for
 _PATIENCE = 5.0  # seconds between survivors that have found each other
+_logger = logging.getLogger("alltoallv")
 MOST_RANKS = 4096  # of a communicator
 _identity = secrets.randbits(62)  # of this process; ranks in other containers may share its number
 
@@ -197,10 +199,10 @@ def meet(
     Raises:
         CommTimeoutError: some numbers have not come; the message names them.
     """
-    deadline = time.monotonic() + options.timeout
+    deadline, patience = time.monotonic() + options.timeout, max(options.warn_after, _PATIENCE)
     while True:
         options.processes = [0] * job.size  # those who were lost come as others
-        options.join_timeout = max(deadline - time.monotonic(), 0.001)
+        options.join_timeout = min(patience, max(deadline - time.monotonic(), 0.001))
         try:
             core = connect_all()
             if core not in epochs:
@@ -210,6 +212,10 @@ def meet(
             if time.monotonic() >= deadline:
                 raise
         except CommTimeoutError as error:
+            if time.monotonic() < deadline:  # names those who are late, and waits on
+                _logger.warning("the %d ranks of the job have not met yet: %s", job.size, error)
+                patience *= 2
+                continue
             raise CommTimeoutError(
                 f"the {job.size} ranks of the job have not met within {options.timeout:g} s, and none of them goes on "
                 f"without the others: {error}"

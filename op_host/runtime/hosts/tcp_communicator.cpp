@@ -22,7 +22,7 @@ TcpJoinOptions meeting_options(const CommunicatorOptions& options, const std::st
     meeting.size = options.size;
     meeting.domain = options.domain;
     meeting.key = hex(hmac_sha256(secret, options.job + '\n' + options.domain));
-    meeting.timeout = options.timeout;
+    meeting.timeout = options.join_timeout < 0 ? options.timeout : options.join_timeout;
     meeting.check = options.check;
     meeting.poll = Liveness::poll(options);
     return meeting;
