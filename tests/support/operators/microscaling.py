@@ -32,21 +32,21 @@ POSITIVE = {
 LARGEST = {E5M2: 57344.0, E4M3: 448.0, E2M1: 6.0, E1M2: 1.75}
 
 
-def nearest_code(value: float, kind: int) -> int:
-    """The code without its sign; of two that are as near the even one."""
-    distance = np.abs(POSITIVE[kind] - abs(value))
-    best = np.flatnonzero(distance == distance.min())
-    return int(best[0] if len(best) == 1 else best[best % 2 == 0][0])
+def nearest_codes(x: Array, kind: int) -> Array:
+    """The codes without their signs; of two that are as near the even one."""
+    distance = np.abs(np.append(POSITIVE[kind], np.inf) - np.abs(x)[..., None])
+    code = distance.argmin(-1)  # of two the lower
+    here, above = (np.take_along_axis(distance, one[..., None], -1)[..., 0] for one in (code, code + 1))
+    return code + ((code % 2 == 1) & (here == above))
 
 
 def rounded(x: Array, kind: int) -> Array:
-    sign = np.where(np.signbit(x), -1.0, 1.0)
-    return sign * np.vectorize(lambda value: POSITIVE[kind][nearest_code(value, kind)])(x)
+    return np.where(np.signbit(x), -1.0, 1.0) * POSITIVE[kind][nearest_codes(x, kind)]
 
 
 def pairs(x: Array, kind: int) -> Array:
     """Numbers of four bits as bytes, of two neighbours the first in the lower half."""
-    code = np.vectorize(lambda value: nearest_code(value, kind))(x) + 8 * np.signbit(x)
+    code = nearest_codes(x, kind) + 8 * np.signbit(x)
     return (code[..., ::2] + 16 * code[..., 1::2]).astype(np.uint8)
 
 
