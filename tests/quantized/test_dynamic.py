@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from quantized_cases import DTYPES, F32, Array, Launch, check_all_reduce, digest, normal
+from quantized_cases import DTYPES, F32, Array, Launch, check_all_reduce, digest, expected_all_reduce, normal
 
 from alltoallv import Communicator
 from alltoallv import numpy as av
@@ -24,17 +24,25 @@ INLINE = 16384
 KINDS = [(bits, gather, op) for bits in (8, 4) for gather in ("full", "quantized") for op in ("sum", "avg")]
 
 
-def reduce_sizes(communicator: Communicator, sizes: list[tuple[int, int]], dtype: str, out_dtype: str) -> list[str]:
-    """Every kind in every size; feedback, and arrays in the arena, with every other."""
-    digests = []
+def reductions(size: int, sizes: list[tuple[int, int]], dtype: str, out_dtype: str) -> list[dict[str, Any]]:
+    """Arguments of `check_all_reduce` for every kind in every size, with what is expected: made once for all ranks.
+
+    Feedback, and arrays in the arena, with every other.
+    """
+    made: list[dict[str, Any]] = []
     rng = np.random.default_rng(len(sizes))
     for i, (n, group_size) in enumerate(sizes):
-        inputs = normal(rng, communicator.size, n, dtype)
+        inputs = normal(rng, size, n, dtype)
         for k, (bits, gather, op) in enumerate(KINDS):
-            arguments = {"bits": bits, "gather": gather, "op": op, "group_size": group_size, "out_dtype": out_dtype}
-            feedback = (i + k + bits // 4) % 2 == 0
-            digests.append(check_all_reduce(communicator, inputs, feedback, shared=k % 3 == 0, **arguments))
-    return digests
+            how = {"bits": bits, "gather": gather, "op": op, "group_size": group_size, "out_dtype": out_dtype}
+            how["feedback"] = (i + k + bits // 4) % 2 == 0
+            expected = expected_all_reduce(inputs, **how)
+            made.append({"inputs": inputs, "shared": k % 3 == 0, "expected": expected, **how})
+    return made
+
+
+def reduce_all(communicator: Communicator, made: list[dict[str, Any]]) -> list[str]:
+    return [check_all_reduce(communicator, **arguments) for arguments in made]
 
 
 @pytest.mark.parametrize(
@@ -44,7 +52,8 @@ def test_small_sizes(launch: Launch, dtype: str, out_dtype: str) -> None:
     """In one shot from the mailboxes, and around their limit."""
     sizes = [(0, 128), (1, 128), (3, 1), (127, 128), (129, 128), (1000, 7), (INLINE - 200, 32), (INLINE + 1, 4000)]
     for size in (1, 3):
-        for digests in (results := launch(size, reduce_sizes, sizes, dtype, out_dtype)):
+        made = reductions(size, sizes, dtype, out_dtype)
+        for digests in (results := launch(size, reduce_all, made)):
             assert digests == results[0]
 
 
@@ -110,9 +119,10 @@ def test_any_reduction_on_threads(
     inputs = normal(np.random.default_rng(seed), size, n, dtype)
     bits, gather, op = kind
     arguments = {"bits": bits, "gather": gather, "op": op, "group_size": group_size, "out_dtype": out_dtype}
+    expected = expected_all_reduce(inputs, feedback, **arguments)  # type: ignore[arg-type]
 
     def reduce(communicator: Communicator) -> str:
-        return check_all_reduce(communicator, inputs, feedback, **arguments)
+        return check_all_reduce(communicator, inputs, feedback, expected=expected, **arguments)
 
     assert len(set(run_ranks(size, reduce, threads=True, path=path))) == 1
 

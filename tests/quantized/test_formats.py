@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from bisect import bisect_left, bisect_right
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -99,13 +100,13 @@ def test_powers_of_two(name: str) -> None:
     codes, scales = np.empty(x.size, np.uint8), np.empty(a.size, np.uint8)
     _core.kernel_quantize(name, 32, "float32", x.ctypes.data, x.size, codes.ctypes.data, scales.ctypes.data)
     largest = 127 - int(np.log2(how.most))  # of the exponents: with the largest code it is finite
+    most = Fraction(how.most) if how.rounds_up else Fraction(2) ** int(np.log2(how.most))
+    steps = [most * Fraction(2) ** e for e in range(-127, largest + 1)]
+    find = bisect_left if how.rounds_up else bisect_right
     for magnitude, byte in zip(a.tolist(), scales.tolist(), strict=True):
         exact = Fraction(magnitude) if magnitude >= 2.0**-126 else Fraction(0)
-        if how.rounds_up:
-            wanted = next((e for e in range(-127, largest) if Fraction(2) ** e * Fraction(how.most) >= exact), largest)
-        else:
-            fits = [e for e in range(-127, largest + 1) if Fraction(2) ** (e + int(np.log2(how.most))) <= exact]
-            wanted = fits[-1] if fits else -127
+        at = find(steps, exact)  # the first that is not below it, or the number of those that are not above
+        wanted = min(at - 127, largest) if how.rounds_up else max(at - 128, -127)
         assert byte - 127 == wanted, f"{magnitude.hex()}: 2**{byte - 127}, expected 2**{wanted}"
 
 
@@ -249,22 +250,22 @@ def test_all_reduce(ranks: Ranks, name: str) -> None:
                 assert digests == results[0]
 
 
-def other_collectives(communicator: Communicator, name: str) -> None:
-    rng = np.random.default_rng(7)
-    r, size = communicator.rank, communicator.size
+@pytest.mark.parametrize("name", ["int8", "int4", *BETWEEN_RANKS])
+def test_scatter_and_rows(launch: Launch, name: str) -> None:
+    rng, size = np.random.default_rng(7), 3
     inputs = [x.reshape(-1, 50) for x in normal(rng, size, 50 * 40 * size)]
     counts = [40 * size - 3 * (size - 1), *[3] * (size - 1)]
     [*wanted] = reference.quantized_reduce_scatter(inputs, counts, format=name)
-    assert_bits_equal(av.quantized_reduce_scatter(inputs[r], counts, format=name, group=communicator), wanted[r], name)
     sends = rng.integers(0, 9, (size, size))
     rows = [x[: sum(sends[j])] for j, x in enumerate(inputs)]
-    arrived = reference.quantized_all_to_all(rows, sends.tolist(), format=name)
-    assert_bits_equal(av.quantized_all_to_all(rows[r], sends[r], format=name, group=communicator), arrived[r], name)
+    [*arrived] = reference.quantized_all_to_all(rows, sends.tolist(), format=name)
 
+    def check(communicator: Communicator) -> None:
+        r, how = communicator.rank, {"format": name, "group": communicator}
+        assert_bits_equal(av.quantized_reduce_scatter(inputs[r], counts, **how), wanted[r], name)
+        assert_bits_equal(av.quantized_all_to_all(rows[r], sends[r], **how), arrived[r], name)
 
-@pytest.mark.parametrize("name", ["int8", "int4", *BETWEEN_RANKS])
-def test_scatter_and_rows(launch: Launch, name: str) -> None:
-    launch(3, other_collectives, name)
+    launch(size, check)
 
 
 def test_groups_of_tokens_and_tensors() -> None:

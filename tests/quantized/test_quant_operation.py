@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
 import numpy as np
 import pytest
 from on_ranks import on_both
-from quantized_cases import DTYPES, F32, Launch, normal
+from quantized_cases import DTYPES, F32, Launch, expected_all_reduce, normal
 
 from alltoallv import Communicator, QuantAllReduceOperation, QuantAllReduceParam, QuantType
 from alltoallv import numpy as av
@@ -26,23 +27,25 @@ def param(communicator: Communicator, **fields: Any) -> QuantAllReduceParam:
 
 @pytest.mark.parametrize("quant_type", [QuantType.PER_TENSOR, QuantType.PER_CHANNEL])
 def test_accuracy_data(launch: Launch, quant_type: QuantType) -> None:
-    def reduce(communicator: Communicator) -> None:
-        operation = QuantAllReduceOperation(param(communicator, quant_type=quant_type), communicator)
-        rng = np.random.default_rng(1)
+    for size in (2, 4, 8):
+        rng, cases = np.random.default_rng(1), []
         for shape in SHAPES:
-            inputs = [rng.integers(-100, 101, shape).astype(np.int8) for _ in range(communicator.size)]
+            inputs = [rng.integers(-100, 101, shape).astype(np.int8) for _ in range(size)]
             scale = rng.uniform(-1, 1, 1 if quant_type == QuantType.PER_TENSOR else shape[-1]).astype(F16)
             offset = rng.uniform(-1, 1, 1).astype(F16)
             wanted = reference.shared_scale_all_reduce(inputs, scale, float(offset[0]))[0]
-            x = inputs[communicator.rank]
-            assert_bits_equal(operation(x, scale, offset), wanted)
-            if quant_type == QuantType.PER_CHANNEL:
-                scale = scale.reshape(1, -1)
-            out = np.full(shape, 3, F16)
-            assert operation(x, scale, offset, out=out) is out
-            assert_bits_equal(out, wanted)
+            cases.append((inputs, scale, offset, wanted))
 
-    for size in (2, 4, 8):
+        def reduce(communicator: Communicator, cases: list[Any] = cases) -> None:
+            operation = QuantAllReduceOperation(param(communicator, quant_type=quant_type), communicator)
+            for inputs, scale, offset, wanted in cases:
+                x = inputs[communicator.rank]
+                assert_bits_equal(operation(x, scale, offset), wanted)
+                shaped = scale.reshape(1, -1) if quant_type == QuantType.PER_CHANNEL else scale
+                out = np.full(x.shape, 3, F16)
+                assert operation(x, shaped, offset, out=out) is out
+                assert_bits_equal(out, wanted)
+
         launch(size, reduce)
 
 
@@ -100,42 +103,42 @@ ACL = {"float32": 0, "float16": 1, "bfloat16": 27}
 @pytest.mark.parametrize(("bits", "gather"), [(8, "full"), (8, "quantized"), (4, "full"), (4, "quantized")])
 def test_dynamic(launch: Launch, bits: int, gather: str) -> None:
     """The reference's bits for every dtype and size, allocated, into an output, in place, and with error feedback."""
-
-    def reduce(communicator: Communicator) -> None:
-        r, size = communicator.rank, communicator.size
-        rng = np.random.default_rng(bits)
-        for name, out_name, group_size, op in (
-            ("float32", None, 128, "sum"),
-            ("bfloat16", "float32", 33, "avg"),
-            ("float16", "bfloat16", 1 << 40, "sum"),
-        ):
-            fields = DYNAMIC | {"bits": bits, "gather": gather, "group_size": group_size, "all_reduce_type": op}
-            number = -1 if out_name is None else ACL[out_name]
-            operation = QuantAllReduceOperation(param(communicator, out_data_type=number, **fields), communicator)
-            how = {"bits": bits, "gather": gather, "group_size": group_size, "op": op, "dtype": out_name or name}
+    kinds = (
+        ("float32", None, 128, "sum"),
+        ("bfloat16", "float32", 33, "avg"),
+        ("float16", "bfloat16", 1 << 40, "sum"),
+    )
+    for size in (1, 3):
+        rng, cases = np.random.default_rng(bits), []
+        for name, out_name, group_size, op in kinds:
+            how = {"bits": bits, "gather": gather, "group_size": group_size, "op": op, "out_dtype": out_name or name}
             for shape in ((0, 3), (1,), (5, 7), (40_007,), (5, 7)):
                 inputs = [x.reshape(shape) for x in normal(rng, size, int(np.prod(shape)), name)]
-                x = inputs[r].copy()
-                wanted = reference.quantized_all_reduce(inputs, **how)[0]
-                result = operation(x)
-                assert result.dtype == DTYPES[out_name or name]
-                assert_bits_equal(result, wanted)
-                out = np.full(shape, 3, result.dtype)
-                assert operation(x, out=out) is out
-                assert_bits_equal(out, wanted)
-                state = av.ErrorFeedback()
-                errors = [np.zeros(shape, F32) for _ in inputs]
-                gather_error = np.zeros(shape, F32) if gather == "quantized" else None
-                for _ in range(2):
-                    wanted = reference.quantized_all_reduce(inputs, errors=errors, gather_error=gather_error, **how)[0]
-                    assert_bits_equal(operation(x, error_feedback=state), wanted)
-                assert_bits_equal(state.state_dict()["error"], errors[r].reshape(-1))
-                if out_name is None:
-                    wanted = reference.quantized_all_reduce(inputs, **how)[0]
-                    assert operation(x, out=x) is x
-                    assert_bits_equal(x, wanted)
+                cases.append((inputs, *(expected_all_reduce(inputs, feedback, **how) for feedback in (False, True))))
 
-    for size in (1, 3):
+        def reduce(communicator: Communicator, cases: list[Any] = cases) -> None:
+            r, places = communicator.rank, iter(cases)
+            for name, out_name, group_size, op in kinds:
+                fields = DYNAMIC | {"bits": bits, "gather": gather, "group_size": group_size, "all_reduce_type": op}
+                number = -1 if out_name is None else ACL[out_name]
+                operation = QuantAllReduceOperation(param(communicator, out_data_type=number, **fields), communicator)
+                for inputs, once, twice in itertools.islice(places, 5):
+                    x, [wanted] = inputs[r].copy(), once.outputs
+                    result = operation(x)
+                    assert result.dtype == DTYPES[out_name or name]
+                    assert_bits_equal(result, wanted)
+                    out = np.full(x.shape, 3, result.dtype)
+                    assert operation(x, out=out) is out
+                    assert_bits_equal(out, wanted)
+                    state = av.ErrorFeedback()
+                    for expected in twice.outputs:
+                        assert_bits_equal(operation(x, error_feedback=state), expected)
+                    assert_bits_equal(state.state_dict()["error"], twice.errors[r].reshape(-1))
+                    if out_name is None:
+                        assert operation(x, out=x) is x
+                        assert_bits_equal(x, wanted)
+            assert next(places, None) is None
+
         launch(size, reduce)
 
 
