@@ -37,7 +37,7 @@ _REFUSED = (
 )  # fmt: skip
 # Namespaces of operators that are one piece of work for a stream.
 _COMMUNICATING = {"c10d", "_c10d_functional", "symm_mem", "alltoallv"}
-_OPERATORS = {"aten", "npu", "atb", "prims", "prim", "alltoallv_emulator", *_COMMUNICATING}
+_OPERATORS = {"aten", "npu", "atb", "_C_ascend", "prims", "prim", "alltoallv_emulator", *_COMMUNICATING}
 _KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse1)
 _FROM_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 _graphs: dict[int, _Recorder] = {}  # by the NPUGraph's id
@@ -156,7 +156,7 @@ class _Recorder(modes.TorchDispatchMode):
             if isinstance(leaf, torch.Tensor) and _address(leaf) not in given
         ]
         self._made.update((_address(tensor), tensor) for _, tensor in fresh)
-        if _computes(func) and len(self.calls) == before:
+        if _computes(func) and len(self.calls) == before and not _is_in_python(func):
             self.calls.append(_Call(*call, fresh))
             self._streams.used(torch.npu.current_stream())
         return results
@@ -260,6 +260,13 @@ def _is_of_program(func: Any) -> bool:
     return func.namespace not in _OPERATORS and torch._C._dispatch_has_computed_kernel_for_dispatch_key(
         func.name(), "PrivateUse1"
     )
+
+
+def _is_in_python(func: Any) -> bool:
+    """True for a program's operator whose kernel is a function in Python, so that all that it does is seen."""
+    name = f"{func.namespace}/{func.name().split('::')[1]}"
+    keys = ("PrivateUse1", "CompositeExplicitAutograd", "CompositeImplicitAutograd")
+    return func.namespace not in _OPERATORS and any(f"{name}/{key}" in torch.library._impls for key in keys)
 
 
 def _body(func: Any) -> Any:

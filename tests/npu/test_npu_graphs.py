@@ -197,6 +197,21 @@ def test_an_operator_of_the_program_is_seen_inside(rank: int, size: int) -> None
 
 
 @on_ranks(1, communicator=False)
+def test_an_operator_of_the_program_that_has_done_nothing_is_not_replayed(rank: int, size: int) -> None:
+    """What it does may hang on the program's state, as a sum over ranks that only some layouts of experts need."""
+    device, adds = use_device(rank), [False]
+    library = torch.library.Library("program_state", "DEF")
+    library.define("may_add(Tensor x) -> Tensor")
+    library.impl("may_add", lambda x: x.add_(1) if adds[0] else x, "PrivateUse1")
+    x, graph = torch.zeros(4, device=device), torch.npu.NPUGraph()
+    with torch.npu.graph(graph):
+        y = importlib.import_module("torch.ops").program_state.may_add(x * 2) + 1
+    adds[0] = True
+    graph.replay()
+    assert y.tolist() == [1.0] * 4
+
+
+@on_ranks(1, communicator=False)
 def test_attention_gets_other_lengths_while_a_replay_waits_for_them(rank: int, size: int) -> None:
     """As serving does: replay, and then the update, each of whose events lets the replay go on."""
     import torch_npu
