@@ -156,7 +156,7 @@ class _Recorder(modes.TorchDispatchMode):
             if isinstance(leaf, torch.Tensor) and _address(leaf) not in given
         ]
         self._made.update((_address(tensor), tensor) for _, tensor in fresh)
-        if _computes(func) and len(self.calls) == before and not _is_in_python(func):
+        if _computes(func, bool(fresh)) and len(self.calls) == before and not _is_in_python(func):
             self.calls.append(_Call(*call, fresh))
             self._streams.used(torch.npu.current_stream())
         return results
@@ -314,12 +314,15 @@ def _written(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
     return _tensors([value for name, value in given.items() if name in written])
 
 
-def _computes(func: Any) -> bool:
-    """True if a replay must call it again: not for views, new memory, and changes of a shape."""
+def _computes(func: Any, fresh: bool) -> bool:
+    """True if a replay must call it again: not for views, new memory, and changes of a shape.
+
+    What may be a view, as of ``contiguous`` and ``to``, is none where its result is fresh memory.
+    """
     returns = func._schema.returns
     is_view = bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
     allocates = func.namespace == "aten" and func.name().removeprefix("aten::").startswith(("empty", "new_empty"))
-    return not is_view and not allocates and torch.Tag.inplace_view not in func.tags
+    return (fresh or not is_view) and not allocates and torch.Tag.inplace_view not in func.tags
 
 
 def _begin(self: Any, pool: Any = None, capture_error_mode: str = "global", report_shape: bool = True) -> None:

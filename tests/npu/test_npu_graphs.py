@@ -197,6 +197,27 @@ def test_an_operator_of_the_program_is_seen_inside(rank: int, size: int) -> None
 
 
 @on_ranks(1, communicator=False)
+def test_what_may_be_a_view_is_replayed_where_it_copies(rank: int, size: int) -> None:
+    """Inside a program's operator they come as they are written, not as what they are made of."""
+    device, operators = use_device(rank), importlib.import_module("torch.ops")
+    library, aten = torch.library.Library("program_views", "DEF"), operators.aten
+    library.define("copies(Tensor x) -> Tensor[]")
+
+    def copies(x: Tensor) -> list[Tensor]:
+        kinds = [x.to(torch.float16), x.t().contiguous(), x.t().reshape(-1), aten.to.dtype(x, torch.float64)]
+        return [*kinds, aten.contiguous(x.t()), aten.reshape(x.t(), [-1]), x.t().flatten(), x.view(-1) + 0]
+
+    library.impl("copies", copies, "PrivateUse1")
+    x, graph = torch.zeros(2, 3, device=device), torch.npu.NPUGraph()
+    with torch.npu.graph(graph):
+        results = operators.program_views.copies(x)
+    x.copy_(torch.arange(6.0).view(2, 3))
+    graph.replay()
+    for result, expected in zip(results, copies(x), strict=True):
+        assert torch.equal(result, expected)
+
+
+@on_ranks(1, communicator=False)
 def test_an_operator_of_the_program_that_has_done_nothing_is_not_replayed(rank: int, size: int) -> None:
     """What it does may hang on the program's state, as a sum over ranks that only some layouts of experts need."""
     device, adds = use_device(rank), [False]
