@@ -12,6 +12,7 @@ import sysconfig
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import alltoallv
 import alltoallv_emulator
@@ -39,8 +40,14 @@ def examined(expect: int = 0, **kwargs) -> tuple[dict, dict[str, dict]]:
     return document, {check["name"]: check for check in document["checks"]}
 
 
-def test_json():
-    document, checks = examined()
+@pytest.fixture(scope="module")
+def found() -> tuple[dict, dict[str, dict]]:
+    """What one doctor has found here."""
+    return examined()
+
+
+def test_json(found):
+    document, checks = found
     assert document["alltoallv"] == alltoallv.__version__
     assert len(checks) == len(document["checks"])
     for check in document["checks"]:
@@ -59,8 +66,8 @@ def test_json():
         assert name in checks
 
 
-def test_self_test():
-    document, checks = examined()
+def test_self_test(found):
+    document, checks = found
     measured = document["self_test"]
     assert set(measured) == CASES
     for name, case in measured.items():
@@ -78,13 +85,13 @@ def test_self_test():
         assert checks[f"auto, {case}"]["detail"].startswith(f"takes {path}: ")
 
 
-def test_the_rule_of_the_kernels_and_what_it_gives_here():
+def test_the_rule_of_the_kernels_and_what_it_gives_here(found):
     """One rule; on the emulator it gives the kernels, and here it describes what they lack."""
-    _, checks = examined()
+    _, checks = found
     assert checks["their rule"]["detail"] == _core.kernels_rule
-    found = checks["kernels in Ascend C"]
-    assert (found["status"], found["detail"]) == ("-", f"HCCL's calls serve here: {_core.kernels_missing()}")
-    assert "libascendcl.so" in found["detail"]
+    here = checks["kernels in Ascend C"]
+    assert (here["status"], here["detail"]) == ("-", f"HCCL's calls serve here: {_core.kernels_missing()}")
+    assert "libascendcl.so" in here["detail"]
     _, checks = examined(env=alltoallv_emulator.environment())
     assert checks["kernels in Ascend C"]["status"] == "ok"
 
