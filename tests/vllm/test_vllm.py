@@ -17,7 +17,8 @@ from tiny_model import Reference
 PROGRAM = str(Path(__file__).with_name("tiny_model.py"))
 EAGER = {"enforce_eager": True}
 TWO = {"tensor_parallel_size": 2}
-EXPERTS = TWO | {"enable_expert_parallel": True}
+EXPERTS = TWO | {"enable_expert_parallel": True}  # prompts by All2AllV, steps by MC2
+FOUR = EXPERTS | {"tensor_parallel_size": 4}
 
 
 def _run(*arguments: str, **settings: str) -> list[str]:
@@ -53,6 +54,12 @@ def _check(folder: Path, dtype: str, options: dict[str, Any]) -> None:
         assert logprobs[:compared] == pytest.approx(wanted.logprobs[:compared], abs=tolerance)
 
 
+def _name(value: str | dict[str, Any]) -> str:
+    if isinstance(value, str):
+        return value
+    return "-".join(f"{name}={number}" for name, number in value.items()) or "alone"
+
+
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("kind", "options"),
@@ -60,12 +67,15 @@ def _check(folder: Path, dtype: str, options: dict[str, Any]) -> None:
         ("qwen3", EAGER),
         ("qwen3", EAGER | TWO),
         ("qwen3", {}),  # vLLM's default: graphs, of whole decoding steps too
+        ("qwen3", TWO),
         ("qwen3_moe", EAGER),
         ("qwen3_moe", EAGER | TWO),
+        ("qwen3_moe", TWO),
         ("qwen3_moe", EAGER | EXPERTS),
+        ("qwen3_moe", EAGER | FOUR),
         ("qwen3_moe", EXPERTS),
     ],
-    ids=lambda value: value if isinstance(value, str) else "-".join(value) or "graphs",
+    ids=_name,
 )
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_tokens(model: Callable[[str], Path], kind: str, options: dict[str, Any], dtype: str) -> None:
@@ -73,7 +83,7 @@ def test_tokens(model: Callable[[str], Path], kind: str, options: dict[str, Any]
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("kind", ["qwen3-w8a8", "qwen3_moe-w8a8"])
-def test_quantized_layers(model: Callable[[str], Path], kind: str) -> None:
+@pytest.mark.parametrize(("kind", "options"), [("qwen3", {}), ("qwen3_moe", {}), ("qwen3_moe", EXPERTS)], ids=_name)
+def test_quantized_layers(model: Callable[[str], Path], kind: str, options: dict[str, Any]) -> None:
     """With int8 weights and rows, which vLLM has in bfloat16 only."""
-    _check(model(kind), "bfloat16", EAGER | {"quantization": "ascend"})
+    _check(model(f"{kind}-w8a8"), "bfloat16", EAGER | options | {"quantization": "ascend"})
