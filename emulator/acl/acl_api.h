@@ -86,6 +86,11 @@ enum aclrtDevAttr {
 enum aclrtCallbackBlockType : int { ACL_CALLBACK_BLOCK = 1 };
 enum aclrtLastErrLevel : int;
 enum aclmdlRICaptureStatus : int { ACL_MODEL_RI_CAPTURE_STATUS_NONE = 0 };
+enum aclmdlRICaptureMode : int {
+    ACL_MODEL_RI_CAPTURE_MODE_GLOBAL = 0,
+    ACL_MODEL_RI_CAPTURE_MODE_THREAD_LOCAL,
+    ACL_MODEL_RI_CAPTURE_MODE_RELAXED
+};
 enum aclLogLevel : int { ACL_ERROR = 3 };
 
 struct aclrtUtilizationExtendInfo;
@@ -159,6 +164,7 @@ aclError aclrtSetStreamFailureMode(aclrtStream stream, uint64_t mode);
 aclError aclrtSetStreamOverflowSwitch(aclrtStream stream, uint32_t flag);
 aclError aclrtGetStreamOverflowSwitch(aclrtStream stream, uint32_t* flag);
 aclError aclmdlRICaptureGetInfo(aclrtStream stream, aclmdlRICaptureStatus* status, aclmdlRI* modelRI);
+aclError aclmdlRICaptureThreadExchangeMode(aclmdlRICaptureMode* mode);
 aclError aclrtLaunchCallback(aclrtCallback fn, void* userData, aclrtCallbackBlockType blockType, aclrtStream stream);
 aclError aclrtSubscribeReport(uint64_t threadId, aclrtStream stream);
 aclError aclrtUnSubscribeReport(uint64_t threadId, aclrtStream stream);

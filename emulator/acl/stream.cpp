@@ -3,6 +3,7 @@
 
 #include <map>
 #include <set>
+#include <utility>
 
 #include "acl/arguments.h"
 #include "runtime/base/abandon.h"
@@ -102,6 +103,18 @@ aclError aclrtGetStreamOverflowSwitch(aclrtStream stream, uint32_t* flag) {
 aclError aclmdlRICaptureGetInfo(aclrtStream stream, aclmdlRICaptureStatus* status, aclmdlRI* modelRI) {
     ACL_FUNCTION((void)stream_of(stream); give("status", status, ACL_MODEL_RI_CAPTURE_STATUS_NONE);
                  if (modelRI != nullptr)* modelRI = nullptr;);
+}
+
+/// Exchanges which calls a capture forbids to this thread. None are forbidden here, in any mode.
+aclError aclmdlRICaptureThreadExchangeMode(aclmdlRICaptureMode* mode) {
+    thread_local aclmdlRICaptureMode current = ACL_MODEL_RI_CAPTURE_MODE_GLOBAL;
+    ACL_FUNCTION({
+        check_pointer("mode", mode);
+        if (*mode < ACL_MODEL_RI_CAPTURE_MODE_GLOBAL || *mode > ACL_MODEL_RI_CAPTURE_MODE_RELAXED)
+            throw Failure(acl_error_rt_param_invalid, "mode is ", static_cast<int>(*mode),
+                          ", expected 0 (global), 1 (thread local) or 2 (relaxed)");
+        std::swap(current, *mode);
+    });
 }
 
 aclError aclrtLaunchHostFunc(aclrtStream stream, aclrtHostFunc fn, void* args) {

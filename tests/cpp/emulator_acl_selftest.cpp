@@ -19,6 +19,17 @@ void slow_task(void*) {
     sleep_ms(20);
 }
 
+TEST(a_thread_exchanges_its_capture_mode) {
+    for (const int before : {0, 2, 1}) {
+        auto mode = static_cast<aclmdlRICaptureMode>(before == 0 ? 2 : before == 2 ? 1 : 0);
+        CHECK_EQ(aclmdlRICaptureThreadExchangeMode(&mode), 0);
+        CHECK_EQ(static_cast<int>(mode), before);
+    }
+    auto wrong = static_cast<aclmdlRICaptureMode>(3);
+    CHECK_EQ(aclmdlRICaptureThreadExchangeMode(&wrong), acl_error_rt_param_invalid);
+    CHECK_EQ(aclmdlRICaptureThreadExchangeMode(nullptr), acl_error_rt_param_invalid);
+}
+
 TEST(streams_run_in_order_and_later) {
     aclrtStream stream = nullptr;
     CHECK_EQ(aclrtCreateStream(&stream), 0);
