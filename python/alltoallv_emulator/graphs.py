@@ -143,8 +143,8 @@ class _Recorder(modes.TorchDispatchMode):
         for tensor in _written(func, args, kwargs):
             self._keep(tensor)
         call = func, _as_it_is(args), _as_it_is(kwargs)
-        before = len(self.calls)
-        if _is_of_program(func):
+        before, of_program = len(self.calls), _is_of_program(func)
+        if of_program:
             with self:  # what it calls is recorded in its place, if there is anything
                 results = torch.library.get_kernel(func.name(), "PrivateUse1").call_boxed(_KEYS, *args, **kwargs)
         else:
@@ -156,7 +156,8 @@ class _Recorder(modes.TorchDispatchMode):
             if isinstance(leaf, torch.Tensor) and _address(leaf) not in given
         ]
         self._made.update((_address(tensor), tensor) for _, tensor in fresh)
-        if _computes(func, bool(fresh)) and len(self.calls) == before and not _is_in_python(func):
+        seen = len(self.calls) > before or (of_program and _is_in_python(func))  # all that it does is recorded
+        if not seen and _computes(func, bool(fresh)):
             self.calls.append(_Call(*call, fresh))
             self._streams.used(torch.npu.current_stream())
         return results
@@ -263,10 +264,10 @@ def _is_of_program(func: Any) -> bool:
 
 
 def _is_in_python(func: Any) -> bool:
-    """True for a program's operator whose kernel is a function in Python, so that all that it does is seen."""
+    """True for an operator whose kernel is a function in Python, so that all that it does is seen."""
     name = f"{func.namespace}/{func.name().split('::')[1]}"
     keys = ("PrivateUse1", "CompositeExplicitAutograd", "CompositeImplicitAutograd")
-    return func.namespace not in _OPERATORS and any(f"{name}/{key}" in torch.library._impls for key in keys)
+    return any(f"{name}/{key}" in torch.library._impls for key in keys)
 
 
 def _body(func: Any) -> Any:
