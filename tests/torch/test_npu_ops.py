@@ -223,6 +223,22 @@ def check_gradients(group: str, rank: int, size: int) -> None:
     assert torch.allclose(weight.grad, torch.stack([part.t() @ one for part, one in parts]), atol=1e-5)
 
 
+def check_parts(rank: int, size: int, backend: str) -> None:
+    """The group of the ranks that are left of a group goes with it."""
+    from alltoallv.npu_ops.groups import Group
+
+    there = set(dist.distributed_c10d._world.pg_map)
+    whole = dist.new_group(list(range(size)), backend=backend)
+    left = range(1, size, 2)  # torch names such a group by how many the rank has, which these ranks have in common
+    if rank in left:
+        part = Group(whole, None).part(left)
+        assert part.ranks == list(left)
+        assert Group(whole, None).part(left)._group is part._group
+    dist.destroy_process_group(whole)
+    del whole
+    assert set(dist.distributed_c10d._world.pg_map) == there
+
+
 @pytest.mark.parametrize(("size", "backend"), [(2, "gloo"), (4, "alltoallv")])
 def test_fused_operators_compute_their_formulas(grouped: Grouped, size: int, backend: str) -> None:
     def check(rank: int, size: int, group: dist.ProcessGroup) -> None:
@@ -236,6 +252,7 @@ def test_fused_operators_compute_their_formulas(grouped: Grouped, size: int, bac
         check_names(group.group_name, rank, size)
         fused_trouble.check(torch.device("cpu"), group.group_name, rank, size)
         fused_elastic.check(torch.device("cpu"), group.group_name, rank, size)
+        check_parts(rank, size, backend)
         if size == 4:
             fused_tp.check(torch.device("cpu"), *(one.group_name for one in fused_tp.groups(rank)), rank)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import struct
+import weakref
 import zlib
 from collections.abc import Sequence
 from typing import Any
@@ -32,7 +33,8 @@ _DIGESTS = 2**62  # they are smaller
 _Descriptor = tuple[str, Values, str, int]
 
 
-_parts: dict[tuple[dist.ProcessGroup, tuple[int, ...]], dist.ProcessGroup] = {}
+_Parts = dict[tuple[int, ...], dist.ProcessGroup]
+_parts: weakref.WeakKeyDictionary[dist.ProcessGroup, _Parts] = weakref.WeakKeyDictionary()  # by the group they are of
 
 
 def named(hcom: str | dist.ProcessGroup, world_size: int | None = None) -> Group:
@@ -84,14 +86,17 @@ class Group:
 
     def part(self, ranks: Sequence[int]) -> Group:
         """Returns the group of some of the ranks, in their order; the others take no part in making it."""
-        own = self.ranks
-        key = (self._group or dist.group.WORLD, tuple(own[rank] for rank in ranks))
-        if len(key[1]) == self.size:
+        own, whole = self.ranks, self._group or dist.group.WORLD
+        members = tuple(own[rank] for rank in ranks)
+        if len(members) == self.size:
             return self
-        if key not in _parts:
+        if whole not in _parts:
+            _parts[whole] = {}
+            weakref.finalize(whole, _destroy, _parts[whole]).atexit = False
+        if members not in _parts[whole]:
             kind = dist.get_backend(self._group)
-            _parts[key] = dist.new_group(list(key[1]), backend=kind, use_local_synchronization=True)
-        return Group(_parts[key], self._device)
+            _parts[whole][members] = dist.new_group(list(members), backend=kind, use_local_synchronization=True)
+        return Group(_parts[whole][members], self._device)
 
     def all_to_all(self, rows: Tensor, sends: Sequence[int], recvs: Sequence[int]) -> Tensor:
         """Sends ``sends[j]`` rows to rank j, in rank order; returns the received rows of all ranks, in that order."""
@@ -201,6 +206,12 @@ class Group:
             if self._device is None:
                 raise
         return self.all_gather(row)
+
+
+def _destroy(parts: _Parts) -> None:
+    for part in parts.values():
+        if part in dist.distributed_c10d._world.pg_map:  # not where all groups have been destroyed
+            dist.destroy_process_group(part)
 
 
 def refuse(hcom: Any, operator: str, why: str) -> None:
