@@ -13,9 +13,10 @@ RUN python3 -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheels /src
 FROM ${BASE}
 # torch, npu, mindspore, paddle, jax or several of them, divided by commas
 ARG EXTRA=torch
-# PyPI's torch brings 5.5 GB for NVIDIA's GPUs, and torch_npu refuses it.
+# PyPI's torch brings 5.5 GB for NVIDIA's GPUs, and torch_npu refuses it. A mirror of this index may be nearer.
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 RUN case ",${EXTRA}," in *,torch,*|*,npu,*) \
-      python3 -m pip install --no-cache-dir "torch==2.13.*" --index-url https://download.pytorch.org/whl/cpu;; esac
+      python3 -m pip install --no-cache-dir "torch==2.13.*" --index-url "${TORCH_INDEX}";; esac
 COPY --from=build /wheels /wheels
 RUN python3 -m pip install --no-cache-dir "$(echo /wheels/*.whl)[${EXTRA}]"
 CMD ["python3", "-m", "alltoallv", "doctor"]

@@ -17,14 +17,19 @@ import argparse
 import hashlib
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
-from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.nn.parallel import DistributedDataParallel
+try:
+    import torch
+    import torch.distributed as dist
+    from sklearn import datasets
+    from torch import Tensor, nn
+    from torch.nn import functional as F
+    from torch.nn.parallel import DistributedDataParallel
+except ModuleNotFoundError as error:
+    raise SystemExit(f"examples/ddp_digits.py needs {error.name}: pip install torch scikit-learn") from None
 
 import alltoallv.torch as at
 from alltoallv.launch import detect as launch
@@ -40,9 +45,7 @@ WAYS: dict[str, dict[str, Any]] = {  # the gradients' format, and the arguments 
 
 def load_digits() -> tuple[Tensor, Tensor]:
     """Returns pixels, 0 to 1, [1797, 64], and classes 0 to 9, [1797]; shuffled, the same on all ranks."""
-    from sklearn.datasets import load_digits
-
-    pixels, classes = load_digits(return_X_y=True)
+    pixels, classes = datasets.load_digits(return_X_y=True)
     order = torch.randperm(len(classes), generator=torch.Generator().manual_seed(0))
     return torch.as_tensor(pixels, dtype=torch.float32)[order] / 16, torch.as_tensor(classes)[order]
 
@@ -154,6 +157,8 @@ def main() -> int:
     parser.add_argument("--group-size", type=int, default=128, help="elements per scale")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="writes a picture of the losses")
     options = parser.parse_args()
+    if options.plot and find_spec("matplotlib") is None:
+        parser.error("--plot needs matplotlib: pip install matplotlib")
     if options.seeds < 2:
         parser.error(f"--seeds is {options.seeds}, expected at least 2: their spread is the noise")
     if launch.detect().launcher == "single":  # not under a launcher: start the ranks

@@ -24,10 +24,14 @@ import argparse
 import contextlib
 import os
 import types
+from importlib.util import find_spec
 
-import torch
-import torch.distributed as dist
-from torch import Tensor
+try:
+    import torch
+    import torch.distributed as dist
+    from torch import Tensor
+except ModuleNotFoundError as error:
+    raise SystemExit(f"examples/megatron_dispatcher.py needs {error.name}: pip install torch") from None
 
 EXPERTS, TOP_K, TOKENS, WIDTH = 8, 2, 12, 16
 TOLERANCE, FLEX_TOLERANCE = 1e-12, 1e-6
@@ -76,6 +80,10 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=["cpu", "npu"], help="where every rank computes")
     parser.add_argument("--flex", action="store_true", help="MoEFlexTokenDispatcher, in place of the all-to-all one")
     options = parser.parse_args()
+    if options.device == "npu" and find_spec("torch_npu") is None:
+        parser.error("--device npu needs torch_npu: pip install 'torch_npu==2.13.*'")
+    if find_spec("megatron") is None:
+        parser.error("Megatron-core is missing: pip install --no-deps 'megatron-core==0.16.*'")
     on_npu = options.device == "npu"
     torch.set_num_threads(1)
     device = torch.device("cpu")

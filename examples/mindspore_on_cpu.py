@@ -7,7 +7,10 @@ import os
 import runpy
 import sys
 
-import alltoallv.mindspore
+try:
+    import alltoallv.mindspore
+except ModuleNotFoundError as error:
+    raise SystemExit(str(error)) from None  # it names the command that installs MindSpore
 
 with alltoallv.mindspore.install():
     del sys.argv[0]

@@ -14,9 +14,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-import mindspore as ms
 import numpy as np
-from mindspore import Parameter, Tensor, nn, ops
+
+try:
+    import mindspore as ms
+    from mindspore import Parameter, Tensor, nn, ops
+    from sklearn import datasets
+except ModuleNotFoundError as error:
+    raise SystemExit(
+        f"examples/moe_cell_mindspore.py needs {error.name}: pip install 'mindspore==2.10.*' 'numpy<2' scikit-learn"
+    ) from None
 
 import alltoallv.mindspore as am
 from alltoallv import Communicator
@@ -89,9 +96,7 @@ class Classifier(nn.Cell):
 
 def train(group: Communicator, compiled: Callable[..., Callable[..., object]], epochs: int) -> list[list[float]]:
     """Returns loss, share of dropped choices, and accuracy of every epoch, over all ranks."""
-    from sklearn.datasets import load_digits
-
-    pixels, classes = load_digits(return_X_y=True)
+    pixels, classes = datasets.load_digits(return_X_y=True)
     pixels, classes = (pixels / 16).astype(np.float32), classes.astype(np.int32)
     tokens = BATCH // group.size
     model = Classifier(tokens, group)

@@ -15,9 +15,16 @@ from __future__ import annotations
 import argparse
 import time
 
-import mindspore as ms
 import numpy as np
-from mindspore import Parameter, Tensor, ops
+
+try:
+    import mindspore as ms
+    from mindspore import Parameter, Tensor, ops
+    from sklearn import datasets
+except ModuleNotFoundError as error:
+    raise SystemExit(
+        f"examples/moe_mindspore.py needs {error.name}: pip install 'mindspore==2.10.*' 'numpy<2' scikit-learn"
+    ) from None
 
 import alltoallv.mindspore as am
 from alltoallv import Communicator
@@ -89,9 +96,7 @@ class Classifier:
 
 def load_digits() -> tuple[np.ndarray, np.ndarray]:
     """Returns pixels, 0 to 1, [1797, 64], and classes 0 to 9, [1797]; shuffled, the same on all ranks."""
-    from sklearn.datasets import load_digits
-
-    pixels, classes = load_digits(return_X_y=True)
+    pixels, classes = datasets.load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(classes))
     return pixels[order] / 16, classes[order]
 

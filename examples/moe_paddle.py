@@ -14,9 +14,16 @@ from __future__ import annotations
 import argparse
 
 import numpy as np
-import paddle
-from paddle import Tensor
-from paddle.nn import functional as F
+
+try:
+    import paddle
+    from paddle import Tensor
+    from paddle.nn import functional as F
+    from sklearn import datasets
+except ModuleNotFoundError as error:
+    raise SystemExit(
+        f"examples/moe_paddle.py needs {error.name}: pip install 'paddlepaddle==3.3.*' scikit-learn"
+    ) from None
 
 import alltoallv.numpy as an
 import alltoallv.paddle as ap
@@ -72,9 +79,7 @@ def make(seed: int, *shape: int) -> Tensor:
 
 def train(group: Communicator, steps: int, say: bool) -> list[float]:
     """Returns the loss of every step, over the digits of all ranks."""
-    from sklearn.datasets import load_digits
-
-    pixels, classes = load_digits(return_X_y=True)
+    pixels, classes = datasets.load_digits(return_X_y=True)
     mine = np.array_split(np.arange(len(classes)), group.size)[group.rank]
     # x needs a gradient, because Paddle's matmul cannot differentiate zero rows without one.
     x, labels = paddle.to_tensor(pixels[mine] / 16, stop_gradient=False), paddle.to_tensor(classes[mine])

@@ -21,10 +21,15 @@ from __future__ import annotations
 
 import argparse
 import time
+from importlib.util import find_spec
 
-import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+try:
+    import torch
+    from sklearn import datasets
+    from torch import Tensor, nn
+    from torch.nn import functional as F
+except ModuleNotFoundError as error:
+    raise SystemExit(f"examples/moe_torch.py needs {error.name}: pip install torch scikit-learn") from None
 
 import alltoallv.torch as at
 from alltoallv import Communicator
@@ -68,9 +73,7 @@ def make_expert(number: int) -> nn.Module:
 
 def load_digits() -> tuple[Tensor, Tensor]:
     """Returns pixels, 0 to 1, [1797, 64], and classes 0 to 9, [1797]; shuffled, the same on all ranks."""
-    from sklearn.datasets import load_digits
-
-    pixels, classes = load_digits(return_X_y=True)
+    pixels, classes = datasets.load_digits(return_X_y=True)
     order = torch.randperm(len(classes), generator=torch.Generator().manual_seed(0))
     return torch.as_tensor(pixels)[order] / 16, torch.as_tensor(classes)[order]
 
@@ -110,6 +113,8 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=["cpu", "npu"], help="where every rank computes")
     parser.add_argument("--dtype", default="float64", choices=["float64", "float32"])
     options = parser.parse_args()
+    if options.device == "npu" and find_spec("torch_npu") is None:
+        parser.error("--device npu needs torch_npu: pip install 'torch_npu==2.13.*'")
     torch.set_num_threads(1)
 
     device = torch.device("cpu")

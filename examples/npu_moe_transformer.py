@@ -22,13 +22,17 @@ import functools
 import os
 import statistics
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
-from torch import Tensor, nn
-from torch.nn import functional as F
+try:
+    import torch
+    import torch.distributed as dist
+    from torch import Tensor, nn
+    from torch.nn import functional as F
+except ModuleNotFoundError as error:
+    raise SystemExit(f"examples/npu_moe_transformer.py needs {error.name}: pip install torch") from None
 
 import alltoallv.torch as at
 
@@ -310,6 +314,8 @@ def main() -> None:
     parser.add_argument("--measure", type=int, default=0, metavar="TURNS", help="time steps, and plain torch's")
     parser.add_argument("--device", default="cpu", choices=["cpu", "npu"], help="where every rank computes")
     options = parser.parse_args()
+    if options.device == "npu" and find_spec("torch_npu") is None:
+        parser.error("--device npu needs torch_npu: pip install 'torch_npu==2.13.*'")
     os.environ.setdefault("ALLTOALLV_NPU_LIMITS", "relax")  # the model is smaller than the devices allow
     torch.set_num_threads(1)
     global ops

@@ -13,9 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import mindspore as ms
 import numpy as np
-from mindspore import Parameter, Tensor, nn, ops
+
+try:
+    import mindspore as ms
+    from mindspore import Parameter, Tensor, nn, ops
+except ModuleNotFoundError as error:
+    raise SystemExit(
+        f"examples/tensor_parallel_mindspore.py needs {error.name}: pip install 'mindspore==2.10.*' 'numpy<2'"
+    ) from None
 
 import alltoallv.mindspore as am
 from alltoallv import Communicator

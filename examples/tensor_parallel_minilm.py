@@ -35,12 +35,17 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
-from safetensors.torch import load_file
-from tokenizers import Tokenizer
-from torch import Tensor
-from torch.nn import functional as F
+try:
+    import torch
+    import torch.distributed as dist
+    from safetensors.torch import load_file
+    from tokenizers import Tokenizer
+    from torch import Tensor
+    from torch.nn import functional as F
+except ModuleNotFoundError as error:
+    raise SystemExit(
+        f"examples/tensor_parallel_minilm.py needs {error.name}: pip install torch safetensors tokenizers"
+    ) from None
 
 import alltoallv.torch as at
 from alltoallv import Communicator
@@ -310,6 +315,10 @@ def main() -> int:
     parser.add_argument("--plot", type=Path, metavar="FILE", help="writes a picture: error over group size")
     parser.add_argument("--save", type=Path, metavar="FILE", help="writes the results as JSON")
     options = parser.parse_args()
+    if options.plot and find_spec("matplotlib") is None:
+        parser.error("--plot needs matplotlib: pip install matplotlib")
+    if "npu" in options.on and find_spec("torch_npu") is None:
+        parser.error("--on npu needs torch_npu: pip install 'torch_npu==2.13.*'")
     job = launch.detect()
     if job.launcher == "single":
         return max(start(where, max(options.np or [4])) for where in options.on)

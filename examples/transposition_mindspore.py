@@ -11,9 +11,15 @@ gradients, so the losses and the weights equal one process's, up to rounding.
 
 from __future__ import annotations
 
-import mindspore as ms
 import numpy as np
-from mindspore import Parameter, Tensor, nn, ops
+
+try:
+    import mindspore as ms
+    from mindspore import Parameter, Tensor, nn, ops
+except ModuleNotFoundError as error:
+    raise SystemExit(
+        f"examples/transposition_mindspore.py needs {error.name}: pip install 'mindspore==2.10.*' 'numpy<2'"
+    ) from None
 
 import alltoallv.mindspore as am
 from alltoallv import AllToAllVParam, Communicator

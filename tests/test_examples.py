@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
+import runpy
 import signal
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -127,6 +131,34 @@ def test_every_example_is_run():
     assert set(listed) == set(CHECKS) | set(OF_FRAMEWORKS)
     for example, test in OF_FRAMEWORKS.items():
         assert example in (EXAMPLES.parent / "tests" / test).read_text()
+
+
+def imported(nodes: Iterable[ast.AST]) -> set[str]:
+    one = {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
+    return one | {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+
+
+def package(module: str) -> str:
+    return module.partition(".")[0]
+
+
+@pytest.mark.parametrize("example", OF_FRAMEWORKS)
+def test_a_missing_package_is_one_sentence(example, monkeypatch):
+    """The others that the program imports are there in name only."""
+    program = ast.parse((EXAMPLES / example).read_text())
+    (block,) = (node for node in program.body if isinstance(node, ast.Try))
+    needed = {name.removeprefix("alltoallv.") for name in imported(block.body)}
+    of_options = {"matplotlib", "megatron", "torch_npu"}  # options are refused where these are missing
+    others = {package(name) for name in imported(list(ast.walk(program))) - imported(block.body)}
+    assert others <= sys.stdlib_module_names | {"alltoallv", "numpy"} | of_options
+    for missing in {package(name) for name in needed}:
+        with monkeypatch.context() as patch:
+            for name in needed | {missing}:
+                if package(name) != missing or name == missing:
+                    patch.setitem(sys.modules, name, None if name == missing else MagicMock())
+            with pytest.raises(SystemExit, match=rf" needs {missing}[\w.]*: pip install ") as ended:
+                runpy.run_path(str(EXAMPLES / example))
+        assert "\n" not in str(ended.value)
 
 
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
