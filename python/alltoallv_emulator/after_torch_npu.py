@@ -5,6 +5,7 @@ And the backend of Triton, as soon as Triton looks for one.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import sys
@@ -23,6 +24,7 @@ def watch() -> None:
     """Installs the hook in this process. A second call does nothing."""
     if not any(isinstance(finder, _AfterTorchNpu) for finder in sys.meta_path):
         sys.meta_path.insert(0, _AfterTorchNpu())
+        atexit.register(gc.unfreeze)  # or libraries tell of objects that Python does not free at its end
 
 
 _VLLM = "vllm_ascend.vllm_ascend_C"

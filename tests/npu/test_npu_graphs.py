@@ -441,3 +441,4 @@ def test_a_graph_that_lives_at_exit(tmp_path: Path) -> None:
     )
     assert run.returncode == 0, run.stderr
     assert "Exception ignored" not in run.stderr
+    assert "leaked" not in run.stderr  # by nanobind, of Triton's objects
