@@ -31,6 +31,7 @@ def older(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LD_LIBRARY_PATH", f"{tmp_path}{os.pathsep}{os.environ['LD_LIBRARY_PATH']}")
 
 
+@pytest.mark.slow  # four programs
 @pytest.mark.usefixtures("older")
 def test_without_the_functions_that_take_a_configuration(ranks: Ranks, tmp_path: Path) -> None:
     def check(rank: int, size: int, table: str) -> None:

@@ -253,7 +253,7 @@ def test_every_switch_has_a_scene() -> None:
     assert found == {*SCENES, "end-first"}
 
 
-@pytest.mark.parametrize("without", ["", "end-first"])
+@pytest.mark.parametrize("without", ["", pytest.param("end-first", marks=pytest.mark.slow)])
 def test_communicators_end_before_torch_npu(without: str) -> None:
     """HCCL refuses what comes after ACL's end."""
     result = run_program(str(ROOT / "tests/npu/programs/leaves_at_exit.py"), ALLTOALLV_TEST_WITHOUT=without)
