@@ -22,24 +22,37 @@ bool has_shape(OpKind op) {
     return is_reduction(op) || op == OpKind::scan;
 }
 
-ReductionTerms reduction_terms(const Row& row) {
+template <class A>
+ReductionTerms reduction_terms(const A& row) {
     return std::bit_cast<ReductionTerms>(row.terms);
 }
 
 /// Returns in how many leaves all ranks' inputs consist, 0 if they are added in the order of ranks.
-uint64_t leaves_of(const Row& row) {
+template <class A>
+uint64_t leaves_of(const A& row) {
     return row.op == OpKind::all_reduce ? reduction_terms(row).leaves : 0;
 }
 
-/// True if the data of both rows move alike: without that, two ranks' counters of a ring or of rounds would go apart,
+/// True if the data of two rows move alike: without that, two ranks' counters of a ring or of rounds would go apart,
 /// and each later operator would get the data of an earlier one.
-bool moves_alike(const Row& a, const Row& b) {
+template <class A>
+bool moves_alike(const A& a, const CommonTerms& b) {
     if (info(a.op).kind != info(b.op).kind || ((a.flags ^ b.flags) & row_moves_nothing) != 0) return false;
     if (a.dtype != b.dtype && (!is_known(a.dtype) || !is_known(b.dtype) || size_of(a.dtype) != size_of(b.dtype)))
         return false;
     if (!has_shape(a.op)) return true;
     return a.op == b.op && a.count == b.count && leaves_of(a) == leaves_of(b) &&
            (!is_quantized_reduction(a.op) || (a.terms == b.terms && a.dtype == b.dtype));
+}
+
+template <class A>
+bool is_equal(const A& a, const CommonTerms& b) {
+    return a.op == b.op && a.dtype == b.dtype && a.reduce_op == b.reduce_op && a.count == b.count &&
+           a.terms == b.terms && a.root == b.root && a.shape_digest == b.shape_digest;
+}
+
+constexpr uint64_t bit_of(OpKind op) {
+    return uint64_t{1} << std::min<uint64_t>(static_cast<uint64_t>(op), 63);
 }
 
 /// Returns the first difference between the shapes of ranks that have announced one; empty if there is none.
@@ -152,6 +165,33 @@ void announce_parts(Row& mine, int rank, std::span<const int64_t> counts, const 
 
 }  // namespace
 
+void Summary::add(const Row& row, bool check) {
+    if (ranks == 0)
+        common = {row.op, row.dtype, row.reduce_op, row.flags, row.root, row.count, row.terms, row.shape_digest};
+    else if (!moves_alike(row, common) || (check && !is_equal(row, common)))
+        differ = 1;
+    ++ranks;
+    if ((row.flags & row_learns) != 0) ++learning;
+    if ((row.flags & row_inline) != 0) ++with_payload;
+    if ((row.flags & row_failed) != 0)
+        ++failed;
+    else
+        called |= bit_of(row.op);
+    balance += row.balance;
+}
+
+void Summary::add(const Summary& more, bool check) {
+    if (ranks == 0) common = more.common;
+    if (!moves_alike(more.common, common) || (check && !is_equal(more.common, common))) differ = 1;
+    ranks += more.ranks;
+    failed += more.failed;
+    learning += more.learning;
+    with_payload += more.with_payload;
+    differ |= more.differ;
+    called |= more.called;
+    balance += more.balance;
+}
+
 void announce(Row& mine, int rank, const Reduction& r) {
     mine.reduce_op = r.reduce_op;
     mine.root = r.root;
@@ -231,13 +271,15 @@ void ControlPlane::throw_disagreement() {
     throw_poison();
 }
 
-/// Throws the first failure that concerns the calls of the other ranks; if none does, the first one, as UnmetFailure.
-void ControlPlane::throw_failure() {
-    const auto failed = [&](int j) { return (row(j).flags & row_failed) != 0; };
+/// Throws the first failure that concerns the operators that other ranks have `called`; if none does, the first one, as
+/// UnmetFailure. Of the failures on other hosts those that may be the first of their kind are here.
+void ControlPlane::throw_failure(uint64_t called) {
+    const auto failed = [&](int j) { return has_brought(j) && (row(j).flags & row_failed) != 0; };
     const auto concerns = [&](int by) {
         if ((row(by).flags & row_of_caller) == 0) return true;
-        for (int j = 0; j < size(); ++j)
-            if (!failed(j) && may_consist_of(row(by).op, row(j).op)) return true;
+        for (size_t op = 0; op < std::size(op_table); ++op)
+            if ((called & bit_of(static_cast<OpKind>(op))) != 0 && may_consist_of(row(by).op, static_cast<OpKind>(op)))
+                return true;
         return false;
     };
     const auto error_of = [&](int by) -> Error {
@@ -258,24 +300,25 @@ void ControlPlane::throw_failure() {
     throw UnmetFailure(error_of(first));
 }
 
-void ControlPlane::compare_rows() {
-    const Row& first = row(0);
-    uint64_t balance = 0;
-    bool any_failed = false, any_learns = false, all_learn = true, equal = true;
-    for (int j = 0; j < size(); ++j) {
-        const Row& r = row(j);
-        any_failed |= (r.flags & row_failed) != 0;
-        any_learns |= (r.flags & row_learns) != 0;
-        all_learn &= (r.flags & row_learns) != 0;
-        equal &= moves_alike(r, first);
-        if (options_.check)
-            equal &= r.op == first.op && r.dtype == first.dtype && r.reduce_op == first.reduce_op &&
-                     r.count == first.count && r.terms == first.terms && r.root == first.root &&
-                     r.shape_digest == first.shape_digest;
-        balance += r.balance;
+Summary ControlPlane::sum_up() const {
+    Summary all;
+    if (!hosts) {
+        for (int j = 0; j < size(); ++j) all.add(row(j), options_.check);
+        return all;
     }
-    if (any_failed) throw_failure();
-    if (!equal) {
+    for (const int j : hosts->here) all.add(row(j), options_.check);
+    if (static_cast<int>(all.ranks) < size()) all.add(header().others.sum[seq_ & 1], options_.check);
+    return all;
+}
+
+void ControlPlane::compare_rows() {
+    agreement_ = sum_up();
+    if (agreement_.agrees()) return;
+    if (agreement_.failed > 0) throw_failure(agreement_.called);
+    // Between hosts the leaders, who see the same, send all rows now.
+    if (hosts) wait_ranks([&](int j) { return has_row(j, seq_); });
+    const Row& first = row(0);
+    if (agreement_.differ != 0) {
         std::string difference;
         for (int j = 1; j < size() && difference.empty(); ++j) difference = row_difference(*this, j);
         if (difference.empty() && has_shape(first.op)) difference = shape_difference(*this);
@@ -283,7 +326,8 @@ void ControlPlane::compare_rows() {
             throw peer_mismatch("operator #" + std::to_string(seq_) + " of domain '" + domain() + "': " + difference);
     }
     // If some ranks learn their counts, the sum is not 0, so the others are compared pair by pair.
-    if (all_learn || (!any_learns && balance == 0)) return;
+    const bool all_learn = agreement_.learning == agreement_.ranks;
+    if (all_learn || (agreement_.learning == 0 && agreement_.balance == 0)) return;
     const CountMismatch pair = find_mismatch();
     if (pair.from < 0) return;
     const int64_t unit = is_reduction(first.op) ? 1 : std::max<int64_t>(first.count, 1);

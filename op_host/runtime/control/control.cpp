@@ -111,14 +111,40 @@ void ControlPlane::publish(Row& mine) {
     if (hosts) hosts->published(seq_);
 }
 
+/// Between hosts: the rows of this one, and the summary of the others.
 bool ControlPlane::has_all_rows(uint64_t seq) const {
+    if (hosts) {
+        const bool alone = static_cast<int>(hosts->here.size()) == size();
+        return std::all_of(hosts->here.begin(), hosts->here.end(), [&](int j) { return has_row(j, seq); }) &&
+               (alone || header().others.seq.load(std::memory_order_acquire) >= seq);
+    }
     for (int j = 0; j < size(); ++j)
         if (!has_row(j, seq)) return false;
     return true;
 }
 
+bool ControlPlane::has_begun(int rank, uint64_t seq) const {
+    return has_row(rank, seq) || (is_elsewhere(rank) && (header().others.seq.load(std::memory_order_acquire) >= seq ||
+                                                         status(rank).arrived.load(std::memory_order_acquire) >= seq));
+}
+
+bool ControlPlane::has_brought(int rank) const {
+    return has_row(rank, seq_) || status(rank).carried[seq_ & 1].load(std::memory_order_acquire) == seq_;
+}
+
 void ControlPlane::await_rows(uint64_t seq) {
-    wait_ranks([&](int j) { return has_row(j, seq); });
+    if (hosts) {
+        const auto missing = [&] {
+            std::vector<int> late;
+            for (int j = 0; j < size(); ++j)
+                if (!has_begun(j, seq)) late.push_back(j);
+            if (late.empty() && !has_all_rows(seq)) late.push_back(hosts->here[0]);  // all have: it passes that on
+            return late;
+        };
+        wait([&] { return has_all_rows(seq); }, missing);
+    } else {
+        wait_ranks([&](int j) { return has_row(j, seq); });
+    }
     settled_ = true;
 }
 

@@ -4,6 +4,7 @@
 /// It moves no payload. A transport opens a row, fills it, publishes it, and after `agree` may read every peer's row.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <functional>
 #include <memory>
@@ -90,6 +91,13 @@ class ControlPlane {
     Row& row(int rank) const { return row(rank, seq_); }
     Row& row(int rank, uint64_t seq) const { return layout_.row(memory_->data(), rank, seq); }  // this or the last
     bool has_row(int rank, uint64_t seq) const { return row(rank, seq).seq.load(std::memory_order_acquire) >= seq; }
+    /// True if a rank is known to have begun an operator; of those of other hosts the row may not be here.
+    bool has_begun(int rank, uint64_t seq) const;
+    /// After agreement: false for a rank of another host whose row is not here, because it brings nothing to this one.
+    bool has_brought(int rank) const;
+    /// After agreement: what all ranks have announced.
+    const Summary& agreed() const { return agreement_; }
+    bool checks() const { return options_.check; }
     char* payload(Row& row) const { return layout_.payload(row); }
     PairSteps* steps(Row& row) const { return layout_.steps(row); }
     Flags& flags(int rank) const { return layout_.flags(memory_->data(), rank); }
@@ -169,9 +177,13 @@ class ControlPlane {
     /// Takes the end of the whole, or of the part.
     void receive_poison(const Poison& poison);
     void receive_departure(int rank, bool process_ended);
-    void receive_rows(uint64_t seq) {
-        doorbell_.ring_if([&] { return has_all_rows(seq); });
+    void receive_row(int rank, uint64_t seq) {
+        row(rank, seq).seq.store(seq, std::memory_order_release);
+        doorbell_.ring();
     }
+    /// Of all other hosts.
+    void receive_sum(uint64_t seq, const Summary& sum);
+    void receive_arrival(int rank, uint64_t seq);
     void receive_mismatch(uint64_t seq, const CountMismatch& difference);
     struct Poison {
         PoisonKind kind = PoisonKind::none;
@@ -226,6 +238,7 @@ class ControlPlane {
 
     /// Functions that a transport between hosts adds: each host has its own segment.
     struct Hosts {
+        std::vector<int> here;                        // the ranks of this one, in order: the leader is the first
         std::function<void(uint64_t seq)> published;  // called when this rank's row is published
         std::function<void()> look;                   // called when this segment has news for the other hosts
         std::function<int(int rank)> cut_off;    // rank that has left and without which `rank` cannot be reached, or -1
@@ -283,13 +296,17 @@ class ControlPlane {
     [[noreturn]] void throw_poison() const;
     std::string loss_text(const std::string& reason) const;
     void publish_failure(Row& row, const Error& error, bool of_caller);
-    void throw_failure();
+    void throw_failure(uint64_t called);
     void compare_rows();
     void note_refusal();
     bool is_refused() const;
     void refuse();
     [[noreturn]] void throw_disagreement();
+    bool is_elsewhere(int rank) const {
+        return hosts && !std::binary_search(hosts->here.begin(), hosts->here.end(), rank);
+    }
     bool has_all_rows(uint64_t seq) const;
+    Summary sum_up() const;
     CountMismatch find_mismatch();
     void await_rows(uint64_t seq);
     void record_start(DType dtype);
@@ -308,6 +325,7 @@ class ControlPlane {
     bool settled_ = true;     // all rows of seq_ have been seen
     bool published_ = false;  // this rank's row of seq_ is published
     bool agreed_ = false;     // this rank has agreed to the rows of seq_
+    Summary agreement_;       // of all ranks
     OpKind op_ = OpKind::none;
     std::atomic<double> timeout_;
     double op_timeout_;

@@ -146,6 +146,19 @@ void ControlPlane::receive_departure(int peer, bool process_ended) {
     ring_all();
 }
 
+void ControlPlane::receive_sum(uint64_t seq, const Summary& sum) {
+    OtherHosts& others = header().others;
+    others.sum[seq & 1] = sum;
+    others.seq.store(seq, std::memory_order_release);
+    doorbell_.ring_if([&] { return has_all_rows(seq); });
+}
+
+/// The number never falls.
+void ControlPlane::receive_arrival(int rank, uint64_t seq) {
+    std::atomic<uint64_t>& arrived = status(rank).arrived;
+    if (arrived.load(std::memory_order_relaxed) < seq) arrived.store(seq, std::memory_order_release);
+}
+
 void ControlPlane::receive_mismatch(uint64_t seq, const CountMismatch& difference) {
     header().difference = difference;
     header().compared.store(seq, std::memory_order_release);
@@ -213,7 +226,8 @@ std::vector<int64_t> ControlPlane::counts_from_peers(DType dtype) const {
     std::vector<int64_t> counts;
     size_t total = 0;
     for (int j = 0; j < size(); ++j) {
-        const auto count = static_cast<size_t>(read_once(row(j).pairs()[rank()].send_count));
+        const auto count =
+            has_brought(j) ? static_cast<size_t>(read_once(row(j).pairs()[rank()].send_count)) : size_t{0};
         if (count > most - total)
             throw broken(j, "it sends " + std::to_string(static_cast<int64_t>(count)) + " elements");
         total += count;

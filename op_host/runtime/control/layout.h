@@ -13,6 +13,7 @@
 
 #include "runtime/base/sizes.h"
 #include "runtime/control/flight.h"
+#include "runtime/control/summary.h"
 #include "runtime/core/collective.h"
 
 namespace alltoallv {
@@ -117,9 +118,12 @@ struct alignas(cache_line) RankStatus {
     std::atomic<uint32_t> reads_all;   // 1 if this rank could read every peer
     std::atomic<uint32_t> ended;       // 1 if it has left because its process ends
     std::atomic<uint32_t> silent;      // of a leader of another host: 1 while it does not answer
-    std::atomic<uint64_t> cpus[16];    // the processors it may use, bit by bit
-    char host[64];                     // its name, if it is not this host
-    char reason[1024];                 // why this rank poisoned the communicator
+    std::atomic<uint64_t> arrived;     // of a rank of another host: an operator that it has begun, as far as is known
+    std::atomic<uint64_t>
+        carried[2];                  // the same: operators, in turn, whose row is here for what it brings to this host
+    std::atomic<uint64_t> cpus[16];  // the processors it may use, bit by bit
+    char host[64];                   // its name, if it is not this host
+    char reason[1024];               // why this rank poisoned the communicator
     FlightEntry flight[flight_length];
 };
 
@@ -150,12 +154,19 @@ struct PoisonWord {
     static int rank_of(uint64_t bits) { return static_cast<int>(bits & 0xfffffff) - 1; }
 };
 
+/// What the ranks of all other hosts announce, of two operators in turn.
+struct alignas(cache_line) OtherHosts {
+    std::atomic<uint64_t> seq;  // published with release once the summary is written
+    Summary sum[2];
+};
+
 struct alignas(cache_line) ControlHeader {
     std::atomic<uint64_t> poison;   // 0, or a PoisonWord; set once
     std::atomic<uint64_t> refused;  // the last operator that any rank has refused
     std::atomic<uint64_t>
         compared;  // between hosts: the last operator whose counts rank 0 has compared, and its finding
     CountMismatch difference;
+    OtherHosts others;
     Bell bell;
 };
 

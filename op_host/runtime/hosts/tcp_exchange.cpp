@@ -119,9 +119,9 @@ void TcpCommunicator::pack(const Exchange& x, Row& mine) {
 void TcpCommunicator::deliver(const Exchange& x, const Row& mine, std::vector<int64_t>& recvs) {
     const bool learns = recvs.empty();
     auto* output = static_cast<char*>(x.output);
-    // All ranks see all rows, so they decide alike.
-    bool all_inline = true, none_inline = true;
-    for (int j = 0; j < size(); ++j) ((control_->row(j).flags & row_inline) != 0 ? none_inline : all_inline) = false;
+    // All ranks know how many send their data with their rows, so they decide alike.
+    const uint32_t packed_ranks = control_->agreed().with_payload;
+    const bool all_inline = packed_ranks == static_cast<uint32_t>(size()), none_inline = packed_ranks == 0;
     if (!all_inline) start_moving();
     if (learns) {
         recvs = control_->counts_from_peers(x.dtype);
@@ -134,14 +134,18 @@ void TcpCommunicator::deliver(const Exchange& x, const Row& mine, std::vector<in
         const size_t bytes = bytes_of(x.dtype, recvs[j]);
         char* const to = output + (learns ? packed : place_of(x, x.rdispls[j]));
         packed += bytes;
-        Row& sender = control_->row(static_cast<int>(j));
-        const Pair pair = RowWords(sender, rank()).pair;
-        check_counts(static_cast<int>(j), rank(), pair.send_count, recvs[j]);
-        if ((sender.flags & row_inline) != 0) {
-            if (bytes > 0) std::memcpy(to, control_->payload_of(static_cast<int>(j), pair.source, bytes), bytes);
-            continue;
+        const auto from = static_cast<int>(j);
+        if (control_->has_brought(from)) {
+            const RowWords sender(control_->row(from), rank());
+            check_counts(from, rank(), sender.pair.send_count, recvs[j]);
+            if ((sender.flags & row_inline) != 0) {
+                if (bytes > 0) std::memcpy(to, control_->payload_of(from, sender.pair.source, bytes), bytes);
+                continue;
+            }
+        } else if (all_inline && bytes > 0) {
+            throw control_->broken(from, "it brings no data");
         }
-        within |= on_this_host(static_cast<int>(j));
+        within |= on_this_host(from);
         pieces.in[j] = {to, bytes};
     }
     if (all_inline) return;

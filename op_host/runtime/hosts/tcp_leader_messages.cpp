@@ -1,6 +1,7 @@
-// The messages between leaders about rows and waits.
+// The messages between leaders about agreement, rows and waits.
 #include <algorithm>
 #include <cstring>
+#include <set>
 
 #include "runtime/control/deadlock.h"
 #include "runtime/control/peer_words.h"
@@ -14,7 +15,7 @@ namespace {
 constexpr int64_t fresh_ns = 10'000'000'000;  // in this time clocks of two hosts drift apart by less than a look
 
 /// A `Row` on the wire, followed by the pairs and the part of the payload that concern the receiver and those to whom
-/// it forwards them: everything on the way to rank 0.
+/// it forwards them: if all rows are sent, everything on the way to rank 0.
 struct WireRow {
     int64_t rank;
     uint64_t seq;
@@ -27,6 +28,13 @@ struct WireRow {
     int32_t root;
     uint32_t shape_digest;
     uint64_t payload_at, payload_bytes;
+    uint64_t pairs;
+};
+
+/// The part of a row about rank `to`, if it is not empty.
+struct WirePair {
+    int64_t to;
+    Pair pair;
 };
 
 /// The time when a leader sends waits: its clock, the receiver's clock as last received, and when that was.
@@ -50,15 +58,12 @@ bool divides(const WireRow& head) {
     return (head.flags & (row_inline | row_failed)) == row_inline && !is_reduction(head.op);
 }
 
-/// True if the row's description of its payload is right: every known region lies in it.
-bool fits(const WireRow& head, const std::vector<Pair>& pairs) {
-    if (!divides(head)) return true;
+/// True if the row's description of its payload is right: the region of a pair lies in it.
+bool fits(const WireRow& head, const Pair& pair) {
+    if (!divides(head) || pair.send_count == 0) return true;
     const uint64_t end = head.payload_at + head.payload_bytes;
-    return std::all_of(pairs.begin(), pairs.end(), [&](const Pair& pair) {
-        if (pair.send_count == 0) return true;
-        const auto at = static_cast<uint64_t>(pair.source), count = static_cast<uint64_t>(pair.send_count);
-        return pair.send_count > 0 && at >= head.payload_at && at <= end && count <= (end - at) / size_of(head.dtype);
-    });
+    const auto at = static_cast<uint64_t>(pair.source), count = static_cast<uint64_t>(pair.send_count);
+    return pair.send_count > 0 && at >= head.payload_at && at <= end && count <= (end - at) / size_of(head.dtype);
 }
 
 }  // namespace
@@ -70,42 +75,109 @@ Error TcpLeaders::invalid_message() {
 /// Largest body: two rows of every rank, or the waits of one.
 size_t TcpLeaders::most_bytes() const {
     const auto ranks = static_cast<size_t>(control_.size());
-    return 2 * ranks * (sizeof(WireRow) + ranks * sizeof(Pair) + control_.layout().inline_bytes()) + sizeof(WaitBoard);
+    return 2 * ranks * (sizeof(WireRow) + ranks * sizeof(WirePair) + control_.layout().inline_bytes()) +
+           sizeof(Summary) + sizeof(WaitBoard);
 }
 
-void TcpLeaders::send_new_rows() {
-    Rows rows;
-    for (const int j : here_) {
-        uint64_t& sent = rows_sent_[static_cast<size_t>(j)];
-        while (row(j, sent + 1).seq.load(std::memory_order_acquire) == sent + 1) rows.emplace_back(j, ++sent);
+bool TcpLeaders::has_all_here(uint64_t seq) const {
+    return std::all_of(here_.begin(), here_.end(), [&](int j) { return control_.has_row(j, seq); });
+}
+
+/// If the others were there before, the ranks of this host may have begun one operator more by now.
+void TcpLeaders::send_sums() {
+    while (!agreement_.has_own() && has_all_here(agreement_.next())) {
+        Summary own;
+        for (const int j : here_) own.add(row(j, agreement_.next()), control_.checks());
+        agreement_.add_own(own);
     }
-    if (!rows.empty()) send_rows(rows, nobody);
 }
 
-void TcpLeaders::send_rows(const Rows& rows, size_t except) {
+/// Of failures of one kind the first is enough: see ControlPlane::throw_failure.
+void TcpLeaders::send_sum(size_t connection, uint64_t seq, const Summary& sum) {
+    Connection& to = connections_[connection];
+    std::string body;
+    append(body, &sum, 1);
+    std::set<std::pair<OpKind, bool>> failures;
+    for (int j = 0; j < control_.size() && sum.failed + sum.learning + sum.with_payload > 0; ++j) {
+        if (comes_over(to, j) ||
+            (!is_here(j) && control_.status(j).carried[seq & 1].load(std::memory_order_relaxed) != seq))
+            continue;
+        const Row& from = row(j, seq);
+        const bool sends = (from.flags & row_failed) != 0
+                               ? failures.insert({from.op, (from.flags & row_of_caller) != 0}).second
+                               : brings(j, seq, to);
+        if (sends) append_row(body, j, seq, to, false);
+    }
+    send(to, {0, MessageKind::sum, 0, {}, seq}, body);
+}
+
+void TcpLeaders::receive_sum(size_t connection, const Message& message, const char* body) {
+    const char* const end = body + message.bytes;
+    Summary sum;
+    if (message.bytes < sizeof sum || message.seq != agreement_.next()) throw invalid_message();
+    std::memcpy(static_cast<void*>(&sum), body, sizeof sum);
+    body += sizeof sum;
+    while (body < end) {
+        const int rank = take_row(body, end, message.seq, connections_[connection]);
+        control_.status(rank).carried[message.seq & 1].store(message.seq, std::memory_order_release);
+    }
+    if (!agreement_.receive(connection, message.seq, sum)) throw invalid_message();
+    send_sums();
+}
+
+void TcpLeaders::receive_absent(size_t connection, const Message& message, const char* body) {
+    TreeAgreement::Ranks absent(message.bytes / sizeof(int32_t));
+    if (message.bytes % sizeof(int32_t) != 0) throw invalid_message();
+    if (!absent.empty()) std::memcpy(absent.data(), body, message.bytes);
+    for (const int32_t rank : absent)
+        if (!comes_over(connections_[connection], rank)) throw invalid_message();
+    if (!agreement_.receive_absent(connection, message.seq, absent)) throw invalid_message();
+}
+
+/// True if the row of a rank brings data or counts to ranks behind a connection.
+bool TcpLeaders::brings(int rank, uint64_t seq, const Connection& to) const {
+    const Row& from = row(rank, seq);
+    if (is_reduction(from.op))
+        return (from.flags & row_inline) != 0 && from.input.bits > 0 &&
+               (from.op != OpKind::reduce || comes_over(to, from.root));
+    return (from.flags & (row_inline | row_learns)) != 0 &&
+           std::any_of(to.ranks.begin(), to.ranks.end(), [&](int j) { return from.pairs()[j].send_count != 0; });
+}
+
+void TcpLeaders::send_rows(const std::vector<int>& ranks, uint64_t seq, size_t except) {
     for (size_t i = 0; i < connections_.size(); ++i) {
         if (i == except) continue;
         std::string body;
-        for (const auto& [rank, seq] : rows) append_row(body, rank, seq, connections_[i]);
-        send(connections_[i], {0, MessageKind::rows, 0, {}, rows.size()}, body);
+        for (const int rank : ranks) append_row(body, rank, seq, connections_[i], true);
+        send(connections_[i], {0, MessageKind::rows, 0, {}, seq}, body);
     }
 }
 
-void TcpLeaders::append_row(std::string& body, int rank, uint64_t seq, const Connection& to) const {
+/// `whole`: all that it announces, and not only what it brings.
+void TcpLeaders::append_row(std::string& body, int rank, uint64_t seq, const Connection& to, bool whole) const {
     Row& from = row(rank, seq);
     WireRow head{
-        rank,       seq,       from.op,           from.dtype, from.reduce_op,     from.flags, from.balance, from.count,
-        from.terms, from.root, from.shape_digest, 0,          payload_bytes(from)};
+        rank,       seq,       from.op,           from.dtype, from.reduce_op,      from.flags, from.balance, from.count,
+        from.terms, from.root, from.shape_digest, 0,          payload_bytes(from), 0};
     const size_t most = control_.layout().inline_bytes();
     head.payload_bytes = std::min(head.payload_bytes, most);  // as all healthy ranks announce
-    if (!to.is_parent && divides(head) &&
-        is_known(head.dtype)) {  // from the first of the regions for these ranks to the last of them
+    const bool all = whole && to.is_parent;
+    std::vector<WirePair> pairs;
+    const auto add = [&](int j) {
+        const Pair pair = RowWords(from, j).pair;
+        if (whole ? pair != Pair{} : pair.send_count != 0) pairs.push_back({j, pair});
+    };
+    if (all)
+        for (int j = 0; j < control_.size(); ++j) add(j);
+    else if (whole || ((from.flags & row_failed) == 0 && !is_reduction(from.op)))
+        for (const int j : to.ranks) add(j);
+    head.pairs = pairs.size();
+    if (!all && divides(head) && is_known(head.dtype)) {  // from the first of the regions to the last of them
         uint64_t begin = head.payload_bytes, end = 0;
-        for (const int j : to.ranks) {
-            const Pair pair = RowWords(from, j).pair;
-            if (pair.send_count == 0) continue;
-            const auto at = std::min<uint64_t>(static_cast<uint64_t>(pair.source), most);
-            const auto count = std::min<uint64_t>(static_cast<uint64_t>(pair.send_count), most);
+        for (const WirePair& wire : pairs) {
+            if (wire.pair.send_count == 0) continue;
+            const auto at = std::min<uint64_t>(static_cast<uint64_t>(wire.pair.source), most);
+            const auto count = std::min<uint64_t>(static_cast<uint64_t>(wire.pair.send_count), most);
             begin = std::min(begin, at);
             end = std::max(end, std::min(at + count * size_of(head.dtype), most));
         }
@@ -113,53 +185,56 @@ void TcpLeaders::append_row(std::string& body, int rank, uint64_t seq, const Con
         head.payload_bytes = end - head.payload_at;
     }
     append(body, &head, 1);
-    if (to.is_parent)
-        append(body, from.pairs(), static_cast<size_t>(control_.size()));
-    else
-        for (const int j : to.ranks) append(body, from.pairs() + j, 1);
+    append(body, pairs.data(), pairs.size());
     body.append(control_.payload(from) + head.payload_at, head.payload_bytes);
 }
 
-void TcpLeaders::receive_rows(size_t connection, const Message& message, const char* body) {
-    const char* const end = body + message.bytes;
+/// Writes a row into the segment, but for its number, and returns whose it is.
+int TcpLeaders::take_row(const char*& body, const char* end, uint64_t seq, const Connection& from) {
     const auto take = [&](void* to, size_t bytes) {
         if (static_cast<size_t>(end - body) < bytes) throw invalid_message();
-        std::memcpy(to, body, bytes);
+        if (bytes > 0) std::memcpy(to, body, bytes);
         body += bytes;
     };
-    const Connection& from = connections_[connection];
-    Rows rows;
-    for (uint64_t i = 0; i < message.seq; ++i) {
-        WireRow head;
-        take(&head, sizeof head);
-        const auto rank = static_cast<int>(head.rank);
-        if (!comes_over(from, head.rank)) throw invalid_message();
-        std::vector<Pair> pairs(static_cast<size_t>(control_.size()));
-        for (int j = 0; j < control_.size(); ++j)
-            if (!from.is_parent || !comes_over(from, j)) take(&pairs[static_cast<size_t>(j)], sizeof(Pair));
-        const size_t most = control_.layout().inline_bytes();
-        if (!is_known(head.dtype) || head.payload_at > most || head.payload_bytes > most - head.payload_at ||
-            !fits(head, pairs))
-            throw invalid_message();
-        Row& target = row(rank, head.seq);
-        target.op = head.op;
-        target.dtype = head.dtype;
-        target.reduce_op = head.reduce_op;
-        target.flags = head.flags;
-        target.balance = head.balance;
-        target.count = head.count;
-        target.terms = head.terms;
-        target.root = head.root;
-        target.shape_digest = head.shape_digest;
-        target.input.bits = head.payload_at + head.payload_bytes;
-        std::copy(pairs.begin(), pairs.end(), target.pairs());
-        take(control_.payload(target) + head.payload_at, head.payload_bytes);
-        rows.emplace_back(rank, head.seq);
+    WireRow head;
+    take(&head, sizeof head);
+    const size_t most = control_.layout().inline_bytes();
+    if (!comes_over(from, head.rank) || head.seq != seq || !is_known(head.dtype) || head.payload_at > most ||
+        head.payload_bytes > most - head.payload_at || head.pairs > static_cast<uint64_t>(control_.size()))
+        throw invalid_message();
+    const auto rank = static_cast<int>(head.rank);
+    std::vector<Pair> pairs(static_cast<size_t>(control_.size()));
+    for (uint64_t i = 0; i < head.pairs; ++i) {
+        WirePair wire;
+        take(&wire, sizeof wire);
+        if (wire.to < 0 || wire.to >= control_.size() || !fits(head, wire.pair)) throw invalid_message();
+        pairs[static_cast<size_t>(wire.to)] = wire.pair;
     }
+    Row& target = row(rank, seq);
+    target.op = head.op;
+    target.dtype = head.dtype;
+    target.reduce_op = head.reduce_op;
+    target.flags = head.flags;
+    target.balance = head.balance;
+    target.count = head.count;
+    target.terms = head.terms;
+    target.root = head.root;
+    target.shape_digest = head.shape_digest;
+    target.input.bits = head.payload_at + head.payload_bytes;
+    std::copy(pairs.begin(), pairs.end(), target.pairs());
+    take(control_.payload(target) + head.payload_at, head.payload_bytes);
+    return rank;
+}
+
+/// All that the ranks behind a connection have announced of the last operator, on which they do not agree.
+void TcpLeaders::receive_rows(size_t connection, const Message& message, const char* body) {
+    const char* const end = body + message.bytes;
+    if (message.seq + 1 != agreement_.next()) throw invalid_message();
+    std::vector<int> ranks;
+    while (body < end) ranks.push_back(take_row(body, end, message.seq, connections_[connection]));
     // Before this host acts on them, because its leader may end at once.
-    send_rows(rows, connection);
-    for (const auto& [rank, seq] : rows) row(rank, seq).seq.store(seq, std::memory_order_release);
-    for (const auto& [rank, seq] : rows) control_.receive_rows(seq);
+    send_rows(ranks, message.seq, connection);
+    for (const int rank : ranks) control_.receive_row(rank, message.seq);
 }
 
 /// Sends what the ranks of this host wait for, and what they know of others, and forwards what it receives.

@@ -20,8 +20,9 @@ namespace alltoallv {
 namespace {
 
 constexpr int farewell_ms = 1000;
-constexpr int patience_ms = 30000;        // for a leader that takes nothing, while nothing has failed
-constexpr int64_t ping_ns = 500'000'000;  // from one ping to the next, and until a leader counts as silent
+constexpr int patience_ms = 30000;         // for a leader that takes nothing, while nothing has failed
+constexpr int64_t ping_ns = 500'000'000;   // from one ping to the next, and until a leader counts as silent
+constexpr int64_t absent_ns = 60'000'000;  // of waiting, until leaders tell each other who is absent
 
 }  // namespace
 
@@ -68,20 +69,57 @@ TcpLeaders::TcpLeaders(TcpMembership membership, std::vector<int> here, std::vec
       tree_(membership.peers),
       here_(std::move(here)),
       local_(std::move(local)),
-      rows_sent_(membership.peers.size()),
-      waits_sent_(rows_sent_),
-      departures_sent_(rows_sent_.size()) {
-    if (!leads()) return;
+      connections_(connect(membership)),
+      agreement_(make_agreement()),
+      waits_sent_(membership.peers.size()),
+      departures_sent_(membership.peers.size()) {}
+
+std::vector<TcpLeaders::Connection> TcpLeaders::connect(TcpMembership& membership) const {
+    std::vector<Connection> connections;
+    if (!leads()) return connections;
     const int host = tree_.host_of(here_[0]);
     for (const int other : tree_.neighbours(host)) {
-        Connection& connection = connections_.emplace_back();
+        Connection& connection = connections.emplace_back();
         connection.leader = tree_.leader(other);
         connection.is_parent = other < host;
         connection.socket = std::move(membership.sockets[static_cast<size_t>(connection.leader)]);
-        for (int k = 0; k < control.size(); ++k) {
+        for (int k = 0; k < control_.size(); ++k) {
             if (!is_here(k) && tree_.towards(host, tree_.host_of(k)) == other) connection.ranks.push_back(k);
         }
     }
+    return connections;
+}
+
+TreeAgreement TcpLeaders::make_agreement() {
+    std::vector<TreeAgreement::Behind> behind;
+    for (const Connection& connection : connections_) {
+        const std::vector<int>& ranks = connection.ranks;
+        const auto listed = static_cast<ptrdiff_t>(std::min(ranks.size(), TreeAgreement::most_absent));
+        behind.push_back({static_cast<uint32_t>(ranks.size()), {ranks.begin(), ranks.begin() + listed}});
+    }
+    TreeAgreement::Leader leader;
+    leader.send = [this](size_t to, uint64_t seq, const Summary& sum) { send_sum(to, seq, sum); };
+    leader.others_known = [this](uint64_t seq, const Summary& others) { control_.receive_sum(seq, others); };
+    leader.complete = [this](uint64_t seq, const Summary& all) {
+        if (all.needs_rows()) send_rows(here_, seq, nobody);
+    };
+    leader.send_absent = [this](size_t to, uint64_t seq, const TreeAgreement::Ranks& ranks) {
+        send(connections_[to], {0, MessageKind::absent, 0, {}, seq},
+             {reinterpret_cast<const char*>(ranks.data()), ranks.size() * sizeof ranks[0]});
+    };
+    leader.arrived = [this](size_t from, uint64_t seq, const TreeAgreement::Ranks& absent) {
+        const bool all_listed = absent.size() < TreeAgreement::most_absent;
+        for (const int rank : connections_[from].ranks)
+            if ((all_listed || rank < absent.back()) && !std::binary_search(absent.begin(), absent.end(), rank))
+                control_.receive_arrival(rank, seq);
+    };
+    leader.absent_here = [this](uint64_t seq) {
+        TreeAgreement::Ranks absent;
+        for (const int j : here_)
+            if (!control_.has_row(j, seq)) absent.push_back(j);
+        return absent;
+    };
+    return {behind, control_.checks(), std::move(leader)};
 }
 
 TcpLeaders::~TcpLeaders() {
@@ -102,7 +140,9 @@ void TcpLeaders::watch() {
     };
     control_.on_poison = weakly([](TcpLeaders& self) { self.send_news(); });
     control_.hosts =
-        ControlPlane::Hosts{weakly([](TcpLeaders& self, uint64_t seq) { self.published(seq); }), control_.on_poison,
+        ControlPlane::Hosts{here_,
+                            weakly([](TcpLeaders& self, uint64_t seq) { self.published(seq); }),
+                            control_.on_poison,
                             [weak = weak_from_this()](int rank) {
                                 const auto self = weak.lock();
                                 return self ? self->cut_off(rank) : -1;
@@ -150,14 +190,13 @@ int TcpLeaders::hidden_by(int rank) const {
     return rank;
 }
 
-/// The last rank on its host sends the rows, all at once; on a late host, the rank that waits for them does.
+/// The last rank on its host lets the leader agree.
 void TcpLeaders::published(uint64_t seq) {
     full_fence();  // of several ranks that publish at the same time, the last one sees the rows of all
-    for (const int j : here_)
-        if (!control_.has_row(j, seq)) return;
+    if (!has_all_here(seq)) return;
     if (!leads()) return send_news();
     const Lock lock(*this);
-    if (!stopped_) send_new_rows();
+    if (!stopped_) send_sums();
 }
 
 void TcpLeaders::send_news() {
@@ -169,11 +208,21 @@ void TcpLeaders::send_news() {
     }
     const Lock lock(*this);
     if (stopped_) return;
-    send_new_rows();
+    send_sums();
     send_poison();
     send_departures();
     send_waits();
+    note_wait();
     ping();
+}
+
+void TcpLeaders::note_wait() {
+    const uint64_t seq = agreement_.next();
+    if (std::none_of(here_.begin(), here_.end(), [&](int j) { return control_.has_row(j, seq); })) return;
+    if (std::exchange(waited_for_, seq) != seq)
+        waited_since_ns_ = now_ns();
+    else if (now_ns() - waited_since_ns_ >= absent_ns)
+        agreement_.look();
 }
 
 /// Asks the other leaders, while this host waits, if they are there.
@@ -210,7 +259,8 @@ void TcpLeaders::send_departures() {
     for (const int j : here_)
         if (control_.has_left(j) && !departures_sent_[static_cast<size_t>(j)]) {
             departures_sent_[static_cast<size_t>(j)] = true;
-            send_to_others(nobody, {0, MessageKind::departed, j, {}, control_.status(j).ended.load()}, {});
+            const uint64_t last = std::max(row(j, 0).seq.load(), row(j, 1).seq.load());
+            send_to_others(nobody, {0, MessageKind::departed, j, {}, last << 1 | control_.status(j).ended.load()}, {});
         }
 }
 
@@ -280,6 +330,10 @@ void TcpLeaders::read_messages(size_t index) {
 void TcpLeaders::on_message(size_t index, const Message& message, const char* body) {
     Connection& connection = connections_[index];
     switch (message.kind) {
+        case MessageKind::sum:
+            return receive_sum(index, message, body);
+        case MessageKind::absent:
+            return receive_absent(index, message, body);
         case MessageKind::rows:
             return receive_rows(index, message, body);
         case MessageKind::difference: {
@@ -302,7 +356,8 @@ void TcpLeaders::on_message(size_t index, const Message& message, const char* bo
             control_.status(message.rank).silent.store(message.seq != 0 ? 1 : 0, std::memory_order_relaxed);
             return send_to_others(index, message, {});
         case MessageKind::departed:
-            control_.receive_departure(message.rank, message.seq != 0);
+            control_.receive_arrival(message.rank, message.seq >> 1);
+            control_.receive_departure(message.rank, (message.seq & 1) != 0);
             send_to_others(index, message, {});
             if (message.rank == connection.leader && !connection.is_parent)
                 ::shutdown(connection.socket.get(), SHUT_WR);  // it waits for this

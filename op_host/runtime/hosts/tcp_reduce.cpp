@@ -45,9 +45,11 @@ void TcpCommunicator::reduce(const Reduction& r, double timeout) {
 void TcpCommunicator::reduce_small(const Reduction& r) {
     const Part part = result_part(r, rank());
     std::vector<const void*> sources;
-    for (int j = 0; j < size(); ++j)
+    for (int j = 0; j < size(); ++j) {
+        if (part.bytes > 0 && !control_->has_brought(j)) throw control_->broken(j, "it brings no data");
         for (size_t i = 0; i < inputs_per_rank(r); ++i)
             sources.push_back(control_->payload(control_->row(j)) + part.begin + i * input_bytes(r));
+    }
     reduce_into(r, static_cast<char*>(r.output), sources, part.bytes);
 }
 

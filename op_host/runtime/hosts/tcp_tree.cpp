@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -29,8 +30,9 @@ TcpTree::TcpTree(const std::vector<TcpPeer>& peers) : host_of_(peers.size()) {
 std::vector<int> TcpTree::neighbours(int host) const {
     std::vector<int> found;
     if (host > 0) found.push_back(parent(host));
-    for (int other = host + 1; other < hosts(); ++other)
-        if (parent(other) == host) found.push_back(other);
+    const int64_t first = int64_t{host} * static_cast<int64_t>(fan_in_) + 1;
+    for (int64_t other = first; other < std::min<int64_t>(first + static_cast<int64_t>(fan_in_), hosts()); ++other)
+        found.push_back(static_cast<int>(other));
     return found;
 }
 
