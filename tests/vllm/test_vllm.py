@@ -83,7 +83,7 @@ def test_tokens(model: Callable[[str], Path], kind: str, options: dict[str, Any]
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("kind", ["qwen3-w8a8", "qwen3_moe-w8a8"])
-def test_quantized_layers(model: Callable[[str], Path], kind: str) -> None:
+@pytest.mark.parametrize(("kind", "options"), [("qwen3", {}), ("qwen3_moe", {}), ("qwen3_moe", EXPERTS)], ids=_name)
+def test_quantized_layers(model: Callable[[str], Path], kind: str, options: dict[str, Any]) -> None:
     """With int8 weights and rows, which vLLM has in bfloat16 only."""
-    _check(model(kind), "bfloat16", EAGER | {"quantization": "ascend"})
+    _check(model(f"{kind}-w8a8"), "bfloat16", EAGER | options | {"quantization": "ascend"})
