@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from alltoallv.npu_ops.fused_experts import dispatch_ffn_combine, dispatch_gmm_combine_decode
 from alltoallv.npu_ops.layers import add_rms_norm
 from alltoallv.npu_ops.moe import gating_top_k, init_routing_v2
 from alltoallv.npu_ops.quantization import dequant_swiglu_quant, grouped_matmul_swiglu_quant_v2
@@ -108,6 +109,17 @@ def _dequant_swiglu_quant_shapes(x: Tensor, **more: object) -> tuple[Tensor, Ten
     return y, x.new_empty(x.shape[:-1], dtype=torch.float32)
 
 
+def _dispatch_ffn_combine_shapes(*arguments: object, out: Tensor, **more: Tensor) -> tuple[Tensor, Tensor]:
+    return out, more["expert_token_nums"]
+
+
+def _dispatch_gmm_combine_decode_shapes(
+    x: Tensor, expert_ids: Tensor, gmm1_permuted_weight: list[Tensor], *others: object, **more: object
+) -> tuple[Tensor, Tensor]:
+    local = sum(len(part) if part.dim() == 3 else 1 for part in gmm1_permuted_weight)
+    return torch.empty_like(x), x.new_empty(local, dtype=torch.int64)
+
+
 def _grouped_schema(name: str, weights: str = "Tensor") -> str:
     return (
         f"{name}(Tensor x, {weights} weight, {weights} weight_scale, Tensor x_scale, Tensor group_list, *,"
@@ -135,6 +147,18 @@ _OPERATORS: dict[str, tuple[Callable[..., Any], Callable[..., Any] | None]] = {
     " -> (Tensor y, Tensor expert_idx, Tensor out)": (
         renamed(gating_top_k, names={"bias_opt": "bias"}),
         _gating_top_k_shapes,
+    ),
+    "dispatch_ffn_combine(Tensor x, Tensor[] weight1, Tensor[] weight2, Tensor expert_idx, Tensor[] scale1,"
+    " Tensor[] scale2, Tensor[] bias1, Tensor[] bias2, Tensor probs, str group, int max_output_size, Tensor! out,"
+    " Tensor! expert_token_nums, Tensor? x_active_mask=None, float swiglu_limit=1000000.0)"
+    " -> (Tensor out, Tensor expert_token_nums)": (dispatch_ffn_combine, _dispatch_ffn_combine_shapes),
+    "dispatch_gmm_combine_decode(Tensor x, Tensor expert_ids, Tensor[] gmm1_permuted_weight,"
+    " Tensor[] gmm1_permuted_weight_scale, Tensor[] gmm2_weight, Tensor[] gmm2_weight_scale, Tensor expert_scales,"
+    " Tensor? expert_smooth_scales=None, Tensor? x_active_mask=None, str group_ep='', int ep_rank_size=0,"
+    " int ep_rank_id=0, int moe_expert_num=0, int shared_expert_num=1, int shared_expert_rank_num=0, int quant_mode=0,"
+    " int global_bs=0) -> (Tensor output, Tensor expert_token_nums)": (
+        dispatch_gmm_combine_decode,
+        _dispatch_gmm_combine_decode_shapes,
     ),
     _grouped_schema("grouped_matmul_swiglu_quant"): _GROUPED,
     _grouped_schema("grouped_matmul_swiglu_quant_weight_nz"): _GROUPED,

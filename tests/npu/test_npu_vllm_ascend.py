@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from npu_ranks import use_device
+from npu_ranks import group, use_device
 from on_ranks import on_ranks
 from torch.utils._pytree import tree_map
+
+from alltoallv.errors import AllToAllVError
 
 
 @on_ranks(1, communicator=False, fresh=True)
@@ -124,3 +128,103 @@ def test_products_of_quantized_experts(rank: int, size: int, tmp_path: Path) -> 
     _check_quantized(bounded, within)
     shapes = ops.npu_dequant_swiglu_quant(**{name: each.to("meta") for name, each in tensors.items()}, **options)
     assert [(each.shape, each.dtype) for each in shapes] == [(each.shape, each.dtype) for each in results]
+
+
+def _dense(
+    x: torch.Tensor, ids: torch.Tensor, probs: torch.Tensor, matrices: Sequence[torch.Tensor], quantized: bool
+) -> torch.Tensor:
+    """Returns the weighted sum of each token's experts in float64; an expert after the last gives nothing."""
+    first, second = matrices
+    total = torch.zeros(x.shape, dtype=torch.float64)
+
+    def rounded(row: torch.Tensor) -> torch.Tensor:
+        codes, scale = _by_rows(row)
+        return codes.round() * scale if quantized else row
+
+    for token, place in itertools.product(range(len(x)), range(ids.size(1))):
+        if (expert := int(ids[token, place])) < len(first):
+            gate, up = (rounded(x[token].double()) @ first[expert]).chunk(2)
+            total[token] += probs[token, place].double() * (rounded(gate * gate.sigmoid() * up) @ second[expert])
+    return total
+
+
+@on_ranks(2, communicator=False)
+def test_experts_in_one_operator(rank: int, size: int, file: str) -> None:
+    """Ranks have other numbers of tokens, some of which are not active; a choice of no expert is dropped."""
+    experts, k, hidden, inner = 4, 2, 1024, 8
+    made = torch.Generator().manual_seed(1)
+    tokens = [torch.randn(n, hidden, generator=made).bfloat16() for n in (5, 3)]
+    ids = [torch.stack([torch.randperm(experts, generator=made)[:k] for _ in each]).int() for each in tokens]
+    probs = [torch.rand(len(each), k, generator=made) for each in tokens]
+    codes = [torch.randint(-127, 128, shape, dtype=torch.int8, generator=made)
+             for shape in ((experts, hidden, 2 * inner), (experts, inner, hidden))]  # fmt: skip
+    scales = [(torch.rand(experts, each.size(2), generator=made) + 0.5) / 2000 for each in codes]
+    wide = [each.double() * scale.double().unsqueeze(1) for each, scale in zip(codes, scales, strict=True)]
+    plain = [each.bfloat16() for each in wide]
+    mine = slice(rank * 2, rank * 2 + 2)
+    chosen = [each.clone() for each in ids]
+    chosen[0][1, 0] = experts
+    with group(rank, size, file) as (peers, device):
+        importlib.import_module("alltoallv_emulator.vllm_ascend_c")
+        ops = sys.modules["torch.ops"]._C_ascend
+        name = peers._get_backend(device).get_hccl_comm_name(rank)
+        x, own_ids, own_probs = (each[rank].to(device) for each in (tokens, chosen, probs))
+
+        def ffn(
+            weights: Sequence[torch.Tensor], *given: list[torch.Tensor], most: int = 64, **more: Any
+        ) -> tuple[torch.Tensor, list[int]]:
+            out, counts = torch.empty_like(x), torch.zeros(2, dtype=torch.int32, device=device)
+            none = [torch.tensor([])]  # of the host, as vllm-ascend gives it
+            weight1, weight2 = ([each[mine].to(device)] for each in weights)
+            results = ops.dispatch_ffn_combine(
+                x,
+                weight1,
+                weight2,
+                own_ids,
+                *given,
+                none,
+                none,
+                own_probs,
+                name,
+                most,
+                out=out,
+                expert_token_nums=counts,
+                **more,
+            )
+            assert results[0] is out
+            return out.cpu().double(), counts.tolist()
+
+        used = torch.cat([each[: len(each) - 1].reshape(-1) for each in chosen]).bincount(minlength=experts)[mine]
+        mask = torch.arange(len(x)) < len(x) - 1
+        as_words = [[scale[mine].reshape(-1).view(torch.int32).long().to(device)] for scale in scales]
+        out, counts = ffn(codes, *as_words, x_active_mask=mask.to(device))
+        wanted = _dense(tokens[rank], chosen[rank], probs[rank], wide, True) * mask.unsqueeze(1)
+        assert counts == used.tolist()
+        torch.testing.assert_close(out, wanted, rtol=0.02, atol=0.02)
+
+        of_all = torch.cat([each.reshape(-1) for each in chosen]).bincount(minlength=experts)[mine]
+        empty = [torch.empty(0, device=device)]
+        out, counts = ffn(plain, empty, empty)
+        assert counts == of_all.tolist()
+        wanted = _dense(tokens[rank], chosen[rank], probs[rank], [each.double() for each in plain], False)
+        torch.testing.assert_close(out, wanted, rtol=0.02, atol=0.02)
+
+        own = [[each[mine].to(device)] for each in codes], [[each[mine].to(device)] for each in scales]
+        out, counts = ops.dispatch_gmm_combine_decode(
+            x, ids[rank].to(device), own[0][0], own[1][0], own[0][1], own[1][1], own_probs,
+            group_ep=name, ep_rank_size=size, ep_rank_id=rank, moe_expert_num=experts, global_bs=10,
+        )  # fmt: skip
+        assert (
+            counts.tolist() == torch.cat([each.reshape(-1) for each in ids]).bincount(minlength=experts)[mine].tolist()
+        )
+        wanted = _dense(tokens[rank], ids[rank], probs[rank], wide, True)
+        torch.testing.assert_close(out.cpu().double(), wanted, rtol=0.02, atol=0.02)
+
+        with pytest.raises(NotImplementedError, match="max_output_size is 1; the emulator expects 9 at least"):
+            ffn(plain, empty, empty, most=1)
+        if rank == 0:  # the other learns why
+            with pytest.raises(NotImplementedError, match="weight1 has int32"):
+                ffn([codes[0].view(torch.int32), codes[1]], empty, empty)
+        else:
+            with pytest.raises(AllToAllVError, match="rank 0 refuses dispatch_ffn_combine"):
+                ffn(plain, empty, empty)

@@ -125,7 +125,7 @@ def _moved(group: Group, rows: Tensor, sends: Sequence[int], recvs: Sequence[int
     return group.all_to_all(rows, sends, recvs)
 
 
-class _Precision(NamedTuple):
+class Precision(NamedTuple):
     """Says how rows travel: ``quant_mode``, the format that ``y_dtype`` names, and the scales that are given."""
 
     mode: int
@@ -239,7 +239,7 @@ def _dispatch(
     same = check_moe(whole, experts, x, expert_ids, *terms)
     expect(tp is None or elastic_info is None, "elastic_info", elastic_info, "None, for tp_world_size 2")
     expect(len(x) == len(expert_ids), "x", x, f"{len(expert_ids)} rows, as many as expert_ids has")
-    travels = _Precision(quant_mode, element_of(y_dtype), scales)
+    travels = Precision(quant_mode, element_of(y_dtype), scales)
     travels.check(x, experts, y_dtype, x_dtype)
     is_scale("scales", scales, scales_dtype)
     expect(tp is None or quant_mode in (0, 2), "quant_mode", quant_mode, "0 or 2, for tp_world_size 2")

@@ -157,7 +157,7 @@ def dequant_swiglu_quant(
     elif not activate_left:
         values = torch.cat(values.chunk(2, -1)[::-1], -1)
     if swiglu_mode == 1:
-        gate, other = _bounded(values, clamp_limit).chunk(2, -1)
+        gate, other = bounded(values, clamp_limit).chunk(2, -1)
         values = gate * torch.sigmoid(glu_alpha * gate) * (other + glu_bias)
     else:
         values = swish_of_first(values, -1)
@@ -222,7 +222,7 @@ def grouped_matmul_swiglu_quant_v2(
             values[start:end] = product_of_blocks(blocks, Blocks("weight", matrix, weight_dtype, "weight_scale", scale))
         else:
             values[start:end] = dequantize(product(rows, matrix), scale, None, tokens, None, torch.float32)
-    values = swish_of_first(_bounded(values, limit), -1)
+    values = swish_of_first(bounded(values, limit), -1)
     if not mx:
         return quantize_rows(values, element or torch.int8)
     assert element is not None
@@ -230,7 +230,7 @@ def grouped_matmul_swiglu_quant_v2(
     return packed(codes, element), bytes_of_scales
 
 
-def _bounded(values: Tensor, limit: float) -> Tensor:
+def bounded(values: Tensor, limit: float) -> Tensor:
     """Returns both halves of the last dimension within a limit, if there is one: the first is bounded above only."""
     if limit <= 0:
         return values
