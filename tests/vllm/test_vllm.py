@@ -42,10 +42,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return made
 
 
-def _check(folder: Path, dtype: str, options: dict[str, Any]) -> None:
+def _check(folder: Path, dtype: str, options: dict[str, Any], **settings: str) -> None:
     """In float32, which rounds nothing over: all tokens. In bfloat16: those before the first close choice."""
-    limits = {"ALLTOALLV_NPU_LIMITS": "relax"} if dtype == "float32" else {}
-    printed = _run("serve", str(folder), json.dumps(options | {"dtype": dtype}), **limits)
+    if dtype == "float32":
+        settings["ALLTOALLV_NPU_LIMITS"] = "relax"
+    printed = _run("serve", str(folder), json.dumps(options | {"dtype": dtype}), **settings)
     served = [json.loads(line.removeprefix("SERVED ")) for line in printed if line.startswith("SERVED ")]
     references = [Reference(*each) for each in json.loads((folder / "reference.json").read_text())]
     for (tokens, logprobs), wanted in zip(served, references, strict=True):
@@ -87,3 +88,12 @@ def test_tokens(model: Callable[[str], Path], kind: str, options: dict[str, Any]
 def test_quantized_layers(model: Callable[[str], Path], kind: str, options: dict[str, Any]) -> None:
     """With int8 weights and rows, which vLLM has in bfloat16 only."""
     _check(model(f"{kind}-w8a8"), "bfloat16", EAGER | options | {"quantization": "ascend"})
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("operator", ["dispatch_ffn_combine", "dispatch_gmm_combine_decode"])
+def test_experts_in_one_operator(model: Callable[[str], Path], operator: str) -> None:
+    """With FusedMC2: in every step, or where the configuration names the experts' quantization and tokens are few."""
+    options = EAGER | EXPERTS | {"quantization": "ascend", "hf_overrides": {"moe_quantize": "w8a8_dynamic"}}
+    mode = "1" if operator == "dispatch_ffn_combine" else "2"
+    _check(model("qwen3_moe-w8a8"), "bfloat16", options, VLLM_ASCEND_ENABLE_FUSED_MC2=mode)
