@@ -1,6 +1,6 @@
 """Tables as text, for all commands: printed whole, or a row at a time as it is measured.
 
-tabulate and rich lay out a table when all its rows are there; a benchmark's come minutes apart, into files and pipes too.
+tabulate and rich lay out a table when all its rows are there; a benchmark's come minutes apart, into pipes too.
 """
 
 from __future__ import annotations
