@@ -158,5 +158,7 @@ def outcome(library: str, fault: str) -> str:
 if __name__ == "__main__":
     if len(sys.argv) > 2:
         rank(sys.argv[1], sys.argv[2], Path(sys.argv[3]))
+    if len(sys.argv) != 2 or sys.argv[1] not in ("alltoallv", "gloo", "mpi"):
+        sys.exit(__doc__)
     for fault, words in FAULTS.items():
         print(f"| {words} | {outcome(sys.argv[1], fault)} |", flush=True)
