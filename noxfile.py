@@ -148,9 +148,10 @@ def triton_ascend(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def ascendc(session: nox.Session) -> None:
-    """The Ascend C kernels on their twin; with more seeds and matrices than `tests` for those that communicate."""
+    """The Ascend C kernels on their twin, slow tests too; more seeds and matrices than in `tests`."""
     env = {"ALLTOALLV_ASCENDC_SEEDS": "40", "ALLTOALLV_ASCENDC_MATRICES": "100000"}
-    session.run("pytest", "-s", "tests/ascendc", *steps.selected(session), env=env)
+    chosen = session.posargs or ("-m", "slow or not slow")
+    session.run("pytest", "-s", "tests/ascendc", *chosen, env=env)
 
 
 @nox.session

@@ -188,6 +188,7 @@ def caught(run: Scenario, seed: int) -> bool:
 
 
 @pytest.mark.timeout(900)  # compiles all kernels
+@pytest.mark.slow
 def test_nothing_can_be_removed(mutants: Mutants, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(twin, "LIBRARY", twin.declared(mutants.library))
     reached: list[set[int]] = []

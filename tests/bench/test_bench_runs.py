@@ -100,6 +100,7 @@ def test_a_plan_and_a_sparse_pattern(tmp_path: Path) -> None:
     check_row(row, {"ours", "full", "copy", "copy-nt"})
 
 
+@SLOW
 def test_quantized(tmp_path: Path) -> None:
     for row in measured(tmp_path, "quantized", *QUICK, "--bytes", "100K,3M")["rows"]:
         check_row(row, {"ours", "ours-full", "ours-fp32", "copy", "copy-nt"})
@@ -326,6 +327,7 @@ def test_peers_give_the_same_results(collective: str, tmp_path: Path) -> None:
         check_row(row, {"ours", "copy", "copy-nt", *peers})
 
 
+@SLOW
 def test_overhead_by_interface(tmp_path: Path) -> None:
     for row in measured(tmp_path, "overhead", "--np", "2", "--seconds", "0.05")["rows"]:
         assert row["nbytes"] == 0
