@@ -50,7 +50,9 @@ def test_what_is_stuck_on_the_device_is_left_there(ranks: Ranks, tmp_path: Path)
         else:
             wait_for(done)
 
-    ranks(2, communicator=False, fresh=True, env={"HCCL_EXEC_TIMEOUT": "20", "PYTHONFAULTHANDLER": "1"})(check, tmp_path / "done")
+    ranks(2, communicator=False, fresh=True, env={"HCCL_EXEC_TIMEOUT": "20", "PYTHONFAULTHANDLER": "1"})(
+        check, tmp_path / "done"
+    )
 
 
 @on_ranks(2, communicator=False, fresh=True)

@@ -112,6 +112,13 @@ def test_products_of_quantized_experts(rank: int, size: int, tmp_path: Path) -> 
         bounded = operator(*tree_map(lambda each: each.to(device), arguments), swiglu_limit=0.25)
         _check_quantized(bounded, within)
 
+    newest = [each.to(device) for each in (x, of_rows, torch.tensor([3, 1, 3]))]
+    matrices, columns = [weight.to(device)], [of_columns.to(device)]
+    operator = ops.grouped_matmul_swiglu_quant_v2
+    _check_quantized(operator(newest[0], matrices, columns, *newest[1:], group_list_type=1), gated)
+    with pytest.raises(NotImplementedError, match="weight_assist_matrix"):  # of weights of four bits
+        operator(newest[0], matrices, columns, *newest[1:], weight_assist_matrix=columns, group_list_type=1)
+
     options = {"bias": None, "quant_scale": None, "quant_offset": None, "activate_left": True, "quant_mode": 1}
     tensors = {
         "x": total.int(),
@@ -128,6 +135,95 @@ def test_products_of_quantized_experts(rank: int, size: int, tmp_path: Path) -> 
     _check_quantized(bounded, within)
     shapes = ops.npu_dequant_swiglu_quant(**{name: each.to("meta") for name, each in tensors.items()}, **options)
     assert [(each.shape, each.dtype) for each in shapes] == [(each.shape, each.dtype) for each in results]
+
+
+@on_ranks(1, communicator=False, fresh=True)
+def test_operators_of_one_npu(rank: int, size: int, tmp_path: Path) -> None:
+    """Each against its formula in float64, and its shapes on meta."""
+    device = use_device(rank)
+    importlib.import_module("alltoallv_emulator.vllm_ascend_c")
+    ops = sys.modules["torch.ops"]._C_ascend
+    made = torch.Generator().manual_seed(1)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=made)
+
+    def call(name: str, *arguments: Any, **options: Any) -> Any:
+        """Returns the results, and what became of the arguments."""
+
+        def moved(values: Any, place: Any) -> Any:
+            return tree_map(lambda each: each.to(place, copy=True) if isinstance(each, torch.Tensor) else each, values)
+
+        there = moved(arguments, device)
+        results = getattr(ops, name)(*there, **moved(options, device))
+        if isinstance(results, tuple):
+            shapes = getattr(ops, name)(*moved(arguments, "meta"), **moved(options, "meta"))
+            assert [(each.shape, each.dtype) for each in shapes] == [(each.shape, each.dtype) for each in results]
+        return moved(results, "cpu"), moved(there, "cpu")
+
+    def equal(value: torch.Tensor, wanted: torch.Tensor) -> None:
+        torch.testing.assert_close(value.double(), wanted.double(), rtol=1e-5, atol=1e-5)
+
+    x, gamma, beta, smooth = random(5, 8), random(8), random(8), random(8)
+    wide = x.double() * (x.double().square().mean(-1, keepdim=True) + 1e-5).rsqrt()
+    results, _ = call("npu_rms_norm_dynamic_quant", x, gamma, smooth, beta, 1e-5)
+    _check_quantized(results, (wide * gamma + beta) * smooth)
+    results, _ = call("npu_gemma_rms_norm", x, gamma, 1e-5)
+    equal(results[0], wide * (1 + gamma.double()))
+
+    heads, cos, sin = random(4, 2, 10), random(4, 1, 6), random(4, 1, 6)
+    _, given = call("inplace_partial_rotary_mul", heads, cos, sin, "interleave", [4, 10])
+    pairs = heads[..., 4:].double().unflatten(-1, (3, 2))
+    turned = torch.stack([-pairs[..., 1], pairs[..., 0]], -1).flatten(-2)
+    equal(given[0], torch.cat([heads[..., :4].double(), heads[..., 4:] * cos.double() + turned * sin], -1))
+
+    cache, rows = random(3, 4, 2), random(3, 2)
+    _, given = call("npu_scatter_nd_update_v2", cache, torch.tensor([[2, 1], [-1, -1], [0, 3]]), rows)
+    wanted = cache.clone()
+    wanted[2, 1], wanted[0, 3] = rows[0], rows[2]
+    assert torch.equal(given[0], wanted)
+
+    logs, a, b, bias = random(4), random(3, 4) * 20, random(3, 4), random(4)
+    (decay, strength), _ = call("npu_fused_gdn_gating", logs, a, b, bias)
+    equal(decay[0], -logs.double().exp() * (1 + (a.double() + bias).exp()).log())
+    equal(strength[0], 1 / (1 + (-b.double()).exp()))
+
+    left, right = random(3, 2, 5), random(2, 5, 4)
+    _, given = call("batch_matmul_transpose", left, right, torch.zeros(3, 2, 4))
+    equal(given[2], torch.stack([left[:, i].double() @ right[i].double() for i in range(2)], 1))
+
+    # Adapters: the first two rows have number 1, the next three none, the last number 0.
+    of_rows, of_parts, lengths = torch.tensor([1, 1, -1, -1, -1, 0]), torch.tensor([1, -1, 0]), torch.tensor([2, 3, 1])
+    x, down, up, y = random(6, 8), random(2, 3, 8), random(2, 4, 3), random(6, 3)
+    wanted = y.double()
+    for row in (0, 1, 5):
+        wanted[row] = 0.5 * (down[of_rows[row]].double() @ x[row].double())
+    for name, numbers in (("bgmv_shrink", [of_rows]), ("sgmv_shrink", [of_parts, lengths])):
+        _, given = call(name, x, down, *numbers, y, 0.5)
+        equal(given[-2], wanted)
+    total = random(6, 10)
+    wanted = total.double()
+    for row in (0, 1, 5):
+        wanted[row, 3:7] += up[of_rows[row]].double() @ y[row].double()
+    for name, numbers in (("bgmv_expand", [of_rows]), ("sgmv_expand", [of_parts, lengths])):
+        result, given = call(name, y, up, *numbers, total, 3, 4)
+        equal(given[-3], wanted)
+        assert torch.equal(result, given[-3])
+
+    scores, table = random(4, 6), torch.tensor([[0, 1], [5, 2], [3, 4]], dtype=torch.int32)
+    norms = (1 + scores.double().exp()).log().sqrt()
+    options = {"routed_scaling_factor": 2.5, "norm_type": 2}
+    (weights, experts, _), _ = call("moe_gating_top_k_hash", scores, 2, **options)
+    assert experts.tolist() == norms.sort(-1, descending=True).indices[:, :2].tolist()
+    best = norms.gather(1, experts.long())
+    equal(weights, 2.5 * best / best.sum(-1, keepdim=True))
+    tokens = torch.tensor([2, 0, 1, 1])
+    (weights, experts, _), _ = call("moe_gating_top_k_hash", scores, 2, input_ids=tokens, tid2eid=table, **options)
+    assert experts.tolist() == table[tokens].tolist()
+    best = norms.gather(1, experts.long())
+    equal(weights, 2.5 * best / best.sum(-1, keepdim=True))
+    with pytest.raises(NotImplementedError, match="moe_gating_top_k_hash: renorm is 1"):
+        call("moe_gating_top_k_hash", scores, 2, renorm=1)
 
 
 def _dense(

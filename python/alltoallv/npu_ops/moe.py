@@ -73,17 +73,56 @@ def gating_top_k(
     """
     expect(norm_type in (0, 1), "norm_type", norm_type, "0 (softmax) or 1 (sigmoid)")
     expect(renorm in (0, 1), "renorm", renorm, "0 or 1")
-    expect(group_select_mode in (0, 1), "group_select_mode", group_select_mode, "0 (largest) or 1 (sum of two)")
     norm = x.float().sigmoid() if norm_type else x.float().softmax(-1)
+    experts = _best(norm, k, bias, k_group, group_count, group_select_mode)
+    y = norm.gather(1, experts)
+    if norm_type == 1 or renorm == 1:
+        y = y / (y.sum(-1, keepdim=True) + eps)
+    return (y * routed_scaling_factor).to(x.dtype), experts.to(torch.int32), norm
+
+
+def _best(norm: Tensor, k: int, bias: Tensor | None, k_group: int, group_count: int, group_select_mode: int) -> Tensor:
+    """Returns the k best experts of the ``k_group`` best groups, by norm + bias."""
+    expect(group_select_mode in (0, 1), "group_select_mode", group_select_mode, "0 (largest) or 1 (sum of two)")
     choice = norm if bias is None else norm + bias.float()
     if group_count > 1:
         groups = choice.unflatten(1, (group_count, -1))
         score = groups.amax(-1) if group_select_mode == 0 else groups.topk(2, -1)[0].sum(-1)
         kept = torch.zeros_like(score).scatter(1, score.topk(k_group, -1)[1], 1.0).bool()
-        choice = groups.masked_fill(~kept.unsqueeze(-1), -torch.inf).view(x.shape)
-    experts = choice.topk(k, -1)[1]
+        choice = groups.masked_fill(~kept.unsqueeze(-1), -torch.inf).view(norm.shape)
+    return choice.topk(k, -1)[1]
+
+
+def gating_top_k_hash(
+    x: Tensor,
+    k: int,
+    bias: Tensor | None,
+    input_ids: Tensor | None,
+    tid2eid: Tensor | None,
+    k_group: int,
+    group_count: int,
+    routed_scaling_factor: float,
+    eps: float,
+    group_select_mode: int,
+    renorm: int,
+    norm_type: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Chooses experts as `gating_top_k`, or those that ``tid2eid`` has for each token of ``input_ids``.
+
+    ``norm_type`` 2 is the root of softplus. Norms of the types 1 and 2 are scaled to a sum of one.
+    """
+    expect(norm_type in (0, 1, 2), "norm_type", norm_type, "0 (softmax), 1 (sigmoid) or 2 (root of softplus)")
+    expect(renorm == 0, "renorm", renorm, "0")
+    expect((input_ids is None) == (tid2eid is None), "tid2eid", tid2eid, "a table exactly where input_ids is given")
+    wide = x.float()
+    norm = (wide.softmax(-1), wide.sigmoid(), functional.softplus(wide, threshold=100).sqrt())[norm_type]
+    if input_ids is None or tid2eid is None:
+        experts = _best(norm, k, bias, k_group, group_count, group_select_mode)
+    else:
+        expect(tid2eid.dim() == 2 and tid2eid.size(1) == k, "tid2eid", tid2eid, f"{k} experts for each token")
+        experts = tid2eid[input_ids.reshape(-1).long()].long()
     y = norm.gather(1, experts)
-    if norm_type == 1 or renorm == 1:
+    if norm_type:
         y = y / (y.sum(-1, keepdim=True) + eps)
     return (y * routed_scaling_factor).to(x.dtype), experts.to(torch.int32), norm
 
