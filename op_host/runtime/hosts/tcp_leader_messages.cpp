@@ -83,9 +83,10 @@ bool TcpLeaders::has_all_here(uint64_t seq) const {
     return std::all_of(here_.begin(), here_.end(), [&](int j) { return control_.has_row(j, seq); });
 }
 
-/// If the others were there before, the ranks of this host may have begun one operator more by now.
+/// If the others were there before, the ranks of this host may have begun one operator more by now, not two: the other
+/// hosts do not begin that without this sum. With no other host nothing keeps the ranks from going on.
 void TcpLeaders::send_sums() {
-    while (!agreement_.has_own() && has_all_here(agreement_.next())) {
+    while (!connections_.empty() && !agreement_.has_own() && has_all_here(agreement_.next())) {
         Summary own;
         for (const int j : here_) own.add(row(j, agreement_.next()), control_.checks());
         agreement_.add_own(own);
