@@ -61,6 +61,9 @@ class Vandal {
         return static_cast<T>(random_.chance(80) ? random_.below(8) : value());
     }
 
+    /// Of a message between leaders.
+    uint32_t kind() { return static_cast<uint32_t>(random_.chance(90) ? random_.below(12) : value()); }
+
     void say(int socket, const void* words, size_t bytes) {
         if (random_.chance(10)) bytes = random_.below(bytes) + 1;  // and nothing behind it
         (void)!send(socket, words, bytes, MSG_DONTWAIT | MSG_NOSIGNAL);
@@ -80,7 +83,7 @@ class Vandal {
                     int32_t rank;
                     uint32_t kind;
                     uint64_t seq;
-                } head{static_cast<uint32_t>(random_.chance(90) ? bytes : value()), field<uint32_t>(),
+                } head{static_cast<uint32_t>(random_.chance(90) ? bytes : value()), kind(),
                        field<int32_t>() % run_.size, field<uint32_t>() & 0xff, field<uint64_t>()};
                 words[0] = static_cast<uint64_t>(run_.broken);  // of a row
                 words[1] = field<uint64_t>();
