@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from alltoallv_emulator import library_folder
 
@@ -49,7 +48,8 @@ def all_to_all(
     output = rows.new_empty(sum(recvs), *rows.shape[1:])
     array = ctypes.c_uint64 * len(sends)
     nbytes = [array(*(count * width for count in counts)) for counts in (sends, recvs)]
-    comm = group._get_backend(device).get_hccl_comm(dist.get_rank())
+    # torch_npu takes the device from a rank; of another device it would begin to make a second communicator.
+    comm = group._get_backend(device).get_hccl_comm(device.index)
     result = _function()(rows.data_ptr(), nbytes[0], output.data_ptr(), nbytes[1], comm)
     if result != 0:
         raise RuntimeError(f"HcclAlltoAllV returned {result}, expected 0; its reason is on standard error")

@@ -51,6 +51,22 @@ def test_fused_operators_compute_their_formulas(rank: int, size: int, file: str)
             fused_tp.check(device, *names, rank)
 
 
+@on_ranks(2, communicator=False, fresh=True)
+def test_a_rank_whose_device_has_another_number(rank: int, size: int, file: str) -> None:
+    """As in data parallelism, where processes choose their devices."""
+    import torch_npu
+
+    os.environ["ALLTOALLV_NPU_LIMITS"] = "relax"
+    device = use_device(2 * rank)
+    dist.init_process_group("hccl", store=dist.FileStore(file, size), rank=rank, world_size=size)
+    dist.all_reduce(torch.ones(1, device=device))  # makes the communicator of this device
+    name = dist.group.WORLD._get_backend(device).get_hccl_comm_name(2 * rank)
+    x, weight = torch.ones(4, 8, device=device).half(), torch.ones(8, 3, device=device).half()
+    assert torch_npu.npu_all_gather_base_mm(x, weight, name, size)[0].sum().item() == 4 * size * 8 * 3
+    torch.npu.synchronize()
+    dist.destroy_process_group()
+
+
 @on_ranks(2, communicator=False)
 def test_a_matrix_that_one_rank_forgot_on_the_host(rank: int, size: int, file: str) -> None:
     import torch_npu
