@@ -71,6 +71,11 @@ def _by_rows(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return values / scale.unsqueeze(-1), scale
 
 
+def _operators() -> Any:
+    importlib.import_module("alltoallv_emulator.vllm_ascend_c")
+    return sys.modules["torch.ops"]._C_ascend
+
+
 def _check_quantized(results: Sequence[torch.Tensor], wide: torch.Tensor) -> None:
     wanted, scale = _by_rows(wide)
     assert results[0].dtype == torch.int8
@@ -81,8 +86,7 @@ def _check_quantized(results: Sequence[torch.Tensor], wide: torch.Tensor) -> Non
 @on_ranks(1, communicator=False, fresh=True)
 def test_products_of_quantized_experts(rank: int, size: int, tmp_path: Path) -> None:
     device = use_device(rank)
-    importlib.import_module("alltoallv_emulator.vllm_ascend_c")
-    ops = sys.modules["torch.ops"]._C_ascend
+    ops = _operators()
     made = torch.Generator().manual_seed(1)
     x = torch.randint(-127, 128, (7, 32), dtype=torch.int8, generator=made)
     weight = torch.randint(-127, 128, (3, 32, 16), dtype=torch.int8, generator=made)
@@ -141,8 +145,7 @@ def test_products_of_quantized_experts(rank: int, size: int, tmp_path: Path) -> 
 def test_operators_of_one_npu(rank: int, size: int, tmp_path: Path) -> None:
     """Each against its formula in float64, and its shapes on meta."""
     device = use_device(rank)
-    importlib.import_module("alltoallv_emulator.vllm_ascend_c")
-    ops = sys.modules["torch.ops"]._C_ascend
+    ops = _operators()
     made = torch.Generator().manual_seed(1)
 
     def random(*shape: int) -> torch.Tensor:
@@ -261,8 +264,7 @@ def test_experts_in_one_operator(rank: int, size: int, file: str) -> None:
     chosen = [each.clone() for each in ids]
     chosen[0][1, 0] = experts
     with group(rank, size, file) as (peers, device):
-        importlib.import_module("alltoallv_emulator.vllm_ascend_c")
-        ops = sys.modules["torch.ops"]._C_ascend
+        ops = _operators()
         name = peers._get_backend(device).get_hccl_comm_name(rank)
         x, own_ids, own_probs = (each[rank].to(device) for each in (tokens, chosen, probs))
 
