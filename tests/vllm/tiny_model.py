@@ -4,8 +4,8 @@
     python -m alltoallv run --emulate-npu -n 1 tiny_model.py serve FOLDER '{"dtype": "float32"}'
 
 With -w8a8 after its kind a model has int8 weights in its layers, with scales, as vllm-ascend reads them.
-``make`` also writes FOLDER/reference.json. ``serve`` takes arguments of vllm.LLM and prints the tokens and the
-logarithms of their probabilities.
+``make`` also writes FOLDER/reference.json. ``serve`` takes arguments of vllm.LLM and prints the prompts' numbers, their
+tokens and the logarithms of their probabilities; with ``-n 2`` the ranks are data parallel.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from typing import Any, NamedTuple
 
 PROMPTS = ([5, 17, 301, 44], [100, 230, 8])
 NEW = 8  # tokens per prompt
+# By the number of ranks, for each rank's calls: the prompts' numbers, and the tokens of each. A rank that has ended its
+# prompts takes part in the others' steps.
+SHARES = {1: [[{0: NEW, 1: NEW}]], 2: [[{0: NEW, 1: 3}, {1: 1}], [{1: 2}, {0: NEW}]]}
 CLEAR_TOKEN = 0.3  # how far from the next a choice is that rounding cannot turn over
 CLEAR_EXPERT = {"": 0.1, "w8a8": 0.2}  # for each layer, as rounding adds up: to bfloat16, and of rows to int8
 
@@ -182,15 +185,25 @@ def serve(folder: Path, options: str) -> None:
     # The engine in this process takes all prompts into its first step. Elsewhere, whether they meet depends on time;
     # for a few tokens alone vllm-ascend exchanges rows another way, and rounds them otherwise.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    size, rank = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
+    if size > 1:  # the ranks are data parallel
+        host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+        job = {"SIZE": str(size), "RANK": str(rank), "MASTER_IP": host, "MASTER_PORT": port}
+        os.environ |= {f"VLLM_DP_{name}": value for name, value in job.items()}
     from vllm import LLM, SamplingParams
 
     room = {"max_model_len": 256, "max_num_seqs": 4, "max_num_batched_tokens": 256, "gpu_memory_utilization": 0.3}
     llm = LLM(model=str(folder), skip_tokenizer_init=True, seed=0, **room | json.loads(options))
-    sampling = SamplingParams(temperature=0, max_tokens=NEW, ignore_eos=True, detokenize=False, logprobs=0)
-    for made in llm.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], sampling):
-        tokens = list(made.outputs[0].token_ids)
-        logprobs = [at[token].logprob for token, at in zip(tokens, made.outputs[0].logprobs, strict=True)]
-        print("SERVED", json.dumps([tokens, logprobs]), flush=True)
+    for share in SHARES[size][rank]:
+        sampling = [
+            SamplingParams(temperature=0, max_tokens=new, ignore_eos=True, detokenize=False, logprobs=0)
+            for new in share.values()
+        ]
+        given = [{"prompt_token_ids": PROMPTS[number]} for number in share]
+        for number, made in zip(share, llm.generate(given, sampling), strict=True):
+            tokens = list(made.outputs[0].token_ids)
+            logprobs = [at[token].logprob for token, at in zip(tokens, made.outputs[0].logprobs, strict=True)]
+            print("SERVED", json.dumps([number, tokens, logprobs]), flush=True)
 
 
 if __name__ == "__main__":

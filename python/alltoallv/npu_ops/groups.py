@@ -64,11 +64,14 @@ def _found(hcom: str | dist.ProcessGroup) -> Group | None:
     for group in groups:
         if group.group_name == hcom:
             return Group(group, None)
-    for group in groups if "npu" in exchanges else []:
-        if "npu" in {device.type for device in group._device_types}:
-            backend = group._get_backend(torch.device("npu"))
-            if backend.get_hccl_comm_name(dist.get_rank(), init_comm=False) == hcom:
-                return Group(group, torch.device("npu", torch.npu.current_device()))
+    if "npu" not in exchanges:
+        return None
+    device = torch.device("npu", torch.npu.current_device())  # whose number need not be the rank's
+    for group in groups:
+        if "npu" not in {kind.type for kind in group._device_types}:
+            continue
+        if group._get_backend(device).get_hccl_comm_name(device.index, init_comm=False) == hcom:
+            return Group(group, device)
     return None
 
 
