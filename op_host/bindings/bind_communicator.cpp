@@ -12,6 +12,7 @@
 #include "runtime/control/liveness.h"
 #include "runtime/control/trace.h"
 #include "runtime/core/communicator.h"
+#include "runtime/core/peer_names.h"
 #include "runtime/shm/shm_communicator.h"
 #include "runtime/simulated/simulated_world.h"
 
@@ -97,7 +98,11 @@ void bind_communicator(nb::module_& m) {
         .def("done", &Work::done);
 
     nb::class_<MessageWork, Work>(m, "MessageWork")
-        .def_prop_ro("source", &MessageWork::source, "The rank that a message has come from.");
+        .def_prop_ro("source", &MessageWork::source, "The rank that a message has come from.")
+        .def_prop_ro("tag", &MessageWork::tag, "Of a message that has come.")
+        .def_prop_ro("count", &MessageWork::count, "Its elements.")
+        .def_prop_ro(
+            "dtype", [](const MessageWork& work) { return peer_name(work.dtype()); }, "The name of their type.");
 
     nb::class_<Communicator>(m, "Communicator", nb::is_weak_referenceable())
         .def_prop_ro("rank", &Communicator::rank)
@@ -122,14 +127,27 @@ void bind_communicator(nb::module_& m) {
         .def(
             "post",
             [](Communicator& self, const std::string& op, const std::string& dtype, uintptr_t data, int64_t count,
-               int peer, int32_t tag, double timeout, bool waits) {
-                const PeerMessage message{op_from_name(op), dtype_from_name(dtype), pointer(data), count, peer, tag};
+               int peer, int32_t tag, double timeout, bool waits, bool at_most) {
+                using Looks = PeerMessage::Looks;
+                const Looks looks = op == "probe" ? Looks::until_found : op == "look" ? Looks::once : Looks::no;
+                const PeerMessage message{looks == Looks::no ? op_from_name(op) : OpKind::recv,
+                                          dtype_from_name(dtype),
+                                          pointer(data),
+                                          count,
+                                          peer,
+                                          tag,
+                                          at_most,
+                                          looks};
                 MessageWorkPtr work = self.post(message, timeout, waits);
                 if (waits) work->wait(-1);
                 return work;
             },
             ReleaseGil(), "op"_a, "dtype"_a, "data"_a, "count"_a, "peer"_a, "tag"_a, "timeout"_a = -1.0,
-            "waits"_a = false, "'send' or 'recv' of a message; peer -1: from any rank. waits: returns when it is done.")
+            "waits"_a = false, "at_most"_a = false,
+            "'send' or 'recv' of a message, or what finds one and leaves it: 'probe' waits for it, 'look' does not. "
+            "peer "
+            "-1: from any rank; tag -2**31: with any that is not negative. waits: returns when it is done. at_most: a "
+            "message of fewer elements will do.")
         .def(
             "reduce",
             [](Communicator& self, const std::string& op, const std::string& dtype, const std::string& reduce_op,

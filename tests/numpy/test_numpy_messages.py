@@ -136,3 +136,41 @@ def test_tags_that_no_program_may_use(comm: Communicator) -> None:
             with pytest.raises(InvalidParamError, match=f"tag is {tag}, expected an integer from 0 to 2147483647"):
                 call(np.zeros(1), 1 - comm.rank, tag, group=comm)
     av.barrier(group=comm)
+
+
+def test_a_probe_finds_what_a_receive_takes(launch: Launch) -> None:
+    def program(comm: Communicator) -> Any:
+        if comm.rank == 1:
+            av.send(np.arange(3.0), 0, 5, group=comm)
+            av.send(np.arange(20_000, dtype=np.int32), 0, 4, group=comm)
+            av.barrier(group=comm)
+            return None
+        assert av.probe(1, 4, wait=False, group=comm) is None
+        found = [av.probe(group=comm), av.probe(1, 5, group=comm), av.probe(None, 5, wait=False, group=comm)]
+        out, rest = np.full(5, -1.0), np.empty(20_000, np.int32)
+        work = av.irecv(out, tag=None, at_most=True, group=comm)
+        work.wait()
+        assert found == [av.Envelope(1, 5, 3, 24)] * 3 == [av.Envelope(work.source, work.tag, work.count, 24)] * 3
+        assert av.probe(tag=4, group=comm) == av.Envelope(1, 4, 20_000, 80_000)
+        assert av.recv(rest, None, None, group=comm) == 1
+        assert av.probe(wait=False, group=comm) is None
+        av.barrier(group=comm)
+        return out.tolist(), (rest == np.arange(20_000)).all()
+
+    assert launch(2, program)[0] == ([0, 1, 2, -1, -1], True)
+
+
+@on_both(2)
+def test_a_message_of_more_than_at_most(comm: Communicator) -> None:
+    out, want = np.zeros(2), "rank 0 sends 3 float64 to rank 1, which expects 2 float64"
+    with pytest.raises(PeerMismatchError, match=want):
+        av.send(np.ones(3), 1, group=comm) if comm.rank == 0 else av.recv(out, 0, at_most=True, group=comm)
+    assert out.tolist() == [0, 0]
+    with pytest.raises(InvalidParamError, match="tag is None"):
+        av.send(np.ones(1), 1 - comm.rank, None, group=comm)  # type: ignore[arg-type]
+    av.barrier(group=comm)
+    if comm.rank == 1:
+        comm.destroy()
+        return
+    with pytest.raises(PeerLostError, match="recv of 0 uint8 with any tag from any rank"):
+        av.probe(group=comm)

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <iterator>
+#include <limits>
 #include <numeric>
 #include <span>
 #include <string_view>
@@ -194,14 +195,25 @@ Part result_part(const Reduction& reduction, int rank);
 
 /// One side of a message between two ranks: the n-th send and the n-th recv of a pair and a tag match.
 struct PeerMessage {
+    /// A recv that only finds a message and leaves it there: it waits for one, or ends at once without.
+    enum class Looks : uint8_t { no, until_found, once };
+
     OpKind op = OpKind::send;  // or recv
     DType dtype = DType::uint8;
     void* data = nullptr;  // read by a send
     int64_t count = 0;     // elements
     int peer = any_rank;
     int32_t tag = 0;
+    bool at_most = false;  // of a recv: a message of fewer elements will do
+    Looks looks = Looks::no;
 
-    static constexpr int any_rank = -1;  // of a recv: the first sender
+    static constexpr int any_rank = -1;                                      // of a recv: the first sender
+    static constexpr int32_t any_tag = std::numeric_limits<int32_t>::min();  // of a recv: any tag that is not negative
+
+    bool accepts(int32_t sent_tag) const { return tag == any_tag ? sent_tag >= 0 : sent_tag == tag; }
+    bool accepts(int64_t sent_count, DType sent_dtype) const {
+        return sent_dtype == dtype && (at_most ? sent_count >= 0 && sent_count <= count : sent_count == count);
+    }
 };
 
 }  // namespace alltoallv

@@ -22,10 +22,22 @@ namespace alltoallv {
 class MessageWork : public Work {
   public:
     int source() const { return source_.load(); }
-    void set_source(int rank) { source_.store(rank); }
+    int32_t tag() const { return tag_.load(); }
+    int64_t count() const { return count_.load(); }
+    DType dtype() const { return dtype_.load(); }
+    void set_found(int source, int32_t tag, int64_t count, DType dtype) {
+        tag_.store(tag);
+        count_.store(count);
+        dtype_.store(dtype);
+        source_.store(source);
+    }
 
   private:
-    std::atomic<int> source_{PeerMessage::any_rank};  // of a recv, once it has matched its message
+    // Of a recv, once it has matched its message; of one that looks, any_rank if there is none.
+    std::atomic<int> source_{PeerMessage::any_rank};
+    std::atomic<int32_t> tag_{0};
+    std::atomic<int64_t> count_{0};
+    std::atomic<DType> dtype_{DType::uint8};
 };
 
 using MessageWorkPtr = std::shared_ptr<MessageWork>;

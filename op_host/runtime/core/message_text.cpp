@@ -12,8 +12,9 @@ std::string elements(int64_t count, DType dtype) {
 }  // namespace
 
 std::string describe(const PeerMessage& message, int other, const std::string& domain) {
-    return std::string(name_of(message.op)) + " of " + elements(message.count, message.dtype) + " with tag " +
-           std::to_string(message.tag) + (message.op == OpKind::send ? " to " : " from ") +
+    return std::string(name_of(message.op)) + " of " + elements(message.count, message.dtype) + " with " +
+           (message.tag == PeerMessage::any_tag ? "any tag" : "tag " + std::to_string(message.tag)) +
+           (message.op == OpKind::send ? " to " : " from ") +
            (other < 0 ? "any rank" : "rank " + std::to_string(other)) + " of domain '" + domain + "'";
 }
 

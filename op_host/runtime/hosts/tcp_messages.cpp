@@ -249,29 +249,35 @@ void TcpMessages::on_frame(int peer, const Frame& frame, std::string body) {
 void TcpMessages::match() {
     for (Post& post : posts_) {
         if (post.sends() || post.met || post.work->done()) continue;
-        if (post.asked.peer != PeerMessage::any_rank) {
-            meet(post, post.asked.peer);
-            continue;
-        }
-        for (int from = 0; from < control_.size() && !meet(post, from);) ++from;
+        const bool any = post.asked.peer == PeerMessage::any_rank;
+        const int end = any ? control_.size() : post.asked.peer + 1;
+        int from = any ? 0 : post.asked.peer;
+        while (from < end && !meet(post, from)) ++from;
+        if (from == end && post.asked.looks == PeerMessage::Looks::once) finish(post);
     }
 }
 
 bool TcpMessages::meet(Post& post, int from) {
     std::deque<Offer>& offers = connections_[static_cast<size_t>(from)].offers;
     const auto found = std::find_if(offers.begin(), offers.end(),
-                                    [&](const Offer& offer) { return offer.frame.tag == post.asked.tag; });
+                                    [&](const Offer& offer) { return post.asked.accepts(offer.frame.tag); });
     if (found == offers.end()) return false;
+    post.work->set_found(from, found->frame.tag, found->frame.count, found->frame.dtype);
+    if (post.asked.looks != PeerMessage::Looks::no) {
+        finish(post);
+        return true;
+    }
     Offer offer = std::move(*found);
     offers.erase(found);
     post.from = from;
     post.met = true;
     post.number = offer.frame.number;
-    post.work->set_source(from);
-    if (offer.frame.dtype == post.asked.dtype && offer.frame.count == post.asked.count)
+    if (post.asked.accepts(offer.frame.count, offer.frame.dtype)) {
+        post.asked.count = offer.frame.count;
         take(post, offer);
-    else
+    } else {
         refuse(post, offer);
+    }
     return true;
 }
 

@@ -43,7 +43,7 @@ struct TcpMessages::Post : MessagePost {
     MessageWorkPtr carried{};  // its data, on their way through shared memory
 
     /// True for messages of ranks that meet again over a poisoned communicator.
-    bool survives() const { return asked.tag < -(1 << 30) - 1; }
+    bool survives() const { return asked.tag < -(1 << 30) - 1 && asked.tag != PeerMessage::any_tag; }
     SentAs as() const { return {asked.count, asked.dtype}; }
 };
 

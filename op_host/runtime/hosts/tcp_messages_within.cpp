@@ -21,6 +21,7 @@ void TcpMessages::carry(Post& post, int peer) {
     PeerMessage data = post.asked;
     data.peer = static_cast<int>(std::find(on_host_.begin(), on_host_.end(), peer) - on_host_.begin());
     data.tag = 0;
+    data.at_most = false;
     try {
         post.carried = within_->post(data, post.timeout, true);
     } catch (const Error& error) {

@@ -51,7 +51,8 @@ MessageWorkPtr PointToPoint::start(const PeerMessage& message, double timeout, b
             throw;
         }
     }
-    post.traced = control_.tracer().begin(0, message.op, message.dtype, post.started, message.peer);
+    if (message.looks == PeerMessage::Looks::no)
+        post.traced = control_.tracer().begin(0, message.op, message.dtype, post.started, message.peer);
     posts_.push_back(std::move(post));
     control_.messages_under_way.fetch_add(1);
     progress();

@@ -61,10 +61,10 @@ bool PointToPoint::push(Post& post) {
 }
 
 bool PointToPoint::take(Post& post) {
-    if (post.asked.peer != PeerMessage::any_rank) return take_from(post, post.asked.peer);
-    for (int from = 0; from < control_.size(); ++from)
+    const bool any = post.asked.peer == PeerMessage::any_rank;
+    for (int from = any ? 0 : post.asked.peer; from < (any ? control_.size() : post.asked.peer + 1); ++from)
         if (take_from(post, from)) return true;
-    return false;
+    return post.asked.looks == PeerMessage::Looks::once && finish(post);
 }
 
 /// Matches a receive with the first message of its tag. Whatever becomes possible between an earlier receive and a
@@ -77,12 +77,18 @@ bool PointToPoint::take_from(Post& post, int from) {
         waiting_[i].push_back(++arrived_[i]);
     heard_[i] = pass_;
     const auto match = std::find_if(waiting_[i].begin(), waiting_[i].end(),
-                                    [&](uint64_t number) { return slot(from, me, number).tag == post.asked.tag; });
+                                    [&](uint64_t number) { return post.asked.accepts(slot(from, me, number).tag); });
     if (match == waiting_[i].end()) return false;
     MessageSlot& message = slot(from, me, *match);
-    const bool fits = message.dtype == post.asked.dtype && message.count == post.asked.count;
+    const int64_t count = read_once(message.count);
+    const DType dtype = read_once(message.dtype);
+    if (post.asked.looks != PeerMessage::Looks::no) {
+        post.work->set_found(from, message.tag, count, dtype);
+        return finish(post);
+    }
+    const bool fits = post.asked.accepts(count, dtype);
     const Location input = read_once(message.input);
-    const bool in_pieces = fits && post.bytes() > 0 && staged(input);
+    const bool in_pieces = fits && count > 0 && staged(input);
     if (in_pieces && reading_[i] >= pass_) return false;
     if (!fits) {
         message.expected_count = post.asked.count;
@@ -93,7 +99,8 @@ bool PointToPoint::take_from(Post& post, int from) {
     if (!message.state.compare_exchange_strong(state, answer, std::memory_order_acq_rel)) return false;
     waiting_[i].erase(match);
     post.from = from;
-    post.work->set_source(from);
+    post.work->set_found(from, message.tag, count, dtype);
+    if (fits) post.asked.count = count;
     if (post.traced != nullptr) {
         post.traced->peer = from;
         post.traced->waited_ns = flight_ns() - flight_ns(post.started);

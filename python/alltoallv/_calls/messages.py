@@ -14,7 +14,7 @@ from alltoallv._calls.regions import Region
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError
 
-ANY_RANK = -1
+ANY_RANK, ANY_TAG = -1, -(2**31)
 _TAGS = 2**31
 
 
@@ -24,12 +24,13 @@ class Message:
 
     core: _core.Communicator
     terms: tuple[str, str, int, int, int, int]  # as `_core.Communicator.post` takes it
+    at_most: bool = False
 
     def run(self, timeout: float = -1.0) -> _core.MessageWork:
-        return self.core.post(*self.terms, timeout, waits=True)
+        return self.core.post(*self.terms, timeout, True, self.at_most)
 
     def submit(self, timeout: float = -1.0) -> _core.MessageWork:
-        return self.core.post(*self.terms, timeout)
+        return self.core.post(*self.terms, timeout, False, self.at_most)
 
 
 class P2POp:
@@ -47,24 +48,33 @@ class P2POp:
 
 
 def post(
-    operator: str, comm: Communicator, dtype: str, tensor: Region, peer: int | None, tag: int, *, waits: bool
+    operator: str,
+    comm: Communicator,
+    dtype: str,
+    tensor: Region,
+    peer: int | None,
+    tag: int | None,
+    *,
+    waits: bool,
+    at_most: bool = False,
 ) -> Message:
     """Returns a ``"send"`` to rank ``peer``, or the ``"recv"`` of what it sends; None: from the rank that sends first.
 
-    ``waits`` makes the call return only when the message has been received.
+    So with the tag; ``"probe"`` and ``"look"`` find a message for a receive. ``waits`` makes the call return only when
+    the message has been received; ``at_most``: one of fewer elements will do.
     """
     name = "dst" if operator == "send" else "src"
     if operator == "send" or peer is not None:
         _core.checked_rank(name, peer, comm.size)
     peer = ANY_RANK if peer is None else peer
-    if waits and peer == comm.rank:
+    if waits and peer == comm.rank and operator in ("send", "recv"):
         raise InvalidParamError(
             f"{name} is {peer}, this rank itself, expected another one: a call that waits would never return"
         )
-    number = integer(tag)
-    if number is None or not 0 <= number < _TAGS:  # negative ones are this package's own (membership.py)
+    number = ANY_TAG if tag is None and operator != "send" else integer(tag)
+    if number is None or not (0 <= number < _TAGS or tag is None):  # negative: this package's own (membership.py)
         raise InvalidParamError(f"tag is {tag!r}, expected an integer from 0 to {_TAGS - 1}")
-    return Message(comm.core, (operator, dtype, tensor[0], count_of(tensor, dtype), peer, tag))
+    return Message(comm.core, (operator, dtype, tensor[0], count_of(tensor, dtype), peer, number), at_most)
 
 
 def message(
@@ -73,12 +83,13 @@ def message(
     operator: str,
     tensor: A,
     peer: int | None,
-    tag: int = 0,
+    tag: int | None = 0,
     *,
     waits: bool,
     name: str = "tensor",
+    at_most: bool = False,
 ) -> tuple[Message, A]:
     """Returns the ``"send"`` or ``"recv"`` of the argument ``name``, and the tensor that it uses."""
     x = adapter.read(name, tensor) if operator == "send" else tensor
     dtype = adapter.dtype(x) if operator == "send" else adapter.check_output(name, x)
-    return post(operator, comm, dtype, adapter.region(x), peer, tag, waits=waits), x
+    return post(operator, comm, dtype, adapter.region(x), peer, tag, waits=waits, at_most=at_most), x

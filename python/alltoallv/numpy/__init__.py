@@ -30,7 +30,7 @@ from alltoallv.numpy.objects import (
     scatter_object,
     send_object,
 )
-from alltoallv.numpy.p2p import MessageWork, irecv, isend, recv, send, sendrecv
+from alltoallv.numpy.p2p import Envelope, MessageWork, irecv, isend, probe, recv, send, sendrecv
 from alltoallv.numpy.plan import Plan
 from alltoallv.numpy.quantized import (
     Bounded,
@@ -48,6 +48,7 @@ from alltoallv.numpy.work import Work
 __all__ = [
     "AllToAllVOperation",
     "Bounded",
+    "Envelope",
     "ErrorFeedback",
     "MessageWork",
     "MoEDispatcher",
@@ -75,6 +76,7 @@ __all__ = [
     "heads_to_sequence",
     "irecv",
     "isend",
+    "probe",
     "quantized_all_reduce",
     "quantized_all_to_all",
     "quantized_linear_all_reduce",

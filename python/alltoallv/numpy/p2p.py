@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy.typing as npt
@@ -12,6 +13,7 @@ from alltoallv import _core
 from alltoallv._calls import messages
 from alltoallv._calls.regions import check_apart
 from alltoallv.communicator import Communicator
+from alltoallv.dtypes import item_size
 from alltoallv.errors import AllToAllVError
 from alltoallv.numpy.arrays import ADAPTER, Array, as_input, check_output, region, resolve
 from alltoallv.numpy.work import Work
@@ -25,6 +27,28 @@ class MessageWork(Work):
         """Returns the rank that sent a received message; -1 until that is known."""
         source: int = self._core.source  # type: ignore[attr-defined]
         return source
+
+    @property
+    def tag(self) -> int:
+        """Returns the tag of a received message, once it is done."""
+        tag: int = self._core.tag  # type: ignore[attr-defined]
+        return tag
+
+    @property
+    def count(self) -> int:
+        """Returns the elements of a received message, once it is done."""
+        count: int = self._core.count  # type: ignore[attr-defined]
+        return count
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """What `probe` says of a message: its sender, tag, number of elements and the bytes of all of them."""
+
+    source: int
+    tag: int
+    count: int
+    nbytes: int
 
 
 def send(
@@ -44,14 +68,15 @@ def send(
             and the communicator stays usable.
         PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come.
     """
-    _message("send", input, dst, tag, group, timeout, waits=True)()
+    message("send", input, dst, tag, group, timeout, waits=True)()
 
 
 def recv(
     out: Array,
     src: int | None = None,
-    tag: int = 0,
+    tag: int | None = 0,
     *,
+    at_most: bool = False,
     group: Communicator | None = None,
     timeout: float | None = None,
 ) -> int:
@@ -59,6 +84,9 @@ def recv(
 
     Args:
         out: Contiguous, with the dtype and the number of elements of the message.
+        tag: None accepts any.
+        at_most: The message may have fewer elements: they fill the beginning of ``out``, and the rest keeps its values.
+            `irecv` and `probe` tell how many they are.
 
     Returns:
         The rank that sent it.
@@ -66,7 +94,7 @@ def recv(
     Raises:
         AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
     """
-    source: int = _message("recv", out, src, tag, group, timeout, waits=True)().source
+    source: int = message("recv", out, src, tag, group, timeout, waits=True, at_most=at_most)().source
     return source
 
 
@@ -74,24 +102,55 @@ def isend(
     input: npt.ArrayLike, dst: int, tag: int = 0, *, group: Communicator | None = None, timeout: float | None = None
 ) -> MessageWork:
     """Sends like `send`, but returns at once; do not change the array until the work is done."""
-    work: MessageWork = _message("send", input, dst, tag, group, timeout)()
+    work: MessageWork = message("send", input, dst, tag, group, timeout)()
     return work
 
 
 def irecv(
     out: Array,
     src: int | None = None,
-    tag: int = 0,
+    tag: int | None = 0,
     *,
+    at_most: bool = False,
     group: Communicator | None = None,
     timeout: float | None = None,
 ) -> MessageWork:
     """Receives like `recv`, but returns at once; the work's result is ``out``, its ``source`` is the sender.
 
-    Receives of one tag match messages in the order of their calls. Collectives may be called in between.
+    Once done, its ``tag`` and ``count`` are those of the message. Receives of one tag match messages in the order of
+    their calls. Collectives may be called in between.
     """
-    work: MessageWork = _message("recv", out, src, tag, group, timeout)()
+    work: MessageWork = message("recv", out, src, tag, group, timeout, at_most=at_most)()
     return work
+
+
+def probe(
+    src: int | None = None,
+    tag: int | None = None,
+    *,
+    wait: bool = True,
+    group: Communicator | None = None,
+    timeout: float | None = None,
+) -> Envelope | None:
+    """Returns what is known of the message that `recv` would receive now, which stays where it is.
+
+    Args:
+        src, tag: As for `recv`; None accepts any.
+        wait: Wait for a message. False: look once; a message that has been sent is seen soon, not at once.
+        timeout: Seconds to wait for it; default: the communicator's.
+
+    Returns:
+        The message's `Envelope`; None if there is none, with ``wait=False``.
+
+    Raises:
+        AllToAllVError: as for `recv`.
+    """
+    comm, limit = resolve(group), _core.read_timeout(timeout)
+    operator = "probe" if wait else "look"
+    found = messages.post(operator, comm, "uint8", (0, 0), src, tag, waits=True).run(limit)
+    if found.source < 0:
+        return None
+    return Envelope(found.source, found.tag, found.count, found.count * item_size(found.dtype))
 
 
 def sendrecv(
@@ -123,8 +182,8 @@ def sendrecv(
     """
     x = as_input("input", input)
     check_apart(region(check_output("out", out)), region(x))
-    begin_recv = _message("recv", out, src, recv_tag, group, timeout)
-    begin_send = _message("send", x, dst, send_tag, group, timeout)
+    begin_recv = message("recv", out, src, recv_tag, group, timeout)
+    begin_send = message("send", x, dst, send_tag, group, timeout)
     coming, going = begin_recv(), begin_send()
     try:
         going.wait()
@@ -137,20 +196,21 @@ def sendrecv(
     return source
 
 
-def _message(
+def message(
     operator: str,
     array: Any,
     peer: int | None,
-    tag: int,
+    tag: int | None,
     group: Communicator | None,
     timeout: float | None,
     *,
     waits: bool = False,
+    at_most: bool = False,
 ) -> Callable[[], Any]:
     """Checks a message and returns what starts it."""
     comm, limit = resolve(group), _core.read_timeout(timeout)
     name, result = ("input", None) if operator == "send" else ("out", array)
-    message, used = messages.message(ADAPTER, comm, operator, array, peer, tag, waits=waits, name=name)
+    post, used = messages.message(ADAPTER, comm, operator, array, peer, tag, waits=waits, name=name, at_most=at_most)
     if waits:
-        return lambda: message.run(limit)
-    return lambda: MessageWork(comm, message.submit(limit), (used,), lambda: result)
+        return lambda: post.run(limit)
+    return lambda: MessageWork(comm, post.submit(limit), (used,), lambda: result)
