@@ -122,6 +122,7 @@ OF_FRAMEWORKS = {  # run where the framework is
     "transposition_mindspore.py": "mindspore/test_mindspore_jobs.py",
     "tensor_parallel_mindspore.py": "mindspore/test_mindspore_jobs.py",
     "moe_paddle.py": "paddle/test_paddle_jobs.py",
+    "paddle_on_cpu.py": "paddle/test_paddle_install.py",
 }
 
 

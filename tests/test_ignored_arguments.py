@@ -15,6 +15,8 @@ STAND_INS = {
     " mindspore/mint/messages mindspore/mint/objects",
     "mindspore.communication": "mindspore/comm_func",
     "paddle.distributed": "paddle/collectives paddle/exchange paddle/group paddle/messages paddle/objects",
+    "paddle.distributed.stream": "paddle/stream",
+    "paddle.ProcessGroup": "paddle/process_group",
     "jax.lax": "jax/__init__",
 }
 ROW = re.compile(r"\| `(?P<library>[\w.]+)` \| (?P<functions>[^|]+) \| (?P<arguments>[^|]+) \| [^|]+ \|")

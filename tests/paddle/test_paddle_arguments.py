@@ -7,11 +7,13 @@ from typing import Any
 
 import paddle
 import paddle.distributed as dist
+import pytest
 from documented_arguments import Library, Row
 from on_ranks import on_ranks
 
 import alltoallv.paddle as ap
 from alltoallv import Communicator
+from alltoallv.errors import InvalidParamError, InvalidTensorError
 
 MAX = dist.ReduceOp.MAX
 
@@ -92,12 +94,67 @@ def rows_of(comm: Communicator) -> list[Row]:
             lambda tasks: ([t.wait() for t in tasks], x.tolist())[1],
         )
     )
-    about = {"backend": "nccl", "timeout": datetime.timedelta(1), "nccl_comm_init_option": 1, "nccl_config": 1}
-    for name, given in about.items():
-        made.append(Row("new_group", {"ranks": [0, 1], name: given}, TypeError, refuses=name))
+    ignored = {"backend": "nccl", "nccl_comm_init_option": 1, "nccl_config": 1}
+    made += [
+        Row("wait", {"tensor": value(), "group": comm, "use_calc_stream": False}, ignores=["tensor"]),
+        Row("is_initialized", {}, made=lambda known: None if isinstance(known, bool) else known),
+        Row("new_group", {"ranks": [0], **ignored}, [0], lambda group: group.ranks, list(ignored)),
+        Row("new_group", {"ranks": [0], "timeout": datetime.timedelta(1)}, [0], lambda group: group.ranks),
+    ]
+    for name, given in {"backend": "mpi", "timeout": 0}.items():
+        made.append(Row("new_group", {"ranks": [0], name: given}, InvalidParamError, refuses=f"{name} is {given!r}"))
+    return made
+
+
+def rows_of_stream(comm: Communicator) -> list[Row]:
+    """The same functions, with ``use_calc_stream``."""
+    renamed = {
+        "all_gather": {"tensor_list": "tensor_or_tensor_list"},
+        "alltoall": {"out_tensor_list": "out_tensor_or_tensor_list", "in_tensor_list": "in_tensor_or_tensor_list"},
+        "reduce_scatter": {"tensor_list": "tensor_or_tensor_list"},
+        "scatter": {"tensor_list": "tensor_or_tensor_list"},
+    }
+    made = []
+    for row in rows_of(comm):
+        if row.function in dist.stream.__all__:
+            names = renamed.get(row.function, {})
+            given = {names.get(name, name): each for name, each in row.arguments.items()}
+            if given["sync_op"]:
+                made.append(
+                    Row(row.function, {**given, "use_calc_stream": True}, row.want, row.made, ["use_calc_stream"])
+                )
+            else:
+                refused = {**given, "use_calc_stream": True}
+                made.append(Row(row.function, refused, RuntimeError, refuses="use_calc_stream can only be true"))
+                made.append(Row(row.function, given, row.want, row.made))
     return made
 
 
 @on_ranks(2)
 def test_every_argument(comm: Communicator) -> None:
     Library("paddle.distributed", dist, ap, rows_of(comm)).check()
+
+
+@on_ranks(2)
+def test_every_argument_of_stream(comm: Communicator) -> None:
+    Library("paddle.distributed.stream", dist.stream, ap.stream, rows_of_stream(comm)).check()
+
+
+@on_ranks(2)
+def test_objects_to_one_rank_and_waits(comm: Communicator) -> None:
+    known: list[Any] = []
+    ap.gather_object(comm.rank, known if comm.rank else None, 1, comm)
+    assert known == ([0, 1] if comm.rank else [])
+    x = paddle.ones([2])
+    task = ap.all_reduce(x, group=comm, sync_op=False)
+    ap.wait(x, comm, use_calc_stream=False)
+    assert (task.is_completed(), task.wait(datetime.timedelta(0)), x.tolist()) == (True, True, [2.0, 2.0])
+    out = paddle.empty([2])
+    ap.all_to_all(out, paddle.full([2], float(comm.rank)), comm)
+    assert out.tolist() == [0.0, 1.0]
+    ap.scatter(out, paddle.arange(4.0), 1, comm)
+    assert out.tolist() == [2.0 * comm.rank, 2.0 * comm.rank + 1]
+    with pytest.raises(
+        InvalidTensorError, match="tensor_list has shape \\[3\\], expected dimension 0 to be a multiple of 2"
+    ):
+        ap.scatter(out, paddle.arange(3.0), 1, comm)

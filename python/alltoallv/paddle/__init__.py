@@ -24,6 +24,7 @@ from alltoallv.paddle import _needs as _needs
 # isort: split
 import paddle as _paddle
 
+from alltoallv.paddle import stream
 from alltoallv.paddle.collectives import (
     all_gather,
     all_reduce,
@@ -38,6 +39,7 @@ from alltoallv.paddle.collectives import (
 )
 from alltoallv.paddle.dimensions import all_to_all_nd, heads_to_sequence, sequence_to_heads
 from alltoallv.paddle.exchange import (
+    all_to_all,
     all_to_all_v,
     alltoall,
     alltoall_single,
@@ -45,11 +47,13 @@ from alltoallv.paddle.exchange import (
     global_gather,
     global_scatter,
 )
-from alltoallv.paddle.group import new_group
+from alltoallv.paddle.group import is_initialized, new_group, wait
+from alltoallv.paddle.installation import install, uninstall
 from alltoallv.paddle.messages import P2POp, batch_isend_irecv, irecv, isend, recv, send
 from alltoallv.paddle.objects import (
     all_gather_object,
     broadcast_object_list,
+    gather_object,
     recv_object_list,
     scatter_object_list,
     send_object_list,
@@ -78,6 +82,7 @@ __all__ = [
     "all_gather_object",
     "all_reduce",
     "all_reduce_leaves",
+    "all_to_all",
     "all_to_all_nd",
     "all_to_all_v",
     "alltoall",
@@ -89,10 +94,13 @@ __all__ = [
     "empty",
     "exchange_counts",
     "gather",
+    "gather_object",
     "global_gather",
     "global_scatter",
     "heads_to_sequence",
+    "install",
     "irecv",
+    "is_initialized",
     "isend",
     "new_group",
     "quantized_all_reduce",
@@ -111,6 +119,9 @@ __all__ = [
     "send",
     "send_object_list",
     "sequence_to_heads",
+    "stream",
+    "uninstall",
+    "wait",
 ]
 
 _publish(globals())

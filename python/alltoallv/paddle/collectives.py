@@ -221,14 +221,14 @@ def gather(
 
 def scatter(
     tensor: Tensor,
-    tensor_list: Sequence[Tensor] | None = None,
+    tensor_list: Sequence[Tensor] | Tensor | None = None,
     src: int = 0,
     group: Group = None,
     sync_op: bool = True,
 ) -> Task | None:
     """Copies ``tensor_list[j]`` of rank ``src`` into the ``tensor`` of rank j; both have the same size.
 
-    Other ranks ignore ``tensor_list``.
+    Other ranks ignore ``tensor_list``. One tensor in its place is divided into W equal parts along dimension 0.
 
     Args:
         group: A Paddle group, a `Communicator`, or None for all ranks.

@@ -151,18 +151,23 @@ def alltoall_single(
         AllToAllVError: On every rank: an argument of any rank is wrong (InvalidParamError, InvalidTensorError), ranks
             disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
     """
+    names = "out_tensor", "in_tensor", "out_split_sizes", "in_split_sizes"
+    return _single(out_tensor, in_tensor, (out_split_sizes, in_split_sizes), group, sync_op, timeout, names)
+
+
+def _single(
+    out: Tensor, x: Tensor, splits: Any, group: Group, sync_op: bool, timeout: float | None, names: Any
+) -> Task | None:
     comm = front_end.enter(group)
     if comm is None:
         return None
-    names = "out_tensor", "in_tensor", "out_split_sizes", "in_split_sizes"
-    splits = out_split_sizes, in_split_sizes
-    call = front_end.single(comm, out_tensor, in_tensor, splits, not sync_op, timeout, names)
+    call = front_end.single(comm, out, x, splits, not sync_op, timeout, names)
     return Done(call) if sync_op else call[1]
 
 
 def alltoall(
-    out_tensor_list: list[Tensor],
-    in_tensor_list: Sequence[Tensor],
+    out_tensor_list: list[Tensor] | Tensor,
+    in_tensor_list: Sequence[Tensor] | Tensor,
     group: Group = None,
     sync_op: bool = True,
     *,
@@ -172,7 +177,8 @@ def alltoall(
 
     Signature and meaning are as in ``paddle.distributed.alltoall`` in Paddle 3: the outputs come first. Tensors may
     have any shapes but one dtype; the data move directly between them. An empty ``out_tensor_list`` is filled with
-    tensors of the shapes of ``in_tensor_list``.
+    tensors of the shapes of ``in_tensor_list``. Two tensors instead of the lists are divided into W equal parts along
+    dimension 0, as by `alltoall_single`.
 
     Args:
         group: A Paddle group, a `Communicator`, or None for all ranks.
@@ -186,8 +192,14 @@ def alltoall(
         AllToAllVError: On every rank: an argument of any rank is wrong (InvalidParamError, InvalidTensorError), ranks
             disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError).
     """
+    if isinstance(out_tensor_list, Tensor) and isinstance(in_tensor_list, Tensor):
+        singles = "out_tensor_list", "in_tensor_list", "", ""
+        return _single(out_tensor_list, in_tensor_list, (None, None), group, sync_op, timeout, singles)
     names = "out_tensor_list", "in_tensor_list", ""
     return front_end.call("all_to_all", group, not sync_op, out_tensor_list, in_tensor_list, names, timeout=timeout)
+
+
+all_to_all = alltoall  # its name in the other front ends
 
 
 def global_scatter(

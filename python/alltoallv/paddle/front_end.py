@@ -23,6 +23,15 @@ from alltoallv.paddle.work import Done, Task
 _OPS = {getattr(ReduceOp, name): name.lower() for name in ("SUM", "AVG", "MIN", "MAX", "PROD")}
 
 
+def rows_of_ranks(name: str, x: Tensor, size: int) -> list[Tensor]:
+    """Returns ``size`` equal parts of the argument ``name`` along dimension 0, in its memory."""
+    ADAPTER.check(name, x)
+    if not x.shape or x.shape[0] % size:
+        raise InvalidTensorError(f"{name} has shape {list(x.shape)}, expected dimension 0 to be a multiple of {size}")
+    rows = x.shape[0] // size
+    return [x[rows * j : rows * (j + 1)] for j in range(size)]
+
+
 class _Applied(PyLayer):
     """Fills its context only after the call has succeeded: Paddle never frees a context whose forward has raised."""
 
@@ -58,7 +67,9 @@ class _FrontEnd(ExpertRows[Tensor, Group, Task]):
     def prepare(
         self, comm: Communicator, operator: str, outputs: Any, inputs: Any, terms: dict[str, Any], gradient: Any
     ) -> Any:
-        """Fills an empty list of outputs with tensors of the shapes of the inputs."""
+        """Divides one tensor to scatter; fills an empty list of outputs with tensors of the shapes of the inputs."""
+        if operator == "scatter" and isinstance(inputs, Tensor) and comm.rank == terms["root"]:
+            inputs = rows_of_ranks(terms["names"][1], inputs, comm.size)
         if operator == "all_to_all" and len(ADAPTER.listed(terms["names"][1], inputs)) == 0:
             raise RuntimeError("The input tensor_list should not be empty.")
         if not isinstance(outputs, list) or outputs or (operator == "gather" and comm.rank != terms["root"]):

@@ -33,6 +33,21 @@ def broadcast_object_list(object_list: list[Any], src: int, group: Group = None)
         object_list[:] = arrived
 
 
+def gather_object(obj: Any, object_gather_list: list[Any] | None = None, dst: int = 0, group: Group = None) -> None:
+    """Fills ``object_gather_list`` of rank ``dst`` with every rank's ``obj``, in the order of ranks; others need none.
+
+    Paddle has no such function; the signature is torch's and MindSpore's.
+    """
+
+    def check(size: int, at_root: bool) -> None:
+        if at_root:
+            _lists("object_gather_list", object_gather_list)(size, at_root)
+
+    arrived = front_end.objects("gather", group, obj, root=("dst", dst), check=check)
+    if arrived is not None and object_gather_list is not None:
+        object_gather_list[:] = arrived
+
+
 def scatter_object_list(
     out_object_list: list[Any], in_object_list: list[Any] | None = None, src: int = 0, group: Group = None
 ) -> None:

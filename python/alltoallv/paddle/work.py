@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import datetime
+from collections.abc import Callable
+from typing import Any
+
 from alltoallv._calls.handle import Ended, Handle
+from alltoallv._calls.protocol import Member, Pending
 
 
 class Task(Handle):
@@ -11,6 +16,10 @@ class Task(Handle):
     The tensors that it uses stay alive until it is done, even if the handle is dropped.
     """
 
+    def __init__(self, communicator: Member, core: Pending, keep: tuple[Any, ...], finish: Callable[[], Any]) -> None:
+        self.communicator: Member = communicator
+        super().__init__(communicator, core, keep, finish)
+
     def is_sync(self) -> bool:
         """True if the call had ended when it returned this handle."""
         return False
@@ -18,6 +27,12 @@ class Task(Handle):
     def synchronize(self) -> None:
         """Waits like `wait`: the memory is the host's."""
         self.wait()
+
+    def _seconds(self, timeout: Any) -> float | None:
+        """Converts Paddle's timedelta, in which 0, its default, means no limit."""
+        if isinstance(timeout, datetime.timedelta):
+            return timeout.total_seconds() or None
+        return super()._seconds(timeout)
 
 
 class Done(Ended, Task):
