@@ -174,19 +174,27 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     | _done("topk_idx", "topk_weights", "expert_alignment", "num_worst_tokens")
     | {"num_tokens_per_rdma_rank": torch.zeros(1), "config": deep_ep.Config(num_sms=24), **EVENTS},
     "Buffer.combine": _done("x", "handle", "topk_weights", "bias") | {"config": deep_ep.Config(24, 8, 256), **EVENTS},
+    "Buffer.low_latency_dispatch": _done("x", "topk_idx", "num_max_dispatch_tokens_per_rank", "num_experts", "use_fp8")
+    | _done("cumulative_local_expert_recv_stats", "round_scale", "use_ue8m0", "return_recv_hook")
+    | {"async_finish": True},
+    "Buffer.low_latency_combine": _done("x", "topk_idx", "topk_weights", "handle", "return_recv_hook", "out")
+    | {"async_finish": True},
     "ElasticBuffer": _done("group", "num_bytes", "num_max_tokens_per_rank")
     | {"num_cpu_bytes": 1, "hidden": WIDTH, "num_topk": K, "use_fp8_dispatch": True, "deterministic": True}
-    | {"allow_hybrid_mode": False, "allow_multiple_reduction": False, "prefer_overlap_with_compute": False}
+    | _done("allow_multiple_reduction")
+    | {"allow_hybrid_mode": False, "prefer_overlap_with_compute": False}
     | {"sl_idx": 0, "num_allocated_qps": 9, "num_cpu_timeout_secs": 1, "num_gpu_timeout_secs": 1}
     | {"explicitly_destroy": True},
     "ElasticBuffer.dispatch": _done("x", "topk_idx", "topk_weights", "cumulative_local_expert_recv_stats")
-    | _done("num_experts", "num_max_tokens_per_rank", "expert_alignment", "handle", "do_cpu_sync")
-    | {**KERNELS, "do_handle_copy": False},
+    | _done("num_experts", "num_max_tokens_per_rank", "expert_alignment", "handle", "do_cpu_sync", "do_handle_copy")
+    | _done("do_expand", "do_zero_padding", "use_tma_aligned_col_major_sf")
+    | KERNELS,
     "ElasticBuffer.combine": _done("x", "handle", "topk_weights", "bias") | KERNELS,
 }
 REFUSED: dict[str, dict[str, Any]] = {
     "Buffer": {"comm": 1},
-    "ElasticBuffer.dispatch": {"do_expand": True, "do_zero_padding": True, "use_tma_aligned_col_major_sf": True},
+    "Buffer.low_latency_dispatch": {"dispatch_wait_recv_cost_stats": 1},
+    "Buffer.low_latency_combine": {"use_logfmt": True, "zero_copy": True, "combine_wait_recv_cost_stats": 1},
 }
 
 
@@ -204,6 +212,16 @@ def test_every_argument_is_done_or_refused_or_ignored_on_purpose(comm: Communica
         "ElasticBuffer.dispatch": tokens | {"num_experts": EXPERTS},
         **{f"{name}.combine": {"x": got, "handle": handle} for name in buffers},
     }
+    few = {
+        "x": x,
+        "topk_idx": ids,
+        "num_max_dispatch_tokens_per_rank": TOKENS,
+        "num_experts": EXPERTS,
+        "use_fp8": False,
+    }
+    rows, _, way, *_ = buffers["Buffer"].low_latency_dispatch(**few)
+    right["Buffer.low_latency_dispatch"] = few
+    right["Buffer.low_latency_combine"] = {"x": rows, "topk_idx": ids, "topk_weights": weights, "handle": way}
     for name, table in ARGUMENTS.items():
         of, _, method = name.partition(".")
         call = getattr(buffers[of], method) if method else getattr(deep_ep, of)
@@ -234,16 +252,31 @@ def test_arguments_of_the_elastic_buffer(comm: Communicator) -> None:
     assert stats.tolist() == [n + 1 for n in mine]
     assert handle.num_recv_tokens_per_expert_list == [-(-n // 4) * 4 for n in mine]
     again = {"x": x, "handle": handle, "num_experts": EXPERTS, "expert_alignment": 4, "do_cpu_sync": False}
-    assert len(buffer.dispatch(**again)[0]) == handle.rows
+    assert len(buffer.dispatch(**again)[0]) == handle.num_recv_tokens
     layout, first = deep_ep.Buffer(comm).get_dispatch_layout(ids, EXPERTS), {"x": x, "topk_idx": ids}
     wrong = first | {"num_tokens_per_expert": layout[2], "is_token_in_rank": ~layout[3]}
     for call, arguments, text in (
         (buffer.dispatch, again | {"topk_idx": ids}, "topk_idx is given with a handle"),
-        (buffer.dispatch, again | {"topk_weights": weights}, "topk_weights is given with a handle"),
+        (
+            buffer.dispatch,
+            again | {"topk_weights": weights[:, 1:]},
+            r"topk_weights has shape \(6, 2\), expected \(6, 3\)",
+        ),
+        (
+            buffer.dispatch,
+            again | {"num_max_tokens_per_rank": 7},
+            "num_max_tokens_per_rank is given with a handle of 6",
+        ),
+        (buffer.dispatch, again | {"do_expand": True}, "do_expand is given as True with a handle of False"),
+        (buffer.dispatch, first | {"do_zero_padding": True} | given, "do_zero_padding is given without do_expand"),
         (buffer.dispatch, again | {"do_cpu_sync": True}, "do_cpu_sync is given with a handle"),
         (buffer.dispatch, again | {"expert_alignment": 2}, "expert_alignment is given with a handle of 4"),
         (buffer.dispatch, again | {"num_experts": 2}, "num_experts is given with a handle of 8"),
-        (buffer.dispatch, first | {"do_cpu_sync": False} | given, "do_cpu_sync is given as False"),
+        (
+            deep_ep.ElasticBuffer(comm).dispatch,
+            first | {"do_cpu_sync": False} | given,
+            "is 0, expected at least 1 with",
+        ),
         (buffer.dispatch, first | {"num_max_tokens_per_rank": 5} | given, "is 5, expected at least 6"),
         (buffer.dispatch, first | {"num_experts": 2**31}, "num_experts is 2147483648, expected"),
         (buffer.dispatch, first | {"cumulative_local_expert_recv_stats": stats[1:]} | given, "recv_stats is"),
@@ -276,12 +309,9 @@ def test_install(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_migration_says_which_names_are_offered() -> None:
     section = (ROOT / "docs/migration.md").read_text("utf-8").partition("## From DeepEP to")[2]
-    rows = re.findall(r"^\| (`.+`) \| (offered|differs|refused|missing)\b", section, re.MULTILINE)
+    rows = re.findall(r"^\| (`.+`) \| (offered|differs|missing)\b", section, re.MULTILINE)
     answers = {name: answer for names, answer in rows for name in re.findall(r"`([\w.]+)`", names)}
     assert len(answers) > 30
     for name, answer in answers.items():
         owner, _, member = name.rpartition(".")
         assert hasattr(getattr(deep_ep, owner) if owner else deep_ep, member) == (answer != "missing"), name
-        if answer == "refused":
-            with pytest.raises(NotImplementedError, match="low-latency calls are not in"):
-                getattr(deep_ep.Buffer, member)(None)

@@ -7,9 +7,9 @@ imports ``deep_ep`` runs unchanged after::
 
     alltoallv.deep_ep.install()  # before it looks for deep_ep
 
-`Buffer` has dispatch, combine and layout of version 1, `ElasticBuffer` of version 2. A token goes once to each
-rank that has one of its experts. Calls are done when they return, and so are events; streams, numbers of SMs and sizes
-of buffers are accepted and ignored. The low-latency calls and HybridEPBuffer are missing.
+`Buffer` has dispatch, combine, layout and the low-latency calls of version 1, `ElasticBuffer` dispatch and combine of
+version 2. A token goes once to each rank that has one of its experts. Calls are done when they return, and so are
+events; streams, numbers of SMs and sizes of buffers are accepted and ignored. HybridEPBuffer is missing.
 """
 
 from __future__ import annotations
@@ -19,10 +19,22 @@ import sys
 import torch
 
 from alltoallv.deep_ep import utils
-from alltoallv.deep_ep.buffers import Buffer, ElasticBuffer, EPHandle
+from alltoallv.deep_ep.buffers import Buffer
+from alltoallv.deep_ep.elastic import ElasticBuffer
+from alltoallv.deep_ep.handles import EPHandle, LowLatencyHandle
 from alltoallv.deep_ep.utils import Config, EventHandle, EventOverlap
 
-__all__ = ["Buffer", "Config", "EPHandle", "ElasticBuffer", "EventHandle", "EventOverlap", "install", "topk_idx_t"]
+__all__ = [
+    "Buffer",
+    "Config",
+    "EPHandle",
+    "ElasticBuffer",
+    "EventHandle",
+    "EventOverlap",
+    "LowLatencyHandle",
+    "install",
+    "topk_idx_t",
+]
 
 topk_idx_t = torch.int64
 """The dtype of expert numbers."""

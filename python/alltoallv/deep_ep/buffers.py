@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Sized
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from collections.abc import Callable, Sequence, Sized
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,10 +12,12 @@ from alltoallv import _core
 from alltoallv._calls.dispatching import OPERATOR, named
 from alltoallv._calls.guard import guard
 from alltoallv._calls.routing import MOST
+from alltoallv.deep_ep import expert_rows
+from alltoallv.deep_ep.handles import EPHandle, LowLatencyHandle, rank_of
 from alltoallv.deep_ep.utils import Config, EventHandle, EventOverlap
 from alltoallv.errors import InvalidParamError, InvalidTensorError, PeerMismatchError
 from alltoallv.torch.api.moe_ops import TENSORS, begin_collect
-from alltoallv.torch.api.rows import as_bytes, exchange, side_by_side
+from alltoallv.torch.api.rows import as_bytes, exchange, side_by_side, sum_dtype
 from alltoallv.torch.eager import group as groups
 from alltoallv.torch.eager.calls import AnyCommunicator
 from alltoallv.torch.eager.tensors import core_name
@@ -25,27 +26,8 @@ Tokens = Any  # Tensor | tuple[Tensor, Tensor], values or codes with their scale
 Experts = tuple[str, int | Sized | None]  # the argument that states how many there are, and its value: that, or as long
 
 
-@dataclass(eq=False)
-class EPHandle:
-    """Says where the rows of a dispatch went, for `combine` and for other tokens on the same way.
-
-    Attributes:
-        topk_idx: Experts of the received rows, by this rank's numbers, -1 for others' experts; None without weights.
-        num_recv_tokens_per_expert_list: Rows of each of this rank's experts, up to the alignment.
-    """
-
-    tokens: int
-    num_experts: int
-    expert_alignment: int
-    order: Tensor  # token * W + rank of every sent row, sorted by rank
-    ranks: Tensor  # int64 [2, W]: rows for and from every rank
-    topk_idx: Tensor
-    num_recv_tokens_per_expert_list: list[int]
-    rows: int  # received rows, and those after them up to the worst case
-
-
-class _Buffer:
-    """Holds the common part of both versions."""
+class BaseBuffer:
+    """What both versions have in common."""
 
     def __init__(self, group: Any) -> None:
         self.group = group
@@ -93,6 +75,8 @@ class _Buffer:
         most: int = 0,
         stats: Tensor | None = None,
         layout: tuple[Tensor | None, Tensor | None] = (None, None),
+        waits: bool = True,
+        **kept: Any,
     ) -> tuple[Tokens, Tensor, Tensor | None, EPHandle]:
         comm = self._member(x)
         with guard(comm, OPERATOR):
@@ -116,6 +100,8 @@ class _Buffer:
             if weights is not None and weights.shape != ids.shape:
                 shapes = tuple(weights.shape), tuple(ids.shape)
                 raise InvalidTensorError(f"topk_weights has shape {shapes[0]}, expected {shapes[1]} as topk_idx")
+            if not waits and most < 1:
+                raise InvalidParamError("num_max_tokens_per_rank is 0, expected at least 1 with do_cpu_sync=False")
             there = _in_rank(ids, number, comm.size)
             for name, table, right in zip(_LAYOUT, layout, (there.sum(0), there), strict=True):
                 if table is not None and (table.shape != right.shape or not bool((table == right).all())):
@@ -123,7 +109,7 @@ class _Buffer:
             rank, token = there.t().nonzero(as_tuple=True)
             here = ids[token] - rank[:, None] * local
             foreign = (here < 0) | (here >= local)
-            columns = [*parts, here.masked_fill(foreign, -1).long()]
+            columns = [*parts, torch.cat([here.masked_fill(foreign, -1).long(), token[:, None]], 1)]
             if weights is not None:
                 columns.append(weights[token].masked_fill(foreign, 0))
             sends = there.sum(0).tolist()
@@ -133,54 +119,94 @@ class _Buffer:
                 "num_experts": f"{number}",
                 "expert_alignment": f"{alignment}",
                 "num_worst_tokens": f"{worst}",
+                "num_max_tokens_per_rank": f"{most}",
             }
+            worst = worst if waits else comm.size * most
             terms = _terms(parts, *agreed_terms.values())
         try:
             arrived, recvs = _exchange(comm, columns, token, len(parts), sends, None, worst, terms)
         except PeerMismatchError as error:
             raise named(comm, error, agreed_terms) from None
-        received, local_ids = arrived[: len(parts)], arrived[len(parts)]
-        each = torch.stack([(local_ids == expert).any(1).sum() for expert in range(local)])
+        received, of_rows = arrived[: len(parts)], arrived[len(parts)]
+        local_ids, tokens = of_rows[:, :-1].contiguous(), of_rows[:, -1]
+        each = local_ids[local_ids >= 0].bincount(minlength=local)
         if stats is not None:
             stats += each.to(stats.device, stats.dtype)
         counts = [-(-count // alignment) * alignment for count in each.tolist()]
-        ranks = torch.tensor([sends, recvs], dtype=torch.int64, device="cpu")
-        order = token * comm.size + rank
-        handle = EPHandle(rows, number, alignment, order, ranks, local_ids, counts, len(local_ids))
-        return _tokens(received), local_ids, None if weights is None else arrived[-1], handle
+        expanded = sum(counts)
+        if not waits:
+            expanded = worst * min(ids.shape[1], local) + (alignment - 1) * local
+            expanded, counts = -(-expanded // alignment) * alignment, []
+        limit = most or (2**31 - 1) // comm.size
+        terms_of_call = {"num_experts": number, "expert_alignment": alignment, "num_max_tokens_per_rank": limit}
+        handle = EPHandle(
+            **terms_of_call | {"do_expand": False, "num_sms": 0} | kept,
+            topk_idx=ids,
+            num_recv_tokens_per_expert_list=counts,
+            num_recv_tokens=len(local_ids),
+            num_expanded_tokens=expanded,
+            recv_topk_idx=local_ids,
+            order=token * comm.size + rank,
+            ranks=torch.tensor([sends, recvs], dtype=torch.int64, device="cpu"),
+            tokens=tokens,
+            counts=each,
+        )
+        return as_tokens(received), local_ids, None if weights is None else arrived[-1], handle
 
-    def _send_again(self, x: Tokens, handle: EPHandle) -> Tokens:
+    def _send_again(self, x: Tokens, handle: EPHandle, weights: Tensor | None = None) -> tuple[Tokens, Tensor | None]:
         comm = self._member(x)
         with guard(comm, OPERATOR):
             parts = self._parts(x)
-            if len(parts[0]) != handle.tokens:
-                raise InvalidTensorError(f"x has {len(parts[0])} rows, expected {handle.tokens}, as dispatched before")
+            ids = handle.topk_idx
+            if len(parts[0]) != len(ids):
+                raise InvalidTensorError(f"x has {len(parts[0])} rows, expected {len(ids)}, as dispatched before")
             sends, recvs = handle.ranks.tolist()
-        exchange_arguments = handle.order // comm.size, len(parts), sends, recvs, handle.rows, _terms(parts)
-        return _tokens(_exchange(comm, [*parts], *exchange_arguments)[0])
+            token, columns = handle.order // comm.size, [*parts]
+            terms = _terms(parts) if weights is None else _terms(parts, weights.dtype)
+            if weights is not None:
+                if weights.shape != ids.shape:
+                    shapes = tuple(weights.shape), tuple(ids.shape)
+                    raise InvalidTensorError(f"topk_weights has shape {shapes[0]}, expected {shapes[1]}")
+                ranks = rank_of(ids[token], handle.num_experts // comm.size)
+                columns.append(weights[token].masked_fill(ranks != (handle.order % comm.size)[:, None], 0))
+        rows = handle.num_recv_tokens
+        arrived = _exchange(comm, columns, token, len(parts), sends, recvs, rows, terms, fill=0)[0]
+        return as_tokens(arrived[: len(parts)]), None if weights is None else arrived[-1]
 
-    def _collect(self, x: Tensor, handle: EPHandle, weights: Tensor | None, bias: Any) -> tuple[Tensor, Tensor | None]:
-        comm = self._member(x)
+    def _collect(
+        self, x: Tensor, handle: EPHandle, weights: Tensor | None, bias: Any, wide: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """Adds up the ranks' rows; ``wide``: the sums of a rank's expanded rows travel in float32 or wider."""
+        comm, tokens = self._member(x), len(handle.topk_idx)
         with guard(comm, OPERATOR):
             self._parts(x)
             biases = (bias,) if isinstance(bias, Tensor) else tuple(bias or ())
-            shapes = [("x", x, (handle.rows, x.shape[1])), ("topk_weights", weights, tuple(handle.topk_idx.shape))]
-            shapes += [("bias", each, (handle.tokens, x.shape[1])) for each in biases]
+            rows, of_weights = handle.num_recv_tokens, tuple(handle.recv_topk_idx.shape)
+            if handle.do_expand:
+                rows = handle.num_expanded_tokens
+                of_weights = (rows,)
+            shapes = [("x", x, (rows, x.shape[1])), ("topk_weights", weights, of_weights)]
+            shapes += [("bias", each, (tokens, x.shape[1])) for each in biases]
             for name, value, shape in shapes:
                 if value is not None and tuple(value.shape) != shape:
                     raise InvalidTensorError(f"{name} has shape {tuple(value.shape)}, expected {shape}")
+            dtype = x.dtype
+            if handle.do_expand:
+                x = expert_rows.fold(x, handle.slots)
+                x = x if wide else x.to(dtype)
+                weights = None if weights is None else expert_rows.fold_weights(weights, handle.slots)
             arrived = int(handle.ranks[1].sum())
             source = torch.arange(arrived, device=x.device)
-            rest = None, handle.tokens, comm.size, "", groups.name_of(self.group)
+            rest = None, tokens, comm.size, "", groups.name_of(self.group)
             route = handle.order, source, handle.ranks, source, *rest
         with torch.no_grad():
             weights_dtype = str(None if weights is None else weights.dtype)
             try:
-                combined = begin_collect(x[:arrived], None, *route, beside=weights_dtype)()[0]
+                combined = begin_collect(x[:arrived], None, *route, beside=weights_dtype)()[0].to(dtype)
             except PeerMismatchError as error:
                 raise named(comm, error, {"topk_weights": weights_dtype}) from None
             for each in biases:
-                combined = (combined.float() + each.float()).to(x.dtype)
+                combined = (combined.float() + each.float()).to(dtype)
             return combined, None if weights is None else begin_collect(weights[:arrived], None, *route)()[0]
 
     @staticmethod
@@ -189,7 +215,7 @@ class _Buffer:
         return EventOverlap(EventHandle())
 
 
-class Buffer(_Buffer):
+class Buffer(BaseBuffer):
     """The buffer of version 1: dispatch and combine use a layout that `get_dispatch_layout` returns before.
 
     Args:
@@ -304,7 +330,7 @@ class Buffer(_Buffer):
         with torch.no_grad():
             if handle is not None:
                 self._refuse(x, "with a handle", topk_idx=topk_idx, topk_weights=topk_weights)
-                return self._send_again(x, handle), None, None, None, handle, self.capture()
+                return self._send_again(x, handle)[0], None, None, None, handle, self.capture()
             experts = "num_tokens_per_expert", num_tokens_per_expert
             arguments = topk_idx, topk_weights, experts, expert_alignment, num_worst_tokens
             layout = num_tokens_per_rank, is_token_in_rank
@@ -336,145 +362,134 @@ class Buffer(_Buffer):
         """
         return *self._collect(x, handle, topk_weights, bias), self.capture()
 
-    def low_latency_dispatch(self, *unused: Any, **named: Any) -> NoReturn:
-        """Raises NotImplementedError: low-latency calls are missing."""
-        raise NotImplementedError("low-latency calls are not in alltoallv.deep_ep, expected dispatch and combine")
+    def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
+        """Returns at once: there is no memory to clean."""
 
-    low_latency_combine = low_latency_dispatch
-
-
-class ElasticBuffer(_Buffer):
-    """The buffer of version 2: one call for dispatch, without a layout before it.
-
-    Args:
-        group: A ProcessGroup, a `Communicator`, or None for the default group.
-        num_bytes: Kept as attribute.
-        num_max_tokens_per_rank: The most rows that a dispatch may have, unless it says so itself; 0: any number.
-        deterministic: Results always are.
-        num_cpu_bytes, hidden, num_topk, use_fp8_dispatch, allow_hybrid_mode, allow_multiple_reduction,
-            prefer_overlap_with_compute, sl_idx, num_allocated_qps, num_cpu_timeout_secs, num_gpu_timeout_secs,
-            explicitly_destroy: Ignored: they are about memory, links and kernels that are not used here. Codes and
-            their scales are given as a pair; a sum is always rounded once; the group's timeout counts.
-    """
-
-    def __init__(
-        self,
-        group: Any,
-        num_bytes: int | None = None,
-        num_cpu_bytes: int = 0,
-        num_max_tokens_per_rank: int = 0,
-        hidden: int = 0,
-        num_topk: int = 0,
-        use_fp8_dispatch: bool = False,
-        deterministic: bool = False,
-        allow_hybrid_mode: bool = True,
-        allow_multiple_reduction: bool = True,
-        prefer_overlap_with_compute: bool = True,
-        sl_idx: int = 3,
-        num_allocated_qps: int = 0,
-        num_cpu_timeout_secs: int = 300,
-        num_gpu_timeout_secs: int = 100,
-        explicitly_destroy: bool = False,
-    ) -> None:
-        super().__init__(group)
-        self.num_bytes, self.num_max_tokens_per_rank = num_bytes or 0, num_max_tokens_per_rank
-
-    @staticmethod
-    def get_buffer_size_hint(
-        group: Any,
-        num_max_tokens_per_rank: int,
-        hidden: int,
-        num_topk: int = 0,
-        use_fp8_dispatch: bool = False,
-        allow_hybrid_mode: bool = True,
-        allow_multiple_reduction: bool = True,
-    ) -> int:
-        """Returns 0: no memory is needed."""
-        return 0
-
-    def get_theoretical_num_sms(
-        self,
-        num_experts: int,
-        num_topk: int,
-        num_scaleout_topk: int = 0,
-        rdma_gbs: float = 0,
-        nvlink_gbs: float = 0,
-        sm_read_gbs: float = 200,
-        sm_write_gbs: float = 50,
-    ) -> int:
-        """Returns 0: no SMs are needed."""
-        return 0
-
-    def dispatch(
-        self,
-        x: Tokens,
-        topk_idx: Tensor | None = None,
-        topk_weights: Tensor | None = None,
-        cumulative_local_expert_recv_stats: Tensor | None = None,
-        num_experts: int | None = None,
-        num_max_tokens_per_rank: int | None = None,
-        expert_alignment: int | None = None,
-        num_sms: int = 0,
-        num_qps: int = 0,
-        previous_event: Any = None,
-        previous_event_before_epilogue: Any = None,
-        async_with_compute_stream: bool = False,
-        allocate_on_comm_stream: bool = False,
-        handle: EPHandle | None = None,
-        do_handle_copy: bool = True,
-        do_cpu_sync: bool | None = None,
-        do_expand: bool = False,
-        do_zero_padding: bool = False,
-        use_tma_aligned_col_major_sf: bool = False,
-    ) -> tuple[Tokens, Tensor | None, Tensor | None, EPHandle, EventOverlap]:
-        """Does `Buffer.dispatch`; the handle has the experts' counts.
-
-        Args:
-            x, topk_idx, topk_weights, handle: See `Buffer.dispatch`.
-            cumulative_local_expert_recv_stats: Integers, one per local expert, to which its rows are added; not with a
-                handle.
-            num_experts: Experts on all ranks together; with a handle, the handle's or None.
-            num_max_tokens_per_rank: The most rows that ``x`` may have; None: the constructor's.
-            expert_alignment: The experts' counts are rounded up to multiples of it; with a handle, the handle's or
-                None.
-            num_sms, num_qps, previous_event, previous_event_before_epilogue, async_with_compute_stream,
-                allocate_on_comm_stream, do_handle_copy: Ignored: the call is done when it returns, with copies.
-            do_cpu_sync: True or None; with a handle False or None: the number of received rows is always known.
-            do_expand, do_zero_padding, use_tma_aligned_col_major_sf: Refused: the layouts are not offered.
-        """
-        layouts = {"do_expand": do_expand, "do_zero_padding": do_zero_padding}
-        layouts["use_tma_aligned_col_major_sf"] = use_tma_aligned_col_major_sf
-        with torch.no_grad():
-            self._refuse(x, "for a layout that is not offered here", **layouts)
-            most = self.num_max_tokens_per_rank if num_max_tokens_per_rank is None else num_max_tokens_per_rank
-            if handle is not None:
-                unsupported = {"topk_idx": topk_idx, "topk_weights": topk_weights, "do_cpu_sync": do_cpu_sync}
-                unsupported["cumulative_local_expert_recv_stats"] = cumulative_local_expert_recv_stats
-                self._refuse(x, "with a handle", **unsupported)
-                for name, value in (("num_experts", num_experts), ("expert_alignment", expert_alignment)):
-                    other = None if value in (None, getattr(handle, name)) else value
-                    self._refuse(x, f"with a handle of {getattr(handle, name)}", **{name: other})
-                return self._send_again(x, handle), None, None, handle, self.capture()
-            self._refuse(x, "as False without a handle", do_cpu_sync=None if do_cpu_sync is not False else 0)
-            alignment = 1 if expert_alignment is None else expert_alignment
-            arguments = topk_idx, topk_weights, ("num_experts", num_experts), alignment, 0, most
-            return *self._send(x, *arguments, stats=cumulative_local_expert_recv_stats), self.capture()
-
-    def combine(
+    def low_latency_dispatch(
         self,
         x: Tensor,
-        handle: EPHandle,
-        topk_weights: Tensor | None = None,
-        bias: Any = None,
-        num_sms: int = 0,
-        num_qps: int = 0,
-        previous_event: Any = None,
-        previous_event_before_epilogue: Any = None,
-        async_with_compute_stream: bool = False,
-        allocate_on_comm_stream: bool = False,
-    ) -> tuple[Tensor, Tensor | None, EventOverlap]:
-        """Does `Buffer.combine`; arguments from ``num_sms`` on are ignored: the call is done when it returns."""
-        return *self._collect(x, handle, topk_weights, bias), self.capture()
+        topk_idx: Tensor,
+        num_max_dispatch_tokens_per_rank: int,
+        num_experts: int,
+        cumulative_local_expert_recv_stats: Tensor | None = None,
+        dispatch_wait_recv_cost_stats: Tensor | None = None,
+        use_fp8: bool = True,
+        round_scale: bool = False,
+        use_ue8m0: bool = False,
+        async_finish: bool = False,
+        return_recv_hook: bool = False,
+    ) -> tuple[Tokens, Tensor, LowLatencyHandle, EventOverlap, Callable[[], None] | None]:
+        """Sends every token to its experts, whose rows lie in a tensor of the same shape on all ranks.
+
+        Args:
+            x: ``[n, hidden]`` of any dtype.
+            topk_idx: Experts of every token, ``[n, k]``; -1: none.
+            num_max_dispatch_tokens_per_rank: The most rows that ``x`` may have, equal on all ranks.
+            num_experts: Experts on all ranks together.
+            cumulative_local_expert_recv_stats: Integers, one per local expert, to which its rows are added.
+            dispatch_wait_recv_cost_stats: Refused: kernels' times are not measured.
+            use_fp8, round_scale, use_ue8m0: Rows travel as codes, with scales; see `expert_rows.float8_codes`.
+            async_finish: Ignored: the call is done when it returns.
+            return_recv_hook: Whether to return a hook, which does nothing more.
+
+        Returns:
+            ``[experts, W * num_max_dispatch_tokens_per_rank, hidden]``, by the rank that rows come from, then zeros; of
+            codes and of scales, whose columns are contiguous, with ``use_fp8``; rows of each expert, int32; the handle;
+            an event; the hook, or None.
+        """
+        self._refuse(x, "though times are not measured", dispatch_wait_recv_cost_stats=dispatch_wait_recv_cost_stats)
+        most, comm = num_max_dispatch_tokens_per_rank, self._member(x)
+        with torch.no_grad():
+            with guard(comm, OPERATOR):
+                least = max(len(self._parts(x)[0]), 1)
+                if most < least:
+                    raise InvalidParamError(f"num_max_dispatch_tokens_per_rank is {most}, expected at least {least}")
+                tokens = expert_rows.float8_codes(x, round_scale, use_ue8m0) if use_fp8 else x
+            arguments = topk_idx, None, ("num_experts", num_experts), 1, 0, most
+            received, _, _, way = self._send(tokens, *arguments, cumulative_local_expert_recv_stats)
+            local, capacity = len(way.counts), comm.size * most
+            slots, total = way.fixed_slots(capacity), local * capacity
+            parts = (received,) if isinstance(received, Tensor) else received
+            laid_out = [expert_rows.expand(part, slots, total).view(local, capacity, -1) for part in parts]
+            if use_fp8:
+                laid_out[1] = laid_out[1].mT.contiguous().mT
+            source = expert_rows.expand(way.tokens[:, None] + 1, slots, total).view(local, capacity).int() - 1
+            rank = torch.arange(comm.size).repeat_interleave(way.ranks[1]).to(slots.device)
+            of_ranks = torch.stack([
+                (way.recv_topk_idx[rank == each] == torch.arange(local, device=rank.device)[:, None, None]).sum((1, 2))
+                for each in range(comm.size)
+            ], 1)  # fmt: skip
+            layout = ((of_ranks.cumsum(1) - of_ranks) << 32) + of_ranks
+            handle = LowLatencyHandle(source, layout, most, x.shape[1], num_experts, way)
+            return as_tokens(laid_out), way.counts.int(), handle, self.capture(), _nothing if return_recv_hook else None
+
+    def low_latency_combine(
+        self,
+        x: Tensor,
+        topk_idx: Tensor,
+        topk_weights: Tensor,
+        handle: LowLatencyHandle,
+        use_logfmt: bool = False,
+        zero_copy: bool = False,
+        async_finish: bool = False,
+        return_recv_hook: bool = False,
+        out: Tensor | None = None,
+        combine_wait_recv_cost_stats: Tensor | None = None,
+    ) -> tuple[Tensor, EventOverlap, Callable[[], None] | None]:
+        """Adds up each token's rows times their weights, in the order of its choices, in float32, rounded once.
+
+        Args:
+            x: ``[experts, W * num_max_dispatch_tokens_per_rank, hidden]``, in the order of dispatch.
+            topk_idx: As dispatched.
+            topk_weights: ``[n, k]``.
+            handle: What `low_latency_dispatch` returned.
+            use_logfmt, zero_copy, combine_wait_recv_cost_stats: Refused: rows travel as they are, from ``x``, and
+                kernels' times are not measured.
+            async_finish: Ignored: the call is done when it returns.
+            return_recv_hook: Whether to return a hook, which does nothing more.
+            out: Where to write the result, ``[n, hidden]``.
+
+        Returns:
+            ``[n, hidden]``; an event; the hook, or None.
+        """
+        times = combine_wait_recv_cost_stats
+        self._refuse(x, "though rows travel as they are", use_logfmt=use_logfmt, zero_copy=zero_copy)
+        self._refuse(x, "though times are not measured", combine_wait_recv_cost_stats=times)
+        comm, way = self._member(x), handle.way
+        with torch.no_grad():
+            with guard(comm, OPERATOR):
+                self._check_usable()
+                ids, local = way.topk_idx, len(way.counts)
+                capacity = comm.size * handle.num_max_dispatch_tokens_per_rank
+                if topk_idx.shape != ids.shape or not bool((topk_idx == ids).all()):
+                    raise InvalidParamError("topk_idx is not what was dispatched, expected the same")
+                for name, value, shape in (
+                    ("x", x, (local, capacity, handle.hidden)),
+                    ("topk_weights", topk_weights, tuple(ids.shape)),
+                    ("out", out, (len(ids), handle.hidden)),
+                ):
+                    if value is not None and tuple(value.shape) != shape:
+                        raise InvalidTensorError(f"{name} has shape {tuple(value.shape)}, expected {shape}")
+                slots = way.fixed_slots(capacity)
+                used, ranks = slots >= 0, rank_of(ids, local).reshape(-1)
+                going = [int(part.sum()) for part in used[: int(way.ranks[1].sum())].split(way.ranks[1].tolist())]
+                coming = [int((ranks == rank).sum()) for rank in range(comm.size)]
+                places = (ranks >= 0).nonzero().squeeze(1)
+                places = places[ranks[places].argsort(stable=True)]
+                rows = x.reshape(local * capacity, handle.hidden)
+                terms = _terms([rows], "combine")
+            arrived = _exchange(comm, [rows], slots[used], 1, going, coming, 0, terms, fill=0)[0][0]
+            wide = sum_dtype(x.dtype)
+            choices = arrived.new_zeros(len(ranks), handle.hidden, dtype=wide)
+            choices[places] = arrived.to(wide)
+            choices = choices.view(*ids.shape, handle.hidden)
+            total = torch.zeros_like(choices[:, 0]) if ids.shape[1] else choices.sum(1)
+            for choice in range(ids.shape[1]):
+                weight = topk_weights[:, choice].to(wide).masked_fill(ids[:, choice] < 0, 0)
+                total += weight[:, None] * choices[:, choice]
+            total = total.to(x.dtype)
+            result = total if out is None else out.copy_(total)
+            return result, self.capture(), _nothing if return_recv_hook else None
 
 
 _LAYOUT = "num_tokens_per_rank", "is_token_in_rank"
@@ -486,11 +501,15 @@ def _local(experts: int, size: int) -> int:
     return experts // size
 
 
+def _nothing() -> None:
+    """Receives nothing more."""
+
+
 def _in_rank(ids: Tensor, experts: int, size: int) -> Tensor:
     """Returns whether each token goes to each rank, bool ``[n, W]``."""
     if ids.numel() and not -1 <= int(ids.min()) <= int(ids.max()) < experts:
         raise InvalidParamError(f"topk_idx holds numbers from {ids.min()} to {ids.max()}, expected -1 to {experts - 1}")
-    ranks = torch.div(ids, experts // size, rounding_mode="floor")  # -1 stays -1
+    ranks = rank_of(ids, experts // size)
     return torch.stack([(ranks == rank).any(1) for rank in range(size)], 1)
 
 
@@ -510,12 +529,13 @@ def _exchange(
     recvs: list[int] | None,
     least: int,
     terms: int,
+    fill: int = -1,
 ) -> tuple[list[Tensor], list[int]]:
     """Sends rows ``token`` of the first ``chosen`` parts and all of the others; returns what arrives of each.
 
-    Behind it come rows up to ``least``, of zeros, and of -1 in the part of the experts.
+    Behind it come rows up to ``least``, of zeros, and of ``fill`` in the first part that is sent as a whole.
     """
-    fills = [-1 if i == chosen else 0 for i in range(len(parts))]
+    fills = [fill if i == chosen else 0 for i in range(len(parts))]
     if parts[0].is_cpu:
         arguments = parts, token, chosen, sends, recvs, fills, least, terms
         arrived, counts = _core.moe_columns(TENSORS, comm.core, *arguments)
@@ -531,6 +551,6 @@ def _exchange(
     return arrived, counts
 
 
-def _tokens(parts: Sequence[Tensor]) -> Tokens:
+def as_tokens(parts: Sequence[Tensor]) -> Tokens:
     """Returns values, or codes and scales."""
     return parts[0] if len(parts) == 1 else tuple(parts)
