@@ -30,7 +30,7 @@ TRITON_ASCEND = ("torch==2.13.*", "triton-ascend==3.2.0", "ascendnpu-ir==1.2.0",
 # The sanitizer itself ends a process that has no descriptors, and needs memory for all that a test measures.
 ASAN_RUNS = "not descriptors and not scratch_is_small"
 FUZZED = ("bootstrap_protocol", "unix_socket")
-PLAIN_ROOMS = ("comm", "matrix", "numpy", "operation", "quantized", "soak", "testing", "trace", "transport")
+PLAIN_ROOMS = ("comm", "matrix", "mpi", "numpy", "operation", "quantized", "soak", "testing", "trace", "transport")
 
 os.environ |= uv_settings.variables()
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
@@ -185,7 +185,7 @@ def mindspore_own(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def mpi4py_own(session: nox.Session) -> None:
-    """mpi4py's own vector tests, of its source distribution, on alltoallv.numpy (tests/mpi4py_own); 3 ranks."""
+    """mpi4py's own tests, of its source distribution, on alltoallv.mpi (tests/mpi4py_own); 3 ranks."""
     folder = Path(session.create_tmp())
     download = ("pip", "download", "--quiet", "--no-deps", "--no-binary", "mpi4py", "--dest", str(folder))
     session.run("python", "-m", *download, "mpi4py==4.1.*")

@@ -18,6 +18,7 @@ STAND_INS = {
     "paddle.distributed.stream": "paddle/stream",
     "paddle.ProcessGroup": "paddle/process_group",
     "jax.lax": "jax/__init__",
+    "mpi4py": "mpi/MPI mpi/communicators mpi/datatypes mpi/groups mpi/operations mpi/requests mpi/topologies",
 }
 ROW = re.compile(r"\| `(?P<library>[\w.]+)` \| (?P<functions>[^|]+) \| (?P<arguments>[^|]+) \| [^|]+ \|")
 
@@ -38,7 +39,7 @@ def public(body: list[ast.stmt]) -> Iterator[ast.FunctionDef]:
 def arguments(function: ast.FunctionDef) -> set[str]:
     given = function.args
     every = *given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg
-    return {each.arg for each in every if each is not None} - {"self"}
+    return {each.arg for each in every if each is not None} - {"self", "cls"}
 
 
 def read(function: ast.FunctionDef) -> set[str]:

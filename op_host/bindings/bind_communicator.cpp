@@ -102,6 +102,9 @@ void bind_communicator(nb::module_& m) {
         .def_prop_ro("tag", &MessageWork::tag, "Of a message that has come.")
         .def_prop_ro("count", &MessageWork::count, "Its elements.")
         .def_prop_ro(
+            "memory", [](const MessageWork& work) { return nb::bytes(work.memory().data(), work.memory().size()); },
+            "A copy of the message that a recv of any number has got.")
+        .def_prop_ro(
             "dtype", [](const MessageWork& work) { return peer_name(work.dtype()); }, "The name of their type.");
 
     nb::class_<Communicator>(m, "Communicator", nb::is_weak_referenceable())
@@ -146,8 +149,8 @@ void bind_communicator(nb::module_& m) {
             "waits"_a = false, "at_most"_a = false,
             "'send' or 'recv' of a message, or what finds one and leaves it: 'probe' waits for it, 'look' does not. "
             "peer "
-            "-1: from any rank; tag -2**31: with any that is not negative. waits: returns when it is done. at_most: a "
-            "message of fewer elements will do.")
+            "-1: from any rank; tag -2**31: with any that is not negative; count -1: a recv of any number, which gets "
+            "memory. waits: returns when it is done. at_most: a message of fewer elements will do.")
         .def(
             "reduce",
             [](Communicator& self, const std::string& op, const std::string& dtype, const std::string& reduce_op,

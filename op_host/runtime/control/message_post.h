@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <utility>
 
 #include "runtime/control/control.h"
 #include "runtime/core/message_text.h"
@@ -23,7 +24,12 @@ struct MessagePost {
 
     bool sends() const { return asked.op == OpKind::send; }
     char* data() const { return static_cast<char*>(asked.data); }
-    size_t bytes() const { return static_cast<size_t>(asked.count) * size_of(asked.dtype); }
+    size_t bytes() const { return asked.count < 0 ? 0 : static_cast<size_t>(asked.count) * size_of(asked.dtype); }
+    /// Makes a recv one of as many elements as have been sent.
+    void expect(int64_t count, MessageWork& work) {
+        const bool any = std::exchange(asked.count, count) < 0;
+        if (any) asked.data = work.make_memory(bytes());
+    }
     /// Returns the rank that it waits for; negative if any rank may send.
     int other() const { return from >= 0 ? from : asked.peer; }
 

@@ -201,7 +201,7 @@ struct PeerMessage {
     OpKind op = OpKind::send;  // or recv
     DType dtype = DType::uint8;
     void* data = nullptr;  // read by a send
-    int64_t count = 0;     // elements
+    int64_t count = 0;     // elements; below 0: of a recv that takes any number and gets memory for them
     int peer = any_rank;
     int32_t tag = 0;
     bool at_most = false;  // of a recv: a message of fewer elements will do
@@ -212,7 +212,8 @@ struct PeerMessage {
 
     bool accepts(int32_t sent_tag) const { return tag == any_tag ? sent_tag >= 0 : sent_tag == tag; }
     bool accepts(int64_t sent_count, DType sent_dtype) const {
-        return sent_dtype == dtype && (at_most ? sent_count >= 0 && sent_count <= count : sent_count == count);
+        if (sent_dtype != dtype || sent_count < 0) return false;
+        return count < 0 || (at_most ? sent_count <= count : sent_count == count);
     }
 };
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <cerrno>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -12,6 +13,7 @@
 
 #include "runtime/base/error.h"
 #include "runtime/base/fork_generation.h"
+#include "runtime/base/resources.h"
 #include "runtime/core/call_queue.h"
 #include "runtime/core/collective.h"
 #include "runtime/core/quant_reduction.h"
@@ -32,12 +34,24 @@ class MessageWork : public Work {
         source_.store(source);
     }
 
+    /// Of a recv of any number: the memory for the message, once it has matched.
+    char* make_memory(size_t bytes) {
+        try {
+            memory_.resize(bytes);
+        } catch (const std::exception&) {
+            throw ran_out("memory for a message of " + std::to_string(bytes) + " bytes", ENOMEM);
+        }
+        return memory_.data();
+    }
+    const std::vector<char>& memory() const { return memory_; }
+
   private:
     // Of a recv, once it has matched its message; of one that looks, any_rank if there is none.
     std::atomic<int> source_{PeerMessage::any_rank};
     std::atomic<int32_t> tag_{0};
     std::atomic<int64_t> count_{0};
     std::atomic<DType> dtype_{DType::uint8};
+    std::vector<char> memory_;
 };
 
 using MessageWorkPtr = std::shared_ptr<MessageWork>;

@@ -6,7 +6,7 @@ namespace alltoallv {
 namespace {
 
 std::string elements(int64_t count, DType dtype) {
-    return std::to_string(count) + " " + peer_name(dtype);
+    return (count < 0 ? "any number of" : std::to_string(count)) + " " + peer_name(dtype);
 }
 
 }  // namespace

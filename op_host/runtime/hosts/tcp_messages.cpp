@@ -273,7 +273,12 @@ bool TcpMessages::meet(Post& post, int from) {
     post.met = true;
     post.number = offer.frame.number;
     if (post.asked.accepts(offer.frame.count, offer.frame.dtype)) {
-        post.asked.count = offer.frame.count;
+        try {
+            post.expect(offer.frame.count, *post.work);
+        } catch (const Error& error) {
+            control_.poison_with(error, post.text(control_));
+            return true;
+        }
         take(post, offer);
     } else {
         refuse(post, offer);

@@ -100,7 +100,7 @@ bool PointToPoint::take_from(Post& post, int from) {
     waiting_[i].erase(match);
     post.from = from;
     post.work->set_found(from, message.tag, count, dtype);
-    if (fits) post.asked.count = count;
+    if (fits) post.expect(count, *post.work);
     if (post.traced != nullptr) {
         post.traced->peer = from;
         post.traced->waited_ns = flight_ns() - flight_ns(post.started);

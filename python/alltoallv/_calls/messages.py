@@ -51,7 +51,7 @@ def post(
     operator: str,
     comm: Communicator,
     dtype: str,
-    tensor: Region,
+    tensor: Region | None,
     peer: int | None,
     tag: int | None,
     *,
@@ -61,7 +61,8 @@ def post(
     """Returns a ``"send"`` to rank ``peer``, or the ``"recv"`` of what it sends; None: from the rank that sends first.
 
     So with the tag; ``"probe"`` and ``"look"`` find a message for a receive. ``waits`` makes the call return only when
-    the message has been received; ``at_most``: one of fewer elements will do.
+    the message has been received; ``at_most``: one of fewer elements will do. Without a ``tensor`` a receive takes any
+    number of elements: its work has their ``memory``.
     """
     name = "dst" if operator == "send" else "src"
     if operator == "send" or peer is not None:
@@ -74,7 +75,8 @@ def post(
     number = ANY_TAG if tag is None and operator != "send" else integer(tag)
     if number is None or not (0 <= number < _TAGS or tag is None):  # negative: this package's own (membership.py)
         raise InvalidParamError(f"tag is {tag!r}, expected an integer from 0 to {_TAGS - 1}")
-    return Message(comm.core, (operator, dtype, tensor[0], count_of(tensor, dtype), peer, number), at_most)
+    at, count = (0, -1) if tensor is None else (tensor[0], count_of(tensor, dtype))
+    return Message(comm.core, (operator, dtype, at, count, peer, number), at_most)
 
 
 def message(

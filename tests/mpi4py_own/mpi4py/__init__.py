@@ -1,1 +1,0 @@
-"""Under mpi4py's name, so that its tests import what stands in for it."""
