@@ -41,7 +41,7 @@ DEVICES: dict[str, tuple[str, dict[str, str]]] = {
         "CPU | GPU | NPU",
         {"": "Config EPHandle EventHandle EventOverlap install topk_idx_t", "yes | not run | not tested": ""},
     ),
-    "torch.symm_mem": ("CPU | GPU | NPU", {"yes | torch's own | no": ""}),
+    "torch.symm_mem": ("CPU | GPU | NPU", {"yes | torch's own | emulated": ""}),
     "npu_ops": ("CPU | emulated NPU | NPU", {"yes | yes | torch_npu's own": ""}),
 }
 

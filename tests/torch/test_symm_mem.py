@@ -6,16 +6,19 @@ import importlib
 from operator import attrgetter
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm_mem
 from backend_groups import Grouped
+from documented import ROOT
 
 from alltoallv import _core
 from alltoallv.errors import InvalidParamError, InvalidTensorError, PeerMismatchError
 
 EXPERTS, WIDTH = 3, 5  # of every rank; of a row
+PAGE = ROOT / "docs/api/torch-symm-mem.md"
 
 
 def operator(name: str) -> Any:
@@ -122,3 +125,157 @@ def test_there_and_back(grouped: Grouped, size: int, align: int) -> None:
 
 def test_wrong_arguments(grouped: Grouped) -> None:
     grouped(2)(wrong)
+
+
+def _values(rank: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(rank).standard_normal(shape, np.float32)
+
+
+def _total(*parts: np.ndarray) -> np.ndarray:
+    """Adds in the order of ranks, in float32."""
+    total = parts[0].copy()
+    for part in parts[1:]:
+        total += part
+    return total
+
+
+def plain(rank: int, size: int, world: dist.ProcessGroup) -> None:
+    """All operators that are offered, but the exchanges with counts, against NumPy."""
+    symm, group, called = importlib.import_module("alltoallv.torch.symm_mem"), world.group_name, set()
+
+    def call(name: str, *arguments: Any, **named: Any) -> Any:
+        called.add(name)
+        return operator(name)(*arguments, **named)
+
+    def check(found: torch.Tensor, expected: np.ndarray) -> None:
+        assert np.array_equal(found.numpy(), expected)
+
+    every = [_values(r, 2 * size, 3 * size) for r in range(size)]
+    total, average = _total(*every), _total(*every) / np.float32(size)
+    x, out = filled(torch.from_numpy(every[rank])), filled(torch.zeros(2 * size, 3 * size))
+    handle = symm_mem.rendezvous(x, world)
+    handle.barrier()
+    assert (handle.rank, handle.world_size, handle.device.type) == (rank, size, "cpu")
+    with pytest.raises(NotImplementedError, match="get_buffer is not offered: here a rank"):
+        handle.get_buffer(0, (1,), torch.float32)
+    with pytest.raises(AttributeError, match="get_bufer"):
+        handle.get_bufer()
+    check(call("one_shot_all_reduce", x, "sum", group), total)
+    check(call("one_shot_all_reduce", x, "avg", group), average)
+    check(call("one_shot_all_reduce", x.bfloat16(), "sum", group).float(), _rounded(every))
+    check(call("one_shot_all_reduce_out", x, "sum", group, out), total)
+    check(call("one_shot_all_reduce_copy", out, x.T, "sum", group), total.T)
+    check(out.view(3 * size, -1), every[rank].T)
+    check(call("one_shot_all_reduce_copy_out", x.clone(), x, "avg", group, out), average)
+    check(out, average)
+    check(call("two_shot_all_reduce_out", x, "sum", group, out), total)
+    check(x, every[rank])
+    again = x.clone()
+    assert call("two_shot_all_reduce_", again, "sum", group).data_ptr() == again.data_ptr()
+    check(again, total)
+    check(call("reduce_scatter_out", x, group, False, torch.empty(2, 3 * size)), np.split(total, size)[rank])
+    check(call("reduce_scatter_out", x, group, True, torch.empty(2 * size, 3)), np.split(total, size, 1)[rank])
+    check(call("_low_contention_all_gather", x, group), np.concatenate(every))
+    check(call("_low_contention_reduce_scatter", x, "avg", group), np.split(average, size)[rank])
+    parts = np.concatenate([np.split(other, size)[rank] for other in every])
+    check(call("nvshmem_all_to_all", x, out, group), parts)
+    check(call("nvshmem_broadcast", x.clone(), size - 1, group), every[-1])
+    tile = torch.full((2, 3), -1.0)
+    call("tile_reduce", x[:2, 1:4], tile, 1, group)
+    check(tile, total[:2, 1:4] if rank == 1 else np.full((2, 3), -1))
+    tiles, roots = [x[i : i + 1, :3] for i in range(size)], [*reversed(range(size))]
+    single = torch.zeros(1, 3)
+    call("multi_root_tile_reduce", tiles, single, roots, group, "avg")
+    check(single, average[roots.index(rank)][None, :3])
+
+    right = [np.random.default_rng(9 + n).standard_normal((3 * size, 4), np.float32) for n in range(2)]
+    Bs = [torch.from_numpy(B) for B in right]
+    whole, products = call("fused_all_gather_matmul", x, Bs, 0, group)
+    check(whole, np.concatenate(every))
+    for product, B in zip(products, Bs, strict=True):
+        assert torch.equal(product, torch.from_numpy(np.concatenate(every)) @ B)
+    nothing, products = call("fused_all_gather_matmul", x[None], Bs, 1, group, return_A=False)
+    assert nothing is None
+    assert torch.equal(products[0], (torch.from_numpy(np.concatenate(every)) @ Bs[0])[None])
+    wide = torch.cat([torch.from_numpy(B) for B in (right[0], *[right[1]] * (size - 1))])
+    _, (product,) = call("fused_all_gather_matmul", x, [wide], 1, group)
+    assert torch.equal(product, torch.from_numpy(np.concatenate(every, 1)) @ wide)
+    each = [(torch.from_numpy(other) @ Bs[0]).numpy() for other in every]
+    check(call("fused_matmul_reduce_scatter", x, Bs[0], "sum", 0, group), np.split(_total(*each), size)[rank])
+
+    codes = [torch.from_numpy(_values(50 + r, 4 * size, 16)).to(torch.float8_e4m3fn) for r in range(size)]
+    other = torch.from_numpy(_values(90, 16, 16)).to(torch.float8_e4m3fn).T
+    one, rows = torch.tensor(0.5), [torch.from_numpy(np.abs(_values(60 + r, 4 * size, 1))) for r in range(size)]
+    of_columns, dtype = torch.from_numpy(np.abs(_values(91, 1, 16))), torch.float32
+    for scale, whole_scale, of_other in (
+        (one, one, one),
+        (rows[rank], torch.cat(rows), of_columns),
+        (torch.cat(rows), torch.cat(rows), of_columns),
+    ):
+        given = [other], scale, [of_other], 0, group, [None], [None], [dtype], [False]
+        whole, (product,) = call("fused_all_gather_scaled_matmul", codes[rank], *given)
+        assert torch.equal(whole.view(torch.uint8), torch.cat(codes).view(torch.uint8))
+        assert torch.equal(product, torch._scaled_mm(torch.cat(codes), other, whole_scale, of_other, out_dtype=dtype))
+        if len(scale.shape) and scale.shape[0] != len(codes[rank]):
+            continue
+        mine = call(
+            "fused_scaled_matmul_reduce_scatter", codes[rank].view(2, -1, 16), other, scale.view(-1, 4 * size // 2, 1)
+            if scale.dim() else scale, of_other, "sum", 1, 1, group, [2, 2 * size, 16], out_dtype=dtype,
+        )  # fmt: skip
+        theirs = [
+            torch._scaled_mm(codes[r], other, rows[r] if scale.dim() else one, of_other, out_dtype=dtype)
+            for r in range(size)
+        ]
+        check(mine, np.split(_total(*(each.numpy().reshape(2, -1, 16) for each in theirs)), size, 1)[rank])
+
+    words = torch.zeros(6, dtype=torch.int32)
+    call("stream_write_value32_", words, 5, 7)
+    assert call("memset32_", words.view(torch.uint32), 1, 2**32 - 1, 2).tolist() == [0, 2**32 - 1, 2**32 - 1, 0, 0, 7]
+    for arguments, text in (((words, 4, 1, 3), "offset is 4 and count 3"), ((words.long(), 0, 1, 1), "input is torch")):
+        with pytest.raises((InvalidParamError, InvalidTensorError), match=text):
+            operator("memset32_")(*arguments)
+    assert called == {name for name in symm.OFFERED if "vdev" not in name}
+
+    short = [other], rows[rank][1:], [one], 0, group, [None], [None], [None], [False]
+    for name, arguments, text in (
+        ("one_shot_all_reduce", (x, "max", group), "reduce_op is 'max', expected 'sum' or 'avg'"),
+        ("one_shot_all_reduce_copy", (x[1:], x, "sum", group), "symm_buffer has"),
+        ("_low_contention_reduce_scatter", (x[1:], "sum", group), "dimension 0 is"),
+        ("multi_root_tile_reduce", (tiles, single, [0] * size, group), "roots is"),
+        ("fused_all_gather_scaled_matmul", (codes[rank], *short), "A_scale has shape"),
+    ):
+        with pytest.raises((InvalidParamError, InvalidTensorError), match=text):
+            operator(name)(*arguments)
+
+
+def _rounded(every: list[np.ndarray]) -> np.ndarray:
+    """The sum of bfloat16 in float32, rounded once."""
+    parts = [torch.from_numpy(other).bfloat16().float().numpy() for other in every]
+    return torch.from_numpy(_total(*parts)).bfloat16().float().numpy()
+
+
+@pytest.mark.parametrize(("size", "backend"), [(2, "gloo"), (3, "alltoallv")])
+def test_plain_operators(grouped: Grouped, size: int, backend: str) -> None:
+    grouped(size, backend=backend)(plain)
+
+
+def test_the_page_lists_all_operators() -> None:
+    symm = importlib.import_module("alltoallv.torch.symm_mem")
+    schemas = {}
+    for name in torch._C._dispatch_get_all_op_names():
+        if name.startswith("symm_mem::"):
+            schemas[name.removeprefix("symm_mem::")] = torch._C._get_schema(name, "")
+    listed = dict.fromkeys(symm.OFFERED, "offered") | dict.fromkeys(symm.UNREACHED, "torch's own")
+    listed |= {name: f"refused: {why}" for name, why in symm.REFUSED.items()}
+    assert listed.keys() == schemas.keys()
+    rows = "".join(f"| `{name}` | {answer} |\n" for name, answer in sorted(listed.items()))
+    table = f"| operator of torch {torch.__version__.rpartition('.')[0]} | here |\n|---|---|\n{rows}"
+    before, _, _ = PAGE.read_text("utf-8").partition("| operator of torch")
+    assert PAGE.read_text("utf-8") == before + table, f"expected {PAGE} to end with\n{table}"
+    for name in symm.REFUSED:
+        kinds = [str(each.type) for each in schemas[name].arguments if not each.has_default_value()]
+        if any("SymmetricMemory" in kind for kind in kinds):
+            continue  # Python cannot make one
+        made = {"Tensor": torch.zeros(1), "List[Tensor]": [torch.zeros(1)], "str": "", "int": 0}
+        with pytest.raises(NotImplementedError, match=f"symm_mem.{name} is refused: it"):
+            operator(name)(*(made[kind] for kind in kinds))
