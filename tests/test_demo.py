@@ -51,7 +51,7 @@ def read_table(text: str, size: int) -> np.ndarray:
     return np.array([[int(cell) for cell in row[-size - 1 :]] for row in rows])
 
 
-@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow), 4])
+@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)])
 def test_prints_the_true_traffic(size, tmp_path):
     result = demo(size, tmp_path)
     assert result.returncode == 0, result.stderr

@@ -18,7 +18,7 @@ import alltoallv
 from alltoallv.numpy import all_to_all_v
 
 Array = np.ndarray[Any, Any]
-MATRICES = int(os.environ.get("ALLTOALLV_ASCENDC_MATRICES", 8_000))
+MATRICES = int(os.environ.get("ALLTOALLV_ASCENDC_MATRICES", 4_000))
 CHUNK = 2_000
 UNTOUCHED = 77
 # Of all matrices: ranks, lanes, the share, and bytes of a window, so few that larger blocks take several rounds.

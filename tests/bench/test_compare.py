@@ -7,11 +7,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "docs"))
 import compare
+import pytest
 from measure import Run
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.slow
 def test_a_tree_beside_itself():
     run = Run("tiny", "alltoallv --api plan --np 2 --bytes 64,1K --output empty")
     rows = [row.strip("| ").split(" | ") for row, _ in compare.compare(run, ROOT, turns=1, seconds=0.01)]

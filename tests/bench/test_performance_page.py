@@ -55,6 +55,7 @@ def test_every_way_of_the_page_is_measured_beside_its_peers() -> None:
         assert set(way.peers) == set(runs[way.run].peers.split(","))
 
 
+@pytest.mark.slow
 def test_a_run_is_kept_only_if_it_was_right_and_while_its_arguments_are_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -81,6 +82,7 @@ def test_a_run_is_kept_only_if_it_was_right_and_while_its_arguments_are_the_same
     assert once(f"{small} 2K", "--fresh") == (0, True, [2048])
 
 
+@pytest.mark.slow
 def test_calls_that_nothing_warms_and_where_they_were_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure_steps, "SIZES", (1024,))
     with Jobs("numpy", bind=True, say=print) as jobs:

@@ -10,19 +10,14 @@ import pytest
 from alltoallv_tools.cli import main
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "others"),
     [
         ("alltoallv --output private --variant rewritten --peers ,", set()),
-        pytest.param("allgather --variant cycle --peers mindspore", {"mindspore"}, marks=pytest.mark.slow),
-        pytest.param(
-            "allreduce --output private --variant cycle --peers mindspore", {"mindspore"}, marks=pytest.mark.slow
-        ),
-        pytest.param(
-            "quantized --output empty --variant rewritten --peers mindspore",
-            {"mindspore", "ours-full", "ours-fp32"},
-            marks=pytest.mark.slow,
-        ),
+        ("allgather --variant cycle --peers mindspore", {"mindspore"}),
+        ("allreduce --output private --variant cycle --peers mindspore", {"mindspore"}),
+        ("quantized --output empty --variant rewritten --peers mindspore", {"mindspore", "ours-full", "ours-fp32"}),
     ],
 )
 def test_contenders_of_mindspore(arguments: str, others: set[str], tmp_path: Path) -> None:

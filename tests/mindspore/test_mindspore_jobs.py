@@ -47,12 +47,13 @@ def test_subgroups_beside_mindspores_own_collectives(tmp_path: Path) -> None:
         assert "groups agree" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("example", "ranks", "said"),
     [
-        pytest.param("moe_mindspore.py --epochs 1 --batch 600", 4, "same losses", marks=pytest.mark.slow),
-        pytest.param("transposition_mindspore.py", 3, "same as one process", marks=pytest.mark.slow),
-        pytest.param("tensor_parallel_mindspore.py", 2, "int8 changes the last loss by", marks=pytest.mark.slow),
+        ("moe_mindspore.py --epochs 1 --batch 600", 4, "same losses"),
+        ("transposition_mindspore.py", 3, "same as one process"),
+        ("tensor_parallel_mindspore.py", 2, "int8 changes the last loss by"),
         ("moe_cell_mindspore.py", 2, "the first epoch's loss in PyNative differs by"),
     ],
 )

@@ -25,13 +25,14 @@ def run(*command: str, ranks: int = 4) -> str:
     return done.stdout
 
 
-@pytest.mark.slow  # on the CPU it is quick (tests/torch), and the transformer below trains on four NPUs too
+@pytest.mark.slow  # on the CPU it is quick (tests/torch)
 @pytest.mark.timeout(300)
 def test_a_mixture_of_experts_gets_the_losses_of_the_cpu() -> None:
     said = run(str(ROOT / "examples" / "moe_torch.py"), "--device", "npu", "--epochs", "3", "--batch", "256")
     assert "same losses" in said
 
 
+@pytest.mark.slow  # Megatron's dispatcher below is a whole program too
 @pytest.mark.timeout(300)
 def test_a_transformer_in_torch_npus_operators() -> None:
     """The losses are plain torch's; MC2's operators, all_to_all_v and all-gather dispatch the same tokens."""

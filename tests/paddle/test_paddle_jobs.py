@@ -12,7 +12,6 @@ import pytest
 
 JOBS = Path(__file__).parent / "jobs"
 MOE = Path(__file__).resolve().parents[2] / "examples" / "moe_paddle.py"
-LAUNCHERS = ["paddle", "alltoallv"]
 
 
 def launch(launcher: str, folder: Path, *program: str, ranks: int = 2) -> tuple[int, list[str]]:
@@ -38,7 +37,10 @@ def launch(launcher: str, folder: Path, *program: str, ranks: int = 2) -> tuple[
     return done.returncode, ["\n".join(lines) for lines in said]
 
 
-@pytest.mark.parametrize(("launcher", "arguments"), [("paddle", ["init"]), ("paddle", []), ("alltoallv", [])])
+@pytest.mark.parametrize(
+    ("launcher", "arguments"),
+    [("paddle", ["init"]), ("alltoallv", []), pytest.param("paddle", [], marks=pytest.mark.slow)],
+)
 def test_groups(tmp_path: Path, launcher: str, arguments: list[str]) -> None:
     code, said = launch(launcher, tmp_path, str(JOBS / "program.py"), *arguments)
     for rank, text in enumerate(said):
@@ -46,8 +48,15 @@ def test_groups(tmp_path: Path, launcher: str, arguments: list[str]) -> None:
     assert code == 0
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-@pytest.mark.parametrize(("how", "error"), [("killed", "PeerLostError"), ("disagrees", "PeerMismatchError")])
+@pytest.mark.parametrize(
+    ("how", "error", "launcher"),
+    [
+        ("killed", "PeerLostError", "paddle"),
+        ("disagrees", "PeerMismatchError", "alltoallv"),
+        pytest.param("killed", "PeerLostError", "alltoallv", marks=pytest.mark.slow),
+        pytest.param("disagrees", "PeerMismatchError", "paddle", marks=pytest.mark.slow),
+    ],
+)
 def test_a_failing_job_says_why_in_seconds(tmp_path: Path, launcher: str, how: str, error: str) -> None:
     code, said = launch(launcher, tmp_path, str(JOBS / "failures.py"), how)
     assert code != 0
@@ -59,6 +68,7 @@ def test_a_failing_job_says_why_in_seconds(tmp_path: Path, launcher: str, how: s
         assert values == "[-1.0, -1.0, -1.0, -1.0]"
 
 
+@pytest.mark.slow  # test_experts has the experts of four ranks on every change
 def test_mixture_of_experts(tmp_path: Path) -> None:
     code, said = launch("paddle", tmp_path, str(MOE), "--steps", "4", ranks=4)
     assert code == 0, "\n".join(said)

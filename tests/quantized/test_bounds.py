@@ -379,7 +379,7 @@ def check_vectors(communicator: Communicator, total: int, at_once: int) -> None:
         assert told[name] <= limit * error or not error, f"{name}: a bound of {told[name]}, errors up to {error}"
 
 
-@pytest.mark.parametrize("size", [2, 8])
+@pytest.mark.parametrize("size", [2, pytest.param(8, marks=pytest.mark.slow)])
 def test_vectors(size: int) -> None:
     run_ranks(size, check_vectors, 256 * 4 * len(FORMATS) * len(KINDS), 256, threads=True)
 

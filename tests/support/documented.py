@@ -44,9 +44,15 @@ def blocks() -> list[Block]:
 
 
 def pages(framework: str) -> list:
-    """Parameters for pytest: the pages on which a framework has commands with output."""
+    """Parameters for pytest: the pages on which a framework has commands with output.
+
+    On every change run NumPy's, whose processes start at once, and of the others what a newcomer reads first.
+    """
     wanted = {one.page for one in blocks() if one.language == "console" and one.framework == framework}
-    return [pytest.param(page, id=page.stem) for page in sorted(wanted)]
+    first = {"README", "quickstart"} | ({page.stem for page in wanted} if framework == "numpy" else set())
+    return [
+        pytest.param(page, id=page.stem, marks=[] if page.stem in first else pytest.mark.slow) for page in sorted(wanted)
+    ]
 
 
 def run_page(page: Path, framework: str, folder: Path) -> None:

