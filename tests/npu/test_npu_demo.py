@@ -23,7 +23,8 @@ sys.exit(on_npus.main())
 
 @pytest.mark.parametrize("wrong", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_the_operator_and_the_pipeline_have_the_bits_of_the_cpu(tmp_path: Path, wrong: int) -> None:
-    result = run(tmp_path, PROGRAM, "-n", "2", "--emulate-npu", arguments=[str(wrong)], text=True, limit=240)
+    options = ["-n", "2", "--emulate-npu", "--preload", "torch_npu"]
+    result = run(tmp_path, PROGRAM, *options, arguments=[str(wrong)], text=True, limit=240)
     assert result.returncode == wrong, result.stderr
     assert f"AllToAllVOperation delivers {wrong or 'no'} tokens with other bits" in result.stdout
     assert "the int8 pipeline, as 1 kernel in Ascend C, gives the bits of the CPU" in result.stdout

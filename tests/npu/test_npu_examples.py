@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 def run(*command: str, ranks: int = 4) -> str:
     """What the program prints on the emulator."""
     variables = {"ALLTOALLV_EMULATOR_VERBOSE": "0", "TASK_QUEUE_ENABLE": "0"}
-    done = run_program("--no-prefix", *command, ranks=ranks, timeout=280, **variables)
+    done = run_program("--no-prefix", "--preload", "torch_npu", *command, ranks=ranks, timeout=280, **variables)
     assert done.returncode == 0, done.stdout + done.stderr[-5000:]
     return done.stdout
 

@@ -50,9 +50,8 @@ def pages(framework: str) -> list:
     """
     wanted = {one.page for one in blocks() if one.language == "console" and one.framework == framework}
     first = {"README", "quickstart"} | ({page.stem for page in wanted} if framework == "numpy" else set())
-    return [
-        pytest.param(page, id=page.stem, marks=[] if page.stem in first else pytest.mark.slow) for page in sorted(wanted)
-    ]
+    slow = pytest.mark.slow
+    return [pytest.param(page, id=page.stem, marks=[] if page.stem in first else slow) for page in sorted(wanted)]
 
 
 def run_page(page: Path, framework: str, folder: Path) -> None:

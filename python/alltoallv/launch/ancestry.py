@@ -20,6 +20,9 @@ _START_SECONDS = 5.0  # between the starts of a host's first and last rank
 _LAUNCHERS = ("hydra", "pmi_proxy", "mpiexec", "mpirun", "prte", "orted", "slurmstepd", "msrun")
 
 
+_forked: dict[int, dict[str, str]] = {}  # what a process began with that was forked to be a rank, by its number
+
+
 @dataclass(frozen=True)
 class Process:
     """A process: its number, when it started, its name, and the environment that it started with."""
@@ -184,6 +187,13 @@ def _line(pid: int) -> tuple[Process, ...]:
     return tuple(line)
 
 
+def began_with(environ: dict[str, str]) -> None:
+    """Makes this the environment that this process started with: it was forked, and /proc shows another's."""
+    _forked[os.getpid()] = environ
+    _own_line.cache_clear()
+    _starter.cache_clear()
+
+
 @functools.lru_cache(1)  # a launcher may end before its ranks
 def _own_line(pid: int) -> tuple[Process, ...]:
     """Returns this process and its ancestors; nothing where /proc belongs to another pid namespace."""
@@ -197,6 +207,8 @@ def _read(pid: int) -> Process:
     with open(f"/proc/{pid}/comm", errors="replace") as file:
         name = file.read().strip()
     started = _stat(pid)[19]
+    if pid in _forked:
+        return Process(pid, started, name, _forked[pid])
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             pairs = (entry.partition(b"=") for entry in file.read().split(b"\0"))

@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from alltoallv.extras import extra
+from alltoallv.launch.forkserver import ForkServer
 from alltoallv.launch.processes import Guard
-from alltoallv.testing.forkserver import ForkServer
 from alltoallv.testing.outcome import Outcome, RankFailures
 from alltoallv.testing.process import Worker, collect
 from alltoallv.testing.threads import run_threads
@@ -214,7 +214,7 @@ class Ranks:
             if self._guard is None:
                 self._guard = Guard()
             if self._preload and self._server is None:
-                self._server = ForkServer(self._preload)
+                self._server = ForkServer(self._preload, "alltoallv.testing.worker.forked", path=sys.path)
             guard, server = self._guard, self._server
             # The longest-serving come first, so that a process mostly keeps its rank.
             self._idle.sort(key=lambda worker: worker.number)

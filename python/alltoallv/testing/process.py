@@ -14,8 +14,8 @@ import time
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from alltoallv.launch.forkserver import Forked, ForkServer
 from alltoallv.launch.processes import Guard, describe_exit, kill_group
-from alltoallv.testing.forkserver import Forked, ForkServer
 from alltoallv.testing.outcome import OUTPUT_LIMIT, Outcome, RankExit, RankTimeout
 from alltoallv.testing.worker import Reply, Task
 

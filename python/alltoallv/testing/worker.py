@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from types import CodeType
@@ -77,6 +77,15 @@ def main(descriptor: int, parent: int) -> None:
     # is loaded, and far longer on a busy machine. Once is enough to end what is garbage.
     gc.collect()
     gc.freeze()
+
+
+def forked(descriptors: Sequence[int]) -> None:
+    """The same in a process of a `ForkServer`, which gets its connection and what takes its output."""
+    connection, output = descriptors
+    for stream in (1, 2):
+        os.dup2(output, stream)
+    os.close(output)
+    main(connection, 0)
 
 
 def serve(connection: Connection[Any, Any]) -> None:

@@ -15,14 +15,16 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TextIO
+from typing import BinaryIO, TextIO
 
 from alltoallv.launch.detect import BY_ADDRESS
+from alltoallv.launch.forkserver import Forked, ForkServer
 from alltoallv.launch.processes import Guard, child_setup, describe_exit, exit_code, kill_group
 from alltoallv_tools import numbers
+from alltoallv_tools.cli.preloaded import variables_file
 from alltoallv_tools.cli.streams import LINGER_SECONDS, OutputClosed, Screen, Stream, prefix
 from alltoallv_tools.ports import free_port
 
@@ -58,7 +60,7 @@ class Nodes:
 @dataclass(eq=False)
 class _Rank:
     rank: int
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | Forked
     pidfd: int
     replacement: int = 0  # how often the rank has been started again
     code: int | None = None  # like Popen.returncode; the process stays unreaped, so its group number stays its own
@@ -86,6 +88,7 @@ class Job:
         restart: int = 0,  # how often the job has been started before
         nodes: Nodes | None = None,  # the hosts, if there are several
         interrupt: signal.Signals = signal.SIGINT,  # what ranks get at Ctrl-C
+        server: Callable[..., ForkServer] | None = None,  # makes, with env, what ranks are forked from
     ) -> None:
         self._command = command
         self._size = size
@@ -102,6 +105,8 @@ class Job:
         self._nodes = nodes
         self._first = 0 if nodes is None else nodes.index * size  # the lowest rank here
         self._interrupt_signal = interrupt
+        self._make_server = server
+        self._server: ForkServer | None = None
         self._ranks: list[_Rank] = []
         self._guard: Guard
         self._common: dict[str, str]  # the environment of all ranks
@@ -133,6 +138,8 @@ class Job:
             self._selector.close()
             for rank in self._ranks:
                 self._release(rank)
+            if self._server is not None:
+                self._server.close()
         return self._code
 
     def _start(self) -> None:
@@ -140,39 +147,62 @@ class Job:
         if self._log_dir is not None:
             self._log_dir.mkdir(parents=True, exist_ok=True)
         self._screens = {file: Screen(file) for file in (sys.stdout, sys.stderr)}
+        if self._make_server is not None:
+            self._server = self._make_server(env=self._common)
+            self._selector.register(self._server, selectors.EVENT_READ, self._server)
+            while self._server not in [key.data for key, _ in self._selector.select()]:
+                if self._signals:
+                    self.interrupted, self._code = True, 128 + self._signals[0]
+                    return
+            self._selector.unregister(self._server)
         for local_rank in range(self._size):
             if self._ranks and self._signals:  # it takes a while to start hundreds
                 break
             self._launch(local_rank)
 
     def _launch(self, local_rank: int, replacement: int = 0) -> None:
-        setup, rank = child_setup(), self._first + local_rank
+        rank = self._first + local_rank
         variables = {"RANK": str(rank), "LOCAL_RANK": str(local_rank)}
         variables |= {f"ALLTOALLV_{name}": value for name, value in variables.items()}
         if self._replaces:
             variables["ALLTOALLV_REPLACEMENT"] = str(replacement)
-        process = subprocess.Popen(
-            self._command,
-            stdin=None if rank == self._stdin else subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,
-            env=self._common | variables,
-            start_new_session=True,
-            preexec_fn=bound(setup, local_rank, self._size) if self._bind else setup,
-        )
+        processors = processors_of(local_rank, self._size) if self._bind else ()
+        process, *sources = self._process(self._common | variables, processors, rank == self._stdin)
         self._guard.add(process.pid)
         entry = _Rank(rank, process, os.pidfd_open(process.pid), replacement)
         self._ranks.append(entry)
         self._selector.register(entry.pidfd, selectors.EVENT_READ, entry)
-        assert process.stdout is not None
-        assert process.stderr is not None
         mode = "ab" if self._restart or replacement else "wb"
         log = None if self._log_dir is None else (self._log_dir / f"rank{rank}.log").open(mode, buffering=0)
-        for source, target in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
+        for source, target in zip(sources, (sys.stdout, sys.stderr), strict=True):
             stream = Stream(source, self._screens[target], prefix(rank, target) if self._prefix else b"", log)
             self._selector.register(source, selectors.EVENT_READ, stream)
             entry.streams.append(stream)
+
+    def _process(
+        self, variables: dict[str, str], processors: Sequence[int], reads: bool
+    ) -> tuple[subprocess.Popen[bytes] | Forked, BinaryIO, BinaryIO]:
+        """Starts a rank, which ``reads`` the standard input or none; returns it, its output and its errors."""
+        with contextlib.ExitStack() as stack:  # of what the rank has copies of
+            stdin = 0 if reads else stack.enter_context(open(os.devnull)).fileno()
+            (out, stdout), (err, stderr) = os.pipe(), os.pipe()
+            for each in (stdout, stderr):
+                stack.callback(os.close, each)
+            sources = os.fdopen(out, "rb", buffering=0), os.fdopen(err, "rb", buffering=0)
+            if self._server is not None:
+                file = variables_file(variables, processors)
+                stack.callback(os.close, file)
+                return self._server.start(stdin, stdout, stderr, file), *sources
+            process = subprocess.Popen(
+                self._command,
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                env=variables,
+                start_new_session=True,
+                preexec_fn=bound(child_setup(), processors),
+            )
+            return process, *sources
 
     def _replace(self, lost: _Rank) -> None:
         """Starts a lost rank again, once all that its process has left running has been ended."""
@@ -194,9 +224,8 @@ class Job:
     def _release(entry: _Rank) -> None:
         entry.process.wait()
         os.close(entry.pidfd)
-        for pipe in (entry.process.stdout, entry.process.stderr):
-            if pipe is not None:
-                pipe.close()
+        for stream in entry.streams:
+            stream.source.close()
 
     def _environment(self) -> dict[str, str]:
         # These ranks must not use the store of an outer torchrun.
@@ -279,7 +308,7 @@ class Job:
                 entry.streams.remove(stream)
 
     def _ended(self, entry: _Rank) -> None:
-        entry.code = exit_code(entry.process.pid)
+        entry.code = (exit_code if self._server is None else self._server.exit_code)(entry.process.pid)
         if entry.code is None:
             return
         self._selector.unregister(entry.pidfd)
@@ -356,15 +385,20 @@ def ranks(text: str) -> int:
     return number
 
 
-def bound(setup: Callable[[], None], rank: int, size: int) -> Callable[[], None]:
-    """Returns a function that calls ``setup`` and binds the rank to its processors; surplus ranks share one each."""
+def processors_of(rank: int, size: int) -> Sequence[int]:
+    """Returns the processors of a rank that is bound; surplus ranks share one each."""
     cpus = sorted(os.sched_getaffinity(0))
     share = len(cpus) // size
-    own_cpus = cpus[rank * share : (rank + 1) * share] or [cpus[rank % len(cpus)]]
+    return cpus[rank * share : (rank + 1) * share] or [cpus[rank % len(cpus)]]
+
+
+def bound(setup: Callable[[], None], processors: Sequence[int]) -> Callable[[], None]:
+    """Returns a function that calls ``setup`` and binds the process to these processors, if there are any."""
 
     def bind() -> None:
         setup()
-        os.sched_setaffinity(0, own_cpus)
+        if processors:
+            os.sched_setaffinity(0, processors)
 
     return bind
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import os
 import re
@@ -11,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+from alltoallv.launch.forkserver import ForkServer, ServerEnded
 from alltoallv_tools import numbers
 from alltoallv_tools.cli.job import NUMBER_OF_RANKS, TIMED_OUT, Job, Nodes, ranks, say
 
@@ -27,6 +29,9 @@ ALLTOALLV_REPLACEMENT says how often this rank has been replaced, 0 in the first
 ranks are started again, with one more in ALLTOALLV_RESTART_COUNT. What is printed then is added to the files of
 --log-dir.
 Ctrl-C interrupts all ranks, which then have 5 seconds to end; a second Ctrl-C kills them.
+Where importing a framework takes seconds, --preload torch imports it once, in a process from which the ranks are
+forked: they start at once, a replaced one too. What a module reads from the environment when it is imported is then
+the same on all ranks, without a rank's number; it may start no threads. ALLTOALLV_PRELOAD holds such modules.
 The exit code is 0 if all ranks exit with 0, otherwise the code of the first rank that failed (128 + number if a
 signal ended it), 124 after --timeout, and 130 after Ctrl-C.
 
@@ -79,6 +84,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="start anew after a failure",
     )
+    parser.add_argument(
+        "--preload",
+        action="append",
+        default=os.environ.get("ALLTOALLV_PRELOAD", "").split(),
+        metavar="MODULE",
+        help="import this module once and fork the ranks from there (repeatable)",
+    )
     parser.add_argument("--nnodes", type=numbers.count, default=1, metavar="M", help="number of hosts")
     parser.add_argument("--node-rank", "--node_rank", type=int, metavar="R", help="this host's number, from 0")
     names = ("--master", "--master-addr", "--master_addr")
@@ -129,6 +141,10 @@ def main(args: argparse.Namespace) -> int:
             say(str(error))
             return 2
         program = ["-m", "alltoallv_emulator.program", *program]
+    server = None
+    if args.preload and (args.nprocs > 1 or args.replace):
+        become = "alltoallv_tools.cli.preloaded.main"
+        server = functools.partial(ForkServer, args.preload, become, *program, python=python)
     end = None if args.timeout is None else time.monotonic() + args.timeout
     for restart in range(args.max_restarts + 1):
         job = Job(
@@ -145,11 +161,15 @@ def main(args: argparse.Namespace) -> int:
             replacements=args.replace,
             restart=restart,
             nodes=nodes,
+            server=server,
         )
         try:
             code = job.run()
         except OSError as error:
             say(f"{error.filename or 'a rank'}: {error.strerror}")
+            return 2
+        except ServerEnded:
+            say(f"--preload is {' '.join(args.preload)}: the process that imports it has ended, as it says above")
             return 2
         if code in (0, TIMED_OUT) or job.interrupted or restart == args.max_restarts:
             break
