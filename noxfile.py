@@ -9,6 +9,7 @@ The first three use the environment that nox was started from, normally ``.venv`
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -88,7 +89,7 @@ def full(session: nox.Session) -> None:
     for name in ("includes", "sdist", "sanitize_python", "tsan_python", "aarch64_all", "npu_triton_ascend"):
         session.notify(name)
     for name in ("sanitize", "tsan"):
-        session.notify(name, posargs=["emulator_"])
+        session.notify(name, posargs=["."])
     session.notify("cpp", posargs=["-C", "slow"])
     for name in ("tests", *FRAMEWORKS):
         session.notify(name, posargs=["-m", "slow or not slow"])
@@ -276,8 +277,9 @@ def torch_npu_tests(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", tags=["lane-c"])
 def sanitize(session: nox.Session) -> None:
-    """Address and undefined-behaviour sanitizers: tests/cpp; the emulator's with ``-- emulator_``."""
-    chosen = steps.cpp_tests(*(session.posargs or ["^(?!emulator_)"]))
+    """Address and undefined-behaviour sanitizers: what reads memory of others and messages; all with ``-- .``."""
+    most = "^(bootstrap|broken_peer|broken_tcp_peer|changed_row|control|kernel|tcp)_test$|^transport_selftest$"
+    chosen = steps.cpp_tests(*(session.posargs or [most]))
     build = steps.configure_core(session, "sanitize", chosen, "-DALLTOALLV_SANITIZE=address,undefined")
     steps.ctest(session, build, "-R", f"^({'|'.join(chosen)})$", env={"ASAN_OPTIONS": steps.ASAN})
 
@@ -298,10 +300,11 @@ def tsan_python(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", tags=["lane-c"])
 def tsan(session: nox.Session) -> None:
-    """Thread sanitizer: what has threads in tests/cpp, thread ranks too; the emulator's with ``-- emulator_``."""
+    """Thread sanitizer: what has the most threads in tests/cpp, thread ranks too; all that has any with ``-- .``."""
+    most = "^(call_queue|control|links|reactor|tcp)_test$|^transport_selftest$"
     # Others have one thread, or a peer that races on purpose.
-    others = "emulator|kernel|half|quantize|rows_test|algorithm|plan|hccl_test|broken|changed_row"
-    chosen = steps.cpp_tests(*(session.posargs or [f"^(?!.*({others}))"]))
+    others = "kernel|half|quantize|rows_test|algorithm|plan|hccl_test|broken|changed_row"
+    chosen = [name for name in steps.cpp_tests(*(session.posargs or [most])) if not re.search(others, name)]
     build = steps.configure_core(session, "tsan", chosen, "-DALLTOALLV_SANITIZE=thread")
     steps.ctest(session, build, "-R", f"^({'|'.join(chosen)})$", runner=steps.UNRANDOMIZED)
 
