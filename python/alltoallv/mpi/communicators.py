@@ -6,6 +6,7 @@ import operator
 import os
 import pickle
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -109,6 +110,7 @@ class Comm:
         return True
 
     is_inter, is_intra = property(Is_inter), property(Is_intra)
+    topology = property(lambda self: self.Get_topology())
     is_topo = property(lambda self: self.Get_topology() != UNDEFINED)
 
     def Get_attr(self, keyval: int) -> int | None:
@@ -344,7 +346,9 @@ class Comm:
     ibsend = isend
 
     def recv(self, buf: Any = None, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> Any:
-        """Returns an object; ``buf`` is not needed and not used."""
+        """Returns an object; ``buf`` is not needed and not used, of which a warning tells."""
+        if buf is not None:
+            warnings.warn("recv: buf is ignored, objects of any size are received without", UserWarning, stacklevel=2)
         return self._recv_object(source, tag, waits=source not in (ANY_SOURCE, self.rank)).wait(status)
 
     def irecv(self, buf: Any = None, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Request:
@@ -702,7 +706,8 @@ class Comm:
 
 def _loaded(found: _core.MessageWork, status: Status | None) -> Any:
     fill(status, found.source, found.tag, found.count)
-    return pickle.loads(found.memory)
+    data = found.memory
+    return pickle.loads(data) if data else None  # as mpi4py reads a message of no bytes
 
 
 def exchange_objects(comm: Communicator, parts: Sequence[bytes]) -> list[Any]:

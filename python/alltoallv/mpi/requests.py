@@ -88,13 +88,16 @@ class Request:
         return not self._is_null()
 
     def _done(self) -> bool:
-        return self._work is None or bool(self._work.is_completed())
+        if self._work is None or self._work.is_completed():
+            return True
+        self._look(2e-5)  # so that a program that asks again and again lets it move on
+        return bool(self._work.is_completed())
 
-    def _look(self) -> None:
+    def _look(self, seconds: float = 1e-3) -> None:
         """Lets it move on for a moment."""
         if self._work is not None:
             with contextlib.suppress(TimeoutError):
-                self._work.wait(0.001)
+                self._work.wait(seconds)
 
     def _complete(self, status: Status | None) -> Any:
         if self._work is not None:
@@ -126,6 +129,8 @@ class Request:
             _tell(self._work, status)
         return done
 
+    get_status = Get_status
+
     def Free(self) -> None:
         self._work = self._finish = None  # a send goes on, see Handle
 
@@ -144,22 +149,22 @@ class Request:
     __hash__ = object.__hash__
 
     @classmethod
-    def Waitall(cls, requests: Sequence[Request], statuses: list[Status] | None = None) -> bool:
+    def Waitall(cls, requests: Sequence[Request], statuses: Sequence[Status] | None = None) -> bool:
         cls.waitall(requests, statuses)
         return True
 
     @classmethod
-    def waitall(cls, requests: Sequence[Request], statuses: list[Status] | None = None) -> list[Any]:
+    def waitall(cls, requests: Sequence[Request], statuses: Sequence[Status] | None = None) -> list[Any]:
         slots = _statuses(requests, statuses)
         return [request._complete(slot) for request, slot in zip(requests, slots, strict=True)]
 
     @classmethod
-    def Testall(cls, requests: Sequence[Request], statuses: list[Status] | None = None) -> bool:
+    def Testall(cls, requests: Sequence[Request], statuses: Sequence[Status] | None = None) -> bool:
         return cls.testall(requests, statuses)[0]
 
     @classmethod
     def testall(
-        cls, requests: Sequence[Request], statuses: list[Status] | None = None
+        cls, requests: Sequence[Request], statuses: Sequence[Status] | None = None
     ) -> tuple[bool, list[Any] | None]:
         if not all(request._done() for request in requests):
             return False, None
@@ -192,12 +197,12 @@ class Request:
         return UNDEFINED, not under_way, None
 
     @classmethod
-    def Waitsome(cls, requests: Sequence[Request], statuses: list[Status] | None = None) -> list[int] | None:
+    def Waitsome(cls, requests: Sequence[Request], statuses: Sequence[Status] | None = None) -> list[int] | None:
         return cls.waitsome(requests, statuses)[0]
 
     @classmethod
     def waitsome(
-        cls, requests: Sequence[Request], statuses: list[Status] | None = None
+        cls, requests: Sequence[Request], statuses: Sequence[Status] | None = None
     ) -> tuple[list[int] | None, list[Any] | None]:
         while True:
             done, results = cls.testsome(requests, statuses)
@@ -206,12 +211,12 @@ class Request:
             next(request for request in requests if request._is_active())._look()
 
     @classmethod
-    def Testsome(cls, requests: Sequence[Request], statuses: list[Status] | None = None) -> list[int] | None:
+    def Testsome(cls, requests: Sequence[Request], statuses: Sequence[Status] | None = None) -> list[int] | None:
         return cls.testsome(requests, statuses)[0]
 
     @classmethod
     def testsome(
-        cls, requests: Sequence[Request], statuses: list[Status] | None = None
+        cls, requests: Sequence[Request], statuses: Sequence[Status] | None = None
     ) -> tuple[list[int] | None, list[Any] | None]:
         under_way = [index for index, request in enumerate(requests) if request._is_active()]
         if not under_way:
@@ -261,12 +266,13 @@ def _tell(work: Any, status: Status | None) -> None:
         fill(status, ANY_SOURCE, ANY_TAG, 0)
 
 
-def _statuses(requests: Sequence[Any], statuses: list[Status] | None) -> list[Status | None]:
+def _statuses(requests: Sequence[Any], statuses: Sequence[Status] | None) -> list[Status | None]:
     """Returns a status for each request; a list that is too short gets more."""
     if statuses is None:
         return [None] * len(requests)
-    statuses.extend(Status() for _ in range(len(requests) - len(statuses)))
-    return [*statuses[: len(requests)]]
+    if isinstance(statuses, list):
+        statuses.extend(Status() for _ in range(len(requests) - len(statuses)))
+    return [*statuses[: len(requests)], *[None] * (len(requests) - len(statuses))]
 
 
 _sent: list[Any] = []  # sends that have returned before they were received

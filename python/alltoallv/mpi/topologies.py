@@ -50,6 +50,14 @@ class Intracomm(Comm):
         """Returns a `Cartcomm`; COMM_NULL on ranks beyond the grid. Ranks keep their order with ``reorder`` too."""
         return create_cart(self, dims, periods)
 
+    def Cart_map(self, dims: Sequence[int], periods: Sequence[bool] | None = None) -> int:
+        """Returns this rank's number in such a grid, its own; UNDEFINED beyond it."""
+        return self.rank if self.rank < math.prod(dims) else UNDEFINED
+
+    def Graph_map(self, index: Sequence[int], edges: Sequence[int]) -> int:
+        """Returns this rank's number in such a graph, its own; UNDEFINED beyond it."""
+        return self.rank if self.rank < len(index) else UNDEFINED
+
     def Create_graph(self, index: Sequence[int], edges: Sequence[int], reorder: bool = False) -> Any:
         return create_graph(self, index, edges)
 
@@ -84,10 +92,11 @@ class Intracomm(Comm):
 
     def Split_type(self, split_type: int, key: int = 0, info: Any = None) -> Intracomm:
         """Returns the ranks of this one's host, for COMM_TYPE_SHARED."""
-        if split_type != COMM_TYPE_SHARED:
+        if split_type not in (COMM_TYPE_SHARED, UNDEFINED):
             raise NotImplementedError(f"split_type is {split_type!r}, expected COMM_TYPE_SHARED")
-        names = an.all_gather_object(_host(), group=self.alltoallv)
-        return self.Split(names.index(_host()), key)
+        own = _host() if split_type == COMM_TYPE_SHARED else None
+        names = an.all_gather_object(own, group=self.alltoallv)
+        return self.Split(UNDEFINED if own is None else names.index(own), key)
 
     def Create(self, group: Group) -> Intracomm:
         """Returns a communicator of the group's ranks, in its order; collective over this one."""
@@ -226,8 +235,6 @@ class Cartcomm(Topocomm):
     def Get_topology(self) -> int:
         return CART
 
-    topology = property(Get_topology)
-
     def Get_dim(self) -> int:
         return len(self._dims)
 
@@ -301,8 +308,6 @@ class Graphcomm(Topocomm):
     def Get_topology(self) -> int:
         return GRAPH
 
-    topology = property(Get_topology)
-
     def Get_dims(self) -> tuple[int, int]:
         return len(self._index), len(self._all_edges)
 
@@ -339,8 +344,6 @@ class Distgraphcomm(Topocomm):
 
     def Get_topology(self) -> int:
         return DIST_GRAPH
-
-    topology = property(Get_topology)
 
     def Get_dist_neighbors_count(self) -> tuple[int, int, bool]:
         return len(self._sources), len(self._destinations), self._weights is not None
