@@ -186,6 +186,13 @@ def mindspore_own(session: nox.Session) -> None:
     session.run("python", "tests/mindspore/run_own.py", session.posargs[0], env=env)
 
 
+@nox.session
+def mindformers(session: nox.Session) -> None:
+    """The token dispatchers of mindformers, unchanged, on 4 ranks; without what the package wants beside them."""
+    session.install("--no-deps", "mindformers==1.9.0", "regex")
+    steps.framework_tests(session, "tests/mindformers", "mindspore==2.10.*", "numpy<2")
+
+
 @nox.session(venv_backend="none")
 def mpi4py_own(session: nox.Session) -> None:
     """mpi4py's own tests, of its source distribution, on alltoallv.mpi (tests/mpi4py_own); 3 ranks."""

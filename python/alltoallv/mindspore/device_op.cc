@@ -211,14 +211,17 @@ class PrimitiveKernel final : public Kernel {
     std::string attributes_;
 };
 
-/// Makes the kernels of these primitives ours, in place of MindSpore's where it has some.
-void serve_primitives(const std::vector<std::string>& names, uint64_t entry) {
+/// Makes the kernels of these primitives ours, those of `missing` where MindSpore has none.
+void serve_primitives(const std::vector<std::string>& names, const std::vector<std::string>& missing, uint64_t entry) {
     primitive_entry = reinterpret_cast<PrimitiveEntry>(entry);
     auto& kernels = mindspore::kernel::Factory<mindspore::kernel::NativeCpuKernelMod>::Instance();
+    const auto make = [] { return std::make_shared<PrimitiveKernel>(); };
     for (const std::string& name : names) {
         kernels.UnRegister(name);
-        kernels.Register(name, [] { return std::make_shared<PrimitiveKernel>(); });
+        kernels.Register(name, make);
     }
+    for (const std::string& name : missing)
+        if (!kernels.IsRegistered(name)) kernels.Register(name, make);
 }
 #endif
 
@@ -256,7 +259,8 @@ MS_KERNEL_FACTORY_REG(NativeCpuKernelMod, Custom_alltoallv_exchange, alltoallv_m
 
 PYBIND11_MODULE(MS_EXTENSION_NAME, m) {
 #ifndef CUSTOM_ASCEND_OP
-    m.def("serve_primitives", &alltoallv_mindspore::serve_primitives, pybind11::arg("names"), pybind11::arg("entry"));
+    m.def("serve_primitives", &alltoallv_mindspore::serve_primitives, pybind11::arg("names"), pybind11::arg("missing"),
+          pybind11::arg("entry"));
 #endif
     m.def("set_graph_entry", &alltoallv_mindspore::set_graph_entry, pybind11::arg("entry"));
     m.def("write", &alltoallv_mindspore::call_write, pybind11::arg("tensors"), pybind11::arg("outputs"),

@@ -16,6 +16,7 @@ from mindspore import log
 from alltoallv.errors import BackendUnavailableError
 from alltoallv.mindspore import device_op
 from alltoallv.mindspore.graph_exchange import DTYPES_BY_NUMBER, Array
+from alltoallv.mindspore.primitives.around import KERNELS
 from alltoallv.mindspore.primitives.rules import RULES, plan
 from alltoallv.mindspore.tensors import DTYPES, numpy_dtype, target
 
@@ -36,6 +37,10 @@ class Place(ctypes.Structure):
         memory: Any = (ctypes.c_char * nbytes).from_address(self.data)
         return np.frombuffer(memory, dtype).reshape(shape)
 
+    def given(self) -> Array | None:
+        """Returns the same, or None for an argument that was left out."""
+        return self.array() if self.dtype in DTYPES_BY_NUMBER else None
+
 
 class Launch(ctypes.Structure):
     """A primitive whose turn has come."""
@@ -53,10 +58,12 @@ def _run(launch: Any, message: int, capacity: int) -> int:
     try:
         call = launch.contents
         attributes = dict(line.split("=", 1) for line in call.attributes.decode().split("\n") if line)
-        inputs = [call.inputs[k].array() for k in range(call.input_count)]
-        plan(call.primitive.decode(), attributes, inputs).run(
-            [call.outputs[k].array() for k in range(call.output_count)]
-        )
+        name, outputs = call.primitive.decode(), [call.outputs[k].array() for k in range(call.output_count)]
+        if name in KERNELS:
+            KERNELS[name]([call.inputs[k].given() for k in range(call.input_count)], outputs)
+        else:
+            inputs = [call.inputs[k].array() for k in range(call.input_count)]
+            plan(name, attributes, inputs).run(outputs)
     except Exception as error:
         return device_op.tell(error, message, capacity)
     return 0
@@ -72,4 +79,4 @@ def load() -> None:
     except BackendUnavailableError as error:
         log.error(f"alltoallv: primitives run outside of graphs only: {error}")
         return
-    module.serve_primitives(list(RULES), ctypes.cast(_run, ctypes.c_void_p).value or 0)
+    module.serve_primitives(list(RULES), list(KERNELS), ctypes.cast(_run, ctypes.c_void_p).value or 0)

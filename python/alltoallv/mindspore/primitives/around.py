@@ -1,0 +1,114 @@
+"""The operators around an MoE's exchange for which MindSpore has no kernels on CPU: what mindformers' dispatchers call.
+
+They run in graphs that have one of our communication primitives. An operator of which MindSpore has a kernel keeps it.
+A kernel gets the operator's inputs, None for those left out, and fills the outputs, which MindSpore has made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from alltoallv.mindspore.graph_exchange import Array
+
+Inputs = Sequence[Any]
+KERNELS: dict[str, Callable[[Inputs, Sequence[Array]], None]] = {}  # by primitive
+
+
+def _kernel(*primitives: str) -> Callable[[Callable[[Inputs, Sequence[Array]], None]], Any]:
+    def register(run: Callable[[Inputs, Sequence[Array]], None]) -> Any:
+        KERNELS.update(dict.fromkeys(primitives, run))
+        return run
+
+    return register
+
+
+@_kernel("SortExt")
+def _sort(inputs: Inputs, outputs: Sequence[Array]) -> None:
+    x, dim, descending, _ = inputs  # always stable
+    axis = int(dim)
+    if descending:
+        order = np.flip(x.shape[axis] - 1 - np.argsort(np.flip(x, axis), axis=axis, kind="stable"), axis)
+    else:
+        order = np.argsort(x, axis=axis, kind="stable")
+    outputs[0][...] = np.take_along_axis(x, order, axis)
+    outputs[1][...] = order
+
+
+@_kernel("IndexSelect")
+def _index_select(inputs: Inputs, outputs: Sequence[Array]) -> None:
+    x, dim, index = inputs
+    outputs[0][...] = np.take(x, index, axis=int(dim))
+
+
+@_kernel("IndexAddExt")
+def _index_add(inputs: Inputs, outputs: Sequence[Array]) -> None:
+    x, dim, index, source, alpha = inputs
+    total = x.astype(np.float32 if x.dtype.itemsize == 2 else x.dtype)  # 16-bit sums are rounded once
+    rows = np.moveaxis(total, int(dim), 0)
+    np.add.at(rows, index, np.moveaxis(source, int(dim), 0).astype(total.dtype) * total.dtype.type(alpha))
+    outputs[0][...] = total.astype(x.dtype)
+
+
+@_kernel("InplaceIndexAddExt")
+def _index_add_(inputs: Inputs, outputs: Sequence[Array]) -> None:
+    _index_add(inputs, outputs)
+    inputs[0][...] = outputs[0]
+
+
+@_kernel("CumsumExt")
+def _cumsum(inputs: Inputs, outputs: Sequence[Array]) -> None:
+    outputs[0][...] = np.cumsum(inputs[0].astype(outputs[0].dtype), axis=int(inputs[1]))
+
+
+@_kernel("OneHotExt")
+def _one_hot(inputs: Inputs, outputs: Sequence[Array]) -> None:
+    x, classes, on, off, axis = inputs
+    hot = np.asarray(np.where(np.expand_dims(x, -1) == np.arange(int(classes)), on, off))
+    outputs[0][...] = np.moveaxis(hot, -1, int(axis))
+
+
+@_kernel("FmodScalar", "FmodTensor")
+def _fmod(inputs: Inputs, outputs: Sequence[Array]) -> None:
+    outputs[0][...] = np.fmod(inputs[0], inputs[1])
+
+
+@_kernel("MoveTo")
+def _move(inputs: Inputs, outputs: Sequence[Array]) -> None:
+    outputs[0][...] = inputs[0]
+
+
+@_kernel("GroupedMatmul")
+def _grouped_matmul(inputs: Inputs, outputs: Sequence[Array]) -> None:
+    """One matrix times each expert's; of two matrices, each expert's rows of both, as the weights' gradient."""
+    x, weight = (each for each in inputs if each is not None and each.ndim > 1)
+    ends = next(each for each in inputs if each is not None and each.ndim == 1).tolist()
+    outputs[0][...] = 0
+    for expert, (begin, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
+        if weight.ndim == 3:
+            outputs[0][begin:end] = x[begin:end].astype(np.float32) @ weight[expert].astype(np.float32)
+        else:
+            outputs[0][expert] = x[:, begin:end].astype(np.float32) @ weight[begin:end].astype(np.float32)
+
+
+def _halves(x: Array, dim: Any) -> tuple[Array, Array, Array]:
+    """Returns the two halves of the input of a SwiGLU, and the sigmoid of the first, in float32."""
+    a, b = (half.astype(np.float32) for half in np.split(x, 2, int(dim)))
+    return a, b, 1 / (1 + np.exp(-a))
+
+
+@_kernel("Swiglu")
+def _swiglu(inputs: Inputs, outputs: Sequence[Array]) -> None:
+    a, b, sigmoid = _halves(*inputs)
+    outputs[0][...] = a * sigmoid * b
+
+
+@_kernel("SwigluGrad")
+def _swiglu_grad(inputs: Inputs, outputs: Sequence[Array]) -> None:
+    dy, x, dim = inputs
+    a, b, sigmoid = _halves(x, dim)
+    dy = dy.astype(np.float32)
+    da = dy * b * sigmoid * (1 + a * (1 - sigmoid))
+    outputs[0][...] = np.concatenate([da, dy * a * sigmoid], int(dim))
