@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import reduce
 from typing import Any
@@ -9,10 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 from on_ranks import on_ranks
+from trouble import join
 
 from alltoallv import Communicator
 from alltoallv.errors import AllToAllVError, InvalidParamError, InvalidTensorError, PeerLostError, PeerMismatchError
 from alltoallv.mpi import MPI
+from alltoallv_tools.ports import free_port
 
 Call = Callable[[Any], Any]
 x, y = np.zeros(2), np.zeros(4)
@@ -265,6 +268,31 @@ def test_groups(comm: Communicator) -> None:
     assert world.Split(MPI.UNDEFINED) == MPI.COMM_NULL
     with pytest.raises(InvalidParamError, match="the communicator is COMM_NULL"):
         MPI.COMM_NULL.Get_rank()
+
+
+def test_messages_between_hosts(ranks: Any) -> None:
+    port = free_port()
+
+    def program(comm: Communicator) -> None:
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        with join(comm.rank, 2, backend="tcp") as apart:
+            world, peer, status = MPI.Intracomm(apart), 1 - apart.rank, MPI.Status()
+            assert not world.Iprobe(peer, 7)
+            for n in (3, 200_000):
+                value, out = {"rank": apart.rank, "values": list(range(n))}, np.full(n + 2, -1.0)
+                coming, going = world.irecv(source=MPI.ANY_SOURCE, tag=1), world.issend(value, peer, 1)
+                assert coming.wait(status) == {"rank": peer, "values": list(range(n))}
+                going.wait()
+                sent = world.Isend(np.arange(float(n)), peer, 5)
+                world.Probe(status=status)
+                assert (status.source, status.tag, status.Get_count(MPI.DOUBLE)) == (peer, 5, n)
+                world.Recv(out, status=status)
+                sent.Wait()
+                assert (status.source, status.tag, status.Get_count(MPI.DOUBLE)) == (peer, 5, n)
+                assert out.tolist() == [*range(n), -1, -1]
+            world.Barrier()
+
+    ranks(2)(program)
 
 
 @on_ranks(2)

@@ -8,7 +8,7 @@ import pickle
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -61,12 +61,14 @@ class Comm:
             self._made = self._made()
         return self._made
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        raise AttributeError(
-            f"Comm.{name} is not in alltoallv.mpi, expected one of the names that docs/migration.md has"
-        )
+    if not TYPE_CHECKING:  # which shall find names that are missing
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("_"):
+                raise AttributeError(name)
+            raise AttributeError(
+                f"Comm.{name} is not in alltoallv.mpi, expected one of the names that docs/migration.md has"
+            )
 
     def __bool__(self) -> bool:
         return self._made is not None

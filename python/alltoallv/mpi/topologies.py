@@ -356,7 +356,7 @@ class Distgraphcomm(Topocomm):
         return into, out
 
 
-def create_cart(comm: Comm, dims: Sequence[int], periods: Sequence[bool] | bool | None) -> Cartcomm | Intracomm:
+def create_cart(comm: Intracomm, dims: Sequence[int], periods: Sequence[bool] | bool | None) -> Cartcomm | Intracomm:
     with guard(comm.alltoallv, "all_gather"):
         dims = [int(n) for n in ([dims] if isinstance(dims, int) else dims)]
         flags = (
@@ -374,7 +374,7 @@ def create_cart(comm: Comm, dims: Sequence[int], periods: Sequence[bool] | bool 
     return cart
 
 
-def create_graph(comm: Comm, index: Sequence[int], edges: Sequence[int]) -> Graphcomm | Intracomm:
+def create_graph(comm: Intracomm, index: Sequence[int], edges: Sequence[int]) -> Graphcomm | Intracomm:
     with guard(comm.alltoallv, "all_gather"):
         ends, every = [int(n) for n in index], [int(n) for n in edges]
         if ends and ends[0] == 0:  # one more than ranks, as CSR has it
@@ -394,7 +394,7 @@ def create_graph(comm: Comm, index: Sequence[int], edges: Sequence[int]) -> Grap
 
 
 def create_dist_graph_adjacent(
-    comm: Comm,
+    comm: Intracomm,
     sources: Sequence[int] | None,
     destinations: Sequence[int] | None,
     sourceweights: Any,
@@ -411,7 +411,7 @@ def create_dist_graph_adjacent(
 
 
 def create_dist_graph(
-    comm: Comm, sources: Sequence[int], degrees: Sequence[int], destinations: Sequence[int], weights: Any
+    comm: Intracomm, sources: Sequence[int], degrees: Sequence[int], destinations: Sequence[int], weights: Any
 ) -> Distgraphcomm:
     with guard(comm.alltoallv, "all_gather"):
         begins = [comm._peer("sources", peer) for peer in sources for _ in range(degrees[list(sources).index(peer)])]
