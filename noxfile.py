@@ -206,6 +206,19 @@ def mpi4py_own(session: nox.Session) -> None:
     session.run("python", *command, env=steps.ON_SOURCES)
 
 
+@nox.session
+def paddle_own(session: nox.Session) -> None:
+    """Paddle's own collective tests, as they are, under `alltoallv.paddle.install`; 2 ranks.
+
+    ``nox -s paddle_own -- FOLDER``, where communication_stream_*_api_dygraph.py and collective_*.py of its sources
+    (test/collective) have been put; they are no part of its package. Prints what passed and failed.
+    """
+    if not session.posargs:
+        session.error("name the folder that has Paddle's tests: nox -s paddle_own -- FOLDER")
+    session.install("paddlepaddle==3.3.*", "setuptools", *steps.TEST_TOOLS)
+    session.run("python", "tests/paddle/run_own.py", session.posargs[0], env=steps.ON_SOURCES)
+
+
 @nox.session(tags=["lane-c"])
 def paddle(session: nox.Session) -> None:
     """The tests of alltoallv.paddle, which needs setuptools and does not say so."""
