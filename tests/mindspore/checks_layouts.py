@@ -7,7 +7,7 @@ from typing import Any
 import mindspore as ms
 import numpy as np
 import pytest
-from layouts import check_layouts, part
+from layouts import check_gradients, check_layouts, part
 from mindspore import Tensor
 from mindspore.parallel import Layout
 from swaps import check_swaps
@@ -40,8 +40,28 @@ def check_layouts_of_mindspore(comm: Communicator) -> None:
         np.testing.assert_array_equal(found.asnumpy(), wanted[0])
     with pytest.raises(InvalidParamError, match="source is a layout without a tensor_map"):
         am.reshard(Tensor(whole), Layout((2,), ("all",)), mesh("rows", "None"), group=comm)
-    with pytest.raises(InvalidParamError, match="reshard has no gradient"):
-        ms.grad(lambda x: am.reshard(x, ([0, 1], [0]), ([0, 1], [1]), group=comm).sum())(Tensor(whole))
+
+
+def check_gradients_of_layouts(comm: Communicator) -> None:
+    def gradient(loss: Any, x: Tensor) -> Any:
+        return ms.grad(loss)(x).asnumpy()
+
+    def twice(loss: Any, x: Tensor, v: Tensor) -> Any:
+        return ms.grad(lambda z: (ms.grad(loss)(z) * v).sum())(x).asnumpy()
+
+    check_gradients(am, Tensor, lambda x: x.asnumpy(), gradient, twice, comm, comm, 20)
+    x = Tensor(np.ones((4, 4), np.float32))
+    with pytest.raises(InvalidParamError, match="x wants a gradient, expected all 2 ranks in both meshes then"):
+        ms.grad(lambda z: am.reshard(z, ([0, 1], [None]), ([0], [0]), group=comm).sum())(x)
+    with pytest.raises(InvalidParamError, match="source has terms of 'max' for what wants a gradient"):
+        ms.grad(lambda z: am.reshard(z, ([0, 1], ["max"]), ([0, 1], [0]), group=comm).sum())(x)
+    plan = am.ReshardPlan((4, 4), ms.float32, ([0, 1], [None]), ([0, 1], [0]), group=comm)
+    assert ms.grad(lambda z: plan(z).sum())(x).sum() == 8
+    state = {"a": x, "b": Tensor(np.ones(2, np.float32))}
+    moved = ms.grad(
+        lambda z: am.reshard_state(state | {"a": z}, ([0, 1], [0]), ([0, 1], [None]), group=comm)["a"].sum()
+    )
+    np.testing.assert_array_equal(moved(x).asnumpy(), np.full((4, 4), 2.0))
 
 
 def check_exchanges_of_dimensions(comm: Communicator) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+import alltoallv.numpy as av
+
 Array = npt.NDArray[Any]
 
 
@@ -83,3 +85,43 @@ def check_layouts(front_end: Any, tensor: Any, numpy: Any, comm: Any, group: Any
     total = front_end.reshard_state(terms, sources, (everybody, [0]), group=group, async_op=True).result()
     assert set(numpy(total["w"]).reshape(-1)) <= {sum(everybody) + comm.size}
     np.testing.assert_array_equal(numpy(total["b"]), part((everybody, (0,)), comm.rank, np.arange(3.0))[0])  # type: ignore[index]
+
+
+def layout_of_all(rng: np.random.Generator, size: int, ndim: int, terms: str = "") -> tuple[Any, tuple[Any, ...]]:
+    """A random layout of all ranks."""
+    while math.prod(np.shape((layout := random_layout(rng, size, ndim, terms))[0])) != size:
+        pass
+    return layout
+
+
+def check_gradients(
+    front_end: Any, tensor: Any, numpy: Any, gradient: Any, twice: Any, comm: Any, group: Any, cases: int
+) -> None:
+    """Every resharding R is linear, and its gradient R': the sum of <w, R x> over all ranks is that of <R' w, x>.
+
+    ``gradient(loss, x)`` and ``twice(loss, x, v)``, the gradient of <gradient(loss, x), v>, return arrays.
+    """
+    rng = np.random.default_rng(7)
+    for case in range(cases):
+        shape = tuple(int(n) for n in rng.integers(1, 7, rng.integers(1, 4)))
+        op = ("", "sum", "avg")[case % 3]
+        source, target = layout_of_all(rng, comm.size, len(shape), op), layout_of_all(rng, comm.size, len(shape))
+        about = f"case {case}: {shape} from {source} to {target}"
+        whole = np.zeros(shape, "float32")
+        x_of, y_of = ([part(each, r, whole)[0].shape for r in range(comm.size)] for each in (source, target))  # type: ignore[index]
+        # Copies differ, so that the gradient goes to the one that is read. Every number is exact.
+        draws = [[rng.integers(-4, 5, each).astype("float32") * 60 for each in x_of] for _ in range(3)]
+        x, other, v = (each[comm.rank] for each in draws)
+        w = [rng.integers(-4, 5, each).astype("float32") for each in y_of][comm.rank]
+
+        def move(z: Any, source: Any = source, target: Any = target) -> Any:
+            return front_end.reshard(z, source, target, group=group)
+
+        y, at_other, at_v = (numpy(move(tensor(each))) for each in (x, other, v))
+        slopes = tensor(w)
+        first = gradient(lambda z, slopes=slopes, move=move: (move(z) * slopes).sum(), tensor(x))
+        second = twice(lambda z, move=move: (move(z) * move(z)).sum() * 0.5, tensor(x), tensor(v))
+        sums = [(w * y, first * x), (w * at_other, first * other), (at_v * at_other, second * other)]
+        mine = np.array([[each.sum(dtype="float64") for each in pair] for pair in sums])
+        total = np.sum(av.all_gather_object(mine, group=comm), axis=0)
+        np.testing.assert_array_equal(total[:, 0], total[:, 1], about)

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from backend_groups import on_group
-from layouts import check_layouts, part, random_layout
+from layouts import check_gradients, check_layouts, part, random_layout
 from on_ranks import on_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
@@ -78,6 +78,19 @@ def test_as_dtensor_redistributes(rank: int, size: int, file: str, backend: str)
     dist.destroy_process_group()
 
 
+@on_group(4)
+def test_gradients_of_random_layouts(rank: int, size: int, group: dist.ProcessGroup) -> None:
+    def gradient(loss: Any, x: torch.Tensor) -> Any:
+        return torch.autograd.grad(loss(z := x.requires_grad_()), z)[0].numpy()
+
+    def twice(loss: Any, x: torch.Tensor, v: torch.Tensor) -> Any:
+        (first,) = torch.autograd.grad(loss(z := x.requires_grad_()), z, create_graph=True)
+        return torch.autograd.grad((first * v).sum(), z)[0].numpy()
+
+    with Communicator.from_env(domain="gradients") as comm:
+        check_gradients(at, torch.tensor, lambda x: x.numpy(), gradient, twice, comm, group, 30)
+
+
 @on_group(2)
 def test_gradients(rank: int, size: int, group: dist.ProcessGroup) -> None:
     """They move back; those of copies are added."""
@@ -97,7 +110,7 @@ def test_gradients(rank: int, size: int, group: dist.ProcessGroup) -> None:
     at.reshard(z, (everybody, ["sum"]), (everybody, [0])).mul(rank + 1).sum().backward()
     assert z.grad is not None
     assert z.grad.tolist() == [[1.0] * 3] * 2 + [[2.0] * 3] * 2
-    with pytest.raises(InvalidParamError, match="x requires grad, expected all 2 ranks in both meshes then"):
+    with pytest.raises(InvalidParamError, match="x wants a gradient, expected all 2 ranks in both meshes then"):
         at.reshard(x, (everybody, [0]), ([0], [0]))
 
 

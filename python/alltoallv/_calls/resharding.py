@@ -8,6 +8,7 @@ divided by the first of them, and each part by the second.
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
 import math
@@ -23,6 +24,7 @@ from alltoallv._calls import objects
 from alltoallv._calls.counts import integer, packed
 from alltoallv._calls.guard import guard
 from alltoallv.communicator import Communicator
+from alltoallv.dtypes import numpy_dtype
 from alltoallv.errors import InvalidParamError, InvalidTensorError, PeerMismatchError
 
 T = TypeVar("T")
@@ -30,6 +32,7 @@ Slices = tuple[slice, ...]
 Ints = npt.NDArray[np.int64]
 Placement = int | str | None
 REDUCTIONS = "sum", "avg", "min", "max", "prod"
+WIDE = {"float16": "float32", "bfloat16": "float32"}  # what a dtype is added in
 
 
 class Tools(Protocol[T]):
@@ -175,6 +178,7 @@ class Move:
         kept: The box of this rank's own, in its source and in its target, if any.
         op: The reduction of what comes, which has the target's shape, in the order ``terms`` of ranks; or "".
         shape_in, shape_out: Of the rank's source and target, None where it has none.
+        share: Of a transposed move, whose boxes may overlap and are added: what the sums are divided by; else 0.
     """
 
     sends: dict[int, Slices]
@@ -184,6 +188,19 @@ class Move:
     shape_out: tuple[int, ...] | None
     op: str = ""
     terms: Sequence[int] = ()
+    share: int = 0
+
+    def transposed(self) -> Move:
+        """Returns the move of gradients: what was sent from comes back, and all that comes is added.
+
+        Raises:
+            InvalidParamError: it reduces by what is not linear.
+        """
+        if self.op not in ("", "sum", "avg"):
+            raise InvalidParamError(f"source has terms of {self.op!r} for what wants a gradient, expected sum or avg")
+        kept = None if self.kept is None else self.kept[::-1]
+        share = self.share or (len(self.terms) if self.op == "avg" else 1)
+        return Move(self.recvs, dict(sorted(self.sends.items())), kept, self.shape_out, self.shape_in, share=share)
 
 
 def _numel(box: Slices) -> int:
@@ -351,6 +368,8 @@ def _assembled(step: Move, source: Any, arrived: dict[int, Any], alone: Any, dty
     """Returns a rank's target from what has come; ``alone``: all that has come, where it is of this tensor only."""
     if step.shape_out is None:
         return None
+    if step.share:
+        return _added(step, source, arrived, dtype, tools)
     if step.op:
         assert step.kept is not None
         own = source[step.kept[0]]
@@ -366,6 +385,18 @@ def _assembled(step: Move, source: Any, arrived: dict[int, Any], alone: Any, dty
         out[step.kept[1]] = source[step.kept[0]]
     for j, box in step.recvs.items():
         out[box] = arrived[j].reshape([each.stop - each.start for each in box])
+    return out
+
+
+def _added(step: Move, source: Any, arrived: dict[int, Any], dtype: str, tools: Tools[Any]) -> Any:
+    """Returns the gradient of a rank's source, in host memory: 16-bit floats are added in float32."""
+    total = np.zeros(step.shape_out or (), numpy_dtype(WIDE.get(dtype, dtype)))
+    if step.kept is not None:
+        total[step.kept[1]] += source[step.kept[0]]
+    for j, box in step.recvs.items():
+        total[box] += arrived[j].reshape(total[box].shape)
+    out = tools.new(total.shape, dtype, False)
+    out[...] = total / total.dtype.type(step.share)
     return out
 
 
@@ -428,7 +459,19 @@ def _agreed(mine: Described, told: Sequence[Any]) -> tuple[tuple[int, ...], str,
                 f"{name} of rank {rank} has shape {list(parts[rank])}, expected {list(expected)}, "
                 f"its part of {list(shape)}"
             )
-    return shape, dtype, any(gradients)
+    return shape, dtype, _wants_gradient(mine, holders, gradients)
+
+
+def _wants_gradient(mine: Described, holders: Sequence[int], told: Sequence[bool]) -> bool:
+    """Returns whether autograd records the call, on every rank: the gradient is one more exchange of all."""
+    for rank in holders:
+        if told[rank] != told[holders[0]]:
+            a, b = sorted((rank, holders[0]), key=lambda each: not told[each])
+            raise PeerMismatchError(f"{mine.name}: rank {a} wants a gradient, rank {b} wants none")
+    wants = told[holders[0]]
+    if wants and not all(len(layout.ranks) == len(told) for layout in (mine.source, mine.target)):
+        raise InvalidParamError(f"{mine.name} wants a gradient, expected all {len(told)} ranks in both meshes then")
+    return wants
 
 
 def _equal(name: str, what: str, values: Sequence[Any]) -> Any:
@@ -474,6 +517,22 @@ class Resharding(Generic[T]):
     def elements_received(self) -> int:
         """Returns how many elements this rank gets from others."""
         return sum(_numel(box) for steps in self.steps for step in steps for box in step.recvs.values())
+
+    def transposed(self) -> Resharding[T]:
+        """Returns what moves gradients of the targets back, in host memory.
+
+        Raises:
+            InvalidParamError: it reduces by what is not linear.
+        """
+        back = copy.copy(self)
+        back.steps = [[step.transposed() for step in reversed(steps)] for steps in self.steps]
+        return back
+
+    def alone(self, i: int) -> Resharding[T]:
+        """Returns what moves one of the tensors."""
+        one = copy.copy(self)
+        one.terms, one.steps = [self.terms[i]], [self.steps[i]]
+        return one
 
     def begin(self, inputs: Sequence[Any], tools: Tools[Any], later: bool = False) -> Callable[[], list[Any]]:
         """Runs, or begins, one exchange per dtype; returns what returns every tensor's target.

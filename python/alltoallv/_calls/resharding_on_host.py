@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,24 +12,24 @@ from alltoallv import _core
 from alltoallv._calls.adapters import Adapter
 from alltoallv._calls.counts import packed
 from alltoallv._calls.guard import guard
+from alltoallv._calls.linear import Map
 from alltoallv._calls.regions import as_bytes
-from alltoallv._calls.resharding import Described, Layout, Resharding, boxes, read_layout
+from alltoallv._calls.resharding import WIDE, Described, Layout, Resharding, boxes, read_layout
 from alltoallv.communicator import Communicator
 from alltoallv.dtypes import core_name, numpy_dtype
-from alltoallv.errors import InvalidTensorError
+from alltoallv.errors import InvalidParamError, InvalidTensorError
 
 Array = npt.NDArray[Any]
 Read = Callable[[str, Any, int], Layout]
 
-_WIDE = {"float16": "float32", "bfloat16": "float32"}
 _STEPS = {"sum": np.add, "avg": np.add, "min": np.minimum, "max": np.maximum, "prod": np.multiply}
 
 
 class _Tools:
     """Makes arrays over tensors of the framework, and finds the tensor of an array."""
 
-    def __init__(self, adapter: Adapter[Any], comm: Communicator) -> None:
-        self._adapter, self._comm = adapter, comm
+    def __init__(self, adapter: Adapter[Any], comm: Communicator, *, views: bool = True) -> None:
+        self._adapter, self._comm, self._views = adapter, comm, views
         self._tensors: dict[int, Any] = {}  # by address
         self._begun: list[Any] = []
 
@@ -40,11 +40,13 @@ class _Tools:
         return as_bytes(self._adapter.region(x)).view(numpy_dtype(self._adapter.dtype(x))).reshape(tuple(x.shape))
 
     def tensor(self, array: Array | None) -> Any:
-        """Returns the tensor of an array that `new` has made, or a copy of another."""
+        """Returns the tensor of an array that `new` has made, as a view where it has another shape, or a copy."""
         if array is None:
             return None
         found = self._tensors.get(array.ctypes.data) if array.size else None
-        if found is None:
+        if found is not None and tuple(found.shape) == array.shape:
+            return found
+        if found is None or not self._views:
             copy = self.new(array.shape, core_name(array.dtype), False)
             copy[...] = array
             found = self._tensors[copy.ctypes.data]
@@ -86,10 +88,32 @@ class _Tools:
 
     def reduced(self, parts: Sequence[Array], op: str) -> Array:
         dtype = parts[0].dtype
-        total = parts[0].astype(numpy_dtype(_WIDE.get(core_name(dtype), core_name(dtype))))
+        total = parts[0].astype(numpy_dtype(WIDE.get(core_name(dtype), core_name(dtype))))
         for each in parts[1:]:
             total = _STEPS[op](total, each.astype(total.dtype))
         return (total / total.dtype.type(len(parts)) if op == "avg" else total).astype(dtype)
+
+
+class Autograd(NamedTuple):
+    """A framework's: whether it records calls with tensors, and what records a map of one."""
+
+    wants: Callable[..., bool]
+    apply: Callable[[Any, Map[Any]], Any]
+
+
+class _Moved(Map[Any]):
+    """The resharding of one tensor, as autograd sees it."""
+
+    def __init__(self, adapter: Adapter[Any], comm: Communicator, plan: Resharding[Array]) -> None:
+        self._adapter, self._comm, self._plan = adapter, comm, plan
+
+    def run(self, input: Any) -> Any:
+        tools = _Tools(self._adapter, self._comm, views=False)  # MindSpore loses second gradients of views
+        part = None if input is None else tools.seen(self._adapter.read("x", input))
+        return tools.tensor(self._plan.begin([part], tools)()[0])
+
+    def transposed(self) -> _Moved:
+        return _Moved(self._adapter, self._comm, self._plan.transposed())
 
 
 class HostPlan:
@@ -104,8 +128,9 @@ class HostPlan:
         source: Any,
         target: Any,
         read: Read = read_layout,
+        autograd: Autograd | None = None,
     ) -> None:
-        self._adapter, self._comm = adapter, comm
+        self._adapter, self._comm, self._autograd = adapter, comm, autograd
         with guard(comm, "all_gather"):
             whole, self._dtype = tuple(int(n) for n in shape), adapter.name(dtype)
             layouts = [read(*each, comm.size) for each in (("source", source), ("target", target))]
@@ -114,6 +139,7 @@ class HostPlan:
             self.target_shape = boxes(target, whole).shape(comm.rank)
         told = Described("x", source, target, whole, self.source_shape, self._dtype)
         self._plan = Resharding[Array](comm, [told])
+        self._all = all(len(layout.ranks) == comm.size for layout in (source, target))
         self.elements_sent, self.elements_received = self._plan.elements_sent, self._plan.elements_received
 
     def __call__(self, x: Any, *, async_op: bool = False) -> Any:
@@ -128,6 +154,14 @@ class HostPlan:
             expected = None if self.source_shape is None else (self.source_shape, self._dtype)
             if found != expected:
                 raise InvalidTensorError(f"x has shape and dtype {found}, expected {expected}")
+            recorded = self._autograd if self._autograd and x is not None and self._autograd.wants(x) else None
+            if recorded:
+                if async_op or not self._all:
+                    told = "async_op is True" if async_op else "a mesh is not of all ranks"
+                    raise InvalidParamError(f"{told} for a tensor that wants a gradient, expected the opposite")
+                self._plan.transposed()  # it may not have one
+        if recorded:
+            return recorded.apply(x, _Moved(self._adapter, self._comm, self._plan))
         finish = self._plan.begin([None if part is None else tools.seen(part)], tools, async_op)
         return tools.outcome(lambda: tools.tensor(finish()[0]), async_op, part)
 
@@ -142,6 +176,7 @@ def reshard_on_host(
     async_op: bool = False,
     read: Read = read_layout,
     single: bool = False,
+    autograd: Autograd | None = None,
 ) -> Any:
     """Returns the parts of the target by name, of a ``single`` tensor its part, or a handle of that."""
     tools = _Tools(adapter, comm)
@@ -159,14 +194,42 @@ def reshard_on_host(
                 tuple(int(n) for n in shapes[name]) if shapes and name in shapes else None,
                 None if x is None else tuple(x.shape),
                 None if x is None else adapter.dtype(x),
+                autograd is not None and autograd.wants(state[name]),
             )
             for name, x in parts.items()
         ]
+    plan = Resharding[Array](comm, told)
+    if autograd is not None and any(wants for *_, wants in plan.terms):
+        return _recorded(adapter, comm, state, plan, autograd, async_op, single)
     inputs = [None if x is None else tools.seen(x) for x in parts.values()]
-    finish = Resharding[Array](comm, told).begin(inputs, tools, async_op)
+    finish = plan.begin(inputs, tools, async_op)
 
     def result() -> Any:
         tensors = list(map(tools.tensor, finish()))
         return tensors[0] if single else dict(zip(parts, tensors, strict=True))
 
     return tools.outcome(result, async_op, parts)
+
+
+def _recorded(
+    adapter: Adapter[Any],
+    comm: Communicator,
+    state: Mapping[str, Any],
+    plan: Resharding[Array],
+    autograd: Autograd,
+    async_op: bool,
+    single: bool,
+) -> Any:
+    """Moves one tensor after the other, those that want a gradient in autograd."""
+    with guard(comm, "all_to_all_v"):
+        if async_op:
+            raise InvalidParamError("async_op is True for a tensor that wants a gradient, expected False")
+        plans = [plan.alone(i) for i in range(len(state))]
+        for each, (*_, wants) in zip(plans, plan.terms, strict=True):
+            if wants:
+                each.transposed()  # it may not have one
+    targets = {}
+    for (name, x), each, (*_, wants) in zip(state.items(), plans, plan.terms, strict=True):
+        moved = _Moved(adapter, comm, each)
+        targets[name] = autograd.apply(x, moved) if wants else moved.run(x)
+    return next(iter(targets.values())) if single else targets

@@ -9,16 +9,17 @@ import numpy as np
 from mindspore import Tensor
 from mindspore.parallel import Layout as OwnLayout
 
-from alltoallv._calls.guard import guard
 from alltoallv._calls.resharding import Layout, read_layout
-from alltoallv._calls.resharding_on_host import HostPlan, reshard_on_host
+from alltoallv._calls.resharding_on_host import Autograd, HostPlan, reshard_on_host
 from alltoallv.communicator import Communicator
 from alltoallv.errors import BackendUnavailableError, InvalidParamError
 from alltoallv.mindspore.adapter import ADAPTER
-from alltoallv.mindspore.autograd import refuse_gradient
+from alltoallv.mindspore.autograd import apply
 from alltoallv.mindspore.front_end import enter
 from alltoallv.mindspore.group import Group, on_host
-from alltoallv.mindspore.tensors import in_queue
+from alltoallv.mindspore.tensors import in_queue, wants_gradient
+
+_AUTOGRAD = Autograd(wants_gradient, apply)
 
 
 class ReshardPlan(HostPlan):
@@ -41,16 +42,7 @@ class ReshardPlan(HostPlan):
     """
 
     def __init__(self, shape: Sequence[int], dtype: Any, source: Any, target: Any, *, group: Group = None) -> None:
-        super().__init__(ADAPTER, _communicator(group), shape, dtype, source, target, _layout)
-
-    def __call__(self, x: Tensor | None, *, async_op: bool = False) -> Any:
-        """Returns this rank's part of the target, a new tensor, or None; ``x`` is its part of the source, or None.
-
-        With ``async_op`` it returns a handle at once; its ``result()`` waits and returns the part.
-        """
-        with guard(self._comm, "all_to_all_v"):
-            refuse_gradient("reshard", x)
-        return super().__call__(x, async_op=async_op)
+        super().__init__(ADAPTER, _communicator(group), shape, dtype, source, target, _layout, _AUTOGRAD)
 
 
 def reshard(
@@ -84,10 +76,12 @@ def reshard(
         shape: Of the whole tensor. Default: what the parts make together.
         group: A group's name, a `Communicator`, or None for all ranks.
         async_op: Return a handle at once, whose ``result()`` waits and returns what is returned else. Layouts, shapes
-            and dtypes are compared before; a `ReshardPlan` has done that already.
+            and dtypes are compared before; a `ReshardPlan` has done that already. Not for what wants a gradient.
 
     Returns:
-        This rank's part of the target, a new tensor; None on a rank that is not in its mesh. It has no gradient.
+        This rank's part of the target, a new tensor; None on a rank that is not in its mesh. In PyNative mode
+        differentiable, to any order, where all ranks are in both meshes: the gradient moves back the same way, and
+        gradients of copies are added.
 
     Raises:
         InvalidParamError, InvalidTensorError: a layout or a part of any rank is wrong.
@@ -116,7 +110,7 @@ def reshard_state(
         group, async_op: See `reshard`.
 
     Returns:
-        The parts of the target, by name.
+        The parts of the target, by name. Those that want a gradient move one after the other.
 
     Raises:
         AllToAllVError: as `reshard`.
@@ -133,10 +127,9 @@ def _moved(
     async_op: bool,
     single: bool,
 ) -> Any:
-    comm = _communicator(group)
-    with guard(comm, "all_gather"):
-        refuse_gradient("reshard", *state.values())
-    return reshard_on_host(ADAPTER, comm, state, source, target, shapes, async_op, _layout, single)
+    return reshard_on_host(
+        ADAPTER, _communicator(group), state, source, target, shapes, async_op, _layout, single, _AUTOGRAD
+    )
 
 
 def _communicator(group: Group) -> Communicator:

@@ -51,6 +51,11 @@ def apply(input: Tensor, call: Map[Tensor]) -> Tensor:
     return _Applied.apply(input, call)
 
 
+def wants_gradient(x: Tensor | None) -> bool:
+    """Returns whether autograd records what is computed from the tensor."""
+    return x is not None and paddle.is_grad_enabled() and not x.stop_gradient
+
+
 class _FrontEnd(ExpertRows[Tensor, Group, Task]):
     adapter = ADAPTER
     enter, rank_in, apply = staticmethod(resolve), staticmethod(rank_in), staticmethod(apply)
@@ -82,7 +87,7 @@ class _FrontEnd(ExpertRows[Tensor, Group, Task]):
 
     def tracks(self, *tensors: Tensor) -> bool:
         """True if an input alone needs a gradient; a call with an output has none, as in Paddle."""
-        return len(tensors) == 1 and paddle.is_grad_enabled() and not tensors[0].stop_gradient
+        return len(tensors) == 1 and wants_gradient(tensors[0])
 
     def check_tracked_output(self) -> None:
         raise InvalidParamError("out is given for an input that wants a gradient, expected one or the other")

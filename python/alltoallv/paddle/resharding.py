@@ -7,11 +7,14 @@ from typing import Any
 
 from paddle import Tensor
 
-from alltoallv._calls.resharding_on_host import HostPlan, reshard_on_host
+from alltoallv._calls.resharding_on_host import Autograd, HostPlan, reshard_on_host
 from alltoallv.errors import InvalidParamError
+from alltoallv.paddle.front_end import apply, wants_gradient
 from alltoallv.paddle.group import Group, resolve
 from alltoallv.paddle.tensors import ADAPTER
 from alltoallv.paddle.work import Done
+
+_AUTOGRAD = Autograd(wants_gradient, apply)
 
 
 class ReshardPlan(HostPlan):
@@ -37,7 +40,7 @@ class ReshardPlan(HostPlan):
         comm = resolve(group)
         if comm is None:
             raise InvalidParamError("this rank is not a member of the group, expected only its members to make a plan")
-        super().__init__(ADAPTER, comm, shape, dtype, source, target)
+        super().__init__(ADAPTER, comm, shape, dtype, source, target, autograd=_AUTOGRAD)
 
 
 def reshard(
@@ -70,11 +73,12 @@ def reshard(
         shape: Of the whole tensor. Default: what the parts make together.
         group: A Paddle group, a `Communicator`, or None for all ranks.
         async_op: Return a handle at once, whose ``result()`` waits and returns what is returned else. Layouts, shapes
-            and dtypes are compared before; a `ReshardPlan` has done that already.
+            and dtypes are compared before; a `ReshardPlan` has done that already. Not for what wants a gradient.
 
     Returns:
         This rank's part of the target, a new tensor; None on a rank that is not in its mesh, or outside the group.
-        It has no gradient.
+        Differentiable, to any order, where all ranks are in both meshes: the gradient moves back the same way, and
+        gradients of copies are added.
 
     Raises:
         InvalidParamError, InvalidTensorError: a layout or a part of any rank is wrong.
@@ -85,7 +89,7 @@ def reshard(
     comm = resolve(group)
     if comm is None:
         return Done(None) if async_op else None
-    return reshard_on_host(ADAPTER, comm, {"x": x}, source, target, shapes, async_op, single=True)
+    return reshard_on_host(ADAPTER, comm, {"x": x}, source, target, shapes, async_op, single=True, autograd=_AUTOGRAD)
 
 
 def reshard_state(
@@ -106,7 +110,7 @@ def reshard_state(
         group, async_op: See `reshard`.
 
     Returns:
-        The parts of the target, by name.
+        The parts of the target, by name. Those that want a gradient move one after the other.
 
     Raises:
         AllToAllVError: as `reshard`.
@@ -114,4 +118,4 @@ def reshard_state(
     comm = resolve(group)
     if comm is None:
         return Done(dict.fromkeys(state)) if async_op else dict.fromkeys(state)
-    return reshard_on_host(ADAPTER, comm, state, source, target, shapes, async_op)
+    return reshard_on_host(ADAPTER, comm, state, source, target, shapes, async_op, autograd=_AUTOGRAD)

@@ -238,9 +238,6 @@ def _moved(
             part, dtype = (None, None) if x is None else (tuple(x.shape), core_name(x.dtype))
             told.append(Described(name, of_source, of_target, whole, part, dtype, x is not None and needs_grad(x)))
     plan = Resharding[Tensor](groups.on_host(comm), told)
-    for each, (*_, wants_gradient) in zip(told, plan.terms, strict=True):
-        if wants_gradient and not all(len(layout.ranks) == comm.size for layout in (each.source, each.target)):
-            raise InvalidParamError(f"{each.name} requires grad, expected all {comm.size} ranks in both meshes then")
     tools = _Tools(comm, lies)
     finish = plan.begin(list(state.values()), tools, async_op)
 
