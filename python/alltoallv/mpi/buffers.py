@@ -6,6 +6,7 @@ view where they lie so, else as a copy, which is written back where it received.
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -28,34 +29,30 @@ class Blocks:
         self, name: str, array: Array, types: Sequence[Datatype], counts: Sequence[int], begins: Sequence[int]
     ) -> None:
         self.array, self.types, self.counts, self.begins = array, types, counts, begins
-        self.dtype = types[0].dtype if types else np.dtype("B")
-        if any(each.dtype != self.dtype for each in types):
-            raise InvalidParamError(f"{name} has types of {len({t.dtype for t in types})} dtypes, expected one")
-        self.sizes = [count * len(each.offsets) for count, each in zip(counts, types, strict=True)]
+        self.dtype = dtype = types[0].dtype if types else np.dtype("B")
+        self.sizes: list[int] = []
         self._memory = memory = _memory_order(array)
-        held = array.nbytes
+        item, held = dtype.itemsize, array.nbytes
+        first = next_begin = begins[0] if begins else 0
+        follows = first % item == 0  # one block the other, all of them plain
         for j, (kind, count, begin) in enumerate(zip(types, counts, begins, strict=True)):
+            if kind.dtype != dtype:
+                raise InvalidParamError(f"{name} has types of {dtype} and {kind.dtype}, expected one dtype")
             if count < 0 or begin < 0:
                 raise InvalidParamError(
                     f"{name} has count {count} and displacement {begin} in block {j}, expected >= 0"
                 )
-            last = int(kind.offsets.max(initial=-1)) + 1
-            if count and last and begin + ((count - 1) * kind.elements + last) * self.dtype.itemsize > held:
-                raise InvalidParamError(
-                    f"{name} has {held} bytes, expected at least "
-                    f"{begin + ((count - 1) * kind.elements + last) * self.dtype.itemsize}, where block {j} ends"
-                )
-        ends = [begin + size * self.dtype.itemsize for begin, size in zip(begins, self.sizes, strict=True)]
-        begin = begins[0] if begins else 0
-        aligned = all(b % self.dtype.itemsize == 0 for b in begins)
-        follows = all(
-            not size or at == begin + self.dtype.itemsize * sum(self.sizes[:j])
-            for j, (size, at) in enumerate(zip(self.sizes, begins, strict=True))
-        )
-        plain = all(kind.plain for kind in types)
+            self.sizes.append(count * kind.number)
+            if not count:
+                continue
+            end = begin + ((count - 1) * kind.elements + kind.last) * item
+            if kind.last and end > held:
+                raise InvalidParamError(f"{name} has {held} bytes, expected at least {end}, where block {j} ends")
+            follows = follows and kind.plain and begin == next_begin
+            next_begin = end
         self._view: Array | None = None
-        if memory is not None and plain and follows and aligned and ends:
-            self._view = memory[begin : begin + sum(self.sizes) * self.dtype.itemsize].view(self.dtype)
+        if memory is not None and follows and types:
+            self._view = memory[first:next_begin].view(dtype)
 
     def block(self, j: int) -> Blocks:
         """Returns one of the blocks."""
@@ -113,7 +110,7 @@ def array_of(name: str, value: Any) -> Array:
     """
     if isinstance(value, np.ndarray):
         return value
-    if isinstance(value, str | list | tuple | int | float | complex | dict) or value is None:
+    if isinstance(value, (str, list, tuple, int, float, complex, dict)) or value is None:
         raise InvalidTensorError(f"{name} is {value!r}, expected an array or another object with memory of its own")
     try:
         view = memoryview(value)
@@ -136,7 +133,7 @@ def array_of(name: str, value: Any) -> Array:
 
 
 def _is_type(value: Any) -> bool:
-    return isinstance(value, Datatype | str | np.dtype | type)
+    return isinstance(value, (Datatype, str, np.dtype, type))
 
 
 def _unpack(name: str, message: Any, pairs: type[Any] | tuple[type[Any], ...]) -> tuple[Any, Any, Any, Any]:
@@ -144,7 +141,7 @@ def _unpack(name: str, message: Any, pairs: type[Any] | tuple[type[Any], ...]) -
 
     In place of the counts may stand a pair of counts and displacements, of one of these kinds of sequence.
     """
-    if not isinstance(message, list | tuple):
+    if not isinstance(message, (list, tuple)):
         return message, None, None, None
     if not 2 <= len(message) <= 4:
         raise InvalidParamError(
@@ -171,7 +168,9 @@ def _integer(name: str, what: str, value: Any) -> int:
 
 
 def _integers(name: str, what: str, values: Any, size: int) -> list[int]:
-    if np.ndim(values) == 0:
+    if isinstance(values, np.ndarray) and values.dtype.kind in "iu":
+        values = values.tolist()
+    if not hasattr(values, "__len__"):
         raise InvalidParamError(f"{name} has {what} {values!r}, expected {size}, one for each rank")
     if len(values) != size:
         raise InvalidParamError(f"{name} has {len(values)} {what}, expected {size}, one for each rank")
@@ -186,7 +185,7 @@ def _array_and_type(name: str, value: Any, kind: Any) -> tuple[Array, Datatype]:
             f"{name} is MPI.BOTTOM: absolute addresses are not in alltoallv.mpi, expected an array"
         )
     array = array_of(name, value)
-    return array, Datatype(array.dtype) if kind is None else of(kind)
+    return array, of(array.dtype if kind is None else kind)
 
 
 def simple(name: str, message: Any, parts: int = 1) -> Blocks:
@@ -215,12 +214,12 @@ def vector(name: str, message: Any, size: int) -> Blocks:
         if rest:
             raise InvalidParamError(f"{name} has {array.nbytes} bytes, expected a multiple of {datatype.extent}")
         counts = [whole // size + (whole % size > j) for j in range(size)]
-    if np.ndim(counts) == 0:
+    if not hasattr(counts, "__len__") or np.ndim(counts) == 0:
         counts = [_integer(name, "count", counts)] * size
     counts = _integers(name, "counts", counts, size)
     if displs is None:
-        displs = np.cumsum([0, *counts[:-1]])
-    elif np.ndim(displs) == 0:
+        displs = [0, *itertools.accumulate(counts[:-1])]
+    elif not hasattr(displs, "__len__") or np.ndim(displs) == 0:
         displs = [_integer(name, "displacement", displs) * j for j in range(size)]
     displs = _integers(name, "displacements", displs, size)
     return Blocks(name, array, [datatype] * size, counts, [displ * datatype.extent for displ in displs])
@@ -228,7 +227,7 @@ def vector(name: str, message: Any, size: int) -> Blocks:
 
 def typed(name: str, message: Any, size: int) -> Blocks:
     """Returns the blocks of a message with a count, a displacement in bytes and a type for every rank, as bytes."""
-    if not isinstance(message, list | tuple) or not 2 <= len(message) <= 4:
+    if not isinstance(message, (list, tuple)) or not 2 <= len(message) <= 4:
         raise InvalidParamError(f"{name} is {message!r}, expected [object, counts, displacements, types]")
     value, *layout, types = message
     counts, displs = layout[0] if len(layout) == 1 else (layout if layout else (None, None))

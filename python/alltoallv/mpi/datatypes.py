@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,6 +27,8 @@ class Datatype:
         self.offsets = np.zeros(1, np.int64) if offsets is None else offsets
         self.elements = extent  # from one to the next
         self.name = name
+        self.number = len(self.offsets)
+        self.last = int(self.offsets.max(initial=-1)) + 1  # where its elements end
         # Whether what it describes is just its elements, one after the other.
         self.plain = bool(np.array_equal(self.offsets, np.arange(extent)))
 
@@ -119,7 +122,12 @@ class Datatype:
 
 def of(value: Any) -> Datatype:
     """Returns the datatype that a message names: a `Datatype`, or a dtype or its name."""
-    return value if isinstance(value, Datatype) else Datatype(numpy_dtype(value))
+    return value if isinstance(value, Datatype) else _plain(numpy_dtype(value))
+
+
+@functools.lru_cache(maxsize=256)
+def _plain(dtype: np.dtype[Any]) -> Datatype:
+    return Datatype(dtype)
 
 
 def _pair(code: str) -> np.dtype[Any]:
