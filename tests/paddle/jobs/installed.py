@@ -10,6 +10,8 @@ import os  # noqa: E402
 import paddle  # noqa: E402
 import paddle.distributed as dist  # noqa: E402
 import pytest  # noqa: E402
+from paddle.incubate.distributed.models.moe import MoELayer  # noqa: E402
+from paddle.incubate.distributed.models.moe.grad_clip import ClipGradForMOEByGlobalNorm  # noqa: E402
 
 from alltoallv.paddle.process_group import ProcessGroup  # noqa: E402
 
@@ -105,6 +107,24 @@ model(x).sum().backward()
 assert model._layers.weight.grad.flatten().tolist() == [5, 6, 7, 8]
 with pytest.raises(alltoallv.errors.BackendUnavailableError, match="group has 1 of 2 ranks, expected all"):
     paddle.base.core.EagerReducer([], [], [], ProcessGroup(0, 1))
+# Experts whose tokens are also divided over a group for model parallelism, and gradients clipped over all experts.
+sums = []
+for mp_group in (None, group):
+    experts = paddle.nn.LayerList()
+    for number in range(2):
+        paddle.seed(2 * rank + number)
+        experts.append(paddle.nn.Linear(4, 4))
+    paddle.seed(7)
+    layer = MoELayer(4, experts, {"type": "naive", "top_k": 2}, moe_group=group, mp_group=mp_group)
+    result = layer(paddle.arange(24.0).reshape([3, 2, 4]))
+    result.sum().backward()
+    sums.append(result.tolist())
+assert sums[0] == sums[1]
+inside = {id(each) for each in experts.parameters()}
+clip = ClipGradForMOEByGlobalNorm(1.0, lambda each: id(each) in inside, group)
+norm = paddle.stack([(g**2).sum() for p, g in clip([(p, p.grad) for p in layer.parameters()]) if id(p) in inside]).sum()
+dist.all_reduce(norm)
+assert 0 < float(norm) <= 1.0001
 # A rank's mistake is heard by all, and names what differs.
 with pytest.raises(alltoallv.errors.PeerMismatchError, match="rank 0 has elements: 1, rank 1 has elements: 2"):
     dist.all_reduce(paddle.ones([rank + 1]))
