@@ -150,6 +150,10 @@ def _results(rows: int, rank: int, dtype: torch.dtype) -> torch.Tensor:
 @on_ranks(SIZE)
 def test_a_handle_of_rows_by_rank(comm: Communicator) -> None:
     buffer, (x, ids, weights), rows = deep_ep.ElasticBuffer(comm, num_max_tokens_per_rank=MOST), *_known(comm.rank)
+    assert (buffer.rank_idx, buffer.num_ranks) == (comm.rank, SIZE)
+    assert buffer.get_logical_domain_size() == buffer.get_physical_domain_size() == (1, SIZE)
+    assert buffer.get_theoretical_num_qps(24) == 0
+    buffer.barrier(with_cpu_sync=True)
     got, found, got_weights, handle, _ = buffer.dispatch(x, ids, weights, num_experts=EXPERTS, num_sms=24)
     assert found.tolist() == [row.experts for row in rows]
     assert handle.psum_num_recv_tokens_per_expert.tolist() == np.cumsum([len(e) for e in by_expert(rows)]).tolist()

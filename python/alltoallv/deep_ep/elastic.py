@@ -11,6 +11,8 @@ from alltoallv.deep_ep import expert_rows
 from alltoallv.deep_ep.buffers import BaseBuffer, Tokens, as_tokens
 from alltoallv.deep_ep.handles import EPHandle
 from alltoallv.deep_ep.utils import EventOverlap
+from alltoallv.torch.api.distributed import barrier
+from alltoallv.torch.eager import group as groups
 
 
 class ElasticBuffer(BaseBuffer):
@@ -52,6 +54,27 @@ class ElasticBuffer(BaseBuffer):
         self.num_bytes, self.num_max_tokens_per_rank = num_bytes or 0, num_max_tokens_per_rank
         self.allow_multiple_reduction = allow_multiple_reduction
 
+    @property
+    def rank_idx(self) -> int:
+        """This rank's number in the group."""
+        return groups.rank_in(self.group)
+
+    @property
+    def num_ranks(self) -> int:
+        """The number of ranks in the group."""
+        return groups.world_size(self.group)
+
+    def get_logical_domain_size(self) -> tuple[int, int]:
+        """Returns 1 and the number of ranks: rows travel in one step between hosts too."""
+        return 1, self.num_ranks
+
+    get_physical_domain_size = get_logical_domain_size
+
+    def barrier(self, use_comm_stream: bool = True, with_cpu_sync: bool = False) -> None:
+        """Waits for all ranks; both arguments are ignored: the call is done when it returns."""
+        self._check_usable()
+        barrier(group=self.group)
+
     @staticmethod
     def get_buffer_size_hint(
         group: Any,
@@ -76,6 +99,10 @@ class ElasticBuffer(BaseBuffer):
         sm_write_gbs: float = 50,
     ) -> int:
         """Returns 0: no SMs are needed."""
+        return 0
+
+    def get_theoretical_num_qps(self, num_sms: int) -> int:
+        """Returns 0: no queues are needed."""
         return 0
 
     def dispatch(
