@@ -24,7 +24,6 @@ from alltoallv._calls import objects
 from alltoallv._calls.counts import integer, packed
 from alltoallv._calls.guard import guard
 from alltoallv.communicator import Communicator
-from alltoallv.dtypes import numpy_dtype
 from alltoallv.errors import InvalidParamError, InvalidTensorError, PeerMismatchError
 
 T = TypeVar("T")
@@ -389,14 +388,18 @@ def _assembled(step: Move, source: Any, arrived: dict[int, Any], alone: Any, dty
 
 
 def _added(step: Move, source: Any, arrived: dict[int, Any], dtype: str, tools: Tools[Any]) -> Any:
-    """Returns the gradient of a rank's source, in host memory: 16-bit floats are added in float32."""
-    total = np.zeros(step.shape_out or (), numpy_dtype(WIDE.get(dtype, dtype)))
+    """Returns the gradient of a rank's source; 16-bit floats are added in float32."""
+    total = tools.new(step.shape_out or (), WIDE.get(dtype, dtype), True)
     if step.kept is not None:
         total[step.kept[1]] += source[step.kept[0]]
     for j, box in step.recvs.items():
-        total[box] += arrived[j].reshape(total[box].shape)
-    out = tools.new(total.shape, dtype, False)
-    out[...] = total / total.dtype.type(step.share)
+        total[box] += arrived[j].reshape(tuple(total[box].shape))
+    if step.share > 1:
+        total /= step.share
+    if dtype not in WIDE:
+        return total
+    out = tools.new(step.shape_out or (), dtype, False)
+    out[...] = total
     return out
 
 
@@ -519,7 +522,7 @@ class Resharding(Generic[T]):
         return sum(_numel(box) for steps in self.steps for step in steps for box in step.recvs.values())
 
     def transposed(self) -> Resharding[T]:
-        """Returns what moves gradients of the targets back, in host memory.
+        """Returns what moves gradients of the targets back.
 
         Raises:
             InvalidParamError: it reduces by what is not linear.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from alltoallv._calls.guard import guard
+from alltoallv._calls.linear import Map
 from alltoallv._calls.resharding import Described, Layout, Resharding, boxes, read_layout
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.torch.api.functions import all_to_all_v
@@ -68,6 +70,31 @@ class _Last:
         return self._work.is_completed()
 
 
+class _Moved(Map[Tensor]):
+    """The resharding of one tensor, as autograd sees it: all ranks take part in the gradient's exchange."""
+
+    def __init__(self, comm: AnyCommunicator, device: torch.device, plan: Resharding[Tensor]) -> None:
+        self._comm, self._device, self._plan = comm, device, plan
+
+    def run(self, input: Tensor | None) -> Any:
+        target: Any = self._plan.begin([input], _Tools(self._comm, self._device))()[0]
+        return target.clone() if isinstance(input, Tensor) and target is input else target
+
+    def transposed(self) -> _Moved:
+        return _Moved(self._comm, self._device, self._plan.transposed())
+
+
+class _Applied(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, call: _Moved) -> Tensor:
+        ctx.call = call
+        return call.run(input)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        return ctx.call.back(grad, _Applied.apply), None
+
+
 class ReshardPlan:
     """Moves tensors of one shape, dtype and kind of device from a layout to another; made once, called for many.
 
@@ -110,6 +137,7 @@ class ReshardPlan:
             self.source_shape = boxes(source, whole).shape(comm.rank)
             self.target_shape = boxes(target, whole).shape(comm.rank)
             told = Described("x", source, target, whole, self.source_shape, core_name(dtype))
+        self._all = all(len(layout.ranks) == comm.size for layout in (source, target))
         self._dtype, self._plan = dtype, Resharding[Tensor](groups.on_host(comm), [told])
         self.elements_sent, self.elements_received = self._plan.elements_sent, self._plan.elements_received
 
@@ -125,6 +153,13 @@ class ReshardPlan:
             if found != expected:
                 raise InvalidTensorError(f"x has shape, dtype and device {found}, expected {expected}")
             _check_later(async_op, x)
+            wants = x is not None and needs_grad(x)
+            if wants and not self._all:
+                raise InvalidParamError("x wants a gradient, expected all ranks in both meshes of the plan then")
+            if wants:
+                self._plan.transposed()  # it may not have one
+        if wants:
+            return _Applied.apply(x, _Moved(self._comm, self._device, self._plan))
         tools = _Tools(self._comm, self._device if x is None else x.device)
         finish = self._plan.begin([x], tools, async_op)
         return tools.outcome(lambda: finish()[0], async_op)
@@ -197,7 +232,8 @@ def reshard_state(
         group, device, async_op: See `reshard`.
 
     Returns:
-        The parts of the target, by name; on a rank outside the group None for each.
+        The parts of the target, by name; on a rank outside the group None for each. Where one requires grad, they move
+        one after the other.
 
     Raises:
         AllToAllVError: as `reshard`.
@@ -238,6 +274,15 @@ def _moved(
             part, dtype = (None, None) if x is None else (tuple(x.shape), core_name(x.dtype))
             told.append(Described(name, of_source, of_target, whole, part, dtype, x is not None and needs_grad(x)))
     plan = Resharding[Tensor](groups.on_host(comm), told)
+    wants = [wants for *_, wants in plan.terms]
+    if any(wants):
+        moved = [_Moved(comm, lies, plan.alone(i)) for i in range(len(state))]
+        with guard(comm, "all_to_all_v"):
+            for each in itertools.compress(moved, wants):
+                each.transposed()  # it may not have one
+        calls = zip(state.values(), moved, wants, strict=True)
+        tensors = [_Applied.apply(x, each) if recorded else each.run(x) for x, each, recorded in calls]
+        return tensors[0] if single else dict(zip(state, tensors, strict=True))
     tools = _Tools(comm, lies)
     finish = plan.begin(list(state.values()), tools, async_op)
 
