@@ -42,6 +42,19 @@ struct aclrtMemLocation {
     aclrtMemLocationType type;
 };
 
+enum aclrtMemAllocationType : int { ACL_MEM_ALLOCATION_TYPE_PINNED = 0 };
+enum aclrtMemHandleType : int { ACL_MEM_HANDLE_TYPE_NONE = 0 };
+enum aclrtMemGranularityOptions : int { ACL_RT_MEM_ALLOC_GRANULARITY_MINIMUM = 0 };
+using aclrtDrvMemHandle = void*;
+
+struct aclrtPhysicalMemProp {
+    aclrtMemHandleType handleType;
+    aclrtMemAllocationType allocationType;
+    aclrtMemAttr memAttr;
+    aclrtMemLocation location;
+    uint64_t reserve;
+};
+
 struct aclrtPtrAttributes {
     aclrtMemLocation location;
     uint32_t pageSize;
@@ -151,6 +164,14 @@ aclError aclrtHostRegisterV2(void* ptr, uint64_t size, uint32_t flag);
 aclError aclrtHostUnregister(void* ptr);
 aclError aclrtPointerGetAttributes(const void* ptr, aclrtPtrAttributes* attributes);
 aclError aclrtMemGetAddressRange(void* ptr, void** pbase, size_t* psize);
+aclError aclrtReserveMemAddress(void** virPtr, size_t size, size_t alignment, void* expectPtr, uint64_t flags);
+aclError aclrtReleaseMemAddress(void* virPtr);
+aclError aclrtMallocPhysical(aclrtDrvMemHandle* handle, size_t size, const aclrtPhysicalMemProp* prop, uint64_t flags);
+aclError aclrtFreePhysical(aclrtDrvMemHandle handle);
+aclError aclrtMapMem(void* virPtr, size_t size, size_t offset, aclrtDrvMemHandle handle, uint64_t flags);
+aclError aclrtUnmapMem(void* virPtr);
+aclError aclrtMemGetAllocationGranularity(aclrtPhysicalMemProp* prop, aclrtMemGranularityOptions option,
+                                          size_t* granularity);
 aclError aclrtGetMemInfo(aclrtMemAttr attr, size_t* free, size_t* total);
 aclError aclrtMemset(void* devPtr, size_t maxCount, int32_t value, size_t count);
 

@@ -120,6 +120,45 @@ aclError aclrtMemGetAddressRange(void* ptr, void** pbase, size_t* psize) {
     });
 }
 
+aclError aclrtReserveMemAddress(void** virPtr, size_t size, size_t alignment, void* expectPtr, uint64_t) {
+    ACL_FUNCTION({
+        check_pointer("virPtr", virPtr);
+        if (alignment != 0) throw Failure(acl_error_rt_param_invalid, "alignment is ", alignment, ", expected 0");
+        if (expectPtr != nullptr) throw Failure(acl_error_rt_param_invalid, "expectPtr is an address, expected null");
+        *virPtr = reserve_addresses(size);
+    });
+}
+
+aclError aclrtReleaseMemAddress(void* virPtr) {
+    ACL_FUNCTION(release_addresses(virPtr););
+}
+
+aclError aclrtMallocPhysical(aclrtDrvMemHandle* handle, size_t size, const aclrtPhysicalMemProp* prop, uint64_t) {
+    ACL_FUNCTION({
+        check_pointer("handle", handle);
+        check_pointer("prop", prop);
+        if (prop->location.type != ACL_MEM_LOCATION_TYPE_DEVICE)
+            throw Failure(acl_error_rt_param_invalid, "prop's location is not a device");
+        *handle = allocate_physical(static_cast<int>(prop->location.id), size);
+    });
+}
+
+aclError aclrtFreePhysical(aclrtDrvMemHandle handle) {
+    ACL_FUNCTION(free_physical(static_cast<Physical*>(handle)););
+}
+
+aclError aclrtMapMem(void* virPtr, size_t size, size_t offset, aclrtDrvMemHandle handle, uint64_t) {
+    ACL_FUNCTION(map_memory(virPtr, size, offset, static_cast<Physical*>(handle)););
+}
+
+aclError aclrtUnmapMem(void* virPtr) {
+    ACL_FUNCTION(unmap_memory(virPtr););
+}
+
+aclError aclrtMemGetAllocationGranularity(aclrtPhysicalMemProp*, aclrtMemGranularityOptions, size_t* granularity) {
+    ACL_FUNCTION(give("granularity", granularity, memory_granularity););
+}
+
 /// Runs at once, independent of streams: a caller that has not waited for them sees old data.
 aclError aclrtMemcpy(void* dst, size_t destMax, const void* src, size_t count, aclrtMemcpyKind kind) {
     ACL_FUNCTION(check_copy(dst, destMax, src, count, kind); copy(dst, src, count););

@@ -1,12 +1,14 @@
 #include "runtime/memory.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <set>
 #include <sstream>
 
 #include "acl/acl_api.h"
@@ -14,14 +16,26 @@
 #include "runtime/settings.h"
 
 namespace alltoallv::emulator {
+
+struct Physical {
+    int device;
+    size_t bytes;
+    int file;
+    int mapped;  // how often
+};
+
 namespace {
 
 constexpr unsigned char fresh = 0xA5;
+constexpr size_t fresh_beginning = size_t{64} << 10;  // of each `memory_granularity` of memory that is mapped
 
 struct Registry {
     std::mutex mutex;
     std::map<uintptr_t, Allocation> allocations;
-    std::map<int, size_t> used;  // bytes per device
+    std::map<int, size_t> used;            // bytes per device
+    std::map<uintptr_t, size_t> reserved;  // addresses for mapped memory
+    std::map<uintptr_t, Physical*> mapped;
+    std::set<Physical*> physical;
 };
 
 Registry& registry = *new Registry;  // never destroyed: threads use it to the end
@@ -38,6 +52,20 @@ const Allocation* find(const void* address) {
     if (after == registry.allocations.begin()) return nullptr;
     const Allocation& candidate = std::prev(after)->second;
     return key < reinterpret_cast<uintptr_t>(candidate.address) + candidate.bytes ? &candidate : nullptr;
+}
+
+/// Returns the reservation that holds the range.
+std::map<uintptr_t, size_t>::iterator reservation(uintptr_t address, size_t bytes) {
+    auto after = registry.reserved.upper_bound(address);
+    if (after == registry.reserved.begin()) return registry.reserved.end();
+    --after;
+    const bool inside = address - after->first < after->second && bytes <= after->second - (address - after->first);
+    return inside ? after : registry.reserved.end();
+}
+
+void check_granularity(const char* what, size_t bytes) {
+    if (bytes == 0 || bytes % memory_granularity != 0)
+        throw Failure(acl_error_rt_param_invalid, what, " is ", bytes, ", expected a multiple of ", memory_granularity);
 }
 
 void check_end(const char* what, const Allocation& allocation, const void* address, size_t bytes) {
@@ -126,7 +154,111 @@ void forget_device_memory(void* address) {
 std::optional<Allocation> find_allocation(const void* address) {
     const std::lock_guard lock(registry.mutex);
     const Allocation* found = find(address);
-    return found == nullptr ? std::nullopt : std::optional(*found);
+    if (found == nullptr) return std::nullopt;
+    Allocation whole = *found;
+    const auto begin = reinterpret_cast<uintptr_t>(whole.address);
+    const auto addresses = reservation(begin, whole.bytes);
+    if (addresses != registry.reserved.end()) {
+        const uintptr_t end = addresses->first + addresses->second;
+        for (auto next = registry.allocations.upper_bound(begin); next != registry.allocations.end(); ++next) {
+            if (next->first != begin + whole.bytes || next->first >= end) break;
+            whole.bytes += next->second.bytes;
+        }
+    }
+    return whole;
+}
+
+void* reserve_addresses(size_t bytes) {
+    if (bytes == 0) throw Failure(acl_error_rt_param_invalid, "size is 0, expected at least 1");
+    bytes = (bytes + memory_granularity - 1) / memory_granularity * memory_granularity;
+    const size_t more = bytes + memory_granularity;  // for an address that is a multiple too
+    void* const mapping = mmap(nullptr, more, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (mapping == MAP_FAILED)
+        throw Failure(acl_error_rt_memory_allocation, "the process has no ", bytes, " addresses left");
+    const auto begin = reinterpret_cast<uintptr_t>(mapping);
+    const uintptr_t address = (begin + memory_granularity - 1) / memory_granularity * memory_granularity;
+    if (address > begin) munmap(mapping, address - begin);
+    if (begin + more > address + bytes)
+        munmap(reinterpret_cast<void*>(address + bytes), begin + more - address - bytes);
+    const std::lock_guard lock(registry.mutex);
+    registry.reserved[address] = bytes;
+    return reinterpret_cast<void*>(address);
+}
+
+void release_addresses(void* address) {
+    const std::lock_guard lock(registry.mutex);
+    const auto found = registry.reserved.find(reinterpret_cast<uintptr_t>(address));
+    if (found == registry.reserved.end()) throw Failure(acl_error_rt_param_invalid, hex(address), " is not reserved");
+    const auto mapped = registry.mapped.lower_bound(found->first);
+    if (mapped != registry.mapped.end() && mapped->first < found->first + found->second)
+        throw Failure(acl_error_rt_param_invalid, "memory is still mapped behind ", hex(address));
+    munmap(address, found->second);
+    registry.reserved.erase(found);
+}
+
+Physical* allocate_physical(int device, size_t bytes) {
+    check_granularity("size", bytes);
+    const std::lock_guard lock(registry.mutex);
+    take(device, bytes);
+    const int file = memfd_create("alltoallv-emulator", MFD_CLOEXEC);
+    void* const content = file < 0 || ftruncate(file, static_cast<off_t>(bytes)) != 0
+                              ? MAP_FAILED
+                              : mmap(nullptr, bytes, PROT_WRITE, MAP_SHARED, file, 0);
+    if (content == MAP_FAILED) {
+        if (file >= 0) close(file);
+        registry.used[device] -= bytes;
+        throw Failure(acl_error_rt_memory_allocation, "the host has no ", bytes, " bytes left");
+    }
+    // Its beginnings alone: a program that is told in the end that a device is full would use all memory of the host.
+    for (size_t at = 0; at < bytes; at += memory_granularity)
+        std::memset(static_cast<char*>(content) + at, fresh, fresh_beginning);
+    munmap(content, bytes);
+    return *registry.physical.insert(new Physical{device, bytes, file, 0}).first;
+}
+
+void free_physical(Physical* memory) {
+    const std::lock_guard lock(registry.mutex);
+    if (registry.physical.count(memory) == 0)
+        throw Failure(acl_error_rt_param_invalid, "handle is not of memory, or was freed before");
+    if (memory->mapped > 0) throw Failure(acl_error_rt_param_invalid, "handle is of memory that is still mapped");
+    registry.used[memory->device] -= memory->bytes;
+    close(memory->file);
+    registry.physical.erase(memory);
+    delete memory;
+}
+
+void map_memory(void* address, size_t bytes, size_t offset, Physical* memory) {
+    check_granularity("size", bytes);
+    const std::lock_guard lock(registry.mutex);
+    if (registry.physical.count(memory) == 0)
+        throw Failure(acl_error_rt_param_invalid, "handle is not of memory, or was freed before");
+    if (offset % memory_granularity != 0 || offset > memory->bytes || bytes > memory->bytes - offset)
+        throw Failure(acl_error_rt_param_invalid, "offset is ", offset, " and size ", bytes, ", of memory of ",
+                      memory->bytes, " bytes");
+    const auto begin = reinterpret_cast<uintptr_t>(address);
+    if (begin % memory_granularity != 0 || reservation(begin, bytes) == registry.reserved.end())
+        throw Failure(acl_error_rt_param_invalid, "virPtr ", hex(address), " is not in reserved addresses");
+    const auto next = registry.allocations.lower_bound(begin);
+    if (find(address) != nullptr || (next != registry.allocations.end() && next->first < begin + bytes))
+        throw Failure(acl_error_rt_param_invalid, "virPtr ", hex(address), " has memory already");
+    const int flags = MAP_SHARED | MAP_FIXED;
+    if (mmap(address, bytes, PROT_READ | PROT_WRITE, flags, memory->file, static_cast<off_t>(offset)) == MAP_FAILED)
+        throw Failure(acl_error_rt_memory_allocation, "the host maps no more memory");
+    registry.allocations[begin] = {static_cast<char*>(address), bytes, MemoryKind::device, memory->device, true};
+    registry.mapped[begin] = memory;
+    ++memory->mapped;
+}
+
+void unmap_memory(void* address) {
+    const std::lock_guard lock(registry.mutex);
+    const auto found = registry.mapped.find(reinterpret_cast<uintptr_t>(address));
+    if (found == registry.mapped.end()) throw Failure(acl_error_rt_param_invalid, hex(address), " is not mapped");
+    const auto allocation = registry.allocations.find(found->first);
+    const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
+    mmap(address, allocation->second.bytes, PROT_NONE, flags, -1, 0);
+    --found->second->mapped;
+    registry.allocations.erase(allocation);
+    registry.mapped.erase(found);
 }
 
 void check_device_range(const char* what, const void* address, size_t bytes) {

@@ -14,7 +14,7 @@ struct Allocation {
     size_t bytes;
     MemoryKind kind;
     int device;       // for device memory
-    bool registered;  // the caller's host memory, or known and not allocated here
+    bool registered;  // the caller's host memory, mapped, or known and not allocated here
 };
 
 /// Fresh device memory is filled with 0xA5, so that missing initialization is noticed. Throws Failure if the device is
@@ -30,7 +30,19 @@ void unregister_host(void* address);
 void know_device_memory(void* address, size_t bytes, int device);
 void forget_device_memory(void* address);
 
-/// Returns the allocation that holds the address.
+/// Virtual memory: reserved addresses, at which memory of a device is mapped and unmapped. Its sizes are multiples of
+/// `memory_granularity`, up to which reservations are rounded. Throws Failure for what has not been reserved, allocated
+/// or mapped, or is still in use.
+constexpr size_t memory_granularity = size_t{2} << 20;
+struct Physical;
+void* reserve_addresses(size_t bytes);
+void release_addresses(void* address);
+Physical* allocate_physical(int device, size_t bytes);
+void free_physical(Physical* memory);
+void map_memory(void* address, size_t bytes, size_t offset, Physical* memory);
+void unmap_memory(void* address);
+
+/// Returns the allocation that holds the address; of mapped memory, with what is mapped right behind it.
 std::optional<Allocation> find_allocation(const void* address);
 
 /// Throws Failure unless the range lies in one allocation of device memory. `what` names the argument.

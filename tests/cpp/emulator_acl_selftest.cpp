@@ -173,6 +173,58 @@ TEST(memory_knows_its_bounds) {
     CHECK_EQ(aclrtMemGetAddressRange(&attributes, &begin, &size), acl_error_rt_param_invalid);
 }
 
+TEST(memory_is_mapped_at_reserved_addresses) {
+    constexpr size_t page = size_t{2} << 20;
+    size_t granularity = 0, free_before = 0, free_after = 0, total = 0;
+    aclrtPhysicalMemProp prop{};
+    prop.location = {0, ACL_MEM_LOCATION_TYPE_DEVICE};
+    CHECK_EQ(aclrtMemGetAllocationGranularity(&prop, ACL_RT_MEM_ALLOC_GRANULARITY_MINIMUM, &granularity), 0);
+    CHECK_EQ(granularity, page);
+    CHECK_EQ(aclrtGetMemInfo(ACL_HBM_MEM, &free_before, &total), 0);
+    void* addresses = nullptr;
+    CHECK_EQ(aclrtReserveMemAddress(&addresses, 512, 0, nullptr, 1), 0);  // as torch_npu asks whether it can
+    CHECK_EQ(aclrtReleaseMemAddress(addresses), 0);
+    CHECK_EQ(aclrtReserveMemAddress(&addresses, total + page, 0, nullptr, 1), 0);
+    char* const base = static_cast<char*>(addresses);
+    aclrtDrvMemHandle first = nullptr, second = nullptr;
+    CHECK_EQ(aclrtMallocPhysical(&first, page, &prop, 0), 0);
+    CHECK_EQ(aclrtMallocPhysical(&second, 2 * page, &prop, 0), 0);
+    CHECK_EQ(aclrtGetMemInfo(ACL_HBM_MEM, &free_after, &total), 0);
+    CHECK_EQ(free_before - free_after, 3 * page);
+    CHECK_EQ(aclrtMapMem(base, page, 0, first, 0), 0);
+    CHECK_EQ(aclrtMapMem(base + page, page, page, second, 0), 0);
+    // Memory that is mapped side by side is one range, which ends there.
+    CHECK_EQ(static_cast<int>(base[page]), static_cast<int>(static_cast<char>(0xA5)));
+    CHECK_EQ(aclrtMemset(base + page - 10, 20, 7, 20), 0);
+    CHECK_EQ(aclrtMemset(base + 2 * page - 10, 20, 7, 20), acl_error_rt_param_invalid);
+    check_message("20 bytes from there leave it");
+    CHECK_EQ(aclrtMapMem(base + page, page, 0, second, 0), acl_error_rt_param_invalid);
+    check_message("has memory already");
+    CHECK_EQ(aclrtMapMem(base + 2 * page, 2 * page, page, second, 0), acl_error_rt_param_invalid);
+    check_message("of memory of 4194304 bytes");
+    CHECK_EQ(aclrtFreePhysical(second), acl_error_rt_param_invalid);
+    check_message("still mapped");
+    CHECK_EQ(aclrtReleaseMemAddress(base), acl_error_rt_param_invalid);
+    check_message("still mapped");
+    // What is unmapped keeps its content.
+    CHECK_EQ(aclrtUnmapMem(base + page), 0);
+    CHECK_EQ(aclrtUnmapMem(base + page), acl_error_rt_param_invalid);
+    check_message("is not mapped");
+    CHECK_EQ(aclrtMapMem(base + 4 * page, page, page, second, 0), 0);
+    CHECK_EQ(static_cast<int>(base[4 * page + 9]), 7);
+    CHECK_EQ(aclrtFree(base), acl_error_rt_param_invalid);
+    CHECK_EQ(aclrtUnmapMem(base + 4 * page), 0);
+    CHECK_EQ(aclrtUnmapMem(base), 0);
+    CHECK_EQ(aclrtFreePhysical(first), 0);
+    CHECK_EQ(aclrtFreePhysical(second), 0);
+    CHECK_EQ(aclrtFreePhysical(second), acl_error_rt_param_invalid);
+    CHECK_EQ(aclrtReleaseMemAddress(base), 0);
+    CHECK_EQ(aclrtMallocPhysical(&first, page + 1, &prop, 0), acl_error_rt_param_invalid);
+    check_message("size is 2097153, expected a multiple of 2097152");
+    CHECK_EQ(aclrtGetMemInfo(ACL_HBM_MEM, &free_after, &total), 0);
+    CHECK_EQ(free_before, free_after);
+}
+
 TEST(a_device_can_be_full) {
     size_t free_before = 0, free_after = 0, total = 0;
     CHECK_EQ(aclrtGetMemInfo(ACL_HBM_MEM, &free_before, &total), 0);

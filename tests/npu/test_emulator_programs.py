@@ -27,6 +27,15 @@ def test_a_program_for_torch_npu_runs() -> None:
     }
 
 
+def test_memory_that_grows_in_place() -> None:
+    result = run_program(
+        str(PROGRAMS / "expandable_segments.py"), ranks=1, PYTORCH_NPU_ALLOC_CONF="expandable_segments:True"
+    )
+    assert result.returncode == 0, result.stderr
+    assert "total 45000000 held 142 MiB back True" in result.stdout
+    assert "alltoallv emulator" not in result.stderr
+
+
 @pytest.mark.slow
 def test_children_of_a_program_have_the_operators() -> None:
     """Spawned processes, workers of a DataLoader, and a Python of its own, which also finds its own sitecustomize."""
