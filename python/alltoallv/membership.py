@@ -105,7 +105,7 @@ def _gatherer(
     """Returns a function that gives every member the bytes, equally many, of all members, through the first of them."""
     # These tags differ from programs' tags; the lower ones also work after a loss (runtime/hosts/tcp_messages.cpp).
     name = f"{options.job}\n{options.domain}"
-    tag = -1 - zlib.crc32(name.encode()) % (2**30 - 1) - (0 if limit is None else 2**30)
+    tag = -1 - zlib.crc32(name.encode()) % (2**30 - 2) - (0 if limit is None else 2**30)
 
     def post(operator: str, data: npt.NDArray[np.uint8], peer: int) -> None:
         if limit is not None:
@@ -331,7 +331,7 @@ def _survivors(comm: Communicator, root: int, timeout: float) -> npt.NDArray[np.
         CommTimeoutError: a rank that lives did not come.
     """
     message = np.zeros(comm.size + 1, np.int64)
-    word, tag = message[:1], -(2**31)
+    word, tag = message[:1], -(2**31) + 1  # below those of `_gatherer`; the lowest of all means any tag
     if root != comm.rank:
         _post(comm.core, "send", word, root, tag, timeout)
         _post(comm.core, "recv", message, root, tag, timeout)

@@ -152,8 +152,16 @@ def test_ctrl_c_ends_an_import_that_does_not_end(tmp_path: Path) -> None:
 
 
 def test_a_rank_is_replaced(tmp_path: Path) -> None:
-    program = "import os; os.environ['ALLTOALLV_REPLACEMENT'] == '0' and os.environ['RANK'] == '1' and os._exit(3)"
-    done = run(tmp_path, program, "-n", "2", "--replace", "1", *PRELOADED, text=True)
+    program = """
+import os, time
+rank, replaced = os.environ["RANK"], os.environ["ALLTOALLV_REPLACEMENT"]
+if rank == "1" and replaced == "0":
+    os._exit(3)
+open(rank, "w").close()
+while not os.path.exists("1"):  # a rank that has ended well would keep the other from coming back
+    time.sleep(0.01)
+"""
+    done = run(tmp_path, program, "-n", "2", "--replace", "1", *PRELOADED, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "exited with code 3, and is started again" in done.stderr
 
