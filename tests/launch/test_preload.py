@@ -104,6 +104,7 @@ def test_imported_once_and_then_different(tmp_path: Path) -> None:
     [
         ("import nowhere_at_all", "ModuleNotFoundError: No module named 'nowhere_at_all'"),
         ("from threading import Event, Thread\nThread(target=Event().wait, daemon=True, name='t').start()", "lack: t"),
+        ("from threading import Event, Thread\nThread(target=Event().wait, name='u').start()", "lack: u"),
     ],
 )
 def test_what_cannot_be_forked_from(text: str, reason: str, tmp_path: Path) -> None:

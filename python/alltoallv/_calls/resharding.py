@@ -471,10 +471,7 @@ def _wants_gradient(mine: Described, holders: Sequence[int], told: Sequence[bool
         if told[rank] != told[holders[0]]:
             a, b = sorted((rank, holders[0]), key=lambda each: not told[each])
             raise PeerMismatchError(f"{mine.name}: rank {a} wants a gradient, rank {b} wants none")
-    wants = told[holders[0]]
-    if wants and not all(len(layout.ranks) == len(told) for layout in (mine.source, mine.target)):
-        raise InvalidParamError(f"{mine.name} wants a gradient, expected all {len(told)} ranks in both meshes then")
-    return wants
+    return told[holders[0]]
 
 
 def _equal(name: str, what: str, values: Sequence[Any]) -> Any:
@@ -509,7 +506,7 @@ class Resharding(Generic[T]):
             moves(shape, each.source, each.target, comm.rank)
             for each, (shape, *_) in zip(mine, self.terms, strict=True)
         ]
-        self._size = comm.size
+        self._mine, self._size = list(mine), comm.size
 
     @property
     def elements_sent(self) -> int:
@@ -534,8 +531,17 @@ class Resharding(Generic[T]):
     def alone(self, i: int) -> Resharding[T]:
         """Returns what moves one of the tensors."""
         one = copy.copy(self)
-        one.terms, one.steps = [self.terms[i]], [self.steps[i]]
+        one.terms, one.steps, one._mine = [self.terms[i]], [self.steps[i]], [self._mine[i]]
         return one
+
+    def check_gradient(self) -> None:
+        """Raises InvalidParamError where a tensor that wants a gradient cannot have one."""
+        for each in self._mine:
+            if not all(len(layout.ranks) == self._size for layout in (each.source, each.target)):
+                raise InvalidParamError(
+                    f"{each.name} wants a gradient, expected all {self._size} ranks in both meshes then"
+                )
+        self.transposed()
 
     def begin(self, inputs: Sequence[Any], tools: Tools[Any], later: bool = False) -> Callable[[], list[Any]]:
         """Runs, or begins, one exchange per dtype; returns what returns every tensor's target.

@@ -139,7 +139,6 @@ class HostPlan:
             self.target_shape = boxes(target, whole).shape(comm.rank)
         told = Described("x", source, target, whole, self.source_shape, self._dtype)
         self._plan = Resharding[Array](comm, [told])
-        self._all = all(len(layout.ranks) == comm.size for layout in (source, target))
         self.elements_sent, self.elements_received = self._plan.elements_sent, self._plan.elements_received
 
     def __call__(self, x: Any, *, async_op: bool = False) -> Any:
@@ -156,10 +155,9 @@ class HostPlan:
                 raise InvalidTensorError(f"x has shape and dtype {found}, expected {expected}")
             recorded = self._autograd if self._autograd and x is not None and self._autograd.wants(x) else None
             if recorded:
-                if async_op or not self._all:
-                    told = "async_op is True" if async_op else "a mesh is not of all ranks"
-                    raise InvalidParamError(f"{told} for a tensor that wants a gradient, expected the opposite")
-                self._plan.transposed()  # it may not have one
+                if async_op:
+                    raise InvalidParamError("async_op is True for a tensor that wants a gradient, expected False")
+                self._plan.check_gradient()
         if recorded:
             return recorded.apply(x, _Moved(self._adapter, self._comm, self._plan))
         finish = self._plan.begin([None if part is None else tools.seen(part)], tools, async_op)
@@ -227,7 +225,7 @@ def _recorded(
         plans = [plan.alone(i) for i in range(len(state))]
         for each, (*_, wants) in zip(plans, plan.terms, strict=True):
             if wants:
-                each.transposed()  # it may not have one
+                each.check_gradient()
     targets = {}
     for (name, x), each, (*_, wants) in zip(state.items(), plans, plan.terms, strict=True):
         moved = _Moved(adapter, comm, each)

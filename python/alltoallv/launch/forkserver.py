@@ -7,13 +7,14 @@ import gc
 import importlib
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Mapping, Sequence
-from multiprocessing.connection import wait
 
 from alltoallv.launch.processes import die_with_parent, exit_code
 
@@ -124,7 +125,9 @@ class Forked:
 
     def wait(self, timeout: float | None = None) -> int:
         if self.returncode is None:
-            if not wait([self._pidfd], timeout):
+            end = select.poll()
+            end.register(self._pidfd, select.POLLIN)
+            if not end.poll(None if timeout is None else max(timeout, 0) * 1000):
                 raise subprocess.TimeoutExpired(f"rank (pid {self.pid})", timeout or 0)
             self.returncode = self._server.reap(self.pid)
             os.close(self._pidfd)
@@ -138,11 +141,15 @@ class Forked:
 
 def serve(descriptor: int, modules: Sequence[str]) -> list[int]:
     """Forks and reaps until the other end closes; returns in each child, with the descriptors that it was given."""
-    for module in modules:
-        importlib.import_module(module)
-    if len(threading.enumerate()) > 1:
-        names = ", ".join(thread.name for thread in threading.enumerate()[1:])
-        sys.exit(f"{' '.join(modules)}: importing started threads, which forked ranks would lack: {names}")
+    try:
+        for module in modules:
+            importlib.import_module(module)
+        if len(threading.enumerate()) > 1:
+            names = ", ".join(thread.name for thread in threading.enumerate()[1:])
+            sys.exit(f"{' '.join(modules)}: importing started threads, which forked ranks would lack: {names}")
+    except BaseException:  # told, and then the end: Python's own would wait for such threads
+        traceback.print_exc()
+        os._exit(1)
     gc.collect()
     gc.freeze()  # ranks do not visit, and so copy, what was imported
     with socket.socket(fileno=descriptor) as requests:

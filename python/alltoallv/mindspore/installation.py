@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
@@ -15,6 +14,7 @@ from mindspore.graph._parse.resources import convert_object_map
 from mindspore.mint import distributed as mindspore_distributed
 from mindspore.ops import communication as mindspore_ops
 
+from alltoallv._calls.replacing import Replacements
 from alltoallv.mindspore import comm_func, communication_ops, distributed
 from alltoallv.mindspore.primitives import in_graphs
 from alltoallv.mindspore.primitives.classes import STAND_INS
@@ -32,7 +32,7 @@ _GROUPS = (
     ),
     *("get_world_rank_from_group_rank", "get_group_rank_from_world_rank"),
 )
-_replaced: list[tuple[Any, str, Any]] = []
+_replaced = Replacements("mindspore")
 _in_graphs: list[Any] = []  # functions for which MindSpore's parser takes others
 
 
@@ -80,9 +80,9 @@ class install:
             for name in in_graphs.__all__:
                 _in_graphs.append(getattr(comm_func, name))
                 convert_object_map[_in_graphs[-1]] = getattr(in_graphs, name)
-        _everywhere(pairs)
+        _replaced.everywhere(pairs)
         for module, name in ((mindspore, "set_device"), (mindspore, "set_context"), (mindspore.context, "set_context")):
-            _replace(module, name, _on_cpu(getattr(module, name)))
+            _replaced.replace(module, name, _on_cpu(getattr(module, name)))
 
     def __enter__(self) -> install:
         return self
@@ -95,9 +95,7 @@ class install:
 
 def uninstall() -> None:
     """Puts MindSpore's own functions back; does nothing if `install` has not been called."""
-    while _replaced:
-        module, name, theirs = _replaced.pop()
-        setattr(module, name, theirs)
+    _replaced.undo()
     while _in_graphs:
         del convert_object_map[_in_graphs.pop()]
 
@@ -114,17 +112,3 @@ def _on_cpu(theirs: Callable[..., None]) -> Callable[..., None]:
         theirs(*args, **kwargs)
 
     return call
-
-
-def _everywhere(pairs: list[tuple[Any, Any]]) -> None:
-    """Replaces objects, given with ours, in all modules of MindSpore that are imported."""
-    ours = {id(theirs): each for theirs, each in pairs}
-    for module in [each for name, each in sys.modules.items() if name.partition(".")[0] == "mindspore"]:
-        for name, value in list(vars(module).items()):
-            if id(value) in ours:
-                _replace(module, name, ours[id(value)])
-
-
-def _replace(module: Any, name: str, ours: Any) -> None:
-    _replaced.append((module, name, getattr(module, name)))
-    setattr(module, name, ours)

@@ -175,10 +175,6 @@ class Comm:
     def _source(self, source: Any) -> int | None:
         return None if source == ANY_SOURCE else self._peer("source", source)
 
-    def _begin_send(self, x: Array, dest: Any, tag: int, *, copied: bool = False) -> Any:
-        x = x if copied else x.copy() if x.nbytes <= EAGER else x
-        return an.isend(x, self._peer("dest", dest), tag, group=self.alltoallv)
-
     def _send(self, x: Array, dest: Any, tag: int, eager: int) -> None:
         """Sends; up to ``eager`` bytes without waiting for the receiver."""
         peer = self._peer("dest", dest)

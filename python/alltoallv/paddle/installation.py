@@ -6,7 +6,6 @@ import contextlib
 import functools
 import os
 import socket
-import sys
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
@@ -20,6 +19,7 @@ from paddle.distributed.utils import moe_utils, nccl_utils
 
 from alltoallv import communicator
 from alltoallv._calls import objects
+from alltoallv._calls.replacing import Replacements
 from alltoallv.errors import BackendUnavailableError
 from alltoallv.launch import detect as launch
 from alltoallv.paddle import exchange, gates
@@ -28,7 +28,7 @@ from alltoallv.paddle.process_group import Methods, ProcessGroup
 
 _GATES = ("_number_count", "_assign_pos", "_random_routing", "_limit_by_capacity", "_prune_gate_by_capacity")
 _DEVICES = ("gpu", "npu", "xpu", "cuda")
-_replaced: list[tuple[Any, str, Any]] = []
+_replaced = Replacements("paddle")
 
 
 class install:
@@ -60,7 +60,7 @@ class install:
             )
         for name, method in vars(Methods).items():
             if callable(method):
-                _replace(core.ProcessGroup, name, method)
+                _replaced.replace(core.ProcessGroup, name, method)
         pairs = [
             *((getattr(moe_utils, name), getattr(exchange, name)) for name in ("global_scatter", "global_gather")),
             *((getattr(gate_operators, name), getattr(gates, name)) for name in _GATES),
@@ -69,12 +69,12 @@ class install:
             (parallel.init_parallel_env, _launched(parallel.init_parallel_env)),
             (paddle.set_device, _on_cpu(paddle.set_device)),
         ]
-        _everywhere(pairs)
-        _replace(collective, "_new_process_group_impl", _process_groups(collective._new_process_group_impl))
-        _replace(core, "EagerReducer", _reducer(core.EagerReducer))
-        _replace(parallel.ParallelEnv, "__init__", _launched(parallel.ParallelEnv.__init__))
+        _replaced.everywhere(pairs)
+        _replaced.replace(collective, "_new_process_group_impl", _process_groups(collective._new_process_group_impl))
+        _replaced.replace(core, "EagerReducer", _reducer(core.EagerReducer))
+        _replaced.replace(parallel.ParallelEnv, "__init__", _launched(parallel.ParallelEnv.__init__))
         for owner in (fleet, fleet.fleet):
-            _replace(owner, "init", _launched(owner.init))
+            _replaced.replace(owner, "init", _launched(owner.init))
 
     def __enter__(self) -> install:
         return self
@@ -87,9 +87,7 @@ class install:
 
 def uninstall() -> None:
     """Puts Paddle's own functions back; does nothing if `install` has not been called."""
-    while _replaced:
-        owner, name, theirs = _replaced.pop()
-        setattr(owner, name, theirs)
+    _replaced.undo()
 
 
 def _check_nothing() -> None:
@@ -189,17 +187,3 @@ def _endpoints() -> list[str]:
     comm = communicator.default()
     gathered: list[str] = objects.all_gather(comm, endpoint)(-1.0)
     return gathered
-
-
-def _everywhere(pairs: list[tuple[Any, Any]]) -> None:
-    """Replaces objects, given with ours, in all modules of Paddle that are imported."""
-    ours = {id(theirs): each for theirs, each in pairs}
-    for module in [each for name, each in sys.modules.items() if name.partition(".")[0] == "paddle"]:
-        for name, value in list(vars(module).items()):
-            if id(value) in ours:
-                _replace(module, name, ours[id(value)])
-
-
-def _replace(owner: Any, name: str, ours: Any) -> None:
-    _replaced.append((owner, name, vars(owner)[name] if name in vars(owner) else getattr(owner, name)))
-    setattr(owner, name, ours)

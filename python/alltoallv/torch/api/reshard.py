@@ -137,7 +137,6 @@ class ReshardPlan:
             self.source_shape = boxes(source, whole).shape(comm.rank)
             self.target_shape = boxes(target, whole).shape(comm.rank)
             told = Described("x", source, target, whole, self.source_shape, core_name(dtype))
-        self._all = all(len(layout.ranks) == comm.size for layout in (source, target))
         self._dtype, self._plan = dtype, Resharding[Tensor](groups.on_host(comm), [told])
         self.elements_sent, self.elements_received = self._plan.elements_sent, self._plan.elements_received
 
@@ -154,10 +153,8 @@ class ReshardPlan:
                 raise InvalidTensorError(f"x has shape, dtype and device {found}, expected {expected}")
             _check_later(async_op, x)
             wants = x is not None and needs_grad(x)
-            if wants and not self._all:
-                raise InvalidParamError("x wants a gradient, expected all ranks in both meshes of the plan then")
             if wants:
-                self._plan.transposed()  # it may not have one
+                self._plan.check_gradient()
         if wants:
             return _Applied.apply(x, _Moved(self._comm, self._device, self._plan))
         tools = _Tools(self._comm, self._device if x is None else x.device)
@@ -276,10 +273,11 @@ def _moved(
     plan = Resharding[Tensor](groups.on_host(comm), told)
     wants = [wants for *_, wants in plan.terms]
     if any(wants):
-        moved = [_Moved(comm, lies, plan.alone(i)) for i in range(len(state))]
+        plans = [plan.alone(i) for i in range(len(state))]
         with guard(comm, "all_to_all_v"):
-            for each in itertools.compress(moved, wants):
-                each.transposed()  # it may not have one
+            for each in itertools.compress(plans, wants):
+                each.check_gradient()
+        moved = [_Moved(comm, lies, each) for each in plans]
         calls = zip(state.values(), moved, wants, strict=True)
         tensors = [_Applied.apply(x, each) if recorded else each.run(x) for x, each, recorded in calls]
         return tensors[0] if single else dict(zip(state, tensors, strict=True))
