@@ -24,7 +24,13 @@ def watch() -> None:
     """Installs the hook in this process. A second call does nothing."""
     if not any(isinstance(finder, _AfterTorchNpu) for finder in sys.meta_path):
         sys.meta_path.insert(0, _AfterTorchNpu())
-        atexit.register(gc.unfreeze)  # or libraries tell of objects that Python does not free at its end
+        atexit.register(_unfreeze)
+
+
+def _unfreeze() -> None:
+    """Only where Triton is: it would list the objects that Python does not free. Visiting all takes a second or two."""
+    if "triton._C.libtriton" in sys.modules:
+        gc.unfreeze()
 
 
 _VLLM = "vllm_ascend.vllm_ascend_C"
