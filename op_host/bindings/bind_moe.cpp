@@ -454,14 +454,17 @@ nb::object moved(CommunicatorPtr communicator, bool begins, nb::object adapter, 
     return begins ? nb::cast(call.release(), nb::rv_policy::take_ownership) : call->finish();
 }
 
-std::shared_ptr<Options> options_of(int64_t experts, const std::vector<Numbers>& placed, nb::handle capacity,
-                                    bool lightest, int64_t alignment, const std::string& payload, bool codes,
-                                    std::string text) {
+std::shared_ptr<Options> options_of(int64_t experts, const std::vector<Numbers>& placed,
+                                    const std::vector<bool>& active, nb::handle capacity, bool lightest,
+                                    int64_t alignment, const std::string& payload, bool codes, std::string text) {
     auto options = std::make_shared<Options>();
     options->slots.assign(static_cast<size_t>(experts), -1);
     int64_t place = 0;
-    for (const Numbers& of_rank : placed) {
-        for (const int64_t expert : of_rank) options->slots[static_cast<size_t>(expert)] = place++;
+    for (size_t rank = 0; rank < placed.size(); ++rank) {
+        for (const int64_t expert : placed[rank]) {
+            if (active[rank]) options->slots[static_cast<size_t>(expert)] = place;
+            ++place;
+        }
         options->ends.push_back(place);
     }
     if (PyLong_Check(capacity.ptr()))
@@ -555,9 +558,10 @@ nb::object device_unpack(const std::shared_ptr<Options>& options, nb::handle fet
 
 void bind_moe(nb::module_& m) {
     nb::class_<Options>(m, "MoeOptions", "What a dispatcher was made with, for the ranks of one group.")
-        .def(nb::new_(&options_of), "experts"_a, "placed"_a, "capacity"_a.none(), "lightest"_a, "alignment"_a,
-             "payload"_a, "codes"_a, "text"_a,
-             "Of checked values; payload '': rows travel as they are; text: what ranks agree on.");
+        .def(nb::new_(&options_of), "experts"_a, "placed"_a, "active"_a, "capacity"_a.none(), "lightest"_a,
+             "alignment"_a, "payload"_a, "codes"_a, "text"_a,
+             "Of checked values; active: of each rank, whether its experts get rows; payload '': rows travel as they "
+             "are; text: what ranks agree on.");
     nb::class_<MoeDispatch>(m, "MoeDispatch", "Tokens under way to their experts.")
         .def("finish", &MoeDispatch::finish, "Waits, and returns what the call returns.");
     nb::class_<MoeCollect>(m, "MoeCollect", "Rows of experts under way back to their tokens.")

@@ -32,7 +32,7 @@ inline int64_t chunk_bytes = int64_t{16} << 20, following_bytes = int64_t{1} << 
 
 /// What a dispatcher was made with, for the ranks of one group. Checked by who makes it.
 struct Options {
-    Numbers slots;                      ///< every expert's place among the experts of all ranks; -1: no rank has it
+    Numbers slots;                      ///< every expert's place among the experts of all ranks; -1: it gets no rows
     Numbers ends;                       ///< of each rank: the first place behind its experts
     std::optional<int64_t> rows = {};   ///< that a rank may send to one expert
     std::optional<double> factor = {};  ///< the same, as a multiple of an even share

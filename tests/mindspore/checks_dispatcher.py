@@ -19,7 +19,7 @@ OPTIONS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({}, {}),
     ({"chunks": 2}, {"capacity": 1.0, "alignment": 4}),
     ({"shared": lambda x: x * x}, {"payload": "int8", "combine_payload": "int8"}),
-    ({}, {"payload": "fp8_e4m3", "combine_payload": "mxfp4"}),
+    ({}, {"payload": "fp8_e4m3", "combine_payload": "mxfp4", "active_ranks": [False, True]}),
     ({}, {"placement": ((4, 1), (0,)), "capacity": 3, "drop": "lightest"}),
 ]
 

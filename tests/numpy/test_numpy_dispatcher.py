@@ -18,7 +18,7 @@ from on_ranks import on_both, on_ranks
 from alltoallv import Communicator
 from alltoallv import numpy as av
 from alltoallv._calls import routing
-from alltoallv.errors import PeerLostError
+from alltoallv.errors import InvalidParamError, PeerLostError
 from alltoallv.testing import Ranks
 from alltoallv.testing.quantized_formats import FORMATS
 
@@ -199,8 +199,9 @@ def test_the_step_goes_on_without_a_rank(ranks: Ranks, dies: str, victim: int) -
     def program(comm: Communicator) -> None:
         tokens, ids, weights, factors = problem()
         mine = slice(8 * comm.rank, 8 * comm.rank + 8)
-        dispatcher = av.MoEDispatcher(EXPERTS, comm)
-        lost = dispatcher.routing.placed(3)[victim]
+        active = np.ones(3, bool)
+        dispatcher = av.MoEDispatcher(EXPERTS, comm, active_ranks=active)
+        lost, rested = (dispatcher.routing.placed(3)[rank] for rank in (victim, 1))
 
         def step() -> None:
             if comm.rank == victim and dies == "before":
@@ -215,10 +216,41 @@ def test_the_step_goes_on_without_a_rank(ranks: Ranks, dies: str, victim: int) -
         left = dispatcher.survivors()
         experts = [lambda rows, e=e: rows * factors[e] for e in left.local_experts]
         y = left(tokens[mine], ids[mine], weights[mine], experts)
-        assert np.array_equal(y, of_one_process([e for e in range(EXPERTS) if e not in lost], mine))
+        there = [e for e in range(EXPERTS) if e not in lost]
+        assert np.array_equal(y, of_one_process(there, mine))
+        assert active.tolist() == [rank != victim for rank in range(3)]
+        active[1] = False  # of those who are left too, by the numbers of the first group
+        y = left(tokens[mine], ids[mine], weights[mine], experts)
+        assert np.array_equal(y, of_one_process([e for e in there if e not in rested], mine))
 
     for outcome in ranks(3, fresh=True, outcomes=True)(program):
         assert outcome.rank == victim or outcome.error is None, outcome.error
+
+
+@on_both(3)
+def test_active_ranks_are_read_at_each_call(comm: Communicator) -> None:
+    """Tokens get what one process computes with the experts of the active ranks, also those of other ranks."""
+    tokens, ids, weights, factors = problem()
+    mine, active = slice(8 * comm.rank, 8 * comm.rank + 8), np.ones(3, bool)
+    dispatcher = av.MoEDispatcher(EXPERTS, comm, alignment=4, active_ranks=active)
+    placed = dispatcher.routing.placed(3)
+    experts = [lambda rows, e=e: rows * factors[e] for e in dispatcher.local_experts]
+    for inactive in ([], [1], [0, 2], [], [0, 1, 2]):
+        active[:] = True
+        active[inactive] = False
+        there = [e for rank in range(3) if active[rank] for e in placed[rank]]
+        y = dispatcher(tokens[mine], ids[mine], weights[mine], experts, chunks=2)
+        assert np.array_equal(y, of_one_process(there, mine))
+        rows, counts, state = dispatcher.dispatch(tokens[mine], ids[mine])
+        assert len(counts) == len(experts)
+        assert (len(rows) > 0) == active[comm.rank]
+        assert dispatcher.load(state).kept.nonzero()[0].tolist() == there
+    for wrong in (1, [True, False], [True, True, 2]):
+        dispatcher.active_ranks = wrong if comm.rank == 1 else None
+        with pytest.raises(
+            InvalidParamError, match=f"{'' if comm.rank == 1 else 'failed on rank 1: .*'}active_ranks (is|has)"
+        ):
+            dispatcher.dispatch(tokens[mine], ids[mine])
 
 
 def deaths(seed: int) -> dict[int, tuple[int, str]]:

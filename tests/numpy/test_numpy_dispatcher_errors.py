@@ -91,6 +91,7 @@ DIFFERENT: dict[str, Any] = {
     "combine_payload": "int8",
     "placement": ((0,), (), (1,)),
     "codes": True,
+    "active_ranks": (True, False, True),
 }
 
 

@@ -10,7 +10,7 @@ import torch
 from on_ranks import on_ranks
 
 from alltoallv import Communicator, deep_ep
-from alltoallv.errors import InvalidParamError, InvalidTensorError
+from alltoallv.errors import InvalidParamError, InvalidTensorError, PeerMismatchError
 
 EXPERTS, K, MOST, WIDTH, SIZE = 8, 3, 6, 256, 2
 LOCAL = EXPERTS // SIZE
@@ -136,6 +136,37 @@ def test_expanded_rows(comm: Communicator, alignment: int, waits: bool) -> None:
                     sums[row.token] += rounded if sums_of.allow_multiple_reduction else part
         assert torch.equal(back, (torch.from_numpy(sums).to(dtype).float() + bias.float()).to(dtype))
         assert torch.equal(back_weights, weights * (ids >= 0))
+
+
+@on_ranks(SIZE)
+def test_masked_ranks_get_no_tokens(comm: Communicator) -> None:
+    buffer, (x, ids, weights) = deep_ep.Buffer(comm, enable_shrink=True), problem(comm.rank)
+    given: dict[str, Any] = {"num_max_dispatch_tokens_per_rank": MOST, "num_experts": EXPERTS, "use_fp8": False}
+    status = torch.full((SIZE,), 7, dtype=torch.int32)
+    for masked in ([1], [], [0, 1], [0]):
+        buffer.low_latency_clean_mask_buffer()
+        for rank in masked:
+            buffer.low_latency_update_mask_buffer(rank, True)
+        buffer.low_latency_query_mask_buffer(status)
+        assert status.tolist() == [int(rank in masked) for rank in range(SIZE)]
+        left = ids.masked_fill(torch.isin(ids // LOCAL, torch.tensor(masked)), -1)
+        got, counts, handle, *_ = buffer.low_latency_dispatch(x, ids, **given)
+        rows, numbers, expected, *_ = deep_ep.Buffer(comm).low_latency_dispatch(x, left, **given)
+        assert torch.equal(got, rows)
+        assert torch.equal(counts, numbers)
+        assert comm.rank not in masked or int(counts.sum()) == 0
+        back = buffer.low_latency_combine(2 * got, ids, weights, handle)[0]
+        assert torch.equal(back, deep_ep.Buffer(comm).low_latency_combine(2 * rows, left, weights, expected)[0])
+    buffer.low_latency_update_mask_buffer(0, comm.rank == 1)
+    with pytest.raises(PeerMismatchError, match=r"rank 0 has masked ranks \[\], rank 1 has masked ranks \[0\]"):
+        buffer.low_latency_dispatch(x, ids, **given)
+    for call, text in (
+        (lambda: buffer.low_latency_update_mask_buffer(SIZE, True), "rank_to_mask is 2, expected 0 to 1"),
+        (lambda: buffer.low_latency_query_mask_buffer(status[:1]), "mask_status is torch.int32"),
+        (deep_ep.Buffer(comm).low_latency_clean_mask_buffer, "enable_shrink is False, expected a Buffer with"),
+    ):
+        with pytest.raises((InvalidParamError, InvalidTensorError), match=text):
+            call()
 
 
 def _known(rank: int) -> tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor], list[Row]]:

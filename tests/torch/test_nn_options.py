@@ -29,6 +29,7 @@ OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "float8": ({}, {"payload": "fp8_e4m3", "combine_payload": "mxfp8"}),
     "float4": ({}, {"payload": "nvfp4", "combine_payload": "mxfp4"}),
     "elsewhere": ({}, {"placement": ((5, 1), (0, 2))}),  # 3 and 4 are lost
+    "inactive": ({}, {"active_ranks": [True, False]}),
 }
 
 
@@ -119,8 +120,9 @@ def test_ranks_whose_graphs_disagree(comm: Communicator) -> None:
 @BACKENDS
 @on_ranks(2, **COMPILING)
 def test_one_graph(comm: Communicator, backend: str) -> None:
-    """The whole layer, forward and backward, serves other routes without another graph."""
-    for options in ({}, {"alignment": 4, "capacity": 1.0, "payload": "int8"}):
+    """The whole layer, forward and backward, serves other routes and active ranks without another graph."""
+    active = torch.ones(2, dtype=torch.bool)
+    for options in ({}, {"alignment": 4, "capacity": 1.0, "payload": "int8", "active_ranks": active}):
         dispatcher = at.nn.MoEDispatcher(EXPERTS, comm, **options)
 
         def layer(x: Tensor, ids: Tensor, weights: Tensor, dispatcher: Any = dispatcher) -> Tensor:
@@ -129,6 +131,7 @@ def test_one_graph(comm: Communicator, backend: str) -> None:
         made = compiled(layer, backend)
         for seed in (comm.rank, comm.rank + 7):
             tokens, ids, weights = problem(seed)
+            active[1] = seed < 2
             results = []
             for function in (layer, made):
                 x, w = tokens.clone().requires_grad_(), weights.clone().requires_grad_()

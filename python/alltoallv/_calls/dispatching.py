@@ -189,9 +189,13 @@ class Dispatching(ABC, Generic[A]):
     adapter: Any = None  # by which the core reads what `array` returns, beside plain arrays
     routing: Routing
     group: Any = None
-    origin: Communicator | None = None  # of a dispatcher of survivors: the group before the first loss
+    active_ranks: Any = None  # see `Routing`
+    # Of a dispatcher of survivors: the group before the first loss, and its ranks that are left.
+    origin: Communicator | None = None
+    ranks: Sequence[int] | None = None
 
     def __init__(self, num_experts: int, group: Any = None, **options: Unpack[RoutingOptions]) -> None:
+        self.active_ranks = options.pop("active_ranks", None)
         self.routing, self.group = Routing(num_experts, **options), group
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -233,6 +237,10 @@ class Dispatching(ABC, Generic[A]):
     def combined(self, rows: A, state: DispatchState[A], tokens: Array) -> A:
         """Returns what a combine of these rows returns once its tokens have arrived."""
         return cast("A", tokens)
+
+    def current_routing(self) -> Routing:
+        """Returns the options of the present call."""
+        return self.routing if self.active_ranks is None else self.routing.serving(self.active_ranks, self.ranks)
 
     def dispatch(self, tokens: Any, expert_ids: Any, gate_weights: Any = None, *, async_op: bool = False) -> Any:
         """Sends every token to each of its k experts.
@@ -281,10 +289,11 @@ class Dispatching(ABC, Generic[A]):
         with guard(comm, OPERATOR):
             x, ids = self.array("tokens", tokens), self.array("expert_ids", expert_ids)
             weights = None if gate_weights is None else self.array("gate_weights", gate_weights)
+            routing = self.current_routing()
         if self.routing.code_dtype is not None:
             likes = np.empty(0, numpy_dtype(self.routing.code_dtype)), np.empty(0, np.float32)
         arguments = x, ids, weights, _wide
-        arriving = begin_dispatch(self.adapter, comm, self.routing, *arguments, likes, begins)
+        arriving = begin_dispatch(self.adapter, comm, routing, *arguments, likes, begins)
         ids = np.array(ids, np.int64)  # a copy: the state keeps it
 
         def finish() -> Dispatched[A]:
@@ -452,7 +461,8 @@ class Dispatching(ABC, Generic[A]):
 
         Collective among them; `alltoallv.Communicator.shrink` makes their communicator, which is its ``group``. The
         experts of lost ranks are lost: pairs that choose them are dropped from then on, so that a token gets the sum
-        over its other choices. Their weights are not divided anew. A rank that dies meanwhile is also left out; where
+        over its other choices. Their weights are not divided anew. ``active_ranks`` keeps an entry for every rank that
+        there was, and those of lost ranks become False. A rank that dies meanwhile is also left out; where
         it has died too late for that, the next call raises `PeerLostError`, and `survivors` of this dispatcher agrees
         on the smaller set. The communicator of the first dispatcher must not be destroyed before.
 
@@ -466,11 +476,16 @@ class Dispatching(ABC, Generic[A]):
         while True:
             left = origin.shrink()
             try:
-                gathered = experts.gathered(left, own_experts + [-1] * (this.num_experts - len(own_experts)))
+                own = [origin.rank, *own_experts, *[-1] * (this.num_experts - len(own_experts))]
+                gathered = experts.gathered(left, own).tolist()
                 break
             except PeerLostError:
                 continue
-        placement = tuple(tuple(e for e in row if e >= 0) for row in gathered.tolist())
-        dispatcher: Any = type(this)(group=left, **asdict(this.routing) | {"placement": placement})
-        dispatcher.origin = origin
+        changed: Any = {"placement": tuple(tuple(e for e in row if e >= 0) for _, *row in gathered)}
+        changed["active_ranks"] = this.active_ranks
+        dispatcher: Any = type(this)(group=left, **asdict(this.routing) | changed)
+        dispatcher.origin, dispatcher.ranks = origin, [row[0] for row in gathered]
+        if hasattr(this.active_ranks, "__setitem__"):
+            for rank in sorted({*range(origin.size)} - {*dispatcher.ranks}):
+                this.active_ranks[rank] = False
         return dispatcher  # type: ignore[no-any-return]

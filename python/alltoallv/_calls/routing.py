@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple, TypedDict, get_args
@@ -28,6 +28,7 @@ class RoutingOptions(TypedDict, total=False):
     combine_payload: str | None
     placement: tuple[tuple[int, ...], ...] | None
     codes: bool
+    active_ranks: Any
 
 
 class Load(NamedTuple):
@@ -54,6 +55,10 @@ class Routing:
             not their values.
         placement: Which experts each rank has. None: neighbouring ones, ``num_experts // W`` each and one more on the
             first ``num_experts % W`` ranks. Experts that no rank has are lost: pairs that choose them are dropped.
+        active_ranks: An array, tensor or list of a bool for each rank, which every dispatch reads anew: while a rank's
+            is False, pairs that choose its experts are dropped, and the token gets the sum over its other choices,
+            whose weights are not divided anew. The rank takes part in all calls, and its own tokens travel. None: all
+            are active. ``survivors()`` sets lost ranks' to False.
     """
 
     num_experts: int
@@ -64,6 +69,7 @@ class Routing:
     combine_payload: str | None = None
     placement: tuple[tuple[int, ...], ...] | None = None
     codes: bool = False
+    active_ranks: tuple[bool, ...] | None = None  # as the present call has read them
 
     def __post_init__(self) -> None:
         for name in ("num_experts", "alignment"):
@@ -108,6 +114,14 @@ class Routing:
         """Returns whether weights decide which pairs are dropped."""
         return self.capacity is not None and self.drop == "lightest"
 
+    def serving(self, active_ranks: Any, ranks: Sequence[int] | None = None) -> Routing:
+        """Returns these options with the present values of ``active_ranks``, of those of its ranks that are given."""
+        values = active_ranks.tolist() if hasattr(active_ranks, "tolist") else active_ranks
+        if not isinstance(values, list | tuple) or any(value not in (False, True) for value in values):
+            raise InvalidParamError(f"active_ranks is {values!r}, expected an array or a list of a bool for each rank")
+        chosen = values if ranks is None else [values[rank] for rank in ranks if rank < len(values)]
+        return replace(self, active_ranks=tuple(map(bool, chosen)))
+
     def core(self, size: int) -> _core.MoeOptions:
         """Returns the options for the core, for a group of ``size`` ranks."""
         return _core_options(self, repr(self.capacity), size)
@@ -116,11 +130,14 @@ class Routing:
 @lru_cache(maxsize=256)  # also by the capacity's text: 1 and 1.0 are equal
 def _core_options(routing: Routing, capacity: str, size: int) -> _core.MoeOptions:
     placed = routing.placed(size)
+    active = [True] * size if routing.active_ranks is None else [*routing.active_ranks]
+    if len(active) != size:
+        raise InvalidParamError(f"active_ranks has {len(active)} entries, expected {size}, one per rank")
     text = f"{routing.num_experts} {placed} {routing.alignment} {routing.payload} {routing.combine_payload} "
-    text += f"{capacity} {routing.drop} {routing.codes}"
+    text += f"{capacity} {routing.drop} {routing.codes} {routing.active_ranks}"
     room = min(routing.capacity, 2**62) if isinstance(routing.capacity, int) else routing.capacity
     options = room, routing.uses_weights, routing.alignment, routing.payload or "", routing.codes, text
-    return _core.MoeOptions(routing.num_experts, [list(part) for part in placed], *options)
+    return _core.MoeOptions(routing.num_experts, [list(part) for part in placed], active, *options)
 
 
 def group_of(payload: str, length: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Iterable, Sequence, Sized
 from typing import Any
 
 import torch
@@ -76,6 +76,7 @@ class BaseBuffer:
         stats: Tensor | None = None,
         layout: tuple[Tensor | None, Tensor | None] = (None, None),
         waits: bool = True,
+        masked: Iterable[int] = (),
         **kept: Any,
     ) -> tuple[Tokens, Tensor, Tensor | None, EPHandle]:
         comm = self._member(x)
@@ -103,6 +104,10 @@ class BaseBuffer:
             if not waits and most < 1:
                 raise InvalidParamError("num_max_tokens_per_rank is 0, expected at least 1 with do_cpu_sync=False")
             there = _in_rank(ids, number, comm.size)
+            without = sorted(masked)
+            if without:
+                there[:, without] = False
+                ids = ids.masked_fill(torch.isin(rank_of(ids, local), ids.new_tensor(without)), -1)
             for name, table, right in zip(_LAYOUT, layout, (there.sum(0), there), strict=True):
                 if table is not None and (table.shape != right.shape or not bool((table == right).all())):
                     raise InvalidParamError(f"{name} is not the layout of topk_idx, expected get_dispatch_layout's")
@@ -120,6 +125,7 @@ class BaseBuffer:
                 "expert_alignment": f"{alignment}",
                 "num_worst_tokens": f"{worst}",
                 "num_max_tokens_per_rank": f"{most}",
+                "masked ranks": f"{without}",
             }
             worst = worst if waits else comm.size * most
             terms = _terms(parts, *agreed_terms.values())
@@ -221,8 +227,9 @@ class Buffer(BaseBuffer):
     Args:
         group: A ProcessGroup, a `Communicator`, or None for the default group.
         num_nvl_bytes, num_rdma_bytes: Kept as attributes.
+        enable_shrink: Whether ranks can be masked; see `low_latency_update_mask_buffer`.
         low_latency_mode, num_qps_per_rank, allow_nvlink_for_low_latency_mode, allow_mnnvl, use_fabric,
-            explicitly_destroy, enable_shrink: Ignored: they are about memory and links that are not used here.
+            explicitly_destroy: Ignored: they are about memory and links that are not used here.
         comm: Refused: give a `Communicator` as ``group``.
     """
 
@@ -246,6 +253,7 @@ class Buffer(BaseBuffer):
         if comm is not None:
             raise InvalidParamError("comm is given, expected a ProcessGroup or a Communicator as group instead")
         self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
+        self._masked: set[int] | None = set() if enable_shrink else None
 
     @classmethod
     def set_num_sms(cls, new_num_sms: int) -> None:
@@ -362,6 +370,36 @@ class Buffer(BaseBuffer):
         """
         return *self._collect(x, handle, topk_weights, bias), self.capture()
 
+    def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
+        """Masks a rank in the low-latency calls from the next dispatch on, or ends that; all ranks do so alike.
+
+        No token goes to the experts of a masked rank, and a token gets the sum over its other choices, whose weights
+        are not divided anew. The rank takes part in all calls, and its own tokens travel, where DeepEP leaves it out: a
+        rank that is lost ends the group, and `Communicator.rejoin` makes one with its replacement.
+        """
+        masked, size = self._masks(), groups.world_size(self.group)
+        if not 0 <= rank_to_mask < size:
+            raise InvalidParamError(f"rank_to_mask is {rank_to_mask}, expected 0 to {size - 1}")
+        (masked.add if mask else masked.discard)(rank_to_mask)
+
+    def low_latency_query_mask_buffer(self, mask_status: Tensor) -> None:
+        """Writes into an int32 tensor ``[W]`` which ranks are masked: 1, else 0."""
+        masked, size = self._masks(), groups.world_size(self.group)
+        if mask_status.dtype is not torch.int32 or tuple(mask_status.shape) != (size,):
+            shown = f"{mask_status.dtype} {tuple(mask_status.shape)}"
+            raise InvalidTensorError(f"mask_status is {shown}, expected torch.int32 ({size},)")
+        mask_status.copy_(torch.tensor([rank in masked for rank in range(size)]))
+
+    def low_latency_clean_mask_buffer(self) -> None:
+        """Ends the masking of all ranks."""
+        self._masks().clear()
+
+    def _masks(self) -> set[int]:
+        self._check_usable()
+        if self._masked is None:
+            raise InvalidParamError("enable_shrink is False, expected a Buffer with enable_shrink=True to mask ranks")
+        return self._masked
+
     def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
         """Returns at once: there is no memory to clean."""
 
@@ -406,7 +444,8 @@ class Buffer(BaseBuffer):
                     raise InvalidParamError(f"num_max_dispatch_tokens_per_rank is {most}, expected at least {least}")
                 tokens = expert_rows.float8_codes(x, round_scale, use_ue8m0) if use_fp8 else x
             arguments = topk_idx, None, ("num_experts", num_experts), 1, 0, most
-            received, _, _, way = self._send(tokens, *arguments, cumulative_local_expert_recv_stats)
+            masked = self._masked or ()
+            received, _, _, way = self._send(tokens, *arguments, cumulative_local_expert_recv_stats, masked=masked)
             local, capacity = len(way.counts), comm.size * most
             slots, total = way.fixed_slots(capacity), local * capacity
             parts = (received,) if isinstance(received, Tensor) else received
@@ -440,7 +479,7 @@ class Buffer(BaseBuffer):
 
         Args:
             x: ``[experts, W * num_max_dispatch_tokens_per_rank, hidden]``, in the order of dispatch.
-            topk_idx: As dispatched.
+            topk_idx: As dispatched; choices of ranks that were masked then add nothing.
             topk_weights: ``[n, k]``.
             handle: What `low_latency_dispatch` returned.
             use_logfmt, zero_copy, combine_wait_recv_cost_stats: Refused: rows travel as they are, from ``x``, and
@@ -461,7 +500,8 @@ class Buffer(BaseBuffer):
                 self._check_usable()
                 ids, local = way.topk_idx, len(way.counts)
                 capacity = comm.size * handle.num_max_dispatch_tokens_per_rank
-                if topk_idx.shape != ids.shape or not bool((topk_idx == ids).all()):
+                of_masked = ids < 0 if self._masked is not None else torch.zeros_like(ids, dtype=torch.bool)
+                if topk_idx.shape != ids.shape or not bool(((topk_idx == ids) | of_masked).all()):
                     raise InvalidParamError("topk_idx is not what was dispatched, expected the same")
                 for name, value, shape in (
                     ("x", x, (local, capacity, handle.hidden)),

@@ -36,8 +36,8 @@ class MoEDispatcher(Dispatching[Tensor]):
     Args:
         num_experts: Number of experts on all ranks together.
         group: See `alltoallv.mindspore`.
-        options: ``capacity``, ``drop``, ``alignment``, ``payload``, ``combine_payload``, ``codes``, ``placement``;
-            equal on all ranks. See `alltoallv._calls.routing.Routing`.
+        options: ``capacity``, ``drop``, ``alignment``, ``payload``, ``combine_payload``, ``codes``, ``placement``,
+            ``active_ranks``; equal on all ranks. See `alltoallv._calls.routing.Routing`.
     """
 
     def __init__(self, num_experts: int, group: Any = None, **options: Unpack[RoutingOptions]) -> None:

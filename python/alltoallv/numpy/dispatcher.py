@@ -26,8 +26,8 @@ class MoEDispatcher(Dispatching[Array]):
     Args:
         num_experts: Number of experts on all ranks together.
         group: A `Communicator`, or None for the default one.
-        options: ``capacity``, ``drop``, ``alignment``, ``payload``, ``combine_payload``, ``placement``; equal on all
-            ranks. See `alltoallv._calls.routing.Routing`.
+        options: ``capacity``, ``drop``, ``alignment``, ``payload``, ``combine_payload``, ``codes``, ``placement``,
+            ``active_ranks``; equal on all ranks. See `alltoallv._calls.routing.Routing`.
 
     Example::
 

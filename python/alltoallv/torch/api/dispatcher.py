@@ -14,9 +14,9 @@ from alltoallv import _core
 from alltoallv._calls import dispatching
 from alltoallv._calls.dispatching import OPERATOR, WEIGHED, Dispatching
 from alltoallv._calls.guard import guard
-from alltoallv._calls.routing import Routing, RoutingOptions
+from alltoallv._calls.routing import RoutingOptions
 from alltoallv.communicator import Communicator
-from alltoallv.errors import InvalidTensorError
+from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.torch.api import moe_ops
 from alltoallv.torch.api.rows import sum_dtype
 from alltoallv.torch.eager import group as groups
@@ -75,8 +75,9 @@ class MoEDispatcher(torch.nn.Module, Dispatching[Tensor]):
     Args:
         num_experts: Experts on all ranks together.
         group: A ProcessGroup, a `Communicator`, or None for the default group.
-        options: ``capacity``, ``drop``, ``alignment``, ``payload``, ``combine_payload``, ``codes``, ``placement``;
-            equal on all ranks. See `alltoallv._calls.routing.Routing`.
+        options: ``capacity``, ``drop``, ``alignment``, ``payload``, ``combine_payload``, ``codes``, ``placement``,
+            ``active_ranks``; equal on all ranks. In a graph ``active_ranks`` is a
+            tensor. See `alltoallv._calls.routing.Routing`.
 
     Example::
 
@@ -92,7 +93,7 @@ class MoEDispatcher(torch.nn.Module, Dispatching[Tensor]):
 
     def __init__(self, num_experts: int, group: Group = None, **options: Unpack[RoutingOptions]) -> None:
         torch.nn.Module.__init__(self)
-        self.routing, self.group = Routing(num_experts, **options), group
+        Dispatching.__init__(self, num_experts, group, **options)
         self._routing = moe_ops.as_text(self.routing)
 
     def begin_dispatch(
@@ -104,12 +105,24 @@ class MoEDispatcher(torch.nn.Module, Dispatching[Tensor]):
         with guard(comm, OPERATOR):
             ids, weights = _matrices(tokens, expert_ids, gate_weights, tracing)
             flat = tokens.reshape(tokens.shape[0], math.prod(tokens.shape[1:]))
-        arguments: Any = flat, weights, ids, self._routing, groups.name_of(self.group) if comm is None else comm
+            routing = self.routing if tracing else self.current_routing()
+            text = self._routing if routing is self.routing else moe_ops.as_text(routing)
+            active = self._active() if tracing else None
+        group = groups.name_of(self.group) if comm is None else comm
+        arguments: Any = flat, weights, ids, text, active, group
         if comm is None or not begins:
             results = moe_ops.moe_dispatch(*arguments)
             return lambda: self._state(results, tokens, ids, weights, comm)
-        finish = moe_ops.begin_dispatch(flat, weights, ids, self.routing, comm, True)
+        finish = moe_ops.begin_dispatch(flat, weights, ids, routing, comm, True)
         return lambda: self._state(moe_ops.moe_dispatch.ran(finish(), *arguments), tokens, ids, weights, comm)
+
+    def _active(self) -> Tensor | None:
+        """Returns the ranks that are active as a tensor, which a graph reads as it runs."""
+        active = self.active_ranks
+        if active is None or isinstance(active, Tensor):
+            return active if active is None or self.ranks is None else active[self.ranks]
+        kind = type(active).__name__
+        raise InvalidParamError(f"active_ranks is a {kind}, expected a torch.Tensor, which a graph reads as it runs")
 
     def _state(
         self, results: list[Tensor], tokens: Tensor, ids: Tensor, weights: Tensor | None, comm: AnyCommunicator | None

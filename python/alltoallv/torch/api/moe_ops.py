@@ -20,8 +20,9 @@ import torch
 from torch import Tensor
 
 from alltoallv import _core
-from alltoallv._calls.dispatching import Route, added
+from alltoallv._calls.dispatching import OPERATOR, Route, added
 from alltoallv._calls.dispatching import begin_dispatch as begin_in_core
+from alltoallv._calls.guard import guard
 from alltoallv._calls.routing import Routing
 from alltoallv.torch.api import rows as on_device
 from alltoallv.torch.api.rows import sum_dtype
@@ -50,6 +51,8 @@ def as_routing(text: str) -> Routing:
     fields = json.loads(text)
     if fields["placement"] is not None:
         fields["placement"] = tuple(map(tuple, fields["placement"]))
+    if fields["active_ranks"] is not None:
+        fields["active_ranks"] = tuple(fields["active_ranks"])
     return Routing(**fields)
 
 
@@ -109,10 +112,13 @@ def _as_given(rows: Tensor, weights: Tensor | None, length: int, *shape: int) ->
     return [rows.new_empty((length, rows.shape[1])), fake_weights]
 
 
-def _dispatched(tokens: Tensor, weights: Tensor | None, ids: Tensor, routing: str, group: str) -> list[Tensor]:
+def _dispatched(
+    tokens: Tensor, weights: Tensor | None, ids: Tensor, routing: str, active_ranks: Tensor | None, group: str
+) -> list[Tensor]:
     """Returns the fake of a dispatch."""
     checked, comm, rows = as_routing(routing), communicator_of(group, tokens), known_size(-1)
-    all_go = checked.capacity is None and checked.placement is None
+    drop_some = checked.capacity, checked.placement, checked.active_ranks, active_ranks
+    all_go = all(each is None for each in drop_some)
     sent = ids.shape[0] * ids.shape[1] if all_go else known_size(-1)
     local = len(checked.placed(comm.size)[comm.rank])
     return [
@@ -129,19 +135,27 @@ def _dispatched(tokens: Tensor, weights: Tensor | None, ids: Tensor, routing: st
 
 @partial(
     Operator,
-    schema="(Tensor tokens, Tensor? weights, Tensor ids, str routing, str group) -> Tensor[]",
+    schema="(Tensor tokens, Tensor? weights, Tensor ids, str routing, Tensor? active_ranks, str group) -> Tensor[]",
     followed=2,
     fake=_dispatched,
     gradient=lambda call, grads, *route: _back(call, grads, route, *call.ids.shape),
     saves=(3, 4, 5, 6),
     sized_by_values=lambda args: True,
 )
-def moe_dispatch(tokens: Tensor, weights: Tensor | None, ids: Tensor, routing: str, group: str) -> list[Tensor]:
+def moe_dispatch(
+    tokens: Tensor, weights: Tensor | None, ids: Tensor, routing: str, active_ranks: Tensor | None, group: str
+) -> list[Tensor]:
     """Returns rows ``[r, d]``, their weights and scales, ``[r]`` or ``[0]``, the way, and rows of every local expert.
 
-    The last are int64 ``[2, experts]`` on the CPU: with rows of zeros, and without.
+    The last are int64 ``[2, experts]`` on the CPU: with rows of zeros, and without. ``active_ranks``: those of the
+    routing, if they are read as a graph runs.
     """
-    return begin_dispatch(tokens, weights, ids, as_routing(routing), group, False)()
+    comm: Any = communicator_of(group, tokens) if isinstance(group, str) else group
+    options = as_routing(routing)
+    if active_ranks is not None:
+        with guard(comm, OPERATOR):
+            options = options.serving(active_ranks)
+    return begin_dispatch(tokens, weights, ids, options, comm, False)()
 
 
 @partial(
