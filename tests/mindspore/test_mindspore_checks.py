@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from mint_page import PAGE, page
+from msrun_jobs import HERE, outputs
 
 CHECKS = [
     node.name
@@ -21,6 +22,13 @@ def test_check(name: str, outcomes: dict[str, dict[int, str]]) -> None:
     assert sorted(outcomes[name]) == [0, 1]
     for rank, text in outcomes[name].items():
         assert not text, f"on rank {rank}:\n{text}"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_many_random_layouts(tmp_path: Path) -> None:
+    for text in outputs(tmp_path, 4, HERE / "run_layouts.py", "10000", timeout=2900):
+        assert "all have the values of the slices" in text
 
 
 def test_the_page_of_mint_names_is_up_to_date() -> None:

@@ -2,93 +2,24 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import numpy as np
 import pytest
-from layouts import check_layouts, lacking, part, random_layout
+from layouts import check_layouts, check_states, part
 from on_ranks import on_ranks
 
 import alltoallv.numpy as an
 from alltoallv import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError, PeerMismatchError
-from alltoallv.numpy import ReshardPlan, all_reduce, reshard, reshard_state
-
-OPS = {"sum": np.add, "avg": np.add, "min": np.minimum, "max": np.maximum, "prod": np.multiply}
-
-
-def given(layout: Any, rank: int, whole: Any, op: str) -> Any:
-    """A rank's part; of terms, one that differs by coordinate."""
-    mine = part(layout, rank, whole)
-    return None if mine is None else (mine[0] + sum(mine[1])).astype(whole.dtype)
+from alltoallv.numpy import ReshardPlan, reshard, reshard_state
 
 
 @pytest.mark.parametrize("cases", [60, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(3000)])])
 @on_ranks(5, timeout=2900)
 def test_random_layouts(comm: Communicator, cases: int) -> None:
-    rng = np.random.default_rng(3)
-    for case in range(cases):
-        shape = tuple(int(n) for n in rng.integers(0, 9, rng.integers(1, 4)))
-        dtype = np.dtype(rng.choice(["float32", "int8", "complex128", "bool"]))
-        whole = rng.integers(0, 100, shape).astype(dtype)
-        source, target = (random_layout(rng, comm.size, len(shape)) for _ in range(2))
-        about = f"case {case}: {shape} from {source} to {target}"
-        plan = ReshardPlan(shape, dtype, source, target, group=comm)
-        x, wanted = (part(each, comm.rank, whole) for each in (source, target))
-        way = plan if case % 2 else functools.partial(reshard, source=source, target=target, group=comm)
-        found = way(None if x is None else x[0])
-        assert (found is None) == (wanted is None), about
-        if found is not None and wanted is not None:
-            assert found.dtype == dtype
-            assert found.shape == wanted[0].shape == plan.target_shape, about
-            assert (found == wanted[0]).all(), about
-        assert plan.elements_received == lacking(source, target, comm.rank, shape), about
-        totals = all_reduce(np.array([plan.elements_sent, plan.elements_received]), group=comm)
-        assert totals[0] == totals[1], about
-
-
-@on_ranks(4)
-def test_later(comm: Communicator) -> None:
-    """Handles: several under way, of whole states, and of terms, which are added before."""
-    check_layouts(an, lambda x: x, lambda x: x, comm, comm, 24)
-
-
-@on_ranks(5)
-def test_terms(comm: Communicator) -> None:
-    """They are added in the order of the mesh; a target of terms adds up to the whole."""
-    rng = np.random.default_rng(4)
-    for case in range(40):
-        op = str(rng.choice(list(OPS)))
-        shape = tuple(int(n) for n in rng.integers(1, 9, rng.integers(1, 4)))
-        dtype = np.dtype(rng.choice(["float16", "float32", "float64"]))
-        whole = rng.normal(size=shape).astype(dtype)
-        source = random_layout(rng, comm.size, len(shape), op)
-        target = random_layout(rng, comm.size, len(shape), "sum")
-        x = given(source, comm.rank, whole, op)
-        about = f"case {case}: {op} of {shape} {dtype} from {source} to {target}"
-        found = reshard(x, source, target, shape=shape, group=comm)
-        reduced = total_of(source, whole, op)
-        if any(isinstance(each, str) for each in source[1]) and source == target:
-            continue
-        wanted = part(target, comm.rank, reduced)
-        assert (found is None) == (wanted is None), about
-        if wanted is not None:
-            expected = np.zeros_like(wanted[0]) if any(wanted[1]) else wanted[0]
-            assert found.dtype == dtype
-            np.testing.assert_array_equal(found, expected, about)
-
-
-def total_of(source: Any, whole: Any, op: str) -> Any:
-    """The reduction of what `given` gives to the ranks, in the order of the mesh."""
-    mesh = np.asarray(source[0])
-    numbers = [n for n, placement in zip(mesh.shape, source[1], strict=True) if isinstance(placement, str)]
-    if not numbers:
-        return whole
-    wide = np.dtype("float32") if whole.dtype == np.float16 else whole.dtype
-    terms = [(whole + sum(place)).astype(whole.dtype).astype(wide) for place in np.ndindex(*numbers)]
-    total = functools.reduce(OPS[op], terms)
-    return (total / wide.type(len(terms)) if op == "avg" else total).astype(whole.dtype)
+    check_layouts(an, lambda x: x, lambda x: x, comm, comm, cases)
+    check_states(an, lambda x: x, lambda x: x, comm, comm)
 
 
 @on_ranks(4)

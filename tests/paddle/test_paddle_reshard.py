@@ -6,7 +6,7 @@ from typing import Any
 
 import paddle
 import pytest
-from layouts import check_gradients, check_layouts
+from layouts import check_gradients, check_layouts, check_states
 from on_ranks import on_ranks
 
 import alltoallv.paddle as ap
@@ -17,6 +17,7 @@ from alltoallv.errors import InvalidParamError, PeerMismatchError
 @on_ranks(4)
 def test_random_layouts(comm: Communicator) -> None:
     check_layouts(ap, paddle.to_tensor, lambda x: x.numpy(), comm, comm, 40)
+    check_states(ap, paddle.to_tensor, lambda x: x.numpy(), comm, comm)
 
 
 def wanting(x: Any) -> paddle.Tensor:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,21 +13,25 @@ import numpy.typing as npt
 import alltoallv.numpy as av
 
 Array = npt.NDArray[Any]
+Pair = tuple[Any, tuple[Any, ...]]
+OPS = {"sum": np.add, "avg": np.add, "min": np.minimum, "max": np.maximum, "prod": np.multiply}
 
 
-def random_layout(rng: np.random.Generator, size: int, ndim: int, terms: str = "") -> tuple[Any, tuple[Any, ...]]:
+def random_layout(rng: np.random.Generator, size: int, ndim: int, terms: str = "") -> Pair:
     """Some of the ranks, in any order, in 1 to 3 dimensions; ``terms``: the reduction that one of them may have."""
     dims = [int(rng.integers(1, 4)) for _ in range(rng.integers(1, 4))]
     while math.prod(dims) > size:
         dims.pop()
     mesh = rng.permutation(size)[: math.prod(dims)].reshape(dims or [1])
     placements: list[Any] = [None if rng.random() < 0.3 else int(rng.integers(-ndim, ndim)) for _ in range(mesh.ndim)]
+    strides = [int(rng.integers(2, 5)) if rng.random() < 0.25 else 0 for _ in placements]
+    placements = [(each, n) if n and each is not None else each for each, n in zip(placements, strides, strict=True)]
     if terms and rng.random() < 0.5:
         placements[rng.integers(len(placements))] = terms
     return mesh.tolist(), tuple(placements)
 
 
-def part(layout: tuple[Any, Any], rank: int, whole: Array) -> tuple[Array, tuple[int, ...]] | None:
+def part(layout: Pair, rank: int, whole: Array) -> tuple[Array, tuple[int, ...]] | None:
     """A rank's part of the whole, and its coordinates along the dimensions that have terms; None if it has none."""
     mesh, placements = np.asarray(layout[0]), layout[1]
     found = np.argwhere(mesh == rank)
@@ -36,14 +42,20 @@ def part(layout: tuple[Any, Any], rank: int, whole: Array) -> tuple[Array, tuple
         if isinstance(placement, str):
             terms.append(int(along))
         elif placement is not None:
-            length = whole.shape[placement]
-            each = -(-length // number)
-            begin, end = min(each * along, length), min(each * (along + 1), length)
-            whole = np.take(whole, np.arange(begin, end), placement)
+            dim, pieces = placement if isinstance(placement, tuple) else (placement, 1)
+            rows = np.arange(whole.shape[dim])
+            own = [_nth(piece, number, int(along)) for piece in (_nth(rows, pieces, i) for i in range(pieces))]
+            whole = np.take(whole, np.concatenate(own), dim)
     return whole, tuple(terms)
 
 
-def lacking(source: tuple[Any, Any], target: tuple[Any, Any], rank: int, shape: tuple[int, ...]) -> int:
+def _nth(rows: Array, number: int, i: int) -> Array:
+    """The i-th of ``number`` parts, the last of them smaller or empty."""
+    each = -(-len(rows) // number)
+    return rows[each * i : each * (i + 1)]
+
+
+def lacking(source: Pair, target: Pair, rank: int, shape: tuple[int, ...]) -> int:
     """How many elements of its part of the target a rank does not have in its part of the source."""
     numbers = np.arange(math.prod(shape)).reshape(shape)
     wanted, has = part(target, rank, numbers), part(source, rank, numbers)
@@ -52,33 +64,100 @@ def lacking(source: tuple[Any, Any], target: tuple[Any, Any], rank: int, shape: 
     return len(np.setdiff1d(wanted[0], [] if has is None else has[0]))
 
 
-def check_layouts(front_end: Any, tensor: Any, numpy: Any, comm: Any, group: Any, cases: int) -> None:
-    """Random pairs of layouts give the slices of the whole; with a plan, in a state, and of the least bytes."""
+def has_terms(layout: Pair) -> bool:
+    return any(isinstance(each, str) for each in layout[1])
+
+
+def reduced(source: Pair, whole: Array, op: str) -> Array:
+    """The reduction, in the order of the mesh, of terms that are the whole and the rank's coordinates along them."""
+    numbers = [n for n, placement in zip(np.shape(source[0]), source[1], strict=True) if isinstance(placement, str)]
+    if not numbers:
+        return whole
+    wide = np.dtype("float32") if whole.dtype == np.float16 else whole.dtype
+    terms = [(whole + sum(place)).astype(whole.dtype).astype(wide) for place in np.ndindex(*numbers)]
+    total = functools.reduce(OPS[op], terms)
+    return (total / wide.type(len(terms)) if op == "avg" else total).astype(whole.dtype)
+
+
+def check_layouts(
+    front_end: Any,
+    tensor: Any,
+    numpy: Any,
+    comm: Any,
+    group: Any,
+    cases: int,
+    worded: Callable[[Pair, int], Any] = lambda layout, ndim: layout,
+) -> None:
+    """Random pairs of layouts have the slices of the whole, bit for bit, and move no byte more than ranks lack.
+
+    With a plan and without, at once and with handles. ``worded`` says a layout, on a tensor of so many dimensions, in a
+    framework's own words.
+    """
     rng = np.random.default_rng(5)
+    told, counted = [], np.zeros(2, np.int64)
     for case in range(cases):
-        shape = tuple(int(n) for n in rng.integers(0, 9, rng.integers(1, 4)))
-        whole = rng.integers(0, 100, shape).astype(("float32", "int8", "float16", "bool")[case % 4])
-        source, target = (random_layout(rng, comm.size, len(shape)) for _ in range(2))
-        x, wanted = (part(each, comm.rank, whole) for each in (source, target))
-        given = None if x is None else tensor(np.ascontiguousarray(x[0]))
-        about = f"case {case}: {shape} from {source} to {target}"
-        if case % 2:
-            found = front_end.reshard(given, source, target, group=group)
-        elif case % 4:
-            found = front_end.reshard(given, source, target, group=group, async_op=True).result()
-        else:
-            plan = front_end.ReshardPlan(shape, tensor(whole[:0]).dtype, source, target, group=group)
-            begun = [plan(given, async_op=True) for _ in range(2)]
+        op = str(rng.choice(list(OPS))) if case % 3 == 2 else ""
+        shape = tuple(int(n) for n in rng.integers(1 if op else 0, 9, rng.integers(1, 4)))
+        dtype = np.dtype(
+            rng.choice(["float16", "float32", "float64"] if op else ["float32", "int8", "float16", "bool"])
+        )
+        whole = (rng.normal(size=shape) if op else rng.integers(0, 100, shape)).astype(dtype)
+        source, target = (random_layout(rng, comm.size, len(shape), terms) for terms in (op, op and "sum"))
+        about = f"case {case}: {op} of {shape} {dtype} from {source} to {target}"
+        x, wanted = part(source, comm.rank, whole), part(target, comm.rank, reduced(source, whole, op))
+        given = None if x is None else tensor(np.ascontiguousarray((x[0] + sum(x[1])).astype(dtype)))
+        layouts = [worded(each, len(shape)) for each in (source, target)]
+        plan = front_end.ReshardPlan(shape, tensor(whole[:0]).dtype, *layouts, group=group)
+        before = _moved_bytes(comm)
+        if case % 4 < 2:
             found = plan(given)
-            for each in begun:
-                assert each.wait()
-                assert (each.result() is None) == (found is None), about
-                assert found is None or (numpy(each.result()) == numpy(found)).all(), about
+        elif case % 4 == 2:
+            found = front_end.reshard(given, *layouts, shape=shape if op else None, group=group, async_op=case % 8 == 2)
+            found = found.result() if case % 8 == 2 else found
+        else:
+            begun = [plan(given, async_op=True) for _ in range(2)]
+            assert begun[1].wait()
+            found = begun[0].result()
+            assert (begun[1].result() is None) == (found is None), about
+            assert found is None or (numpy(begun[1].result()) == numpy(found)).all(), about
+        told.append((plan.elements_sent, plan.elements_received))
+        if case % 4 < 2:
+            counted += np.array([_moved_bytes(comm) - before, plan.elements_sent * dtype.itemsize])
+        if not has_terms(source):
             assert plan.elements_received == lacking(source, target, comm.rank, shape), about
+        elif _plain(source, len(shape)) == _plain(target, len(shape)):
+            continue  # every rank keeps its term
         assert (found is None) == (wanted is None), about
         if found is not None and wanted is not None:
-            assert numpy(found).dtype == whole.dtype
-            np.testing.assert_array_equal(numpy(found), wanted[0], about)
+            assert numpy(found).dtype == dtype, about
+            assert tuple(found.shape) == wanted[0].shape == plan.target_shape, about
+            np.testing.assert_array_equal(
+                numpy(found), np.zeros_like(wanted[0]) if any(wanted[1]) else wanted[0], about
+            )
+    totals = av.all_reduce(np.array(told), group=comm)
+    np.testing.assert_array_equal(totals[:, 0], totals[:, 1])
+    bytes_moved, bytes_planned = av.all_reduce(counted, group=comm)
+    assert bytes_moved == bytes_planned
+
+
+def _moved_bytes(comm: Any) -> int:
+    """What this rank has copied for others, or from them."""
+    return sum(n for name, n in comm.stats().items() if name.startswith("bytes_") and name != "bytes_self")
+
+
+def _plain(layout: Pair, ndim: int) -> Any:
+    """The layout with dimensions from 0 on."""
+
+    def named(placement: Any) -> Any:
+        if isinstance(placement, tuple):
+            return placement[0] % ndim, placement[1]
+        return placement % ndim if isinstance(placement, int) else placement
+
+    return layout[0], [named(each) for each in layout[1]]
+
+
+def check_states(front_end: Any, tensor: Any, numpy: Any, comm: Any, group: Any) -> None:
+    """A whole state with a handle, one of its tensors of terms."""
     everybody = list(range(comm.size))
     terms = {"w": tensor(np.full((5, 2), comm.rank + 1, "float32")), "b": tensor(np.arange(3.0))}
     sources = {"w": (everybody, ["sum"]), "b": (everybody, [None])}
@@ -95,10 +174,19 @@ def layout_of_all(rng: np.random.Generator, size: int, ndim: int, terms: str = "
 
 
 def check_gradients(
-    front_end: Any, tensor: Any, numpy: Any, gradient: Any, twice: Any, comm: Any, group: Any, cases: int
+    front_end: Any,
+    tensor: Any,
+    numpy: Any,
+    gradient: Any,
+    twice: Any,
+    comm: Any,
+    group: Any,
+    cases: int,
+    least: int = 0,
 ) -> None:
     """Every resharding R is linear, and its gradient R': the sum of <w, R x> over all ranks is that of <R' w, x>.
 
+    Parts have at least ``least`` elements.
     ``gradient(loss, x)`` and ``twice(loss, x, v)``, the gradient of <gradient(loss, x), v>, return arrays.
     """
     rng = np.random.default_rng(7)
@@ -109,6 +197,8 @@ def check_gradients(
         about = f"case {case}: {shape} from {source} to {target}"
         whole = np.zeros(shape, "float32")
         x_of, y_of = ([part(each, r, whole)[0].shape for r in range(comm.size)] for each in (source, target))  # type: ignore[index]
+        if min(map(math.prod, [*x_of, *y_of])) < least:
+            continue
         # Copies differ, so that the gradient goes to the one that is read. Every number is exact.
         draws = [[rng.integers(-4, 5, each).astype("float32") * 60 for each in x_of] for _ in range(3)]
         x, other, v = (each[comm.rank] for each in draws)

@@ -1,36 +1,27 @@
-"""Moves tensors from one layout over the ranks to another: which box of a tensor goes from whom to whom.
-
-A layout is a mesh of ranks, and for each of its dimensions what the ranks along it have of a tensor: parts of one of
-its dimensions, copies, or terms of a reduction. The words, and the sizes of uneven parts, are those of torch's
-DTensor: parts of ceil(n / W), the last ones smaller or empty; a dimension that two dimensions of the mesh divide is
-divided by the first of them, and each part by the second.
-"""
+"""Moves tensors from one layout over the ranks to another: which boxes of a tensor go from whom to whom."""
 
 from __future__ import annotations
 
 import copy
 import functools
-import hashlib
 import math
 import pickle
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from alltoallv._calls import objects
-from alltoallv._calls.counts import integer, packed
+from alltoallv._calls.counts import packed
 from alltoallv._calls.guard import guard
+from alltoallv._calls.layouts import Boxes, Ints, Layout, Slices, boxes, division, numel, offset
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError, PeerMismatchError
 
 T = TypeVar("T")
-Slices = tuple[slice, ...]
-Ints = npt.NDArray[np.int64]
-Placement = int | str | None
-REDUCTIONS = "sum", "avg", "min", "max", "prod"
+Pieces = list[tuple[Slices, Any]]  # tensors, and where each lies in one
 WIDE = {"float16": "float32", "bfloat16": "float32"}  # what a dtype is added in
 
 
@@ -52,142 +43,34 @@ class Tools(Protocol[T]):
         """Adds, or combines otherwise, in the order of ``parts``; 16-bit floats in float32, rounded once."""
 
 
-@dataclass(frozen=True)
-class Layout:
-    """Where the parts of a tensor are.
-
-    Attributes:
-        mesh: Ranks of the group, each at most once.
-        placements: For each dimension of the mesh the dimension of the tensor that it divides, None for copies, or
-            the reduction of whose terms every rank has one.
-    """
-
-    mesh: Ints
-    placements: tuple[Placement, ...]
-
-    @property
-    def ranks(self) -> list[int]:
-        """Returns the ranks in the order of the mesh."""
-        return list(map(int, self.mesh.flat))
-
-    def __str__(self) -> str:
-        return f"placements {self.placements} on a mesh {list(self.mesh.shape)} from rank {self.mesh.flat[0]} on"
-
-    @property
-    def key(self) -> str:
-        """Returns a text that is equal for equal layouts."""
-        return hashlib.sha256(repr((self.mesh.shape, self.placements)).encode() + self.mesh.tobytes()).hexdigest()
-
-    def on(self, shape: Sequence[int], name: str) -> Layout:
-        """Returns the layout with dimensions from 0 on; raises if a tensor of that shape has not so many."""
-        for each in self.placements:
-            if isinstance(each, int) and not -len(shape) <= each < len(shape):
-                raise InvalidParamError(f"{name} divides dimension {each}, expected one of shape {list(shape)}")
-        named = (each % len(shape) if isinstance(each, int) else each for each in self.placements)
-        return replace(self, placements=tuple(named))
-
-
-def read_layout(name: str, value: Any, size: int) -> Layout:
-    """Returns the layout that the argument ``name`` describes: ``(mesh, placements)``."""
-    if isinstance(value, Layout):
-        return value
-    try:
-        mesh_given, placements_given = value
-        mesh = np.asarray(mesh_given)
-        placements = tuple(placements_given)
-    except (TypeError, ValueError):
-        raise InvalidParamError(f"{name} is {value!r}, expected a pair of a mesh of ranks and placements") from None
-    if mesh.dtype.kind not in "iu" or not mesh.ndim or not mesh.size:
-        raise InvalidParamError(f"{name} has the mesh {mesh_given!r}, expected ranks in at least one dimension")
-    if len(np.unique(mesh)) < mesh.size or mesh.min() < 0 or mesh.max() >= size:
-        raise InvalidParamError(
-            f"{name} has the mesh {mesh.tolist()}, expected ranks 0 to {size - 1}, each at most once"
-        )
-    if len(placements) != mesh.ndim:
-        raise InvalidParamError(
-            f"{name} has {len(placements)} placements, expected {mesh.ndim}, one per mesh dimension"
-        )
-    return Layout(np.ascontiguousarray(mesh, np.int64), tuple(_placement(name, each) for each in placements))
-
-
-def _placement(name: str, value: Any) -> Placement:
-    if value is None or (isinstance(value, str) and value in REDUCTIONS):
-        return value
-    number = integer(value)
-    if number is None:
-        expected = f"a dimension to divide, None for copies, or one of {', '.join(REDUCTIONS)} for terms"
-        raise InvalidParamError(f"{name} has the placement {value!r}, expected {expected}")
-    return number
-
-
-@dataclass(frozen=True)
-class Boxes:
-    """The part of every rank of a mesh, in the order of the mesh: ``[begins, ends)`` in each dimension."""
-
-    ranks: Ints
-    begins: Ints
-    ends: Ints
-    coordinates: Ints  # [dimension of the mesh, rank]
-
-    def index(self, rank: int) -> int | None:
-        """Returns the place of a rank; None if it is not in the mesh."""
-        found = np.flatnonzero(self.ranks == rank)
-        return int(found[0]) if len(found) else None
-
-    def shape(self, rank: int) -> tuple[int, ...] | None:
-        """Returns the shape of a rank's part; None if it has none."""
-        i = self.index(rank)
-        return None if i is None else tuple((self.ends[i] - self.begins[i]).tolist())
-
-    def shapes(self) -> dict[int, tuple[int, ...]]:
-        """Returns the shape of every rank's part."""
-        return dict(zip(self.ranks.tolist(), map(tuple, (self.ends - self.begins).tolist()), strict=True))
-
-    def equal(self, other: Boxes) -> bool:
-        """Returns whether every rank has the same part in both."""
-        orders = np.argsort(self.ranks), np.argsort(other.ranks)
-        pairs = zip((self.ranks, self.begins, self.ends), (other.ranks, other.begins, other.ends), strict=True)
-        return all(np.array_equal(a[orders[0]], b[orders[1]]) for a, b in pairs)
-
-    def slices(self, i: int, begin: Ints, end: Ints) -> Slices:
-        """Returns a box as a part of that of the rank at place ``i``."""
-        return tuple(slice(a, b) for a, b in zip(*((x - self.begins[i]).tolist() for x in (begin, end)), strict=True))
-
-
-def boxes(layout: Layout, shape: Sequence[int]) -> Boxes:
-    """Returns what every rank has of a tensor of that shape, or terms of."""
-    coordinates = np.indices(layout.mesh.shape).reshape(layout.mesh.ndim, -1)
-    begins = np.zeros((layout.mesh.size, len(shape)), np.int64)
-    ends = np.tile(np.asarray(shape, np.int64), (layout.mesh.size, 1))
-    for along, number, dim in zip(coordinates, layout.mesh.shape, layout.placements, strict=True):
-        if isinstance(dim, int):
-            first, length = begins[:, dim].copy(), ends[:, dim] - begins[:, dim]
-            part = -(-length // number)
-            begins[:, dim] = first + np.minimum(part * along, length)
-            ends[:, dim] = first + np.minimum(part * (along + 1), length)
-    return Boxes(layout.mesh.reshape(-1), begins, ends, coordinates)
-
-
 @dataclass
 class Move:
     """One exchange, as one rank takes part in it. Boxes lie in the rank's own part of the tensor.
 
     Attributes:
-        sends, recvs: The box for, and from, each of some other ranks, by rank.
-        kept: The box of this rank's own, in its source and in its target, if any.
+        sends, recvs: The boxes for, and from, each of some other ranks, by rank; in one order on both sides.
+        kept: The boxes of this rank's own, in its source and in its target.
         op: The reduction of what comes, which has the target's shape, in the order ``terms`` of ranks; or "".
         shape_in, shape_out: Of the rank's source and target, None where it has none.
         share: Of a transposed move, whose boxes may overlap and are added: what the sums are divided by; else 0.
     """
 
-    sends: dict[int, Slices]
-    recvs: dict[int, Slices]
-    kept: tuple[Slices, Slices] | None
+    sends: dict[int, list[Slices]]
+    recvs: dict[int, list[Slices]]
+    kept: list[tuple[Slices, Slices]]
     shape_in: tuple[int, ...] | None
     shape_out: tuple[int, ...] | None
     op: str = ""
     terms: Sequence[int] = ()
     share: int = 0
+
+    def sent(self, rank: int) -> int:
+        """Returns how many elements go to a rank."""
+        return sum(map(numel, self.sends.get(rank, ())))
+
+    def received(self, rank: int) -> int:
+        """Returns how many elements come from a rank."""
+        return sum(map(numel, self.recvs.get(rank, ())))
 
     def transposed(self) -> Move:
         """Returns the move of gradients: what was sent from comes back, and all that comes is added.
@@ -197,24 +80,9 @@ class Move:
         """
         if self.op not in ("", "sum", "avg"):
             raise InvalidParamError(f"source has terms of {self.op!r} for what wants a gradient, expected sum or avg")
-        kept = None if self.kept is None else self.kept[::-1]
+        kept = [(target, source) for source, target in self.kept]
         share = self.share or (len(self.terms) if self.op == "avg" else 1)
         return Move(self.recvs, dict(sorted(self.sends.items())), kept, self.shape_out, self.shape_in, share=share)
-
-
-def _numel(box: Slices) -> int:
-    return math.prod(each.stop - each.start for each in box)
-
-
-def _offset(box: Slices, shape: Sequence[int]) -> int | None:
-    """Returns where a box begins in a flat tensor; None if it is not in one piece."""
-    inside, offset = False, 0
-    for each, n in zip(box, shape, strict=True):
-        if inside and (each.start, each.stop) != (0, n):
-            return None
-        inside |= each.stop - each.start > 1
-        offset = offset * n + each.start
-    return offset
 
 
 def movement(source: Boxes, target: Boxes, rank: int, takes: Callable[[int], bool] = lambda index: True) -> Move:
@@ -222,34 +90,44 @@ def movement(source: Boxes, target: Boxes, rank: int, takes: Callable[[int], boo
 
     Copies serve in turn. ``takes``: whether the rank at a place of ``target`` gets values.
     """
-    both = np.concatenate([source.begins, source.ends], 1)
-    distinct, which = np.unique(both, axis=0, return_inverse=True)
+    distinct, which = np.unique(source.spans, axis=0, return_inverse=True)
     which = which.reshape(-1)
-    by_box = source.ranks[np.argsort(which, kind="stable")]
+    by_box = source.ranks[source.owners[np.argsort(which, kind="stable")]]
     copies = np.split(by_box, np.cumsum(np.bincount(which, minlength=len(distinct)))[:-1])
-    dims = source.begins.shape[1]
-    mine, wanted = source.index(rank), target.index(rank)
-    sends: dict[int, Slices] = {}
-    recvs: dict[int, Slices] = {}
-    kept = None
-    if mine is not None:
-        of_box = copies[which[mine]]
-        begin, end = np.maximum(target.begins, source.begins[mine]), np.minimum(target.ends, source.ends[mine])
-        for index in np.flatnonzero((begin < end).all(1)):
+    dims = source.lengths.shape[1]
+    mine, wanted = source.of(source.index(rank)), target.index(rank)
+    sends: dict[int, list[_Placed]] = defaultdict(list)
+    recvs: dict[int, list[_Placed]] = defaultdict(list)
+    kept = []
+    for box in mine:
+        of_box = copies[which[box]]
+        begin, end = np.maximum(target.begins, source.begins[box]), np.minimum(target.ends, source.ends[box])
+        for each in np.flatnonzero((begin < end).all(1)).tolist():
+            index = int(target.owners[each])
             other = int(target.ranks[index])
-            if takes(int(index)) and _server(of_box, int(index), other) == rank and other != rank:
-                sends[other] = source.slices(mine, begin[index], end[index])
+            if takes(index) and other != rank and _server(of_box, index, other) == rank:
+                sends[other].append((begin[each].tolist(), source.slices(box, begin[each], end[each])))
     if wanted is not None and takes(wanted):
-        begin = np.maximum(distinct[:, :dims], target.begins[wanted])
-        end = np.minimum(distinct[:, dims:], target.ends[wanted])
-        for each in np.flatnonzero((begin < end).all(1)):
-            server = _server(copies[each], wanted, rank)
-            box = target.slices(wanted, begin[each], end[each])
-            if server != rank:
-                recvs[server] = box
-            elif mine is not None:
-                kept = source.slices(mine, begin[each], end[each]), box
-    return Move(sends, dict(sorted(recvs.items())), kept, source.shape(rank), target.shape(rank))
+        own = {int(which[box]): box for box in mine}
+        for box in target.of(wanted):
+            begin = np.maximum(distinct[:, :dims], target.begins[box])
+            end = np.minimum(distinct[:, dims:], target.ends[box])
+            for each in np.flatnonzero((begin < end).all(1)).tolist():
+                server = _server(copies[each], wanted, rank)
+                goal = target.slices(box, begin[each], end[each])
+                if server != rank:
+                    recvs[server].append((begin[each].tolist(), goal))
+                else:
+                    kept.append((source.slices(own[each], begin[each], end[each]), goal))
+    return Move(_in_order(sends), _in_order(recvs), kept, source.shape(rank), target.shape(rank))
+
+
+_Placed = tuple[list[int], Slices]  # where a box begins in the whole tensor, and where it lies in a part
+
+
+def _in_order(placed: dict[int, list[_Placed]]) -> dict[int, list[Slices]]:
+    """Returns the boxes by rank, in the order in which they lie in the whole tensor."""
+    return {rank: [box for _, box in sorted(each, key=lambda of: of[0])] for rank, each in sorted(placed.items())}
 
 
 def _server(copies: Ints, index: int, rank: int) -> int:
@@ -263,17 +141,25 @@ def summation(layout: Layout, divided: Layout, shape: Sequence[int], rank: int) 
     op = next(each for each in layout.placements if isinstance(each, str))
     i = terms.index(rank)
     if i is None:
-        return Move({}, {}, None, None, None, op)
+        return Move({}, {}, [], None, None, op)
     same = [along == along[i] for along, each in zip(terms.coordinates, layout.placements, strict=True) if each != op]
-    others = np.flatnonzero(np.logical_and.reduce([np.ones(len(terms.ranks), bool), *same]))
-    shape_out = parts.shape(rank)
-    assert shape_out is not None
-    whole = tuple(slice(0, n) for n in shape_out)
-    sends = {int(terms.ranks[j]): terms.slices(i, parts.begins[j], parts.ends[j]) for j in others if j != i}
-    kept = terms.slices(i, parts.begins[i], parts.ends[i]), whole
+    others = np.flatnonzero(np.logical_and.reduce([np.ones(len(terms.ranks), bool), *same])).tolist()
+    sends = {int(terms.ranks[j]): [source for source, _ in _shared(terms, i, parts, j)] for j in others if j != i}
+    recvs = {int(terms.ranks[j]): [target for _, target in _shared(terms, j, parts, i)] for j in others if j != i}
     ranks = [int(terms.ranks[j]) for j in others]
-    recvs = {j: whole for j in sorted(ranks) if j != rank}
-    return Move(dict(sorted(sends.items())), recvs, kept, terms.shape(rank), shape_out, op, ranks)
+    by_rank = dict(sorted(sends.items())), dict(sorted(recvs.items()))
+    return Move(*by_rank, _shared(terms, i, parts, i), terms.shape(rank), parts.shape(rank), op, ranks)
+
+
+def _shared(source: Boxes, i: int, target: Boxes, j: int) -> list[tuple[Slices, Slices]]:
+    """Returns what the rank at place ``i`` has that the one at place ``j`` shall have, where it lies in either part."""
+    found = []
+    for a in source.of(i):
+        for b in target.of(j):
+            begin, end = np.maximum(source.begins[a], target.begins[b]), np.minimum(source.ends[a], target.ends[b])
+            if (begin < end).all():
+                found.append((begin.tolist(), source.slices(a, begin, end), target.slices(b, begin, end)))
+    return [(there, here) for _, there, here in sorted(found, key=lambda of: of[0])]
 
 
 def moves(shape: Sequence[int], source: Layout, target: Layout, rank: int) -> list[Move]:
@@ -305,16 +191,17 @@ def moves(shape: Sequence[int], source: Layout, target: Layout, rank: int) -> li
 def _divided(source: Layout, target: Layout, longest: int) -> tuple[Layout, Layout]:
     """Returns the source, and where parts of the reduction of its terms shall be: where the target has them, if it can.
 
-    In both the mesh has its dimensions with terms last, so that parts of every rank's own box are divided.
+    In both the mesh has its dimensions with terms last, so that parts of every rank's own part are divided. Thus a
+    target's strides are no strides here: what they step over is divided before.
     """
     alike = source.mesh.shape == target.mesh.shape and bool((source.mesh == target.mesh).all())
-    goals = [
-        goal if alike and isinstance(goal, int) else longest
-        for goal in (target.placements if alike else source.placements)
-    ]
+    goals = [division(each) if alike else None for each in (target if alike else source).placements]
     order = sorted(range(source.mesh.ndim), key=lambda along: isinstance(source.placements[along], str))
     mesh, placed = np.ascontiguousarray(source.mesh.transpose(order)), [source.placements[along] for along in order]
-    parts = [goals[along] if isinstance(source.placements[along], str) else source.placements[along] for along in order]
+    parts = [
+        (goals[along] or (longest,))[0] if isinstance(source.placements[along], str) else source.placements[along]
+        for along in order
+    ]
     return Layout(mesh, tuple(placed)), Layout(mesh, tuple(parts))
 
 
@@ -327,73 +214,86 @@ def begin_together(
     """
     single = len(steps) == 1
     ranks = range(size)
-    sends = [[_numel(step.sends[j]) if j in step.sends else 0 for j in ranks] for step in steps]
-    recvs = [[_numel(step.recvs[j]) if j in step.recvs else 0 for j in ranks] for step in steps]
+    sends, recvs = ([sum(of(step, j) for step in steps) for j in ranks] for of in (Move.sent, Move.received))
     x, sdispls = _as_it_lies(steps[0], inputs[0], size) if single else None, None
     if x is not None:
         x, sdispls = x
     else:
-        parts = [inputs[i][step.sends[j]].reshape(-1) for j in ranks for i, step in enumerate(steps) if j in step.sends]
+        moved = [(i, box) for j in ranks for i, step in enumerate(steps) for box in step.sends.get(j, ())]
+        parts = [inputs[i][box].reshape(-1) for i, box in moved]
         x = tools.concatenated(parts) if parts else tools.new((0,), dtype, False)
-    totals = [sum(column) for column in zip(*sends, strict=True)], [sum(column) for column in zip(*recvs, strict=True)]
-    places = packed(totals[0]) if sdispls is None else sdispls
-    came, wait = tools.exchange(x, totals[0], places, totals[1], later)
+    came, wait = tools.exchange(x, sends, packed(sends) if sdispls is None else sdispls, recvs, later)
 
     def finish() -> list[Any]:
         wait()
-        results, begins = [], packed(totals[1])
-        for step, source, counts in zip(steps, inputs, recvs, strict=True):
+        results, begins = [], packed(recvs)
+        for step, source in zip(steps, inputs, strict=True):
             arrived = {}
-            for j in step.recvs:
-                arrived[j] = came[begins[j] : begins[j] + counts[j]]
-                begins[j] += counts[j]
+            for j, boxes_ in step.recvs.items():
+                arrived[j] = _pieces(came, begins[j], boxes_)
+                begins[j] += step.received(j)
             results.append(_assembled(step, source, arrived, came if single else None, dtype, tools))
         return results
 
     return finish
 
 
+def _pieces(flat: Any, begin: int, boxes_: Sequence[Slices]) -> Pieces:
+    """Returns each box with its values, which lie one after the other from ``begin`` on."""
+    found = []
+    for box in boxes_:
+        end = begin + numel(box)
+        found.append((box, flat[begin:end].reshape([each.stop - each.start for each in box])))
+        begin = end
+    return found
+
+
 def _as_it_lies(step: Move, source: Any, size: int) -> tuple[Any, list[int]] | None:
     """Returns a source that is sent without a copy and where each rank's part begins; None if it cannot be."""
-    if source is None or step.shape_in is None:
+    if source is None or step.shape_in is None or any(len(each) > 1 for each in step.sends.values()):
         return None
-    offsets = {j: _offset(box, step.shape_in) for j, box in step.sends.items()}
+    offsets = {j: offset(each[0], step.shape_in) for j, each in step.sends.items() if each}
     if None in offsets.values():
         return None
     return source.reshape(-1), [offsets.get(j) or 0 for j in range(size)]
 
 
-def _assembled(step: Move, source: Any, arrived: dict[int, Any], alone: Any, dtype: str, tools: Tools[Any]) -> Any:
+def _assembled(step: Move, source: Any, arrived: dict[int, Pieces], alone: Any, dtype: str, tools: Tools[Any]) -> Any:
     """Returns a rank's target from what has come; ``alone``: all that has come, where it is of this tensor only."""
     if step.shape_out is None:
         return None
+    own = [(goal, source[box]) for box, goal in step.kept]
+    came = [piece for each in arrived.values() for piece in each]
     if step.share:
-        return _added(step, source, arrived, dtype, tools)
+        return _added(step, own + came, dtype, tools)
     if step.op:
-        assert step.kept is not None
-        own = source[step.kept[0]]
-        return tools.reduced([arrived[j].reshape(step.shape_out) if j in arrived else own for j in step.terms], step.op)
-    boxes_ = list(step.recvs.values())
-    offsets = [_offset(box, step.shape_out) for box in boxes_]
-    in_order = packed([_numel(box) for box in boxes_]) == offsets
-    covered = sum(map(_numel, boxes_)) + (_numel(step.kept[1]) if step.kept else 0) == math.prod(step.shape_out)
-    if alone is not None and step.kept is None and in_order and covered:
-        return alone.reshape(step.shape_out)
-    out = tools.new(step.shape_out, dtype, not covered)
-    if step.kept is not None:
-        out[step.kept[1]] = source[step.kept[0]]
-    for j, box in step.recvs.items():
-        out[box] = arrived[j].reshape([each.stop - each.start for each in box])
+        return tools.reduced([_joined(arrived.get(j, own), step.shape_out, dtype, tools) for j in step.terms], step.op)
+    if alone is not None and not own and _covered(came, step.shape_out):
+        offsets = [offset(box, step.shape_out) for box, _ in came]
+        if offsets == packed([numel(box) for box, _ in came]):
+            return alone.reshape(step.shape_out)
+    return _joined(own + came, step.shape_out, dtype, tools, new=True)
+
+
+def _covered(pieces: Pieces, shape: Sequence[int]) -> bool:
+    return sum(numel(box) for box, _ in pieces) == math.prod(shape)
+
+
+def _joined(pieces: Pieces, shape: tuple[int, ...], dtype: str, tools: Tools[Any], new: bool = False) -> Any:
+    """Returns a tensor of pieces, zero where there are none; where there is but one, that, unless a ``new`` one."""
+    if len(pieces) == 1 and not new and _covered(pieces, shape):
+        return pieces[0][1]
+    out = tools.new(shape, dtype, not _covered(pieces, shape))
+    for box, piece in pieces:
+        out[box] = piece
     return out
 
 
-def _added(step: Move, source: Any, arrived: dict[int, Any], dtype: str, tools: Tools[Any]) -> Any:
+def _added(step: Move, pieces: Pieces, dtype: str, tools: Tools[Any]) -> Any:
     """Returns the gradient of a rank's source; 16-bit floats are added in float32."""
     total = tools.new(step.shape_out or (), WIDE.get(dtype, dtype), True)
-    if step.kept is not None:
-        total[step.kept[1]] += source[step.kept[0]]
-    for j, box in step.recvs.items():
-        total[box] += arrived[j].reshape(tuple(total[box].shape))
+    for box, piece in pieces:
+        total[box] += piece
     if step.share > 1:
         total /= step.share
     if dtype not in WIDE:
@@ -489,10 +389,10 @@ def _whole(name: str, source: Layout, parts: Sequence[Any]) -> tuple[int, ...]:
     for rank in source.ranks:
         if len(parts[rank]) != len(first):
             raise InvalidTensorError(f"{name} of rank {rank} has {len(parts[rank])} dimensions, expected {len(first)}")
-    divided = source.on(first, "source").placements
+    divided = [division(each) for each in source.on(first, "source").placements]
     shape = list(first)
     for dim in range(len(first)):
-        along = tuple(slice(None) if each == dim else 0 for each in divided)
+        along = tuple(slice(None) if each and each[0] == dim else 0 for each in divided)
         shape[dim] = sum(parts[int(rank)][dim] for rank in np.asarray(source.mesh[along]).flat)
     return tuple(shape)
 
@@ -511,12 +411,12 @@ class Resharding(Generic[T]):
     @property
     def elements_sent(self) -> int:
         """Returns how many elements this rank sends to others."""
-        return sum(_numel(box) for steps in self.steps for step in steps for box in step.sends.values())
+        return sum(step.sent(j) for steps in self.steps for step in steps for j in step.sends)
 
     @property
     def elements_received(self) -> int:
         """Returns how many elements this rank gets from others."""
-        return sum(_numel(box) for steps in self.steps for step in steps for box in step.recvs.values())
+        return sum(step.received(j) for steps in self.steps for step in steps for j in step.recvs)
 
     def transposed(self) -> Resharding[T]:
         """Returns what moves gradients of the targets back.

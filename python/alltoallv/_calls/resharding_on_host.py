@@ -12,9 +12,10 @@ from alltoallv import _core
 from alltoallv._calls.adapters import Adapter
 from alltoallv._calls.counts import packed
 from alltoallv._calls.guard import guard
+from alltoallv._calls.layouts import Layout, boxes, read_layout
 from alltoallv._calls.linear import Map
 from alltoallv._calls.regions import as_bytes
-from alltoallv._calls.resharding import WIDE, Described, Layout, Resharding, boxes, read_layout
+from alltoallv._calls.resharding import WIDE, Described, Resharding
 from alltoallv.communicator import Communicator
 from alltoallv.dtypes import core_name, numpy_dtype
 from alltoallv.errors import InvalidParamError, InvalidTensorError

@@ -9,7 +9,7 @@ import numpy as np
 from mindspore import Tensor
 from mindspore.parallel import Layout as OwnLayout
 
-from alltoallv._calls.resharding import Layout, read_layout
+from alltoallv._calls.layouts import Layout, read_layout
 from alltoallv._calls.resharding_on_host import Autograd, HostPlan, reshard_on_host
 from alltoallv.communicator import Communicator
 from alltoallv.errors import BackendUnavailableError, InvalidParamError
@@ -62,6 +62,8 @@ def reshard(
 
     - an integer d: the ranks along it have parts of dimension d of the tensor, in order, of ceil(n / W) rows, the last
       ones smaller or empty. Two dimensions of the mesh may divide the same d, the first one before the second;
+    - a pair (d, p): they have parts in strides: dimension d is cut into p pieces first, and each rank has its part of
+      every piece;
     - None: the ranks along it have copies;
     - ``"sum"``, ``"avg"``, ``"min"``, ``"max"``, ``"prod"``: every rank along it has a term; the tensor is their
       reduction, in the order of the mesh, 16-bit floats in float32. In ``target`` only ``"sum"``: the first rank along
@@ -81,7 +83,8 @@ def reshard(
     Returns:
         This rank's part of the target, a new tensor; None on a rank that is not in its mesh. In PyNative mode
         differentiable, to any order, where all ranks are in both meshes: the gradient moves back the same way, and
-        gradients of copies are added.
+        gradients of copies are added. Second gradients need a part with elements on every rank, because MindSpore takes
+        none of empty tensors.
 
     Raises:
         InvalidParamError, InvalidTensorError: a layout or a part of any rank is wrong.

@@ -54,6 +54,8 @@ def reshard(
 
     - an integer d: the ranks along it have parts of dimension d of the array, in order, of ceil(n / W) rows, the last
       ones smaller or empty. Two dimensions of the mesh may divide the same d, the first one before the second;
+    - a pair (d, p): they have parts in strides: dimension d is cut into p pieces first, and each rank has its part of
+      every piece;
     - None: the ranks along it have copies;
     - ``"sum"``, ``"avg"``, ``"min"``, ``"max"``, ``"prod"``: every rank along it has a term; the array is their
       reduction, in the order of the mesh, 16-bit floats in float32. In ``target`` only ``"sum"``: the first rank along

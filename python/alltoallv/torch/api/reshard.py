@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,8 +13,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from alltoallv._calls.guard import guard
+from alltoallv._calls.layouts import Layout, boxes, division, read_layout
 from alltoallv._calls.linear import Map
-from alltoallv._calls.resharding import Described, Layout, Resharding, boxes, read_layout
+from alltoallv._calls.resharding import Described, Resharding
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.torch.api.functions import all_to_all_v
 from alltoallv.torch.eager import group as groups
@@ -174,12 +176,14 @@ def reshard(
 ) -> Any:
     """Moves a tensor from one layout over the ranks to another.
 
-    A layout is a pair ``(mesh, placements)``: a DeviceMesh and DTensor's ``Shard``, ``Replicate`` and ``Partial``, or
-    plainly an array of the group's ranks of any number of dimensions, each rank at most once, and one placement for
-    each of its dimensions:
+    A layout is a pair ``(mesh, placements)``: a DeviceMesh and DTensor's ``Shard``, ``Replicate`` and ``Partial``, also
+    the strided shards of FSDP over tensor parallelism, or plainly an array of the group's ranks of any number of
+    dimensions, each rank at most once, and one placement for each of its dimensions:
 
     - an integer d: the ranks along it have parts of dimension d of the tensor, in order, of ceil(n / W) rows, the last
       ones smaller or empty. Two dimensions of the mesh may divide the same d, the first one before the second;
+    - a pair (d, p): they have parts in strides: dimension d is cut into p pieces first, and each rank has its part of
+      every piece;
     - None: the ranks along it have copies;
     - ``"sum"``, ``"avg"``, ``"min"``, ``"max"``, ``"prod"``: every rank along it has a term; the tensor is their
       reduction, in the order of the mesh, 16-bit floats in float32. In ``target`` only ``"sum"``: the first rank along
@@ -311,7 +315,31 @@ def _layout(name: str, value: Any, size: int, group: Group) -> Layout:
         mesh = ranks
     elif isinstance(mesh, Tensor):
         mesh = mesh.cpu().numpy()
-    return read_layout(name, (mesh, [_plain(name, each) for each in placements]), size)
+    plain = [_plain(name, each) for each in placements]
+    strided = any(isinstance(each, tuple) for each in plain) and not any(isinstance(each, tuple) for each in placements)
+    layout = read_layout(name, (mesh, plain), size)
+    return _in_turn(layout) if strided else layout
+
+
+def _in_turn(layout: Layout) -> Layout:
+    """Returns a layout of strided shards as torch reads it: its mesh with dimensions in the order in which they divide.
+
+    What is in p pieces has been divided before by later dimensions of the mesh, p ranks together, if there are such.
+    """
+    turns: dict[int, list[int]] = {}
+    for along in reversed(range(layout.mesh.ndim)):
+        if (parted := division(layout.placements[along])) is None:
+            continue
+        turn = turns.setdefault(parted[0], [])
+        ranks = [math.prod(layout.mesh.shape[each] for each in turn[:n]) for n in range(len(turn) + 1)]
+        if parted[1] not in ranks:
+            return layout
+        turn.insert(ranks.index(parted[1]), along)
+    order = [along for turn in turns.values() for along in turn]
+    order += [along for along in range(layout.mesh.ndim) if along not in order]
+    parts = [division(placement) for placement in layout.placements]
+    placements = [parted[0] if parted else each for parted, each in zip(parts, layout.placements, strict=True)]
+    return Layout(np.ascontiguousarray(layout.mesh.transpose(order)), tuple(placements[along] for along in order))
 
 
 def _plain(name: str, placement: Any) -> Any:
@@ -320,6 +348,8 @@ def _plain(name: str, placement: Any) -> Any:
         return placement
     if kind == "Shard":
         return placement.dim
+    if kind == "_StridedShard":
+        return placement.dim, int(placement.split_factor)
     if kind == "Replicate":
         return None
     if kind == "Partial":
