@@ -7,7 +7,7 @@ from typing import Any
 import mindspore as ms
 import numpy as np
 import pytest
-from layouts import check_gradients, check_layouts, check_states, part
+from layouts import check_formats, check_gradients, check_layouts, check_states, part
 from mindspore import Tensor
 from mindspore.parallel import Layout
 from swaps import check_swaps
@@ -33,6 +33,10 @@ def in_mindspores_words(layout: Any, ndim: int) -> Any:
 def check_random_layouts(comm: Communicator, cases: int = 40) -> None:
     check_layouts(am, Tensor, lambda x: x.asnumpy(), comm, comm, cases, in_mindspores_words)
     check_states(am, Tensor, lambda x: x.asnumpy(), comm, comm)
+
+
+def check_formats_of_layouts(comm: Communicator) -> None:
+    check_formats(am, Tensor, lambda x: x.asnumpy(), comm, comm, 12)
 
 
 def check_layouts_of_mindspore(comm: Communicator) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
-from layouts import part, random_layout
+from layouts import part, random_layout, rounded
 from npu_ranks import group
 from on_ranks import on_ranks
 
 import alltoallv.torch as at
+from alltoallv.errors import InvalidParamError
 
 
 @on_ranks(4, communicator=False)
@@ -27,4 +29,12 @@ def test_random_layouts(rank: int, n: int, file: str) -> None:
             if found is not None and wanted is not None:
                 assert found.device == device
                 assert np.array_equal(found.cpu().numpy(), wanted[0]), f"case {case}: {shape}, {source} to {target}"
+        weights = rng.normal(size=(8, 12)).astype("float32")
+        source, target = (list(range(n)), [0]), (list(range(n)), [1])
+        values, _ = rounded(source, target, n, weights, "int8", None)
+        x, wanted = part(source, rank, weights), part(target, rank, values)
+        found = at.reshard(torch.from_numpy(x[0]).to(device), source, target, format="int8", group=world)
+        assert np.array_equal(found.cpu().numpy(), wanted[0])
+        with pytest.raises(InvalidParamError, match="format is nvfp4, which this engine does not offer"):
+            at.reshard(found, target, source, format="nvfp4", group=world)
         dist.barrier()

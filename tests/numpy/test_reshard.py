@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from layouts import check_layouts, check_states, part
+from layouts import check_formats, check_layouts, check_states, part
 from on_ranks import on_ranks
 
 import alltoallv.numpy as an
@@ -20,6 +20,25 @@ from alltoallv.numpy import ReshardPlan, reshard, reshard_state
 def test_random_layouts(comm: Communicator, cases: int) -> None:
     check_layouts(an, lambda x: x, lambda x: x, comm, comm, cases)
     check_states(an, lambda x: x, lambda x: x, comm, comm)
+
+
+@on_ranks(4)
+def test_formats(comm: Communicator) -> None:
+    check_formats(an, lambda x: x, lambda x: x, comm, comm, 30)
+    weights = {"w": np.linspace(-1, 1, 700, dtype="float32"), "ids": np.arange(700), "far": np.full(700, 1e300)}
+    source, target = ([0, 1], [None]), ([0, 1, 2], [None])
+    given = {name: w if comm.rank < 2 else None for name, w in weights.items()}
+    found = reshard_state(given, source, target, format="int8", group=comm)
+    if comm.rank < 3:
+        assert (found["ids"] == weights["ids"]).all()  # what no format is for
+        assert (found["far"] == weights["far"]).all()
+        lost = abs(found["w"] - weights["w"])
+        assert 0 < lost.max() < 1 / 250
+    copies = an.all_gather_object(found["w"], group=comm)
+    assert (copies[0] == copies[1]).all()
+    assert (copies[0] == copies[2]).all()
+    kept = reshard(given["w"], source, ([1], [None]), format="int8", group=comm)
+    assert comm.rank != 1 or (kept == weights["w"]).all()  # nobody lacked it
 
 
 @on_ranks(4)
@@ -64,6 +83,20 @@ def test_what_is_refused(comm: Communicator) -> None:
     for given_x, source, target, error, text in trouble:
         with pytest.raises(error, match=text):
             reshard(given_x, source, target, group=comm)
+    formats: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
+        (good, {"format": "int9"}, InvalidParamError, "bits is 9, expected"),
+        (good, {"group_size": 32}, InvalidParamError, "group_size is 32 without a format, expected None"),
+        (([0, 1], ["sum"]), {"format": "int8"}, InvalidParamError, "x has terms in its source, which have no format"),
+        (
+            good,
+            {"format": ("int8", None)[comm.rank]},
+            PeerMismatchError,
+            "rank 0 has the format .*int8.* 1 has none",
+        ),
+    ]
+    for source, options, error, text in formats:
+        with pytest.raises(error, match=text):
+            reshard(x.astype("float32"), source, good, group=comm, **options)
     plan = ReshardPlan([4, 3], np.float64, good, ([0, 1], [1]), group=comm)
     with pytest.raises(InvalidTensorError, match=r"x has shape and dtype .*expected \(\(2, 3\), 'float64'\)"):
         plan(np.ones((2, 3), np.float32))

@@ -6,7 +6,7 @@ from typing import Any
 
 import paddle
 import pytest
-from layouts import check_gradients, check_layouts, check_states
+from layouts import check_formats, check_gradients, check_layouts, check_states
 from on_ranks import on_ranks
 
 import alltoallv.paddle as ap
@@ -18,6 +18,7 @@ from alltoallv.errors import InvalidParamError, PeerMismatchError
 def test_random_layouts(comm: Communicator) -> None:
     check_layouts(ap, paddle.to_tensor, lambda x: x.numpy(), comm, comm, 40)
     check_states(ap, paddle.to_tensor, lambda x: x.numpy(), comm, comm)
+    check_formats(ap, paddle.to_tensor, lambda x: x.numpy(), comm, comm, 12)
 
 
 def wanting(x: Any) -> paddle.Tensor:

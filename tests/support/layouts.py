@@ -11,6 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 import alltoallv.numpy as av
+from alltoallv import _core
+from alltoallv.testing import quantized_codes
+from alltoallv.testing.quantized_formats import FORMATS as FORMAT_ROWS
 
 Array = npt.NDArray[Any]
 Pair = tuple[Any, tuple[Any, ...]]
@@ -164,6 +167,74 @@ def check_states(front_end: Any, tensor: Any, numpy: Any, comm: Any, group: Any)
     total = front_end.reshard_state(terms, sources, (everybody, [0]), group=group, async_op=True).result()
     assert set(numpy(total["w"]).reshape(-1)) <= {sum(everybody) + comm.size}
     np.testing.assert_array_equal(numpy(total["b"]), part((everybody, (0,)), comm.rank, np.arange(3.0))[0])  # type: ignore[index]
+
+
+FORMATS = "int8", "int4", "fp8_e4m3", "mxfp8", "nvfp4"
+
+
+def check_formats(front_end: Any, tensor: Any, numpy: Any, comm: Any, group: Any, cases: int) -> None:
+    """Pieces travel as the reference's codes, and the bytes are theirs; every copy of an element is the same."""
+    rng = np.random.default_rng(8)
+    counted = np.zeros(2, np.int64)
+    for case in range(cases):
+        name, dtype = str(rng.choice(FORMATS)), np.dtype(rng.choice(["float32", "float16"]))
+        group_size = None if FORMAT_ROWS[name].group_size or case % 2 else 16
+        shape = tuple(int(n) for n in rng.integers(1, 20, rng.integers(1, 4)))
+        whole = rng.normal(size=shape).astype(dtype)
+        drawn = [random_layout(rng, comm.size, len(shape)) for _ in range(2)]
+        source, target = ((mesh, [n[0] if isinstance(n, tuple) else n for n in placed]) for mesh, placed in drawn)
+        about = f"case {case}: {name} {group_size} of {shape} {dtype} from {source} to {target}"
+        values, records = rounded(source, target, comm.size, whole, name, group_size)
+        record_bytes = sum(_core.quantized_row_bytes(*record) for lacks, *record in records if comm.rank in lacks)
+        x, wanted = part(source, comm.rank, whole), part(target, comm.rank, values)
+        given = None if x is None else tensor(np.ascontiguousarray(x[0]))
+        form = {"format": name, "group_size": group_size, "group": group}
+        plan = front_end.ReshardPlan(shape, tensor(whole[:0]).dtype, source, target, **form)
+        before = _moved_bytes(comm)
+        found = plan(given)
+        counted += np.array([_moved_bytes(comm) - before, plan.bytes_sent])
+        assert plan.bytes_received == record_bytes, about
+        if case % 2:
+            found = front_end.reshard(given, source, target, async_op=True, **form).result()
+        assert (found is None) == (wanted is None), about
+        if found is not None and wanted is not None:
+            np.testing.assert_array_equal(numpy(found), wanted[0], about)
+            if name == "int8":
+                exact = part(target, comm.rank, whole)
+                assert exact is not None
+                assert abs(numpy(found) - exact[0]).max(initial=0) <= abs(whole).max() * (1 / 254 + 2**-10), about
+    moved, planned = av.all_reduce(counted, group=comm)
+    assert moved == planned
+
+
+def rounded(
+    source: Pair, target: Pair, size: int, whole: Array, name: str, group_size: int | None
+) -> tuple[Array, list[tuple[Any, ...]]]:
+    """The values after pieces have traveled, and for each its receivers, length, format and group size."""
+    values, records = whole.copy(), []
+    for each, lacks in pieces(source, target, size, whole.shape):
+        if lacks:
+            codes = quantized_codes.quantize(whole.flat[each], group_size, format=name)
+            values.flat[each] = quantized_codes.dequantize(codes, whole.dtype)
+            records.append((lacks, len(each), name, codes.group_size))
+    return values, records
+
+
+def pieces(source: Pair, target: Pair, size: int, shape: tuple[int, ...]) -> list[tuple[Array, list[int]]]:
+    """What of a tensor is in one part of the source and one of the target, and the ranks that lack it."""
+    numbers = np.arange(math.prod(shape)).reshape(shape)
+    parts: list[dict[bytes, tuple[Array, list[int]]]] = [{}, {}]
+    for layout, found in zip((source, target), parts, strict=True):
+        for rank in range(size):
+            own = part(layout, rank, numbers)
+            if own is not None:
+                found.setdefault(own[0].tobytes(), (own[0], []))[1].append(rank)
+    return [
+        (both, [rank for rank in wanting if rank not in holding])
+        for has, holding in parts[0].values()
+        for wants, wanting in parts[1].values()
+        if len(both := np.intersect1d(has, wants))
+    ]
 
 
 def layout_of_all(rng: np.random.Generator, size: int, ndim: int, terms: str = "") -> tuple[Any, tuple[Any, ...]]:

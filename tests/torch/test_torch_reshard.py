@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from backend_groups import on_group
-from layouts import check_gradients, check_layouts, check_states
+from layouts import check_formats, check_gradients, check_layouts, check_states
 from on_ranks import on_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -55,6 +55,7 @@ def test_other_dtypes(comm: Communicator) -> None:
     """They move as they are, and a handle is for what wants no gradient."""
     check_layouts(at, torch.from_numpy, lambda x: x.numpy(), comm, comm, 12)
     check_states(at, torch.from_numpy, lambda x: x.numpy(), comm, comm)
+    check_formats(at, torch.from_numpy, lambda x: x.numpy(), comm, comm, 12)
     whole = torch.arange(30.0).reshape(6, 5)
     source, target = ([0, 1, 2], [0]), ([2, 0], [1])
     for dtype in (torch.bfloat16, torch.float8_e4m3fn):
@@ -153,6 +154,11 @@ def test_gradients(rank: int, size: int, group: dist.ProcessGroup) -> None:
     copied = at.reshard(x, (everybody, [0]), (everybody, [None]))
     (copied * (rank + 1)).sum().backward()
     assert x.grad.tolist() == [[3.0] * 3] * 2
+    x.grad = None
+    coarse = at.reshard(x, (everybody, [0]), (everybody, [None]), format="int4")
+    (coarse * (rank + 1)).sum().backward()
+    assert x.grad.tolist() == [[3.0] * 3] * 2  # as it is, while the values are rounded
+    assert 0 < (coarse - whole).abs().max() < 1
     z = whole.clone().requires_grad_()
     at.reshard(z, (everybody, ["sum"]), (everybody, [0])).mul(rank + 1).sum().backward()
     assert z.grad is not None

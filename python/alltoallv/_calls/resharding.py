@@ -13,6 +13,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
+from alltoallv import _core
 from alltoallv._calls import objects
 from alltoallv._calls.counts import packed
 from alltoallv._calls.guard import guard
@@ -42,6 +43,33 @@ class Tools(Protocol[T]):
     def reduced(self, parts: Sequence[T], op: str) -> T:
         """Adds, or combines otherwise, in the order of ``parts``; 16-bit floats in float32, rounded once."""
 
+    def record_bytes(self, coding: Coding, count: int) -> int:
+        """Returns the bytes of so many elements as codes and scales."""
+
+    def coded(self, coding: Coding, x: T) -> T:
+        """Returns the record, as bytes, of a flat tensor."""
+
+    def decoded(self, coding: Coding, record: T, count: int, dtype: str) -> T:
+        """Returns the flat tensor of a record; values that do not fit are the largest finite ones."""
+
+
+class Coding(Protocol):
+    """A quantized format. Its text is equal for equal ones."""
+
+    @property
+    def format(self) -> str: ...
+
+    @property
+    def group_size(self) -> int: ...
+
+
+class Kept(NamedTuple):
+    """What a rank keeps of its source: its box there, in its target, and whether a rank gets it that lacks it."""
+
+    source: Slices
+    target: Slices
+    travels: bool = False
+
 
 @dataclass
 class Move:
@@ -49,7 +77,7 @@ class Move:
 
     Attributes:
         sends, recvs: The boxes for, and from, each of some other ranks, by rank; in one order on both sides.
-        kept: The boxes of this rank's own, in its source and in its target.
+        kept: The boxes of this rank's own.
         op: The reduction of what comes, which has the target's shape, in the order ``terms`` of ranks; or "".
         shape_in, shape_out: Of the rank's source and target, None where it has none.
         share: Of a transposed move, whose boxes may overlap and are added: what the sums are divided by; else 0.
@@ -57,7 +85,7 @@ class Move:
 
     sends: dict[int, list[Slices]]
     recvs: dict[int, list[Slices]]
-    kept: list[tuple[Slices, Slices]]
+    kept: list[Kept]
     shape_in: tuple[int, ...] | None
     shape_out: tuple[int, ...] | None
     op: str = ""
@@ -80,7 +108,7 @@ class Move:
         """
         if self.op not in ("", "sum", "avg"):
             raise InvalidParamError(f"source has terms of {self.op!r} for what wants a gradient, expected sum or avg")
-        kept = [(target, source) for source, target in self.kept]
+        kept = [Kept(each.target, each.source) for each in self.kept]
         share = self.share or (len(self.terms) if self.op == "avg" else 1)
         return Move(self.recvs, dict(sorted(self.sends.items())), kept, self.shape_out, self.shape_in, share=share)
 
@@ -98,7 +126,7 @@ def movement(source: Boxes, target: Boxes, rank: int, takes: Callable[[int], boo
     mine, wanted = source.of(source.index(rank)), target.index(rank)
     sends: dict[int, list[_Placed]] = defaultdict(list)
     recvs: dict[int, list[_Placed]] = defaultdict(list)
-    kept = []
+    kept, spans = [], target.spans
     for box in mine:
         of_box = copies[which[box]]
         begin, end = np.maximum(target.begins, source.begins[box]), np.minimum(target.ends, source.ends[box])
@@ -118,7 +146,9 @@ def movement(source: Boxes, target: Boxes, rank: int, takes: Callable[[int], boo
                 if server != rank:
                     recvs[server].append((begin[each].tolist(), goal))
                 else:
-                    kept.append((source.slices(own[each], begin[each], end[each]), goal))
+                    alike = target.ranks[[i for i in target.owners[(spans == spans[box]).all(1)] if takes(int(i))]]
+                    travels = not np.isin(alike, copies[each]).all()
+                    kept.append(Kept(source.slices(own[each], begin[each], end[each]), goal, bool(travels)))
     return Move(_in_order(sends), _in_order(recvs), kept, source.shape(rank), target.shape(rank))
 
 
@@ -144,14 +174,14 @@ def summation(layout: Layout, divided: Layout, shape: Sequence[int], rank: int) 
         return Move({}, {}, [], None, None, op)
     same = [along == along[i] for along, each in zip(terms.coordinates, layout.placements, strict=True) if each != op]
     others = np.flatnonzero(np.logical_and.reduce([np.ones(len(terms.ranks), bool), *same])).tolist()
-    sends = {int(terms.ranks[j]): [source for source, _ in _shared(terms, i, parts, j)] for j in others if j != i}
-    recvs = {int(terms.ranks[j]): [target for _, target in _shared(terms, j, parts, i)] for j in others if j != i}
+    sends = {int(terms.ranks[j]): [each.source for each in _shared(terms, i, parts, j)] for j in others if j != i}
+    recvs = {int(terms.ranks[j]): [each.target for each in _shared(terms, j, parts, i)] for j in others if j != i}
     ranks = [int(terms.ranks[j]) for j in others]
     by_rank = dict(sorted(sends.items())), dict(sorted(recvs.items()))
     return Move(*by_rank, _shared(terms, i, parts, i), terms.shape(rank), parts.shape(rank), op, ranks)
 
 
-def _shared(source: Boxes, i: int, target: Boxes, j: int) -> list[tuple[Slices, Slices]]:
+def _shared(source: Boxes, i: int, target: Boxes, j: int) -> list[Kept]:
     """Returns what the rank at place ``i`` has that the one at place ``j`` shall have, where it lies in either part."""
     found = []
     for a in source.of(i):
@@ -159,7 +189,7 @@ def _shared(source: Boxes, i: int, target: Boxes, j: int) -> list[tuple[Slices, 
             begin, end = np.maximum(source.begins[a], target.begins[b]), np.minimum(source.ends[a], target.ends[b])
             if (begin < end).all():
                 found.append((begin.tolist(), source.slices(a, begin, end), target.slices(b, begin, end)))
-    return [(there, here) for _, there, here in sorted(found, key=lambda of: of[0])]
+    return [Kept(there, here) for _, there, here in sorted(found, key=lambda of: of[0])]
 
 
 def moves(shape: Sequence[int], source: Layout, target: Layout, rank: int) -> list[Move]:
@@ -205,47 +235,81 @@ def _divided(source: Layout, target: Layout, longest: int) -> tuple[Layout, Layo
     return Layout(mesh, tuple(placed)), Layout(mesh, tuple(parts))
 
 
+@dataclass(frozen=True)
+class Form(Generic[T]):
+    """How pieces of tensors of one dtype travel: as they are, or each as one record of codes and scales."""
+
+    tools: Tools[T]
+    dtype: str
+    coding: Coding | None = None
+
+    def size(self, box: Slices) -> int:
+        """Returns what a piece is in a message: elements, or bytes of a record."""
+        return numel(box) if self.coding is None else self.tools.record_bytes(self.coding, numel(box))
+
+    def written(self, piece: Any) -> T:
+        """Returns what goes into a message."""
+        flat: T = piece.reshape(-1)
+        return flat if self.coding is None else self.tools.coded(self.coding, flat)
+
+    def read(self, part: T, box: Slices) -> Any:
+        """Returns the piece from its part of a message."""
+        flat: Any = part if self.coding is None else self.tools.decoded(self.coding, part, numel(box), self.dtype)
+        return flat.reshape([each.stop - each.start for each in box])
+
+    def kept(self, step: Move, source: Any) -> Pieces:
+        """Returns what a rank keeps, with the values that others get of it."""
+        pieces = [(each, source[each.source]) for each in step.kept]
+        rounds = self.coding is not None
+        return [
+            (each.target, self.read(self.written(piece), each.source) if rounds and each.travels else piece)
+            for each, piece in pieces
+        ]
+
+
 def begin_together(
-    steps: Sequence[Move], inputs: Sequence[Any], size: int, dtype: str, tools: Tools[Any], later: bool
+    steps: Sequence[Move], inputs: Sequence[Any], size: int, form: Form[Any], later: bool
 ) -> Callable[[], list[Any]]:
     """Runs, or begins, the moves of several tensors of one dtype in one exchange.
 
     Returns what waits for them and returns a target for each, or None.
     """
-    single = len(steps) == 1
-    ranks = range(size)
-    sends, recvs = ([sum(of(step, j) for step in steps) for j in ranks] for of in (Move.sent, Move.received))
+    single = len(steps) == 1 and form.coding is None
+    sends, recvs = (
+        [sum(form.size(box) for boxes_ in messages for box in boxes_.get(j, ())) for j in range(size)]
+        for messages in ([step.sends for step in steps], [step.recvs for step in steps])
+    )
     x, sdispls = _as_it_lies(steps[0], inputs[0], size) if single else None, None
     if x is not None:
         x, sdispls = x
     else:
-        moved = [(i, box) for j in ranks for i, step in enumerate(steps) for box in step.sends.get(j, ())]
-        parts = [inputs[i][box].reshape(-1) for i, box in moved]
-        x = tools.concatenated(parts) if parts else tools.new((0,), dtype, False)
-    came, wait = tools.exchange(x, sends, packed(sends) if sdispls is None else sdispls, recvs, later)
+        written: dict[str, Any] = {}  # a piece is quantized once for all its receivers
+        parts = []
+        for j in range(size):
+            for i, step in enumerate(steps):
+                for box in step.sends.get(j, ()):
+                    if (name := f"{i} {box}") not in written:
+                        written[name] = form.written(inputs[i][box])
+                    parts.append(written[name])
+        dtype = form.dtype if form.coding is None else "uint8"
+        x = form.tools.concatenated(parts) if parts else form.tools.new((0,), dtype, False)
+    came, wait = form.tools.exchange(x, sends, packed(sends) if sdispls is None else sdispls, recvs, later)
 
     def finish() -> list[Any]:
         wait()
         results, begins = [], packed(recvs)
         for step, source in zip(steps, inputs, strict=True):
-            arrived = {}
+            arrived: dict[int, Pieces] = {}
             for j, boxes_ in step.recvs.items():
-                arrived[j] = _pieces(came, begins[j], boxes_)
-                begins[j] += step.received(j)
-            results.append(_assembled(step, source, arrived, came if single else None, dtype, tools))
+                arrived[j] = []
+                for box in boxes_:
+                    end = begins[j] + form.size(box)
+                    arrived[j].append((box, form.read(came[begins[j] : end], box)))
+                    begins[j] = end
+            results.append(_assembled(step, source, arrived, came if single else None, form))
         return results
 
     return finish
-
-
-def _pieces(flat: Any, begin: int, boxes_: Sequence[Slices]) -> Pieces:
-    """Returns each box with its values, which lie one after the other from ``begin`` on."""
-    found = []
-    for box in boxes_:
-        end = begin + numel(box)
-        found.append((box, flat[begin:end].reshape([each.stop - each.start for each in box])))
-        begin = end
-    return found
 
 
 def _as_it_lies(step: Move, source: Any, size: int) -> tuple[Any, list[int]] | None:
@@ -258,11 +322,11 @@ def _as_it_lies(step: Move, source: Any, size: int) -> tuple[Any, list[int]] | N
     return source.reshape(-1), [offsets.get(j) or 0 for j in range(size)]
 
 
-def _assembled(step: Move, source: Any, arrived: dict[int, Pieces], alone: Any, dtype: str, tools: Tools[Any]) -> Any:
+def _assembled(step: Move, source: Any, arrived: dict[int, Pieces], alone: Any, form: Form[Any]) -> Any:
     """Returns a rank's target from what has come; ``alone``: all that has come, where it is of this tensor only."""
     if step.shape_out is None:
         return None
-    own = [(goal, source[box]) for box, goal in step.kept]
+    own, dtype, tools = form.kept(step, source), form.dtype, form.tools
     came = [piece for each in arrived.values() for piece in each]
     if step.share:
         return _added(step, own + came, dtype, tools)
@@ -303,6 +367,11 @@ def _added(step: Move, pieces: Pieces, dtype: str, tools: Tools[Any]) -> Any:
     return out
 
 
+def travels_coded(dtype: str) -> bool:
+    """Returns whether tensors of a dtype travel in a format, where one is asked for."""
+    return dtype in _core.dtypes and _core.dtypes[dtype].quantizes
+
+
 class Described(NamedTuple):
     """What a rank says of its part of one tensor before the first exchange."""
 
@@ -313,6 +382,7 @@ class Described(NamedTuple):
     part: tuple[int, ...] | None  # of this rank's source
     dtype: str | None
     wants_gradient: bool = False
+    coding: str = "none"
 
 
 def agreed(comm: Communicator, mine: Sequence[Described]) -> list[tuple[tuple[int, ...], str, bool]]:
@@ -337,15 +407,18 @@ def agreed(comm: Communicator, mine: Sequence[Described]) -> list[tuple[tuple[in
 
 
 def _agreed(mine: Described, told: Sequence[Any]) -> tuple[tuple[int, ...], str, bool]:
-    name, (keys, texts, shapes, parts, dtypes, gradients) = mine.name, zip(*told, strict=True)
+    name, (keys, texts, shapes, parts, dtypes, gradients, codings) = mine.name, zip(*told, strict=True)
     for rank, key in enumerate(keys):
         if key != keys[0]:
             raise PeerMismatchError(f"{name}: rank 0 has {texts[0]}, rank {rank} has {texts[rank]}")
     shape, dtype = _equal(name, "the whole shape", shapes), _equal(name, "dtype", dtypes)
+    _equal(name, "the format", codings)
     if dtype is None:
         raise InvalidParamError(f"{name}: no rank has a part, expected all ranks of the source's mesh to give theirs")
     if "avg" in mine.source.placements and not dtype.startswith(("float", "bfloat", "complex")):
         raise InvalidParamError(f"{name} has dtype {dtype}, expected one of fractions for terms of an average")
+    if mine.coding != "none" and travels_coded(dtype) and any(isinstance(each, str) for each in mine.source.placements):
+        raise InvalidParamError(f"{name} has terms in its source, which have no format, expected format None")
     holders = sorted(mine.source.ranks)
     gives = set(holders)
     for rank, part in enumerate(parts):
@@ -400,8 +473,9 @@ def _whole(name: str, source: Layout, parts: Sequence[Any]) -> tuple[int, ...]:
 class Resharding(Generic[T]):
     """Runs the moves of one or several tensors; the plans of all front ends."""
 
-    def __init__(self, comm: Communicator, mine: Sequence[Described]) -> None:
-        self.terms = agreed(comm, mine)
+    def __init__(self, comm: Communicator, mine: Sequence[Described], coding: Coding | None = None) -> None:
+        self.terms = agreed(comm, mine if coding is None else [each._replace(coding=str(coding)) for each in mine])
+        self._coding = coding
         self.steps = [
             moves(shape, each.source, each.target, comm.rank)
             for each, (shape, *_) in zip(mine, self.terms, strict=True)
@@ -418,6 +492,20 @@ class Resharding(Generic[T]):
         """Returns how many elements this rank gets from others."""
         return sum(step.received(j) for steps in self.steps for step in steps for j in step.recvs)
 
+    def _form(self, dtype: str, tools: Tools[Any]) -> Form[Any]:
+        return Form(tools, dtype, self._coding if travels_coded(dtype) else None)
+
+    def moved_bytes(self, tools: Tools[Any], itemsize: int) -> tuple[int, int]:
+        """Returns how many bytes this rank sends to others, and gets from them."""
+        totals = [0, 0]
+        for steps, (_, dtype, _) in zip(self.steps, self.terms, strict=True):
+            form = self._form(dtype, tools)
+            unit = itemsize if form.coding is None else 1
+            for step in steps:
+                for way, messages in enumerate((step.sends, step.recvs)):
+                    totals[way] += unit * sum(form.size(box) for boxes_ in messages.values() for box in boxes_)
+        return totals[0], totals[1]
+
     def transposed(self) -> Resharding[T]:
         """Returns what moves gradients of the targets back.
 
@@ -426,6 +514,7 @@ class Resharding(Generic[T]):
         """
         back = copy.copy(self)
         back.steps = [[step.transposed() for step in reversed(steps)] for steps in self.steps]
+        back._coding = None  # gradients move as they are
         return back
 
     def alone(self, i: int) -> Resharding[T]:
@@ -469,7 +558,7 @@ class Resharding(Generic[T]):
             if not chosen:
                 continue
             moved = [self.steps[i][number] for i in chosen], [results[i] for i in chosen]
-            finish = begin_together(*moved, self._size, dtype, tools, later)
+            finish = begin_together(*moved, self._size, self._form(dtype, tools), later)
 
             def put(chosen: list[int] = chosen, finish: Callable[[], list[Any]] = finish) -> None:
                 for i, result in zip(chosen, finish(), strict=True):

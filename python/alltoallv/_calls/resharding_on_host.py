@@ -15,7 +15,7 @@ from alltoallv._calls.guard import guard
 from alltoallv._calls.layouts import Layout, boxes, read_layout
 from alltoallv._calls.linear import Map
 from alltoallv._calls.regions import as_bytes
-from alltoallv._calls.resharding import WIDE, Described, Resharding
+from alltoallv._calls.resharding import WIDE, Coding, Described, Resharding
 from alltoallv.communicator import Communicator
 from alltoallv.dtypes import core_name, numpy_dtype
 from alltoallv.errors import InvalidParamError, InvalidTensorError
@@ -94,6 +94,21 @@ class _Tools:
             total = _STEPS[op](total, each.astype(total.dtype))
         return (total / total.dtype.type(len(parts)) if op == "avg" else total).astype(dtype)
 
+    def record_bytes(self, coding: Coding, count: int) -> int:
+        return _core.quantized_row_bytes(count, coding.format, coding.group_size)
+
+    def coded(self, coding: Coding, x: Array) -> Array:
+        x, record = np.ascontiguousarray(x), np.empty(self.record_bytes(coding, x.size), np.uint8)
+        about = coding.format, coding.group_size, core_name(x.dtype)
+        _core.quantize_rows(*about, x.ctypes.data, 1, x.size, record.ctypes.data)
+        return record
+
+    def decoded(self, coding: Coding, record: Array, count: int, dtype: str) -> Array:
+        x = np.empty(count, numpy_dtype(dtype))
+        about = coding.format, coding.group_size, dtype
+        _core.dequantize_rows(*about, record.ctypes.data, 1, count, "saturate", x.ctypes.data)
+        return x
+
 
 class Autograd(NamedTuple):
     """A framework's: whether it records calls with tensors, and what records a map of one."""
@@ -128,19 +143,23 @@ class HostPlan:
         dtype: Any,
         source: Any,
         target: Any,
+        coding: Callable[[], Coding | None],
         read: Read = read_layout,
         autograd: Autograd | None = None,
     ) -> None:
         self._adapter, self._comm, self._autograd = adapter, comm, autograd
         with guard(comm, "all_gather"):
+            how = coding()
             whole, self._dtype = tuple(int(n) for n in shape), adapter.name(dtype)
             layouts = [read(*each, comm.size) for each in (("source", source), ("target", target))]
             source, target = (each.on(whole, name) for each, name in zip(layouts, ("source", "target"), strict=True))
             self.source_shape = boxes(source, whole).shape(comm.rank)
             self.target_shape = boxes(target, whole).shape(comm.rank)
         told = Described("x", source, target, whole, self.source_shape, self._dtype)
-        self._plan = Resharding[Array](comm, [told])
+        self._plan = Resharding[Array](comm, [told], how)
         self.elements_sent, self.elements_received = self._plan.elements_sent, self._plan.elements_received
+        itemsize = numpy_dtype(self._dtype).itemsize
+        self.bytes_sent, self.bytes_received = self._plan.moved_bytes(_Tools(adapter, comm), itemsize)
 
     def __call__(self, x: Any, *, async_op: bool = False) -> Any:
         """Returns this rank's part of the target, a new tensor, or None; ``x`` is its part of the source, or None.
@@ -172,6 +191,7 @@ def reshard_on_host(
     source: Any,
     target: Any,
     shapes: Mapping[str, Sequence[int]] | None,
+    coding: Callable[[], Coding | None],
     async_op: bool = False,
     read: Read = read_layout,
     single: bool = False,
@@ -184,6 +204,7 @@ def reshard_on_host(
         return read(argument, given[name] if isinstance(given, Mapping) and name in given else given, comm.size)
 
     with guard(comm, "all_gather"):
+        how = coding()
         parts = {name: None if x is None else adapter.read(name, x) for name, x in state.items()}
         told = [
             Described(
@@ -197,7 +218,7 @@ def reshard_on_host(
             )
             for name, x in parts.items()
         ]
-    plan = Resharding[Array](comm, told)
+    plan = Resharding[Array](comm, told, how)
     if autograd is not None and any(wants for *_, wants in plan.terms):
         return _recorded(adapter, comm, state, plan, autograd, async_op, single)
     inputs = [None if x is None else tools.seen(x) for x in parts.values()]

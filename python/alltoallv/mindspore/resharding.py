@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from alltoallv.mindspore.autograd import apply
 from alltoallv.mindspore.front_end import enter
 from alltoallv.mindspore.group import Group, on_host
 from alltoallv.mindspore.tensors import in_queue, wants_gradient
+from alltoallv.quantization.spec import Format, Quantization, traveling
 
 _AUTOGRAD = Autograd(wants_gradient, apply)
 
@@ -30,19 +32,32 @@ class ReshardPlan(HostPlan):
     Args:
         shape, dtype: Of the whole tensor.
         source, target: Layouts.
+        format, group_size: See `reshard`.
         group: A group's name, a `Communicator`, or None for all ranks.
 
     Attributes:
         source_shape, target_shape: Of this rank's parts; None where it has none.
-        elements_sent, elements_received: What this rank sends to others, and gets from them, in a call.
+        elements_sent, elements_received, bytes_sent, bytes_received: What this rank sends to others, and gets from
+            them, in a call.
 
     Raises:
         InvalidParamError: a layout is no pair of a mesh and placements, or does not fit the shape.
         PeerMismatchError: the ranks give different layouts, shapes or dtypes.
     """
 
-    def __init__(self, shape: Sequence[int], dtype: Any, source: Any, target: Any, *, group: Group = None) -> None:
-        super().__init__(ADAPTER, _communicator(group), shape, dtype, source, target, _layout, _AUTOGRAD)
+    def __init__(
+        self,
+        shape: Sequence[int],
+        dtype: Any,
+        source: Any,
+        target: Any,
+        *,
+        format: Format | None = None,
+        group_size: int | None = None,
+        group: Group = None,
+    ) -> None:
+        coding = partial(traveling, format, group_size)
+        super().__init__(ADAPTER, _communicator(group), shape, dtype, source, target, coding, _layout, _AUTOGRAD)
 
 
 def reshard(
@@ -51,6 +66,8 @@ def reshard(
     target: Any,
     *,
     shape: Sequence[int] | None = None,
+    format: Format | None = None,
+    group_size: int | None = None,
     group: Group = None,
     async_op: bool = False,
 ) -> Any:
@@ -76,6 +93,11 @@ def reshard(
         x: This rank's part of the source; None on a rank that is not in its mesh.
         source, target: Layouts, equal on all ranks.
         shape: Of the whole tensor. Default: what the parts make together.
+        format: The format in which float32, float16 and bfloat16 elements travel, such as ``"int8"``; see
+            docs/quantization.md. Each piece for a rank is one flat vector, quantized once by its sender. Elements that
+            some rank lacks are rounded on all ranks, also where they stay, so that copies are equal; others keep their
+            values, as do the other dtypes. Terms have no format. Gradients move as they are. Default: none.
+        group_size: Elements that share a scale. Default: the format's, or 128.
         group: A group's name, a `Communicator`, or None for all ranks.
         async_op: Return a handle at once, whose ``result()`` waits and returns what is returned else. Layouts, shapes
             and dtypes are compared before; a `ReshardPlan` has done that already. Not for what wants a gradient.
@@ -92,7 +114,7 @@ def reshard(
         PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come.
     """
     shapes = None if shape is None else {"x": shape}
-    return _moved({"x": x}, source, target, shapes, group, async_op, True)
+    return _moved({"x": x}, source, target, shapes, partial(traveling, format, group_size), group, async_op, True)
 
 
 def reshard_state(
@@ -101,6 +123,8 @@ def reshard_state(
     target: Any,
     *,
     shapes: Mapping[str, Sequence[int]] | None = None,
+    format: Format | None = None,
+    group_size: int | None = None,
     group: Group = None,
     async_op: bool = False,
 ) -> Any:
@@ -110,7 +134,7 @@ def reshard_state(
         state: This rank's parts; the same names on all ranks, in the same order.
         source, target: A layout for all, or a dict of one for each name of ``state``.
         shapes: Of the whole tensors that have one here.
-        group, async_op: See `reshard`.
+        format, group_size, group, async_op: See `reshard`.
 
     Returns:
         The parts of the target, by name. Those that want a gradient move one after the other.
@@ -118,7 +142,7 @@ def reshard_state(
     Raises:
         AllToAllVError: as `reshard`.
     """
-    return _moved(state, source, target, shapes, group, async_op, False)
+    return _moved(state, source, target, shapes, partial(traveling, format, group_size), group, async_op, False)
 
 
 def _moved(
@@ -126,12 +150,13 @@ def _moved(
     source: Any,
     target: Any,
     shapes: Mapping[str, Sequence[int]] | None,
+    coding: Callable[[], Quantization | None],
     group: Group,
     async_op: bool,
     single: bool,
 ) -> Any:
     return reshard_on_host(
-        ADAPTER, _communicator(group), state, source, target, shapes, async_op, _layout, single, _AUTOGRAD
+        ADAPTER, _communicator(group), state, source, target, shapes, coding, async_op, _layout, single, _AUTOGRAD
     )
 
 

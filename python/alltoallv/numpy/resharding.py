@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy.typing as npt
 from alltoallv._calls.resharding_on_host import HostPlan, reshard_on_host
 from alltoallv.communicator import Communicator
 from alltoallv.numpy.arrays import ADAPTER, resolve
+from alltoallv.quantization.spec import Format, traveling
 
 
 class ReshardPlan(HostPlan):
@@ -21,11 +23,13 @@ class ReshardPlan(HostPlan):
     Args:
         shape, dtype: Of the whole array.
         source, target: Layouts.
+        format, group_size: See `reshard`.
         group: A `Communicator`, or None for all ranks.
 
     Attributes:
         source_shape, target_shape: Of this rank's parts; None where it has none.
-        elements_sent, elements_received: What this rank sends to others, and gets from them, in a call.
+        elements_sent, elements_received, bytes_sent, bytes_received: What this rank sends to others, and gets from
+            them, in a call.
 
     Raises:
         InvalidParamError: a layout is no pair of a mesh and placements, or does not fit the shape.
@@ -33,9 +37,18 @@ class ReshardPlan(HostPlan):
     """
 
     def __init__(
-        self, shape: Sequence[int], dtype: npt.DTypeLike, source: Any, target: Any, *, group: Communicator | None = None
+        self,
+        shape: Sequence[int],
+        dtype: npt.DTypeLike,
+        source: Any,
+        target: Any,
+        *,
+        format: Format | None = None,
+        group_size: int | None = None,
+        group: Communicator | None = None,
     ) -> None:
-        super().__init__(ADAPTER, resolve(group), shape, np.dtype(dtype), source, target)
+        coding = partial(traveling, format, group_size)
+        super().__init__(ADAPTER, resolve(group), shape, np.dtype(dtype), source, target, coding)
 
 
 def reshard(
@@ -44,6 +57,8 @@ def reshard(
     target: Any,
     *,
     shape: Sequence[int] | None = None,
+    format: Format | None = None,
+    group_size: int | None = None,
     group: Communicator | None = None,
     async_op: bool = False,
 ) -> Any:
@@ -68,6 +83,11 @@ def reshard(
         x: This rank's part of the source; None on a rank that is not in its mesh.
         source, target: Layouts, equal on all ranks.
         shape: Of the whole array. Default: what the parts make together.
+        format: The format in which float32, float16 and bfloat16 elements travel, such as ``"int8"``; see
+            docs/quantization.md. Each piece for a rank is one flat vector, quantized once by its sender. Elements that
+            some rank lacks are rounded on all ranks, also where they stay, so that copies are equal; others keep their
+            values, as do the other dtypes. Terms have no format. Gradients move as they are. Default: none.
+        group_size: Elements that share a scale. Default: the format's, or 128.
         group: A `Communicator`, or None for all ranks.
         async_op: Return a handle at once, whose ``result()`` waits and returns what is returned else. Layouts, shapes
             and dtypes are compared before; a `ReshardPlan` has done that already.
@@ -81,8 +101,8 @@ def reshard(
         PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come.
     """
     shapes = None if shape is None else {"x": shape}
-    arguments = ADAPTER, resolve(group), {"x": x}, source, target, shapes, async_op
-    return reshard_on_host(*arguments, single=True)
+    coding = partial(traveling, format, group_size)
+    return reshard_on_host(ADAPTER, resolve(group), {"x": x}, source, target, shapes, coding, async_op, single=True)
 
 
 def reshard_state(
@@ -91,6 +111,8 @@ def reshard_state(
     target: Any,
     *,
     shapes: Mapping[str, Sequence[int]] | None = None,
+    format: Format | None = None,
+    group_size: int | None = None,
     group: Communicator | None = None,
     async_op: bool = False,
 ) -> Any:
@@ -100,7 +122,7 @@ def reshard_state(
         state: This rank's parts; the same names on all ranks, in the same order.
         source, target: A layout for all, or a dict of one for each name.
         shapes: Of the whole arrays that have one here.
-        group, async_op: See `reshard`.
+        format, group_size, group, async_op: See `reshard`.
 
     Returns:
         The parts of the target, by name.
@@ -108,4 +130,5 @@ def reshard_state(
     Raises:
         AllToAllVError: as `reshard`.
     """
-    return reshard_on_host(ADAPTER, resolve(group), state, source, target, shapes, async_op)
+    coding = partial(traveling, format, group_size)
+    return reshard_on_host(ADAPTER, resolve(group), state, source, target, shapes, coding, async_op)

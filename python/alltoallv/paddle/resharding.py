@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from paddle import Tensor
@@ -13,6 +14,7 @@ from alltoallv.paddle.front_end import apply, wants_gradient
 from alltoallv.paddle.group import Group, resolve
 from alltoallv.paddle.tensors import ADAPTER
 from alltoallv.paddle.work import Done
+from alltoallv.quantization.spec import Format, traveling
 
 _AUTOGRAD = Autograd(wants_gradient, apply)
 
@@ -25,22 +27,35 @@ class ReshardPlan(HostPlan):
     Args:
         shape, dtype: Of the whole tensor.
         source, target: Layouts.
+        format, group_size: See `reshard`.
         group: A Paddle group, a `Communicator`, or None for all ranks.
 
     Attributes:
         source_shape, target_shape: Of this rank's parts; None where it has none.
-        elements_sent, elements_received: What this rank sends to others, and gets from them, in a call.
+        elements_sent, elements_received, bytes_sent, bytes_received: What this rank sends to others, and gets from
+            them, in a call.
 
     Raises:
         InvalidParamError: a layout is no pair of a mesh and placements, or does not fit the shape.
         PeerMismatchError: the ranks give different layouts, shapes or dtypes.
     """
 
-    def __init__(self, shape: Sequence[int], dtype: Any, source: Any, target: Any, *, group: Group = None) -> None:
+    def __init__(
+        self,
+        shape: Sequence[int],
+        dtype: Any,
+        source: Any,
+        target: Any,
+        *,
+        format: Format | None = None,
+        group_size: int | None = None,
+        group: Group = None,
+    ) -> None:
         comm = resolve(group)
         if comm is None:
             raise InvalidParamError("this rank is not a member of the group, expected only its members to make a plan")
-        super().__init__(ADAPTER, comm, shape, dtype, source, target, autograd=_AUTOGRAD)
+        coding = partial(traveling, format, group_size)
+        super().__init__(ADAPTER, comm, shape, dtype, source, target, coding, autograd=_AUTOGRAD)
 
 
 def reshard(
@@ -49,6 +64,8 @@ def reshard(
     target: Any,
     *,
     shape: Sequence[int] | None = None,
+    format: Format | None = None,
+    group_size: int | None = None,
     group: Group = None,
     async_op: bool = False,
 ) -> Any:
@@ -73,6 +90,11 @@ def reshard(
         x: This rank's part of the source; None on a rank that is not in its mesh.
         source, target: Layouts, equal on all ranks.
         shape: Of the whole tensor. Default: what the parts make together.
+        format: The format in which float32, float16 and bfloat16 elements travel, such as ``"int8"``; see
+            docs/quantization.md. Each piece for a rank is one flat vector, quantized once by its sender. Elements that
+            some rank lacks are rounded on all ranks, also where they stay, so that copies are equal; others keep their
+            values, as do the other dtypes. Terms have no format. Gradients move as they are. Default: none.
+        group_size: Elements that share a scale. Default: the format's, or 128.
         group: A Paddle group, a `Communicator`, or None for all ranks.
         async_op: Return a handle at once, whose ``result()`` waits and returns what is returned else. Layouts, shapes
             and dtypes are compared before; a `ReshardPlan` has done that already. Not for what wants a gradient.
@@ -91,7 +113,8 @@ def reshard(
     comm = resolve(group)
     if comm is None:
         return Done(None) if async_op else None
-    return reshard_on_host(ADAPTER, comm, {"x": x}, source, target, shapes, async_op, single=True, autograd=_AUTOGRAD)
+    arguments = {"x": x}, source, target, shapes, partial(traveling, format, group_size), async_op
+    return reshard_on_host(ADAPTER, comm, *arguments, single=True, autograd=_AUTOGRAD)
 
 
 def reshard_state(
@@ -100,6 +123,8 @@ def reshard_state(
     target: Any,
     *,
     shapes: Mapping[str, Sequence[int]] | None = None,
+    format: Format | None = None,
+    group_size: int | None = None,
     group: Group = None,
     async_op: bool = False,
 ) -> Any:
@@ -109,7 +134,7 @@ def reshard_state(
         state: This rank's parts; the same names on all ranks, in the same order.
         source, target: A layout for all, or a dict of one for each name.
         shapes: Of the whole tensors that have one here.
-        group, async_op: See `reshard`.
+        format, group_size, group, async_op: See `reshard`.
 
     Returns:
         The parts of the target, by name. Those that want a gradient move one after the other.
@@ -120,4 +145,5 @@ def reshard_state(
     comm = resolve(group)
     if comm is None:
         return Done(dict.fromkeys(state)) if async_op else dict.fromkeys(state)
-    return reshard_on_host(ADAPTER, comm, state, source, target, shapes, async_op, autograd=_AUTOGRAD)
+    arguments = state, source, target, shapes, partial(traveling, format, group_size), async_op
+    return reshard_on_host(ADAPTER, comm, *arguments, autograd=_AUTOGRAD)

@@ -136,6 +136,13 @@ def coding(bits: Any, format: Any) -> Any:
     return f"int{bits}" if type(bits) is int else f"int{integer(bits) or repr(bits)}"
 
 
+def traveling(format: Any, group_size: Any) -> Quantization | None:
+    """Returns how tensors travel that only move: as they are, where there is no format."""
+    if format is None and group_size is not None:
+        raise InvalidParamError(f"group_size is {group_size!r} without a format, expected None")
+    return None if format is None else Quantization.checked(format, group_size)
+
+
 def grouping(group_size: Any, input: Any, leaves: Any = None) -> Any:
     """Returns the elements of a ``"token"`` (the input's last axis) or of the whole ``"tensor"``; else as given."""
     if not isinstance(group_size, str) or group_size not in ("token", "tensor"):

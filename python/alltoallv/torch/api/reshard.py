@@ -17,6 +17,7 @@ from alltoallv._calls.layouts import Layout, boxes, division, read_layout
 from alltoallv._calls.linear import Map
 from alltoallv._calls.resharding import Described, Resharding
 from alltoallv.errors import InvalidParamError, InvalidTensorError
+from alltoallv.quantization.spec import Format, Quantization, traveling
 from alltoallv.torch.api.functions import all_to_all_v
 from alltoallv.torch.eager import group as groups
 from alltoallv.torch.eager.calls import AnyCommunicator
@@ -24,7 +25,9 @@ from alltoallv.torch.eager.graphs import between_graphs
 from alltoallv.torch.eager.group import Group
 from alltoallv.torch.eager.tensors import check_tensor, core_name, needs_grad
 from alltoallv.torch.eager.work import Done, Work
+from alltoallv.torch.engines.kernels import check_format, kernels_for
 from alltoallv.torch.engines.reduction import combine
+from alltoallv.torch.quantized.rows import DeviceRows, HostRows
 
 
 class _Tools:
@@ -57,6 +60,23 @@ class _Tools:
 
     def reduced(self, parts: Sequence[Tensor], op: str) -> Tensor:
         return combine(parts, op)
+
+    def record_bytes(self, coding: Any, count: int) -> int:
+        return self._records(coding, count).stride
+
+    def coded(self, coding: Any, x: Tensor) -> Tensor:
+        records = self._records(coding, x.numel())
+        coded = torch.empty((1, records.stride), dtype=torch.uint8, device=x.device)
+        records.encode(x.detach().contiguous().view(1, -1), coded)
+        return coded.view(-1)
+
+    def decoded(self, coding: Any, record: Tensor, count: int, dtype: str) -> Tensor:
+        x = torch.empty((1, count), dtype=getattr(torch, dtype), device=record.device)
+        self._records(coding, count).decode(record.view(1, -1), x, "saturate")
+        return x.view(-1)
+
+    def _records(self, coding: Any, count: int) -> HostRows:
+        return HostRows(coding, count) if self._device.type == "cpu" else DeviceRows(coding, count, self._device)
 
 
 class _Last:
@@ -105,12 +125,14 @@ class ReshardPlan:
     Args:
         shape, dtype: Of the whole tensor.
         source, target: Layouts.
+        format, group_size: See `reshard`.
         group: A ProcessGroup, a `Communicator`, or None for all ranks.
         device: Where the tensors lie.
 
     Attributes:
         source_shape, target_shape: Of this rank's parts; None where it has none.
-        elements_sent, elements_received: What this rank sends to others, and gets from them, in a call.
+        elements_sent, elements_received, bytes_sent, bytes_received: What this rank sends to others, and gets from
+            them, in a call.
 
     Raises:
         InvalidParamError: a layout is no pair of a mesh and placements, or does not fit the shape.
@@ -124,6 +146,8 @@ class ReshardPlan:
         source: Any,
         target: Any,
         *,
+        format: Format | None = None,
+        group_size: int | None = None,
         group: Group = None,
         device: torch.device | str = "cpu",
     ) -> None:
@@ -139,8 +163,10 @@ class ReshardPlan:
             self.source_shape = boxes(source, whole).shape(comm.rank)
             self.target_shape = boxes(target, whole).shape(comm.rank)
             told = Described("x", source, target, whole, self.source_shape, core_name(dtype))
-        self._dtype, self._plan = dtype, Resharding[Tensor](groups.on_host(comm), [told])
+            coding = _coding(format, group_size, self._device)
+        self._dtype, self._plan = dtype, Resharding[Tensor](groups.on_host(comm), [told], coding)
         self.elements_sent, self.elements_received = self._plan.elements_sent, self._plan.elements_received
+        self.bytes_sent, self.bytes_received = self._plan.moved_bytes(_Tools(comm, self._device), dtype.itemsize)
 
     @between_graphs
     def __call__(self, x: Tensor | None, *, async_op: bool = False) -> Any:
@@ -170,6 +196,8 @@ def reshard(
     target: Any,
     *,
     shape: Sequence[int] | None = None,
+    format: Format | None = None,
+    group_size: int | None = None,
     group: Group = None,
     device: torch.device | str | None = None,
     async_op: bool = False,
@@ -196,6 +224,11 @@ def reshard(
         x: This rank's part of the source (of a DTensor ``to_local()``); None on a rank that is not in its mesh.
         source, target: Layouts, equal on all ranks.
         shape: Of the whole tensor. Default: what the parts make together.
+        format: The format in which float32, float16 and bfloat16 elements travel, such as ``"int8"``; see
+            docs/quantization.md. Each piece for a rank is one flat vector, quantized once by its sender. Elements that
+            some rank lacks are rounded on all ranks, also where they stay, so that copies are equal; others keep their
+            values, as do the other dtypes. Terms have no format. Gradients move as they are. Default: none.
+        group_size: Elements that share a scale. Default: the format's, or 128.
         group: A ProcessGroup, a `Communicator`, or None for all ranks.
         device: Where tensors lie, for a rank without ``x``. Default: ``"cpu"``.
         async_op: Return a handle at once, whose ``result()`` waits and returns what is returned else. Layouts, shapes
@@ -211,7 +244,7 @@ def reshard(
         PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come.
     """
     shapes = None if shape is None else {"x": shape}
-    return _moved({"x": x}, source, target, shapes, group, device, async_op, single=True)
+    return _moved({"x": x}, source, target, shapes, (format, group_size), group, device, async_op, single=True)
 
 
 def reshard_state(
@@ -220,6 +253,8 @@ def reshard_state(
     target: Any,
     *,
     shapes: Mapping[str, Sequence[int]] | None = None,
+    format: Format | None = None,
+    group_size: int | None = None,
     group: Group = None,
     device: torch.device | str | None = None,
     async_op: bool = False,
@@ -230,7 +265,7 @@ def reshard_state(
         state: This rank's parts, on one device; the same names on all ranks, in the same order.
         source, target: A layout for all, or a dict of one for each name.
         shapes: Of the whole tensors that have one here.
-        group, device, async_op: See `reshard`.
+        format, group_size, group, device, async_op: See `reshard`.
 
     Returns:
         The parts of the target, by name; on a rank outside the group None for each. Where one requires grad, they move
@@ -239,7 +274,7 @@ def reshard_state(
     Raises:
         AllToAllVError: as `reshard`.
     """
-    return _moved(state, source, target, shapes, group, device, async_op)
+    return _moved(state, source, target, shapes, (format, group_size), group, device, async_op)
 
 
 @between_graphs
@@ -248,6 +283,7 @@ def _moved(
     source: Any,
     target: Any,
     shapes: Mapping[str, Sequence[int]] | None,
+    form: tuple[Any, Any],
     group: Group,
     device: torch.device | str | None,
     async_op: bool,
@@ -261,6 +297,7 @@ def _moved(
         return Done(nothing) if async_op else nothing
     with guard(comm, "all_gather"):
         _check_later(async_op, *state.values())
+        coding = _coding(*form, lies)
         told = []
         for name, x in state.items():
             if x is not None:
@@ -274,7 +311,7 @@ def _moved(
             whole = tuple(int(n) for n in shapes[name]) if shapes and name in shapes else None
             part, dtype = (None, None) if x is None else (tuple(x.shape), core_name(x.dtype))
             told.append(Described(name, of_source, of_target, whole, part, dtype, x is not None and needs_grad(x)))
-    plan = Resharding[Tensor](groups.on_host(comm), told)
+    plan = Resharding[Tensor](groups.on_host(comm), told, coding)
     wants = [wants for *_, wants in plan.terms]
     if any(wants):
         plans = [plan.alone(i) for i in range(len(state))]
@@ -293,6 +330,14 @@ def _moved(
         return tensors[0] if single else dict(zip(state, tensors, strict=True))
 
     return tools.outcome(result, async_op)
+
+
+def _coding(format: Any, group_size: Any, device: torch.device) -> Quantization | None:
+    """Returns the format in which tensors on a device travel, which its kernels know."""
+    coding = traveling(format, group_size)
+    if coding is not None and device.type != "cpu":
+        check_format(coding, kernels_for(device.type))
+    return coding
 
 
 def _check_later(async_op: bool, *tensors: Tensor | None) -> None:
