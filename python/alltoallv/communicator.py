@@ -49,8 +49,10 @@ class Communicator:
         core: _core.Communicator,
         options: _core.CommunicatorOptions | None = None,
         order: str | None = None,
+        job: Launch | None = None,
     ) -> None:
         self.core = core
+        self.job = job  # whose ranks it has, or those that are left of them, if it is known
         self.order = order or default_order()  # of sums; in host memory it is that of the ranks anyway
         self._options = options  # the options it was made from, as far as they are known
         self.rank: int = core.rank
@@ -135,7 +137,7 @@ class Communicator:
             return between_hosts(job, options) if several_hosts else on_this_host(job, options)
 
         core = connect() if job.replacement is None else membership.meet(job, options, connect, epoch)
-        communicator = cls(core, options, order)
+        communicator = cls(core, options, order, job)
         if several_hosts:
             _of_hosts[:] = [communicator]
         return communicator
@@ -221,15 +223,16 @@ class Communicator:
             BackendUnavailableError: the communicator is not one in host memory.
             CommTimeoutError: a rank that lives did not call it within the timeout.
         """
-        return Communicator(*membership.shrink(self), order=self.order)
+        return Communicator(*membership.shrink(self), order=self.order, job=self.job)
 
     def rejoin(self) -> Communicator:
         """Returns a new communicator of all ranks of the job: the lost ones are other processes, under their numbers.
 
         Every rank that lives calls it: usually on `PeerLostError`, which all of them raise. Their launcher starts a
         process for each rank that has ended (``python -m alltoallv run --replace N``), which calls `from_env` as the
-        first one did. A communicator that is still usable ends; one that `shrink` has made of this one serves as
-        well. What a replacement has to know it gets from the others: it has nothing but its number.
+        first one did. For one that `grow` has made, whoever starts its processes gives a new one the variables of
+        `replacement`. A communicator that is still usable ends; one that `shrink` has made of this one serves as well.
+        What a replacement has to know it gets from the others: it has nothing but its number.
 
         Nobody goes on with fewer ranks than the job has, and a number belongs to one process as long as this lives: of
         two halves that do not see each other, none goes on.
@@ -243,7 +246,8 @@ class Communicator:
                 that `shrink` left, or nobody replaces ranks.
             CommTimeoutError: ranks did not come within the timeout; the message names them.
         """
-        job, options, epoch = launch.detect(), self.options(), membership.leave(self)
+        epoch = membership.leave(self)
+        job, options = self.job or launch.detect(), self.options()
         options.rank, options.size = job.rank, job.size
         return Communicator._of_job(job, options, self.backend != "shm", self.order, epoch)
 
@@ -256,7 +260,8 @@ class Communicator:
         Raises:
             BackendUnavailableError: as `rejoin` does, and between hosts.
         """
-        job, _ = launch.detect(), membership.epoch_of(self, "replaced")
+        membership.epoch_of(self, "replaced")
+        job = self.job or launch.detect()
         if self.backend != "shm":
             raise BackendUnavailableError(
                 f"replaced() of domain '{self.domain}' over backend '{self.backend}', expected 'shm': it sees one host"
@@ -267,7 +272,8 @@ class Communicator:
         """Returns a new communicator of this one's ranks, with their numbers, and of ``n`` newcomers with the next.
 
         Collective over this communicator, which stays as it is. The newcomers are processes that have been started with
-        the variables of `newcomers`, which call `from_env` with this one's domain and check.
+        the variables of `newcomers`, which call `from_env` with this one's domain and check. Its ranks may be replaced
+        if they are lost: see `rejoin`.
 
         Args:
             n: How many ranks come, at least 1; equal on all ranks.
@@ -277,11 +283,12 @@ class Communicator:
 
         Raises:
             InvalidParamError: n is no such number, or not equal on all ranks; on every rank.
-            BackendUnavailableError: the ranks are not processes that share memory.
+            BackendUnavailableError: the ranks are threads, or not in host memory, or between hosts not all of a job.
             CommTimeoutError: newcomers did not come within the timeout; the message names their ranks.
             PeerMismatchError, PeerLostError: a peer calls something else, or died.
         """
-        return Communicator(*membership.grow(self, n), order=self.order)
+        core, options, job = membership.grow(self, n)
+        return Communicator(core, options, self.order, job)
 
     def newcomers(self, n: int) -> list[dict[str, str]]:
         """Returns the variables of the environment for each of the ``n`` processes that the next `grow` is to let in.
@@ -290,6 +297,21 @@ class Communicator:
         Among them is the job's secret, if it has one.
         """
         return membership.newcomers(self, n)
+
+    def replacement(self, rank: int) -> dict[str, str]:
+        """Returns the variables of the environment for a process that is to take the place of a lost rank.
+
+        It calls `from_env`, and the others `rejoin`. They are for jobs whose launcher does not start it by itself:
+        those of `grow`, whose program has started the processes.
+
+        Args:
+            rank: The lost rank's number in the job.
+
+        Raises:
+            InvalidParamError: there is no such rank.
+            BackendUnavailableError: as `rejoin` does, or another launcher started the job.
+        """
+        return membership.replacement(self, rank)
 
     def options(self) -> _core.CommunicatorOptions:
         """Returns the options from which a communicator like this one can be made, except its ranks."""

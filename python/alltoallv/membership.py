@@ -27,12 +27,13 @@ from alltoallv.errors import (
     InvalidParamError,
     PeerLostError,
 )
+from alltoallv.launch.job import GROWN, GROWN_HOSTS, Launch
+from alltoallv.launch.options import between_hosts, on_this_host
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from alltoallv.communicator import Communicator
-    from alltoallv.launch.job import Launch
 
 # Of communicators whose ranks may meet again with those who replace lost ones: how often they have met before.
 epochs: weakref.WeakKeyDictionary[_core.Communicator, int] = weakref.WeakKeyDictionary()
@@ -185,7 +186,11 @@ def _shrink_here(comm: Communicator, final: _core.CommunicatorOptions, trial: _c
 
 
 def meet(
-    job: Launch, options: _core.CommunicatorOptions, connect_all: Callable[[], _core.Communicator], epoch: int = -1
+    job: Launch,
+    options: _core.CommunicatorOptions,
+    connect_all: Callable[[], _core.Communicator],
+    epoch: int = -1,
+    known: Sequence[int] = (),
 ) -> _core.Communicator:
     """Returns the communicator of all ranks of a job in which lost ranks are replaced; one that is usable as it is.
 
@@ -195,24 +200,28 @@ def meet(
     Args:
         connect_all: Lets all ranks meet, with ``options``.
         epoch: That of the communicator in which this process has been before; -1: none.
+        known: The numbers of the ranks' processes that must not end meanwhile, by rank; 0: of those who may.
 
     Raises:
+        PeerLostError: one of ``known`` has ended.
         CommTimeoutError: some numbers have not come; the message names them.
     """
     deadline, patience = time.monotonic() + options.timeout, max(options.warn_after, _PATIENCE)
     while True:
-        options.processes = [0] * job.size  # those who were lost come as others
-        options.join_timeout = min(patience, max(deadline - time.monotonic(), 0.001))
+        options.processes = [*known] or [0] * job.size  # those who were lost come as others
+        left = deadline - time.monotonic()
+        options.join_timeout = min(patience, max(left, 0.001))
         try:
             core = connect_all()
             if core not in epochs:
                 epochs[core] = 1 + int(_gather(core, [epoch], options.join_timeout)[:, 0].max())
             return core
         except PeerLostError:
+            _core.check_living(options.processes, options.rank, options.domain)
             if time.monotonic() >= deadline:
                 raise
         except CommTimeoutError as error:
-            if time.monotonic() < deadline:  # names those who are late, and waits on
+            if left > patience:  # names those who are late, and waits on
                 _logger.warning("the %d ranks of the job have not met yet: %s", job.size, error)
                 patience *= 2
                 continue
@@ -234,45 +243,46 @@ def leave(comm: Communicator) -> int:
 
 def epoch_of(comm: Communicator, function: str) -> int:
     """Returns the epoch of a communicator whose ranks may meet again; BackendUnavailableError for another one."""
-    _options_like(comm, function)
+    if comm.host_core is None:
+        raise BackendUnavailableError(
+            f"{function}() of domain '{comm.domain}' over backend '{comm.backend}', expected one in host memory: start "
+            "the job again ('python -m alltoallv run --max-restarts N'), or make such a communicator anew over the "
+            "ranks that meet in host memory"
+        )
     if comm.core not in epochs:
         raise BackendUnavailableError(
             f"{function}() of domain '{comm.domain}', expected a communicator that Communicator.from_env has made in a "
-            "job whose launcher replaces lost ranks ('python -m alltoallv run --replace N'), or one that shrink() has "
-            "made of it"
+            "job whose launcher replaces lost ranks ('python -m alltoallv run --replace N'), or one that grow() has "
+            "made, or shrink() of one of these"
         )
     return epochs[comm.core]
 
 
 def newcomers(comm: Communicator, n: int) -> list[dict[str, str]]:
     """Returns what `alltoallv.Communicator.newcomers` does."""
-    n, options = count(comm, n), _options_like(comm, "newcomers")
-    size = str(comm.size + n)
-    variables = {
-        "ALLTOALLV_JOB_ID": _grown_job(comm, n),
-        "ALLTOALLV_JOB_SECRET": options.secret,
-        "ALLTOALLV_RESTART_COUNT": "0",
-        "ALLTOALLV_REPLACEMENT": "",
-    }
-    variables |= dict.fromkeys(
-        ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ALLTOALLV_WORLD_SIZE", "ALLTOALLV_LOCAL_WORLD_SIZE"), size
-    )
-    names = ("RANK", "LOCAL_RANK", "ALLTOALLV_RANK", "ALLTOALLV_LOCAL_RANK")
-    return [variables | dict.fromkeys(names, str(comm.size + i)) for i in range(n)]
+    job = _grown_job(comm, "newcomers", count(comm, n))
+    secret = comm.options().secret
+    return [job.variables(rank, secret, 0) for rank in range(comm.size, job.size)]
 
 
-def grow(comm: Communicator, n: int) -> NewGroup:
-    """Returns what `alltoallv.Communicator.grow` makes, with the options it is made from."""
-    options = _options_like(comm, "grow")
-    processes = comm.core.processes
-    if comm.backend != "shm" or len(set(processes)) < len(processes):
-        kind = "threads" if comm.backend == "shm" else f"connected by backend '{comm.backend}'"
+def replacement(comm: Communicator, rank: int) -> dict[str, str]:
+    """Returns what `alltoallv.Communicator.replacement` does."""
+    rank, epoch, job = integer("rank", rank), epoch_of(comm, "replacement"), comm.job
+    if job is None or job.launcher != "alltoallv":
         raise BackendUnavailableError(
-            f"grow() of domain '{comm.domain}', whose ranks are {kind}, expected processes that share memory "
-            "(backend 'shm')"
+            f"replacement() of domain '{comm.domain}', expected a job of 'python -m alltoallv run' or one that grow() "
+            "has made: other launchers start replacements by themselves"
         )
+    if not 0 <= rank < job.size:
+        raise InvalidParamError(f"rank is {rank}, expected 0 to {job.size - 1}")
+    return job.variables(rank, comm.options().secret, epoch + 1)
+
+
+def grow(comm: Communicator, n: int) -> tuple[_core.Communicator, _core.CommunicatorOptions, Launch]:
+    """Returns what `alltoallv.Communicator.grow` makes, with the options it is made from, and its job."""
     try:
         n = count(comm, n)
+        job = _grown_job(comm, "grow", n)
     except InvalidParamError as error:
         with contextlib.suppress(AllToAllVError):
             comm.fail("all_gather", error)
@@ -280,12 +290,14 @@ def grow(comm: Communicator, n: int) -> NewGroup:
     asked = _gather(comm.core, [n])[:, 0].tolist()
     if len(set(asked)) > 1:
         raise InvalidParamError(f"n is {asked} on ranks 0 to {comm.size - 1}, expected one number on all")
-    options.job = f"alltoallv:{_grown_job(comm, n)}#0"  # as `Launch.key` of the newcomers
-    options.rank, options.size = comm.rank, comm.size + n
-    options.processes = [*processes, *[0] * n]
-    core = _core.communicator(options)
+    options = comm.options()
+    options.rank, options.size = job.rank, job.size
+    connect_all = between_hosts if job.several_hosts else on_this_host
+    known = [*(comm.core.processes or [0] * comm.size), *[0] * n]
+    # One less, so that it has the epoch of this one; newcomers have been in none.
+    core = meet(job, options, lambda: connect_all(job, options), comm.epoch - 1, known)
     comm.grown += 1
-    return core, options
+    return core, options, job
 
 
 def count(comm: Communicator, n: int) -> int:
@@ -298,10 +310,37 @@ def count(comm: Communicator, n: int) -> int:
     return n
 
 
-def _grown_job(comm: Communicator, n: int) -> str:
-    """Returns a name that all ranks know, of the job of a communicator with ``n`` newcomers; another one each time."""
-    text = f"{comm.options().job}\n{comm.domain}\n{comm.grown}\n{n}"
-    return f"grown-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
+def _grown_job(comm: Communicator, function: str, n: int) -> Launch:
+    """Returns the job of a communicator with ``n`` newcomers, named as on all ranks, another one each time."""
+    options, processes = _options_like(comm, function), comm.core.processes
+    if len(set(processes)) < len(processes):
+        raise BackendUnavailableError(
+            f"{function}() of domain '{comm.domain}', whose ranks are threads, expected processes"
+        )
+    address, port = "", 0
+    if comm.backend != "shm":
+        if comm.job is None or comm.job.size != comm.size:
+            raise BackendUnavailableError(
+                f"{function}() of domain '{comm.domain}' over backend '{comm.backend}', expected a communicator that "
+                "Communicator.from_env(), rejoin() or grow() has made, at whose address newcomers find rank 0, or one "
+                "in shared memory"
+            )
+        address, port = comm.job.root()
+    text = f"{options.job}\n{comm.domain}\n{comm.epoch}\n{comm.grown}\n{n}"
+    name = (GROWN_HOSTS if port else GROWN) + hashlib.sha256(text.encode()).hexdigest()[:32]
+    size = comm.size + n
+    return Launch(
+        "alltoallv",
+        comm.rank,
+        size,
+        0 if port else comm.rank,
+        f"alltoallv:{name}",
+        local_size=1 if port else size,
+        master_addr=address,
+        master_port=port - 1 if port else 0,
+        name=name,
+        replacement=0,
+    )
 
 
 def _shrink_between_hosts(comm: Communicator, options: _core.CommunicatorOptions) -> NewGroup:

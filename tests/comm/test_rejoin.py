@@ -18,6 +18,7 @@ from started import process_state, run, wait_for
 from alltoallv import Communicator
 from alltoallv.errors import BackendUnavailableError, InvalidParamError
 from alltoallv.testing import Ranks
+from alltoallv_tools.ports import free_port
 
 SUPPORT = Path(__file__).resolve().parents[1] / "support"
 
@@ -161,40 +162,63 @@ def test_a_rank_that_was_only_late_meets_the_others_again(halves: Any) -> None:
     ]
 
 
-def test_newcomers_join(tmp_path: Path) -> None:
-    """One process grows to three, and these to four; each has its number and bits from all others."""
+@pytest.mark.parametrize("backend", ["shm", "tcp"])
+def test_a_grown_job_gets_lost_ranks_back_and_grows_again(tmp_path: Path, backend: str) -> None:
+    """One process grows to three, loses one, grows to four, and loses another; rank 0 starts all others."""
     program = """
-import os, subprocess, sys
+import os, signal, subprocess, sys
 import numpy as np
 from alltoallv import Communicator
-from alltoallv.numpy import all_gather, all_reduce, barrier
+from alltoallv.errors import PeerLostError
+from alltoallv.numpy import all_gather, barrier
+
+children = {}
+
+def start(rank, variables):
+    children[rank] = subprocess.Popen([sys.executable, __file__, *sys.argv[1:]], env=os.environ | variables)
 
 def more(comm, n):
     if comm.rank == 0:
-        for variables in comm.newcomers(n):
-            subprocess.Popen([sys.executable, __file__], env=os.environ | variables)
-    return comm.grow(n)
+        for rank, variables in enumerate(comm.newcomers(n), comm.size):
+            start(rank, variables)
+    more = comm.grow(n)
+    assert comm.usable and comm.rank == more.rank
+    assert all_gather(np.array(comm.rank), group=comm).tolist() == list(range(comm.size))
+    return more
 
-own = comm = Communicator.from_env("serving", timeout=30)
-if comm.size == 1:
-    comm = more(comm, 2)
-if comm.size == 3:
-    before, comm = comm, more(comm, 1)
-    assert before.usable and comm.rank == before.rank
-    assert all_reduce(np.array([10**before.rank]), group=before).tolist() == [111]
-told = all_gather(np.array([comm.rank, own.size]), group=comm).tolist()
-assert told == [[0, 1], [1, 3], [2, 3], [3, 4]], told
-os.write(1, f"rank {comm.rank} of {comm.size}\\n".encode())
+def lose(comm, victim):
+    if comm.rank == victim:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        while True:
+            barrier(group=comm)
+    except PeerLostError:
+        pass
+    if comm.rank == 0:
+        children[victim].wait()
+        start(victim, comm.replacement(victim))
+    return comm.rejoin()
+
+comm = Communicator.from_env("serving", backend=sys.argv[1], timeout=30)
+came = comm.size, comm.epoch
+for size, epoch, step, argument in ((1, 0, more, 2), (3, 0, lose, 2), (3, 1, more, 1), (4, 1, lose, 1)):
+    if (comm.size, comm.epoch) == (size, epoch):
+        comm = step(comm, argument)
+told = all_gather(np.array([comm.rank, comm.epoch, *came]), group=comm).tolist()
+assert told == [[0, 2, 1, 0], [1, 2, 4, 2], [2, 2, 3, 1], [3, 2, 4, 1]], told
+os.write(1, f"rank {comm.rank} of {comm.size} in epoch {comm.epoch}\\n".encode())
 barrier(group=comm)
-if comm.rank == 0:  # the others are its children, whose output counts
-    for _ in range(2):
-        os.wait()
+for rank in (2, 3, 1):  # of rank 0: the others are its children, whose output counts
+    if comm.rank == 0:
+        children[rank].wait()
 """
     (tmp_path / "program.py").write_text(program)
-    result = subprocess.run(
-        [sys.executable, str(tmp_path / "program.py")], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert sorted(result.stdout.splitlines()) == [f"rank {rank} of 4" for rank in range(4)], result.stderr
+    variables = {"ALLTOALLV_RANK": 0, "ALLTOALLV_WORLD_SIZE": 1, "ALLTOALLV_JOB_ID": tmp_path}
+    variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port() - 1}
+    env = os.environ | {name: str(value) for name, value in variables.items()}
+    command = [sys.executable, str(tmp_path / "program.py"), backend]
+    result = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert sorted(result.stdout.splitlines()) == [f"rank {rank} of 4 in epoch 2" for rank in range(4)], result.stderr
     assert result.returncode == 0, result.stderr
 
 
@@ -202,10 +226,17 @@ def test_what_cannot_grow_or_rejoin_says_so(ranks: Ranks) -> None:
     def program(comm: Communicator) -> None:
         with pytest.raises(BackendUnavailableError, match=r"^grow\(\) of domain .* whose ranks are threads, expected"):
             comm.grow(1)
-        for call in (comm.rejoin, comm.replaced):
+        for call in (comm.rejoin, comm.replaced, lambda: comm.replacement(0)):
             with pytest.raises(BackendUnavailableError, match=r"replaces lost ranks \('python -m alltoallv run --rep"):
                 call()
         assert comm.usable
+        comm.host_core = None  # as of one over HCCL
+        for call, text in (
+            (comm.rejoin, "host memory: start the job again .*--max-restarts"),
+            (comm.shrink, "host memory"),
+        ):
+            with pytest.raises(BackendUnavailableError, match=rf"over backend 'shm', expected one in {text}"):
+                call()
 
     ranks(2, threads=True)(program)
 

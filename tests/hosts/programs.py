@@ -6,6 +6,7 @@ import contextlib
 import os
 import resource
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -48,6 +49,36 @@ def lost(how: str, *ranks: str) -> None:
         except AllToAllVError as error:
             print(f"{type(error).__name__} after {time.monotonic() - begin:.3f} s: {error}", flush=True)
     del told
+
+
+def grows() -> None:
+    """Rank 1 starts a newcomer, which ends in the first epoch, and one in its place."""
+
+    def start(variables: dict[str, str]) -> None:
+        children.append(subprocess.Popen([sys.executable, *sys.argv], env=os.environ | variables, stdout=-3))
+
+    children: list[subprocess.Popen[bytes]] = []
+    comm = Communicator.from_env(timeout=30)
+    if comm.size == 2:
+        if comm.rank == 1:
+            start(*comm.newcomers(1))
+        comm = comm.grow(1)
+    while True:
+        assert an.all_gather(np.array([comm.rank]), group=comm)[:, 0].tolist() == [0, 1, 2]
+        print(f"{comm.backend}: {comm.size} ranks in epoch {comm.epoch}", flush=True)
+        an.barrier(group=comm)
+        if comm.epoch == 1:
+            break
+        if comm.rank == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        with contextlib.suppress(PeerLostError):
+            an.recv(np.empty(1), 2, group=comm)
+        for child in [*children]:
+            child.wait()
+            start(comm.replacement(2))
+        comm = comm.rejoin()
+    for child in children:
+        child.wait()
 
 
 def ended(meet: str, victim: str, folder: str) -> None:

@@ -301,6 +301,19 @@ def test_survivors_go_on_at_once(hosts: list[Host], lost: tuple[int, ...]) -> No
         assert float(text.split()[2]) < LIMIT, text
 
 
+def test_a_job_grows_between_hosts_and_gets_a_lost_rank_back(hosts: list[Host]) -> None:
+    """The newcomer, and its replacement, are on the second host, and find rank 0 on the first."""
+    for text in told(hosts[:2], "grows", port=29_670, lost=[2]):
+        assert text.splitlines() == ["tcp: 3 ranks in epoch 0", "tcp: 3 ranks in epoch 1"]
+
+
+def test_ranks_of_two_hosts_are_killed_and_replaced_under_load(hosts: list[Host]) -> None:
+    program = FOLDER.parent / "support" / "replaced_ranks.py"
+    command = [sys.executable, str(program), "--rounds", "5", "--transport", "tcp"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
 @pytest.mark.parametrize("victim", [0, 1, 2])
 def test_a_rank_without_descriptors_is_named_to_all_that_join(hosts: list[Host], victim: int) -> None:
     for rank, text in enumerate(told([*hosts[:2], hosts[0]], "starved", str(victim), port=29_530)):

@@ -2,13 +2,15 @@
 
 The ranks exchange random bytes that each of them can foretell, and compare all that come. In a round one rank is
 killed, in every third round another one while the others meet again. A round ends once all numbers have exchanged in
-the new epoch. Prints the counts as JSON.
+the new epoch. Prints the counts as JSON. With ``--transport tcp`` the ranks are on two hosts, as
+`alltoallv.testing.hosts` makes them.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import json
 import mmap
 import os
@@ -16,6 +18,7 @@ import select
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -23,15 +26,25 @@ import numpy as np
 from alltoallv import Communicator
 from alltoallv.errors import PeerLostError
 from alltoallv.numpy import all_gather, all_reduce, all_to_all_v, broadcast
+from alltoallv.testing.hosts import Host, joined_hosts
 
 TIMEOUT = 20.0  # of every wait in the ranks: one that lasts so long has failed
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def enter(host: Host) -> None:
+    """Lets this process, which has one thread, be on a host."""
+    namespace = os.open(f"/run/netns/{host.name}", os.O_RDONLY)
+    if libc.setns(namespace, 0x40000000) != 0:  # CLONE_NEWNET
+        raise OSError(ctypes.get_errno(), f"setns: {os.strerror(ctypes.get_errno())}")
+    os.close(namespace)
 
 
 class Job:
     """Forks the ranks of a job: they start at once, since everything has been imported."""
 
-    def __init__(self, size: int, seed: int, shrinks: bool) -> None:
-        self.size, self.seed, self.shrinks = size, seed, shrinks
+    def __init__(self, size: int, seed: int, shrinks: bool, hosts: Sequence[Host]) -> None:
+        self.size, self.seed, self.shrinks, self.hosts = size, seed, shrinks, hosts
         self.stop = mmap.mmap(-1, 1)
         self.source, self.sink = os.pipe()
         self.pids: dict[int, int] = {}
@@ -39,6 +52,7 @@ class Job:
         self.rest = b""
 
     def start(self, rank: int) -> None:
+        self.starts[rank] += 1
         pid = os.fork()
         if pid == 0:
             os.close(self.source)
@@ -46,7 +60,10 @@ class Job:
             for name, value in names.items():
                 os.environ[name] = os.environ[f"ALLTOALLV_{name}"] = str(value)
             os.environ |= {"ALLTOALLV_JOB_ID": f"rounds-{os.getppid()}", "ALLTOALLV_RESTART_COUNT": "0"}
-            os.environ["ALLTOALLV_REPLACEMENT"] = str(self.starts[rank])
+            if self.hosts:
+                enter(self.hosts[len(self.hosts) * rank // self.size])
+                os.environ |= {"MASTER_ADDR": self.hosts[0].address, "MASTER_PORT": "29700"}
+            os.environ["ALLTOALLV_REPLACEMENT"] = str(self.starts[rank] - 1)
             code = 1
             try:
                 Rank(self).run()
@@ -56,7 +73,6 @@ class Job:
             finally:
                 os._exit(code)
         self.pids[rank] = pid
-        self.starts[rank] += 1
 
     def kill(self, rank: int) -> None:
         os.kill(self.pids[rank], signal.SIGKILL)
@@ -64,7 +80,7 @@ class Job:
         self.start(rank)
 
     def tell(self, rank: int, what: str, value: Any) -> None:
-        os.write(self.sink, (json.dumps([rank, os.getpid(), what, value]) + "\n").encode())
+        os.write(self.sink, (json.dumps([rank, self.starts[rank], what, value]) + "\n").encode())
 
     def events(self, seconds: float) -> list[list[Any]]:
         """What the ranks have told since, waiting so long for the first."""
@@ -82,7 +98,7 @@ class Rank:
 
     def run(self) -> None:
         began = time.perf_counter()
-        comm = Communicator.from_env(timeout=TIMEOUT)
+        comm = Communicator.from_env(backend="tcp" if self.job.hosts else "shm", timeout=TIMEOUT)
         me, step, agreed = comm.rank, 0, False
         note, serves = ("serves", began), True
         while True:
@@ -94,8 +110,8 @@ class Rank:
                 step += 1
                 if serves and comm.size == self.job.size:
                     self.job.tell(me, note[0], 1e3 * (time.perf_counter() - note[1]))
-                    pids = all_gather(np.array([os.getpid()]), group=comm)[:, 0].tolist()
-                    self.job.tell(me, "met", [comm.epoch, pids])
+                    starts = all_gather(np.array([self.job.starts[me]]), group=comm)[:, 0].tolist()
+                    self.job.tell(me, "met", [comm.epoch, starts])
                     serves = False
                 # One decision for all: whether to end, and whether those who shrank may meet the replacements.
                 flags = np.array([self.job.stop[0], int(comm.size == self.job.size or comm.replaced())])
@@ -147,15 +163,15 @@ def rounds(job: Job, count: int, seed: int) -> dict[str, Any]:
     times: dict[str, list[float]] = {}
     epochs: dict[int, set[tuple[int, ...]]] = {}
     found: dict[str, Any] = {"rounds": 0, "kills": 0, "wrong": 0, "failed": []}
-    met: set[int] = set()  # processes that have exchanged in the present epoch
+    met: set[tuple[int, int]] = set()  # ranks, with their starts, that have exchanged in the present epoch
     ended: dict[int, list[int]] = {}
 
     def listen(seconds: float) -> None:
-        for rank, pid, what, value in job.events(seconds):
+        for rank, start, what, value in job.events(seconds):
             if what == "met":
                 epochs.setdefault(value[0], set()).add(tuple(value[1]))
-                if value[1] == [job.pids[r] for r in range(job.size)]:
-                    met.add(pid)
+                if value[1] == job.starts:
+                    met.add((rank, start))
             elif what == "wrong":
                 found["wrong"] += 1
             elif what == "failed":
@@ -186,7 +202,7 @@ def rounds(job: Job, count: int, seed: int) -> dict[str, Any]:
             met.clear()
             job.kill(int(victims[int(rng.integers(0, 2))]))  # the replacement or another: one at least has the state
             found["kills"] += 1
-        whole = until(lambda: met >= set(job.pids.values()), 2 * TIMEOUT)
+        whole = until(lambda: met >= set(enumerate(job.starts)), 2 * TIMEOUT)
         found["rounds"] += whole
     job.stop[0] = 1
     until(lambda: len(ended) == job.size, 2 * TIMEOUT if whole else 0.0)
@@ -213,13 +229,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--size", type=int, default=3)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--transport", choices=("shm", "tcp"), default="shm")
     parser.add_argument("--shrink", action="store_true", help="those who live go on until the replacement has come")
     args = parser.parse_args()
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # one line for every loss
     begin = time.monotonic()
-    found = rounds(Job(args.size, args.seed, args.shrink), args.rounds, args.seed)
+    with joined_hosts() if args.transport == "tcp" else contextlib.nullcontext([]) as hosts:
+        found = rounds(Job(args.size, args.seed, args.shrink, hosts), args.rounds, args.seed)
     print(json.dumps(found | {"seconds": round(time.monotonic() - begin, 1)}, indent=1))
-    sys.exit(bool(found["failed"]))
+    sys.exit(bool(found["failed"] or found["wrong"] or found["split_epochs"] or found["rounds"] < args.rounds))
 
 
 if __name__ == "__main__":

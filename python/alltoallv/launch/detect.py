@@ -33,7 +33,7 @@ from typing import NamedTuple
 from alltoallv.errors import InvalidParamError
 from alltoallv.launch import ancestry
 from alltoallv.launch.ancestry import Setter, pid_namespace, process_id
-from alltoallv.launch.job import Launch
+from alltoallv.launch.job import GROWN, GROWN_HOSTS, Launch
 from alltoallv.launch.rank_table import RankTable
 from alltoallv.launch.variables import Environ, integer, optional, required, value_of
 
@@ -71,7 +71,10 @@ def detect(environ: Environ | None = None) -> Launch:
         if chosen is None:
             seen = _without_outer(env, kind, by[kind])
             launch = kind.read(seen, by[kind])
-            chosen = None if launch is None else (kind, replace(launch, replacement=optional(seen, _REPLACEMENT)))
+            replaced = optional(seen, _REPLACEMENT)
+            if launch is not None and replaced is not None:
+                launch = replace(launch, replacement=replaced)
+            chosen = None if launch is None else (kind, launch)
         elif by[chosen[0]].distance == by[kind].distance and chosen[0].alone and kind.alone:
             _compare(env, *chosen, kind, by[kind])
     if chosen is not None:
@@ -138,6 +141,9 @@ def _own(env: Environ, by: Setter) -> Launch | None:
         )
     local_rank, restarts = integer(env, "ALLTOALLV_LOCAL_RANK", rank), integer(env, "ALLTOALLV_RESTART_COUNT", 0)
     local_size, root = optional(env, _LOCAL_SIZE), (env.get("MASTER_ADDR", ""), integer(env, "MASTER_PORT", 0))
+    grown = job.startswith(GROWN)
+    if grown:  # whoever started this process may have had the same numbers
+        local_size = 1 if job.startswith(GROWN_HOSTS) else size
     return Launch(
         "alltoallv",
         rank,
@@ -147,7 +153,9 @@ def _own(env: Environ, by: Setter) -> Launch | None:
         restarts,
         local_size,
         *root,
+        name=job if grown else "",
         by_address=job.startswith(BY_ADDRESS),
+        replacement=0 if grown else None,
     )
 
 

@@ -9,6 +9,8 @@ from alltoallv.errors import BackendUnavailableError, InvalidParamError
 from alltoallv.launch.ancestry import ranks_here
 from alltoallv.launch.variables import integer, port, utf8, value_of
 
+GROWN, GROWN_HOSTS = "grown-", "grown-hosts-"  # begin the names of jobs that `Communicator.grow` has made
+
 
 @dataclass(frozen=True)
 class Launch:
@@ -88,6 +90,28 @@ class Launch:
                 f"the job has {self.size} ranks, {here} of them on this host, and shared memory needs all "
                 "on one host: between hosts use backend='tcp', Communicator.from_mpi, or backend='hccl' on NPUs"
             )
+
+    def variables(self, rank: int, secret: str, replaced: int) -> dict[str, str]:
+        """Returns the environment of a process that is to be a rank of this job, which is one of our own launcher.
+
+        Args:
+            secret: The job's, or "".
+            replaced: How often the rank has been replaced, this process included.
+        """
+        local_rank = 0 if self.several_hosts else rank  # on which host the process starts is not known here
+        places = {"RANK": rank, "WORLD_SIZE": self.size}
+        places |= {"LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": self.local_size or self.size}
+        variables = {name: str(value) for name, value in places.items()}
+        variables |= {f"ALLTOALLV_{name}": value for name, value in variables.items()}
+        if self.several_hosts:
+            address, port = self.root()
+            variables |= {"MASTER_ADDR": address, "MASTER_PORT": str(port - 1), "ALLTOALLV_ROOT_PORT": str(port)}
+        return variables | {
+            "ALLTOALLV_JOB_ID": self.job_id.removeprefix("alltoallv:"),
+            "ALLTOALLV_JOB_SECRET": secret,
+            "ALLTOALLV_RESTART_COUNT": str(self.restart_count),
+            "ALLTOALLV_REPLACEMENT": str(replaced),
+        }
 
     def root(self) -> tuple[str, int]:
         """Returns host and port at which rank 0 listens for ranks of other hosts.
