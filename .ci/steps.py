@@ -15,6 +15,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import gpu_libraries
 import nox
 from packaging.requirements import Requirement
 
@@ -204,6 +205,28 @@ def framework_tests(session: nox.Session, folders: str, *requirements: str, prel
         "ALLTOALLV_PRELOAD": preload,
     }
     session.run("python", "-m", "pytest", *PLUGINS, *folders.split(), *selected(session), env=env)
+
+
+def install_torch(session: nox.Session, version: str) -> None:
+    """Installs a version of torch without the libraries for GPUs that PyPI's build for x86_64 asks for."""
+    session.install("--no-deps", f"torch=={version}.*")
+    session.install("filelock", "typing-extensions", "sympy", "networkx", "jinja2", "fsspec", "setuptools")
+    (packages,) = Path(session.virtualenv.location).glob("lib/python*/site-packages")
+    gpu_libraries.replace(packages)
+
+
+def record(session: nox.Session, *modules: str) -> None:
+    """Lets pytest note what it finds under build/versions, for the table that docs/versions.py writes."""
+    code = "import importlib.metadata as m, platform, sys; print('Python', platform.python_version(), end='')"
+    code += "; [print(',', name, m.version(name), end='') for name in sys.argv[1:]]"
+    versions = session.run("python", "-c", code, *modules, silent=True)
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short=8", "HEAD"], cwd=ROOT, check=False, capture_output=True, text=True
+    ).stdout.strip()
+    command = shlex.join(["nox", "-s", session.name, *(["--", *session.posargs] if session.posargs else [])])
+    name = f"{versions}; {commit or 'none'}; {command}"
+    file = ROOT / "build/versions" / f"{re.sub(r'[^a-z0-9.]+', '-', name.rpartition('; ')[2].lower())}.xml"
+    session.env["PYTEST_ADDOPTS"] = shlex.join([f"--junitxml={file}", "-o", f"junit_suite_name={name}"])
 
 
 def uninstall(session: nox.Session, *packages: str) -> None:

@@ -13,12 +13,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from packaging.requirements import Requirement
 
 import alltoallv
 import alltoallv_emulator
 from alltoallv import _core
 from alltoallv_tools.cli import main
 from alltoallv_tools.doctor import Check, kernel_bits, kernels, machine, npu_selftest, selftest, software
+from alltoallv_tools.doctor.tested import TESTED
 
 CASES = {
     "inline", "push", "pull", "cma", "staged",
@@ -58,12 +60,40 @@ def test_json(found):
         assert checks[name]["status"] == "ok"
         assert checks[name]["required"]
     assert ".".join(map(str, sys.version_info[:3])) in checks["python"]["detail"]
+    assert ", tested" in checks["python"]["detail"]
+    assert "tested" in checks["numpy"]["detail"]
     assert os.uname().release in checks["kernel"]["detail"]
     assert f"affinity mask {len(os.sched_getaffinity(0))}" in checks["processors"]["detail"]
     assert "_core" in checks["extension"]["detail"]
     assert checks["matplotlib"]["status"] == "ok"
     for name in ("torch", "mindspore", "CANN", "libhccl.so", "NPU", "GPU", "launcher", "open files"):
         assert name in checks
+
+
+def test_versions_are_tested_or_not(monkeypatch):
+    assert software._stated("torch", "2.14.1+cpu") == "2.14.1+cpu, tested"
+    known = "2.10, 2.13, 2.14, 2.15"
+    assert software._stated("torch", "2.9.1") == f"2.9.1, untested: the tests run on {known}"
+    assert software._stated("mpi4py", "4.1.2") == "4.1.2"
+    assert software._stated("torch", "") == ""
+    monkeypatch.setattr(software, "version_of", lambda name: {"torch": "3.0", "mindspore": "2.10.0"}.get(name, ""))
+    lines = {check.name: check.detail for check in software.frameworks()}
+    assert lines["torch"] == f"3.0, untested: the tests run on {known}"
+    assert (lines["mindspore"], lines["paddle"]) == ("2.10.0, tested", "not installed")
+
+
+def test_pyproject_asks_for_what_is_tested():
+    """The ranges begin with the oldest version in the table, and end with the newest where they are closed."""
+    text = (Path(alltoallv.__file__).parents[2] / "pyproject.toml").read_text()
+    lines = re.findall(r'^(?:dependencies|torch|mindspore|paddle) = \["(.+?)"', text, re.MULTILINE)
+    given = {each.name: each for each in map(Requirement, lines)}
+    for name, asked in (("numpy", "numpy"), ("torch", "torch"), ("mindspore", "mindspore"), ("paddle", "paddlepaddle")):
+        pairs = sorted([int(part) for part in each.split(".")] for each in TESTED[name])
+        range_of = given[asked].specifier
+        assert all(range_of.contains(f"{major}.{minor}.0") for major, minor in pairs), name
+        assert not range_of.contains(f"{pairs[0][0]}.{pairs[0][1] - 1}.9"), name
+        assert name == "numpy" or not range_of.contains(f"{pairs[-1][0]}.{pairs[-1][1] + 1}.0"), name
+    assert f'requires-python = ">={min(TESTED["python"], key=lambda each: int(each[2:]))}"' in text
 
 
 def test_self_test(found):

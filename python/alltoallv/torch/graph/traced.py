@@ -46,18 +46,28 @@ def collective(
     return Done(row.result(outputs)) if async_op else None
 
 
+_NAMES = frozenset(each.name for each in REDUCE_OPS)
+
+
 def _name_of(op: Any) -> str:
     """Returns torch's name of a ReduceOp."""
+    if type(op) is dist.ReduceOp.RedOpType and op.name in _NAMES:  # torch 2.10 has no constant of it
+        name: str = op.name
+        return name
+    return _name_of_object(op)
+
+
+def _name_of_object(op: Any) -> str:
     kind = op.op if type(op) is dist.ReduceOp else op
     if kind not in REDUCE_OPS:
         raise InvalidParamError(
             f"op is {op!r}, expected a ReduceOp of {', '.join(each.name for each in REDUCE_OPS)} in a graph"
         )
-    return kind.name
+    return kind.name  # type: ignore[no-any-return, unused-ignore]
 
 
 # torch.compile cannot look into a ReduceOp; this is `assume_constant_result`, without its import.
-_name_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_name_of_object._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def as_counts(values: Counts) -> Tensor:

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import AllgatherOptions, BarrierOptions, _DistributedBackendOptions
+from torch._C._distributed_c10d import AllgatherOptions, BarrierOptions, GatherOptions, _DistributedBackendOptions
 from torch._C._distributed_c10d import Work as TorchWork
 
 from alltoallv._calls.guard import guard
@@ -83,6 +83,23 @@ class AllToAllVGroup(EngineGroup):
         if active():
             return dispatch(self, "allgather_coalesced", output_lists, input_list, opts)
         return self._each(collectives.all_gather, output_lists, [input_list], call, hand_over)
+
+    def gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> TorchWork | None:
+        """Gathers into one tensor of the root, which has the ranks' tensors one after another (torch 2.14)."""
+        opts, lists = opts or GatherOptions(), []
+        if self.rank() == opts.rootRank:
+            shape = self.size(), input.numel()
+            with guard(self.communicator, "gather"):
+                if output.numel() != shape[0] * shape[1] or not output.is_contiguous():
+                    raise InvalidTensorError(
+                        f"gather_tensor has shape {tuple(output.shape)} and strides {output.stride()}, expected "
+                        f"{shape[0]} times the {shape[1]} elements of tensor, contiguous",
+                        9,
+                    )
+            lists = [[part.view(input.shape) for part in output.detach().view(shape)]]
+        return self.gather(lists, [input], opts)  # type: ignore[attr-defined, no-any-return, unused-ignore]
+
+    gather_into_tensor = gather_single
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> TorchWork:
         opts = opts or BarrierOptions()

@@ -25,6 +25,9 @@ from alltoallv.torch.process_group.group import EngineGroup
 
 _c10d: Any = dist.distributed_c10d
 _HOST = torch.empty(0, device="cpu")
+# From torch 2.14 on the order of the ranks given to split_group counts, and those that are in no part get a number.
+_KEEPS_ORDER = torch.__version__ >= (2, 14)
+_IN_NO_PART = dist.GroupMember.NON_GROUP_MEMBER if _KEEPS_ORDER else None
 
 
 def install() -> None:
@@ -118,11 +121,11 @@ def _install_shrink_and_split() -> None:
         pg_options: Any = None,
         group_desc: str | None = None,
         **more: Any,
-    ) -> dist.ProcessGroup | None:
+    ) -> dist.ProcessGroup | int | None:
         parent = dist.group.WORLD if parent_pg is None else parent_pg
         if isinstance(parent, EngineGroup) and not _has_device():
             return _split(parent, split_ranks or [], timeout, pg_options, group_desc, **more)
-        split: dist.ProcessGroup | None = split_of_torch(
+        split: dist.ProcessGroup | int | None = split_of_torch(
             parent_pg, split_ranks, timeout, pg_options, group_desc, **more
         )
         return split
@@ -143,8 +146,8 @@ def _split(
     engine_options: Any,
     description: str | None,
     backend: str | None = None,
-) -> dist.ProcessGroup | None:
-    """Returns this rank's one of the groups, which all ranks of ``parent`` make; None if it is in none."""
+) -> dist.ProcessGroup | int | None:
+    """Returns this rank's one of the groups, which all ranks of ``parent`` make; what torch's does if it is in none."""
     own = _c10d._world.pg_map[parent][0], _c10d._world.pg_backend_config.get(parent, "")
     with guard(parent.communicator, "barrier"):
         if backend is not None and backend.lower() not in map(str, own):
@@ -156,16 +159,20 @@ def _split(
                 f"split_ranks is {split_ranks}, expected lists of ranks 0 to {parent.size() - 1}, each at most once"
             )
     barrier_plan(parent.communicator).run(0, 0, parent.timeout.total_seconds())  # raises another rank's refusal
-    own_ranks = sorted(next((ranks for ranks in split_ranks if parent.rank() in ranks), split_ranks[0]))
+    own_ranks = next((ranks for ranks in split_ranks if parent.rank() in ranks), split_ranks[0])
+    own_ranks = list(own_ranks) if _KEEPS_ORDER else sorted(own_ranks)
     group = parent.split_group(own_ranks, timeout, engine_options, None, description)
-    if group is not None:
-        of_job = [dist.get_process_group_ranks(parent)[rank] for rank in own_ranks]
-        _register(group, own[0], group.get_group_store(), group.group_name, own[1], of_job)
+    if group is None:
+        return _IN_NO_PART
+    of_job = [dist.get_process_group_ranks(parent)[rank] for rank in own_ranks]
+    _register(group, own[0], group.get_group_store(), group.group_name, own[1], of_job)
     return group
 
 
 def _register(group: Any, backend: str, store: Any, name: str, config: str, of_job: list[int]) -> None:
-    _c10d._register_pg_in_world(
+    # Torch 2.10 has it under its older name.
+    register = getattr(_c10d, "_register_pg_in_world", None) or _c10d._update_process_group_global_state
+    register(
         pg=group,
         backend_name=backend,
         store=store,

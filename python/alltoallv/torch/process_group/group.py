@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import uuid
 from collections import Counter
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -16,8 +17,9 @@ from torch._C._distributed_c10d import _DistributedBackendOptions
 from torch.utils._pytree import tree_leaves
 
 from alltoallv import _core
+from alltoallv.errors import BackendUnavailableError, InvalidParamError
 from alltoallv.launch import variables
-from alltoallv.torch.eager.group import follow_anew
+from alltoallv.torch.eager.group import follow_anew, forget
 from alltoallv.torch.engines import rendezvous
 from alltoallv.torch.process_group import engines as engines
 from alltoallv.torch.process_group.work import Futures, WorkList, in_turn
@@ -67,34 +69,24 @@ class EngineGroup(dist.ProcessGroup):
     def __init__(self, options: _DistributedBackendOptions, given: Any = None) -> None:
         """Takes ``given``: `GroupOptions`, or the options of an accelerator's engine."""
         own = given if isinstance(given, GroupOptions) else GroupOptions(engine=given)
-        rank, size, name = options.group_rank, options.group_size, options.group_id
-        super().__init__(rank, size)
-        self._options, self._engine_options = options, own.engine
-        self._engines = dist.ProcessGroup(options.store, rank, size)
-        self._engines._set_group_name(name)
+        super().__init__(options.group_rank, options.group_size)
+        self._first, self._order, self._engine_options = options, own.order, own.engine
+        self._gloo: dist.ProcessGroupGloo | None
         self._lock = threading.Lock()
-        self._made: set[str] = set()  # devices that have an engine
-        self._gloo: dist.ProcessGroupGloo | None = None
-        self._futures = Futures(f"alltoallv-futures-{name}")
-        self._message_futures = Futures(f"alltoallv-messages-{name}")
-        self._coalescing: list[TorchWork] | None = None
         self._splits = 0
-        self._groups: Counter[str] = Counter()
+        self._handle = f"{options.group_id}/{uuid.uuid4().hex}"
+        self._uuids: set[int] = set()  # of reconfigurations
+        # Holds the group's name and timeout while there is no gloo.
+        self._stand_in = engines.stand_in(options)
+        dist.ProcessGroup._register_backend(self, _CPU, dist.ProcessGroup.BackendType.UNDEFINED, self._stand_in)
+        self._set_group_name(options.group_id)
+        self._begin(options)
+        if getattr(options, "enable_reconfigure", False):  # of torch 2.14 and newer
+            return
         world = dist.group.WORLD
         met = (world.meeting, world._groups) if isinstance(world, EngineGroup) else (None, self._groups)
-        is_default = world is None and name in _DEFAULT
-        self.meeting: rendezvous.Meeting = engines.meet(options, *met, all_ranks=is_default)
-        # A place of this group alone: the group's own store may hold values of an earlier group.
-        self._place = dist.PrefixStore(f"alltoallv/{self.meeting.key}", options.store)
-        seconds = options.timeout.total_seconds()
-        gather = rendezvous.gatherer(self.meeting, options.store, rank, size, name, seconds)
-        self.communicator = rendezvous.connect(self.meeting, gather, rank, size, name, seconds, all_ranks=is_default)
-        self.communicator.order = own.order or self.communicator.order
-        # Holds the group's name and timeout while there is no gloo.
-        stand_in = engines.stand_in(options)
-        self._cpu_options = stand_in.options  # all ways to set the group's timeout end here
-        dist.ProcessGroup._register_backend(self, _CPU, dist.ProcessGroup.BackendType.UNDEFINED, stand_in)
-        self._set_group_name(name)
+        is_default = world is None and options.group_id in _DEFAULT
+        self._join(engines.meet(options, *met, all_ranks=is_default), is_default)
         if world is None and all(peer["first"] for peer in self.meeting.who):
             try:
                 # All ranks are here now.
@@ -104,10 +96,53 @@ class EngineGroup(dist.ProcessGroup):
                 self.communicator.destroy()
                 raise
 
+    def _begin(self, options: _DistributedBackendOptions) -> None:
+        """Takes its place among the ranks of ``options``, before they have met."""
+        name = options.group_id
+        self._options, self._rank, self._size = options, -1, -1
+        self._engines = dist.ProcessGroup(options.store, options.group_rank, options.group_size)
+        self._engines._set_group_name(name)
+        self._made: set[str] = set()  # devices that have an engine
+        self._gloo = None
+        self._cpu_options = self._stand_in.options  # all ways to set the group's timeout end here
+        self._futures = Futures(f"alltoallv-futures-{name}")
+        self._message_futures = Futures(f"alltoallv-messages-{name}")
+        self._coalescing: list[TorchWork] | None = None
+        self._groups: Counter[str] = Counter()
+
+    def _join(self, meeting: rendezvous.Meeting, is_default: bool = False) -> None:
+        """Connects the ranks, which have met."""
+        options = self._options
+        rank, size, name = options.group_rank, options.group_size, options.group_id
+        # A place of this group alone: the group's own store may hold values of an earlier group.
+        self._place = dist.PrefixStore(f"alltoallv/{meeting.key}", options.store)
+        seconds = options.timeout.total_seconds()
+        gather = rendezvous.gatherer(meeting, options.store, rank, size, name, seconds)
+        self.meeting = meeting
+        self.communicator = rendezvous.connect(meeting, gather, rank, size, name, seconds, all_ranks=is_default)
+        self.communicator.order = self._order or self.communicator.order
+        self._rank, self._size = rank, size
+
     # The methods by which torch asks about the group.
 
     def getBackendName(self) -> str:
         return NAME
+
+    def rank(self) -> int:
+        return self._rank
+
+    def size(self) -> int:
+        return self._size
+
+    getRank, getSize = rank, size  # what C++ looks for
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("communicator", "meeting"):
+            raise BackendUnavailableError(
+                f"group {self._first.group_id!r} has no ranks: after init_process_group(enable_reconfigure=True), or "
+                "a reconfigure() that failed, expected a call of reconfigure() first"
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
 
     def name(self) -> str:
         return NAME
@@ -129,8 +164,9 @@ class EngineGroup(dist.ProcessGroup):
 
         Where no call of all ranks has needed gloo yet, what is returned has the group's name and timeout, and no calls.
         """
-        if device.type != "cpu":
-            self._engine(device.type)
+        if device.type == "cpu":
+            return self._gloo if "cpu" in self._made else self._stand_in
+        self._engine(device.type)
         return super()._get_backend(device)
 
     def _configured(self) -> dict[str, str]:
@@ -156,7 +192,8 @@ class EngineGroup(dist.ProcessGroup):
                 else:
                     engine, kind = engines.accelerator(device, name, self._options, self._place, self._engine_options)
                 named = self.group_name
-                for group in (self, self._engines):
+                # Torch's class takes one engine of a kind for ever: `_get_backend` knows the newest.
+                for group in (self._engines,) if self._uuids else (self, self._engines):
                     dist.ProcessGroup._register_backend(group, torch.device(device), kind, engine)
                     group._set_group_name(named)
                     if kind == dist.ProcessGroup.BackendType.GLOO:
@@ -185,17 +222,88 @@ class EngineGroup(dist.ProcessGroup):
 
     def shutdown(self) -> None:
         """Leaves the group; peers that still wait for this rank get an error."""
-        self.communicator.destroy()
+        if self._rank >= 0:
+            self.communicator.destroy()
         self._futures.close()
         self._message_futures.close()
         self._engines.shutdown()
 
     def abort(self) -> None:
         """Makes every rank's present and later collectives fail."""
-        self.communicator.abort("the process group was aborted")
+        if self._rank >= 0:
+            self.communicator.abort("the process group was aborted")
         self._futures.close()
         self._message_futures.close()
         self._engines.abort()
+
+    # Torch 2.14's way to go on with other processes.
+
+    @property
+    def supports_reconfigure(self) -> bool:
+        return dist.group.WORLD is None or dist.group.WORLD is self
+
+    def get_reconfigure_handle(self) -> str:
+        return self._handle
+
+    def reconfigure(self, opts: Any) -> TorchWork:
+        """Makes this the group of those processes whose handles are given, all of which call this.
+
+        Args:
+            opts: Torch's ReconfigureOptions. ``handles`` in the order of the ranks; a set is sorted. ``uuid``: equal on
+                all ranks, and used once. ``timeout``: for the ranks to meet, at the store of the first group; default:
+                the group's. ``hints`` change nothing.
+
+        Returns:
+            A work that is done. Calls of before raise PeerLostError, on ranks that are left out too.
+
+        Raises:
+            InvalidParamError: an argument is wrong; the group stays as it was.
+            BackendUnavailableError: it is not the default group, or has engines for devices.
+            CommTimeoutError: ranks did not come; the message names them. The group has no ranks then.
+        """
+        handles, name = opts.handles if isinstance(opts.handles, list) else sorted(opts.handles), self._first.group_id
+        if not self.supports_reconfigure or self._made - {"cpu"}:
+            what = f"with engines for {sorted(self._made)}" if self.supports_reconfigure else "made by another"
+            raise BackendUnavailableError(
+                f"reconfigure() of group {name!r}, {what}, expected the default group, and tensors in host memory"
+            )
+        if handles.count(self._handle) != 1 or len(set(handles)) < len(handles):
+            raise InvalidParamError(f"handles are {handles}, expected each once, and this rank's, {self._handle!r}")
+        if opts.uuid in self._uuids:
+            raise InvalidParamError(f"uuid is {opts.uuid}, already used: expected one that this group has not had")
+        self._uuids.add(opts.uuid)
+        own, limit = _DistributedBackendOptions(), self.timeout
+        own.store = dist.PrefixStore(f"alltoallv/reconfigured/{opts.uuid}", self._first.store)
+        own.group_rank, own.group_size, own.group_id = handles.index(self._handle), len(handles), name
+        own.timeout = opts.timeout if opts.timeout and opts.timeout > timedelta(0) else limit
+        self.shutdown()
+        self.__dict__.pop("communicator", None)
+        self._stand_in.options._timeout = limit
+        self._begin(own)
+        meeting = engines.meet(own, None, self._groups, all_ranks=False)
+        own.timeout = limit
+        self._join(meeting)
+        forget(self)
+        dist.distributed_c10d._world.pg_group_ranks[self] = {rank: rank for rank in range(own.group_size)}
+        return WorkList([])
+
+    # What torch 2.14 offers beside it.
+
+    supports_window = False
+
+    def new_window(self, tensor: Tensor | None = None) -> Any:
+        raise BackendUnavailableError(
+            f"new_window() of group {self._first.group_id!r}: backend 'alltoallv' has no windows; "
+            "torch.distributed._symmetric_memory serves (alltoallv.torch.symm_mem)"
+        )
+
+    def register_pre_hook(self, hook_id: int, hook: Any) -> None:
+        """Raises BackendUnavailableError: no hook would be called."""
+        raise BackendUnavailableError(
+            f"a hook of group {self._first.group_id!r}: backend 'alltoallv' calls none (TORCH_DIST_NAN_CHECK sets one)"
+        )
+
+    register_post_hook = register_abort_hook = register_pre_hook
 
     def split_group(
         self,

@@ -1,0 +1,39 @@
+"""Writes the table of versions in docs/compatibility.md, from what `nox -s torch_versions` has left in build/versions.
+
+A row whose session has not run again stays as it is.
+"""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as xml
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs/compatibility.md"
+HEAD = "| versions | passed | failed | skipped | date | commit | command |\n|---|---|---|---|---|---|---|\n"
+
+
+def row(path: Path) -> tuple[str, str]:
+    """Returns the versions, which name a row, and the row."""
+    (suite,) = xml.parse(path).getroot().iter("testsuite")
+    versions, commit, command = suite.attrib["name"].split("; ")
+    failed, skipped = (
+        sum(int(suite.attrib[name]) for name in names) for names in (("failures", "errors"), ("skipped",))
+    )
+    passed = int(suite.attrib["tests"]) - failed - skipped
+    date = suite.attrib["timestamp"][:10]
+    return versions, f"| {versions} | {passed} | {failed} | {skipped} | {date} | {commit} | `{command}` |"
+
+
+def main() -> None:
+    text = PAGE.read_text()
+    begin = text.index(HEAD) + len(HEAD)
+    length = len(re.match(r"(\|.*\n)*", text[begin:])[0])  # type: ignore[index]
+    rows = {line.split(" | ")[0].removeprefix("| "): line for line in text[begin : begin + length].splitlines()}
+    rows |= dict(map(row, sorted((ROOT / "build/versions").glob("*.xml"))))
+    PAGE.write_text(text[:begin] + "".join(f"{rows[name]}\n" for name in sorted(rows)) + text[begin + length :])
+
+
+if __name__ == "__main__":
+    main()
