@@ -309,7 +309,7 @@ def test_a_job_grows_between_hosts_and_gets_a_lost_rank_back(hosts: list[Host]) 
 
 def test_ranks_of_two_hosts_are_killed_and_replaced_under_load(hosts: list[Host]) -> None:
     program = FOLDER.parent / "support" / "replaced_ranks.py"
-    command = [sys.executable, str(program), "--rounds", "5", "--transport", "tcp"]
+    command = [sys.executable, str(program), "--rounds", "30", "--transport", "tcp"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
 

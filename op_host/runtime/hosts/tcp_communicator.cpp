@@ -86,8 +86,12 @@ TcpCommunicator::TcpCommunicator(const CommunicatorOptions& options, TcpMembersh
                                  const TcpJoinOptions& meeting)
     : ControlledCommunicator(options) {
     std::vector<int> here;
-    for (int j = 0; j < size(); ++j)
-        if (membership.peers[static_cast<size_t>(j)].same_host) here.push_back(j);
+    std::vector<int64_t> processes;
+    for (int j = 0; j < size(); ++j) {
+        const TcpPeer& peer = membership.peers[static_cast<size_t>(j)];
+        if (peer.same_host) here.push_back(j);
+        processes.push_back(Liveness::process(peer.place, peer.pid));
+    }
     const TcpPeer& first = membership.peers[0];
     local_job_ = options.job + "/" + std::to_string(first.place) + "-" + std::to_string(first.pid) + "/" +
                  std::to_string(here[0]);
@@ -97,9 +101,12 @@ TcpCommunicator::TcpCommunicator(const CommunicatorOptions& options, TcpMembersh
     bootstrap.rank = static_cast<int>(std::find(here.begin(), here.end(), rank()) - here.begin());
     bootstrap.size = static_cast<int>(here.size());
     bootstrap.names = here;
-    bootstrap.timeout = options.timeout;
+    bootstrap.timeout = meeting.timeout;
     bootstrap.control_bytes = Layout(size(), tcp_payload_bytes).without_data();
-    bootstrap.poll = meeting.poll;
+    bootstrap.poll = [&] {  // one that has come over TCP may end before it comes here
+        if (meeting.poll) meeting.poll();
+        Liveness::check(processes, rank(), domain());
+    };
     Membership local;
     std::optional<Error> failure;
     try {
