@@ -14,6 +14,7 @@ from case import (
     Arguments,
     Case,
     Part,
+    Turned,
     a2a,
     at_root,
     data,
@@ -37,6 +38,7 @@ from case import (
 from alltoallv.testing import golden, quantized, reference
 
 V, S, A, G = "all_to_all_v", "all_to_all_single", "all_to_all", "all_gather_into_tensor"
+N = "all_to_all_nd"
 KINDS = "tuple", "array", "int32 array", "tensor"
 
 
@@ -46,6 +48,21 @@ def stack(dtype: str = "float32") -> Callable[[int], Arguments]:
 
 def stacked(all_: list[Arguments]) -> list[Any]:
     return [np.stack([a["input"] for a in all_])] * 3
+
+
+def nd(dtype: str = "float32", *, out: bool = False, **more: Any) -> Callable[[int], Arguments]:
+    outs = {"out": filled(6, 1, 4, dtype=dtype)} if out else {}
+    return lambda rank: {"input": data(rank, 2, 3, 4, dtype=dtype), "scatter_dim": 1, "gather_dim": 0, **outs, **more}
+
+
+def uneven_nd(rank: int) -> Arguments:
+    sizes = {"scatter_sizes": [2, 0, 3], "gather_sizes": [1, 2, 3]}
+    return {"input": data(rank, 2, rank + 1, 5), "scatter_dim": -1, "gather_dim": 1, **sizes}
+
+
+def swapped(all_: list[Arguments]) -> list[Any]:
+    inputs = [a["input"].array if isinstance(a["input"], Turned) else a["input"] for a in all_]
+    return reference.all_to_all_nd(inputs, all_[0]["scatter_dim"], all_[0]["gather_dim"], all_[0].get("scatter_sizes"))
 
 
 def tell(dtype: str = "float32") -> Callable[[int], Arguments]:
@@ -108,6 +125,13 @@ RIGHT = [
     Case(G, "timeout", gather(6, 3, timeout=5), gathered, needs=("timeout",)),
     Case(G, "in place", lambda rank: {"output_tensor": Part(0, 6), "input_tensor": Part(2 * rank, 2 * rank + 2)},
          lambda all_: [MEMORY[:6]] * 3),
+    Case(N, "even", nd(), swapped),
+    Case(N, "uneven", uneven_nd, swapped),
+    Case(N, "into out", nd(out=True), swapped),
+    Case(N, "async", nd(async_op=True), swapped),
+    Case(N, "into out, async", nd(out=True, async_op=True), swapped),
+    Case(N, "not contiguous", lambda rank: {"input": Turned(data(rank, 3, 6)), "scatter_dim": 0, "gather_dim": 1},
+         swapped),
     Case("exchange_counts", "told", lambda rank: {"send_counts": SENDS[rank]},
          lambda all_: list(reference.exchange_counts([a["send_counts"] for a in all_]))),
     Case("all_gather", "stacked", stack(), stacked),
@@ -164,6 +188,7 @@ RIGHT += [
         (S, lambda name: s(2, dtype=name), single),
         (A, a2a, lists),
         (G, lambda name: gather(6, 3, dtype=name), gathered),
+        (N, nd, swapped),
         ("all_gather", stack, stacked),
         ("broadcast", tell, told),
         ("gather", at_2, at_root(stacked, None)),

@@ -73,6 +73,14 @@ def check_swaps(
         later, work = front_end.all_to_all_nd(x, case.scatter, case.gather, group, **case.sizes(), async_op=True)
         work.wait()
         np.testing.assert_array_equal(array_of(later), wanted, about)
+        out = tensor(np.zeros_like(wanted))
+        for options in ({}, {"async_op": True}):
+            begun = front_end.all_to_all_nd(x, case.scatter, case.gather, group, **case.sizes(), out=out, **options)
+            if options:
+                begun[1].wait()
+            assert (begun[0] if options else begun) is out
+            np.testing.assert_array_equal(array_of(out), wanted, about)
+            out = tensor(np.zeros_like(wanted))
         sizes = {
             "scatter_sizes": [y.shape[case.gather] for y in case.inputs],
             "gather_sizes": [y.shape[case.scatter] for y in case.wanted()],
@@ -116,6 +124,7 @@ def check_refusals(front_end: Any, tensor: Callable[[Array], Any], comm: Communi
         ((x, 1, -2), {}, InvalidParamError, "scatter_dim and gather_dim are both 1, expected two dimensions"),
         ((x, 0, 1), {"scatter_sizes": [1] * (n + 1)}, InvalidParamError, r"scatter_sizes is \[1, .*expected \d"),
         ((x, 0, 1), {"scatter_sizes": [n + 1] + [0] * (n - 1)}, InvalidParamError, f"a sum of {n}, dimension 0"),
+        ((x, 0, 1), {"out": tensor(np.ones((1, 2), "float32"))}, InvalidTensorError, r"out has shape \(1, 2\)"),
         ((x, 0, 1), {"gather_sizes": [3] * n}, InvalidParamError, "expected 2 for rank .*, dimension 1 of input"),
     ):
         with pytest.raises(error, match=text):

@@ -14,7 +14,7 @@ from alltoallv import _core
 from alltoallv._calls import experts, linear
 from alltoallv._calls.adapters import A
 from alltoallv._calls.counts import Counts, Unit, packed, read_request
-from alltoallv._calls.dimensions import Sizes, read_swap, swapped
+from alltoallv._calls.dimensions import Sizes, check_shape, read_swap, swapped
 from alltoallv._calls.front_end import FrontEnd, G, H
 from alltoallv._calls.guard import guard
 from alltoallv._calls.linear import CountsUnknown, InFlight, Linear, Map, Transfer
@@ -119,6 +119,7 @@ class Exchanges(FrontEnd[A, G, H]):
         group: G,
         scatter_sizes: Sizes,
         gather_sizes: Sizes,
+        out: A | None,
         async_op: bool,
     ) -> Any:
         """Exchanges one dimension of the input for another."""
@@ -129,8 +130,14 @@ class Exchanges(FrontEnd[A, G, H]):
             self.check_async(async_op)
             x = self.check_strided("input", input)
             dims = scatter_dim, gather_dim, scatter_sizes, gather_sizes
-            call = swapped(self.adapter, comm, read_swap(tuple(x.shape), comm.rank, comm.size, *dims))
-        return self.run(x, call, None, "out", async_op)
+            swap = read_swap(tuple(x.shape), comm.rank, comm.size, *dims)
+            if out is not None:
+                if tracked := self.tracks(x):
+                    self.check_tracked_output()
+                x = self._check_pair("input", x, "out", out, tracked)
+                check_shape(tuple(out.shape), swap)
+            call = swapped(self.adapter, comm, swap)
+        return self.run(x, call, out, "out", async_op)
 
     def check_strided(self, name: str, x: Any) -> A:
         """Does what `check` does for a call that reads an input with gaps in place."""

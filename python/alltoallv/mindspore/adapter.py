@@ -107,7 +107,8 @@ class Tensors(Adapter[Tensor]):
             if isinstance(linear, Reduction) and linear.op == "avg":  # HCCL has sums
                 return self.enqueue(replace(linear, op="sum"), input, output) / linear.communicator.size
             if isinstance(linear, Swapped):
-                return self._by_parts(linear, input)
+                total = self._by_parts(linear, input)
+                return total if output is None else output.copy_(total)
             plan, x = linear.plan(core_name(input.dtype)), as_input(input)
             fresh = ops.zeros if linear.has_gaps() else mint.empty
             out = fresh(linear.shape_out, dtype=input.dtype) if output is None else output

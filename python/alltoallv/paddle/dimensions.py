@@ -19,6 +19,7 @@ def all_to_all_nd(
     *,
     scatter_sizes: Sizes = None,
     gather_sizes: Sizes = None,
+    out: Tensor | None = None,
     async_op: bool = False,
 ) -> Any:
     """Exchanges one dimension of a tensor for another: ranks that have parts of the one get parts of the other.
@@ -39,11 +40,13 @@ def all_to_all_nd(
             for a sum: ceil(n / W) each, the last ones smaller or empty, as `reshard` and DTensor divide.
         gather_sizes: The lengths along ``gather_dim`` that the ranks have, one per rank, or their sum, divided in the
             same way. Default: all have as much as this one.
+        out: Where to receive: contiguous, of the result's shape and the input's dtype, apart from it in memory. Not for
+            an input that wants a gradient.
         async_op: Return ``(output, handle)`` at once.
 
     Returns:
-        A new tensor: the shape of ``input`` with ``scatter_sizes[r]`` and ``sum(gather_sizes)`` along the two
-        dimensions. Differentiable, to any order.
+        ``out`` if given, else a new tensor: the shape of ``input`` with ``scatter_sizes[r]`` and ``sum(gather_sizes)``
+        along the two dimensions. Differentiable, to any order.
 
     Raises:
         TypeError: ``input`` is no tensor.
@@ -52,7 +55,7 @@ def all_to_all_nd(
         PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come.
     """
     sizes = scatter_sizes, gather_sizes
-    return front_end.all_to_all_nd(input, scatter_dim, gather_dim, group, *sizes, async_op)
+    return front_end.all_to_all_nd(input, scatter_dim, gather_dim, group, *sizes, out, async_op)
 
 
 def sequence_to_heads(
@@ -63,6 +66,7 @@ def sequence_to_heads(
     heads: Sizes = None,
     sequence_dim: int = 1,
     heads_dim: int = 2,
+    out: Tensor | None = None,
     async_op: bool = False,
 ) -> Any:
     """Exchanges a part of the sequence with all heads for the whole sequence with a part of the heads.
@@ -77,7 +81,7 @@ def sequence_to_heads(
         heads: How many heads every rank gets, one per rank, or their sum. Default: ceil(heads / W), the last ones fewer
             or none.
         sequence_dim, heads_dim: The two dimensions.
-        async_op: Return ``(output, handle)`` at once.
+        out, async_op: See `all_to_all_nd`.
 
     Returns:
         ``[batch, sequence, part of the heads, ...]``, as `all_to_all_nd`.
@@ -86,7 +90,7 @@ def sequence_to_heads(
         AllToAllVError: as `all_to_all_nd`.
     """
     sizes = {"scatter_sizes": heads, "gather_sizes": sequence}
-    return all_to_all_nd(input, heads_dim, sequence_dim, group, async_op=async_op, **sizes)
+    return all_to_all_nd(input, heads_dim, sequence_dim, group, out=out, async_op=async_op, **sizes)
 
 
 def heads_to_sequence(
@@ -97,6 +101,7 @@ def heads_to_sequence(
     heads: Sizes = None,
     sequence_dim: int = 1,
     heads_dim: int = 2,
+    out: Tensor | None = None,
     async_op: bool = False,
 ) -> Any:
     """Exchanges the whole sequence with a part of the heads for a part of the sequence with all heads.
@@ -110,7 +115,7 @@ def heads_to_sequence(
             shorter or empty.
         heads: How many heads the ranks have, one per rank, or their sum. Default: all have as many as this one.
         sequence_dim, heads_dim: The two dimensions.
-        async_op: Return ``(output, handle)`` at once.
+        out, async_op: See `all_to_all_nd`.
 
     Returns:
         ``[batch, part of the sequence, heads, ...]``, as `all_to_all_nd`.
@@ -119,4 +124,4 @@ def heads_to_sequence(
         AllToAllVError: as `all_to_all_nd`.
     """
     sizes = {"scatter_sizes": sequence, "gather_sizes": heads}
-    return all_to_all_nd(input, sequence_dim, heads_dim, group, async_op=async_op, **sizes)
+    return all_to_all_nd(input, sequence_dim, heads_dim, group, out=out, async_op=async_op, **sizes)

@@ -19,6 +19,7 @@ class C10dColumn(TorchColumn):
         **dict.fromkeys(
             [
                 "all_to_all_v",
+                "all_to_all_nd",
                 "exchange_counts",
                 "global_scatter",
                 "global_gather",

@@ -7,13 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from alltoallv._calls.dimensions import Sizes, read_swap
+from alltoallv._calls.dimensions import Sizes, check_shape, read_swap
 from alltoallv._calls.guard import guard
+from alltoallv.errors import InvalidParamError
 from alltoallv.torch.eager import calls
 from alltoallv.torch.eager import group as groups
 from alltoallv.torch.eager.graphs import is_tracing
 from alltoallv.torch.eager.group import Group, device_of
-from alltoallv.torch.eager.tensors import check_tensor, needs_grad
+from alltoallv.torch.eager.tensors import check_output, check_tensor, needs_grad
 from alltoallv.torch.eager.work import Done
 from alltoallv.torch.graph import ops as ops
 
@@ -26,6 +27,7 @@ def all_to_all_nd(
     *,
     scatter_sizes: Sizes = None,
     gather_sizes: Sizes = None,
+    out: Tensor | None = None,
     async_op: bool = False,
 ) -> Any:
     """Exchanges one dimension of a tensor for another: ranks that have parts of the one get parts of the other.
@@ -47,12 +49,14 @@ def all_to_all_nd(
             for a sum: ceil(n / W) each, the last ones smaller or empty, as `reshard` and DTensor divide.
         gather_sizes: The lengths along ``gather_dim`` that the ranks have, one per rank, or their sum, divided in the
             same way. Default: all have as much as this one.
+        out: Where to receive: contiguous, of the result's shape and the input's dtype, apart from it in memory. Not for
+            an input that wants a gradient.
         async_op: Return ``(output, handle)`` at once.
 
     Returns:
-        A new tensor: the shape of ``input`` with ``scatter_sizes[r]`` and ``sum(gather_sizes)`` along the two
-        dimensions. Differentiable, to any order, and an
-        operator of its own in a graph of torch.compile. None on a rank outside the group.
+        ``out`` if given, else a new tensor: the shape of ``input`` with ``scatter_sizes[r]`` and ``sum(gather_sizes)``
+        along the two dimensions. Differentiable, to any order, and an operator
+        of its own in a graph of torch.compile. None on a rank outside the group.
 
     Raises:
         TypeError: ``input`` is no tensor.
@@ -74,16 +78,25 @@ def all_to_all_nd(
         if not isinstance(input, Tensor):
             check_tensor("input", input)  # it raises the error
         swap = read_swap(input.shape, rank, size, scatter_dim, gather_dim, scatter_sizes, gather_sizes)
+        if out is not None:
+            if needs_grad(input):
+                raise InvalidParamError("out is given for an input that requires grad, expected one or the other")
+            check_output("out", out, input.dtype)
+            check_shape(tuple(out.shape), swap)
     sizes = swap.scatter_sizes, swap.gather_sizes
     operands = input, swap.scatter, swap.gather, *sizes, rank, group if comm is None else comm
-    if comm is None or not async_op:
+    if comm is None or not (async_op or out is not None):
         output = ops.all_to_all_nd(*operands)
+        output = output if out is None else out.copy_(output)
         return (output, Done(output)) if async_op else output
     with guard(comm, "all_to_all_nd"):
-        operation = calls.exchange_dimensions(comm, swap, input)
+        operation = calls.exchange_dimensions(comm, swap, input, out)
     if needs_grad(input):
         operation.result = ops.all_to_all_nd.ran(operation.result, *operands)
-    return operation.result, operation.submit()
+    if async_op:
+        return operation.result, operation.submit()
+    operation.run()
+    return operation.result
 
 
 def sequence_to_heads(
@@ -94,6 +107,7 @@ def sequence_to_heads(
     heads: Sizes = None,
     sequence_dim: int = 1,
     heads_dim: int = 2,
+    out: Tensor | None = None,
     async_op: bool = False,
 ) -> Any:
     """Exchanges a part of the sequence with all heads for the whole sequence with a part of the heads.
@@ -108,7 +122,7 @@ def sequence_to_heads(
         heads: How many heads every rank gets, one per rank, or their sum. Default: ceil(heads / W), the last ones fewer
             or none.
         sequence_dim, heads_dim: The two dimensions.
-        async_op: Return ``(output, handle)`` at once.
+        out, async_op: See `all_to_all_nd`.
 
     Returns:
         ``[batch, sequence, part of the heads, ...]``, as `all_to_all_nd`.
@@ -117,7 +131,7 @@ def sequence_to_heads(
         AllToAllVError: as `all_to_all_nd`.
     """
     sizes = {"scatter_sizes": heads, "gather_sizes": sequence}
-    return all_to_all_nd(input, heads_dim, sequence_dim, group, async_op=async_op, **sizes)
+    return all_to_all_nd(input, heads_dim, sequence_dim, group, out=out, async_op=async_op, **sizes)
 
 
 def heads_to_sequence(
@@ -128,6 +142,7 @@ def heads_to_sequence(
     heads: Sizes = None,
     sequence_dim: int = 1,
     heads_dim: int = 2,
+    out: Tensor | None = None,
     async_op: bool = False,
 ) -> Any:
     """Exchanges the whole sequence with a part of the heads for a part of the sequence with all heads.
@@ -141,7 +156,7 @@ def heads_to_sequence(
             shorter or empty.
         heads: How many heads the ranks have, one per rank, or their sum. Default: all have as many as this one.
         sequence_dim, heads_dim: The two dimensions.
-        async_op: Return ``(output, handle)`` at once.
+        out, async_op: See `all_to_all_nd`.
 
     Returns:
         ``[batch, part of the sequence, heads, ...]``, as `all_to_all_nd`.
@@ -150,4 +165,4 @@ def heads_to_sequence(
         AllToAllVError: as `all_to_all_nd`.
     """
     sizes = {"scatter_sizes": sequence, "gather_sizes": heads}
-    return all_to_all_nd(input, sequence_dim, heads_dim, group, async_op=async_op, **sizes)
+    return all_to_all_nd(input, sequence_dim, heads_dim, group, out=out, async_op=async_op, **sizes)

@@ -17,6 +17,7 @@ from alltoallv._calls.counts import Layout, scaled, split_layout
 from alltoallv._calls.dimensions import Swap
 from alltoallv._calls.protocol import Call, Pending
 from alltoallv._calls.reductions import ReductionPlan, check_reduction
+from alltoallv._calls.regions import check_apart
 from alltoallv.communicator import Communicator
 from alltoallv.errors import BackendUnavailableError, InvalidParamError, InvalidTensorError
 from alltoallv.quantization import requests as quantized
@@ -114,14 +115,17 @@ def exchange(
     return Operation(comm, operator, call, input, layout[0], layout[2], output, (input, output))
 
 
-def exchange_dimensions(comm: AnyCommunicator, swap: Swap, input: Tensor) -> Operation:
-    """Returns an all_to_all_nd into a new tensor. A device's engine moves the parts one after the other, as copies."""
+def exchange_dimensions(comm: AnyCommunicator, swap: Swap, input: Tensor, out: Tensor | None = None) -> Operation:
+    """Returns an all_to_all_nd. A device's engine moves the parts one after the other, as copies."""
     check_tensor("input", input)
     x, operator = input.detach(), "all_to_all_nd"
     sends, _, recvs, _ = layout = swap.packed()
-    out = new_output(comm, swap.shape_out, x)
+    check_place(comm, *([x] if out is None else [x, out]))
     if isinstance(comm, Communicator):
-        check_place(comm, x)
+        if out is not None:
+            x = as_input("input", input)
+            check_apart(region(out), region(x))
+        out = new_output(comm, swap.shape_out, x) if out is None else out
         plain = not (x.is_neg() or x.is_conj() or wraps(x))
         plan = swap.plan(comm.core, core_name(x.dtype), x.stride()) if plain else None
         if plan is None:
@@ -130,6 +134,7 @@ def exchange_dimensions(comm: AnyCommunicator, swap: Swap, input: Tensor) -> Ope
         call = CheckedCall(plan, (x.data_ptr(), out.data_ptr()))
         return Operation(comm, operator, call, x, sends, recvs, out, (x, out))
     flat = torch.cat([part.reshape(-1) for part in x.split(list(swap.scatter_sizes), swap.scatter)])
+    out = new_output(comm, swap.shape_out, x) if out is None else out
     came = new_output(comm, (sum(recvs),), x)
     operation = exchange(comm, operator, came, flat, layout, terms=swap.terms)
     parts = zip(out.split(list(swap.gather_sizes), swap.gather), came.split(recvs), swap.boxes()[1], strict=True)
