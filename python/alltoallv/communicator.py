@@ -17,7 +17,7 @@ from typing import Any
 from alltoallv import _core, membership
 from alltoallv.errors import AllToAllVError, BackendUnavailableError, InvalidParamError, OutOfMemoryError
 from alltoallv.launch import detect as launch
-from alltoallv.launch import hccl, mpi, seat, variables
+from alltoallv.launch import grown, hccl, mpi, seat, variables
 from alltoallv.launch.job import Launch
 from alltoallv.launch.options import between_hosts, make_options, on_this_host, take_place
 
@@ -112,6 +112,8 @@ class Communicator:
             )
         order = variables.order("order", order)
         options = make_options(domain, timeout, None if backend == "hccl" else check)
+        if backend != "hccl" and job.replacement:
+            job = grown.follow(job, options.domain)
         options.rank, options.size = job.rank, job.size
         if backend == "hccl":
             _forget_defaults(lambda communicator: communicator.domain == options.domain and not communicator.usable)
@@ -223,6 +225,8 @@ class Communicator:
             BackendUnavailableError: the communicator is not one in host memory.
             CommTimeoutError: a rank that lives did not call it within the timeout.
         """
+        if self.job is not None:
+            grown.withdraw(self.job, self.domain)  # this job goes on
         return Communicator(*membership.shrink(self), order=self.order, job=self.job)
 
     def rejoin(self) -> Communicator:
@@ -248,6 +252,7 @@ class Communicator:
         """
         epoch = membership.leave(self)
         job, options = self.job or launch.detect(), self.options()
+        grown.withdraw(job, self.domain)
         options.rank, options.size = job.rank, job.size
         return Communicator._of_job(job, options, self.backend != "shm", self.order, epoch)
 

@@ -27,7 +27,8 @@ from alltoallv.errors import (
     InvalidParamError,
     PeerLostError,
 )
-from alltoallv.launch.job import GROWN, GROWN_HOSTS, Launch
+from alltoallv.launch import grown
+from alltoallv.launch.job import GROWN, GROWN_HOSTS, Launch, grown_job
 from alltoallv.launch.options import between_hosts, on_this_host
 
 if TYPE_CHECKING:
@@ -297,6 +298,8 @@ def grow(comm: Communicator, n: int) -> tuple[_core.Communicator, _core.Communic
     # One less, so that it has the epoch of this one; newcomers have been in none.
     core = meet(job, options, lambda: connect_all(job, options), comm.epoch - 1, known)
     comm.grown += 1
+    if comm.job is not None and comm.job.size == comm.size:
+        grown.announce(comm.job, comm.domain, job)
     return core, options, job
 
 
@@ -317,7 +320,7 @@ def _grown_job(comm: Communicator, function: str, n: int) -> Launch:
         raise BackendUnavailableError(
             f"{function}() of domain '{comm.domain}', whose ranks are threads, expected processes"
         )
-    address, port = "", 0
+    root = None
     if comm.backend != "shm":
         if comm.job is None or comm.job.size != comm.size:
             raise BackendUnavailableError(
@@ -325,22 +328,10 @@ def _grown_job(comm: Communicator, function: str, n: int) -> Launch:
                 "Communicator.from_env(), rejoin() or grow() has made, at whose address newcomers find rank 0, or one "
                 "in shared memory"
             )
-        address, port = comm.job.root()
+        root = comm.job.root()
     text = f"{options.job}\n{comm.domain}\n{comm.epoch}\n{comm.grown}\n{n}"
-    name = (GROWN_HOSTS if port else GROWN) + hashlib.sha256(text.encode()).hexdigest()[:32]
-    size = comm.size + n
-    return Launch(
-        "alltoallv",
-        comm.rank,
-        size,
-        0 if port else comm.rank,
-        f"alltoallv:{name}",
-        local_size=1 if port else size,
-        master_addr=address,
-        master_port=port - 1 if port else 0,
-        name=name,
-        replacement=0,
-    )
+    name = (GROWN if root is None else GROWN_HOSTS) + hashlib.sha256(text.encode()).hexdigest()[:32]
+    return grown_job(name, comm.rank, comm.size + n, root)
 
 
 def _shrink_between_hosts(comm: Communicator, options: _core.CommunicatorOptions) -> NewGroup:

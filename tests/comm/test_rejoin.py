@@ -222,6 +222,39 @@ for rank in (2, 3, 1):  # of rank 0: the others are its children, whose output c
     assert result.returncode == 0, result.stderr
 
 
+def test_the_launcher_replaces_a_rank_of_a_job_that_has_grown(tmp_path: Path) -> None:
+    program = """
+import os, signal, subprocess, sys
+import numpy as np
+from alltoallv import Communicator
+from alltoallv.errors import PeerLostError
+from alltoallv.numpy import all_gather, barrier
+
+comm = Communicator.from_env(timeout=30)
+came = comm.size, comm.epoch
+if comm.size == 2:
+    if comm.rank == 0:
+        child = subprocess.Popen([sys.executable, __file__], env=os.environ | comm.newcomers(1)[0])
+    comm = comm.grow(1)
+if comm.epoch == 0:
+    if comm.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        while True:
+            barrier(group=comm)
+    except PeerLostError:
+        comm = comm.rejoin()
+told = all_gather(np.array([comm.rank, *came]), group=comm).tolist()
+assert (told, comm.epoch) == ([[0, 2, 0], [1, 3, 1], [2, 3, 0]], 1), told
+os.write(1, f"rank {comm.rank} of {comm.size}\\n".encode())
+if came == (2, 0):
+    child.wait()
+"""
+    result = run(tmp_path, program, "-n", "2", "--replace", "1", "--no-prefix", text=True)
+    assert sorted(result.stdout.splitlines()) == [f"rank {rank} of 3" for rank in range(3)], result.stderr
+    assert result.returncode == 0, result.stderr
+
+
 def test_what_cannot_grow_or_rejoin_says_so(ranks: Ranks) -> None:
     def program(comm: Communicator) -> None:
         with pytest.raises(BackendUnavailableError, match=r"^grow\(\) of domain .* whose ranks are threads, expected"):

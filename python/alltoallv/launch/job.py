@@ -127,3 +127,11 @@ class Launch:
                 "Communicator.from_mpi or RANK_TABLE_FILE"
             )
         return address, port("ALLTOALLV_ROOT_PORT", near + 1)
+
+
+def grown_job(name: str, rank: int, size: int, root: tuple[str, int] | None) -> Launch:
+    """Returns a place in a job that `Communicator.grow` has made; ``root``: where rank 0 listens, on several hosts."""
+    address, port = root or ("", 1)
+    local_rank, local_size = (rank, size) if root is None else (0, 1)
+    fields = {"local_size": local_size, "master_addr": address, "master_port": port - 1, "name": name}
+    return Launch("alltoallv", rank, size, local_rank, f"alltoallv:{name}", replacement=0, **fields)  # type: ignore[arg-type]
