@@ -57,7 +57,7 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     """Turns links that leave docs/ into links of the site; a search finds notes and old changes last."""
     if page.file.src_uri.startswith("notes/") or page.file.src_uri == "changelog.md":
         page.meta["search"] = {"boost": 0.1}
-    elif page.file.src_uri == "quickstart.md":  # what tells how to install
+    elif page.file.src_uri in ("quickstart.md", "gpu.md"):  # how to install, NCCL
         page.meta["search"] = {"boost": 3}
     module = page.file.src_uri.removeprefix("api/").removesuffix(".md").replace("torch-", "torch.").replace("-", "_")
     if page.file.src_uri.startswith("api/") and module in DEVICES:
