@@ -35,7 +35,7 @@ def layer(device: Any, rank: int, options: dict[str, Any]) -> list[Any]:
 
 
 OPTIONS: list[dict[str, Any]] = [
-    {"alignment": 4},
+    {"alignment": 4, "active_ranks": [False, True]},
     {"capacity": 1, "drop": "lightest"},
     {"payload": "int8", "combine_payload": "int8"},
     {"payload": "int8", "codes": True},

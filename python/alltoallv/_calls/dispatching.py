@@ -197,6 +197,7 @@ class Dispatching(ABC, Generic[A]):
     def __init__(self, num_experts: int, group: Any = None, **options: Unpack[RoutingOptions]) -> None:
         self.active_ranks = options.pop("active_ranks", None)
         self.routing, self.group = Routing(num_experts, **options), group
+        self._last = self.routing  # of the last call
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Lets help() of a front end's class describe what its options mean."""
@@ -240,7 +241,10 @@ class Dispatching(ABC, Generic[A]):
 
     def current_routing(self) -> Routing:
         """Returns the options of the present call."""
-        return self.routing if self.active_ranks is None else self.routing.serving(self.active_ranks, self.ranks)
+        if self.active_ranks is None:
+            return self.routing
+        self._last = self._last.serving(self.active_ranks, self.ranks)
+        return self._last
 
     def dispatch(self, tokens: Any, expert_ids: Any, gate_weights: Any = None, *, async_op: bool = False) -> Any:
         """Sends every token to each of its k experts.

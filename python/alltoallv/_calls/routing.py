@@ -120,7 +120,8 @@ class Routing:
         if not isinstance(values, list | tuple) or any(value not in (False, True) for value in values):
             raise InvalidParamError(f"active_ranks is {values!r}, expected an array or a list of a bool for each rank")
         chosen = values if ranks is None else [values[rank] for rank in ranks if rank < len(values)]
-        return replace(self, active_ranks=tuple(map(bool, chosen)))
+        now = tuple(map(bool, chosen))
+        return self if now == self.active_ranks else replace(self, active_ranks=now)
 
     def core(self, size: int) -> _core.MoeOptions:
         """Returns the options for the core, for a group of ``size`` ranks."""

@@ -95,6 +95,7 @@ class MoEDispatcher(torch.nn.Module, Dispatching[Tensor]):
         torch.nn.Module.__init__(self)
         Dispatching.__init__(self, num_experts, group, **options)
         self._routing = moe_ops.as_text(self.routing)
+        self._texts = self.routing, self._routing  # of the last call
 
     def begin_dispatch(
         self, tokens: Tensor, expert_ids: Tensor, gate_weights: Tensor | None, begins: bool
@@ -106,10 +107,11 @@ class MoEDispatcher(torch.nn.Module, Dispatching[Tensor]):
             ids, weights = _matrices(tokens, expert_ids, gate_weights, tracing)
             flat = tokens.reshape(tokens.shape[0], math.prod(tokens.shape[1:]))
             routing = self.routing if tracing else self.current_routing()
-            text = self._routing if routing is self.routing else moe_ops.as_text(routing)
+            if not tracing and routing is not self._texts[0]:
+                self._texts = routing, moe_ops.as_text(routing)
             active = self._active() if tracing else None
         group = groups.name_of(self.group) if comm is None else comm
-        arguments: Any = flat, weights, ids, text, active, group
+        arguments: Any = flat, weights, ids, self._routing if tracing else self._texts[1], active, group
         if comm is None or not begins:
             results = moe_ops.moe_dispatch(*arguments)
             return lambda: self._state(results, tokens, ids, weights, comm)
