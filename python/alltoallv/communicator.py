@@ -61,6 +61,8 @@ class Communicator:
         self.backend: str = core.backend
         self.epoch: int = membership.epochs.get(core, 0)  # how often its ranks have met again with replacements
         self.grown = 0  # how often newcomers have joined it
+        # Of the job, before any loss: whether its ranks meet over TCP, and those of this host.
+        self._over_tcp, self._here = self.backend != "shm", membership.ranks_here(self) if job is not None else []
         self.host_core = core if self.backend != "hccl" else None  # serves arrays in host memory
         self.name = f"communicator:{self.domain}:{next(_numbers)}"  # stands for this object in graphs, as a string
         by_name[self.name] = self
@@ -227,7 +229,9 @@ class Communicator:
         """
         if self.job is not None:
             grown.withdraw(self.job, self.domain)  # this job goes on
-        return Communicator(*membership.shrink(self), order=self.order, job=self.job)
+        smaller = Communicator(*membership.shrink(self), order=self.order, job=self.job)
+        smaller._over_tcp, smaller._here = self._over_tcp, self._here
+        return smaller
 
     def rejoin(self) -> Communicator:
         """Returns a new communicator of all ranks of the job: the lost ones are other processes, under their numbers.
@@ -254,24 +258,21 @@ class Communicator:
         job, options = self.job or launch.detect(), self.options()
         grown.withdraw(job, self.domain)
         options.rank, options.size = job.rank, job.size
-        return Communicator._of_job(job, options, self.backend != "shm", self.order, epoch)
+        return Communicator._of_job(job, options, self._over_tcp, self.order, epoch)
 
     def replaced(self) -> bool:
         """Returns whether each number of the job has a process now, so that `rejoin` need not wait for one to start.
 
-        A look at this host, without a message to other ranks, which may see another state: let all decide alike, for
-        example by an all_reduce. For ranks that go on with `shrink` until then.
+        A look at the ranks of this host, without a message to others, which may see another state: let all decide
+        alike, for example by the minimum of all answers. Nobody sees a host all of whose ranks are lost: `rejoin` waits
+        for these. For ranks that go on with `shrink` until then.
 
         Raises:
-            BackendUnavailableError: as `rejoin` does, and between hosts.
+            BackendUnavailableError: as `rejoin` does.
         """
         membership.epoch_of(self, "replaced")
         job = self.job or launch.detect()
-        if self.backend != "shm":
-            raise BackendUnavailableError(
-                f"replaced() of domain '{self.domain}' over backend '{self.backend}', expected 'shm': it sees one host"
-            )
-        return job.size == 1 or all(seat.is_taken(job.key, rank) for rank in range(job.size))
+        return job.size == 1 or all(seat.is_taken(job.key, rank) for rank in self._here)
 
     def grow(self, n: int) -> Communicator:
         """Returns a new communicator of this one's ranks, with their numbers, and of ``n`` newcomers with the next.

@@ -259,6 +259,12 @@ def epoch_of(comm: Communicator, function: str) -> int:
     return epochs[comm.core]
 
 
+def ranks_here(comm: Communicator) -> list[int]:
+    """Returns the ranks of a communicator that are on the host of this one."""
+    places = [process >> 32 for process in comm.core.processes]
+    return [rank for rank, place in enumerate(places) if place == places[comm.rank]]
+
+
 def newcomers(comm: Communicator, n: int) -> list[dict[str, str]]:
     """Returns what `alltoallv.Communicator.newcomers` does."""
     job = _grown_job(comm, "newcomers", count(comm, n))

@@ -307,9 +307,11 @@ def test_a_job_grows_between_hosts_and_gets_a_lost_rank_back(hosts: list[Host]) 
         assert text.splitlines() == ["tcp: 3 ranks in epoch 0", "tcp: 3 ranks in epoch 1"]
 
 
-def test_ranks_of_two_hosts_are_killed_and_replaced_under_load(hosts: list[Host]) -> None:
+@pytest.mark.usefixtures("hosts")  # the program makes such itself
+@pytest.mark.parametrize("option", [(), ("--shrink",)], ids=["rejoin", "shrink"])
+def test_ranks_of_two_hosts_are_killed_and_replaced_under_load(option: tuple[str, ...]) -> None:
     program = FOLDER.parent / "support" / "replaced_ranks.py"
-    command = [sys.executable, str(program), "--rounds", "30", "--transport", "tcp"]
+    command = [sys.executable, str(program), "--rounds", "20", "--transport", "tcp", *option]
     result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
 
