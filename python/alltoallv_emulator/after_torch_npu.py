@@ -67,7 +67,7 @@ def _check_build() -> None:
     if torch is None or torch.origin is None or not (Path(torch.origin).parent / "lib" / "libtorch_cuda.so").exists():
         return
     release = version("torch_npu")
-    if release.startswith(("2.12.", "2.13.", "2.14.")):
+    if release.startswith(("2.10.0.post7", "2.12.", "2.13.", "2.14.")):
         cpu = f"pip install torch=={release.partition('.post')[0]} --index-url https://download.pytorch.org/whl/cpu"
         raise ImportError(f"torch_npu {release} aborts beside a CUDA build of torch, expected the CPU build: `{cpu}`")
 
