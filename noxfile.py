@@ -156,6 +156,15 @@ def npu_versions(session: nox.Session, version: str) -> None:
 
 
 @nox.session
+@nox.parametrize("version", [nox.param(each, id=each) for each in sorted(TESTED["numpy"])])
+def numpy_versions(session: nox.Session, version: str) -> None:
+    """The NumPy front end on the oldest and the newest NumPy in the table."""
+    session.install(f"numpy=={version}.*")
+    steps.record(session, "numpy")
+    steps.framework_tests(session, "tests/numpy tests/operation", f"numpy=={version}.*")
+
+
+@nox.session
 def gpu(session: nox.Session) -> None:
     """The tests that need an NVIDIA GPU, and the host's time of a call; without one each is skipped with the reason.
 

@@ -163,9 +163,9 @@ def test_tensors_that_need_copies(rank: int, size: int, group: dist.ProcessGroup
 
     flat = torch.zeros(6)
     flat[3 * rank : 3 * rank + 3] = rank + 1
-    dist.all_gather_single(flat, flat[3 * rank : 3 * rank + 3])  # in place, as FSDP does
+    dist.all_gather_into_tensor(flat, flat[3 * rank : 3 * rank + 3])  # in place, as FSDP does
     assert flat.tolist() == [1, 1, 1, 2, 2, 2]
-    dist.reduce_scatter_single(flat[3 * rank : 3 * rank + 3], flat)
+    dist.reduce_scatter_tensor(flat[3 * rank : 3 * rank + 3], flat)
     assert flat[3 * rank : 3 * rank + 3].tolist() == [[2] * 3, [4] * 3][rank]
 
     z = torch.tensor([1 + 2j, 3 - 1j]) * (rank + 1)
@@ -265,12 +265,12 @@ def test_coalescing(rank: int, size: int, group: dist.ProcessGroup) -> None:
         manager.wait()
         assert [x[0].item() for x in xs] == [1, 3, 5]
         with dist.distributed_c10d._coalescing_manager(group, device):
-            dist.all_gather_single(a := torch.empty(8), xs[0] + rank)
-            dist.all_gather_single(b := torch.empty(2), xs[1][:1])
+            dist.all_gather_into_tensor(a := torch.empty(8), xs[0] + rank)
+            dist.all_gather_into_tensor(b := torch.empty(2), xs[1][:1])
         assert a.tolist() == [1] * 4 + [2] * 4
         assert b.tolist() == [3, 3]
         with dist.distributed_c10d._coalescing_manager(group, device):
-            dist.reduce_scatter_single(c := torch.empty(4), a)
+            dist.reduce_scatter_tensor(c := torch.empty(4), a)
         assert c.tolist() == [2 + 2 * rank] * 4
 
 

@@ -61,7 +61,7 @@ def test_mistakes_in_several_tensors(rank: int, size: int, group: dist.ProcessGr
     def gathers(lengths: list[int], async_op: bool) -> None:
         with dist.distributed_c10d._coalescing_manager(group, async_ops=async_op) as manager:
             for n in lengths:
-                dist.all_gather_single(torch.empty(n * size), torch.ones(n))
+                dist.all_gather_into_tensor(torch.empty(n * size), torch.ones(n))
         if async_op:
             manager.wait()
 

@@ -160,7 +160,7 @@ def test_errors_name_ranks(rank: int, size: int, group: dist.ProcessGroup) -> No
     group.get_group_store().wait(["over"])
 
 
-@on_ranks(2, communicator=False)
+@on_ranks(2, communicator=False, fresh=True)  # torch warns once in a process
 def test_warns_of_nothing_that_gloo_is_silent_about(rank: int, size: int, file: str) -> None:
     told = {}
     errors, kept = Path(f"{file}-errors-{rank}"), os.dup(2)

@@ -244,7 +244,7 @@ def all_to_all_single(
         started = _core.all_to_all_single(shared.core, output, input, *splits, async_op, timeout)
         if started is not None:
             return calls.started(shared, started, input)[1] if async_op else None
-    parameters = Parameters(counts=splits)
+    parameters = Parameters(_SUM, counts=splits)
     return _call(collectives.all_to_all_single, [output], [input], group, async_op, parameters, timeout)
 
 

@@ -47,12 +47,17 @@ def collective(
 
 
 _NAMES = frozenset(each.name for each in REDUCE_OPS)
+_SUM = dist.ReduceOp.SUM  # named where a graph makes `Parameters`: torch 2.10 cannot take the default
+_IN_2_10 = torch.__version__ < (2, 11)
 
 
 def _name_of(op: Any) -> str:
     """Returns torch's name of a ReduceOp."""
     if type(op) is dist.ReduceOp.RedOpType and op.name in _NAMES:  # torch 2.10 has no constant of it
         name: str = op.name
+        return name
+    if _IN_2_10 and type(op) is dist.ReduceOp:
+        name = op.op.name
         return name
     return _name_of_object(op)
 
@@ -135,7 +140,7 @@ def all_to_all_v(
             if needs_grad(input):
                 raise InvalidParamError("out is given for an input that requires grad, expected one or the other")
             parameters = Parameters(
-                counts=(send_counts, recv_counts, sdispls, rdispls), unit="row" if by_row else "element"
+                _SUM, counts=(send_counts, recv_counts, sdispls, rdispls), unit="row" if by_row else "element"
             )
             collective(COLLECTIVES["all_to_all_v"], [out], [input], parameters, group, False)
             return outcome(out, None, async_op)

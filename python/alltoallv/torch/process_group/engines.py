@@ -77,8 +77,14 @@ def gloo(
             barrier_plan(communicator).run(0, 0)  # raises what has ended it
     engine = engines.result()
     engine.options.global_ranks_in_group, engine.options.group_name = options.global_ranks_in_group, options.group_id
-    engine._set_sequence_number_for_group()
+    _number_calls(engine)
     return engine
+
+
+def _number_calls(engine: Any) -> None:
+    """Lets ranks agree on the number of an engine's first call; since torch 2.14 that is 0, and asking for it warns."""
+    if torch.__version__ < (2, 14):
+        engine._set_sequence_number_for_group()
 
 
 def name_for(device: str, asked: str | None) -> str:
@@ -137,6 +143,5 @@ def _with_options(
     own.global_ranks_in_group = options.global_ranks_in_group
     own.group_name = options.group_id
     group: TorchBackend = engine(*position, own)
-    if hasattr(group, "_set_sequence_number_for_group"):
-        group._set_sequence_number_for_group()
+    _number_calls(group)
     return group
