@@ -34,6 +34,11 @@ def test_formats(comm: Communicator) -> None:
         assert (found["far"] == weights["far"]).all()
         lost = abs(found["w"] - weights["w"])
         assert 0 < lost.max() < 1 / 250
+    outs = {name: None if x is None else np.ones_like(x) for name, x in found.items()}
+    again = reshard_state(given, source, target, format="int8", out=outs, group=comm)
+    for name, x in found.items():
+        assert again[name] is outs[name]
+        assert x is None or (x == again[name]).all()
     copies = an.all_gather_object(found["w"], group=comm)
     assert (copies[0] == copies[1]).all()
     assert (copies[0] == copies[2]).all()
@@ -100,6 +105,16 @@ def test_what_is_refused(comm: Communicator) -> None:
     plan = ReshardPlan([4, 3], np.float64, good, ([0, 1], [1]), group=comm)
     with pytest.raises(InvalidTensorError, match=r"x has shape and dtype .*expected \(\(2, 3\), 'float64'\)"):
         plan(np.ones((2, 3), np.float32))
+    for out, error, text in (
+        (np.ones((4, 2)), InvalidTensorError, r"out for x has shape and dtype \(\(4, 2\), 'float64'\), expected"),
+        (np.ones((4, 2), "int8"), InvalidTensorError, "int8"),
+        (np.ones((2, 4)).T, InvalidTensorError, "out is not contiguous and writable"),
+    ):
+        with pytest.raises(error, match=text):
+            plan(x, out if comm.rank else None)
+    whole = ([0, 1], [None])
+    with pytest.raises(InvalidParamError, match="output and input overlap in memory"):
+        reshard(x, whole, whole, out=x, group=comm)
     found = plan(x * comm.rank)
     assert found is not None
     assert found[:, 0].tolist() == [0, 0, 1, 1]

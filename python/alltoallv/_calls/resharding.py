@@ -268,11 +268,11 @@ class Form(Generic[T]):
 
 
 def begin_together(
-    steps: Sequence[Move], inputs: Sequence[Any], size: int, form: Form[Any], later: bool
+    steps: Sequence[Move], inputs: Sequence[Any], outs: Sequence[Any], size: int, form: Form[Any], later: bool
 ) -> Callable[[], list[Any]]:
     """Runs, or begins, the moves of several tensors of one dtype in one exchange.
 
-    Returns what waits for them and returns a target for each, or None.
+    Returns what waits for them and returns a target for each, of ``outs`` where that is not None; or None.
     """
     single = len(steps) == 1 and form.coding is None
     sends, recvs = (
@@ -298,7 +298,7 @@ def begin_together(
     def finish() -> list[Any]:
         wait()
         results, begins = [], packed(recvs)
-        for step, source in zip(steps, inputs, strict=True):
+        for step, source, out in zip(steps, inputs, outs, strict=True):
             arrived: dict[int, Pieces] = {}
             for j, boxes_ in step.recvs.items():
                 arrived[j] = []
@@ -306,7 +306,7 @@ def begin_together(
                     end = begins[j] + form.size(box)
                     arrived[j].append((box, form.read(came[begins[j] : end], box)))
                     begins[j] = end
-            results.append(_assembled(step, source, arrived, came if single else None, form))
+            results.append(_assembled(step, source, out, arrived, came if single else None, form))
         return results
 
     return finish
@@ -322,7 +322,7 @@ def _as_it_lies(step: Move, source: Any, size: int) -> tuple[Any, list[int]] | N
     return source.reshape(-1), [offsets.get(j) or 0 for j in range(size)]
 
 
-def _assembled(step: Move, source: Any, arrived: dict[int, Pieces], alone: Any, form: Form[Any]) -> Any:
+def _assembled(step: Move, source: Any, out: Any, arrived: dict[int, Pieces], alone: Any, form: Form[Any]) -> Any:
     """Returns a rank's target from what has come; ``alone``: all that has come, where it is of this tensor only."""
     if step.shape_out is None:
         return None
@@ -331,26 +331,40 @@ def _assembled(step: Move, source: Any, arrived: dict[int, Pieces], alone: Any, 
     if step.share:
         return _added(step, own + came, dtype, tools)
     if step.op:
-        return tools.reduced([_joined(arrived.get(j, own), step.shape_out, dtype, tools) for j in step.terms], step.op)
-    if alone is not None and not own and _covered(came, step.shape_out):
+        terms = [_joined(arrived.get(j, own), step.shape_out, dtype, tools) for j in step.terms]
+        return written(tools.reduced(terms, step.op), out)
+    if out is None and alone is not None and not own and _covered(came, step.shape_out):
         offsets = [offset(box, step.shape_out) for box, _ in came]
         if offsets == packed([numel(box) for box, _ in came]):
             return alone.reshape(step.shape_out)
-    return _joined(own + came, step.shape_out, dtype, tools, new=True)
+    if out is None:
+        out = tools.new(step.shape_out, dtype, not _covered(own + came, step.shape_out))
+    elif not _covered(own + came, step.shape_out):
+        out[...] = 0
+    return _filled(out, own + came)
+
+
+def written(tensor: Any, out: Any) -> Any:
+    """Returns a tensor, or ``out`` with its values."""
+    if out is None:
+        return tensor
+    out[...] = tensor
+    return out
+
+
+def _filled(out: Any, pieces: Pieces) -> Any:
+    for box, piece in pieces:
+        out[box] = piece
+    return out
 
 
 def _covered(pieces: Pieces, shape: Sequence[int]) -> bool:
     return sum(numel(box) for box, _ in pieces) == math.prod(shape)
 
 
-def _joined(pieces: Pieces, shape: tuple[int, ...], dtype: str, tools: Tools[Any], new: bool = False) -> Any:
-    """Returns a tensor of pieces, zero where there are none; where there is but one, that, unless a ``new`` one."""
-    if len(pieces) == 1 and not new and _covered(pieces, shape):
-        return pieces[0][1]
-    out = tools.new(shape, dtype, not _covered(pieces, shape))
-    for box, piece in pieces:
-        out[box] = piece
-    return out
+def _joined(pieces: Pieces, shape: tuple[int, ...], dtype: str, tools: Tools[Any]) -> Any:
+    """Returns a tensor of pieces that cover it; where there is but one, that."""
+    return pieces[0][1] if len(pieces) == 1 else _filled(tools.new(shape, dtype, False), pieces)
 
 
 def _added(step: Move, pieces: Pieces, dtype: str, tools: Tools[Any]) -> Any:
@@ -532,32 +546,49 @@ class Resharding(Generic[T]):
                 )
         self.transposed()
 
-    def begin(self, inputs: Sequence[Any], tools: Tools[Any], later: bool = False) -> Callable[[], list[Any]]:
-        """Runs, or begins, one exchange per dtype; returns what returns every tensor's target.
+    def check_outputs(self, found: Sequence[tuple[tuple[int, ...], str] | None]) -> None:
+        """Raises where the shapes and dtypes of the caller's outputs are not the targets'."""
+        for each, output, steps, (_, dtype, wants) in zip(self._mine, found, self.steps, self.terms, strict=True):
+            if wants:
+                raise InvalidParamError(
+                    f"out is given for {each.name}, which wants a gradient, expected one or the other"
+                )
+            shape = steps[-1].shape_out if steps else each.part
+            if output != (expected := None if shape is None else (shape, dtype)):
+                raise InvalidTensorError(f"out for {each.name} has shape and dtype {output}, expected {expected}")
+
+    def begin(
+        self, inputs: Sequence[Any], tools: Tools[Any], later: bool = False, outs: Sequence[Any] | None = None
+    ) -> Callable[[], list[Any]]:
+        """Runs, or begins, one exchange per dtype; returns what returns every tensor's target, of ``outs`` if given.
 
         Terms are added before, by one more exchange: then that is what begins.
         """
         results = list(inputs)
-        begun = self._step(0, results, tools, later)
+        outs = [None] * len(inputs) if outs is None else outs
+        begun = self._step(0, results, outs, tools, later)
 
         def finish() -> list[Any]:
             for each in begun:
                 each()
             for number in range(1, max((len(steps) for steps in self.steps), default=0)):
-                for each in self._step(number, results, tools, False):
+                for each in self._step(number, results, outs, tools, False):
                     each()
-            return results
+            return [x if steps else written(x, out) for x, out, steps in zip(results, outs, self.steps, strict=True)]
 
         return finish
 
-    def _step(self, number: int, results: list[Any], tools: Tools[Any], later: bool) -> list[Callable[[], None]]:
+    def _step(
+        self, number: int, results: list[Any], outs: Sequence[Any], tools: Tools[Any], later: bool
+    ) -> list[Callable[[], None]]:
         """Begins the exchanges of one step; returns what puts their results where their inputs are."""
         begun: list[Callable[[], None]] = []
         for dtype in sorted({dtype for _, dtype, _ in self.terms}):
             chosen = [i for i, each in enumerate(self.steps) if self.terms[i][1] == dtype and len(each) > number]
             if not chosen:
                 continue
-            moved = [self.steps[i][number] for i in chosen], [results[i] for i in chosen]
+            last = [outs[i] if len(self.steps[i]) == number + 1 else None for i in chosen]
+            moved = [self.steps[i][number] for i in chosen], [results[i] for i in chosen], last
             finish = begin_together(*moved, self._size, self._form(dtype, tools), later)
 
             def put(chosen: list[int] = chosen, finish: Callable[[], list[Any]] = finish) -> None:

@@ -14,7 +14,7 @@ from alltoallv._calls.counts import packed
 from alltoallv._calls.guard import guard
 from alltoallv._calls.layouts import Layout, boxes, read_layout
 from alltoallv._calls.linear import Map
-from alltoallv._calls.regions import as_bytes
+from alltoallv._calls.regions import as_bytes, check_lists_apart
 from alltoallv._calls.resharding import WIDE, Coding, Described, Resharding
 from alltoallv.communicator import Communicator
 from alltoallv.dtypes import core_name, numpy_dtype
@@ -52,6 +52,19 @@ class _Tools:
             copy[...] = array
             found = self._tensors[copy.ctypes.data]
         return found.reshape(array.shape)
+
+    def outputs(self, plan: Resharding[Array], outs: Sequence[Any], inputs: Sequence[Any]) -> list[Array | None]:
+        """Checks the caller's outputs and returns their memory."""
+        adapter = self._adapter
+        with guard(self._comm, "all_to_all_v"):
+            known = [None if out is None else (adapter.check_output("out", out), tuple(out.shape)) for out in outs]
+            plan.check_outputs([each and (each[1], each[0]) for each in known])
+            own, theirs = ([adapter.region(x) for x in each if x is not None] for each in (inputs, outs))
+            check_lists_apart(theirs, own, "out")
+            for out in outs:
+                if out is not None:
+                    adapter.writes(out)
+        return [None if out is None else self.seen(out) for out in outs]
 
     def concatenated(self, parts: Sequence[Array]) -> Array:
         return np.concatenate(parts)
@@ -161,10 +174,11 @@ class HostPlan:
         itemsize = numpy_dtype(self._dtype).itemsize
         self.bytes_sent, self.bytes_received = self._plan.moved_bytes(_Tools(adapter, comm), itemsize)
 
-    def __call__(self, x: Any, *, async_op: bool = False) -> Any:
-        """Returns this rank's part of the target, a new tensor, or None; ``x`` is its part of the source, or None.
+    def __call__(self, x: Any, out: Any = None, *, async_op: bool = False) -> Any:
+        """Returns this rank's part of the target, or None; ``x`` is its part of the source, or None.
 
-        With ``async_op`` it returns a handle at once; its ``result()`` waits and returns the part.
+        The part is a new tensor, or ``out``: contiguous, of its shape and dtype, apart from ``x``; for a tensor that
+        wants no gradient. With ``async_op`` it returns a handle at once; its ``result()`` waits and returns the part.
         """
         tools = _Tools(self._adapter, self._comm)
         with guard(self._comm, "all_to_all_v"):
@@ -178,10 +192,18 @@ class HostPlan:
                 if async_op:
                     raise InvalidParamError("async_op is True for a tensor that wants a gradient, expected False")
                 self._plan.check_gradient()
+                if out is not None:
+                    raise InvalidParamError("out is given for x, which wants a gradient, expected one or the other")
         if recorded:
             return recorded.apply(x, _Moved(self._adapter, self._comm, self._plan))
-        finish = self._plan.begin([None if part is None else tools.seen(part)], tools, async_op)
-        return tools.outcome(lambda: tools.tensor(finish()[0]), async_op, part)
+        outs = None if out is None else tools.outputs(self._plan, [out], [part])
+        finish = self._plan.begin([None if part is None else tools.seen(part)], tools, async_op, outs)
+
+        def result() -> Any:
+            (array,) = finish()
+            return tools.tensor(array) if out is None else out
+
+        return tools.outcome(result, async_op, (part, out))
 
 
 def reshard_on_host(
@@ -196,6 +218,7 @@ def reshard_on_host(
     read: Read = read_layout,
     single: bool = False,
     autograd: Autograd | None = None,
+    out: Any = None,
 ) -> Any:
     """Returns the parts of the target by name, of a ``single`` tensor its part, or a handle of that."""
     tools = _Tools(adapter, comm)
@@ -219,16 +242,19 @@ def reshard_on_host(
             for name, x in parts.items()
         ]
     plan = Resharding[Array](comm, told, how)
+    given = None if out is None else [out] if single else [out[name] for name in parts]
+    outs = None if given is None else tools.outputs(plan, given, list(parts.values()))
     if autograd is not None and any(wants for *_, wants in plan.terms):
         return _recorded(adapter, comm, state, plan, autograd, async_op, single)
     inputs = [None if x is None else tools.seen(x) for x in parts.values()]
-    finish = plan.begin(inputs, tools, async_op)
+    finish = plan.begin(inputs, tools, async_op, outs)
 
     def result() -> Any:
-        tensors = list(map(tools.tensor, finish()))
+        arrays = finish()
+        tensors = list(map(tools.tensor, arrays)) if given is None else given
         return tensors[0] if single else dict(zip(parts, tensors, strict=True))
 
-    return tools.outcome(result, async_op, parts)
+    return tools.outcome(result, async_op, (parts, given))
 
 
 def _recorded(

@@ -68,6 +68,7 @@ def reshard(
     shape: Sequence[int] | None = None,
     format: Format | None = None,
     group_size: int | None = None,
+    out: Tensor | None = None,
     group: Group = None,
     async_op: bool = False,
 ) -> Any:
@@ -98,13 +99,15 @@ def reshard(
             some rank lacks are rounded on all ranks, also where they stay, so that copies are equal; others keep their
             values, as do the other dtypes. Terms have no format. Gradients move as they are. Default: none.
         group_size: Elements that share a scale. Default: the format's, or 128.
+        out: This rank's part, to be written: contiguous, of its shape and dtype, apart from ``x``. Not for what wants a
+            gradient. Default: a new tensor.
         group: A group's name, a `Communicator`, or None for all ranks.
         async_op: Return a handle at once, whose ``result()`` waits and returns what is returned else. Layouts, shapes
             and dtypes are compared before; a `ReshardPlan` has done that already. Not for what wants a gradient.
 
     Returns:
-        This rank's part of the target, a new tensor; None on a rank that is not in its mesh. In PyNative mode
-        differentiable, to any order, where all ranks are in both meshes: the gradient moves back the same way, and
+        This rank's part of the target, ``out`` or a new tensor; None on a rank that is not in its mesh. In PyNative
+        mode differentiable, to any order, where all ranks are in both meshes: the gradient moves back the same way, and
         gradients of copies are added. Second gradients need a part with elements on every rank, because MindSpore takes
         none of empty tensors.
 
@@ -114,7 +117,7 @@ def reshard(
         PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come.
     """
     shapes = None if shape is None else {"x": shape}
-    return _moved({"x": x}, source, target, shapes, partial(traveling, format, group_size), group, async_op, True)
+    return _moved({"x": x}, source, target, shapes, partial(traveling, format, group_size), group, async_op, True, out)
 
 
 def reshard_state(
@@ -125,6 +128,7 @@ def reshard_state(
     shapes: Mapping[str, Sequence[int]] | None = None,
     format: Format | None = None,
     group_size: int | None = None,
+    out: Mapping[str, Tensor | None] | None = None,
     group: Group = None,
     async_op: bool = False,
 ) -> Any:
@@ -135,6 +139,7 @@ def reshard_state(
         source, target: A layout for all, or a dict of one for each name of ``state``.
         shapes: Of the whole tensors that have one here.
         format, group_size, group, async_op: See `reshard`.
+        out: A dict of tensors to be written, by name, None where this rank has no part; see `reshard`.
 
     Returns:
         The parts of the target, by name. Those that want a gradient move one after the other.
@@ -142,7 +147,7 @@ def reshard_state(
     Raises:
         AllToAllVError: as `reshard`.
     """
-    return _moved(state, source, target, shapes, partial(traveling, format, group_size), group, async_op, False)
+    return _moved(state, source, target, shapes, partial(traveling, format, group_size), group, async_op, False, out)
 
 
 def _moved(
@@ -154,9 +159,10 @@ def _moved(
     group: Group,
     async_op: bool,
     single: bool,
+    out: Any,
 ) -> Any:
     return reshard_on_host(
-        ADAPTER, _communicator(group), state, source, target, shapes, coding, async_op, _layout, single, _AUTOGRAD
+        ADAPTER, _communicator(group), state, source, target, shapes, coding, async_op, _layout, single, _AUTOGRAD, out
     )
 
 

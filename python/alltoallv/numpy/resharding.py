@@ -59,6 +59,7 @@ def reshard(
     shape: Sequence[int] | None = None,
     format: Format | None = None,
     group_size: int | None = None,
+    out: npt.NDArray[Any] | None = None,
     group: Communicator | None = None,
     async_op: bool = False,
 ) -> Any:
@@ -88,12 +89,14 @@ def reshard(
             some rank lacks are rounded on all ranks, also where they stay, so that copies are equal; others keep their
             values, as do the other dtypes. Terms have no format. Gradients move as they are. Default: none.
         group_size: Elements that share a scale. Default: the format's, or 128.
+        out: This rank's part, to be written: contiguous, of its shape and dtype, apart from ``x``. Default: a
+            new array.
         group: A `Communicator`, or None for all ranks.
         async_op: Return a handle at once, whose ``result()`` waits and returns what is returned else. Layouts, shapes
             and dtypes are compared before; a `ReshardPlan` has done that already.
 
     Returns:
-        This rank's part of the target, a new array; None on a rank that is not in its mesh.
+        This rank's part of the target, ``out`` or a new array; None on a rank that is not in its mesh.
 
     Raises:
         InvalidParamError, InvalidTensorError: a layout or a part of any rank is wrong.
@@ -102,7 +105,8 @@ def reshard(
     """
     shapes = None if shape is None else {"x": shape}
     coding = partial(traveling, format, group_size)
-    return reshard_on_host(ADAPTER, resolve(group), {"x": x}, source, target, shapes, coding, async_op, single=True)
+    arguments = {"x": x}, source, target, shapes, coding, async_op
+    return reshard_on_host(ADAPTER, resolve(group), *arguments, single=True, out=out)
 
 
 def reshard_state(
@@ -113,6 +117,7 @@ def reshard_state(
     shapes: Mapping[str, Sequence[int]] | None = None,
     format: Format | None = None,
     group_size: int | None = None,
+    out: Mapping[str, npt.NDArray[Any] | None] | None = None,
     group: Communicator | None = None,
     async_op: bool = False,
 ) -> Any:
@@ -123,6 +128,7 @@ def reshard_state(
         source, target: A layout for all, or a dict of one for each name.
         shapes: Of the whole arrays that have one here.
         format, group_size, group, async_op: See `reshard`.
+        out: A dict of tensors to be written, by name, None where this rank has no part; see `reshard`.
 
     Returns:
         The parts of the target, by name.
@@ -131,4 +137,4 @@ def reshard_state(
         AllToAllVError: as `reshard`.
     """
     coding = partial(traveling, format, group_size)
-    return reshard_on_host(ADAPTER, resolve(group), state, source, target, shapes, coding, async_op)
+    return reshard_on_host(ADAPTER, resolve(group), state, source, target, shapes, coding, async_op, out=out)

@@ -15,6 +15,7 @@ from torch import Tensor
 from alltoallv._calls.guard import guard
 from alltoallv._calls.layouts import Layout, boxes, division, read_layout
 from alltoallv._calls.linear import Map
+from alltoallv._calls.regions import check_lists_apart
 from alltoallv._calls.resharding import Described, Resharding
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.quantization.spec import Format, Quantization, traveling
@@ -23,7 +24,7 @@ from alltoallv.torch.eager import group as groups
 from alltoallv.torch.eager.calls import AnyCommunicator
 from alltoallv.torch.eager.graphs import between_graphs
 from alltoallv.torch.eager.group import Group
-from alltoallv.torch.eager.tensors import check_tensor, core_name, needs_grad
+from alltoallv.torch.eager.tensors import check_output, check_tensor, core_name, needs_grad, region
 from alltoallv.torch.eager.work import Done, Work
 from alltoallv.torch.engines.kernels import check_format, kernels_for
 from alltoallv.torch.engines.reduction import combine
@@ -169,10 +170,11 @@ class ReshardPlan:
         self.bytes_sent, self.bytes_received = self._plan.moved_bytes(_Tools(comm, self._device), dtype.itemsize)
 
     @between_graphs
-    def __call__(self, x: Tensor | None, *, async_op: bool = False) -> Any:
-        """Returns this rank's part of the target, a new tensor, or None; ``x`` is its part of the source, or None.
+    def __call__(self, x: Tensor | None, out: Tensor | None = None, *, async_op: bool = False) -> Any:
+        """Returns this rank's part of the target, or None; ``x`` is its part of the source, or None.
 
-        With ``async_op`` it returns a handle at once; its ``result()`` waits and returns the part.
+        The part is a new tensor, or ``out``: contiguous, of its shape and dtype, apart from ``x``; for a tensor that
+        wants no gradient. With ``async_op`` it returns a handle at once; its ``result()`` waits and returns the part.
         """
         with guard(self._comm, "all_to_all_v"):
             found = None if x is None else (tuple(x.shape), x.dtype, x.device.type)
@@ -183,11 +185,18 @@ class ReshardPlan:
             wants = x is not None and needs_grad(x)
             if wants:
                 self._plan.check_gradient()
+            if out is not None:
+                _check_outputs(self._plan, [out], [x], wants)
         if wants:
             return _Applied.apply(x, _Moved(self._comm, self._device, self._plan))
         tools = _Tools(self._comm, self._device if x is None else x.device)
-        finish = self._plan.begin([x], tools, async_op)
-        return tools.outcome(lambda: finish()[0], async_op)
+        finish = self._plan.begin([x], tools, async_op, [None if out is None else out.detach()])
+
+        def result() -> Any:
+            part = finish()[0]
+            return part if out is None else out
+
+        return tools.outcome(result, async_op)
 
 
 def reshard(
@@ -198,6 +207,7 @@ def reshard(
     shape: Sequence[int] | None = None,
     format: Format | None = None,
     group_size: int | None = None,
+    out: Tensor | None = None,
     group: Group = None,
     device: torch.device | str | None = None,
     async_op: bool = False,
@@ -229,14 +239,16 @@ def reshard(
             some rank lacks are rounded on all ranks, also where they stay, so that copies are equal; others keep their
             values, as do the other dtypes. Terms have no format. Gradients move as they are. Default: none.
         group_size: Elements that share a scale. Default: the format's, or 128.
+        out: This rank's part, to be written: contiguous, of its shape and dtype, apart from ``x``. Not for what wants a
+            gradient. Default: a new tensor.
         group: A ProcessGroup, a `Communicator`, or None for all ranks.
         device: Where tensors lie, for a rank without ``x``. Default: ``"cpu"``.
         async_op: Return a handle at once, whose ``result()`` waits and returns what is returned else. Layouts, shapes
             and dtypes are compared before; a `ReshardPlan` has done that already. Not for tensors that require grad.
 
     Returns:
-        This rank's part of the target, a new tensor; None on a rank that is not in its mesh. Differentiable where all
-        ranks are in both meshes: the gradient moves back the same way, and gradients of copies are added.
+        This rank's part of the target, ``out`` or a new tensor; None on a rank that is not in its mesh. Differentiable
+        where all ranks are in both meshes: the gradient moves back the same way, and gradients of copies are added.
 
     Raises:
         InvalidParamError, InvalidTensorError: a layout or a part of any rank is wrong.
@@ -244,7 +256,7 @@ def reshard(
         PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come.
     """
     shapes = None if shape is None else {"x": shape}
-    return _moved({"x": x}, source, target, shapes, (format, group_size), group, device, async_op, single=True)
+    return _moved({"x": x}, source, target, shapes, (format, group_size), group, device, async_op, out, single=True)
 
 
 def reshard_state(
@@ -255,6 +267,7 @@ def reshard_state(
     shapes: Mapping[str, Sequence[int]] | None = None,
     format: Format | None = None,
     group_size: int | None = None,
+    out: Mapping[str, Tensor | None] | None = None,
     group: Group = None,
     device: torch.device | str | None = None,
     async_op: bool = False,
@@ -266,6 +279,7 @@ def reshard_state(
         source, target: A layout for all, or a dict of one for each name.
         shapes: Of the whole tensors that have one here.
         format, group_size, group, device, async_op: See `reshard`.
+        out: A dict of tensors to be written, by name, None where this rank has no part; see `reshard`.
 
     Returns:
         The parts of the target, by name; on a rank outside the group None for each. Where one requires grad, they move
@@ -274,7 +288,7 @@ def reshard_state(
     Raises:
         AllToAllVError: as `reshard`.
     """
-    return _moved(state, source, target, shapes, (format, group_size), group, device, async_op)
+    return _moved(state, source, target, shapes, (format, group_size), group, device, async_op, out)
 
 
 @between_graphs
@@ -287,6 +301,7 @@ def _moved(
     group: Group,
     device: torch.device | str | None,
     async_op: bool,
+    out: Any,
     single: bool = False,
 ) -> Any:
     """Returns the parts of the target by name, of a ``single`` tensor its part, or a handle of that."""
@@ -312,6 +327,10 @@ def _moved(
             part, dtype = (None, None) if x is None else (tuple(x.shape), core_name(x.dtype))
             told.append(Described(name, of_source, of_target, whole, part, dtype, x is not None and needs_grad(x)))
     plan = Resharding[Tensor](groups.on_host(comm), told, coding)
+    outs = None if out is None else [out] if single else [out[name] for name in state]
+    if outs is not None:
+        with guard(comm, "all_to_all_v"):
+            _check_outputs(plan, outs, list(state.values()), False)
     wants = [wants for *_, wants in plan.terms]
     if any(wants):
         plans = [plan.alone(i) for i in range(len(state))]
@@ -323,13 +342,28 @@ def _moved(
         tensors = [_Applied.apply(x, each) if recorded else each.run(x) for x, each, recorded in calls]
         return tensors[0] if single else dict(zip(state, tensors, strict=True))
     tools = _Tools(comm, lies)
-    finish = plan.begin(list(state.values()), tools, async_op)
+    memory = None if outs is None else [each if each is None else each.detach() for each in outs]
+    finish = plan.begin(list(state.values()), tools, async_op, memory)
 
     def result() -> Any:
-        tensors = finish()
+        tensors = finish() if outs is None else (finish() and outs)
         return tensors[0] if single else dict(zip(state, tensors, strict=True))
 
     return tools.outcome(result, async_op)
+
+
+def _check_outputs(
+    plan: Resharding[Tensor], outs: Sequence[Tensor | None], inputs: Sequence[Tensor | None], wants_gradient: bool
+) -> None:
+    """Raises where the caller's outputs are not what the targets are, or overlap one another or an input."""
+    if wants_gradient:
+        raise InvalidParamError("out is given for x, which requires grad, expected one or the other")
+    for out in outs:
+        if out is not None:
+            check_output("out", out, out.dtype)
+    plan.check_outputs([None if out is None else (tuple(out.shape), core_name(out.dtype)) for out in outs])
+    own, theirs = ([region(x.detach()) for x in each if x is not None and x.is_contiguous()] for each in (inputs, outs))
+    check_lists_apart(theirs, own, "out")
 
 
 def _coding(format: Any, group_size: Any, device: torch.device) -> Quantization | None:
