@@ -49,8 +49,8 @@ def all_to_all_nd(
             for a sum: ceil(n / W) each, the last ones smaller or empty, as `reshard` and DTensor divide.
         gather_sizes: The lengths along ``gather_dim`` that the ranks have, one per rank, or their sum, divided in the
             same way. Default: all have as much as this one.
-        out: Where to receive: contiguous, of the result's shape and the input's dtype, apart from it in memory. Not for
-            an input that wants a gradient.
+        out: Where to receive: contiguous, of the result's shape and the input's dtype, apart from it in memory. An
+            input that is not contiguous is copied first then. Not for an input that wants a gradient.
         async_op: Return ``(output, handle)`` at once.
 
     Returns:
