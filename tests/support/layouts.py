@@ -165,8 +165,13 @@ def _plain(layout: Pair, ndim: int) -> Any:
 
 
 def check_states(front_end: Any, tensor: Any, numpy: Any, comm: Any, group: Any) -> None:
-    """A whole state with a handle, one of its tensors of terms."""
+    """A whole state with a handle, one of its tensors of terms; and a number, as optimizers have."""
     everybody = list(range(comm.size))
+    for options in ({}, {"format": "int8"}):
+        step = tensor(np.array(7, "float32")) if comm.rank == 1 else None
+        steps = front_end.reshard(step, ([1], [None]), (everybody, [None]), group=group, **options)
+        assert tuple(steps.shape) == ()
+        assert float(numpy(steps)) == 7
     terms = {"w": tensor(np.full((5, 2), comm.rank + 1, "float32")), "b": tensor(np.arange(3.0))}
     sources = {"w": (everybody, ["sum"]), "b": (everybody, [None])}
     total = front_end.reshard_state(terms, sources, (everybody, [0]), group=group, async_op=True).result()

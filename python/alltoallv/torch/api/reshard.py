@@ -40,7 +40,7 @@ class _Tools:
         return torch.cat(list(parts))
 
     def new(self, shape: Sequence[int], dtype: str, zero: bool) -> Tensor:
-        return (torch.zeros if zero else torch.empty)(*shape, dtype=getattr(torch, dtype), device=self._device)
+        return (torch.zeros if zero else torch.empty)(tuple(shape), dtype=getattr(torch, dtype), device=self._device)
 
     def outcome(self, finish: Callable[[], Any], later: bool) -> Any:
         """Returns what ``finish`` returns, or the handle of the exchanges that have begun, whose result that is."""
