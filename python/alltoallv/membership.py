@@ -89,6 +89,8 @@ def connect(
     """
     options.rank, options.size = members.index(world.rank), len(members)
     options.processes = _processes(world, members)
+    if limit is not None:
+        options.join_timeout = limit  # one of another host that dies now is seen by its silence alone
     gather = _gatherer(options, world, members, limit)
     if len(set(gather(_core.this_place().encode()))) == 1:
         return _core.communicator(options)

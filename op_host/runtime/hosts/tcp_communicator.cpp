@@ -60,7 +60,7 @@ std::shared_ptr<TcpCommunicator> make_tcp_communicator(const CommunicatorOptions
     std::optional<Error> refused;  // with the same error on all ranks
     if (words.size() > 2) {
         TcpJoinOptions meeting = meeting_options(options, options.secret + words[1]);
-        meeting.timeout = std::min(options.timeout, meeting_seconds);
+        meeting.timeout = std::min(meeting.timeout, meeting_seconds);
         std::vector<TcpAddress> addresses;
         for (size_t i = 2; i < words.size(); ++i) addresses.push_back({words[i], std::stoi(words[0])});
         try {
