@@ -37,6 +37,10 @@ TORCH, TORCH_NPU, MINDSPORE, PADDLE = (
     )
 )
 SHORT_TORCHES = ("2.10", "2.14")  # of `make test`: the oldest, and the first that differs most from the main one
+MUCH_OF_TORCH = (
+    *("backend", "backend_errors", "backend_groups", "backend_modes", "compile", "graphs", "nn"),
+    *("torch_functions", "torch_reshard"),
+)
 nox.options.sessions = [
     *("lint", "cpp", "tests", *FRAMEWORKS, *(f"torch_versions({version})" for version in SHORT_TORCHES)),
     *("sanitize", "tsan", "aarch64", "model", "docs", "wheel"),
@@ -132,14 +136,18 @@ def torch(session: nox.Session) -> None:
 def torch_versions(session: nox.Session, version: str) -> None:
     """The front end on every tested version of torch: what programs use, shortly; the oldest beside the oldest NumPy.
 
-    Arguments after ``--`` go to pytest: ``-- -m "slow or not slow"``, ``-- tests/torch -m "not slow"``.
+    ``-- wide`` runs more of tests/torch; other arguments go to pytest.
     """
     numpys = sorted(TESTED["numpy"], key=lambda each: [*map(int, each.split("."))])
     steps.install_torch(session, version)
     numpy = f"numpy=={numpys[0 if version == min(TESTED['torch']) else -1]}.*"
     session.install(numpy)
     steps.record(session, "numpy", "torch")
-    steps.framework_tests(session, "tests/torch/test_versions.py", numpy, preload="alltoallv.torch")
+    folders = "tests/torch/test_versions.py"
+    if session.posargs == ["wide"]:
+        session.posargs.clear()
+        folders += "".join(f" tests/torch/test_{name}.py" for name in MUCH_OF_TORCH)
+    steps.framework_tests(session, folders, numpy, preload="alltoallv.torch")
 
 
 @nox.session

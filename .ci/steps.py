@@ -224,8 +224,8 @@ def record(session: nox.Session, *modules: str) -> None:
         ["git", "rev-parse", "--short=8", "HEAD"], cwd=ROOT, check=False, capture_output=True, text=True
     ).stdout.strip()
     command = shlex.join(["nox", "-s", session.name, *(["--", *session.posargs] if session.posargs else [])])
-    name = f"{versions}; {commit or 'none'}; {command}"
-    file = ROOT / "build/versions" / f"{re.sub(r'[^a-z0-9.]+', '-', name.rpartition('; ')[2].lower())}.xml"
+    name = f"{versions}; {commit}; {command}"
+    file = ROOT / "build/versions" / f"{session.name}.xml"
     session.env["PYTEST_ADDOPTS"] = shlex.join([f"--junitxml={file}", "-o", f"junit_suite_name={name}"])
 
 

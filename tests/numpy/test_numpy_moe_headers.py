@@ -13,7 +13,7 @@ from alltoallv.errors import InvalidParamError, PeerMismatchError
 
 Array = np.ndarray[Any, Any]
 TERMS, STRIDE = 77, 16
-OPTIONS = _core.MoeOptions(2, [[0, 1]], None, False, 1, "", False, "")
+OPTIONS = _core.MoeOptions(2, [[0, 1]], [True], None, False, 1, "", False, "")
 
 
 def sent() -> Array:
