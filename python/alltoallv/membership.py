@@ -89,8 +89,6 @@ def connect(
     """
     options.rank, options.size = members.index(world.rank), len(members)
     options.processes = _processes(world, members)
-    if limit is not None:
-        options.join_timeout = limit  # one of another host that dies now is seen by its silence alone
     gather = _gatherer(options, world, members, limit)
     if len(set(gather(_core.this_place().encode()))) == 1:
         return _core.communicator(options)
@@ -345,6 +343,7 @@ def _grown_job(comm: Communicator, function: str, n: int) -> Launch:
 def _shrink_between_hosts(comm: Communicator, options: _core.CommunicatorOptions) -> NewGroup:
     """Lets the survivors meet at the lowest of them, by messages that an ended communicator still carries."""
     job, deadline = options.job.partition("/")[0], time.monotonic() + options.timeout
+    options.join_timeout = 10 * _FIRST_TRY  # one of another host that dies as they join is seen by its silence alone
     while True:
         for root in range(comm.rank + 1):
             try:
@@ -359,6 +358,7 @@ def _shrink_between_hosts(comm: Communicator, options: _core.CommunicatorOptions
         except (PeerLostError, CommTimeoutError, BackendUnavailableError):  # one of them has died meanwhile
             if time.monotonic() >= deadline:
                 raise
+            options.join_timeout = min(2 * options.join_timeout, _PATIENCE)
 
 
 def _survivors(comm: Communicator, root: int, timeout: float) -> npt.NDArray[np.int64]:
