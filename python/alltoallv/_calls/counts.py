@@ -27,8 +27,8 @@ def as_counts(name: str, values: Counts, size: int) -> list[int]:
 
 def integer(value: object) -> int | None:
     """Returns an integer of any type as int, and None for everything else, a bool included."""
-    try:
-        return None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
+    try:  # torch 2.10's compiler does not see what operator.index raises for a list
+        return None if isinstance(value, bool | list | tuple) else operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         return None
 
