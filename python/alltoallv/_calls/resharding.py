@@ -7,7 +7,7 @@ import functools
 import math
 import pickle
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -16,6 +16,8 @@ import numpy as np
 from alltoallv import _core
 from alltoallv._calls import objects
 from alltoallv._calls.counts import packed
+from alltoallv._calls.dimensions import contiguous
+from alltoallv._calls.dimensions import in_rows as rows_of
 from alltoallv._calls.guard import guard
 from alltoallv._calls.layouts import Boxes, Ints, Layout, Slices, boxes, division, numel, offset
 from alltoallv.communicator import Communicator
@@ -35,10 +37,12 @@ class Tools(Protocol[T]):
     def new(self, shape: Sequence[int], dtype: str, zero: bool) -> T:
         """Returns a tensor, of zeros where it is asked for."""
 
-    def exchange(
-        self, x: T, sends: list[int], sdispls: list[int], recvs: list[int], later: bool
-    ) -> tuple[T, Callable[[], Any]]:
-        """Does the all_to_all_v of elements, or begins it; returns the packed output, and what waits for it."""
+    @property
+    def reads_rows(self) -> bool:
+        """Whether an exchange reads and writes parts that lie in rows with gaps between them."""
+
+    def exchange(self, x: T, out: T | None, placed: Placed, later: bool) -> tuple[T, Callable[[], Any]]:
+        """Does the exchange of elements, or begins it; returns the output, a packed one by default, and what waits."""
 
     def reduced(self, parts: Sequence[T], op: str) -> T:
         """Adds, or combines otherwise, in the order of ``parts``; 16-bit floats in float32, rounded once."""
@@ -51,6 +55,20 @@ class Tools(Protocol[T]):
 
     def decoded(self, coding: Coding, record: T, count: int, dtype: str) -> T:
         """Returns the flat tensor of a record; values that do not fit are the largest finite ones."""
+
+
+class Placed(NamedTuple):
+    """Where elements for every rank begin and where those of every rank go, as the core's plans take it.
+
+    ``steps``: the length of rows and the distance between them, of what goes to every rank and of what comes from it;
+    of all zeros, it is in one piece. It is empty where tools read no rows.
+    """
+
+    sends: list[int]
+    sdispls: list[int]
+    recvs: list[int]
+    rdispls: list[int]
+    steps: list[int]
 
 
 class Coding(Protocol):
@@ -274,14 +292,17 @@ def begin_together(
 
     Returns what waits for them and returns a target for each, of ``outs`` where that is not None; or None.
     """
-    single = len(steps) == 1 and form.coding is None
+    tools, single = form.tools, len(steps) == 1 and form.coding is None
     sends, recvs = (
         [sum(form.size(box) for boxes_ in messages for box in boxes_.get(j, ())) for j in range(size)]
         for messages in ([step.sends for step in steps], [step.recvs for step in steps])
     )
-    x, sdispls = _as_it_lies(steps[0], inputs[0], size) if single else None, None
-    if x is not None:
-        x, sdispls = x
+    dtype = form.dtype if form.coding is None else "uint8"
+    in_rows = single and tools.reads_rows and not (steps[0].op or steps[0].share)  # alike on all ranks
+    source = _where(steps[0].sends, steps[0].shape_in, size, in_rows) if single else None
+    goal = _where(steps[0].recvs, steps[0].shape_out, size, in_rows) if in_rows else None
+    if source is not None:
+        x = inputs[0].reshape(-1)
     else:
         written: dict[str, Any] = {}  # a piece is quantized once for all its receivers
         parts = []
@@ -291,12 +312,17 @@ def begin_together(
                     if (name := f"{i} {box}") not in written:
                         written[name] = form.written(inputs[i][box])
                     parts.append(written[name])
-        dtype = form.dtype if form.coding is None else "uint8"
-        x = form.tools.concatenated(parts) if parts else form.tools.new((0,), dtype, False)
-    came, wait = form.tools.exchange(x, sends, packed(sends) if sdispls is None else sdispls, recvs, later)
+        x = tools.concatenated(parts) if parts else tools.new((0,), dtype, False)
+        source = packed(sends), [0, 0] * size
+    into = None if goal is None else _new(steps[0], outs[0], form)
+    rdispls, rows = goal or (packed(recvs), [0, 0] * size)
+    placed = Placed(sends, source[0], recvs, rdispls, source[1] + rows if in_rows else [])
+    came, wait = tools.exchange(x, into, placed, later)
 
     def finish() -> list[Any]:
         wait()
+        if into is not None:
+            return [_filled(into, form.kept(steps[0], inputs[0]))]
         results, begins = [], packed(recvs)
         for step, source, out in zip(steps, inputs, outs, strict=True):
             arrived: dict[int, Pieces] = {}
@@ -312,14 +338,36 @@ def begin_together(
     return finish
 
 
-def _as_it_lies(step: Move, source: Any, size: int) -> tuple[Any, list[int]] | None:
-    """Returns a source that is sent without a copy and where each rank's part begins; None if it cannot be."""
-    if source is None or step.shape_in is None or any(len(each) > 1 for each in step.sends.values()):
+def _where(
+    parts: Mapping[int, Sequence[Slices]], shape: tuple[int, ...] | None, size: int, in_rows: bool
+) -> tuple[list[int], list[int]] | None:
+    """Returns where in a tensor what goes to or comes from every rank begins, and its rows, if it can be left there.
+
+    That is where it is one box for each rank, and in one piece, or ``in_rows`` at one distance.
+    """
+    if shape is None or any(len(each) > 1 for each in parts.values()):
         return None
-    offsets = {j: offset(each[0], step.shape_in) for j, each in step.sends.items() if each}
-    if None in offsets.values():
-        return None
-    return source.reshape(-1), [offsets.get(j) or 0 for j in range(size)]
+    strides, displs, steps = contiguous(shape), [0] * size, [0, 0] * size
+    for j, boxes_ in parts.items():
+        for box in boxes_:
+            rows = rows_of([each.stop - each.start for each in box], strides)
+            if rows is None or (any(rows) and not in_rows):
+                return None
+            displs[j] = sum(each.start * stride for each, stride in zip(box, strides, strict=True))
+            steps[2 * j : 2 * j + 2] = rows
+    return displs, steps
+
+
+def _new(step: Move, out: Any, form: Form[Any]) -> Any:
+    """Returns a rank's target before anything has come: ``out``, or a new tensor."""
+    shape = step.shape_out or ()
+    boxes_ = [each.target for each in step.kept] + [box for each in step.recvs.values() for box in each]
+    covered = sum(map(numel, boxes_)) == math.prod(shape)
+    if out is None:
+        return form.tools.new(shape, form.dtype, not covered)
+    if not covered:
+        out[...] = 0
+    return out
 
 
 def _assembled(step: Move, source: Any, out: Any, arrived: dict[int, Pieces], alone: Any, form: Form[Any]) -> Any:
@@ -337,11 +385,7 @@ def _assembled(step: Move, source: Any, out: Any, arrived: dict[int, Pieces], al
         offsets = [offset(box, step.shape_out) for box, _ in came]
         if offsets == packed([numel(box) for box, _ in came]):
             return alone.reshape(step.shape_out)
-    if out is None:
-        out = tools.new(step.shape_out, dtype, not _covered(own + came, step.shape_out))
-    elif not _covered(own + came, step.shape_out):
-        out[...] = 0
-    return _filled(out, own + came)
+    return _filled(_new(step, out, form), own + came)
 
 
 def written(tensor: Any, out: Any) -> Any:

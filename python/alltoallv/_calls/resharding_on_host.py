@@ -10,12 +10,11 @@ import numpy.typing as npt
 
 from alltoallv import _core
 from alltoallv._calls.adapters import Adapter
-from alltoallv._calls.counts import packed
 from alltoallv._calls.guard import guard
 from alltoallv._calls.layouts import Layout, boxes, read_layout
 from alltoallv._calls.linear import Map
 from alltoallv._calls.regions import as_bytes, check_lists_apart
-from alltoallv._calls.resharding import WIDE, Coding, Described, Resharding
+from alltoallv._calls.resharding import WIDE, Coding, Described, Placed, Resharding
 from alltoallv.communicator import Communicator
 from alltoallv.dtypes import core_name, numpy_dtype
 from alltoallv.errors import InvalidParamError, InvalidTensorError
@@ -85,20 +84,20 @@ class _Tools:
             return self._adapter.done(finish())
         return self._adapter.handle(self._comm, self._begun[-1], (self, kept), finish)
 
-    def exchange(
-        self, x: Array, sends: list[int], sdispls: list[int], recvs: list[int], later: bool
-    ) -> tuple[Array, Callable[[], Any]]:
+    reads_rows = True
+
+    def exchange(self, x: Array, out: Array | None, placed: Placed, later: bool) -> tuple[Array, Callable[[], Any]]:
         dtype = core_name(x.dtype)
-        out = self.new((sum(recvs),), dtype, False)
+        target = self.new((sum(placed.recvs),), dtype, False) if out is None else out
         with guard(self._comm, "all_to_all_v"):
-            plan = _core.Plan(self._comm.core, "all_to_all_v", dtype, sends, sdispls, recvs, packed(recvs))
-        addresses = x.ctypes.data, out.ctypes.data
+            plan = _core.Plan(self._comm.core, "all_to_all_v", dtype, *placed[:4], steps=placed.steps)
+        addresses = x.ctypes.data, target.ctypes.data
         if not later:
             plan.run(*addresses)
-            return out, lambda: None
+            return target, lambda: None
         work = plan.submit(*addresses)
         self._begun.append(work)
-        return out, lambda: work.wait() and x.size  # it keeps the input
+        return target, lambda: work.wait() and x.size  # it keeps the input
 
     def reduced(self, parts: Sequence[Array], op: str) -> Array:
         dtype = parts[0].dtype

@@ -12,19 +12,22 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from alltoallv import _core
+from alltoallv._calls.collectives import CheckedCall
 from alltoallv._calls.guard import guard
 from alltoallv._calls.layouts import Layout, boxes, division, read_layout
 from alltoallv._calls.linear import Map
 from alltoallv._calls.regions import check_lists_apart
-from alltoallv._calls.resharding import Described, Resharding
+from alltoallv._calls.resharding import Described, Placed, Resharding
+from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.quantization.spec import Format, Quantization, traveling
 from alltoallv.torch.api.functions import all_to_all_v
 from alltoallv.torch.eager import group as groups
-from alltoallv.torch.eager.calls import AnyCommunicator
+from alltoallv.torch.eager.calls import AnyCommunicator, Operation
 from alltoallv.torch.eager.graphs import between_graphs
 from alltoallv.torch.eager.group import Group
-from alltoallv.torch.eager.tensors import check_output, check_tensor, core_name, needs_grad, region
+from alltoallv.torch.eager.tensors import as_input, check_output, check_tensor, core_name, empty, needs_grad, region
 from alltoallv.torch.eager.work import Done, Work
 from alltoallv.torch.engines.kernels import check_format, kernels_for
 from alltoallv.torch.engines.reduction import combine
@@ -39,8 +42,17 @@ class _Tools:
     def concatenated(self, parts: Sequence[Tensor]) -> Tensor:
         return torch.cat(list(parts))
 
+    @property
+    def reads_rows(self) -> bool:
+        return isinstance(self._comm, Communicator)
+
     def new(self, shape: Sequence[int], dtype: str, zero: bool) -> Tensor:
-        return (torch.zeros if zero else torch.empty)(tuple(shape), dtype=getattr(torch, dtype), device=self._device)
+        if not self.reads_rows:
+            return (torch.zeros if zero else torch.empty)(
+                tuple(shape), dtype=getattr(torch, dtype), device=self._device
+            )
+        tensor = empty(shape, getattr(torch, dtype))
+        return tensor.zero_() if zero else tensor
 
     def outcome(self, finish: Callable[[], Any], later: bool) -> Any:
         """Returns what ``finish`` returns, or the handle of the exchanges that have begun, whose result that is."""
@@ -48,16 +60,28 @@ class _Tools:
             return finish()
         return Work(self._comm, _Last(self._begun[-1]), (self,), finish) if self._begun else Done(finish())
 
-    def exchange(
-        self, x: Tensor, sends: list[int], sdispls: list[int], recvs: list[int], later: bool
-    ) -> tuple[Tensor, Callable[[], Any]]:
-        if not later:
-            out = all_to_all_v(x, sends, recvs, sdispls=sdispls, unit="element", group=self._comm)
-            return out, lambda: None
-        known, work = all_to_all_v(x, sends, recvs, sdispls=sdispls, unit="element", group=self._comm, async_op=True)
-        assert known is not None  # counts are given
+    def exchange(self, x: Tensor, out: Tensor | None, placed: Placed, later: bool) -> tuple[Tensor, Callable[[], Any]]:
+        sends, sdispls, recvs, rdispls, steps = placed
+        if not isinstance(self._comm, Communicator):
+            counts: Any = {"recv_counts": recvs, "sdispls": sdispls, "unit": "element", "group": self._comm}
+            if not later:
+                return all_to_all_v(x, sends, **counts), lambda: None
+            target, work = all_to_all_v(x, sends, **counts, async_op=True)
+        else:
+            name = "all_to_all_v"
+            with guard(self._comm, name):
+                x = as_input("x", x)
+                target = empty(sum(recvs), x.dtype) if out is None else out
+                layout = sends, sdispls, recvs, rdispls
+                plan = _core.Plan(self._comm.core, name, core_name(x.dtype), *layout, steps=steps)
+                call = CheckedCall(plan, (x.data_ptr(), target.data_ptr()))
+                operation = Operation(self._comm, name, call, x, sends, recvs, target, (x, target))
+            if not later:
+                operation.run()
+                return target, lambda: None
+            work = operation.submit()
         self._begun.append(work)
-        return known, work.wait
+        return target, work.wait
 
     def reduced(self, parts: Sequence[Tensor], op: str) -> Tensor:
         return combine(parts, op)
