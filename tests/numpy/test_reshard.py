@@ -66,6 +66,20 @@ def test_a_state(comm: Communicator) -> None:
 
 
 @on_ranks(2)
+def test_a_large_state_takes_more_exchanges(comm: Communicator) -> None:
+    """So that what is packed for one of them stays small."""
+    exchanges = []
+    for rows in (2, 10 << 20):  # of both large tensors together 16 bytes, and 80 MiB
+        wholes = {name: np.arange(n, dtype=np.float32) for name, n in (("a", rows), ("b", rows), ("bias", 2))}
+        before = comm.stats()["operators"]
+        parts = {name: np.split(whole, 2)[comm.rank] for name, whole in wholes.items()}
+        found = reshard_state(parts, ([0, 1], [0]), ([0, 1], [None]), group=comm)
+        exchanges.append(comm.stats()["operators"] - before)
+        assert all(np.array_equal(found[name], whole) for name, whole in wholes.items())
+    assert exchanges[1] == exchanges[0] + 1
+
+
+@on_ranks(2)
 def test_what_is_refused(comm: Communicator) -> None:
     """The same error on every rank, whoever is wrong; the communicator stays usable."""
     x, good = np.ones((2, 3)), ([0, 1], [0])

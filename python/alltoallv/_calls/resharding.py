@@ -21,11 +21,13 @@ from alltoallv._calls.dimensions import in_rows as rows_of
 from alltoallv._calls.guard import guard
 from alltoallv._calls.layouts import Boxes, Ints, Layout, Slices, boxes, division, numel, offset
 from alltoallv.communicator import Communicator
+from alltoallv.dtypes import item_size
 from alltoallv.errors import InvalidParamError, InvalidTensorError, PeerMismatchError
 
 T = TypeVar("T")
 Pieces = list[tuple[Slices, Any]]  # tensors, and where each lies in one
 WIDE = {"float16": "float32", "bfloat16": "float32"}  # what a dtype is added in
+_TOGETHER = 64 << 20  # bytes of whole tensors that one exchange moves, unless it moves one tensor
 
 
 class Tools(Protocol[T]):
@@ -604,7 +606,7 @@ class Resharding(Generic[T]):
     def begin(
         self, inputs: Sequence[Any], tools: Tools[Any], later: bool = False, outs: Sequence[Any] | None = None
     ) -> Callable[[], list[Any]]:
-        """Runs, or begins, one exchange per dtype; returns what returns every tensor's target, of ``outs`` if given.
+        """Runs, or begins, the exchanges; returns what returns every tensor's target, of ``outs`` if given.
 
         Terms are added before, by one more exchange: then that is what begins.
         """
@@ -625,19 +627,34 @@ class Resharding(Generic[T]):
     def _step(
         self, number: int, results: list[Any], outs: Sequence[Any], tools: Tools[Any], later: bool
     ) -> list[Callable[[], None]]:
-        """Begins the exchanges of one step; returns what puts their results where their inputs are."""
+        """Runs, or begins, the exchanges of one step; returns what then puts results where their inputs are."""
         begun: list[Callable[[], None]] = []
         for dtype in sorted({dtype for _, dtype, _ in self.terms}):
             chosen = [i for i, each in enumerate(self.steps) if self.terms[i][1] == dtype and len(each) > number]
-            if not chosen:
-                continue
-            last = [outs[i] if len(self.steps[i]) == number + 1 else None for i in chosen]
-            moved = [self.steps[i][number] for i in chosen], [results[i] for i in chosen], last
-            finish = begin_together(*moved, self._size, self._form(dtype, tools), later)
+            for group in self._together(chosen, item_size(dtype)):
+                last = [outs[i] if len(self.steps[i]) == number + 1 else None for i in group]
+                moved = [self.steps[i][number] for i in group], [results[i] for i in group], last
+                finish = begin_together(*moved, self._size, self._form(dtype, tools), later)
 
-            def put(chosen: list[int] = chosen, finish: Callable[[], list[Any]] = finish) -> None:
-                for i, result in zip(chosen, finish(), strict=True):
-                    results[i] = result
+                def put(group: list[int] = group, finish: Callable[[], list[Any]] = finish) -> None:
+                    for i, result in zip(group, finish(), strict=True):
+                        results[i] = result
 
-            begun.append(put)
+                if later:
+                    begun.append(put)
+                else:  # what it needs beside the tensors is free for the next
+                    put()
         return begun
+
+    def _together(self, chosen: Sequence[int], itemsize: int) -> list[list[int]]:
+        """Divides tensors into those that one exchange moves, which needs memory to pack them, for one tensor none."""
+        groups: list[list[int]] = []
+        room = -1
+        for i in chosen:
+            nbytes = math.prod(self.terms[i][0]) * itemsize
+            if nbytes > room:
+                groups.append([])
+                room = _TOGETHER
+            groups[-1].append(i)
+            room -= nbytes
+        return groups

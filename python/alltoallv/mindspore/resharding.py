@@ -132,7 +132,7 @@ def reshard_state(
     group: Group = None,
     async_op: bool = False,
 ) -> Any:
-    """Moves several tensors by name, all of one dtype in one exchange; see `reshard`.
+    """Moves several tensors by name, up to 64 MiB of a dtype in one exchange; see `reshard`.
 
     Args:
         state: This rank's parts; the same names on all ranks, in the same order.

@@ -121,7 +121,7 @@ def reshard_state(
     group: Communicator | None = None,
     async_op: bool = False,
 ) -> Any:
-    """Moves several arrays by name, all of one dtype in one exchange; see `reshard`.
+    """Moves several arrays by name, up to 64 MiB of a dtype in one exchange; see `reshard`.
 
     Args:
         state: This rank's parts; the same names on all ranks, in the same order.

@@ -296,7 +296,7 @@ def reshard_state(
     device: torch.device | str | None = None,
     async_op: bool = False,
 ) -> Any:
-    """Moves several tensors by name, all of one dtype in one exchange; see `reshard`.
+    """Moves several tensors by name, up to 64 MiB of a dtype in one exchange; see `reshard`.
 
     Args:
         state: This rank's parts, on one device; the same names on all ranks, in the same order.
