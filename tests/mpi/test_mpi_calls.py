@@ -145,6 +145,49 @@ def test_memory_with_gaps(comm: Communicator) -> None:
     world.Barrier()
 
 
+@on_ranks(3)
+def test_transfers_of_a_divided_array(comm: Communicator) -> None:
+    """As mpi4py-fft has them: parts of one dimension become parts of another, by a type for each rank."""
+    world = MPI.Intracomm(comm)
+    whole = np.arange(216, dtype="c16").reshape(6, 9, 4)
+
+    def cut(array: np.ndarray, axis: int, rank: int) -> np.ndarray:
+        return np.split(array, comm.size, axis)[rank]
+
+    def types(local: tuple[int, ...], axis: int) -> list[MPI.Datatype]:
+        sizes, part = list(local), local[axis] // comm.size
+        subsizes = [*sizes[:axis], part, *sizes[axis + 1 :]]
+        starts = [[0] * axis + [part * rank] + [0] * (2 - axis) for rank in range(comm.size)]
+        return [MPI.C_DOUBLE_COMPLEX.Create_subarray(sizes, subsizes, start).Commit() for start in starts]
+
+    for have, want in ((0, 1), (1, 0)):
+        x = cut(whole, have, comm.rank).copy()
+        y = np.full_like(cut(whole, want, comm.rank), -1, order="C")
+        every = [x, types(x.shape, want)], [y, types(y.shape, have)]
+        world.Alltoallw(*every)
+        assert np.array_equal(y, cut(whole, want, comm.rank))
+        y[:] = -1
+        world.Ialltoallw(*every).Wait()
+        assert np.array_equal(y, cut(whole, want, comm.rank))
+
+    # On one rank elements that are in no rows, on another in one piece, on the third in rows.
+    scattered = MPI.INT.Create_indexed([1, 1, 1], [5, 0, 2])
+    given = np.arange(18, dtype="i").reshape(3, 6) + 100 * comm.rank
+    kinds = [scattered.Create_resized(0, 24), MPI.INT.Create_contiguous(3), MPI.INT.Create_vector(3, 1, 2)]
+    starts = np.arange(3) * 24
+    got = np.full((3, 3), -1, "i")
+    world.Alltoallw([given, [1] * 3, starts, [kinds[comm.rank]] * 3], [got, [1] * 3, starts // 2, [kinds[1]] * 3])
+    places = ([5, 0, 2], [0, 1, 2], [0, 2, 4])
+    assert np.array_equal(got, [6 * comm.rank + 100 * j + np.array(places[j]) for j in range(3)])
+
+    same = np.arange(9, dtype="i").reshape(3, 3) + 10 * comm.rank
+    world.Alltoallw(MPI.IN_PLACE, [same, [1] * 3, np.arange(3) * 12, [kinds[1]] * 3])
+    assert np.array_equal(same, [np.arange(3) + 3 * comm.rank + 10 * j for j in range(3)])
+    half = np.arange(12, dtype="i") + 100 * comm.rank  # what is sent and received lies in one array
+    world.Alltoallw([half, [1] * 3, [0, 4, 8], [MPI.INT] * 3], [half[6:], [1] * 3, [0, 4, 8], [MPI.INT] * 3])
+    assert half[6:9].tolist() == [100 * j + comm.rank for j in range(3)]
+
+
 @on_ranks(2)
 def test_arrays_of_other_libraries(comm: Communicator) -> None:
     world, peer = MPI.Intracomm(comm), 1 - comm.rank

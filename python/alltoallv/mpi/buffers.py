@@ -86,6 +86,31 @@ class Blocks:
         if self._memory is None:
             self.array[...] = memory.view(self.array.dtype).reshape(self.array.shape)
 
+    def regions(self) -> tuple[Array, list[int], list[int]] | None:
+        """Returns all memory, flat, where each block begins in it, and the length and distance of its rows.
+
+        All are in elements; zeros for a block in one piece. None if one is not in rows at one distance.
+        """
+        item, displs, steps = self.dtype.itemsize, [0] * len(self.types), [0, 0] * len(self.types)
+        if self._memory is None or self._memory.size % item:
+            return None
+        for j, (kind, count, begin) in enumerate(zip(self.types, self.counts, self.begins, strict=True)):
+            if not count * kind.number:
+                continue
+            if (rows := kind.rows) is None or begin % item:
+                return None
+            distance, number = rows.distance, rows.number * count
+            if count > 1 and rows.number == 1:
+                distance = kind.elements
+            elif count > 1 and rows.distance * rows.number != kind.elements:
+                return None
+            if distance < rows.length:
+                return None
+            displs[j] = begin // item + rows.first
+            if number > 1 and distance > rows.length:
+                steps[2 * j : 2 * j + 2] = rows.length, distance
+        return self._memory.view(self.dtype), displs, steps
+
     def _places(self) -> list[npt.NDArray[np.int64]]:
         """Returns the bytes of each block."""
         item = self.dtype.itemsize
@@ -242,5 +267,6 @@ def typed(name: str, message: Any, size: int) -> Blocks:
 
 def _in_bytes(kind: Datatype) -> Datatype:
     item = kind.dtype.itemsize
-    places = np.add.outer(kind.offsets * item, np.arange(item)).ravel()
-    return Datatype("B", "", places, kind.elements * item)
+    if kind.rows is not None:
+        return Datatype("B", "", kind.rows.times(item), kind.elements * item)
+    return Datatype("B", "", np.add.outer(kind.offsets * item, np.arange(item)).ravel(), kind.elements * item)

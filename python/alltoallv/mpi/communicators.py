@@ -15,6 +15,7 @@ import numpy as np
 from alltoallv import _core
 from alltoallv import numpy as an
 from alltoallv._calls import messages
+from alltoallv._calls.counts import packed
 from alltoallv._calls.guard import guard
 from alltoallv._calls.objects import loads, pickled
 from alltoallv.communicator import Communicator
@@ -514,11 +515,32 @@ class Comm:
     def Ialltoallv(self, sendbuf: Any, recvbuf: Any) -> Request:
         return _begun(self._alltoall(sendbuf, recvbuf, True, vector))
 
+    def _alltoallw(self, sendbuf: Any, recvbuf: Any, later: bool) -> Request | None:
+        comm, store = self.alltoallv, _nothing
+        with guard(comm, "all_to_all_v"):
+            coming = typed("recvbuf", recvbuf, comm.size)
+            going = coming if _in_place(sendbuf) else typed("sendbuf", sendbuf, comm.size)
+            goal, source, one_piece = coming.regions(), going.regions(), [0, 0] * comm.size
+            if goal is None or not coming.array.flags.writeable:
+                target, store = coming.target()
+                goal = target, packed(coming.sizes), one_piece
+            if source is None or np.may_share_memory(source[0], goal[0]):
+                source = going.packed().copy(), packed(going.sizes), one_piece
+            # Rows with gaps between them are read and written where they lie.
+            places = going.sizes, source[1], coming.sizes, goal[1]
+            plan = _core.Plan(comm.core, "all_to_all_v", "uint8", *places, steps=source[2] + goal[2])
+        memory = source[0], goal[0]
+        if later:
+            begun = plan.submit(*(array.ctypes.data for array in memory))
+            return _ended(an.Work(comm, begun, memory, lambda: None), store)
+        plan.run(*(array.ctypes.data for array in memory))
+        return _ended(None, store)
+
     def Alltoallw(self, sendbuf: Any, recvbuf: Any) -> None:
-        self._alltoall(sendbuf, recvbuf, False, typed)
+        self._alltoallw(sendbuf, recvbuf, False)
 
     def Ialltoallw(self, sendbuf: Any, recvbuf: Any) -> Request:
-        return _begun(self._alltoall(sendbuf, recvbuf, True, typed))
+        return _begun(self._alltoallw(sendbuf, recvbuf, True))
 
     # Reductions
 
@@ -601,7 +623,7 @@ class Comm:
                         f"sendbuf has {x.size} elements, expected {target.size} for each of {comm.size} ranks"
                     )
                 counts = [x.size // comm.size] * comm.size
-            counts = [int(count) * len(kind.offsets) for count in counts]
+            counts = [int(count) * kind.number for count in counts]
             if len(counts) != comm.size or sum(counts) > x.size:
                 raise InvalidParamError(f"recvcounts is {counts}, expected {comm.size} counts of {x.size} elements")
             own = counts[comm.rank]

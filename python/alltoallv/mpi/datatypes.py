@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from alltoallv._calls.dimensions import contiguous, in_rows
 from alltoallv.dtypes import numpy_dtype
 from alltoallv.errors import InvalidParamError
 from alltoallv.mpi.constants import ORDER_C, ORDER_FORTRAN
@@ -16,23 +18,60 @@ from alltoallv.mpi.constants import ORDER_C, ORDER_FORTRAN
 Offsets = npt.NDArray[np.int64]
 
 
+class Rows(NamedTuple):
+    """Where elements lie: in ``number`` rows of ``length``, ``distance`` apart, from ``first`` on."""
+
+    first: int
+    length: int
+    distance: int
+    number: int
+
+    @property
+    def end(self) -> int:
+        return self.first + (self.number - 1) * self.distance + self.length
+
+    def times(self, factor: int) -> Rows:
+        """Returns the rows in units of which each element has ``factor``."""
+        return Rows(*(factor * each for each in self[:3]), self.number)
+
+    def offsets(self) -> Offsets:
+        """Returns the place of each element."""
+        return np.add.outer(self.first + np.arange(self.number) * self.distance, np.arange(self.length)).ravel()
+
+
+_ONE = Rows(0, 1, 1, 1)
+
+
 class Datatype:
-    """Elements of one NumPy dtype, at ``offsets`` (in elements) within ``extent`` elements, where the next begins.
+    """Elements of one NumPy dtype, at ``places`` (in elements) within ``extent`` elements, where the next begins.
 
     Derived types are made of one dtype: MPI's structs are NumPy's record dtypes here.
     """
 
-    def __init__(self, dtype: npt.DTypeLike, name: str = "", offsets: Offsets | None = None, extent: int = 1) -> None:
+    def __init__(self, dtype: npt.DTypeLike, name: str = "", places: Rows | Offsets = _ONE, extent: int = 1) -> None:
         self.dtype = np.dtype(dtype)
-        self.offsets = np.zeros(1, np.int64) if offsets is None else offsets
         self.elements = extent  # from one to the next
         self.name = name
-        self.number = len(self.offsets)
-        self.last = int(self.offsets.max(initial=-1)) + 1  # where its elements end
+        if isinstance(places, Rows):
+            self.rows: Rows | None = places
+            self.number = places.length * places.number
+            self.last = places.end  # where its elements end
+        else:
+            self.offsets = places
+            self.number = len(places)
+            self.last = int(places.max(initial=-1)) + 1
+            in_one = self.number > 0 and bool((np.diff(places) == 1).all())
+            self.rows = Rows(int(places[0]), self.number, self.number, 1) if in_one else None
         # Whether what it describes is just its elements, one after the other.
-        self.plain = bool(np.array_equal(self.offsets, np.arange(extent)))
+        self.plain = self.number == extent and (extent == 0 or self.rows == Rows(0, extent, extent, 1))
 
-    size = property(lambda self: self.dtype.itemsize * len(self.offsets), doc="Bytes of the elements.")
+    @functools.cached_property
+    def offsets(self) -> Offsets:
+        """Where its elements are."""
+        assert self.rows is not None
+        return self.rows.offsets()
+
+    size = property(lambda self: self.dtype.itemsize * self.number, doc="Bytes of the elements.")
     extent = property(lambda self: self.dtype.itemsize * self.elements, doc="Bytes from one to the next.")
     typechar = property(lambda self: self.dtype.char, doc="NumPy's character.")
     is_predefined = property(lambda self: bool(self.name), doc="Whether MPI has it under a name.")
@@ -53,7 +92,7 @@ class Datatype:
         """Holds nothing."""
 
     def Dup(self) -> Datatype:
-        return Datatype(self.dtype, self.name, self.offsets, self.elements)
+        return Datatype(self.dtype, self.name, self.rows or self.offsets, self.elements)
 
     def tocode(self) -> str:
         return self.dtype.str[1:]
@@ -66,11 +105,12 @@ class Datatype:
         return cls(numpy_dtype(code))
 
     def Create_contiguous(self, count: int) -> Datatype:
-        return self._of(np.arange(count), self.elements * count)
+        return self._of(Rows(0, count, count, 1) if count > 0 else np.arange(count), self.elements * count)
 
     def Create_vector(self, count: int, blocklength: int, stride: int) -> Datatype:
-        places = np.add.outer(np.arange(count) * stride, np.arange(blocklength)).ravel()
-        return self._of(places, None)
+        if min(count, blocklength) > 0 and (stride >= blocklength or count == 1):
+            return self._of(_rows(0, blocklength, stride, count), None)
+        return self._of(np.add.outer(np.arange(count) * stride, np.arange(blocklength)).ravel(), None)
 
     def Create_indexed(self, blocklengths: Sequence[int], displacements: Sequence[int]) -> Datatype:
         if len(blocklengths) != len(displacements):
@@ -98,7 +138,13 @@ class Datatype:
                 raise InvalidParamError(f"{name} reaches outside of sizes, {list(sizes)}, in some dimension")
         if order == ORDER_FORTRAN:
             sizes, subsizes, starts = sizes[::-1], subsizes[::-1], starts[::-1]
-        whole = np.arange(int(np.prod(sizes, dtype=np.int64))).reshape(sizes)
+        number, strides = math.prod(subsizes), contiguous(sizes)
+        rows = in_rows(subsizes, strides) if number else None
+        if rows is not None:
+            first = sum(start * stride for start, stride in zip(starts, strides, strict=True))
+            length, distance = rows if rows[0] else (number, number)
+            return self._of(_rows(first, length, distance, number // length), self.elements * math.prod(sizes))
+        whole = np.arange(math.prod(sizes)).reshape(sizes)
         part = whole[tuple(slice(a, a + n) for a, n in zip(starts, subsizes, strict=True))]
         return self._of(part.ravel(), self.elements * whole.size)
 
@@ -107,17 +153,28 @@ class Datatype:
             raise InvalidParamError(
                 f"lb is {lb} and extent is {extent}, expected 0 and a multiple of {self.dtype.itemsize} bytes"
             )
-        return Datatype(self.dtype, "", self.offsets, extent // self.dtype.itemsize)
+        return Datatype(self.dtype, "", self.rows or self.offsets, extent // self.dtype.itemsize)
 
-    def _of(self, places: npt.NDArray[Any], extent: int | None) -> Datatype:
+    def _of(self, places: Rows | npt.NDArray[Any], extent: int | None) -> Datatype:
         """Returns the type that has this one at each of the ``places``, in extents of this one."""
+        if isinstance(places, Rows):
+            if self.plain and self.elements:
+                rows = places.times(self.elements)
+                return Datatype(self.dtype, "", rows, rows.end if extent is None else extent)
+            places = places.offsets()
         offsets = np.add.outer(places.astype(np.int64) * self.elements, self.offsets).ravel()
         if offsets.size and offsets.min() < 0:
             raise InvalidParamError("the type begins before its first element, expected displacements >= 0")
         return Datatype(self.dtype, "", offsets, int(offsets.max(initial=-1)) + 1 if extent is None else extent)
 
     def __repr__(self) -> str:
-        return f"MPI.{self.name}" if self.name else f"<Datatype of {len(self.offsets)} {self.dtype}>"
+        return f"MPI.{self.name}" if self.name else f"<Datatype of {self.number} {self.dtype}>"
+
+
+def _rows(first: int, length: int, distance: int, number: int) -> Rows:
+    """Returns rows, as one if there are no gaps between them."""
+    whole = length * number
+    return Rows(first, whole, whole, 1) if number == 1 or distance == length else Rows(first, length, distance, number)
 
 
 def of(value: Any) -> Datatype:
