@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
 import pytest
 from layouts import check_formats, check_layouts, check_states, part
 from on_ranks import on_ranks
+from trouble import join
 
 import alltoallv.numpy as an
 from alltoallv import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError, PeerMismatchError
 from alltoallv.numpy import ReshardPlan, reshard, reshard_state
+from alltoallv.testing import run_ranks
+from alltoallv_tools.ports import free_port
 
 
 @pytest.mark.parametrize("cases", [60, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(3000)])])
@@ -20,6 +24,18 @@ from alltoallv.numpy import ReshardPlan, reshard, reshard_state
 def test_random_layouts(comm: Communicator, cases: int) -> None:
     check_layouts(an, lambda x: x, lambda x: x, comm, comm, cases)
     check_states(an, lambda x: x, lambda x: x, comm, comm)
+
+
+def test_between_hosts() -> None:
+    port = free_port()
+
+    def check(comm: Communicator) -> None:
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        with join(comm.rank, comm.size, backend="tcp") as apart:
+            check_layouts(an, lambda x: x, lambda x: x, apart, apart, 20)
+            check_states(an, lambda x: x, lambda x: x, apart, apart)
+
+    run_ranks(3, check)
 
 
 @on_ranks(4)
