@@ -192,6 +192,22 @@ def test_transforms_of_torch_func_are_refused_by_torch(comm: Communicator, trans
     at.barrier(comm)
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@on_ranks(2)
+def test_vmap_calls_once_for_each(comm: Communicator) -> None:
+    x = torch.arange(12.0).view(3, 4) + comm.rank
+    calls = CALLS | {"all_to_all_nd": lambda each, comm: at.all_to_all_nd(each.view(2, 2), 0, 1, comm)}
+    learnt = calls.pop("all_to_all_v_learn")
+    with pytest.raises(RuntimeError, match="Batching rule not implemented for alltoallv::all_to_all_v_learn"):
+        torch.func.vmap(lambda each: learnt(each, comm))(x)  # its outputs may have several lengths
+    for call in calls.values():
+        found = torch.func.vmap(lambda each, call=call: call(each, comm))(x)
+        assert torch.equal(found, torch.stack([call(each, comm) for each in x]))
+    with pytest.raises(InvalidTensorError, match=r"x stands for other tensors .*torch\.func"):
+        torch.func.vmap(lambda each: at.reshard(each, ([0, 1], [0]), ([0, 1], [None]), group=comm))(x)
+    at.barrier(comm)
+
+
 @pytest.mark.parametrize("name", CALLS)
 @on_ranks(2)
 def test_forward_mode_gradients_are_refused(comm: Communicator, name: str) -> None:
