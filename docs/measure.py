@@ -77,9 +77,9 @@ RUNS = (
     Run("torch", f"alltoallv --api torch --np 2,4 --bytes {SIZES}", "gloo"),
     Run("allreduce", "allreduce --np 2,4 --bytes 1K,64K,1M,16M,64M", f"gloo,{MPI}", 3.0),
     Run("quantized", "quantized --np 2,4 --bytes 1M,16M,64M", f"gloo,{MPI}", 3.0),
-    Run("mindspore-gather", "allgather --api mindspore --np 2 --bytes 64000000", "mindspore", 6.0),
-    Run("mindspore-reduce", "allreduce --api mindspore --np 2 --bytes 64000000", "mindspore", 8.0),
-    Run("mindspore-quantized", "quantized --api mindspore --np 2 --bytes 64000000", "mindspore", 8.0),
+    Run("mindspore-gather", "allgather --api mindspore --np 2 --bytes 64000000", "mindspore", 6.0, "mindspore"),
+    Run("mindspore-reduce", "allreduce --api mindspore --np 2 --bytes 64000000", "mindspore", 8.0, "mindspore"),
+    Run("mindspore-quantized", "quantized --api mindspore --np 2 --bytes 64000000", "mindspore", 8.0, "mindspore"),
     Run("fit", f"alltoallv --api plan --np 2,4,8 --bytes {FITTED} --pattern uniform --output empty", seconds=1.0),
     Run("kernels", "kernels", seconds=1.0),
 )
