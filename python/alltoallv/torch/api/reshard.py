@@ -181,7 +181,7 @@ class ReshardPlan:
         if comm is None:
             raise InvalidParamError("this rank is not a member of the group, expected only its members to make a plan")
         self._comm = comm
-        with guard(comm, "all_gather"):
+        with guard(groups.on_host(comm), "all_gather"):
             whole = tuple(int(n) for n in shape)
             layouts = [_layout(*each, comm.size, group) for each in (("source", source), ("target", target))]
             source, target = (each.on(whole, name) for each, name in zip(layouts, ("source", "target"), strict=True))
@@ -334,7 +334,7 @@ def _moved(
     if comm is None:
         nothing = None if single else dict.fromkeys(state)
         return Done(nothing) if async_op else nothing
-    with guard(comm, "all_gather"):
+    with guard(groups.on_host(comm), "all_gather"):
         _check_later(async_op, *state.values())
         coding = _coding(*form, lies)
         told = []

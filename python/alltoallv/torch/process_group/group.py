@@ -293,14 +293,16 @@ class EngineGroup(dist.ProcessGroup):
 
     def new_window(self, tensor: Tensor | None = None) -> Any:
         raise BackendUnavailableError(
-            f"new_window() of group {self._first.group_id!r}: backend 'alltoallv' has no windows; "
+            f"new_window({'' if tensor is None else 'tensor'}) of group {self._first.group_id!r}: backend 'alltoallv' "
+            "has no windows; "
             "torch.distributed._symmetric_memory serves (alltoallv.torch.symm_mem)"
         )
 
     def register_pre_hook(self, hook_id: int, hook: Any) -> None:
         """Raises BackendUnavailableError: no hook would be called."""
         raise BackendUnavailableError(
-            f"a hook of group {self._first.group_id!r}: backend 'alltoallv' calls none (TORCH_DIST_NAN_CHECK sets one)"
+            f"{hook} as hook {hook_id} of group {self._first.group_id!r}: backend 'alltoallv' calls none "
+            "(TORCH_DIST_NAN_CHECK sets one)"
         )
 
     register_post_hook = register_abort_hook = register_pre_hook
