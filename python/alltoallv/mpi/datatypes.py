@@ -32,7 +32,7 @@ class Rows(NamedTuple):
 
     def times(self, factor: int) -> Rows:
         """Returns the rows in units of which each element has ``factor``."""
-        return Rows(*(factor * each for each in self[:3]), self.number)
+        return Rows(factor * self.first, factor * self.length, factor * self.distance, self.number)
 
     def offsets(self) -> Offsets:
         """Returns the place of each element."""
