@@ -28,6 +28,8 @@ def joined(
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout))
     group = dist.group.WORLD
     assert group is not None
+    if backend == "gloo":  # it may be made on one rank while another still connects to that: so none leaves before
+        dist.barrier()
     try:
         yield group
     finally:
