@@ -14,8 +14,14 @@ PAGE = ROOT / "docs/compatibility.md"
 HEAD = "| versions | passed | failed | skipped | date | commit | command |\n|---|---|---|---|---|---|---|\n"
 
 
-def row(path: Path) -> tuple[str, str]:
-    """Returns the versions, which name a row, and the row."""
+def key(row: str) -> tuple[str, str]:
+    """Returns the versions and the command, which name a row."""
+    versions, *_, command = row.strip("| ").split(" | ")
+    return versions, command
+
+
+def row(path: Path) -> str:
+    """Returns what a session has found."""
     (suite,) = xml.parse(path).getroot().iter("testsuite")
     versions, commit, command = suite.attrib["name"].split("; ")
     failed, skipped = (
@@ -23,15 +29,15 @@ def row(path: Path) -> tuple[str, str]:
     )
     passed = int(suite.attrib["tests"]) - failed - skipped
     date = suite.attrib["timestamp"][:10]
-    return versions, f"| {versions} | {passed} | {failed} | {skipped} | {date} | {commit} | `{command}` |"
+    return f"| {versions} | {passed} | {failed} | {skipped} | {date} | {commit} | `{command}` |"
 
 
 def main() -> None:
     text = PAGE.read_text()
     begin = text.index(HEAD) + len(HEAD)
     length = len(re.match(r"(\|.*\n)*", text[begin:])[0])  # type: ignore[index]
-    rows = {line.split(" | ")[0].removeprefix("| "): line for line in text[begin : begin + length].splitlines()}
-    rows |= dict(map(row, sorted((ROOT / "build/versions").glob("*.xml"))))
+    lines = [*text[begin : begin + length].splitlines(), *map(row, sorted((ROOT / "build/versions").glob("*.xml")))]
+    rows = {key(line): line for line in lines}
     PAGE.write_text(text[:begin] + "".join(f"{rows[name]}\n" for name in sorted(rows)) + text[begin + length :])
 
 
