@@ -296,8 +296,8 @@ def begin_together(
     """
     tools, single = form.tools, len(steps) == 1 and form.coding is None
     sends, recvs = (
-        [sum(form.size(box) for boxes_ in messages for box in boxes_.get(j, ())) for j in range(size)]
-        for messages in ([step.sends for step in steps], [step.recvs for step in steps])
+        [sum(form.size(box) for boxes_ in every for box in boxes_.get(j, ())) for j in range(size)]
+        for every in ([step.sends for step in steps], [step.recvs for step in steps])
     )
     dtype = form.dtype if form.coding is None else "uint8"
     in_rows = single and tools.reads_rows and not (steps[0].op or steps[0].share)  # alike on all ranks
@@ -306,14 +306,14 @@ def begin_together(
     if source is not None:
         x = inputs[0].reshape(-1)
     else:
-        written: dict[str, Any] = {}  # a piece is quantized once for all its receivers
+        messages: dict[str, Any] = {}  # a piece is quantized once for all its receivers
         parts = []
         for j in range(size):
             for i, step in enumerate(steps):
                 for box in step.sends.get(j, ()):
-                    if (name := f"{i} {box}") not in written:
-                        written[name] = form.written(inputs[i][box])
-                    parts.append(written[name])
+                    if (name := f"{i} {box}") not in messages:
+                        messages[name] = form.written(inputs[i][box])
+                    parts.append(messages[name])
         x = tools.concatenated(parts) if parts else tools.new((0,), dtype, False)
         source = packed(sends), [0, 0] * size
     into = None if goal is None else _new(steps[0], outs[0], form)
@@ -382,7 +382,7 @@ def _assembled(step: Move, source: Any, out: Any, arrived: dict[int, Pieces], al
         return _added(step, own + came, dtype, tools)
     if step.op:
         terms = [_joined(arrived.get(j, own), step.shape_out, dtype, tools) for j in step.terms]
-        return written(tools.reduced(terms, step.op), out)
+        return _stored(tools.reduced(terms, step.op), out)
     if out is None and alone is not None and not own and _covered(came, step.shape_out):
         offsets = [offset(box, step.shape_out) for box, _ in came]
         if offsets == packed([numel(box) for box, _ in came]):
@@ -390,7 +390,7 @@ def _assembled(step: Move, source: Any, out: Any, arrived: dict[int, Pieces], al
     return _filled(_new(step, out, form), own + came)
 
 
-def written(tensor: Any, out: Any) -> Any:
+def _stored(tensor: Any, out: Any) -> Any:
     """Returns a tensor, or ``out`` with its values."""
     if out is None:
         return tensor
@@ -620,7 +620,7 @@ class Resharding(Generic[T]):
             for number in range(1, max((len(steps) for steps in self.steps), default=0)):
                 for each in self._step(number, results, outs, tools, False):
                     each()
-            return [x if steps else written(x, out) for x, out, steps in zip(results, outs, self.steps, strict=True)]
+            return [x if steps else _stored(x, out) for x, out, steps in zip(results, outs, self.steps, strict=True)]
 
         return finish
 

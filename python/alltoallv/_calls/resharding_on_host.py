@@ -16,7 +16,7 @@ from alltoallv._calls.linear import Map
 from alltoallv._calls.regions import as_bytes, check_lists_apart
 from alltoallv._calls.resharding import WIDE, Coding, Described, Placed, Resharding
 from alltoallv.communicator import Communicator
-from alltoallv.dtypes import core_name, numpy_dtype
+from alltoallv.dtypes import core_name, item_size, numpy_dtype
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 
 Array = npt.NDArray[Any]
@@ -170,8 +170,8 @@ class HostPlan:
         told = Described("x", source, target, whole, self.source_shape, self._dtype)
         self._plan = Resharding[Array](comm, [told], how)
         self.elements_sent, self.elements_received = self._plan.elements_sent, self._plan.elements_received
-        itemsize = numpy_dtype(self._dtype).itemsize
-        self.bytes_sent, self.bytes_received = self._plan.moved_bytes(_Tools(adapter, comm), itemsize)
+        moved = self._plan.moved_bytes(_Tools(adapter, comm), item_size(self._dtype))
+        self.bytes_sent, self.bytes_received = moved
 
     def __call__(self, x: Any, out: Any = None, *, async_op: bool = False) -> Any:
         """Returns this rank's part of the target, or None; ``x`` is its part of the source, or None.

@@ -210,7 +210,9 @@ class ReshardPlan:
             if wants:
                 self._plan.check_gradient()
             if out is not None:
-                _check_outputs(self._plan, [out], [x], wants)
+                if wants:
+                    raise InvalidParamError("out is given for x, which requires grad, expected one or the other")
+                _check_outputs(self._plan, [out], [x])
         if wants:
             return _Applied.apply(x, _Moved(self._comm, self._device, self._plan))
         tools = _Tools(self._comm, self._device if x is None else x.device)
@@ -354,7 +356,7 @@ def _moved(
     outs = None if out is None else [out] if single else [out[name] for name in state]
     if outs is not None:
         with guard(comm, "all_to_all_v"):
-            _check_outputs(plan, outs, list(state.values()), False)
+            _check_outputs(plan, outs, list(state.values()))
     wants = [wants for *_, wants in plan.terms]
     if any(wants):
         plans = [plan.alone(i) for i in range(len(state))]
@@ -376,12 +378,8 @@ def _moved(
     return tools.outcome(result, async_op)
 
 
-def _check_outputs(
-    plan: Resharding[Tensor], outs: Sequence[Tensor | None], inputs: Sequence[Tensor | None], wants_gradient: bool
-) -> None:
+def _check_outputs(plan: Resharding[Tensor], outs: Sequence[Tensor | None], inputs: Sequence[Tensor | None]) -> None:
     """Raises where the caller's outputs are not what the targets are, or overlap one another or an input."""
-    if wants_gradient:
-        raise InvalidParamError("out is given for x, which requires grad, expected one or the other")
     for out in outs:
         if out is not None:
             check_output("out", out, out.dtype)
