@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import types
+
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from layouts import part, random_layout, rounded
+from layouts import check_pieces, part, random_layout, rounded
 from npu_ranks import group
 from on_ranks import on_ranks
 
 import alltoallv.torch as at
+import alltoallv.torch.api.reshard as tensors
 from alltoallv.errors import InvalidParamError
 
 
@@ -37,4 +40,15 @@ def test_random_layouts(rank: int, n: int, file: str) -> None:
         assert np.array_equal(found.cpu().numpy(), wanted[0])
         with pytest.raises(InvalidParamError, match="format is nvfp4, which this engine does not offer"):
             at.reshard(found, target, source, format="nvfp4", group=world)
+        numbers = types.SimpleNamespace(size=n, rank=rank)
+        check_pieces(
+            at,
+            tensors._Tools,
+            lambda x: torch.from_numpy(x).to(device),
+            lambda x: x.cpu().numpy(),
+            numbers,
+            world,
+            (None, "int8"),
+            device=device,
+        )
         dist.barrier()

@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from layouts import check_formats, check_layouts, check_states, part
+from layouts import check_formats, check_layouts, check_pieces, check_states, part
 from on_ranks import on_ranks
 from trouble import join
 
 import alltoallv.numpy as an
 from alltoallv import Communicator
+from alltoallv._calls.resharding_on_host import _Tools
 from alltoallv.errors import InvalidParamError, InvalidTensorError, PeerMismatchError
 from alltoallv.numpy import ReshardPlan, reshard, reshard_state
 from alltoallv.testing import run_ranks
@@ -60,6 +61,11 @@ def test_formats(comm: Communicator) -> None:
     assert (copies[0] == copies[2]).all()
     kept = reshard(given["w"], source, ([1], [None]), format="int8", group=comm)
     assert comm.rank != 1 or (kept == weights["w"]).all()  # nobody lacked it
+
+
+@on_ranks(4)
+def test_large_tensors_move_in_pieces(comm: Communicator) -> None:
+    check_pieces(an, _Tools, lambda x: x, lambda x: x, comm, comm, (None, "int8", "int4", "mxfp8"))
 
 
 @on_ranks(4)

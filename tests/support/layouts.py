@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import itertools
 import math
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +15,7 @@ import numpy.typing as npt
 
 import alltoallv.numpy as av
 from alltoallv import _core
+from alltoallv._calls import resharding
 from alltoallv.testing import quantized_codes
 from alltoallv.testing.quantized_formats import FORMATS as FORMAT_ROWS
 
@@ -177,6 +181,56 @@ def check_states(front_end: Any, tensor: Any, numpy: Any, comm: Any, group: Any)
     total = front_end.reshard_state(terms, sources, (everybody, [0]), group=group, async_op=True).result()
     assert set(numpy(total["w"]).reshape(-1)) <= {sum(everybody) + comm.size}
     np.testing.assert_array_equal(numpy(total["b"]), part((everybody, (0,)), comm.rank, np.arange(3.0))[0])  # type: ignore[index]
+
+
+def check_pieces(
+    front_end: Any, tools: Any, tensor: Any, numpy: Any, comm: Any, group: Any, formats: Any, **options: Any
+) -> None:
+    """A large tensor moves in pieces: what is packed at a time is one piece on each side, and the bits are the same.
+
+    ``tools``: the class that makes what is packed.
+    """
+    most, live, peaks, unpatched = 4096, [0], [0], tools.buffer
+
+    def buffer(self: Any, count: int, dtype: str) -> Any:
+        made = unpatched(self, count, dtype)
+        live[0] += made.nbytes
+        peaks[0] = max(peaks[0], live[0])
+        weakref.finalize(made, lambda nbytes=made.nbytes: live.__setitem__(0, live[0] - nbytes))
+        return made
+
+    everybody, half = list(range(comm.size)), comm.size // 2
+    grid = np.arange(comm.size).reshape(2, half).tolist()
+    layouts: list[tuple[Pair, Pair]] = [
+        ((everybody, (0,)), (everybody, (1,))),
+        ((grid, ((1, 4), 0)), (grid, (None, (0, 3)))),
+        ((everybody, ("sum",)), (everybody, (0,))),
+        ((grid, ((0, 2), "sum")), (everybody, (1,))),
+    ]
+    rng = np.random.default_rng(9)
+    whole = rng.normal(size=(448, 64)).astype("float32")  # 112 KiB; groups of elements cross its rows
+    with contextlib.ExitStack() as stack:
+        stack.callback(setattr, resharding, "TOGETHER", resharding.TOGETHER)
+        stack.callback(setattr, tools, "buffer", unpatched)
+        tools.buffer = buffer
+        for (source, target), format in itertools.product(layouts, formats):
+            if format and has_terms(source):
+                continue
+            x = part(source, comm.rank, whole)
+            assert x is not None
+            given, found = tensor(np.ascontiguousarray(x[0] * (sum(x[1]) + 1))), []
+            for limit in (1 << 30, most):
+                resharding.TOGETHER = limit
+                peaks[0] = 0
+                plan = front_end.ReshardPlan(
+                    whole.shape, given.dtype, source, target, format=format, group=group, **options
+                )
+                found += [plan(given), plan(given), plan(given, async_op=True).result()]
+            for each in found:
+                assert numpy(each).tobytes() == numpy(found[0]).tobytes(), f"{format} from {source} to {target}"
+            peaks[0] = 0
+            plan(given)
+            assert peaks[0] <= 2.2 * most, f"{peaks[0]} bytes for {format} from {source} to {target}"
 
 
 FORMATS = "int8", "int4", "fp8_e4m3", "mxfp8", "nvfp4"

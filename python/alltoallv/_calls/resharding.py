@@ -1,4 +1,4 @@
-"""Moves tensors from one layout over the ranks to another: which boxes of a tensor go from whom to whom."""
+"""Moves tensors from one layout over the ranks to another, in exchanges that are prepared once."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import copy
 import functools
 import math
 import pickle
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -19,7 +19,8 @@ from alltoallv._calls.counts import packed
 from alltoallv._calls.dimensions import contiguous
 from alltoallv._calls.dimensions import in_rows as rows_of
 from alltoallv._calls.guard import guard
-from alltoallv._calls.layouts import Boxes, Ints, Layout, Slices, boxes, division, numel, offset
+from alltoallv._calls.layouts import Layout, Slices, boxes, division, numel
+from alltoallv._calls.moves import Move, moves
 from alltoallv.communicator import Communicator
 from alltoallv.dtypes import item_size
 from alltoallv.errors import InvalidParamError, InvalidTensorError, PeerMismatchError
@@ -27,24 +28,20 @@ from alltoallv.errors import InvalidParamError, InvalidTensorError, PeerMismatch
 T = TypeVar("T")
 Pieces = list[tuple[Slices, Any]]  # tensors, and where each lies in one
 WIDE = {"float16": "float32", "bfloat16": "float32"}  # what a dtype is added in
-_TOGETHER = 64 << 20  # bytes of whole tensors that one exchange moves, unless it moves one tensor
+TOGETHER = 64 << 20  # bytes that a rank packs for one exchange, and of whole tensors that one moves together
 
 
 class Tools(Protocol[T]):
     """What a plan needs of a framework. Tensors are sliced, reshaped and assigned to as NumPy's arrays."""
 
-    def concatenated(self, parts: Sequence[T]) -> T:
-        """Returns flat tensors in one; there is at least one."""
-
     def new(self, shape: Sequence[int], dtype: str, zero: bool) -> T:
         """Returns a tensor, of zeros where it is asked for."""
 
-    @property
-    def reads_rows(self) -> bool:
-        """Whether an exchange reads and writes parts that lie in rows with gaps between them."""
+    def buffer(self, count: int, dtype: str) -> T:
+        """Returns a flat tensor for messages, whose memory nobody keeps for longer."""
 
-    def exchange(self, x: T, out: T | None, placed: Placed, later: bool) -> tuple[T, Callable[[], Any]]:
-        """Does the exchange of elements, or begins it; returns the output, a packed one by default, and what waits."""
+    def exchange(self, x: T, out: T, placed: Placed, later: bool) -> Callable[[], Any]:
+        """Does the exchange of elements of flat tensors, or begins it; returns what waits."""
 
     def reduced(self, parts: Sequence[T], op: str) -> T:
         """Adds, or combines otherwise, in the order of ``parts``; 16-bit floats in float32, rounded once."""
@@ -59,11 +56,14 @@ class Tools(Protocol[T]):
         """Returns the flat tensor of a record; values that do not fit are the largest finite ones."""
 
 
-class Placed(NamedTuple):
+@dataclass
+class Placed:
     """Where elements for every rank begin and where those of every rank go, as the core's plans take it.
 
-    ``steps``: the length of rows and the distance between them, of what goes to every rank and of what comes from it;
-    of all zeros, it is in one piece. It is empty where tools read no rows.
+    Attributes:
+        steps: The length of rows and the distance between them, of what goes to every rank and of what comes from it;
+            of all zeros, it is in one piece. It is empty where tools read no rows.
+        plan: The core's plan, which tools that make one leave here for the next call.
     """
 
     sends: list[int]
@@ -71,6 +71,7 @@ class Placed(NamedTuple):
     recvs: list[int]
     rdispls: list[int]
     steps: list[int]
+    plan: Any = None
 
 
 class Coding(Protocol):
@@ -82,177 +83,8 @@ class Coding(Protocol):
     @property
     def group_size(self) -> int: ...
 
-
-class Kept(NamedTuple):
-    """What a rank keeps of its source: its box there, in its target, and whether a rank gets it that lacks it."""
-
-    source: Slices
-    target: Slices
-    travels: bool = False
-
-
-@dataclass
-class Move:
-    """One exchange, as one rank takes part in it. Boxes lie in the rank's own part of the tensor.
-
-    Attributes:
-        sends, recvs: The boxes for, and from, each of some other ranks, by rank; in one order on both sides.
-        kept: The boxes of this rank's own.
-        op: The reduction of what comes, which has the target's shape, in the order ``terms`` of ranks; or "".
-        shape_in, shape_out: Of the rank's source and target, None where it has none.
-        share: Of a transposed move, whose boxes may overlap and are added: what the sums are divided by; else 0.
-    """
-
-    sends: dict[int, list[Slices]]
-    recvs: dict[int, list[Slices]]
-    kept: list[Kept]
-    shape_in: tuple[int, ...] | None
-    shape_out: tuple[int, ...] | None
-    op: str = ""
-    terms: Sequence[int] = ()
-    share: int = 0
-
-    def sent(self, rank: int) -> int:
-        """Returns how many elements go to a rank."""
-        return sum(map(numel, self.sends.get(rank, ())))
-
-    def received(self, rank: int) -> int:
-        """Returns how many elements come from a rank."""
-        return sum(map(numel, self.recvs.get(rank, ())))
-
-    def transposed(self) -> Move:
-        """Returns the move of gradients: what was sent from comes back, and all that comes is added.
-
-        Raises:
-            InvalidParamError: it reduces by what is not linear.
-        """
-        if self.op not in ("", "sum", "avg"):
-            raise InvalidParamError(f"source has terms of {self.op!r} for what wants a gradient, expected sum or avg")
-        kept = [Kept(each.target, each.source) for each in self.kept]
-        share = self.share or (len(self.terms) if self.op == "avg" else 1)
-        return Move(self.recvs, dict(sorted(self.sends.items())), kept, self.shape_out, self.shape_in, share=share)
-
-
-def movement(source: Boxes, target: Boxes, rank: int, takes: Callable[[int], bool] = lambda index: True) -> Move:
-    """Returns the move of every byte that a rank of ``target`` lacks, once, from one of the ranks that have it.
-
-    Copies serve in turn. ``takes``: whether the rank at a place of ``target`` gets values.
-    """
-    distinct, which = np.unique(source.spans, axis=0, return_inverse=True)
-    which = which.reshape(-1)
-    by_box = source.ranks[source.owners[np.argsort(which, kind="stable")]]
-    copies = np.split(by_box, np.cumsum(np.bincount(which, minlength=len(distinct)))[:-1])
-    dims = source.lengths.shape[1]
-    mine, wanted = source.of(source.index(rank)), target.index(rank)
-    sends: dict[int, list[_Placed]] = defaultdict(list)
-    recvs: dict[int, list[_Placed]] = defaultdict(list)
-    kept, spans = [], target.spans
-    for box in mine:
-        of_box = copies[which[box]]
-        begin, end = np.maximum(target.begins, source.begins[box]), np.minimum(target.ends, source.ends[box])
-        for each in np.flatnonzero((begin < end).all(1)).tolist():
-            index = int(target.owners[each])
-            other = int(target.ranks[index])
-            if takes(index) and other != rank and _server(of_box, index, other) == rank:
-                sends[other].append((begin[each].tolist(), source.slices(box, begin[each], end[each])))
-    if wanted is not None and takes(wanted):
-        own = {int(which[box]): box for box in mine}
-        for box in target.of(wanted):
-            begin = np.maximum(distinct[:, :dims], target.begins[box])
-            end = np.minimum(distinct[:, dims:], target.ends[box])
-            for each in np.flatnonzero((begin < end).all(1)).tolist():
-                server = _server(copies[each], wanted, rank)
-                goal = target.slices(box, begin[each], end[each])
-                if server != rank:
-                    recvs[server].append((begin[each].tolist(), goal))
-                else:
-                    alike = target.ranks[[i for i in target.owners[(spans == spans[box]).all(1)] if takes(int(i))]]
-                    travels = not np.isin(alike, copies[each]).all()
-                    kept.append(Kept(source.slices(own[each], begin[each], end[each]), goal, bool(travels)))
-    return Move(_in_order(sends), _in_order(recvs), kept, source.shape(rank), target.shape(rank))
-
-
-_Placed = tuple[list[int], Slices]  # where a box begins in the whole tensor, and where it lies in a part
-
-
-def _in_order(placed: dict[int, list[_Placed]]) -> dict[int, list[Slices]]:
-    """Returns the boxes by rank, in the order in which they lie in the whole tensor."""
-    return {rank: [box for _, box in sorted(each, key=lambda of: of[0])] for rank, each in sorted(placed.items())}
-
-
-def _server(copies: Ints, index: int, rank: int) -> int:
-    """Returns who of the ranks that have a box serves the rank at place ``index``: itself, if it can."""
-    return rank if rank in copies else int(copies[index % len(copies)])
-
-
-def summation(layout: Layout, divided: Layout, shape: Sequence[int], rank: int) -> Move:
-    """Returns the move after which parts of the terms' reduction have the places that ``divided`` gives them."""
-    terms, parts = boxes(layout, shape), boxes(divided, shape)
-    op = next(each for each in layout.placements if isinstance(each, str))
-    i = terms.index(rank)
-    if i is None:
-        return Move({}, {}, [], None, None, op)
-    same = [along == along[i] for along, each in zip(terms.coordinates, layout.placements, strict=True) if each != op]
-    others = np.flatnonzero(np.logical_and.reduce([np.ones(len(terms.ranks), bool), *same])).tolist()
-    sends = {int(terms.ranks[j]): [each.source for each in _shared(terms, i, parts, j)] for j in others if j != i}
-    recvs = {int(terms.ranks[j]): [each.target for each in _shared(terms, j, parts, i)] for j in others if j != i}
-    ranks = [int(terms.ranks[j]) for j in others]
-    by_rank = dict(sorted(sends.items())), dict(sorted(recvs.items()))
-    return Move(*by_rank, _shared(terms, i, parts, i), terms.shape(rank), parts.shape(rank), op, ranks)
-
-
-def _shared(source: Boxes, i: int, target: Boxes, j: int) -> list[Kept]:
-    """Returns what the rank at place ``i`` has that the one at place ``j`` shall have, where it lies in either part."""
-    found = []
-    for a in source.of(i):
-        for b in target.of(j):
-            begin, end = np.maximum(source.begins[a], target.begins[b]), np.minimum(source.ends[a], target.ends[b])
-            if (begin < end).all():
-                found.append((begin.tolist(), source.slices(a, begin, end), target.slices(b, begin, end)))
-    return [Kept(there, here) for _, there, here in sorted(found, key=lambda of: of[0])]
-
-
-def moves(shape: Sequence[int], source: Layout, target: Layout, rank: int) -> list[Move]:
-    """Returns one rank's exchanges from a layout to another: a second one where terms are added up first."""
-    source, target = source.on(shape, "source"), target.on(shape, "target")
-    if {each for each in target.placements if isinstance(each, str)} - {"sum"}:
-        raise InvalidParamError(f"target has the placements {target.placements}, expected no terms but those of a sum")
-    ops = {each for each in source.placements if isinstance(each, str)}
-    if len(ops) > 1:
-        raise InvalidParamError(f"source has the placements {source.placements}, expected terms of one reduction")
-    if ops and source.key == target.key:
-        return []
-    steps = []
-    if ops:
-        if not shape:
-            raise InvalidParamError("source has terms of a tensor of shape [], expected at least 1 dimension")
-        source, between = _divided(source, target, int(np.argmax(shape)))
-        steps.append(summation(source, between, shape, rank))
-        source = between
-    goal_boxes = boxes(target, shape)
-    held = [along for along, each in zip(goal_boxes.coordinates, target.placements, strict=True) if each == "sum"]
-    first = np.logical_and.reduce([np.ones(target.mesh.size, bool), *(along == 0 for along in held)])
-    between_boxes = boxes(source, shape)
-    if not (steps and first.all() and between_boxes.equal(goal_boxes)):
-        steps.append(movement(between_boxes, goal_boxes, rank, lambda index: bool(first[index])))
-    return steps
-
-
-def _divided(source: Layout, target: Layout, longest: int) -> tuple[Layout, Layout]:
-    """Returns the source, and where parts of the reduction of its terms shall be: where the target has them, if it can.
-
-    In both the mesh has its dimensions with terms last, so that parts of every rank's own part are divided. Thus a
-    target's strides are no strides here: what they step over is divided before.
-    """
-    alike = source.mesh.shape == target.mesh.shape and bool((source.mesh == target.mesh).all())
-    goals = [division(each) if alike else None for each in (target if alike else source).placements]
-    order = sorted(range(source.mesh.ndim), key=lambda along: isinstance(source.placements[along], str))
-    mesh, placed = np.ascontiguousarray(source.mesh.transpose(order)), [source.placements[along] for along in order]
-    parts = [
-        (goals[along] or (longest,))[0] if isinstance(source.placements[along], str) else source.placements[along]
-        for along in order
-    ]
-    return Layout(mesh, tuple(placed)), Layout(mesh, tuple(parts))
+    @property
+    def has_tensor_scale(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -267,6 +99,13 @@ class Form(Generic[T]):
         """Returns what a piece is in a message: elements, or bytes of a record."""
         return numel(box) if self.coding is None else self.tools.record_bytes(self.coding, numel(box))
 
+    @property
+    def unit(self) -> int:
+        """Returns where a piece may be divided: behind so many elements, or 0, nowhere. Codes are the same then."""
+        if self.coding is None:
+            return 1
+        return 0 if self.coding.has_tensor_scale else self.coding.group_size
+
     def written(self, piece: Any) -> T:
         """Returns what goes into a message."""
         flat: T = piece.reshape(-1)
@@ -275,7 +114,7 @@ class Form(Generic[T]):
     def read(self, part: T, box: Slices) -> Any:
         """Returns the piece from its part of a message."""
         flat: Any = part if self.coding is None else self.tools.decoded(self.coding, part, numel(box), self.dtype)
-        return flat.reshape([each.stop - each.start for each in box])
+        return flat.reshape(_shape(box))
 
     def kept(self, step: Move, source: Any) -> Pieces:
         """Returns what a rank keeps, with the values that others get of it."""
@@ -287,57 +126,103 @@ class Form(Generic[T]):
         ]
 
 
-def begin_together(
-    steps: Sequence[Move], inputs: Sequence[Any], outs: Sequence[Any], size: int, form: Form[Any], later: bool
-) -> Callable[[], list[Any]]:
-    """Runs, or begins, the moves of several tensors of one dtype in one exchange.
+class Exchange:
+    """One exchange, by which the moves of several tensors of one dtype are done; prepared once, for many calls.
 
-    Returns what waits for them and returns a target for each, of ``outs`` where that is not None; or None.
+    Args:
+        in_rows: Whether tools read and write parts that lie in rows with gaps between them, alike on all ranks.
     """
-    tools, single = form.tools, len(steps) == 1 and form.coding is None
-    sends, recvs = (
-        [sum(form.size(box) for boxes_ in every for box in boxes_.get(j, ())) for j in range(size)]
-        for every in ([step.sends for step in steps], [step.recvs for step in steps])
-    )
-    dtype = form.dtype if form.coding is None else "uint8"
-    in_rows = single and tools.reads_rows and not (steps[0].op or steps[0].share)  # alike on all ranks
-    source = _where(steps[0].sends, steps[0].shape_in, size, in_rows) if single else None
-    goal = _where(steps[0].recvs, steps[0].shape_out, size, in_rows) if in_rows else None
-    if source is not None:
-        x = inputs[0].reshape(-1)
-    else:
-        messages: dict[str, Any] = {}  # a piece is quantized once for all its receivers
-        parts = []
+
+    def __init__(self, steps: Sequence[Move], size: int, form: Form[Any], in_rows: bool) -> None:
+        self._steps, (first, *more) = steps, steps
+        self._dtype = form.dtype if form.coding is None else "uint8"
+        single, in_rows = form.coding is None and not more, _moves_rows(first, form, in_rows) and not more
+        source = _where(first.sends, first.shape_in, size, in_rows) if single else None
+        self._goal = _where(first.recvs, first.shape_out, size, in_rows) if single and _assigns(first) else None
+        recvs = [[(i, box) for i, step in enumerate(steps) for box in step.recvs.get(j, ())] for j in range(size)]
+        self._recvs = [[(i, box, form.size(box)) for i, box in each] for each in recvs]
+        # What several ranks get of the same is packed once.
+        self._sends: dict[str, list[tuple[int, Slices, int]]] = {}
+        sends, sdispls, self._packed = [], [], 0
+        begins: dict[str, tuple[int, int]] = {}
         for j in range(size):
-            for i, step in enumerate(steps):
-                for box in step.sends.get(j, ()):
-                    if (name := f"{i} {box}") not in messages:
-                        messages[name] = form.written(inputs[i][box])
-                    parts.append(messages[name])
-        x = tools.concatenated(parts) if parts else tools.new((0,), dtype, False)
-        source = packed(sends), [0, 0] * size
-    into = None if goal is None else _new(steps[0], outs[0], form)
-    rdispls, rows = goal or (packed(recvs), [0, 0] * size)
-    placed = Placed(sends, source[0], recvs, rdispls, source[1] + rows if in_rows else [])
-    came, wait = tools.exchange(x, into, placed, later)
+            message = [(i, box) for i, step in enumerate(steps) for box in step.sends.get(j, ())]
+            if (name := str(message)) not in begins:
+                self._sends[name] = [(i, box, form.size(box)) for i, box in message]
+                begins[name] = self._packed, sum(length for *_, length in self._sends[name])
+                self._packed += begins[name][1]
+            sdispls.append(begins[name][0])
+            sends.append(begins[name][1])
+        self._in_place = source is not None
+        sdispls, rows = source or (sdispls, [0, 0] * size)
+        counts = [sum(length for *_, length in each) for each in self._recvs]
+        rdispls, more_rows = self._goal or (packed(counts), [0, 0] * size)
+        self.placed = Placed(sends, sdispls, counts, rdispls, rows + more_rows if in_rows else [])
 
-    def finish() -> list[Any]:
-        wait()
-        if into is not None:
-            return [_filled(into, form.kept(steps[0], inputs[0]))]
-        results, begins = [], packed(recvs)
-        for step, source, out in zip(steps, inputs, outs, strict=True):
-            arrived: dict[int, Pieces] = {}
-            for j, boxes_ in step.recvs.items():
-                arrived[j] = []
-                for box in boxes_:
-                    end = begins[j] + form.size(box)
-                    arrived[j].append((box, form.read(came[begins[j] : end], box)))
-                    begins[j] = end
-            results.append(_assembled(step, source, out, arrived, came if single else None, form))
-        return results
+    def begin(
+        self, inputs: Sequence[Any], outs: Sequence[Any], form: Form[Any], later: bool
+    ) -> Callable[[], list[Any]]:
+        """Runs the exchange, or begins it.
 
-    return finish
+        Returns what waits for it and returns a target for each tensor, of ``outs`` where that is not None; or None.
+        """
+        x = inputs[0].reshape(-1) if self._in_place else self._message(inputs, form)
+        into = None if self._goal is None else new_target(self._steps[0], outs[0], form)
+        came = form.tools.buffer(sum(self.placed.recvs), self._dtype) if into is None else into.reshape(-1)
+        wait = form.tools.exchange(x, came, self.placed, later)
+
+        def finish() -> list[Any]:
+            wait()
+            if into is not None:
+                return [_filled(into, form.kept(self._steps[0], inputs[0]))]
+            arrived: list[list[list[tuple[Slices, Any]]]] = [[[] for _ in self._recvs] for _ in self._steps]
+            begin = 0
+            for j, each in enumerate(self._recvs):
+                for i, box, length in each:
+                    arrived[i][j].append((box, form.read(came[begin : begin + length], box)))
+                    begin += length
+            return [_assembled(*each, form) for each in zip(self._steps, inputs, outs, arrived, strict=True)]
+
+        return finish
+
+    def _message(self, inputs: Sequence[Any], form: Form[Any]) -> Any:
+        """Returns what goes to all ranks, packed; a piece is quantized once for all its receivers."""
+        x = form.tools.buffer(self._packed, self._dtype)
+        begin = 0
+        written: dict[str, Any] = {}
+        for message in self._sends.values():
+            for i, box, length in message:
+                part = x[begin : begin + length]
+                if form.coding is None:
+                    part.reshape(_shape(box))[...] = inputs[i][box]
+                else:
+                    name = f"{i} {box}"
+                    part[...] = written[name] if name in written else form.written(inputs[i][box])
+                    written[name] = part
+                begin += length
+        return x
+
+
+def exchanges_of(step: Move, size: int, form: Form[Any], in_rows: bool) -> int:
+    """Returns in how many exchanges this rank wants to do a large move, so that it packs up to 64 MiB for each."""
+    if step.share:
+        return 1  # which gradients come in one exchange says in which order they are added
+    places = form.coding is None, _moves_rows(step, form, in_rows)
+    sent = received = 0
+    if not places[0] or _where(step.sends, step.shape_in, size, places[1]) is None:
+        sent = sum(sum(map(numel, each)) for each in {str(each): each for each in step.sends.values()}.values())
+    if not (places[0] and _assigns(step)) or _where(step.recvs, step.shape_out, size, places[1]) is None:
+        received = sum(map(step.received, step.recvs)) + sum(numel(each.source) for each in step.kept if each.travels)
+    return -(-max(sent, received, 1) * item_size(form.dtype) // TOGETHER)
+
+
+def _assigns(step: Move) -> bool:
+    """Returns whether what comes is the target's, and nothing is computed of it."""
+    return not (step.op or step.share)
+
+
+def _moves_rows(step: Move, form: Form[Any], in_rows: bool) -> bool:
+    return in_rows and form.coding is None and _assigns(step)
 
 
 def _where(
@@ -352,7 +237,7 @@ def _where(
     strides, displs, steps = contiguous(shape), [0] * size, [0, 0] * size
     for j, boxes_ in parts.items():
         for box in boxes_:
-            rows = rows_of([each.stop - each.start for each in box], strides)
+            rows = rows_of(_shape(box), strides)
             if rows is None or (any(rows) and not in_rows):
                 return None
             displs[j] = sum(each.start * stride for each, stride in zip(box, strides, strict=True))
@@ -360,11 +245,13 @@ def _where(
     return displs, steps
 
 
-def _new(step: Move, out: Any, form: Form[Any]) -> Any:
-    """Returns a rank's target before anything has come: ``out``, or a new tensor."""
-    shape = step.shape_out or ()
-    boxes_ = [each.target for each in step.kept] + [box for each in step.recvs.values() for box in each]
-    covered = sum(map(numel, boxes_)) == math.prod(shape)
+def new_target(step: Move, out: Any, form: Form[Any]) -> Any:
+    """Returns a rank's target before anything has come: ``out``, or a new tensor; None where it has none."""
+    if step.shape_out is None or not step.whole:
+        return out
+    shape = step.shape_out
+    came = sum(map(step.received, step.recvs)) + sum(numel(each.target) for each in step.kept)
+    covered = bool(step.op) or came == math.prod(shape)
     if out is None:
         return form.tools.new(shape, form.dtype, not covered)
     if not covered:
@@ -372,22 +259,29 @@ def _new(step: Move, out: Any, form: Form[Any]) -> Any:
     return out
 
 
-def _assembled(step: Move, source: Any, out: Any, arrived: dict[int, Pieces], alone: Any, form: Form[Any]) -> Any:
-    """Returns a rank's target from what has come; ``alone``: all that has come, where it is of this tensor only."""
+def _assembled(step: Move, source: Any, out: Any, arrived: Sequence[Pieces], form: Form[Any]) -> Any:
+    """Returns a rank's target from what has come of every rank."""
     if step.shape_out is None:
         return None
-    own, dtype, tools = form.kept(step, source), form.dtype, form.tools
-    came = [piece for each in arrived.values() for piece in each]
+    own = form.kept(step, source)
+    came = [piece for each in arrived for piece in each]
     if step.share:
-        return _added(step, own + came, dtype, tools)
+        return _added(step, own + came, form.dtype, form.tools)
     if step.op:
-        terms = [_joined(arrived.get(j, own), step.shape_out, dtype, tools) for j in step.terms]
-        return _stored(tools.reduced(terms, step.op), out)
-    if out is None and alone is not None and not own and _covered(came, step.shape_out):
-        offsets = [offset(box, step.shape_out) for box, _ in came]
-        if offsets == packed([numel(box) for box, _ in came]):
-            return alone.reshape(step.shape_out)
-    return _filled(_new(step, out, form), own + came)
+        terms = [arrived[j] or own for j in step.terms]
+        boxes_ = [box for box, _ in terms[0]]
+        sums = [
+            (box, form.tools.reduced([piece for _, piece in each], step.op))
+            for box, *each in zip(boxes_, *terms, strict=True)
+        ]
+        if out is None and len(sums) == 1 and sums[0][1].shape == step.shape_out:
+            return sums[0][1]
+        own, came = [], sums
+    return _filled(new_target(step, out, form), own + came)
+
+
+def _shape(box: Slices) -> list[int]:
+    return [each.stop - each.start for each in box]
 
 
 def _stored(tensor: Any, out: Any) -> Any:
@@ -402,15 +296,6 @@ def _filled(out: Any, pieces: Pieces) -> Any:
     for box, piece in pieces:
         out[box] = piece
     return out
-
-
-def _covered(pieces: Pieces, shape: Sequence[int]) -> bool:
-    return sum(numel(box) for box, _ in pieces) == math.prod(shape)
-
-
-def _joined(pieces: Pieces, shape: tuple[int, ...], dtype: str, tools: Tools[Any]) -> Any:
-    """Returns a tensor of pieces that cover it; where there is but one, that."""
-    return pieces[0][1] if len(pieces) == 1 else _filled(tools.new(shape, dtype, False), pieces)
 
 
 def _added(step: Move, pieces: Pieces, dtype: str, tools: Tools[Any]) -> Any:
@@ -531,16 +416,42 @@ def _whole(name: str, source: Layout, parts: Sequence[Any]) -> tuple[int, ...]:
 
 
 class Resharding(Generic[T]):
-    """Runs the moves of one or several tensors; the plans of all front ends."""
+    """Runs the moves of one or several tensors; the plans of all front ends.
 
-    def __init__(self, comm: Communicator, mine: Sequence[Described], coding: Coding | None = None) -> None:
+    Args:
+        in_rows: Whether the front end's tools read and write parts that lie in rows with gaps between them.
+    """
+
+    def __init__(
+        self, comm: Communicator, mine: Sequence[Described], coding: Coding | None = None, in_rows: bool = True
+    ) -> None:
         self.terms = agreed(comm, mine if coding is None else [each._replace(coding=str(coding)) for each in mine])
-        self._coding = coding
         self.steps = [
             moves(shape, each.source, each.target, comm.rank)
             for each, (shape, *_) in zip(mine, self.terms, strict=True)
         ]
-        self._mine, self._size = list(mine), comm.size
+        self._coding, self._mine, self._size, self._in_rows = coding, list(mine), comm.size, in_rows
+        self._divisions = self._agreed_divisions(comm)
+        self._prepared: dict[int, list[Together]] = {}
+
+    def _agreed_divisions(self, comm: Communicator) -> list[list[int]]:
+        """Returns in how many exchanges each tensor moves in each step, as many as the rank wants that wants most."""
+        divisions = [[1] * len(steps) for steps in self.steps]
+        large = [i for i in range(len(self.steps)) if self._nbytes(i) > TOGETHER and self.steps[i]]
+        if large:
+            for i in large:
+                form = self._form(self.terms[i][1], None)
+                divisions[i] = [exchanges_of(step, self._size, form, self._in_rows) for step in self.steps[i]]
+            with guard(comm, "all_gather"):
+                call = objects.all_gather(comm, [divisions[i] for i in large])
+            for i, told in zip(large, zip(*call(-1.0), strict=True), strict=True):
+                divisions[i] = [max(each) for each in zip(*told, strict=True)]
+        return divisions
+
+    def _nbytes(self, i: int) -> int:
+        """Returns the bytes of a whole tensor."""
+        shape, dtype, _ = self.terms[i]
+        return math.prod(shape) * item_size(dtype)
 
     @property
     def elements_sent(self) -> int:
@@ -552,19 +463,22 @@ class Resharding(Generic[T]):
         """Returns how many elements this rank gets from others."""
         return sum(step.received(j) for steps in self.steps for step in steps for j in step.recvs)
 
-    def _form(self, dtype: str, tools: Tools[Any]) -> Form[Any]:
+    def _form(self, dtype: str, tools: Any) -> Form[Any]:
         return Form(tools, dtype, self._coding if travels_coded(dtype) else None)
 
-    def moved_bytes(self, tools: Tools[Any], itemsize: int) -> tuple[int, int]:
+    def moved_bytes(self, tools: Tools[Any]) -> tuple[int, int]:
         """Returns how many bytes this rank sends to others, and gets from them."""
-        totals = [0, 0]
-        for steps, (_, dtype, _) in zip(self.steps, self.terms, strict=True):
-            form = self._form(dtype, tools)
-            unit = itemsize if form.coding is None else 1
-            for step in steps:
-                for way, messages in enumerate((step.sends, step.recvs)):
-                    totals[way] += unit * sum(form.size(box) for boxes_ in messages.values() for box in boxes_)
-        return totals[0], totals[1]
+        sent = received = 0
+        for number in range(self._most_steps):
+            for each in self._together(number, tools):
+                unit = 1 if self._form(each.dtype, tools).coding else item_size(each.dtype)
+                sent += unit * sum(sum(exchange.placed.sends) for exchange in each.exchanges)
+                received += unit * sum(sum(exchange.placed.recvs) for exchange in each.exchanges)
+        return sent, received
+
+    @property
+    def _most_steps(self) -> int:
+        return max(map(len, self.steps), default=0)
 
     def transposed(self) -> Resharding[T]:
         """Returns what moves gradients of the targets back.
@@ -574,13 +488,15 @@ class Resharding(Generic[T]):
         """
         back = copy.copy(self)
         back.steps = [[step.transposed() for step in reversed(steps)] for steps in self.steps]
-        back._coding = None  # gradients move as they are
+        back._coding, back._prepared = None, {}  # gradients move as they are
+        back._divisions = [[1] * len(steps) for steps in self.steps]
         return back
 
     def alone(self, i: int) -> Resharding[T]:
         """Returns what moves one of the tensors."""
         one = copy.copy(self)
         one.terms, one.steps, one._mine = [self.terms[i]], [self.steps[i]], [self._mine[i]]
+        one._divisions, one._prepared = [self._divisions[i]], {}
         return one
 
     def check_gradient(self) -> None:
@@ -617,7 +533,7 @@ class Resharding(Generic[T]):
         def finish() -> list[Any]:
             for each in begun:
                 each()
-            for number in range(1, max((len(steps) for steps in self.steps), default=0)):
+            for number in range(1, self._most_steps):
                 for each in self._step(number, results, outs, tools, False):
                     each()
             return [x if steps else _stored(x, out) for x, out, steps in zip(results, outs, self.steps, strict=True)]
@@ -629,32 +545,52 @@ class Resharding(Generic[T]):
     ) -> list[Callable[[], None]]:
         """Runs, or begins, the exchanges of one step; returns what then puts results where their inputs are."""
         begun: list[Callable[[], None]] = []
-        for dtype in sorted({dtype for _, dtype, _ in self.terms}):
-            chosen = [i for i, each in enumerate(self.steps) if self.terms[i][1] == dtype and len(each) > number]
-            for group in self._together(chosen, item_size(dtype)):
-                last = [outs[i] if len(self.steps[i]) == number + 1 else None for i in group]
-                moved = [self.steps[i][number] for i in group], [results[i] for i in group], last
-                finish = begin_together(*moved, self._size, self._form(dtype, tools), later)
-
-                def put(group: list[int] = group, finish: Callable[[], list[Any]] = finish) -> None:
-                    for i, result in zip(group, finish(), strict=True):
-                        results[i] = result
-
-                if later:
-                    begun.append(put)
-                else:  # what it needs beside the tensors is free for the next
-                    put()
+        for chosen, dtype, exchanges in self._together(number, tools):
+            form, inputs = self._form(dtype, tools), [results[i] for i in chosen]
+            targets = [outs[i] if len(self.steps[i]) == number + 1 else None for i in chosen]
+            if len(exchanges) > 1:
+                targets = [new_target(self.steps[i][number], out, form) for i, out in zip(chosen, targets, strict=True)]
+            for exchange in exchanges:
+                begun.append(partial(_put, results, chosen, exchange.begin(inputs, targets, form, later)))
+                if not later:  # nothing keeps what was packed, so that its memory is free for the next
+                    begun.pop()()
         return begun
 
-    def _together(self, chosen: Sequence[int], itemsize: int) -> list[list[int]]:
-        """Divides tensors into those that one exchange moves, which needs memory to pack them, for one tensor none."""
-        groups: list[list[int]] = []
-        room = -1
-        for i in chosen:
-            nbytes = math.prod(self.terms[i][0]) * itemsize
-            if nbytes > room:
-                groups.append([])
-                room = _TOGETHER
-            groups[-1].append(i)
-            room -= nbytes
-        return groups
+    def _together(self, number: int, tools: Tools[Any]) -> list[Together]:
+        """Returns the exchanges of one step, prepared by the first call: which tensors move together, and how.
+
+        An exchange of several tensors needs memory to pack them, one that has its own, often none.
+        """
+        if (found := self._prepared.get(number)) is not None:
+            return found
+        found = []
+        for dtype in sorted({dtype for _, dtype, _ in self.terms}):
+            groups: list[list[int]] = []
+            room = -1
+            for i in (i for i, each in enumerate(self.steps) if self.terms[i][1] == dtype and len(each) > number):
+                if self._nbytes(i) > room:
+                    groups.append([])
+                    room = TOGETHER
+                groups[-1].append(i)
+                room -= self._nbytes(i)
+            form = self._form(dtype, tools)
+            for group in groups:
+                steps, parts = [self.steps[i][number] for i in group], self._divisions[group[0]][number]
+                divided = [steps] if parts == 1 else [[each] for each in steps[0].parts(parts, form.unit)]
+                exchanges = [Exchange(each, self._size, form, self._in_rows) for each in divided]
+                found.append(Together(group, dtype, exchanges))
+        self._prepared[number] = found
+        return found
+
+
+def _put(results: list[Any], chosen: Sequence[int], finish: Callable[[], list[Any]]) -> None:
+    for i, result in zip(chosen, finish(), strict=True):
+        results[i] = result
+
+
+class Together(NamedTuple):
+    """Tensors of one dtype that move together, and the exchanges that do it."""
+
+    tensors: list[int]
+    dtype: str
+    exchanges: list[Exchange]

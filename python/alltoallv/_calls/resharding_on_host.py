@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from alltoallv import _core
+from alltoallv import _core, memory
 from alltoallv._calls.adapters import Adapter
 from alltoallv._calls.guard import guard
 from alltoallv._calls.layouts import Layout, boxes, read_layout
@@ -16,7 +16,7 @@ from alltoallv._calls.linear import Map
 from alltoallv._calls.regions import as_bytes, check_lists_apart
 from alltoallv._calls.resharding import WIDE, Coding, Described, Placed, Resharding
 from alltoallv.communicator import Communicator
-from alltoallv.dtypes import core_name, item_size, numpy_dtype
+from alltoallv.dtypes import core_name, numpy_dtype
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 
 Array = npt.NDArray[Any]
@@ -65,9 +65,6 @@ class _Tools:
                     adapter.writes(out)
         return [None if out is None else self.seen(out) for out in outs]
 
-    def concatenated(self, parts: Sequence[Array]) -> Array:
-        return np.concatenate(parts)
-
     def new(self, shape: Sequence[int], dtype: str, zero: bool) -> Array:
         tensor = self._adapter.allocate(tuple(shape), dtype, None)
         array = self.seen(tensor)
@@ -84,20 +81,23 @@ class _Tools:
             return self._adapter.done(finish())
         return self._adapter.handle(self._comm, self._begun[-1], (self, kept), finish)
 
-    reads_rows = True
+    def buffer(self, count: int, dtype: str) -> Array:
+        return memory.empty(count, dtype)
 
-    def exchange(self, x: Array, out: Array | None, placed: Placed, later: bool) -> tuple[Array, Callable[[], Any]]:
-        dtype = core_name(x.dtype)
-        target = self.new((sum(placed.recvs),), dtype, False) if out is None else out
-        with guard(self._comm, "all_to_all_v"):
-            plan = _core.Plan(self._comm.core, "all_to_all_v", dtype, *placed[:4], steps=placed.steps)
-        addresses = x.ctypes.data, target.ctypes.data
+    def exchange(self, x: Array, out: Array, placed: Placed, later: bool) -> Callable[[], Any]:
+        if placed.plan is None:
+            counts = placed.sends, placed.sdispls, placed.recvs, placed.rdispls
+            with guard(self._comm, "all_to_all_v"):
+                placed.plan = _core.Plan(
+                    self._comm.core, "all_to_all_v", core_name(x.dtype), *counts, steps=placed.steps
+                )
+        addresses = x.ctypes.data, out.ctypes.data
         if not later:
-            plan.run(*addresses)
-            return target, lambda: None
-        work = plan.submit(*addresses)
+            placed.plan.run(*addresses)
+            return lambda: None
+        work = placed.plan.submit(*addresses)
         self._begun.append(work)
-        return target, lambda: work.wait() and x.size  # it keeps the input
+        return lambda: work.wait() and (x, out)  # which it keeps
 
     def reduced(self, parts: Sequence[Array], op: str) -> Array:
         dtype = parts[0].dtype
@@ -170,8 +170,7 @@ class HostPlan:
         told = Described("x", source, target, whole, self.source_shape, self._dtype)
         self._plan = Resharding[Array](comm, [told], how)
         self.elements_sent, self.elements_received = self._plan.elements_sent, self._plan.elements_received
-        moved = self._plan.moved_bytes(_Tools(adapter, comm), item_size(self._dtype))
-        self.bytes_sent, self.bytes_received = moved
+        self.bytes_sent, self.bytes_received = self._plan.moved_bytes(_Tools(adapter, comm))
 
     def __call__(self, x: Any, out: Any = None, *, async_op: bool = False) -> Any:
         """Returns this rank's part of the target, or None; ``x`` is its part of the source, or None.

@@ -39,15 +39,8 @@ class _Tools:
         self._comm, self._device = comm, device
         self._begun: list[Work] = []
 
-    def concatenated(self, parts: Sequence[Tensor]) -> Tensor:
-        return torch.cat(list(parts))
-
-    @property
-    def reads_rows(self) -> bool:
-        return isinstance(self._comm, Communicator)
-
     def new(self, shape: Sequence[int], dtype: str, zero: bool) -> Tensor:
-        if not self.reads_rows:
+        if not isinstance(self._comm, Communicator):
             return (torch.zeros if zero else torch.empty)(
                 tuple(shape), dtype=getattr(torch, dtype), device=self._device
             )
@@ -60,28 +53,32 @@ class _Tools:
             return finish()
         return Work(self._comm, _Last(self._begun[-1]), (self,), finish) if self._begun else Done(finish())
 
-    def exchange(self, x: Tensor, out: Tensor | None, placed: Placed, later: bool) -> tuple[Tensor, Callable[[], Any]]:
-        sends, sdispls, recvs, rdispls, steps = placed
+    def buffer(self, count: int, dtype: str) -> Tensor:
+        return self.new((count,), dtype, False)
+
+    def exchange(self, x: Tensor, out: Tensor, placed: Placed, later: bool) -> Callable[[], Any]:
+        sends, sdispls, recvs, rdispls = counts = placed.sends, placed.sdispls, placed.recvs, placed.rdispls
         if not isinstance(self._comm, Communicator):
-            counts: Any = {"recv_counts": recvs, "sdispls": sdispls, "unit": "element", "group": self._comm}
+            places: Any = {"sdispls": sdispls, "rdispls": rdispls, "unit": "element", "out": out, "group": self._comm}
             if not later:
-                return all_to_all_v(x, sends, **counts), lambda: None
-            target, work = all_to_all_v(x, sends, **counts, async_op=True)
+                all_to_all_v(x, sends, recvs, **places)
+                return lambda: None
+            work = all_to_all_v(x, sends, recvs, **places, async_op=True)[1]
         else:
             name = "all_to_all_v"
             with guard(self._comm, name):
                 x = as_input("x", x)
-                target = empty(sum(recvs), x.dtype) if out is None else out
-                layout = sends, sdispls, recvs, rdispls
-                plan = _core.Plan(self._comm.core, name, core_name(x.dtype), *layout, steps=steps)
-                call = CheckedCall(plan, (x.data_ptr(), target.data_ptr()))
-                operation = Operation(self._comm, name, call, x, sends, recvs, target, (x, target))
+                if placed.plan is None:
+                    placed.plan = _core.Plan(self._comm.core, name, core_name(x.dtype), *counts, steps=placed.steps)
+                call = CheckedCall(placed.plan, (x.data_ptr(), out.data_ptr()))
+                operation = Operation(self._comm, name, call, x, sends, recvs, out, (x, out))
             if not later:
                 operation.run()
-                return target, lambda: None
+                return lambda: None
             work = operation.submit()
         self._begun.append(work)
-        return target, work.wait
+        wait: Callable[[], Any] = work.wait
+        return wait
 
     def reduced(self, parts: Sequence[Tensor], op: str) -> Tensor:
         return combine(parts, op)
@@ -189,9 +186,10 @@ class ReshardPlan:
             self.target_shape = boxes(target, whole).shape(comm.rank)
             told = Described("x", source, target, whole, self.source_shape, core_name(dtype))
             coding = _coding(format, group_size, self._device)
-        self._dtype, self._plan = dtype, Resharding[Tensor](groups.on_host(comm), [told], coding)
+        self._dtype = dtype
+        self._plan = Resharding[Tensor](groups.on_host(comm), [told], coding, isinstance(comm, Communicator))
         self.elements_sent, self.elements_received = self._plan.elements_sent, self._plan.elements_received
-        self.bytes_sent, self.bytes_received = self._plan.moved_bytes(_Tools(comm, self._device), dtype.itemsize)
+        self.bytes_sent, self.bytes_received = self._plan.moved_bytes(_Tools(comm, self._device))
 
     @between_graphs
     def __call__(self, x: Tensor | None, out: Tensor | None = None, *, async_op: bool = False) -> Any:
@@ -352,7 +350,7 @@ def _moved(
             whole = tuple(int(n) for n in shapes[name]) if shapes and name in shapes else None
             part, dtype = (None, None) if x is None else (tuple(x.shape), core_name(x.dtype))
             told.append(Described(name, of_source, of_target, whole, part, dtype, x is not None and needs_grad(x)))
-    plan = Resharding[Tensor](groups.on_host(comm), told, coding)
+    plan = Resharding[Tensor](groups.on_host(comm), told, coding, isinstance(comm, Communicator))
     outs = None if out is None else [out] if single else [out[name] for name in state]
     if outs is not None:
         with guard(comm, "all_to_all_v"):
