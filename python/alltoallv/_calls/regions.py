@@ -23,6 +23,12 @@ def check_apart(region: Region, *others: Region) -> None:
             raise InvalidParamError("output and input overlap in memory, expected separate memory")
 
 
+def check_untracked(tracked: bool, given: Any, name: str = "input", argument: str = "out") -> None:
+    """Raises InvalidParamError for an argument that nobody may give for an input of which autograd keeps track."""
+    if tracked and given is not None:
+        raise InvalidParamError(f"{argument} is given for {name}, which wants a gradient, expected one or the other")
+
+
 def check_gather_apart(output: Region, input: Region, rank: int) -> None:
     """Raises InvalidParamError if a gather's input overlaps the output elsewhere than in its own part."""
     if input[0] != output[0] + rank * input[1]:

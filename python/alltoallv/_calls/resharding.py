@@ -21,6 +21,7 @@ from alltoallv._calls.dimensions import in_rows as rows_of
 from alltoallv._calls.guard import guard
 from alltoallv._calls.layouts import Layout, Slices, boxes, division, numel
 from alltoallv._calls.moves import Move, moves
+from alltoallv._calls.regions import check_untracked
 from alltoallv.communicator import Communicator
 from alltoallv.dtypes import item_size
 from alltoallv.errors import InvalidParamError, InvalidTensorError, PeerMismatchError
@@ -511,10 +512,7 @@ class Resharding(Generic[T]):
     def check_outputs(self, found: Sequence[tuple[tuple[int, ...], str] | None]) -> None:
         """Raises where the shapes and dtypes of the caller's outputs are not the targets'."""
         for each, output, steps, (_, dtype, wants) in zip(self._mine, found, self.steps, self.terms, strict=True):
-            if wants:
-                raise InvalidParamError(
-                    f"out is given for {each.name}, which wants a gradient, expected one or the other"
-                )
+            check_untracked(wants, found, each.name)
             shape = steps[-1].shape_out if steps else each.part
             if output != (expected := None if shape is None else (shape, dtype)):
                 raise InvalidTensorError(f"out for {each.name} has shape and dtype {output}, expected {expected}")

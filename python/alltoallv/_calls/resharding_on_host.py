@@ -13,7 +13,7 @@ from alltoallv._calls.adapters import Adapter
 from alltoallv._calls.guard import guard
 from alltoallv._calls.layouts import Layout, boxes, read_layout
 from alltoallv._calls.linear import Map
-from alltoallv._calls.regions import as_bytes, check_lists_apart
+from alltoallv._calls.regions import as_bytes, check_lists_apart, check_untracked
 from alltoallv._calls.resharding import WIDE, Coding, Described, Placed, Resharding
 from alltoallv.communicator import Communicator
 from alltoallv.dtypes import core_name, numpy_dtype
@@ -190,8 +190,7 @@ class HostPlan:
                 if async_op:
                     raise InvalidParamError("async_op is True for a tensor that wants a gradient, expected False")
                 self._plan.check_gradient()
-                if out is not None:
-                    raise InvalidParamError("out is given for x, which wants a gradient, expected one or the other")
+                check_untracked(True, out, "x")
         if recorded:
             return recorded.apply(x, _Moved(self._adapter, self._comm, self._plan))
         outs = None if out is None else tools.outputs(self._plan, [out], [part])

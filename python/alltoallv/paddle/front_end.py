@@ -14,6 +14,7 @@ from paddle.distributed import ReduceOp
 from alltoallv._calls.counts import Counts
 from alltoallv._calls.expert_rows import ExpertRows
 from alltoallv._calls.linear import Map
+from alltoallv._calls.regions import check_untracked
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.paddle.group import Group, rank_in, resolve
@@ -90,7 +91,7 @@ class _FrontEnd(ExpertRows[Tensor, Group, Task]):
         return len(tensors) == 1 and wants_gradient(tensors[0])
 
     def check_tracked_output(self) -> None:
-        raise InvalidParamError("out is given for an input that wants a gradient, expected one or the other")
+        check_untracked(True, "out")
 
     def taken(self, x: Tensor, index: npt.NDArray[np.int64]) -> Tensor:
         return paddle.gather(x.reshape([-1]), paddle.to_tensor(index))

@@ -96,7 +96,7 @@ class PaddleColumn(Column):
         only(S, "a sparse tensor", TENSOR, "in_tensor is a sparse tensor, expected a dense one",
              input=lambda paddle: paddle.sparse.sparse_coo_tensor([[0, 1]], [1.0, 2.0], [6])),
         only(V, "out and gradients", PARAM,
-            "out is given for an input that wants a gradient, expected one or the other",
+            "out is given for input, which wants a gradient, expected one or the other",
              input=with_gradient, out=lambda paddle: paddle.ones([6])),
         only(V, "learnt and async, with gradients", PARAM, "async_op is True for an input that wants a gradient...",
              input=with_gradient, recv_counts=lambda paddle: None, async_op=lambda paddle: True),

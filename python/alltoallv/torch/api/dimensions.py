@@ -9,7 +9,7 @@ from torch import Tensor
 
 from alltoallv._calls.dimensions import Sizes, check_shape, read_swap
 from alltoallv._calls.guard import guard
-from alltoallv.errors import InvalidParamError
+from alltoallv._calls.regions import check_untracked
 from alltoallv.torch.eager import calls
 from alltoallv.torch.eager import group as groups
 from alltoallv.torch.eager.graphs import is_tracing
@@ -79,8 +79,7 @@ def all_to_all_nd(
             check_tensor("input", input)  # it raises the error
         swap = read_swap(input.shape, rank, size, scatter_dim, gather_dim, scatter_sizes, gather_sizes)
         if out is not None:
-            if needs_grad(input):
-                raise InvalidParamError("out is given for an input that requires grad, expected one or the other")
+            check_untracked(needs_grad(input), out)
             check_output("out", out, input.dtype)
             check_shape(tuple(out.shape), swap)
     sizes = swap.scatter_sizes, swap.gather_sizes

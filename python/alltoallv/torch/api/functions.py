@@ -15,7 +15,7 @@ from alltoallv._calls import experts
 from alltoallv._calls.counts import Counts, Unit, integer, read_request
 from alltoallv._calls.guard import guard
 from alltoallv._calls.received import COUNT_NAMES
-from alltoallv._calls.regions import check_apart
+from alltoallv._calls.regions import check_apart, check_untracked
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.quantization.requests import exclude as check_excluded
 from alltoallv.torch.eager import calls
@@ -174,8 +174,7 @@ def all_to_all_v(
         x = as_input("input", input)
         wants_grad = needs_grad(input)
         for name, value in (("timeout", timeout), ("out", out)):
-            if wants_grad and value is not None:
-                raise InvalidParamError(f"{name} is given for an input that requires grad, expected one or the other")
+            check_untracked(wants_grad, value, argument=name)
         if out is not None:
             check_output("out", out, x.dtype)
             check_apart(region(out), region(x))

@@ -17,7 +17,7 @@ from alltoallv._calls.collectives import CheckedCall
 from alltoallv._calls.guard import guard
 from alltoallv._calls.layouts import Layout, boxes, division, read_layout
 from alltoallv._calls.linear import Map
-from alltoallv._calls.regions import check_lists_apart
+from alltoallv._calls.regions import check_lists_apart, check_untracked
 from alltoallv._calls.resharding import Described, Placed, Resharding
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError
@@ -207,9 +207,8 @@ class ReshardPlan:
             wants = x is not None and needs_grad(x)
             if wants:
                 self._plan.check_gradient()
+            check_untracked(wants, out, "x")
             if out is not None:
-                if wants:
-                    raise InvalidParamError("out is given for x, which requires grad, expected one or the other")
                 _check_outputs(self._plan, [out], [x])
         if wants:
             return _Applied.apply(x, _Moved(self._comm, self._device, self._plan))

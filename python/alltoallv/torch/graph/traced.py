@@ -15,6 +15,7 @@ from torch import Tensor
 
 from alltoallv._calls.counts import Counts, Unit
 from alltoallv._calls.guard import guard
+from alltoallv._calls.regions import check_untracked
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.torch.eager import calls
 from alltoallv.torch.eager import group as groups
@@ -137,8 +138,7 @@ def all_to_all_v(
         recvs = as_counts(recv_counts) * row
         layout = torch.stack([sends, sdispl, recvs, _displs(rdispls, recvs, row)])
         if out is not None:
-            if needs_grad(input):
-                raise InvalidParamError("out is given for an input that requires grad, expected one or the other")
+            check_untracked(needs_grad(input), out)
             parameters = Parameters(
                 _SUM, counts=(send_counts, recv_counts, sdispls, rdispls), unit="row" if by_row else "element"
             )
