@@ -62,6 +62,7 @@ class Communicator:
         self.epoch: int = membership.epochs.get(core, 0)  # how often its ranks have met again with replacements
         self.grown = 0  # how often newcomers have joined it
         # Of the job, before any loss: whether its ranks meet over TCP, and those of this host.
+        self._device_check: str | None = None  # over HCCL: what `from_env` has been given
         self._over_tcp, self._here = self.backend != "shm", membership.ranks_here(self) if job is not None else []
         self.host_core = core if self.backend != "hccl" else None  # serves arrays in host memory
         self.name = f"communicator:{self.domain}:{next(_numbers)}"  # stands for this object in graphs, as a string
@@ -120,8 +121,17 @@ class Communicator:
         if backend == "hccl":
             _forget_defaults(lambda communicator: communicator.domain == options.domain and not communicator.usable)
             take_place(job, options)
-            return cls(hccl.from_launch(job, options, check), order=order)
+            return cls._on_devices(job, options, check, order)
         return cls._of_job(job, options, backend == "tcp" or (backend == "auto" and job.several_hosts), order)
+
+    @classmethod
+    def _on_devices(
+        cls, job: Launch, options: _core.CommunicatorOptions, check: str | None, order: str | None
+    ) -> Communicator:
+        """Returns the communicator over HCCL of all ranks of a job, each with a device."""
+        communicator = cls(hccl.from_launch(job, options, check), options, order)
+        communicator.job, communicator._device_check = job, check
+        return communicator
 
     @classmethod
     def _of_job(
@@ -278,8 +288,8 @@ class Communicator:
         """Returns a new communicator of this one's ranks, with their numbers, and of ``n`` newcomers with the next.
 
         Collective over this communicator, which stays as it is. The newcomers are processes that have been started with
-        the variables of `newcomers`, which call `from_env` with this one's domain and check. Its ranks may be replaced
-        if they are lost: see `rejoin`.
+        the variables of `newcomers`, which call `from_env` with this one's domain, check and, for one over HCCL,
+        backend. In host memory its ranks may be replaced if they are lost: see `rejoin`.
 
         Args:
             n: How many ranks come, at least 1; equal on all ranks.
@@ -289,10 +299,17 @@ class Communicator:
 
         Raises:
             InvalidParamError: n is no such number, or not equal on all ranks; on every rank.
-            BackendUnavailableError: the ranks are threads, or not in host memory, or between hosts not all of a job.
+            BackendUnavailableError: the ranks are threads; or between hosts not all of a job; or over HCCL not all of a
+                job on one host, or on devices of a rank table.
             CommTimeoutError: newcomers did not come within the timeout; the message names their ranks.
             PeerMismatchError, PeerLostError: a peer calls something else, or died.
         """
+        if self.backend == "hccl":
+            options, job = membership.grow_on_devices(self, n)
+            take_place(job, options)
+            grown_up = Communicator._on_devices(job, options, self._device_check, self.order)
+            self.grown += 1
+            return grown_up
         core, options, job = membership.grow(self, n)
         return Communicator(core, options, self.order, job)
 

@@ -309,6 +309,24 @@ def grow(comm: Communicator, n: int) -> tuple[_core.Communicator, _core.Communic
     return core, options, job
 
 
+def grow_on_devices(comm: Communicator, n: int) -> tuple[_core.CommunicatorOptions, Launch]:
+    """Returns from what all ranks make a communicator over HCCL with ``n`` newcomers: a job, to whose ranks root info
+    goes as to those of any other.
+    """
+    try:
+        n = count(comm, n)
+        job = _grown_job(comm, "grow", n)
+    except InvalidParamError as error:
+        with contextlib.suppress(AllToAllVError):
+            comm.fail("all_to_all_v", error)
+        raise
+    nothing = [[0] * comm.size] * 4
+    _core.Plan(comm.core, "all_to_all_v", "uint8", *nothing, terms=n).compare()  # all want as many
+    options = comm.options()
+    options.rank, options.size = job.rank, job.size
+    return options, job
+
+
 def count(comm: Communicator, n: int) -> int:
     """Returns the number of newcomers as an int; raises InvalidParamError if so many cannot come."""
     n = integer("n", n)
@@ -321,13 +339,21 @@ def count(comm: Communicator, n: int) -> int:
 
 def _grown_job(comm: Communicator, function: str, n: int) -> Launch:
     """Returns the job of a communicator with ``n`` newcomers, named as on all ranks, another one each time."""
-    options, processes = _options_like(comm, function), comm.core.processes
+    if comm.backend == "hccl":
+        if comm.job is None or comm.job.rank_table or comm.job.local_size not in (None, comm.size):
+            raise BackendUnavailableError(
+                f"{function}() of domain '{comm.domain}' over backend 'hccl', expected one that Communicator.from_env() or "
+                "grow() has made, of a job on one host without a rank table"
+            )
+        options, processes = comm.options(), []
+    else:
+        options, processes = _options_like(comm, function), comm.core.processes
     if len(set(processes)) < len(processes):
         raise BackendUnavailableError(
             f"{function}() of domain '{comm.domain}', whose ranks are threads, expected processes"
         )
     root = None
-    if comm.backend != "shm":
+    if comm.backend not in ("shm", "hccl"):
         if comm.job is None or comm.job.size != comm.size:
             raise BackendUnavailableError(
                 f"{function}() of domain '{comm.domain}' over backend '{comm.backend}', expected a communicator that "
