@@ -320,8 +320,8 @@ def grow_on_devices(comm: Communicator, n: int) -> tuple[_core.CommunicatorOptio
         with contextlib.suppress(AllToAllVError):
             comm.fail("all_to_all_v", error)
         raise
-    nothing = [[0] * comm.size] * 4
-    _core.Plan(comm.core, "all_to_all_v", "uint8", *nothing, terms=n).compare()  # all want as many
+    none = [0] * comm.size
+    _core.Plan(comm.core, "all_to_all_v", "uint8", none, none, none, none, terms=n).compare()  # all want as many
     options = comm.options()
     options.rank, options.size = job.rank, job.size
     return options, job
@@ -342,8 +342,8 @@ def _grown_job(comm: Communicator, function: str, n: int) -> Launch:
     if comm.backend == "hccl":
         if comm.job is None or comm.job.rank_table or comm.job.local_size not in (None, comm.size):
             raise BackendUnavailableError(
-                f"{function}() of domain '{comm.domain}' over backend 'hccl', expected one that Communicator.from_env() or "
-                "grow() has made, of a job on one host without a rank table"
+                f"{function}() of domain '{comm.domain}' over backend 'hccl', expected one of a job on one host, "
+                "without a rank table, that Communicator.from_env() or grow() has made"
             )
         options, processes = comm.options(), []
     else:
