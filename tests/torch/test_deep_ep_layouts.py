@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from on_ranks import on_ranks
 
 from alltoallv import Communicator, deep_ep
-from alltoallv.errors import InvalidParamError, InvalidTensorError, PeerMismatchError
+from alltoallv.errors import InvalidParamError, InvalidTensorError, PeerLostError, PeerMismatchError
 
 EXPERTS, K, MOST, WIDTH, SIZE = 8, 3, 6, 256, 2
 LOCAL = EXPERTS // SIZE
@@ -167,6 +168,31 @@ def test_masked_ranks_get_no_tokens(comm: Communicator) -> None:
     ):
         with pytest.raises((InvalidParamError, InvalidTensorError), match=text):
             call()
+
+
+def test_a_buffer_after_a_loss() -> None:
+    """Another is made of the ranks that are left, whose dispatches serve; handles from before are refused."""
+    comms = Communicator.threads(SIZE + 1, timeout=30)
+
+    def run(comm: Communicator) -> None:
+        ids = torch.tensor([[0, 1], [1, 0]])
+        x, count = torch.full((2, 4), 1.0 + comm.rank), torch.zeros(2 * (SIZE + 1))
+        old = deep_ep.Buffer(comm).dispatch(x, topk_idx=ids, num_tokens_per_expert=count)[4]
+        if comm.rank == SIZE:
+            comm.destroy()
+            return
+        with pytest.raises(PeerLostError):
+            deep_ep.Buffer(comm).dispatch(x, old)
+        buffer = deep_ep.Buffer(comm.shrink())
+        with pytest.raises(InvalidParamError, match="handle is of a dispatch among 3 ranks, expected one among 2"):
+            buffer.dispatch(x, old)
+        got, *_, handle, _ = buffer.dispatch(x, topk_idx=ids, num_tokens_per_expert=count[: 2 * SIZE])
+        assert got[:, 0].tolist() == ([1.0, 1.0, 2.0, 2.0] if comm.rank == 0 else [])
+        assert torch.equal(buffer.combine(2 * got, handle)[0], 2 * x)
+
+    with ThreadPoolExecutor(len(comms)) as pool:
+        for done in [pool.submit(run, comm) for comm in comms]:
+            done.result()
 
 
 def _known(rank: int) -> tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor], list[Row]]:

@@ -163,6 +163,7 @@ class BaseBuffer:
         comm = self._member(x)
         with guard(comm, OPERATOR):
             parts = self._parts(x)
+            _check_way(handle, comm.size)
             ids = handle.topk_idx
             if len(parts[0]) != len(ids):
                 raise InvalidTensorError(f"x has {len(parts[0])} rows, expected {len(ids)}, as dispatched before")
@@ -186,6 +187,7 @@ class BaseBuffer:
         comm, tokens = self._member(x), len(handle.topk_idx)
         with guard(comm, OPERATOR):
             self._parts(x)
+            _check_way(handle, comm.size)
             biases = (bias,) if isinstance(bias, Tensor) else tuple(bias or ())
             rows, of_weights = handle.num_recv_tokens, tuple(handle.recv_topk_idx.shape)
             if handle.do_expand:
@@ -498,6 +500,7 @@ class Buffer(BaseBuffer):
         with torch.no_grad():
             with guard(comm, OPERATOR):
                 self._check_usable()
+                _check_way(way, comm.size)
                 ids, local = way.topk_idx, len(way.counts)
                 capacity = comm.size * handle.num_max_dispatch_tokens_per_rank
                 of_masked = ids < 0 if self._masked is not None else torch.zeros_like(ids, dtype=torch.bool)
@@ -539,6 +542,14 @@ def _local(experts: int, size: int) -> int:
     if not 1 <= experts <= MOST or experts % size:
         raise InvalidParamError(f"num_experts is {experts}, expected a multiple of {size} ranks, at most {MOST}")
     return experts // size
+
+
+def _check_way(handle: EPHandle, size: int) -> None:
+    """Raises for a handle from before a loss: its rows have gone to ranks of another group."""
+    if handle.ranks.shape[1] != size:
+        raise InvalidParamError(
+            f"handle is of a dispatch among {handle.ranks.shape[1]} ranks, expected one among {size}: dispatch again"
+        )
 
 
 def _nothing() -> None:
