@@ -16,6 +16,8 @@ from sklearn.cluster import KMeans
 from sklearn.datasets import load_digits
 from started import alltoallv, run
 
+import alltoallv_emulator
+from alltoallv_tools.cli import demo as cli_demo
 from alltoallv_tools.cli import main as cli
 from alltoallv_tools.demo import program, report
 
@@ -42,6 +44,13 @@ def true_traffic(size: int) -> np.ndarray:
 def demo(size: int, folder: Path) -> subprocess.CompletedProcess:
     env = {name: value for name, value in os.environ.items() if name != "VIRTUAL_ENV"}  # not activated
     return alltoallv("demo", "-n", str(size), "--output-dir", str(folder), "--repetitions", "5", env=env)
+
+
+def test_on_npus_it_is_made_again_where_the_emulator_is_not_built(monkeypatch):
+    monkeypatch.setattr(cli_demo, "_has_torch_npu", lambda: False)
+    assert any('torch_npu==2.13.*" && python -m alltoallv demo ' in step for step in cli_demo.next_steps())
+    monkeypatch.setattr(alltoallv_emulator, "LIBRARY_NAMES", ("libnone.so",))
+    assert any('torch_npu==2.13.*" && make demo ' in step for step in cli_demo.next_steps())
 
 
 def read_table(text: str, size: int) -> np.ndarray:

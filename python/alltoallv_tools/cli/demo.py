@@ -36,10 +36,7 @@ _NEXT = (
     ("python -m alltoallv doctor", "what works on this machine"),
     ("docs/quickstart.md", "PyTorch, MindSpore, Paddle, ATB, NPUs"),
 )
-_ON_NPUS = (
-    ('pip install "torch==2.13.*" --index-url https://download.pytorch.org/whl/cpu', "the same on two"),
-    ('pip install "torch_npu==2.13.*" && python -m alltoallv demo', "emulated NPUs, too"),
-)
+_TORCH = 'pip install "torch==2.13.*" --index-url https://download.pytorch.org/whl/cpu'
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,18 +65,28 @@ def main(args: argparse.Namespace) -> int:
     if code == 0:
         code = _on_npus()
     if code == 0:
-        print("\nwhat to try next:", *_next(), sep="\n")
+        print("\nwhat to try next:", *next_steps(), sep="\n")
     return code
 
 
-def _next() -> Iterator[str]:
+def next_steps() -> Iterator[str]:
     """Yields commands that work as they are printed, where the user is."""
     if sys.prefix not in (sys.base_prefix, os.environ.get("VIRTUAL_ENV")):
         yield f"  . {Path(sys.prefix) / 'bin' / 'activate'}"
-    for command, what in (*(() if _has_torch_npu() else _ON_NPUS), *_NEXT):
+    for command, what in (*(() if _has_torch_npu() else _on_npus_too()), *_NEXT):
         files = [Path(word) for word in command.split() if word.startswith(("examples/", "docs/"))]
         if all(file.exists() for file in files):  # in a checkout
             yield f"  {command:77}  {what}"
+
+
+def _on_npus_too() -> tuple[tuple[str, str], ...]:
+    """Returns how to have the demo on emulated NPUs; `make demo` also builds the emulator, once torch_npu is there."""
+    try:
+        alltoallv_emulator.library_folder()
+        again = "python -m alltoallv demo"
+    except FileNotFoundError:
+        again = "make demo"
+    return (_TORCH, "the same on two"), (f'pip install "torch_npu==2.13.*" && {again}', "emulated NPUs, too")
 
 
 def _has_torch_npu() -> bool:
