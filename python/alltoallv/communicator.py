@@ -61,8 +61,8 @@ class Communicator:
         self.backend: str = core.backend
         self.epoch: int = membership.epochs.get(core, 0)  # how often its ranks have met again with replacements
         self.grown = 0  # how often newcomers have joined it
-        # Of the job, before any loss: whether its ranks meet over TCP, and those of this host.
         self._device_check: str | None = None  # over HCCL: what `from_env` has been given
+        # Of the job, before any loss: whether its ranks meet over TCP, and those of this host.
         self._over_tcp, self._here = self.backend != "shm", membership.ranks_here(self) if job is not None else []
         self.host_core = core if self.backend != "hccl" else None  # serves arrays in host memory
         self.name = f"communicator:{self.domain}:{next(_numbers)}"  # stands for this object in graphs, as a string
