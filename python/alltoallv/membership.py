@@ -287,13 +287,7 @@ def replacement(comm: Communicator, rank: int) -> dict[str, str]:
 
 def grow(comm: Communicator, n: int) -> tuple[_core.Communicator, _core.CommunicatorOptions, Launch]:
     """Returns what `alltoallv.Communicator.grow` makes, with the options it is made from, and its job."""
-    try:
-        n = count(comm, n)
-        job = _grown_job(comm, "grow", n)
-    except InvalidParamError as error:
-        with contextlib.suppress(AllToAllVError):
-            comm.fail("all_gather", error)
-        raise
+    n, job = _asked(comm, n, "all_gather")
     asked = _gather(comm.core, [n])[:, 0].tolist()
     if len(set(asked)) > 1:
         raise InvalidParamError(f"n is {asked} on ranks 0 to {comm.size - 1}, expected one number on all")
@@ -313,18 +307,23 @@ def grow_on_devices(comm: Communicator, n: int) -> tuple[_core.CommunicatorOptio
     """Returns from what all ranks make a communicator over HCCL with ``n`` newcomers: a job, to whose ranks root info
     goes as to those of any other.
     """
-    try:
-        n = count(comm, n)
-        job = _grown_job(comm, "grow", n)
-    except InvalidParamError as error:
-        with contextlib.suppress(AllToAllVError):
-            comm.fail("all_to_all_v", error)
-        raise
+    n, job = _asked(comm, n, "all_to_all_v")
     none = [0] * comm.size
     _core.Plan(comm.core, "all_to_all_v", "uint8", none, none, none, none, terms=n).compare()  # all want as many
     options = comm.options()
     options.rank, options.size = job.rank, job.size
     return options, job
+
+
+def _asked(comm: Communicator, n: int, operator: str) -> tuple[int, Launch]:
+    """Returns the number of newcomers and the job with them; a wrong one fails ``operator``, where peers compare it."""
+    try:
+        n = count(comm, n)
+        return n, _grown_job(comm, "grow", n)
+    except InvalidParamError as error:
+        with contextlib.suppress(AllToAllVError):
+            comm.fail(operator, error)
+        raise
 
 
 def count(comm: Communicator, n: int) -> int:
