@@ -187,11 +187,11 @@ def more(comm, n):
     return more
 
 def lose(comm, victim):
-    if comm.rank == victim:
-        os.kill(os.getpid(), signal.SIGKILL)
     try:
-        while True:
+        while True:  # no rank dies before all are through grow() or from_env()
             barrier(group=comm)
+            if comm.rank == victim:
+                os.kill(os.getpid(), signal.SIGKILL)
     except PeerLostError:
         pass
     if comm.rank == 0:
@@ -237,11 +237,11 @@ if comm.size == 2:
         child = subprocess.Popen([sys.executable, __file__], env=os.environ | comm.newcomers(1)[0])
     comm = comm.grow(1)
 if comm.epoch == 0:
-    if comm.rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
     try:
-        while True:
+        while True:  # no rank dies before all are through grow() or from_env()
             barrier(group=comm)
+            if comm.rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
     except PeerLostError:
         comm = comm.rejoin()
 told = all_gather(np.array([comm.rank, *came]), group=comm).tolist()
