@@ -24,6 +24,7 @@ _MIXED = {
     "aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index",
     "aten::_unsafe_index_put", "aten::_foreach_copy", "aten::_foreach_copy_", "aten::copy", "aten::resize_as_",
     "aten::_ctc_loss", "aten::_pack_padded_sequence", "_C_ascend::dispatch_ffn_combine",
+    "_C_ascend::swap_blocks",
 }  # fmt: skip
 _LOWEST = 64  # an address below every tensor's, and aligned for every dtype
 

@@ -1,7 +1,7 @@
 """Writes which operators for NPUs installed packages call, how often and with which arguments by name.
 
     nox -r -s vllm --install-only
-    .nox/vllm/bin/python tests/npu/callers.py docs/notes/npu-callers.md vllm-ascend
+    TORCH_DEVICE_BACKEND_AUTOLOAD=0 .nox/vllm/bin/python tests/npu/callers.py docs/notes/npu-callers.md vllm-ascend
 
 Reads the packages' files, as they are; a call by another name (an alias, getattr, a string) is not seen.
 """
@@ -92,11 +92,11 @@ def page(packages: list[str]) -> str:
 def _with_formula() -> set[str]:
     """The operators that the emulator computes, by the names that the page gives them."""
     from alltoallv.npu_ops.registry import formulas
+    from alltoallv_emulator.vllm_ascend import caches, experts, layers, printing, recurrent, sparse, speculation
 
-    source = (
-        (Path(__file__).parents[2] / "python/alltoallv_emulator/vllm_ascend_c.py").read_text().partition("_NAMED")[0]
-    )
-    own = set(re.findall(r'(?:^    |_grouped_schema\()"(\w+)[("]', source, re.MULTILINE))
+    rooms = caches, experts, layers, printing, recurrent, sparse, speculation
+    schemas = [*sparse.METADATA, caches.SWAP_BLOCKS_BATCH, *(schema for room in rooms for schema in room.OPERATORS)]
+    own = {schema.partition("(")[0] for schema in schemas}
     both = {name.partition(".")[0] for name in formulas()}
     return {f"{space}::{name}" for space in ("npu", "atb") for name in both} | {f"_C_ascend::{name}" for name in own}
 

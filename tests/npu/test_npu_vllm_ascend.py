@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import sys
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from c_ascend import Calls, equal, operators
 from npu_ranks import group, use_device
 from on_ranks import on_ranks
 from torch.utils._pytree import tree_map
@@ -61,19 +61,14 @@ def test_its_extension_module(rank: int, size: int, tmp_path: Path) -> None:
     rows, hidden = ops.get_masked_input_and_mask(own.to(device), 4, 8, 1, 100, 103)
     assert rows.tolist() == [0, 0, 3, 5, 0, 0]
     assert hidden.tolist() == [True, False, False, False, True, True]
-    with pytest.raises(AttributeError, match="mla_preprocess"):
-        _ = ops.mla_preprocess
+    with pytest.raises(AttributeError, match="no_such_operator"):
+        _ = ops.no_such_operator
 
 
 def _by_rows(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the integers of each row from -127 to 127, and its scale."""
     scale = values.abs().amax(-1) / 127
     return values / scale.unsqueeze(-1), scale
-
-
-def _operators() -> Any:
-    importlib.import_module("alltoallv_emulator.vllm_ascend_c")
-    return sys.modules["torch.ops"]._C_ascend
 
 
 def _check_quantized(results: Sequence[torch.Tensor], wide: torch.Tensor) -> None:
@@ -86,7 +81,7 @@ def _check_quantized(results: Sequence[torch.Tensor], wide: torch.Tensor) -> Non
 @on_ranks(1, communicator=False, fresh=True)
 def test_products_of_quantized_experts(rank: int, size: int, tmp_path: Path) -> None:
     device = use_device(rank)
-    ops = _operators()
+    ops = operators()
     made = torch.Generator().manual_seed(1)
     x = torch.randint(-127, 128, (7, 32), dtype=torch.int8, generator=made)
     weight = torch.randint(-127, 128, (3, 32, 16), dtype=torch.int8, generator=made)
@@ -144,28 +139,11 @@ def test_products_of_quantized_experts(rank: int, size: int, tmp_path: Path) -> 
 @on_ranks(1, communicator=False, fresh=True)
 def test_operators_of_one_npu(rank: int, size: int, tmp_path: Path) -> None:
     """Each against its formula in float64, and its shapes on meta."""
-    device = use_device(rank)
-    ops = _operators()
+    call = Calls(use_device(rank))
     made = torch.Generator().manual_seed(1)
 
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=made)
-
-    def call(name: str, *arguments: Any, **options: Any) -> Any:
-        """Returns the results, and what became of the arguments."""
-
-        def moved(values: Any, place: Any) -> Any:
-            return tree_map(lambda each: each.to(place, copy=True) if isinstance(each, torch.Tensor) else each, values)
-
-        there = moved(arguments, device)
-        results = getattr(ops, name)(*there, **moved(options, device))
-        if isinstance(results, tuple):
-            shapes = getattr(ops, name)(*moved(arguments, "meta"), **moved(options, "meta"))
-            assert [(each.shape, each.dtype) for each in shapes] == [(each.shape, each.dtype) for each in results]
-        return moved(results, "cpu"), moved(there, "cpu")
-
-    def equal(value: torch.Tensor, wanted: torch.Tensor) -> None:
-        torch.testing.assert_close(value.double(), wanted.double(), rtol=1e-5, atol=1e-5)
 
     x, gamma, beta, smooth = random(5, 8), random(8), random(8), random(8)
     wide = x.double() * (x.double().square().mean(-1, keepdim=True) + 1e-5).rsqrt()
@@ -264,7 +242,7 @@ def test_experts_in_one_operator(rank: int, size: int, file: str) -> None:
     chosen = [each.clone() for each in ids]
     chosen[0][1, 0] = experts
     with group(rank, size, file) as (peers, device):
-        ops = _operators()
+        ops = operators()
         name = peers._get_backend(device).get_hccl_comm_name(rank)
         x, own_ids, own_probs = (each[rank].to(device) for each in (tokens, chosen, probs))
 

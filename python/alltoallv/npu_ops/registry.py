@@ -267,7 +267,7 @@ class Operator:
 
     def _notify_peers(self, arguments: dict[str, Any], why: str) -> None:
         """Announces a failure to peers that this rank has not met: they wait for it where ranks agree on the call."""
-        names = [arguments[argument] for argument in ("hcom", "group_ep", "group") if argument in arguments]
+        names = [arguments[argument] for argument in ("hcom", "group_ep", "group", "groupTp") if argument in arguments]
         if this_call.met:
             names = []
         elif this_call.part is not None:
