@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -113,6 +114,66 @@ def check_cell_of_atb_finds_its_communicator(comm: Communicator) -> None:
     )
     with pytest.raises(InvalidParamError, match="nowhere"):  # as the operation, whose ranks are those of the table
         am.QuantAllReduceCell(replace(reduces, rank_table_file="nowhere.json"))
+
+
+def gradients(cell: nn.Cell, x: Tensor) -> list[np.ndarray[Any, Any]]:
+    """Of the sum of the squares, in PyNative and in a graph."""
+
+    def squares(x: Tensor) -> Tensor:
+        return (cell(x) ** 2).sum()
+
+    return [take(x).asnumpy() for take in (ms.grad(squares), ms.jit(ms.grad(squares)))]
+
+
+def twice(_cell: nn.Cell, inputs: tuple[Tensor]) -> tuple[Tensor]:
+    return (inputs[0] * 2,)
+
+
+def and_one(_cell: nn.Cell, _inputs: tuple[Tensor], output: Tensor) -> Tensor:
+    return output + 1
+
+
+def thrice(_cell: nn.Cell, inputs: tuple[Tensor], _outputs: tuple[Tensor]) -> tuple[Tensor]:
+    return (inputs[0] * 3,)
+
+
+def check_cells_have_what_other_cells_have(comm: Communicator) -> None:
+    """Hooks, casts, amp and recompute of MindSpore, which the cells' own call passed over in PyNative."""
+    cell = am.AllToAllV([1, 1], [1, 1], group=comm)
+    x = (np.arange(6, dtype=np.float32) / 7 + comm.rank).reshape(2, 3)
+    moved = functools.partial(an.all_to_all_v, send_counts=[1, 1], recv_counts=[1, 1], group=comm)
+    (backward,) = {take.tobytes() for take in gradients(cell, Tensor(x))}  # that of both ways
+    cell.recompute()
+    assert [grad.tobytes() for grad in gradients(cell, Tensor(x))] == [backward] * 2
+
+    hooked = am.AllToAllV([1, 1], [1, 1], group=comm)
+    hooked.register_forward_pre_hook(twice)
+    hooked.register_forward_hook(and_one)
+    for way in WAYS:
+        assert_bits_equal(way(hooked)(Tensor(x)).asnumpy(), moved(2 * x) + 1)
+    hooked.register_backward_hook(thrice)
+    slopes = ms.grad(lambda x: (hooked(x) ** 2).sum())(Tensor(x))
+    assert_bits_equal(slopes.asnumpy(), 3 * 2 * moved(2 * (moved(2 * x) + 1)))
+
+    half = am.AllToAllV([1, 1], [1, 1], group=comm).to_float(ms.float16)
+    for way in WAYS:
+        assert_bits_equal(way(half)(Tensor(x)).asnumpy(), moved(x.astype(np.float16)))
+    weights = Tensor(np.eye(3, dtype=np.float32) * (comm.rank + 1) / 2)  # exact in half precision
+
+    def layers() -> list[nn.Cell]:
+        ends = [am.AllToAllV([1, 1], [1, 1], group=comm) for _ in range(2)]
+        return [ends[0], nn.SequentialCell(nn.Dense(3, 3, weights, has_bias=False), nn.ReLU()), ends[1]]
+
+    mixed = ms.amp.auto_mixed_precision(nn.SequentialCell(*layers()), "O2")
+    made = [way(mixed)(Tensor(x)).asnumpy() for way in WAYS[:2]]
+    for result in made:
+        assert_bits_equal(result, made[0])
+    assert_bits_equal(made[0], made[0].astype(np.float16).astype(np.float32))
+    again, kept = layers(), layers()
+    again[1].recompute()
+    found = [*gradients(nn.SequentialCell(*again), Tensor(x)), *gradients(nn.SequentialCell(*kept), Tensor(x))]
+    for grad in found:
+        np.testing.assert_array_equal(grad, found[0])
 
 
 def squares_of(cell: nn.Cell) -> Callable[..., Any]:

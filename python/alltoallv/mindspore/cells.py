@@ -32,7 +32,16 @@ from alltoallv.mindspore.autograd import summed
 from alltoallv.mindspore.collectives import all_reduce_leaves
 from alltoallv.mindspore.exchange import all_to_all_v
 from alltoallv.mindspore.graph import AllToAllV
-from alltoallv.mindspore.graph_exchange import ARRAYS, Array, Caller, Host, Stateless, make_operator, plain_operator
+from alltoallv.mindspore.graph_exchange import (
+    ARRAYS,
+    Array,
+    Caller,
+    Host,
+    Stateless,
+    make_operator,
+    only_in_graphs,
+    plain_operator,
+)
 from alltoallv.mindspore.graph_quantized import Steps, StraightSteps, shaped
 from alltoallv.mindspore.group import Group
 from alltoallv.mindspore.tensors import core_name, in_queue, target, tracks
@@ -104,9 +113,9 @@ class AllToAllVCell(AllToAllV):
     def _check(self, input: Array | Tensor) -> None:
         self._operation.infer_shape(input)
 
-    def __call__(self, input: Tensor) -> Tensor:
+    def run(self, input: Tensor) -> Tensor:
         self._check(input)
-        return super().__call__(input).reshape(1, -1)
+        return super().run(input).reshape(1, -1)
 
 
 class QuantAllReduceCell(Stateless):
@@ -142,12 +151,12 @@ class QuantAllReduceCell(Stateless):
             self.graph = _Straight(lambda x: self._operation(x), _same, caller, self.dtype, back)
             self.shared = make_operator(lambda x, s, offset: self._operation(x, s, offset), _same, caller, self.dtype)
 
-    def __call__(self, x: Tensor, scale: Tensor | None = None, offset: Tensor | None = None) -> Tensor:
-        """Runs in PyNative; in a graph MindSpore reads `construct` instead."""
+    def run(self, x: Tensor, scale: Tensor | None = None, offset: Tensor | None = None) -> Tensor:
         if self.dynamic and scale is None and offset is None and tracks(x):
             return _Reduction.apply(x, self._operation, self._comm, self._op, None)
         return self._operation(x, scale, offset)
 
+    @only_in_graphs
     def construct(self, x: Tensor, scale: Tensor | None = None, offset: Tensor | None = None) -> Tensor:
         if (scale is None) != self.dynamic or (offset is None) != self.dynamic:
             self.refuse(1 if scale is None and offset is None else 2 if scale is None or offset is None else 3)
@@ -227,10 +236,10 @@ class _Options(Stateless):
                 raise TypeError(f"{type(self).__name__} has no option {name!r}, expected one of {', '.join(accepted)}")
         self._arguments = {**counts, **options, "group": group}
 
-    def __call__(self, input: Tensor) -> Tensor:
-        """Runs in PyNative; in a graph MindSpore reads `construct` instead."""
+    def run(self, input: Tensor) -> Tensor:
         return getattr(quantized, self.function)(input, **self._arguments)
 
+    @only_in_graphs
     def construct(self, input: Tensor) -> Tensor:
         return self.graph(input)
 
@@ -330,10 +339,10 @@ class AllReduceLeaves(Stateless):
         self._arguments = leaves, group
         self.graph = _leaf_sum(group, leaves, _to_leaves(group))
 
-    def __call__(self, input: Tensor) -> Tensor:
-        """Runs in PyNative; in a graph MindSpore reads `construct` instead."""
+    def run(self, input: Tensor) -> Tensor:
         return all_reduce_leaves(input, *self._arguments)
 
+    @only_in_graphs
     def construct(self, input: Tensor) -> Tensor:
         return self.graph(input)
 

@@ -16,7 +16,7 @@ from alltoallv.errors import InvalidParamError
 from alltoallv.mindspore import group as groups
 from alltoallv.mindspore.adapter import LATE
 from alltoallv.mindspore.exchange import all_to_all_v
-from alltoallv.mindspore.graph_exchange import EMPTY, Array, Exchange, Host, Stateless
+from alltoallv.mindspore.graph_exchange import EMPTY, Array, Exchange, Host, Stateless, only_in_graphs
 from alltoallv.mindspore.group import Group
 from alltoallv.mindspore.tensors import check_tensor, core_name
 
@@ -73,10 +73,10 @@ class AllToAllV(Stateless):
     def _check(self, input: Array) -> None:
         """Checks what only this cell demands in a graph; by default nothing."""
 
-    def __call__(self, input: Tensor) -> Tensor:
-        """Runs in PyNative; in a graph MindSpore reads `construct` instead."""
+    def run(self, input: Tensor) -> Tensor:
         return all_to_all_v(input, *self._counts, **self._options)
 
+    @only_in_graphs
     def construct(self, input: Tensor) -> Tensor:
         return self.graph(input, self.sends, self.recvs, self.rows)
 
@@ -112,7 +112,7 @@ class DynamicAllToAllV(Stateless):
         self.rows = Tensor(np.zeros(rows, np.int8))
         self.graph, self.packed = (Exchange(Host(unit, group, packs=packs), derivatives) for packs in (False, True))
 
-    def __call__(
+    def run(
         self,
         input: Tensor,
         send_counts: Tensor,
@@ -120,7 +120,6 @@ class DynamicAllToAllV(Stateless):
         sdispls: Tensor | None = None,
         rdispls: Tensor | None = None,
     ) -> Tensor:
-        """Runs in PyNative; in a graph MindSpore reads `construct` instead."""
         with guard(groups.resolve(self._group), "all_to_all_v"):
             check_tensor("input", input)
             core_name(input.dtype)
@@ -129,6 +128,7 @@ class DynamicAllToAllV(Stateless):
         options: Any = {"sdispls": sdispls, "rdispls": rdispls, "unit": self._unit, "out": out, "group": self._group}
         return all_to_all_v(input, send_counts, recv_counts, **options)
 
+    @only_in_graphs
     def construct(
         self,
         input: Tensor,

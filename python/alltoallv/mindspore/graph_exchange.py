@@ -17,6 +17,7 @@ import mindspore
 import numpy as np
 import numpy.typing as npt
 from mindspore import Tensor, nn, ops
+from mindspore._c_expression import MixedPrecisionType
 from mindspore._c_expression.typing import TensorType, type_to_type_id
 
 from alltoallv import _core
@@ -36,6 +37,12 @@ Array = npt.NDArray[Any]
 Caller = tuple[Group, str]
 ARRAYS: adapters.Adapter[Array] = adapters.find("x", np.empty(0))  # of what MindSpore passes in
 DTYPES_BY_NUMBER: dict[int, Any] = {type_to_type_id(dtype): dtype for dtype in DTYPES}  # by MindSpore's number
+_FLOATS = (mindspore.float16, mindspore.bfloat16, mindspore.float32, mindspore.float64)  # which `to_float` casts
+_CASTS: dict[Any, Any] = {  # by what `to_float` has set
+    MixedPrecisionType.FP16: mindspore.float16,
+    MixedPrecisionType.BF16: mindspore.bfloat16,
+    MixedPrecisionType.FP32: mindspore.float32,
+}
 EMPTY = "MindSpore's graphs cannot hand over empty tensors: call the function outside the graph"
 
 
@@ -133,6 +140,33 @@ class Stateless(nn.Cell):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Stateless:
         return self
+
+    def _recompute(self, *_arguments: Any) -> None:
+        """Leaves a graph's exchange as it is: its gradient needs none of its values."""
+
+    def run(self, *inputs: Any, **named: Any) -> Tensor:
+        """Does in PyNative what `construct` does in a graph."""
+        raise NotImplementedError
+
+
+def only_in_graphs(construct: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Makes a cell's ``construct`` what MindSpore compiles, which looks below decorators; PyNative calls `run`.
+
+    So hooks, recompute and casts are those of ``nn.Cell``, whose casts in PyNative are left to the operators.
+    """
+
+    @functools.wraps(construct)
+    def called(cell: Stateless, *inputs: Any, **named: Any) -> Tensor:
+        if dtype := _CASTS.get(cell.mixed_precision_type):
+            inputs = tuple(_cast(x, dtype) for x in inputs)
+            named = {name: _cast(x, dtype) for name, x in named.items()}
+        return cell.run(*inputs, **named)
+
+    return called
+
+
+def _cast(x: Any, dtype: Any) -> Any:
+    return x.astype(dtype) if isinstance(x, Tensor) and x.dtype in _FLOATS else x
 
 
 class Exchange(nn.Cell):
