@@ -16,6 +16,7 @@ class MindsporeColumn(Column):
     name, module, package = "mindspore", "alltoallv.mindspore", "mindspore"
     dtypes = tuple(name for name in DTYPES if not name.startswith("float8"))
     rows = DISTRIBUTED
+    waited = None
     lacks = {
         "uneven parts of one tensor": "MindSpore's reduce_scatter takes a list for them",
         "reduce_scatter without an output": "MindSpore's functions write into tensors",

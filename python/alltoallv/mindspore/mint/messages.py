@@ -78,7 +78,7 @@ class _All(CommHandle):
     def __init__(self, handles: list[CommHandle]) -> None:
         self._handles = handles
 
-    def wait(self, timeout: float | None = None) -> bool:
+    def wait(self, timeout: float | None = None) -> None:  # type: ignore[override]
         errors = []
         for handle in self._handles:
             try:
@@ -87,7 +87,6 @@ class _All(CommHandle):
                 errors.append(error)
         if errors:
             raise errors[0]
-        return True
 
     def result(self) -> list[Any]:
         """Returns the tensors, after a wait."""
