@@ -43,7 +43,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 def _check(folder: Path, dtype: str, options: dict[str, Any], ranks: int = 1, **settings: str) -> None:
-    """In float32, which rounds nothing over: all tokens. In bfloat16: those before the first close choice."""
+    """In float32, which rounds nothing over: all tokens. In bfloat16: those before the first close choice.
+
+    MLA of prompts vllm-ascend computes in bfloat16 in any case.
+    """
     if dtype == "float32":
         settings["ALLTOALLV_NPU_LIMITS"] = "relax"
     printed = _run("serve", str(folder), json.dumps(options | {"dtype": dtype}), ranks=ranks, **settings)
@@ -53,7 +56,8 @@ def _check(folder: Path, dtype: str, options: dict[str, Any], ranks: int = 1, **
     references = [Reference(*each) for each in json.loads((folder / "reference.json").read_text())]
     for number, tokens, logprobs in served:
         wanted = references[number]
-        compared, tolerance = (len(tokens), 1e-3) if dtype == "float32" else (min(len(tokens), wanted.clear), 0.25)
+        whole = 0.02 if folder.name == "deepseek_v2" else 1e-3
+        compared, tolerance = (len(tokens), whole) if dtype == "float32" else (min(len(tokens), wanted.clear), 0.25)
         assert tokens[:compared] == wanted.tokens[:compared]
         assert logprobs[:compared] == pytest.approx(wanted.logprobs[:compared], abs=tolerance)
 
@@ -78,6 +82,8 @@ def _name(value: str | dict[str, Any]) -> str:
         ("qwen3_moe", EAGER | EXPERTS),
         ("qwen3_moe", EAGER | FOUR),
         ("qwen3_moe", EXPERTS),
+        ("deepseek_v2", EAGER),
+        ("deepseek_v2", EAGER | EXPERTS),
     ],
     ids=_name,
 )

@@ -36,7 +36,16 @@ _experts = {
     "moe_intermediate_size": 128, "num_experts_per_tok": 2, "norm_topk_prob": True, "decoder_sparse_step": 1,
     "mlp_only_layers": [],
 }  # fmt: skip
-KINDS: dict[str, dict[str, Any]] = {"qwen3": _common, "qwen3_moe": _common | _experts}
+_latent = {
+    "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "hidden_size": 1024,
+    "num_key_value_heads": 4, "kv_lora_rank": 512, "q_lora_rank": 256, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+    "v_head_dim": 128, "head_dim": 64, "n_routed_experts": 8, "n_shared_experts": 1, "moe_intermediate_size": 128,
+    "num_experts_per_tok": 2, "first_k_dense_replace": 1, "norm_topk_prob": False, "routed_scaling_factor": 1.0,
+    "topk_method": "greedy", "n_group": 1, "topk_group": 1, "moe_layer_freq": 1, "scoring_func": "softmax",
+}  # fmt: skip
+KINDS: dict[str, dict[str, Any]] = {
+    "qwen3": _common, "qwen3_moe": _common | _experts, "deepseek_v2": _common | _latent,
+}  # fmt: skip
 
 
 class Reference(NamedTuple):
@@ -63,7 +72,7 @@ def _greedy(model: Any, prompt: list[int], chosen: int, clear_expert: float) -> 
             lambda gate, given, made: leads.append(_lead(torch.nn.functional.linear(given[0], gate.weight), chosen))
         )
         for layer in model.model.layers
-        if chosen
+        if hasattr(layer.mlp, "gate")
     ]
     tokens, logprobs, clear = list(prompt), [], NEW
     for step in range(NEW):
