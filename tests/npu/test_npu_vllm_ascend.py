@@ -136,6 +136,44 @@ def test_products_of_quantized_experts(rank: int, size: int, tmp_path: Path) -> 
     assert [(each.shape, each.dtype) for each in shapes] == [(each.shape, each.dtype) for each in results]
 
 
+@on_ranks(1, communicator=False)
+def test_products_of_experts_with_four_bits(rank: int, size: int, tmp_path: Path) -> None:
+    """With scales of columns, or of groups of rows; the device multiplies rows less 8, for which a bias makes up."""
+    call = Calls(use_device(rank))
+    made = torch.Generator().manual_seed(1)
+    x = torch.randint(-127, 128, (7, 32), dtype=torch.int8, generator=made)
+    weight = torch.randint(-8, 8, (3, 32, 16), dtype=torch.int8, generator=made)
+    of_rows, expert = (torch.rand(7, generator=made) + 0.5) / 1e3, torch.tensor([0, 0, 0, 1, 2, 2, 2])
+    nibbles = (weight.long() & 15).unflatten(-1, (2, 8)) << torch.arange(0, 32, 4)
+    words = nibbles.sum(-1).to(torch.uint32).view(torch.int32)
+    ends, sizes = torch.tensor([3, 4, 7]), torch.tensor([3, 1, 3])
+    for groups in (1, 2):
+        scale = torch.rand(3, groups, 16, generator=made) + 0.5
+        whole = weight.double() * scale.double().repeat_interleave(32 // groups, 1)
+        bias = 8 * whole.sum(1)
+        total = torch.stack([row @ whole[e] for row, e in zip(x.double(), expert, strict=True)])
+        as_words = scale.view(torch.int32).long()
+        # A bias that is not what it should be adds to the product.
+        for added in (bias, bias + torch.randn(3, 16, generator=made)):
+            wide = (total + (added - bias)[expert]) * of_rows.unsqueeze(-1)
+            first, second = wide.chunk(2, -1)
+            gated = first * first.sigmoid() * second
+            results, _ = call(
+                "grouped_matmul_swiglu_quant_weight_nz", x, words, as_words, of_rows, ends, bias=added.float()
+            )
+            _check_quantized(results, gated)
+            given = [x, [words], [as_words], of_rows, sizes]
+            results, _ = call(
+                "grouped_matmul_swiglu_quant_v2", *given, weight_assist_matrix=[added.float()], group_list_type=1
+            )
+            _check_quantized(results, gated)
+            several = [x, list(words), list(as_words), of_rows, ends]
+            results, _ = call("grouped_matmul_swiglu_quant_weight_nz_tensor_list", *several, bias=added.float())
+            _check_quantized(results, gated)
+    with pytest.raises(NotImplementedError, match="weight_assist_matrix is 0; the emulator expects 3 rows"):
+        call("grouped_matmul_swiglu_quant_v2", *given, group_list_type=1)
+
+
 @on_ranks(1, communicator=False, fresh=True)
 def test_operators_of_one_npu(rank: int, size: int, tmp_path: Path) -> None:
     """Each against its formula in float64, and its shapes on meta."""

@@ -68,6 +68,22 @@ def product(a: Tensor, b: Tensor) -> Tensor:
     return a.float() @ b.float() if a.is_floating_point() else a.double() @ b.double()
 
 
+def product_of_four_bits(x: Tensor, words: Tensor, scale: Tensor, bias: Tensor, name: str = "bias") -> Tensor:
+    """Multiplies rows of int8 by a matrix whose numbers of four bits are packed in words, with int64 scales.
+
+    These are of columns, or of as many groups of the matrix's rows as ``scale`` has. The device multiplies the rows
+    less 8, as two parts of four bits each; ``bias`` makes up for it: 8 * the sum of the matrix, scaled, over its rows.
+    """
+    matrix, factors = unpack(words).double(), scale_and_offset(scale)[0].double()
+    factors = factors.view(-1, factors.size(-1))
+    depth, columns = matrix.shape
+    fits = factors.size(1) == columns and depth % len(factors) == 0 and x.size(1) == depth
+    expect(fits, "scale", scale, f"scales of {columns} columns, for groups of the {depth} rows")
+    expect(bias.shape == (columns,) and bias.is_floating_point(), name, bias, f"{columns} floating point numbers")
+    rows, parts = ((each.double()).unflatten(axis, (len(factors), -1)) for each, axis in ((x - 8.0, 1), (matrix, 0)))
+    return torch.einsum("tgk,gkn,gn->tn", rows, parts, factors).float() + bias.float()
+
+
 def check_dtypes(first: str, a: Tensor, second: str, b: Tensor, scaled: bool) -> None:
     """Raises for dtypes that an operator which communicates does not multiply: int8 needs scales of the second matrix.
 
@@ -412,6 +428,12 @@ def _one_group(
     antiquant_offset: Tensor | None,
 ) -> Tensor:
     activate = _ACTIVATIONS[act_type]
+    if scale is not None and weight.dtype == torch.int32 and (x.dtype, scale.dtype) == (torch.int8, torch.int64):
+        expect(not act_type, "act_type", act_type, "0, for weights of four bits")
+        expect(dtype.is_floating_point, "output_dtype", dtype, "float16 or bfloat16, for weights of four bits")
+        makes_up = present(bias, "bias", "8 * the sum of the weights with their scales, for weights of four bits")
+        factors = present(token, "per_token_scale", "scales of the rows, for weights of four bits")
+        return (product_of_four_bits(x, weight, scale, makes_up) * factors.float().unsqueeze(-1)).to(dtype)
     if x.itemsize == 1 or not x.is_floating_point():
         expect(scale is not None or dtype == torch.int32, "scale", scale, "one for int8 or float8")
         scale = torch.ones(1) if scale is None else scale

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from alltoallv.npu_ops.layers import swish_of_first
-from alltoallv.npu_ops.matmuls import dequantize, ends_of, pack, product, to_int8
+from alltoallv.npu_ops.matmuls import dequantize, ends_of, pack, product, product_of_four_bits, to_int8
 from alltoallv.npu_ops.microscaling import (
     Blocks,
     Element,
@@ -190,12 +190,14 @@ def grouped_matmul_swiglu_quant_v2(
     weight_scale_dtype: int | None = None,
     x_scale_dtype: int | None = None,
     limit: float = 0.0,
+    weight_assist_matrix: list[Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Multiplies groups of rows by their weights, applies scales and SwiGLU, and quantizes the rows.
 
     Modes 0: rows of int8 or float8, with scales of rows and of the weights' columns, and a scale for each row of the
     result. Modes 2: numbers of mx, and again numbers of mx. Rows after the last group give zeros. A ``limit`` bounds
-    what SwiGLU gets: the first half from above, the second from both sides.
+    what SwiGLU gets: the first half from above, the second from both sides. Weights of four bits, in int32, have int64
+    scales, and in ``weight_assist_matrix`` what `product_of_four_bits` adds.
     """
     mx = is_scale("x_scale", x_scale, x_scale_dtype)
     both = mx == is_scale("weight_scale", weight_scale[0], weight_scale_dtype)
@@ -212,14 +214,22 @@ def grouped_matmul_swiglu_quant_v2(
     expect(mx or x.dtype in (torch.int8, *eights), "x", x, "int8 or float8")
     ends = ends_of(group_list, group_list_type or 0)
     each = [plane for part in weight for plane in (part if part.dim() == 3 else [part])]
-    scales = [plane for part in weight_scale for plane in (part if part.dim() == (4 if mx else 2) else [part])]
+    fours = each[0].dtype == torch.int32 and x.dtype == torch.int8
+    whole = weight[0].dim() == 3 if fours else weight_scale[0].dim() == (4 if mx else 2)
+    scales = [plane for part in weight_scale for plane in (part if whole else [part])]
+    added = [plane for part in weight_assist_matrix or [] for plane in (part if part.dim() == 2 else [part])]
     expect(len(each) == len(scales) == len(ends), "weight", len(each), f"one for each of {len(ends)} groups")
+    need = len(ends) if fours else 0
+    expect(len(added) == need, "weight_assist_matrix", len(added), f"{need} rows: one for each group of four bits")
     values = torch.zeros(len(x), scales[0].size(-2 if mx else -1))
-    for start, end, matrix, scale in zip([0, *ends], ends, each, scales, strict=False):
+    for number, (start, end, matrix, scale) in enumerate(zip([0, *ends], ends, each, scales, strict=False)):
         rows, tokens = x[start:end], x_scale[start:end]
         if mx:
             blocks = Blocks("x", rows, x_dtype, "x_scale", tokens)
             values[start:end] = product_of_blocks(blocks, Blocks("weight", matrix, weight_dtype, "weight_scale", scale))
+        elif fours:
+            four_bits = product_of_four_bits(rows, matrix, scale, added[number], "weight_assist_matrix")
+            values[start:end] = four_bits * tokens.float().unsqueeze(-1)
         else:
             values[start:end] = dequantize(product(rows, matrix), scale, None, tokens, None, torch.float32)
     values = swish_of_first(bounded(values, limit), -1)

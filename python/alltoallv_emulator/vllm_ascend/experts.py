@@ -45,21 +45,27 @@ def _grouped_matmul_swiglu_quant(
     weight_scale: Tensor | list[Tensor],
     x_scale: Tensor,
     group_list: Tensor,
+    bias: Tensor | None,
     swiglu_limit: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Multiplies groups of int8 rows, up to the ends in group_list, applies scales and SwiGLU, and quantizes each row.
 
-    The offsets, the third result, are of no use: they are empty.
+    ``bias`` goes with weights of four bits. The offsets, the third result, are of no use: they are empty.
     """
     weights, scales = ([each] if isinstance(each, Tensor) else each for each in (weight, weight_scale))
-    y, scale = grouped_matmul_swiglu_quant_v2(x, weights, scales, x_scale, group_list, 0, 0, 0, limit=swiglu_limit)
+    expect(bias is None or weights[0].dtype == torch.int32, "bias", bias, "None, but for weights of four bits in int32")
+    more = None if bias is None else [bias]
+    y, scale = grouped_matmul_swiglu_quant_v2(
+        x, weights, scales, x_scale, group_list, 0, 0, 0, limit=swiglu_limit, weight_assist_matrix=more
+    )
     return y, scale, scale.new_empty(0)
 
 
 def _grouped_matmul_swiglu_quant_shapes(
     x: Tensor, weight: Tensor | list[Tensor], *others: object, **more: object
 ) -> tuple[Tensor, Tensor, Tensor]:
-    columns = (weight if isinstance(weight, Tensor) else weight[0]).size(-1)
+    first = weight if isinstance(weight, Tensor) else weight[0]
+    columns = first.size(-1) * (8 if first.dtype == torch.int32 else 1)
     scale = x.new_empty(len(x), dtype=torch.float32)
     return x.new_empty((len(x), columns // 2), dtype=torch.int8), scale, scale.new_empty(0)
 

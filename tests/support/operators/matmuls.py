@@ -98,6 +98,27 @@ def grouped_int8_reference(x: Any, weight: Any, group_list: Any, scale: Any, per
     return [np.concatenate(made)]
 
 
+def grouped_int4(r: np.random.Generator, parts: int) -> dict[str, Any]:
+    """Scales of columns, or of two groups of the weights' rows; the bias is what makes up for rows less 8, and more."""
+    scale = single(r, 3, parts, 8)
+    return grouped(r, [2, 0, 5], group_list_type=1, output_dtype=CODES["bfloat16"]) | {
+        "x": [int8(r, 7, 6)], "weight": [packed(r.integers(-8, 8, (3, 6, 8)))], "bias": [single(r, 3, 8)],
+        "scale": [scale.view(np.uint32).astype(np.int64)], "per_token_scale": [single(r, 7)],
+    }  # fmt: skip
+
+
+def grouped_int4_reference(
+    x: Any, weight: Any, group_list: Any, scale: Any, per_token_scale: Any, bias: Any, **_: Any
+) -> Any:
+    factors = scale[0].astype(np.uint32).view(np.float32).astype(np.float64)
+    matrices = unpacked(weight[0]) * np.repeat(factors, 6 // factors.shape[1], 1)
+    made = [
+        ((x[0][part] - 8.0) @ matrix + added) * per_token_scale[0][part][:, None]
+        for part, matrix, added in zip(parts(np.cumsum(group_list)), matrices, bias[0], strict=True)
+    ]
+    return [np.concatenate(made)]
+
+
 def transposed_products(x: Array, weight: Array, group_list: Array) -> Array:
     return np.stack([x[part].T @ weight[part] for part in parts(group_list)])
 
@@ -198,6 +219,11 @@ CASES = [
         Case("npu_grouped_matmul", lambda r, o=output: grouped_int8(r, o), grouped_int8_reference, dtypes=("int8",),
              exact=True, note=f"int8 to {output}")
         for output in ("float16", "bfloat16")
+    ),
+    *(
+        Case("npu_grouped_matmul", lambda r, n=number: grouped_int4(r, n), grouped_int4_reference, dtypes=("int4",),
+             note=f"{number} scales of a column")
+        for number in (1, 2)
     ),
     Case("npu_grouped_matmul.List", lambda r: {
         "x": [r.normal(size=(7, 6))], "weight": [r.normal(size=(6, 4)), r.normal(size=(6, 4))], "group_list": [3, 7],
