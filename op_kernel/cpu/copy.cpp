@@ -24,22 +24,24 @@ struct Lines {
     Bytes* to;
     const Bytes* from;
     size_t bytes, rows, to_step, from_step;
+    size_t ahead = 0;  ///< how far behind each line one is that will be read soon
 };
 
 /// Defines `void name(Lines)`: it writes one line of each row in turn. It loads a whole line before it stores it, so
 /// that the write-combining buffer fills at once.
-#define STREAM(name, target_attribute, Vector, load, store)                                                \
-    target_attribute void name(const Lines& all) {                                                         \
-        constexpr size_t n_vectors = line / sizeof(Vector);                                                \
-        for (size_t at = 0; at < all.bytes; at += line) {                                                  \
-            for (size_t row = 0; row < all.rows; ++row) {                                                  \
-                Vector values[n_vectors];                                                                  \
-                const auto* source = reinterpret_cast<const Vector*>(all.from + row * all.from_step + at); \
-                auto* sink = reinterpret_cast<Vector*>(all.to + row * all.to_step + at);                   \
-                for (size_t i = 0; i < n_vectors; ++i) values[i] = load(source + i);                       \
-                for (size_t i = 0; i < n_vectors; ++i) store(sink + i, values[i]);                         \
-            }                                                                                              \
-        }                                                                                                  \
+#define STREAM(name, target_attribute, Vector, load, store)                                                        \
+    target_attribute void name(const Lines& all) {                                                                 \
+        constexpr size_t n_vectors = line / sizeof(Vector);                                                        \
+        for (size_t at = 0; at < all.bytes; at += line) {                                                          \
+            for (size_t row = 0; row < all.rows; ++row) {                                                          \
+                Vector values[n_vectors];                                                                          \
+                const auto* source = reinterpret_cast<const Vector*>(all.from + row * all.from_step + at);         \
+                auto* sink = reinterpret_cast<Vector*>(all.to + row * all.to_step + at);                           \
+                if (all.ahead != 0) _mm_prefetch(reinterpret_cast<const char*>(source) + all.ahead, _MM_HINT_NTA); \
+                for (size_t i = 0; i < n_vectors; ++i) values[i] = load(source + i);                               \
+                for (size_t i = 0; i < n_vectors; ++i) store(sink + i, values[i]);                                 \
+            }                                                                                                      \
+        }                                                                                                          \
     }
 
 STREAM(stream_base, , __m128i, _mm_loadu_si128, _mm_stream_si128)
@@ -113,7 +115,8 @@ void copy_rows_streaming_unfenced(void* to, size_t to_step, const void* from, si
     for (size_t row = 0, n = 0; row < rows; row += n) {
         n = of_lines ? std::min(together, rows - row) : 1;
         if (of_lines)
-            run({sink + row * to_step, source + row * from_step, bytes, n, to_step, from_step});
+            run({sink + row * to_step, source + row * from_step, bytes, n, to_step, from_step,
+                 row + 2 * n <= rows && from_step != bytes ? n * from_step : 0});
         else
             copy_streaming_unfenced(sink + row * to_step, source + row * from_step, bytes);
     }

@@ -14,6 +14,8 @@ namespace {
 constexpr size_t checked_chunk = size_t{1} << 20;
 /// Least bytes that a thread copies: a smaller copy takes no longer than waking the thread.
 constexpr size_t least_share = size_t{1} << 20;
+/// Bytes of a copy between rows that are made before the next copy has its turn.
+constexpr size_t rows_in_turn = size_t{64} << 10;
 /// Bytes of a row from which streaming stores pay.
 constexpr size_t least_streamed = 512;
 /// Bytes that a rank puts into a ring before it looks at the others.
@@ -24,40 +26,55 @@ constexpr size_t ring_from = 4096;
 }  // namespace
 
 void ShmCommunicator::copy_checked(const StridedRegion& to, const StridedRegion& from, size_t bytes, Stores stores) {
-    const bool together = copy_threads_ && bytes >= copy_threads_->shares() * least_share;
-    if (to.run() >= bytes && from.run() >= bytes)
-        return together ? copy_together(to.at, from.at, bytes, stores) : copy_alone(to.at, from.at, bytes, stores);
-    const bool streams = stores == Stores::streaming || (stores == Stores::to_peer && peer_writer_.streams());
-    if (!together) {
-        copy_rows(to, from, bytes, streams);
-    } else {
-        const size_t share = (bytes + copy_threads_->shares() - 1) / copy_threads_->shares();
-        copy_threads_->run([&](size_t hand) {
-            const size_t begin = std::min(hand * share, bytes), end = std::min(begin + share, bytes);
-            copy_rows(to.from(begin), from.from(begin), end - begin, streams);
-        });
-    }
-    control_->throw_if_poisoned();  // it may have stopped for that
-    if (stores == Stores::to_peer && streams) peer_writer_.passed(bytes);
+    if (to.run() < bytes || from.run() < bytes)
+        copies_.push_back({to, from, bytes, stores});
+    else if (copy_threads_ && bytes >= copy_threads_->shares() * least_share)
+        copy_together(to.at, from.at, bytes, stores);
+    else
+        copy_alone(to.at, from.at, bytes, stores);
 }
 
-/// Copies until the communicator is poisoned. It does not throw: a helper may run it.
-void ShmCommunicator::copy_rows(StridedRegion to, StridedRegion from, size_t bytes, bool streams) {
-    for (size_t chunk = 0; bytes > 0 && !control_->poisoned(); bytes -= chunk) {
-        chunk = std::min(checked_chunk, bytes);
-        if (!streams) {
-            for_pieces(to, from, chunk, [](const CopiedRows& all) { all.copy(); });
-            continue;
-        }
-        for_pieces(to, from, chunk, [](const CopiedRows& all) {
-            if (all.bytes >= least_streamed)
-                kernel::copy_rows_streaming_unfenced(all.to, all.to_step, all.from, all.from_step, all.bytes,
-                                                     all.number);
-            else
-                all.copy();
-        });
+/// Makes the collected copies between rows, a piece of each in turn: the rows of one lie between those of another, and
+/// are then found in pages that are at hand.
+void ShmCommunicator::copy_rows_in_turn() {
+    if (copies_.empty()) return;
+    size_t bytes = 0;
+    for (Copy& each : copies_) {
+        bytes += each.bytes;
+        if (each.stores != Stores::to_peer || !peer_writer_.streams()) continue;
+        each.stores = Stores::streaming;
+        peer_writer_.passed(each.bytes);
     }
-    if (streams) kernel::fence_streaming();
+    const size_t shares = copy_threads_ ? copy_threads_->shares() : 1;
+    if (shares > 1 && bytes >= shares * least_share)
+        copy_threads_->run([&](size_t hand) { copy_share(hand, shares); });
+    else
+        copy_share(0, 1);
+    control_->throw_if_poisoned();  // it may have stopped for that
+}
+
+/// Makes one of so many shares of every collected copy, until the communicator is poisoned. It does not throw: a helper
+/// may run it.
+void ShmCommunicator::copy_share(size_t share, size_t shares) {
+    bool more = true;
+    for (size_t done = 0; more; done += rows_in_turn) {
+        more = false;
+        for (const Copy& each : copies_) {
+            const size_t part = (each.bytes + shares - 1) / shares, begin = share * part + done;
+            const size_t end = std::min({begin + rows_in_turn, (share + 1) * part, each.bytes});
+            if (begin >= end || control_->poisoned()) continue;
+            more = true;
+            StridedRegion to = each.to.from(begin), from = each.from.from(begin);
+            for_pieces(to, from, end - begin, [&](const CopiedRows& all) {
+                if (each.stores == Stores::streaming && all.bytes >= least_streamed)
+                    kernel::copy_rows_streaming_unfenced(all.to, all.to_step, all.from, all.from_step, all.bytes,
+                                                         all.number);
+                else
+                    all.copy();
+            });
+        }
+    }
+    kernel::fence_streaming();
 }
 
 void ShmCommunicator::copy_together(char* to, const char* from, size_t bytes, Stores stores) {

@@ -259,6 +259,7 @@ uint64_t ShmCommunicator::exchange_in_turn(const Exchange& x, Row& row) {
     const size_t written = learns ? learn_counts(m, row) : all.written;
     if (exceeds_cache(all.read + written)) m.own = m.pushed = Stores::streaming;
     std::ranges::fill(pending_peers_, uint8_t{0});
+    copies_.clear();
     outgoing_.clear();
     incoming_.clear();
     lent_.clear();
@@ -268,6 +269,7 @@ uint64_t ShmCommunicator::exchange_in_turn(const Exchange& x, Row& row) {
         send_to(m, rank() + k < size() ? rank() + k : rank() + k - size());  // divisions would take longer
         receive_from(m, rank() >= k ? rank() - k : rank() - k + size());
     }
+    copy_rows_in_turn();
     finish(m);
     if (timed > 0)
         reads_.note(timed, m.reads ? AlgorithmSelector::usual : AlgorithmSelector::other, watch.nanoseconds());

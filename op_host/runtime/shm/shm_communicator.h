@@ -54,6 +54,13 @@ class ShmCommunicator final : public ControlledCommunicator {
     Stats stats() const override;
 
   private:
+    enum class Stores : uint8_t { ordinary, streaming, to_peer };
+    /// A copy between regions of which one lies in rows.
+    struct Copy {
+        StridedRegion to, from;
+        size_t bytes;
+        Stores stores;
+    };
     /// One staged transfer that is under way.
     struct Stream {
         int peer;
@@ -100,9 +107,9 @@ class ShmCommunicator final : public ControlledCommunicator {
     // copies.cpp
     /// True if ranks that each read and write this number of bytes exceed the caches, so that streaming stores pay.
     bool exceeds_cache(size_t bytes) const { return bytes >= cache_share_; }
-    enum class Stores : uint8_t { ordinary, streaming, to_peer };
     void copy_checked(const StridedRegion& to, const StridedRegion& from, size_t bytes, Stores stores);
-    void copy_rows(StridedRegion to, StridedRegion from, size_t bytes, bool streams);
+    void copy_rows_in_turn();
+    void copy_share(size_t share, size_t shares);
     void copy_together(char* to, const char* from, size_t bytes, Stores stores);
     void copy_alone(char* to, const char* from, size_t bytes, Stores stores);
     bool read_peer(int peer, char* to, uint64_t from, size_t bytes);
@@ -163,6 +170,7 @@ class ShmCommunicator final : public ControlledCommunicator {
     AlgorithmSelector reads_;          // private memory: a system call, or two copies with shared memory between
     HugepagePromoter promoter_;
     std::unique_ptr<CopyThreads> copy_threads_;  // null if ranks need all processors
+    std::vector<Copy> copies_;
     std::vector<Stream> outgoing_, incoming_;
     std::vector<Stream> lent_;    // data that peers read by themselves, or else ask for
     bool reads_refused_ = false;  // the kernel no longer lets this rank read its peers' private memory
