@@ -184,6 +184,24 @@ nb::object all_to_all_single(Communicator& communicator, nb::object output, nb::
                 compares_rows ? ArrayPair::Use::plain : ArrayPair::Use::gaps);
 }
 
+nb::object all_to_all_nd(Communicator& communicator, nb::handle input, nb::object out, nb::handle scatter_dim,
+                         nb::handle gather_dim, nb::handle scatter_sizes, nb::handle gather_sizes,
+                         nb::handle async_op) {
+    const Framework* const framework = framework_of(input);
+    ArrayView seen;
+    if (framework == nullptr || !framework->view(input, seen)) return nb::none();  // gaps are read where they lie
+    const auto read = [&](const ArrayPair& arrays) {
+        std::optional<Request> parsed = read_all_to_all_nd(communicator.size(), communicator.rank(), arrays.input.shape,
+                                                           scatter_dim, gather_dim, scatter_sizes, gather_sizes);
+        const bool fits = parsed && (!arrays.has_output || (std::ranges::equal(arrays.output.shape, parsed->shape) &&
+                                                            !overlaps(arrays.output.bytes(), arrays.input.bytes())));
+        if (!fits) (parsed = Request(OpKind::all_to_all_nd, 0))->row = 0;
+        return *std::move(parsed);
+    };
+    return call(communicator, OpKind::all_to_all_nd, input, std::move(out), async_op, nb::none(),
+                {scatter_sizes, gather_sizes}, read);
+}
+
 template <OpKind op>
 nb::object gather(Communicator& communicator, nb::object output, nb::handle input, nb::handle async_op,
                   nb::handle timeout, bool gaps) {
@@ -408,6 +426,9 @@ void bind_array_calls(nb::module_& m) {
           "compares_rows"_a = true,
           "As `all_to_all_v` returns. Without compares_rows the ranks' rows may have other lengths, as long as the "
           "elements agree.");
+    m.def("all_to_all_nd", untyped(&all_to_all_nd), "communicator"_a, "input"_a.none(), "out"_a.none(),
+          "scatter_dim"_a.none(), "gather_dim"_a.none(), "scatter_sizes"_a.none(), "gather_sizes"_a.none(),
+          "async_op"_a.none(), "As `all_to_all_v` returns; None also for wrong arguments, and for an input with gaps.");
     m.def("all_gather", untyped(&gather<OpKind::all_gather>), "communicator"_a, "output"_a.none(), "input"_a.none(),
           "async_op"_a.none(), "timeout"_a.none(), "gaps"_a = false,
           "Stacked; as `all_to_all_v` returns. gaps: the output may have some.");

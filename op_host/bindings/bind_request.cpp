@@ -58,6 +58,16 @@ void bind_request(nb::module_& m) {
             },
             "size"_a, "shape"_a, "numel_out"_a.none() = nb::none(), "name"_a = "output",
             "shape: of the input; numel_out: of an output called `name`.")
+        .def_static(
+            "all_to_all_nd",
+            [](const Counts& shape, const Counts& strides, size_t scatter, size_t gather, const Counts& scatter_sizes,
+               const Counts& gather_sizes, int rank) {
+                return swap_request({scatter, gather, scatter_sizes, gather_sizes}, rank, shape,
+                                    strides.empty() ? contiguous_strides(shape) : strides);
+            },
+            "shape"_a, "strides"_a, "scatter"_a, "gather"_a, "scatter_sizes"_a, "gather_sizes"_a, "rank"_a,
+            "Of checked arguments. strides: of the input, in elements; none for a contiguous one. None where what goes "
+            "to a rank does not lie in rows at one distance.")
         .def_prop_ro(
             "layout", &layout_of,
             nb::for_getter(nb::sig("def layout(self, /) -> tuple[list[int], list[int], list[int], list[int]]")),
@@ -80,6 +90,7 @@ void bind_request(nb::module_& m) {
             "recv_counts"_a, nb::sig("def shape_for(self, recv_counts: Sequence[int]) -> tuple[int, ...]"),
             "The same for the counts, in elements, that the peers have announced.")
         .def_ro("has_gaps", &Request::has_gaps, "Whether the output has elements that no region covers.")
+        .def_ro("terms", &Request::terms, "What the ranks compare besides.")
         .def_ro("learns", &Request::learns, "Whether the peers announce the receive counts.")
         .def_ro("row", &Request::row, "Elements of a unit of the caller's counts; 0 for rows that have none.")
         .def(
@@ -90,6 +101,15 @@ void bind_request(nb::module_& m) {
                 return plan_of(std::move(communicator), std::move(named), dtype);
             },
             "communicator"_a, "op"_a, "dtype"_a, "Ready to run.");
+    m.def(
+        "in_rows",
+        [](const Counts& box, const Counts& strides) -> std::optional<std::pair<int64_t, int64_t>> {
+            const std::optional<Steps> steps = in_rows(box, strides);
+            return steps ? std::optional(std::pair(steps->row, steps->stride)) : std::nullopt;
+        },
+        "box"_a, "strides"_a,
+        "The length of the rows in which a box lies that has these strides, and the distance between them: zeros if it "
+        "is in one piece, None if it is not in rows at one distance, in the order of its elements.");
     m.def(
         "read_counts",
         [](const char* name, nb::handle values, int size) {

@@ -179,6 +179,44 @@ Request read_all_to_all_v(int size, Shape input, nb::handle send_counts, nb::han
     return request;
 }
 
+std::optional<Request> read_all_to_all_nd(int size, int rank, Shape input, nb::handle scatter_dim,
+                                          nb::handle gather_dim, nb::handle scatter_sizes, nb::handle gather_sizes) {
+    const auto dims = static_cast<int64_t>(input.size());
+    const auto dimension = [&](nb::handle given) -> std::optional<size_t> {
+        int64_t value = -1;
+        if (!PyLong_CheckExact(given.ptr()) || !read_integer(given.ptr(), value)) return std::nullopt;
+        if (value < -dims || value >= dims) return std::nullopt;
+        return static_cast<size_t>(value < 0 ? value + dims : value);
+    };
+    const std::optional<size_t> scatter = dimension(scatter_dim), gather = dimension(gather_dim);
+    if (!scatter || !gather || *scatter == *gather) return std::nullopt;
+    const auto ranks = static_cast<size_t>(size), own = static_cast<size_t>(rank);
+    std::vector<int64_t> divided(ranks), joined(ranks, input[*gather]);
+    const auto divide = [&](int64_t length, std::vector<int64_t>& sizes) {  // as `_calls.counts.chunks` does
+        const int64_t part = length / size + (length % size == 0 ? 0 : 1);
+        for (int64_t& each : sizes) length -= each = std::min(part, length);
+    };
+    const auto read = [&](nb::handle given, std::vector<int64_t>& sizes) {
+        int64_t sum = 0;
+        if (PyLong_CheckExact(given.ptr())) {
+            if (!read_integer(given.ptr(), sum) || sum < 0) return false;
+            divide(sum, sizes);
+            return true;
+        }
+        return read_list(given.ptr(), sizes).has_value() &&
+               std::ranges::all_of(sizes, [](int64_t n) { return n >= 0; });
+    };
+    if (scatter_sizes.is_none())
+        divide(input[*scatter], divided);
+    else if (!read(scatter_sizes, divided))
+        return std::nullopt;
+    if (!gather_sizes.is_none() && !read(gather_sizes, joined)) return std::nullopt;
+    int64_t rest = input[*scatter];
+    for (const int64_t part : divided) rest = rest < part ? -1 : rest - part;
+    if (rest != 0 || joined[own] != input[*gather]) return std::nullopt;
+    return swap_request({*scatter, *gather, divided, joined}, rank, input, contiguous_strides(input));
+}
+
 Request read_all_to_all_single(int size, Shape output, Shape input, nb::handle output_split_sizes,
                                nb::handle input_split_sizes, const SplitNames& names) {
     Request request(OpKind::all_to_all_single, size);

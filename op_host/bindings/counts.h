@@ -4,6 +4,7 @@
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
+#include <optional>
 #include <span>
 
 #include "runtime/core/request.h"
@@ -29,6 +30,12 @@ bool reads_rows(nanobind::handle unit, size_t dimensions);
 /// Reads the arguments of `all_to_all_v` for an input of that shape, and the shape of `out` if there is one.
 Request read_all_to_all_v(int size, Shape input, nanobind::handle send_counts, nanobind::handle recv_counts,
                           nanobind::handle sdispls, nanobind::handle rdispls, nanobind::handle unit, const Shape* out);
+
+/// Reads the arguments of `all_to_all_nd` for a contiguous input of that shape; nothing for other than plain integers
+/// and lists of them, and for wrong ones.
+std::optional<Request> read_all_to_all_nd(int size, int rank, Shape input, nanobind::handle scatter_dim,
+                                          nanobind::handle gather_dim, nanobind::handle scatter_sizes,
+                                          nanobind::handle gather_sizes);
 
 /// Reads the arguments of `all_to_all_single`.
 Request read_all_to_all_single(int size, Shape output, Shape input, nanobind::handle output_split_sizes,

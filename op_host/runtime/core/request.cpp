@@ -5,6 +5,8 @@
 
 #include "runtime/base/error.h"
 #include "runtime/core/regions.h"
+#include "runtime/core/shape_words.h"
+#include "runtime/core/terms.h"
 
 namespace alltoallv {
 namespace {
@@ -177,6 +179,74 @@ void check_apart(ByteRange output, ByteRange input) {
 
 void check_gather_apart(ByteRange output, ByteRange input, int rank) {
     if (input.address != output.address + static_cast<size_t>(rank) * input.bytes) check_apart(output, input);
+}
+
+std::vector<int64_t> contiguous_strides(Shape shape) {
+    std::vector<int64_t> strides(shape.size());
+    int64_t stride = 1;
+    for (size_t i = shape.size(); i-- > 0; stride *= std::max<int64_t>(shape[i], 1)) strides[i] = stride;
+    return strides;
+}
+
+std::optional<Steps> in_rows(Shape box, Shape strides) {
+    if (std::ranges::find(box, 0) != box.end()) return Steps{0, 0};
+    size_t i = box.size();
+    int64_t row = 1;
+    while (i > 0 && (box[i - 1] == 1 || strides[i - 1] == row)) row *= box[--i];
+    if (i == 0) return Steps{0, 0};
+    const Steps steps{row, strides[i - 1]};
+    int64_t expected = steps.stride;
+    for (; i > 0; --i) {
+        if (box[i - 1] == 1) continue;
+        if (strides[i - 1] != expected || expected < row) return std::nullopt;
+        expected *= box[i - 1];
+    }
+    return steps;
+}
+
+std::optional<Request> swap_request(const Swap& swap, int rank, Shape input, Shape strides) {
+    Request request(OpKind::all_to_all_nd, static_cast<int>(swap.scatter_sizes.size()));
+    const auto own = static_cast<size_t>(rank);
+    std::vector<int64_t> box(input.begin(), input.end()), others;
+    for (size_t i = 0; i < box.size(); ++i)
+        if (i != swap.scatter && i != swap.gather) others.push_back(box[i]);
+    const DimensionTerms terms{swap.gather, swap.scatter, ShapeWords(others).digest};
+    request.terms = word_of(terms);
+
+    const auto place = [&](size_t dim, std::span<const int64_t> sizes, Shape distances, std::span<int64_t> counts,
+                           std::span<int64_t> displs, std::vector<Steps>& steps) {
+        int64_t begin = 0;
+        for (size_t j = 0; j < sizes.size(); ++j) {
+            box[dim] = sizes[j];
+            const std::optional<Steps> rows = in_rows(box, distances);
+            if (!rows) return false;
+            counts[j] = element_count(box);
+            displs[j] = begin * distances[dim];
+            steps.push_back(*rows);
+            begin += sizes[j];
+        }
+        box[dim] = begin;
+        return true;
+    };
+    request.shape.assign(input.begin(), input.end());
+    request.shape[swap.scatter] = swap.scatter_sizes[own];
+    request.shape[swap.gather] = 0;
+    bool fits = true;
+    for (const int64_t size : swap.gather_sizes)
+        fits = fits && !__builtin_add_overflow(request.shape[swap.gather], size, &request.shape[swap.gather]);
+    int64_t product = 1;
+    for (const int64_t length : request.shape)
+        fits = fits && !__builtin_mul_overflow(product, std::max<int64_t>(length, 1), &product);
+    if (!fits)
+        throw invalid_param("gather_sizes is " + list_text(swap.gather_sizes) +
+                            ", expected an output of at most 2**63 - 1 elements");
+    if (!place(swap.scatter, swap.scatter_sizes, strides, request.send_counts(), request.sdispls(), request.send_steps))
+        return std::nullopt;
+    box = request.shape;
+    if (!place(swap.gather, swap.gather_sizes, contiguous_strides(request.shape), request.recv_counts(),
+               request.rdispls(), request.recv_steps))
+        return std::nullopt;
+    return request;
 }
 
 }  // namespace alltoallv

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <numeric>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -105,6 +106,24 @@ std::vector<int64_t> even_parts(int64_t length, int size);
 inline int64_t element_count(Shape shape) {
     return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
 }
+
+/// An exchange of one dimension of a tensor for another (all_to_all_nd): rank r sends the parts of `scatter` and puts
+/// the parts of `gather` together, of which the ranks have these sizes, in order.
+struct Swap {
+    size_t scatter, gather;
+    std::span<const int64_t> scatter_sizes, gather_sizes;
+};
+
+/// Returns its request for an input of that shape and these strides, in elements, and a contiguous output; nothing
+/// where what goes to a rank does not lie in rows at one distance. Throws invalid_param for an output beyond 64 bits.
+std::optional<Request> swap_request(const Swap& swap, int rank, Shape input, Shape strides);
+
+/// Returns the rows in which a box lies that has these strides: zeros if it is in one piece, nothing if it is not in
+/// rows at one distance, in the order of its elements.
+std::optional<Steps> in_rows(Shape box, Shape strides);
+
+/// Returns the strides of a contiguous tensor.
+std::vector<int64_t> contiguous_strides(Shape shape);
 
 /// Returns the elements of a row of dimension 0. Throws invalid_tensor for a shape without dimensions.
 int64_t row_size(Shape shape);

@@ -11,10 +11,8 @@ copies from the ones to the others, so nothing is permuted before or after.
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 from alltoallv import _core
@@ -51,12 +49,6 @@ class Swap:
         sizes = self.gather_sizes, self.scatter_sizes
         return Swap(self.shape_out, self.gather, self.scatter, *sizes, self.rank)
 
-    @property
-    def terms(self) -> int:
-        """Returns what the ranks compare besides counts: the dimensions, and a digest of the lengths of the others."""
-        others = [n for dim, n in enumerate(self.shape_in) if dim not in (self.scatter, self.gather)]
-        return zlib.crc32(repr(others).encode()) << 16 | self.scatter << 8 | self.gather
-
     def boxes(self) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
         """Returns the shapes of what goes to every rank, and of what comes from it."""
 
@@ -71,63 +63,30 @@ class Swap:
         sends, recvs = ([math.prod(box) for box in boxes] for boxes in self.boxes())
         return sends, packed(sends), recvs, packed(recvs)
 
-    def plan(self, core: _core.Communicator, dtype: str, strides: Sequence[int] | None = None) -> _core.Plan | None:
-        """Returns the core's plan, for a contiguous output and an input of these strides, in elements.
+    @property
+    def terms(self) -> int:
+        """Returns what the ranks compare besides counts: the dimensions, and a digest of the lengths of the others."""
+        request = self.request()
+        assert request is not None  # every box of a contiguous tensor's dimension is in rows
+        return request.terms
+
+    def request(self, strides: Sequence[int] = ()) -> _core.Request | None:
+        """Returns the core's request, for a contiguous output and an input of these strides, in elements.
 
         It is None for an input whose boxes do not lie in rows at one distance; without strides it is contiguous.
         """
-        placed = _placed(self, None if strides is None else tuple(strides))
-        if placed is None:
-            return None
-        layout, terms, steps = placed
-        return _core.Plan(core, "all_to_all_nd", dtype, *layout, terms=terms, steps=steps)
+        dims = self.scatter, self.gather, self.scatter_sizes, self.gather_sizes
+        return _core.Request.all_to_all_nd(self.shape_in, strides, *dims, self.rank)
 
-
-@lru_cache(maxsize=256)
-def _placed(swap: Swap, strides: tuple[int, ...] | None) -> tuple[Layout, int, list[int]] | None:
-    """Returns the layout, the terms and the rows of all regions of a plan."""
-    sends, _, recvs, _ = swap.packed()
-    boxes = swap.boxes()
-    sides = (
-        (boxes[0], swap.scatter, swap.scatter_sizes, strides or contiguous(swap.shape_in)),
-        (boxes[1], swap.gather, swap.gather_sizes, contiguous(swap.shape_out)),
-    )
-    displs: list[list[int]] = []
-    steps: list[int] = []
-    for shapes, dim, sizes, distances in sides:
-        displs.append([begin * distances[dim] for begin in packed(sizes)])
-        for shape in shapes:
-            rows = in_rows(shape, distances)
-            if rows is None:
-                return None
-            steps.extend(rows)
-    return (sends, displs[0], recvs, displs[1]), swap.terms, steps
+    def plan(self, core: _core.Communicator, dtype: str, strides: Sequence[int] = ()) -> _core.Plan | None:
+        """Returns the core's plan, or None as `request` does."""
+        request = self.request(strides)
+        return None if request is None else request.plan(core, "all_to_all_nd", dtype)
 
 
 def contiguous(shape: Sequence[int]) -> list[int]:
     """Returns the strides of a contiguous tensor."""
     return [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
-
-
-def in_rows(box: Sequence[int], strides: Sequence[int]) -> tuple[int, int] | None:
-    """Returns the length of a box's rows and the distance between them; zeros if it is in one piece.
-
-    It is None for a box that is not in rows at one distance, in the order of its elements.
-    """
-    if 0 in box:
-        return 0, 0
-    dims = [(n, stride) for n, stride in zip(box, strides, strict=True) if n != 1]
-    row = 1
-    while dims and dims[-1][1] == row:
-        row *= dims.pop()[0]
-    if not dims:
-        return 0, 0
-    stride = expected = dims[-1][1]
-    for n, distance in reversed(dims):
-        if distance != expected or distance < row:
-            return None
-        expected *= n
-    return row, stride
 
 
 def read_swap(
@@ -218,7 +177,7 @@ class Swapped(Linear[A]):
         if strides is not None and output is None:
             with guard(self.communicator, self.operator):
                 dtype = self.adapter.dtype(input)
-                plan = self.swap.plan(self.communicator.core, dtype, strides)
+                plan = self.swap.plan(self.communicator.core, dtype, tuple(strides))
                 if plan is not None:
                     return plan, input, self.adapter.new(self.shape_out, input)
         return super()._prepare(input, output)

@@ -17,7 +17,6 @@ from alltoallv import _core
 from alltoallv._calls import objects
 from alltoallv._calls.counts import packed
 from alltoallv._calls.dimensions import contiguous
-from alltoallv._calls.dimensions import in_rows as rows_of
 from alltoallv._calls.guard import guard
 from alltoallv._calls.layouts import Layout, Slices, boxes, division, numel
 from alltoallv._calls.moves import Move, moves
@@ -238,7 +237,7 @@ def _where(
     strides, displs, steps = contiguous(shape), [0] * size, [0, 0] * size
     for j, boxes_ in parts.items():
         for box in boxes_:
-            rows = rows_of(_shape(box), strides)
+            rows = _core.in_rows(_shape(box), strides)
             if rows is None or (any(rows) and not in_rows):
                 return None
             displs[j] = sum(each.start * stride for each, stride in zip(box, strides, strict=True))

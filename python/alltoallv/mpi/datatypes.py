@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from alltoallv._calls.dimensions import contiguous, in_rows
+from alltoallv import _core
+from alltoallv._calls.dimensions import contiguous
 from alltoallv.dtypes import numpy_dtype
 from alltoallv.errors import InvalidParamError
 from alltoallv.mpi.constants import ORDER_C, ORDER_FORTRAN
@@ -139,7 +140,7 @@ class Datatype:
         if order == ORDER_FORTRAN:
             sizes, subsizes, starts = sizes[::-1], subsizes[::-1], starts[::-1]
         number, strides = math.prod(subsizes), contiguous(sizes)
-        rows = in_rows(subsizes, strides) if number else None
+        rows = _core.in_rows(subsizes, strides) if number else None
         if rows is not None:
             first = sum(start * stride for start, stride in zip(starts, strides, strict=True))
             length, distance = rows if rows[0] else (number, number)

@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
+from alltoallv import _core
 from alltoallv._calls.dimensions import Sizes, check_shape, read_swap
 from alltoallv._calls.guard import guard
 from alltoallv._calls.regions import check_untracked
@@ -64,6 +66,11 @@ def all_to_all_nd(
         PeerMismatchError: two ranks disagree about dimensions, sizes or dtype; nothing has been written.
         PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come.
     """
+    if not is_dynamo_compiling() and (shared := groups.on_shm(group)) is not None:
+        dims = scatter_dim, gather_dim, scatter_sizes, gather_sizes
+        result = _core.all_to_all_nd(shared.core, input, out, *dims, async_op)
+        if result is not None and result is not NotImplemented:
+            return calls.started(shared, result, input) if async_op else result
     comm = None
     if is_tracing(input):
         if not (torch.compiler.is_compiling() or input.is_meta):

@@ -188,12 +188,16 @@ def all_to_all_nd(
 ) -> Tensor:
     """Exchanges one dimension for another; the sizes are those of every rank, and have been checked."""
     comm = communicator_of(group, input)
+    if comm.host_core is not None:
+        dims = scatter_dim, gather_dim, list(scatter_sizes), list(gather_sizes)
+        result: Tensor | None = _core.all_to_all_nd(comm.host_core, input, None, *dims, False)
+        if result is not None:
+            return result
     with guard(comm, "all_to_all_nd"):
         swap = Swap(tuple(input.shape), scatter_dim, gather_dim, tuple(scatter_sizes), tuple(gather_sizes), rank)
         operation = calls.exchange_dimensions(comm, swap, input)
     operation.run()
-    result: Tensor = operation.result
-    return result
+    return operation.result  # type: ignore[no-any-return]
 
 
 def _to_leaves(call: Any, grad: Tensor) -> Tensor:
