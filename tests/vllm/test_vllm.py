@@ -100,10 +100,14 @@ def test_data_parallel(model: Callable[[str], Path], dtype: str) -> None:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("kind", "options"), [("qwen3", {}), ("qwen3_moe", {}), ("qwen3_moe", EXPERTS)], ids=_name)
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("qwen3-w8a8", {}), ("qwen3_moe-w8a8", {}), ("qwen3_moe-w8a8", EXPERTS), ("qwen3_moe-w4a8", EXPERTS)],
+    ids=_name,
+)
 def test_quantized_layers(model: Callable[[str], Path], kind: str, options: dict[str, Any]) -> None:
-    """With int8 weights and rows, which vLLM has in bfloat16 only."""
-    _check(model(f"{kind}-w8a8"), "bfloat16", EAGER | options | {"quantization": "ascend"})
+    """With rows of int8 and weights of int8 or four bits, which vLLM has in bfloat16 only."""
+    _check(model(kind), "bfloat16", EAGER | options | {"quantization": "ascend"})
 
 
 @pytest.mark.timeout(900)

@@ -3,7 +3,8 @@
     python -m alltoallv run --emulate-npu -n 1 tiny_model.py make FOLDER qwen3
     python -m alltoallv run --emulate-npu -n 1 tiny_model.py serve FOLDER '{"dtype": "float32"}'
 
-With -w8a8 after its kind a model has int8 weights in its layers, with scales, as vllm-ascend reads them.
+With -w8a8 after its kind a model has int8 weights in its layers, with scales, as vllm-ascend reads them; with -w4a8 its
+experts have weights of four bits.
 ``make`` also writes FOLDER/reference.json. ``serve`` takes arguments of vllm.LLM and prints the prompts' numbers, their
 tokens and the logarithms of their probabilities; with ``-n 2`` the ranks are data parallel.
 """
@@ -23,7 +24,11 @@ NEW = 8  # tokens per prompt
 # prompts takes part in the others' steps.
 SHARES = {1: [[{0: NEW, 1: NEW}]], 2: [[{0: NEW, 1: 3}, {1: 1}], [{1: 2}, {0: NEW}]]}
 CLEAR_TOKEN = 0.3  # how far from the next a choice is that rounding cannot turn over
-CLEAR_EXPERT = {"": 0.1, "w8a8": 0.2}  # for each layer, as rounding adds up: to bfloat16, and of rows to int8
+CLEAR_EXPERT = {
+    "": 0.1,
+    "w8a8": 0.2,
+    "w4a8": 0.2,
+}  # for each layer, as rounding adds up: to bfloat16, and of rows to int8
 
 _common = {
     "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -92,29 +97,32 @@ def _greedy(model: Any, prompt: list[int], chosen: int, clear_expert: float) -> 
     return Reference(tokens[len(prompt) :], logprobs, clear)
 
 
-def _by_rows(values: Any) -> tuple[Any, Any]:
-    """Returns the integers, from -127 to 127, and the scales of the rows."""
-    scale = values.abs().amax(-1, keepdim=True) / 127
+MOST = {"w8a8": 127, "w4a8": 7}  # the largest integer of a weight
+
+
+def _by_rows(values: Any, most: int = 127) -> tuple[Any, Any]:
+    """Returns the integers, from -most to most, and the scales of the rows."""
+    scale = values.abs().amax(-1, keepdim=True) / most
     return (values / scale).round(), scale
 
 
-def _quantized(values: Any) -> Any:
-    integers, scale = _by_rows(values)
+def _quantized(values: Any, most: int = 127) -> Any:
+    integers, scale = _by_rows(values, most)
     return integers * scale
 
 
-def _quantize_weights(model: Any) -> None:
+def _quantize_weights(model: Any, form: str) -> None:
     for name, weight in model.named_parameters():
-        if _is_quantized(name):
-            weight.copy_(_quantized(weight))
+        if _is_quantized(name, form):
+            weight.copy_(_quantized(weight, MOST[form]))
 
 
-def _is_quantized(name: str) -> bool:
-    return "layers" in name and "_proj" in name
+def _is_quantized(name: str, form: str) -> bool:
+    return "layers" in name and "_proj" in name and (form == "w8a8" or "experts" in name)
 
 
-def _quantize_inputs(model: Any) -> None:
-    """Rounds the rows that go into the products of the layers to int8."""
+def _quantize_inputs(model: Any, form: str) -> None:
+    """Rounds the rows that go into the products of the layers, or of the experts, to int8."""
     import torch
 
     def experts_of(experts: Any) -> Any:
@@ -131,26 +139,38 @@ def _quantize_inputs(model: Any) -> None:
 
     for layer in model.model.layers:
         for name, part in layer.named_modules():
-            if isinstance(part, torch.nn.Linear):
+            if isinstance(part, torch.nn.Linear) and form == "w8a8":
                 part.register_forward_pre_hook(lambda _, given: (_quantized(given[0]), *given[1:]))
             elif name == "mlp.experts":
                 part.forward = experts_of(part)
 
 
-def _store_quantized(folder: Path) -> None:
-    """Makes int8 and scales of the projections' weights in the file of a model, and lists them for vllm-ascend."""
+def _store_quantized(folder: Path, form: str) -> None:
+    """Makes int8 and scales of the projections' weights in the file of a model, and lists them for vllm-ascend.
+
+    Two rows of four bits share a row of bytes, and there is a ``scale_bias``, as the device multiplies rows less 8.
+    """
     import torch
     from safetensors.torch import load_file, save_file
 
-    kept, listed = {}, {}
+    kept: dict[str, Any] = {}
+    listed, dynamic = {}, f"{form.upper()}_DYNAMIC"
     for name, weight in load_file(folder / "model.safetensors").items():
         listed[name], kept[name] = "FLOAT", weight
-        if _is_quantized(name):
-            integers, scale = _by_rows(weight)
-            kept |= {name: integers.to(torch.int8), f"{name}_scale": scale, f"{name}_offset": torch.zeros_like(scale)}
-            listed |= dict.fromkeys([name, f"{name}_scale", f"{name}_offset"], "W8A8_DYNAMIC")
+        if _is_quantized(name, form):
+            integers, scale = _by_rows(weight, MOST[form])
+            made = {name: integers.to(torch.int8), f"{name}_scale": scale, f"{name}_offset": torch.zeros_like(scale)}
+            if form == "w4a8":
+                even, odd = integers.to(torch.int8).unflatten(0, (-1, 2)).unbind(1)
+                sums = 8 * (integers * scale).sum(1, keepdim=True)
+                wide = torch.nn.functional.pad(sums, (0, 15)) if "down_proj" in name else sums
+                made |= {name: even & 15 | odd << 4, name.replace(".weight", ".scale_bias"): wide}
+            kept |= made
+            listed |= dict.fromkeys(made, dynamic)
     save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "quant_model_description.json").write_text(json.dumps(listed | {"model_quant_type": "W8A8_DYNAMIC"}))
+    layout = {"version": "1.0.0", "group_size": 0} if form == "w4a8" else {}
+    whole = listed | {"model_quant_type": dynamic} | layout
+    (folder / "quant_model_description.json").write_text(json.dumps(whole))
 
 
 def make(folder: Path, name: str) -> None:
@@ -164,7 +184,7 @@ def make(folder: Path, name: str) -> None:
     config = AutoConfig.from_pretrained(folder)
     model = AutoModelForCausalLM.from_config(config).float().eval()
     if quantized:
-        _quantize_inputs(model)
+        _quantize_inputs(model, quantized)
     for seed in itertools.count():
         made = torch.Generator().manual_seed(seed)
         with torch.no_grad():
@@ -176,14 +196,14 @@ def make(folder: Path, name: str) -> None:
                     values.normal_(0, 1 if "embed" in name else 0.08, generator=made)
                 weight.copy_(values.bfloat16())
             if quantized:
-                _quantize_weights(model)
+                _quantize_weights(model, quantized)
         chosen = KINDS[kind].get("num_experts_per_tok", 0)
         references = [_greedy(model, prompt, chosen, CLEAR_EXPERT[quantized]) for prompt in PROMPTS]
         if all(reference.clear for reference in references):
             break
     if quantized:
         model.save_pretrained(folder)
-        _store_quantized(folder)
+        _store_quantized(folder, quantized)
     else:
         model.bfloat16().save_pretrained(folder)
     (folder / "reference.json").write_text(json.dumps(references))
