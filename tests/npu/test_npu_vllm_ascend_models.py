@@ -232,6 +232,12 @@ def test_speculation(rank: int, size: int, tmp_path: Path) -> None:
     assert results[3].tolist() == [0, 0, 0, 1, 0, 0, 0, 0, 1]
     assert results[4].tolist() == [2, 3, 7, 8]
     assert results[5].tolist() == [0, 1, 2, 3, 5, 6, 7]
+    # Ends behind the requests' own rows: the next request's rows go over those of the one before.
+    results, _ = call("npu_copy_and_expand_eagle_inputs", *given[:4], torch.tensor([4, 7]), *given[5:], True, 10)
+    assert results[0].tolist() == [11, 12, 13, 20, 19, 21, 22, 22, 29, 100]
+    assert results[1].tolist() == [5, 6, 7, 8, 9, 0, 1, 2, 3, 4]
+    assert [each.tolist() for each in results[2:4]] == [[0] * 10, [0] * 9 + [1]]
+    assert results[4].tolist() == [4, 5, 8, 9]
     with pytest.raises(NotImplementedError, match="total_draft_tokens is 8; the emulator expects 9 at least"):
         call("npu_copy_and_expand_eagle_inputs", *given, True, 8)
 

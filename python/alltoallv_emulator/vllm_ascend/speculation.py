@@ -96,6 +96,7 @@ def _expand_eagle_inputs(
         tokens += [int(next_token_ids[number]), *[parallel_drafting_token_id] * (slots - 1)]
         tokens += [padding_token_id] * rejected
         own = slice(first, rows)
+        made[:, own] = masks[:, own] = 0  # the rows of the request before may reach into these
         made[0, own] = torch.tensor(tokens, dtype=torch.int32)
         made[1, first : first + valid + slots] = positions[start] + torch.arange(valid + slots, dtype=torch.int32)
         masks[0, first + valid + slots : rows] = 1
