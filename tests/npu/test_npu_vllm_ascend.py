@@ -136,6 +136,12 @@ def test_products_of_quantized_experts(rank: int, size: int, tmp_path: Path) -> 
     assert [(each.shape, each.dtype) for each in shapes] == [(each.shape, each.dtype) for each in results]
 
 
+def _in_words(values: torch.Tensor) -> torch.Tensor:
+    """Numbers of four bits, eight in an int32, the first in the lowest bits."""
+    nibbles = (values.long() & 15).unflatten(-1, (-1, 8)) << torch.arange(0, 32, 4)
+    return nibbles.sum(-1).to(torch.uint32).view(torch.int32)
+
+
 @on_ranks(1, communicator=False)
 def test_products_of_experts_with_four_bits(rank: int, size: int, tmp_path: Path) -> None:
     """With scales of columns, or of groups of rows; the device multiplies rows less 8, for which a bias makes up."""
@@ -144,8 +150,7 @@ def test_products_of_experts_with_four_bits(rank: int, size: int, tmp_path: Path
     x = torch.randint(-127, 128, (7, 32), dtype=torch.int8, generator=made)
     weight = torch.randint(-8, 8, (3, 32, 16), dtype=torch.int8, generator=made)
     of_rows, expert = (torch.rand(7, generator=made) + 0.5) / 1e3, torch.tensor([0, 0, 0, 1, 2, 2, 2])
-    nibbles = (weight.long() & 15).unflatten(-1, (2, 8)) << torch.arange(0, 32, 4)
-    words = nibbles.sum(-1).to(torch.uint32).view(torch.int32)
+    words = _in_words(weight)
     ends, sizes = torch.tensor([3, 4, 7]), torch.tensor([3, 1, 3])
     for groups in (1, 2):
         scale = torch.rand(3, groups, 16, generator=made) + 0.5
@@ -285,10 +290,14 @@ def test_experts_in_one_operator(rank: int, size: int, file: str) -> None:
         x, own_ids, own_probs = (each[rank].to(device) for each in (tokens, chosen, probs))
 
         def ffn(
-            weights: Sequence[torch.Tensor], *given: list[torch.Tensor], most: int = 64, **more: Any
+            weights: Sequence[torch.Tensor],
+            *given: list[torch.Tensor],
+            most: int = 64,
+            biases: Sequence[torch.Tensor] = (),
+            **more: Any,
         ) -> tuple[torch.Tensor, list[int]]:
             out, counts = torch.empty_like(x), torch.zeros(2, dtype=torch.int32, device=device)
-            none = [torch.tensor([])]  # of the host, as vllm-ascend gives it
+            none = [[torch.tensor([])]] * 2  # of the host, as vllm-ascend gives it
             weight1, weight2 = ([each[mine].to(device)] for each in weights)
             results = ops.dispatch_ffn_combine(
                 x,
@@ -296,8 +305,7 @@ def test_experts_in_one_operator(rank: int, size: int, file: str) -> None:
                 weight2,
                 own_ids,
                 *given,
-                none,
-                none,
+                *([[each[mine].to(device)] for each in biases] or none),
                 own_probs,
                 name,
                 most,
@@ -323,6 +331,17 @@ def test_experts_in_one_operator(rank: int, size: int, file: str) -> None:
         wanted = _dense(tokens[rank], chosen[rank], probs[rank], [each.double() for each in plain], False)
         torch.testing.assert_close(out, wanted, rtol=0.02, atol=0.02)
 
+        # Of four bits, with biases that make up for rows less 8.
+        small = [torch.randint(-8, 8, each.shape, dtype=torch.int8, generator=made) for each in codes]
+        factors = [scale * 16 for scale in scales]
+        fours = [each.double() * scale.double().unsqueeze(1) for each, scale in zip(small, factors, strict=True)]
+        words, sums = [_in_words(each) for each in small], [8 * each.sum(1).float() for each in fours]
+        as_words = [[scale[mine].view(torch.int32).long().to(device)] for scale in factors]
+        out, counts = ffn(words, *as_words, biases=sums)
+        assert counts == of_all.tolist()
+        wanted = _dense(tokens[rank], chosen[rank], probs[rank], fours, True)
+        torch.testing.assert_close(out, wanted, rtol=0.02, atol=0.03)
+
         own = [[each[mine].to(device)] for each in codes], [[each[mine].to(device)] for each in scales]
         out, counts = ops.dispatch_gmm_combine_decode(
             x, ids[rank].to(device), own[0][0], own[1][0], own[0][1], own[1][1], own_probs,
@@ -337,8 +356,10 @@ def test_experts_in_one_operator(rank: int, size: int, file: str) -> None:
         with pytest.raises(NotImplementedError, match="max_output_size is 1; the emulator expects 9 at least"):
             ffn(plain, empty, empty, most=1)
         if rank == 0:  # the other learns why
-            with pytest.raises(NotImplementedError, match="weight1 has int32"):
-                ffn([codes[0].view(torch.int32), codes[1]], empty, empty)
+            with pytest.raises(
+                NotImplementedError, match=r"bias1 is \[\(0,\)\]; the emulator expects 16 numbers for each"
+            ):
+                ffn(words, *as_words)
         else:
             with pytest.raises(AllToAllVError, match="rank 0 refuses dispatch_ffn_combine"):
                 ffn(plain, empty, empty)

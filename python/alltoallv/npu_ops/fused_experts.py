@@ -13,23 +13,27 @@ from torch import Tensor
 from alltoallv.npu_ops import groups, limits
 from alltoallv.npu_ops.experts import Experts, chosen, counts_of
 from alltoallv.npu_ops.layers import swish_of_first
-from alltoallv.npu_ops.matmuls import dequantize, product, scale_and_offset
+from alltoallv.npu_ops.matmuls import dequantize, product, scale_and_offset, unpack
 from alltoallv.npu_ops.moe import by_expert
 from alltoallv.npu_ops.moe_exchange import Precision
 from alltoallv.npu_ops.quantization import bounded, quantize_rows
-from alltoallv.npu_ops.registry import Refused, expect
+from alltoallv.npu_ops.registry import Refused, expect, present
 
 __all__ = ["dispatch_ffn_combine", "dispatch_gmm_combine_decode"]
 
 
-def _matrices(name: str, given: Sequence[Tensor], shape: tuple[int, int] | None = None) -> list[Tensor]:
-    """Returns one matrix per expert, of a tensor of all or of one each."""
+def _matrices(
+    name: str, given: Sequence[Tensor], four_bits: bool, shape: tuple[int, int] | None = None
+) -> list[Tensor]:
+    """Returns one matrix per expert, of a tensor of all or of one each; numbers of four bits as int8."""
     each = [matrix for part in given for matrix in (part if part.dim() == 3 else [part])]
+    if each and each[0].dtype == torch.int32:
+        if not four_bits:
+            raise Refused(f"{name} has int32, expected int8 or bfloat16: numbers of four bits are not supported here")
+        each = [unpack(words) for words in each]
     expected = "a matrix for each expert" if shape is None else f"matrices of {shape}"
     fits = len(each) > 0 and all(matrix.dim() == 2 and matrix.shape == (shape or each[0].shape) for matrix in each)
     expect(fits, name, [tuple(part.shape) for part in given], expected)
-    if each[0].dtype == torch.int32:
-        raise Refused(f"{name} has int32, expected int8 or bfloat16: numbers of four bits are not supported here")
     return each
 
 
@@ -44,37 +48,73 @@ def _columns(name: str, given: Sequence[Tensor], matrices: Sequence[Tensor]) -> 
     return list(flat.view(len(matrices), columns))
 
 
+def _added(
+    name: str, given: Sequence[Tensor], four_bits: bool, matrices: Sequence[Tensor], scales: Sequence[Tensor | None]
+) -> list[Tensor | None]:
+    """Returns what is added to the products with each expert's matrix of four bits before the rows' scales.
+
+    The device multiplies rows less 8, and the given numbers should make up for it: then nothing is left.
+    """
+    if not four_bits:
+        none = not any(bias.numel() for bias in given)
+        expect(none, name, given, "no numbers, for weights of int8 or bfloat16")
+        return [None] * len(matrices)
+    columns = matrices[0].size(1)
+    rows = [row for part in given for row in (part if part.dim() == 2 else [part])]
+    fits = len(rows) == len(matrices) and all(row.shape == (columns,) for row in rows)
+    expect(fits, name, [tuple(part.shape) for part in given], f"{columns} numbers for each of {len(matrices)} experts")
+    return [
+        (row.double() - 8 * matrix.double().sum(0) * present(scale, "scale", "scales of columns").double()).float()
+        for row, matrix, scale in zip(rows, matrices, scales, strict=True)
+    ]
+
+
+def _scaled(total: Tensor, scale: Tensor, added: Tensor | None, tokens: Tensor | None, dtype: torch.dtype) -> Tensor:
+    if added is None or tokens is None:
+        return dequantize(total, scale, None, tokens, None, dtype)
+    return (dequantize(total, scale, None, None, added, torch.float32) * tokens.unsqueeze(-1)).to(dtype)
+
+
 class _Weights:
     """Both matrices of each of this rank's experts, with the scales of their columns."""
 
     def __init__(
-        self, names: Sequence[str], first: Sequence[Tensor], second: Sequence[Tensor], *scales: Sequence[Tensor]
+        self,
+        names: Sequence[str],
+        first: Sequence[Tensor],
+        second: Sequence[Tensor],
+        *scales: Sequence[Tensor],
+        biases: Sequence[Sequence[Tensor]] = (),
     ) -> None:
-        self.first = _matrices(names[0], first)
+        four_bits = bool(biases) and first[0].dtype == torch.int32
+        self.first = _matrices(names[0], first, bool(biases))
         hidden, both = self.first[0].shape
         expect(both % 2 == 0, names[0], tuple(self.first[0].shape), "an even number of columns")
-        self.second = _matrices(names[1], second, (both // 2, hidden))
+        self.second = _matrices(names[1], second, bool(biases), (both // 2, hidden))
         self.hidden, self.dtype = hidden, self.first[0].dtype
         same = len(self.second) == len(self.first) and self.second[0].dtype == self.dtype
         expect(same, names[1], self.second[0], f"{len(self.first)} matrices of {self.dtype}, as {names[0]}")
-        pairs = zip(names[2:], scales, (self.first, self.second), strict=True)
-        self.scales = [_columns(name, given, matrices) for name, given, matrices in pairs]
+        both_matrices = self.first, self.second
+        self.scales = [_columns(*each) for each in zip(names[2:4], scales, both_matrices, strict=True)]
+        given = biases or ((), ())
+        named = zip(names[4:] or names[2:4], given, both_matrices, self.scales, strict=True)
+        self.added = [_added(name, bias, four_bits, *of) for name, bias, *of in named]
 
     def apply(self, rows: Tensor, row_scales: Tensor | None, counts: Sequence[int], limit: float) -> Tensor:
         """Returns the experts' outputs in bfloat16, of rows that lie by expert; in between rows are quantized again."""
         results = []
         parts = rows.split_with_sizes(list(counts))
         scales_of = [None] * len(parts) if row_scales is None else row_scales.split_with_sizes(list(counts))
-        for part, own, first, second, scale_1, scale_2 in zip(
-            parts, scales_of, self.first, self.second, *self.scales, strict=True
+        for part, own, first, second, scale_1, scale_2, added_1, added_2 in zip(
+            parts, scales_of, self.first, self.second, *self.scales, *self.added, strict=True
         ):
             if scale_1 is None or scale_2 is None:
                 inner = swish_of_first(bounded(product(part, first), limit), -1).to(part.dtype)
                 results.append(product(inner, second).to(part.dtype))
             else:
-                wide = dequantize(product(part, first), scale_1, None, own, None, torch.float32)
+                wide = _scaled(product(part, first), scale_1, added_1, own, torch.float32)
                 codes, again = quantize_rows(swish_of_first(bounded(wide, limit), -1), torch.int8)
-                results.append(dequantize(product(codes, second), scale_2, None, again, None, torch.bfloat16))
+                results.append(_scaled(product(codes, second), scale_2, added_2, again, torch.bfloat16))
         return torch.cat(results)
 
 
@@ -137,11 +177,11 @@ def dispatch_ffn_combine(
     """Writes the tokens to ``out``, and how many rows each of this rank's experts got to ``expert_token_nums``.
 
     Weights of int8 have scales of their columns, as float32 or in int64; then tokens travel as int8 with a scale each.
+    Those of four bits, in int32, also have biases: 8 * the sums of their columns, scaled.
     A choice of the expert after the last is dropped. Ranks may have different numbers of tokens.
     """
-    weights = _Weights(("weight1", "weight2", "scale1", "scale2"), weight1, weight2, scale1, scale2)
-    for name, given in (("bias1", bias1), ("bias2", bias2)):
-        expect(not any(bias.numel() for bias in given), name, given, "no numbers, for weights of int8 or bfloat16")
+    names = "weight1", "weight2", "scale1", "scale2", "bias1", "bias2"
+    weights = _Weights(names, weight1, weight2, scale1, scale2, biases=(bias1, bias2))
     peers = groups.named(group)
     local = len(weights.first)
     total = local * peers.size
