@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 from on_ranks import on_ranks
+from started import run
 
 from alltoallv import Communicator, deep_ep
 from alltoallv.errors import InvalidParamError, InvalidTensorError, PeerLostError, PeerMismatchError
@@ -193,6 +195,55 @@ def test_a_buffer_after_a_loss() -> None:
     with ThreadPoolExecutor(len(comms)) as pool:
         for done in [pool.submit(run, comm) for comm in comms]:
             done.result()
+
+
+def test_a_buffer_after_a_replacement(tmp_path: Path) -> None:
+    """One of the group that `rejoin` makes serves, the newcomer's experts too; handles from before are refused."""
+    program = """
+import os, signal
+import pytest, torch
+from alltoallv import Communicator, deep_ep
+from alltoallv.errors import InvalidParamError, PeerLostError
+
+comm = Communicator.from_env(timeout=30)
+ids, weights = torch.tensor([[0, 1], [1, 0], [1, -1]]), torch.ones(3, 2)
+x, count = torch.full((3, 256), 1.0 + comm.rank).bfloat16(), torch.zeros(2)
+old, buffer = None, deep_ep.Buffer(comm)
+if comm.epoch == 0:
+    old = buffer.dispatch(x, topk_idx=ids, num_tokens_per_expert=count)[4]
+    of_expert, _, few, *_ = buffer.low_latency_dispatch(x, ids, 3, 2, use_fp8=False)
+    try:
+        while True:
+            if comm.rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            buffer.dispatch(x, old)
+    except PeerLostError:
+        comm = comm.rejoin()
+    buffer = deep_ep.Buffer(comm)
+    for call in (
+        lambda: buffer.dispatch(x, old),
+        lambda: buffer.combine(x, old),
+        lambda: buffer.low_latency_combine(of_expert, ids, weights, few),
+    ):
+        with pytest.raises(InvalidParamError, match="handle is of a dispatch in epoch 0, expected one in epoch 1"):
+            call()
+else:
+    for call in (lambda: buffer.dispatch(x, topk_idx=ids, num_tokens_per_expert=count),) * 3:
+        with pytest.raises(InvalidParamError, match="failed on rank 0: .*in epoch 0"):
+            call()
+for each in (buffer, deep_ep.ElasticBuffer(comm)):
+    options = {"num_tokens_per_expert": count} if each is buffer else {"num_experts": 2}
+    got, *_, handle, _ = each.dispatch(x, topk_idx=ids, **options)
+    assert got[:, 0].tolist() == [1.0] * (2 + comm.rank) + [2.0] * (2 + comm.rank)
+    assert torch.equal(each.combine(got, handle)[0], x * torch.tensor([2, 2, 1])[:, None])
+rows, counts, handle, *_ = buffer.low_latency_dispatch(x, ids, 3, 2, use_fp8=False)
+assert counts.tolist() == [4 + 2 * comm.rank]
+assert torch.equal(buffer.low_latency_combine(rows, ids, weights, handle)[0], x * torch.tensor([2, 2, 1])[:, None])
+print(f"rank {comm.rank} of {comm.size}, epoch {comm.epoch}", flush=True)
+"""
+    result = run(tmp_path, program, "-n", "2", "--replace", "1", "--no-prefix", text=True)
+    assert sorted(result.stdout.splitlines()) == [f"rank {rank} of 2, epoch 1" for rank in range(2)], result.stderr
+    assert result.returncode == 0, result.stderr
 
 
 def _known(rank: int) -> tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor], list[Row]]:

@@ -16,7 +16,7 @@ from torch import Tensor
 import alltoallv.torch as at
 from alltoallv import Communicator
 from alltoallv import numpy as av
-from alltoallv.errors import InvalidTensorError, PeerMismatchError
+from alltoallv.errors import InvalidTensorError, PeerLostError, PeerMismatchError
 from alltoallv.testing import Ranks
 
 EXPERTS, K, WIDTH, TOKENS = 6, 2, 7, 20
@@ -141,6 +141,37 @@ def test_one_graph(comm: Communicator, backend: str) -> None:
             bound = 1e-5 if backend == "inductor" else 0.0  # which fuses multiplications and additions
             for ours, expected in zip(*results, strict=True):
                 torch.testing.assert_close(ours, expected, rtol=bound, atol=0.0)
+
+
+@on_ranks(3, **COMPILING)
+def test_a_graph_after_a_loss(comm: Communicator) -> None:
+    """With the survivors' dispatcher it is recorded anew, and reads which of them get tokens as it runs."""
+
+    class Layer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.active = torch.ones(3, dtype=torch.bool)
+            self.dispatcher = at.nn.MoEDispatcher(EXPERTS, comm, active_ranks=self.active)
+
+        def forward(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+            return self.dispatcher(x, ids, weights, lambda rows, counts: 2 * rows)
+
+    layer, (x, ids, weights) = Layer(), problem(comm.rank)
+    made = compiled(layer, "eager")
+    torch.testing.assert_close(made(x, ids, weights), layer(x, ids, weights), rtol=0, atol=0)
+    if comm.rank == 1:
+        comm.destroy()
+        return
+    with pytest.raises(PeerLostError):
+        made(x, ids, weights)
+    layer.dispatcher = layer.dispatcher.survivors()
+    assert layer.active.tolist() == [True, False, True]
+    for last in (True, False, True):
+        layer.active[2] = last
+        expected = 2 * x * (weights * layer.active[ids // 2]).sum(1, keepdim=True)
+        y = made(x, ids, weights)
+        torch.testing.assert_close(y, layer(x, ids, weights), rtol=0, atol=0)
+        torch.testing.assert_close(y, expected)
 
 
 @pytest.mark.parametrize("weighted", [False, True])

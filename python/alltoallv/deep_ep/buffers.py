@@ -12,6 +12,7 @@ from alltoallv import _core
 from alltoallv._calls.dispatching import OPERATOR, named
 from alltoallv._calls.guard import guard
 from alltoallv._calls.routing import MOST
+from alltoallv.communicator import Communicator
 from alltoallv.deep_ep import expert_rows
 from alltoallv.deep_ep.handles import EPHandle, LowLatencyHandle, rank_of
 from alltoallv.deep_ep.utils import Config, EventHandle, EventOverlap
@@ -156,6 +157,7 @@ class BaseBuffer:
             ranks=torch.tensor([sends, recvs], dtype=torch.int64, device="cpu"),
             tokens=tokens,
             counts=each,
+            epoch=_epoch(comm),
         )
         return as_tokens(received), local_ids, None if weights is None else arrived[-1], handle
 
@@ -163,7 +165,7 @@ class BaseBuffer:
         comm = self._member(x)
         with guard(comm, OPERATOR):
             parts = self._parts(x)
-            _check_way(handle, comm.size)
+            _check_way(handle, comm)
             ids = handle.topk_idx
             if len(parts[0]) != len(ids):
                 raise InvalidTensorError(f"x has {len(parts[0])} rows, expected {len(ids)}, as dispatched before")
@@ -187,7 +189,7 @@ class BaseBuffer:
         comm, tokens = self._member(x), len(handle.topk_idx)
         with guard(comm, OPERATOR):
             self._parts(x)
-            _check_way(handle, comm.size)
+            _check_way(handle, comm)
             biases = (bias,) if isinstance(bias, Tensor) else tuple(bias or ())
             rows, of_weights = handle.num_recv_tokens, tuple(handle.recv_topk_idx.shape)
             if handle.do_expand:
@@ -500,7 +502,7 @@ class Buffer(BaseBuffer):
         with torch.no_grad():
             with guard(comm, OPERATOR):
                 self._check_usable()
-                _check_way(way, comm.size)
+                _check_way(way, comm)
                 ids, local = way.topk_idx, len(way.counts)
                 capacity = comm.size * handle.num_max_dispatch_tokens_per_rank
                 of_masked = ids < 0 if self._masked is not None else torch.zeros_like(ids, dtype=torch.bool)
@@ -544,12 +546,22 @@ def _local(experts: int, size: int) -> int:
     return experts // size
 
 
-def _check_way(handle: EPHandle, size: int) -> None:
-    """Raises for a handle from before a loss: its rows have gone to ranks of another group."""
-    if handle.ranks.shape[1] != size:
+def _check_way(handle: EPHandle, comm: AnyCommunicator) -> None:
+    """Raises for a handle from before a loss: its rows have gone to ranks of another group, or to lost processes."""
+    size = handle.ranks.shape[1]
+    if size != comm.size:
         raise InvalidParamError(
-            f"handle is of a dispatch among {handle.ranks.shape[1]} ranks, expected one among {size}: dispatch again"
+            f"handle is of a dispatch among {size} ranks, expected one among {comm.size}: dispatch again"
         )
+    if handle.epoch != _epoch(comm):
+        raise InvalidParamError(
+            f"handle is of a dispatch in epoch {handle.epoch}, expected one in epoch {_epoch(comm)}, after lost ranks "
+            "have been replaced: dispatch again"
+        )
+
+
+def _epoch(comm: AnyCommunicator) -> int:
+    return comm.epoch if isinstance(comm, Communicator) else 0
 
 
 def _nothing() -> None:

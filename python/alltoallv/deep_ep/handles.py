@@ -29,6 +29,7 @@ class EPHandle:
         ranks: Rows for and from every rank, int64 ``[2, W]``, in host memory.
         tokens: Of every received row, its number on its rank; -1: none.
         counts: Rows of each local expert, int64.
+        epoch: Of the communicator: how often its ranks have met again with replacements.
         token_metadata_at_forward, channel_linked_list: None: rows travel in one step.
     """
 
@@ -46,6 +47,7 @@ class EPHandle:
     ranks: Tensor
     tokens: Tensor
     counts: Tensor
+    epoch: int = 0
     token_metadata_at_forward: None = None
     channel_linked_list: None = None
 
