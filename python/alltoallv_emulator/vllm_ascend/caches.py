@@ -381,6 +381,8 @@ def _mla_preprocess(
 
 
 SWAP_BLOCKS_BATCH = "swap_blocks_batch(Tensor x, Tensor y, Tensor z, int direction) -> ()"
+# npu_reshape_and_cache_bnsd and npu_hamming_dist_top_k return an argument, and as vllm-ascend declares them do not say
+# so: graphs take no operator of a library whose results are arguments. So does npu_causal_conv1d_custom.
 OPERATORS: Table = {
     "swap_blocks(Tensor! x, Tensor! y, Tensor z) -> ()": (_swap_blocks, nothing),
     "store_kv_block_metadata(Tensor slot_mapping_npu, Tensor(a!) group_len, Tensor(b!) group_key_idx,"
@@ -389,15 +391,15 @@ OPERATORS: Table = {
     " Tensor group_key_cache_idx, int block_size=0) -> ()": (_store_block, nothing),
     "transpose_kv_cache_by_block(Tensor(a!)[] kCache, Tensor(b!)[] vCache, Tensor blockIDs, int blockSize, int headNum,"
     " int headDim, int splitNum, int layerNum) -> ()": (_transpose_blocks, nothing),
-    "npu_reshape_and_cache_bnsd(Tensor q, Tensor k_comp, Tensor slot_mapping, Tensor seq_len, Tensor(a!) k_out)"
-    " -> Tensor(a!)": (_cache_by_head, lambda q, k_comp, slot_mapping, seq_len, k_out: k_out),
+    "npu_reshape_and_cache_bnsd(Tensor q, Tensor k_comp, Tensor slot_mapping, Tensor seq_len, Tensor k_out)"
+    " -> Tensor": (_cache_by_head, lambda q, k_comp, slot_mapping, seq_len, k_out: k_out),
     "npu_scatter_nd_update_v2(Tensor(a!) var, Tensor indices, Tensor update) -> ()": (_scatter_nd_update, nothing),
     "npu_sign_bits_pack(Tensor input, int size) -> Tensor": (_sign_bits_pack, _sign_bits_shapes),
     "npu_hamming_dist_top_k(Tensor q, Tensor k_comp, Tensor? k_comp_rope, Tensor k, Tensor seq_len,"
     " Tensor? chunk_size=None, int? max_seq_len=None, int? sink=None, int? recent=None, int? support_offload=None,"
-    " Tensor? key_block_table=None, Tensor? mask=None, Tensor(a!)? indices=None) -> Tensor(a!)": (
+    " Tensor? key_block_table=None, Tensor? mask=None, Tensor? indices=None) -> Tensor": (
         _hamming_top_k,
-        lambda *arguments, **more: more.get("indices", arguments[-1]),
+        lambda *arguments: torch.empty_like(arguments[-1]),
     ),
     "compressor_metadata(Tensor rope_cos, Tensor rope_sin, Tensor cu_seqlens, Tensor start_pos, Tensor kv_block_table,"
     " int kv_block_size, int slot_mapping_format, int compress_ratio, int num_compressed_tokens, int num_reqs_actual)"

@@ -332,9 +332,9 @@ def _delta_rule_shapes(query: Tensor, key: Tensor, value: Tensor, *others: objec
 OPERATORS: Table = {
     "npu_fused_gdn_gating(Tensor A_log, Tensor a, Tensor b, Tensor dt_bias, float beta=1.0, float threshold=20.0)"
     " -> (Tensor g, Tensor beta_output)": (_gdn_gating, _gdn_gating_shapes),
-    "npu_causal_conv1d_custom(Tensor(a!) output, Tensor x, Tensor weight, Tensor(b!) conv_state, Tensor? bias_opt,"
+    "npu_causal_conv1d_custom(Tensor output, Tensor x, Tensor weight, Tensor conv_state, Tensor? bias_opt,"
     " Tensor? query_start_loc_opt, Tensor? cache_indices_opt, Tensor? initial_state_mode_opt,"
-    " Tensor? num_accepted_tokens_opt, int activation_mode, int pad_slot_id, int run_mode) -> Tensor(a!)": (
+    " Tensor? num_accepted_tokens_opt, int activation_mode, int pad_slot_id, int run_mode) -> Tensor": (
         _causal_conv1d,
         lambda output, *others, **more: output,
     ),
