@@ -48,6 +48,14 @@ nox.options.sessions = [
 nox.options.default_venv_backend = "uv|virtualenv"
 
 MEGATRON = "megatron-core==0.16.*"  # without what it wants of a GPU
+CLIENTS: dict[str, tuple[str, ...]] = {  # what pip is told to install beside torch
+    "accelerate": ("accelerate==1.*",),
+    "torch": (),
+    "torchtitan": ("torchtitan==0.3.*", "einops", "triton>=3.4,<4"),
+    "transformers": ("transformers==5.*", "accelerate==1.*"),
+    "trl": ("trl==1.*",),
+    "verl": ("--no-deps", "verl==0.9.*"),  # without ray and what its trainers want
+}
 TRITON_ASCEND = (TORCH, "triton-ascend==3.2.0", "ascendnpu-ir==1.2.0", "pybind11")
 # The sanitizer itself ends a process that has no descriptors, and needs memory for all that a test measures.
 ASAN_RUNS = "not descriptors and not scratch_is_small"
@@ -202,6 +210,17 @@ def frameworks(session: nox.Session) -> None:
     session.install(TORCH, *libraries, "setuptools", "ninja")
     session.install("--no-build-isolation", "deepspeed==0.19.*")  # its build reads torch
     steps.framework_tests(session, "tests/frameworks")
+
+
+@nox.session
+@nox.parametrize("client", [nox.param(each, id=each) for each in CLIENTS])
+def clients(session: nox.Session, client: str) -> None:
+    """A program of tests/clients on the backend `alltoallv` and on gloo, each with the client it is of, unchanged."""
+    session.install(TORCH, "numpy>=1.26,<3")
+    if CLIENTS[client]:
+        session.install(*CLIENTS[client])
+    steps.record(session, *dict.fromkeys(("torch", client)))
+    steps.framework_tests(session, f"tests/clients/test_clients.py::test_bits_of_gloo[{client}]")
 
 
 @nox.session(tags=["lane-c"])
