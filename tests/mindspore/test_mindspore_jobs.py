@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from msrun_jobs import HERE, msrun, outputs
-from started import alltoallv
+from started import alltoallv, check_grown_groups
 
 JOBS = HERE / "jobs"
 EXAMPLES = HERE.parent.parent / "examples"
@@ -45,6 +45,10 @@ def test_a_rank_that_dies_in_a_graph_is_named(tmp_path: Path) -> None:
 def test_subgroups_beside_mindspores_own_collectives(tmp_path: Path) -> None:
     for said in outputs(tmp_path, 3, JOBS / "subgroups.py"):
         assert "groups agree" in said
+
+
+def test_groups_beside_a_communicator_that_has_grown() -> None:
+    check_grown_groups("mindspore")
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import pytest
 import torch
 from npu_ranks import bits, caught, communicator, emulated, group, on, use_device
 from on_ranks import on_ranks
@@ -12,7 +13,7 @@ from torch import Tensor
 
 import alltoallv.torch as at
 from alltoallv import Communicator
-from alltoallv.errors import HcclError
+from alltoallv.errors import BackendUnavailableError, HcclError
 from alltoallv.testing import reference
 from alltoallv.testing.golden import assert_bits_equal
 
@@ -65,6 +66,11 @@ def test_an_all_gather_of_a_group_is_hccls_own(rank: int, size: int, file: str) 
         assert out.cpu().tolist() == [k + j for j in range(size) for k in range(5)]
         with emulated(faults="HcclAllGather=fail:4"):
             fails(lambda: at.all_gather_into_tensor(out, x, comm))
+        for call in (comm.shrink, comm.rejoin, comm.replaced, lambda: comm.grow(1), lambda: comm.split(0)):
+            with pytest.raises(
+                BackendUnavailableError, match="'hccl', whose ranks stay what they are, expected a Comm"
+            ):
+                call()
 
 
 @on_ranks(2, communicator=False, fresh=True, env={"HCCL_BUFFSIZE": "250"})

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from started import check_grown_groups
 
 JOBS = Path(__file__).parent / "jobs"
 MOE = Path(__file__).resolve().parents[2] / "examples" / "moe_paddle.py"
@@ -66,6 +67,10 @@ def test_a_failing_job_says_why_in_seconds(tmp_path: Path, launcher: str, how: s
         assert float(seconds) < 30
         assert "a call has not failed" not in text
         assert values == "[-1.0, -1.0, -1.0, -1.0]"
+
+
+def test_groups_beside_a_communicator_that_has_grown() -> None:
+    check_grown_groups("paddle")
 
 
 @pytest.mark.slow  # test_experts has the experts of four ranks on every change

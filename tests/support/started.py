@@ -25,6 +25,13 @@ def alltoallv(*arguments: str, limit: float = 120, **kwargs: Any) -> subprocess.
     )
 
 
+def check_grown_groups(*arguments: str) -> None:
+    """Runs grown_groups.py."""
+    program = Path(__file__).with_name("grown_groups.py")
+    done = alltoallv("run", "-n", "1", "--no-prefix", str(program), *arguments)
+    assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["grown"]), done.stdout + done.stderr
+
+
 def run(
     folder: Path, program: str, *options: str, arguments: Sequence[str] = (), limit: float = 60, **kwargs: Any
 ) -> subprocess.CompletedProcess:

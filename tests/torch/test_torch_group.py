@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from backend_groups import on_group
 from engine_groups import logged
-from started import wait_for_ranks
+from started import check_grown_groups, wait_for_ranks
 
 import alltoallv.torch as at
 from alltoallv.errors import (
@@ -119,3 +119,8 @@ def test_a_rank_that_dies_before_the_groups_first_call(ranks: Ranks, tmp_path: P
 
     outcomes = ranks(3, communicator=False, fresh=True, outcomes=True)(work, str(tmp_path / "file"))
     assert [outcome.error is None for outcome in outcomes] == [True, True, False], outcomes
+
+
+@pytest.mark.parametrize("backend", ["gloo", pytest.param("alltoallv", marks=pytest.mark.slow)])
+def test_groups_beside_a_communicator_that_has_grown(backend: str) -> None:
+    check_grown_groups("torch", backend)

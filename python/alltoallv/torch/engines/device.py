@@ -8,7 +8,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -144,6 +144,16 @@ class DeviceMember(ABC):
         Where calls are not compared, the peers cannot be informed in turn: the communicator ends for all of them.
         """
         self.communicator.fail(operator, error)
+
+    def _keeps_its_ranks(self, *arguments: Any) -> NoReturn:
+        """Refuses what changes a group's ranks: the framework has made this one."""
+        raise BackendUnavailableError(
+            f"domain '{self.domain}' is a group of the framework over backend '{self.backend}', whose ranks stay what "
+            "they are, expected a Communicator: from_group() of tensors in host memory returns one, or make the group "
+            "again"
+        )
+
+    split = shrink = rejoin = replaced = replacement = grow = newcomers = _keeps_its_ranks
 
     def abort(self, reason: str = "abort() was called") -> None:
         """Makes every rank's present and later calls fail with `PeerLostError`. Callable from any thread."""
