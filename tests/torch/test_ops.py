@@ -205,6 +205,12 @@ def test_vmap_calls_once_for_each(comm: Communicator) -> None:
         assert torch.equal(found, torch.stack([call(each, comm) for each in x]))
     with pytest.raises(InvalidTensorError, match=r"x stands for other tensors .*torch\.func"):
         torch.func.vmap(lambda each: at.reshard(each, ([0, 1], [0]), ([0, 1], [None]), group=comm))(x)
+    with pytest.raises(RuntimeError, match="Batching rule not implemented for alltoallv::collective"):
+        torch.func.vmap(lambda each: at.all_reduce(each, group=comm))(x)
+    x = x[0].requires_grad_()
+    y = CALLS["all_to_all_v"](x, comm)
+    with pytest.raises(InvalidTensorError, match=r"is a batch of torch\.func\.vmap or is_grads_batched"):
+        torch.autograd.grad(y, x, torch.ones(2, *y.shape), is_grads_batched=True)
     at.barrier(comm)
 
 

@@ -81,11 +81,16 @@ def check_tensor(name: str, tensor: object) -> None:
 
 
 def check_memory(name: str, tensor: Tensor) -> None:
-    """Raises InvalidTensorError for a tensor in host memory that ends beyond its storage, as FSDP's between calls."""
+    """Raises InvalidTensorError for a tensor in host memory without storage, or too little, as FSDP's between calls."""
     if not tensor.is_cpu or wraps(tensor) or not tensor.numel():
         return
     last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
-    nbytes = tensor.untyped_storage().nbytes()
+    try:
+        nbytes = tensor.untyped_storage().nbytes()
+    except NotImplementedError:
+        raise InvalidTensorError(
+            f"{name} is a batch of torch.func.vmap or is_grads_batched, expected each tensor by itself"
+        ) from None
     if (tensor.storage_offset() + last + 1) * tensor.itemsize > nbytes:
         raise InvalidTensorError(
             f"{name} has {tensor.numel()} elements but a storage of {nbytes} bytes, expected memory for all", 7
