@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from programs import found
+from client_programs import found
 
 if "torch" not in found():
     collect_ignore_glob = ["test_*.py"]

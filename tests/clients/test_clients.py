@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from programs import HERE, PROGRAMS, found
+from client_programs import HERE, PROGRAMS, found
 
 
 def same(ours: Any, gloos: Any, where: str = "") -> int:
