@@ -1,4 +1,4 @@
-"""Writes the table of versions in docs/compatibility.md, from what `nox -s torch_versions` has left in build/versions.
+"""Writes the table of versions in docs/compatibility.md from build/versions, which sessions of nox have left there.
 
 A row whose session has not run again stays as it is.
 """
