@@ -7,6 +7,11 @@ rank 0 gathers all over gloo, and broadcasts all, of which each rank takes its p
 backend alltoallv as well (on CPU torch makes it of an all-gather). The time is from the moment all ranks begin to the
 moment all have ended; the figures are medians, of ratios those of neighbours, whose noise is the same. All results are
 compared.
+
+python -m alltoallv run -n 2 --no-prefix docs/measure_reshard.py --memory numpy|torch MIB
+
+One tensor of which each rank has so many MiB, from one layout in strides to another: what goes to a rank has to be
+packed. Prints how much more memory a rank has at most meanwhile (its share of pages, by the kernel's count).
 """
 
 from __future__ import annotations
@@ -14,16 +19,22 @@ from __future__ import annotations
 import os
 import statistics
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
+import alltoallv.numpy as an
 import alltoallv.torch as at
+from alltoallv import Communicator
 
 
 def gathered(x: Tensor, gloo: dist.ProcessGroup) -> Tensor:
@@ -74,6 +85,45 @@ def measured(mib: int, calls: int, gloo: dist.ProcessGroup) -> str:
     )
 
 
+def share() -> float:
+    """Returns the MiB of this process, of shared pages its share."""
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("Pss:"))
+
+
+def measure_memory(front_end: Any, tensor: Callable[[Any], Any], mib: int) -> None:
+    """Prints what is needed for a tensor in pieces."""
+    comm, rows = Communicator.from_env(), 512
+    columns, ranks = comm.size * mib * 2**18 // rows, range(comm.size)
+    whole = np.add.outer(np.arange(rows, dtype=np.float32), np.arange(columns, dtype=np.float32))  # exact
+    of_rows, of_columns = (
+        np.concatenate(np.split(whole, 2 * comm.size, dim)[comm.rank :: comm.size], dim) for dim in (0, 1)
+    )
+    del whole
+    x = tensor(of_rows)
+    plan = front_end.ReshardPlan((rows, columns), x.dtype, (ranks, [(0, 2)]), (ranks, [(1, 2)]), group=comm)
+    front_end.barrier(group=comm)
+    before, shares, ended = share(), [0.0], threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(0.002):
+            shares.append(share())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    begun = comm.stats()["operators"]
+    y = plan(x)
+    number = comm.stats()["operators"] - begun
+    ended.set()
+    watcher.join()
+    most = max(*shares, share()) - before
+    assert np.array_equal(np.asarray(y), of_columns)
+    print(
+        f"rank {comm.rank}, {front_end.__name__}: {mib} MiB in, as many out, {plan.bytes_sent / 2**20:.0f} MiB sent in "
+        f"{number} exchanges: {most:.0f} MiB more at most, {most - mib:.0f} MiB of them packed"
+    )
+
+
 def main(calls: int) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("alltoallv")
@@ -88,4 +138,8 @@ def main(calls: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 15)
+    if sys.argv[1:2] == ["--memory"]:
+        front_end, tensor = {"numpy": (an, np.asarray), "torch": (at, torch.from_numpy)}[sys.argv[2]]
+        measure_memory(front_end, tensor, int(sys.argv[3]))
+    else:
+        main(int(sys.argv[1]) if len(sys.argv) > 1 else 15)
