@@ -299,6 +299,8 @@ def _result_types(op: Op) -> list[Type]:
     text = op.types or "i1"  # Triton's IR leaves it out for true and false
     if op.name == "tt.make_tensor_descriptor" and "tensordesc" not in text:  # it may print what is inside alone
         return [parse_type("!tt.tensordesc" + split(text)[-1].strip())]
+    if op.name == "tt.make_tensor_ptr" and text.startswith("<"):  # nor does triton-ascend print the pointer's name
+        return [parse_type("!tt.ptr" + split(text, " ")[0])]
     if op.name == "tensor.insert_slice":
         text = text.replace(" into ", " to ")
     if op.name == "tensor.extract":
