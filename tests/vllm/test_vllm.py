@@ -111,6 +111,12 @@ def test_quantized_layers(model: Callable[[str], Path], kind: str, options: dict
 
 
 @pytest.mark.timeout(900)
+def test_layers_with_a_state(model: Callable[[str], Path]) -> None:
+    """With the gated delta rule, which vllm-ascend has in bfloat16 only."""
+    _check(model("qwen3_next"), "bfloat16", EAGER)
+
+
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("operator", ["dispatch_ffn_combine", "dispatch_gmm_combine_decode"])
 def test_experts_in_one_operator(model: Callable[[str], Path], operator: str) -> None:
     """With FusedMC2: in every step, or where the configuration names the experts' quantization and tokens are few."""

@@ -48,8 +48,15 @@ _latent = {
     "num_experts_per_tok": 2, "first_k_dense_replace": 1, "norm_topk_prob": False, "routed_scaling_factor": 1.0,
     "topk_method": "greedy", "n_group": 1, "topk_group": 1, "moe_layer_freq": 1, "scoring_func": "softmax",
 }  # fmt: skip
+_state = {
+    "architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "full_attention_interval": 2,
+    "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4, "partial_rotary_factor": 0.25, "num_experts": 4, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 128, "shared_expert_intermediate_size": 128, "norm_topk_prob": True,
+    "decoder_sparse_step": 1, "mlp_only_layers": [0],
+}  # fmt: skip
 KINDS: dict[str, dict[str, Any]] = {
-    "qwen3": _common, "qwen3_moe": _common | _experts, "deepseek_v2": _common | _latent,
+    "qwen3": _common, "qwen3_moe": _common | _experts, "deepseek_v2": _common | _latent, "qwen3_next": _common | _state,
 }  # fmt: skip
 
 
