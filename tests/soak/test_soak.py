@@ -1,4 +1,4 @@
-"""Every kind of fault once on NumPy, one of every group on the frameworks, and jobs side by side with others in them.
+"""Every kind of fault once on NumPy, a few on the frameworks, and jobs side by side with others in them.
 
 ``python tests/soak``, also with ``--jobs``, goes on for hours.
 """
@@ -19,13 +19,13 @@ from soak import Table, episodes, soak
 from alltoallv.testing import Ranks
 from alltoallv_tools.ports import free_port
 
-GROUPS = ["SIGKILL inside", "abort", "stopped inside", "descriptors", "counts"]
+FEW = ["SIGKILL inside", "stopped inside", "counts"]  # what a framework could change
 COLUMNS = [column for column in RUNS if column.module.startswith("alltoallv.")]
 
 
 @pytest.mark.parametrize("column", COLUMNS, ids=lambda column: column.name)
 def test_faults(ranks: Ranks, column: type, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    kinds = list(KINDS) if column.package == "numpy" else GROUPS
+    kinds = list(KINDS) if column.package == "numpy" else FEW
     plans = itertools.islice(episodes(1, [column.name], tmp_path, 40, kinds), len(kinds))
     table = soak(ranks, plans, Table(), seconds=280, faults=len(kinds))
     with capsys.disabled():

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
+import pytest
+
 Function = Callable[..., Any]
+
+
+def mostly_slow(values: Iterable[Any], but: Collection[Any]) -> list[Any]:
+    """Parameters of a test, of which all but these are slow."""
+    return [pytest.param(value, marks=() if value in but else pytest.mark.slow) for value in values]
 
 
 def on_ranks(size: int | None = None, **options: Any) -> Callable[[Function], Function]:

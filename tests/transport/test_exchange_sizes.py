@@ -20,6 +20,7 @@ from exchange_cases import (
     run_cases,
     total,
 )
+from on_ranks import mostly_slow
 
 import alltoallv.numpy
 from alltoallv import Communicator
@@ -45,8 +46,8 @@ def test_large_pieces(launch: Launch, path: str) -> None:
     """Pairs above the ring (256 KiB) and above the chunks that are copied without a look at the peers (1 MiB)."""
     print(f"seed {SEED}")
     for size, kinds in (
-        (2, [("int8", 5 << 20), ("complex64", 700 << 10), ("bfloat16", 3 << 20)]),
-        (5, [("float64", 700 << 10), ("uint16", 500 << 10), ("bool", 700 << 10)]),
+        (2, [("int8", 5 << 20), ("bfloat16", 3 << 20)]),
+        (5, [("float64", 700 << 10), ("bool", 500 << 10)]),
     ):
         cases = big_cases(size, *kinds)
         largest = max(int(case.send_counts.max()) * case.dtype.itemsize for case in cases)
@@ -92,7 +93,7 @@ def test_inline_limit(launch: Launch, size: int) -> None:
         assert moved == {"bytes_self": size * 1000, carrier: size * length}
 
 
-@pytest.mark.parametrize("path", ["push", "pull", "cma", "staged", "auto"])
+@pytest.mark.parametrize("path", mostly_slow(["push", "pull", "cma", "staged", "auto"], ["pull", "auto"]))
 def test_beyond_the_caches(launch: Launch, path: str) -> None:
     """Ranks that send 32 MiB or more write with streaming stores, here to odd addresses and lengths."""
     n = 20 << 20
