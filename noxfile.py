@@ -89,7 +89,7 @@ def format(session: nox.Session) -> None:
 def cpp(session: nox.Session) -> None:
     """tests/cpp on the build that the Python tests use."""
     steps.build_core(session, steps.BUILD, steps.ROOT / "python", *steps.STRICT)
-    steps.ctest(session, steps.BUILD, *session.posargs)
+    steps.ctest(session, steps.BUILD, "--parallel", "2", *session.posargs)
 
 
 @nox.session(venv_backend="none")
