@@ -57,6 +57,20 @@ def test_its_extension_module(rank: int, size: int, tmp_path: Path) -> None:
     shapes = ops.npu_moe_init_routing_custom(*fakes, active_num=6, active_expert_range=[0, 4], **options)
     assert [(each.shape, each.dtype) for each in shapes] == [(each.shape, each.dtype) for each in results]
 
+    # By default one scale and offset make int8 of all rows, which are sorted as before.
+    options.pop("quant_mode")
+    given = {"scale": torch.tensor([20.0]), "offset": torch.tensor([-3.4])}
+    static, _, _, _ = ops.npu_moe_init_routing_custom(
+        tokens.to(device), ids.to(device), active_num=6, active_expert_range=[0, 4], **options,
+        **{name: each.to(device) for name, each in given.items()},
+    )  # fmt: skip
+    assert static.tolist() == [[max(min(round(20 * x - 3.4), 127), -128) for x in row] for row in rows.tolist()]
+    assert static.dtype == ops.npu_moe_init_routing_custom(
+        *fakes, active_num=6, active_expert_range=[0, 4], **options, scale=fakes[0], offset=fakes[0]
+    )[0].dtype  # fmt: skip
+    with pytest.raises(NotImplementedError, match="npu_moe_init_routing_custom: offset is None"):
+        ops.npu_moe_init_routing_custom(tokens.to(device), ids.to(device), **options, scale=given["scale"].to(device))
+
     own = torch.tensor([1, 4, 7, 100, 103, 9])  # rows 4 to 7 of the vocabulary, one of padding, 100 to 102
     rows, hidden = ops.get_masked_input_and_mask(own.to(device), 4, 8, 1, 100, 103)
     assert rows.tolist() == [0, 0, 3, 5, 0, 0]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from alltoallv.npu_ops.matmuls import to_int8
 from alltoallv.npu_ops.microscaling import E2M1, E4M3, E5M2, packed, quantize_blocks
 from alltoallv.npu_ops.quantization import quantize_rows
 from alltoallv.npu_ops.registry import backward, differentiate, expect, operator, present
@@ -240,6 +241,7 @@ def init_routing_v2(
     x: Tensor,
     expert_idx: Tensor,
     scale: Tensor | None,
+    offset: Tensor | None,
     active_num: int,
     expert_capacity: int,
     expert_num: int,
@@ -254,16 +256,20 @@ def init_routing_v2(
 
     With ``active_num`` there are so many rows and scales at most; a choice that gets none has the place -1. With
     ``drop_pad_mode`` 1 each expert has ``expert_capacity`` rows, of its first choices and then of zeros, and
-    ``active_num`` has no effect. ``quant_mode`` 1 gives int8, and 2, 3 and 9 numbers of mx: float8_e5m2,
-    float8_e4m3fn and float4_e2m1fn_x2.
+    ``active_num`` has no effect. ``quant_mode`` 0 gives int8, rows * scale + offset, 1 int8 with a scale for each row,
+    and 2, 3 and 9 numbers of mx: float8_e5m2, float8_e4m3fn and float4_e2m1fn_x2.
     """
     expect(expert_tokens_num_flag, "expert_tokens_num_flag", expert_tokens_num_flag, "True")
     expect(drop_pad_mode in (0, 1), "drop_pad_mode", drop_pad_mode, "0 or 1")
     kinds, indices = ((1,), (0,)) if drop_pad_mode else ((0, 1, 2), (0, 1))
     expect(expert_tokens_num_type in kinds, "expert_tokens_num_type", expert_tokens_num_type, f"one of {kinds}")
-    modes = (-1, 1) if drop_pad_mode else (-1, 1, *_MX)
+    modes = (-1, 0, 1) if drop_pad_mode else (-1, 0, 1, *_MX)
     expect(quant_mode in modes, "quant_mode", quant_mode, f"one of {modes}, for drop_pad_mode {drop_pad_mode}")
     expect(quant_mode not in _MX or scale is None, "scale", scale, "None, for numbers of mx")
+    for name, value in (("scale", scale), ("offset", offset)):
+        one = value is not None and value.numel() == 1
+        expect(quant_mode or one, name, value, "one number, for quant_mode 0")
+    expect(not quant_mode or offset is None, "offset", offset, "None, but for quant_mode 0")
     expect(quant_mode != 9 or x.size(1) % 2 == 0, "x", x, "rows of an even size, for quant_mode 9")
     expect(expert_num < 2**31, "expert_num", expert_num, _FEWER)
     expect(row_idx_type in indices, "row_idx_type", row_idx_type, "0 (each choice's place) or 1 (each row's choice)")
@@ -287,7 +293,9 @@ def init_routing_v2(
     sources = choices // expert_idx.size(1)
     rows = x[sources]
     scales = torch.zeros(places)
-    if quant_mode == 1:
+    if quant_mode == 0 and scale is not None and offset is not None:
+        rows = to_int8(rows.float() * scale.float().reshape(()) + offset.float().reshape(()))
+    elif quant_mode == 1:
         smooth = 1.0 if scale is None else scale.float()[(experts[choices] - first).clamp(max=len(scale) - 1)]
         rows, scales[targets] = quantize_rows(rows.float() * smooth, torch.int8)
     elif quant_mode in _MX:

@@ -34,7 +34,7 @@ def _init_routing_custom_shapes(
     first, end = active_expert_range or (0, expert_num)
     places = expert_idx.numel()
     counts = (expert_num, 2) if expert_tokens_num_type == 2 else (end - first,)
-    rows = x.new_empty((places, x.size(1)), dtype=torch.int8 if quant_mode == 1 else x.dtype)
+    rows = x.new_empty((places, x.size(1)), dtype=torch.int8 if quant_mode in (0, 1) else x.dtype)
     index, scales = x.new_empty(places, dtype=torch.int32), x.new_empty(places, dtype=torch.float32)
     return rows, index, x.new_empty(counts, dtype=torch.int64), scales
 
