@@ -528,9 +528,10 @@ def sdist(session: nox.Session) -> None:
     session.run("python", "-m", "build", "--outdir", str(Path(session.create_tmp()) / "dist"), env=env)
 
 
-@nox.session(python=["3.10", "3.13"])
+@nox.session(python=["3.10", "3.12", "3.13"])
 def pythons(session: nox.Session) -> None:
     """The installed package and its core tests on other Pythons; nox names which it does not find."""
     session.install(".[testing]", *steps.PYTEST_PLUGINS)
+    steps.record(session, "numpy")
     rooms = (f"tests/{room}" for room in ("numpy", "operation", "comm", "testing"))
     session.run("python", "-m", "pytest", *rooms, *steps.selected(session))
