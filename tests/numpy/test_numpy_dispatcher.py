@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from moe_pieces import pieces_of
-from on_ranks import on_both, on_ranks
+from on_ranks import mostly_slow, on_both, on_ranks
 
 from alltoallv import Communicator
 from alltoallv import numpy as av
@@ -264,7 +264,7 @@ def deaths(seed: int) -> dict[int, tuple[int, str]]:
     return {first: (int(rng.integers(3)), rng.choice(moments)), second: later}
 
 
-@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 60))])
+@pytest.mark.parametrize("seed", mostly_slow(range(60), range(4)))
 def test_any_rank_dies_at_any_time(ranks: Ranks, seed: int) -> None:
     """Every step that a rank finishes has the result of one process with the experts that were there."""
 

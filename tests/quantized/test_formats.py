@@ -34,7 +34,8 @@ GROUPS = {
     name: [how.group_size] if how.group_size else [128, 96, 7, 1024] if how.shaped else [128, 32, 7, 5000]
     for name, how in FORMATS.items()
 }
-LONG = ("fp8_e4m3", "mxfp8", "nvfp4", "int5_rotated_spikes")
+LONG = ("fp8_e4m3", "fp8_e5m2", "mxfp8", "mxfp8_e5m2", "mxfp4", "nvfp4", "int5_rotated_spikes")
+QUICK = ("fp8_e4m3", "mxfp8", "mxfp4", "nvfp4", "int6", "int3", "int2_rotated_spikes", "int5_rotated_spikes")
 BETWEEN_RANKS = [
     *(name for name, how in FORMATS.items() if not how.is_integer),
     *("int6", "int3", "int2", "int4_rotated", "int4_spikes", "int5_rotated_spikes", "int2_rotated_spikes"),
@@ -241,7 +242,7 @@ def reduce_all(communicator: Communicator, made: list[dict[str, Any]]) -> list[s
     return [check_all_reduce(communicator, **arguments) for arguments in made]
 
 
-@pytest.mark.parametrize("name", mostly_slow(BETWEEN_RANKS, (*LONG, "mxfp4", "int6", "int3", "int2_rotated_spikes")))
+@pytest.mark.parametrize("name", mostly_slow(BETWEEN_RANKS, QUICK))
 def test_all_reduce(ranks: Ranks, name: str) -> None:
     """Small and in pieces; the same bits on all ranks."""
     for size in (2, 3):

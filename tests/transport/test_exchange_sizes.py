@@ -46,8 +46,8 @@ def test_large_pieces(launch: Launch, path: str) -> None:
     """Pairs above the ring (256 KiB) and above the chunks that are copied without a look at the peers (1 MiB)."""
     print(f"seed {SEED}")
     for size, kinds in (
-        (2, [("int8", 5 << 20), ("bfloat16", 3 << 20)]),
-        (5, [("float64", 700 << 10), ("bool", 500 << 10)]),
+        (2, [("int8", 5 << 20), ("complex64", 700 << 10), ("bfloat16", 3 << 20)]),
+        (5, [("float64", 700 << 10), ("uint16", 500 << 10), ("bool", 700 << 10)]),
     ):
         cases = big_cases(size, *kinds)
         largest = max(int(case.send_counts.max()) * case.dtype.itemsize for case in cases)

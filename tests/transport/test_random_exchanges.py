@@ -12,6 +12,7 @@ import pytest
 from exchange_cases import PATHS, SEED, Counts, Launch, bytes_of, make_cases, run_cases, total
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from on_ranks import mostly_slow
 
 from alltoallv.testing import golden, reference, run_ranks
 
@@ -20,9 +21,7 @@ CASES = {"processes": 125, "threads": 25}  # for each of 8 world sizes
 cached_cases = lru_cache(maxsize=None)(make_cases)
 
 
-@pytest.mark.parametrize(
-    "size", [pytest.param(size, marks=() if size in (2, 3, 8) else pytest.mark.slow) for size in range(1, 9)]
-)
+@pytest.mark.parametrize("size", mostly_slow(range(1, 9), (2, 3, 8)))
 @pytest.mark.parametrize("path", PATHS)
 def test_equal_to_the_reference(launch: Launch, path: str, size: int, request: pytest.FixtureRequest) -> None:
     mode = request.node.callspec.params["launch"]
