@@ -47,8 +47,11 @@ def paddle_groups() -> tuple[Any, Any, Communicator, list[Any]]:
     return ap, paddle.to_tensor, first, [None, ap.new_group([0])]
 
 
+FRONT_ENDS = {"torch": torch_groups, "mindspore": mindspore_groups, "paddle": paddle_groups}
+
+
 def main(front_end: str) -> None:
-    functions, tensor, first, groups = globals()[f"{front_end}_groups"]()
+    functions, tensor, first, groups = FRONT_ENDS[front_end]()
 
     def told(group: Any, size: int, rank: int) -> list[float]:
         x = tensor(np.arange(size, dtype=np.float32) + 10 * rank)
