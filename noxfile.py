@@ -509,7 +509,7 @@ def docs(session: nox.Session) -> None:
     And the notebook of examples/, whose output is compared with what it shows.
     """
     session.install("mkdocs-material>=9.7,<10", "mkdocstrings[python]>=1.0,<2", "ruff")  # which lays out signatures
-    command = session.posargs or ("build", "--strict", "--quiet")
+    command = session.posargs or ("build", "--strict")  # --quiet would leave out what makes it fail
     session.run("mkdocs", *command, env={"NO_MKDOCS_2_WARNING": "1"})
     if not session.posargs:
         steps.framework_tests(session, "tests/notebook", "nbclient>=0.10", "ipykernel>=6", "matplotlib>=3.8")

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import griffe
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
@@ -46,9 +47,29 @@ DEVICES: dict[str, tuple[str, dict[str, str]]] = {
 }
 
 
+class Fields(griffe.Extension):
+    """Divides "a, b: what both are" in a class's docstring; a TypedDict's goes to the calls whose options it has."""
+
+    def on_class(self, *, cls: griffe.Class, **_: Any) -> None:
+        options = any(str(base).endswith(("TypedDict", "Options")) for base in cls.bases)
+        for section in cls.docstring.parsed if cls.docstring else ():
+            if section.kind is not griffe.DocstringSectionKind.attributes:
+                continue
+            fields = []
+            for field in section.value:
+                several = field.name.endswith(",")  # of "a, b" griffe takes b for a's type
+                for name in re.findall(r"\w+", f"{field.name} {field.annotation}") if several else [field.name]:
+                    own = cls.attributes.get(name)
+                    annotation = (own.annotation if own else None) if several else field.annotation
+                    fields.append(griffe.DocstringAttribute(name, annotation=annotation, description=field.description))
+                    if options:
+                        cls.attributes[name].docstring = griffe.Docstring(field.description, parent=cls)
+            section.value[:] = fields
+
+
 def on_files(files: Files, config: Any) -> Files:
     """Adds the examples."""
-    for path in sorted((ROOT / "examples").glob("*.py")):
+    for path in sorted(one for one in (ROOT / "examples").iterdir() if one.suffix in (".py", ".cpp")):
         files.append(File.generated(config, f"examples/{path.name}", abs_src_path=str(path)))
     return files
 
@@ -103,5 +124,5 @@ def schemas() -> dict[str, str]:
 
 def operators() -> str:
     """A heading and a schema for every operator of `alltoallv.npu_ops`."""
-    sections = (f"### {name}\n\n```text\n{schema}\n```\n" for name, schema in sorted(schemas().items()))
+    sections = (f"### {name} {{ #{name} }}\n\n```text\n{schema}\n```\n" for name, schema in sorted(schemas().items()))
     return "\n## Operators\n\nArguments and results are those of torch_npu:\n\n" + "\n".join(sections)

@@ -42,6 +42,14 @@ class Communicator:
     stays usable. A lost rank, a timeout and an abort end it for good: make a new one.
 
     Use `from_env` in a program that a launcher started, `threads` in a test.
+
+    Attributes:
+        rank (int): This process's or thread's number, from 0.
+        size (int): How many ranks there are.
+        domain (str): The name under which they have met.
+        backend (str): What carries their data: ``"shm"``, ``"tcp"``, ``"mpi"``, ``"hccl"`` or ``"nccl"``.
+        epoch (int): How often the ranks have met again with others in place of lost ones.
+        order (str | None): ``"rank"`` where reductions on devices add in the order of ranks, else None.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """Exchanges one dimension of a tensor for another: what the ranks divide, they put together along the other.
 
-For every rank r, along dimensions that are not the same::
+For every rank r, along dimensions that are not the same:
 
     out_r = concatenate(over j, along gather_dim, split(input_j, scatter_sizes, scatter_dim)[r])
 

@@ -189,12 +189,15 @@ class Dispatching(ABC, Generic[A]):
     adapter: Any = None  # by which the core reads what `array` returns, beside plain arrays
     routing: Routing
     group: Any = None
-    active_ranks: Any = None  # see `Routing`
+    active_ranks: Any = None  # see `RoutingOptions`
     # Of a dispatcher of survivors: the group before the first loss, and its ranks that are left.
     origin: Communicator | None = None
     ranks: Sequence[int] | None = None
 
     def __init__(self, num_experts: int, group: Any = None, **options: Unpack[RoutingOptions]) -> None:
+        if unknown := sorted(options.keys() - RoutingOptions.__annotations__.keys()):
+            known = ", ".join(sorted(RoutingOptions.__annotations__))
+            raise TypeError(f"{type(self).__name__}() has no argument {unknown[0]!r}, expected some of {known}")
         self.active_ranks = options.pop("active_ranks", None)
         self.routing, self.group = Routing(num_experts, **options), group
         self._last = self.routing  # of the last call

@@ -1,7 +1,7 @@
 """Provides the interface of the package deep_ep, for programs that send the tokens of a mixture of experts through it.
 
 It works on CPU tensors over shared memory, between hosts over TCP; on NPUs it has not been run yet. A program that
-imports ``deep_ep`` runs unchanged after::
+imports ``deep_ep`` runs unchanged after:
 
     import alltoallv.deep_ep
 

@@ -57,7 +57,11 @@ _ON_ARRAYS: Quantized[Array] = Quantized(ARRAYS, groups.resolve)  # on what Mind
 
 
 class RowsOptions(TypedDict, total=False):
-    """The options of `QuantizedAllToAll`: arguments of the function."""
+    """The options of `QuantizedAllToAll`.
+
+    Attributes:
+        bits, format, group_size, out_dtype, overflow: As of `quantized_all_to_all`.
+    """
 
     bits: int
     format: Format | None
@@ -67,13 +71,21 @@ class RowsOptions(TypedDict, total=False):
 
 
 class ScatterOptions(RowsOptions, total=False):
-    """The options of `QuantizedReduceScatter`: arguments of the function."""
+    """The options of `QuantizedReduceScatter`.
+
+    Attributes:
+        op: As of `quantized_reduce_scatter`.
+    """
 
     op: SumOp
 
 
 class ReduceOptions(RowsOptions, total=False):
-    """The options of `QuantizedAllReduce`: arguments of the function."""
+    """The options of `QuantizedAllReduce`.
+
+    Attributes:
+        op, scale, offset, comm_quant_scale_1, comm_quant_scale_2, gather, leaves: As of `quantized_all_reduce`.
+    """
 
     op: SumOp
     scale: Tensor | float | None

@@ -37,7 +37,7 @@ class MoEDispatcher(Dispatching[Tensor]):
         num_experts: Number of experts on all ranks together.
         group: See `alltoallv.mindspore`.
         options: ``capacity``, ``drop``, ``alignment``, ``payload``, ``combine_payload``, ``codes``, ``placement``,
-            ``active_ranks``; equal on all ranks. See `alltoallv._calls.routing.Routing`.
+            ``active_ranks``; equal on all ranks. See `RoutingOptions`.
     """
 
     def __init__(self, num_experts: int, group: Any = None, **options: Unpack[RoutingOptions]) -> None:

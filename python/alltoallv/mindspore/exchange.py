@@ -69,7 +69,7 @@ def all_to_all_v(
 ) -> Any:
     """Sends a region of ``input`` to every rank and receives one from each.
 
-    For every rank j, with this rank called r::
+    For every rank j, with this rank called r:
 
         out_r[rdispls_r[j] : rdispls_r[j] + recv_counts_r[j]] = input_j[sdispls_j[r] : sdispls_j[r] + send_counts_j[r]]
 

@@ -1,6 +1,6 @@
 """Provides torch_npu's own operators without torch_npu: the same names, arguments and results, on CPU tensors.
 
-For unit tests of a program for Ascend NPUs where neither a device nor the wheel is wanted::
+For unit tests of a program for Ascend NPUs where neither a device nor the wheel is wanted:
 
     import alltoallv.npu_ops as torch_npu
 

@@ -27,9 +27,9 @@ class MoEDispatcher(Dispatching[Array]):
         num_experts: Number of experts on all ranks together.
         group: A `Communicator`, or None for the default one.
         options: ``capacity``, ``drop``, ``alignment``, ``payload``, ``combine_payload``, ``codes``, ``placement``,
-            ``active_ranks``; equal on all ranks. See `alltoallv._calls.routing.Routing`.
+            ``active_ranks``; equal on all ranks. See `RoutingOptions`.
 
-    Example::
+    A step:
 
         dispatcher = MoEDispatcher(8)
         rows, counts, state = dispatcher.dispatch(tokens, ids, weights)

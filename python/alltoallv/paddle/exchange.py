@@ -56,7 +56,7 @@ def all_to_all_v(
 ) -> Any:
     """Sends a region of ``input`` to every rank and receives one from each.
 
-    For every rank j, with this rank called r::
+    For every rank j, with this rank called r:
 
         out_r[rdispls_r[j] : rdispls_r[j] + recv_counts_r[j]] = input_j[sdispls_j[r] : sdispls_j[r] + send_counts_j[r]]
 
@@ -199,7 +199,8 @@ def alltoall(
     return front_end.call("all_to_all", group, not sync_op, out_tensor_list, in_tensor_list, names, timeout=timeout)
 
 
-all_to_all = alltoall  # its name in the other front ends
+all_to_all = alltoall
+"""`alltoall`, by its name in the other front ends."""
 
 
 def global_scatter(

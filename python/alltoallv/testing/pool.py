@@ -31,7 +31,11 @@ _by_value_lock = threading.Lock()
 
 
 class CommunicatorOptions(TypedDict, total=False):
-    """Arguments of ``Communicator.from_env``, the first two also of ``Communicator.threads``."""
+    """Arguments of ``Communicator.from_env``, the first two also of ``Communicator.threads``.
+
+    Attributes:
+        domain, check, backend, order: As of ``Communicator.from_env``.
+    """
 
     domain: str
     check: str | None
@@ -40,7 +44,11 @@ class CommunicatorOptions(TypedDict, total=False):
 
 
 class RankOptions(CommunicatorOptions, total=False):
-    """The options of `Ranks`."""
+    """The options of `Ranks`.
+
+    Attributes:
+        fresh, preloaded, threads, communicator, outcomes, timeout, comm_timeout, env: As of a call of `Ranks`.
+    """
 
     fresh: bool
     preloaded: bool
@@ -264,8 +272,7 @@ _shared: Ranks | None = None
 
 
 def run_ranks(size: int, function: Callable[..., Any], *args: Any, **options: Unpack[RankOptions]) -> list[Any]:
-    """Runs ``function(communicator, *args)`` on ``size`` ranks, without pytest; see :class:`Ranks` for the
-    options.
+    """Runs ``function(communicator, *args)`` on ``size`` ranks, without pytest.
 
     Returns the results in rank order. The processes are kept until the program ends.
 

@@ -7,10 +7,11 @@ from torch import Tensor
 
 from alltoallv._calls.counts import Counts, Unit
 from alltoallv.errors import InvalidParamError
-from alltoallv.torch.api.dispatcher import DispatchState as DispatchState
-from alltoallv.torch.api.dispatcher import MoEDispatcher as MoEDispatcher
+from alltoallv.torch.api.dispatcher import DispatchState, MoEDispatcher
 from alltoallv.torch.api.functions import all_to_all_v
 from alltoallv.torch.eager.group import Group
+
+__all__ = ["AllToAllV", "DispatchState", "MoEDispatcher"]
 
 
 class AllToAllV(torch.nn.Module):

@@ -1,4 +1,4 @@
-"""torch's symmetric-memory operators on CPU and NPUs; imported, they are there::
+"""torch's symmetric-memory operators on CPU and NPUs; imported, they are there:
 
     import alltoallv.torch.symm_mem
     import torch.distributed._symmetric_memory as symm_mem

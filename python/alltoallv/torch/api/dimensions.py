@@ -34,7 +34,7 @@ def all_to_all_nd(
 ) -> Any:
     """Exchanges one dimension of a tensor for another: ranks that have parts of the one get parts of the other.
 
-    For every rank r::
+    For every rank r:
 
         out_r = concatenate(over j, along gather_dim, split(input_j, scatter_sizes, along scatter_dim)[r])
 

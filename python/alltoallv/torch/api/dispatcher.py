@@ -77,9 +77,9 @@ class MoEDispatcher(torch.nn.Module, Dispatching[Tensor]):
         group: A ProcessGroup, a `Communicator`, or None for the default group.
         options: ``capacity``, ``drop``, ``alignment``, ``payload``, ``combine_payload``, ``codes``, ``placement``,
             ``active_ranks``; equal on all ranks. In a graph ``active_ranks`` is a
-            tensor. See `alltoallv._calls.routing.Routing`.
+            tensor. See `RoutingOptions`.
 
-    Example::
+    A step:
 
         dispatcher = MoEDispatcher(num_experts=8)
         experts = nn.ModuleList(make_expert(e) for e in dispatcher.local_experts)

@@ -1,7 +1,5 @@
 """The backend ``alltoallv`` of torch.distributed, registered by ``import alltoallv.torch``.
 
-::
-
     dist.init_process_group("alltoallv")                      # or "cpu:alltoallv", or "cpu:alltoallv,cuda:nccl"
 
 It carries dense CPU tensors, over shared memory on a host and TCP between hosts, in every collective of

@@ -33,8 +33,6 @@ _DEFAULT = ("0", "default_pg")  # torch's names for the default group; others ma
 class GroupOptions:
     """The options of a process group of backend ``alltoallv``, given as ``pg_options``.
 
-    ::
-
         dist.init_process_group("alltoallv", pg_options=alltoallv.torch.GroupOptions(order="rank"))
 
     Also of ``dist.new_group``, ``split_group`` and ``shrink_group``; the last two give a group its parent's order where
