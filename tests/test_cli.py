@@ -73,6 +73,8 @@ def test_wrong_options(options, message, capsys):
         ("plan --json t.svg --plot t.svg", "--json and --plot are both 't.svg', expected two files"),
         ("plan --moe=", "--moe has '', expected NAME=NUMBER"),
         ("", "the following arguments are required: COMMAND\n"),
+        ("run program.py", "the following arguments are required: -n\n"),
+        ("run -n two program.py", "argument -n: is 'two', expected an integer of at least 1\n"),
     ],
 )
 def test_wrong_arguments(command, message, capsys):

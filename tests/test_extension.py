@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
 import subprocess
 import sys
@@ -39,13 +40,18 @@ def import_error(folder: Path, code: str, *modules: str) -> str:
 
 
 def test_a_function_of_the_front_ends_is_looked_for_in_the_package() -> None:
-    with pytest.raises(AttributeError, match=r"no attribute 'all_to_all_v': it is in the front ends alltoallv\.numpy"):
+    homes = r"it is in alltoallv\.numpy, alltoallv\.torch, alltoallv\.mindspore and alltoallv\.paddle$"
+    with pytest.raises(AttributeError, match=rf"no attribute 'all_to_all_v': {homes}"):
         alltoallv.all_to_all_v  # noqa: B018
-    with pytest.raises(ImportError, match=r"'all_to_all_v' from 'alltoallv': it is in the front ends alltoallv\.numpy"):
+    with pytest.raises(ImportError, match=rf"'all_to_all_v' from 'alltoallv': {homes}"):
         from alltoallv import all_to_all_v  # noqa: F401
     assert not hasattr(alltoallv, "all_to_all_v")
     with pytest.raises(AttributeError, match=r"no attribute 'all_to_nobody'$"):
         alltoallv.all_to_nobody  # noqa: B018
+    with pytest.raises(ImportError, match=r"from 'alltoallv.numpy': it is in alltoallv.torch and alltoallv.mindspore$"):
+        from alltoallv.numpy import Received  # noqa: F401
+    with pytest.raises(ModuleNotFoundError, match=r"No module named 'alltoallv.numpy.functional'"):
+        importlib.import_module("alltoallv.numpy.functional")
 
 
 def test_the_citation_has_the_version() -> None:

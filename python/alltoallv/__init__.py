@@ -5,6 +5,7 @@ The front ends are modules of their own, such as ``alltoallv.numpy``. No framewo
 
 from __future__ import annotations
 
+import re
 import sys
 from importlib import import_module
 from importlib.util import find_spec
@@ -44,15 +45,26 @@ def __getattr__(name: str) -> Any:
     if name == "_core":
         return _extension()
     if name not in _HOMES:
-        is_module = name.startswith("_") or find_spec(f"alltoallv.{name}") is not None  # not imported yet
-        of_front_ends = not is_module and name in import_module("alltoallv.numpy").__all__
-        where = ": it is in the front ends alltoallv.numpy, .torch, .mindspore and .paddle" if of_front_ends else ""
-        if of_front_ends and sys._getframe(1).f_code.co_name == "_handle_fromlist":  # `from` drops an AttributeError
-            raise ImportError(f"cannot import name {name!r} from 'alltoallv'{where}", name="alltoallv")
-        raise AttributeError(f"module 'alltoallv' has no attribute {name!r}{where}", name=name)
+        raise _absent(__name__, name)
     value = getattr(import_module(f"alltoallv.{_HOMES[name]}"), name)
     globals()[name] = value
     return value
+
+
+def _absent(package: str, name: str) -> Exception:
+    """The error of a package's ``__getattr__``, which says where the name is offered; no framework is imported."""
+    homes = []
+    if not name.startswith("_") and find_spec(f"{package}.{name}") is None:  # a module may not be imported yet
+        for module in ("numpy", "torch", "torch.nn", "mindspore", "paddle"):
+            path = Path(__file__).parent / module.replace(".", "/")
+            text = (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text("utf-8")
+            offered = re.search(r"^__all__ = \[(.*?)\]", text, re.MULTILINE | re.DOTALL)
+            if offered and f'"{name}"' in offered[1]:
+                homes.append(f"alltoallv.{module}")
+    where = ": it is in " + " and ".join(filter(None, [", ".join(homes[:-1]), *homes[-1:]])) if homes else ""
+    if homes and sys._getframe(2).f_code.co_name == "_handle_fromlist":  # `from` drops an AttributeError
+        return ImportError(f"cannot import name {name!r} from {package!r}{where}", name=package)
+    return AttributeError(f"module {package!r} has no attribute {name!r}{where}", name=name)
 
 
 def _extension() -> Any:

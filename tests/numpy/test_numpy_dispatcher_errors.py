@@ -35,6 +35,12 @@ def test_a_bad_argument_of_one_rank_fails_on_all(comm: Communicator) -> None:
         assert len(rows) == (0 if comm.rank else 4), name
 
 
+def test_an_argument_of_another_library_is_named() -> None:
+    (comm,) = Communicator.threads(1)
+    with pytest.raises(TypeError, match=r"^MoEDispatcher\(\) has no argument 'top_k', expected some of active_ranks, "):
+        av.MoEDispatcher(4, comm, top_k=2)  # type: ignore[call-arg]
+
+
 WRONG_AGAIN: dict[str, tuple[tuple[Any, ...], str]] = {
     "fewer tokens": ((np.ones((1, 5)),), r"tokens has shape \(1, 5\), expected 4 rows"),
     "no tokens": ((np.ones(()),), r"tokens has shape \(\), expected 4 rows"),

@@ -205,9 +205,9 @@ class Dispatching(ABC, Generic[A]):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Lets help() of a front end's class describe what its options mean."""
         super().__init_subclass__(**kwargs)
-        if cls.__doc__ and (text := Routing.__doc__):
+        if cls.__doc__ and (text := RoutingOptions.__doc__):
             options = text[text.rindex("\n", 0, text.index("capacity:")) :].rstrip()
-            cls.__doc__ = cls.__doc__.replace(" See `alltoallv._calls.routing.Routing`.", options)
+            cls.__doc__ = cls.__doc__.replace(" See `RoutingOptions`.", options)
 
     @abstractmethod
     def member(self) -> Communicator:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from alltoallv import _absent
 from alltoallv._calls.counts import Counts, Unit
 
 A = TypeVar("A")  # the framework's tensor
@@ -29,6 +30,11 @@ def publish(package: dict[str, Any]) -> None:
 
     dir() and with it tab completion then show what ``__all__`` has, and not the modules inside the package.
     """
+
+    def absent(name: str) -> Any:
+        raise _absent(package["__name__"], name)
+
+    package["__getattr__"] = absent
     package["__dir__"] = lambda: [*package["__all__"], *(name for name in package if name.startswith("__"))]
     for name in package["__all__"]:
         function = package[name]

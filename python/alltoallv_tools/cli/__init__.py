@@ -10,9 +10,11 @@ import argparse
 import importlib
 import importlib.metadata
 import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 # name -> (module, one line of help)
 _COMMANDS = {
@@ -26,13 +28,20 @@ _COMMANDS = {
 }
 
 
+class _Parser(argparse.ArgumentParser):
+    """Names an option that is wrong or missing once, by the first of its names."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(re.sub(r"(?<=\s)(-[\w-]+)(/-[\w-]+)+", r"\1", message))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code. ``argv`` defaults to ``sys.argv[1:]``."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # whoever started us has closed it
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
     width = max(map(len, _COMMANDS))
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="python -m alltoallv",
         description="AllToAllV with one meaning on Ascend NPU, NVIDIA GPU and CPU.",
         epilog="commands:\n" + "\n".join(f"  {name:{width}}  {text}" for name, (_, text) in _COMMANDS.items()),
@@ -61,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(command: str, arguments: Sequence[str]) -> int:
     name, text = _COMMANDS[command]
     module = importlib.import_module(name)
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog=f"python -m alltoallv {command}",
         description=text[0].upper() + text[1:] + ".",
         formatter_class=argparse.RawDescriptionHelpFormatter,
