@@ -22,7 +22,10 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> str:
     return folder
 
 
-@pytest.mark.parametrize("dispatcher", ["alltoall", "padded", "moev3"])
+DISPATCHERS = ("alltoall", "padded", "deredundancy", "zero_redundancy", "moev3", "moev3_deredundancy")
+
+
+@pytest.mark.parametrize("dispatcher", DISPATCHERS)
 def test_four_ranks_are_one_process(kernels: str, dispatcher: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "alltoallv", "run", "-n", "4", str(PROGRAM), dispatcher]
     env = {**os.environ, "MS_COMPILER_CACHE_PATH": kernels, "GLOG_v": "3"}

@@ -47,6 +47,7 @@ def test_counts() -> None:
     assert run("FmodScalar", np.array([5, -5]), np.array(3), shape=(2,), dtype=np.int64) == [2, -2]
     assert run("MoveTo", X, None, np.array(1)) == X.tolist()
     on, off = np.array(7), np.array(-1)
+    assert run("ExpandAs", X[:1], X) == [[3, 1, 3], [3, 1, 3]]
     chosen = np.array([2, 5])
     assert run("OneHotExt", chosen, np.array(3), on, off, np.array(-1)) == [[-1, -1, 7], [-1, -1, -1]]
     assert run("OneHotExt", chosen, np.array(3), on, off, np.array(0), shape=(3, 2)) == [[-1, -1], [-1, -1], [7, -1]]
@@ -73,3 +74,16 @@ def test_products_of_groups_and_their_gradients() -> None:
         step[place] = 1e-2
         slope = (gated(both + step) - gated(both - step)).sum() / 2e-2
         np.testing.assert_allclose(got[place], slope, rtol=1e-2, atol=1e-3)
+
+
+def test_what_bfloat16_lacks() -> None:
+    half = np.array([2048, 1, 1], np.float16)  # with each 1 alone the sum would be rounded away
+    assert run("AddN", half[:1], half[1:2], half[2:], shape=(1,)) == [2050]
+    segments = np.array([1, 1, 1])
+    assert run("UnsortedSegmentSum", half, segments, np.array(2), shape=(2,)) == [0, 2050]
+    assert run("UnsortedSegmentSum", X, np.array([1, -1]), np.array(2)) == [[0, 0, 0], [3, 1, 3]]
+    mask = np.array([[True, False, True], [False, True, False]])
+    assert run("MaskedSelectGrad", X, mask, np.array([5, 6, 7])) == [[5, 0, 6], [0, 7, 0]]
+    assert run("MaskedSelectGrad", X[:1], mask, np.array([5, 6, 7]), shape=(1, 3)) == [[5, 7, 6]]
+    assert run("ReduceAny", X, np.array([-1]), np.array(0), shape=(2,), dtype=bool) == [True, True]
+    assert run("ReduceAny", X * 0, np.array([], int), np.array(1), shape=(1, 1), dtype=bool) == [[False]]

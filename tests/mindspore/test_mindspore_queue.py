@@ -63,7 +63,7 @@ def test_sums_in_the_order_of_ranks(build: str) -> None:
 @pytest.mark.timeout(900)
 def test_primitives_in_graphs(build: str) -> None:
     for said in job("run_primitives.py", build, timeout=400):
-        assert said == ["as NumPy", "in order", "trained", "True"]
+        assert said == ["as NumPy", "in order", "trained", "moved", "True"]
 
 
 def test_the_exchange_goes_to_the_stream_that_mindspore_hands_over() -> None:

@@ -5,7 +5,10 @@
 /// Built by `device_op.py` with MindSpore's CustomOpBuilder: C++17, MindSpore's flags, no header of alltoallv's own.
 /// The collective is reached through a C function, so that the two sides need not share a C++ ABI. On CPU the stream is
 /// null.
+#include <algorithm>
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <memory>
 #include <set>
 #include <stdexcept>
@@ -167,7 +170,7 @@ using PrimitiveEntry = int (*)(const PrimitiveLaunch* launch, char* message, uin
 
 PrimitiveEntry primitive_entry = nullptr;
 
-class PrimitiveKernel final : public Kernel {
+class PrimitiveKernel : public Kernel {
   public:
     bool Init(const KernelTensors&, const KernelTensors&) override {
         for (const auto& [name, value] : primitive_->attrs())
@@ -211,17 +214,109 @@ class PrimitiveKernel final : public Kernel {
     std::string attributes_;
 };
 
-/// Makes the kernels of these primitives ours, those of `missing` where MindSpore has none.
-void serve_primitives(const std::vector<std::string>& names, const std::vector<std::string>& missing, uint64_t entry) {
-    primitive_entry = reinterpret_cast<PrimitiveEntry>(entry);
-    auto& kernels = mindspore::kernel::Factory<mindspore::kernel::NativeCpuKernelMod>::Instance();
-    const auto make = [] { return std::make_shared<PrimitiveKernel>(); };
-    for (const std::string& name : names) {
-        kernels.UnRegister(name);
-        kernels.Register(name, make);
+/// MindSpore's kernel of a primitive, which then takes bfloat16 too. Such tensors are left to our kernel if it
+/// `computes`; else the primitive only moves values or tells zeros from others, and MindSpore's kernel runs on them as
+/// on those of `stand_in`, another type of two bytes.
+class WidenedKernel final : public PrimitiveKernel {
+  public:
+    WidenedKernel(std::shared_ptr<Kernel> own, mindspore::TypeId stand_in, bool computes)
+        : own_(std::move(own)), stand_in_(stand_in), computes_(computes) {}
+
+    bool Init(const KernelTensors& inputs, const KernelTensors& outputs) override {
+        const auto known = [](const auto* tensor) { return tensor->dtype_id() != mindspore::kNumberTypeBFloat16; };
+        computes_ = computes_ && !std::all_of(inputs.begin(), inputs.end(), known);
+        if (computes_) return PrimitiveKernel::Init(inputs, outputs);
+        own_->SetThreadPool(pool_);
+        return own_->Init(primitive_, Disguised(inputs, stand_in_).tensors, Disguised(outputs, stand_in_).tensors);
     }
-    for (const std::string& name : missing)
-        if (!kernels.IsRegistered(name)) kernels.Register(name, make);
+    int Resize(const KernelTensors& inputs, const KernelTensors& outputs) override {
+        if (computes_) return PrimitiveKernel::Resize(inputs, outputs);
+        const int result = own_->Resize(Disguised(inputs, stand_in_).tensors, Disguised(outputs, stand_in_).tensors);
+        SetOutputSizeList(own_->GetOutputSizeList());
+        SetWorkspaceSizeList(own_->GetWorkspaceSizeList());
+        return result;
+    }
+    bool Launch(const KernelTensors& inputs, const KernelTensors& workspace, const KernelTensors& outputs) override {
+        if (computes_) return PrimitiveKernel::Launch(inputs, workspace, outputs);
+        return static_cast<mindspore::kernel::KernelMod&>(*own_).Launch(inputs, workspace, outputs, nullptr);
+    }
+    bool IsNeedUpdateOutputShapeAndSize() override { return !computes_ && own_->IsNeedUpdateOutputShapeAndSize(); }
+    void UpdateOutputShapeAndSize(const KernelTensors& inputs, const KernelTensors& outputs) override {
+        own_->UpdateOutputShapeAndSize(inputs, outputs);
+    }
+    std::vector<size_t> GetLaunchIgnoredInputAddressIdx() const override {
+        return computes_ ? std::vector<size_t>() : own_->GetLaunchIgnoredInputAddressIdx();
+    }
+    std::vector<mindspore::kernel::KernelAttr> GetOpSupport() override {
+        auto supported = own_->GetOpSupport();
+        for (size_t k = 0, n = supported.size(); k < n; ++k) {
+            auto types = supported[k];
+            auto read = types.input_type(), written = types.output_type();
+            bool differs = false;
+            for (auto* list : {&read, &written})
+                for (auto& type : *list)
+                    if (type.dtype == stand_in_) {
+                        type.dtype = mindspore::kNumberTypeBFloat16;
+                        differs = true;
+                    }
+            types.SetInputAttrList(read);
+            types.SetOutputAttrList(written);
+            if (differs) supported.push_back(types);
+        }
+        return supported;
+    }
+
+  private:
+    /// The same tensors, those of bfloat16 as copies of another type.
+    struct Disguised {
+        Disguised(KernelTensors given, mindspore::TypeId type) : tensors(std::move(given)) {
+            for (auto*& tensor : tensors) {
+                if (tensor->dtype_id() != mindspore::kNumberTypeBFloat16) continue;
+                copies.push_back(std::make_unique<mindspore::kernel::KernelTensor>(*tensor));
+                tensor = copies.back().get();
+                tensor->set_dtype_id(type);
+            }
+        }
+        KernelTensors tensors;
+        std::vector<std::unique_ptr<mindspore::kernel::KernelTensor>> copies;
+    };
+
+    std::shared_ptr<Kernel> own_;
+    mindspore::TypeId stand_in_;
+    bool computes_;
+};
+
+using Kernels = mindspore::kernel::Factory<Kernel>;
+using Makers = std::map<std::string, std::function<std::shared_ptr<Kernel>()>>;
+using Supported = mindspore::HashMap<std::string, std::vector<mindspore::kernel::KernelAttr>>;
+
+// MindSpore keeps to itself how it makes its kernels, and the dtypes that it has once asked each for. An explicit
+// instantiation may name private members.
+Makers& makers(Kernels& kernels);
+Supported& supported();
+template <auto Own, auto Dtypes>
+struct Private {
+    friend Makers& makers(Kernels& kernels) { return kernels.*Own; }
+    friend Supported& supported() { return *Dtypes; }
+};
+template struct Private<&Kernels::kernel_mod_creators_, &Kernel::support_map_>;
+
+/// Makes the kernels of these primitives ours, those of `missing` where MindSpore has none. Its own of `widened` take
+/// bfloat16 too, by ours if `missing` has them, else as the type that is named there.
+void serve_primitives(const std::vector<std::string>& names, const std::set<std::string>& missing,
+                      const std::map<std::string, int64_t>& widened, uint64_t entry) {
+    primitive_entry = reinterpret_cast<PrimitiveEntry>(entry);
+    auto& kernels = makers(Kernels::Instance());
+    const auto make = [] { return std::make_shared<PrimitiveKernel>(); };
+    for (const auto& [name, type] : widened) {
+        const auto own = kernels.find(name);
+        if (own == kernels.end()) continue;
+        own->second = [make = own->second, type = static_cast<mindspore::TypeId>(type),
+                       ours = missing.count(name) > 0] { return std::make_shared<WidenedKernel>(make(), type, ours); };
+        supported().erase(name);
+    }
+    for (const std::string& name : names) kernels[name] = make;
+    for (const std::string& name : missing) kernels.emplace(name, make);
 }
 #endif
 
@@ -260,7 +355,7 @@ MS_KERNEL_FACTORY_REG(NativeCpuKernelMod, Custom_alltoallv_exchange, alltoallv_m
 PYBIND11_MODULE(MS_EXTENSION_NAME, m) {
 #ifndef CUSTOM_ASCEND_OP
     m.def("serve_primitives", &alltoallv_mindspore::serve_primitives, pybind11::arg("names"), pybind11::arg("missing"),
-          pybind11::arg("entry"));
+          pybind11::arg("widened"), pybind11::arg("entry"));
 #endif
     m.def("set_graph_entry", &alltoallv_mindspore::set_graph_entry, pybind11::arg("entry"));
     m.def("write", &alltoallv_mindspore::call_write, pybind11::arg("tensors"), pybind11::arg("outputs"),

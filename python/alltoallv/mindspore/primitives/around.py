@@ -1,7 +1,8 @@
 """The operators around an MoE's exchange for which MindSpore has no kernels on CPU: what mindformers' dispatchers call.
 
-They run in graphs that have one of our communication primitives. An operator of which MindSpore has a kernel keeps it.
-A kernel gets the operator's inputs, None for those left out, and fills the outputs, which MindSpore has made.
+They run in graphs that have one of our communication primitives. An operator of which MindSpore has a kernel keeps it;
+those of WIDENED then take bfloat16 too. A kernel here gets the operator's inputs, None for those left out, and
+fills the outputs, which MindSpore has made.
 """
 
 from __future__ import annotations
@@ -9,12 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import mindspore
 import numpy as np
 
 from alltoallv.mindspore.graph_exchange import Array
 
 Inputs = Sequence[Any]
 KERNELS: dict[str, Callable[[Inputs, Sequence[Array]], None]] = {}  # by primitive
+WRONG = ("ReduceAny",)  # MindSpore's own looks at the first bytes of what is not bool
+WIDENED = {  # MindSpore's own, as which other dtype it takes bfloat16; one in KERNELS runs here then
+    **dict.fromkeys(("ExpandDims", "Gather", "GatherD", "MaskedSelect", "Reshape", "Scatter"), mindspore.int16),
+    **dict.fromkeys(("Squeeze", "StridedSlice", "Transpose"), mindspore.int16),
+    **dict.fromkeys(("AddN", "MaskedSelectGrad", "UnsortedSegmentSum"), mindspore.float16),
+    "NonZero": mindspore.float16,  # which has the same zeros
+}
 
 
 def _kernel(*primitives: str) -> Callable[[Callable[[Inputs, Sequence[Array]], None]], Any]:
@@ -73,6 +82,44 @@ def _one_hot(inputs: Inputs, outputs: Sequence[Array]) -> None:
 @_kernel("FmodScalar", "FmodTensor")
 def _fmod(inputs: Inputs, outputs: Sequence[Array]) -> None:
     outputs[0][...] = np.fmod(inputs[0], inputs[1])
+
+
+@_kernel("AddN")
+def _sum(inputs: Inputs, outputs: Sequence[Array]) -> None:
+    first, *rest = (each.astype(np.float32) for each in inputs)
+    outputs[0][...] = sum(rest, first)  # rounded once
+
+
+@_kernel("MaskedSelectGrad")
+def _masked_select_grad(inputs: Inputs, outputs: Sequence[Array]) -> None:
+    x, mask, dy = inputs
+    shape = np.broadcast_shapes(x.shape, mask.shape)
+    whole = np.zeros(shape, np.float32)
+    whole[np.broadcast_to(mask, shape)] = dy
+    padded = (*(1 for _ in shape[x.ndim :]), *x.shape)
+    axes = tuple(k for k, n in enumerate(padded) if n != shape[k])
+    outputs[0][...] = whole.sum(axes).reshape(x.shape)
+
+
+@_kernel("UnsortedSegmentSum")
+def _segment_sum(inputs: Inputs, outputs: Sequence[Array]) -> None:
+    x, segments, _ = inputs
+    total = np.zeros(outputs[0].shape, np.float32)
+    chosen = segments >= 0
+    np.add.at(total, segments[chosen], x[chosen].astype(np.float32))
+    outputs[0][...] = total
+
+
+@_kernel("ExpandAs")
+def _expand_as(inputs: Inputs, outputs: Sequence[Array]) -> None:
+    outputs[0][...] = inputs[0]
+
+
+@_kernel("ReduceAny")
+def _any(inputs: Inputs, outputs: Sequence[Array]) -> None:
+    x, dims, keep = inputs
+    axes = tuple(dims.ravel().tolist()) or None
+    outputs[0][...] = np.any(x != 0, axis=axes, keepdims=bool(keep))
 
 
 @_kernel("MoveTo")

@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 from mindspore import log
+from mindspore._c_expression.typing import type_to_type_id
 
 from alltoallv.errors import BackendUnavailableError
 from alltoallv.mindspore import device_op
 from alltoallv.mindspore.graph_exchange import DTYPES_BY_NUMBER, Array
-from alltoallv.mindspore.primitives.around import KERNELS
+from alltoallv.mindspore.primitives.around import KERNELS, WIDENED, WRONG
 from alltoallv.mindspore.primitives.rules import RULES, plan
 from alltoallv.mindspore.tensors import DTYPES, numpy_dtype, target
 
@@ -79,4 +80,6 @@ def load() -> None:
     except BackendUnavailableError as error:
         log.error(f"alltoallv: primitives run outside of graphs only: {error}")
         return
-    module.serve_primitives(list(RULES), list(KERNELS), ctypes.cast(_run, ctypes.c_void_p).value or 0)
+    widened = {name: type_to_type_id(dtype) for name, dtype in WIDENED.items()}
+    entry = ctypes.cast(_run, ctypes.c_void_p).value or 0
+    module.serve_primitives([*RULES, *WRONG], set(KERNELS), widened, entry)
