@@ -46,6 +46,13 @@ sys.exit(4)
     ]
 
 
+def test_torch_npu_without_cann_is_explained(tmp_path):
+    said = "RuntimeError: Failed to load the backend extension: torch_npu. You can disable"
+    result = run(tmp_path, f"import sys; sys.exit({said!r})", "-n", "2")
+    *_, last = result.stderr.decode().splitlines()
+    assert last.startswith("alltoallv run: torch_npu finds no CANN: --emulate-npu emulates NPUs; TORCH_DEVICE_BACKEND")
+
+
 def test_the_rank_that_failed_first_gives_the_exit_code(tmp_path):
     """Also if the launcher looks when the others have failed as well, as they do when they lose one."""
     program = """

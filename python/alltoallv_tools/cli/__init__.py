@@ -7,13 +7,14 @@ A command is a module with ``add_arguments(parser)`` and ``main(args) -> int``, 
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
 import importlib.metadata
 import os
 import re
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 # name -> (module, one line of help)
@@ -29,10 +30,23 @@ _COMMANDS = {
 
 
 class _Parser(argparse.ArgumentParser):
-    """Names an option that is wrong or missing once, by the first of its names."""
+    """Names an option that is wrong or missing once, by the first of its names, and what one that is none may mean."""
 
     def error(self, message: str) -> NoReturn:
+        meant = []
+        if message.startswith("unrecognized arguments:"):
+            known = {*self._options()}
+            names = [word.partition("=")[0] for word in message.split() if word.startswith("--")]
+            meant = [one for name in names if name not in known for one in difflib.get_close_matches(name, known, 1)]
+        message += f"; did you mean {', '.join(meant)}?" if meant else ""
         super().error(re.sub(r"(?<=\s)(-[\w-]+)(/-[\w-]+)+", r"\1", message))
+
+    def _options(self) -> Iterator[str]:
+        for action in self._actions:
+            yield from action.option_strings
+            if isinstance(action, argparse._SubParsersAction):
+                for parser in action.choices.values():
+                    yield from parser._options()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

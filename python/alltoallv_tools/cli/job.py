@@ -278,6 +278,8 @@ class Job:
                 stream.flush()
         for screen in self._screens.values():
             screen.end_line()
+        if self._code and any(screen.lacks_cann for screen in self._screens.values()):
+            say("torch_npu finds no CANN: --emulate-npu emulates NPUs; TORCH_DEVICE_BACKEND_AUTOLOAD=0 is for CPU only")
 
     def _step(self, wait: float) -> None:
         """Handles what happens within ``wait`` seconds. Output comes first, because it explains why a rank ended."""

@@ -10,6 +10,7 @@ LINE_LIMIT = 1 << 20  # bytes; longer lines are passed on in pieces
 LINGER_SECONDS = 0.05  # after this time a terminal shows an unfinished line
 _CHUNK = 1 << 16
 _COLOURS = (36, 33, 32, 35, 34, 31)
+_WITHOUT_CANN = b"Failed to load the backend extension: torch_npu"  # torch's own words
 _PIECES = re.compile(rb"\r?\n|\r|[^\r\n]+")
 
 
@@ -26,10 +27,15 @@ def prefix(rank: int, target: TextIO) -> bytes:
 
 
 class Screen:
-    """The target of the ranks' output; it knows which rank's line is unfinished there."""
+    """The target of the ranks' output; it knows which rank's line is unfinished there.
+
+    Attributes:
+        lacks_cann: A rank has said that torch could not load torch_npu.
+    """
 
     def __init__(self, target: TextIO) -> None:
         self.is_terminal = target.isatty()
+        self.lacks_cann = False
         self.open: Stream | None = None
         self._file = target.buffer
 
@@ -99,6 +105,7 @@ class Stream:
         if length == 0:
             return
         data = bytes(self._pending[:length])
+        self._screen.lacks_cann |= _WITHOUT_CANN in data
         del self._pending[:length]
         if self._screen.is_terminal:
             data = self._make_room() + self._marked(data)

@@ -29,7 +29,7 @@ def run(devices: int | None = None) -> tuple[list[Check], dict[str, Any]]:
         return [Check(SECTION, "devices", "no", f"{soc or 'no SoC'}, {count} devices", "see npu-smi info")], {}
     for module in ("torch", "torch_npu"):
         if find_spec(module) is None:
-            return [Check(SECTION, module, "no", "not installed", "pip install torch==2.13.0 torch_npu==2.13.0")], {}
+            return [Check(SECTION, module, "no", "not installed", 'pip install ".[npu]" (docs/ascend-start.md)')], {}
     ranks = devices or count
     result = on_ranks(ranks, SECONDS, "alltoallv_tools.doctor.npu")
     status, errors = result.returncode, result.stderr
