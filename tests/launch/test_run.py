@@ -169,7 +169,8 @@ def test_output_that_nobody_reads(tmp_path):
             ["-n", "2", "--nnodes", "2", "--max-restarts", "1", "x.py"],
             "--max-restarts needs all ranks on one host; torchrun restarts ranks on several",
         ),
-        (["-n", "2", "missing.py"], "script 'missing.py' does not exist in"),
+        (["-n", "2", "sub/missing.py"], f"script 'sub/missing.py' does not exist in {os.getcwd()!r}\n"),
+        (["-n", "2", "missing"], f", nor is it installed in {os.path.dirname(sys.executable)!r}\n"),
         (["-n", "2"], "the following arguments are required: program"),
         (
             ["missing.py"],

@@ -125,7 +125,8 @@ def main(args: argparse.Namespace) -> int:
         if not os.path.exists(args.program) and _is_script(installed := Path(sys.executable).parent / args.program):
             args.program = str(installed)
         if not os.path.exists(args.program):
-            say(f"script {args.program!r} does not exist in {os.getcwd()!r}")
+            elsewhere = "" if "/" in args.program else f", nor is it installed in {os.path.dirname(sys.executable)!r}"
+            say(f"script {args.program!r} does not exist in {os.getcwd()!r}{elsewhere}")
             return 2
         program = [args.program, *args.arguments]
     if args.stdin is not None and not 0 <= args.stdin < args.nprocs * args.nnodes:
