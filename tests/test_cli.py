@@ -76,6 +76,7 @@ def test_wrong_options(options, message, capsys):
         ("bench allgather --secs=3", "unrecognized arguments: --secs=3; did you mean --seconds?\n"),
         ("bench allgather --pattern moe", "unrecognized arguments: --pattern moe\n"),
         ("", "the following arguments are required: COMMAND\n"),
+        ("bench allgather --api plan", "argument --api: invalid choice: 'plan' (choose from "),
         ("run program.py", "the following arguments are required: -n\n"),
         ("run -n two program.py", "argument -n: is 'two', expected an integer of at least 1\n"),
     ],

@@ -119,7 +119,7 @@ def test_the_rule_of_the_kernels_and_what_it_gives_here(found):
     _, checks = found
     assert checks["their rule"]["detail"] == _core.kernels_rule
     here = checks["kernels in Ascend C"]
-    assert (here["status"], here["detail"]) == ("-", f"HCCL's calls serve here: {_core.kernels_missing()}")
+    assert (here["status"], here["detail"]) == ("-", f"do not serve here: {_core.kernels_missing()}")
     assert "libascendcl.so" in here["detail"]
     _, checks = examined(env=alltoallv_emulator.environment())
     assert checks["kernels in Ascend C"]["status"] == "ok"

@@ -133,7 +133,6 @@ def test_plot(suffix: str, magic: bytes, tmp_path: Path) -> None:
         ("--dtype bfloat16", "--dtype is 'bfloat16'"),
         ("allreduce --dtype complex64", "--dtype is 'complex64'"),
         ("quantized --dtype float16", "--dtype is 'float16', expected float32 for quantized"),
-        ("allgather --api plan", "--api is 'plan', which has no allgather"),
         ("alltoallv --api core --output allocated", "--output is 'allocated', expected empty or private"),
         ("quantized --api torch --output private", "--output is 'private', expected allocated for quantized"),
         ("overhead --plot x.svg", "--plot draws times over sizes"),

@@ -60,7 +60,17 @@ def with_a_folder(path):
 
 def with_another_file(path):
     path.write_text("{}")
-    return "is not a trace: 'size'"
+    return "is not a trace: its header lacks 'size'"
+
+
+def with_text(path):
+    path.write_text("no trace")
+    return "is not a trace: it does not begin with a header"
+
+
+def with_bytes(path):
+    path.write_bytes(b"\xff\x00\x01")
+    return "is not a trace: it does not begin with a header"
 
 
 def with_other_records(path):
@@ -69,7 +79,7 @@ def with_other_records(path):
     return "is not a trace: it holds something else"
 
 
-@pytest.mark.parametrize("spoil", [with_a_folder, with_another_file, with_other_records])
+@pytest.mark.parametrize("spoil", [with_a_folder, with_another_file, with_text, with_bytes, with_other_records])
 def test_a_bad_file_is_left_out(spoil, folder, tmp_path, caplog):
     shutil.copytree(folder, tmp_path / "mixed")
     reason = spoil(tmp_path / "mixed" / "other.trace")

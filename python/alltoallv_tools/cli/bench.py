@@ -65,7 +65,7 @@ _OPTIONS = {
     "bytes": _Option((*_PAYLOADS, "kernels"), "bytes of a rank's input: 1K,64K or 1K..64M (default: {bytes})"),
     "dtype": _Option(COLLECTIVES, "a dtype of NumPy (default: float32)"),
     "pattern": _Option(("alltoallv",), "how a rank's bytes are divided (default: uneven)", {"choices": PATTERNS}),
-    "api": _Option(COLLECTIVES, "the interface of alltoallv that is called (default: numpy)", {"choices": APIS}),
+    "api": _Option(COLLECTIVES, "the interface of alltoallv that is called (default: numpy)"),
     "output": _Option(COLLECTIVES, "where the output lies (default: allocated, if --api can)", {"choices": OUTPUTS}),
     "variant": _Option(
         COLLECTIVES,
@@ -121,7 +121,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         for name, option in _OPTIONS.items():
             if subject in option.subjects:
                 names = ("-n", "-np", "--np") if name == "np" else (f"--{name}",)
-                own.add_argument(*names, help=option.help.format(**usual), **option.more)
+                more = (
+                    {"choices": [each for each in APIS if outputs_of(each, subject)]} if name == "api" else option.more
+                )
+                own.add_argument(*names, help=option.help.format(**usual), **more)
             else:
                 own.set_defaults(**{name.replace("-", "_"): None})
         own.add_argument(
@@ -242,8 +245,7 @@ def _cases(args: argparse.Namespace, payloads: list[int]) -> list[Case]:
     if args.collective in COLLECTIVES:
         if dtype not in (dtypes := dtypes_of(args.collective)):
             raise ValueError(f"--dtype is {dtype!r}, expected {', '.join(dtypes)} for {args.collective}")
-        if not (outputs := outputs_of(_api(args), args.collective)):
-            raise ValueError(f"--api is {args.api!r}, which has no {args.collective}")
+        outputs = outputs_of(_api(args), args.collective)
         output = args.output or outputs[0]
         if output not in outputs:
             places = " or ".join(outputs)

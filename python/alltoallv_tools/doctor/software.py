@@ -160,7 +160,7 @@ def _kernels() -> list[Check]:
         return [Check("devices", name, "-", "the extension does not load")]
     rule, _, missing = result.stdout.partition("\n")
     if missing := missing.strip():
-        here = Check("devices", name, "-", f"HCCL's calls serve here: {missing}", "docs/ascend.md has the package")
+        here = Check("devices", name, "-", f"do not serve here: {missing}", "docs/ascend.md has the package")
     else:
         here = Check("devices", name, "ok", "serve here, where the ranks agree")
     return [here, Check("devices", "their rule", "-", rule)]

@@ -176,7 +176,11 @@ def read_file(path: Path) -> RankTrace | None:
         strange = (trace.records["op"] >= len(trace.operators)) | (trace.records["state"] > CUT_SHORT)
         if trace.rank not in range(trace.size) or strange.any():
             raise ValueError("it holds something else")
-    except (KeyError, TypeError, ValueError) as error:
+    except (UnicodeDecodeError, json.JSONDecodeError):
+        raise ValueError(f"{str(path)!r} is not a trace: it does not begin with a header") from None
+    except KeyError as error:
+        raise ValueError(f"{str(path)!r} is not a trace: its header lacks {error}") from None
+    except (TypeError, ValueError) as error:
         raise ValueError(f"{str(path)!r} is not a trace: {error}") from None
     return trace
 
