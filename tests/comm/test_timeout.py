@@ -270,18 +270,27 @@ def test_warning_of_asynchronous_calls_goes_to_stderr(ranks, tmp_path):
 
 
 @pytest.mark.parametrize("absent", [0, 1, 2])
-def test_bootstrap_names_absent_ranks(ranks, absent, prompt):
+def test_bootstrap_names_absent_ranks(ranks, absent, prompt, tmp_path):
+    """A warning does before, of rank 0, or of the others where rank 0 is absent."""
     ranks(3)(barrier_only)
 
     def work(rank, size):
         if rank == absent:
             return None
+        logger, warnings = logging.getLogger("alltoallv"), Warnings(tmp_path)
+        logger.addHandler(warnings)
         failure = attempt(join, rank, size, "absent", timeout=1.0)
+        logger.removeHandler(warnings)
+        assert bool(warnings.texts) == (rank == 0 or absent == 0), warnings.texts
+        assert all(
+            re.search(rf"rank {absent}\b.* had not .*after|after .* rank {absent} of 3 had not joined", one)
+            for one in warnings.texts
+        ), warnings.texts
         with join([r for r in range(size) if r != absent].index(rank), size - 1, "present") as comm:
             check_works(comm)
         return failure
 
-    found = ranks(3, communicator=False)(work)
+    found = ranks(3, communicator=False, env={"ALLTOALLV_WARN_AFTER": "0.3"})(work)
     began = min(failure.began for failure in filter(None, found))
     for failure in filter(None, found):
         assert failure.name == "CommTimeoutError"

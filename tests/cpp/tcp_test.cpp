@@ -216,6 +216,16 @@ TEST(ranks_that_do_not_come) {
     fails(ErrorClass::comm_timeout,
           "rank 1 waited 0.30 s for rank 0 of domain 'hosts' at 127.0.0.1:" + std::to_string(port),
           [&] { join(options_of(1, 2, 0.3), port); });
+    for (const int rank : {0, 1}) {
+        std::vector<std::string> told;
+        hooks().warn = [&](const std::string& text) { told.push_back(text); };
+        CommunicatorOptions options = options_of(rank, 2, 0.5);
+        options.warn_after = 0.1;
+        fails(ErrorClass::comm_timeout, "waited 0.50 s", [&] { join(options, port); });
+        hooks().warn = {};
+        CHECK(!told.empty() && told.size() <= 3);
+        CHECK(told[0].find(" s for rank " + std::to_string(1 - rank)) != std::string::npos);
+    }
 }
 
 /// HCCL's variables choose among the networks of a host; its loopback comes last.

@@ -94,8 +94,14 @@ def test_ranks_without_a_store(rank: int, size: int, group: dist.ProcessGroup) -
 @on_group(2, backend="gloo")
 def test_rank_that_never_joins(rank: int, size: int, group: dist.ProcessGroup) -> None:
     if rank == 0:
-        with pytest.raises(CommTimeoutError, match=r"rank 0 of group '.*' waited 1.0 s for rank 1 to join"):
+        with (
+            mock.patch.dict(os.environ, ALLTOALLV_WARN_AFTER="0.3"),
+            logged(logging.WARNING) as lines,
+            pytest.raises(CommTimeoutError, match=r"rank 0 of group '.*' waited 1.0 s for rank 1 to join"),
+        ):
             at.from_group(group, backend="tcp", timeout=1.0)
+        assert "has waited 0." in lines[0], lines
+        assert lines[0].endswith("s for rank 1 to join")
     dist.barrier()
 
 

@@ -158,9 +158,9 @@ class Joiner {
         patience_.tick();
         if (patience_.expired()) {
             if (!silent_.empty()) throw unanswered(silent_[0].pid);
-            throw comm_timeout("rank ", name_of(options_, 0), " had not opened ", describe(options_), " after ",
-                               seconds_text(options_.timeout));
+            throw unopened(options_.timeout);
         }
+        patience_.warn([this](double seconds) { return unopened(seconds); });
         std::this_thread::sleep_for(
             std::min<std::chrono::microseconds>(length, std::chrono::milliseconds(patience_.slice_ms())));
     }
@@ -223,6 +223,11 @@ class Joiner {
         } else if (now >= give_up_at_) {
             throw unanswered(root().pid);
         }
+    }
+
+    Error unopened(double seconds) const {
+        return comm_timeout("rank ", name_of(options_, 0), " had not opened ", describe(options_), " after ",
+                            seconds_text(seconds));
     }
 
     Error unanswered(pid_t pid) const {

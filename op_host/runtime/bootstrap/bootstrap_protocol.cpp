@@ -227,13 +227,17 @@ UniqueFd make_control_segment(size_t bytes) {
 }
 
 Patience::Patience(const BootstrapOptions& options)
-    : poll_(options.poll), deadline_(after(options.timeout)), polled_(Clock::now()) {}
+    : poll_(options.poll), deadline_(after(options.timeout)), polled_(Clock::now()), warning_(options.warn_after) {}
 
 void Patience::tick() {
     const auto now = Clock::now();
     if (now - polled_ < std::chrono::milliseconds(50)) return;
     polled_ = now;
     if (poll_) poll_();
+}
+
+void Patience::warn(const std::function<Error(double)>& absent) {
+    if (!expired()) warning_.look([&](double seconds) { return std::string(absent(seconds).what()); });
 }
 
 int Patience::slice_ms(int limit_ms) const {

@@ -14,6 +14,7 @@
 #include "runtime/base/processors.h"
 #include "runtime/base/unique_fd.h"
 #include "runtime/bootstrap/bootstrap.h"
+#include "runtime/core/late_warning.h"
 
 namespace alltoallv {
 
@@ -93,12 +94,16 @@ class Patience {
 
     bool expired() const { return Clock::now() >= deadline_; }
 
+    /// Warns, if it is time, with what `absent` says of the seconds waited.
+    void warn(const std::function<Error(double)>& absent);
+
     /// Returns how long to sleep so that `poll` and the deadline are met: at most 50 ms and `limit_ms`.
     int slice_ms(int limit_ms = 50) const;
 
   private:
     const std::function<void()>& poll_;
     Clock::time_point deadline_, polled_;
+    LateWarning warning_;
 };
 
 }  // namespace alltoallv

@@ -192,6 +192,7 @@ class Root {
         patience_.tick();
         if (failure_ && (patience_.expired() || Clock::now() >= tell_until_)) throw *failure_;
         if (patience_.expired()) throw late(options_.timeout);
+        patience_.warn([this](double seconds) { return late(seconds); });
     }
 
     /// Handles all new messages of a member; throws when it has failed or gone.

@@ -92,14 +92,17 @@ Membership bootstrap_threads(const BootstrapOptions& options) {
     std::unique_lock lock(in.mutex);
     const std::shared_ptr<Room> room = enter(in, key, options);
     while (!room->memory && !room->failure) {
+        const std::vector<int> absent = room->absent();
+        const auto late = [&](double seconds) { return absent_error(options, seconds, absent, "had not joined"); };
         if (patience.expired()) {
-            close_room(in, key, *room, absent_error(options, options.timeout, room->absent(), "had not joined"));
+            close_room(in, key, *room, late(options.timeout));
             break;
         }
         room->changed.wait_for(lock, std::chrono::milliseconds(patience.slice_ms()));
         lock.unlock();  // `poll` may wait for locks of its caller
         try {
             patience.tick();
+            patience.warn(late);
         } catch (...) {
             lock.lock();
             if (!room->memory && !room->failure) close_room(in, key, *room, gave_up_error(options));

@@ -23,6 +23,7 @@ TcpJoinOptions meeting_options(const CommunicatorOptions& options, const std::st
     meeting.domain = options.domain;
     meeting.key = hex(hmac_sha256(secret, options.job + '\n' + options.domain));
     meeting.timeout = options.join_timeout < 0 ? options.timeout : options.join_timeout;
+    meeting.warn_after = options.warn_after;
     meeting.check = options.check;
     meeting.poll = Liveness::poll(options);
     return meeting;
@@ -102,6 +103,7 @@ TcpCommunicator::TcpCommunicator(const CommunicatorOptions& options, TcpMembersh
     bootstrap.size = static_cast<int>(here.size());
     bootstrap.names = here;
     bootstrap.timeout = meeting.timeout;
+    bootstrap.warn_after = options.warn_after;
     bootstrap.control_bytes = Layout(size(), tcp_payload_bytes).without_data();
     bootstrap.poll = [&] {  // one that has come over TCP may end before it comes here
         if (meeting.poll) meeting.poll();

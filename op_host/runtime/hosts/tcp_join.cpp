@@ -17,6 +17,7 @@
 #include "runtime/base/seconds_text.h"
 #include "runtime/base/sha256.h"
 #include "runtime/bootstrap/without_descriptors.h"
+#include "runtime/core/late_warning.h"
 #include "runtime/hosts/tcp_hello.h"
 #include "runtime/hosts/tcp_pending.h"
 
@@ -105,6 +106,7 @@ class OtherRoot {
         options_.poll = [this] {
             if (stops_.stop_requested()) throw Stopped{};
         };
+        options_.warn_after = options_.timeout;  // the other part of this process warns
     }
 
     ~OtherRoot() { stop(); }
@@ -172,14 +174,17 @@ std::optional<Error> receive(const UniqueFd& listener, const TcpJoinOptions& opt
     membership.sockets.resize(hellos.size());
     PendingConnections pending(listener.get(), sizeof(SignedHello), true);
     int refused = 0;
+    LateWarning warning(options.warn_after);
+    const auto late = [&](double seconds) {
+        return joined("rank 0 waited ", seconds_text(seconds), " for ", absent(membership), " to join domain '",
+                      options.domain, "' at port ", port_of(listener.get()), unproven(refused));
+    };
     for (int waiting = options.size - 1; waiting > 0;) {
         if (options.poll) options.poll();
         if (const auto said = other_root.said()) refuse(membership, *said);
         if (failure && Clock::now() >= deadline) break;
-        if (Clock::now() >= deadline)
-            refuse(membership, comm_timeout("rank 0 waited ", seconds_text(options.timeout), " for ",
-                                            absent(membership), " to join domain '", options.domain, "' at port ",
-                                            port_of(listener.get()), unproven(refused)));
+        if (Clock::now() >= deadline) refuse(membership, comm_timeout(late(options.timeout)));
+        warning.look(late);
         for (PendingConnection& connection : pending.next(static_cast<int>(tcp_pause.count()))) {
             SignedHello given;
             std::memcpy(&given, connection.rx_buffer.data(), sizeof given);
@@ -246,6 +251,18 @@ std::optional<Error> join(const std::vector<TcpAddress>& addresses, const TcpJoi
     SignedHello mine;
     mine.hello = introduce(options);
     bool refused = false, found = false;
+    LateWarning warning(options.warn_after);
+    const auto late = [&](double seconds) {
+        std::string tried;
+        for (const TcpAddress& address : addresses)
+            tried += (tried.empty() ? "" : ", ") + address.host + ":" + std::to_string(address.port);
+        return joined("rank ", options.rank, " waited ", seconds_text(seconds), " for rank 0 of domain '",
+                      options.domain, "' at ", tried,
+                      refused ? std::string(", where somebody does not know the domain's secret: ") + secret_hint
+                      : found
+                          ? ""
+                          : ", where nobody listens: rank 0 has not come, or the ranks have met without this process");
+    };
     for (;;) {
         for (const TcpAddress& address : addresses) {
             membership.sockets.clear();
@@ -275,17 +292,8 @@ std::optional<Error> join(const std::vector<TcpAddress>& addresses, const TcpJoi
             membership.peers = peers_of(all, options.rank);
             return std::nullopt;
         }
-        if (Clock::now() >= deadline) {
-            std::string tried;
-            for (const TcpAddress& address : addresses)
-                tried += (tried.empty() ? "" : ", ") + address.host + ":" + std::to_string(address.port);
-            throw comm_timeout(
-                "rank ", options.rank, " waited ", seconds_text(options.timeout), " for rank 0 of domain '",
-                options.domain, "' at ", tried,
-                refused ? std::string(", where somebody does not know the domain's secret: ") + secret_hint
-                : found ? ""
-                        : ", where nobody listens: rank 0 has not come, or the ranks have met without this process");
-        }
+        if (Clock::now() >= deadline) throw comm_timeout(late(options.timeout));
+        warning.look(late);
         if (options.poll) options.poll();
         std::this_thread::sleep_for(tcp_pause);
     }

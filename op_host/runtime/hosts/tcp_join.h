@@ -24,6 +24,7 @@ struct TcpJoinOptions {
     bool check = true;             ///< equal on all ranks
     std::string key;               ///< equal on all ranks of a communicator, different for others; made from the secret
     double timeout = 600.0;        ///< seconds
+    double warn_after = 10.0;      ///< seconds until a warning names who is absent
     std::function<void()> poll;    ///< called about every 50 ms; may throw
     std::optional<Error> failure;  ///< told to the other ranks instead of joining
 };

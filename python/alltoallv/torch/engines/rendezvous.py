@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import logging
 import os
 import threading
 import time
@@ -19,11 +20,13 @@ from alltoallv import _core
 from alltoallv.communicator import Communicator
 from alltoallv.errors import CommTimeoutError, PeerLostError
 from alltoallv.launch import detect as launch
-from alltoallv.launch import seat
+from alltoallv.launch import seat, variables
 from alltoallv.launch.options import make_options, refuse_strangers
 
 T = TypeVar("T")
+_log = logging.getLogger("alltoallv")
 
+_WARN_AFTER = _core.CommunicatorOptions().warn_after
 _LOOK_SECONDS = 0.05
 _STORE_SECONDS = 10.0  # for the store itself to answer
 
@@ -196,16 +199,25 @@ def meet(
 def _waiter(who: str, timeout: float, look: Callable[[], None] = lambda: None) -> Wait:
     """Returns a function that waits until ``timeout`` seconds from now are over, then names those who are missing.
 
-    It calls ``look`` meanwhile, which may raise.
+    It calls ``look`` meanwhile, which may raise, and warns as calls do that wait for peers.
     """
-    end = time.monotonic() + timeout
+    start = time.monotonic()
+    end, next_warning = start + timeout, start + variables.seconds(os.environ, "ALLTOALLV_WARN_AFTER", _WARN_AFTER)
 
     def wait(ready: Ready, missing: Callable[[], list[int]]) -> None:
+        nonlocal next_warning
+
+        def late(verb: str, seconds: float) -> str:
+            return f"{who} {verb} {seconds:.1f} s for {', '.join(f'rank {j}' for j in missing())} to join"
+
         while not ready(min(0.5, max(end - time.monotonic(), 0.0))):
             look()
-            if time.monotonic() >= end:
-                late = ", ".join(f"rank {j}" for j in missing())
-                raise CommTimeoutError(f"{who} waited {timeout:.1f} s for {late} to join")
+            now = time.monotonic()
+            if now >= end:
+                raise CommTimeoutError(late("waited", timeout))
+            if now >= next_warning:
+                next_warning = now + (now - start)
+                _log.warning(late("has waited", now - start))
 
     return wait
 

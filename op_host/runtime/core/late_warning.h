@@ -1,0 +1,29 @@
+// Warnings of a wait that is long.
+#pragma once
+
+#include <chrono>
+
+#include "runtime/base/processors.h"
+#include "runtime/core/hooks.h"
+
+namespace alltoallv {
+
+/// A wait that is told of after some seconds, and whenever it has become twice as long.
+class LateWarning {
+  public:
+    explicit LateWarning(double seconds) : next_(after(seconds)) {}
+
+    /// Call this often. `text` says what has been awaited for so many seconds.
+    template <class Text>
+    void look(const Text& text) {
+        const auto now = Clock::now();
+        if (now < next_ || !hooks().warn) return;
+        next_ = now + (now - started_);
+        hooks().warn(text(std::chrono::duration<double>(now - started_).count()));
+    }
+
+  private:
+    Clock::time_point started_ = Clock::now(), next_;
+};
+
+}  // namespace alltoallv
