@@ -36,6 +36,7 @@ TORCH, TORCH_NPU, MINDSPORE, PADDLE = (
         ("paddlepaddle", "paddle"),
     )
 )
+PADDLES = ("3.3.0", "3.3.1")
 SHORT_TORCHES = ("2.10", "2.14")  # of `make test`: the oldest, and the first that differs most from the main one
 MUCH_OF_TORCH = (
     *("backend", "backend_errors", "backend_groups", "backend_modes", "compile", "graphs", "nn"),
@@ -289,15 +290,16 @@ def mindformers(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def mpi4py_own(session: nox.Session) -> None:
-    """mpi4py's own tests, of its source distribution, on alltoallv.mpi (tests/mpi4py_own); 3 ranks."""
+    """mpi4py's own tests and demos, of its source distribution, on alltoallv.mpi (tests/mpi4py_own); 3 ranks."""
     folder = Path(session.create_tmp())
     download = ("pip", "download", "--quiet", "--no-deps", "--no-binary", "mpi4py", "--dest", str(folder))
     session.run("python", "-m", *download, "mpi4py==4.1.*")
     archive = max(folder.glob("mpi4py-*.tar.gz"))
     shutil.unpack_archive(archive, folder, filter="data")
-    tests = folder / archive.name.removesuffix(".tar.gz") / "test"
-    command = ("-m", "alltoallv", "run", "-n", "3", "tests/mpi4py_own/run.py", str(tests))
-    session.run("python", *command, env=steps.ON_SOURCES)
+    source = folder / archive.name.removesuffix(".tar.gz")
+    for program, part in (("run.py", "test"), ("run_demos.py", "demo")):
+        command = ("-m", "alltoallv", "run", "-n", "3", f"tests/mpi4py_own/{program}", str(source / part))
+        session.run("python", *command, env=steps.ON_SOURCES)
 
 
 @nox.session
@@ -318,6 +320,17 @@ def paddle(session: nox.Session) -> None:
     """The tests of alltoallv.paddle, which needs setuptools and does not say so."""
     folders = "tests/paddle tests/matrix tests/soak"
     steps.framework_tests(session, folders, PADDLE, "setuptools", preload="paddle")
+
+
+@nox.session
+@nox.parametrize("version", [nox.param(each, id=each) for each in PADDLES])
+def paddle_versions(session: nox.Session, version: str) -> None:
+    """The collectives and functions of Paddle's front end on the oldest and the newest release that is tested."""
+    requirements = (f"paddlepaddle=={version}", "setuptools")
+    session.install(*requirements)
+    steps.record(session, "numpy", "paddlepaddle")
+    tests = " ".join(f"tests/paddle/test_paddle_{name}.py" for name in ("collectives", "functions"))
+    steps.framework_tests(session, tests, *requirements, preload="paddle")
 
 
 @nox.session(tags=["lane-c"])
@@ -538,7 +551,7 @@ def sdist(session: nox.Session) -> None:
     session.run("python", "-m", "build", "--outdir", str(Path(session.create_tmp()) / "dist"), env=env)
 
 
-@nox.session(python=["3.10", "3.12", "3.13"])
+@nox.session(python=["3.10", "3.12", "3.13", "3.14"])
 def pythons(session: nox.Session) -> None:
     """The installed package and its core tests on other Pythons; nox names which it does not find."""
     session.install(".[testing]", *steps.PYTEST_PLUGINS)
