@@ -36,6 +36,7 @@ TORCH, TORCH_NPU, MINDSPORE, PADDLE = (
         ("paddlepaddle", "paddle"),
     )
 )
+NUMPYS = TESTED["numpy"][:2]  # the main one and the oldest; the others are those of other Pythons
 PADDLES = ("3.3.0", "3.3.1")
 SHORT_TORCHES = ("2.10", "2.14")  # of `make test`: the oldest, and the first that differs most from the main one
 MUCH_OF_TORCH = (
@@ -147,9 +148,8 @@ def torch_versions(session: nox.Session, version: str) -> None:
 
     ``-- wide`` runs more of tests/torch; other arguments go to pytest.
     """
-    numpys = sorted(TESTED["numpy"], key=lambda each: [*map(int, each.split("."))])
     steps.install_torch(session, version)
-    numpy = f"numpy=={numpys[0 if version == min(TESTED['torch']) else -1]}.*"
+    numpy = f"numpy=={NUMPYS[version == min(TESTED['torch'])]}.*"
     session.install(numpy)
     steps.record(session, "numpy", "torch")
     folders = "tests/torch/test_versions.py"
@@ -173,9 +173,9 @@ def npu_versions(session: nox.Session, version: str) -> None:
 
 
 @nox.session
-@nox.parametrize("version", [nox.param(each, id=each) for each in sorted(TESTED["numpy"])])
+@nox.parametrize("version", [nox.param(each, id=each) for each in sorted(NUMPYS)])
 def numpy_versions(session: nox.Session, version: str) -> None:
-    """The NumPy front end on the oldest and the newest NumPy in the table."""
+    """The NumPy front end on the oldest NumPy and on that of all tests; `pythons` has others."""
     session.install(f"numpy=={version}.*")
     steps.record(session, "numpy")
     steps.framework_tests(session, "tests/numpy tests/operation", f"numpy=={version}.*")
