@@ -27,6 +27,7 @@ from alltoallv.errors import (
 )
 from alltoallv.testing import Ranks
 from alltoallv.torch.engines import rendezvous
+from alltoallv_tools.ports import free_port
 
 
 @on_group(2, backend="gloo")
@@ -125,6 +126,21 @@ def test_a_rank_that_dies_before_the_groups_first_call(ranks: Ranks, tmp_path: P
 
     outcomes = ranks(3, communicator=False, fresh=True, outcomes=True)(work, str(tmp_path / "file"))
     assert [outcome.error is None for outcome in outcomes] == [True, True, False], outcomes
+
+
+def test_a_rank_that_ends_as_soon_as_a_meeting_has_failed(ranks: Ranks) -> None:
+    """Rank 0 has the store, in which the other one reads why."""
+
+    def work(rank: int, size: int, port: int) -> None:
+        dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=size)
+        if rank == 0:
+            time.sleep(0.3)  # the other one looks seldom by then
+        with pytest.raises(PeerMismatchError, match="rank 0 has cpu tensors over backend 'shm', rank 1 has cpu"):
+            at.from_group(dist.group.WORLD, backend="shm" if rank == 0 else "tcp")
+        os._exit(7)
+
+    outcomes = ranks(2, communicator=False, fresh=True, outcomes=True)(work, free_port())
+    assert [outcome.exit_code for outcome in outcomes] == [7, 7], outcomes
 
 
 @pytest.mark.parametrize("backend", ["gloo", pytest.param("alltoallv", marks=pytest.mark.slow)])

@@ -16,7 +16,13 @@ import torch.distributed as dist
 
 from alltoallv import communicator
 from alltoallv.communicator import BACKENDS, Communicator
-from alltoallv.errors import BackendUnavailableError, InvalidParamError, PeerMismatchError
+from alltoallv.errors import (
+    BackendUnavailableError,
+    CommTimeoutError,
+    InvalidParamError,
+    PeerLostError,
+    PeerMismatchError,
+)
 from alltoallv.launch import variables
 from alltoallv.torch.engines import device as devices
 from alltoallv.torch.engines import rendezvous
@@ -233,6 +239,8 @@ def _make(group: dist.ProcessGroup, timeout: float, device: str, wanted: str, ch
     for j, peer in enumerate(who):
         asked = [f"{each['device']} tensors over backend {each['backend']!r}" for each in (who[0], peer)]
         if asked[0] != asked[1]:
+            with contextlib.suppress(PeerLostError, CommTimeoutError):
+                gather(b"")  # the process that has the store must not end before all have read this in it
             raise PeerMismatchError(f"group {name!r}: rank 0 has {asked[0]}, rank {j} has {asked[1]}")
     chosen = _choose(group, device, wanted, who)
     if chosen != "shm":
