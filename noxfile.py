@@ -70,13 +70,14 @@ os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PAT
 
 @nox.session(venv_backend="none", tags=["lane-a"])
 def lint(session: nox.Session) -> None:
-    """Style and types, in both languages, and who imports whom."""
+    """Style and types, in both languages, who imports whom, and that every error has its id."""
     session.run("ruff", "check")
     session.run("ruff", "format", "--check")
     session.run("clang-format", "--dry-run", "-Werror", *steps.cpp_files())
     session.run("mypy")
     session.run("lint-imports", env={"PYTHONPATH": "python"})
     session.run("python", "docs/house.py", "--check")
+    session.run("python", "docs/error_ids.py", "--check")
 
 
 @nox.session(venv_backend="none")

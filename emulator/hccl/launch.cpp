@@ -53,7 +53,7 @@ void work(Comm& comm, const Launch& l, const std::optional<Fault>& fault) {
     try {
         check_regions(l);  // the memory may have been freed since
     } catch (const Failure& failure) {
-        if (l.run) comm.core().fail(OpKind::all_gather, invalid_param(failure.what()), false);
+        if (l.run) comm.core().fail(OpKind::all_gather, invalid_param(1478, failure.what()), false);
         throw;
     }
     const double timeout = comm.exec_timeout();
@@ -73,7 +73,7 @@ void check_order(Comm& comm, uint64_t ticket) {
     if (ticket == finished) return;
     const std::string text = joined("call ", ticket + 1, " of the communicator begins when ", finished,
                                     " are done: nothing orders their streams");
-    comm.core().fail(OpKind::all_gather, invalid_param(text), false);
+    comm.core().fail(OpKind::all_gather, invalid_param(1479, text), false);
     throw Failure(HCCL_E_PARA, text);
 }
 

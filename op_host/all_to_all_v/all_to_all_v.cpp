@@ -27,7 +27,7 @@ void check_bfloat16(const TensorDesc& desc, const std::optional<DeviceInfo>& dev
                             return soc.find(family) != std::string::npos;
                         });
     if (is_old) {
-        throw invalid_tensor(ErrorType::INVALID_TENSOR_DTYPE, "the dtype of the input is bfloat16, which ", soc,
+        throw invalid_tensor(2001, ErrorType::INVALID_TENSOR_DTYPE, "the dtype of the input is bfloat16, which ", soc,
                              " does not support");
     }
 }
@@ -36,7 +36,7 @@ void check_region_end(std::string_view counts_name, std::string_view displs_name
                       int64_t displ, int64_t limit, std::string_view limit_name) {
     if (count <= int64_max - displ && count + displ <= limit) return;
     const std::string index = "[" + std::to_string(j) + "]";
-    throw invalid_param(displs_name, index, " + ", counts_name, index, " is ", displ, " + ", count,
+    throw invalid_param(1001, displs_name, index, " + ", counts_name, index, " is ", displ, " + ", count,
                         ", expected at most ", limit, ", ", limit_name);
 }
 
@@ -50,12 +50,13 @@ int64_t check_counts(const AllToAllVParam& param, int64_t numel) {
     int64_t total = 0;
     for (size_t j = 0; j < param.recv_counts.size(); ++j) {
         if (param.recv_counts[j] > int64_max - total) {
-            throw invalid_param("sum(recv_counts) exceeds 64 bits at recv_counts[", j, "], which is ",
+            throw invalid_param(1002, "sum(recv_counts) exceeds 64 bits at recv_counts[", j, "], which is ",
                                 param.recv_counts[j]);
         }
         total += param.recv_counts[j];
     }
-    if (total <= 0) throw invalid_param("sum(recv_counts) is 0, expected at least 1; all_to_all_v has no such limit");
+    if (total <= 0)
+        throw invalid_param(1003, "sum(recv_counts) is 0, expected at least 1; all_to_all_v has no such limit");
     for (size_t j = 0; j < param.recv_counts.size(); ++j) {
         check_region_end("recv_counts", "rdispls", j, param.recv_counts[j], param.rdispls[j], total,
                          "sum(recv_counts)");

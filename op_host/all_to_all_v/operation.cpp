@@ -19,7 +19,7 @@ auto Operation::guard(Checks&& checks) {
         announce(error);
         throw;
     } catch (const std::bad_alloc&) {
-        announce(resource_error("out of host memory"));
+        announce(resource_error(5001, "out of host memory"));
         throw;
     }
 }
@@ -69,18 +69,19 @@ std::shared_ptr<const Operation::Plan> Operation::check_execute(std::span<const 
         const std::lock_guard lock(planning_);
         plan = plan_;
     }
-    if (plan == nullptr) throw invalid_param("execute was called before setup had succeeded");
+    if (plan == nullptr) throw invalid_param(1015, "execute was called before setup had succeeded");
     check_tensor_count("inputs", inputs.size(), plan->inputs.size());
     check_tensor_count("outputs", outputs.size(), plan->outputs.size());
     for (size_t i = 0; i < inputs.size(); ++i) check_buffer(input_names[i], inputs[i], plan->inputs[i]);
     for (size_t i = 0; i < outputs.size(); ++i) check_buffer(output_names[i], outputs[i], plan->outputs[i]);
     const bool in_place =
         works_in_place() && plan->inputs[0].dtype == plan->outputs[0].dtype && inputs[0].address == outputs[0].address;
-    if (overlaps(inputs[0], outputs[0]) && !in_place) throw invalid_param("the input and the output overlap in memory");
+    if (overlaps(inputs[0], outputs[0]) && !in_place)
+        throw invalid_param(1016, "the input and the output overlap in memory");
     for (size_t i = 1; i < outputs.size(); ++i)
         if (overlaps(outputs[i], inputs[0]) || overlaps(outputs[i], outputs[0]) ||
             (i == 2 && overlaps(outputs[1], outputs[2])))
-            throw invalid_param("the ", output_names[i], " overlaps another tensor in memory");
+            throw invalid_param(1017, "the ", output_names[i], " overlaps another tensor in memory");
     return plan;
 }
 
@@ -90,13 +91,13 @@ CommunicatorPtr Operation::connected() {
     if (communicator_ != nullptr) return communicator_;
     if (connect_) communicator_ = connect_(group_);
     if (communicator_ != nullptr) return communicator_;
-    throw backend_unavailable("the operation has no communicator, expected one, or a function that connects");
+    throw backend_unavailable(5002, "the operation has no communicator, expected one, or a function that connects");
 }
 
 /// An external communicator or a rank table has not been compared with the param before.
 void Operation::check_member(const Communicator& communicator) const {
     if (communicator.size() == group_.rank_size && communicator.rank() == group_.rank) return;
-    throw invalid_param("rank and rank_size are ", group_.rank, " and ", group_.rank_size, ", expected ",
+    throw invalid_param(1018, "rank and rank_size are ", group_.rank, " and ", group_.rank_size, ", expected ",
                         communicator.rank(), " and ", communicator.size(), ", as in the communicator \"",
                         communicator.domain(), "\"");
 }
@@ -105,7 +106,9 @@ void Operation::announce(const Error& error) {
     try {
         connected()->fail(op_, error);
     } catch (const std::exception&) {
-        throw Error(error.kind(), error.code(), std::string(error.what()) + " (the peers could not be notified)");
+        const std::string_view text = error.what(), id = id_of(text);
+        throw Error(error.kind(), error.code(),
+                    joined(text.substr(0, text.size() - id.size()), " (the peers could not be notified)", id));
     }
 }
 

@@ -101,7 +101,7 @@ nb::object call(Communicator& communicator, OpKind op, nb::handle input, nb::obj
         Request read_request = read(arrays);
         if (!fixed && !(ArrayPair(input, output, use) == arrays))
             throw invalid_param(
-                "an array was changed while the other arguments were read, expected it to stay unchanged");
+                1029, "an array was changed while the other arguments were read, expected it to stay unchanged");
         if (!read_request.learns && read_request.row != 0) target = target_of(arrays, input, output, read_request);
         return read_request;
     });

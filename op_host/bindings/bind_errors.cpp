@@ -96,14 +96,14 @@ void look_for_deadlocks() {
 Error error_of(const nb::python_error& error) {
     if (error.matches(PyExc_MemoryError)) {
         const std::string text = utf8(nb::str(error.value()));
-        return resource_error(text.empty() ? "MemoryError" : text);
+        return resource_error(5003, text.empty() ? "MemoryError" : text);
     }
     const std::string type = utf8(nb::object(error.type().attr("__name__")));
     for (size_t i = 0; i < std::size(class_names); ++i)
         if (type == class_names[i])
             return {static_cast<ErrorClass>(i), static_cast<ErrorType>(nb::cast<int>(error.value().attr("code"))),
                     utf8(nb::str(error.value()))};
-    return invalid_param(words_of(error));
+    return invalid_param(1030, words_of(error));
 }
 
 void set_python_error() {

@@ -113,7 +113,7 @@ void bind_hccl(nb::module_& m) {
            bool expects, uintptr_t recv_counts, uintptr_t status, uintptr_t stream) {
             auto* const over_hccl = dynamic_cast<HcclCommunicator*>(communicator.get());
             if (over_hccl == nullptr)
-                throw backend_unavailable("all_to_all_v with a capacity needs a communicator over HCCL, but '",
+                throw backend_unavailable(5004, "all_to_all_v with a capacity needs a communicator over HCCL, but '",
                                           communicator->domain(), "' is over ", communicator->backend());
             CountedOnDevice call;
             call.dtype = dtype_from_name(dtype);

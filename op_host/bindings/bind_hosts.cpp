@@ -146,7 +146,8 @@ void bind_hosts(nb::module_& m) {
             std::string failure;
             const auto communicator = make_tcp_communicator(options, gather_bytes, failure);
             if (!communicator)
-                throw backend_unavailable("domain '", options.domain, "' found no way between its hosts: ", failure);
+                throw backend_unavailable(5005, "domain '", options.domain,
+                                          "' found no way between its hosts: ", failure);
             return destroyed_with_all(equip(options, communicator, std::move(between)));
         },
         "options"_a, "gather"_a, "engine"_a.none(),

@@ -19,7 +19,7 @@ Isa isa_from_name(const std::optional<std::string>& name) {
     if (!name) return kernel::best_isa();
     for (size_t i = 0; i <= static_cast<size_t>(kernel::best_isa()); ++i)
         if (*name == isa_names[i]) return static_cast<Isa>(i);
-    throw invalid_param("isa is '", *name, "', expected one of kernel_isas()");
+    throw invalid_param(1031, "isa is '", *name, "', expected one of kernel_isas()");
 }
 
 template <class T>
@@ -31,7 +31,7 @@ std::vector<const T*> pointers(const std::vector<uintptr_t>& addresses) {
 
 void check_lengths(const std::vector<uintptr_t>& codes, const std::vector<uintptr_t>& scales) {
     if (codes.size() == scales.size()) return;
-    throw invalid_param("scales are of ", scales.size(), " sources, expected ", codes.size(), " as codes");
+    throw invalid_param(1032, "scales are of ", scales.size(), " sources, expected ", codes.size(), " as codes");
 }
 
 void bind_groups(nb::module_& m) {

@@ -84,7 +84,7 @@ Numbers integers_of(const char* name, const Operand& tensor) {
             copy(uint64_t{});
             break;
         default:
-            throw invalid_tensor(ErrorType::INVALID_TENSOR_INI_MATCH, name, " has dtype ", name_of(tensor.dtype),
+            throw invalid_tensor(2013, ErrorType::INVALID_TENSOR_INI_MATCH, name, " has dtype ", name_of(tensor.dtype),
                                  ", expected integers");
     }
     return numbers;
@@ -97,8 +97,8 @@ std::optional<Operand> weights_of(const Tensors& tensors, nb::handle tensor) {
     const bool moves = only_moves(weights.dtype);
     const Arithmetic kind = moves ? Arithmetic::none : info(weights.dtype).arithmetic;
     if (kind != Arithmetic::floating && kind != Arithmetic::none)
-        throw invalid_tensor(ErrorType::INVALID_TENSOR_INI_MATCH, "gate_weights has dtype ", name_of(weights.dtype),
-                             ", expected a floating-point one");
+        throw invalid_tensor(2014, ErrorType::INVALID_TENSOR_INI_MATCH, "gate_weights has dtype ",
+                             name_of(weights.dtype), ", expected a floating-point one");
     return weights;
 }
 
@@ -110,10 +110,11 @@ std::optional<Dims> shape_of(const std::optional<Operand>& tensor) {
 std::pair<int64_t, int64_t> check_shapes(const Dims& tokens, const Dims& ids, const std::optional<Dims>& weights) {
     const bool matrix = ids.size() == 1 || (ids.size() == 2 && ids[1] > 0);
     if (tokens.empty() || !matrix || ids[0] != tokens[0])
-        throw invalid_tensor(ErrorType::INVALID_TENSOR_DIM, "expert_ids has shape ", tuple_text(ids), " and tokens ",
-                             tuple_text(tokens), ", expected [n, k] or [n], with k at least 1, and [n, ...]");
+        throw invalid_tensor(2015, ErrorType::INVALID_TENSOR_DIM, "expert_ids has shape ", tuple_text(ids),
+                             " and tokens ", tuple_text(tokens),
+                             ", expected [n, k] or [n], with k at least 1, and [n, ...]");
     if (weights && *weights != ids)
-        throw invalid_tensor(ErrorType::INVALID_TENSOR_DIM, "gate_weights has shape ", tuple_text(*weights),
+        throw invalid_tensor(2016, ErrorType::INVALID_TENSOR_DIM, "gate_weights has shape ", tuple_text(*weights),
                              ", expected ", tuple_text(ids), ", as expert_ids has");
     return {ids[0], ids.size() == 2 ? ids[1] : 1};
 }
@@ -121,17 +122,17 @@ std::pair<int64_t, int64_t> check_shapes(const Dims& tokens, const Dims& ids, co
 /// Checks the shapes of what takes the route of `n` tokens with `k` choices.
 void check_again(const Dims& tokens, const std::optional<Dims>& weights, int64_t n, int64_t k) {
     if (tokens.empty() || tokens[0] != n)
-        throw invalid_tensor(ErrorType::INVALID_TENSOR_DIM, "tokens has shape ", tuple_text(tokens), ", expected ", n,
-                             " rows, as dispatched before");
+        throw invalid_tensor(2017, ErrorType::INVALID_TENSOR_DIM, "tokens has shape ", tuple_text(tokens),
+                             ", expected ", n, " rows, as dispatched before");
     const Dims all{n, k}, flat{n};
     if (weights && *weights != all && (k != 1 || *weights != flat))
-        throw invalid_tensor(ErrorType::INVALID_TENSOR_DIM, "gate_weights has shape ", tuple_text(*weights),
+        throw invalid_tensor(2018, ErrorType::INVALID_TENSOR_DIM, "gate_weights has shape ", tuple_text(*weights),
                              ", expected ", tuple_text(all), ", as dispatched before");
 }
 
 void check_outputs(const Dims& shape, int64_t rows) {
     if (shape.empty() || shape[0] != rows)
-        throw invalid_tensor(ErrorType::INVALID_TENSOR_DIM, "expert_outputs has shape ", tuple_text(shape),
+        throw invalid_tensor(2019, ErrorType::INVALID_TENSOR_DIM, "expert_outputs has shape ", tuple_text(shape),
                              ", expected ", rows, " rows, as dispatched");
 }
 
@@ -144,7 +145,8 @@ std::vector<float> floats_of(const Operand& tensor) {
     }
     const bool brain = tensor.dtype == DType::bfloat16;
     if (!brain && tensor.dtype != DType::float16)
-        throw invalid_param("gates have dtype ", name_of(tensor.dtype), ", expected float32, float16 or bfloat16");
+        throw invalid_param(1033, "gates have dtype ", name_of(tensor.dtype),
+                            ", expected float32, float16 or bfloat16");
     const kernel::HalfBlocks half = kernel::half_blocks(tensor.dtype, kernel::best_isa());
     half.widen(reinterpret_cast<unsigned char*>(floats.data()), pointer<const unsigned char>(tensor.bytes.address),
                floats.size());
@@ -163,11 +165,11 @@ std::vector<std::byte> chosen(const Operand& weights, size_t width, Span order) 
 struct RouteTensors {
     RouteTensors(const Tensors& tensors, nb::handle route) {
         const char* const names[] = {"order", "source", "ranks", "token"};
-        if (nb::len(route) != 4) throw invalid_param("a route has ", nb::len(route), " entries, expected 4");
+        if (nb::len(route) != 4) throw invalid_param(1034, "a route has ", nb::len(route), " entries, expected 4");
         for (size_t i = 0; i < 4; ++i) {
             all[i] = tensors.input(names[i], route[i]);
             if (all[i].dtype != DType::int64)
-                throw invalid_tensor(ErrorType::INVALID_TENSOR_INI_MATCH, names[i], " has dtype ",
+                throw invalid_tensor(2020, ErrorType::INVALID_TENSOR_INI_MATCH, names[i], " has dtype ",
                                      name_of(all[i].dtype), ", expected int64");
         }
     }
@@ -525,7 +527,8 @@ nb::object device_unpack(const std::shared_ptr<Options>& options, nb::handle fet
     const moe::Fetch rows = [&](Span which, std::byte* out) {
         const nb::object fetched = fetch(array_of(which));
         const Operand bytes = Tensors(nb::none()).input("rows", fetched);
-        if (bytes.bytes.bytes != which.size() * stride) throw invalid_param("fetch returned other rows than requested");
+        if (bytes.bytes.bytes != which.size() * stride)
+            throw invalid_param(1035, "fetch returned other rows than requested");
         if (bytes.bytes.bytes > 0) std::memcpy(out, pointer<const void>(bytes.bytes.address), bytes.bytes.bytes);
     };
     std::vector<size_t> widths;

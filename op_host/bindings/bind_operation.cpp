@@ -25,17 +25,19 @@ constexpr std::array<std::string_view, 4> format_names{"nd", "nchw", "nhwc", "fr
 TensorDesc make_desc(Values shape, std::string_view dtype, std::string_view format) {
     const std::optional<DType> type = table_dtype(dtype);
     const auto layout = std::ranges::find(format_names, format);
-    if (!type) throw invalid_tensor(ErrorType::INVALID_TENSOR_INI_MATCH, "dtype \"", dtype, "\" is not known");
+    if (!type) throw invalid_tensor(2021, ErrorType::INVALID_TENSOR_INI_MATCH, "dtype \"", dtype, "\" is not known");
     if (layout == format_names.end())
-        throw invalid_tensor(ErrorType::INVALID_TENSOR_INI_MATCH, "format \"", format,
+        throw invalid_tensor(2022, ErrorType::INVALID_TENSOR_INI_MATCH, "format \"", format,
                              "\" is not known, expected \"nd\"");
     return {*type, std::move(shape), static_cast<Format>(layout - format_names.begin())};
 }
 
 void set_rsv(Param& param, nb::handle value) {
     std::vector<uint8_t> bytes;
-    if (!nb::try_cast(nb::list(value), bytes)) throw invalid_param("rsv holds values other than integers of 0 to 255");
-    if (bytes.size() > param.rsv.size()) throw invalid_param("rsv has ", bytes.size(), " bytes, expected at most 64");
+    if (!nb::try_cast(nb::list(value), bytes))
+        throw invalid_param(1036, "rsv holds values other than integers of 0 to 255");
+    if (bytes.size() > param.rsv.size())
+        throw invalid_param(1037, "rsv has ", bytes.size(), " bytes, expected at most 64");
     param.rsv.fill(0);
     std::ranges::copy(bytes, param.rsv.begin());
 }

@@ -27,10 +27,10 @@ Request request_of(const std::string& op, const Counts (&lists)[4], int root, in
     request.byte_displs = byte_displs;
     const size_t ranks = lists[0].size();
     if (!steps.empty() && steps.size() != 4 * ranks)
-        throw invalid_param("steps has ", steps.size(), " entries, expected ", 4 * ranks);
+        throw invalid_param(1038, "steps has ", steps.size(), " entries, expected ", 4 * ranks);
     for (size_t i = 0; i < steps.size(); i += 2) {
         if (steps[i] < 0 || steps[i + 1] < steps[i])
-            throw invalid_param("steps has rows of ", steps[i], " elements, ", steps[i + 1], " apart");
+            throw invalid_param(1039, "steps has rows of ", steps[i], " elements, ", steps[i + 1], " apart");
         (i < 2 * ranks ? request.send_steps : request.recv_steps).push_back({steps[i], steps[i + 1]});
     }
     return request;

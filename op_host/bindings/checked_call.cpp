@@ -50,7 +50,7 @@ Tensors::Tensors(nb::handle adapter)
 
 /// Throws where there is no adapter to look at a tensor that the core does not read in place.
 void Tensors::need_adapter() const {
-    if (adapter_.is_none()) throw invalid_param("a tensor is not plain");
+    if (adapter_.is_none()) throw invalid_param(1040, "a tensor is not plain");
 }
 
 Operand Tensors::looked_at(nb::object tensor, const std::string& dtype) const {
@@ -105,9 +105,9 @@ std::vector<nb::object> Tensors::listed(std::string_view name, nb::handle tensor
     const Py_ssize_t length = PyObject_Size(list.ptr());
     if (length < 0) {
         PyErr_Clear();
-        throw invalid_param(name, " is ", repr_of(list), ", expected ", size, " tensors, one per rank");
+        throw invalid_param(1041, name, " is ", repr_of(list), ", expected ", size, " tensors, one per rank");
     }
-    if (length != size) throw invalid_param(name, " has ", length, " tensors, expected ", size, ", one per rank");
+    if (length != size) throw invalid_param(1042, name, " has ", length, " tensors, expected ", size, ", one per rank");
     std::vector<nb::object> all;
     for (const nb::handle each : list) all.push_back(nb::borrow(each));
     return all;
@@ -121,9 +121,9 @@ bool Tensors::is_tensor(nb::handle object) const {
 
 ReduceOp checked_reduction(nb::handle op, DType dtype, std::string_view shown) {
     const std::optional<ReduceOp> reduce_op = reduce_op_of(op);
-    if (!reduce_op) throw invalid_param("op is ", repr_of(op), ", expected ", reduce_ops_listed());
+    if (!reduce_op) throw invalid_param(1043, "op is ", repr_of(op), ", expected ", reduce_ops_listed());
     if (!only_moves(dtype) && kernel::reduces(dtype, *reduce_op)) return *reduce_op;
-    throw invalid_param("op '", name_of(*reduce_op), "' is not defined for dtype ", shown, ", expected ",
+    throw invalid_param(1044, "op '", name_of(*reduce_op), "' is not defined for dtype ", shown, ", expected ",
                         dtypes_listed(*reduce_op));
 }
 
@@ -134,10 +134,10 @@ int64_t checked_leaves(nb::handle leaves, Shape input, int size) {
         number = PyLong_AsLongLongAndOverflow(leaves.ptr(), &overflow);
     constexpr auto most = static_cast<int64_t>(kernel::most_leaves);
     if (overflow != 0 || number < 1 || number > most || number % size != 0)
-        throw invalid_param("leaves is ", repr_of(leaves), ", expected a multiple of the ", size, " rank",
+        throw invalid_param(1045, "leaves is ", repr_of(leaves), ", expected a multiple of the ", size, " rank",
                             size == 1 ? "" : "s", " of at most ", most);
     if (input.empty() || input[0] != number / size)
-        throw invalid_tensor(ErrorType::INVALID_TENSOR_DIM, "input has shape ", tuple_text(input), ", expected (",
+        throw invalid_tensor(2023, ErrorType::INVALID_TENSOR_DIM, "input has shape ", tuple_text(input), ", expected (",
                              number / size, ", ...): leaves is ", number, " on ", size, size == 1 ? " rank" : " ranks");
     return number;
 }
@@ -153,7 +153,7 @@ int checked_rank(std::string_view name, nb::handle rank, int size) {
             PyErr_Clear();  // NumPy's arrays also have the method
     }
     if (overflow != 0 || number < 0 || number >= size)
-        throw invalid_param(name, " is ", repr_of(rank), ", expected 0 <= ", name, " < ", size);
+        throw invalid_param(1046, name, " is ", repr_of(rank), ", expected 0 <= ", name, " < ", size);
     return static_cast<int>(number);
 }
 
@@ -176,7 +176,7 @@ void check_outputs_apart(const Regions& outputs, std::string_view name) {
     std::ranges::sort(order, {}, [&](size_t j) { return outputs[j].address; });
     for (size_t i = 1; i < order.size(); ++i)
         if (overlaps(outputs[order[i - 1]], outputs[order[i]]))
-            throw invalid_param(entry(name, order[i - 1]), " and ", entry(name, order[i]), " overlap in memory");
+            throw invalid_param(1047, entry(name, order[i - 1]), " and ", entry(name, order[i]), " overlap in memory");
 }
 
 void check_all_apart(ByteRange one, const Regions& others) {
@@ -312,8 +312,8 @@ struct Preparation {
         if (args.outputs.is_none()) return tensors.make(shape, x);
         Operand out = tensors.output(out_name, args.outputs, &x);
         if (out.count() != element_count(shape))
-            throw invalid_tensor(ErrorType::INVALID_TENSOR_SIZE, out_name, " has ", out.count(), " elements, expected ",
-                                 element_count(shape));
+            throw invalid_tensor(2024, ErrorType::INVALID_TENSOR_SIZE, out_name, " has ", out.count(),
+                                 " elements, expected ", element_count(shape));
         return out;
     }
 
@@ -331,7 +331,8 @@ struct Preparation {
         if (!writes_output) return {x, {}};
         Operand out = output_for(x.shape, x);
         if (overlaps(out.bytes, x.bytes) && out.bytes.address != x.bytes.address)
-            throw invalid_param("out and input overlap in memory without being the same, expected one or the other");
+            throw invalid_param(1048,
+                                "out and input overlap in memory without being the same, expected one or the other");
         writes({out}, false);
         return {std::move(x), std::move(out)};
     }
@@ -377,7 +378,7 @@ struct Preparation {
     void check_own(std::string_view name, const Regions& regions, const Operand& tensor) const {
         const auto element = size_of(tensor.dtype);
         if (regions[own()].bytes != tensor.bytes.bytes)
-            throw invalid_tensor(ErrorType::INVALID_TENSOR_SIZE, "entry ", rank, " of ", name, " has ",
+            throw invalid_tensor(2025, ErrorType::INVALID_TENSOR_SIZE, "entry ", rank, " of ", name, " has ",
                                  regions[own()].bytes / element, " elements, expected ", tensor.count(),
                                  ", as this rank's tensor has");
     }
@@ -396,7 +397,7 @@ struct Preparation {
         Counts counts = times(rows, row), begins(counts.size());
         pack(counts, begins);
         if (__builtin_add_overflow(begins.back(), counts.back(), &begins.back()))
-            throw invalid_param(args.names[2], " is ", list_text(rows), ", expected a sum below 2**63 elements");
+            throw invalid_param(1049, args.names[2], " is ", list_text(rows), ", expected a sum below 2**63 elements");
         all[0] = std::accumulate(rows.begin(), rows.end(), int64_t{0});
         return {all, std::move(counts)};
     }
@@ -453,13 +454,13 @@ struct Preparation {
             Operands xs;
             if (args.one_tensor.value_or(false)) {
                 if (args.inputs.is_none())
-                    throw invalid_tensor(ErrorType::INVALID_IN_TENSOR_NUM, in_name,
+                    throw invalid_tensor(2026, ErrorType::INVALID_IN_TENSOR_NUM, in_name,
                                          " is None on the root, expected the parts of all ranks");
                 xs.push_back(tensors.input(in_name, args.inputs));
                 tensors.output(out_name, args.outputs, &xs[0]);
                 const auto [shape, counts] = parts(args.counts.is_none() ? out.shape : xs[0].shape);
                 if (xs[0].count() != element_count(shape))
-                    throw invalid_tensor(ErrorType::INVALID_TENSOR_SIZE, in_name, " has ", xs[0].count(),
+                    throw invalid_tensor(2024, ErrorType::INVALID_TENSOR_SIZE, in_name, " has ", xs[0].count(),
                                          " elements, expected ", element_count(shape));
                 inputs = cut(xs[0].bytes, counts, out.dtype);
             } else {
@@ -477,7 +478,7 @@ struct Preparation {
 
     void check_part(const char* name, const Operand& part, const char* others, const Regions& regions) const {
         if (regions[own()].bytes != part.bytes.bytes)
-            throw invalid_tensor(ErrorType::INVALID_TENSOR_SIZE, "the ", name, " has ", part.count(),
+            throw invalid_tensor(2027, ErrorType::INVALID_TENSOR_SIZE, "the ", name, " has ", part.count(),
                                  " elements, expected the ", regions[own()].bytes / size_of(part.dtype), " of entry ",
                                  rank, " of the ", others);
     }
@@ -492,10 +493,10 @@ struct Preparation {
         const Operand out =
             args.outputs.is_none() ? tensors.make(shape, x) : tensors.output(out_name, args.outputs, &x);
         if (out.shape != shape)
-            throw invalid_tensor(ErrorType::INVALID_TENSOR_DIM, out_name, " has shape ", tuple_text(out.shape),
+            throw invalid_tensor(2028, ErrorType::INVALID_TENSOR_DIM, out_name, " has shape ", tuple_text(out.shape),
                                  ", expected ", tuple_text(shape));
         if (overlaps(out.bytes, x.bytes))
-            throw invalid_param("out and input overlap in memory, expected separate memory");
+            throw invalid_param(1050, "out and input overlap in memory, expected separate memory");
         reads({x});
         writes({out}, false);
         reduction(x, x.bytes.address, out.bytes.address, times(rows, row_size(x.shape)));
@@ -520,7 +521,7 @@ struct Preparation {
             inputs = cut(xs[0].bytes, call.counts, out.dtype);
         } else if (one_tensor) {
             if (xs[0].count() != size * out.count())
-                throw invalid_tensor(ErrorType::INVALID_TENSOR_SIZE, "the input has ", xs[0].count(),
+                throw invalid_tensor(2029, ErrorType::INVALID_TENSOR_SIZE, "the input has ", xs[0].count(),
                                      " elements, expected ", size, " times the ", out.count(), " of the output");
             inputs = cut(xs[0].bytes, Counts(static_cast<size_t>(size), out.count()), out.dtype);
         }
@@ -600,7 +601,7 @@ struct Preparation {
         if (dtypes.size() > 1) {
             std::string text;
             for (const std::string_view each : dtypes) text += (text.empty() ? "" : ", ") + std::string(each);
-            throw invalid_tensor(ErrorType::INVALID_TENSOR_INI_MATCH,
+            throw invalid_tensor(2030, ErrorType::INVALID_TENSOR_INI_MATCH,
                                  "Invalid usage of tensors with different dtypes: ", text);
         }
         const Regions inputs = regions_of(xs), outputs = regions_of(outs);
@@ -633,7 +634,7 @@ struct Preparation {
             case OpKind::barrier:
                 return exchange(OpKind::barrier, DType::uint8, Request(OpKind::barrier, size), 0, 0);
             default:
-                throw invalid_param("op is '", name_of(args.op), "', which this call does not make");
+                throw invalid_param(1051, "op is '", name_of(args.op), "', which this call does not make");
         }
     }
 };

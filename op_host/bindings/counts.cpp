@@ -80,7 +80,7 @@ std::optional<std::vector<int64_t>> read_integers(const char* name, nb::handle v
     try {
         for (const nb::handle each : nb::list(plain(values)))
             if (!read_integer(each.ptr(), read.emplace_back()))
-                throw invalid_param(name, " is ", text_of(plain(values)), ", expected 64-bit integers");
+                throw invalid_param(1052, name, " is ", text_of(plain(values)), ", expected 64-bit integers");
         return read;
     } catch (const nb::python_error& error) {
         if (!error.matches(PyExc_TypeError)) throw;
@@ -113,13 +113,13 @@ void read_counts(const char* name, nb::handle values, std::span<int64_t> counts)
     if (!count) {
         const std::optional<std::vector<int64_t>> read = read_integers(name, values);
         if (!read)
-            throw invalid_param(name, " is ", text_of(plain(values)), ", expected ", counts.size(),
+            throw invalid_param(1053, name, " is ", text_of(plain(values)), ", expected ", counts.size(),
                                 " integers, one per rank");
         count = read->size();
         std::copy_n(read->begin(), std::min(*count, counts.size()), counts.begin());
     }
     if (*count != counts.size())
-        throw invalid_param(name, " has ", *count, " entries, expected ", counts.size(), ", one per rank");
+        throw invalid_param(1054, name, " has ", *count, " entries, expected ", counts.size(), ", one per rank");
 }
 
 double read_timeout(nb::handle timeout) {
@@ -131,7 +131,8 @@ double read_timeout(nb::handle timeout) {
         seconds = PyFloat_AsDouble(timeout.ptr());
         if (PyErr_Occurred() != nullptr) PyErr_Clear(), seconds = 0;
     }
-    if (!(seconds > 0)) throw invalid_param("timeout is ", text_of(timeout), ", expected seconds above 0, or None");
+    if (!(seconds > 0))
+        throw invalid_param(1055, "timeout is ", text_of(timeout), ", expected seconds above 0, or None");
     return seconds;
 }
 
@@ -147,7 +148,7 @@ bool reads_rows(nb::handle unit, size_t dimensions) {
         if (PyUnicode_CompareWithASCIIString(unit.ptr(), "row") == 0) return true;
         if (PyUnicode_CompareWithASCIIString(unit.ptr(), "element") == 0) return false;
     }
-    throw invalid_param("unit is ", text_of(unit), ", expected 'element', 'row' or None");
+    throw invalid_param(1056, "unit is ", text_of(unit), ", expected 'element', 'row' or None");
 }
 
 Request read_all_to_all_v(int size, Shape input, nb::handle send_counts, nb::handle recv_counts, nb::handle sdispls,
@@ -161,7 +162,7 @@ Request read_all_to_all_v(int size, Shape input, nb::handle send_counts, nb::han
     if (request.learns) {
         const char* const name = !rdispls.is_none() ? "rdispls" : out != nullptr ? "out" : nullptr;
         if (name != nullptr)
-            throw invalid_param(name, " is given but recv_counts is None, expected recv_counts with ", name);
+            throw invalid_param(1057, name, " is given but recv_counts is None, expected recv_counts with ", name);
     } else {
         read_counts("recv_counts", recv_counts, request.recv_counts());
         if (!rdispls.is_none()) read_counts("rdispls", rdispls, request.rdispls());
@@ -169,7 +170,7 @@ Request read_all_to_all_v(int size, Shape input, nb::handle send_counts, nb::han
         const Shape tail = Shape(request.shape).subspan(1);
         if (out != nullptr && !tail.empty() &&
             !std::ranges::equal(out->subspan(std::min<size_t>(1, out->size())), tail))
-            throw invalid_tensor(ErrorType::INVALID_TENSOR_DIM, "out has rows of shape ",
+            throw invalid_tensor(2031, ErrorType::INVALID_TENSOR_DIM, "out has rows of shape ",
                                  tuple_text(out->subspan(std::min<size_t>(1, out->size()))), ", expected ",
                                  tuple_text(tail), ", as the input has");
     }

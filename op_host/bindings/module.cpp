@@ -6,18 +6,18 @@ namespace alltoallv {
 DType dtype_from_name(const std::string& name) {
     if (const std::optional<DType> moving = moving_dtype(name)) return *moving;
     if (const std::optional<DType> dtype = table_dtype(name)) return *dtype;
-    throw invalid_param("dtype is '", name, "', which alltoallv does not know");
+    throw invalid_param(1058, "dtype is '", name, "', which alltoallv does not know");
 }
 
 OpKind op_from_name(const std::string& name) {
     for (size_t i = 0; i < std::size(op_table); ++i)
         if (op_table[i].name == name) return static_cast<OpKind>(i);
-    throw invalid_param("op is '", name, "', which alltoallv does not know");
+    throw invalid_param(1059, "op is '", name, "', which alltoallv does not know");
 }
 
 ReduceOp reduce_op_from_name(const std::string& name) {
     if (const std::optional<ReduceOp> op = reduce_op(name)) return *op;
-    throw invalid_param("op is '", name, "', expected ", reduce_ops_listed());
+    throw invalid_param(1060, "op is '", name, "', expected ", reduce_ops_listed());
 }
 
 std::optional<ReduceOp> reduce_op_of(nb::handle name) {
@@ -30,17 +30,17 @@ std::optional<ReduceOp> reduce_op_of(nb::handle name) {
 Overflow overflow_from_name(const std::string& name) {
     for (size_t i = 0; i < std::size(overflow_names); ++i)
         if (overflow_names[i] == name) return static_cast<Overflow>(i);
-    throw invalid_param("overflow is '", name, "', expected saturate, raise or infinity");
+    throw invalid_param(1061, "overflow is '", name, "', expected saturate, raise or infinity");
 }
 
 CodeFormat format_from_name(const FormatName& name) {
     if (const auto* bits = std::get_if<int64_t>(&name)) {
         if (const std::optional<CodeFormat> format = code_format("int" + std::to_string(*bits))) return *format;
-        throw invalid_param("bits is ", *bits, ", expected 8, 6, 5, 4, 3 or 2");
+        throw invalid_param(1062, "bits is ", *bits, ", expected 8, 6, 5, 4, 3 or 2");
     }
     const std::string& text = std::get<std::string>(name);
     if (const std::optional<CodeFormat> format = code_format(text)) return *format;
-    throw invalid_param("format is '", text, "', which alltoallv does not know");
+    throw invalid_param(1063, "format is '", text, "', which alltoallv does not know");
 }
 
 namespace {

@@ -29,7 +29,7 @@ RowForm::RowForm(DType dtype, size_t length, std::optional<CodeFormat> payload)
     : dtype_(dtype), length_(length), values_(length * size_of(dtype)) {
     if (!payload) return;
     if (only_moves(dtype) || !info(dtype).quantizes)
-        throw invalid_tensor(ErrorType::INVALID_TENSOR_INI_MATCH, "rows have dtype ", name_of(dtype),
+        throw invalid_tensor(2012, ErrorType::INVALID_TENSOR_INI_MATCH, "rows have dtype ", name_of(dtype),
                              ", expected float32, float16 or bfloat16 for codes");
     const size_t group = info(*payload).group_size;
     coded_ = kernel::CodedRows{{*payload, group == 0 ? std::max(length, size_t{1}) : group}, dtype, length};

@@ -71,7 +71,7 @@ SendPlan send(const Options& options, Span ids, int64_t k, std::span<const doubl
     Numbers begin(places + 1);
     for (const int64_t expert : ids) {
         if (expert < 0 || expert >= static_cast<int64_t>(options.slots.size()))
-            throw invalid_param("expert_ids holds ", expert, ", expected 0 to ", options.slots.size() - 1);
+            throw invalid_param(1026, "expert_ids holds ", expert, ", expected 0 to ", options.slots.size() - 1);
         const int64_t slot = options.slots[static_cast<size_t>(expert)];
         if (slot >= 0) ++begin[static_cast<size_t>(slot) + 1];
     }
@@ -118,7 +118,8 @@ Numbers tokens_of(const Headers& headers) {
         for (int64_t i = 0; i < headers.pairs[j]; ++i) {
             token.push_back(tags[token.size()].token);
             if (token.back() < 0 || token.back() >= headers.tokens[j])
-                throw peer_mismatch("rank ", j, " sent a pair of token ", token.back(), " of ", headers.tokens[j]);
+                throw peer_mismatch(3001, "rank ", j, " sent a pair of token ", token.back(), " of ",
+                                    headers.tokens[j]);
         }
     }
     return token;
@@ -129,7 +130,8 @@ ReceivePlan receive(std::span<const Tag> tags, int64_t experts, int64_t alignmen
     ReceivePlan plan{{}, Numbers(n), Numbers(n)};
     for (const Tag& tag : tags) {
         if (tag.expert < 0 || tag.expert >= experts)
-            throw peer_mismatch("a pair came for expert ", tag.expert, " of this rank, expected 0 to ", experts - 1);
+            throw peer_mismatch(3002, "a pair came for expert ", tag.expert, " of this rank, expected 0 to ",
+                                experts - 1);
         ++plan.received[static_cast<size_t>(tag.expert)];
     }
     Numbers next(n);
@@ -192,7 +194,7 @@ Headers unpack(const Fetch& fetch, Span recvs, std::span<const size_t> widths, s
     Numbers begins;
     int64_t rows = 0;
     for (size_t j = 0; j < recvs.size(); rows += recvs[j++]) {
-        if (recvs[j] < 1) throw peer_mismatch("rank ", j, " sent no header of its tokens to rank ", rank);
+        if (recvs[j] < 1) throw peer_mismatch(3003, "rank ", j, " sent no header of its tokens to rank ", rank);
         begins.push_back(rows);
     }
     std::vector<std::byte> first(recvs.size() * stride);
@@ -202,7 +204,7 @@ Headers unpack(const Fetch& fetch, Span recvs, std::span<const size_t> widths, s
         int32_t head[4];
         std::memcpy(head, first.data() + j * stride, sizeof head);
         if (head[0] != static_cast<int32_t>(terms & digest_bits))
-            throw peer_mismatch("rank ", j, " dispatches other rows than rank ", rank,
+            throw peer_mismatch(3004, "rank ", j, " dispatches other rows than rank ", rank,
                                 ": expected one dtype and row shape of tokens, one dtype of gate_weights, one number "
                                 "of experts and the same options on all ranks");
         headers.pairs.push_back(head[1]);
@@ -210,7 +212,7 @@ Headers unpack(const Fetch& fetch, Span recvs, std::span<const size_t> widths, s
         headers.choices.push_back(head[3]);
         const auto lasts = head[1] < 0 ? INT64_MAX : static_cast<int64_t>(header_rows(head[1], widths, stride));
         if (lasts > recvs[j] || head[2] < 0 || head[3] < 0)
-            throw peer_mismatch("rank ", j, " sent ", recvs[j], " rows to rank ", rank,
+            throw peer_mismatch(3005, "rank ", j, " sent ", recvs[j], " rows to rank ", rank,
                                 " and a header that does not "
                                 "fit them");
         headers.firsts.push_back(begins[j] + lasts);
@@ -242,7 +244,7 @@ Numbers lines(const Headers& headers, Span token, Span came, const std::vector<b
         const int64_t behind = end - headers.firsts[j];
         const auto expected = late[j] ? 0 : static_cast<int64_t>(by_rank[j].tokens.size());
         if (behind != expected)
-            throw peer_mismatch("rank ", j, " sent ", behind, " tokens behind a header of ", expected);
+            throw peer_mismatch(3006, "rank ", j, " sent ", behind, " tokens behind a header of ", expected);
         for (const int64_t line : by_rank[j].lines) rows.push_back(line + headers.firsts[j]);
     }
     return rows;
@@ -251,7 +253,7 @@ Numbers lines(const Headers& headers, Span token, Span came, const std::vector<b
 Numbers places(Span source, int64_t rows) {
     Numbers placed(static_cast<size_t>(rows));
     for (size_t i = 0; i < source.size(); ++i) {
-        if (source[i] >= rows) throw invalid_param("source holds ", source[i], ", expected numbers below ", rows);
+        if (source[i] >= rows) throw invalid_param(1027, "source holds ", source[i], ", expected numbers below ", rows);
         if (source[i] >= 0) placed[static_cast<size_t>(source[i])] = static_cast<int64_t>(i);
     }
     return placed;
@@ -261,7 +263,7 @@ Numbers positions(Span order, int64_t tokens, int64_t k) {
     Numbers position(static_cast<size_t>(tokens * k), -1);
     for (size_t i = 0; i < order.size(); ++i) {
         if (order[i] < 0 || order[i] >= tokens * k)
-            throw invalid_param("order holds ", order[i], ", expected 0 to ", tokens * k - 1);
+            throw invalid_param(1028, "order holds ", order[i], ", expected 0 to ", tokens * k - 1);
         position[static_cast<size_t>(order[i])] = static_cast<int64_t>(i);
     }
     return position;

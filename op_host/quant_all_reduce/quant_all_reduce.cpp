@@ -31,7 +31,7 @@ void check_vector(std::string_view name, const TensorDesc& desc, int64_t size) {
     const bool row = desc.shape.size() == 2 && desc.shape[0] == 1 && size > 1;
     const bool fits = (desc.shape.size() == 1 || row) && desc.shape.back() == size;
     if (fits) return;
-    throw invalid_tensor(ErrorType::INVALID_TENSOR_DIM, "the ", name, " has shape ", list_text(desc.shape),
+    throw invalid_tensor(2008, ErrorType::INVALID_TENSOR_DIM, "the ", name, " has shape ", list_text(desc.shape),
                          ", expected [", size, "]");
 }
 
@@ -60,17 +60,17 @@ QuantAllReduceOperation::QuantAllReduceOperation(QuantAllReduceParam param, std:
 void QuantAllReduceOperation::check_create(const std::optional<DeviceInfo>& device) const {
     const std::string& backend = param_.group.backend;
     if (backend != "lccl" && backend != "shm" && backend != "auto")
-        throw invalid_param("backend is \"", backend,
+        throw invalid_param(1021, "backend is \"", backend,
                             "\", expected \"lccl\", \"shm\" or \"auto\": no other reduces quantized tensors");
     if (param_.all_reduce_type != "sum" && !(dynamic() && param_.all_reduce_type == "avg"))
-        throw invalid_param("all_reduce_type is \"", param_.all_reduce_type, "\", expected \"sum\"",
+        throw invalid_param(1022, "all_reduce_type is \"", param_.all_reduce_type, "\", expected \"sum\"",
                             (dynamic() ? " or \"avg\"" : ""));
     if (param_.quant_type != QuantType::PER_TENSOR && param_.quant_type != QuantType::PER_CHANNEL && !dynamic())
-        throw invalid_param("quant_type is ", static_cast<int>(param_.quant_type),
+        throw invalid_param(1023, "quant_type is ", static_cast<int>(param_.quant_type),
                             ", expected 1 (PER_TENSOR), 2 (PER_CHANNEL) or 16 (DYNAMIC)");
     const int out = param_.out_data_type;
     if (out != acl_undefined && out != acl_float16 && !(dynamic() && (out == acl_float32 || out == acl_bfloat16)))
-        throw invalid_param("out_data_type is ", out,
+        throw invalid_param(1024, "out_data_type is ", out,
                             (dynamic() ? ", expected -1 (the input's), 0 (float32), 1 (float16) or 27 (bfloat16)"
                                        : ", expected 1 (float16)"));
     if (dynamic()) {
@@ -81,11 +81,12 @@ void QuantAllReduceOperation::check_create(const std::optional<DeviceInfo>& devi
     } else if (const QuantAllReduceParam usual; param_.format != usual.format ||
                                                 param_.group_size != usual.group_size || param_.requantizes ||
                                                 param_.overflow != usual.overflow) {
-        throw invalid_param("bits, group_size, gather and overflow are set, expected them only with quant_type 16");
+        throw invalid_param(1025,
+                            "bits, group_size, gather and overflow are set, expected them only with quant_type 16");
     }
     check_group(param_.group, device);
     if (param_.group.rank_size <= 0)
-        throw invalid_param("rank_size is ", param_.group.rank_size, ", expected at least 1");
+        throw invalid_param(1008, "rank_size is ", param_.group.rank_size, ", expected at least 1");
 }
 
 DType QuantAllReduceOperation::output_dtype(DType input) const {
@@ -119,12 +120,12 @@ TensorDesc QuantAllReduceOperation::infer(std::span<const TensorDesc> inputs) co
     check_dtype(input_names[1], scale, DType::float16);
     check_dtype(input_names[2], offset, DType::float16);
     if (scale.shape.size() > 2)
-        throw invalid_tensor(ErrorType::INVALID_TENSOR_DIM_NUM, "the scale has ", scale.shape.size(),
+        throw invalid_tensor(2009, ErrorType::INVALID_TENSOR_DIM_NUM, "the scale has ", scale.shape.size(),
                              " dimensions, expected at most 2");
     const bool per_channel = param_.quant_type == QuantType::PER_CHANNEL;
     const int64_t channels = x.shape.back();
     if (channels % axis_multiple != 0 || (per_channel && channels > max_channels))
-        throw invalid_tensor(ErrorType::INVALID_TENSOR_DIM, "the last axis of the input has ", channels,
+        throw invalid_tensor(2010, ErrorType::INVALID_TENSOR_DIM, "the last axis of the input has ", channels,
                              " entries, expected a multiple of 16", (per_channel ? " of at most 4194304" : ""));
     check_vector(input_names[1], scale, per_channel ? channels : 1);
     check_vector(input_names[2], offset, 1);
@@ -144,7 +145,7 @@ void QuantAllReduceOperation::check_setup(std::span<const TensorDesc> inputs,
         check_dtype(output_names[i], outputs[i], DType::float32);
         const int64_t wanted = i == 1 ? count : part.count, actual = count_of(output_names[i], outputs[i]);
         if (actual != wanted)
-            throw invalid_tensor(ErrorType::INVALID_TENSOR_DIM, "the ", output_names[i], " has ", actual,
+            throw invalid_tensor(2011, ErrorType::INVALID_TENSOR_DIM, "the ", output_names[i], " has ", actual,
                                  " elements, expected ", wanted);
     }
 }

@@ -345,7 +345,7 @@ class Quantizer {
 void QuantFormat::check() const {
     const auto size = static_cast<int64_t>(group_size);
     if (takes_group(codes, size)) return;
-    throw invalid_param("group_size is ", size, ", expected ", groups_taken(codes));
+    throw invalid_param(1070, "group_size is ", size, ", expected ", groups_taken(codes));
 }
 
 void quantize(const QuantFormat& format, DType dtype, const void* input, size_t count, void* codes, void* scales,

@@ -115,11 +115,11 @@ void each_piece(const QuantFormat& format, size_t count, Run run) {
 /// Throws Error (invalid_param) unless kernels quantize `dtype`.
 inline void check_float(DType dtype) {
     if (info(dtype).quantizes) return;
-    throw invalid_param("dtype is ", name_of(dtype), ", expected float32, float16 or bfloat16");
+    throw invalid_param(1483, "dtype is ", name_of(dtype), ", expected float32, float16 or bfloat16");
 }
 
 inline void check_sources(size_t n_sources) {
-    if (n_sources == 0) throw invalid_param("n_sources is 0, expected at least one source to sum");
+    if (n_sources == 0) throw invalid_param(1484, "n_sources is 0, expected at least one source to sum");
 }
 
 /// Returns elements `first` to `first + count` of an input as float32: in place, or widened into `buffer`.

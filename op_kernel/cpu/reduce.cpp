@@ -236,12 +236,12 @@ void reduce(DType dtype, ReduceOp op, void* out, const void* const* inputs, size
 void reduce_on(Isa isa, DType dtype, ReduceOp op, void* out, const void* const* inputs, size_t n_inputs, size_t count,
                Order order) {
     if (!reduces(dtype, op)) {
-        throw invalid_param("op '", name_of(op), "' is not defined for dtype ", name_of(dtype), ", expected ",
+        throw invalid_param(1044, "op '", name_of(op), "' is not defined for dtype ", name_of(dtype), ", expected ",
                             dtypes_listed(op));
     }
-    if (n_inputs == 0) throw invalid_param("n_inputs is 0, expected at least one source to reduce");
+    if (n_inputs == 0) throw invalid_param(1486, "n_inputs is 0, expected at least one source to reduce");
     if (order == Order::tree && n_inputs > most_leaves)
-        throw invalid_param("n_inputs is ", n_inputs, ", expected at most ", most_leaves, " in a tree");
+        throw invalid_param(1487, "n_inputs is ", n_inputs, ", expected at most ", most_leaves, " in a tree");
     if (count == 0) return;
     if (info(dtype).arithmetic == Arithmetic::complex) {  // part by part
         dtype = dtype == DType::complex64 ? DType::float32 : DType::float64;

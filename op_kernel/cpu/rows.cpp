@@ -51,7 +51,7 @@ void weigh_rows(DType dtype, Rows out, ConstRows in, const int64_t* index, const
                 size_t length) {
     const bool halves = dtype == DType::float16 || dtype == DType::bfloat16;
     if (!halves && dtype != DType::float32)
-        throw invalid_param("dtype is ", name_of(dtype), ", expected float32, float16 or bfloat16");
+        throw invalid_param(1483, "dtype is ", name_of(dtype), ", expected float32, float16 or bfloat16");
     const auto times = multiply[best_isa()];
     if (!halves) {
         for (size_t i = 0; i < count; ++i) times(row(out, i), row(in, index[i]), weights[i], length);

@@ -128,7 +128,7 @@ void each_sum(const void* const* inputs, size_t n_sources, size_t count, const S
 }
 
 void check_scales(const Scales& scales) {
-    if (scales.size == 0) throw invalid_param("scales are empty, expected 1 or one per channel");
+    if (scales.size == 0) throw invalid_param(1485, "scales are empty, expected 1 or one per channel");
 }
 
 }  // namespace

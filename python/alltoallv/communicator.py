@@ -115,11 +115,12 @@ class Communicator:
         """
         job = launch.detect()
         if backend not in BACKENDS:
-            raise InvalidParamError(f"backend is {backend!r}, expected one of {', '.join(BACKENDS)}")
+            raise InvalidParamError(f"backend is {backend!r}, expected one of {', '.join(BACKENDS)}", id=1224)
         if backend == "nccl":
             raise BackendUnavailableError(
                 f"backend is {backend!r}, which Communicator.from_env does not offer: use 'shm', 'tcp', 'hccl' or "
-                "'auto', and for MPI Communicator.from_mpi"
+                "'auto', and for MPI Communicator.from_mpi",
+                id=5029,
             )
         order = variables.order("order", order)
         options = make_options(domain, timeout, None if backend == "hccl" else check)
@@ -202,7 +203,7 @@ class Communicator:
         """
         n = membership.integer("n", n)
         if not 1 <= n <= membership.MOST_RANKS:
-            raise InvalidParamError(f"n is {n}, expected 1 to {membership.MOST_RANKS}")
+            raise InvalidParamError(f"n is {n}, expected 1 to {membership.MOST_RANKS}", id=1225)
         options = make_options(domain or f"threads-{next(_thread_domains)}", timeout, check)
         options.size = n
         options.job = f"pid-{os.getpid()}"

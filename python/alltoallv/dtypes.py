@@ -30,7 +30,9 @@ def core_name(dtype: np.dtype[Any]) -> str:
         return dtype.name
     if dtype.hasobject or not 0 < dtype.itemsize < 2**16:
         raise InvalidTensorError(
-            f"dtype is {dtype}, expected one whose elements have 1 to 65535 bytes and hold no references", _INI_MATCH
+            f"dtype is {dtype}, expected one whose elements have 1 to 65535 bytes and hold no references",
+            _INI_MATCH,
+            id=2074,
         )
     return f"{dtype.itemsize} bytes #{zlib.crc32(repr(dtype).encode()) & 0xFFFF:04x}"
 
@@ -50,4 +52,6 @@ def numpy_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
             dtype = getattr(ml_dtypes, dtype)
         return np.dtype(dtype)
     except (ImportError, AttributeError, TypeError, ValueError) as error:  # also of text that is not UTF-8
-        raise InvalidTensorError(f"dtype is {dtype!r}, which is not a dtype here ({error})", _INI_MATCH) from error
+        raise InvalidTensorError(
+            f"dtype is {dtype!r}, which is not a dtype here ({error})", _INI_MATCH, id=2075
+        ) from error

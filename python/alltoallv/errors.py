@@ -1,21 +1,41 @@
 """The error family of alltoallv.
 
 Every failure is one of these classes, with one sentence for a person and ``.code``, the status number of Huawei's
-ATB (``ErrorType``), so that a code means the same in both libraries.
+ATB (``ErrorType``), so that a code means the same in both libraries. The sentence ends with ``.id``, the id of the
+condition, which stays when a sentence is reworded: programs and searches may rely on it.
 """
 
 from __future__ import annotations
 
+import re
+from typing import Final
+
+_ID: Final = re.compile(r" \[(A2A-\d{4})\]$")
+
 
 class AllToAllVError(RuntimeError):
-    """Base of the family; a RuntimeError, as what torch's engines raise. ``code`` is ATB's status number."""
+    """Base of the family; a RuntimeError, as what torch's engines raise. ``code`` is ATB's status number.
+
+    ``id``, where given, is the number of the condition: the message then ends with it, unless it ends with one already.
+    """
 
     code: int = 3
 
-    def __init__(self, message: str = "", code: int | None = None) -> None:
-        super().__init__(message)
+    def __init__(self, message: str = "", code: int | None = None, *, id: int | None = None) -> None:
+        if id is not None and " [A2A-" not in message[-11:]:
+            message = f"{message} [A2A-{id}]"
+        self.args = (message,)  # what torch.compile can trace, and then shows
         if code is not None:
             self.code = code
+
+    @property
+    def id(self) -> str:
+        """The id of the condition, as "A2A-1203", with which the message ends; docs/error-ids.md lists all.
+
+        Where one error tells of another, such as a peer's, it is that of the cause. Empty where the message has none.
+        """
+        found = _ID.search(str(self))
+        return found[1] if found else ""
 
     def __reduce__(self) -> tuple[type[AllToAllVError], tuple[str, int]]:
         return type(self), (str(self), self.code)

@@ -160,7 +160,9 @@ def _shrink_here(comm: Communicator, final: _core.CommunicatorOptions, trial: _c
     while True:
         ranks = {entry["rank"]: entry["pid"] for entry in comm.flight_record()["ranks"] if not entry["left"]}
         if comm.rank not in ranks:
-            raise InvalidParamError(f"the communicator of domain '{comm.domain}' has been destroyed: shrink it before")
+            raise InvalidParamError(
+                f"the communicator of domain '{comm.domain}' has been destroyed: shrink it before", id=1308
+            )
         living = [rank for rank, pid in sorted(ranks.items()) if rank == comm.rank or _lives(pid)]
         trial.job = f"{job}/shrink/{'.'.join(f'{rank}-{ranks.get(rank)}' for rank in living)}"
         trial.rank, trial.size = living.index(comm.rank), len(living)
@@ -181,7 +183,8 @@ def _shrink_here(comm: Communicator, final: _core.CommunicatorOptions, trial: _c
             if time.monotonic() >= deadline:
                 raise CommTimeoutError(
                     f"shrink() of domain '{comm.domain}' waited {final.timeout:g} s for the ranks {living}, "
-                    f"which live, to call it as well"
+                    f"which live, to call it as well",
+                    id=4043,
                 ) from error
             trial.timeout = min(2 * trial.timeout, _LONGEST_TRY, final.timeout)
 
@@ -228,7 +231,8 @@ def meet(
                 continue
             raise CommTimeoutError(
                 f"the {job.size} ranks of the job have not met within {options.timeout:g} s, and none of them goes on "
-                f"without the others: {error}"
+                f"without the others: {error}",
+                id=4044,
             ) from None
 
 
@@ -248,13 +252,15 @@ def epoch_of(comm: Communicator, function: str) -> int:
         raise BackendUnavailableError(
             f"{function}() of domain '{comm.domain}' over backend '{comm.backend}', expected one in host memory: start "
             "the job again ('python -m alltoallv run --max-restarts N'), or make such a communicator anew over the "
-            "ranks that meet in host memory"
+            "ranks that meet in host memory",
+            id=5034,
         )
     if comm.core not in epochs:
         raise BackendUnavailableError(
             f"{function}() of domain '{comm.domain}', expected a communicator that Communicator.from_env has made in a "
             "job whose launcher replaces lost ranks ('python -m alltoallv run --replace N'), or one that grow() has "
-            "made, or shrink() of one of these"
+            "made, or shrink() of one of these",
+            id=5035,
         )
     return epochs[comm.core]
 
@@ -278,10 +284,11 @@ def replacement(comm: Communicator, rank: int) -> dict[str, str]:
     if job is None or job.launcher != "alltoallv":
         raise BackendUnavailableError(
             f"replacement() of domain '{comm.domain}', expected a job of 'python -m alltoallv run' or one that grow() "
-            "has made: other launchers start replacements by themselves"
+            "has made: other launchers start replacements by themselves",
+            id=5036,
         )
     if not 0 <= rank < job.size:
-        raise InvalidParamError(f"rank is {rank}, expected 0 to {job.size - 1}")
+        raise InvalidParamError(f"rank is {rank}, expected 0 to {job.size - 1}", id=1089)
     return job.variables(rank, comm.options().secret, epoch + 1)
 
 
@@ -290,7 +297,7 @@ def grow(comm: Communicator, n: int) -> tuple[_core.Communicator, _core.Communic
     n, job = _asked(comm, n, "all_gather")
     asked = _gather(comm.core, [n])[:, 0].tolist()
     if len(set(asked)) > 1:
-        raise InvalidParamError(f"n is {asked} on ranks 0 to {comm.size - 1}, expected one number on all")
+        raise InvalidParamError(f"n is {asked} on ranks 0 to {comm.size - 1}, expected one number on all", id=1309)
     options = comm.options()
     options.rank, options.size = job.rank, job.size
     connect_all = between_hosts if job.several_hosts else on_this_host
@@ -331,7 +338,7 @@ def count(comm: Communicator, n: int) -> int:
     n = integer("n", n)
     if not 1 <= n <= MOST_RANKS - comm.size:
         raise InvalidParamError(
-            f"n is {n}, expected 1 to {MOST_RANKS - comm.size}: a communicator has up to {MOST_RANKS} ranks"
+            f"n is {n}, expected 1 to {MOST_RANKS - comm.size}: a communicator has up to {MOST_RANKS} ranks", id=1310
         )
     return n
 
@@ -342,14 +349,15 @@ def _grown_job(comm: Communicator, function: str, n: int) -> Launch:
         if comm.job is None or comm.job.rank_table or comm.job.local_size not in (None, comm.size):
             raise BackendUnavailableError(
                 f"{function}() of domain '{comm.domain}' over backend 'hccl', expected one of a job on one host, "
-                "without a rank table, that Communicator.from_env() or grow() has made"
+                "without a rank table, that Communicator.from_env() or grow() has made",
+                id=5037,
             )
         options, processes = comm.options(), []
     else:
         options, processes = _options_like(comm, function), comm.core.processes
     if len(set(processes)) < len(processes):
         raise BackendUnavailableError(
-            f"{function}() of domain '{comm.domain}', whose ranks are threads, expected processes"
+            f"{function}() of domain '{comm.domain}', whose ranks are threads, expected processes", id=5038
         )
     root = None
     if comm.backend not in ("shm", "hccl"):
@@ -357,7 +365,8 @@ def _grown_job(comm: Communicator, function: str, n: int) -> Launch:
             raise BackendUnavailableError(
                 f"{function}() of domain '{comm.domain}' over backend '{comm.backend}', expected a communicator that "
                 "Communicator.from_env(), rejoin() or grow() has made, at whose address newcomers find rank 0, or one "
-                "in shared memory"
+                "in shared memory",
+                id=5039,
             )
         root = comm.job.root()
     text = f"{options.job}\n{comm.domain}\n{comm.epoch}\n{comm.grown}\n{n}"
@@ -408,7 +417,8 @@ def _survivors(comm: Communicator, root: int, timeout: float) -> npt.NDArray[np.
             pass
         except CommTimeoutError as error:
             raise CommTimeoutError(
-                f"shrink() of domain '{comm.domain}' waited {timeout:g} s for rank {rank}, which lives, to call it"
+                f"shrink() of domain '{comm.domain}' waited {timeout:g} s for rank {rank}, which lives, to call it",
+                id=4045,
             ) from error
     message[0] = secrets.randbits(62)
     for rank in np.flatnonzero(message[1:]).tolist():
@@ -421,7 +431,8 @@ def _survivors(comm: Communicator, root: int, timeout: float) -> npt.NDArray[np.
 def _options_like(comm: Communicator, function: str) -> _core.CommunicatorOptions:
     if comm.host_core is None:
         raise BackendUnavailableError(
-            f"{function}() of domain '{comm.domain}' over backend '{comm.backend}', expected one in host memory"
+            f"{function}() of domain '{comm.domain}' over backend '{comm.backend}', expected one in host memory",
+            id=5040,
         )
     return comm.options()
 
@@ -431,9 +442,11 @@ def integer(name: str, value: Any) -> int:
     try:
         number = operator.index(value)
     except TypeError:
-        raise InvalidParamError(f"{name} is {value!r}, expected an integer{' or None' * (name == 'color')}") from None
+        raise InvalidParamError(
+            f"{name} is {value!r}, expected an integer{' or None' * (name == 'color')}", id=1311
+        ) from None
     if not -(2**63) <= number < 2**63:
-        raise InvalidParamError(f"{name} is {number}, expected a 64-bit integer")
+        raise InvalidParamError(f"{name} is {number}, expected a 64-bit integer", id=1312)
     return number
 
 

@@ -33,13 +33,13 @@ def empty(shape: int | Sequence[int], dtype: npt.DTypeLike = np.float32) -> npt.
     """
     dtype = numpy_dtype(dtype)
     if dtype.hasobject:
-        raise InvalidTensorError(f"dtype is {dtype}, expected one of fixed size", 13)
+        raise InvalidTensorError(f"dtype is {dtype}, expected one of fixed size", 13, id=2077)
     try:
         dims = tuple(map(operator.index, shape if isinstance(shape, Iterable) else (shape,)))
     except TypeError:
-        raise InvalidParamError(f"shape is {shape!r}, expected an integer or several") from None
+        raise InvalidParamError(f"shape is {shape!r}, expected an integer or several", id=1313) from None
     if min(dims, default=0) < 0 or math.prod(dims) * dtype.itemsize >= 2**63:
-        raise InvalidParamError(f"shape is {dims}, expected dimensions >= 0 and less than 2**63 bytes")
+        raise InvalidParamError(f"shape is {dims}, expected dimensions >= 0 and less than 2**63 bytes", id=1314)
     return from_block(_core.allocate(math.prod(dims) * dtype.itemsize), dims, dtype)
 
 

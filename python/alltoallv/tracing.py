@@ -33,11 +33,13 @@ def trace(folder: str | os.PathLike[str], *, most_bytes: int = 1 << 30) -> Itera
         path = os.path.abspath(os.fsdecode(folder))
         os.makedirs(path, exist_ok=True)
     except (OSError, TypeError, ValueError) as error:
-        raise InvalidParamError(f"folder is {str(folder)!r}, expected one that can be made ({error})") from None
+        raise InvalidParamError(
+            f"folder is {str(folder)!r}, expected one that can be made ({error})", id=1461
+        ) from None
     if not os.access(path, os.W_OK):
-        raise InvalidParamError(f"folder is {path!r}, expected one that this process may write")
+        raise InvalidParamError(f"folder is {path!r}, expected one that this process may write", id=1462)
     if not (isinstance(most_bytes, int) and 4096 <= most_bytes < 1 << 63):
-        raise InvalidParamError(f"most_bytes is {most_bytes!r}, expected a number of bytes from 4096 on")
+        raise InvalidParamError(f"most_bytes is {most_bytes!r}, expected a number of bytes from 4096 on", id=1463)
     before = _core.set_trace_target(os.fsencode(path), most_bytes)
     try:
         yield

@@ -1,11 +1,14 @@
 // The exception type of the core, and ATB's status numbers.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <stdexcept>
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <utility>
 
 namespace alltoallv {
 
@@ -57,7 +60,7 @@ enum class ErrorClass : uint8_t {
     resource,
 };
 
-/// Every failure of the core. `what()` is one sentence for the user.
+/// Every failure of the core. `what()` is one sentence for the user, and the id of its condition.
 class Error : public std::runtime_error {
   public:
     Error(ErrorClass kind, ErrorType code, const std::string& message)
@@ -91,50 +94,78 @@ std::string joined(const Parts&... parts) {
     return text;
 }
 
-template <class... Parts>
-Error invalid_param(const Parts&... message) {
-    return {ErrorClass::invalid_param, ErrorType::INVALID_PARAM, joined(message...)};
+/// The id at the end of a message, as " [A2A-1203]"; empty if it has none.
+inline std::string_view id_of(std::string_view message) {
+    constexpr std::string_view form = " [A2A-0000]";
+    if (message.size() < form.size()) return {};
+    const std::string_view end = message.substr(message.size() - form.size());
+    return end.starts_with(" [A2A-") && end.ends_with(']') ? end : std::string_view{};
+}
+
+/// Ends a message with the id of its condition, which docs/error-ids.md lists; that of a cause stays.
+inline std::string with_id(int id, std::string message) {
+    if (!id_of(message).empty()) return message;
+    return std::move(message) + " [A2A-" + std::to_string(id) + "]";
+}
+
+/// Copies as much of `text` as fits and its id, whole UTF-8 characters only: half of one could not become a Python
+/// string.
+inline void copy_text(char* to, size_t capacity, std::string_view text) {
+    const std::string_view id = id_of(text);
+    size_t length = text.size() - id.size();
+    if (text.size() >= capacity) {
+        length = capacity - 1 - id.size();
+        while (length > 0 && (static_cast<unsigned char>(text[length]) & 0xc0) == 0x80) --length;
+    }
+    std::memcpy(to, text.data(), length);
+    std::memcpy(to + length, id.data(), id.size());
+    to[length + id.size()] = 0;
 }
 
 template <class... Parts>
-Error invalid_tensor(ErrorType code, const Parts&... message) {
-    return {ErrorClass::invalid_tensor, code, joined(message...)};
+Error invalid_param(int id, const Parts&... message) {
+    return {ErrorClass::invalid_param, ErrorType::INVALID_PARAM, with_id(id, joined(message...))};
 }
 
 template <class... Parts>
-Error peer_mismatch(const Parts&... message) {
-    return {ErrorClass::peer_mismatch, ErrorType::INVALID_PARAM, joined(message...)};
+Error invalid_tensor(int id, ErrorType code, const Parts&... message) {
+    return {ErrorClass::invalid_tensor, code, with_id(id, joined(message...))};
 }
 
 template <class... Parts>
-Error peer_lost(const Parts&... message) {
-    return {ErrorClass::peer_lost, ErrorType::HCCL_FAIL, joined(message...)};
+Error peer_mismatch(int id, const Parts&... message) {
+    return {ErrorClass::peer_mismatch, ErrorType::INVALID_PARAM, with_id(id, joined(message...))};
 }
 
 template <class... Parts>
-Error comm_timeout(const Parts&... message) {
-    return {ErrorClass::comm_timeout, ErrorType::HCCL_FAIL, joined(message...)};
+Error peer_lost(int id, const Parts&... message) {
+    return {ErrorClass::peer_lost, ErrorType::HCCL_FAIL, with_id(id, joined(message...))};
 }
 
 template <class... Parts>
-Error value_overflow(const Parts&... message) {
-    return {ErrorClass::value_overflow, ErrorType::INTERNAL_ERROR, joined(message...)};
+Error comm_timeout(int id, const Parts&... message) {
+    return {ErrorClass::comm_timeout, ErrorType::HCCL_FAIL, with_id(id, joined(message...))};
 }
 
 template <class... Parts>
-Error deadlock(const Parts&... message) {
-    return {ErrorClass::deadlock, ErrorType::INVALID_PARAM, joined(message...)};
+Error value_overflow(int id, const Parts&... message) {
+    return {ErrorClass::value_overflow, ErrorType::INTERNAL_ERROR, with_id(id, joined(message...))};
+}
+
+template <class... Parts>
+Error deadlock(int id, const Parts&... message) {
+    return {ErrorClass::deadlock, ErrorType::INVALID_PARAM, with_id(id, joined(message...))};
 }
 
 /// A resource of the operating system has run out: threads, descriptors, memory.
 template <class... Parts>
-Error resource_error(const Parts&... message) {
-    return {ErrorClass::resource, ErrorType::OUT_OF_HOST_MEMORY, joined(message...)};
+Error resource_error(int id, const Parts&... message) {
+    return {ErrorClass::resource, ErrorType::OUT_OF_HOST_MEMORY, with_id(id, joined(message...))};
 }
 
 template <class... Parts>
-Error backend_unavailable(const Parts&... message) {
-    return {ErrorClass::backend_unavailable, ErrorType::COMM_EMPTY, joined(message...)};
+Error backend_unavailable(int id, const Parts&... message) {
+    return {ErrorClass::backend_unavailable, ErrorType::COMM_EMPTY, with_id(id, joined(message...))};
 }
 
 }  // namespace alltoallv

@@ -19,13 +19,14 @@ constexpr bool has_run_out(int number) {
 inline Error ran_out(const std::string& what, int number) {
     const bool memory = number == ENOMEM || number == ENOBUFS;
     return {ErrorClass::resource, memory ? ErrorType::OUT_OF_HOST_MEMORY : ErrorType::RT_FAIL,
-            what + ": " + std::generic_category().message(number)};
+            with_id(5066, what + ": " + std::generic_category().message(number))};
 }
 
 /// Returns the error of a failed system call; its class is backend_unavailable unless a resource has run out.
 inline Error system_error(const std::string& what, int number) {
     if (has_run_out(number)) return ran_out(what, number);
-    return {ErrorClass::backend_unavailable, ErrorType::RT_FAIL, what + ": " + std::generic_category().message(number)};
+    return {ErrorClass::backend_unavailable, ErrorType::RT_FAIL,
+            with_id(5067, what + ": " + std::generic_category().message(number))};
 }
 
 inline bool is_memory(const Error& error) {

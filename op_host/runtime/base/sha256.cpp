@@ -92,7 +92,7 @@ bool equal(const Digest& a, const Digest& b) {
 Digest random_digest() {
     Digest digest;
     while (::getrandom(digest.data(), digest.size(), 0) != static_cast<ssize_t>(digest.size()))
-        if (errno != EINTR) throw backend_unavailable("the kernel gives no random numbers (getrandom)");
+        if (errno != EINTR) throw backend_unavailable(5006, "the kernel gives no random numbers (getrandom)");
     return digest;
 }
 

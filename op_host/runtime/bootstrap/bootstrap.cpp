@@ -226,13 +226,13 @@ class Joiner {
     }
 
     Error unopened(double seconds) const {
-        return comm_timeout("rank ", name_of(options_, 0), " had not opened ", describe(options_), " after ",
+        return comm_timeout(4002, "rank ", name_of(options_, 0), " had not opened ", describe(options_), " after ",
                             seconds_text(seconds));
     }
 
     Error unanswered(pid_t pid) const {
-        return comm_timeout("after ", seconds_text(options_.timeout), " rank ", name_of(options_, 0), " (pid ", pid,
-                            ") had not answered while opening ", describe(options_));
+        return comm_timeout(4003, "after ", seconds_text(options_.timeout), " rank ", name_of(options_, 0), " (pid ",
+                            pid, ") had not answered while opening ", describe(options_));
     }
 
     void hear(Message& message) {
@@ -252,7 +252,7 @@ class Joiner {
         } else if (kind == MessageKind::commit && confirmed_) {
             committed_ = true;
         } else {
-            throw backend_unavailable("rank 0 (pid ", root().pid, ") sent an unexpected message to rank ",
+            throw backend_unavailable(5011, "rank 0 (pid ", root().pid, ") sent an unexpected message to rank ",
                                       options_.rank, " while opening ", describe(options_));
         }
     }
@@ -264,12 +264,12 @@ class Joiner {
         const bool sound = packet.body.size() == pids.size() * sizeof(pid_t) && ::fstat(control.get(), &status) == 0 &&
                            seals >= 0 && (seals & F_SEAL_SHRINK) != 0 &&
                            static_cast<size_t>(status.st_size) == options_.control_bytes;
-        if (!sound) throw backend_unavailable("rank 0 sent a malformed control segment for ", describe(options_));
+        if (!sound) throw backend_unavailable(5012, "rank 0 sent a malformed control segment for ", describe(options_));
         std::memcpy(pids.data(), packet.body.data(), packet.body.size());
         // The kernel gives the root's pid, and this rank knows its own: the root must see the same numbers.
         const auto self = static_cast<size_t>(options_.rank);
         if (pids[0] != root().pid || pids[self] != getpid()) {
-            throw backend_unavailable("rank 0 and rank ", options_.rank, " of ", describe(options_),
+            throw backend_unavailable(5013, "rank 0 and rank ", options_.rank, " of ", describe(options_),
                                       different_namespaces);
         }
         for (size_t rank = 0; rank < pids.size(); ++rank) membership_.peers[rank].pid = pids[rank];
@@ -291,7 +291,7 @@ class Joiner {
     }
 
     Error root_lost() {
-        return peer_lost("rank ", name_of(options_, 0), " (pid ", root().pid, ") ended or left while opening ",
+        return peer_lost(4004, "rank ", name_of(options_, 0), " (pid ", root().pid, ") ended or left while opening ",
                          describe(options_));
     }
 
@@ -325,7 +325,7 @@ void check_user() {
     uint64_t inside = 0, outside = 0, count = 0;
     std::ifstream("/proc/self/uid_map") >> inside >> outside >> count;
     if (inside == 0 && count == 0xffffffff) return;  // not in such a namespace: the user is an ordinary one
-    throw backend_unavailable("this process runs as uid ", overflow,
+    throw backend_unavailable(5014, "this process runs as uid ", overflow,
                               " in a user namespace, where every user that the namespace does not have looks like that:"
                               " ranks cannot tell each other from strangers; run them as a user that it maps");
 }

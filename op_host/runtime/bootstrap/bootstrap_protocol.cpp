@@ -85,7 +85,7 @@ void check_settings(const BootstrapOptions& joining, const BootstrapOptions& pre
     for (const auto& [key, unused] : keys) {
         const std::string their = say(theirs, key), our = say(ours, key);
         if (their == our) continue;
-        throw invalid_param(rank_text(joining.rank), " has ", their, ", ", rank_text(present.rank), " has ", our,
+        throw invalid_param(1087, rank_text(joining.rank), " has ", their, ", ", rank_text(present.rank), " has ", our,
                             ": settings of domain '", present.domain, "' must be equal on every rank");
     }
 }
@@ -116,7 +116,7 @@ Error decode_failure(const Packet& packet) {
     std::string_view body = packet.body;
     int32_t code = 0;
     if (!take(body, code) || packet.value < 0 || packet.value > static_cast<int32_t>(ErrorClass::resource))
-        return peer_lost("a rank failed during bootstrap with a message that cannot be read");
+        return peer_lost(4005, "a rank failed during bootstrap with a message that cannot be read");
     return {static_cast<ErrorClass>(packet.value), static_cast<ErrorType>(code), std::string(body)};
 }
 
@@ -146,15 +146,15 @@ std::optional<BootstrapOptions> decode_hello(const Packet& packet) {
 
 void check_options(const BootstrapOptions& options) {
     if (options.size < 1 || options.size > max_ranks)
-        throw invalid_param("size is ", options.size, ", expected 1 to ", max_ranks);
+        throw invalid_param(1088, "size is ", options.size, ", expected 1 to ", max_ranks);
     if (options.rank < 0 || options.rank >= options.size) {
-        throw invalid_param("rank is ", options.rank, ", expected 0 to ", options.size - 1);
+        throw invalid_param(1089, "rank is ", options.rank, ", expected 0 to ", options.size - 1);
     }
-    if (!(options.timeout >= 0)) throw invalid_param("timeout is ", options.timeout, ", expected seconds >= 0");
+    if (!(options.timeout >= 0)) throw invalid_param(1090, "timeout is ", options.timeout, ", expected seconds >= 0");
     for (const auto& [name, text] : {std::pair{"job", &options.job}, std::pair{"domain", &options.domain},
                                      std::pair{"settings", &options.settings}}) {
         if (text->size() > max_text_bytes) {
-            throw invalid_param(name, " has ", text->size(), " bytes, expected at most ", max_text_bytes);
+            throw invalid_param(1013, name, " has ", text->size(), " bytes, expected at most ", max_text_bytes);
         }
     }
 }
@@ -162,12 +162,12 @@ void check_options(const BootstrapOptions& options) {
 std::optional<Error> why_no_member(uint32_t version, const BootstrapOptions& joining, const BootstrapOptions& present) {
     const std::string their = rank_text(joining.rank), our = rank_text(present.rank);
     if (version != protocol_version) {
-        return invalid_param(their, " speaks version ", version, " of the bootstrap, ", our, " version ",
+        return invalid_param(1091, their, " speaks version ", version, " of the bootstrap, ", our, " version ",
                              protocol_version, ": every rank must use the same release of alltoallv");
     }
     if (joining.domain != present.domain || joining.job != present.job) {
-        return invalid_param(their, " asks for another domain or job than ", our, ", whose domain is '", present.domain,
-                             "'");
+        return invalid_param(1092, their, " asks for another domain or job than ", our, ", whose domain is '",
+                             present.domain, "'");
     }
     return std::nullopt;
 }
@@ -176,14 +176,14 @@ void check_joining(const BootstrapOptions& joining, const BootstrapOptions& pres
     const std::string their = rank_text(joining.rank), our = rank_text(present.rank);
     const std::string domain = "domain '" + present.domain + "'";
     if (joining.size != present.size) {
-        throw invalid_param(their, " says the ", domain, " has ", joining.size, " ranks, ", our, " says ",
+        throw invalid_param(1093, their, " says the ", domain, " has ", joining.size, " ranks, ", our, " says ",
                             present.size);
     }
     if (joining.rank < 0 || joining.rank >= present.size)
-        throw invalid_param(their, " joined ", domain, ", expected ranks 0 to ", present.size - 1);
+        throw invalid_param(1094, their, " joined ", domain, ", expected ranks 0 to ", present.size - 1);
     if (joining.control_bytes != present.control_bytes) {
-        throw invalid_param(their, " wants a control segment of ", joining.control_bytes, " bytes for ", domain, ", ",
-                            our, " one of ", present.control_bytes);
+        throw invalid_param(1095, their, " wants a control segment of ", joining.control_bytes, " bytes for ", domain,
+                            ", ", our, " one of ", present.control_bytes);
     }
     check_settings(joining, present);
 }
@@ -191,19 +191,19 @@ void check_joining(const BootstrapOptions& joining, const BootstrapOptions& pres
 Error joined_twice(const BootstrapOptions& joining, pid_t first, pid_t second) {
     const std::string who = first == second ? "from two threads of pid " + std::to_string(first)
                                             : "as pid " + std::to_string(first) + " and pid " + std::to_string(second);
-    return invalid_param(rank_text(joining.rank), " joined domain '", joining.domain, "' twice, ", who);
+    return invalid_param(1096, rank_text(joining.rank), " joined domain '", joining.domain, "' twice, ", who);
 }
 
 Error absent_error(const BootstrapOptions& options, double seconds, const std::vector<int>& ranks,
-                   const std::string& had_not) {
+                   const std::string& had_not, const std::string& why) {
     std::string list;
     for (const int rank : ranks) list += (list.empty() ? "" : ", ") + std::to_string(name_of(options, rank));
-    return comm_timeout("after ", seconds_text(seconds), (ranks.size() == 1 ? " rank " : " ranks "), list, " of ",
-                        options.size, " ", had_not, " ", describe(options));
+    return comm_timeout(4006, "after ", seconds_text(seconds), (ranks.size() == 1 ? " rank " : " ranks "), list, " of ",
+                        options.size, " ", had_not, " ", describe(options), why);
 }
 
 Error gave_up_error(const BootstrapOptions& options) {
-    return peer_lost(own_name(options), " gave up while joining ", describe(options));
+    return peer_lost(4007, own_name(options), " gave up while joining ", describe(options));
 }
 
 std::string describe(const BootstrapOptions& options) {

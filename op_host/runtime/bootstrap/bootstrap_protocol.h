@@ -68,7 +68,7 @@ Error joined_twice(const BootstrapOptions& joining, pid_t first, pid_t second);
 
 /// Returns "after 2.0 s ranks 1, 3 of 4 <had_not> domain 'd' (job 'j')", for example with had_not = "had not joined".
 Error absent_error(const BootstrapOptions& options, double seconds, const std::vector<int>& ranks,
-                   const std::string& had_not);
+                   const std::string& had_not, const std::string& why = {});
 
 /// Returns the error of the other ranks when `rank` leaves with an exception that is not an `Error`.
 Error gave_up_error(const BootstrapOptions& options);

@@ -147,7 +147,7 @@ class Root {
             }
             patience_.tick();
             if (patience_.expired()) {
-                throw comm_timeout("after ", seconds_text(options_.timeout), " the name of ", describe(options_),
+                throw comm_timeout(4008, "after ", seconds_text(options_.timeout), " the name of ", describe(options_),
                                    " was still taken by ", holder);
             }
             std::this_thread::sleep_for(milliseconds(patience_.slice_ms(pause_ms)));
@@ -207,7 +207,7 @@ class Root {
             if (packet && packet->kind == MessageKind::failure) return fail(decode_failure(*packet));
             if (packet && packet->kind == MessageKind::expired) throw late(packet->value / 1000.0);
             if (!packet || packet->kind != MessageKind::ack) {
-                throw backend_unavailable("rank ", rank, " (pid ", member.pid,
+                throw backend_unavailable(5015, "rank ", rank, " (pid ", member.pid,
                                           ") sent an unexpected message while joining ", describe(options_));
             }
             member.confirmed = true;
@@ -292,7 +292,8 @@ class Root {
         const bool is_taken = hello.rank == 0 || (member.joined && !has_hung_up(member.socket));
         if (!failure_ && is_taken) throw joined_twice(hello, member.pid, stranger.pid);
         if (stranger.pid == 0) {
-            throw backend_unavailable("rank 0 and rank ", hello.rank, " of ", describe(options_), different_namespaces);
+            throw backend_unavailable(5013, "rank 0 and rank ", hello.rank, " of ", describe(options_),
+                                      different_namespaces);
         }
         member.pid = stranger.pid;
         member.pidfd = watch(stranger);
@@ -390,13 +391,12 @@ class Root {
 
     Error late(double seconds) const {
         const std::vector<int> absent = waiting_for(&Member::joined);
-        if (!absent.empty())
-            return comm_timeout(absent_error(options_, seconds, absent, "had not joined").what(), refused_);
+        if (!absent.empty()) return absent_error(options_, seconds, absent, "had not joined", refused_);
         return absent_error(options_, seconds, waiting_for(&Member::confirmed), "had not finished joining");
     }
 
     Error lost(int rank) const {
-        return peer_lost("rank ", name_of(options_, rank), " (pid ", members_[static_cast<size_t>(rank)].pid,
+        return peer_lost(4010, "rank ", name_of(options_, rank), " (pid ", members_[static_cast<size_t>(rank)].pid,
                          ") ended or left while joining ", describe(options_));
     }
 

@@ -158,7 +158,7 @@ Reactor::Reactor() {
 void Reactor::add(int fd, Callback callback) {
     State& state = the_state();
     std::unique_lock lock(state.mutex);
-    if (state.entries.contains(fd)) throw invalid_param("descriptor ", fd, " is already watched");
+    if (state.entries.contains(fd)) throw invalid_param(1097, "descriptor ", fd, " is already watched");
     auto entry = std::make_shared<Entry>();
     entry->callback = std::move(callback);
     entry->generation = ++state.generation;

@@ -54,7 +54,7 @@ CommunicatorPtr find_or_make_communicator(const CommunicatorOptions& options, co
     for (const CommunicatorPtr& existing : present) {
         if (!existing->usable()) continue;
         if (existing->size() != options.size || (!options.threads && existing->rank() != options.rank))
-            throw invalid_param("domain '", options.domain, "' is in use by rank ", existing->rank(), " of ",
+            throw invalid_param(1098, "domain '", options.domain, "' is in use by rank ", existing->rank(), " of ",
                                 existing->size(), " in this process, asked for rank ", options.rank, " of ",
                                 options.size);
         if (existing->rank() == options.rank) return existing;

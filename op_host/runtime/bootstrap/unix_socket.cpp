@@ -20,7 +20,8 @@ struct Address {
 
     explicit Address(const std::string& name) {
         if (name.empty() || name.size() >= sizeof(raw.sun_path)) {
-            throw invalid_param("socket name of ", name.size(), " bytes: expected 1 to ", sizeof(raw.sun_path) - 1);
+            throw invalid_param(1099, "socket name of ", name.size(), " bytes: expected 1 to ",
+                                sizeof(raw.sun_path) - 1);
         }
         raw.sun_family = AF_UNIX;
         // The leading zero byte makes the name abstract: it lives in the kernel and vanishes with the socket.
@@ -97,8 +98,9 @@ std::pair<UniqueFd, UniqueFd> socket_pair() {
 
 IoStatus try_send(int socket, std::string_view data, std::span<const int> fds) {
     if (data.empty() || data.size() > max_message_bytes || fds.size() > max_message_fds) {
-        throw invalid_param("message of ", data.size(), " bytes with ", fds.size(), " descriptors: expected 1 to ",
-                            max_message_bytes, " bytes and at most ", max_message_fds, " descriptors");
+        throw invalid_param(1100, "message of ", data.size(), " bytes with ", fds.size(),
+                            " descriptors: expected 1 to ", max_message_bytes, " bytes and at most ", max_message_fds,
+                            " descriptors");
     }
     alignas(cmsghdr) char control[CMSG_SPACE(max_message_fds * sizeof(int))];
     iovec part{const_cast<char*>(data.data()), data.size()};
@@ -167,7 +169,8 @@ IoStatus try_receive(int socket, Message& message) {
     }
     if ((header.msg_flags & MSG_TRUNC) != 0) {
         message.fds.clear();
-        throw backend_unavailable("a message of more than ", max_message_bytes, " bytes arrived over a local socket");
+        throw backend_unavailable(5016, "a message of more than ", max_message_bytes,
+                                  " bytes arrived over a local socket");
     }
     return IoStatus::done;
 }

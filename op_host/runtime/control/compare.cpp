@@ -6,6 +6,7 @@
 
 #include "runtime/control/control.h"
 #include "runtime/control/peer_words.h"
+#include "runtime/core/mismatch.h"
 #include "runtime/core/peer_names.h"
 #include "runtime/core/quant_terms.h"
 #include "runtime/core/terms.h"
@@ -287,7 +288,7 @@ void ControlPlane::throw_failure(uint64_t called) {
         const std::string text =
             describe_op(row(by).op) + " failed on " + rank_text(by) + ": " + peer_text(error.text, sizeof error.text);
         const auto kind = static_cast<ErrorClass>(read_once(error.kind));
-        if (kind > ErrorClass::resource) return peer_lost(text);
+        if (kind > ErrorClass::resource) return peer_lost(4011, text);
         return {kind, static_cast<ErrorType>(error.code), text};
     };
     int first = -1;
@@ -323,7 +324,8 @@ void ControlPlane::compare_rows() {
         for (int j = 1; j < size() && difference.empty(); ++j) difference = row_difference(*this, j);
         if (difference.empty() && has_shape(first.op)) difference = shape_difference(*this);
         if (!difference.empty())
-            throw peer_mismatch("operator #" + std::to_string(seq_) + " of domain '" + domain() + "': " + difference);
+            throw peer_mismatch(3009,
+                                "operator #" + std::to_string(seq_) + " of domain '" + domain() + "': " + difference);
     }
     // If some ranks learn their counts, the sum is not 0, so the others are compared pair by pair.
     const bool all_learn = agreement_.learning == agreement_.ranks;
@@ -331,9 +333,8 @@ void ControlPlane::compare_rows() {
     const CountMismatch pair = find_mismatch();
     if (pair.from < 0) return;
     const int64_t unit = is_reduction(first.op) ? 1 : std::max<int64_t>(first.count, 1);
-    throw peer_mismatch(describe_op() + ": " + rank_text(pair.from) + " sends " + std::to_string(pair.sent / unit) +
-                        (unit > 1 ? " rows" : " elements") + " to " + rank_text(pair.to) + ", which expects " +
-                        std::to_string(pair.expected / unit));
+    throw counts_disagree(describe_op(), rank_text(pair.from), pair.sent / unit, rank_text(pair.to),
+                          pair.expected / unit, unit > 1 ? "rows" : "elements");
 }
 
 }  // namespace alltoallv

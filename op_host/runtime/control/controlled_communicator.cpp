@@ -8,6 +8,7 @@
 #include <fstream>
 
 #include "runtime/base/unique_fd.h"
+#include "runtime/core/mismatch.h"
 
 namespace alltoallv {
 
@@ -65,8 +66,7 @@ void ControlledCommunicator::part_of_this(ControlledCommunicator& part) {
 
 void ControlledCommunicator::check_counts(int from, int to, int64_t sent, int64_t expected) const {
     if (sent == expected) return;
-    throw peer_mismatch(control_->describe_op() + ": rank " + std::to_string(from) + " sends " + std::to_string(sent) +
-                        " elements to rank " + std::to_string(to) + ", which expects " + std::to_string(expected));
+    throw counts_disagree(control_->describe_op(), joined("rank ", from), sent, joined("rank ", to), expected);
 }
 
 void ControlledCommunicator::write_flight_record() {

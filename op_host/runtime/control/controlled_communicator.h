@@ -122,7 +122,7 @@ void ControlledCommunicator::run(OpKind op, DType dtype, double timeout, bool mo
         fail_with(error);
         throw;
     } catch (const std::bad_alloc&) {
-        const Error error = resource_error("no memory for what " + control_->describe_op() + " needs");
+        const Error error = resource_error(5017, "no memory for what " + control_->describe_op() + " needs");
         fail_with(error);
         throw error;
     } catch (...) {

@@ -9,18 +9,6 @@
 #include "runtime/control/peer_words.h"
 
 namespace alltoallv {
-namespace {
-
-/// Copies as much of `text` as fits, whole UTF-8 characters only: half of one could not become a Python string.
-void copy_text(char* to, size_t capacity, const std::string& text) {
-    size_t length = std::min(text.size(), capacity - 1);
-    if (length < text.size())
-        while (length > 0 && (static_cast<unsigned char>(text[length]) & 0xc0) == 0x80) --length;
-    std::memcpy(to, text.data(), length);
-    to[length] = 0;
-}
-
-}  // namespace
 
 void ControlPlane::fail(OpKind op, const Error& error, bool of_caller) {
     try {
@@ -75,12 +63,12 @@ Error ControlPlane::poison_error(const std::string& what) const {
         Liveness::report(loss.process, loss_text(loss.reason));
         Liveness::tell(loss.process);
     }
-    if (poison.kind == PoisonKind::timeout) return comm_timeout(poison.reason);
-    if (poison.kind == PoisonKind::deadlock) return deadlock(poison.reason);
+    if (poison.kind == PoisonKind::timeout) return comm_timeout(4012, poison.reason);
+    if (poison.kind == PoisonKind::deadlock) return deadlock(4013, poison.reason);
     if (poison.kind == PoisonKind::resource)
-        return {ErrorClass::resource, ErrorType::RT_FAIL, what + ": " + poison.reason};
-    if (poison.kind == PoisonKind::memory) return resource_error(what + ": " + poison.reason);
-    return peer_lost(what + ": " + poison.reason);
+        return {ErrorClass::resource, ErrorType::RT_FAIL, with_id(5068, what + ": " + poison.reason)};
+    if (poison.kind == PoisonKind::memory) return resource_error(5018, what + ": " + poison.reason);
+    return peer_lost(poison.kind == PoisonKind::aborted ? 4049 : 4014, what + ": " + poison.reason);
 }
 
 /// Before a part throws, its whole must have ended for the same reason: another process of this host may have ended the
@@ -209,8 +197,8 @@ void ControlPlane::leave() {
 }
 
 Error ControlPlane::broken(int peer, const std::string& how) const {
-    return peer_lost(describe_op() + ": rank " + std::to_string(reported_rank(peer)) +
-                     " published an invalid record: " + how);
+    return peer_lost(
+        4015, describe_op() + ": rank " + std::to_string(reported_rank(peer)) + " published an invalid record: " + how);
 }
 
 const char* ControlPlane::payload_of(int peer, int64_t offset, size_t bytes) const {

@@ -67,7 +67,7 @@ void Liveness::check(const std::vector<int64_t>& processes, int rank, const std:
         const std::string how = end_of_rank(j, i < processes.size());
         if (how.empty()) continue;
         tell(processes[j]);
-        throw peer_lost("rank ", j, " (pid ", static_cast<uint32_t>(processes[j]),
+        throw peer_lost(4016, "rank ", j, " (pid ", static_cast<uint32_t>(processes[j]),
                         ") was lost before it joined domain '", domain, "': ", how);
     }
 }

@@ -12,7 +12,7 @@ namespace alltoallv {
 
 /// The error of a message that comes during `destroy()`, when the control plane may be gone.
 inline Error was_destroyed(OpKind op) {
-    return peer_lost(std::string(name_of(op)) + ": the communicator was destroyed meanwhile");
+    return peer_lost(4017, std::string(name_of(op)) + ": the communicator was destroyed meanwhile");
 }
 
 /// One send or receive of this rank.
@@ -40,7 +40,7 @@ struct MessagePost {
     /// Returns the error of a message that can no longer be completed.
     Error ended(const ControlPlane& control) const {
         if (control.poisoned()) return control.poison_error(text(control));
-        return peer_lost(text(control) + ": the communicator was destroyed while the message was pending");
+        return peer_lost(4018, text(control) + ": the communicator was destroyed while the message was pending");
     }
 };
 

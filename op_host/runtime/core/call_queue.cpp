@@ -24,7 +24,7 @@ constexpr auto linger = std::chrono::milliseconds(2);  // after the last call
 bool Work::wait(double seconds) {
     if (generation_ != fork_generation())
         throw backend_unavailable(
-            "the call was made before fork and belongs to the parent process; make a new one in the child");
+            5007, "the call was made before fork and belongs to the parent process; make a new one in the child");
     return await(std::min(seconds, 1e8));  // years
 }
 
@@ -97,9 +97,9 @@ CallQueue::~CallQueue() {
 
 void CallQueue::check_outside() const {
     if (is_inside())
-        throw invalid_param(name_ +
-                            ": a call was made inside another call of the same thread, as by a signal handler; " +
-                            "only abort() may be called there");
+        throw invalid_param(
+            1064, name_ + ": a call was made inside another call of the same thread, as by a signal handler; " +
+                      "only abort() may be called there");
 }
 
 namespace {
@@ -207,7 +207,7 @@ void CallQueue::run_front(std::unique_lock<std::mutex>& lock) {
         error = std::current_exception();
         if (!on_worker()) {
             interrupted = std::move(error);
-            error = std::make_exception_ptr(peer_lost("the call was interrupted in a thread that waited for it"));
+            error = std::make_exception_ptr(peer_lost(4001, "the call was interrupted in a thread that waited for it"));
         }
     }
     item.call = nullptr;

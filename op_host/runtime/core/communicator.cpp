@@ -7,9 +7,9 @@
 namespace alltoallv {
 
 void Communicator::check_rank(int rank, int size) {
-    if (size < 1) throw invalid_param("size is " + std::to_string(size) + ", expected at least 1");
+    if (size < 1) throw invalid_param(1065, "size is " + std::to_string(size) + ", expected at least 1");
     if (rank < 0 || rank >= size)
-        throw invalid_param("rank is " + std::to_string(rank) + ", expected 0 <= rank < " + std::to_string(size));
+        throw invalid_param(1066, "rank is " + std::to_string(rank) + ", expected 0 <= rank < " + std::to_string(size));
 }
 
 WorkPtr Communicator::begin(OpKind op, std::function<void()> call) {
@@ -22,19 +22,20 @@ WorkPtr Communicator::begin(OpKind op, std::function<void()> call) {
 }
 
 Error Communicator::two_threads(OpKind op) const {
-    return peer_mismatch(std::string(name_of(op)) + " of domain '" + domain() + "': two threads of rank " +
-                         std::to_string(rank()) + " are in calls of this communicator at once, which other ranks may " +
-                         "take in another order; give each thread a communicator of its own");
+    return peer_mismatch(3007, std::string(name_of(op)) + " of domain '" + domain() + "': two threads of rank " +
+                                   std::to_string(rank()) +
+                                   " are in calls of this communicator at once, which other ranks may " +
+                                   "take in another order; give each thread a communicator of its own");
 }
 
 void Communicator::check_usable() const {
     if (is_inherited())
         throw backend_unavailable(
-            "the communicator of domain '" + domain() +
-            "' was made before fork and belongs to the parent process; make a new one in the child");
+            5008, "the communicator of domain '" + domain() +
+                      "' was made before fork and belongs to the parent process; make a new one in the child");
     if (destroyed_.load(std::memory_order_acquire))
         throw Error(ErrorClass::invalid_param, ErrorType::COMM_EMPTY,
-                    "the communicator of domain '" + domain() + "' has been destroyed; make a new one");
+                    with_id(1477, "the communicator of domain '" + domain() + "' has been destroyed; make a new one"));
 }
 
 WorkPtr Communicator::submit(std::function<void()> call) {

@@ -82,13 +82,13 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
     /// Throws value_overflow, on every rank, if a value does not fit and the request says `raise`.
     virtual void quant_reduce(const QuantReduction& reduction, double /*timeout*/) {
-        throw backend_unavailable("backend '" + backend() + "' has no " + std::string(name_of(reduction.op)));
+        throw backend_unavailable(5009, "backend '" + backend() + "' has no " + std::string(name_of(reduction.op)));
     }
 
     /// Starts a message, which runs independent of collectives; `waits` says that the caller waits at once. A message
     /// that differs from what the other side expects is an error on both sides, and nothing is written.
     virtual MessageWorkPtr post(const PeerMessage& message, double /*timeout*/, bool /*waits*/) {
-        throw backend_unavailable("backend '" + backend() + "' has no " + std::string(name_of(message.op)));
+        throw backend_unavailable(5009, "backend '" + backend() + "' has no " + std::string(name_of(message.op)));
     }
 
     /// Uses this rank's next sequence number for a failure, which every peer then also raises. Does not wait.
@@ -103,7 +103,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
     /// Changes how many seconds calls wait that have no limit of their own, from the next one on.
     virtual void set_timeout(double /*seconds*/) {
-        throw backend_unavailable("backend '" + backend() + "' keeps the timeout with which it was made");
+        throw backend_unavailable(5010, "backend '" + backend() + "' keeps the timeout with which it was made");
     }
 
     /// Wakes and fails every rank that waits or comes later. Callable from any thread.

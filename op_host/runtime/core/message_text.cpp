@@ -19,9 +19,9 @@ std::string describe(const PeerMessage& message, int other, const std::string& d
 }
 
 Error message_mismatch(int32_t tag, const std::string& domain, int from, SentAs sent, int to, SentAs expected) {
-    return peer_mismatch("message with tag " + std::to_string(tag) + " of domain '" + domain + "': rank " +
-                         std::to_string(from) + " sends " + elements(sent.count, sent.dtype) + " to rank " +
-                         std::to_string(to) + ", which expects " + elements(expected.count, expected.dtype));
+    return peer_mismatch(3008, "message with tag " + std::to_string(tag) + " of domain '" + domain + "': rank " +
+                                   std::to_string(from) + " sends " + elements(sent.count, sent.dtype) + " to rank " +
+                                   std::to_string(to) + ", which expects " + elements(expected.count, expected.dtype));
 }
 
 }  // namespace alltoallv

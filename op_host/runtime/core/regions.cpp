@@ -35,12 +35,12 @@ int64_t check_regions(const Names& names, int64_t numel, std::span<const int64_t
     for (size_t j = 0; j < counts.size(); ++j) {
         if (counts[j] == 0) continue;
         if (counts[j] > limit || displs[j] > limit - counts[j]) {
-            throw invalid_param(entry(names.displs, j) + " + " + entry(names.counts, j) + " is " +
-                                std::to_string(displs[j] / row) + " + " + std::to_string(counts[j] / row) +
-                                ", expected at most " + std::to_string(limit / row) +
-                                (numel < 0 ? ", the largest 64-bit count"
-                                           : std::string(row > 1 ? ", the rows" : ", the elements") + " of the " +
-                                                 std::string(names.tensor)));
+            throw invalid_param(1077, entry(names.displs, j) + " + " + entry(names.counts, j) + " is " +
+                                          std::to_string(displs[j] / row) + " + " + std::to_string(counts[j] / row) +
+                                          ", expected at most " + std::to_string(limit / row) +
+                                          (numel < 0 ? ", the largest 64-bit count"
+                                                     : std::string(row > 1 ? ", the rows" : ", the elements") +
+                                                           " of the " + std::string(names.tensor)));
         }
         span = std::max(span, displs[j] + counts[j]);
     }
@@ -50,23 +50,24 @@ int64_t check_regions(const Names& names, int64_t numel, std::span<const int64_t
 [[noreturn]] void throw_overlap(std::span<const int64_t> counts, std::span<const int64_t> displs, int64_t row, size_t a,
                                 size_t b) {
     if (a > b) std::swap(a, b);
-    throw invalid_param("the receive regions of ranks " + std::to_string(a) + " and " + std::to_string(b) +
-                        " overlap: rank " + std::to_string(a) + " writes " + region(displs[a], counts[a], row) +
-                        " of the output, rank " + std::to_string(b) + " writes " + region(displs[b], counts[b], row));
+    throw invalid_param(1078, "the receive regions of ranks " + std::to_string(a) + " and " + std::to_string(b) +
+                                  " overlap: rank " + std::to_string(a) + " writes " +
+                                  region(displs[a], counts[a], row) + " of the output, rank " + std::to_string(b) +
+                                  " writes " + region(displs[b], counts[b], row));
 }
 
 }  // namespace
 
 void check_length(std::string_view name, std::span<const int64_t> values, int world_size) {
     if (world_size >= 0 && values.size() == static_cast<size_t>(world_size)) return;
-    throw invalid_param(std::string(name) + " has " + std::to_string(values.size()) + " entries, expected " +
-                        std::to_string(world_size) + ", one per rank");
+    throw invalid_param(1054, std::string(name) + " has " + std::to_string(values.size()) + " entries, expected " +
+                                  std::to_string(world_size) + ", one per rank");
 }
 
 void check_signs(std::string_view name, std::span<const int64_t> values, int64_t row) {
     for (size_t i = 0; i < values.size(); ++i) {
         if (values[i] >= 0) continue;
-        throw invalid_param(entry(name, i) + " is " + std::to_string(values[i] / row) + ", expected at least 0");
+        throw invalid_param(1079, entry(name, i) + " is " + std::to_string(values[i] / row) + ", expected at least 0");
     }
 }
 

@@ -23,9 +23,10 @@ void check_split(std::string_view name, std::string_view tensor, int64_t rows, s
     const auto size = static_cast<int64_t>(counts.size());
     if (none) {
         if (rows % size != 0)
-            throw invalid_param(std::string(tensor) + " has " + std::to_string(rows) + " rows in dimension 0, which " +
-                                std::to_string(size) +
-                                " ranks cannot share equally: give split sizes, or a multiple of the number of ranks");
+            throw invalid_param(
+                1080, std::string(tensor) + " has " + std::to_string(rows) + " rows in dimension 0, which " +
+                          std::to_string(size) +
+                          " ranks cannot share equally: give split sizes, or a multiple of the number of ranks");
         std::ranges::fill(counts, rows / size);
         return;
     }
@@ -37,16 +38,17 @@ void check_split(std::string_view name, std::string_view tensor, int64_t rows, s
         fits = fits && sum <= static_cast<uint64_t>(rows);
     }
     if (!fits || sum != static_cast<uint64_t>(rows))
-        throw invalid_param(std::string(name) + " is " + list_text(counts) + ", expected entries >= 0 whose sum is " +
-                            std::to_string(rows) + ", dimension 0 of " + std::string(tensor));
+        throw invalid_param(1081, std::string(name) + " is " + list_text(counts) +
+                                      ", expected entries >= 0 whose sum is " + std::to_string(rows) +
+                                      ", dimension 0 of " + std::string(tensor));
 }
 
 void to_elements(std::span<int64_t> values, int64_t row) {
     const std::vector<int64_t> list(values.begin(), values.end());
     for (int64_t& value : values)
         if (__builtin_mul_overflow(value, row, &value))
-            throw invalid_param("counts or displacements are " + list_text(list) + " rows of " + std::to_string(row) +
-                                " elements, expected at most 2**63 - 1");
+            throw invalid_param(1082, "counts or displacements are " + list_text(list) + " rows of " +
+                                          std::to_string(row) + " elements, expected at most 2**63 - 1");
 }
 
 Exchange Request::exchange(DType dtype, const void* input, void* output) const {
@@ -99,7 +101,7 @@ void Request::check_covers(int64_t numel_in) const {
     if (covered == numel_in) return;
     const int64_t unit = std::max<int64_t>(row, 1);
     const char* const what = row == 1 && shape.size() < 2 ? "elements" : "rows";
-    throw invalid_param("send_counts sum to ", covered / unit, ", expected ", numel_in / unit, ", the ", what,
+    throw invalid_param(1083, "send_counts sum to ", covered / unit, ", expected ", numel_in / unit, ", the ", what,
                         " of the input: give sdispls to leave ", what, " out");
 }
 
@@ -120,17 +122,17 @@ Request gather_request(OpKind op, int size, int64_t numel) {
 void check_gathered(std::string_view name, int64_t numel, Shape input, int size) {
     const int64_t each = element_count(input);
     if (numel != size * each)
-        throw invalid_tensor(ErrorType::INVALID_TENSOR_SIZE, std::string(name) + " has " + std::to_string(numel) +
-                                                                 " elements, expected " + std::to_string(size) +
-                                                                 " times the " + std::to_string(each) +
-                                                                 " of an input of shape " + tuple_text(input));
+        throw invalid_tensor(2032, ErrorType::INVALID_TENSOR_SIZE,
+                             std::string(name) + " has " + std::to_string(numel) + " elements, expected " +
+                                 std::to_string(size) + " times the " + std::to_string(each) +
+                                 " of an input of shape " + tuple_text(input));
 }
 
 void check_splits(Request& request, Shape output, Shape input, bool no_output_splits, bool no_input_splits,
                   const SplitNames& names) {
     request.count_rows(input);
     if (output.empty() || row_size(output) != request.row)
-        throw invalid_tensor(ErrorType::INVALID_TENSOR_DIM,
+        throw invalid_tensor(2033, ErrorType::INVALID_TENSOR_DIM,
                              names.output + " has rows of shape " +
                                  tuple_text(output.subspan(std::min<size_t>(1, output.size()))) + ", expected " +
                                  tuple_text(input.subspan(1)) + " as the input");
@@ -147,8 +149,8 @@ void pack(std::span<const int64_t> counts, std::span<int64_t> displs) {
     for (size_t j = 0; j < counts.size(); ++j) {
         displs[j] = next;
         if (__builtin_add_overflow(next, counts[j], &next) && j + 1 < counts.size())
-            throw invalid_param("the counts " + list_text(counts) +
-                                " sum to 2**63 or more, expected at most 2**63 - 1");
+            throw invalid_param(
+                1084, "the counts " + list_text(counts) + " sum to 2**63 or more, expected at most 2**63 - 1");
     }
 }
 
@@ -160,7 +162,7 @@ std::vector<int64_t> even_parts(int64_t length, int size) {
 
 int64_t row_size(Shape shape) {
     if (shape.empty())
-        throw invalid_tensor(ErrorType::INVALID_TENSOR_DIM,
+        throw invalid_tensor(2034, ErrorType::INVALID_TENSOR_DIM,
                              "a 0-dimensional input has no rows, expected at least 1 dimension");
     return element_count(shape.subspan(1));
 }
@@ -174,7 +176,8 @@ std::string tuple_text(Shape values) {
 }
 
 void check_apart(ByteRange output, ByteRange input) {
-    if (overlaps(output, input)) throw invalid_param("output and input overlap in memory, expected separate memory");
+    if (overlaps(output, input))
+        throw invalid_param(1085, "output and input overlap in memory, expected separate memory");
 }
 
 void check_gather_apart(ByteRange output, ByteRange input, int rank) {
@@ -238,8 +241,8 @@ std::optional<Request> swap_request(const Swap& swap, int rank, Shape input, Sha
     for (const int64_t length : request.shape)
         fits = fits && !__builtin_mul_overflow(product, std::max<int64_t>(length, 1), &product);
     if (!fits)
-        throw invalid_param("gather_sizes is " + list_text(swap.gather_sizes) +
-                            ", expected an output of at most 2**63 - 1 elements");
+        throw invalid_param(1086, "gather_sizes is " + list_text(swap.gather_sizes) +
+                                      ", expected an output of at most 2**63 - 1 elements");
     if (!place(swap.scatter, swap.scatter_sizes, strides, request.send_counts(), request.sdispls(), request.send_steps))
         return std::nullopt;
     box = request.shape;

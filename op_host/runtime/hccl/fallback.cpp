@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "runtime/core/hooks.h"
+#include "runtime/core/mismatch.h"
 #include "runtime/hccl/hccl_communicator.h"
 
 namespace alltoallv {
@@ -66,7 +67,9 @@ bool HcclCommunicator::all_saw(bool right, const OnStream& on) {
         if (other != passed && other != failed)
             throw Error(
                 ErrorClass::hccl, ErrorType::HCCL_FAIL,
-                on.where + ": HcclAllGather returned success and did not move the data; use another CANN release");
+                with_id(
+                    7005,
+                    on.where + ": HcclAllGather returned success and did not move the data; use another CANN release"));
     return std::ranges::count(heard, failed) == 0;
 }
 
@@ -87,7 +90,7 @@ void HcclCommunicator::check_reduction(OpKind op, aclrtStream stream) {
         on.where + ": HCCL's " + std::string(name_of(op)) + " returned success and did not reduce the data";
     if (first && rank() == 0 && hooks().warn)
         hooks().warn(text + "; alltoallv.torch gathers them and adds them itself, which moves more");
-    throw Error(ErrorClass::hccl, ErrorType::HCCL_FAIL, text + "; use another CANN release");
+    throw Error(ErrorClass::hccl, ErrorType::HCCL_FAIL, with_id(7006, text + "; use another CANN release"));
 }
 
 bool HcclCommunicator::reduces_rightly(OpKind op, const OnStream& on) {
@@ -117,8 +120,7 @@ void HcclCommunicator::gather_and_slice(const Exchange& x, const OnStream& on) {
         const std::span<const int64_t> row(rows.data() + j * ranks, ranks);
         longest = std::max(longest, static_cast<size_t>(std::accumulate(row.begin(), row.end(), int64_t{0})) * element);
         if (row[me] != x.recv_counts[j])
-            throw peer_mismatch(on.where, ": rank ", j, " sends ", row[me], " elements to rank ", me,
-                                ", which expects ", x.recv_counts[j]);
+            throw counts_disagree(on.where, joined("rank ", j), row[me], joined("rank ", me), x.recv_counts[j]);
     }
     if (longest == 0) return;
     const DeviceMemory part(longest, on.where), all(ranks * longest, on.where);

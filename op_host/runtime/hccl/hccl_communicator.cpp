@@ -58,7 +58,7 @@ HcclCommunicator::~HcclCommunicator() {
 /// Rank 0 makes the root info; the control communicator distributes it.
 void HcclCommunicator::share_root_info() {
     if (!control_)
-        throw invalid_param("domain '", domain(),
+        throw invalid_param(1101, "domain '", domain(),
                             "' has no communicator in host memory, expected one, a rank table or an HcclGroup");
     std::string info(hccl_root_info_bytes, '\0');
     if (rank() == 0) {
@@ -144,7 +144,7 @@ void HcclCommunicator::wait(const char* name, const OnStream& on) {
         if (comm_) comm_->check_async_error(on.where);  // HCCL's error is more precise than the stream's
         throw;
     }
-    throw comm_timeout(on.where, ": the device was not done after ", seconds_text(seconds_since(begin)),
+    throw comm_timeout(4019, on.where, ": the device was not done after ", seconds_text(seconds_since(begin)),
                        ": a rank is late or gone; HCCL itself waits for HCCL_EXEC_TIMEOUT seconds");
 }
 
@@ -152,14 +152,14 @@ void HcclCommunicator::wait(const char* name, const OnStream& on) {
 void HcclCommunicator::wait_for_owner(const std::string& where) {
     if (options_.comm == nullptr || !synchronizes("owner-wait")) return;
     if (!Device::wait_for_all(deadline(-1), where, [&] { poll(where); }))
-        throw comm_timeout(where, ": earlier work on the device was not done in time");
+        throw comm_timeout(4020, where, ": earlier work on the device was not done in time");
 }
 
 /// Ends the communicator: the peers have launched the call or will, so the ranks no longer match.
 void HcclCommunicator::end(const Error& error) {
     {
         const std::lock_guard lock(records_);
-        if (!ended_) ended_ = peer_lost("domain '", domain(), "' has ended: ", error.what());
+        if (!ended_) ended_ = peer_lost(4021, "domain '", domain(), "' has ended: ", error.what());
     }
     if (control_) control_->abort("it failed in " + std::string(error.what()));
 }
@@ -216,7 +216,7 @@ void HcclCommunicator::abort(const std::string& reason) {
     if (is_inherited()) return;
     {
         const std::lock_guard lock(records_);
-        if (!ended_) ended_ = peer_lost("domain '", domain(), "': rank ", rank(), " aborted: ", reason);
+        if (!ended_) ended_ = peer_lost(4022, "domain '", domain(), "': rank ", rank(), " aborted: ", reason);
     }
     if (control_) control_->abort(reason);
 }

@@ -31,7 +31,7 @@ void check_borrowed(const HcclOptions& options) {
     check_hccl(cann().HcclGetRankSize(options.comm, &size), "HcclGetRankSize", where);
     check_hccl(cann().HcclGetRankId(options.comm, &rank), "HcclGetRankId", where);
     if (static_cast<int>(size) == options.size && static_cast<int>(rank) == options.rank) return;
-    throw invalid_param("hccl_comm is rank ", rank, " of ", size, ", expected rank ", options.rank, " of ",
+    throw invalid_param(1102, "hccl_comm is rank ", rank, " of ", size, ", expected rank ", options.rank, " of ",
                         options.size);
 }
 
@@ -87,7 +87,7 @@ HcclResult init(const HcclOptions& options, std::atomic<const char*>& call, Hccl
 }
 
 Error late(const std::string& where, const std::string& call, double waited) {
-    return comm_timeout(where, ": ", call, " was not done after ", seconds_text(waited),
+    return comm_timeout(4023, where, ": ", call, " was not done after ", seconds_text(waited),
                         ": a rank is late or gone; HCCL itself waits for HCCL_CONNECT_TIMEOUT seconds");
 }
 
@@ -108,7 +108,7 @@ std::string name_of(HcclComm comm) {
 HcclGroup::HcclGroup(const HcclOptions& options, const Device& device, const std::function<void()>& poll)
     : size_(static_cast<size_t>(options.size)), buffer_(buffer_of(options)) {
     if (options.buffer_mb.value_or(0) >= hccl_config_not_set)
-        throw invalid_param("comm_domain asks for ", *options.buffer_mb, " MB, expected less than ",
+        throw invalid_param(1103, "comm_domain asks for ", *options.buffer_mb, " MB, expected less than ",
                             hccl_config_not_set, " for HCCL's buffer");
     if (options.comm != nullptr) {
         check_borrowed(options);

@@ -83,9 +83,9 @@ const KernelLibrary& library() {
 void check_aclnn(aclnnStatus status, const char* call, const std::string& where) {
     if (status == 0) return;
     const char* const said = cann().aclGetRecentErrMsg == nullptr ? nullptr : cann().aclGetRecentErrMsg();
-    throw Error(
-        ErrorClass::hccl, ErrorType::CANN_ERROR,
-        joined(where, ": ", call, " returned ", status, said == nullptr ? "" : ": ", said == nullptr ? "" : said));
+    throw Error(ErrorClass::hccl, ErrorType::CANN_ERROR,
+                with_id(7003, joined(where, ": ", call, " returned ", status, said == nullptr ? "" : ": ",
+                                     said == nullptr ? "" : said)));
 }
 
 /// A contiguous tensor, or none.
@@ -179,7 +179,8 @@ Kernels::Kernels(std::string group, int rank, const Highest& highest, const std:
         library().aclnnAlltoallvMakeWindows(group_.c_str(), agree, &context, &lanes_, &lane_bytes_);
     if (context.error) std::rethrow_exception(context.error);
     check_aclnn(status, "aclnnAlltoallvMakeWindows", where);
-    if (lanes_ == 0) throw Error(ErrorClass::hccl, ErrorType::HCCL_FAIL, where + ": HCCL gives no windows");
+    if (lanes_ == 0)
+        throw Error(ErrorClass::hccl, ErrorType::HCCL_FAIL, with_id(7004, where + ": HCCL gives no windows"));
     try {
         status_ = std::make_unique<DeviceMemory>(lanes_ * 8 * sizeof(int32_t), where);
     } catch (const Error&) {
@@ -264,8 +265,8 @@ void Kernels::check(const std::string& where) {
     Device::copy(words.data(), status_->data(), words.size() * sizeof(int32_t), ACL_MEMCPY_DEVICE_TO_HOST, where);
     for (size_t i = 0; i < words.size(); i += 8)
         if (words[i] != 0)
-            throw comm_timeout(where, ": an earlier quantized_all_reduce did not get the data of rank ", words[i + 1],
-                               " in time; its result is not defined");
+            throw comm_timeout(4024, where, ": an earlier quantized_all_reduce did not get the data of rank ",
+                               words[i + 1], " in time; its result is not defined");
 }
 
 }  // namespace alltoallv

@@ -19,7 +19,7 @@ constexpr const char* cann_advice =
 void* open_library(const std::string& name) {
     if (void* handle = dlopen(name.c_str(), RTLD_NOW | RTLD_GLOBAL)) return handle;
     const char* reason = dlerror();
-    throw backend_unavailable("backend 'hccl' needs the library ", name,
+    throw backend_unavailable(5019, "backend 'hccl' needs the library ", name,
                               ", which cannot be loaded: ", (reason != nullptr ? reason : "no reason given"), "; ",
                               cann_advice);
 }
@@ -37,7 +37,7 @@ struct Libraries {
             names += (names.empty() ? "" : " nor in ") + library;
         }
         if (!required) return;
-        throw backend_unavailable("backend 'hccl' needs the function ", name, ", which is not in ", names, "; ",
+        throw backend_unavailable(5020, "backend 'hccl' needs the function ", name, ", which is not in ", names, "; ",
                                   cann_advice);
     }
 };

@@ -23,7 +23,7 @@ void check_wire_counts(const Exchange& x, int64_t per_element) {
     for (const auto& [name, counts] : {std::pair{"send_counts", x.send_counts}, {"recv_counts", x.recv_counts}})
         for (size_t j = 0; j < counts.size(); ++j)
             if (counts[j] > hccl_max_count / per_element)
-                throw invalid_param(name, "[", j, "] is ", counts[j], ", expected at most ",
+                throw invalid_param(1104, name, "[", j, "] is ", counts[j], ", expected at most ",
                                     hccl_max_count / per_element, ", what HCCL moves of dtype ", name_of(x.dtype),
                                     " to one rank");
 }
@@ -114,18 +114,19 @@ void HcclCommunicator::run(OpKind op, DType dtype, Agree&& agree, Body&& body) {
 }
 
 void HcclCommunicator::exchange(const Exchange& x, double timeout) {
-    if (is_strided(x)) throw invalid_param(where(x.op), " has regions in rows, expected them in one piece on a device");
+    if (is_strided(x))
+        throw invalid_param(1105, where(x.op), " has regions in rows, expected them in one piece on a device");
     std::vector<int64_t> learnt, packed;
     run(
         x.op, x.dtype,
         [&] {
             const bool learns = x.recv_counts.empty();
             if (learns && !control_)
-                throw invalid_param(where(x.op),
+                throw invalid_param(1106, where(x.op),
                                     " learns its receive counts, expected them to be given where the "
                                     "ranks have no communicator in host memory");
             if (size() == 1 && !learns && x.send_counts[0] != x.recv_counts[0])
-                throw peer_mismatch(where(x.op), ": rank 0 sends ", x.send_counts[0],
+                throw peer_mismatch(3012, where(x.op), ": rank 0 sends ", x.send_counts[0],
                                     " elements to itself and expects ", x.recv_counts[0]);
             if (!learns && !agrees(seq_)) return look_at_control();
             Exchange announced = x;
@@ -203,13 +204,14 @@ void HcclCommunicator::reduce(const Reduction& r, double timeout) {
     const auto op = reduction_of(r.reduce_op);
     const bool even = std::adjacent_find(r.counts.begin(), r.counts.end(), std::not_equal_to<>()) == r.counts.end();
     if (r.leaves != 0) {
-        const Error error = invalid_param("leaves is ", r.leaves, ", expected None: HCCL adds in an order of its own");
+        const Error error =
+            invalid_param(1107, "leaves is ", r.leaves, ", expected None: HCCL adds in an order of its own");
         fail(r.op, error, true);
         throw error;
     }
     if (!type || !op || r.op == OpKind::reduce || (r.op == OpKind::reduce_scatter && !even)) {
         const Error error = invalid_param(
-            name_of(r.op), " with op '", name_of(r.reduce_op), "' on dtype ", name_of(r.dtype),
+            1108, name_of(r.op), " with op '", name_of(r.reduce_op), "' on dtype ", name_of(r.dtype),
             even ? "" : " and unequal counts",
             " is not supported by HCCL, expected sum, min, max or prod of int8, int16, int32, int64, float16, "
             "bfloat16 or float32, and equal counts");
@@ -289,12 +291,12 @@ void HcclCommunicator::exchange_counted_on_device(const CountedOnDevice& call) {
             }
             const std::string& reason = decide_on_kernels(where(op));
             if (!reason.empty())
-                throw backend_unavailable(
-                    "all_to_all_v with a capacity needs the kernels in Ascend C, which do not "
-                    "serve domain '",
-                    domain(), "': ", reason,
-                    "; without a capacity HCCL serves, by counts in "
-                    "host memory");
+                throw backend_unavailable(5021,
+                                          "all_to_all_v with a capacity needs the kernels in Ascend C, which do not "
+                                          "serve domain '",
+                                          domain(), "': ", reason,
+                                          "; without a capacity HCCL serves, by counts in "
+                                          "host memory");
         },
         [&](const std::string& where) -> uint64_t {
             const OnStream on{call.stream, deadline(-1), where};

@@ -114,15 +114,15 @@ std::string buffer_variable() {
 Error hccl_error(HcclResult result, const std::string& call, const std::string& where, const BufferAdvice& buffer) {
     const char* text = cann().HcclGetErrorString(result);
     return {ErrorClass::hccl, code_of(result),
-            where + ": " + call + " returned " + std::to_string(result) + " (" + hccl_name(result) +
-                (text != nullptr && *text != 0 ? std::string(", ") + text : "") + ")" + recent_message() + "; " +
-                advice(result, call, buffer)};
+            with_id(7001, where + ": " + call + " returned " + std::to_string(result) + " (" + hccl_name(result) +
+                              (text != nullptr && *text != 0 ? std::string(", ") + text : "") + ")" + recent_message() +
+                              "; " + advice(result, call, buffer))};
 }
 
 Error acl_error(aclError result, const std::string& call, const std::string& where) {
     return {ErrorClass::hccl, ErrorType::RT_FAIL,
-            where + ": " + call + " returned " + std::to_string(result) + recent_message() +
-                "; see the logs in ~/ascend/log (ASCEND_PROCESS_LOG_PATH)"};
+            with_id(7002, where + ": " + call + " returned " + std::to_string(result) + recent_message() +
+                              "; see the logs in ~/ascend/log (ASCEND_PROCESS_LOG_PATH)")};
 }
 
 }  // namespace alltoallv

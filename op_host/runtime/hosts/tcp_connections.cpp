@@ -56,7 +56,8 @@ std::vector<std::vector<UniqueFd>> connect_ranks(const TcpConnectionsOptions& op
     const auto give_up = [&](int rank) {
         if (options.poll) options.poll();
         if (Clock::now() > deadline)
-            throw comm_timeout("rank ", options.rank, " found no way to rank ", rank, ", which is on another host");
+            throw comm_timeout(4025, "rank ", options.rank, " found no way to rank ", rank,
+                               ", which is on another host");
     };
     // Connect to every lower rank, accept from every higher one.
     for (size_t kind = 0; kind < made.size(); ++kind)
@@ -72,7 +73,7 @@ std::vector<std::vector<UniqueFd>> connect_ranks(const TcpConnectionsOptions& op
             hello.rank = options.rank;
             hello.kind = static_cast<uint32_t>(kind);
             hello.proof = prove(options.secret, words.at(1), hello);
-            if (!send_all(socket.get(), &hello, sizeof hello)) throw peer_lost("rank ", rank, " hung up");
+            if (!send_all(socket.get(), &hello, sizeof hello)) throw peer_lost(4026, "rank ", rank, " hung up");
         }
     const auto absent = [&] {
         for (size_t kind = 0; kind < made.size(); ++kind)

@@ -103,7 +103,7 @@ void TcpCommunicator::pack(const Exchange& x, Row& mine) {
         }
         if (used + bytes > tcp_payload_bytes) {
             if (carriers_.between) return;
-            throw backend_unavailable("domain '", domain(), "' moves no more than ", tcp_payload_bytes,
+            throw backend_unavailable(5022, "domain '", domain(), "' moves no more than ", tcp_payload_bytes,
                                       " bytes of a rank between hosts");
         }
         pair.source = static_cast<int64_t>(used);
@@ -182,7 +182,7 @@ void TcpCommunicator::move_within(const Pieces& pieces) {
 
 /// Called before data move that do not travel with the rows: from here on the peers cannot continue without this rank.
 void TcpCommunicator::start_moving() {
-    if (!carriers_.between) throw backend_unavailable("domain '", domain(), "' moves no data between hosts");
+    if (!carriers_.between) throw backend_unavailable(5023, "domain '", domain(), "' moves no data between hosts");
     moving_ = true;
 }
 

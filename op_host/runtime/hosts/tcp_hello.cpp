@@ -14,7 +14,7 @@ namespace {
 
 template <size_t N>
 void set_text(char (&to)[N], const std::string& text) {
-    std::memcpy(to, text.data(), std::min(text.size(), N - 1));
+    copy_text(to, N, text);
 }
 
 }  // namespace

@@ -183,7 +183,7 @@ std::optional<Error> receive(const UniqueFd& listener, const TcpJoinOptions& opt
         if (options.poll) options.poll();
         if (const auto said = other_root.said()) refuse(membership, *said);
         if (failure && Clock::now() >= deadline) break;
-        if (Clock::now() >= deadline) refuse(membership, comm_timeout(late(options.timeout)));
+        if (Clock::now() >= deadline) refuse(membership, comm_timeout(4027, late(options.timeout)));
         warning.look(late);
         for (PendingConnection& connection : pending.next(static_cast<int>(tcp_pause.count()))) {
             SignedHello given;
@@ -198,7 +198,7 @@ std::optional<Error> receive(const UniqueFd& listener, const TcpJoinOptions& opt
             if (!send_all(connection.socket.get(), &proof, sizeof proof)) continue;
             if (hello.size != options.size || hello.rank < 0 || hello.rank >= options.size) {
                 membership.sockets.push_back(std::move(connection.socket));
-                refuse(membership, invalid_param("rank ", hello.rank, " of ", hello.size, " came to domain '",
+                refuse(membership, invalid_param(1109, "rank ", hello.rank, " of ", hello.size, " came to domain '",
                                                  options.domain, "', which has ", options.size, " ranks"));
             }
             TcpHello& known = hellos[static_cast<size_t>(hello.rank)];
@@ -210,7 +210,7 @@ std::optional<Error> receive(const UniqueFd& listener, const TcpJoinOptions& opt
                 (hello.rank == 0 || !has_hung_up(membership.sockets[static_cast<size_t>(hello.rank)]))) {
                 membership.sockets.push_back(std::move(connection.socket));
                 refuse(membership,
-                       invalid_param("rank ", hello.rank, " came to domain '", options.domain, "' twice, as ",
+                       invalid_param(1110, "rank ", hello.rank, " came to domain '", options.domain, "' twice, as ",
                                      process_of(known), " and ", process_of(hello), ": do two jobs have one address?"));
             }
             if (known.magic == 0) --waiting;  // else it has tried again
@@ -227,7 +227,7 @@ std::optional<Error> receive(const UniqueFd& listener, const TcpJoinOptions& opt
             const auto own = settings(hellos[0]), its = settings(hello);
             for (size_t i = 0; i < own.size() && !failure; ++i) {
                 if (its[i] == own[i]) continue;
-                failure = invalid_param("rank ", hello.rank, " has ", its[i], ", rank 0 has ", own[i],
+                failure = invalid_param(1111, "rank ", hello.rank, " has ", its[i], ", rank 0 has ", own[i],
                                         ": settings of domain '", options.domain, "' must be equal on every rank");
                 deadline = std::min(deadline, after(telling));
             }
@@ -292,7 +292,7 @@ std::optional<Error> join(const std::vector<TcpAddress>& addresses, const TcpJoi
             membership.peers = peers_of(all, options.rank);
             return std::nullopt;
         }
-        if (Clock::now() >= deadline) throw comm_timeout(late(options.timeout));
+        if (Clock::now() >= deadline) throw comm_timeout(4028, late(options.timeout));
         warning.look(late);
         if (options.poll) options.poll();
         std::this_thread::sleep_for(tcp_pause);
@@ -313,7 +313,7 @@ std::optional<Error> receive_hellos(const TcpMembership& membership, const TcpJo
         const bool heard =
             wait_readable(socket, deadline, options) && receive_all(socket, &hello, sizeof hello, after(tcp_patience));
         if (failure || (heard && hello.failure == 0)) continue;
-        failure = heard ? failure_of(hello, options.domain) : peer_lost(lost(static_cast<int>(j)));
+        failure = heard ? failure_of(hello, options.domain) : peer_lost(4029, lost(static_cast<int>(j)));
     }
     return failure;
 }
@@ -328,8 +328,8 @@ UniqueFd listen_when_free(int port, const TcpJoinOptions& options, OtherRoot& ot
             throw;
         }
         if (Clock::now() >= deadline)
-            throw comm_timeout("rank 0 could not listen on port ", port, " within ", seconds_text(options.timeout),
-                               ": it is in use; ALLTOALLV_ROOT_PORT chooses another");
+            throw comm_timeout(4030, "rank 0 could not listen on port ", port, " within ",
+                               seconds_text(options.timeout), ": it is in use; ALLTOALLV_ROOT_PORT chooses another");
         if (const auto said = other_root.said()) throw *said;
         if (options.poll) options.poll();
         std::this_thread::sleep_for(tcp_pause);
@@ -385,7 +385,7 @@ void confirm(const TcpMembership& membership, TcpJoinOptions options, const std:
         const int socket = membership.sockets[0].get();
         if (!send_all(socket, &hello, sizeof hello) ||
             !receive_answer(socket, after(options.timeout + tcp_patience), options, heard))
-            heard = peer_lost(lost(0));
+            heard = peer_lost(4029, lost(0));
     } else {
         heard = receive_hellos(membership, options);
         if (failure) heard = failure_of(hello, options.domain);

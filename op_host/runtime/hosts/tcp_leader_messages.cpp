@@ -69,7 +69,7 @@ bool fits(const WireRow& head, const Pair& pair) {
 }  // namespace
 
 Error TcpLeaders::invalid_message() {
-    return peer_lost("it sent an invalid message");
+    return peer_lost(4032, "it sent an invalid message");
 }
 
 /// Largest body: two rows of every rank, or the waits of one.

@@ -36,7 +36,7 @@ void TcpMesh::pump(int rank, Connection& connection) {
         if (piece.bytes == 0) return false;
         const ssize_t n = transfer(connection.socket.get(), piece.data, std::min(piece.bytes, most_at_once), flags);
         if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR))
-            throw peer_lost("the connection to rank ", rank, " has ended");
+            throw peer_lost(4033, "the connection to rank ", rank, " has ended");
         if (n < 0) return false;
         piece.data += n;
         piece.bytes -= static_cast<size_t>(n);

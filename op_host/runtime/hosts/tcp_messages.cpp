@@ -314,7 +314,7 @@ void TcpMessages::look() {
                 return j != control_.rank() && !connections_[static_cast<size_t>(j)].socket;
             });
             if (gone && post.survives()) {
-                finish(post, peer_lost(control_.describe_rank(late[0]), " was lost"));
+                finish(post, peer_lost(4034, control_.describe_rank(late[0]), " was lost"));
             } else if (gone && (control_.has_left(late[0]) || connections_[static_cast<size_t>(late[0])].leaves)) {
                 control_.left_early(late[0]);
             } else if (gone) {
@@ -322,7 +322,7 @@ void TcpMessages::look() {
             } else if (seconds_since(post.started) >= post.timeout) {
                 const std::string text = control_.describe_wait("waited", post.started, post.text(control_), late);
                 if (post.survives())
-                    finish(post, comm_timeout(text));
+                    finish(post, comm_timeout(4012, text));
                 else
                     control_.poison(PoisonKind::timeout, text);
             }

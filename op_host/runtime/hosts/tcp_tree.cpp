@@ -49,7 +49,7 @@ void connect_tree(TcpMembership& membership, const TcpJoinOptions& options) {
     const auto deadline = after(options.timeout);
     const auto socket_of = [&](int rank) { return membership.sockets[static_cast<size_t>(rank)].get(); };
     const auto lost = [&](int rank) {
-        return peer_lost("rank ", rank, " left or was silent while joining domain '", options.domain, "'");
+        return peer_lost(4036, "rank ", rank, " left or was silent while joining domain '", options.domain, "'");
     };
     TcpConnectionsOptions connections;
     connections.rank = options.rank;

@@ -62,7 +62,7 @@ kernel::QuantFormat DynamicCodec::format_at(size_t first, size_t count) const {
 
 void DynamicCodec::cut() {
     if (info(request_.format).shaped())
-        throw invalid_param("group_size is ", group_size_, ", which is too long for ", codes_.size(),
+        throw invalid_param(1112, "group_size is ", group_size_, ", which is too long for ", codes_.size(),
                             " terms in format ", info(request_.format).name);
     cuts_groups_ = true;
 }

@@ -81,7 +81,7 @@ struct Misfit {
     }
     void raise(const QuantReduction& q, const std::string& what) const {
         if (!first || q.overflow != Overflow::raise) return;
-        throw value_overflow(what, ": elements ", first->first, " to ", first->first + first->count - 1,
+        throw value_overflow(6001, what, ": elements ", first->first, " to ", first->first + first->count - 1,
                              " of the result hold a value that ", name_of(q.out_dtype), " cannot");
     }
 };

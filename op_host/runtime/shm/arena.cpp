@@ -95,7 +95,8 @@ Block Arena::allocate(size_t bytes) {
         block.data_ = data;
         block.reserved_ = reserved;
     }
-    if (block.data_ == nullptr) throw resource_error("no memory for an output of " + std::to_string(bytes) + " bytes");
+    if (block.data_ == nullptr)
+        throw resource_error(5024, "no memory for an output of " + std::to_string(bytes) + " bytes");
     private_blocks_.fetch_add(1, std::memory_order_relaxed);
     private_bytes_.fetch_add(bytes, std::memory_order_relaxed);
     return block;

@@ -114,7 +114,8 @@ bool ShmCommunicator::read_peer(int peer, char* to, uint64_t from, size_t bytes)
         if (got <= 0) {
             if (got < 0 && errno == EINTR) continue;
             if (got == 0 || errno != ESRCH) return false;
-            throw peer_lost("reading the memory of " + control_->describe_rank(peer) + " failed: " + strerror(errno));
+            throw peer_lost(4037,
+                            "reading the memory of " + control_->describe_rank(peer) + " failed: " + strerror(errno));
         }
         to += got;
         from += static_cast<uint64_t>(got);

@@ -194,9 +194,10 @@ Links::Event Links::on_message(int rank, Message& message) {
             if (message.fds.size() == 1) {
                 if (!link.memory->offer(words.segment, std::move(message.fds[0]), awaited)) return Event::invalid;
             } else if (awaited) {
-                link.memory->refuse(words.segment, peer_lost("rank " + std::to_string(rank) +
-                                                             " published an invalid record: it has no segment " +
-                                                             std::to_string(words.segment)));
+                link.memory->refuse(words.segment,
+                                    peer_lost(4038, "rank " + std::to_string(rank) +
+                                                        " published an invalid record: it has no segment " +
+                                                        std::to_string(words.segment)));
             }
             return awaited ? Event::answered : Event::none;
         }

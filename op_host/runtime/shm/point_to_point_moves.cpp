@@ -152,8 +152,8 @@ bool PointToPoint::read_itself(Post& post) {
             peer.read(post.data() + post.moved, post.input.offset() + post.moved, post.bytes() - post.moved);
         if (got < 0 && errno == EINTR) continue;
         if (got < 0 && errno == ESRCH)
-            throw peer_lost("reading the memory of " + control_.describe_rank(post.from) +
-                            " failed: " + strerror(errno));
+            throw peer_lost(
+                4037, "reading the memory of " + control_.describe_rank(post.from) + " failed: " + strerror(errno));
         if (got <= 0) return false;
         post.moved += static_cast<size_t>(got);
     }

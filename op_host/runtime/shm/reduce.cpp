@@ -26,7 +26,7 @@ void add_sources(std::vector<const void*>& sources, const Reduction& r, const ch
 
 uint64_t ShmCommunicator::reduce_in_turn(const Reduction& r, Row& own_row) {
     if (!kernel::reduces(r.dtype, r.reduce_op))
-        throw invalid_param("op '", name_of(r.reduce_op), "' is not defined for dtype ", name_of(r.dtype),
+        throw invalid_param(1044, "op '", name_of(r.reduce_op), "' is not defined for dtype ", name_of(r.dtype),
                             ", expected ", dtypes_listed(r.reduce_op));
     announce(own_row, rank(), r);
     if (!r.moves) {

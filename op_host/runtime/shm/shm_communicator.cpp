@@ -35,7 +35,7 @@ unsigned allowed_paths(const std::string& path) {
         is_known = true;
     }
     if (!is_known)
-        throw invalid_param("ALLTOALLV_PATH is '" + path + "', expected auto, inline, push, pull, cma or staged");
+        throw invalid_param(1113, "ALLTOALLV_PATH is '" + path + "', expected auto, inline, push, pull, cma or staged");
     return allowed;
 }
 
@@ -64,7 +64,8 @@ ShmCommunicator::ShmCommunicator(const CommunicatorOptions& options, const std::
       peer_writer_(options.size == 2 ? 16.0 : 10.0) {
     check_rank(options.rank, options.size);
     if (options.copy_threads < 0)
-        throw invalid_param("copy_threads is " + std::to_string(options.copy_threads) + ", expected at least 1, or 0");
+        throw invalid_param(1114,
+                            "copy_threads is " + std::to_string(options.copy_threads) + ", expected at least 1, or 0");
     Arena::instance().add_budget(options.budget_bytes());
     const auto give_up = [&](const Error& error) {
         if (control_) control_->poison_with(error, "joining");
@@ -77,11 +78,11 @@ ShmCommunicator::ShmCommunicator(const CommunicatorOptions& options, const std::
         give_up(error);
         throw;
     } catch (const std::bad_alloc&) {
-        const Error error = resource_error("no memory for what domain '" + domain() + "' needs");
+        const Error error = resource_error(5025, "no memory for what domain '" + domain() + "' needs");
         give_up(error);
         throw error;
     } catch (...) {
-        give_up(peer_lost("interrupted"));
+        give_up(peer_lost(4039, "interrupted"));
         throw;
     }
 }
@@ -220,8 +221,9 @@ void ShmCommunicator::begin_operator(double /*timeout*/) {
 void ShmCommunicator::check_moved() const {
     if (output_ != nullptr && Arena::instance().has_cuts() &&
         Arena::instance().locate(output_, output_bytes_).segment() == 0)
-        throw peer_lost(control_->describe_op() +
-                        ": the output shares a page with the output of an operator which has failed meanwhile");
+        throw peer_lost(4040,
+                        control_->describe_op() +
+                            ": the output shares a page with the output of an operator which has failed meanwhile");
 }
 
 void ShmCommunicator::before_failure() {

@@ -1,4 +1,5 @@
 #include "runtime/simulated/simulated_world.h"
+#include "runtime/core/mismatch.h"
 
 #include <chrono>
 #include <condition_variable>
@@ -94,7 +95,7 @@ class World {
             std::string absent;
             for (size_t j = 0; j < round.seats.size() && absent.size() < 200; ++j)
                 if (!round.seats[j]) absent += (absent.empty() ? "" : ", ") + std::to_string(j);
-            end_locked(comm_timeout(where, ": these ranks did not come in ", timeout, " s: ", absent));
+            end_locked(comm_timeout(4041, where, ": these ranks did not come in ", timeout, " s: ", absent));
         }
         round.settled.wait(lock, over);
         if (!round.done) throw *ended_;
@@ -112,7 +113,7 @@ class World {
         } catch (const Error& error) {
             round.error = error;
         } catch (const std::bad_alloc&) {
-            round.error = resource_error("no memory for what " + where + " needs");
+            round.error = resource_error(5017, "no memory for what " + where + " needs");
         }
     }
 
@@ -121,7 +122,7 @@ class World {
         for (size_t j = 1; j < round.seats.size(); ++j) {
             const Seat& seat = *round.seats[j];
             const auto differ = [&](const std::string& of_first, const std::string& of_this) {
-                return peer_mismatch(where + ": rank 0 " + of_first + ", " + rank_text(j) + " " + of_this);
+                return peer_mismatch(3013, where + ": rank 0 " + of_first + ", " + rank_text(j) + " " + of_this);
             };
             if (seat.op != first.op)
                 throw differ("calls " + std::string(name_of(first.op)), "calls " + std::string(name_of(seat.op)));
@@ -146,9 +147,8 @@ class World {
         for (size_t j = 0; j < size; ++j)
             for (size_t i = 0; i < size && !of(j).recv_counts.empty(); ++i)
                 if (of(i).send_counts[j] != of(j).recv_counts[i])
-                    throw peer_mismatch(where + ": " + rank_text(i) + " sends " + std::to_string(of(i).send_counts[j]) +
-                                        " elements to " + rank_text(j) + ", which expects " +
-                                        std::to_string(of(j).recv_counts[i]));
+                    throw counts_disagree(where, rank_text(i), of(i).send_counts[j], rank_text(j),
+                                          of(j).recv_counts[i]);
         for (size_t j = 0; j < size; ++j) {
             const Exchange& to = of(j);
             std::vector<int64_t> counts, packed(size);
@@ -224,7 +224,8 @@ class SimulatedCommunicator final : public Communicator {
     }
 
     void abort(const std::string& reason) override {
-        world_->end(peer_lost("domain '" + domain() + "': rank " + std::to_string(rank()) + " aborted: " + reason));
+        world_->end(
+            peer_lost(4022, "domain '" + domain() + "': rank " + std::to_string(rank()) + " aborted: " + reason));
     }
 
   private:

@@ -30,12 +30,13 @@ uint32_t wait_us() {
 
 WindowTiling plan_window(uint64_t window_bytes, uint32_t ranks, uint32_t cores) {
     if (ranks < 1 || ranks > most_ranks)
-        throw invalid_param("the communicator has ", ranks, " ranks, expected 1 to ", most_ranks, " for its kernels");
-    if (cores < 1) throw invalid_param("the device has 0 vector cores, expected at least 1");
+        throw invalid_param(1115, "the communicator has ", ranks, " ranks, expected 1 to ", most_ranks,
+                            " for its kernels");
+    if (cores < 1) throw invalid_param(1116, "the device has 0 vector cores, expected at least 1");
     const uint32_t lanes = std::min(cores, most_lanes);
     const uint64_t lane_bytes = lane_bytes_of(window_bytes, lanes);
     if (lane_bytes < static_cast<uint64_t>(ranks) * cell_bytes)
-        throw invalid_param("the communicator's windows have ", window_bytes, " bytes, too few for ", ranks,
+        throw invalid_param(1117, "the communicator's windows have ", window_bytes, " bytes, too few for ", ranks,
                             " ranks: set HCCL_BUFFSIZE to at least ", smallest_buffer(ranks, lanes));
     WindowTiling tiling{};
     tiling.size = ranks;

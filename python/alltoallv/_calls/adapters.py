@@ -69,7 +69,9 @@ class Adapter(ABC, Generic[A]):
 
     def exchange_counted(self, engine: Any, x: A, counts: Sequence[Any], capacity: int) -> Any:
         """Exchanges the elements of ``x`` by send counts, displacements and receive counts that lie on its device."""
-        raise InvalidTensorError(f"x is {self.kind}, expected an npu tensor of torch or MindSpore with a capacity", 14)
+        raise InvalidTensorError(
+            f"x is {self.kind}, expected an npu tensor of torch or MindSpore with a capacity", 14, id=2035
+        )
 
     @abstractmethod
     def name(self, dtype: Any, /) -> str:
@@ -107,9 +109,9 @@ class Adapter(ABC, Generic[A]):
         self.check(name, x)
         dtype = self.dtype(x)
         if like is not None and dtype != self.dtype(like):
-            raise InvalidTensorError(f"{name} has dtype {dtype}, expected {self.dtype(like)}", 13)
+            raise InvalidTensorError(f"{name} has dtype {dtype}, expected {self.dtype(like)}", 13, id=2036)
         if not self.writable(x):
-            raise InvalidTensorError(f"{name} is not contiguous, expected a contiguous tensor")
+            raise InvalidTensorError(f"{name} is not contiguous, expected a contiguous tensor", id=2037)
         return dtype
 
     def writes(self, x: A) -> None:
@@ -162,7 +164,7 @@ class Adapter(ABC, Generic[A]):
     def check_place(self, engine: Any, *tensors: A) -> None:
         """Raises InvalidTensorError for tensors that the engine does not reach."""
         raise InvalidTensorError(
-            f"x is {self.kind}, expected a tensor in memory that domain '{engine.domain}' can access", 14
+            f"x is {self.kind}, expected a tensor in memory that domain '{engine.domain}' can access", 14, id=2038
         )
 
     def exchange(self, engine: Any, operator: str, out: A, x: A, layout: Any) -> None:
@@ -187,7 +189,9 @@ def find(name: str, x: object) -> Adapter[Any]:
         adapter = None if home is None else import_module(home).ADAPTER
         if adapter is None or not isinstance(x, adapter.tensor):
             raise InvalidTensorError(
-                f"{name} is a {kind.__name__}, expected a NumPy array or a tensor of torch, MindSpore or Paddle", 5
+                f"{name} is a {kind.__name__}, expected a NumPy array or a tensor of torch, MindSpore or Paddle",
+                5,
+                id=2039,
             )
         by_class[kind] = adapter
     return by_class[kind]

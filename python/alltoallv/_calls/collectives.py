@@ -64,9 +64,9 @@ def barrier_plan(comm: Communicator) -> _core.Plan:
 def check_length(name: str, tensors: Sized, size: int) -> None:
     """Raises InvalidParamError unless there is one tensor per rank."""
     if not hasattr(tensors, "__len__"):
-        raise InvalidParamError(f"{name} is {tensors!r}, expected {size} tensors, one per rank")
+        raise InvalidParamError(f"{name} is {tensors!r}, expected {size} tensors, one per rank", id=1041)
     if len(tensors) != size:
-        raise InvalidParamError(f"{name} has {len(tensors)} tensors, expected {size}, one per rank")
+        raise InvalidParamError(f"{name} has {len(tensors)} tensors, expected {size}, one per rank", id=1042)
 
 
 def check_own(name: str, dtype: str, regions: Sequence[Region], own: Region, comm: Member) -> None:
@@ -77,6 +77,7 @@ def check_own(name: str, dtype: str, regions: Sequence[Region], own: Region, com
             f"entry {comm.rank} of {name} has {count_of(regions[comm.rank], dtype)} elements, "
             f"expected {count_of(own, dtype)}, as this rank's tensor has",
             9,
+            id=2025,
         )
 
 

@@ -39,7 +39,7 @@ def packed(counts: Sequence[int]) -> list[int]:
         return []
     displs = [0, *accumulate(counts[:-1])]
     if displs[-1] >= _LIMIT:
-        raise InvalidParamError(f"the counts {list(counts)} sum to 2**63 or more, expected at most 2**63 - 1")
+        raise InvalidParamError(f"the counts {list(counts)} sum to 2**63 or more, expected at most 2**63 - 1", id=1084)
     return displs
 
 
@@ -48,7 +48,8 @@ def even_split(name: str, length: int, size: int) -> list[int]:
     if length % size:
         raise InvalidParamError(
             f"{name} has {length} rows in dimension 0, which {size} ranks cannot share equally: "
-            "give split sizes, or a multiple of the number of ranks"
+            "give split sizes, or a multiple of the number of ranks",
+            id=1080,
         )
     return [length // size] * size
 
@@ -71,7 +72,7 @@ def shares(name: str, counts: Counts | None, tensor: str, rows: int, size: int) 
     counts = as_counts(name, counts, size)
     if min(counts) < 0 or sum(counts) != rows:
         raise InvalidParamError(
-            f"{name} is {counts}, expected entries >= 0 whose sum is {rows}, dimension 0 of {tensor}"
+            f"{name} is {counts}, expected entries >= 0 whose sum is {rows}, dimension 0 of {tensor}", id=1081
         )
     return counts
 
@@ -84,7 +85,7 @@ def plan_request(
     begins = packed(counts) if displs is None else as_counts("sdispls", displs, size)
     needed = max((begin + count for begin, count in zip(begins, counts, strict=True) if count > 0), default=0)
     if recv_counts is None:
-        raise InvalidParamError(f"recv_counts is None, expected {size} integers, one per rank")
+        raise InvalidParamError(f"recv_counts is None, expected {size} integers, one per rank", id=1118)
     request = _core.Request.all_to_all_v(
         size, (min(needed, _LIMIT - 1),), counts, recv_counts, begins, rdispls, "element"
     )
@@ -94,9 +95,11 @@ def plan_request(
 def check_length(name: str, length: int, needed: int, covers: bool) -> None:
     """Checks the elements of a plan's input; ``covers``: its counts are packed, and take all of it."""
     if length < needed:
-        raise InvalidParamError(f"{name} has {length} elements, expected at least {needed}")
+        raise InvalidParamError(f"{name} has {length} elements, expected at least {needed}", id=1119)
     if covers and length > needed:
-        raise InvalidParamError(f"{name} has {length} elements, expected {needed}: give sdispls to leave elements out")
+        raise InvalidParamError(
+            f"{name} has {length} elements, expected {needed}: give sdispls to leave elements out", id=1120
+        )
 
 
 def read_request(
@@ -121,10 +124,10 @@ def read_request(
     request = _core.Request.all_to_all_v(size, shape, send_counts, recv_counts, sdispls, rdispls, unit, into)
     # An exchange of elements cannot announce rows that have none.
     if request.learns and request.row == 0 and not empty_rows:
-        raise InvalidParamError("input has rows without elements, expected recv_counts to be given for it")
+        raise InvalidParamError("input has rows without elements, expected recv_counts to be given for it", id=1121)
     if request.learns and gradient_later:
         raise InvalidParamError(
-            "async_op is True for an input that wants a gradient and recv_counts is None, expected recv_counts"
+            "async_op is True for an input that wants a gradient and recv_counts is None, expected recv_counts", id=1122
         )
     return request
 
@@ -148,6 +151,6 @@ def scaled(values: Sequence[int], factor: int) -> list[int]:
     elements = [value * factor for value in values]
     if elements and (max(elements) >= _LIMIT or min(elements) < -_LIMIT):
         raise InvalidParamError(
-            f"counts or displacements are {list(values)} rows of {factor} elements, expected at most 2**63 - 1"
+            f"counts or displacements are {list(values)} rows of {factor} elements, expected at most 2**63 - 1", id=1082
         )
     return elements

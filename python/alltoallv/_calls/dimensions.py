@@ -105,22 +105,24 @@ def read_swap(
         InvalidParamError: a dimension or a size is wrong.
     """
     if len(shape) < 2:
-        raise InvalidTensorError(f"input has shape {tuple(shape)}, expected at least 2 dimensions")
+        raise InvalidTensorError(f"input has shape {tuple(shape)}, expected at least 2 dimensions", id=2040)
     scatter, gather = (
         _dimension(*each, len(shape)) for each in (("scatter_dim", scatter_dim), ("gather_dim", gather_dim))
     )
     if scatter == gather:
-        raise InvalidParamError(f"scatter_dim and gather_dim are both {scatter}, expected two dimensions")
+        raise InvalidParamError(f"scatter_dim and gather_dim are both {scatter}, expected two dimensions", id=1123)
     divided = chunks(shape[scatter], size) if scatter_sizes is None else scatter_sizes
     joined = [shape[gather]] * size if gather_sizes is None else gather_sizes
     divided, joined = _sizes("scatter_sizes", divided, size), _sizes("gather_sizes", joined, size)
     if sum(divided) != shape[scatter]:
         raise InvalidParamError(
-            f"scatter_sizes is {list(divided)}, expected a sum of {shape[scatter]}, dimension {scatter} of input"
+            f"scatter_sizes is {list(divided)}, expected a sum of {shape[scatter]}, dimension {scatter} of input",
+            id=1124,
         )
     if joined[rank] != shape[gather]:
         raise InvalidParamError(
-            f"gather_sizes is {list(joined)}, expected {shape[gather]} for rank {rank}, dimension {gather} of input"
+            f"gather_sizes is {list(joined)}, expected {shape[gather]} for rank {rank}, dimension {gather} of input",
+            id=1125,
         )
     return Swap(tuple(shape), scatter, gather, tuple(divided), tuple(joined), rank)
 
@@ -128,13 +130,13 @@ def read_swap(
 def check_shape(out: tuple[int, ...], swap: Swap) -> None:
     """Raises InvalidTensorError unless the caller's output has the result's shape."""
     if out != swap.shape_out:
-        raise InvalidTensorError(f"out has shape {out}, expected {swap.shape_out}")
+        raise InvalidTensorError(f"out has shape {out}, expected {swap.shape_out}", id=2041)
 
 
 def _dimension(name: str, value: Any, dims: int) -> int:
     number = integer(value)
     if number is None or not -dims <= number < dims:
-        raise InvalidParamError(f"{name} is {value!r}, expected a dimension of {dims}")
+        raise InvalidParamError(f"{name} is {value!r}, expected a dimension of {dims}", id=1126)
     return number % dims
 
 
@@ -148,7 +150,9 @@ def _sizes(name: str, given: Any, size: int) -> list[int]:
         sizes = [None]
     found = [each for each in sizes if each is not None and each >= 0]
     if len(found) != len(sizes) or len(found) != size:
-        raise InvalidParamError(f"{name} is {given!r}, expected {size} integers >= 0, one per rank, their sum, or None")
+        raise InvalidParamError(
+            f"{name} is {given!r}, expected {size} integers >= 0, one per rank, their sum, or None", id=1127
+        )
     return found
 
 

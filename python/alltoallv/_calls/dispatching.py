@@ -148,7 +148,7 @@ def named(comm: Any, error: PeerMismatchError, terms: dict[str, str]) -> PeerMis
     for rank, name in ((rank, name) for rank, options in enumerate(every) for name in options):
         if every[rank][name] != every[0][name]:
             text = f"rank 0 has {name} {every[0][name]}, rank {rank} has {name} {every[rank][name]}"
-            return PeerMismatchError(f"{str(error).partition(': ')[0]}: {text}")
+            return PeerMismatchError(f"{str(error).partition(': ')[0]}: {text}", id=3028)
     return error
 
 
@@ -418,7 +418,8 @@ class Dispatching(ABC, Generic[A]):
         with guard(comm, OPERATOR):
             if isinstance(functions, Sized) and len(functions) != len(self.local_experts):
                 raise InvalidParamError(
-                    f"experts has {len(functions)} entries, expected {len(self.local_experts)}, one per local expert"
+                    f"experts has {len(functions)} entries, expected {len(self.local_experts)}, one per local expert",
+                    id=1128,
                 )
             ends = chunk_ends(len(tokens), chunks)
             parts: Any = [None if x is None else self.parts(x, ends) for x in (tokens, expert_ids, gate_weights)]

@@ -206,7 +206,7 @@ class Exchanges(FrontEnd[A, G, H]):
             request = read_request(*arguments, empty_rows=not self.adapter.queues())
             if shapes != [tuple(a.shape) for a in (x, out) if a is not None]:
                 raise InvalidParamError(
-                    "an array was changed while the counts were read, expected it to stay unchanged"
+                    "an array was changed while the counts were read, expected it to stay unchanged", id=1129
                 )
             layout, shape = request.layout, tuple(x.shape)
             if wants_grad and (index := linear.packing(*layout[:2])) is not None:

@@ -29,13 +29,13 @@ def read(
     local, global_ = _matrix("local_count", local_count, size), _matrix("global_count", global_count, size)
     if local.shape != global_.shape:
         raise InvalidParamError(
-            f"local_count has {local.size} entries and global_count {global_.size}, expected one length"
+            f"local_count has {local.size} entries and global_count {global_.size}, expected one length", id=1130
         )
     if len(shape) == 0:
-        raise InvalidTensorError("a 0-dimensional input has no rows, expected at least 1 dimension")
+        raise InvalidTensorError("a 0-dimensional input has no rows, expected at least 1 dimension", id=2034)
     total = int((local if rows_of_x == "local_count" else global_).sum())
     if total != shape[0]:
-        raise InvalidParamError(f"{rows_of_x} sums to {total}, expected {shape[0]}, the rows of x")
+        raise InvalidParamError(f"{rows_of_x} sums to {total}, expected {shape[0]}, the rows of x", id=1131)
     return local, global_
 
 
@@ -46,17 +46,18 @@ def _matrix(name: str, counts: Counts, size: int) -> Matrix:
         )
     except (TypeError, ValueError) as error:
         raise InvalidTensorError(
-            f"{name} is a {type(counts).__name__}, expected values that NumPy converts to an array ({error})"
+            f"{name} is a {type(counts).__name__}, expected values that NumPy converts to an array ({error})", id=2042
         ) from error
     flat = array.ndim == 1 or (array.ndim == 2 and len(array) == size)  # Paddle's layers give a row for each card, too
     if not flat or array.dtype.kind not in "iu" or array.size % size or not array.size:
         dtype = getattr(counts, "dtype", array.dtype)
         raise InvalidParamError(
             f"{name} has dtype {dtype} and shape {array.shape}, expected integers, "
-            f"{size} cards times the number of experts"
+            f"{size} cards times the number of experts",
+            id=1132,
         )
     if (array < 0).any():
-        raise InvalidParamError(f"{name} is {array.tolist()}, expected entries >= 0")
+        raise InvalidParamError(f"{name} is {array.tolist()}, expected entries >= 0", id=1133)
     return np.ascontiguousarray(array, np.int64).reshape(size, -1)
 
 
@@ -75,7 +76,8 @@ def check_received(comm: Member, operator: str, received: Matrix, global_: Matri
         for card, expert in np.argwhere(received != global_):
             raise PeerMismatchError(
                 f"rank {card} sends {received[card, expert]} rows to expert {expert} of rank {comm.rank}, "
-                f"which expects {global_[card, expert]}"
+                f"which expects {global_[card, expert]}",
+                id=3015,
             )
 
 
@@ -108,7 +110,7 @@ def read_counts(send_counts: Counts, size: int) -> npt.NDArray[np.int64]:
     """Checks and returns one count >= 0 per rank."""
     x = np.array(as_counts("send_counts", send_counts, size), np.int64)
     if (x < 0).any():
-        raise InvalidParamError(f"send_counts is {x.tolist()}, expected entries >= 0")
+        raise InvalidParamError(f"send_counts is {x.tolist()}, expected entries >= 0", id=1134)
     return x
 
 

@@ -195,7 +195,7 @@ class FrontEnd(ABC, Generic[A, G, H]):
             return lambda: None
         rank = self.checked_rank(comm, group, *peer)  # None, any rank, is none that these front ends have
         if not to_itself and rank == comm.rank:
-            raise InvalidParamError(f"{peer[0]} is {rank}, this rank itself, expected another one")
+            raise InvalidParamError(f"{peer[0]} is {rank}, this rank itself, expected another one", id=1135)
         message, used = messages.message(self.messenger or self.adapter, comm, operator, tensor, rank, tag, waits=waits)
 
         def start() -> H | None:

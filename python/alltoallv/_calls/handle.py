@@ -41,7 +41,7 @@ class Handle:
             self._let_go()
             raise
         if not done:
-            raise CommTimeoutError(f"the operator was not done after {timeout} s; it is still under way")
+            raise CommTimeoutError(f"the operator was not done after {timeout} s; it is still under way", id=4042)
         if self._finish is not None:
             self._result = self._finish()
             self._keep, self._finish = (), None

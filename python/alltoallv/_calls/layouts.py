@@ -63,7 +63,7 @@ class Layout:
                 continue
             dim, pieces = parted
             if not -len(shape) <= dim < len(shape):
-                raise InvalidParamError(f"{name} divides dimension {dim}, expected one of shape {list(shape)}")
+                raise InvalidParamError(f"{name} divides dimension {dim}, expected one of shape {list(shape)}", id=1136)
             placements.append(dim % len(shape) if pieces == 1 else (dim % len(shape), pieces))
         return replace(self, placements=tuple(placements))
 
@@ -77,16 +77,20 @@ def read_layout(name: str, value: Any, size: int) -> Layout:
         mesh = np.asarray(mesh_given)
         placements = tuple(placements_given)
     except (TypeError, ValueError):
-        raise InvalidParamError(f"{name} is {value!r}, expected a pair of a mesh of ranks and placements") from None
+        raise InvalidParamError(
+            f"{name} is {value!r}, expected a pair of a mesh of ranks and placements", id=1137
+        ) from None
     if mesh.dtype.kind not in "iu" or not mesh.ndim or not mesh.size:
-        raise InvalidParamError(f"{name} has the mesh {mesh_given!r}, expected ranks in at least one dimension")
+        raise InvalidParamError(
+            f"{name} has the mesh {mesh_given!r}, expected ranks in at least one dimension", id=1138
+        )
     if len(np.unique(mesh)) < mesh.size or mesh.min() < 0 or mesh.max() >= size:
         raise InvalidParamError(
-            f"{name} has the mesh {mesh.tolist()}, expected ranks 0 to {size - 1}, each at most once"
+            f"{name} has the mesh {mesh.tolist()}, expected ranks 0 to {size - 1}, each at most once", id=1139
         )
     if len(placements) != mesh.ndim:
         raise InvalidParamError(
-            f"{name} has {len(placements)} placements, expected {mesh.ndim}, one per mesh dimension"
+            f"{name} has {len(placements)} placements, expected {mesh.ndim}, one per mesh dimension", id=1140
         )
     return Layout(np.ascontiguousarray(mesh, np.int64), tuple(_placement(name, each) for each in placements))
 
@@ -103,7 +107,7 @@ def _placement(name: str, value: Any) -> Placement:
         "a dimension to divide, a pair of one and of pieces to divide it in strides, None for copies, or one of "
         f"{', '.join(REDUCTIONS)} for terms"
     )
-    raise InvalidParamError(f"{name} has the placement {value!r}, expected {expected}")
+    raise InvalidParamError(f"{name} has the placement {value!r}, expected {expected}", id=1141)
 
 
 def division(placement: Placement) -> tuple[int, int] | None:

@@ -207,7 +207,8 @@ def leaf_products(input: A, weight: A, bias: Any, leaves: object, size: int, mul
     count, features = max(leaves // size, 1) if isinstance(leaves, int) else 1, x.shape[-1]
     if features % count:
         raise InvalidTensorError(
-            f"input has {features} features, expected a multiple of {count}: leaves is {leaves} on {size} ranks"
+            f"input has {features} features, expected a multiple of {count}: leaves is {leaves} on {size} ranks",
+            id=2043,
         )
     ends = [features // count * i for i in range(count + 1)]
     return [multiply(x[..., a:b], w[:, a:b]) for a, b in itertools.pairwise(ends)]
@@ -216,11 +217,11 @@ def leaf_products(input: A, weight: A, bias: Any, leaves: object, size: int, mul
 def check_shapes(input: Sequence[int], weight: Sequence[int], bias: Sequence[int] | None = None) -> None:
     """Raises InvalidTensorError, which names the argument, unless the shapes can be multiplied."""
     if not input:
-        raise InvalidTensorError("input has shape (), expected at least 1 dimension")
+        raise InvalidTensorError("input has shape (), expected at least 1 dimension", id=2044)
     if len(weight) != 2 or weight[1] != input[-1]:
-        raise InvalidTensorError(f"weight has shape {tuple(weight)}, expected [out_features, {input[-1]}]")
+        raise InvalidTensorError(f"weight has shape {tuple(weight)}, expected [out_features, {input[-1]}]", id=2045)
     if bias is not None and tuple(bias) != (weight[0],):
-        raise InvalidTensorError(f"bias has shape {tuple(bias)}, expected ({weight[0]},)")
+        raise InvalidTensorError(f"bias has shape {tuple(bias)}, expected ({weight[0]},)", id=2046)
 
 
 def gathering(

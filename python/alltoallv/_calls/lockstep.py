@@ -33,8 +33,9 @@ class lockstep:
         every = _gathered(comm, self._parts)
         for rank, parts in enumerate(every.tolist()):  # without a check nobody has compared them
             if every[0] != parts:
-                texts = f"rank 0 begins a call in {every[0]} chunks", f"rank {rank} begins a call in {parts} chunks"
-                raise PeerMismatchError(", ".join(texts))
+                raise PeerMismatchError(
+                    f"rank 0 begins a call in {every[0]} chunks, rank {rank} begins a call in {parts} chunks", id=3027
+                )
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -70,11 +70,11 @@ def post(
     peer = ANY_RANK if peer is None else peer
     if waits and peer == comm.rank and operator in ("send", "recv"):
         raise InvalidParamError(
-            f"{name} is {peer}, this rank itself, expected another one: a call that waits would never return"
+            f"{name} is {peer}, this rank itself, expected another one: a call that waits would never return", id=1142
         )
     number = ANY_TAG if tag is None and operator != "send" else integer(tag)
     if number is None or not (0 <= number < _TAGS or tag is None):  # negative: this package's own (membership.py)
-        raise InvalidParamError(f"tag is {tag!r}, expected an integer from 0 to {_TAGS - 1}")
+        raise InvalidParamError(f"tag is {tag!r}, expected an integer from 0 to {_TAGS - 1}", id=1143)
     at, count = (0, -1) if tensor is None else (tensor[0], count_of(tensor, dtype))
     return Message(comm.core, (operator, dtype, at, count, peer, number), at_most)
 

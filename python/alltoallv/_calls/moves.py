@@ -81,7 +81,9 @@ class Move:
             InvalidParamError: it reduces by what is not linear.
         """
         if self.op not in ("", "sum", "avg"):
-            raise InvalidParamError(f"source has terms of {self.op!r} for what wants a gradient, expected sum or avg")
+            raise InvalidParamError(
+                f"source has terms of {self.op!r} for what wants a gradient, expected sum or avg", id=1144
+            )
         kept = [Kept(each.target, each.source) for each in self.kept]
         share = self.share or (len(self.terms) if self.op == "avg" else 1)
         return Move(self.recvs, dict(sorted(self.sends.items())), kept, self.shape_out, self.shape_in, share=share)
@@ -215,16 +217,20 @@ def moves(shape: Sequence[int], source: Layout, target: Layout, rank: int) -> li
     """Returns one rank's exchanges from a layout to another: a second one where terms are added up first."""
     source, target = source.on(shape, "source"), target.on(shape, "target")
     if {each for each in target.placements if isinstance(each, str)} - {"sum"}:
-        raise InvalidParamError(f"target has the placements {target.placements}, expected no terms but those of a sum")
+        raise InvalidParamError(
+            f"target has the placements {target.placements}, expected no terms but those of a sum", id=1145
+        )
     ops = {each for each in source.placements if isinstance(each, str)}
     if len(ops) > 1:
-        raise InvalidParamError(f"source has the placements {source.placements}, expected terms of one reduction")
+        raise InvalidParamError(
+            f"source has the placements {source.placements}, expected terms of one reduction", id=1146
+        )
     if ops and source.key == target.key:
         return []
     steps = []
     if ops:
         if not shape:
-            raise InvalidParamError("source has terms of a tensor of shape [], expected at least 1 dimension")
+            raise InvalidParamError("source has terms of a tensor of shape [], expected at least 1 dimension", id=1147)
         source, between = _divided(source, target, int(np.argmax(shape)))
         steps.append(summation(source, between, shape, rank))
         source = between

@@ -74,7 +74,9 @@ def scatter(comm: Communicator, values: Sequence[Any] | None, root: int, name: s
     parts = [b""] * comm.size
     if comm.rank == root:
         if values is None or len(values) != comm.size:
-            raise InvalidParamError(f"{name} is {values!r}, expected {comm.size} objects on the root, one per rank")
+            raise InvalidParamError(
+                f"{name} is {values!r}, expected {comm.size} objects on the root, one per rank", id=1148
+            )
         parts = [pickled(f"{name}[{j}]", value) for j, value in enumerate(values)]
     sends = [len(part) for part in parts]
     return _exchange(comm, "scatter", b"".join(parts), sends, packed(sends), root, result=lambda arrived: arrived[root])
@@ -114,7 +116,9 @@ def pickled(name: str, value: Any) -> bytes:
     try:
         return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
     except Exception as error:  # pickle raises many classes
-        raise InvalidParamError(f"{name} is a {type(value).__name__} that cannot be pickled ({error})") from error
+        raise InvalidParamError(
+            f"{name} is a {type(value).__name__} that cannot be pickled ({error})", id=1149
+        ) from error
 
 
 def loads(data: memoryview, sizes: Sequence[int]) -> list[Any]:

@@ -33,7 +33,7 @@ def check_no_order(comm: Any, order: object, leaves: object) -> None:
     """Raises InvalidParamError, on all ranks, for an ``order`` beside ``leaves``, which have one of their own."""
     if order is not None:
         with guard(comm, "all_reduce"):
-            raise InvalidParamError(f"order is {order!r} and leaves is {leaves!r}, expected one of them")
+            raise InvalidParamError(f"order is {order!r} and leaves is {leaves!r}, expected one of them", id=1150)
 
 
 class ReductionPlan:

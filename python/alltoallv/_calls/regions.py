@@ -20,13 +20,15 @@ def check_apart(region: Region, *others: Region) -> None:
     begin, nbytes = region
     for other, other_bytes in others:
         if nbytes and other_bytes and begin < other + other_bytes and other < begin + nbytes:
-            raise InvalidParamError("output and input overlap in memory, expected separate memory")
+            raise InvalidParamError("output and input overlap in memory, expected separate memory", id=1085)
 
 
 def check_untracked(tracked: bool, given: Any, name: str = "input", argument: str = "out") -> None:
     """Raises InvalidParamError for an argument that nobody may give for an input of which autograd keeps track."""
     if tracked and given is not None:
-        raise InvalidParamError(f"{argument} is given for {name}, which wants a gradient, expected one or the other")
+        raise InvalidParamError(
+            f"{argument} is given for {name}, which wants a gradient, expected one or the other", id=1151
+        )
 
 
 def check_gather_apart(output: Region, input: Region, rank: int) -> None:
@@ -47,7 +49,7 @@ def check_outputs_apart(outputs: Sequence[Region], name: str = "output_tensor_li
     regions = sorted((begin, nbytes, j) for j, (begin, nbytes) in enumerate(outputs) if nbytes)
     for (begin, nbytes, j), (following, _, k) in pairwise(regions):
         if following < begin + nbytes:
-            raise InvalidParamError(f"{name}[{j}] and {name}[{k}] overlap in memory")
+            raise InvalidParamError(f"{name}[{j}] and {name}[{k}] overlap in memory", id=1152)
 
 
 def lowest(regions: Sequence[Region]) -> tuple[int, list[int]]:

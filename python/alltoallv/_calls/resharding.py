@@ -347,7 +347,7 @@ def agreed(comm: Communicator, mine: Sequence[Described]) -> list[tuple[tuple[in
     names, every = zip(*map(read, call(-1.0)), strict=True)
     for rank, theirs in enumerate(names):
         if theirs != names[0]:
-            raise PeerMismatchError(f"reshard: rank 0 has the tensors {names[0]}, rank {rank} has {theirs}")
+            raise PeerMismatchError(f"reshard: rank 0 has the tensors {names[0]}, rank {rank} has {theirs}", id=3016)
     return [_agreed(each, [theirs[i] for theirs in every]) for i, each in enumerate(mine)]
 
 
@@ -355,22 +355,24 @@ def _agreed(mine: Described, told: Sequence[Any]) -> tuple[tuple[int, ...], str,
     name, (keys, texts, shapes, parts, dtypes, gradients, codings) = mine.name, zip(*told, strict=True)
     for rank, key in enumerate(keys):
         if key != keys[0]:
-            raise PeerMismatchError(f"{name}: rank 0 has {texts[0]}, rank {rank} has {texts[rank]}")
+            raise PeerMismatchError(f"{name}: rank 0 has {texts[0]}, rank {rank} has {texts[rank]}", id=3017)
     shape, dtype = _equal(name, "the whole shape", shapes), _equal(name, "dtype", dtypes)
     _equal(name, "the format", codings)
     if dtype is None:
-        raise InvalidParamError(f"{name}: no rank has a part, expected all ranks of the source's mesh to give theirs")
+        raise InvalidParamError(
+            f"{name}: no rank has a part, expected all ranks of the source's mesh to give theirs", id=1153
+        )
     if "avg" in mine.source.placements and not dtype.startswith(("float", "bfloat", "complex")):
-        raise InvalidParamError(f"{name} has dtype {dtype}, expected one of fractions for terms of an average")
+        raise InvalidParamError(f"{name} has dtype {dtype}, expected one of fractions for terms of an average", id=1154)
     if mine.coding != "none" and travels_coded(dtype) and any(isinstance(each, str) for each in mine.source.placements):
-        raise InvalidParamError(f"{name} has terms in its source, which have no format, expected format None")
+        raise InvalidParamError(f"{name} has terms in its source, which have no format, expected format None", id=1155)
     holders = sorted(mine.source.ranks)
     gives = set(holders)
     for rank, part in enumerate(parts):
         if (part is None) == (rank in gives):
             has = ("no part", "one") if part is None else ("a part", "None")
             raise InvalidTensorError(
-                f"{name}: rank {rank} gives {has[0]}, expected {has[1]}, as the source's mesh says"
+                f"{name}: rank {rank} gives {has[0]}, expected {has[1]}, as the source's mesh says", id=2047
             )
     shape = shape or _whole(name, mine.source, parts)
     places = boxes(mine.source.on(shape, "source"), shape).shapes()
@@ -378,7 +380,8 @@ def _agreed(mine: Described, told: Sequence[Any]) -> tuple[tuple[int, ...], str,
         if parts[rank] != (expected := places[rank]):
             raise InvalidTensorError(
                 f"{name} of rank {rank} has shape {list(parts[rank])}, expected {list(expected)}, "
-                f"its part of {list(shape)}"
+                f"its part of {list(shape)}",
+                id=2048,
             )
     return shape, dtype, _wants_gradient(mine, holders, gradients)
 
@@ -388,7 +391,7 @@ def _wants_gradient(mine: Described, holders: Sequence[int], told: Sequence[bool
     for rank in holders:
         if told[rank] != told[holders[0]]:
             a, b = sorted((rank, holders[0]), key=lambda each: not told[each])
-            raise PeerMismatchError(f"{mine.name}: rank {a} wants a gradient, rank {b} wants none")
+            raise PeerMismatchError(f"{mine.name}: rank {a} wants a gradient, rank {b} wants none", id=3018)
     return told[holders[0]]
 
 
@@ -397,7 +400,9 @@ def _equal(name: str, what: str, values: Sequence[Any]) -> Any:
     given = [(rank, value) for rank, value in enumerate(values) if value is not None]
     for rank, value in given:
         if value != given[0][1]:
-            raise PeerMismatchError(f"{name}: rank {given[0][0]} has {what} {given[0][1]}, rank {rank} has {value}")
+            raise PeerMismatchError(
+                f"{name}: rank {given[0][0]} has {what} {given[0][1]}, rank {rank} has {value}", id=3019
+            )
     return given[0][1] if given else None
 
 
@@ -406,7 +411,9 @@ def _whole(name: str, source: Layout, parts: Sequence[Any]) -> tuple[int, ...]:
     first = parts[source.ranks[0]]
     for rank in source.ranks:
         if len(parts[rank]) != len(first):
-            raise InvalidTensorError(f"{name} of rank {rank} has {len(parts[rank])} dimensions, expected {len(first)}")
+            raise InvalidTensorError(
+                f"{name} of rank {rank} has {len(parts[rank])} dimensions, expected {len(first)}", id=2049
+            )
     divided = [division(each) for each in source.on(first, "source").placements]
     shape = list(first)
     for dim in range(len(first)):
@@ -504,7 +511,7 @@ class Resharding(Generic[T]):
         for each in self._mine:
             if not all(len(layout.ranks) == self._size for layout in (each.source, each.target)):
                 raise InvalidParamError(
-                    f"{each.name} wants a gradient, expected all {self._size} ranks in both meshes then"
+                    f"{each.name} wants a gradient, expected all {self._size} ranks in both meshes then", id=1156
                 )
         self.transposed()
 
@@ -514,7 +521,9 @@ class Resharding(Generic[T]):
             check_untracked(wants, found, each.name)
             shape = steps[-1].shape_out if steps else each.part
             if output != (expected := None if shape is None else (shape, dtype)):
-                raise InvalidTensorError(f"out for {each.name} has shape and dtype {output}, expected {expected}")
+                raise InvalidTensorError(
+                    f"out for {each.name} has shape and dtype {output}, expected {expected}", id=2050
+                )
 
     def begin(
         self, inputs: Sequence[Any], tools: Tools[Any], later: bool = False, outs: Sequence[Any] | None = None

@@ -184,11 +184,13 @@ class HostPlan:
             found = None if part is None else (tuple(part.shape), self._adapter.dtype(part))
             expected = None if self.source_shape is None else (self.source_shape, self._dtype)
             if found != expected:
-                raise InvalidTensorError(f"x has shape and dtype {found}, expected {expected}")
+                raise InvalidTensorError(f"x has shape and dtype {found}, expected {expected}", id=2051)
             recorded = self._autograd if self._autograd and x is not None and self._autograd.wants(x) else None
             if recorded:
                 if async_op:
-                    raise InvalidParamError("async_op is True for a tensor that wants a gradient, expected False")
+                    raise InvalidParamError(
+                        "async_op is True for a tensor that wants a gradient, expected False", id=1157
+                    )
                 self._plan.check_gradient()
                 check_untracked(True, out, "x")
         if recorded:
@@ -266,7 +268,7 @@ def _recorded(
     """Moves one tensor after the other, those that want a gradient in autograd."""
     with guard(comm, "all_to_all_v"):
         if async_op:
-            raise InvalidParamError("async_op is True for a tensor that wants a gradient, expected False")
+            raise InvalidParamError("async_op is True for a tensor that wants a gradient, expected False", id=1157)
         plans = [plan.alone(i) for i in range(len(state))]
         for each, (*_, wants) in zip(plans, plan.terms, strict=True):
             if wants:

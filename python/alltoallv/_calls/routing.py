@@ -74,23 +74,27 @@ class Routing:
         for name in ("num_experts", "alignment"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST:
-                raise InvalidParamError(f"{name} is {value!r}, expected an integer from 1 to {MOST}")
+                raise InvalidParamError(f"{name} is {value!r}, expected an integer from 1 to {MOST}", id=1158)
         room = self.capacity
         is_number = isinstance(room, int | float) and not isinstance(room, bool)
         if room is not None and not (is_number and 0 < room < math.inf):
-            raise InvalidParamError(f"capacity is {room!r}, expected an integer >= 1, a factor > 0, or None")
+            raise InvalidParamError(f"capacity is {room!r}, expected an integer >= 1, a factor > 0, or None", id=1159)
         if self.drop not in get_args(Drop):
-            raise InvalidParamError(f"drop is {self.drop!r}, expected 'last' or 'lightest'")
+            raise InvalidParamError(f"drop is {self.drop!r}, expected 'last' or 'lightest'", id=1160)
         for name in ("payload", "combine_payload"):
             value = getattr(self, name)
             if value is not None and value not in _core.code_formats:
-                raise InvalidParamError(f"{name} is {value!r}, expected None or one of {', '.join(_core.code_formats)}")
+                raise InvalidParamError(
+                    f"{name} is {value!r}, expected None or one of {', '.join(_core.code_formats)}", id=1161
+                )
         if self.codes and self.payload not in CODES:
-            raise InvalidParamError(f"codes is True with payload {self.payload!r}, expected one of {', '.join(CODES)}")
+            raise InvalidParamError(
+                f"codes is True with payload {self.payload!r}, expected one of {', '.join(CODES)}", id=1162
+            )
         placed = [expert for part in self.placement or () for expert in part]
         if len(set(placed)) < len(placed) or not set(placed) <= set(range(self.num_experts)):
             raise InvalidParamError(
-                f"placement is {self.placement}, expected distinct numbers from 0 to {self.num_experts - 1}"
+                f"placement is {self.placement}, expected distinct numbers from 0 to {self.num_experts - 1}", id=1163
             )
 
     def placed(self, size: int) -> Sequence[Sequence[int]]:
@@ -100,7 +104,7 @@ class Routing:
             begins = [*packed([each + (rank < more) for rank in range(size)]), self.num_experts]
             return [range(begin, end) for begin, end in pairwise(begins)]
         if len(self.placement) != size:
-            raise InvalidParamError(f"placement has experts of {len(self.placement)} ranks, expected {size}")
+            raise InvalidParamError(f"placement has experts of {len(self.placement)} ranks, expected {size}", id=1164)
         return self.placement
 
     @property
@@ -117,7 +121,9 @@ class Routing:
         """Returns these options with the present values of ``active_ranks``, of those of its ranks that are given."""
         values = active_ranks.tolist() if hasattr(active_ranks, "tolist") else active_ranks
         if not isinstance(values, list | tuple) or any(value not in (False, True) for value in values):
-            raise InvalidParamError(f"active_ranks is {values!r}, expected an array or a list of a bool for each rank")
+            raise InvalidParamError(
+                f"active_ranks is {values!r}, expected an array or a list of a bool for each rank", id=1165
+            )
         chosen = values if ranks is None else [values[rank] for rank in ranks if rank < len(values)]
         now = tuple(map(bool, chosen))
         return self if now == self.active_ranks else replace(self, active_ranks=now)
@@ -132,7 +138,7 @@ def _core_options(routing: Routing, capacity: str, size: int) -> _core.MoeOption
     placed = routing.placed(size)
     active = [True] * size if routing.active_ranks is None else [*routing.active_ranks]
     if len(active) != size:
-        raise InvalidParamError(f"active_ranks has {len(active)} entries, expected {size}, one per rank")
+        raise InvalidParamError(f"active_ranks has {len(active)} entries, expected {size}, one per rank", id=1166)
     text = f"{routing.num_experts} {placed} {routing.alignment} {routing.payload} {routing.combine_payload} "
     text += f"{capacity} {routing.drop} {routing.codes} {routing.active_ranks}"
     room = min(routing.capacity, 2**62) if isinstance(routing.capacity, int) else routing.capacity
@@ -148,11 +154,13 @@ def group_of(payload: str, length: int) -> int:
 def check_coded(name: str, dtype: object) -> None:
     """Raises InvalidTensorError if rows of a dtype of that name cannot travel as codes."""
     if name not in ("float32", "float16", "bfloat16"):
-        raise InvalidTensorError(f"rows have dtype {dtype}, expected float32, float16 or bfloat16 for codes", 13)
+        raise InvalidTensorError(
+            f"rows have dtype {dtype}, expected float32, float16 or bfloat16 for codes", 13, id=2012
+        )
 
 
 def chunk_ends(tokens: int, chunks: int) -> list[int]:
     """Returns the end of each of ``chunks`` equal parts of the tokens."""
     if isinstance(chunks, bool) or not isinstance(chunks, int) or not 1 <= chunks <= MOST:
-        raise InvalidParamError(f"chunks is {chunks!r}, expected an integer from 1 to {MOST}")
+        raise InvalidParamError(f"chunks is {chunks!r}, expected an integer from 1 to {MOST}", id=1167)
     return [tokens * (part + 1) // chunks for part in range(chunks)]

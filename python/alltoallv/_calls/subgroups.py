@@ -21,21 +21,25 @@ def check_ranks(ranks: Sequence[int], size: int) -> list[int]:
     """Checks and sorts the members of a group: they must be different ranks of a job of that size."""
     members = sorted(ranks)
     if not members or len(set(members)) != len(members) or members[0] < 0 or members[-1] >= size:
-        raise InvalidParamError(f"ranks is {list(ranks)}, expected different ranks below {size}, the world size")
+        raise InvalidParamError(
+            f"ranks is {list(ranks)}, expected different ranks below {size}, the world size", id=1168
+        )
     return members
 
 
 def place_of(rank: object, members: Sequence[int], name: str) -> int:
     """Returns the place among ``members``, ranks of the job, of ``rank``, which the argument ``name`` holds."""
     if rank not in members:
-        raise InvalidParamError(f"{name} is {rank!r}, expected one of the group's ranks {list(members)}")
+        raise InvalidParamError(f"{name} is {rank!r}, expected one of the group's ranks {list(members)}", id=1169)
     return sorted(members).index(rank)  # type: ignore[arg-type]
 
 
 def of_host(group: Communicator) -> Communicator:
     """Returns a communicator given for tensors in host memory; refuses HCCL's, which reads them as a device's."""
     if group.host_core is None:
-        raise InvalidParamError(f"group has backend {group.backend!r}, expected one for tensors in host memory")
+        raise InvalidParamError(
+            f"group has backend {group.backend!r}, expected one for tensors in host memory", id=1170
+        )
     return group
 
 
@@ -55,14 +59,17 @@ def connect(name: str, domain: str, members: Sequence[int], timeout: float) -> C
     """
     job = launch.detect()
     if job.rank not in members:
-        raise InvalidParamError(f"this rank, {job.rank}, is not in group {name!r}, which has ranks {list(members)}")
+        raise InvalidParamError(
+            f"this rank, {job.rank}, is not in group {name!r}, which has ranks {list(members)}", id=1171
+        )
     options = make_options(domain, timeout)
     if job.several_hosts:
         world = communicator.of_all_hosts()
         if world is None:
             raise BackendUnavailableError(
                 f"group {name!r} of a job on several hosts needs the communicator of all ranks, which this rank has "
-                "not made yet: call Communicator.from_env() on all of them before"
+                "not made yet: call Communicator.from_env() on all of them before",
+                id=5026,
             )
         options.job = "group"
         return Communicator(membership.connect(options, world.core, members), options)

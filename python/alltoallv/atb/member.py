@@ -24,7 +24,9 @@ def connect(param: _core.AllToAllVParam, npu: bool = False) -> _core.Communicato
         npu: Whether the tensors are on an NPU instead of in host memory.
     """
     if param.backend not in (("hccl", "auto") if npu else ("hccl", "auto", "shm")):
-        raise BackendUnavailableError(f"backend is {param.backend!r}, which AllToAllVOperation cannot make by itself")
+        raise BackendUnavailableError(
+            f"backend is {param.backend!r}, which AllToAllVOperation cannot make by itself", id=5027
+        )
     options = make_options(param.comm_domain or "default", 600.0, None)
     options.rank, options.size = param.rank, param.rank_size
     options.threads = int(param.comm_mode) == int(_core.CommMode.MULTI_THREAD)
@@ -55,7 +57,8 @@ def _require_threads(param: _core.AllToAllVParam, job: Launch) -> None:
         why = "this process has one thread" if alone else f"launcher {job.launcher!r} made each rank a process"
         raise InvalidParamError(
             f"comm_mode is MULTI_THREAD, which means {param.rank_size} ranks that are threads of one process, but "
-            f"{why}: expected MULTI_PROCESS"
+            f"{why}: expected MULTI_PROCESS",
+            id=1203,
         )
 
 
@@ -65,7 +68,8 @@ def _check_table(param: _core.AllToAllVParam) -> None:
     if here < param.rank_size:
         raise BackendUnavailableError(
             f"rank_table_file {param.rank_table_file!r} has {here} of {param.rank_size} ranks on the server of rank "
-            f"{param.rank}, and in host memory an operation's ranks share a server"
+            f"{param.rank}, and in host memory an operation's ranks share a server",
+            id=5028,
         )
 
 

@@ -38,7 +38,7 @@ class Operation(ABC):
         for name, value, expected in (("param", param, kind), ("communicator", communicator, Member)):
             if not isinstance(value, expected) and (name, value) != ("communicator", None):
                 wanted = "Communicator" if expected is Member else kind.__name__
-                raise InvalidParamError(f"{name} is a {type(value).__name__}, expected {wanted}")
+                raise InvalidParamError(f"{name} is a {type(value).__name__}, expected {wanted}", id=1204)
         self._group: Member | None = None  # whose engine moves the tensors of a device
         self._engine: Any = None  # None in shared memory
         self._ranks = param.rank, param.rank_size
@@ -97,18 +97,18 @@ class Operation(ABC):
         device, expected = adapter.device(x), "npu" if self._npu else "cpu"
         if device != expected:
             raise InvalidTensorError(
-                f"{name} lies on {device}, expected {expected}, as the operation's communicator", 14
+                f"{name} lies on {device}, expected {expected}, as the operation's communicator", 14, id=2058
             )
 
     def _check_output(self, out: Any, adapter: Adapter[Any]) -> None:
         self._check_kind("out", out, adapter)
         adapter.check("out", out)
         if not adapter.writable(out):
-            raise InvalidParamError("out is not contiguous and writable, expected both")
+            raise InvalidParamError("out is not contiguous and writable, expected both", id=1205)
 
     def _check_kind(self, name: str, x: Any, adapter: Adapter[Any]) -> None:
         if not isinstance(x, adapter.tensor):
-            raise InvalidTensorError(f"{name} is a {type(x).__name__}, expected {adapter.kind}, as x", 5)
+            raise InvalidTensorError(f"{name} is a {type(x).__name__}, expected {adapter.kind}, as x", 5, id=2059)
 
     def _set_up(self, adapter: Adapter[A], inputs: Sequence[A], out: A | None, states: Sequence[Any] = ()) -> A:
         """Sets the plan up unless it is for such tensors; returns the output: ``out``, or a new tensor."""
@@ -157,7 +157,8 @@ class _GroupChecks:
             if (rank, rank_size) != (group.rank, group.size):
                 raise InvalidParamError(
                     f"rank and rank_size are {rank} and {rank_size}, expected {group.rank} and "
-                    f"{group.size}, as in the group of domain '{group.domain}'"
+                    f"{group.size}, as in the group of domain '{group.domain}'",
+                    id=1206,
                 )
 
     def announce(self, code: int, message: str) -> None:

@@ -146,11 +146,11 @@ class AllToAllVOperation(Operation):
     def _exchange_counted(self, adapter: Adapter[Any], x: Any, counts: tuple[Any, ...], out: Any, timeout: Any) -> Any:
         def check() -> int:
             if self._capacity is None or counts[0] is None:
-                raise InvalidParamError("send_counts and capacity belong together, expected both or neither")
+                raise InvalidParamError("send_counts and capacity belong together, expected both or neither", id=1207)
             if out is not None or timeout is not None:
-                raise InvalidParamError("capacity is given, expected a call without out and timeout")
+                raise InvalidParamError("capacity is given, expected a call without out and timeout", id=1208)
             if adapter.device(x) != "npu":
-                raise InvalidTensorError(f"x lies on {adapter.device(x)}, expected an npu with a capacity", 14)
+                raise InvalidTensorError(f"x lies on {adapter.device(x)}, expected an npu with a capacity", 14, id=2060)
             return self._capacity
 
         capacity = self._checked(check)
@@ -172,9 +172,9 @@ def _with_capacity(param: AllToAllVParam, capacity: int) -> AllToAllVParam:
     """Returns a param for the core's checks of the tensors, where the counts lie on the device."""
     for name in COUNTS:
         if counts := getattr(param, name):
-            raise InvalidParamError(f"{name} is {list(counts)}, expected none with a capacity")
+            raise InvalidParamError(f"{name} is {list(counts)}, expected none with a capacity", id=1209)
     if (integer(capacity) or 0) < 1:
-        raise InvalidParamError(f"capacity is {capacity!r}, expected at least 1")
+        raise InvalidParamError(f"capacity is {capacity!r}, expected at least 1", id=1210)
     fields = {name: getattr(param, name) for name in FIELDS}
     nothing, others = (0,) * param.rank_size, (0,) * (param.rank_size - 1)
     fields |= {"send_counts": nothing, "sdispls": nothing}

@@ -82,7 +82,7 @@ def refuse_unreadable(fields: Mapping[str, Any]) -> None:
             bits = 64 if several or name == "hccl_comm" else 32
             if isinstance(entry, int) and not -(2 ** (bits - 1)) <= entry < 2 ** (bits - 1):
                 raise InvalidParamError(
-                    f"{name} {'holds' if several else 'is'} {entry}, which does not fit into {bits} bits"
+                    f"{name} {'holds' if several else 'is'} {entry}, which does not fit into {bits} bits", id=1211
                 )
             if isinstance(entry, str):
                 utf8(name, entry)
@@ -171,7 +171,7 @@ def read_fields(data: str | bytes | Mapping[str, Any], readers: Mapping[str, Rea
     members = data if isinstance(data, Mapping) else _parse_object(data)
     for key in ("rank", "rankSize"):
         if key not in members:
-            raise InvalidParamError(f"{key} is missing, expected an integer")
+            raise InvalidParamError(f"{key} is missing, expected an integer", id=1212)
     keys = {name: _json_key(name) for name in readers}
     return {name: readers[name](key, members[key]) for name, key in keys.items() if key in members}
 
@@ -194,20 +194,20 @@ def _parse_object(text: str | bytes) -> dict[str, Any]:
         value = json.loads(text)
     except json.JSONDecodeError as error:
         where = f"line {error.lineno} column {error.colno} (character {error.pos})"
-        raise InvalidParamError(f"the text is not JSON: {error.msg} at {where}") from None
+        raise InvalidParamError(f"the text is not JSON: {error.msg} at {where}", id=1213) from None
     except (ValueError, RecursionError) as error:
-        raise InvalidParamError(f"the text is not JSON that can be read: {error}") from None
+        raise InvalidParamError(f"the text is not JSON that can be read: {error}", id=1214) from None
     if not isinstance(value, dict):
-        raise InvalidParamError(f"the JSON text holds a {type(value).__name__}, expected an object")
+        raise InvalidParamError(f"the JSON text holds a {type(value).__name__}, expected an object", id=1215)
     return value
 
 
 def read_int(key: str, value: object, low: int, high: int) -> int:
     """Returns an integer of ``low`` to ``high``; raises InvalidParamError for others and for a bool."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidParamError(f"{key} is {value!r}, expected an integer")
+        raise InvalidParamError(f"{key} is {value!r}, expected an integer", id=1216)
     if not low <= value <= high:
-        raise InvalidParamError(f"{key} is {value}, expected an integer of {low} to {high}")
+        raise InvalidParamError(f"{key} is {value}, expected an integer of {low} to {high}", id=1217)
     return value
 
 
@@ -217,13 +217,13 @@ def read_int32(key: str, value: object) -> int:
 
 def read_str(key: str, value: object) -> str:
     if not isinstance(value, str):
-        raise InvalidParamError(f"{key} is {value!r}, expected a string")
+        raise InvalidParamError(f"{key} is {value!r}, expected a string", id=1218)
     return utf8(key, value)
 
 
 def read_list(key: str, value: object) -> list[Any]:
     if not isinstance(value, list | tuple):
-        raise InvalidParamError(f"{key} is {value!r}, expected a list of integers")
+        raise InvalidParamError(f"{key} is {value!r}, expected a list of integers", id=1219)
     return list(value)
 
 
@@ -237,7 +237,7 @@ def read_int64_list(key: str, value: object) -> list[int]:
 def read_bytes(key: str, value: object) -> bytes:
     entries = read_list(key, value)
     if len(entries) > 64:
-        raise InvalidParamError(f"{key} has {len(entries)} entries, expected at most 64")
+        raise InvalidParamError(f"{key} has {len(entries)} entries, expected at most 64", id=1220)
     return bytes(read_int(f"{key}[{index}]", entry, 0, 255) for index, entry in enumerate(entries))
 
 

@@ -140,7 +140,9 @@ class QuantAllReduceOperation(Operation):
         """Returns the arrays of the error feedback, which the call replaces."""
         param = self._param
         if param.quant_type != QuantType.DYNAMIC:
-            raise InvalidParamError("error_feedback is given with a shared scale, expected quant_type 16 (DYNAMIC)")
+            raise InvalidParamError(
+                "error_feedback is given with a shared scale, expected quant_type 16 (DYNAMIC)", id=1221
+            )
         desc = describe(x)
         counts = (math.prod(desc.shape),)
         request = QuantizedReduction(_OPERATOR, desc.dtype, desc.dtype, counts, param.quantization)

@@ -44,18 +44,20 @@ class BaseBuffer:
 
     def _check_usable(self) -> None:
         if self._destroyed:
-            raise InvalidParamError("the buffer has been destroyed, expected no call after destroy()")
+            raise InvalidParamError("the buffer has been destroyed, expected no call after destroy()", id=1226)
 
     def _parts(self, x: Tokens) -> Sequence[Tensor]:
         """Returns the tensors of ``x``; raises for others than the calls take."""
         self._check_usable()
         parts = (x,) if isinstance(x, Tensor) else x
         if not isinstance(parts, tuple | list) or not all(isinstance(part, Tensor) for part in parts):
-            raise InvalidTensorError(f"x is {type(x).__name__}, expected a torch.Tensor or a pair of them", 5)
+            raise InvalidTensorError(f"x is {type(x).__name__}, expected a torch.Tensor or a pair of them", 5, id=2066)
         shapes = [tuple(part.shape) for part in parts]
         if any(len(shape) != 2 or shape[0] != shapes[0][0] for shape in shapes):
             shown = " and ".join(map(str, shapes))
-            raise InvalidTensorError(f"x has shape {shown}, expected [n, hidden], or [n, …] of codes and of scales")
+            raise InvalidTensorError(
+                f"x has shape {shown}, expected [n, hidden], or [n, …] of codes and of scales", id=2067
+            )
         return parts
 
     def _refuse(self, x: Tokens, why: str, **arguments: object) -> None:
@@ -63,7 +65,7 @@ class BaseBuffer:
         with guard(self._member(x), OPERATOR):
             for name, value in arguments.items():
                 if value is not None and value is not False:
-                    raise InvalidParamError(f"{name} is given {why}, expected a call without it")
+                    raise InvalidParamError(f"{name} is given {why}, expected a call without it", id=1227)
 
     def _send(
         self,
@@ -85,25 +87,31 @@ class BaseBuffer:
             parts = self._parts(x)
             rows, (name, number) = len(parts[0]), experts
             if ids is None or number is None:
-                raise InvalidParamError(f"topk_idx or {name} is None, expected both, or a handle")
+                raise InvalidParamError(f"topk_idx or {name} is None, expected both, or a handle", id=1228)
             number = number if isinstance(number, int) else len(number)
             local = _local(number, comm.size)
             if alignment < 1:
-                raise InvalidParamError(f"expert_alignment is {alignment}, expected at least 1")
+                raise InvalidParamError(f"expert_alignment is {alignment}, expected at least 1", id=1229)
             if most and rows > most:
-                raise InvalidParamError(f"num_max_tokens_per_rank is {most}, expected at least {rows}, the rows of x")
+                raise InvalidParamError(
+                    f"num_max_tokens_per_rank is {most}, expected at least {rows}, the rows of x", id=1230
+                )
             if stats is not None and (tuple(stats.shape) != (local,) or stats.dtype not in (torch.int32, torch.int64)):
                 local_ids = f"{stats.dtype} {tuple(stats.shape)}"
                 raise InvalidTensorError(
-                    f"cumulative_local_expert_recv_stats is {local_ids}, expected integers [{local}]"
+                    f"cumulative_local_expert_recv_stats is {local_ids}, expected integers [{local}]", id=2068
                 )
             if ids.dim() != 2 or ids.shape[0] != rows:
-                raise InvalidTensorError(f"topk_idx has shape {tuple(ids.shape)}, expected [{rows}, k]")
+                raise InvalidTensorError(f"topk_idx has shape {tuple(ids.shape)}, expected [{rows}, k]", id=2069)
             if weights is not None and weights.shape != ids.shape:
                 shapes = tuple(weights.shape), tuple(ids.shape)
-                raise InvalidTensorError(f"topk_weights has shape {shapes[0]}, expected {shapes[1]} as topk_idx")
+                raise InvalidTensorError(
+                    f"topk_weights has shape {shapes[0]}, expected {shapes[1]} as topk_idx", id=2070
+                )
             if not waits and most < 1:
-                raise InvalidParamError("num_max_tokens_per_rank is 0, expected at least 1 with do_cpu_sync=False")
+                raise InvalidParamError(
+                    "num_max_tokens_per_rank is 0, expected at least 1 with do_cpu_sync=False", id=1231
+                )
             there = _in_rank(ids, number, comm.size)
             without = sorted(masked)
             if without:
@@ -111,7 +119,9 @@ class BaseBuffer:
                 ids = ids.masked_fill(torch.isin(rank_of(ids, local), ids.new_tensor(without)), -1)
             for name, table, right in zip(_LAYOUT, layout, (there.sum(0), there), strict=True):
                 if table is not None and (table.shape != right.shape or not bool((table == right).all())):
-                    raise InvalidParamError(f"{name} is not the layout of topk_idx, expected get_dispatch_layout's")
+                    raise InvalidParamError(
+                        f"{name} is not the layout of topk_idx, expected get_dispatch_layout's", id=1232
+                    )
             rank, token = there.t().nonzero(as_tuple=True)
             here = ids[token] - rank[:, None] * local
             foreign = (here < 0) | (here >= local)
@@ -168,14 +178,16 @@ class BaseBuffer:
             _check_way(handle, comm)
             ids = handle.topk_idx
             if len(parts[0]) != len(ids):
-                raise InvalidTensorError(f"x has {len(parts[0])} rows, expected {len(ids)}, as dispatched before")
+                raise InvalidTensorError(
+                    f"x has {len(parts[0])} rows, expected {len(ids)}, as dispatched before", id=2071
+                )
             sends, recvs = handle.ranks.tolist()
             token, columns = handle.order // comm.size, [*parts]
             terms = _terms(parts) if weights is None else _terms(parts, weights.dtype)
             if weights is not None:
                 if weights.shape != ids.shape:
                     shapes = tuple(weights.shape), tuple(ids.shape)
-                    raise InvalidTensorError(f"topk_weights has shape {shapes[0]}, expected {shapes[1]}")
+                    raise InvalidTensorError(f"topk_weights has shape {shapes[0]}, expected {shapes[1]}", id=2072)
                 ranks = rank_of(ids[token], handle.num_experts // comm.size)
                 columns.append(weights[token].masked_fill(ranks != (handle.order % comm.size)[:, None], 0))
         rows = handle.num_recv_tokens
@@ -199,7 +211,7 @@ class BaseBuffer:
             shapes += [("bias", each, (tokens, x.shape[1])) for each in biases]
             for name, value, shape in shapes:
                 if value is not None and tuple(value.shape) != shape:
-                    raise InvalidTensorError(f"{name} has shape {tuple(value.shape)}, expected {shape}")
+                    raise InvalidTensorError(f"{name} has shape {tuple(value.shape)}, expected {shape}", id=2028)
             dtype = x.dtype
             if handle.do_expand:
                 x = expert_rows.fold(x, handle.slots)
@@ -255,7 +267,9 @@ class Buffer(BaseBuffer):
     ) -> None:
         super().__init__(group)
         if comm is not None:
-            raise InvalidParamError("comm is given, expected a ProcessGroup or a Communicator as group instead")
+            raise InvalidParamError(
+                "comm is given, expected a ProcessGroup or a Communicator as group instead", id=1233
+            )
         self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
         self._masked: set[int] | None = set() if enable_shrink else None
 
@@ -383,7 +397,7 @@ class Buffer(BaseBuffer):
         """
         masked, size = self._masks(), groups.world_size(self.group)
         if not 0 <= rank_to_mask < size:
-            raise InvalidParamError(f"rank_to_mask is {rank_to_mask}, expected 0 to {size - 1}")
+            raise InvalidParamError(f"rank_to_mask is {rank_to_mask}, expected 0 to {size - 1}", id=1234)
         (masked.add if mask else masked.discard)(rank_to_mask)
 
     def low_latency_query_mask_buffer(self, mask_status: Tensor) -> None:
@@ -391,7 +405,7 @@ class Buffer(BaseBuffer):
         masked, size = self._masks(), groups.world_size(self.group)
         if mask_status.dtype is not torch.int32 or tuple(mask_status.shape) != (size,):
             shown = f"{mask_status.dtype} {tuple(mask_status.shape)}"
-            raise InvalidTensorError(f"mask_status is {shown}, expected torch.int32 ({size},)")
+            raise InvalidTensorError(f"mask_status is {shown}, expected torch.int32 ({size},)", id=2073)
         mask_status.copy_(torch.tensor([rank in masked for rank in range(size)]))
 
     def low_latency_clean_mask_buffer(self) -> None:
@@ -401,7 +415,9 @@ class Buffer(BaseBuffer):
     def _masks(self) -> set[int]:
         self._check_usable()
         if self._masked is None:
-            raise InvalidParamError("enable_shrink is False, expected a Buffer with enable_shrink=True to mask ranks")
+            raise InvalidParamError(
+                "enable_shrink is False, expected a Buffer with enable_shrink=True to mask ranks", id=1235
+            )
         return self._masked
 
     def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
@@ -445,7 +461,9 @@ class Buffer(BaseBuffer):
             with guard(comm, OPERATOR):
                 least = max(len(self._parts(x)[0]), 1)
                 if most < least:
-                    raise InvalidParamError(f"num_max_dispatch_tokens_per_rank is {most}, expected at least {least}")
+                    raise InvalidParamError(
+                        f"num_max_dispatch_tokens_per_rank is {most}, expected at least {least}", id=1236
+                    )
                 tokens = expert_rows.float8_codes(x, round_scale, use_ue8m0) if use_fp8 else x
             arguments = topk_idx, None, ("num_experts", num_experts), 1, 0, most
             masked = self._masked or ()
@@ -507,14 +525,14 @@ class Buffer(BaseBuffer):
                 capacity = comm.size * handle.num_max_dispatch_tokens_per_rank
                 of_masked = ids < 0 if self._masked is not None else torch.zeros_like(ids, dtype=torch.bool)
                 if topk_idx.shape != ids.shape or not bool(((topk_idx == ids) | of_masked).all()):
-                    raise InvalidParamError("topk_idx is not what was dispatched, expected the same")
+                    raise InvalidParamError("topk_idx is not what was dispatched, expected the same", id=1237)
                 for name, value, shape in (
                     ("x", x, (local, capacity, handle.hidden)),
                     ("topk_weights", topk_weights, tuple(ids.shape)),
                     ("out", out, (len(ids), handle.hidden)),
                 ):
                     if value is not None and tuple(value.shape) != shape:
-                        raise InvalidTensorError(f"{name} has shape {tuple(value.shape)}, expected {shape}")
+                        raise InvalidTensorError(f"{name} has shape {tuple(value.shape)}, expected {shape}", id=2028)
                 slots = way.fixed_slots(capacity)
                 used, ranks = slots >= 0, rank_of(ids, local).reshape(-1)
                 going = [int(part.sum()) for part in used[: int(way.ranks[1].sum())].split(way.ranks[1].tolist())]
@@ -542,7 +560,9 @@ _LAYOUT = "num_tokens_per_rank", "is_token_in_rank"
 
 def _local(experts: int, size: int) -> int:
     if not 1 <= experts <= MOST or experts % size:
-        raise InvalidParamError(f"num_experts is {experts}, expected a multiple of {size} ranks, at most {MOST}")
+        raise InvalidParamError(
+            f"num_experts is {experts}, expected a multiple of {size} ranks, at most {MOST}", id=1238
+        )
     return experts // size
 
 
@@ -551,12 +571,13 @@ def _check_way(handle: EPHandle, comm: AnyCommunicator) -> None:
     size = handle.ranks.shape[1]
     if size != comm.size:
         raise InvalidParamError(
-            f"handle is of a dispatch among {size} ranks, expected one among {comm.size}: dispatch again"
+            f"handle is of a dispatch among {size} ranks, expected one among {comm.size}: dispatch again", id=1239
         )
     if handle.epoch != _epoch(comm):
         raise InvalidParamError(
             f"handle is of a dispatch in epoch {handle.epoch}, expected one in epoch {_epoch(comm)}, after lost ranks "
-            "have been replaced: dispatch again"
+            "have been replaced: dispatch again",
+            id=1240,
         )
 
 
@@ -571,7 +592,9 @@ def _nothing() -> None:
 def _in_rank(ids: Tensor, experts: int, size: int) -> Tensor:
     """Returns whether each token goes to each rank, bool ``[n, W]``."""
     if ids.numel() and not -1 <= int(ids.min()) <= int(ids.max()) < experts:
-        raise InvalidParamError(f"topk_idx holds numbers from {ids.min()} to {ids.max()}, expected -1 to {experts - 1}")
+        raise InvalidParamError(
+            f"topk_idx holds numbers from {ids.min()} to {ids.max()}, expected -1 to {experts - 1}", id=1241
+        )
     ranks = rank_of(ids, experts // size)
     return torch.stack([(ranks == rank).any(1) for rank in range(size)], 1)
 

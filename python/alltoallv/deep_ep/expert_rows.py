@@ -64,10 +64,10 @@ def float8_codes(x: Tensor, round_scale: bool, use_ue8m0: bool) -> tuple[Tensor,
     the power of two.
     """
     if use_ue8m0 and not round_scale:
-        raise InvalidParamError("use_ue8m0 is True, expected round_scale with it")
+        raise InvalidParamError("use_ue8m0 is True, expected round_scale with it", id=1242)
     multiple = _GROUP * (4 if use_ue8m0 else 1)
     if x.shape[1] % multiple:
-        raise InvalidParamError(f"x has {x.shape[1]} columns, expected a multiple of {multiple} with use_fp8")
+        raise InvalidParamError(f"x has {x.shape[1]} columns, expected a multiple of {multiple} with use_fp8", id=1243)
     groups = x.float().unflatten(1, (-1, _GROUP))
     largest = groups.abs().amax(-1).clamp(min=1e-4)
     scales, factors = largest / _LARGEST, _LARGEST / largest

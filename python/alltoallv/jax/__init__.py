@@ -79,12 +79,12 @@ def _checked(size: int, *arguments: Any) -> list[Any]:
     if operand.dtype != output.dtype or operand.shape[1:] != output.shape[1:] or not operand.ndim or not output.ndim:
         shown = f"{output.dtype}{list(output.shape)}"
         raise InvalidTensorError(
-            f"output is {shown}, expected rows shaped as operand's, {operand.dtype}{list(operand.shape)}"
+            f"output is {shown}, expected rows shaped as operand's, {operand.dtype}{list(operand.shape)}", id=2076
         )
     for name, table in zip(("input_offsets", "send_sizes", "output_offsets", "recv_sizes"), tables, strict=True):
         if table.shape != (size,) or not jax.numpy.issubdtype(table.dtype, jax.numpy.integer):
             shown = f"{table.dtype}{list(table.shape)}"
-            raise InvalidParamError(f"{name} is {shown}, expected {size} integers, one for every rank")
+            raise InvalidParamError(f"{name} is {shown}, expected {size} integers, one for every rank", id=1244)
     return [operand, output, *tables]
 
 

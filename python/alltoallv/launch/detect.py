@@ -81,7 +81,7 @@ def detect(environ: Environ | None = None) -> Launch:
         return replace(chosen[1], rank_table=_table(env), depth=by[chosen[0]].depth)
     for size, rank in (("WORLD_SIZE", "RANK"), ("RANK_SIZE", "RANK_ID")):
         if integer(env, size, 1) > 1:
-            raise InvalidParamError(f"{size} is {env[size]!r} but {rank} is not set: expected both or neither")
+            raise InvalidParamError(f"{size} is {env[size]!r} but {rank} is not set: expected both or neither", id=1245)
     return Launch("single", 0, 1, 0, f"single:{process_id(os.getpid())}", local_size=1, rank_table=_table(env))
 
 
@@ -111,16 +111,19 @@ def _compare(env: Environ, kind: _Kind, launch: Launch, other: _Kind, by: Setter
     a, b = ((name := next(n for n in k.names[what:] if n in env), env[name]) for k in (kind, other))
     raise InvalidParamError(
         f"{a[0]} is {a[1]!r} but {b[0]} is {b[1]!r}: the variables of {launch.launcher} and {said.launcher} "
-        "contradict each other; set only the variables of one launcher"
+        "contradict each other; set only the variables of one launcher",
+        id=1246,
     )
 
 
 def _rank_and_size(env: Environ, rank_name: str, size_name: str) -> tuple[int, int]:
     rank, size = required(env, rank_name), required(env, size_name)
     if size < 1:
-        raise InvalidParamError(f"{size_name} is {env[size_name]!r}, expected at least 1")
+        raise InvalidParamError(f"{size_name} is {env[size_name]!r}, expected at least 1", id=1247)
     if rank >= size:
-        raise InvalidParamError(f"{rank_name} is {env[rank_name]!r}, expected less than {size_name}, which is {size}")
+        raise InvalidParamError(
+            f"{rank_name} is {env[rank_name]!r}, expected less than {size_name}, which is {size}", id=1248
+        )
     return rank, size
 
 
@@ -137,7 +140,8 @@ def _own(env: Environ, by: Setter) -> Launch | None:
     if job is None:
         raise InvalidParamError(
             "ALLTOALLV_RANK is set but ALLTOALLV_JOB_ID is not: expected a text that is equal on all ranks "
-            "of this job and different from every other job's"
+            "of this job and different from every other job's",
+            id=1249,
         )
     local_rank, restarts = integer(env, "ALLTOALLV_LOCAL_RANK", rank), integer(env, "ALLTOALLV_RESTART_COUNT", 0)
     local_size, root = optional(env, _LOCAL_SIZE), (env.get("MASTER_ADDR", ""), integer(env, "MASTER_PORT", 0))
@@ -183,17 +187,22 @@ def _torchrun(env: Environ, by: Setter) -> Launch | None:
 
 def _msrun(env: Environ, by: Setter) -> Launch | None:
     if env.get("MS_ROLE") == "MS_SCHED":
-        raise InvalidParamError("MS_ROLE is 'MS_SCHED': msrun's scheduler process has no rank, expected 'MS_WORKER'")
+        raise InvalidParamError(
+            "MS_ROLE is 'MS_SCHED': msrun's scheduler process has no rank, expected 'MS_WORKER'", id=1250
+        )
     cluster = "MS_WORKER_NUM" in env or env.get("MS_ROLE") == "MS_WORKER"
     if not cluster and ("RANK_ID" not in env or "RANK_TABLE_FILE" in env):
         return None
     required(env, "RANK_ID")
     sizes = {name: integer(env, name, 0) for name in ("RANK_SIZE", "MS_WORKER_NUM") if name in env}
     if not sizes:
-        raise InvalidParamError(f"RANK_ID is {env['RANK_ID']!r} but neither RANK_SIZE nor MS_WORKER_NUM is set")
+        raise InvalidParamError(
+            f"RANK_ID is {env['RANK_ID']!r} but neither RANK_SIZE nor MS_WORKER_NUM is set", id=1251
+        )
     if len(set(sizes.values())) > 1:
         raise InvalidParamError(
-            f"RANK_SIZE is {env['RANK_SIZE']!r} but MS_WORKER_NUM is {env['MS_WORKER_NUM']!r}: expected equal values"
+            f"RANK_SIZE is {env['RANK_SIZE']!r} but MS_WORKER_NUM is {env['MS_WORKER_NUM']!r}: expected equal values",
+            id=1252,
         )
     rank, size = _rank_and_size(env, "RANK_ID", next(iter(sizes)))
     address, port = env.get("MS_SCHED_HOST", ""), integer(env, "MS_SCHED_PORT", 0)
@@ -216,7 +225,7 @@ def _paddle(env: Environ, by: Setter) -> Launch | None:
     endpoints = [e for e in env.get("PADDLE_TRAINER_ENDPOINTS", "").split(",") if e]
     if endpoints and len(endpoints) != size:
         raise InvalidParamError(
-            f"PADDLE_TRAINER_ENDPOINTS lists {len(endpoints)} endpoints, expected {size}, PADDLE_TRAINERS_NUM"
+            f"PADDLE_TRAINER_ENDPOINTS lists {len(endpoints)} endpoints, expected {size}, PADDLE_TRAINERS_NUM", id=1253
         )
     root = env.get("PADDLE_MASTER") or (endpoints[0] if endpoints else "")
     address, _, port = root.rpartition(":")
@@ -249,7 +258,8 @@ def _pmi(env: Environ, by: Setter) -> Launch | None:
         if "PMI_PORT" in env and "PMI_ID" in env:
             raise InvalidParamError(
                 f"PMI_ID is {env['PMI_ID']!r} but PMI_SIZE is not set, so the world size is unknown: "
-                "start mpiexec without -pmi-port"
+                "start mpiexec without -pmi-port",
+                id=1254,
             )
         return None
     rank, size = _rank_and_size(env, "PMI_RANK", "PMI_SIZE")
@@ -279,17 +289,25 @@ def _rank_table(env: Environ, by: Setter) -> Launch | None:
     if "RANK_ID" in env:
         rank = required(env, "RANK_ID")
         if rank >= table.size:
-            raise InvalidParamError(f"RANK_ID is {rank}, expected less than {table.size}, the ranks in {path!r}")
+            raise InvalidParamError(
+                f"RANK_ID is {rank}, expected less than {table.size}, the ranks in {path!r}", id=1255
+            )
     else:
         device = required(env, "DEVICE_ID")
         if len(table.servers) > 1:
-            raise InvalidParamError(f"RANK_ID is not set, but {path!r} lists {len(table.servers)} servers: set RANK_ID")
+            raise InvalidParamError(
+                f"RANK_ID is not set, but {path!r} lists {len(table.servers)} servers: set RANK_ID", id=1256
+            )
         ranks = [d.rank for d in table.servers[0].devices if d.device == device]
         if not ranks:
-            raise InvalidParamError(f"DEVICE_ID is {device}, which {path!r} does not list; set RANK_ID or correct it")
+            raise InvalidParamError(
+                f"DEVICE_ID is {device}, which {path!r} does not list; set RANK_ID or correct it", id=1257
+            )
         rank = ranks[0]
     if "RANK_SIZE" in env and required(env, "RANK_SIZE") != table.size:
-        raise InvalidParamError(f"RANK_SIZE is {env['RANK_SIZE']!r}, expected {table.size}, the ranks in {path!r}")
+        raise InvalidParamError(
+            f"RANK_SIZE is {env['RANK_SIZE']!r}, expected {table.size}, the ranks in {path!r}", id=1258
+        )
     server = table.server_of(rank)
     local = [d.rank for d in server.devices]
     where = os.path.realpath(path) if len(table.servers) == 1 else "hosts"  # several hosts may have other paths
@@ -333,10 +351,14 @@ def _tasks_here(env: Environ) -> int | None:
     for part in text.split(","):  # counts host by host, "4(x2),3" for 4, 4 and 3
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip(), re.ASCII)
         if match is None:
-            raise InvalidParamError(f"SLURM_STEP_TASKS_PER_NODE is {text!r}, expected counts of tasks like '4(x2),3'")
+            raise InvalidParamError(
+                f"SLURM_STEP_TASKS_PER_NODE is {text!r}, expected counts of tasks like '4(x2),3'", id=1259
+            )
         counts += [int(match[1])] * int(match[2] or 1)
     if node >= len(counts):
-        raise InvalidParamError(f"SLURM_NODEID is {node}, expected less than {len(counts)}, the hosts of {text!r}")
+        raise InvalidParamError(
+            f"SLURM_NODEID is {node}, expected less than {len(counts)}, the hosts of {text!r}", id=1260
+        )
     return counts[node]
 
 

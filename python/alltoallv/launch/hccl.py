@@ -75,7 +75,7 @@ def _options(
     """Returns HCCL's options; ``device`` is taken if the thread has no current one."""
     _core.cann_available()  # raises with the missing part
     if check not in (None, *CHECKS):
-        raise InvalidParamError(f"check is {check!r}, expected 'first', 'always' or 'off'")
+        raise InvalidParamError(f"check is {check!r}, expected 'first', 'always' or 'off'", id=1261)
     hccl = _core.HcclOptions()
     hccl.domain, hccl.buffer_mb, hccl.timeout = options.domain, options.budget_mb, options.timeout
     hccl.check, hccl.rank, hccl.size = check or "first", rank, size

@@ -55,15 +55,19 @@ class Launch:
         for what, text in (("job id", self.job_id + self.name), ("address of rank 0", self.master_addr)):
             utf8(f"the {what} of {where}", text)
         if self.size < 1:
-            raise InvalidParamError(f"{where} give world size {self.size}, expected at least 1")
+            raise InvalidParamError(f"{where} give world size {self.size}, expected at least 1", id=1262)
         if not 0 <= self.rank < self.size:
-            raise InvalidParamError(f"{where} give rank {self.rank}, expected 0 <= rank < {self.size} (the world size)")
+            raise InvalidParamError(
+                f"{where} give rank {self.rank}, expected 0 <= rank < {self.size} (the world size)", id=1263
+            )
         if self.local_rank < 0:
-            raise InvalidParamError(f"{where} give local rank {self.local_rank}, expected at least 0")
+            raise InvalidParamError(f"{where} give local rank {self.local_rank}, expected at least 0", id=1264)
         if self.restart_count < 0:
-            raise InvalidParamError(f"{where} give restart count {self.restart_count}, expected at least 0")
+            raise InvalidParamError(f"{where} give restart count {self.restart_count}, expected at least 0", id=1265)
         if self.local_size is not None and not 1 <= self.local_size <= self.size:
-            raise InvalidParamError(f"{where} give {self.local_size} ranks on this host, expected 1 to {self.size}")
+            raise InvalidParamError(
+                f"{where} give {self.local_size} ranks on this host, expected 1 to {self.size}", id=1266
+            )
 
     @property
     def key(self) -> str:
@@ -80,7 +84,8 @@ class Launch:
         if self.local_size is None and (self.hosts or 1) > 1:
             raise BackendUnavailableError(
                 f"the job has {self.size} ranks on {self.hosts} hosts, and launcher {self.launcher!r} does not say how "
-                "many are on this one: set ALLTOALLV_LOCAL_WORLD_SIZE to that number, or use Communicator.from_mpi"
+                "many are on this one: set ALLTOALLV_LOCAL_WORLD_SIZE to that number, or use Communicator.from_mpi",
+                id=5030,
             )
         here, variable = self.local_size, {"pmi": "PMI_RANK", "msrun": "RANK_ID"}.get(self.launcher)
         if here is None and variable is not None:
@@ -88,7 +93,8 @@ class Launch:
         if here is not None and here < size:
             raise BackendUnavailableError(
                 f"the job has {self.size} ranks, {here} of them on this host, and shared memory needs all "
-                "on one host: between hosts use backend='tcp', Communicator.from_mpi, or backend='hccl' on NPUs"
+                "on one host: between hosts use backend='tcp', Communicator.from_mpi, or backend='hccl' on NPUs",
+                id=5031,
             )
 
     def variables(self, rank: int, secret: str, replaced: int) -> dict[str, str]:
@@ -124,7 +130,8 @@ class Launch:
             raise BackendUnavailableError(
                 f"the job has {self.size} ranks, {self.local_size} of them on this host, and launcher "
                 f"{self.launcher!r} gives no address of rank 0: set MASTER_ADDR and MASTER_PORT to it, or use "
-                "Communicator.from_mpi or RANK_TABLE_FILE"
+                "Communicator.from_mpi or RANK_TABLE_FILE",
+                id=5032,
             )
         return address, port("ALLTOALLV_ROOT_PORT", near + 1)
 

@@ -63,9 +63,9 @@ def connect(comm: Any, options: _core.CommunicatorOptions) -> _core.Communicator
     try:
         from mpi4py import MPI
     except ImportError as error:
-        raise BackendUnavailableError(f"mpi4py is missing ({error}): pip install 'alltoallv[mpi]'") from None
+        raise BackendUnavailableError(f"mpi4py is missing ({error}): pip install 'alltoallv[mpi]'", id=5033) from None
     if not isinstance(comm, MPI.Intracomm):
-        raise InvalidParamError(f"comm is a {type(comm).__name__}, expected an mpi4py.MPI.Intracomm")
+        raise InvalidParamError(f"comm is a {type(comm).__name__}, expected an mpi4py.MPI.Intracomm", id=1267)
     options.rank, options.size = comm.Get_rank(), comm.Get_size()
     options.job = "mpi:" + comm.bcast(secrets.token_hex(8), 0)
     if comm.allreduce(_core.this_place(), _same) is not None:

@@ -68,7 +68,7 @@ def refuse_strangers(depth: int, pids: Mapping[int, int], size: int, communicato
         warnings.warn(text, RuntimeWarning, stacklevel=3)
     while any(map(runs, late)) and time.monotonic() < end:
         time.sleep(0.1)
-    raise InvalidParamError(text)
+    raise InvalidParamError(text, id=1481)
 
 
 def between_hosts(job: Launch, options: _core.CommunicatorOptions) -> _core.Communicator:
@@ -89,9 +89,9 @@ def between_hosts(job: Launch, options: _core.CommunicatorOptions) -> _core.Comm
 def make_options(domain: str, timeout: float = 600.0, check: str | None = None) -> _core.CommunicatorOptions:
     """Returns the options of a communicator without its ranks; for the arguments see `Communicator.from_env`."""
     if not (isinstance(timeout, Real) and timeout > 0):
-        raise InvalidParamError(f"timeout is {timeout!r}, expected seconds above 0")
+        raise InvalidParamError(f"timeout is {timeout!r}, expected seconds above 0", id=1268)
     if check not in (None, "always", "off"):
-        raise InvalidParamError(f"check is {check!r}, expected 'always' or 'off' for shared memory")
+        raise InvalidParamError(f"check is {check!r}, expected 'always' or 'off' for shared memory", id=1269)
     options = _core.CommunicatorOptions()
     options.domain, options.budget_mb = _core.parse_domain(variables.utf8("domain", domain))
     options.timeout = float(min(timeout, 1e18))  # an int may have more digits than a float

@@ -65,12 +65,14 @@ class RankTable:
         for server in self.servers:
             if any(device.rank == rank for device in server.devices):
                 return server
-        raise InvalidParamError(f"rank is {rank}, expected 0 <= rank < {self.size}, the ranks of the rank table")
+        raise InvalidParamError(
+            f"rank is {rank}, expected 0 <= rank < {self.size}, the ranks of the rank table", id=1270
+        )
 
     def of_size(self, size: int) -> RankTable:
         """Returns this table; raises unless it has ``size`` ranks."""
         if self.size != size:
-            raise InvalidParamError(f"the rank table lists {self.size} ranks, expected {size}")
+            raise InvalidParamError(f"the rank table lists {self.size} ranks, expected {size}", id=1271)
         return self
 
     @classmethod
@@ -83,13 +85,13 @@ class RankTable:
                     raise OSError(errno.EINVAL, "it is not a regular file")
                 content = file.read()
         except OSError as error:
-            raise InvalidParamError(f"rank table {path!r} cannot be read: {error.strerror}") from None
+            raise InvalidParamError(f"rank table {path!r} cannot be read: {error.strerror}", id=1272) from None
         except ValueError as error:  # it is no path
-            raise InvalidParamError(f"rank table {path!r} cannot be read: {error}") from None
+            raise InvalidParamError(f"rank table {path!r} cannot be read: {error}", id=1272) from None
         try:
             return cls.parse(content)
         except InvalidParamError as error:
-            raise InvalidParamError(f"rank table {path!r}: {error}") from None
+            raise InvalidParamError(f"rank table {path!r}: {error}", id=1273) from None
 
     @classmethod
     def parse(cls, content: bytes) -> RankTable:
@@ -97,17 +99,19 @@ class RankTable:
         try:
             root = json.loads(content)
         except (ValueError, RecursionError) as error:
-            raise InvalidParamError(f"expected JSON, but {error}") from None
+            raise InvalidParamError(f"expected JSON, but {error}", id=1274) from None
         if not isinstance(root, dict):
-            raise InvalidParamError(f"expected a JSON object, got {type(root).__name__}")
+            raise InvalidParamError(f"expected a JSON object, got {type(root).__name__}", id=1275)
         if root.get("status") != "completed":
-            raise InvalidParamError(f"status is {root.get('status')!r}, expected 'completed'")
+            raise InvalidParamError(f"status is {root.get('status')!r}, expected 'completed'", id=1276)
         version = root.get("version", "1.0")
         if version not in _VERSIONS:
-            raise InvalidParamError(f"version is {version!r}, expected '1.0' or '1.2'")
+            raise InvalidParamError(f"version is {version!r}, expected '1.0' or '1.2'", id=1277)
         entries = _list(root, "server_list", "the rank table")
         if "server_count" in root and _number(root, "server_count", "the rank table") != len(entries):
-            raise InvalidParamError(f"server_count is {root['server_count']!r}, but server_list has {len(entries)}")
+            raise InvalidParamError(
+                f"server_count is {root['server_count']!r}, but server_list has {len(entries)}", id=1278
+            )
         servers = tuple(_server(entry, version) for entry in entries)
         _check(servers)
         islands = len(servers)
@@ -119,18 +123,18 @@ class RankTable:
 
 def _server(entry: Any, version: str) -> Server:
     if not isinstance(entry, dict):
-        raise InvalidParamError(f"server_list holds {entry!r}, expected an object")
+        raise InvalidParamError(f"server_list holds {entry!r}, expected an object", id=1279)
     name = entry.get("server_id")
     if not isinstance(name, str) or not 0 < len(name) <= 64:
-        raise InvalidParamError(f"server_id is {name!r}, expected a text of 1 to 64 characters")
+        raise InvalidParamError(f"server_id is {name!r}, expected a text of 1 to 64 characters", id=1280)
     utf8("server_id", name)
     where = f"server {name!r}"
     devices = []
     for item in _list(entry, "device", where):
         if not isinstance(item, dict):
-            raise InvalidParamError(f"device of {where} holds {item!r}, expected an object")
+            raise InvalidParamError(f"device of {where} holds {item!r}, expected an object", id=1281)
         if "device_port" in item and not 1 <= _number(item, "device_port", where) <= 65535:
-            raise InvalidParamError(f"device_port of {where} is {item['device_port']!r}, expected 1 to 65535")
+            raise InvalidParamError(f"device_port of {where} is {item['device_port']!r}, expected 1 to 65535", id=1282)
         devices.append(
             Device(
                 _number(item, "rank_id", where),
@@ -145,18 +149,20 @@ def _server(entry: Any, version: str) -> Server:
 def _check(servers: tuple[Server, ...]) -> None:
     names = [server.server_id for server in servers]
     if len(set(names)) != len(names):
-        raise InvalidParamError(f"server_id values are {names}, expected each once")
+        raise InvalidParamError(f"server_id values are {names}, expected each once", id=1283)
     ranks = sorted(device.rank for server in servers for device in server.devices)
     if ranks != list(range(len(ranks))):
-        raise InvalidParamError(f"rank_id values are {ranks}, expected 0 to {len(ranks) - 1}, each once")
+        raise InvalidParamError(f"rank_id values are {ranks}, expected 0 to {len(ranks) - 1}, each once", id=1284)
     for server in servers:
         ranks = [device.rank for device in server.devices]
         if ranks[-1] - ranks[0] != len(ranks) - 1:
-            raise InvalidParamError(f"ranks of server {server.server_id!r} are {ranks}, expected consecutive numbers")
+            raise InvalidParamError(
+                f"ranks of server {server.server_id!r} are {ranks}, expected consecutive numbers", id=1285
+            )
         numbers = [device.device for device in server.devices]
         if len(set(numbers)) != len(numbers):
             raise InvalidParamError(
-                f"device_id values of server {server.server_id!r} are {numbers}, expected each once"
+                f"device_id values of server {server.server_id!r} are {numbers}, expected each once", id=1286
             )
 
 
@@ -166,9 +172,13 @@ def _check_addresses(servers: Sequence[Server], needed: bool) -> None:
         for device in server.devices:
             who = f"rank {device.rank} on server {server.server_id!r}"
             if needed and not device.ip:
-                raise InvalidParamError(f"device_ip of {who} is '', expected its address: other servers need it")
+                raise InvalidParamError(
+                    f"device_ip of {who} is '', expected its address: other servers need it", id=1287
+                )
             if device.ip and owners.setdefault(device.ip, who) != who:
-                raise InvalidParamError(f"device_ip of {who} is {device.ip!r}, which {owners[device.ip]} also has")
+                raise InvalidParamError(
+                    f"device_ip of {who} is {device.ip!r}, which {owners[device.ip]} also has", id=1288
+                )
 
 
 def _super_pods(root: dict[str, Any], servers: Sequence[Server]) -> list[str]:
@@ -179,26 +189,31 @@ def _super_pods(root: dict[str, Any], servers: Sequence[Server]) -> list[str]:
     for entry in _list(root, "super_pod_list", "the rank table"):
         pod = entry.get("super_pod_id") if isinstance(entry, dict) else None
         if not isinstance(pod, str) or not pod or pod in pods:
-            raise InvalidParamError(f"super_pod_id is {pod!r}, expected a text that no other super pod has")
+            raise InvalidParamError(f"super_pod_id is {pod!r}, expected a text that no other super pod has", id=1289)
         pods.append(pod)
         numbers: dict[int | None, str] = {}
         for member in _list(entry, "server_list", f"super pod {pod!r}"):
             name = member.get("server_id") if isinstance(member, dict) else member
             if not isinstance(name, str) or name not in by_name:
-                raise InvalidParamError(f"super pod {pod!r} names server {name!r}, expected one of {sorted(by_name)}")
+                raise InvalidParamError(
+                    f"super pod {pod!r} names server {name!r}, expected one of {sorted(by_name)}", id=1290
+                )
             if name in pod_of:
-                raise InvalidParamError(f"server {name!r} is in super pod {pod_of[name]!r} and again in {pod!r}")
+                raise InvalidParamError(
+                    f"server {name!r} is in super pod {pod_of[name]!r} and again in {pod!r}", id=1291
+                )
             pod_of[name] = pod
             for device in by_name[name].devices:
                 who = f"rank {device.rank} on server {name!r}"
                 if numbers.setdefault(device.super_device, who) != who:
                     raise InvalidParamError(
                         f"super_device_id of {who} is {device.super_device}, "
-                        f"which {numbers[device.super_device]} of super pod {pod!r} also has"
+                        f"which {numbers[device.super_device]} of super pod {pod!r} also has",
+                        id=1292,
                     )
     for name in by_name:
         if name not in pod_of:
-            raise InvalidParamError(f"server {name!r} is in no super pod, expected it in one of {pods}")
+            raise InvalidParamError(f"server {name!r} is in no super pod, expected it in one of {pods}", id=1293)
     return pods
 
 
@@ -211,21 +226,24 @@ def _address(item: dict[str, Any], where: str) -> str:
         return str(ipaddress.ip_address(value)) if value != "" else ""
     except ValueError:
         raise InvalidParamError(
-            f"device_ip of rank {item['rank_id']} on {where} is {value!r}, expected an address such as '10.0.0.1'"
+            f"device_ip of rank {item['rank_id']} on {where} is {value!r}, expected an address such as '10.0.0.1'",
+            id=1294,
         ) from None
 
 
 def _list(entry: dict[str, Any], key: str, where: str) -> list[Any]:
     value = entry.get(key)
     if not isinstance(value, list) or not value:
-        raise InvalidParamError(f"{key} of {where} is {value!r}, expected a list that is not empty")
+        raise InvalidParamError(f"{key} of {where} is {value!r}, expected a list that is not empty", id=1295)
     return value
 
 
 def _number(entry: dict[str, Any], key: str, where: str) -> int:
     value = entry.get(key)
     if not isinstance(value, str) or not (value.isascii() and value.isdecimal()):
-        raise InvalidParamError(f'{key} of {where} is {value!r}, expected a number written as a string, such as "0"')
+        raise InvalidParamError(
+            f'{key} of {where} is {value!r}, expected a number written as a string, such as "0"', id=1296
+        )
     if len(value) > 10:
-        raise InvalidParamError(f"{key} of {where} is {value[:40]!r}, expected a number of at most 10 digits")
+        raise InvalidParamError(f"{key} of {where} is {value[:40]!r}, expected a number of at most 10 digits", id=1297)
     return int(value)

@@ -54,7 +54,7 @@ def take(job: str, rank: int, what: str, patience: float = _PATIENCE, cure: str 
                 return
             if time.monotonic() >= end:
                 process = "another process" if holder == _UNKNOWN else f"process {holder}"
-                raise InvalidParamError(f"{what} is {process} already: {cure}")
+                raise InvalidParamError(f"{what} is {process} already: {cure}", id=1298)
             time.sleep(pause)
             pause = min(2 * pause, 0.1)
 

@@ -44,7 +44,7 @@ from alltoallv.quantization.spec import QuantizedReduction
 def refuse_timeout(timeout: float | None) -> None:
     """Refuses a timeout for a call in MindSpore's queue."""
     if timeout is not None:
-        raise InvalidParamError(f"timeout is {timeout}, expected None on Ascend: the group's counts")
+        raise InvalidParamError(f"timeout is {timeout}, expected None on Ascend: the group's counts", id=1315)
 
 
 def learnt(comm: Communicator, sends: Sequence[int]) -> list[int]:

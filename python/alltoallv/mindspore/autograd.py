@@ -42,7 +42,7 @@ def refuse_gradient(operator: str, *tensors: Any) -> None:
     """Raises InvalidParamError where a call without a gradient gets a tensor that wants one: it would be zero."""
     if wants_gradient(*tensors):
         raise InvalidParamError(
-            f"{operator} has no gradient and got a tensor that wants one, expected ops.stop_gradient(tensor)"
+            f"{operator} has no gradient and got a tensor that wants one, expected ops.stop_gradient(tensor)", id=1316
         )
 
 
@@ -124,6 +124,7 @@ def assign(name: str, output: Tensor, values: Tensor, kept: Any = None) -> None:
     if output.untyped_storage().nbytes() != output.nbytes:
         raise InvalidTensorError(
             f"{name} is a part of a larger tensor, to which MindSpore passes no gradient on: "
-            "expected a tensor of its own, or the output of all_to_all_v"
+            "expected a tensor of its own, or the output of all_to_all_v",
+            id=2078,
         )
     _Assign.apply(output, values, kept)

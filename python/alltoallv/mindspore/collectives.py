@@ -100,7 +100,7 @@ def all_reduce(
 
     def gradient(comm: Communicator, call: CheckedCall) -> Values:
         if op not in ("sum", "avg"):
-            raise InvalidParamError(f"op is {op!r}, expected 'sum' or 'avg' for a tensor with a gradient")
+            raise InvalidParamError(f"op is {op!r}, expected 'sum' or 'avg' for a tensor with a gradient", id=1318)
         return lambda: [summed(tensor, comm, op)]
 
     return front_end.call("all_reduce", comm, async_op, tensor, reduce_op=op, gradient=gradient)
@@ -275,7 +275,7 @@ def _scattered_sum(op: str) -> Gradient:
     def gradient(comm: Communicator, call: CheckedCall) -> Values:
         parts: list[Any] = call.inputs
         if op != "sum" or len({x.size for x in parts}) > 1:
-            raise InvalidParamError(f"op is {op!r}, expected 'sum' of equal parts for tensors with a gradient")
+            raise InvalidParamError(f"op is {op!r}, expected 'sum' of equal parts for tensors with a gradient", id=1319)
         result: Any = call.result
         counts = call.counts or [result.size] * comm.size
 
@@ -340,7 +340,7 @@ def _gathered(comm: Communicator, call: CheckedCall) -> Values:
     outputs: list[Any] = call.outputs
     (x,), counts = inputs, call.counts or [out.size for out in outputs]
     if not call.counts and len(set(counts)) > 1:
-        raise InvalidParamError("tensor_list has tensors of different sizes, expected one size for a gradient")
+        raise InvalidParamError("tensor_list has tensors of different sizes, expected one size for a gradient", id=1320)
 
     def values() -> Sequence[Tensor]:
         flat = apply(x, gathering(LATE, comm, x.shape, (sum(counts),), counts))

@@ -244,7 +244,9 @@ def _beside(group: str) -> list[int]:
     """Returns the group's ranks on this host, on which launchers put ranks that follow each other."""
     job, ranks = launch.detect(), dist.get_process_group_ranks(group)
     if job.rank not in ranks:
-        raise InvalidParamError(f"group is {group!r}, expected one of this rank, {job.rank}; its ranks are {ranks}")
+        raise InvalidParamError(
+            f"group is {group!r}, expected one of this rank, {job.rank}; its ranks are {ranks}", id=1321
+        )
     first = job.rank - job.local_rank if job.local_size else 0
     return [rank for rank in ranks if first <= rank < first + (job.local_size or job.size)]
 
@@ -305,14 +307,16 @@ def _rows(tensor: Tensor, rows: int) -> Tensor:
 def _length(tensor: Any) -> int:
     check_tensor("tensor", tensor)
     if not tensor.shape:
-        raise InvalidTensorError("tensor has shape (), expected at least 1 dimension")
+        raise InvalidTensorError("tensor has shape (), expected at least 1 dimension", id=2079)
     return tensor.shape[0]
 
 
 def _share(tensor: Any, group: str) -> int:
     rows, size = _length(tensor), enter(group).size
     if rows % size or not rows:
-        raise InvalidParamError(f"tensor has shape {tensor.shape}, expected dimension 0 to be a multiple of {size}")
+        raise InvalidParamError(
+            f"tensor has shape {tensor.shape}, expected dimension 0 to be a multiple of {size}", id=1322
+        )
     return rows // size
 
 

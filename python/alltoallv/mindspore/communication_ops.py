@@ -42,7 +42,9 @@ def _parts(name: str, tensor: Any, group: str | None) -> list[Tensor]:
     check_tensor(name, tensor)
     size = enter(group).size
     if not tensor.shape or tensor.shape[0] % size:
-        raise InvalidTensorError(f"{name} has shape {tensor.shape}, expected dimension 0 to be a multiple of {size}")
+        raise InvalidTensorError(
+            f"{name} has shape {tensor.shape}, expected dimension 0 to be a multiple of {size}", id=2080
+        )
     return list(tensor.split(tensor.shape[0] // size))
 
 
@@ -52,5 +54,6 @@ def set_comm_ops_inplace(is_enable: bool, func_list: Sequence[str] | None = None
         raise TypeError(f"is_enable is a {type(is_enable).__name__}, expected a bool")
     if not is_enable:
         raise InvalidParamError(
-            "is_enable is False, expected True: mindspore.communication.comm_func has functions that return outputs"
+            "is_enable is False, expected True: mindspore.communication.comm_func has functions that return outputs",
+            id=1323,
         )

@@ -38,7 +38,7 @@ def as_counts(counts: Sequence[Any], size: int) -> list[Tensor | None]:
         each = values if isinstance(values, Tensor) else Tensor(np.asarray(values, np.int64))
         if each.dtype not in (mindspore.int64, mindspore.int32) or each.shape != (size,):
             raise InvalidParamError(
-                f"{name} is {each.dtype} {each.shape}, expected int64 ({size},), one entry per rank"
+                f"{name} is {each.dtype} {each.shape}, expected int64 ({size},), one entry per rank", id=1324
             )
         tensors.append(each.astype(mindspore.int64).contiguous())
     return tensors
@@ -89,11 +89,11 @@ def all_to_all_v(
         x = as_input(input)
         check_excluded("capacity is given", **others)
         if device() != "npu":
-            raise InvalidTensorError(f"input lies on {device()}, expected an npu with a capacity", 14)
+            raise InvalidTensorError(f"input lies on {device()}, expected an npu with a capacity", 14, id=2081)
         if (-1 if (read := integer(capacity)) is None else read) < 0:
-            raise InvalidParamError(f"capacity is {capacity!r}, expected at least 0")
+            raise InvalidParamError(f"capacity is {capacity!r}, expected at least 0", id=1325)
         if counts[1] is not None and wants_gradient(input):
-            raise InvalidParamError("sdispls are given with a capacity for an input that wants a gradient")
+            raise InvalidParamError("sdispls are given with a capacity for an input that wants a gradient", id=1326)
         by_row, placed = _core.reads_rows(unit, input.ndim), as_counts(counts, comm.size)
     row = math.prod(input.shape[1:]) if by_row else 1
     tracked = wants_gradient(input)

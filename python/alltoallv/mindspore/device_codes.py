@@ -35,7 +35,8 @@ class Codes:
     def __init__(self, quantization: Quantization, length: int) -> None:
         if quantization.format not in ("int8", "int4"):
             raise InvalidParamError(
-                f"format is {quantization.format}, which MindSpore on Ascend does not offer, expected int8 or int4"
+                f"format is {quantization.format}, which MindSpore on Ascend does not offer, expected int8 or int4",
+                id=1327,
             )
         self._length, self._group = length, min(quantization.group_size, max(length, 1))
         self._pairs, self._most = quantization.bits == 4, 2 ** (quantization.bits - 1) - 1

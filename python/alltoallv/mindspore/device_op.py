@@ -80,7 +80,8 @@ def build(backend: str = "CPU", folder: str | None = None) -> Any:
     except (RuntimeError, ValueError, OSError) as error:
         raise BackendUnavailableError(
             f"MindSpore's CustomOpBuilder failed for backend {backend!r} ({error}); "
-            "it needs g++, ninja and, for Ascend, CANN with ASCEND_OPP_PATH set"
+            "it needs g++, ninja and, for Ascend, CANN with ASCEND_OPP_PATH set",
+            id=5041,
         ) from error
 
 

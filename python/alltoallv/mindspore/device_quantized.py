@@ -68,7 +68,7 @@ class Moves:
     def refuse(self, flags: Tensor, text: str) -> None:
         """Raises ValueOverflowError if a flag is not 0; waits for them."""
         if flags.asnumpy().any():
-            raise ValueOverflowError(text)
+            raise ValueOverflowError(text, id=6003)
 
     def exchange(self, x: Tensor, sends: Sequence[int], recvs: Sequence[int], operator: str = "all_to_all_v") -> Tensor:
         """Sends the elements of ``x`` in the order of ranks, and returns those that arrive, flat."""
@@ -135,7 +135,9 @@ def launch_kernel(plan: _core.QuantPlan, regions: Sequence[Region], stream: int)
     out, x, *shared = [address for address, _ in regions]
     scale, offset = shared or (0, 0)
     if not plan.launch(x, out, scale, offset, False, False, stream):
-        raise InvalidParamError("the kernel does not serve this reduction, expected one that kernel_serves() accepts")
+        raise InvalidParamError(
+            "the kernel does not serve this reduction, expected one that kernel_serves() accepts", id=1328
+        )
 
 
 def _by_kernel(plan: _core.QuantPlan, request: QuantizedReduction, input: Tensor) -> Tensor:

@@ -75,7 +75,7 @@ def reduce_in_order(
 def check_added(dtype: str) -> None:
     """Raises InvalidTensorError for a dtype that MindSpore does not add on a device, by the core's name."""
     if dtype not in _ADDED.split(", "):
-        raise InvalidTensorError(f"dtype is {dtype}, expected one of {_ADDED} for a sum in a given order", 13)
+        raise InvalidTensorError(f"dtype is {dtype}, expected one of {_ADDED} for a sum in a given order", 13, id=2082)
 
 
 def combine(terms: Tensor, op: str, tree: bool = False) -> Tensor:

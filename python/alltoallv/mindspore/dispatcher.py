@@ -44,7 +44,7 @@ class MoEDispatcher(Dispatching[Tensor]):
         super().__init__(num_experts, group, **options)
         if self.routing.code_dtype not in (None, "int8"):
             shown = f"codes is True with payload {self.routing.payload!r}"
-            raise InvalidParamError(f"{shown}, expected 'int8': MindSpore has no tensors of float8 on CPU")
+            raise InvalidParamError(f"{shown}, expected 'int8': MindSpore has no tensors of float8 on CPU", id=1329)
 
     def member(self) -> Communicator:
         return enter(self.group)

@@ -106,7 +106,7 @@ class DynamicAllToAllV(Stateless):
     def __init__(self, rows: int, *, unit: Unit | None = None, group: Group = None, derivatives: int = 1) -> None:
         super().__init__()
         if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
-            raise InvalidParamError(f"rows is {rows!r}, expected an integer above 0")
+            raise InvalidParamError(f"rows is {rows!r}, expected an integer above 0", id=1330)
         _core.reads_rows(unit, 1)  # refuses others
         self._unit, self._group, self.check = unit, group, constexpr(self._check_counts)
         self.rows = Tensor(np.zeros(rows, np.int8))
@@ -148,7 +148,7 @@ class DynamicAllToAllV(Stateless):
         with guard(groups.resolve(self._group), "all_to_all_v"):
             for name, dtype in zip(("send_counts", "recv_counts"), dtypes, strict=True):
                 if "int" not in core_name(dtype):
-                    raise InvalidParamError(f"{name} has dtype {dtype}, expected integers, one per rank")
+                    raise InvalidParamError(f"{name} has dtype {dtype}, expected integers, one per rank", id=1331)
 
     def _regions(self, counts: Tensor, displs: Tensor | None) -> Tensor:
         counts = ops.cast(counts, mindspore.int64)

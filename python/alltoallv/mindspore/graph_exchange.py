@@ -111,7 +111,7 @@ class Host:
             request, row, summed = self._request(comm, shape, out, send.reshape(2, -1), recv.reshape(2, -1))
             if summed:
                 raise InvalidParamError(
-                    "the regions that are sent overlap, expected none for a gradient in a graph on Ascend"
+                    "the regions that are sent overlap, expected none for a gradient in a graph on Ascend", id=1332
                 )
             plan = _core.Plan(comm.core, "all_to_all_v", core_name(dtype), *request.layout, 0, row)
         plan.run(call.input or 0, call.output or 0, -1.0, call.stream or 0)
@@ -124,10 +124,12 @@ class Host:
         ``shape`` and ``into`` are the shapes of input and output.
         """
         if self.refusal:
-            raise InvalidParamError(self.refusal)
+            raise InvalidParamError(self.refusal, id=1482)
         for name, values in (("send_counts", send), ("recv_counts", recv)):
             if values.shape != (2, comm.size):
-                raise InvalidParamError(f"{name} has {values.shape[1]} entries, expected {comm.size}, one per rank")
+                raise InvalidParamError(
+                    f"{name} has {values.shape[1]} entries, expected {comm.size}, one per rank", id=1054
+                )
         (sends, sdispls), (recvs, rdispls) = send.tolist(), recv.tolist()
         summed = self.sums and overlap(recvs, rdispls)
         layout = sends, recvs, None if self.packs else sdispls, None if summed else rdispls
@@ -253,7 +255,8 @@ def check_known(shape: Sequence[int | None], caller: Caller) -> None:
         with guard(groups.resolve(caller[0]), caller[1]):
             raise InvalidParamError(
                 f"the input's shape is [{dims}] when MindSpore compiles the graph, expected known dimensions: "
-                "compile for each shape (no enable_dynamic or set_inputs), or call the function outside the graph"
+                "compile for each shape (no enable_dynamic or set_inputs), or call the function outside the graph",
+                id=1333,
             )
 
 
@@ -296,10 +299,10 @@ def make_operator(
         check_known(x, caller)  # MindSpore itself fails without a reason
         with guard(groups.resolve(caller[0]), caller[1]):
             if not x:
-                raise InvalidTensorError("input has shape [], expected at least 1 dimension in a graph on CPU")
+                raise InvalidTensorError("input has shape [], expected at least 1 dimension in a graph on CPU", id=2083)
             result = shape(x, *others)
             if 0 in (*x, *result):
-                raise InvalidParamError(f"{'input' if 0 in x else 'the output'} is empty, but {EMPTY}")
+                raise InvalidParamError(f"{'input' if 0 in x else 'the output'} is empty, but {EMPTY}", id=1334)
         return result
 
     records()  # a new graph comes after gradients that have failed

@@ -52,7 +52,7 @@ class GraphMoves(Moves):
             def refuse(call: graph_op.Launch) -> None:
                 if any(call.send[: call.send_size]):
                     with guard(comm, operator):
-                        raise ValueOverflowError(text)
+                        raise ValueOverflowError(text, id=6003)
 
             return graph_op.number_of(refuse)
 
@@ -231,7 +231,7 @@ def leaf_steps(group: Any, leaves: int, x: tuple[Sequence[int], Any]) -> LeafSte
 
 def _check_size(size: int) -> None:
     if not size:
-        raise InvalidParamError(f"input or output is empty, but {EMPTY}")
+        raise InvalidParamError(f"input or output is empty, but {EMPTY}", id=1335)
 
 
 class _Prepared(Quantized[Any]):

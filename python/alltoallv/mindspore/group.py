@@ -68,7 +68,7 @@ def joined() -> bool:
 def forget(group: str | None) -> None:
     """Closes the communicator of a group that `new_group` made, or of all groups; they can be made again."""
     if group is not None and group not in _ranks:
-        raise InvalidParamError(f"group is {group!r}, expected a name made by new_group()")
+        raise InvalidParamError(f"group is {group!r}, expected a name made by new_group()", id=1336)
     for name in list(_made) if group is None else [group]:
         member = _made.pop(name, None)
         if member is not None:
@@ -99,10 +99,14 @@ def new_group(ranks: Sequence[int] | None = None, *, prefix: str = "alltoallv", 
     checked = subgroups.check_ranks(ranks, launch.detect().size)
     name = f"{prefix}_{len(checked)}_{subgroups.digest(checked)}" if name is None else name
     if name in ("", *WORLD):
-        raise InvalidParamError(f"the group's name is {name!r}, expected another: this name means all ranks or none")
+        raise InvalidParamError(
+            f"the group's name is {name!r}, expected another: this name means all ranks or none", id=1337
+        )
     earlier = _ranks.setdefault(name, checked)
     if earlier != checked:
-        raise InvalidParamError(f"group {name!r} has ranks {earlier}, expected another name for ranks {checked}")
+        raise InvalidParamError(
+            f"group {name!r} has ranks {earlier}, expected another name for ranks {checked}", id=1338
+        )
     return name
 
 
@@ -145,7 +149,8 @@ def on_host(comm: Communicator) -> Communicator:
     if control is None or control.backend != "shm":
         raise BackendUnavailableError(
             "the ranks are on several hosts, expected one: counts that are learnt, objects and messages of NPUs go "
-            "through host memory"
+            "through host memory",
+            id=5042,
         )
     return Communicator(control)
 
@@ -157,12 +162,12 @@ def members(group: str | None) -> list[int]:
     if group in _ranks:
         return list(_ranks[group])
     if group == "":
-        raise InvalidParamError("group is '', which new_group() returns on a rank outside of the group")
+        raise InvalidParamError("group is '', which new_group() returns on a rank outside of the group", id=1339)
     try:
         if not mindspore_groups._is_initialized():
             raise RuntimeError("mindspore.communication.init() has not been called")
         return [int(rank) for rank in mindspore_groups._get_group_ranks(group)]
     except (RuntimeError, ValueError, TypeError) as error:
         raise InvalidParamError(
-            f"group is {group!r}, expected a name made by new_group() ({str(error).strip().splitlines()[0]})"
+            f"group is {group!r}, expected a name made by new_group() ({str(error).strip().splitlines()[0]})", id=1340
         ) from error

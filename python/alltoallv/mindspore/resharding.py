@@ -169,7 +169,7 @@ def _moved(
 def _communicator(group: Group) -> Communicator:
     comm = enter(group)
     if in_queue():
-        raise BackendUnavailableError("reshard moves tensors in host memory, expected the device target CPU")
+        raise BackendUnavailableError("reshard moves tensors in host memory, expected the device target CPU", id=5043)
     return on_host(comm)
 
 
@@ -180,13 +180,15 @@ def _layout(name: str, value: Any, size: int) -> Layout:
         try:
             told = value.to_dict()
         except ValueError as error:
-            raise InvalidParamError(f"{name} is a layout without a tensor_map, expected one ({error})") from None
+            raise InvalidParamError(
+                f"{name} is a layout without a tensor_map, expected one ({error})", id=1353
+            ) from None
     if not isinstance(told, Mapping):
         return read_layout(name, value, size)
     dims, tensor_map = told["device_matrix"], told["tensor_map"]
     if tensor_map is None or told.get("interleaved_parallel"):
         raise InvalidParamError(
-            f"{name} is {told}, expected a layout with a tensor_map and without interleaved_parallel"
+            f"{name} is {told}, expected a layout with a tensor_map and without interleaved_parallel", id=1354
         )
     ranks = told.get("rank_list") or range(int(np.prod(dims)))
     # Dimensions of the mesh are numbered from the last one; several may divide one of the tensor, in their order there.

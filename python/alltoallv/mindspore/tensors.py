@@ -59,7 +59,8 @@ def settle() -> None:
     if queued or target() != "CPU":
         raise BackendUnavailableError(
             f"device_target is {target()!r}, where this call takes no tensors (docs/mint-distributed.md has those that "
-            "do): use mindspore.set_device('CPU')"
+            "do): use mindspore.set_device('CPU')",
+            id=5044,
         )
     executor.sync()
 
@@ -116,7 +117,9 @@ def core_name(dtype: Any) -> str:
     try:
         return DTYPES[dtype]
     except KeyError:
-        raise InvalidTensorError(f"dtype is {dtype}, expected one of {', '.join(DTYPES.values())}", 13) from None
+        raise InvalidTensorError(
+            f"dtype is {dtype}, expected one of {', '.join(DTYPES.values())}", 13, id=2092
+        ) from None
 
 
 @functools.cache

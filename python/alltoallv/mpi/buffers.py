@@ -37,17 +37,19 @@ class Blocks:
         follows = first % item == 0  # one block the other, all of them plain
         for j, (kind, count, begin) in enumerate(zip(types, counts, begins, strict=True)):
             if kind.dtype != dtype:
-                raise InvalidParamError(f"{name} has types of {dtype} and {kind.dtype}, expected one dtype")
+                raise InvalidParamError(f"{name} has types of {dtype} and {kind.dtype}, expected one dtype", id=1355)
             if count < 0 or begin < 0:
                 raise InvalidParamError(
-                    f"{name} has count {count} and displacement {begin} in block {j}, expected >= 0"
+                    f"{name} has count {count} and displacement {begin} in block {j}, expected >= 0", id=1356
                 )
             self.sizes.append(count * kind.number)
             if not count:
                 continue
             end = begin + ((count - 1) * kind.elements + kind.last) * item
             if kind.last and end > held:
-                raise InvalidParamError(f"{name} has {held} bytes, expected at least {end}, where block {j} ends")
+                raise InvalidParamError(
+                    f"{name} has {held} bytes, expected at least {end}, where block {j} ends", id=1357
+                )
             follows = follows and kind.plain and begin == next_begin
             next_begin = end
         self._view: Array | None = None
@@ -69,7 +71,7 @@ class Blocks:
     def target(self) -> tuple[Array, Store]:
         """Returns where to receive the packed elements, and what then puts them into the blocks."""
         if not self.array.flags.writeable:
-            raise InvalidTensorError("the buffer that receives is read-only, expected a writable one")
+            raise InvalidTensorError("the buffer that receives is read-only, expected a writable one", id=2093)
         if self._view is not None:
             return self._view, lambda: None
         data = self.packed()  # so that what is not received keeps its value
@@ -136,7 +138,9 @@ def array_of(name: str, value: Any) -> Array:
     if isinstance(value, np.ndarray):
         return value
     if isinstance(value, (str, list, tuple, int, float, complex, dict)) or value is None:
-        raise InvalidTensorError(f"{name} is {value!r}, expected an array or another object with memory of its own")
+        raise InvalidTensorError(
+            f"{name} is {value!r}, expected an array or another object with memory of its own", id=2094
+        )
     try:
         view = memoryview(value)
     except TypeError:
@@ -144,7 +148,9 @@ def array_of(name: str, value: Any) -> Array:
     else:
         return np.asarray(view) if view.format != "c" else np.frombuffer(value, "S1")
     if hasattr(value, "__cuda_array_interface__"):
-        raise InvalidTensorError(f"{name} is a {type(value).__name__} in a GPU's memory, expected one in host memory")
+        raise InvalidTensorError(
+            f"{name} is a {type(value).__name__} in a GPU's memory, expected one in host memory", id=2095
+        )
     if hasattr(value, "__array_interface__"):
         return np.asarray(value)
     if hasattr(value, "__dlpack__"):
@@ -152,9 +158,11 @@ def array_of(name: str, value: Any) -> Array:
             return np.from_dlpack(value)
         except Exception as error:  # whose classes are the exporter's
             raise InvalidTensorError(
-                f"{name} is a {type(value).__name__} that cannot be read in host memory ({error})"
+                f"{name} is a {type(value).__name__} that cannot be read in host memory ({error})", id=2096
             ) from error
-    raise InvalidTensorError(f"{name} is a {type(value).__name__}, expected an array or an object with a buffer")
+    raise InvalidTensorError(
+        f"{name} is a {type(value).__name__}, expected an array or an object with a buffer", id=2097
+    )
 
 
 def _is_type(value: Any) -> bool:
@@ -170,17 +178,19 @@ def _unpack(name: str, message: Any, pairs: type[Any] | tuple[type[Any], ...]) -
         return message, None, None, None
     if not 2 <= len(message) <= 4:
         raise InvalidParamError(
-            f"{name} has {len(message)} items, expected [object, counts, displacements, type] or some of them"
+            f"{name} has {len(message)} items, expected [object, counts, displacements, type] or some of them", id=1358
         )
     value, *layout = message
     kind = layout.pop() if len(layout) > 1 or _is_type(layout[0]) else None
     if kind is not None and not _is_type(kind):
-        raise InvalidParamError(f"{name} ends with {kind!r}, expected a datatype: [object, counts, type]")
+        raise InvalidParamError(f"{name} ends with {kind!r}, expected a datatype: [object, counts, type]", id=1359)
     counts: Any
     counts, displs = (layout if len(layout) == 2 else [*layout, None]) if layout else (None, None)
     if len(layout) == 1 and isinstance(counts, pairs):
         if len(counts) != 2:
-            raise InvalidParamError(f"{name} has {counts!r} in place of counts, expected (counts, displacements)")
+            raise InvalidParamError(
+                f"{name} has {counts!r} in place of counts, expected (counts, displacements)", id=1360
+            )
         counts, displs = counts
     return value, counts, displs, kind
 
@@ -189,16 +199,16 @@ def _integer(name: str, what: str, value: Any) -> int:
     try:
         return operator.index(value)
     except TypeError:
-        raise InvalidParamError(f"{name} has {what} {value!r}, expected an integer") from None
+        raise InvalidParamError(f"{name} has {what} {value!r}, expected an integer", id=1361) from None
 
 
 def _integers(name: str, what: str, values: Any, size: int) -> list[int]:
     if isinstance(values, np.ndarray) and values.dtype.kind in "iu":
         values = values.tolist()
     if not hasattr(values, "__len__"):
-        raise InvalidParamError(f"{name} has {what} {values!r}, expected {size}, one for each rank")
+        raise InvalidParamError(f"{name} has {what} {values!r}, expected {size}, one for each rank", id=1362)
     if len(values) != size:
-        raise InvalidParamError(f"{name} has {len(values)} {what}, expected {size}, one for each rank")
+        raise InvalidParamError(f"{name} has {len(values)} {what}, expected {size}, one for each rank", id=1362)
     return [_integer(name, what, value) for value in values]
 
 
@@ -222,7 +232,7 @@ def simple(name: str, message: Any, parts: int = 1) -> Blocks:
         room, extent = array.nbytes - begin, datatype.extent * parts
         if extent == 0 or room % extent:
             raise InvalidParamError(
-                f"{name} has {room} bytes, expected a multiple of {extent}: {parts} part(s) of {datatype!r}"
+                f"{name} has {room} bytes, expected a multiple of {extent}: {parts} part(s) of {datatype!r}", id=1363
             )
         count = room // extent
     count = _integer(name, "count", count)
@@ -237,7 +247,9 @@ def vector(name: str, message: Any, size: int) -> Blocks:
     if counts is None:
         whole, rest = divmod(array.nbytes, datatype.extent)
         if rest:
-            raise InvalidParamError(f"{name} has {array.nbytes} bytes, expected a multiple of {datatype.extent}")
+            raise InvalidParamError(
+                f"{name} has {array.nbytes} bytes, expected a multiple of {datatype.extent}", id=1364
+            )
         counts = [whole // size + (whole % size > j) for j in range(size)]
     if not hasattr(counts, "__len__") or np.ndim(counts) == 0:
         counts = [_integer(name, "count", counts)] * size
@@ -253,12 +265,12 @@ def vector(name: str, message: Any, size: int) -> Blocks:
 def typed(name: str, message: Any, size: int) -> Blocks:
     """Returns the blocks of a message with a count, a displacement in bytes and a type for every rank, as bytes."""
     if not isinstance(message, (list, tuple)) or not 2 <= len(message) <= 4:
-        raise InvalidParamError(f"{name} is {message!r}, expected [object, counts, displacements, types]")
+        raise InvalidParamError(f"{name} is {message!r}, expected [object, counts, displacements, types]", id=1365)
     value, *layout, types = message
     counts, displs = layout[0] if len(layout) == 1 else (layout if layout else (None, None))
     array, _ = _array_and_type(name, value, None)
     if len(types) != size:
-        raise InvalidParamError(f"{name} has {len(types)} types, expected {size}, one for each rank")
+        raise InvalidParamError(f"{name} has {len(types)} types, expected {size}, one for each rank", id=1366)
     counts = _integers(name, "counts", [1] * size if counts is None else counts, size)
     displs = _integers(name, "displacements", [0] * size if displs is None else displs, size)
     as_bytes = [_in_bytes(of(each)) for each in types]

@@ -57,7 +57,7 @@ class Comm:
     def alltoallv(self) -> Communicator:
         """The `alltoallv.Communicator` behind it, which the first use makes."""
         if self._made is None:
-            raise InvalidParamError("the communicator is COMM_NULL, expected one that has ranks")
+            raise InvalidParamError("the communicator is COMM_NULL, expected one that has ranks", id=1367)
         if not isinstance(self._made, Communicator):
             self._made = self._made()
         return self._made
@@ -168,9 +168,9 @@ class Comm:
         try:
             number = operator.index(rank)
         except TypeError:
-            raise InvalidParamError(f"{name} is {rank!r}, expected a rank") from None
+            raise InvalidParamError(f"{name} is {rank!r}, expected a rank", id=1368) from None
         if not 0 <= number < self.size:
-            raise InvalidParamError(f"{name} is {number}, expected a rank below {self.size}, or PROC_NULL")
+            raise InvalidParamError(f"{name} is {number}, expected a rank below {self.size}, or PROC_NULL", id=1369)
         return number
 
     def _source(self, source: Any) -> int | None:
@@ -396,7 +396,7 @@ class Comm:
         except TypeError:
             number = -1
         if not 0 <= number < self.size:
-            raise InvalidParamError(f"root is {root!r}, expected a rank below {self.size}")
+            raise InvalidParamError(f"root is {root!r}, expected a rank below {self.size}", id=1370)
         return number
 
     def _bcast(self, buf: Any, root: int, later: bool) -> Request | None:
@@ -426,7 +426,7 @@ class Comm:
                 counts = blocks.sizes
             if _in_place(sendbuf):
                 if comm.rank != root:
-                    raise InvalidParamError("sendbuf is MPI.IN_PLACE, expected that on the root alone")
+                    raise InvalidParamError("sendbuf is MPI.IN_PLACE, expected that on the root alone", id=1371)
                 x = blocks.block(root).packed().copy()
             else:
                 x = simple("sendbuf", sendbuf).packed()
@@ -455,7 +455,7 @@ class Comm:
                 x, counts = blocks.packed(), blocks.sizes
             if _in_place(recvbuf):
                 if comm.rank != root:
-                    raise InvalidParamError("recvbuf is MPI.IN_PLACE, expected that on the root alone")
+                    raise InvalidParamError("recvbuf is MPI.IN_PLACE, expected that on the root alone", id=1372)
                 target, store = np.empty(blocks.sizes[root], blocks.dtype), _nothing
             else:
                 target, store = simple("recvbuf", recvbuf).target()
@@ -552,7 +552,7 @@ class Comm:
                 blocks = simple("recvbuf", recvbuf)
                 target, store = blocks.target()
             elif _in_place(sendbuf):
-                raise InvalidParamError("sendbuf is MPI.IN_PLACE, expected that on the root alone")
+                raise InvalidParamError("sendbuf is MPI.IN_PLACE, expected that on the root alone", id=1371)
             if _in_place(sendbuf):
                 assert blocks is not None
                 given = blocks
@@ -561,7 +561,8 @@ class Comm:
             fits = blocks is None or (given.dtype == blocks.dtype and given.sizes == blocks.sizes)
             if blocks is not None and not fits and call != "reduce_scatter":
                 raise InvalidParamError(
-                    f"recvbuf has {blocks.sizes[0]} {blocks.dtype}, expected {given.sizes[0]} {given.dtype} as sendbuf"
+                    f"recvbuf has {blocks.sizes[0]} {blocks.dtype}, expected {given.sizes[0]} {given.dtype} as sendbuf",
+                    id=1373,
                 )
             if not op.reduces(given.dtype):
                 op.check(given.types[0])
@@ -620,16 +621,18 @@ class Comm:
             if counts is None:
                 if not _in_place(sendbuf) and x.size != target.size * comm.size:
                     raise InvalidParamError(
-                        f"sendbuf has {x.size} elements, expected {target.size} for each of {comm.size} ranks"
+                        f"sendbuf has {x.size} elements, expected {target.size} for each of {comm.size} ranks", id=1374
                     )
                 counts = [x.size // comm.size] * comm.size
             counts = [int(count) * kind.number for count in counts]
             if len(counts) != comm.size or sum(counts) > x.size:
-                raise InvalidParamError(f"recvcounts is {counts}, expected {comm.size} counts of {x.size} elements")
+                raise InvalidParamError(
+                    f"recvcounts is {counts}, expected {comm.size} counts of {x.size} elements", id=1375
+                )
             own = counts[comm.rank]
             x = x[: sum(counts)].copy() if _in_place(sendbuf) else x[: sum(counts)]
             if target.size < own:
-                raise InvalidParamError(f"recvbuf has {target.size} elements, expected {own}")
+                raise InvalidParamError(f"recvbuf has {target.size} elements, expected {own}", id=1376)
             target = target[:own]
         if op.reduces(x.dtype):
             core: Any = op.core
@@ -706,7 +709,9 @@ class Comm:
         with guard(comm, "all_to_all_v"):
             parts = [pickled(f"sendobj[{j}]", value) for j, value in enumerate(sendobj)]
             if len(parts) != comm.size:
-                raise InvalidParamError(f"sendobj has {len(parts)} objects, expected {comm.size}, one for each rank")
+                raise InvalidParamError(
+                    f"sendobj has {len(parts)} objects, expected {comm.size}, one for each rank", id=1377
+                )
         return exchange_objects(comm, parts)
 
     def reduce(self, sendobj: Any, op: Op | Callable[[Any, Any], Any] = SUM, root: int = 0) -> Any:
@@ -744,7 +749,9 @@ def _tag(tag: int) -> int | None:
 
 def _combined(values: Sequence[Any], op: Any) -> Any:
     if not callable(op):
-        raise InvalidParamError(f"op is {op!r}, expected one of MPI's operators, an Op or a function of two objects")
+        raise InvalidParamError(
+            f"op is {op!r}, expected one of MPI's operators, an Op or a function of two objects", id=1378
+        )
     result = values[0]
     for value in values[1:]:
         result = op(result, value)

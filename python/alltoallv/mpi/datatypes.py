@@ -116,7 +116,8 @@ class Datatype:
     def Create_indexed(self, blocklengths: Sequence[int], displacements: Sequence[int]) -> Datatype:
         if len(blocklengths) != len(displacements):
             raise InvalidParamError(
-                f"displacements has {len(displacements)} entries, expected {len(blocklengths)}, as many as blocklengths"
+                f"displacements has {len(displacements)} entries, expected {len(blocklengths)} as blocklengths",
+                id=1379,
             )
         blocks = [begin + np.arange(n) for n, begin in zip(blocklengths, displacements, strict=True)]
         return self._of(np.concatenate([np.zeros(0, np.int64), *blocks]), None)
@@ -128,15 +129,16 @@ class Datatype:
         self, sizes: Sequence[int], subsizes: Sequence[int], starts: Sequence[int], order: int = ORDER_C
     ) -> Datatype:
         if order not in (ORDER_C, ORDER_FORTRAN):
-            raise InvalidParamError(f"order is {order!r}, expected ORDER_C or ORDER_FORTRAN")
+            raise InvalidParamError(f"order is {order!r}, expected ORDER_C or ORDER_FORTRAN", id=1380)
         if not len(sizes) == len(subsizes) == len(starts):
             raise InvalidParamError(
                 f"sizes, subsizes and starts have {len(sizes)}, {len(subsizes)} and {len(starts)} entries, expected "
-                "one for each dimension"
+                "one for each dimension",
+                id=1381,
             )
         for name, ends in (("subsizes", subsizes), ("starts", [a + b for a, b in zip(starts, subsizes, strict=True)])):
             if any(not 0 <= end <= size for end, size in zip(ends, sizes, strict=True)):
-                raise InvalidParamError(f"{name} reaches outside of sizes, {list(sizes)}, in some dimension")
+                raise InvalidParamError(f"{name} reaches outside of sizes, {list(sizes)}, in some dimension", id=1382)
         if order == ORDER_FORTRAN:
             sizes, subsizes, starts = sizes[::-1], subsizes[::-1], starts[::-1]
         number, strides = math.prod(subsizes), contiguous(sizes)
@@ -152,7 +154,7 @@ class Datatype:
     def Create_resized(self, lb: int, extent: int) -> Datatype:
         if lb != 0 or extent <= 0 or extent % self.dtype.itemsize:
             raise InvalidParamError(
-                f"lb is {lb} and extent is {extent}, expected 0 and a multiple of {self.dtype.itemsize} bytes"
+                f"lb is {lb} and extent is {extent}, expected 0 and a multiple of {self.dtype.itemsize} bytes", id=1383
             )
         return Datatype(self.dtype, "", self.rows or self.offsets, extent // self.dtype.itemsize)
 
@@ -165,7 +167,7 @@ class Datatype:
             places = places.offsets()
         offsets = np.add.outer(places.astype(np.int64) * self.elements, self.offsets).ravel()
         if offsets.size and offsets.min() < 0:
-            raise InvalidParamError("the type begins before its first element, expected displacements >= 0")
+            raise InvalidParamError("the type begins before its first element, expected displacements >= 0", id=1384)
         return Datatype(self.dtype, "", offsets, int(offsets.max(initial=-1)) + 1 if extent is None else extent)
 
     def __repr__(self) -> str:

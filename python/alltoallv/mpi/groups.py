@@ -25,7 +25,9 @@ class Group:
 
     def _chosen(self, ranks: Sequence[int]) -> list[int]:
         if any(not 0 <= rank < len(self._ranks) for rank in ranks) or len(set(ranks)) != len(ranks):
-            raise InvalidParamError(f"ranks is {list(ranks)}, expected different ranks below {len(self._ranks)}")
+            raise InvalidParamError(
+                f"ranks is {list(ranks)}, expected different ranks below {len(self._ranks)}", id=1385
+            )
         return [self._ranks[rank] for rank in ranks]
 
     def Incl(self, ranks: Sequence[int]) -> Group:
@@ -58,7 +60,7 @@ class Group:
         there = self._ranks if group is None else group._ranks
         own = range(len(self._ranks)) if ranks is None else ranks
         if any(rank != PROC_NULL and not 0 <= rank < len(self._ranks) for rank in own):
-            raise InvalidParamError(f"ranks is {list(own)}, expected ranks below {len(self._ranks)}")
+            raise InvalidParamError(f"ranks is {list(own)}, expected ranks below {len(self._ranks)}", id=1386)
         places = {rank: place for place, rank in enumerate(there)}
         return [PROC_NULL if j == PROC_NULL else places.get(self._ranks[j], UNDEFINED) for j in own]
 

@@ -43,7 +43,7 @@ class Op:
         result. Operands come in the order of ranks whether it commutes or not.
         """
         if not callable(function):
-            raise InvalidParamError(f"function is {function!r}, expected a function")
+            raise InvalidParamError(f"function is {function!r}, expected a function", id=1387)
         op = cls()
         op._function, op._commute = function, bool(commute)
         return op
@@ -61,7 +61,7 @@ class Op:
         if self._function is not None:
             return self._function(x, y, None)
         if self._objects is None:
-            raise InvalidParamError(f"op is {self!r}, which combines no objects")
+            raise InvalidParamError(f"op is {self!r}, which combines no objects", id=1388)
         return self._objects(x, y)
 
     def __repr__(self) -> str:
@@ -73,7 +73,9 @@ class Op:
 
         x, y = simple("inbuf", inbuf), simple("inoutbuf", inoutbuf)
         if x.dtype != y.dtype or x.sizes != y.sizes:
-            raise InvalidParamError(f"inoutbuf has {y.sizes[0]} {y.dtype}, expected {x.sizes[0]} {x.dtype} as inbuf")
+            raise InvalidParamError(
+                f"inoutbuf has {y.sizes[0]} {y.dtype}, expected {x.sizes[0]} {x.dtype} as inbuf", id=1389
+            )
         target, store = y.target()
         target[...] = self.combine(x.packed(), target, y.types[0])
         store()
@@ -95,11 +97,11 @@ class Op:
             self._function(x.copy().view("B").data, result.view("B").data, kind)
             return result
         if self._arrays is None:
-            raise InvalidParamError(f"op is {self!r}, which is not defined for {x.dtype}")
+            raise InvalidParamError(f"op is {self!r}, which is not defined for {x.dtype}", id=1390)
         try:
             combined: Array = np.asarray(self._arrays(x, y)).astype(x.dtype, copy=False)
         except (TypeError, ValueError, IndexError) as error:
-            raise InvalidParamError(f"op is {self!r}, which is not defined for {x.dtype} ({error})") from error
+            raise InvalidParamError(f"op is {self!r}, which is not defined for {x.dtype} ({error})", id=1391) from error
         return combined
 
     def fold(self, parts: Sequence[Array], kind: Datatype) -> Array:
@@ -116,7 +118,7 @@ class Op:
 
 def as_op(value: Any) -> Op:
     if not isinstance(value, Op):
-        raise InvalidParamError(f"op is {value!r}, expected one of MPI's operators or an Op")
+        raise InvalidParamError(f"op is {value!r}, expected one of MPI's operators or an Op", id=1392)
     return value
 
 

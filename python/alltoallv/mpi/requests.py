@@ -245,7 +245,7 @@ class Prequest(Request):
 
     def Start(self) -> None:
         if self._begin is None or self._is_active():
-            raise InvalidParamError("the request is under way or freed, expected one that can be started")
+            raise InvalidParamError("the request is under way or freed, expected one that can be started", id=1393)
         begun = self._begin()
         self._work, self._finish = begun._work, begun._finish
 

@@ -28,7 +28,7 @@ def Compute_dims(nnodes: int, dims: int | Sequence[int]) -> list[int]:
     given = [0] * dims if isinstance(dims, int) else list(dims)
     fixed = math.prod(n for n in given if n)
     if nnodes < 1 or any(n < 0 for n in given) or nnodes % fixed or (0 not in given and fixed != nnodes):
-        raise InvalidParamError(f"dims is {given}, expected dimensions whose product divides {nnodes} ranks")
+        raise InvalidParamError(f"dims is {given}, expected dimensions whose product divides {nnodes} ranks", id=1394)
     free = _balanced(nnodes // fixed, given.count(0))
     return [n or free.pop(0) for n in given]
 
@@ -86,7 +86,7 @@ class Intracomm(Comm):
     def Split(self, color: int = 0, key: int = 0) -> Intracomm:
         if color != UNDEFINED and isinstance(color, int | np.integer) and color < 0:
             with guard(self.alltoallv, "all_gather"):
-                raise InvalidParamError(f"color is {color}, expected one >= 0 or UNDEFINED")
+                raise InvalidParamError(f"color is {color}, expected one >= 0 or UNDEFINED", id=1395)
         made = self.alltoallv.split(None if color == UNDEFINED else color, key)
         return COMM_NULL if made is None else Intracomm(known(made, self.alltoallv))
 
@@ -212,7 +212,7 @@ class Topocomm(Intracomm):
             into, out = self._edges()
             if len(values) != len(out):
                 raise InvalidParamError(
-                    f"sendobj has {len(values)} objects, expected {len(out)}, one for each neighbour"
+                    f"sendobj has {len(values)} objects, expected {len(out)}, one for each neighbour", id=1396
                 )
             order = _order(out)
             lists: list[list[Any]] = [[] for _ in range(comm.size)]
@@ -253,10 +253,10 @@ class Cartcomm(Topocomm):
 
     def Get_cart_rank(self, coords: Sequence[int]) -> int:
         if len(coords) != len(self._dims):
-            raise InvalidParamError(f"coords is {list(coords)}, expected {len(self._dims)} coordinates")
+            raise InvalidParamError(f"coords is {list(coords)}, expected {len(self._dims)} coordinates", id=1397)
         rank = self._at(coords)
         if rank == PROC_NULL:
-            raise InvalidParamError(f"coords is {list(coords)}, expected a point of the grid {self._dims}")
+            raise InvalidParamError(f"coords is {list(coords)}, expected a point of the grid {self._dims}", id=1398)
         return rank
 
     def _at(self, coords: Sequence[int]) -> int:
@@ -270,7 +270,7 @@ class Cartcomm(Topocomm):
     def Shift(self, direction: int, disp: int) -> tuple[int, int]:
         """Returns the source and the destination of a shift along a dimension; PROC_NULL beyond an edge."""
         if not 0 <= direction < len(self._dims):
-            raise InvalidParamError(f"direction is {direction}, expected a dimension below {len(self._dims)}")
+            raise InvalidParamError(f"direction is {direction}, expected a dimension below {len(self._dims)}", id=1399)
         back, ahead = self.coords, self.coords
         back[direction] -= disp
         ahead[direction] += disp
@@ -280,7 +280,9 @@ class Cartcomm(Topocomm):
         """Returns the grid of the dimensions that remain; collective."""
         with guard(self.alltoallv, "all_gather"):
             if len(remain_dims) != len(self._dims):
-                raise InvalidParamError(f"remain_dims is {list(remain_dims)}, expected {len(self._dims)} values")
+                raise InvalidParamError(
+                    f"remain_dims is {list(remain_dims)}, expected {len(self._dims)} values", id=1400
+                )
         left = [n for n, remains in zip(self.coords, remain_dims, strict=True) if not remains]
         sizes = [n for n, remains in zip(self._dims, remain_dims, strict=True) if not remains]
         color = int(np.ravel_multi_index(left, sizes)) if sizes else 0
@@ -363,9 +365,11 @@ def create_cart(comm: Intracomm, dims: Sequence[int], periods: Sequence[bool] | 
             [bool(periods)] * len(dims) if periods is None or isinstance(periods, bool) else [bool(p) for p in periods]
         )
         if any(n < 1 for n in dims) or math.prod(dims) > comm.size:
-            raise InvalidParamError(f"dims is {dims}, expected dimensions of at most {comm.size} ranks together")
+            raise InvalidParamError(
+                f"dims is {dims}, expected dimensions of at most {comm.size} ranks together", id=1401
+            )
         if len(flags) != len(dims):
-            raise InvalidParamError(f"periods is {flags}, expected {len(dims)} values, one for each dimension")
+            raise InvalidParamError(f"periods is {flags}, expected {len(dims)} values, one for each dimension", id=1402)
     part = comm.Split(0 if comm.rank < math.prod(dims) else UNDEFINED, comm.rank)
     if not part:
         return COMM_NULL
@@ -381,10 +385,11 @@ def create_graph(comm: Intracomm, index: Sequence[int], edges: Sequence[int]) ->
             del ends[0]
         if len(ends) > comm.size or sorted(ends) != ends or (ends[-1] if ends else 0) != len(every):
             raise InvalidParamError(
-                f"index is {ends}, expected rising numbers of edges for at most {comm.size} ranks, up to {len(every)}"
+                f"index is {ends}, expected rising numbers of edges for at most {comm.size} ranks, up to {len(every)}",
+                id=1403,
             )
         if any(not 0 <= peer < len(ends) for peer in every):
-            raise InvalidParamError(f"edges is {every}, expected ranks below {len(ends)}")
+            raise InvalidParamError(f"edges is {every}, expected ranks below {len(ends)}", id=1404)
     part = comm.Split(0 if comm.rank < len(ends) else UNDEFINED, comm.rank)
     if not part:
         return COMM_NULL
@@ -417,7 +422,9 @@ def create_dist_graph(
         begins = [comm._peer("sources", peer) for peer in sources for _ in range(degrees[list(sources).index(peer)])]
         ends = [comm._peer("destinations", peer) for peer in destinations]
         if len(begins) != len(ends):
-            raise InvalidParamError(f"destinations has {len(ends)} ranks, expected {len(begins)}, the sum of degrees")
+            raise InvalidParamError(
+                f"destinations has {len(ends)} ranks, expected {len(begins)}, the sum of degrees", id=1405
+            )
         heavy = _weights("weights", weights, ends)
     own = list(zip(begins, ends, heavy or [1] * len(ends), strict=True))
     edges = [edge for each in comm.allgather((own, heavy is not None)) for edge in each[0]]
@@ -434,7 +441,9 @@ def _weights(name: str, weights: Any, peers: Sequence[int]) -> list[int] | None:
         return None
     given = [] if weights is WEIGHTS_EMPTY else [int(weight) for weight in weights]
     if len(given) != len(peers):
-        raise InvalidParamError(f"{name} has {len(given)} weights, expected {len(peers)}, one for each neighbour")
+        raise InvalidParamError(
+            f"{name} has {len(given)} weights, expected {len(peers)}, one for each neighbour", id=1406
+        )
     return given
 
 

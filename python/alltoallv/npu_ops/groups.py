@@ -49,9 +49,13 @@ def named(hcom: str | dist.ProcessGroup, world_size: int | None = None) -> Group
     """
     group = _found(hcom)
     if group is None:
-        raise InvalidParamError(f"hcom is {hcom!r}, expected the name of a process group that this process has made")
+        raise InvalidParamError(
+            f"hcom is {hcom!r}, expected the name of a process group that this process has made", id=1407
+        )
     if world_size not in (None, group.size):
-        raise InvalidParamError(f"the world size is {world_size}, expected {group.size}, the size of group {hcom!r}")
+        raise InvalidParamError(
+            f"the world size is {world_size}, expected {group.size}, the size of group {hcom!r}", id=1408
+        )
     return group
 
 
@@ -127,17 +131,18 @@ class Group:
         descriptors = self.gather_descriptors(operator, same, "", digests)
         for rank, (name, values, refusal, _) in enumerate(descriptors):
             if refusal:
-                raise PeerMismatchError(f"rank {rank} refuses {name}: {refusal}")
+                raise PeerMismatchError(f"rank {rank} refuses {name}: {refusal}", id=3021)
             if name != operator:
                 raise PeerMismatchError(
-                    f"rank {rank} is in {name} and rank {self.rank} in {operator}, expected the same"
+                    f"rank {rank} is in {name} and rank {self.rank} in {operator}, expected the same", id=3022
                 )
             first = descriptors[0][1]
             for key in first | values:
                 if first.get(key) != values.get(key):
                     raise PeerMismatchError(
                         f"{operator}: {key} is {first.get(key)} on rank 0 and {values.get(key)} on rank {rank}, "
-                        "expected the same on all ranks"
+                        "expected the same on all ranks",
+                        id=3023,
                     )
         if sum(difference for *_, difference in descriptors) % _DIGESTS:
             check_counts(self, operator, sends, recvs)
@@ -174,7 +179,9 @@ class Group:
             or sum(sent - expected for _, sent, expected in headers) % _DIGESTS
         ):
             self.agree(operator, same, sends, recvs)
-            raise PeerMismatchError(f"{operator}: the ranks differed in what they sent, but not when they compared it")
+            raise PeerMismatchError(
+                f"{operator}: the ranks differed in what they sent, but not when they compared it", id=3024
+            )
         return torch.cat(pieces[1::2]).view(rows.dtype).view(sum(of), *rows.shape[1:])
 
     def _digests(self, sends: Sequence[int], recvs: Sequence[int]) -> list[int]:
@@ -237,5 +244,6 @@ def check_counts(group: Group, operator: str, sends: Sequence[int], recvs: Seque
         source, target, expert = wrong[0]
         raise PeerMismatchError(
             f"{operator}: rank {source} sends {sent[source, target, expert]} rows of expert {expert} to rank {target}, "
-            f"which expects {expected[target, source, expert]}"
+            f"which expects {expected[target, source, expert]}",
+            id=3025,
         )

@@ -26,7 +26,7 @@ def product() -> Product:
     """
     value = os.environ.get("ALLTOALLV_NPU_PRODUCT") or "A3"
     if value not in ("A2", "A3"):
-        raise InvalidParamError(f"ALLTOALLV_NPU_PRODUCT is {value!r}, expected A2 or A3")
+        raise InvalidParamError(f"ALLTOALLV_NPU_PRODUCT is {value!r}, expected A2 or A3", id=1409)
     return "A2" if value == "A2" else "A3"
 
 
@@ -39,10 +39,10 @@ def check(breaches: Callable[[Product], Iterable[str]]) -> None:
     """Raises InvalidParamError with the first limit that the call breaks on this process's product."""
     value = os.environ.get("ALLTOALLV_NPU_LIMITS") or "keep"
     if value not in ("keep", "relax"):
-        raise InvalidParamError(f"ALLTOALLV_NPU_LIMITS is {value!r}, expected keep or relax")
+        raise InvalidParamError(f"ALLTOALLV_NPU_LIMITS is {value!r}, expected keep or relax", id=1410)
     if value == "keep":
         for breach in breaches(product()):
-            raise InvalidParamError(f"{breach} ({_RELAX})")
+            raise InvalidParamError(f"{breach} ({_RELAX})", id=1480)
 
 
 def check_dtype(name: str, dtype: object, allowed: tuple[str, ...] = ("float16", "bfloat16")) -> None:

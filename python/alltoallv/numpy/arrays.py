@@ -27,7 +27,7 @@ def resolve(group: Communicator | None) -> Communicator:
     if group is None:
         return communicator.default()
     if not isinstance(group, Communicator):
-        raise InvalidParamError(f"group is a {type(group).__name__}, expected a Communicator or None")
+        raise InvalidParamError(f"group is a {type(group).__name__}, expected a Communicator or None", id=1222)
     return of_host(group)
 
 
@@ -37,20 +37,20 @@ def as_input(name: str, array: npt.ArrayLike | Counts) -> Array:
         return np.asarray(array, order="C")
     except (TypeError, ValueError) as error:
         raise InvalidTensorError(
-            f"{name} is a {type(array).__name__}, expected values that NumPy converts to an array ({error})"
+            f"{name} is a {type(array).__name__}, expected values that NumPy converts to an array ({error})", id=2042
         ) from error
 
 
 def check_output(name: str, array: object, dtype: np.dtype[Any] | None = None, size: int | None = None) -> Array:
     """Returns ``array``, or raises an error if the operator cannot write into it."""
     if not isinstance(array, np.ndarray):
-        raise InvalidTensorError(f"{name} is a {type(array).__name__}, expected a NumPy array", 5)
+        raise InvalidTensorError(f"{name} is a {type(array).__name__}, expected a NumPy array", 5, id=2061)
     if not array.flags.c_contiguous or not array.flags.writeable:
-        raise InvalidTensorError(f"{name} is not contiguous and writable, expected both")
+        raise InvalidTensorError(f"{name} is not contiguous and writable, expected both", id=2062)
     if dtype is not None and array.dtype != dtype:
-        raise InvalidTensorError(f"{name} has dtype {array.dtype}, expected {dtype}", 13)
+        raise InvalidTensorError(f"{name} has dtype {array.dtype}, expected {dtype}", 13, id=2036)
     if size is not None and array.size != size:
-        raise InvalidTensorError(f"{name} has {array.size} elements, expected {size}", 9)
+        raise InvalidTensorError(f"{name} has {array.size} elements, expected {size}", 9, id=2024)
     return array
 
 
@@ -73,7 +73,7 @@ class _Arrays(Adapter[Array]):
 
     def check(self, name: str, x: Array) -> None:
         if not isinstance(x, np.ndarray):
-            raise InvalidTensorError(f"{name} is a {type(x).__name__}, expected a NumPy array", 5)
+            raise InvalidTensorError(f"{name} is a {type(x).__name__}, expected a NumPy array", 5, id=2061)
         core_name(x.dtype)
 
     read = staticmethod(as_input)  # also accepts a list

@@ -76,7 +76,9 @@ class Plan(_core.ArrayPlan):
             else:
                 check_output("out", out, self.dtype)
                 if out.size < self.output_size:
-                    raise InvalidParamError(f"out has {out.size} elements, expected at least {self.output_size}")
+                    raise InvalidParamError(
+                        f"out has {out.size} elements, expected at least {self.output_size}", id=1223
+                    )
                 check_apart(region(out), region(input))
             source, target = address(input), address(out)
             limit = _core.read_timeout(timeout)
@@ -85,9 +87,9 @@ class Plan(_core.ArrayPlan):
 
     def _check_input(self, input: Array) -> None:
         if not isinstance(input, np.ndarray):
-            raise InvalidTensorError(f"input is a {type(input).__name__}, expected a NumPy array", 5)
+            raise InvalidTensorError(f"input is a {type(input).__name__}, expected a NumPy array", 5, id=2063)
         if input.dtype != self.dtype:
-            raise InvalidTensorError(f"input has dtype {input.dtype}, expected {self.dtype} as the plan", 13)
+            raise InvalidTensorError(f"input has dtype {input.dtype}, expected {self.dtype} as the plan", 13, id=2064)
         if not input.flags.c_contiguous:
-            raise InvalidTensorError("input is not contiguous, expected a contiguous array")
+            raise InvalidTensorError("input is not contiguous, expected a contiguous array", id=2065)
         check_length("input", input.size, self.input_size, self._covers)

@@ -145,7 +145,9 @@ def scan(
             out = memory.empty(x.shape, x.dtype)
         check_output("out", out, x.dtype, x.size)
         if np.may_share_memory(out, x) and address(out) != address(x):
-            raise InvalidParamError("out and input overlap in memory without being the same, expected one or the other")
+            raise InvalidParamError(
+                "out and input overlap in memory without being the same, expected one or the other", id=1048
+            )
         parts = even_parts(x.size, comm.size)
         own_count = parts[comm.rank]
         shares_of_all, partial_results = [memory.empty((comm.size, own_count), x.dtype) for _ in range(2)]

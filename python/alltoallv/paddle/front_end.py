@@ -28,7 +28,9 @@ def rows_of_ranks(name: str, x: Tensor, size: int) -> list[Tensor]:
     """Returns ``size`` equal parts of the argument ``name`` along dimension 0, in its memory."""
     ADAPTER.check(name, x)
     if not x.shape or x.shape[0] % size:
-        raise InvalidTensorError(f"{name} has shape {list(x.shape)}, expected dimension 0 to be a multiple of {size}")
+        raise InvalidTensorError(
+            f"{name} has shape {list(x.shape)}, expected dimension 0 to be a multiple of {size}", id=2080
+        )
     rows = x.shape[0] // size
     return [x[rows * j : rows * (j + 1)] for j in range(size)]
 
@@ -67,7 +69,7 @@ class _FrontEnd(ExpertRows[Tensor, Group, Task]):
 
     def reduction(self, op: Any) -> str:
         if type(op) is not int or op not in _OPS:
-            raise InvalidParamError(f"op is {op!r}, expected a paddle.distributed.ReduceOp")
+            raise InvalidParamError(f"op is {op!r}, expected a paddle.distributed.ReduceOp", id=1411)
         return _OPS[op]
 
     def prepare(
@@ -99,7 +101,9 @@ class _FrontEnd(ExpertRows[Tensor, Group, Task]):
     def check_counts(self, counts: dict[str, Counts]) -> None:
         for name, values in counts.items():
             if isinstance(values, Tensor) and values.dtype != paddle.int64:
-                raise InvalidTensorError(f"Please use int64 type in {name}, which has dtype {values.dtype}.", 13)
+                raise InvalidTensorError(
+                    f"Please use int64 type in {name}, which has dtype {values.dtype}.", 13, id=2098
+                )
 
 
 front_end = _FrontEnd()

@@ -19,7 +19,7 @@ from alltoallv.paddle.tensors import check_tensor
 def _integers(name: str, x: Tensor) -> npt.NDArray[Any]:
     check_tensor(name, x)
     if x.dtype not in (paddle.int32, paddle.int64):
-        raise InvalidTensorError(f"{name} has dtype {x.dtype}, expected paddle.int32 or paddle.int64", 13)
+        raise InvalidTensorError(f"{name} has dtype {x.dtype}, expected paddle.int32 or paddle.int64", 13, id=2099)
     array: npt.NDArray[Any] = x.numpy()
     return array
 
@@ -66,7 +66,7 @@ def _prune_gate_by_capacity(gate_idx: Tensor, expert_count: Tensor, n_expert: in
     """Returns ``gate_idx`` with -1 where an expert's number occurs more often than ``expert_count`` has for it."""
     gates, limits = _integers("gate_idx", gate_idx), _integers("expert_count", expert_count).reshape(-1)
     if limits.size != n_expert * n_worker:
-        raise InvalidTensorError(f"expert_count has {limits.size} elements, expected {n_expert} * {n_worker}")
+        raise InvalidTensorError(f"expert_count has {limits.size} elements, expected {n_expert} * {n_worker}", id=2100)
     values = gates.reshape(-1).copy()
     for expert, limit in enumerate(limits):
         values[np.flatnonzero(values == expert)[max(int(limit), 0) :]] = -1

@@ -50,10 +50,10 @@ def new_group(
         InvalidParamError: ranks are out of range or repeated, Paddle has no such backend, or the timeout is below 0.
     """
     if backend is not None and backend not in _BACKENDS:
-        raise InvalidParamError(f"backend is {backend!r}, expected None or one of {', '.join(_BACKENDS)}")
+        raise InvalidParamError(f"backend is {backend!r}, expected None or one of {', '.join(_BACKENDS)}", id=1412)
     seconds = timeout.total_seconds() if isinstance(timeout, datetime.timedelta) else timeout
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
-        raise InvalidParamError(f"timeout is {timeout!r}, expected a timedelta or seconds above 0")
+        raise InvalidParamError(f"timeout is {timeout!r}, expected a timedelta or seconds above 0", id=1413)
     job = launch.detect()
     members = subgroups.check_ranks(range(job.size) if ranks is None else ranks, job.size)
     number = next(_numbers)
@@ -98,7 +98,9 @@ def resolve(group: Group) -> Communicator | None:
     if group is None:
         return communicator.default()
     if not isinstance(group, PaddleGroup):
-        raise InvalidParamError(f"group is a {type(group).__name__}, expected a Paddle group, a Communicator or None")
+        raise InvalidParamError(
+            f"group is a {type(group).__name__}, expected a Paddle group, a Communicator or None", id=1414
+        )
     if group.id == 0:  # Paddle's number for all ranks
         return communicator.default()
     comm = _made.get(group)

@@ -56,7 +56,8 @@ class install:
             return
         if not paddle.get_device().startswith("cpu"):
             raise BackendUnavailableError(
-                f"Paddle computes on {paddle.get_device()}, expected the CPU: call paddle.set_device('cpu') first"
+                f"Paddle computes on {paddle.get_device()}, expected the CPU: call paddle.set_device('cpu') first",
+                id=5045,
             )
         for name, method in vars(Methods).items():
             if callable(method):
@@ -130,7 +131,8 @@ def _reducer(theirs: Callable[..., Any]) -> Callable[..., Any]:
             if isinstance(each, ProcessGroup) and each.size() < world.nranks:
                 raise BackendUnavailableError(
                     f"group has {each.size()} of {world.nranks} ranks, expected all for paddle.DataParallel on CPU: "
-                    "use paddle.distributed.all_reduce on the gradients"
+                    "use paddle.distributed.all_reduce on the gradients",
+                    id=5046,
                 )
         return theirs(*(world.process_group if isinstance(each, ProcessGroup) else each for each in args))
 

@@ -83,11 +83,11 @@ def _peer(
     if comm is None:
         return None
     if not object_list:
-        raise InvalidParamError("object_list cannot be None or empty")
+        raise InvalidParamError("object_list cannot be None or empty", id=1415)
     if in_group is None:
         return comm, front_end.checked_rank(comm, group, name, 0 if rank is None else rank)
     if rank is not None:
-        raise InvalidParamError(f"Cannot specify both '{name}' and '{name}_in_group' arguments.")
+        raise InvalidParamError(f"Cannot specify both '{name}' and '{name}_in_group' arguments.", id=1416)
     _core.checked_rank(f"{name}_in_group", in_group, comm.size)
     return comm, in_group
 

@@ -35,7 +35,8 @@ def _communicator(process_group: Any) -> Communicator:
         else:
             raise InvalidParamError(
                 "the process group belongs to no group of paddle.distributed, expected one that init_parallel_env or "
-                "new_group has made and destroy_process_group has not ended"
+                "new_group has made and destroy_process_group has not ended",
+                id=1417,
             )
     member = resolve(group)
     assert member is not None  # a rank outside a group has no process group

@@ -53,7 +53,9 @@ class ReshardPlan(HostPlan):
     ) -> None:
         comm = resolve(group)
         if comm is None:
-            raise InvalidParamError("this rank is not a member of the group, expected only its members to make a plan")
+            raise InvalidParamError(
+                "this rank is not a member of the group, expected only its members to make a plan", id=1418
+            )
         coding = partial(traveling, format, group_size)
         super().__init__(ADAPTER, comm, shape, dtype, source, target, coding, autograd=_AUTOGRAD)
 

@@ -27,7 +27,9 @@ def core_name(dtype: Any) -> str:
     try:
         return _NAMES[dtype]
     except KeyError:
-        raise InvalidTensorError(f"dtype is {dtype}, expected one of {', '.join(_NAMES.values())}", 13) from None
+        raise InvalidTensorError(
+            f"dtype is {dtype}, expected one of {', '.join(_NAMES.values())}", 13, id=2092
+        ) from None
 
 
 def check_tensor(name: str, x: object) -> None:
@@ -40,11 +42,12 @@ def check_tensor(name: str, x: object) -> None:
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} is a {type(x).__name__}, expected a paddle.Tensor")
     if not x.is_dense():
-        raise InvalidTensorError(f"{name} is a sparse tensor, expected a dense one", 7)
+        raise InvalidTensorError(f"{name} is a sparse tensor, expected a dense one", 7, id=2101)
     if not x.place.is_cpu_place():
         raise BackendUnavailableError(
             f"{name} lies on {x.place}, which this release does not serve for Paddle tensors: "
-            "use paddle.set_device('cpu')"
+            "use paddle.set_device('cpu')",
+            id=5047,
         )
 
 

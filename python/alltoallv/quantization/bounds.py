@@ -57,14 +57,14 @@ class Accuracy:
     def check(self, options: Options, feedback: Any) -> None:
         """Raises InvalidParamError for a ``max_error`` that is not one, or that other arguments exclude."""
         if isinstance(self.max_error, bool | str) or not _is_positive(self.max_error):
-            raise InvalidParamError(f"max_error is {self.max_error!r}, expected a number from 1e-37 to 3e38")
+            raise InvalidParamError(f"max_error is {self.max_error!r}, expected a number from 1e-37 to 3e38", id=1172)
         if self.chosen is not None:
-            raise InvalidParamError(f"max_error is given and {self.chosen}, expected one or the other")
+            raise InvalidParamError(f"max_error is given and {self.chosen}, expected one or the other", id=1173)
         if not options.dynamic():
-            raise InvalidParamError("max_error is given with a shared scale, expected the dynamic mode")
+            raise InvalidParamError("max_error is given with a shared scale, expected the dynamic mode", id=1174)
         if feedback is not None or options.leaves is not None:
             excluded = "leaves" if feedback is None else "error_feedback"
-            raise InvalidParamError(f"max_error is given with {excluded}, expected a call without it")
+            raise InvalidParamError(f"max_error is given with {excluded}, expected a call without it", id=1175)
 
     def word(self, magnitude: int) -> int:
         """Returns what a rank tells its peers: the bits of ``max_error`` and of its input's largest magnitude."""
@@ -111,11 +111,12 @@ def chosen(
     magnitudes = [word >> 32 for word in words]
     for rank, each in enumerate(wanted):
         if each != wanted[0]:
-            raise PeerMismatchError(f"rank 0 has max_error {wanted[0]:g}, rank {rank} has max_error {each:g}")
+            raise PeerMismatchError(f"rank 0 has max_error {wanted[0]:g}, rank {rank} has max_error {each:g}", id=3020)
     for rank, magnitude in enumerate(magnitudes):
         if magnitude >= _INFINITY_BITS:
             raise InvalidParamError(
-                f"max_error is {wanted[0]:g}, but the input of rank {rank} holds inf or NaN, whose groups have no bound"
+                f"max_error is {wanted[0]:g}, but the input of rank {rank} holds inf or NaN, which have no bound",
+                id=1176,
             )
     largest = [float(np.uint32(magnitude).view(np.float32)) for magnitude in magnitudes]
     found = []
@@ -136,7 +137,8 @@ def chosen(
         _, best, how = min(found, key=lambda each: each[1])
         raise InvalidParamError(
             f"max_error is {wanted[0]:g}, but the best bound of a format is {best:.6g}, "
-            f"of {how.format} in groups of {how.group_size}"
+            f"of {how.format} in groups of {how.group_size}",
+            id=1177,
         )
     how = min(kept, key=lambda each: each[:2])[2]
     return options._replace(format=how.format, group_size=how.group_size)

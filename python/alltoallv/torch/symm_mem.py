@@ -102,7 +102,7 @@ def all_to_all_vdev_2d(
     align = 1 if major_align is None else major_align
     with guard(comm, _FIRST):
         if align < 1:
-            raise InvalidParamError(f"major_align is {align}, expected at least 1")
+            raise InvalidParamError(f"major_align is {align}, expected at least 1", id=1457)
         matrix = _by_rank("in_splits", in_splits, in_splits.shape, comm)
         _check("out_splits_offsets", out_splits_offsets, (2, matrix.numel()))
     received = _exchanged(matrix, comm)  # [from, expert]
@@ -151,7 +151,7 @@ def one_shot_all_reduce_copy(symm_buffer: Tensor, local_input: Tensor, reduce_op
     with guard(_communicator(group_name, local_input), "all_reduce"):
         if symm_buffer.numel() < local_input.numel():
             sizes = symm_buffer.numel(), local_input.numel()
-            raise InvalidTensorError(f"symm_buffer has {sizes[0]} elements, expected at least {sizes[1]}")
+            raise InvalidTensorError(f"symm_buffer has {sizes[0]} elements, expected at least {sizes[1]}", id=2127)
         symm_buffer.view(-1)[: local_input.numel()].copy_(local_input.reshape(-1))
     return one_shot_all_reduce(local_input, reduce_op, group_name)
 
@@ -196,7 +196,9 @@ def multi_root_tile_reduce(
     comm = _communicator(group_name, out_tile)
     with guard(comm, "reduce"):
         if len(in_tiles) != len(roots) or len(set(roots)) != len(roots):
-            raise InvalidParamError(f"roots is {list(roots)}, expected another rank for each of {len(in_tiles)} tiles")
+            raise InvalidParamError(
+                f"roots is {list(roots)}, expected another rank for each of {len(in_tiles)} tiles", id=1458
+            )
     for tile, root in zip(in_tiles, roots, strict=True):
         tile_reduce(tile, out_tile, root, group_name, reduce_op)
 
@@ -241,7 +243,9 @@ def fused_all_gather_scaled_matmul(
         with guard(_communicator(group_name, A), _FIRST):
             if A_scale.shape[:-1] != matrix.shape[:-1]:
                 shapes = f"{tuple(A.shape[:-1])} or {tuple(matrix.shape[:-1])}"
-                raise InvalidTensorError(f"A_scale has shape {tuple(A_scale.shape)}, expected [1], or rows {shapes}")
+                raise InvalidTensorError(
+                    f"A_scale has shape {tuple(A_scale.shape)}, expected [1], or rows {shapes}", id=2128
+                )
         scale = A_scale.movedim(dim, 0).flatten(0, -2)
     given = zip(Bs, B_scales, biases, result_scales, out_dtypes, use_fast_accum, strict=True)
     products = [_scaled(rows, B, scale, *of_B, dtype, fast).movedim(0, dim) for B, *of_B, dtype, fast in given]
@@ -297,9 +301,13 @@ def nvshmem_broadcast(input: Tensor, root: int, group_name: str) -> Tensor:
 def memset32_(input: Tensor, offset: int, val: int, count: int) -> Tensor:
     """Writes a number to ``count`` elements from ``offset`` on, of a contiguous tensor of 32-bit integers."""
     if input.dtype not in (torch.int32, torch.uint32) or input.dim() != 1 or not input.is_contiguous():
-        raise InvalidTensorError(f"input is {input.dtype} {tuple(input.shape)}, expected 32-bit integers in one row")
+        raise InvalidTensorError(
+            f"input is {input.dtype} {tuple(input.shape)}, expected 32-bit integers in one row", id=2129
+        )
     if count < 1 or not 0 <= offset <= len(input) - count:
-        raise InvalidParamError(f"offset is {offset} and count {count}, expected elements of the {len(input)} of input")
+        raise InvalidParamError(
+            f"offset is {offset} and count {count}, expected elements of the {len(input)} of input", id=1459
+        )
     input.view(torch.int32)[offset : offset + count] = (val + 2**31) % 2**32 - 2**31
     return input
 
@@ -346,7 +354,9 @@ def _reduced_part(tensor: Tensor, reduce_op: str, dim: int, group_name: str) -> 
     operation = _reduction(comm, "reduce_scatter_tensor", reduce_op)
     with guard(comm, "reduce_scatter_tensor"):
         if tensor.shape[dim] % comm.size:
-            raise InvalidTensorError(f"dimension {dim} is {tensor.shape[dim]}, expected a multiple of {comm.size}")
+            raise InvalidTensorError(
+                f"dimension {dim} is {tensor.shape[dim]}, expected a multiple of {comm.size}", id=2130
+            )
     front = tensor.movedim(dim, 0).contiguous()
     part = front.new_empty(len(front) // comm.size, *front.shape[1:])
     reduce_scatter_tensor(part, front, operation, group=comm)
@@ -356,7 +366,7 @@ def _reduced_part(tensor: Tensor, reduce_op: str, dim: int, group_name: str) -> 
 def _reduction(comm: AnyCommunicator, operator: str, reduce_op: str) -> Any:
     with guard(comm, operator):
         if reduce_op not in _REDUCTIONS:
-            raise InvalidParamError(f"reduce_op is {reduce_op!r}, expected 'sum' or 'avg'")
+            raise InvalidParamError(f"reduce_op is {reduce_op!r}, expected 'sum' or 'avg'", id=1460)
         return _REDUCTIONS[reduce_op]
 
 
@@ -375,13 +385,15 @@ def _communicator(group_name: str, tensor: Tensor) -> AnyCommunicator:
 def _check(name: str, splits: Tensor, shape: Sequence[int]) -> None:
     if splits.dtype != torch.int64 or tuple(splits.shape) != tuple(shape):
         shown = f"{splits.dtype} of shape {tuple(splits.shape)}"
-        raise InvalidTensorError(f"{name} is {shown}, expected torch.int64 of shape {tuple(shape)}")
+        raise InvalidTensorError(f"{name} is {shown}, expected torch.int64 of shape {tuple(shape)}", id=2131)
 
 
 def _by_rank(name: str, splits: Tensor, shape: Sequence[int], comm: AnyCommunicator) -> Tensor:
     """Returns the splits as [W, E]; raises InvalidTensorError if W does not divide them."""
     if len(shape) != 1 or shape[0] % comm.size:
-        raise InvalidTensorError(f"{name} has shape {tuple(splits.shape)}, expected a multiple of {comm.size} splits")
+        raise InvalidTensorError(
+            f"{name} has shape {tuple(splits.shape)}, expected a multiple of {comm.size} splits", id=2132
+        )
     _check(name, splits, shape)
     return splits.view(comm.size, -1)
 

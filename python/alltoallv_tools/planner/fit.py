@@ -69,7 +69,9 @@ def fit(document: Any) -> Fit:
         cached = int(document["machine"].get("cache_bytes", 0)) / 2  # half for the inputs, half for the outputs
         rows = [row for row in exchanges(document["rows"]) if _time(row) > 0 and row["nbytes"] > 0]
     except (AttributeError, KeyError, TypeError, ValueError):
-        raise InvalidParamError("this is not what `bench alltoallv --json` writes, see docs/bench.md") from None
+        raise InvalidParamError(
+            "this is not what `bench alltoallv --json` writes, see docs/bench.md", id=1464
+        ) from None
     used, held = split(rows)
     topology = shared_memory(used, cpus, cached)
     return Fit(topology, check(topology, held))
@@ -98,7 +100,7 @@ def shared_memory(rows: Sequence[Row], cpus: int, cached: float = 0.0, name: str
     """
     rows = exchanges(rows)
     if len({row["nbytes"] for row in rows}) < 2:
-        raise InvalidParamError(f"there are {len(rows)} rows of alltoallv, expected two sizes at least")
+        raise InvalidParamError(f"there are {len(rows)} rows of alltoallv, expected two sizes at least", id=1465)
     waits: dict[int, float] = {}
     for row in rows:
         waits[row["np"]] = min(waits.get(row["np"], math.inf), _time(row))
@@ -112,7 +114,7 @@ def shared_memory(rows: Sequence[Row], cpus: int, cached: float = 0.0, name: str
         if rest > 0.5 * time:  # a smaller rest is lost in the spread of the waits
             points.setdefault((size, size * nbytes), []).append(nbytes / rest / 1e3 / host.share(size))
     if not points:
-        raise InvalidParamError("no payload takes twice as long as the smallest, expected larger ones as well")
+        raise InvalidParamError("no payload takes twice as long as the smallest, expected larger ones as well", id=1466)
     curve = tuple((*at, math.exp(math.fsum(map(math.log, rates)) / len(rates))) for at, rates in sorted(points.items()))
     rate = max(curve, key=lambda point: point[1])[2]  # beyond the reach of the caches
     host = replace(host, port_gbps=rate, curve=curve, cached=cached)

@@ -23,11 +23,11 @@ def parse(text: str) -> dict[str, Any]:
         name, _, value = (word.strip() for word in part.partition("="))
         if name not in (*_NEEDED, *_OPTIONAL) or not (value.isdecimal() or name == "algorithm"):
             names = ", ".join((*_NEEDED, *_OPTIONAL))
-            raise InvalidParamError(f"--moe has {part!r}, expected NAME=NUMBER with a name among {names}")
+            raise InvalidParamError(f"--moe has {part!r}, expected NAME=NUMBER with a name among {names}", id=1467)
         options[name] = value if name == "algorithm" else int(value)
     missing = [name for name in _NEEDED if not options.get(name)]
     if missing:
-        raise InvalidParamError(f"--moe is {text!r}, expected {', '.join(missing)} as well, above zero")
+        raise InvalidParamError(f"--moe is {text!r}, expected {', '.join(missing)} as well, above zero", id=1468)
     return options
 
 

@@ -43,4 +43,4 @@ def load(pattern: str, size: int) -> Load:
         ratio = 10 ** (1 / (size - 1)) if size > 1 else 1.0
         mean = math.fsum(ratio**k for k in range(size)) / size
         return Load(10 / mean / size if size > 1 else 1.0, 10 / mean if size > 1 else 1.0, peers)
-    raise InvalidParamError(f"pattern is {pattern!r}, expected one of {', '.join(NAMES)}")
+    raise InvalidParamError(f"pattern is {pattern!r}, expected one of {', '.join(NAMES)}", id=1469)

@@ -111,10 +111,12 @@ class Topology:
         are_integers = all(isinstance(size, int) for size in sizes)
         if not sizes or not are_integers or sizes[-1] != 0 or any(size <= 0 for size in sizes[:-1]):
             where = f"the levels of topology {self.name!r}"
-            raise InvalidParamError(f"{where} have ranks {sizes}, expected integers above 0, and 0 for the last")
+            raise InvalidParamError(
+                f"{where} have ranks {sizes}, expected integers above 0, and 0 for the last", id=1470
+            )
         for inner, outer in pairwise(sizes[:-1]):
             if outer % inner:
-                raise InvalidParamError(f"a group of {outer} ranks does not divide into groups of {inner}")
+                raise InvalidParamError(f"a group of {outer} ranks does not divide into groups of {inner}", id=1471)
         _check(f"topology {self.name!r}", self, ("message_us", "start_us", "kernel_us"), ("memory_gbps",))
         for level in self.levels:
             where = f"level {level.name!r}"
@@ -123,9 +125,13 @@ class Topology:
             for name, points, length in (("curve", level.curve, 3), ("waits", level.waits, 2)):
                 for point in points:
                     if len(point) != length or not all(map(_is_above_0, point)):
-                        raise InvalidParamError(f"{name} of {where} has {point}, expected {length} numbers above 0")
+                        raise InvalidParamError(
+                            f"{name} of {where} has {point}, expected {length} numbers above 0", id=1472
+                        )
                 if len({point[:-1] for point in points}) < len(points):
-                    raise InvalidParamError(f"{name} of {where} has two values at one point, expected one: {points}")
+                    raise InvalidParamError(
+                        f"{name} of {where} has two values at one point, expected one: {points}", id=1473
+                    )
 
     def used(self, size: int) -> list[tuple[Level, int]]:
         """Returns the levels that ``size`` ranks fill, innermost first, and how many peers a rank has over each."""
@@ -156,10 +162,12 @@ class Topology:
         except OSError as error:
             names = ", ".join(PRESETS)
             raise InvalidParamError(
-                f"topology is {str(source)!r}, expected one of {names}, or a file: {error}"
+                f"topology is {str(source)!r}, expected one of {names}, or a file: {error}", id=1474
             ) from None
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise InvalidParamError(f"topology {str(source)!r} is not as docs/plan.md describes: {error}") from error
+            raise InvalidParamError(
+                f"topology {str(source)!r} is not as docs/plan.md describes: {error}", id=1475
+            ) from error
 
     def as_json(self) -> str:
         """Returns the text of a file for `read`."""
@@ -172,7 +180,7 @@ def _check(where: str, owner: Level | Topology, least_0: Sequence[str], above_0:
         value = getattr(owner, name)
         if not (_is_above_0(value) or (value == 0 and name in least_0)):
             expected = "of at least 0" if name in least_0 else "above 0"
-            raise InvalidParamError(f"{name} of {where} is {value!r}, expected a number {expected}")
+            raise InvalidParamError(f"{name} of {where} is {value!r}, expected a number {expected}", id=1476)
 
 
 def _is_above_0(value: Any) -> bool:

@@ -67,7 +67,7 @@ def check_other(operator: str, name: str, peer: int, group: Group) -> int:
     """Returns the group's number of ``peer``; refuses a message from this rank to itself."""
     rank = groups.rank_in(group, peer, name)
     if rank == enter(group).rank:
-        raise InvalidParamError(f"For {operator}, {name} is {peer}, this rank itself, expected another one")
+        raise InvalidParamError(f"For {operator}, {name} is {peer}, this rank itself, expected another one", id=1341)
     return rank
 
 
@@ -113,7 +113,7 @@ def _check_list(name: str, arguments: dict[str, Any], comm: Communicator) -> Non
 def _check_gathered(output: Tensor, input: Tensor, comm: Communicator) -> None:
     expected = (comm.size * input.shape[0], *input.shape[1:]) if input.ndim else (comm.size,)
     if tuple(output.shape) != expected:
-        raise InvalidTensorError(f"output_tensor has shape {tuple(output.shape)}, expected {expected}")
+        raise InvalidTensorError(f"output_tensor has shape {tuple(output.shape)}, expected {expected}", id=2084)
 
 
 def first_outputs(function: Callable[P, R]) -> Callable[P, R]:

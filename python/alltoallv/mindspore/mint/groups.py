@@ -182,7 +182,7 @@ def get_global_rank(group: str | None, group_rank: int) -> int:
         raise TypeError(f"The group_rank argument must be integer, but got {type(group_rank)}.")
     members = get_process_group_ranks(group)
     if not 0 <= group_rank < len(members):
-        raise InvalidParamError(f"group_rank is {group_rank}, expected 0 <= group_rank < {len(members)}")
+        raise InvalidParamError(f"group_rank is {group_rank}, expected 0 <= group_rank < {len(members)}", id=1342)
     return members[group_rank]
 
 

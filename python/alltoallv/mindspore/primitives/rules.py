@@ -58,7 +58,9 @@ def plan(primitive: str, attributes: Attributes, inputs: Sequence[Array]) -> Pla
         with guard(comm, operator):
             found = [tuple(out.shape) for out in outputs]
             if [*map(math.prod, found)] != [*map(math.prod, checked.shapes)]:
-                raise InvalidTensorError(f"{primitive} has output shapes {found}, expected {list(checked.shapes)}")
+                raise InvalidTensorError(
+                    f"{primitive} has output shapes {found}, expected {list(checked.shapes)}", id=2085
+                )
         checked.run(outputs)
 
     return Plan(checked.shapes, run)
@@ -87,11 +89,13 @@ def _exchange(
 def _rows(x: Array, size: int, parts: bool = False) -> Shape:
     """Returns the shape of W inputs along dimension 0, or of one of the input's W parts."""
     if not x.shape:
-        raise InvalidTensorError("input_x has shape (), expected at least 1 dimension")
+        raise InvalidTensorError("input_x has shape (), expected at least 1 dimension", id=2086)
     if not parts:
         return (x.shape[0] * size, *x.shape[1:])
     if x.shape[0] % size:
-        raise InvalidTensorError(f"input_x has shape {x.shape}, expected dimension 0 to be a multiple of {size}")
+        raise InvalidTensorError(
+            f"input_x has shape {x.shape}, expected dimension 0 to be a multiple of {size}", id=2087
+        )
     return (x.shape[0] // size, *x.shape[1:])
 
 
@@ -102,20 +106,20 @@ def _numbers(name: str, given: Sequence[Array], entries: int) -> tuple[list[int]
     else:
         taken, others = [int(each) for each in given[:entries]], given[entries:]
     if len(taken) != entries or not all(isinstance(n, int) and n >= 0 for n in taken):
-        raise InvalidParamError(f"{name} is {taken}, expected {entries} integers of at least 0")
+        raise InvalidParamError(f"{name} is {taken}, expected {entries} integers of at least 0", id=1343)
     return taken, others
 
 
 def _flat(x: Array) -> Array:
     if x.ndim != 1:
-        raise InvalidTensorError(f"input_x has shape {x.shape}, expected 1 dimension: flatten it")
+        raise InvalidTensorError(f"input_x has shape {x.shape}, expected 1 dimension: flatten it", id=2088)
     return x
 
 
 def _block(attributes: Attributes) -> int:
     block = int(attributes["block_size"])
     if block < 1:
-        raise InvalidParamError(f"block_size is {block}, expected at least 1")
+        raise InvalidParamError(f"block_size is {block}, expected at least 1", id=1344)
     return block
 
 
@@ -215,12 +219,14 @@ def _all_to_all(attributes: Attributes, comm: Communicator, inputs: Sequence[Arr
     (x,) = inputs
     count, split, concat = (int(attributes[name]) for name in ("split_count", "split_dim", "concat_dim"))
     if count != comm.size:
-        raise InvalidParamError(f"split_count is {count}, expected {comm.size}, the number of ranks")
+        raise InvalidParamError(f"split_count is {count}, expected {comm.size}, the number of ranks", id=1345)
     for name, dim in (("split_dim", split), ("concat_dim", concat)):
         if not -x.ndim <= dim < x.ndim:
-            raise InvalidParamError(f"{name} is {dim}, expected a dimension of the input, which has {x.ndim}")
+            raise InvalidParamError(f"{name} is {dim}, expected a dimension of the input, which has {x.ndim}", id=1346)
     if x.shape[split] % count:
-        raise InvalidTensorError(f"input_x has shape {x.shape}, expected dimension {split} to be a multiple of {count}")
+        raise InvalidTensorError(
+            f"input_x has shape {x.shape}, expected dimension {split} to be a multiple of {count}", id=2089
+        )
     shape = list(x.shape)
     shape[split] //= count
     part, each = tuple(shape), [x.size // count] * count
@@ -311,10 +317,10 @@ def _batch(attributes: Attributes, comm: Communicator, inputs: Sequence[Array]) 
     sent, shapes = iter(inputs), iter(values(attributes["receive_shapes"]))
     for kind in kinds:
         if kind not in ("isend", "irecv"):
-            raise InvalidParamError(f"op_types has {kind!r}, expected 'isend' or 'irecv'")
+            raise InvalidParamError(f"op_types has {kind!r}, expected 'isend' or 'irecv'", id=1347)
     for name, given, kind in (("input_x", inputs, "isend"), ("receive_shapes", list(shapes), "irecv")):
         if len(given) != list(kinds).count(kind):
-            raise InvalidParamError(f"{name} has {len(given)} entries, expected {list(kinds).count(kind)}")
+            raise InvalidParamError(f"{name} has {len(given)} entries, expected {list(kinds).count(kind)}", id=1348)
     received = iter(values(attributes["receive_shapes"]))
     outputs = [() if kind == "isend" else tuple(next(received)) for kind in kinds]
 
@@ -337,7 +343,9 @@ def _neighbors(attributes: Attributes, comm: Communicator, inputs: Sequence[Arra
     shapes = [tuple(shape) for shape in values(attributes["recv_shapes"])]
     expected = [tuple(shape) for shape in values(attributes["send_shapes"])]
     if [x.shape for x in inputs] != expected:
-        raise InvalidTensorError(f"input_x has shapes {[x.shape for x in inputs]}, expected send_shapes {expected}")
+        raise InvalidTensorError(
+            f"input_x has shapes {[x.shape for x in inputs]}, expected send_shapes {expected}", id=2090
+        )
     sends, sdispls = _regions("send_rank_ids", comm, targets, [x.size for x in inputs])
     recvs, rdispls = _regions("recv_rank_ids", comm, sources, [math.prod(shape) for shape in shapes])
 
@@ -357,7 +365,9 @@ def _neighbors(attributes: Attributes, comm: Communicator, inputs: Sequence[Arra
 def _regions(name: str, comm: Communicator, ranks: Sequence[int], numels: Sequence[int]) -> tuple[list[int], list[int]]:
     """Returns counts and displacements by rank of blocks that lie in the order of ``ranks``."""
     if len(set(ranks)) < len(ranks) or len(ranks) != len(numels) or not all(0 <= r < comm.size for r in ranks):
-        raise InvalidParamError(f"{name} is {list(ranks)}, expected {len(numels)} different ranks below {comm.size}")
+        raise InvalidParamError(
+            f"{name} is {list(ranks)}, expected {len(numels)} different ranks below {comm.size}", id=1349
+        )
     counts, displs, at = [0] * comm.size, [0] * comm.size, 0
     for rank, numel in zip(ranks, numels, strict=True):
         counts[rank], displs[rank] = numel, at
@@ -392,14 +402,16 @@ class _Halo:
         )
         layout = attributes.get("data_format", attributes.get("format"))  # in a graph it has the other name
         if layout != "NCHW":
-            raise InvalidParamError(f"data_format is {layout!r}, expected 'NCHW'")
+            raise InvalidParamError(f"data_format is {layout!r}, expected 'NCHW'", id=1350)
         for name, ranks in (("send_rank_ids", self.targets), ("recv_rank_ids", self.sources)):
             present = [rank for rank in ranks if rank != -1]
             if len(ranks) != 8 or len(set(present)) < len(present) or not all(0 <= r < comm.size for r in present):
-                raise InvalidParamError(f"{name} is {ranks}, expected 8 different ranks below {comm.size}, or -1")
+                raise InvalidParamError(
+                    f"{name} is {ranks}, expected 8 different ranks below {comm.size}, or -1", id=1351
+                )
         for name, lens in (("send_lens", self.given), ("recv_lens", self.taken)):
             if len(lens) != 4 or min(lens) < 0:
-                raise InvalidParamError(f"{name} is {lens}, expected 4 numbers of at least 0")
+                raise InvalidParamError(f"{name} is {lens}, expected 4 numbers of at least 0", id=1352)
         self.comm = comm
 
     def pad(self) -> list[int]:
@@ -437,7 +449,7 @@ class _Halo:
 def _halo(attributes: Attributes, comm: Communicator, inputs: Sequence[Array]) -> Plan:
     (x,), halo = inputs, _Halo(attributes, comm)
     if x.ndim != 4:
-        raise InvalidTensorError(f"input_x has shape {x.shape}, expected 4 dimensions, NCHW")
+        raise InvalidTensorError(f"input_x has shape {x.shape}, expected 4 dimensions, NCHW", id=2091)
     height, width = x.shape[2:]
     top, bottom, left, right = halo.pad()
     to = [(d, rank) for d, rank in enumerate(halo.targets) if rank != -1]

@@ -124,7 +124,9 @@ class MoEDispatcher(torch.nn.Module, Dispatching[Tensor]):
         if active is None or isinstance(active, Tensor):
             return active if active is None or self.ranks is None else active[self.ranks]
         kind = type(active).__name__
-        raise InvalidParamError(f"active_ranks is a {kind}, expected a torch.Tensor, which a graph reads as it runs")
+        raise InvalidParamError(
+            f"active_ranks is a {kind}, expected a torch.Tensor, which a graph reads as it runs", id=1419
+        )
 
     def _state(
         self, results: list[Tensor], tokens: Tensor, ids: Tensor, weights: Tensor | None, comm: AnyCommunicator | None
@@ -236,7 +238,7 @@ def _matrices(tokens: Tensor, ids: Tensor, weights: Tensor | None, tracing: bool
     """Returns expert numbers and weights of shape [n, k]."""
     _check_tensors(tokens, ids, weights)
     if ids.is_floating_point() or ids.is_complex() or ids.dtype is torch.bool:
-        raise InvalidTensorError(f"expert_ids has dtype {ids.dtype}, expected integers", 13)
+        raise InvalidTensorError(f"expert_ids has dtype {ids.dtype}, expected integers", 13, id=2102)
     shape: tuple[int, int] = (ids.shape[0], math.prod(ids.shape[1:]))
     if not tracing:  # in a graph, the operator checks them
         shape = _core.moe_check_shapes(tokens.shape, ids.shape, None if weights is None else weights.shape)
@@ -249,9 +251,11 @@ def _check_tensors(tokens: Tensor, ids: Tensor, weights: Tensor | None) -> None:
             raise TypeError(f"{name} is a {type(value).__name__}, expected a torch.Tensor")
     _check_dtype("tokens", tokens)
     if weights is not None and not weights.is_floating_point():
-        raise InvalidTensorError(f"gate_weights has dtype {weights.dtype}, expected a floating-point one", 13)
+        raise InvalidTensorError(f"gate_weights has dtype {weights.dtype}, expected a floating-point one", 13, id=2014)
 
 
 def _check_dtype(name: str, tensor: Tensor) -> None:
     if not (tensor.is_floating_point() or tensor.is_complex()):
-        raise InvalidTensorError(f"{name} has dtype {tensor.dtype}, expected a floating-point or complex one", 13)
+        raise InvalidTensorError(
+            f"{name} has dtype {tensor.dtype}, expected a floating-point or complex one", 13, id=2103
+        )

@@ -426,7 +426,9 @@ def _call(
         for name, tensors in ((row.inputs, ins), (row.outputs, outs)):
             if not isinstance(tensors, list | tuple):
                 check_length(name, tensors, comm.size)
-                raise InvalidTensorError(f"{name} is a {type(tensors).__name__}, expected a list of tensors", 5)
+                raise InvalidTensorError(
+                    f"{name} is a {type(tensors).__name__}, expected a list of tensors", 5, id=2104
+                )
             for label, tensor in _labelled(name, tensors):
                 check_tensor(label, tensor)
         if row.strict:
@@ -461,7 +463,7 @@ def _plain_root(comm: Communicator, group: Group, name: str, rank: int | None, g
 def rank_in(group: Group, name: str, rank: int | None, group_rank: int | None) -> int:
     """Returns the rank in the group that the argument called ``name``, or ``group_{name}``, means."""
     if (rank is None) == (group_rank is None):
-        raise InvalidParamError(f"{name} is {rank!r} and group_{name} {group_rank!r}, expected one of them")
+        raise InvalidParamError(f"{name} is {rank!r} and group_{name} {group_rank!r}, expected one of them", id=1420)
     if group_rank is not None:
         if not is_tracing():  # in a graph the operator raises, on all ranks
             _core.checked_rank(f"group_{name}", group_rank, groups.world_size(group))
@@ -470,6 +472,6 @@ def rank_in(group: Group, name: str, rank: int | None, group_rank: int | None) -
     if isinstance(group, dist.ProcessGroup):
         ranks = dist.get_process_group_ranks(group)
         if rank not in ranks:
-            raise InvalidParamError(f"{name} is {rank!r}, expected one of the group's ranks {ranks}")
+            raise InvalidParamError(f"{name} is {rank!r}, expected one of the group's ranks {ranks}", id=1169)
         return ranks.index(rank)
     return rank

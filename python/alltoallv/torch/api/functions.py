@@ -225,15 +225,17 @@ def _within(
     with guard(comm, "all_to_all_v"):
         check_excluded("capacity is given", **others)
         if unit not in ("element", "row", None):
-            raise InvalidParamError(f"unit is {unit!r}, expected 'element', 'row' or None")
+            raise InvalidParamError(f"unit is {unit!r}, expected 'element', 'row' or None", id=1056)
         if comm is not None:
             check_tensor("input", input)
             if device_of(input) != "npu":
-                raise InvalidTensorError(f"input lies on {input.device}, expected an npu with a capacity", 14)
+                raise InvalidTensorError(f"input lies on {input.device}, expected an npu with a capacity", 14, id=2081)
         if not is_tracing() and (integer(capacity) or 0) < 0:
-            raise InvalidParamError(f"capacity is {capacity}, expected at least 0")
+            raise InvalidParamError(f"capacity is {capacity}, expected at least 0", id=1325)
         if counts[1] is not None and needs_grad(input):
-            raise InvalidParamError("sdispls are given with a capacity for an input that requires grad, expected None")
+            raise InvalidParamError(
+                "sdispls are given with a capacity for an input that requires grad, expected None", id=1421
+            )
         by_row = input.dim() > 1 if unit is None else unit == "row"
         row = row_size(input) if by_row else 1
         size = groups.world_size(group) if comm is None else comm.size

@@ -142,7 +142,8 @@ def _of_messages(comm: AnyCommunicator, tensor: Tensor) -> Communicator:
     if not isinstance(comm, Communicator):
         raise BackendUnavailableError(
             f"domain '{comm.domain}' is of backend {comm.backend!r}, which has no messages here: "
-            "use torch.distributed's send and recv with its group"
+            "use torch.distributed's send and recv with its group",
+            id=5052,
         )
     check_place(comm, tensor)
     return comm

@@ -61,7 +61,9 @@ class Plan(_core.ArrayPlan):
         """
         comm = groups.resolve(group, device)
         if comm is None:
-            raise InvalidParamError("group is one that this rank is not a member of, expected a group with this rank")
+            raise InvalidParamError(
+                "group is one that this rank is not a member of, expected a group with this rank", id=1422
+            )
         self._communicator = comm
         with guard(comm, "all_to_all_v"):
             self.dtype = dtype
@@ -91,7 +93,9 @@ class Plan(_core.ArrayPlan):
             else:
                 check_output("out", out, self.dtype)
                 if out.numel() < self.output_size:
-                    raise InvalidParamError(f"out has {out.numel()} elements, expected at least {self.output_size}")
+                    raise InvalidParamError(
+                        f"out has {out.numel()} elements, expected at least {self.output_size}", id=1223
+                    )
                 check_apart(region(out), region(input))
             call = None if is_watched() else calls.exchange(comm, "all_to_all_v", out, input, self._layout)
         if call is not None:
@@ -106,8 +110,8 @@ class Plan(_core.ArrayPlan):
     def _check_input(self, input: Tensor) -> None:
         check_tensor("input", input)
         if input.dtype != self.dtype:
-            raise InvalidTensorError(f"input has dtype {input.dtype}, expected {self.dtype} as the plan", 13)
+            raise InvalidTensorError(f"input has dtype {input.dtype}, expected {self.dtype} as the plan", 13, id=2064)
         check_contiguous("input", input)
         check_length("input", input.numel(), self.input_size, self._covers)
         if input.requires_grad and torch.is_grad_enabled():
-            raise InvalidParamError("input requires grad, which a plan does not follow: use all_to_all_v")
+            raise InvalidParamError("input requires grad, which a plan does not follow: use all_to_all_v", id=1423)

@@ -176,7 +176,9 @@ class ReshardPlan:
         self._device = torch.device(device)
         comm = groups.resolve(group, self._device.type)
         if comm is None:
-            raise InvalidParamError("this rank is not a member of the group, expected only its members to make a plan")
+            raise InvalidParamError(
+                "this rank is not a member of the group, expected only its members to make a plan", id=1418
+            )
         self._comm = comm
         with guard(groups.on_host(comm), "all_gather"):
             whole = tuple(int(n) for n in shape)
@@ -202,7 +204,7 @@ class ReshardPlan:
             found = None if x is None else (tuple(x.shape), x.dtype, x.device.type)
             expected = None if self.source_shape is None else (self.source_shape, self._dtype, self._device.type)
             if found != expected:
-                raise InvalidTensorError(f"x has shape, dtype and device {found}, expected {expected}")
+                raise InvalidTensorError(f"x has shape, dtype and device {found}, expected {expected}", id=2105)
             _check_later(async_op, x)
             wants = x is not None and needs_grad(x)
             if wants:
@@ -341,7 +343,7 @@ def _moved(
             if x is not None:
                 check_tensor(name, x)
                 if x.device != lies:
-                    raise InvalidTensorError(f"{name} lies on {x.device}, expected {lies} like the others")
+                    raise InvalidTensorError(f"{name} lies on {x.device}, expected {lies} like the others", id=2106)
             given = [each[name] if isinstance(each, Mapping) else each for each in (source, target)]
             of_source, of_target = (
                 _layout(what, each, comm.size, group) for what, each in zip(("source", "target"), given, strict=True)
@@ -396,7 +398,7 @@ def _coding(format: Any, group_size: Any, device: torch.device) -> Quantization 
 def _check_later(async_op: bool, *tensors: Tensor | None) -> None:
     """Raises where a handle would come for what autograd records."""
     if async_op and needs_grad(*tensors):
-        raise InvalidParamError("async_op is True for a tensor that requires grad, expected False")
+        raise InvalidParamError("async_op is True for a tensor that requires grad, expected False", id=1424)
 
 
 def _layout(name: str, value: Any, size: int, group: Group) -> Layout:
@@ -452,4 +454,4 @@ def _plain(name: str, placement: Any) -> Any:
         return None
     if kind == "Partial":
         return "prod" if placement.reduce_op == "product" else placement.reduce_op
-    raise InvalidParamError(f"{name} has the placement {placement!r}, expected Shard, Replicate or Partial")
+    raise InvalidParamError(f"{name} has the placement {placement!r}, expected Shard, Replicate or Partial", id=1425)

@@ -80,7 +80,7 @@ class Operation:
             InvalidTensorError: torch would refuse a copy, when the peers have finished.
         """
         if any(torch._debug_has_internal_overlap(target) == 1 for target, _ in copies):
-            raise InvalidTensorError("an output's elements share memory, as in expand(), expected a clone", 7)
+            raise InvalidTensorError("an output's elements share memory, as in expand(), expected a clone", 7, id=2107)
         self.result, self.copies = list(result), copies
         return self
 
@@ -164,7 +164,9 @@ def exchange_counted(
 ) -> Operation:
     """Returns an exchange whose counts lie on the device; see `DeviceMember.exchange_counted`."""
     if isinstance(comm, Communicator):
-        raise BackendUnavailableError("all_to_all_v with a capacity needs npu tensors, expected input on an npu")
+        raise BackendUnavailableError(
+            "all_to_all_v with a capacity needs npu tensors, expected input on an npu", id=5053
+        )
     check_place(comm, input, *outs, *(x for x in counts if x is not None))
     call = comm.exchange_counted(input, row, counts, outs)
     return Operation(comm, "all_to_all_v", call, input, (), (), outs, (input, counts))
@@ -307,7 +309,9 @@ def limit(comm: AnyCommunicator, timeout: float | None) -> float:
         return -1.0
     value = _core.read_timeout(timeout)
     if value > 0 and not isinstance(comm, Communicator):
-        raise InvalidParamError(f"timeout is {timeout!r}, expected None: over {comm.backend} the group's counts")
+        raise InvalidParamError(
+            f"timeout is {timeout!r}, expected None: over {comm.backend} the group's counts", id=1426
+        )
     return value
 
 
@@ -322,14 +326,15 @@ def check_place(comm: AnyCommunicator, first: Tensor, *others: Tensor) -> None:
     """Raises InvalidTensorError for tensors on different devices, or that the communicator cannot reach."""
     if isinstance(comm, Communicator) and not first.is_cpu:
         raise InvalidTensorError(
-            f"the tensors lie on {first.device}, expected cpu: domain '{comm.domain}' is one of shared memory"
+            f"the tensors lie on {first.device}, expected cpu: domain '{comm.domain}' is one of shared memory", id=2108
         )
     if first.is_cpu and not (isinstance(comm, Communicator) or comm.reaches_host):
         raise InvalidTensorError(
-            f"the tensors lie on cpu, expected a device of {comm.backend}, the backend of domain '{comm.domain}'"
+            f"the tensors lie on cpu, expected a device of {comm.backend}, the backend of domain '{comm.domain}'",
+            id=2109,
         )
     if first.is_cpu and all(other.is_cpu for other in others):
         return
     apart = next((other for other in others if other.device != first.device), None)
     if apart is not None:
-        raise InvalidTensorError(f"tensors lie on {first.device} and {apart.device}, expected one device")
+        raise InvalidTensorError(f"tensors lie on {first.device} and {apart.device}, expected one device", id=2110)

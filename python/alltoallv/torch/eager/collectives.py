@@ -110,7 +110,7 @@ def all_gather(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: P
     check_outputs_apart([region(out) for out in spaces], "tensor_list")
     if x.numel() != own.numel():
         raise InvalidTensorError(
-            f"tensor has {x.numel()} elements, expected {own.numel()} as entry {comm.rank} of tensor_list", 9
+            f"tensor has {x.numel()} elements, expected {own.numel()} as entry {comm.rank} of tensor_list", 9, id=2111
         )
     operation = calls.exchange_lists(comm, "all_gather", spaces, [x] * comm.size)
     return operation.giving([list(outs)], copies)

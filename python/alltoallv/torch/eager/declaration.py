@@ -58,7 +58,7 @@ class Functional(NamedTuple):
 def rows_of(shape: Shape) -> int:
     """Returns the length of dimension 0, which an input that is divided, or part of an output, must have."""
     if not len(shape):
-        raise InvalidTensorError("input has shape (), expected at least 1 dimension")
+        raise InvalidTensorError("input has shape (), expected at least 1 dimension", id=2044)
     return shape[0]
 
 

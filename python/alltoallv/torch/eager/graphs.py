@@ -44,7 +44,7 @@ def has_no_data(tensor: torch.Tensor) -> bool:
 def check_untimed(timeout: float | None) -> None:
     """Raises if a timeout is given while a graph is made, because its operators have none."""
     if timeout is not None:
-        raise InvalidParamError(f"timeout is {timeout!r}, expected None in a graph")
+        raise InvalidParamError(f"timeout is {timeout!r}, expected None in a graph", id=1427)
 
 
 def between_graphs(function: Callable[P, T]) -> Callable[P, T]:

@@ -90,7 +90,9 @@ def resolve(group: Group, device: str = "cpu") -> AnyCommunicator | None:
     if group is dist.GroupMember.NON_GROUP_MEMBER:
         warnings.warn("this rank is not a member of the group: the call does nothing", stacklevel=3)
         return None
-    raise InvalidParamError(f"group is a {type(group).__name__}, expected a ProcessGroup, a Communicator or None")
+    raise InvalidParamError(
+        f"group is a {type(group).__name__}, expected a ProcessGroup, a Communicator or None", id=1428
+    )
 
 
 def on_shm(group: Group) -> Communicator | None:
@@ -166,7 +168,7 @@ def from_group(
     elif member is None or not member.usable:
         if wanted not in BACKENDS:
             name = "backend" if backend else "ALLTOALLV_TORCH_BACKEND"
-            raise InvalidParamError(f"{name} is {wanted!r}, expected one of {', '.join(BACKENDS)}")
+            raise InvalidParamError(f"{name} is {wanted!r}, expected one of {', '.join(BACKENDS)}", id=1429)
         of_group[device, wanted] = member = _make(group, seconds, device, wanted, check)
         member.order = _order_of(group)
     if order is not None:
@@ -219,7 +221,7 @@ def on_host(comm: AnyCommunicator) -> Communicator:
 
 def _make(group: dist.ProcessGroup, timeout: float, device: str, wanted: str, check: str | None) -> AnyCommunicator:
     if check not in (None, "always", "first", "off"):
-        raise InvalidParamError(f"check is {check!r}, expected 'always', 'first' or 'off'")
+        raise InvalidParamError(f"check is {check!r}, expected 'always', 'first' or 'off'", id=1430)
     name, rank, size = group.group_name, group.rank(), group.size()
     raw = dist.distributed_c10d._world.pg_map[group][1]
     all_ranks = raw is not None and group is dist.group.WORLD
@@ -241,7 +243,7 @@ def _make(group: dist.ProcessGroup, timeout: float, device: str, wanted: str, ch
         if asked[0] != asked[1]:
             with contextlib.suppress(PeerLostError, CommTimeoutError):
                 gather(b"")  # the process that has the store must not end before all have read this in it
-            raise PeerMismatchError(f"group {name!r}: rank 0 has {asked[0]}, rank {j} has {asked[1]}")
+            raise PeerMismatchError(f"group {name!r}: rank 0 has {asked[0]}, rank {j} has {asked[1]}", id=3026)
     chosen = _choose(group, device, wanted, who)
     if chosen != "shm":
         number = f"{meeting.hosts} host{'s'[: meeting.hosts > 1]}"
@@ -269,7 +271,8 @@ def _choose(group: dist.ProcessGroup, device: str, wanted: str, who: Sequence[di
     if wanted == "shm" and other is not None:
         raise BackendUnavailableError(
             f"rank 0 and rank {other} of group {group.group_name!r} run on different hosts, "
-            "expected all on one: shared memory does not cross hosts"
+            "expected all on one: shared memory does not cross hosts",
+            id=5054,
         )
     on_host = "shm" if other is None else "tcp"
     if wanted in ("shm", "tcp") or (device == "cpu" and wanted == "auto"):
@@ -285,7 +288,8 @@ def _choose(group: dist.ProcessGroup, device: str, wanted: str, who: Sequence[di
         raise BackendUnavailableError(
             f"group {group.group_name!r} has {repr(carrier) if carrier else 'no backend'} for {device} tensors, "
             f"expected {repr(wanted) if wanted != 'auto' else 'one'}, as in "
-            "init_process_group('cpu:gloo,cuda:nccl')"
+            "init_process_group('cpu:gloo,cuda:nccl')",
+            id=5055,
         )
     return carrier
 
@@ -312,7 +316,7 @@ def by_name(name: str, device: str = "cpu") -> AnyCommunicator:
     else:
         member = resolve(None, device)
     if member is None:
-        raise InvalidParamError(f"group {name!r} no longer exists, or this rank is not a member of it")
+        raise InvalidParamError(f"group {name!r} no longer exists, or this rank is not a member of it", id=1431)
     return member
 
 

@@ -43,7 +43,9 @@ def counts_on_device(name: str, counts: Counts, device: torch.device, size: int)
     """Returns counts as int64 on the device; those that lie there are not read by the host."""
     tensor = counts if isinstance(counts, Tensor) else torch.tensor(list(counts), dtype=torch.int64, device="cpu")
     if tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype is torch.bool:
-        raise InvalidParamError(f"{name} has dtype {tensor.dtype}, expected integers")
+        raise InvalidParamError(f"{name} has dtype {tensor.dtype}, expected integers", id=1432)
     if tuple(tensor.shape) != (size,):
-        raise InvalidParamError(f"{name} has shape {tuple(tensor.shape)}, expected ({size},), one entry per rank")
+        raise InvalidParamError(
+            f"{name} has shape {tuple(tensor.shape)}, expected ({size},), one entry per rank", id=1433
+        )
     return tensor.to(device, torch.int64).contiguous()

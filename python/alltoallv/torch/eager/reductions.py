@@ -126,7 +126,9 @@ def reduce_scatter(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameter
     counts = [x.numel() for x in parts]
     if outs[0].numel() != counts[comm.rank]:
         raise InvalidTensorError(
-            f"output has {outs[0].numel()} elements, expected {counts[comm.rank]} as entry {comm.rank} of input_list", 9
+            f"output has {outs[0].numel()} elements, expected {counts[comm.rank]} as entry {comm.rank} of input_list",
+            9,
+            id=2112,
         )
     return _reduce_scatter(comm, outs, joined(parts), counts, parameters, shape_of_list(parts))
 
@@ -158,6 +160,7 @@ def reduce_scatter_tensor(comm: AnyCommunicator, outs: Tensors, ins: Tensors, pa
             f"input has shape {tuple(input.shape)}, "
             f"expected {comm.size} times the elements of an output of shape {tuple(output.shape)}",
             9,
+            id=2113,
         )
     return _reduce_scatter(comm, outs, as_input("input", input), [output.numel()] * comm.size, parameters, input.shape)
 
@@ -191,8 +194,8 @@ def op_for(tensor: Tensor, op: Any) -> str:
     try:
         kind = op.op if hasattr(op, "op") else dist.ReduceOp(op).op  # isinstance says yes to both
     except TypeError:
-        raise InvalidParamError(f"op is {op!r}, expected a torch.distributed.ReduceOp") from None
+        raise InvalidParamError(f"op is {op!r}, expected a torch.distributed.ReduceOp", id=1434) from None
     name = str(REDUCE_OPS.get(kind, kind.name))
     if tensor.is_complex() and name not in ("sum", "avg"):
-        raise InvalidParamError(f"op is {op!r}, expected SUM or AVG for dtype {tensor.dtype}")
+        raise InvalidParamError(f"op is {op!r}, expected SUM or AVG for dtype {tensor.dtype}", id=1435)
     return name

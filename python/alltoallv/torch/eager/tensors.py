@@ -50,7 +50,9 @@ def core_name(dtype: torch.dtype) -> str:
     try:
         return MOVABLE[dtype]
     except KeyError:
-        raise InvalidTensorError(f"dtype is {dtype}, expected one of {', '.join(MOVABLE.values())}", 13) from None
+        raise InvalidTensorError(
+            f"dtype is {dtype}, expected one of {', '.join(MOVABLE.values())}", 13, id=2092
+        ) from None
 
 
 def check_tensor(name: str, tensor: object) -> None:
@@ -58,26 +60,29 @@ def check_tensor(name: str, tensor: object) -> None:
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{name} is a {type(tensor).__name__}, expected a torch.Tensor")
     if tensor.layout is not torch.strided:
-        raise InvalidTensorError(f"{name} has layout {tensor.layout}, expected torch.strided", 7)
+        raise InvalidTensorError(f"{name} has layout {tensor.layout}, expected torch.strided", 7, id=2114)
     # Forward-mode gradients may be zeros without memory.
     for kind, is_one in (("nested", tensor.is_nested), ("zero", tensor._is_zerotensor())):
         if is_one:
-            raise InvalidTensorError(f"{name} is a {kind} tensor, expected one dense block of memory", 7)
+            raise InvalidTensorError(f"{name} is a {kind} tensor, expected one dense block of memory", 7, id=2115)
     if torch._C._is_tracing():
         raise InvalidTensorError(
-            f"{name} is traced by torch.jit, which may drop the call: expected torch.compile or export"
+            f"{name} is traced by torch.jit, which may drop the call: expected torch.compile or export", id=2116
         )
     if is_tracing():
         raise InvalidTensorError(
             f"{name} stands for other tensors (torch.export, make_fx, FakeTensorMode, torch.func), which this call "
-            "does not know: expected one of the functions of alltoallv.torch"
+            "does not know: expected one of the functions of alltoallv.torch",
+            id=2117,
         )
     if wraps(tensor) and not hasattr(tensor, "trigger_wait"):  # results of torch's functional collectives have that
         kind = type(tensor).__name__
-        raise InvalidTensorError(f"{name} is a {kind}, expected a tensor with its own memory, as to_local() returns", 5)
+        raise InvalidTensorError(
+            f"{name} is a {kind}, expected a tensor with its own memory, as to_local() returns", 5, id=2118
+        )
     check_memory(name, tensor)
     if has_tangent(tensor):
-        raise InvalidTensorError(f"{name} has a forward-mode gradient, which would be lost: expected none")
+        raise InvalidTensorError(f"{name} has a forward-mode gradient, which would be lost: expected none", id=2119)
 
 
 def check_memory(name: str, tensor: Tensor) -> None:
@@ -89,11 +94,11 @@ def check_memory(name: str, tensor: Tensor) -> None:
         nbytes = tensor.untyped_storage().nbytes()
     except NotImplementedError:
         raise InvalidTensorError(
-            f"{name} is a batch of torch.func.vmap or is_grads_batched, expected each tensor by itself"
+            f"{name} is a batch of torch.func.vmap or is_grads_batched, expected each tensor by itself", id=2120
         ) from None
     if (tensor.storage_offset() + last + 1) * tensor.itemsize > nbytes:
         raise InvalidTensorError(
-            f"{name} has {tensor.numel()} elements but a storage of {nbytes} bytes, expected memory for all", 7
+            f"{name} has {tensor.numel()} elements but a storage of {nbytes} bytes, expected memory for all", 7, id=2121
         )
 
 
@@ -128,21 +133,21 @@ def check_output(name: str, tensor: Tensor, dtype: torch.dtype) -> None:
 def check_contiguous(name: str, tensor: Tensor) -> None:
     """Raises InvalidTensorError for a tensor whose elements do not follow each other in memory."""
     if not is_contiguous(tensor):
-        raise InvalidTensorError(f"{name} is not contiguous, expected a contiguous tensor")
+        raise InvalidTensorError(f"{name} is not contiguous, expected a contiguous tensor", id=2037)
 
 
 def check_dtype(name: str, tensor: Tensor, dtype: torch.dtype) -> None:
     """Raises InvalidTensorError unless the tensor has this dtype."""
     if tensor.dtype != dtype:
         own_dtype, expected = (str(each).removeprefix("torch.") for each in (tensor.dtype, dtype))
-        raise InvalidTensorError(f"{name} has dtype {own_dtype}, expected {expected}", 13)
+        raise InvalidTensorError(f"{name} has dtype {own_dtype}, expected {expected}", 13, id=2036)
 
 
 def check_one_dtype(*tensors: Tensor) -> None:
     """Raises InvalidTensorError, in torch's words, if the tensors' dtypes differ."""
     dtypes = sorted({str(tensor.dtype) for tensor in tensors})
     if len(dtypes) > 1:
-        raise InvalidTensorError(f"Invalid usage of tensors with different dtypes{' and '.join(dtypes)}", 13)
+        raise InvalidTensorError(f"Invalid usage of tensors with different dtypes{' and '.join(dtypes)}", 13, id=2122)
 
 
 def region(tensor: Tensor) -> Region:
@@ -199,7 +204,7 @@ def joined(parts: Sequence[Tensor]) -> Tensor:
 def row_size(tensor: Tensor) -> int:
     """Returns the elements per row of dimension 0, in a way that torch.compile can trace."""
     if tensor.dim() == 0:
-        raise InvalidTensorError("a 0-dimensional input has no rows, expected at least 1 dimension")
+        raise InvalidTensorError("a 0-dimensional input has no rows, expected at least 1 dimension", id=2034)
     return math.prod(tensor.shape[1:])
 
 

@@ -124,7 +124,9 @@ class DeviceMember(ABC):
             counts: send_counts, sdispls or None, recv_counts or None: int64, one per rank.
             outs: What is filled: rows as they come, receive counts, status; see `alltoallv.torch.Received`.
         """
-        raise BackendUnavailableError(f"all_to_all_v with a capacity needs HCCL, but the group is over {self.backend}")
+        raise BackendUnavailableError(
+            f"all_to_all_v with a capacity needs HCCL, but the group is over {self.backend}", id=5056
+        )
 
     def _enter(self, device: torch.device, operator: str) -> None:
         """Prepares for a launch on tensors there.
@@ -150,7 +152,8 @@ class DeviceMember(ABC):
         raise BackendUnavailableError(
             f"domain '{self.domain}' is a group of the framework over backend '{self.backend}', whose ranks stay what "
             "they are, expected a Communicator: from_group() of tensors in host memory returns one, or make the group "
-            "again"
+            "again",
+            id=5057,
         )
 
     split = shrink = rejoin = replaced = replacement = grow = newcomers = _keeps_its_ranks
@@ -181,7 +184,9 @@ class DeviceMember(ABC):
         """The ProcessGroup that it was made for."""
         group = None if self._group is None else self._group()
         if group is None:
-            raise InvalidParamError(f"the process group of domain '{self.domain}' is gone, expected one in use")
+            raise InvalidParamError(
+                f"the process group of domain '{self.domain}' is gone, expected one in use", id=1436
+            )
         return group
 
     def exchange(

@@ -77,7 +77,9 @@ class HcclMember(DeviceMember):
     def on_host(self) -> Communicator:
         control = self.communicator.core.control
         if control is None or control.backend != "shm":
-            raise InvalidParamError(f"domain '{self.domain}' has no communicator in host memory, expected npu tensors")
+            raise InvalidParamError(
+                f"domain '{self.domain}' has no communicator in host memory, expected npu tensors", id=1437
+            )
         return Communicator(control)
 
     def _launch_exchange(self, call: Call, output: Tensor, input: Tensor, wait: bool) -> StreamWork | None:
@@ -218,10 +220,10 @@ class HcclGroupMember(HcclMember):
                 self._streams = self._begun(self.group, device)
         with guard(self, operator):
             if self.group not in dist.distributed_c10d._world.pg_map:
-                raise InvalidParamError("the process group has been destroyed, expected one in use")
+                raise InvalidParamError("the process group has been destroyed, expected one in use", id=1438)
             if (device.index or 0) != self._device:
                 raise InvalidTensorError(
-                    f"the tensors lie on {device}, expected npu:{self._device} as in the first call"
+                    f"the tensors lie on {device}, expected npu:{self._device} as in the first call", id=2123
                 )
 
     def _begun(self, group: dist.ProcessGroup, device: torch.device) -> Streams:

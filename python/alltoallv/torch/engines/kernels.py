@@ -52,7 +52,9 @@ def check_format(how: Quantization, kernels: Any, pieces: bool = False) -> None:
         InvalidParamError: the format is unknown; the message names it.
     """
     if not offers_format(how, kernels, pieces):
-        raise InvalidParamError(f"format is {how.format}, which this engine does not offer; shared memory and tcp do")
+        raise InvalidParamError(
+            f"format is {how.format}, which this engine does not offer; shared memory and tcp do", id=1439
+        )
 
 
 def _has_triton(device: str) -> bool:

@@ -39,7 +39,7 @@ def npu() -> Any:
     """Returns the module ``torch.npu``, which torch_npu adds; raises BackendUnavailableError without it."""
     module = getattr(torch, "npu", None)
     if module is None:
-        raise BackendUnavailableError("torch has no npu: pip install torch_npu, and import it before")
+        raise BackendUnavailableError("torch has no npu: pip install torch_npu, and import it before", id=5058)
     return module
 
 
@@ -150,7 +150,7 @@ class StreamWork:
             return bool(self._done.query())
         except RuntimeError as error:  # from torch_npu: it is unknown whether the data have come
             text = f"the NPU cannot report whether an asynchronous call is done: {_first_line(error)}"
-        self._failure = HcclError(text)
+        self._failure = HcclError(text, id=7007)
         if self._core is not None:
             self._core.abort(text)
         raise self._failure

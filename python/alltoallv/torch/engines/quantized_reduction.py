@@ -102,7 +102,7 @@ def _share_overflows(steps: Steps, codec: Codec, request: QuantizedReduction, de
     steps.gather(told.view(-1), mine)
     if told[:, 0].any():
         raise ValueOverflowError(
-            f"{request.operator}: a value does not fit into {request.out_dtype}, and overflow is 'raise'"
+            f"{request.operator}: a value does not fit into {request.out_dtype}, and overflow is 'raise'", id=6002
         )
 
 

@@ -127,14 +127,14 @@ class GroupStore:
             thread.join(seconds)
             self._dead = thread.is_alive()
         if self._dead:
-            raise PeerLostError(f"the group's store has not answered for {_STORE_SECONDS:.0f} s")
+            raise PeerLostError(f"the group's store has not answered for {_STORE_SECONDS:.0f} s", id=4046)
         if errors:
             raise _silent(errors[0]) from errors[0]
         return answers[0]
 
 
 def _silent(error: RuntimeError) -> PeerLostError:
-    return PeerLostError(f"the group's store does not answer: {str(error).splitlines()[0]}")
+    return PeerLostError(f"the group's store does not answer: {str(error).splitlines()[0]}", id=4047)
 
 
 def meet(
@@ -214,7 +214,7 @@ def _waiter(who: str, timeout: float, look: Callable[[], None] = lambda: None) -
             look()
             now = time.monotonic()
             if now >= end:
-                raise CommTimeoutError(late("waited", timeout))
+                raise CommTimeoutError(late("waited", timeout), id=4048)
             if now >= next_warning:
                 next_warning = now + (now - start)
                 _log.warning(late("has waited", now - start))

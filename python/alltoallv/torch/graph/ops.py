@@ -42,7 +42,9 @@ def communicator_of(group: Group, tensor: Tensor) -> AnyCommunicator:
     device = groups.device_of(tensor)
     member = groups.by_name(group, device) if isinstance(group, str) else groups.resolve(group, device)
     if member is None:
-        raise InvalidParamError("group is one that this rank is not a member of, expected a group with this rank")
+        raise InvalidParamError(
+            "group is one that this rank is not a member of, expected a group with this rank", id=1422
+        )
     return member
 
 

@@ -67,7 +67,7 @@ def _name_of_object(op: Any) -> str:
     kind = op.op if type(op) is dist.ReduceOp else op
     if kind not in REDUCE_OPS:
         raise InvalidParamError(
-            f"op is {op!r}, expected a ReduceOp of {', '.join(each.name for each in REDUCE_OPS)} in a graph"
+            f"op is {op!r}, expected a ReduceOp of {', '.join(each.name for each in REDUCE_OPS)} in a graph", id=1440
         )
     return kind.name  # type: ignore[no-any-return, unused-ignore]
 
@@ -124,7 +124,7 @@ def all_to_all_v(
     async_op: bool,
 ) -> Any:
     if unit not in ("element", "row", None):
-        raise InvalidParamError(f"unit is {unit!r}, expected 'element', 'row' or None")
+        raise InvalidParamError(f"unit is {unit!r}, expected 'element', 'row' or None", id=1056)
     by_row = input.dim() > 1 if unit is None else unit == "row"
     row = row_size(input) if by_row else 1
     name = groups.name_of(group)
@@ -132,7 +132,7 @@ def all_to_all_v(
     sdispl = _displs(sdispls, sends, row)
     if recv_counts is None:
         if rdispls is not None or out is not None:
-            raise InvalidParamError("recv_counts is None, expected counts with rdispls or out")
+            raise InvalidParamError("recv_counts is None, expected counts with rdispls or out", id=1441)
         output, _ = ops.all_to_all_v_learn(input, torch.stack([sends, sdispl]), row, "all_to_all_v", name)
     else:
         recvs = as_counts(recv_counts) * row
@@ -171,7 +171,8 @@ def outcome(result: Tensor, out: Tensor | None, async_op: bool) -> Any:
         if (out.dtype, out.shape) != (result.dtype, result.shape):
             raise InvalidTensorError(
                 f"the output has dtype {out.dtype} and shape {tuple(out.shape)}, "
-                f"expected {result.dtype} and {tuple(result.shape)}"
+                f"expected {result.dtype} and {tuple(result.shape)}",
+                id=2124,
             )
         out.copy_(result)
         result = out
@@ -181,7 +182,9 @@ def outcome(result: Tensor, out: Tensor | None, async_op: bool) -> Any:
 def _rows(recv_counts: Counts | None, rdispls: Counts | None) -> int:
     """Returns how many rows a result has; where these have no elements, no operator's result says so."""
     if recv_counts is None or isinstance(recv_counts, Tensor) or isinstance(rdispls, Tensor):
-        raise InvalidParamError("input has rows without elements, expected recv_counts and rdispls in lists in a graph")
+        raise InvalidParamError(
+            "input has rows without elements, expected recv_counts and rdispls in lists in a graph", id=1442
+        )
     if rdispls is None:
         return sum(recv_counts)
     return max([begin + count for begin, count in zip(rdispls, recv_counts, strict=True) if count > 0], default=0)

@@ -93,6 +93,7 @@ class AllToAllVGroup(EngineGroup):
                         f"gather_tensor has shape {tuple(output.shape)} and strides {output.stride()}, expected "
                         f"{shape[0]} times the {shape[1]} elements of tensor, contiguous",
                         9,
+                        id=2125,
                     )
             lists = [[part.view(input.shape) for part in output.detach().view(shape)]]
         return self.gather(lists, [input], opts)  # type: ignore[attr-defined, no-any-return, unused-ignore]
@@ -197,7 +198,9 @@ class AllToAllVGroup(EngineGroup):
                 return self._kept(WorkList([])) if async_op else None
             with guard(comm, row.operator):
                 if root_tensor != 0:
-                    raise InvalidParamError(f"rootTensor is {root_tensor}, expected 0, the index of the only tensor")
+                    raise InvalidParamError(
+                        f"rootTensor is {root_tensor}, expected 0, the index of the only tensor", id=1444
+                    )
                 operation = row.prepare(comm, plain_outs, plain_ins, parameters)
         except (InvalidParamError, InvalidTensorError) as error:
             raise _named(error, row.operator, comm) from None
@@ -279,7 +282,7 @@ class AllToAllVGroup(EngineGroup):
 
         try:
             if min(map(len, lists)) < count:
-                raise InvalidParamError(f"the lists have {[*map(len, lists)]} tensors, expected equally many")
+                raise InvalidParamError(f"the lists have {[*map(len, lists)]} tensors, expected equally many", id=1445)
             tensors = [x for each in lists for x in each]
             carried = self._carried(tensors) is not None or self._adding_in_order(row, tensors) is not None
             if not carried:

@@ -61,7 +61,7 @@ def gloo(
     The wait ends with the group's communicator, which knows of ranks that have ended.
     """
     if not dist.is_gloo_available():
-        raise BackendUnavailableError("this build of torch has no gloo, which backend 'alltoallv' also needs")
+        raise BackendUnavailableError("this build of torch has no gloo, which backend 'alltoallv' also needs", id=5059)
     position = dist.PrefixStore("gloo", store), options.group_rank, options.group_size
     engines: Future[dist.ProcessGroupGloo] = Future()
 
@@ -119,7 +119,8 @@ def accelerator(
     if not available(device, name):
         raise BackendUnavailableError(
             f"group {options.group_id!r} has no engine for {device} tensors: {name!r} is not available here; "
-            "install the package that brings it, or name another, as in 'cpu:alltoallv,cuda:nccl'"
+            "install the package that brings it, or name another, as in 'cpu:alltoallv,cuda:nccl'",
+            id=5060,
         )
     position = dist.PrefixStore(f"{device}/", store), options.group_rank, options.group_size
     kind = dist.Backend.backend_type_map.get(name)

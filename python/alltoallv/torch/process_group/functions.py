@@ -151,12 +151,13 @@ def _split(
     own = _c10d._world.pg_map[parent][0], _c10d._world.pg_backend_config.get(parent, "")
     with guard(parent.communicator, "barrier"):
         if backend is not None and backend.lower() not in map(str, own):
-            raise InvalidParamError(f"backend is {backend!r}, expected None or {str(own[0])!r}, the parent's")
+            raise InvalidParamError(f"backend is {backend!r}, expected None or {str(own[0])!r}, the parent's", id=1446)
         every = [rank for ranks in split_ranks for rank in ranks]
         are_valid = set(every) <= set(range(parent.size()))
         if not every or not all(split_ranks) or len(set(every)) < len(every) or not are_valid:
             raise InvalidParamError(
-                f"split_ranks is {split_ranks}, expected lists of ranks 0 to {parent.size() - 1}, each at most once"
+                f"split_ranks is {split_ranks}, expected lists of ranks 0 to {parent.size() - 1}, each at most once",
+                id=1447,
             )
     barrier_plan(parent.communicator).run(0, 0, parent.timeout.total_seconds())  # raises another rank's refusal
     own_ranks = next((ranks for ranks in split_ranks if parent.rank() in ranks), split_ranks[0])

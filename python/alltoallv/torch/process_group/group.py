@@ -138,7 +138,8 @@ class EngineGroup(dist.ProcessGroup):
         if name in ("communicator", "meeting"):
             raise BackendUnavailableError(
                 f"group {self._first.group_id!r} has no ranks: after init_process_group(enable_reconfigure=True), or "
-                "a reconfigure() that failed, expected a call of reconfigure() first"
+                "a reconfigure() that failed, expected a call of reconfigure() first",
+                id=5061,
             )
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
 
@@ -263,12 +264,17 @@ class EngineGroup(dist.ProcessGroup):
         if not self.supports_reconfigure or self._made - {"cpu"}:
             what = f"with engines for {sorted(self._made)}" if self.supports_reconfigure else "made by another"
             raise BackendUnavailableError(
-                f"reconfigure() of group {name!r}, {what}, expected the default group, and tensors in host memory"
+                f"reconfigure() of group {name!r}, {what}, expected the default group, and tensors in host memory",
+                id=5062,
             )
         if handles.count(self._handle) != 1 or len(set(handles)) < len(handles):
-            raise InvalidParamError(f"handles are {handles}, expected each once, and this rank's, {self._handle!r}")
+            raise InvalidParamError(
+                f"handles are {handles}, expected each once, and this rank's, {self._handle!r}", id=1448
+            )
         if opts.uuid in self._uuids:
-            raise InvalidParamError(f"uuid is {opts.uuid}, already used: expected one that this group has not had")
+            raise InvalidParamError(
+                f"uuid is {opts.uuid}, already used: expected one that this group has not had", id=1449
+            )
         self._uuids.add(opts.uuid)
         own, limit = _DistributedBackendOptions(), self.timeout
         own.store = dist.PrefixStore(f"alltoallv/reconfigured/{opts.uuid}", self._first.store)
@@ -293,14 +299,16 @@ class EngineGroup(dist.ProcessGroup):
         raise BackendUnavailableError(
             f"new_window({'' if tensor is None else 'tensor'}) of group {self._first.group_id!r}: backend 'alltoallv' "
             "has no windows; "
-            "torch.distributed._symmetric_memory serves (alltoallv.torch.symm_mem)"
+            "torch.distributed._symmetric_memory serves (alltoallv.torch.symm_mem)",
+            id=5063,
         )
 
     def register_pre_hook(self, hook_id: int, hook: Any) -> None:
         """Raises BackendUnavailableError: no hook would be called."""
         raise BackendUnavailableError(
             f"{hook} as hook {hook_id} of group {self._first.group_id!r}: backend 'alltoallv' calls none "
-            "(TORCH_DIST_NAN_CHECK sets one)"
+            "(TORCH_DIST_NAN_CHECK sets one)",
+            id=5064,
         )
 
     register_post_hook = register_abort_hook = register_pre_hook

@@ -63,7 +63,7 @@ class BackendWork(TorchWork):
         """
         limit = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
         if not self._call.wait(limit if limit > 0 else -1.0):
-            raise CommTimeoutError(f"the operator was not done after {limit} s; it is still under way")
+            raise CommTimeoutError(f"the operator was not done after {limit} s; it is still under way", id=4042)
         if self._finish is not None:
             self._settle()
         else:

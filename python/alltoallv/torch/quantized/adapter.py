@@ -78,12 +78,13 @@ class _Tensors(Adapter[Tensor]):
         if not dist.is_initialized():
             raise BackendUnavailableError(
                 f"x lies on {x.device} and torch.distributed has no default group, expected one, or a communicator "
-                "made by alltoallv.torch.from_group"
+                "made by alltoallv.torch.from_group",
+                id=5065,
             )
         of_group = groups.resolve(None, groups.device_of(x))
         if not isinstance(of_group, DeviceMember):
             raise InvalidTensorError(
-                f"x lies on {x.device}, expected cpu, or a device that the default group moves", 14
+                f"x lies on {x.device}, expected cpu, or a device that the default group moves", 14, id=2126
             )
         return of_group
 

@@ -64,7 +64,7 @@ class BucketFeedback:
         """
         if self._member not in (None, (rank, size)):
             was = "rank {} of {}".format(*self._member or ())
-            raise InvalidParamError(f"the error feedback is of {was}, expected this rank's, {rank} of {size}")
+            raise InvalidParamError(f"the error feedback is of {was}, expected this rank's, {rank} of {size}", id=1450)
         layout = tuple(map(self._number, parameters))
         self._member = rank, size
         if layout not in self._buckets:
@@ -86,10 +86,10 @@ class BucketFeedback:
         """
         if not isinstance(state, dict) or set(state) != set(_KEYS):
             shown = sorted(map(str, state)) if isinstance(state, dict) else f"a {type(state).__name__}"
-            raise InvalidParamError(f"the state is {shown}, expected a dict of {', '.join(_KEYS)}")
+            raise InvalidParamError(f"the state is {shown}, expected a dict of {', '.join(_KEYS)}", id=1451)
         if state["group_size"] != self._quantization.group_size and state["buckets"]:
             raise InvalidParamError(
-                f"the state has group_size {state['group_size']}, expected {self._quantization.group_size}"
+                f"the state has group_size {state['group_size']}, expected {self._quantization.group_size}", id=1452
             )
         shapes = [tuple(shape) for shape in state["shapes"]]
         for number, parameter in enumerate(self._parameters):
@@ -102,7 +102,9 @@ class BucketFeedback:
             feedback.load_state_dict(arrays)
             error, count = feedback.state_dict()["error"], sum(math.prod(shapes[number]) for number in layout)
             if error is not None and error.numel() != count:
-                raise InvalidParamError(f"the state of a bucket has {error.numel()} elements, its parameters {count}")
+                raise InvalidParamError(
+                    f"the state of a bucket has {error.numel()} elements, its parameters {count}", id=1453
+                )
         self._shapes, self._buckets = shapes, buckets
         self._member = (state["rank"], state["size"]) if buckets else None
 
@@ -156,5 +158,6 @@ def _check_shape(number: int, parameter: Tensor, shapes: Sequence[tuple[int, ...
         stored = shapes[number] if number < len(shapes) else "none"
         raise InvalidParamError(
             f"the error feedback has shape {stored} for parameter {number} in the order of the first step, "
-            f"expected {tuple(parameter.shape)}: it is of another model"
+            f"expected {tuple(parameter.shape)}: it is of another model",
+            id=1454,
         )

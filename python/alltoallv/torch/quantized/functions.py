@@ -359,7 +359,7 @@ def quantized_all_to_all(
         return outcome(rows, None, async_op)
     with guard(comm, RowExchange.operator):
         if needs_grad(input):
-            raise InvalidParamError("input requires grad, which async_op excludes")
+            raise InvalidParamError("input requires grad, which async_op excludes", id=1455)
     options = bounds.chosen(comm, RowExchange.operator, input, options, accuracy)
     with guard(comm, RowExchange.operator):
         limit = calls.limit(comm, timeout)

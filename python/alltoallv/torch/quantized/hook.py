@@ -57,7 +57,7 @@ class QuantizedCommHook:
         gradient = bucket.buffer()
         comm = groups.resolve(self.group, device_of(gradient))
         if comm is None:
-            raise InvalidParamError("this rank is not a member of the hook's group")
+            raise InvalidParamError("this rank is not a member of the hook's group", id=1456)
         feedback = None
         if self.error_feedback:
             with guard(comm, "quantized_all_reduce"):

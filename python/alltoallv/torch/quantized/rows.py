@@ -111,7 +111,7 @@ class RowExchange:
         coded = calls.new_output(comm, (x.shape[0], stride), x.new_empty(0, dtype=torch.uint8))
         self._rows.encode(x, coded)
         if rows.must_fit() and not self._rows.decode(coded, torch.empty_like(x, dtype=self._like.dtype), "raise"):
-            raise ValueOverflowError(rows.overflow_text())
+            raise ValueOverflowError(rows.overflow_text(), id=6003)
         self._overflow = rows.received().overflow
         self._call = calls.exchange_rows(comm, self.operator, coded, rows.sends, rows.recvs, rows.digest())
         self._out = None if rows.recvs is None else self._new_rows(sum(rows.recvs))
