@@ -84,7 +84,7 @@ def check_several_hosts(size: int, tmp_path: Path) -> None:
     """On one host; tests/hosts has two."""
     for rank, lines in enumerate(run(size, "several_hosts.py")):
         assert lines[0] == f"rank {rank} has the sum " + " ".join(hosts_sum(size))
-        assert lines[-1].endswith(f": rank 0 has elements: 3, rank {size - 1} has elements: 4")
+        assert lines[-1].endswith(f": rank 0 has elements: 3, rank {size - 1} has elements: 4 [A2A-3009]")
 
 
 def hosts_sum(size: int) -> list[str]:

@@ -63,7 +63,7 @@ def test_first_abort_counts(launch):
     texts = launch(3, work)
     assert len(set(texts)) == 1
     rank = texts[0][5]
-    assert texts[0] == f"rank {rank} aborted: by rank {rank}"
+    assert texts[0] == f"rank {rank} aborted: by rank {rank} [A2A-4049]"
 
 
 @on_ranks(3)
@@ -88,7 +88,7 @@ def test_abort_with_a_long_reason():
     first, second = Communicator.threads(2)
     first.abort("日本" * 1000)
     failure = attempt(barrier, group=second)
-    assert failure.text.partition("aborted: ")[2].strip("日本") == ""
+    assert failure.text.partition("aborted: ")[2].strip("日本") == " [A2A-4049]"
     assert len(failure.text) > 300
 
 

@@ -139,9 +139,7 @@ def test_a_number_belongs_to_the_process_that_has_it_while_it_lives(halves: Any)
     assert line(first) == "late"
     refused = line(second)
     assert refused.startswith("InvalidParamError: rank 1 of job "), refused
-    assert refused.endswith(f"is process {stopped.pid} already: no other can take its place while it lives; end it"), (
-        refused
-    )
+    assert f"is process {stopped.pid} already: no other can take its place while it lives; end it [" in refused
     alone = line(first)
     assert alone.startswith("CommTimeoutError: the 2 ranks of the job have not met within 1 s, and none of "), alone
     assert "rank 1" in alone
@@ -257,10 +255,14 @@ if came == (2, 0):
 
 def test_what_cannot_grow_or_rejoin_says_so(ranks: Ranks) -> None:
     def program(comm: Communicator) -> None:
-        with pytest.raises(BackendUnavailableError, match=r"^grow\(\) of domain .* whose ranks are threads, expected"):
+        with pytest.raises(
+            BackendUnavailableError, match=r"^grow\(\) of domain .* whose ranks are threads, expected.*A2A-5038"
+        ):
             comm.grow(1)
         for call in (comm.rejoin, comm.replaced, lambda: comm.replacement(0)):
-            with pytest.raises(BackendUnavailableError, match=r"replaces lost ranks \('python -m alltoallv run --rep"):
+            with pytest.raises(
+                BackendUnavailableError, match=r"replaces lost ranks \('python -m alltoallv run --rep.*A2A-5035"
+            ):
                 call()
         assert comm.usable
         comm.host_core = None  # as of one over HCCL
@@ -276,9 +278,11 @@ def test_what_cannot_grow_or_rejoin_says_so(ranks: Ranks) -> None:
 
 def test_all_must_let_in_the_same_number(ranks: Ranks) -> None:
     def program(comm: Communicator) -> None:
-        with pytest.raises(InvalidParamError, match=r"n is \[1, 2\] on ranks 0 to 1, expected one number on all"):
+        with pytest.raises(
+            InvalidParamError, match=r"n is \[1, 2\] on ranks 0 to 1, expected one number on all.*A2A-1309"
+        ):
             comm.grow(1 + comm.rank)
-        with pytest.raises(InvalidParamError, match="n is 0, expected 1 to 4094"):
+        with pytest.raises(InvalidParamError, match=r"n is 0, expected 1 to 4094.*A2A-1310"):
             comm.grow(comm.rank)
         assert comm.usable
 

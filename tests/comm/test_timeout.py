@@ -102,7 +102,7 @@ def test_several_late_ranks_are_all_named(launch):
 
     texts = launch(4, work)
     assert len(set(texts)) == 1
-    assert re.search(r"for rank 1 \(.*\), rank 3 \(.*\); the timeout is over$", texts[0])
+    assert re.search(r"for rank 1 \(.*\), rank 3 \(.*\); the timeout is over \[A2A-4012\]$", texts[0])
 
 
 def test_timeout_of_one_call(launch, prompt):

@@ -147,7 +147,7 @@ TEST(agreement) {
               [&] { agree(control, sends[rank], wrong); });
         agree(control, sends[rank], receives);
         if (rank == 2) {
-            control.fail(OpKind::all_gather, invalid_param(std::string(2000, 'x')), false);
+            control.fail(OpKind::all_gather, invalid_param(1000, std::string(2000, 'x')), false);
         } else {
             fails(ErrorClass::invalid_param, "operator #53 all_gather of domain 'd\"1' failed on rank 2: xxxx",
                   [&] { agree(control); });

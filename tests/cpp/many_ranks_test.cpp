@@ -80,7 +80,7 @@ TEST(calls_and_disagreements) {
                   std::to_string(to) + ", which expects " + std::to_string(wrong.recv[to][from]),
               [&] { call(*comm, wrong); });
         if (const int wrong_one = ranks - 2; rank == wrong_one)
-            comm->fail(OpKind::all_to_all_v, invalid_param("sdispls is wrong"));
+            comm->fail(OpKind::all_to_all_v, invalid_param(1000, "sdispls is wrong"));
         else
             fails(ErrorClass::invalid_param, "failed on rank " + std::to_string(wrong_one) + ": sdispls is wrong",
                   [&] { call(*comm, right); });

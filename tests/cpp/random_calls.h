@@ -51,7 +51,7 @@ inline void exchange(const Run& run, Communicator& communicator, Random& random)
         mine.exchange.recv_counts = mine.exchange.rdispls = {};
         mine.exchange.allocate = [&](std::span<const int64_t> counts) -> void* {
             const int64_t total = std::accumulate(counts.begin(), counts.end(), int64_t{0});
-            if (total > 1 << 24) throw invalid_param("more than this rank has");
+            if (total > 1 << 24) throw invalid_param(1000, "more than this rank has");
             learnt.resize(static_cast<size_t>(total) * plan.element());
             return learnt.data();
         };
@@ -142,7 +142,7 @@ inline void one_operator(const Run& run, Communicator& communicator, uint64_t se
         else if (kind < 11)
             message(run, communicator, random);
         else if (static_cast<size_t>(communicator.rank()) == random.below(static_cast<size_t>(run.size)))
-            communicator.fail(OpKind::barrier, invalid_param("as it should"));
+            communicator.fail(OpKind::barrier, invalid_param(1000, "as it should"));
         else
             barrier(communicator);
     } catch (const Error& error) {

@@ -90,7 +90,7 @@ TEST(calls_and_disagreements) {
         fails(ErrorClass::peer_mismatch, "rank 20 sends " + std::to_string(plan.send[20][37]) + " elements to rank 37",
               [&] { run_plan(*comm, plan, false, false); });
         if (rank == 39)
-            comm->fail(OpKind::all_to_all_v, invalid_param("sdispls is wrong"));
+            comm->fail(OpKind::all_to_all_v, invalid_param(1000, "sdispls is wrong"));
         else
             fails(ErrorClass::invalid_param, "failed on rank 39: sdispls is wrong", [&] { exchange(*comm); });
         exchange(*comm);

@@ -119,9 +119,9 @@ def test_rank_table_by_device(tmp_path):
     env = write(tmp_path, table([device(1, 6), device(0, 7)]))
     assert detect(env | {"DEVICE_ID": "6"}).rank == 1
     assert detect(env | {"DEVICE_ID": "7"}).rank == 0
-    with pytest.raises(InvalidParamError, match=r"DEVICE_ID is 0, which .* does not list"):
+    with pytest.raises(InvalidParamError, match=r"DEVICE_ID is 0, which .* does not list.*A2A-1257"):
         detect(env | {"DEVICE_ID": "0"})
-    with pytest.raises(InvalidParamError, match=r"RANK_ID is not set, but .* lists 2 servers"):
+    with pytest.raises(InvalidParamError, match=r"RANK_ID is not set, but .* lists 2 servers.*A2A-1256"):
         detect(write(tmp_path, table(*TWO_SERVERS)) | {"DEVICE_ID": "0"})
 
 
@@ -133,11 +133,11 @@ def test_rank_table_beside_another_launcher(tmp_path):
 
 def test_rank_table_and_variables_that_disagree(tmp_path):
     env = write(tmp_path, table(*TWO_SERVERS))
-    with pytest.raises(InvalidParamError, match="RANK_ID is 4, expected less than 4"):
+    with pytest.raises(InvalidParamError, match=r"RANK_ID is 4, expected less than 4.*A2A-1255"):
         detect(env | {"RANK_ID": "4"})
-    with pytest.raises(InvalidParamError, match="RANK_SIZE is '8', expected 4"):
+    with pytest.raises(InvalidParamError, match=r"RANK_SIZE is '8', expected 4.*A2A-1258"):
         detect(env | {"RANK_ID": "0", "RANK_SIZE": "8"})
-    with pytest.raises(InvalidParamError, match="cannot be read: No such file"):
+    with pytest.raises(InvalidParamError, match=r"cannot be read: No such file.*A2A-1272"):
         detect({"RANK_TABLE_FILE": str(tmp_path / "none.json"), "RANK_ID": "0"})
 
 
@@ -172,5 +172,7 @@ def test_a_rank_table_that_is_no_file(tmp_path):
     pipe = tmp_path / "table.json"
     os.mkfifo(pipe)
     for path in (str(pipe), "/dev/zero", str(tmp_path)):
-        with pytest.raises(InvalidParamError, match=r"cannot be read: (it is not a regular file|Is a directory)"):
+        with pytest.raises(
+            InvalidParamError, match=r"cannot be read: (it is not a regular file|Is a directory).*A2A-1272"
+        ):
             RankTable.load(path)

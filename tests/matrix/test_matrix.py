@@ -166,8 +166,9 @@ def check_output(case: Case, outcomes: list[Outcome]) -> None:
 
 
 def like(expected: str, text: str) -> bool:
-    """Whether the text is the expected one, where three dots stand for any."""
-    return re.fullmatch(".*".join(map(re.escape, expected.split("..."))), text, re.DOTALL) is not None
+    """Whether the text is the expected one, where three dots stand for any, with an id or without."""
+    pattern = ".*".join(map(re.escape, expected.split("..."))) + r"( \[A2A-\d{4}\])?"
+    return re.fullmatch(pattern, text, re.DOTALL) is not None
 
 
 def check_error(column: type[Column], case: Case, outcomes: list[Outcome], culprits: tuple[int, ...]) -> None:
@@ -195,6 +196,7 @@ def check_error(column: type[Column], case: Case, outcomes: list[Outcome], culpr
             assert not ours or found_code == its_code
         assert (kind if ours or rank in culprits else "AllToAllVError") in kinds
         assert not ours or code is None or code == found_code
+        assert not ours or re.search(r" \[A2A-\d{4}\]$", said), said
 
 
 @pytest.mark.parametrize("column", RUNS, ids=lambda column: column.name)

@@ -112,11 +112,11 @@ def test_every_option_is_compared(comm: Communicator) -> None:
         with pytest.raises(PeerMismatchError) as caught:
             dispatcher.dispatch(tokens, ids)
         text = f"rank 0 has {name} {getattr(Routing(**options), name)!r}, rank 1 has {name} {value!r}"
-        assert str(caught.value).endswith(text)
+        assert str(caught.value).endswith(f"{text} [A2A-3028]")
         assert len(av.MoEDispatcher(2, comm).dispatch(tokens, ids)[0]) == 6 * (comm.rank < 2)
     for capacity in (1, 1.0):  # rows, a factor
         if odd == isinstance(capacity, int):
-            with pytest.raises(PeerMismatchError, match=r"capacity 1\.0, rank 1 has capacity 1$"):
+            with pytest.raises(PeerMismatchError, match=r"capacity 1\.0, rank 1 has capacity 1 \[A2A-3028\]$"):
                 av.MoEDispatcher(2, comm, capacity=capacity).dispatch(tokens, ids)
 
 

@@ -78,13 +78,13 @@ def test_on_processes(comm: Communicator, leaves: int, length: int) -> None:
 @on_ranks(2)
 def test_ranks_agree_on_the_leaves(comm: Communicator) -> None:
     x = np.ones((4, 3), np.float32)
-    with pytest.raises(PeerMismatchError, match="rank 0 has leaves 8, rank 1 has leaves 4"):
+    with pytest.raises(PeerMismatchError, match=r"rank 0 has leaves 8, rank 1 has leaves 4.*A2A-3009"):
         av.all_reduce(x[: 4 if comm.rank == 0 else 2], leaves=8 if comm.rank == 0 else 4, group=comm)
-    with pytest.raises(PeerMismatchError, match="rank 0 has leaves None, rank 1 has leaves 2"):
+    with pytest.raises(PeerMismatchError, match=r"rank 0 has leaves None, rank 1 has leaves 2.*A2A-3009"):
         av.all_reduce(x[:1], leaves=None if comm.rank == 0 else 2, group=comm)
-    with pytest.raises(PeerMismatchError, match=r"rank 0 .*float32.*rank 1 .*float64"):
+    with pytest.raises(PeerMismatchError, match=r"rank 0 .*float32.*rank 1 .*float64.*A2A-3009"):
         av.all_reduce(x.astype(np.float32 if comm.rank == 0 else np.float64), leaves=8, group=comm)
-    with pytest.raises(PeerMismatchError, match=r"rank 0 has shape \(4, 3\), rank 1 has shape \(4, 3, 1\)"):
+    with pytest.raises(PeerMismatchError, match=r"rank 0 has shape \(4, 3\), rank 1 has shape \(4, 3, 1\).*A2A-3009"):
         av.all_reduce(x if comm.rank == 0 else x[..., None], leaves=8, group=comm)
     assert av.all_reduce(x, leaves=8, group=comm).tolist() == [8.0] * 3
 
@@ -93,15 +93,15 @@ def test_ranks_agree_on_the_leaves(comm: Communicator) -> None:
 def test_wrong_leaves(comm: Communicator) -> None:
     x = np.ones((4, 3), np.float32)
     for leaves in (0, 3, -8, True, 2.0, "8", 8192, 2**70):
-        with pytest.raises(InvalidParamError, match=r"leaves is .*, expected a multiple of the 2 ranks of"):
+        with pytest.raises(InvalidParamError, match=r"leaves is .*, expected a multiple of the 2 ranks of.*A2A-1045"):
             av.all_reduce(x, leaves=leaves, group=comm)  # type: ignore[arg-type]
-    with pytest.raises(InvalidTensorError, match=r"input has shape \(4, 3\), expected \(2, \.\.\.\)"):
+    with pytest.raises(InvalidTensorError, match=r"input has shape \(4, 3\), expected \(2, \.\.\.\).*A2A-2023"):
         av.all_reduce(x, leaves=4, group=comm)
-    with pytest.raises(InvalidTensorError, match=r"input has shape \(\), expected \(1, \.\.\.\)"):
+    with pytest.raises(InvalidTensorError, match=r"input has shape \(\), expected \(1, \.\.\.\).*A2A-2023"):
         av.all_reduce(np.float32(1), leaves=2, group=comm)
-    with pytest.raises(InvalidTensorError, match="out has 12 elements, expected 3"):
+    with pytest.raises(InvalidTensorError, match=r"out has 12 elements, expected 3.*A2A-2024"):
         av.all_reduce(x, leaves=8, out=x.copy(), group=comm)
-    with pytest.raises(InvalidParamError, match="overlap"):
+    with pytest.raises(InvalidParamError, match=r"overlap.*A2A-1085"):
         av.all_reduce(x, leaves=8, out=x[0], group=comm)
-    with pytest.raises(InvalidParamError, match="order is 'rank' and leaves is 8, expected one of them"):
+    with pytest.raises(InvalidParamError, match=r"order is 'rank' and leaves is 8, expected one of them.*A2A-1150"):
         av.all_reduce(x, leaves=8, order="rank", group=comm)

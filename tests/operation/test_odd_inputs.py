@@ -183,5 +183,5 @@ def test_a_rank_table_is_read_on_cpu(servers: Any, error: Any, text: str, ranks:
 
 
 def test_job_ids_are_shown_as_ascii() -> None:
-    with pytest.raises(InvalidParamError, match=r"job id .* is '\\udcff', expected text in UTF-8"):
+    with pytest.raises(InvalidParamError, match=r"job id .* is '\\udcff', expected text in UTF-8.*A2A-1301"):
         Launch("torchrun", 0, 1, 0, "\udcff")

@@ -53,9 +53,9 @@ def test_fields_can_be_assigned_but_not_changed_in_place() -> None:
     assert param.send_counts == (1, 2)
     with pytest.raises(AttributeError):
         param.send_counts.append(3)  # type: ignore[attr-defined]
-    with pytest.raises(InvalidParamError, match="65 bytes, expected at most 64"):
+    with pytest.raises(InvalidParamError, match=r"65 bytes, expected at most 64.*A2A-1037"):
         param.rsv = bytes(65)
-    with pytest.raises(InvalidParamError, match="integers of 0 to 255"):
+    with pytest.raises(InvalidParamError, match=r"integers of 0 to 255.*A2A-1036"):
         AllToAllVParam(rsv=[256])
     for name, value, kind in (
         ("rank", "0", "int"),
@@ -68,7 +68,9 @@ def test_fields_can_be_assigned_but_not_changed_in_place() -> None:
 
 @pytest.mark.parametrize("operation", [alltoallv.AllToAllVOperation, alltoallv.QuantAllReduceOperation])
 def test_what_is_no_param(operation: type[Any]) -> None:
-    with pytest.raises(InvalidParamError, match=r"param is a NoneType, expected (AllToAllV|QuantAllReduce)Param"):
+    with pytest.raises(
+        InvalidParamError, match=r"param is a NoneType, expected (AllToAllV|QuantAllReduce)Param.*A2A-1204"
+    ):
         operation(None)
 
 
@@ -123,7 +125,7 @@ def test_integers_above_int64_wrap_so_that_create_refuses_them() -> None:
         ' "rdispls": [0, 0]}'
     )
     assert param.send_counts == (-(2**63), -1)
-    with pytest.raises(InvalidParamError, match=r"send_counts\[0\] is -9223372036854775808"):
+    with pytest.raises(InvalidParamError, match=r"send_counts\[0\] is -9223372036854775808.*A2A-1079"):
         _core.check_create(param)
 
 

@@ -72,9 +72,9 @@ def test_on_processes(comm: Communicator, leaves: int) -> None:
 @on_ranks(2)
 def test_ranks_agree_on_the_leaves(comm: Communicator) -> None:
     x, first = np.ones((4, 3), np.float32), comm.rank == 0
-    with pytest.raises(PeerMismatchError, match="rank 0 has leaves 8, rank 1 has leaves 4"):
+    with pytest.raises(PeerMismatchError, match=r"rank 0 has leaves 8, rank 1 has leaves 4.*A2A-3009"):
         av.quantized_all_reduce(x[: 4 if first else 2], leaves=8 if first else 4, group=comm)
-    with pytest.raises(PeerMismatchError, match="rank 0 has leaves None, rank 1 has leaves 8"):
+    with pytest.raises(PeerMismatchError, match=r"rank 0 has leaves None, rank 1 has leaves 8.*A2A-3009"):
         av.quantized_all_reduce(x[0] if first else x, leaves=None if first else 8, group=comm)
     assert av.quantized_all_reduce(x, leaves=8, group=comm).tolist() == [8.0] * 3
 
@@ -83,19 +83,25 @@ def test_ranks_agree_on_the_leaves(comm: Communicator) -> None:
 def test_wrong_arguments(comm: Communicator) -> None:
     x = np.ones((4, 3), np.float32)
     for leaves in (0, 3, True, 2.0, "8"):
-        with pytest.raises(InvalidParamError, match=r"leaves is .*, expected a multiple of the 2 ranks of"):
+        with pytest.raises(InvalidParamError, match=r"leaves is .*, expected a multiple of the 2 ranks of.*A2A-1045"):
             av.quantized_all_reduce(x, leaves=leaves, group=comm)  # type: ignore[arg-type]
-    with pytest.raises(InvalidTensorError, match=r"input has shape \(4, 3\), expected \(2, \.\.\.\)"):
+    with pytest.raises(InvalidTensorError, match=r"input has shape \(4, 3\), expected \(2, \.\.\.\).*A2A-2023"):
         av.quantized_all_reduce(x, leaves=4, group=comm)
-    with pytest.raises(InvalidParamError, match="leaves is 8 with a shared scale, expected the dynamic mode"):
+    with pytest.raises(
+        InvalidParamError, match=r"leaves is 8 with a shared scale, expected the dynamic mode.*A2A-1185"
+    ):
         av.quantized_all_reduce(x.astype(np.int8), scale=1.0, leaves=8, group=comm)
-    with pytest.raises(InvalidParamError, match="leaves is 8 with error_feedback, expected a call without it"):
+    with pytest.raises(
+        InvalidParamError, match=r"leaves is 8 with error_feedback, expected a call without it.*A2A-1186"
+    ):
         av.quantized_all_reduce(x, leaves=8, error_feedback=av.ErrorFeedback(), group=comm)
-    with pytest.raises(InvalidParamError, match="max_error is given with leaves, expected a call without it"):
+    with pytest.raises(
+        InvalidParamError, match=r"max_error is given with leaves, expected a call without it.*A2A-1175"
+    ):
         av.quantized_all_reduce(x, leaves=8, max_error=0.1, group=comm)
-    with pytest.raises(InvalidTensorError, match=r"out has shape \(4, 3\), expected \(3,\)"):
+    with pytest.raises(InvalidTensorError, match=r"out has shape \(4, 3\), expected \(3,\).*A2A-2041"):
         av.quantized_all_reduce(x, leaves=8, out=x.copy(), group=comm)
-    with pytest.raises(InvalidParamError, match="overlap"):
+    with pytest.raises(InvalidParamError, match=r"overlap.*A2A-1085"):
         av.quantized_all_reduce(x, leaves=8, out=x[0], group=comm)
     with pytest.raises(ValueOverflowError):
         av.quantized_all_reduce((x * 6e4).astype(np.float16), leaves=8, overflow="raise", group=comm)

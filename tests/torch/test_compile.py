@@ -110,7 +110,7 @@ def test_every_collective_runs_in_order(comm: Communicator, backend: str) -> Non
 def test_errors_surface(comm: Communicator) -> None:
     """Counts are checked when the operator runs, and the communicator goes on."""
     made = compiled(lambda x, s, r: at.all_to_all_v(x, s, r, group=comm))
-    with pytest.raises(PeerMismatchError, match="rank 1 sends 2 elements to rank 1, which expects 3"):
+    with pytest.raises(PeerMismatchError, match=r"rank 1 sends 2 elements to rank 1, which expects 3.*A2A-3010"):
         made(torch.ones(4), [2, 2], [2, 2 + comm.rank])
     assert made(torch.ones(4), [2, 2], [2, 2]).tolist() == [1, 1, 1, 1]
 
@@ -158,7 +158,7 @@ def test_rows_without_elements(comm: Communicator) -> None:
 
     _check(function, "aot_eager", [(torch.ones(3, *tail),) for tail in ((0,), (2, 0), (0, 2))])
     assert compiled(function)(torch.ones(3, 0)).shape == function(torch.ones(3, 0)).shape == (6 + 4 * comm.rank, 0)
-    with pytest.raises(Exception, match="rows without elements"):
+    with pytest.raises(Exception, match=r"InvalidParamError\(.input has rows without elements, expected"):
         compiled(lambda x: at.all_to_all_v(x, sends, group=comm))(torch.ones(3, 0))
 
 

@@ -120,10 +120,14 @@ def test_ranks_that_disagree(comm: Communicator) -> None:
         with pytest.raises(PeerMismatchError, match=words):
             buffer.combine(got, handle, topk_weights=told if comm.rank else got_weights)
     for other, name, first, second in others:
-        with pytest.raises(PeerMismatchError, match=f"rank 0 has {name} {first}, rank 1 has {name} {second}"):
+        with pytest.raises(
+            PeerMismatchError, match=rf"rank 0 has {name} {first}, rank 1 has {name} {second}.*A2A-3028"
+        ):
             buffer.dispatch(**given | (other if comm.rank else {}))
     older, all_experts = deep_ep.Buffer(comm), torch.zeros(EXPERTS)
-    with pytest.raises(PeerMismatchError, match="rank 0 has num_worst_tokens 12, rank 1 has num_worst_tokens 14"):
+    with pytest.raises(
+        PeerMismatchError, match=r"rank 0 has num_worst_tokens 12, rank 1 has num_worst_tokens 14.*A2A-3028"
+    ):
         older.dispatch(x, topk_idx=ids, num_tokens_per_expert=all_experts, num_worst_tokens=12 + 2 * comm.rank)
     other_x, other_got = (x.half(), got.half()) if comm.rank else (x, got)
     for call in (
@@ -131,10 +135,12 @@ def test_ranks_that_disagree(comm: Communicator) -> None:
         lambda: buffer.dispatch(other_x, handle=handle),
         lambda: buffer.combine(other_got, handle),
     ):
-        with pytest.raises(PeerMismatchError, match=r"rank 0 moves .* of bfloat16, rank 1 moves .* of float16"):
+        with pytest.raises(
+            PeerMismatchError, match=r"rank 0 moves .* of bfloat16, rank 1 moves .* of float16.*A2A-3009"
+        ):
             call()
     scales = torch.ones(TOKENS, 1, dtype=torch.float16 if comm.rank else torch.bfloat16)
-    with pytest.raises(PeerMismatchError, match="rank 0 and rank 1 move"):
+    with pytest.raises(PeerMismatchError, match=r"rank 0 and rank 1 move.*A2A-3009"):
         buffer.dispatch((x.to(torch.int8), scales), handle=handle)
     assert torch.equal(buffer.dispatch(x, handle=handle)[0], got)
 
@@ -149,9 +155,9 @@ def test_a_destroyed_buffer_refuses_calls(kind: type[deep_ep.Buffer | deep_ep.El
     *_, handle, _ = buffer.dispatch(x, topk_idx=ids, topk_weights=weights, **given)
     buffer.destroy()
     buffer.destroy()
-    with pytest.raises(InvalidParamError, match="the buffer has been destroyed"):
+    with pytest.raises(InvalidParamError, match=r"the buffer has been destroyed.*A2A-1226"):
         buffer.dispatch(x, topk_idx=ids, topk_weights=weights, **given)
-    with pytest.raises(InvalidParamError, match="the buffer has been destroyed"):
+    with pytest.raises(InvalidParamError, match=r"the buffer has been destroyed.*A2A-1226"):
         buffer.combine(x, handle)
 
 

@@ -119,11 +119,11 @@ def test_first_calls_are_checked(grouped: Grouped) -> None:
 
     found = grouped(3, views)(run)
     assert found[0] == found[1] == found[2]
-    head = f"operator #{{}} of {domain}: rank 0 {{}}, rank 1 {{}}".format
+    head = f"operator #{{}} of {domain}: rank 0 {{}}, rank 1 {{}} [A2A-3009]".format
     assert found[0] == [
-        f"operator #1 all_to_all_v of {domain}: rank 1 sends 0 elements to rank 0, which expects 1",
+        f"operator #1 all_to_all_v of {domain}: rank 1 sends 0 elements to rank 0, which expects 1 [A2A-3010]",
         head(2, "has dtype float32", "has dtype int32"),
-        f"operator #3 all_to_all_v of {domain}: rank 1 sends 2 elements to rank 0, which expects 1",
+        f"operator #3 all_to_all_v of {domain}: rank 1 sends 2 elements to rank 0, which expects 1 [A2A-3010]",
         "the test made it so",
         head(5, "reduces with sum", "reduces with max"),
     ]

@@ -146,19 +146,23 @@ def test_errors_surface_in_wait_on_every_rank(launch: Launch) -> None:
         came.append(av.all_reduce(x, **asynchronous)[1])
         refused = None
         if r == size - 1:
-            with pytest.raises(InvalidTensorError, match="out is a list"):
+            with pytest.raises(InvalidTensorError, match=r"out is a list.*A2A-2061"):
                 av.all_to_all_v(x, good, good, out=[1], **asynchronous)
         else:
             _, refused = av.all_to_all_v(x, good, good, **asynchronous)
         came.append(av.barrier(**asynchronous))
 
-        with pytest.raises(PeerMismatchError, match=r"#2 .*rank 0 sends 3 elements to rank 1, which expects 4"):
+        with pytest.raises(
+            PeerMismatchError, match=r"#2 .*rank 0 sends 3 elements to rank 1, which expects 4.*A2A-3010"
+        ):
             mismatch.wait()
         assert (out == -1).all()
-        with pytest.raises(PeerMismatchError, match=r"#4 .*rank 0 has dtype int16, rank 1 has dtype int32"):
+        with pytest.raises(PeerMismatchError, match=r"#4 .*rank 0 has dtype int16, rank 1 has dtype int32.*A2A-3009"):
             dtypes.wait()
         if refused is not None:
-            with pytest.raises(InvalidTensorError, match=rf"#6 .*failed on rank {size - 1}: out is a list, expected"):
+            with pytest.raises(
+                InvalidTensorError, match=rf"#6 .*failed on rank {size - 1}: out is a list, expected.*A2A-2061"
+            ):
                 refused.wait()
             assert isinstance(refused.exception(), InvalidTensorError)
             with pytest.raises(InvalidTensorError):  # again
