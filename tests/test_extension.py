@@ -50,6 +50,10 @@ def test_a_function_of_the_front_ends_is_looked_for_in_the_package() -> None:
         alltoallv.all_to_nobody  # noqa: B018
     with pytest.raises(ImportError, match=r"from 'alltoallv.numpy': it is in alltoallv.torch and alltoallv.mindspore$"):
         from alltoallv.numpy import Received  # noqa: F401
+    with pytest.raises(ImportError, match=r"'AllToAllVParam' from 'alltoallv.numpy': it is in alltoallv$"):
+        from alltoallv.numpy import AllToAllVParam  # noqa: F401
+    with pytest.raises(ImportError, match=r"'AlltoAllVParam' from 'alltoallv': did you mean 'AllToAllVParam'\?$"):
+        from alltoallv import AlltoAllVParam  # noqa: F401
     with pytest.raises(ModuleNotFoundError, match=r"No module named 'alltoallv.numpy.functional'"):
         importlib.import_module("alltoallv.numpy.functional")
 

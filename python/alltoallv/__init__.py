@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
+from difflib import get_close_matches
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -61,8 +62,11 @@ def _absent(package: str, name: str) -> Exception:
             offered = re.search(r"^__all__ = \[(.*?)\]", text, re.MULTILINE | re.DOTALL)
             if offered and f'"{name}"' in offered[1]:
                 homes.append(f"alltoallv.{module}")
+        homes += ["alltoallv"] if name in _HOMES else []
     where = ": it is in " + " and ".join(filter(None, [", ".join(homes[:-1]), *homes[-1:]])) if homes else ""
-    if homes and sys._getframe(2).f_code.co_name == "_handle_fromlist":  # `from` drops an AttributeError
+    meant = [] if homes or name.startswith("_") else get_close_matches(name, sys.modules[package].__all__, 1, 0.8)
+    where += "".join(f": did you mean {one!r}?" for one in meant)
+    if where and sys._getframe(2).f_code.co_name == "_handle_fromlist":  # `from` drops an AttributeError
         return ImportError(f"cannot import name {name!r} from {package!r}{where}", name=package)
     return AttributeError(f"module {package!r} has no attribute {name!r}{where}", name=name)
 
