@@ -49,8 +49,7 @@ def new_group(
     Raises:
         InvalidParamError: ranks are out of range or repeated, Paddle has no such backend, or the timeout is below 0.
     """
-    if backend is not None and backend not in _BACKENDS:
-        raise InvalidParamError(f"backend is {backend!r}, expected None or one of {', '.join(_BACKENDS)}", id=1412)
+    check_backend(backend)
     seconds = timeout.total_seconds() if isinstance(timeout, datetime.timedelta) else timeout
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
         raise InvalidParamError(f"timeout is {timeout!r}, expected a timedelta or seconds above 0", id=1413)
@@ -61,6 +60,12 @@ def new_group(
     group = PaddleGroup(rank, -1 - number, members, name=f"alltoallv_{number}")
     _timeouts[group] = float(seconds)
     return group
+
+
+def check_backend(backend: str | None) -> None:
+    """Refuses a name that Paddle does not know."""
+    if backend is not None and backend not in _BACKENDS:
+        raise InvalidParamError(f"backend is {backend!r}, expected None or one of {', '.join(_BACKENDS)}", id=1412)
 
 
 def is_initialized() -> bool:

@@ -18,12 +18,12 @@ from paddle.distributed.models.moe import utils as gate_operators
 from paddle.distributed.utils import moe_utils, nccl_utils
 
 from alltoallv import communicator
-from alltoallv._calls import objects
+from alltoallv._calls import objects, subgroups
 from alltoallv._calls.replacing import Replacements
 from alltoallv.errors import BackendUnavailableError
 from alltoallv.launch import detect as launch
 from alltoallv.paddle import exchange, gates
-from alltoallv.paddle.group import wait
+from alltoallv.paddle.group import check_backend, wait
 from alltoallv.paddle.process_group import Methods, ProcessGroup
 
 _GATES = ("_number_count", "_assign_pos", "_random_routing", "_limit_by_capacity", "_prune_gate_by_capacity")
@@ -69,9 +69,12 @@ class install:
             (nccl_utils.check_nccl_version_for_p2p, _check_nothing),
             (parallel.init_parallel_env, _launched(parallel.init_parallel_env)),
             (paddle.set_device, _on_cpu(paddle.set_device)),
+            (collective.new_group, _checked(collective.new_group)),
         ]
         _replaced.everywhere(pairs)
         _replaced.replace(collective, "_new_process_group_impl", _process_groups(collective._new_process_group_impl))
+        of_group = collective_groups.Group
+        _replaced.replace(of_group, "get_group_rank", _rank_in_group(of_group.get_group_rank))
         _replaced.replace(core, "EagerReducer", _reducer(core.EagerReducer))
         _replaced.replace(parallel.ParallelEnv, "__init__", _launched(parallel.ParallelEnv.__init__))
         for owner in (fleet, fleet.fleet):
@@ -103,6 +106,31 @@ def _on_cpu(theirs: Callable[..., Any]) -> Callable[..., Any]:
         return theirs("cpu" if isinstance(device, str) and device.partition(":")[0] in _DEVICES else device)
 
     return set_device
+
+
+def _checked(theirs: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps Paddle's ``new_group``, which takes ranks that are not there."""
+
+    @functools.wraps(theirs)
+    def new_group(ranks: Any = None, backend: Any = None, *args: Any, **kwargs: Any) -> Any:
+        check_backend(backend)
+        if ranks is not None:
+            subgroups.check_ranks(ranks, launch.detect().size)
+        return theirs(ranks, backend, *args, **kwargs)
+
+    return new_group
+
+
+def _rank_in_group(theirs: Callable[..., int]) -> Callable[..., int]:
+    """Wraps what finds ranks in a group for Paddle's functions: its error does not say what is not in which list."""
+
+    @functools.wraps(theirs)
+    def get_group_rank(self: Any, rank: int) -> int:
+        if self.is_member():
+            subgroups.place_of(rank, self.ranks, "rank")
+        return theirs(self, rank)
+
+    return get_group_rank
 
 
 def _process_groups(theirs: Callable[..., Any]) -> Callable[..., Any]:

@@ -129,6 +129,14 @@ assert 0 < float(norm) <= 1.0001
 with pytest.raises(alltoallv.errors.PeerMismatchError, match="rank 0 has elements: 1, rank 1 has elements: 2"):
     dist.all_reduce(paddle.ones([rank + 1]))
 dist.barrier()
+refused = {
+    "backend is 'median', expected None or one of gloo": lambda: dist.new_group([0, 1], backend="median"),
+    r"ranks is \[0, 5\], expected different ranks below 2": lambda: dist.new_group([0, 5]),
+    r"rank is 9, expected one of the group's ranks \[0, 1\]": lambda: dist.broadcast(paddle.ones([1]), src=9),
+}
+for said, call in refused.items():
+    with pytest.raises(alltoallv.errors.InvalidParamError, match=said):
+        call()
 with pytest.raises(alltoallv.errors.InvalidParamError, match="the process group belongs to no group"):
     ProcessGroup(rank, 2).barrier()
 print("done")
