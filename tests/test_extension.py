@@ -46,6 +46,10 @@ def test_a_function_of_the_front_ends_is_looked_for_in_the_package() -> None:
     with pytest.raises(ImportError, match=rf"'all_to_all_v' from 'alltoallv': {homes}"):
         from alltoallv import all_to_all_v  # noqa: F401
     assert not hasattr(alltoallv, "all_to_all_v")
+    with pytest.raises(
+        AttributeError, match=r"it is in alltoallv\.numpy, alltoallv\.mindspore\.distributed and alltoallv"
+    ):
+        alltoallv.all_gather_object  # noqa: B018
     with pytest.raises(AttributeError, match=r"no attribute 'all_to_nobody'$"):
         alltoallv.all_to_nobody  # noqa: B018
     with pytest.raises(ImportError, match=r"from 'alltoallv.numpy': it is in alltoallv.torch and alltoallv.mindspore$"):

@@ -56,11 +56,12 @@ def _absent(package: str, name: str) -> Exception:
     """The error of a package's ``__getattr__``, which says where the name is offered; no framework is imported."""
     homes = []
     if not name.startswith("_") and find_spec(f"{package}.{name}") is None:  # a module may not be imported yet
-        for module in ("numpy", "torch", "torch.nn", "mindspore", "paddle"):
+        for module in ("numpy", "torch", "torch.nn", "mindspore", "mindspore.distributed", "paddle"):
             path = Path(__file__).parent / module.replace(".", "/")
             text = (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text("utf-8")
             offered = re.search(r"^__all__ = \[(.*?)\]", text, re.MULTILINE | re.DOTALL)
-            if offered and f'"{name}"' in offered[1]:
+            known = f"alltoallv.{module.partition('.')[0]}" in homes
+            if offered and not known and f'"{name}"' in offered[1]:
                 homes.append(f"alltoallv.{module}")
         homes += ["alltoallv"] if name in _HOMES else []
     where = ": it is in " + " and ".join(filter(None, [", ".join(homes[:-1]), *homes[-1:]])) if homes else ""
