@@ -36,8 +36,9 @@ FUNCTIONS = {
     "deadlock": "DeadlockError",
     "backend_unavailable": "BackendUnavailableError",
     "resource_error": "ResourceError",
+    "resource": "ResourceError",
+    "hccl": "HcclError",
     "value_overflow": "ValueOverflowError",
-    "with_id": "",
 }
 VALUE = "…"
 # What the sentence is where it has been put together elsewhere.
@@ -147,12 +148,14 @@ def cpp_text(argument: str) -> str:
 def cpp_conditions(file: Path) -> Iterator[Condition]:
     """Yields the calls of functions that make errors."""
     source = file.read_text()
-    for found in re.finditer(rf"^(?!.*//.*).*?\b({'|'.join(FUNCTIONS)})\(", source, re.MULTILINE):
+    for found in re.finditer(rf"^(?!.*//.*).*?\b({'|'.join(FUNCTIONS)}|with_id)\(", source, re.MULTILINE):
         arguments = cpp_arguments(source, found.end() - 1)
         ids = tuple(map(int, re.findall(r"\b[1-9]\d{3}\b", arguments[0])))
         texts = [each for each in arguments[1:] if not each.strip().startswith("ErrorType::")]
         line = source.count("\n", 0, found.start(1)) + 1
-        yield Condition(file, line, FUNCTIONS[found[1]], ids, "".join(map(cpp_text, texts)))
+        named = re.findall(r"ErrorClass::(\w+)", source[: found.start(1)])  # of what is made without a function
+        kind = FUNCTIONS.get(found[1]) or FUNCTIONS[named[-1]]
+        yield Condition(file, line, kind, ids, "".join(map(cpp_text, texts)))
 
 
 def conditions() -> list[Condition]:
@@ -160,10 +163,8 @@ def conditions() -> list[Condition]:
     found = list[Condition]()
     for file in sorted((ROOT / "python").rglob("*.py")):
         found += python_conditions(file)
-    for file in sorted(
-        each for room in ("op_host", "op_kernel", "emulator") for each in (ROOT / room).rglob("*.[ch]*")
-    ):
-        if file != ROOT / "op_host/runtime/base/error.h":
+    for file in sorted(each for room in ("op_host", "op_kernel", "emulator") for each in (ROOT / room).rglob("*")):
+        if file.suffix in (".cpp", ".h") and file != ROOT / "op_host/runtime/base/error.h":
             found += cpp_conditions(file)
     return [
         Condition(each.file, each.line, each.kind, each.ids, re.sub(f"{VALUE}+", VALUE, each.text).strip())
@@ -179,7 +180,7 @@ def faults(found: list[Condition]) -> Iterator[str]:
         if not each.ids and has_words(each.text):
             yield f"{where}: {each.kind} has no id: {each.text!r}; free are {', '.join(free(each.kind, found))}"
         for number in each.ids:
-            if each.kind and each.kind not in CLASSES.get(number // 1000, ()):
+            if each.kind not in CLASSES.get(number // 1000, ()):
                 yield f"{where}: {number} is no id of {each.kind}"
             if not has_words(each.text) and number not in COMPOSED:
                 yield f"{where}: docs/error_ids.py has no text for {number}"
@@ -218,7 +219,7 @@ def page(found: list[Condition]) -> str:
         lines += ["| id | class | message |", "|---|---|---|"] if several else ["| id | message |", "|---|---|"]
         for number in sorted(number for number in texts if number // 1000 == digit):
             text = re.sub(r"([|*_<\[\]`])", r"\\\1", texts[number])
-            kind = f" {', '.join(sorted(filter(None, kinds[number])))} |" if several else ""
+            kind = f" {', '.join(sorted(kinds[number]))} |" if several else ""
             lines.append(f'| <a id="a2a-{number}"></a>A2A-{number} |{kind} {text} |')
     return "\n".join(lines) + "\n"
 
