@@ -31,7 +31,16 @@ fail() {
     exit "${2:-1}"
 }
 
-for argument in "$@"; do
+while [ $# -gt 0 ]; do
+    argument=$1
+    shift
+    case $argument in
+    --soc | --vendor | --build-dir) # the value is a word of its own
+        [ $# -gt 0 ] || fail "$argument has no value" 2
+        argument+==$1
+        shift
+        ;;
+    esac
     case $argument in
     --soc=*) soc=${argument#*=} ;;
     --vendor=*) vendor=${argument#*=} ;;

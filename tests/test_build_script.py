@@ -44,11 +44,13 @@ def test_without_cann(tmp_path):
     ("argument", "words"),
     [
         ("--soc=ascend310p", "--soc is ascend310p, expected ascend910b or ascend910_93"),
+        ("--soc ascend310p", "--soc is ascend310p, expected ascend910b or ascend910_93"),
         ("--vendor=a/b", "--vendor is 'a/b'"),
+        ("--vendor", "--vendor has no value"),
         ("--fast", "--fast is no option"),
     ],
 )
 def test_wrong_options(argument, words):
-    result = build(argument)
+    result = build(*argument.split())
     assert result.returncode == 2
     assert words in result.stderr
