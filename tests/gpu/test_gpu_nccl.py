@@ -88,6 +88,12 @@ def test_where_the_host_waits(rank: int, size: int, comm: Any) -> None:
         rows, _, state = dispatcher.dispatch(x, ids, torch.ones(8, 2, device="cuda"))
         dispatcher.combine(rows, state)
 
+    static = at.nn.StaticMoEDispatcher(4, 8)
+
+    def static_moe() -> None:
+        rows, _, state = static.dispatch(x.clone().requires_grad_(), ids, torch.ones(8, 2, device="cuda"))
+        static.combine(rows, state).sum().backward()
+
     def waits(call: Callable[[], object]) -> bool:
         for _ in range(10):
             call()
@@ -108,6 +114,7 @@ def test_where_the_host_waits(rank: int, size: int, comm: Any) -> None:
         "gradient": gradient,
         "all_reduce": lambda: at.all_reduce(out),
         "quantized": lambda: at.quantized_all_reduce(x.view(-1)),
+        "static moe": static_moe,
     }
     assert [name for name, call in enqueued.items() if waits(call)] == []
     assert waits(lambda: at.all_to_all_v(x, counts, counts))

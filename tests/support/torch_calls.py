@@ -132,6 +132,12 @@ def calls(rank: int, size: int) -> dict[str, Call]:
         received, _, state = dispatcher.dispatch(rows(device), ids, torch.full((4, 2), 0.5).to(device))
         return dispatcher.combine(received * 2, state)
 
+    def dispatched_statically(device: Any) -> Tensor:
+        dispatcher = at.nn.StaticMoEDispatcher(4, 4)
+        ids = torch.tensor([[0, 1], [2, 3], [1, 2], [3, 0]]).to(device)
+        received, _, state = dispatcher.dispatch(rows(device), ids, torch.full((4, 2), 0.5).to(device))
+        return dispatcher.combine(received * 2, state)
+
     def resharded(device: Any) -> Tensor:
         return at.reshard(rows(device), *layouts, device=device)
 
@@ -176,6 +182,7 @@ def calls(rank: int, size: int) -> dict[str, Call]:
         "isend": lambda device: message(device, later=True),
         "nn.AllToAllV": lambda device: at.nn.AllToAllV()(rows(device), sends, recvs),
         "nn.MoEDispatcher": dispatched,
+        "nn.StaticMoEDispatcher": dispatched_statically,
         "quantized_all_reduce": lambda device: at.quantized_all_reduce(rows(device)),
         "quantized_all_to_all": lambda device: at.quantized_all_to_all(rows(device), sends, recvs),
         "quantized_linear_all_reduce": lambda device: at.quantized_linear_all_reduce(rows(device), weight.to(device)),

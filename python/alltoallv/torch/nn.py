@@ -1,4 +1,4 @@
-"""The modules `AllToAllV`, and `MoEDispatcher` for experts that live on different ranks."""
+"""The modules `AllToAllV`, and `MoEDispatcher` and `StaticMoEDispatcher` for experts that live on different ranks."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from torch import Tensor
 
 from alltoallv._calls.counts import Counts, Unit
 from alltoallv.errors import InvalidParamError
-from alltoallv.torch.api.dispatcher import DispatchState, MoEDispatcher
+from alltoallv.torch.api.dispatcher import DispatchState, MoEDispatcher, StaticMoEDispatcher, StaticState
 from alltoallv.torch.api.functions import all_to_all_v
 from alltoallv.torch.eager.group import Group
 
-__all__ = ["AllToAllV", "DispatchState", "MoEDispatcher"]
+__all__ = ["AllToAllV", "DispatchState", "MoEDispatcher", "StaticMoEDispatcher", "StaticState"]
 
 
 class AllToAllV(torch.nn.Module):

@@ -9,21 +9,25 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from alltoallv import _core
 from alltoallv._calls import dispatching
+from alltoallv._calls.counts import split_layout
 from alltoallv._calls.dispatching import OPERATOR, WEIGHED, Dispatching
 from alltoallv._calls.guard import guard
-from alltoallv._calls.routing import RoutingOptions
+from alltoallv._calls.routing import MOST, RoutingOptions
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.torch.api import moe_ops
+from alltoallv.torch.api.functions import all_to_all_v
 from alltoallv.torch.api.rows import sum_dtype
+from alltoallv.torch.eager import calls
 from alltoallv.torch.eager import group as groups
 from alltoallv.torch.eager.calls import AnyCommunicator
 from alltoallv.torch.eager.graphs import is_tracing
 from alltoallv.torch.eager.group import Group
-from alltoallv.torch.eager.tensors import needs_grad
+from alltoallv.torch.eager.tensors import core_name, needs_grad
 from alltoallv.torch.graph.ops import communicator_of
 
 if TYPE_CHECKING:
@@ -227,6 +231,165 @@ class MoEDispatcher(torch.nn.Module, Dispatching[Tensor]):
 
     def extra_repr(self) -> str:
         return f"num_experts={self.num_experts}"
+
+
+@dataclass(frozen=True, eq=False)
+class StaticState:
+    """Holds the way back of a dispatch, on the device.
+
+    Attributes:
+        slots: Where each choice went, ``[n, k]``; a number beyond all slots where it was left out.
+        kept: Which choices had room, bools ``[n, k]``.
+        weights: The gate weights, ``[n, k]``, or None.
+    """
+
+    slots: Tensor
+    kept: Tensor
+    weights: Tensor | None
+
+
+class StaticMoEDispatcher(torch.nn.Module):
+    """Takes tokens to their experts in tensors of one shape, so that the host waits for no device.
+
+    Every expert has room for ``capacity`` rows of each rank; what has no room is left out, the last tokens first.
+    Nothing that the program does depends on how many rows come, so a step can be enqueued without reading expert
+    numbers, compiled as one graph, or captured in a CUDA graph. All room travels, filled or not, and a token once to
+    every expert; `MoEDispatcher` sends what is filled, a token once to every rank.
+
+    Rank r owns a block of neighbouring experts, as with `MoEDispatcher`. Both methods are collective, and gradients of
+    any order flow to tokens and gate weights. While nothing is left out, the result has `MoEDispatcher`'s bits. Options
+    and what tokens are must be equal on all ranks, or PeerMismatchError is raised on all; over NCCL and HCCL this is
+    compared in a group's first calls, as everywhere, and in a graph only how much travels.
+
+    Args:
+        num_experts: Experts on all ranks together.
+        capacity: Rows from each rank for each expert, at least 1.
+        group: A ProcessGroup, a `Communicator`, or None for the default group.
+
+    Attributes:
+        local_experts: The experts of this rank, a range.
+    """
+
+    def __init__(self, num_experts: int, capacity: int, group: Group = None) -> None:
+        super().__init__()
+        for name, value in (("num_experts", num_experts), ("capacity", capacity)):
+            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST:
+                raise InvalidParamError(f"{name} is {value!r}, expected an integer from 1 to {MOST}", id=1158)
+        self.num_experts, self.capacity, self.group = num_experts, capacity, group
+        self._size, rank = groups.world_size(group), groups.rank_in(group)
+        # The first `_extra` ranks have one expert more than the `_base` of the others; slots are as many everywhere.
+        self._base, self._extra = divmod(num_experts, self._size)
+        self._most = self._base + (self._extra > 0)
+        first = rank * self._base + min(rank, self._extra)
+        self.local_experts = range(first, first + self._base + (rank < self._extra))
+
+    def dispatch(
+        self, tokens: Tensor, expert_ids: Tensor, gate_weights: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, StaticState]:
+        """Sends every token to its experts.
+
+        Args:
+            tokens: ``[n, ...]``, floating-point or complex; n may differ between ranks.
+            expert_ids: Integers ``[n, k]`` or ``[n]``; -1: no expert. In host memory other numbers outside of
+                0 to ``num_experts - 1`` raise InvalidParamError on all ranks; on a device, where the host does not read
+                them, and in a graph they count as -1.
+            gate_weights: What `combine` multiplies the experts' rows by, like ``expert_ids``; None: nothing.
+
+        Returns:
+            Rows ``[experts of this rank, W * capacity, ...]``: those of rank j begin at ``j * capacity``, then zeros;
+            how many of each rank are filled, int64 ``[experts of this rank, W]``; what `combine` needs. All lie on the
+            tokens' device.
+        """
+        tracing = is_tracing()
+        comm = None if tracing else communicator_of(self.group, tokens)
+        with guard(comm, OPERATOR):
+            ids, weights = _matrices(tokens, expert_ids, gate_weights, tracing)
+            if comm is not None and ids.is_cpu and ids.numel():
+                low, high = (int(each) for each in ids.aminmax())
+                if low < -1 or high >= self.num_experts:
+                    raise InvalidParamError(
+                        f"expert_ids holds numbers from {low} to {high}, expected -1 to {self.num_experts - 1}",
+                        id=1488,
+                    )
+        (n, k), tail = ids.shape, tokens.shape[1:]
+        flat, total = tokens.reshape(n, math.prod(tail)), self._size * self._most * self.capacity
+        home, kept, slots = self._slots(ids.reshape(-1))
+        filled = torch.zeros(self._size * self._most + 1, dtype=torch.int64, device=ids.device)
+        filled = filled.scatter_add(0, torch.where(kept, home, len(filled) - 1), kept.long())[:-1]
+        counts = self._exchange_counts(filled, flat, comm)
+        room = flat.new_zeros(total + 1, flat.shape[1])
+        sent = room.index_copy(0, slots, flat.repeat_interleave(k, 0))[:total]
+        arrived = self._exchange(sent)
+        rows = arrived.view(self._size, self._most, self.capacity, flat.shape[1]).transpose(0, 1)
+        own = len(self.local_experts)
+        state = StaticState(slots.view(n, k), kept.view(n, k), weights)
+        return rows[:own].reshape(own, self._size * self.capacity, *tail), counts.view(self._size, -1).T[:own], state
+
+    def combine(self, expert_outputs: Tensor, state: StaticState) -> Tensor:
+        """Brings the experts' rows back to their tokens.
+
+        Each row is multiplied by its weight and rounded; a token's rows are added in the order of its choices, in
+        float32 or wider, and rounded once. What was left out adds nothing.
+
+        Args:
+            expert_outputs: ``[experts of this rank, W * capacity, ...]``, in the order of `dispatch`'s rows.
+            state: What `dispatch` returned.
+
+        Returns:
+            ``[n, ...]``.
+        """
+        own, shape = len(self.local_experts), tuple(expert_outputs.shape)
+        with guard(None if is_tracing() else communicator_of(self.group, expert_outputs), OPERATOR):
+            _check_dtype("expert_outputs", expert_outputs)
+            if shape[:2] != (own, self._size * self.capacity):
+                expected = f"[{own}, {self._size * self.capacity}, ...]"
+                raise InvalidTensorError(f"expert_outputs has shape {shape}, expected {expected}", id=2133)
+        (n, k), width = state.slots.shape, math.prod(shape[2:])
+        parts = expert_outputs.reshape(own, self._size, self.capacity * width).transpose(0, 1)
+        padded = functional.pad(parts, (0, 0, 0, self._most - own))
+        back = self._exchange(padded.reshape(self._size * self._most * self.capacity, width))
+        rows = torch.cat([back, back.new_zeros(1, width)])[state.slots]
+        if state.weights is not None:
+            wide = sum_dtype(rows.dtype, state.weights.dtype)
+            rows = (rows.to(wide) * state.weights.to(wide)[:, :, None]).to(rows.dtype)
+            rows = rows.masked_fill(~state.kept[:, :, None], 0)  # a weight may be infinite
+        result = rows.new_zeros(n, width, dtype=sum_dtype(rows.dtype))
+        for choice in range(k):
+            result = result + rows[:, choice]
+        return result.to(rows.dtype).reshape(n, *shape[2:])
+
+    def _slots(self, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns each choice's expert, numbered with as many for every rank; whether it has room; its slot."""
+        count, wide, narrow = self.num_experts, self._base + 1, max(self._base, 1)
+        known = (ids >= 0) & (ids < count)
+        expert = torch.where(known, ids.long(), count)
+        order = expert.argsort(stable=True)
+        ordered = expert[order]
+        firsts = torch.searchsorted(ordered, torch.arange(count + 1, device=ids.device))
+        place = torch.zeros_like(expert).scatter(0, order, torch.arange(len(ids), device=ids.device) - firsts[ordered])
+        end = self._extra * wide  # of the experts on ranks that have one more
+        rank = torch.where(expert < end, expert // wide, self._extra + (expert - end) // narrow)
+        index = torch.where(expert < end, expert % wide, (expert - end) % narrow)
+        home, kept = rank * self._most + index, known & (place < self.capacity)
+        beyond = self._size * self._most * self.capacity
+        return home, kept, torch.where(kept, home * self.capacity + place, beyond)
+
+    def _exchange(self, rows: Tensor) -> Tensor:
+        parts = [self._most * self.capacity] * self._size
+        return all_to_all_v(rows, parts, parts, unit="row", group=self.group)
+
+    def _exchange_counts(self, filled: Tensor, tokens: Tensor, comm: AnyCommunicator | None) -> Tensor:
+        """Exchanges how many slots are filled; first, so that ranks which differ learn it before rows move."""
+        parts = [self._most] * self._size
+        if comm is None:
+            return all_to_all_v(filled, parts, parts, unit="element", group=self.group)
+        with guard(comm, OPERATOR):
+            options = f"{self.num_experts} experts with room for {self.capacity} rows"
+            terms = _core.moe_terms(core_name(tokens.dtype), tokens.shape[1], options)
+            counts = torch.empty_like(filled)
+            exchange = calls.exchange(comm, OPERATOR, counts, filled, split_layout(parts, parts, 1), terms=terms)
+        exchange.run()
+        return counts
 
 
 def _core_weighs(rows: Tensor, weights: Tensor) -> bool:
