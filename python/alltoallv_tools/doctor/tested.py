@@ -7,7 +7,7 @@ from __future__ import annotations
 
 # The first two numbers of a version count; the first version is the one that all tests run on.
 TESTED = {
-    "python": ("3.11", "3.10", "3.12", "3.13"),
+    "python": ("3.11", "3.10", "3.12", "3.13", "3.14"),
     "numpy": ("2.4", "1.26", "2.2", "2.5"),
     "torch": ("2.13", "2.10", "2.14", "2.15"),
     "torch_npu": ("2.13", "2.10"),
