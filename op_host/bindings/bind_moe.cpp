@@ -45,7 +45,7 @@ Matrix matrix_of(const Operand& rows) {
 }
 
 std::vector<int64_t> shape_of(std::vector<int64_t> first, const Operand& like) {
-    first.insert(first.end(), like.shape.begin() + 1, like.shape.end());
+    for (size_t i = 1; i < like.shape.size(); ++i) first.push_back(like.shape[i]);
     return first;
 }
 
