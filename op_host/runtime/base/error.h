@@ -1,9 +1,7 @@
 // The exception type of the core, and ATB's status numbers.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -117,8 +115,8 @@ inline void copy_text(char* to, size_t capacity, std::string_view text) {
         length = capacity - 1 - id.size();
         while (length > 0 && (static_cast<unsigned char>(text[length]) & 0xc0) == 0x80) --length;
     }
-    std::memcpy(to, text.data(), length);
-    std::memcpy(to + length, id.data(), id.size());
+    text.copy(to, length);
+    id.copy(to + length, id.size());
     to[length + id.size()] = 0;
 }
 
