@@ -119,8 +119,8 @@ def test_what_cannot_be_forked_from(text: str, reason: str, tmp_path: Path) -> N
 
 WAITS = """
 import os, time
-print(os.getpid(), flush=True)
 try:
+    print(os.getpid(), flush=True)  # inside: the signal may come at once
     time.sleep(60)
 except KeyboardInterrupt:
     print("told")
