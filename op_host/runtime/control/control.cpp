@@ -72,7 +72,7 @@ void ControlPlane::count_cpus() {
 void ControlPlane::start_clock(double timeout) {
     const ControlPlane& all = whole();
     started_ = &all != this ? all.started_ : Clock::now();
-    next_warning_ = &all != this ? all.next_warning_ : after(options_.warn_after, started_);
+    warning_ = &all != this ? all.warning_ : LateWarning(options_.warn_after, started_);
     op_timeout_ = &all != this ? all.op_timeout_ : timeout < 0 ? this->timeout() : timeout;
 }
 
@@ -211,10 +211,7 @@ void ControlPlane::step(const std::function<std::vector<int>()>& missing, WaitSt
         poison(PoisonKind::timeout, describe_wait("waited", started_, describe_op(), late) + "; the timeout is over");
         throw_poison();
     }
-    if (now >= next_warning_) {
-        next_warning_ = now + (now - started_);
-        if (hooks().warn) hooks().warn(describe_wait("has waited", started_, describe_op(), late));
-    }
+    warning_.look([&](double) { return describe_wait("has waited", started_, describe_op(), late); });
     if (hooks().poll) hooks().poll();
 }
 }  // namespace alltoallv

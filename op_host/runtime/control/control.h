@@ -24,6 +24,7 @@
 #include "runtime/control/trace.h"
 #include "runtime/core/held_lock.h"
 #include "runtime/core/hooks.h"
+#include "runtime/core/late_warning.h"
 #include "runtime/core/options.h"
 #include "runtime/core/quant_reduction.h"
 
@@ -329,7 +330,8 @@ class ControlPlane {
     OpKind op_ = OpKind::none;
     std::atomic<double> timeout_;
     double op_timeout_;
-    Clock::time_point started_, next_warning_;
+    Clock::time_point started_;
+    LateWarning warning_{0, {}};
     std::atomic<bool> active_{false};
     mutable std::mutex poison_mutex_;
     std::function<void(const Poison&)> share_poison_;  // guarded by the mutex

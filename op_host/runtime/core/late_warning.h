@@ -11,7 +11,8 @@ namespace alltoallv {
 /// A wait that is told of after some seconds, and whenever it has become twice as long.
 class LateWarning {
   public:
-    explicit LateWarning(double seconds) : next_(after(seconds)) {}
+    explicit LateWarning(double seconds, Clock::time_point started = Clock::now())
+        : started_(started), next_(after(seconds, started)) {}
 
     /// Call this often. `text` says what has been awaited for so many seconds.
     template <class Text>
@@ -23,7 +24,7 @@ class LateWarning {
     }
 
   private:
-    Clock::time_point started_ = Clock::now(), next_;
+    Clock::time_point started_, next_;
 };
 
 }  // namespace alltoallv
