@@ -5,9 +5,7 @@ The front ends are modules of their own, such as ``alltoallv.numpy``. No framewo
 
 from __future__ import annotations
 
-import re
 import sys
-from difflib import get_close_matches
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -54,6 +52,9 @@ def __getattr__(name: str) -> Any:
 
 def _absent(package: str, name: str) -> Exception:
     """The error of a package's ``__getattr__``, which says where the name is offered; no framework is imported."""
+    import re
+    from difflib import get_close_matches
+
     homes = []
     if not name.startswith("_") and find_spec(f"{package}.{name}") is None:  # a module may not be imported yet
         for module in ("numpy", "torch", "torch.nn", "mindspore", "mindspore.distributed", "paddle"):

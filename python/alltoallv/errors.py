@@ -7,10 +7,9 @@ condition, which stays when a sentence is reworded: programs and searches may re
 
 from __future__ import annotations
 
-import re
-from typing import Final
 
-_ID: Final = re.compile(r" \[(A2A-\d{4})\]$")
+def _id_of(message: str) -> str:
+    return message[-9:-1] if message[-11:-5] == " [A2A-" else ""
 
 
 class AllToAllVError(RuntimeError):
@@ -22,7 +21,7 @@ class AllToAllVError(RuntimeError):
     code: int = 3
 
     def __init__(self, message: str = "", code: int | None = None, *, id: int | None = None) -> None:
-        if id is not None and " [A2A-" not in message[-11:]:
+        if id is not None and not _id_of(message):
             message = f"{message} [A2A-{id}]"
         self.args = (message,)  # what torch.compile can trace, and then shows
         if code is not None:
@@ -34,8 +33,7 @@ class AllToAllVError(RuntimeError):
 
         Where one error tells of another, such as a peer's, it is that of the cause. Empty where the message has none.
         """
-        found = _ID.search(str(self))
-        return found[1] if found else ""
+        return _id_of(str(self))
 
     def __reduce__(self) -> tuple[type[AllToAllVError], tuple[str, int]]:
         return type(self), (str(self), self.code)

@@ -7,7 +7,6 @@ A command is a module with ``add_arguments(parser)`` and ``main(args) -> int``, 
 from __future__ import annotations
 
 import argparse
-import difflib
 import importlib
 import importlib.metadata
 import os
@@ -33,6 +32,8 @@ class _Parser(argparse.ArgumentParser):
     """Names an option that is wrong or missing once, by the first of its names, and what one that is none may mean."""
 
     def error(self, message: str) -> NoReturn:
+        import difflib
+
         meant = []
         if message.startswith("unrecognized arguments:"):
             known = {*self._options()}
