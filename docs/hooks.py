@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "python"))
+
+import alltoallv  # noqa: E402 - of the working tree
 
 #: By page of docs/api: the columns of its table of devices, and the cells of names of the module; where none are named,
 #: those of all others. "" leaves out what has no device. The pages of torch have their own tables, which tests hold.
@@ -107,12 +111,10 @@ def offered(module: str) -> list[str]:
     """The names that a module offers, in order."""
     if module == "npu_ops":
         return sorted(schemas())
-    path = ROOT / "python/alltoallv" / module.replace(".", "/")
-    tree = ast.parse((path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text("utf-8"))
-    for one in tree.body:
-        if isinstance(one, ast.Assign) and ast.unparse(one.targets[0]) == "__all__":
-            return sorted(ast.literal_eval(one.value))
-    functions = [one.name for one in tree.body if isinstance(one, ast.FunctionDef)]
+    if names := alltoallv._offered(f"alltoallv.{module}"):
+        return sorted(names)
+    path = (ROOT / "python/alltoallv" / module.replace(".", "/")).with_suffix(".py")
+    functions = [one.name for one in ast.parse(path.read_text("utf-8")).body if isinstance(one, ast.FunctionDef)]
     return sorted(name for name in functions if not name.startswith("_"))
 
 

@@ -52,17 +52,12 @@ def __getattr__(name: str) -> Any:
 
 def _absent(package: str, name: str) -> Exception:
     """The error of a package's ``__getattr__``, which says where the name is offered; no framework is imported."""
-    import re
     from difflib import get_close_matches
 
     homes = []
     if not name.startswith("_") and find_spec(f"{package}.{name}") is None:  # a module may not be imported yet
         for module in ("numpy", "torch", "torch.nn", "mindspore", "mindspore.distributed", "paddle"):
-            path = Path(__file__).parent / module.replace(".", "/")
-            text = (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text("utf-8")
-            offered = re.search(r"^__all__ = \[(.*?)\]", text, re.MULTILINE | re.DOTALL)
-            known = f"alltoallv.{module.partition('.')[0]}" in homes
-            if offered and not known and f'"{name}"' in offered[1]:
+            if f"alltoallv.{module.partition('.')[0]}" not in homes and name in _offered(f"alltoallv.{module}"):
                 homes.append(f"alltoallv.{module}")
         homes += ["alltoallv"] if name in _HOMES else []
     where = ": it is in " + " and ".join(filter(None, [", ".join(homes[:-1]), *homes[-1:]])) if homes else ""
@@ -71,6 +66,19 @@ def _absent(package: str, name: str) -> Exception:
     if where and sys._getframe(2).f_code.co_name == "_handle_fromlist":  # `from` drops an AttributeError
         return ImportError(f"cannot import name {name!r} from {package!r}{where}", name=package)
     return AttributeError(f"module {package!r} has no attribute {name!r}{where}", name=name)
+
+
+def _offered(module: str) -> list[str]:
+    """A module's ``__all__``, read from its source, since its framework may not be here."""
+    import re
+
+    path = Path(__file__).parent.parent / module.replace(".", "/")
+    text = (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text("utf-8")
+    own = re.search(r"^__all__ = \[(.*?)\]", text, re.MULTILINE | re.DOTALL)
+    names = re.findall(r'"(\w+)"', own[1]) if own else []
+    return names + [
+        name for part in re.findall(r"^from (\S+) import \*", text, re.MULTILINE) for name in _offered(part)
+    ]
 
 
 def _extension() -> Any:

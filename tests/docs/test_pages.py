@@ -18,13 +18,6 @@ def page(name: str) -> str:
     return (ROOT / "docs" / f"{name}.md").read_text("utf-8")
 
 
-def exported(module: str) -> set[str]:
-    """``__all__`` of a front end, whose framework need not be here."""
-    tree = ast.parse((PYTHON / module.replace(".", "/") / "__init__.py").read_text("utf-8"))
-    (names,) = (one for one in tree.body if isinstance(one, ast.Assign) and one.targets[0].id == "__all__")
-    return set(ast.literal_eval(names.value))
-
-
 def test_every_error_is_explained():
     classes = [name for name, one in vars(errors).items() if isinstance(one, type) and issubclass(one, Exception)]
     text = page("errors")
@@ -51,7 +44,7 @@ def test_migration_names_exist(module):
         for name in re.findall(r"`(\w+(?:\.\w+)?)[^`]*`", row)
     }
     assert len(names) >= 5
-    known = exported(module) if module != "alltoallv" else set(alltoallv.__all__)
+    known = alltoallv._offered(module) if module != "alltoallv" else alltoallv.__all__
     for name in names - {"unit", "alltoallv"}:
         owner, _, member = name.partition(".")
         assert hasattr(getattr(alltoallv, owner), member) if member else name in known, name
@@ -60,7 +53,7 @@ def test_migration_names_exist(module):
 @pytest.mark.parametrize("module", ["torch", "numpy", "mindspore", "paddle", "testing"])
 def test_options_have_types(module):
     """No function, and no method of a class that a module offers takes ``**options: Any``."""
-    names, found, untyped = exported(f"alltoallv.{module}"), set(), []
+    names, found, untyped = alltoallv._offered(f"alltoallv.{module}"), set(), []
     for path in [PYTHON / "alltoallv" / "quantization" / "bounds.py", *(PYTHON / "alltoallv" / module).rglob("*.py")]:
         for node in ast.parse(path.read_text("utf-8")).body:
             if not isinstance(node, ast.ClassDef | ast.FunctionDef) or node.name not in names:

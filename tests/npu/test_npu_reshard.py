@@ -13,7 +13,7 @@ from npu_ranks import group
 from on_ranks import on_ranks
 
 import alltoallv.torch as at
-import alltoallv.torch.api.reshard as tensors
+import alltoallv.torch.api.resharding as tensors
 from alltoallv.errors import InvalidParamError
 
 

@@ -23,52 +23,30 @@ from mindspore.graph._utils.check_jit_forbidden_api import add_jit_forbidden_mod
 from alltoallv._calls.signature import publish as _publish
 from alltoallv.atb.operations import AllToAllVOperation
 from alltoallv.atb.quant_operations import QuantAllReduceOperation
-from alltoallv.mindspore.cells import (
-    AllReduceLeaves,
-    AllToAllVCell,
-    QuantAllReduceCell,
-    QuantizedAllReduce,
-    QuantizedAllToAll,
-    QuantizedReduceScatter,
+from alltoallv.mindspore import (
+    cells,
+    collectives,
+    dimensions,
+    exchange,
+    graph,
+    group,
+    installation,
+    messages,
+    quantized,
+    resharding,
 )
-from alltoallv.mindspore.collectives import (
-    all_gather,
-    all_reduce,
-    all_reduce_leaves,
-    all_to_all,
-    barrier,
-    broadcast,
-    gather,
-    reduce,
-    reduce_scatter,
-    reduce_scatter_tensor,
-    row_parallel_linear,
-    scatter,
-)
-from alltoallv.mindspore.dimensions import all_to_all_nd, heads_to_sequence, sequence_to_heads
+from alltoallv.mindspore.cells import *
+from alltoallv.mindspore.collectives import *
+from alltoallv.mindspore.dimensions import *
 from alltoallv.mindspore.dispatcher import MoEDispatcher
-from alltoallv.mindspore.exchange import (
-    all_gather_into_tensor,
-    all_to_all_single,
-    all_to_all_v,
-    exchange_counts,
-    global_gather,
-    global_scatter,
-)
-from alltoallv.mindspore.graph import AllToAllV, DynamicAllToAllV
-from alltoallv.mindspore.group import init, new_group
-from alltoallv.mindspore.installation import install, uninstall
-from alltoallv.mindspore.messages import irecv, isend, recv, send
-from alltoallv.mindspore.quantized import (
-    Bounded,
-    ErrorFeedback,
-    quantized_all_reduce,
-    quantized_all_to_all,
-    quantized_linear_all_reduce,
-    quantized_reduce_scatter,
-)
+from alltoallv.mindspore.exchange import *
+from alltoallv.mindspore.graph import *
+from alltoallv.mindspore.group import *
+from alltoallv.mindspore.installation import *
+from alltoallv.mindspore.messages import *
+from alltoallv.mindspore.quantized import *
 from alltoallv.mindspore.received import Received
-from alltoallv.mindspore.resharding import ReshardPlan, reshard, reshard_state
+from alltoallv.mindspore.resharding import *
 from alltoallv.mindspore.tensors import empty
 from alltoallv.mindspore.work import CommHandle
 
@@ -84,59 +62,16 @@ _NAMES = "mindspore", "mindspore.distributed", *(f"mindspore.{_name}" for _name 
 for _module in (*_NAMES, *_ATB, *_SHARED):
     _forbid(f"alltoallv.{_module}")
 
-__all__ = [
-    "AllReduceLeaves",
-    "AllToAllV",
-    "AllToAllVCell",
-    "AllToAllVOperation",
-    "Bounded",
-    "CommHandle",
-    "DynamicAllToAllV",
-    "ErrorFeedback",
-    "MoEDispatcher",
-    "QuantAllReduceCell",
-    "QuantAllReduceOperation",
-    "QuantizedAllReduce",
-    "QuantizedAllToAll",
-    "QuantizedReduceScatter",
-    "Received",
-    "ReshardPlan",
-    "all_gather",
-    "all_gather_into_tensor",
-    "all_reduce",
-    "all_reduce_leaves",
-    "all_to_all",
-    "all_to_all_nd",
-    "all_to_all_single",
-    "all_to_all_v",
-    "barrier",
-    "broadcast",
-    "empty",
-    "exchange_counts",
-    "gather",
-    "global_gather",
-    "global_scatter",
-    "heads_to_sequence",
-    "init",
-    "install",
-    "irecv",
-    "isend",
-    "new_group",
-    "quantized_all_reduce",
-    "quantized_all_to_all",
-    "quantized_linear_all_reduce",
-    "quantized_reduce_scatter",
-    "recv",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_tensor",
-    "reshard",
-    "reshard_state",
-    "row_parallel_linear",
-    "scatter",
-    "send",
-    "sequence_to_heads",
-    "uninstall",
-]
+__all__ = ["AllToAllVOperation", "CommHandle", "MoEDispatcher", "QuantAllReduceOperation", "Received", "empty"]
+__all__ += cells.__all__
+__all__ += collectives.__all__
+__all__ += dimensions.__all__
+__all__ += exchange.__all__
+__all__ += graph.__all__
+__all__ += group.__all__
+__all__ += installation.__all__
+__all__ += messages.__all__
+__all__ += quantized.__all__
+__all__ += resharding.__all__
 
 _publish(globals())

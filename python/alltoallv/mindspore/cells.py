@@ -52,6 +52,15 @@ from alltoallv.quantization.spec import Format, Gather, GroupSize, Overflow, Qua
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+__all__ = [
+    "AllReduceLeaves",
+    "AllToAllVCell",
+    "QuantAllReduceCell",
+    "QuantizedAllReduce",
+    "QuantizedAllToAll",
+    "QuantizedReduceScatter",
+]
+
 _OUTPUTS = {1: mindspore.float16, 0: mindspore.float32, 27: mindspore.bfloat16}  # key: ACL's number of the dtype
 _ON_ARRAYS: Quantized[Array] = Quantized(ARRAYS, groups.resolve)  # on what MindSpore passes in
 

@@ -30,6 +30,21 @@ from alltoallv.mindspore.group import Group, on_host
 from alltoallv.mindspore.tensors import executor, in_queue
 from alltoallv.mindspore.work import CommHandle, Done
 
+__all__ = [
+    "all_gather",
+    "all_reduce",
+    "all_reduce_leaves",
+    "all_to_all",
+    "barrier",
+    "broadcast",
+    "gather",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "row_parallel_linear",
+    "scatter",
+]
+
 _NAMES = "tensor_list", "tensor", ""
 Values = Callable[[], Sequence[Tensor]]  # returns the values of the outputs, for their gradient
 

@@ -13,6 +13,15 @@ from alltoallv.mindspore.group import Group
 from alltoallv.mindspore.received import Received
 from alltoallv.mindspore.work import CommHandle
 
+__all__ = [
+    "all_gather_into_tensor",
+    "all_to_all_single",
+    "all_to_all_v",
+    "exchange_counts",
+    "global_gather",
+    "global_scatter",
+]
+
 
 @overload
 def all_to_all_v(

@@ -20,6 +20,8 @@ from alltoallv.mindspore.graph_exchange import EMPTY, Array, Exchange, Host, Sta
 from alltoallv.mindspore.group import Group
 from alltoallv.mindspore.tensors import check_tensor, core_name
 
+__all__ = ["AllToAllV", "DynamicAllToAllV"]
+
 
 class AllToAllV(Stateless):
     """`alltoallv.mindspore.all_to_all_v` with counts that are known when the cell is made.

@@ -17,6 +17,8 @@ from alltoallv.launch import hccl
 from alltoallv.launch.options import make_options
 from alltoallv.mindspore.tensors import in_queue, target
 
+__all__ = ["init", "new_group"]
+
 Group = Any  # str | Communicator | None
 
 WORLD = ("hccl_world_group", "nccl_world_group", "mccl_world_group")  # MindSpore's names, by device

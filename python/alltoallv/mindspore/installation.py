@@ -20,6 +20,8 @@ from alltoallv.mindspore.primitives import in_graphs
 from alltoallv.mindspore.primitives.classes import STAND_INS
 from alltoallv.mindspore.tensors import in_queue, target
 
+__all__ = ["install", "uninstall"]
+
 _GROUPS = (
     *(
         "get_comm_name",

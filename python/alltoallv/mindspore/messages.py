@@ -21,6 +21,8 @@ from alltoallv.mindspore.group import Group, on_host
 from alltoallv.mindspore.tensors import core_name, in_queue
 from alltoallv.mindspore.work import CommHandle
 
+__all__ = ["irecv", "isend", "recv", "send"]
+
 
 def send(tensor: Tensor, dst: int = 0, group: Group = None, tag: int = 0) -> int:
     """Sends ``tensor`` to rank ``dst``, which calls `recv`; returns when that rank has received it.

@@ -40,6 +40,15 @@ from alltoallv.quantization.spec import (
     grouping,
 )
 
+__all__ = [
+    "Bounded",
+    "ErrorFeedback",
+    "quantized_all_reduce",
+    "quantized_all_to_all",
+    "quantized_linear_all_reduce",
+    "quantized_reduce_scatter",
+]
+
 
 class _QueuedReduction(ReductionCall[Tensor]):
     """A quantized reduction that runs in MindSpore's queue; made under the guard."""

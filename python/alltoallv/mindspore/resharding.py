@@ -21,6 +21,8 @@ from alltoallv.mindspore.group import Group, on_host
 from alltoallv.mindspore.tensors import in_queue, wants_gradient
 from alltoallv.quantization.spec import Format, Quantization, traveling
 
+__all__ = ["ReshardPlan", "reshard", "reshard_state"]
+
 _AUTOGRAD = Autograd(wants_gradient, apply)
 
 

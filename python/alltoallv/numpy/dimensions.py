@@ -9,6 +9,8 @@ from alltoallv.communicator import Communicator
 from alltoallv.numpy.arrays import Array
 from alltoallv.numpy.exchange import front_end
 
+__all__ = ["all_to_all_nd", "heads_to_sequence", "sequence_to_heads"]
+
 
 def all_to_all_nd(
     input: Array,

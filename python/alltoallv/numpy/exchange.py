@@ -18,6 +18,19 @@ from alltoallv.dtypes import core_name
 from alltoallv.numpy.arrays import ADAPTER, Array, as_input, later, resolve
 from alltoallv.numpy.work import Work
 
+__all__ = [
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_gather_v",
+    "all_to_all",
+    "all_to_all_single",
+    "all_to_all_v",
+    "barrier",
+    "exchange_counts",
+    "global_gather",
+    "global_scatter",
+]
+
 
 class _Exchanges(ExpertRows[Array, Communicator | None, Work]):
     adapter, starts = ADAPTER, True

@@ -14,6 +14,8 @@ from alltoallv.communicator import Communicator
 from alltoallv.numpy.arrays import resolve
 from alltoallv.numpy.exchange import front_end
 
+__all__ = ["all_gather_object", "broadcast_object", "gather_object", "recv_object", "scatter_object", "send_object"]
+
 
 def send_object(
     value: Any, dst: int, tag: int = 0, *, group: Communicator | None = None, timeout: float | None = None

@@ -18,6 +18,8 @@ from alltoallv.errors import AllToAllVError
 from alltoallv.numpy.arrays import ADAPTER, Array, as_input, check_output, region, resolve
 from alltoallv.numpy.work import Work
 
+__all__ = ["Envelope", "MessageWork", "irecv", "isend", "probe", "recv", "send", "sendrecv"]
+
 
 class MessageWork(Work):
     """A message under way, with its sender."""

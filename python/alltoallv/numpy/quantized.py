@@ -17,6 +17,15 @@ from alltoallv.quantization.feedback import ErrorFeedback as ErrorFeedback
 from alltoallv.quantization.functions import Quantized
 from alltoallv.quantization.spec import Format, Gather, GroupSize, Options, Overflow, SumOp, coding, grouping
 
+__all__ = [
+    "Bounded",
+    "ErrorFeedback",
+    "quantized_all_reduce",
+    "quantized_all_to_all",
+    "quantized_linear_all_reduce",
+    "quantized_reduce_scatter",
+]
+
 
 class _Quantized(Quantized[Array]):
     def multiply(self, x: Array, weight: Array) -> Array:

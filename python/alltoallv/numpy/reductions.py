@@ -17,6 +17,8 @@ from alltoallv.dtypes import core_name
 from alltoallv.errors import InvalidParamError
 from alltoallv.numpy.arrays import ADAPTER, Array, address, as_input, check_output, later, resolve
 
+__all__ = ["all_reduce", "reduce_scatter", "row_parallel_linear", "scan"]
+
 Op = Literal["sum", "avg", "min", "max", "prod", "band", "bor", "bxor"]
 
 

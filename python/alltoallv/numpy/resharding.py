@@ -14,6 +14,8 @@ from alltoallv.communicator import Communicator
 from alltoallv.numpy.arrays import ADAPTER, resolve
 from alltoallv.quantization.spec import Format, traveling
 
+__all__ = ["ReshardPlan", "reshard", "reshard_state"]
+
 
 class ReshardPlan(HostPlan):
     """Moves arrays of one shape and dtype from a layout to another; made once, called for many.

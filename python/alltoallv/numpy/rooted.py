@@ -14,6 +14,8 @@ from alltoallv.numpy.arrays import ADAPTER, Array, later, resolve
 from alltoallv.numpy.reductions import Op
 from alltoallv.numpy.work import Work
 
+__all__ = ["broadcast", "gather", "reduce", "scatter"]
+
 
 def broadcast(array: Array, root: int = 0, *, group: Communicator | None = None, async_op: bool = False) -> Work | None:
     """Copies rank ``root``'s array into the arrays of all others, in place; shape and dtype are equal on all ranks.

@@ -24,105 +24,40 @@ from alltoallv.paddle import _needs as _needs
 # isort: split
 import paddle as _paddle
 
-from alltoallv.paddle import stream
-from alltoallv.paddle.collectives import (
-    all_gather,
-    all_reduce,
-    all_reduce_leaves,
-    barrier,
-    broadcast,
-    gather,
-    reduce,
-    reduce_scatter,
-    row_parallel_linear,
-    scatter,
+from alltoallv.paddle import (
+    collectives,
+    dimensions,
+    exchange,
+    group,
+    installation,
+    messages,
+    objects,
+    quantized,
+    resharding,
+    stream,
 )
-from alltoallv.paddle.dimensions import all_to_all_nd, heads_to_sequence, sequence_to_heads
-from alltoallv.paddle.exchange import (
-    all_to_all,
-    all_to_all_v,
-    alltoall,
-    alltoall_single,
-    exchange_counts,
-    global_gather,
-    global_scatter,
-)
-from alltoallv.paddle.group import is_initialized, new_group, wait
-from alltoallv.paddle.installation import install, uninstall
-from alltoallv.paddle.messages import P2POp, batch_isend_irecv, irecv, isend, recv, send
-from alltoallv.paddle.objects import (
-    all_gather_object,
-    broadcast_object_list,
-    gather_object,
-    recv_object_list,
-    scatter_object_list,
-    send_object_list,
-)
-from alltoallv.paddle.quantized import (
-    Bounded,
-    ErrorFeedback,
-    quantized_all_reduce,
-    quantized_all_to_all,
-    quantized_linear_all_reduce,
-    quantized_reduce_scatter,
-)
-from alltoallv.paddle.resharding import ReshardPlan, reshard, reshard_state
+from alltoallv.paddle.collectives import *
+from alltoallv.paddle.dimensions import *
+from alltoallv.paddle.exchange import *
+from alltoallv.paddle.group import *
+from alltoallv.paddle.installation import *
+from alltoallv.paddle.messages import *
+from alltoallv.paddle.objects import *
+from alltoallv.paddle.quantized import *
+from alltoallv.paddle.resharding import *
 from alltoallv.paddle.tensors import empty
 from alltoallv.paddle.work import Task
 
-__all__ = [
-    "AllToAllVOperation",
-    "Bounded",
-    "ErrorFeedback",
-    "P2POp",
-    "QuantAllReduceOperation",
-    "ReshardPlan",
-    "Task",
-    "all_gather",
-    "all_gather_object",
-    "all_reduce",
-    "all_reduce_leaves",
-    "all_to_all",
-    "all_to_all_nd",
-    "all_to_all_v",
-    "alltoall",
-    "alltoall_single",
-    "barrier",
-    "batch_isend_irecv",
-    "broadcast",
-    "broadcast_object_list",
-    "empty",
-    "exchange_counts",
-    "gather",
-    "gather_object",
-    "global_gather",
-    "global_scatter",
-    "heads_to_sequence",
-    "install",
-    "irecv",
-    "is_initialized",
-    "isend",
-    "new_group",
-    "quantized_all_reduce",
-    "quantized_all_to_all",
-    "quantized_linear_all_reduce",
-    "quantized_reduce_scatter",
-    "recv",
-    "recv_object_list",
-    "reduce",
-    "reduce_scatter",
-    "reshard",
-    "reshard_state",
-    "row_parallel_linear",
-    "scatter",
-    "scatter_object_list",
-    "send",
-    "send_object_list",
-    "sequence_to_heads",
-    "stream",
-    "uninstall",
-    "wait",
-]
+__all__ = ["AllToAllVOperation", "QuantAllReduceOperation", "Task", "empty", "stream"]
+__all__ += collectives.__all__
+__all__ += dimensions.__all__
+__all__ += exchange.__all__
+__all__ += group.__all__
+__all__ += installation.__all__
+__all__ += messages.__all__
+__all__ += objects.__all__
+__all__ += quantized.__all__
+__all__ += resharding.__all__
 
 _publish(globals())
 

@@ -19,6 +19,19 @@ from alltoallv.paddle.front_end import apply, front_end
 from alltoallv.paddle.group import Group, resolve
 from alltoallv.paddle.work import Task
 
+__all__ = [
+    "all_gather",
+    "all_reduce",
+    "all_reduce_leaves",
+    "barrier",
+    "broadcast",
+    "gather",
+    "reduce",
+    "reduce_scatter",
+    "row_parallel_linear",
+    "scatter",
+]
+
 
 def all_reduce(
     tensor: Tensor, op: int = ReduceOp.SUM, group: Group = None, sync_op: bool = True, *, order: str | None = None

@@ -10,6 +10,8 @@ from alltoallv._calls.dimensions import Sizes
 from alltoallv.paddle.front_end import front_end
 from alltoallv.paddle.group import Group
 
+__all__ = ["all_to_all_nd", "heads_to_sequence", "sequence_to_heads"]
+
 
 def all_to_all_nd(
     input: Tensor,

@@ -12,6 +12,16 @@ from alltoallv.paddle.front_end import front_end
 from alltoallv.paddle.group import Group
 from alltoallv.paddle.work import Done, Task
 
+__all__ = [
+    "all_to_all",
+    "all_to_all_v",
+    "alltoall",
+    "alltoall_single",
+    "exchange_counts",
+    "global_gather",
+    "global_scatter",
+]
+
 
 @overload
 def all_to_all_v(

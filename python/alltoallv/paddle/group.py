@@ -20,6 +20,8 @@ from alltoallv.errors import InvalidParamError
 from alltoallv.launch import detect as launch
 from alltoallv.paddle.work import Task
 
+__all__ = ["is_initialized", "new_group", "wait"]
+
 Group = Any  # paddle's Group | Communicator | None
 
 _TIMEOUT = 600.0  # seconds, as everywhere

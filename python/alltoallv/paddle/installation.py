@@ -26,6 +26,8 @@ from alltoallv.paddle import exchange, gates
 from alltoallv.paddle.group import check_backend, wait
 from alltoallv.paddle.process_group import Methods, ProcessGroup
 
+__all__ = ["install", "uninstall"]
+
 _GATES = ("_number_count", "_assign_pos", "_random_routing", "_limit_by_capacity", "_prune_gate_by_capacity")
 _DEVICES = ("gpu", "npu", "xpu", "cuda")
 _replaced = Replacements("paddle")

@@ -16,6 +16,8 @@ from alltoallv.paddle.front_end import front_end
 from alltoallv.paddle.group import Group
 from alltoallv.paddle.work import Task
 
+__all__ = ["P2POp", "batch_isend_irecv", "irecv", "isend", "recv", "send"]
+
 
 def send(tensor: Tensor, dst: int = 0, group: Group = None, sync_op: bool = True) -> Task | None:
     """Sends ``tensor`` to rank ``dst``; with ``sync_op=True`` it returns when that rank has received it.

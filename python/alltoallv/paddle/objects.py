@@ -17,6 +17,15 @@ from alltoallv.errors import InvalidParamError
 from alltoallv.paddle.front_end import front_end
 from alltoallv.paddle.group import Group, resolve
 
+__all__ = [
+    "all_gather_object",
+    "broadcast_object_list",
+    "gather_object",
+    "recv_object_list",
+    "scatter_object_list",
+    "send_object_list",
+]
+
 
 def all_gather_object(object_list: list[Any], obj: Any, group: Group = None) -> None:
     """Fills ``object_list`` with every rank's ``obj``, in the order of ranks."""

@@ -20,6 +20,15 @@ from alltoallv.quantization.functions import Quantized
 from alltoallv.quantization.requests import exclude
 from alltoallv.quantization.spec import Format, Gather, GroupSize, Options, Overflow, SumOp, coding, grouping
 
+__all__ = [
+    "Bounded",
+    "ErrorFeedback",
+    "quantized_all_reduce",
+    "quantized_all_to_all",
+    "quantized_linear_all_reduce",
+    "quantized_reduce_scatter",
+]
+
 
 class _Quantized(Quantized[Tensor]):
     apply = staticmethod(apply)

@@ -16,6 +16,8 @@ from alltoallv.paddle.tensors import ADAPTER
 from alltoallv.paddle.work import Done
 from alltoallv.quantization.spec import Format, traveling
 
+__all__ = ["ReshardPlan", "reshard", "reshard_state"]
+
 _AUTOGRAD = Autograd(wants_gradient, apply)
 
 

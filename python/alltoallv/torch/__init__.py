@@ -20,88 +20,47 @@ from alltoallv.atb.operations import AllToAllVOperation
 from alltoallv.atb.quant_operations import QuantAllReduceOperation
 from alltoallv.torch import _needs as _needs
 from alltoallv.torch import functional, nn
-from alltoallv.torch.api.dimensions import all_to_all_nd, heads_to_sequence, sequence_to_heads
-from alltoallv.torch.api.distributed import (
-    all_gather,
-    all_gather_into_tensor,
-    all_reduce,
-    all_to_all,
-    all_to_all_single,
-    barrier,
-    broadcast,
-    gather,
-    reduce,
-    reduce_scatter,
-    reduce_scatter_tensor,
-    scatter,
-)
-from alltoallv.torch.api.functions import all_to_all_v, exchange_counts
-from alltoallv.torch.api.linear import row_parallel_linear
-from alltoallv.torch.api.moe import global_gather, global_scatter
-from alltoallv.torch.api.p2p import irecv, isend, recv, send
+from alltoallv.torch.api import dimensions, distributed, functions, linear, moe, p2p, resharding
+from alltoallv.torch.api.dimensions import *
+from alltoallv.torch.api.distributed import *
+from alltoallv.torch.api.functions import *
+from alltoallv.torch.api.linear import *
+from alltoallv.torch.api.moe import *
+from alltoallv.torch.api.p2p import *
 from alltoallv.torch.api.plan import Plan
-from alltoallv.torch.api.reshard import ReshardPlan, reshard, reshard_state
+from alltoallv.torch.api.resharding import *
 from alltoallv.torch.eager.group import from_group
 from alltoallv.torch.eager.received import Received
 from alltoallv.torch.eager.tensors import empty
 from alltoallv.torch.eager.work import Work
 from alltoallv.torch.process_group import backend as backend
 from alltoallv.torch.process_group.group import GroupOptions
+from alltoallv.torch.quantized import functions as quantized_functions
 from alltoallv.torch.quantized.feedback import ErrorFeedback
-from alltoallv.torch.quantized.functions import (
-    Bounded,
-    quantized_all_reduce,
-    quantized_all_to_all,
-    quantized_linear_all_reduce,
-    quantized_reduce_scatter,
-)
+from alltoallv.torch.quantized.functions import *
 from alltoallv.torch.quantized.hook import QuantizedCommHook
 
 __all__ = [
     "AllToAllVOperation",
-    "Bounded",
     "ErrorFeedback",
     "GroupOptions",
     "Plan",
     "QuantAllReduceOperation",
     "QuantizedCommHook",
     "Received",
-    "ReshardPlan",
     "Work",
-    "all_gather",
-    "all_gather_into_tensor",
-    "all_reduce",
-    "all_to_all",
-    "all_to_all_nd",
-    "all_to_all_single",
-    "all_to_all_v",
-    "barrier",
-    "broadcast",
     "empty",
-    "exchange_counts",
     "from_group",
     "functional",
-    "gather",
-    "global_gather",
-    "global_scatter",
-    "heads_to_sequence",
-    "irecv",
-    "isend",
     "nn",
-    "quantized_all_reduce",
-    "quantized_all_to_all",
-    "quantized_linear_all_reduce",
-    "quantized_reduce_scatter",
-    "recv",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_tensor",
-    "reshard",
-    "reshard_state",
-    "row_parallel_linear",
-    "scatter",
-    "send",
-    "sequence_to_heads",
 ]
+__all__ += dimensions.__all__
+__all__ += distributed.__all__
+__all__ += functions.__all__
+__all__ += linear.__all__
+__all__ += moe.__all__
+__all__ += p2p.__all__
+__all__ += resharding.__all__
+__all__ += quantized_functions.__all__
 
 _publish(globals())

@@ -20,6 +20,8 @@ from alltoallv.torch.eager.tensors import check_output, check_tensor, needs_grad
 from alltoallv.torch.eager.work import Done
 from alltoallv.torch.graph import ops as ops
 
+__all__ = ["all_to_all_nd", "heads_to_sequence", "sequence_to_heads"]
+
 
 def all_to_all_nd(
     input: Tensor,

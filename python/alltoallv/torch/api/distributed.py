@@ -34,6 +34,21 @@ from alltoallv.torch.graph import watched
 from alltoallv.torch.graph.traced import collective
 from alltoallv.torch.graph.watched import is_watched
 
+__all__ = [
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_reduce",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+    "broadcast",
+    "gather",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "scatter",
+]
+
 _SUM = dist.ReduceOp.SUM
 
 

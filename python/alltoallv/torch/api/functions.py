@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
     from alltoallv._calls.signature import ExchangeOptions
 
+__all__ = ["all_to_all_v", "exchange_counts"]
+
 
 class _AllToAllV(Protocol):
     """The type of `all_to_all_v`: with async_op it also returns a handle; with a capacity it returns a `Received`."""

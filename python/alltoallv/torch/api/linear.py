@@ -14,6 +14,8 @@ from alltoallv.torch.eager.graphs import is_tracing
 from alltoallv.torch.eager.group import Group, device_of
 from alltoallv.torch.graph import ops as ops
 
+__all__ = ["row_parallel_linear"]
+
 
 def row_parallel_linear(
     input: Tensor, weight: Tensor, bias: Tensor | None = None, *, leaves: int, group: Group = None

@@ -20,6 +20,8 @@ from alltoallv.torch.eager.group import Group, device_of
 from alltoallv.torch.graph.library import Operator, known_size
 from alltoallv.torch.graph.ops import communicator_of
 
+__all__ = ["global_gather", "global_scatter"]
+
 
 def global_scatter(x: Tensor, local_count: Counts, global_count: Counts, group: Group = None) -> Tensor:
     """Sends every row to the rank of its expert. Differentiable where `all_to_all_v` is.

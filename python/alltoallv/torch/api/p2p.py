@@ -24,6 +24,8 @@ from alltoallv.torch.eager.work import Done, Work
 from alltoallv.torch.graph import watched
 from alltoallv.torch.graph.watched import is_watched
 
+__all__ = ["irecv", "isend", "recv", "send"]
+
 T = TypeVar("T")
 
 

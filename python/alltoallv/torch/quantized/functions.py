@@ -45,6 +45,14 @@ from alltoallv.torch.quantized.adapter import ADAPTER
 from alltoallv.torch.quantized.feedback import ErrorFeedback
 from alltoallv.torch.quantized.rows import RowExchange
 
+__all__ = [
+    "Bounded",
+    "quantized_all_reduce",
+    "quantized_all_to_all",
+    "quantized_linear_all_reduce",
+    "quantized_reduce_scatter",
+]
+
 Scale: TypeAlias = Tensor | float | None
 
 

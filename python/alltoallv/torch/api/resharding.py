@@ -33,6 +33,8 @@ from alltoallv.torch.engines.kernels import check_format, kernels_for
 from alltoallv.torch.engines.reduction import combine
 from alltoallv.torch.quantized.rows import DeviceRows, HostRows
 
+__all__ = ["ReshardPlan", "reshard", "reshard_state"]
+
 
 class _Tools:
     def __init__(self, comm: AnyCommunicator, device: torch.device) -> None:
