@@ -522,7 +522,8 @@ def docs(session: nox.Session) -> None:
 
     And the notebook of examples/, whose output is compared with what it shows.
     """
-    session.install("mkdocs-material>=9.7,<10", "mkdocstrings[python]>=1.0,<2", "ruff")  # which lays out signatures
+    session.install("mkdocs-material>=9.7,<10", "mkdocstrings[python]>=1.0,<2", "numpy", "ml_dtypes")
+    session.install("ruff")  # which lays out signatures
     command = session.posargs or ("build", "--strict")  # --quiet would leave out what makes it fail
     session.run("mkdocs", *command, env={"NO_MKDOCS_2_WARNING": "1"})
     if not session.posargs:

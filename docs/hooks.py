@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import sys
 from pathlib import Path
@@ -13,42 +12,10 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "python"))
+sys.path[:0] = [str(ROOT / "docs"), str(ROOT / "tests/matrix")]
 
-import alltoallv  # noqa: E402 - of the working tree
-
-#: By page of docs/api: the columns of its table of devices, and the cells of names of the module; where none are named,
-#: those of all others. "" leaves out what has no device. The pages of torch have their own tables, which tests hold.
-DEVICES: dict[str, tuple[str, dict[str, str]]] = {
-    "numpy": (
-        "CPU | several hosts | GPU | NPU",
-        {"": "Bounded ErrorFeedback MessageWork Work", "yes | yes | no | no": ""},
-    ),
-    "paddle": (
-        "CPU | several hosts | GPU | NPU",
-        {"": "Bounded ErrorFeedback P2POp Task", "yes | not tested | no | no": ""},
-    ),
-    "mindspore": (
-        "CPU | CPU, in graphs | Ascend | GPU",
-        {
-            "": "Bounded CommHandle ErrorFeedback Received install uninstall",
-            "yes | yes | queue | no": "AllReduceLeaves AllToAllV AllToAllVCell DynamicAllToAllV QuantAllReduceCell "
-            "QuantizedAllReduce QuantizedAllToAll QuantizedReduceScatter",
-            "yes | no | host | no": "barrier exchange_counts global_gather global_scatter init irecv isend "
-            "new_group recv send",
-            "yes | no | no | no": "MoEDispatcher ReshardPlan empty reshard reshard_state",
-            "yes | no | queue; learnt counts: host | no": "all_to_all_v",
-            "yes | no | queue | no": "",
-        },
-    ),
-    "jax": ("CPU | GPU | TPU | NPU", {"yes | no | no | no": ""}),
-    "deep_ep": (
-        "CPU | GPU | NPU",
-        {"": "Config EPHandle EventHandle EventOverlap install topk_idx_t", "yes | not run | not tested": ""},
-    ),
-    "torch.symm_mem": ("CPU | GPU | NPU", {"yes | torch's own | emulated": ""}),
-    "npu_ops": ("CPU | emulated NPU | NPU", {"yes | yes | torch_npu's own": ""}),
-}
+from devices import DEVICES, schemas, table  # noqa: E402
+from page import tables as front_ends  # noqa: E402
 
 
 class Fields(griffe.Extension):
@@ -87,41 +54,12 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     module = page.file.src_uri.removeprefix("api/").removesuffix(".md").replace("torch-", "torch.").replace("-", "_")
     if page.file.src_uri.startswith("api/") and module in DEVICES:
         before, marker, rest = markdown.partition(":::")
-        markdown = f"{before}{devices(module)}\n{marker}{rest}"
+        markdown = f"{before}{table(module)}\n{marker}{rest}"
+    if page.file.src_uri == "front-ends.md":
+        markdown += f"\n{front_ends()}"
     if page.file.src_uri == "api/npu_ops.md":
         markdown += operators()
     return re.sub(r"\]\(\.\./examples/", "](examples/", markdown)
-
-
-def devices(module: str) -> str:
-    """A table: on which devices each name of a module runs."""
-    columns, said = DEVICES[module]
-    names = {name: name if module == "npu_ops" else f"alltoallv.{module}.{name}" for name in offered(module)}
-    cells: dict[str, str] = {}
-    for cell, named in said.items():
-        cells |= {name: cell for name in named.split() or names if name not in cells}
-    if unknown := set(cells) - set(names):
-        raise ValueError(f"docs/hooks.py names {sorted(unknown)}, which alltoallv.{module} has not")
-    rows = [f"| [`{name}`](#{anchor}) | {cells[name]} |" for name, anchor in names.items() if cells[name]]
-    head = [f"| name | {columns} |", "|---" * (columns.count("|") + 2) + "|"]
-    return "\n".join([*head, *rows]) + "\n"
-
-
-def offered(module: str) -> list[str]:
-    """The names that a module offers, in order."""
-    if module == "npu_ops":
-        return sorted(schemas())
-    if names := alltoallv._offered(f"alltoallv.{module}"):
-        return sorted(names)
-    path = (ROOT / "python/alltoallv" / module.replace(".", "/")).with_suffix(".py")
-    functions = [one.name for one in ast.parse(path.read_text("utf-8")).body if isinstance(one, ast.FunctionDef)]
-    return sorted(name for name in functions if not name.startswith("_"))
-
-
-def schemas() -> dict[str, str]:
-    """The schemas of the operators of `alltoallv.npu_ops`, by name."""
-    lines = (ROOT / "python/alltoallv/npu_ops/schemas.txt").read_text("utf-8").splitlines()
-    return {line.partition("(")[0].partition("::")[2]: line for line in lines if line}
 
 
 def operators() -> str:

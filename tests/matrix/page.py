@@ -1,25 +1,14 @@
-"""Writes docs/front-ends.md: what each front end offers, as the matrix tests it. ``python tests/matrix/page.py``."""
+"""What each front end offers, as the matrix tests it: the tables of the site's page docs/front-ends.md."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 from cases import CASES
 from columns import COLUMNS
 
-PAGE = Path(__file__).parents[2] / "docs" / "front-ends.md"
-HEAD = """# Front ends
 
-This page lists what each front end offers. It is written by `python tests/matrix/page.py` from tests/matrix, which
-calls every function below in every front end and checks that the results have the same bits, and that every rank
-raises the same errors: the same class, text and code. The column `c10d` is `torch.distributed` on backend `alltoallv`.
-The page of a front end has the functions that it alone offers, such as `alltoallv.torch.functional`.
-"""
-
-
-def page() -> str:
-    """The text of the page."""
-    lines = [HEAD, "## Functions", "", *_header("collective")]
+def tables() -> str:
+    """The tables, as Markdown."""
+    lines = ["## Functions", "", *_header("collective")]
     functions = dict.fromkeys(case.function for case in CASES)
     for function in functions:
         cells = ["-" if function in column.lacks else f"`{column.row(function).name}`" for column in COLUMNS]
@@ -46,4 +35,4 @@ def _row(first: str, cells: list[str]) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page())
+    print(tables())

@@ -40,6 +40,11 @@ from alltoallv.testing import golden, quantized, reference
 V, S, A, G = "all_to_all_v", "all_to_all_single", "all_to_all", "all_gather_into_tensor"
 N = "all_to_all_nd"
 KINDS = "tuple", "array", "int32 array", "tensor"
+#: Collectives that torch.distributed does not have.
+NOT_OF_TORCH = (
+    *(V, N, "exchange_counts", "global_scatter", "global_gather"),
+    *("quantized_all_reduce", "quantized_reduce_scatter", "quantized_all_to_all"),
+)
 
 
 def stack(dtype: str = "float32") -> Callable[[int], Arguments]:

@@ -17,7 +17,6 @@ from case import MEMORY, UNSEEN, Arguments, Case, Own, Part, Turned
 from cases import CASES
 from column import Column
 from columns import COLUMNS, RUNS
-from page import PAGE, page
 from seeds import SEEDS
 
 from alltoallv import Communicator
@@ -221,7 +220,3 @@ def test_the_reference_gives_what_documentations_print(case: Case) -> None:
     assert case.want
     for output, printed in zip(case.want([case.arguments(r) for r in range(case.size)]), case.printed, strict=True):
         assert ([x.tolist() for x in output] if isinstance(output, list) else output.tolist()) == printed
-
-
-def test_the_page_says_what_the_matrix_tests() -> None:
-    assert PAGE.read_text() == page(), "python tests/matrix/page.py writes it again"

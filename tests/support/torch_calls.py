@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,22 +15,24 @@ import alltoallv.torch as at
 from alltoallv import AllToAllVParam, QuantAllReduceParam, QuantType
 from alltoallv.errors import AllToAllVError
 
-API = Path(__file__).parents[2] / "docs" / "api"
+sys.path.insert(0, str(Path(__file__).parents[2] / "docs"))
+
+from devices import DEVICES
+from devices import cells as cells
+
 SENDS = [[1, 3], [2, 2]]  # rows that rank r of 2 sends to rank j
 Call = Callable[[Any], Any]  # of a device
-PAGES = {"": "torch.md", "functional.": "torch-functional.md", "nn.": "torch-nn.md"}
+PAGES = {"": "torch", "functional.": "torch.functional", "nn.": "torch.nn"}
 
 
 def tables(device: str) -> dict[str, str]:
     """What the tables of docs/api say of each name on a device, such as ``"NPU"``."""
-    said = {}
-    for prefix, page in PAGES.items():
-        rows = re.findall(r"^\| (.+) \|$", (API / page).read_text("utf-8"), re.MULTILINE)
-        columns = [cell.strip() for cell in rows[0].split("|")] if rows else []
-        for row in rows[1:]:
-            name, *cells = (cell.strip() for cell in row.split(" | "))
-            said[prefix + re.sub(r"\[`(\w+)`\]\(.*?\)", r"\1", name)] = cells[columns.index(device) - 1]
-    return said
+    return {
+        prefix + name: cell.split(" | ")[DEVICES[module][0].split(" | ").index(device)]
+        for prefix, module in PAGES.items()
+        for name, cell in cells(module).items()
+        if cell
+    }
 
 
 def calls(rank: int, size: int) -> dict[str, Call]:
@@ -162,9 +164,8 @@ def calls(rank: int, size: int) -> dict[str, Call]:
         "all_to_all": several(lambda device, outs: at.all_to_all(outs, list(rows(device).split(sends))), lambda: recvs),
         "all_to_all_nd": lambda device: at.all_to_all_nd(rows(device), 1, 0),
         "all_to_all_single": into("all_to_all_single", (4, 4), rows),
-        "all_to_all_v": lambda device: at.all_to_all_v(rows(device), sends, recvs, unit="row"),
-        "all_to_all_v, learnt counts": lambda device: at.all_to_all_v(rows(device), sends, unit="row"),
-        "all_to_all_v, `capacity=`": counted,
+        "all_to_all_v": lambda device: [at.all_to_all_v(rows(device), sends, to, unit="row") for to in (recvs, None)],
+        "all_to_all_v(capacity=)": counted,
         "barrier": lambda device: at.barrier(),
         "broadcast": changed("broadcast", 0),
         "empty": lambda device: at.empty((2, 2), torch.float32).zero_().to(device),

@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 from adapters.torch_column import DIFFERENT, NO_LISTS, ROOTS, SAME_DTYPES, TorchColumn
+from right import NOT_OF_TORCH
 
 
 class C10dColumn(TorchColumn):
@@ -16,19 +17,7 @@ class C10dColumn(TorchColumn):
     prefix = "{function} on rank {rank}: "
     lacks = {
         **TorchColumn.lacks,
-        **dict.fromkeys(
-            [
-                "all_to_all_v",
-                "all_to_all_nd",
-                "exchange_counts",
-                "global_scatter",
-                "global_gather",
-                "quantized_all_reduce",
-                "quantized_reduce_scatter",
-                "quantized_all_to_all",
-            ],
-            "not of torch.distributed; alltoallv.torch's takes such a group",
-        ),
+        **dict.fromkeys(NOT_OF_TORCH, "not of torch.distributed; alltoallv.torch's takes such a group"),
         "timeout": "torch.distributed's signatures have none; the group's counts",
         "counts as tensor": "torch.distributed takes lists",
         "counts as array": "torch.distributed takes lists",
